@@ -1,0 +1,83 @@
+"""The errors a user can cause or meet, each with the exit code the command line ends with. Knows nothing of what raises them.
+
+    OperantError                 1   failed in training
+    ├── ConfigError              2   anything wrong in a configuration
+    ├── UsageError               2   anything wrong on the command line
+    ├── NotFoundError            3   a named run, checkpoint or file does not exist, or the name is ambiguous
+    ├── MachineError             4   the machine does not fit: no CUDA where asked for, disk full, read-only folder
+    ├── DivergedError            5   a loss or a parameter is not finite
+    ├── BusyError                6   the run folder has a living trainer
+    ├── DeviceError              7   GPU fault or out of memory
+    ├── BadFileError             4   a metrics file or checkpoint cannot be read
+    └── StoppedError           130   stopped with a checkpoint
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class OperantError(Exception):
+    """An error with a sentence for the user. `exit_code` is what the command line ends with."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(OperantError):
+    """One or more problems of a configuration, all reported at once. `problems` holds a line each."""
+
+    exit_code = 2
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        self.source, self.problems = source, tuple(problems)
+        count = f"{len(self.problems)} problem{'s' if len(self.problems) != 1 else ''}"
+        super().__init__(f"{source} has {count}\n" + "\n".join(f"  {line}" for line in self.problems))
+
+
+class UsageError(OperantError):
+    """Something wrong on the command line."""
+
+    exit_code = 2
+
+
+class NotFoundError(OperantError):
+    """A named run, checkpoint or file does not exist, or the name fits several."""
+
+    exit_code = 3
+
+
+class MachineError(OperantError):
+    """The machine does not fit: no CUDA where asked for, no room on the disk, a folder that cannot be written."""
+
+    exit_code = 4
+
+
+class DivergedError(OperantError):
+    """A loss or a parameter is not finite."""
+
+    exit_code = 5
+
+
+class BusyError(OperantError):
+    """The run folder has a living trainer."""
+
+    exit_code = 6
+
+
+class DeviceError(OperantError):
+    """A GPU fault, or out of memory on the device."""
+
+    exit_code = 7
+
+
+class BadFileError(OperantError):
+    """A metrics file or a checkpoint that cannot be read: damaged, truncated, or of an incompatible version."""
+
+    exit_code = 4
+
+
+class StoppedError(OperantError):
+    """Training was stopped by request, after a checkpoint."""
+
+    exit_code = 130
