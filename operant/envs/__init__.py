@@ -1,0 +1,180 @@
+'''The environment contract, and the finder of environments by file name. Knows nothing of lanes, devices or training.
+
+An environment is one file that exports `ENV`. This is a complete one:
+
+    """A point on a line that a push moves; it pays to stand at zero."""
+    import math
+    from typing import NamedTuple
+    from numpy import float32
+    from operant.envs import Box, Discrete, Env, device
+    from operant.rng import uniform
+
+    X, X_DOT, FIELDS = range(3)                      # rows of the float32 state (F, N)
+
+    class Params(NamedTuple):
+        push: float = 0.1                            # m/s^2
+
+    @device
+    def reset(s, p, key):                            # writes the lane's F numbers
+        s[X] = uniform(key, 0) - float32(0.5)
+        s[X_DOT] = float32(0.0)
+
+    @device
+    def step(s, action, p, key, tally):              # changes s; returns reward, terminated
+        s[X_DOT] += p.push * float32(action - 1)
+        s[X] += s[X_DOT]
+        return -abs(s[X]), abs(s[X]) > float32(2.0)
+
+    @device
+    def observe(s, obs, p):                          # writes O numbers
+        obs[0] = s[X]
+        obs[1] = s[X_DOT]
+
+    ENV = Env(Params, FIELDS, observation=Box(2), action=Discrete(3), time_limit=100, reset=reset, step=step, observe=observe)
+
+The rules
+- `s` is the lane's column of the field-major state (F, N). `p` is `Params` with its floats as float32 and its ints as int32.
+- Every literal is written `float32(...)`: a bare 0.5 is a float64 and drags the arithmetic with it (`operant check` refuses it).
+- `action` is an integer for `Discrete`; for `MultiDiscrete` and `Box` a column of A integers or floats. A `Box` action is clipped to its bounds before `step` sees it.
+- `key` names this lane's random numbers for this step: `uniform(key, draw)` in [0, 1), the same on every device (see `operant.rng`).
+- `tally[k] += x` sums a metric of your own over an episode: `Env(..., tally=("score",))`.
+- Time limits, automatic resets, episode sums, seeding, layout and the device belong to `operant.world`. `step` never resets and never counts.
+
+What else it carries, without a change of shape
+- **Grids, boards and scratch memory**: `Env(..., cells=Cells(n, "int8"), scratch=m)`. Each function then takes the lane's columns `cells` (n of that type) and `scratch` (m int32)
+  right after `s`: `step(s, cells, scratch, action, p, key, tally)`. There is no local array that both backends know; scratch is that, and keeps no promise between calls.
+- **Pixels**: `shade(s, p, x, y) -> (r, g, b)`, each in [0, 1], is the colour of the point (x, y) in [0, 1)^2, x to the right, y down, called once per pixel by whoever wants a picture.
+- **Byte observations**: `observation=Box(n, dtype="uint8")`; `observe` then writes integers, and nothing widens them before the network reads them.
+- **Several frames a step, or a scripted opponent**: a loop, or the opponent's move, inside `step`.
+- **Recurrent policies and several GPUs** ask nothing of an environment: lanes are numbered globally, so a lane's random numbers do not depend on which device runs it.
+- **Parameters that differ by lane** (later): `p` is already handed to every call, and nothing may assume that two lanes share it.
+'''
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import pkgutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from operant.device import device, device_call
+from operant.errors import NotFoundError, OperantError
+
+__all__ = ["Box", "Cells", "Discrete", "Env", "MultiDiscrete", "device", "device_call", "find", "load_file", "names"]
+
+
+@dataclass(frozen=True)
+class Box:
+    """`size` numbers of one type, each within its bounds (a number for all, or one for each)."""
+
+    size: int
+    low: float | tuple[float, ...] = -math.inf
+    high: float | tuple[float, ...] = math.inf
+    dtype: str = "float32"
+    shape: tuple[int, ...] = ()
+
+    def bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Lower and upper bound of each number, (size,) and (size,)."""
+        low = self.low if isinstance(self.low, tuple) else (self.low,) * self.size
+        high = self.high if isinstance(self.high, tuple) else (self.high,) * self.size
+        return low, high
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """One of `n` actions."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """One of `n[k]` actions for each k."""
+
+    n: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """`n` small integers a lane: a board, a grid."""
+
+    n: int
+    dtype: str = "int8"
+
+
+@dataclass(frozen=True)
+class Env:
+    """The rules of one kind of environment: see the module's docstring."""
+
+    Params: type
+    fields: int
+    observation: Box
+    action: Discrete | MultiDiscrete | Box
+    time_limit: int | None
+    reset: Callable[..., Any]
+    step: Callable[..., Any]
+    observe: Callable[..., Any]
+    shade: Callable[..., Any] | None = None
+    cells: Cells | None = None
+    scratch: int = 0
+    tally: tuple[str, ...] = ()
+    gymnasium: str | None = None
+    name: str = field(default="", compare=False)
+
+    @property
+    def action_size(self) -> int:
+        """How many numbers an action is: A."""
+        if isinstance(self.action, Box):
+            return self.action.size
+        return len(self.action.n) if isinstance(self.action, MultiDiscrete) else 1
+
+
+def names() -> list[str]:
+    """The environments that ship, sorted."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def find(name: str) -> Env:
+    """The environment of a name, of a Gymnasium id, or of a path to a file ending in `.py`.
+
+    Raises NotFoundError for a file that is not there, KeyError for a name nobody has, OperantError for a file that does not export an environment.
+    """
+    if name.endswith(".py"):
+        return load_file(Path(name))
+    if name in names():
+        return _named(importlib.import_module(f"{__name__}.{name}"), name)
+    for other in names():
+        env = _named(importlib.import_module(f"{__name__}.{other}"), other)
+        if env.gymnasium == name:
+            return env
+    raise KeyError(name)
+
+
+def load_file(path: Path) -> Env:
+    """The environment that a user's own file exports as `ENV`. Raises NotFoundError and OperantError."""
+    if not path.is_file():
+        raise NotFoundError(f"there is no environment file {str(path)!r}")
+    # A fresh module each time, under a name of its own: an edit in the file must never meet a stale compilation.
+    module_name = f"operant_user_env_{path.stem}_{abs(hash(str(path.resolve())))}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise OperantError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
+    return _named(module, path.stem)
+
+
+def _named(module: ModuleType, name: str) -> Env:
+    env = getattr(module, "ENV", None)
+    if not isinstance(env, Env):
+        raise OperantError(f"{module.__file__} exports no environment: it must end with `ENV = Env(...)` (see the docstring of operant/envs/__init__.py)")
+    return replace(env, name=name)
