@@ -16,9 +16,9 @@ FASTMATH = frozenset({"contract", "afn", "arcp", "nsz", "reassoc"})
 
 def device(function: Callable[..., Any]) -> Any:
     """Compile a function for both backends, pasted into its caller (without pasting, stepping is three times slower on a CPU)."""
-    return njit(inline="always", fastmath=FASTMATH, error_model="numpy")(function)
+    return njit(inline="always", fastmath=set(FASTMATH), error_model="numpy")(function)
 
 
 def device_call(function: Callable[..., Any]) -> Any:
     """As `device`, but called rather than pasted: for large helpers that several places use."""
-    return njit(fastmath=FASTMATH, error_model="numpy")(function)
+    return njit(fastmath=set(FASTMATH), error_model="numpy")(function)

@@ -1,15 +1,15 @@
 """The errors a user can cause or meet, each with the exit code the command line ends with. Knows nothing of what raises them.
 
-    OperantError                 1   failed in training
-    ├── ConfigError              2   anything wrong in a configuration
-    ├── UsageError               2   anything wrong on the command line
-    ├── NotFoundError            3   a named run, checkpoint or file does not exist, or the name is ambiguous
-    ├── MachineError             4   the machine does not fit: no CUDA where asked for, disk full, read-only folder
-    ├── DivergedError            5   a loss or a parameter is not finite
-    ├── BusyError                6   the run folder has a living trainer
-    ├── DeviceError              7   GPU fault or out of memory
-    ├── BadFileError             4   a metrics file or checkpoint cannot be read
-    └── StoppedError           130   stopped with a checkpoint
+OperantError                 1   failed in training
+├── ConfigError              2   anything wrong in a configuration
+├── UsageError               2   anything wrong on the command line
+├── NotFoundError            3   a named run, checkpoint or file does not exist, or the name is ambiguous
+├── MachineError             4   the machine does not fit: no CUDA where asked for, disk full, read-only folder
+├── DivergedError            5   a loss or a parameter is not finite
+├── BusyError                6   the run folder has a living trainer
+├── DeviceError              7   GPU fault or out of memory
+├── BadFileError             4   a metrics file or checkpoint cannot be read
+└── StoppedError           130   stopped with a checkpoint
 """
 
 from __future__ import annotations

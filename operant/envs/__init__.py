@@ -35,18 +35,23 @@ An environment is one file that exports `ENV`. This is a complete one:
 The rules
 - `s` is the lane's column of the field-major state (F, N). `p` is `Params` with its floats as float32 and its ints as int32.
 - Every literal is written `float32(...)`: a bare 0.5 is a float64 and drags the arithmetic with it (`operant check` refuses it).
-- `action` is an integer for `Discrete`; for `MultiDiscrete` and `Box` a column of A integers or floats. A `Box` action is clipped to its bounds before `step` sees it.
+- `action` is an integer for `Discrete`; for `MultiDiscrete` and `Box` a column of A integers or floats. A `Box` action is clipped to its bounds before `step`
+  sees it.
 - `key` names this lane's random numbers for this step: `uniform(key, draw)` in [0, 1), the same on every device (see `operant.rng`).
 - `tally[k] += x` sums a metric of your own over an episode: `Env(..., tally=("score",))`.
 - Time limits, automatic resets, episode sums, seeding, layout and the device belong to `operant.world`. `step` never resets and never counts.
 
 What else it carries, without a change of shape
-- **Grids, boards and scratch memory**: `Env(..., cells=Cells(n, "int8"), scratch=m)`. Each function then takes the lane's columns `cells` (n of that type) and `scratch` (m int32)
-  right after `s`: `step(s, cells, scratch, action, p, key, tally)`. There is no local array that both backends know; scratch is that, and keeps no promise between calls.
-- **Pixels**: `shade(s, p, x, y) -> (r, g, b)`, each in [0, 1], is the colour of the point (x, y) in [0, 1)^2, x to the right, y down, called once per pixel by whoever wants a picture.
+- **Grids, boards and scratch memory**: `Env(..., cells=Cells(n, "int8"), scratch=m)`. Each function then takes the lane's columns `cells` (n of that type)
+  and `scratch` (m int32)
+  right after `s`: `step(s, cells, scratch, action, p, key, tally)`. There is no local array that both backends know; scratch is that, and keeps no promise
+  between calls.
+- **Pixels**: `shade(s, p, x, y) -> (r, g, b)`, each in [0, 1], is the colour of the point (x, y) in [0, 1)^2, x to the right, y down, called once per pixel
+  by whoever wants a picture.
 - **Byte observations**: `observation=Box(n, dtype="uint8")`; `observe` then writes integers, and nothing widens them before the network reads them.
 - **Several frames a step, or a scripted opponent**: a loop, or the opponent's move, inside `step`.
-- **Recurrent policies and several GPUs** ask nothing of an environment: lanes are numbered globally, so a lane's random numbers do not depend on which device runs it.
+- **Recurrent policies and several GPUs** ask nothing of an environment: lanes are numbered globally, so a lane's random numbers do not depend on which device
+  runs it.
 - **Parameters that differ by lane** (later): `p` is already handed to every call, and nothing may assume that two lanes share it.
 '''
 

@@ -1,0 +1,78 @@
+"""Cart-pole (Barto, Sutton & Anderson 1983), as Gymnasium's CartPole-v1 (`gymnasium/envs/classic_control/cartpole.py`, version 1.3)."""
+
+import math
+from typing import NamedTuple
+
+from numpy import float32
+
+from operant.envs import Box, Discrete, Env, device
+from operant.rng import uniform4
+
+X, X_DOT, THETA, THETA_DOT, FIELDS = range(5)  # rows of the state: m, m/s, rad, rad/s
+
+
+class Params(NamedTuple):
+    """Constants of the cart and the pole."""
+
+    gravity: float = 9.8  # m/s^2
+    mass_cart: float = 1.0  # kg
+    mass_pole: float = 0.1  # kg
+    half_length: float = 0.5  # m, from the hinge to the pole's centre of mass
+    force: float = 10.0  # N, the size of a push
+    tau: float = 0.02  # s, between two steps
+    x_limit: float = 2.4  # m
+    theta_limit: float = 12 * 2 * math.pi / 360  # rad
+
+
+@device
+def reset(s, p, key):
+    u0, u1, u2, u3 = uniform4(key, 0)
+    s[X] = float32(0.1) * u0 - float32(0.05)
+    s[X_DOT] = float32(0.1) * u1 - float32(0.05)
+    s[THETA] = float32(0.1) * u2 - float32(0.05)
+    s[THETA_DOT] = float32(0.1) * u3 - float32(0.05)
+
+
+@device
+def step(s, action, p, key, tally):
+    x, x_dot, theta, theta_dot = s[X], s[X_DOT], s[THETA], s[THETA_DOT]
+    force = p.force if action == 1 else -p.force
+    cos_theta = math.cos(theta)
+    sin_theta = math.sin(theta)
+
+    # Equations of motion without friction (Florian 2007, equations 23 and 24).
+    mass = p.mass_cart + p.mass_pole
+    pole_moment = p.mass_pole * p.half_length
+    push = (force + pole_moment * theta_dot * theta_dot * sin_theta) / mass
+    lever = p.half_length * (float32(4.0) / float32(3.0) - p.mass_pole * cos_theta * cos_theta / mass)
+    theta_acceleration = (p.gravity * sin_theta - cos_theta * push) / lever
+    x_acceleration = push - pole_moment * theta_acceleration * cos_theta / mass
+
+    # Explicit Euler: positions move by the old velocities.
+    x += p.tau * x_dot
+    x_dot += p.tau * x_acceleration
+    theta += p.tau * theta_dot
+    theta_dot += p.tau * theta_acceleration
+    s[X], s[X_DOT], s[THETA], s[THETA_DOT] = x, x_dot, theta, theta_dot
+    return float32(1.0), abs(x) > p.x_limit or abs(theta) > p.theta_limit
+
+
+@device
+def observe(s, obs, p):
+    obs[0] = s[X]
+    obs[1] = s[X_DOT]
+    obs[2] = s[THETA]
+    obs[3] = s[THETA_DOT]
+
+
+ENV = Env(
+    Params,
+    FIELDS,
+    observation=Box(4),
+    action=Discrete(2),
+    time_limit=500,
+    reset=reset,
+    step=step,
+    observe=observe,
+    gymnasium="CartPole-v1",
+)

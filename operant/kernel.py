@@ -1,0 +1,84 @@
+"""Runs one body for every index, on the CPU or on a GPU: the only file that knows `prange` or `cuda`. Knows nothing of what a body does.
+
+A body is a `@device` function `body(i, lanes, slot, offset)`: an index, two named tuples of arrays and scalars, and a whole number. The same body gets two
+shells:
+a loop over chunks of indices on the CPU, and one thread an index on a GPU. On a GPU a launch goes to torch's current stream, so it can be captured in a CUDA
+graph;
+numbers handed in by value (`offset`, scalars in a tuple) are then frozen into the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import torch
+from numba import cuda, njit, prange
+
+from operant.device import FASTMATH
+
+THREADS = 128
+"""Threads a block on a GPU."""
+
+SERIAL_BELOW = 8192
+"""On the CPU, fewer indices than this run on the calling thread: waking the others would cost more than it saves."""
+
+
+def native(tensor: torch.Tensor) -> Any:
+    """The tensor's memory as numba sees it, without a copy: a NumPy array, or a CUDA array."""
+    return cuda.as_cuda_array(tensor, sync=False) if tensor.is_cuda else tensor.numpy()
+
+
+def bind(group: Any) -> Any:
+    """A named tuple of tensors and scalars as one of arrays and scalars. Bind once and launch often: it costs more than a launch."""
+    return type(group)(*(native(value) if isinstance(value, torch.Tensor) else value for value in group))
+
+
+def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
+    """The GPU's shell as a plain function, one thread an index: `cuda.jit` compiles it, and so does a test without a GPU."""
+
+    def shell(count, lanes, slot, offset):
+        i = cuda.grid(1)
+        if i < count:
+            body(i, lanes, slot, offset)
+
+    return shell
+
+
+def _cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any]:
+    """The CPU's two shells: one thread, and all of them."""
+
+    @njit(fastmath=set(FASTMATH), error_model="numpy")
+    def serial(first, last, lanes, slot, offset):
+        for i in range(first, last):
+            body(i, lanes, slot, offset)
+
+    # The parallel loop holds a call and nothing else: numba's parallel pass drops stores to arrays that it reaches through a tuple.
+    @njit(parallel=True)
+    def parallel(count, chunks, lanes, slot, offset):
+        for chunk in prange(chunks):
+            serial(chunk * count // chunks, (chunk + 1) * count // chunks, lanes, slot, offset)
+
+    return serial, parallel
+
+
+class Kernel:
+    """A body and the shell its device asks for. Compiles at the first launch, which must therefore happen before a capture."""
+
+    def __init__(self, body: Callable[..., Any], device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            self._shell = cuda.jit(cuda_shell(body), fastmath=True)
+        else:
+            self._serial, self._parallel = _cpu_shells(body)
+
+    def __call__(self, count: int, lanes: Any, slot: Any, offset: int = 0) -> None:
+        """Run the body for each i in [0, count). `lanes` and `slot` are groups that `bind` made."""
+        if self._device.type == "cuda":
+            stream = cuda.external_stream(torch.cuda.current_stream(self._device).cuda_stream)
+            self._shell[(count + THREADS - 1) // THREADS, THREADS, stream](count, lanes, slot, offset)
+        elif count < SERIAL_BELOW:
+            self._serial(0, count, lanes, slot, offset)
+        else:
+            self._parallel(count, numba.get_num_threads(), lanes, slot, offset)

@@ -1,0 +1,271 @@
+"""N lanes of one environment on a device: buffers, and the one body that steps a lane. Knows the environment contract; knows no policy and no algorithm.
+
+What every environment would otherwise get wrong by itself lives here once: automatic resets, time limits, the true final observation, episode sums, random
+numbers, layout. One step of a lane, at tick t:
+
+    clip a Box action -> step -> age + 1 -> truncated when the age reaches the time limit
+    when it ended: add the episode to `finished`; if truncated, write the true final observation; reset (the numbers of tick t)
+    observe
+
+Layout is field-major: state (F, N), observations (O, N), so that neighbouring threads touch neighbouring addresses.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy import float32, uint32
+
+from operant import rng
+from operant.device import device
+from operant.envs import Box, Discrete, Env
+from operant.kernel import Kernel, bind
+
+EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of `finished`; an environment's own tallies follow
+_LOW_32 = 0xFFFFFFFF
+
+
+class Lanes(NamedTuple):
+    """What a lane keeps from step to step. Tensors outside the kernel, arrays inside."""
+
+    state: Any  # (F, N) float32
+    cells: Any  # (C, N) of the environment's type
+    scratch: Any  # (S, N) int32, worth nothing between calls
+    age: Any  # (N) int32, steps since the last reset
+    running: Any  # (1 + K, N) float32, sums over the episode under way: return, tallies
+    finished: Any  # (3 + K, N) float32, sums over the episodes ended since `take`: episodes, length, return, tallies
+    tick: Any  # (1) int64, steps this world has taken; a captured graph reads it, so it lives on the device
+    seed: Any  # (2) uint32, as int32
+    lane0: int  # global number of the first lane
+
+
+class Slot(NamedTuple):
+    """Where one step's action is read and its outcome written."""
+
+    action: Any  # (A, N) int32 or float32
+    observation: Any  # (O, N), of the state after the step (and after the reset where the episode ended)
+    final_observation: Any  # (O, N), written only in lanes that were truncated
+    reward: Any  # (N) float32
+    terminated: Any  # (N) uint8
+    truncated: Any  # (N) uint8
+
+
+class _Functions(NamedTuple):
+    """An environment's functions in one shape: each takes `cells` and `scratch`, and `step` the whole action column."""
+
+    reset: Any
+    step: Any
+    observe: Any
+
+
+def _functions(env: Env) -> _Functions:
+    """Wrap an environment's functions so that the lane body need not know which arguments it declared."""
+    reset_, step_, observe_ = env.reset, env.step, env.observe
+    if env.cells is not None or env.scratch:
+        reset, observe, whole_step = reset_, observe_, step_
+    else:
+
+        @device
+        def reset(s, cells, scratch, p, key):
+            reset_(s, p, key)
+
+        @device
+        def observe(s, cells, scratch, obs, p):
+            observe_(s, obs, p)
+
+        @device
+        def whole_step(s, cells, scratch, action, p, key, tally):
+            return step_(s, action, p, key, tally)
+
+    if isinstance(env.action, Discrete):
+
+        @device
+        def step(s, cells, scratch, column, p, key, tally):
+            return whole_step(s, cells, scratch, column[0], p, key, tally)
+
+    elif isinstance(env.action, Box):
+        lows, highs = (tuple(float32(bound) for bound in bounds) for bounds in env.action.bounds())
+
+        @device
+        def step(s, cells, scratch, column, p, key, tally):
+            for k in range(len(lows)):
+                column[k] = min(max(column[k], lows[k]), highs[k])
+            return whole_step(s, cells, scratch, column, p, key, tally)
+
+    else:
+        step = whole_step
+    return _Functions(reset, step, observe)
+
+
+def device_params(params: Any) -> Any:
+    """Parameters as device functions see them: floats as float32, whole numbers as int32, truth values as they are."""
+
+    def narrow(value: Any) -> Any:
+        if isinstance(value, bool):
+            return value
+        return np.int32(value) if isinstance(value, int) else float32(value)
+
+    return type(params)(*(narrow(value) for value in params))
+
+
+def step_body(env: Env, params: Any) -> Any:
+    """The lane body: one step of lane i, as the module's docstring tells it."""
+    reset, step, observe = _functions(env)
+    p = device_params(params)
+    limit = env.time_limit if env.time_limit is not None else 2**31 - 1
+    tallies = len(env.tally)
+
+    @device
+    def body(i, lanes, slot, offset):
+        tick = lanes.tick[0] + offset
+        tick_low, tick_high = uint32(tick & _LOW_32), uint32(tick >> 32)
+        lane = uint32(lanes.lane0 + i)
+        seed_low, seed_high = uint32(lanes.seed[0]), uint32(lanes.seed[1])
+        s, cells, scratch = lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i]
+
+        key = (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.STEP))
+        reward, terminated = step(s, cells, scratch, slot.action[:, i], p, key, lanes.running[1:, i])
+        age = lanes.age[i] + 1
+        truncated = age >= limit
+        episode_return = lanes.running[0, i] + float32(reward)
+        slot.reward[i] = float32(reward)
+        slot.terminated[i] = 1 if terminated else 0
+        slot.truncated[i] = 1 if truncated else 0
+
+        if terminated or truncated:
+            lanes.finished[EPISODES, i] += float32(1.0)
+            lanes.finished[LENGTH, i] += float32(age)
+            lanes.finished[RETURN, i] += episode_return
+            for k in range(tallies):
+                lanes.finished[TALLIES + k, i] += lanes.running[1 + k, i]
+                lanes.running[1 + k, i] = float32(0.0)
+            if not terminated:
+                observe(s, cells, scratch, slot.final_observation[:, i], p)
+            reset_key = (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.RESET))
+            reset(s, cells, scratch, p, reset_key)
+            age, episode_return = 0, float32(0.0)
+        lanes.age[i] = age
+        lanes.running[0, i] = episode_return
+        observe(s, cells, scratch, slot.observation[:, i], p)
+
+    return body
+
+
+def reset_body(env: Env, params: Any) -> Any:
+    """The body that begins lane i anew, with the numbers of the tick before the next."""
+    reset, _, observe = _functions(env)
+    p = device_params(params)
+    rows = 1 + len(env.tally)
+
+    @device
+    def body(i, lanes, slot, offset):
+        tick = lanes.tick[0] + offset
+        lane = uint32(lanes.lane0 + i)
+        key = (uint32(lanes.seed[0]), uint32(lanes.seed[1]), lane, uint32(tick & _LOW_32), uint32(tick >> 32), uint32(rng.RESET))
+        s, cells, scratch = lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i]
+        reset(s, cells, scratch, p, key)
+        lanes.age[i] = 0
+        for k in range(rows):
+            lanes.running[k, i] = float32(0.0)
+        observe(s, cells, scratch, slot.observation[:, i], p)
+
+    return body
+
+
+@functools.cache
+def _kernels(env: Env, params: Any, device: torch.device) -> tuple[Kernel, Kernel]:
+    """Step and reset, compiled once for all worlds of the same rules in this process (a run has two: its own and its evaluation's)."""
+    return Kernel(step_body(env, params), device), Kernel(reset_body(env, params), device)
+
+
+class World:
+    """N lanes of an environment on a device.
+
+    `seed` and `stream` name the random numbers (stream 0 is the run's own, others are independent of it); `lane0` is the global number of the first lane.
+    """
+
+    def __init__(
+        self, env: Env, lanes: int, *, seed: int, device: torch.device | str = "cpu", params: Any = None, lane0: int = 0, stream: int = 0
+    ) -> None:
+        self.env, self.count, self.device = env, lanes, torch.device(device)
+        self.params = params if params is not None else env.Params()
+        N, K = lanes, len(env.tally)
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        words = rng.split(rng.stream_seed(seed, stream)).view(np.int32)
+        cells = env.cells
+        self.lanes = Lanes(
+            state=zeros(max(env.fields, 1), N),
+            cells=zeros(cells.n if cells else 1, N, dtype=getattr(torch, cells.dtype) if cells else torch.int8),
+            scratch=zeros(max(env.scratch, 1), N, dtype=torch.int32),
+            age=zeros(N, dtype=torch.int32),
+            running=zeros(1 + K, N),
+            finished=zeros(TALLIES + K, N),
+            tick=zeros(1, dtype=torch.int64),
+            seed=torch.from_numpy(words.copy()).to(self.device),
+            lane0=lane0,
+        )
+        self._bound = bind(self.lanes)
+        self._step, self._reset = _kernels(env, self.params, self.device)
+
+    def slot(self, steps: int | None = None) -> Slot:
+        """Fresh buffers for one step, or with `steps` T for a rollout, each with a leading T (observations T + 1: see `bind`)."""
+        env, N = self.env, self.count
+        T = () if steps is None else (steps,)
+        after = () if steps is None else (steps + 1,)
+        pixels = getattr(torch, env.observation.dtype)
+        actions = torch.float32 if isinstance(env.action, Box) else torch.int32
+
+        def zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        O = env.observation.size
+        return Slot(
+            action=zeros((*T, env.action_size, N), actions),
+            observation=zeros((*after, O, N), pixels),
+            final_observation=zeros((*T, O, N), pixels),
+            reward=zeros((*T, N)),
+            terminated=zeros((*T, N), torch.uint8),
+            truncated=zeros((*T, N), torch.uint8),
+        )
+
+    def bind(self, slot: Slot, step: int | None = None) -> Slot:
+        """A slot as `step` wants it: of one step, or step t of a rollout, which writes the observation of t + 1."""
+        if step is None:
+            return bind(slot)
+        views = {name: getattr(slot, name)[step] for name in Slot._fields if name != "observation"}
+        return bind(Slot(observation=slot.observation[step + 1], **views))
+
+    def reset(self, slot: Slot) -> None:
+        """Begin every lane anew and write the first observations to the slot (a bound one). Counts as one tick."""
+        self._reset(self.count, self._bound, slot)
+        self.lanes.tick.add_(1)
+
+    def step(self, slot: Slot, offset: int = 0) -> None:
+        """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see `advance`."""
+        self._step(self.count, self._bound, slot, offset)
+
+    def advance(self, steps: int) -> None:
+        """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""
+        self.lanes.tick.add_(steps)
+
+    def take(self) -> torch.Tensor:
+        """Sums over the episodes that ended since the last call, (3 + K), and forget them. Summed in a fixed order."""
+        sums = self.lanes.finished.sum(dim=1)
+        self.lanes.finished.zero_()
+        return sums
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that a resumed run needs to go on as if nothing had happened, by name."""
+        return {name: value for name, value in self.lanes._asdict().items() if isinstance(value, torch.Tensor) and name not in ("scratch", "seed")}
+
+    @property
+    def can_truncate(self) -> bool:
+        """Whether a time limit can end an episode."""
+        return self.env.time_limit is not None and math.isfinite(self.env.time_limit)
