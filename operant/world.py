@@ -4,7 +4,7 @@ What every environment would otherwise get wrong by itself lives here once: auto
 numbers, layout. One step of a lane, at tick t:
 
     clip a Box action -> step -> age + 1 -> truncated when the age reaches the time limit
-    when it ended: add the episode to `finished`; if truncated, write the true final observation; reset (the numbers of tick t)
+    when it ended: add the episode to `finished`; write its true final observation; reset (with the numbers of tick t)
     observe
 
 Layout is field-major: state (F, N), observations (O, N), so that neighbouring threads touch neighbouring addresses.
@@ -48,7 +48,7 @@ class Slot(NamedTuple):
 
     action: Any  # (A, N) int32 or float32
     observation: Any  # (O, N), of the state after the step (and after the reset where the episode ended)
-    final_observation: Any  # (O, N), written only in lanes that were truncated
+    final_observation: Any  # (O, N), written only in lanes whose episode ended: what an observer would have seen there
     reward: Any  # (N) float32
     terminated: Any  # (N) uint8
     truncated: Any  # (N) uint8
@@ -143,8 +143,7 @@ def step_body(env: Env, params: Any) -> Any:
             for k in range(tallies):
                 lanes.finished[TALLIES + k, i] += lanes.running[1 + k, i]
                 lanes.running[1 + k, i] = float32(0.0)
-            if not terminated:
-                observe(s, cells, scratch, slot.final_observation[:, i], p)
+            observe(s, cells, scratch, slot.final_observation[:, i], p)
             reset_key = (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.RESET))
             reset(s, cells, scratch, p, reset_key)
             age, episode_return = 0, float32(0.0)
