@@ -1,0 +1,355 @@
+"""Folders of files that are wholly there or not there at all, whatever kills the process, fills the disk or flips a bit.
+
+Knows bytes, names and hashes; nothing of tensors, steps or runs. Standard library only, so that it can be killed cheaply in tests.
+
+What lies in a root folder (every call works relative to an open descriptor of it, and never follows a symbolic link):
+
+    NAME/                   committed: manifest.json fits its own checksum, and every file in it its size and sha256
+    .tmp-NAME-PID/          being written
+    .replaced-NAME-PID/     the former NAME, while a new one takes its place: still good, `sweep` puts it back if the new one never came
+    .trash-NAME-PID/        being deleted
+
+A root has one writer at a time (the run's lock sees to that) and any number of readers.
+Source of the order of calls: write, fsync, rename, fsync the parent; a failed fsync is never tried again on the same file.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from operant.errors import BadFileError
+
+MANIFEST = "manifest.json"
+MANIFEST_LIMIT_BYTES = 1 << 20
+CHUNK_BYTES = 4 << 20
+FILE_NAME = re.compile(r"[a-z0-9_.-]{1,64}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+HIDDEN_NAME = re.compile(r"\.(tmp|replaced|trash)-([a-z][a-z0-9-]{0,63})-([0-9]{1,10})")
+
+
+class Hidden(NamedTuple):
+    """A leftover or work in progress: kind is tmp, replaced or trash; `target` the name it was or was to be; `pid` who made it."""
+
+    name: str
+    kind: str
+    target: str
+    pid: int
+
+
+@contextmanager
+def opened(path: str | Path, *, root: int | None = None) -> Iterator[int]:
+    """A descriptor of a folder, by path or by its name in `root`. OSError where there is none or it is a symbolic link."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def make_root(path: Path) -> None:
+    """Make the root folder, for the owner alone, unless it is there. OSError where it cannot be made."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return
+    with opened(path.parent) as parent:
+        os.fsync(parent)
+
+
+def check_room(root: int, need_bytes: int) -> None:
+    """OSError (ENOSPC) unless the filesystem has room for `need_bytes` and a tenth more."""
+    found = os.fstatvfs(root)
+    free_bytes = found.f_bavail * found.f_frsize
+    # Some FUSE filesystems report no blocks at all: they do not know, so the write itself has to tell.
+    if found.f_blocks and free_bytes < need_bytes * 1.1:
+        need, free = need_bytes * 1.1 / 1e6, free_bytes / 1e6
+        raise OSError(errno.ENOSPC, f"the disk is short of room: {need:.1f} MB needed, {free:.1f} MB free")
+
+
+# ------------------------------------------------------------------ writing
+
+
+def write_file(folder: int, name: str, data: bytes) -> dict[str, Any]:
+    """Write and fsync a new file in an open folder; its {bytes, sha256}, computed from what was handed to the system.
+
+    OSError if it exists, or if any call down to close() fails (NFS and quotas report late).
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, 0o600, dir_fd=folder)
+    digest = hashlib.sha256()
+    view = memoryview(data)
+    try:
+        start = 0
+        while start < len(view):
+            written = os.write(descriptor, view[start : start + CHUNK_BYTES])
+            digest.update(view[start : start + written])
+            start += written
+        os.fsync(descriptor)
+    except BaseException:
+        with suppress(OSError):
+            os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return {"bytes": len(view), "sha256": digest.hexdigest()}
+
+
+def commit(root: int, name: str, files: Mapping[str, bytes], fields: Mapping[str, Any]) -> None:
+    """Put a folder `name` with these files and a manifest of `fields` into the root: all of it, or nothing.
+
+    A folder of the same name gives way only when the new one is committed and has been read back. OSError or BadFileError (what was
+    written does not read back) where it failed; the former folder is then still there, under its name or as `.replaced-`.
+    """
+    temporary, former, in_place = f".tmp-{name}-{os.getpid()}", None, False
+    try:
+        os.mkdir(temporary, 0o700, dir_fd=root)
+        with opened(temporary, root=root) as folder:
+            records = {file_name: write_file(folder, file_name, data) for file_name, data in files.items()}
+            write_file(folder, MANIFEST, encode_manifest({**fields, "files": records}))
+            os.fsync(folder)
+        former = _move_aside(root, name)
+        os.rename(temporary, name, src_dir_fd=root, dst_dir_fd=root)
+        in_place = True
+        os.fsync(root)
+        verify(root, name)
+    except (OSError, BadFileError):
+        # After a failed fsync nobody knows what the disk holds, and a second one would only say that all is well:
+        # the new folder counts as lost. What cannot be put right here is left to the next sweep.
+        with suppress(OSError):
+            if in_place:
+                discard(root, name)
+            if former is not None:
+                os.rename(former, name, src_dir_fd=root, dst_dir_fd=root)
+        with suppress(OSError):
+            _remove(root, temporary)
+        raise
+    if former is not None:
+        with suppress(OSError):
+            discard(root, former)
+
+
+def _move_aside(root: int, name: str) -> str | None:
+    """Rename a folder to its `.replaced-` name, where there is one; that name."""
+    former = f".replaced-{name}-{os.getpid()}"
+    try:
+        os.rename(name, former, src_dir_fd=root, dst_dir_fd=root)
+    except FileNotFoundError:
+        return None
+    return former
+
+
+# ------------------------------------------------------------------ reading
+
+
+def encode_manifest(fields: Mapping[str, Any]) -> bytes:
+    """The one text that a manifest of these fields can have: sorted JSON, in which `checksum` is the sha256 of the text without it."""
+    body = json.dumps(dict(fields), sort_keys=True, indent=1, allow_nan=False)
+    checksum = hashlib.sha256(body.encode()).hexdigest()
+    return (json.dumps({**fields, "checksum": checksum}, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
+
+
+def decode_manifest(raw: bytes) -> dict[str, Any]:
+    """The fields of a manifest. BadFileError unless every byte of it is as `encode_manifest` writes it and its file names are harmless."""
+    try:
+        fields = json.loads(raw)
+        if not isinstance(fields, dict):
+            raise ValueError("no object")
+        fields.pop("checksum", None)
+        genuine = encode_manifest(fields) == raw
+    except (ValueError, RecursionError):
+        raise BadFileError(f"{MANIFEST} is not valid JSON") from None
+    if not genuine:
+        raise BadFileError(f"{MANIFEST} does not fit its own checksum")
+    files = fields.get("files")
+    if not isinstance(files, dict) or not files:
+        raise BadFileError(f"{MANIFEST} names no files")
+    for name, record in files.items():
+        if not FILE_NAME.fullmatch(name) or name in (".", "..", MANIFEST):
+            raise BadFileError(f"{MANIFEST} names a file {ascii(name)[:80]}, which is not allowed")
+        if not isinstance(record, dict) or not _is_count(record.get("bytes")) or not SHA256.fullmatch(str(record.get("sha256"))):
+            raise BadFileError(f"{MANIFEST} has no size and sha256 for {name}")
+    return fields
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def read_manifest(root: int, name: str) -> dict[str, Any]:
+    """The manifest of a committed folder, its files not looked at. BadFileError with the reason where it cannot be had."""
+    with _told(name), opened(name, root=root) as folder:
+        return _manifest(folder)
+
+
+def read(root: int | None, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The manifest and the files' bytes of a committed folder (a path where `root` is None), checked. BadFileError with the reason."""
+    with _told(name), opened(name, root=root) as folder:
+        fields = _manifest(folder)
+        return fields, {file: b"".join(_checked(folder, file, record)) for file, record in fields["files"].items()}
+
+
+def verify(root: int, name: str) -> dict[str, Any]:
+    """The manifest of a committed folder, after reading every file and comparing sizes and hashes. BadFileError with the reason."""
+    with _told(name), opened(name, root=root) as folder:
+        fields = _manifest(folder)
+        for file, record in fields["files"].items():
+            for _ in _checked(folder, file, record):
+                pass
+        return fields
+
+
+def signature(root: int, name: str) -> tuple[Any, ...] | None:
+    """Inode, size and change times of a folder's entries: equal means untouched since; None where it cannot be read."""
+    try:
+        with opened(name, root=root) as folder:
+            found = [(entry, os.stat(entry, dir_fd=folder, follow_symlinks=False)) for entry in sorted(os.listdir(folder))]
+    except OSError:
+        return None
+    return tuple((entry, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for entry, at in found)
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Turns an OSError of opening or reading the folder `name` into a BadFileError with a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            raise BadFileError("it, or a file in it, is a symbolic link or no folder") from None
+        raise BadFileError(f"it cannot be read: {error.strerror or error}") from None
+
+
+def _manifest(folder: int) -> dict[str, Any]:
+    descriptor, size_bytes = _open_regular(folder, MANIFEST)
+    try:
+        if size_bytes > MANIFEST_LIMIT_BYTES:
+            raise BadFileError(f"{MANIFEST} has {size_bytes} bytes, more than the {MANIFEST_LIMIT_BYTES} allowed")
+        raw = b"".join(_pieces(descriptor, size_bytes))
+    finally:
+        os.close(descriptor)
+    return decode_manifest(raw)
+
+
+def _checked(folder: int, name: str, record: Mapping[str, Any]) -> Iterator[bytes]:
+    """A file's bytes, in pieces; BadFileError, at the latest after the last one, where size or hash differ from the manifest's."""
+    descriptor, size_bytes = _open_regular(folder, name)
+    try:
+        if size_bytes != record["bytes"]:
+            raise BadFileError(f"{name} has {size_bytes} bytes instead of {record['bytes']}")
+        digest = hashlib.sha256()
+        for piece in _pieces(descriptor, size_bytes):
+            digest.update(piece)
+            yield piece
+        if digest.hexdigest() != record["sha256"]:
+            raise BadFileError(f"{name} is damaged: its sha256 differs from the manifest's")
+    finally:
+        os.close(descriptor)
+
+
+def _open_regular(folder: int, name: str) -> tuple[int, int]:
+    """Descriptor and size of a regular file. O_NONBLOCK: a FIFO in its place must not hang the reader."""
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        raise BadFileError(f"{name} is missing") from None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise BadFileError(f"{name} is no regular file")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, found.st_size
+
+
+def _pieces(descriptor: int, size_bytes: int) -> Iterator[bytes]:
+    """At most `size_bytes` bytes: a file that somebody keeps growing must not fill the memory."""
+    while size_bytes > 0 and (piece := os.read(descriptor, min(CHUNK_BYTES, size_bytes))):
+        size_bytes -= len(piece)
+        yield piece
+
+
+# ------------------------------------------------------------------ deleting
+
+
+def discard(root: int, name: str) -> None:
+    """Delete an entry of the root in two phases: out of sight by a rename, then its files. OSError where that failed on the way."""
+    hidden = HIDDEN_NAME.fullmatch(name)
+    trash = f".trash-{hidden.group(2) if hidden else name}-{os.getpid()}"
+    with suppress(FileNotFoundError):
+        _remove(root, trash)
+    os.rename(name, trash, src_dir_fd=root, dst_dir_fd=root)
+    _remove(root, trash)
+
+
+def _remove(root: int, name: str) -> None:
+    """Delete a folder's files, then the folder; of a symbolic link only the link. What we did not put there stays, and OSError is raised."""
+    found = os.stat(name, dir_fd=root, follow_symlinks=False)
+    if not stat.S_ISDIR(found.st_mode):
+        os.unlink(name, dir_fd=root)
+        return
+    with opened(name, root=root) as folder:
+        for entry in os.listdir(folder):
+            if FILE_NAME.fullmatch(entry):
+                os.unlink(entry, dir_fd=folder)
+    os.rmdir(name, dir_fd=root)
+
+
+def list_names(root: int) -> list[str]:
+    """The names of everything in the root, sorted."""
+    return sorted(os.listdir(root))
+
+
+def list_hidden(root: int) -> list[Hidden]:
+    """Everything in the root that bears one of our hidden names."""
+    found = [(name, HIDDEN_NAME.fullmatch(name)) for name in list_names(root)]
+    return [Hidden(name, match.group(1), match.group(2), int(match.group(3))) for name, match in found if match]
+
+
+def sweep(root: int) -> None:
+    """Clear up after writers that died, and after this process's own failures: delete temporary and trash, settle each `.replaced-`.
+
+    Only for the root's one writer, between its commits. Leftovers of another living process stay. OSError if the root cannot be listed;
+    what cannot be deleted stays until the next time.
+    """
+    for hidden in list_hidden(root):
+        if hidden.pid != os.getpid() and _is_alive(hidden.pid):
+            continue
+        with suppress(OSError, BadFileError):
+            if hidden.kind == "replaced":
+                _settle(root, hidden)
+            else:
+                _remove(root, hidden.name)
+
+
+def _settle(root: int, former: Hidden) -> None:
+    """The former folder goes when its successor is committed and sound; otherwise it takes its name back."""
+    try:
+        verify(root, former.target)
+    except BadFileError:
+        verify(root, former.name)  # BadFileError: both are damaged, and neither is touched
+        with suppress(FileNotFoundError):
+            discard(root, former.target)
+        os.rename(former.name, former.target, src_dir_fd=root, dst_dir_fd=root)
+    else:
+        # The successor's rename may not have reached the disk yet: its writer may have died, or failed, before this call.
+        os.fsync(root)
+        discard(root, former.name)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
