@@ -1,0 +1,341 @@
+"""Proximal policy optimisation (Schulman, Wolski, Dhariwal, Radford & Klimov 2017), on N lanes of T steps an iteration. Read it from top to bottom.
+
+One iteration is two functions without arguments, `collect` and `update`. They touch fixed buffers and never read back to the host, so on a GPU each is
+captured in a CUDA graph and replayed; on a CPU they are called plainly. Knows nothing of files, processes or the loop that calls it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from operant import draws, nets, returns
+from operant.graphs import Graphed
+from operant.kernel import Kernel, bind
+from operant.moments import RunningMoments
+from operant.policy import Policy
+from operant.settings import Count, Real, Section
+from operant.world import Slot, World
+
+BLOCK_LANES = 32
+"""Minibatches permute blocks of this many neighbouring lanes of one tick: a field-major observation is then read in whole sectors of memory."""
+
+
+# CONFIGURATION
+
+
+class Config(Section):
+    """`[algo]`, when its name is "ppo"."""
+
+    horizon: Count = Field(16, ge=1, le=65536, description="T: steps of each lane in an iteration")
+    epochs: Count = Field(4, ge=1, le=1024, description="passes over an iteration's samples")
+    minibatches: Count = Field(4, ge=1, description="parts of a pass, one optimiser step each")
+    learning_rate: Real = Field(2.5e-3, gt=0, le=1)
+    anneal: bool = Field(True, description="lower the learning rate linearly to zero over `anneal_steps`")
+    anneal_steps: Count | None = Field(None, ge=1, description="steps to anneal over; by default run.steps")
+    gamma: Real = Field(0.99, ge=0, le=1, description="discount")
+    gae_lambda: Real = Field(0.95, ge=0, le=1)
+    clip: Real = Field(0.2, gt=0, description="epsilon: how far the ratio of probabilities may pay off")
+    value_clip: Real | None = Field(None, gt=0, description="how far a value may move in one iteration and still pay off")
+    entropy_coefficient: Real = Field(0.01, ge=0)
+    value_coefficient: Real = Field(0.5, ge=0)
+    max_gradient_norm: Real = Field(0.5, gt=0)
+    normalize_advantages: bool = Field(True, description="once an iteration")
+    normalize_observations: bool = False
+    normalize_rewards: bool = Field(False, description="divide rewards by the spread of the discounted return")
+    target_kl: Real | None = Field(None, gt=0, description="skip an iteration's remaining optimiser steps once approx_kl exceeds 1.5 times this")
+    adam_epsilon: Real = Field(1e-5, gt=0)
+    precision: Literal["fp32", "tf32"] = Field("tf32", description="of matrix products on a GPU; a CPU always computes in fp32")
+
+    def problems(self, lanes: int) -> list[tuple[str, str]]:
+        """What does not fit together, as (key, sentence)."""
+        blocks = self.horizon * lanes // block_lanes(lanes)
+        if blocks % self.minibatches == 0:
+            return []
+        return [
+            (
+                "minibatches",
+                f"{lanes:,} lanes x {self.horizon} steps are {blocks:,} blocks of {block_lanes(lanes)} lanes, "
+                f"which {self.minibatches} minibatches do not divide (use a power of two, or change env.lanes or algo.horizon)",
+            )
+        ]
+
+
+def block_lanes(lanes: int) -> int:
+    """Lanes in a block: the largest power of two up to 32 that divides their number."""
+    block = BLOCK_LANES
+    while lanes % block:
+        block //= 2
+    return block
+
+
+class Stats(NamedTuple):
+    """The numbers of one update, means over its minibatches; the names become columns of the metrics file."""
+
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+    approx_kl: Tensor  # mean of (ratio - 1) - log ratio: Schulman 2020, "Approximating KL divergence"
+    clip_fraction: Tensor
+    gradient_norm: Tensor  # before clipping
+    explained_variance: Tensor
+    learning_rate: Tensor
+    not_finite: Tensor  # parameters and losses that are NaN or infinite
+
+
+COLUMNS = Stats(
+    "loss/policy", "loss/value", "entropy", "approx_kl", "clip_fraction", "gradient_norm", "explained_variance", "learning_rate", "not_finite"
+)  # type: ignore[arg-type]
+
+
+class Batch(NamedTuple):
+    """Samples to learn from, feature-major."""
+
+    observation: Tensor  # (O, B)
+    action: Tensor  # (A, B), raw
+    log_probability: Tensor  # (B), of the policy that acted
+    value: Tensor  # (B), by the critic that watched
+    advantage: Tensor  # (B)
+    returns: Tensor  # (B)
+
+
+# LOSS
+
+
+def ppo_loss(policy: Policy, batch: Batch, config: Config) -> tuple[Tensor, list[Tensor]]:
+    """The loss of a minibatch, and [policy loss, value loss, entropy, approximate KL, clip fraction]."""
+    parameters, value = policy.forward(batch.observation)
+    log_probability, entropy = policy.head.log_probability_and_entropy(parameters, batch.action)
+
+    # L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)], r = pi(a|s) / pi_old(a|s): equation 7.
+    log_ratio = log_probability - batch.log_probability
+    ratio = log_ratio.exp()
+    surrogate = torch.minimum(ratio * batch.advantage, ratio.clamp(1.0 - config.clip, 1.0 + config.clip) * batch.advantage)
+    policy_loss = -surrogate.mean()
+
+    # L_VF = 1/2 E[(V - R)^2], optionally no better off for moving further than value_clip from the old value.
+    squared_error = (value - batch.returns).square()
+    if config.value_clip is not None:
+        near = batch.value + (value - batch.value).clamp(-config.value_clip, config.value_clip)
+        squared_error = torch.maximum(squared_error, (near - batch.returns).square())
+    value_loss = 0.5 * squared_error.mean()
+
+    # L = -L_CLIP + c1 L_VF - c2 S: equation 9.
+    mean_entropy = entropy.mean()
+    loss = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * mean_entropy
+    with torch.no_grad():
+        approx_kl = ((ratio - 1.0) - log_ratio).mean()
+        clip_fraction = ((ratio - 1.0).abs() > config.clip).float().mean()
+    return loss, [policy_loss.detach(), value_loss.detach(), mean_entropy.detach(), approx_kl, clip_fraction]
+
+
+# ALGORITHM
+
+
+class PPO:
+    """PPO on a world. `collect` then `update` is one iteration; `stats` holds the update's numbers, in the order of `COLUMNS`, on the device."""
+
+    Config = Config
+    columns = COLUMNS
+
+    def __init__(self, world: World, config: Config, net: nets.Config, *, seed: int, steps: int, eager: bool = False) -> None:
+        T, N, device = config.horizon, world.count, world.device
+        self.world, self.config, self.device = world, config, device
+        self.steps_per_iteration = T * N
+        self.policy = Policy(world.env, net, seed=seed, device=device, normalize=config.normalize_observations)
+        torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
+
+        # The rollout: the world writes its outcome straight into it, one slot a step.
+        head = self.policy.head
+        self.rollout = world.slot(T)
+        self._slots = [world.bind(self.rollout, t) for t in range(T)]
+        self._first = bind(Slot(**{name: getattr(self.rollout, name)[0] for name in Slot._fields}))
+        raw_type = torch.int32 if self.rollout.action.dtype == torch.int32 else torch.float32
+        self._raw = torch.zeros(T, head.action_rows, N, dtype=raw_type, device=device)
+        self._uniform = torch.zeros(T, head.uniform_rows, N, device=device)
+        self._log_probability = torch.zeros(T, N, device=device)
+        self._value = torch.zeros(T + 1, N, device=device)
+        self._final_value = torch.zeros(T, N, device=device)
+        self._reward = torch.zeros(T, N, device=device)
+        self._advantage = torch.zeros(T, N, device=device)
+        self._returns = torch.zeros(T, N, device=device)
+        self._carried = torch.zeros(N, device=device)
+        self._accrued = torch.zeros(T, N, device=device)
+        self.return_moments = RunningMoments(1, device) if config.normalize_rewards else None
+
+        # The optimiser: one vector, a learning rate that a captured graph can see change, and no step at all where `_skip` is one.
+        values = self.policy.flat.values
+        self._learning_rate = torch.tensor(config.learning_rate, device=device)
+        self._optimizer = torch.optim.Adam(
+            [values], lr=self._learning_rate, eps=config.adam_epsilon, fused=True, capturable=device.type == "cuda"
+        )
+        self._adam = {"step": torch.zeros((), device=device), "exp_avg": torch.zeros_like(values.data), "exp_avg_sq": torch.zeros_like(values.data)}
+        self._optimizer.state[values] = self._adam
+        self._skip = torch.zeros(1, device=device)
+        if config.target_kl is not None:
+            self._optimizer.found_inf = self._skip  # type: ignore[attr-defined]
+        self._anneal_iterations = max(1, -(-(config.anneal_steps or steps) // self.steps_per_iteration))
+        self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
+
+        # The kernels beside the world's, and what they read and write.
+        self._block = block_lanes(N)
+        self._order = torch.zeros(config.epochs, T * N // self._block, dtype=torch.int32, device=device)
+        self._fill_uniform, self._fill_order = Kernel(draws.uniform_body, device), Kernel(draws.order_body, device)
+        self._estimate, self._accrue = Kernel(returns.advantage_body, device), Kernel(returns.accrual_body, device)
+        self._tick = bind(draws.Clock(world.lanes.tick, world.lanes.seed, world.lanes.lane0))
+        self._turn = bind(draws.Clock(self._iteration, world.lanes.seed, 0))
+        self._uniforms, self._orders = bind(draws.Uniforms(self._uniform)), bind(draws.Order(self._order))
+        self._discount = returns.Discount(config.gamma, config.gamma * config.gae_lambda)
+        rollout = self.rollout
+        self._trace = bind(
+            returns.Trace(self._reward, self._value, self._final_value, rollout.terminated, rollout.truncated, self._advantage, self._returns)
+        )
+        self._accrual = bind(returns.Accrual(rollout.reward, rollout.terminated, rollout.truncated, self._carried, self._accrued))
+
+        self.stats = torch.zeros(len(Stats._fields), device=device)
+        self.collect, self.update = Graphed(self._collect, device, eager=eager), Graphed(self._update, device, eager=eager)
+
+    def start(self) -> None:
+        """Begin every lane anew. A resumed run calls `tensors` and copies into it instead."""
+        self.world.reset(self._first)
+
+    # COLLECT
+
+    @torch.no_grad()
+    def _collect(self) -> None:
+        """T steps of every lane by the policy as it is."""
+        head, rollout, T = self.policy.head, self.rollout, self.config.horizon
+        self._fill_uniform(self.world.count, self._tick, self._uniforms)
+        for t in range(T):
+            parameters, self._value[t] = self.policy.forward(rollout.observation[t])
+            self._raw[t] = head.sample(parameters, self._uniform[t])
+            self._log_probability[t] = head.log_probability_and_entropy(parameters, self._raw[t])[0]
+            rollout.action[t] = head.to_env(self._raw[t])
+            self.world.step(self._slots[t], t)
+        self._value[T] = self.policy.forward(rollout.observation[T])[1]
+        self._bootstrap()
+        self.world.advance(T)
+
+    def _bootstrap(self) -> None:
+        """V of the true final observation of every truncated episode, which the advantages need in place of V of the next episode's first."""
+        if not self.world.can_truncate:
+            return
+        rollout, T = self.rollout, self.config.horizon
+        if self.device.type == "cuda":
+            # A graph cannot choose, so all samples are evaluated, where nothing was truncated on stale observations that nobody reads.
+            for t in range(T):
+                self._final_value[t] = self.policy.forward(rollout.final_observation[t])[1]
+            return
+        step, lane = torch.nonzero(rollout.truncated, as_tuple=True)
+        if len(step):
+            self._final_value[step, lane] = self.policy.forward(rollout.final_observation[step, :, lane].t())[1]
+
+    # ADVANTAGES
+
+    @torch.no_grad()
+    def _advantages(self) -> None:
+        """Rewards (scaled), advantages (normalised over the whole iteration) and returns."""
+        lanes = self.world.count
+        self._reward.copy_(self.rollout.reward)
+        if self.return_moments is not None:
+            self._reward.mul_(self.return_moments.scale).clamp_(-RunningMoments.CLIP, RunningMoments.CLIP)
+        self._estimate(lanes, self._discount, self._trace)
+        if self.config.normalize_advantages:
+            variance, mean = torch.var_mean(self._advantage)
+            self._advantage.sub_(mean).div_(variance.sqrt() + 1e-8)
+
+    @torch.no_grad()
+    def _moments(self) -> None:
+        """Take the iteration into the running moments, after the update: during an iteration they stand still."""
+        if self.policy.moments is not None:
+            self.policy.moments.update(self.rollout.observation[:-1].transpose(0, 1))
+        if self.return_moments is not None:
+            self._accrue(self.world.count, self._discount, self._accrual)
+            self.return_moments.update(self._accrued[None])
+
+    # UPDATE
+
+    def _update(self) -> None:
+        """Epochs over the rollout in minibatches, then the moments."""
+        config = self.config
+        self._advantages()
+        variance = self._returns.var()
+        explained = 1.0 - (self._returns - self._value[:-1]).var() / variance.clamp_min(1e-12)
+        if config.anneal:
+            remaining = 1.0 - self._iteration.float() / self._anneal_iterations
+            self._learning_rate.copy_((config.learning_rate * remaining.clamp_min(0.0))[0])
+        self._fill_order(self._order.numel(), self._turn, self._orders)
+        self._skip.zero_()
+        totals = torch.zeros(6, device=self.device)
+        for epoch in range(config.epochs):
+            samples = self._shuffled(self._order[epoch].long())
+            for batch in self._minibatches(samples):
+                totals += self._descend(batch)
+        totals /= config.epochs * config.minibatches
+
+        self._moments()
+        self._iteration += 1
+        self.rollout.observation[0].copy_(self.rollout.observation[-1])
+        not_finite = (~torch.isfinite(self.policy.flat.values.data)).sum() + (~torch.isfinite(totals)).sum()
+        self.stats.copy_(torch.cat([totals, torch.stack([explained, self._learning_rate, not_finite.float()])]))
+
+    def _shuffled(self, order: Tensor) -> Batch:
+        """All samples of the rollout in the order of their blocks (M), so that minibatches are slices."""
+        T, N = self._reward.shape
+        groups = N // self._block
+        step, group = (order // groups)[None], (order % groups)[None]
+
+        def rows(buffer: Tensor) -> Tensor:
+            """(T, R, N) -> (R, T N)."""
+            row = torch.arange(buffer.shape[1], device=self.device)[:, None]
+            return buffer.view(T, buffer.shape[1], groups, self._block)[step, row, group].flatten(1)
+
+        def single(buffer: Tensor) -> Tensor:
+            """(T, N) -> (T N)."""
+            return buffer.view(T * groups, self._block).index_select(0, order).flatten()
+
+        return Batch(
+            observation=rows(self.rollout.observation[:-1]),
+            action=rows(self._raw),
+            log_probability=single(self._log_probability),
+            value=single(self._value[:-1]),
+            advantage=single(self._advantage),
+            returns=single(self._returns),
+        )
+
+    def _minibatches(self, samples: Batch) -> list[Batch]:
+        """The samples in equal parts."""
+        parts = [field.chunk(self.config.minibatches, dim=-1) for field in samples]
+        return [Batch(*fields) for fields in zip(*parts, strict=True)]
+
+    def _descend(self, batch: Batch) -> Tensor:
+        """One optimiser step. Returns the loss's numbers and the gradient's norm, (6)."""
+        config, flat = self.config, self.policy.flat
+        loss, numbers = ppo_loss(self.policy, batch, config)
+        flat.backward(loss)
+        with torch.no_grad():
+            # g <- g min(1, max_norm / |g|): Pascanu, Mikolov & Bengio 2013.
+            norm = torch.linalg.vector_norm(flat.gradient)
+            flat.gradient.mul_((config.max_gradient_norm / (norm + 1e-6)).clamp_max(1.0))
+            if config.target_kl is not None:
+                self._skip.copy_(torch.maximum(self._skip, (numbers[3] > 1.5 * config.target_kl).float()))
+            self._optimizer.step()
+            return torch.stack([*numbers, norm])
+
+    # STATE
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that a resumed run needs to go on to the bit, by name: copy into these to load."""
+        named = {f"policy/{name}": value for name, value in self.policy.tensors().items()}
+        named |= {f"world/{name}": value for name, value in self.world.tensors().items()}
+        named |= {f"adam/{name}": value for name, value in self._adam.items()}
+        named |= {"algo/iteration": self._iteration, "algo/carried": self._carried, "algo/observation": self.rollout.observation[0]}
+        if self.return_moments is not None:
+            named |= {f"return/{name}": value for name, value in self.return_moments.tensors().items()}
+        return named
+
+
+ALGO = PPO

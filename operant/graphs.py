@@ -1,0 +1,50 @@
+"""Turns a function that launches work into one replay of a CUDA graph; on a CPU it stays a plain call. Knows nothing of what the function does.
+
+The function must use fixed buffers, launch only on the current stream, read nothing back, and take no arguments.
+A Python launch costs about 33 us, a node of a graph 1.7 us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+class Graphed:
+    """A function captured at the first call after `warm_up` plain ones (which compile kernels and fill caches, and count as real calls)."""
+
+    def __init__(self, function: Callable[[], None], device: torch.device, *, eager: bool = False) -> None:
+        self._function, self._device = function, device
+        self._plain = eager or device.type != "cuda"
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._called = False
+
+    def __call__(self) -> None:
+        """Do what the function does, on the current stream."""
+        if self._plain:
+            self._function()
+        elif self._graph is not None:
+            self._graph.replay()
+        elif not self._called:
+            self._called = True
+            self._warm_up()
+        else:
+            self._capture()
+            self._graph.replay()
+
+    def _warm_up(self) -> None:
+        # A first call on a side stream, as capture wants it: allocations and lazily loaded libraries settle here.
+        current = torch.cuda.current_stream(self._device)
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            self._function()
+        current.wait_stream(side)
+
+    def _capture(self) -> None:
+        torch.cuda.synchronize(self._device)  # sync: once in a run, before the capture
+        self._graph = torch.cuda.CUDAGraph()
+        # thread_local: the heartbeat and checkpoint threads may call CUDA meanwhile.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._function()

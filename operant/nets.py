@@ -1,0 +1,149 @@
+"""Policy networks, and the one flat vector that holds their parameters. Knows observations and head sizes; knows no algorithm and no environment's rules.
+
+Everything is feature-major: an observation batch is (O, B), and `forward` returns the head's parameters (H, B) and the value (B).
+Actor and critic towers stand side by side in one batched product, W (G, H, H') h (G, H', B), with G = 2 towers, or 1 where they share a trunk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from operant.settings import Count, Real, Section
+
+PAD_FLOATS = 32
+"""Each parameter begins at a multiple of this in the flat vector: 128 bytes."""
+
+
+class Config(Section):
+    """`[net]`: the network."""
+
+    kind: str = Field("mlp", description='"mlp", or "FILE.py:Class": an nn.Module made as Class(O, H) that maps (B, O) to (B, H) and values (B)')
+    hidden: tuple[Count, ...] = Field((64, 64), description="width of each hidden layer", min_length=1, max_length=8)
+    activation: Literal["tanh", "relu", "gelu", "silu"] = "tanh"
+    shared: bool = Field(False, description="one trunk for actor and critic instead of two towers")
+    squash: bool = Field(False, description="Box actions only: carry the normal into the bounds by tanh instead of clipping it")
+    initial_log_std: Real = Field(0.0, ge=-10, le=2, description="Box actions only: logarithm of the standard deviation at the start")
+
+    @field_validator("hidden")
+    @classmethod
+    def _widths(cls, hidden: tuple[int, ...]) -> tuple[int, ...]:
+        if any(not 1 <= width <= 4096 for width in hidden):
+            raise ValueError("each width should be between 1 and 4096")
+        return hidden
+
+
+class _TanhBySigmoid(torch.autograd.Function):
+    """tanh x = 2 sigmoid(2x) - 1: on a CPU torch's sigmoid is several times faster than its tanh."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor) -> Tensor:
+        output = (features * 2.0).sigmoid_().mul_(2.0).sub_(1.0)
+        ctx.save_for_backward(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (output,) = ctx.saved_tensors
+        return torch.ops.aten.tanh_backward(gradient, output)
+
+
+def _tanh(features: Tensor) -> Tensor:
+    return features.tanh() if features.is_cuda else _TanhBySigmoid.apply(features)
+
+
+_ACTIVATIONS = {"tanh": _tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}
+
+
+def _orthogonal(rows: int, columns: int, gain: float, generator: torch.Generator) -> Tensor:
+    """A (rows, columns) matrix with orthonormal rows or columns, times `gain` (Saxe, McClelland & Ganguli 2014)."""
+    return nn.init.orthogonal_(torch.empty(rows, columns), gain=gain, generator=generator)
+
+
+class MLP(nn.Module):
+    """Two towers, or one trunk, of fully connected layers; orthogonal weights, zero biases (Engstrom et al. 2020)."""
+
+    def __init__(self, observation: int, head: int, config: Config, generator: torch.Generator) -> None:
+        super().__init__()
+        self._towers = 1 if config.shared else 2
+        self._activation = _ACTIVATIONS[config.activation]
+        G, widths, gain = self._towers, config.hidden, math.sqrt(2.0)
+
+        def stacked(rows: int, columns: int) -> nn.Parameter:
+            return nn.Parameter(torch.stack([_orthogonal(rows, columns, gain, generator) for _ in range(G)]))
+
+        self.first_weight = nn.Parameter(stacked(widths[0], observation).flatten(0, 1).detach())  # (G H, O)
+        self.first_bias = nn.Parameter(torch.zeros(G * widths[0], 1))
+        self.weights = nn.ParameterList([stacked(after, before) for before, after in itertools.pairwise(widths)])  # (G, H, H')
+        self.biases = nn.ParameterList([nn.Parameter(torch.zeros(G, after, 1)) for after in widths[1:]])
+        # A head near zero makes the first policy near uniform (Andrychowicz et al. 2021, "What matters in on-policy RL").
+        self.head_weight = nn.Parameter(_orthogonal(head, widths[-1], 0.01, generator))
+        self.head_bias = nn.Parameter(torch.zeros(head, 1))
+        self.value_weight = nn.Parameter(_orthogonal(1, widths[-1], 1.0, generator))
+        self.value_bias = nn.Parameter(torch.zeros(1, 1))
+
+    def _features(self, observation: Tensor) -> Tensor:
+        """Both towers' last hidden layer, (G, H, B)."""
+        features = self._activation(torch.addmm(self.first_bias, self.first_weight, observation))
+        features = features.view(self._towers, -1, observation.shape[1])
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            features = self._activation(torch.baddbmm(bias, weight, features))
+        return features
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """(O, B) -> head parameters (H, B), value (B)."""
+        features = self._features(observation)
+        head = torch.addmm(self.head_bias, self.head_weight, features[0])
+        return head, torch.addmm(self.value_bias, self.value_weight, features[-1])[0]
+
+
+class SampleMajor(nn.Module):
+    """A user's own network, which maps (B, O) to (B, H) and (B) or (B, 1), turned feature-major."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """(O, B) -> head parameters (H, B), value (B)."""
+        head, value = self.module(observation.t())
+        return head.t(), value.reshape(-1)
+
+
+class FlatVector:
+    """All parameters of some modules as views of one vector, and their gradients as views of another.
+
+    One vector makes the optimiser, the norm, a checkpoint and a copy one call each. Load by `values.copy_`; never move the modules afterwards.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
+        named = [(name, parameter) for module in modules for name, parameter in module.named_parameters()]
+        sizes = [-(-parameter.numel() // PAD_FLOATS) * PAD_FLOATS for _, parameter in named]
+        self.values = nn.Parameter(torch.zeros(sum(sizes), device=device))
+        self.gradient = torch.zeros_like(self.values)
+        self.values.grad = self.gradient
+        self.parameters = [parameter for _, parameter in named]
+        self.names = [name for name, _ in named]
+        self._gradient_views = []
+        offset = 0
+        for (_, parameter), size in zip(named, sizes, strict=True):
+            window = slice(offset, offset + parameter.numel())
+            self.values.data[window].view(parameter.shape).copy_(parameter.data)
+            parameter.data = self.values.data[window].view(parameter.shape)
+            self._gradient_views.append(self.gradient[window].view(parameter.shape))
+            offset += size
+
+    def backward(self, loss: Tensor) -> None:
+        """Write the gradient of a loss into the gradient vector (it replaces what was there)."""
+        gradients = torch.autograd.grad(loss, self.parameters)
+        torch._foreach_copy_(self._gradient_views, list(gradients))
+
+    def not_finite(self) -> list[str]:
+        """Names of the parameters that hold a NaN or an infinity. Reads back from the device."""
+        return [name for name, parameter in zip(self.names, self.parameters, strict=True) if not bool(torch.isfinite(parameter).all())]  # sync: the run is over

@@ -1,0 +1,86 @@
+"""A policy: observation moments, network and action distribution, as one thing that acts. Knows no algorithm; training and evaluation both stand on it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from operant import nets
+from operant.envs import Env
+from operant.errors import ConfigError
+from operant.heads import head_for
+from operant.moments import RunningMoments
+
+
+class Policy:
+    """Maps raw observations (O, B) to actions and values on one device. Its numbers begin the same on every device, from `seed` alone.
+
+    `initial_state` and `tensors` leave room for recurrent policies; a feed-forward one carries nothing from step to step.
+    """
+
+    def __init__(self, env: Env, config: nets.Config, *, seed: int, device: torch.device, normalize: bool) -> None:
+        self.env, self.device = env, device
+        generator = torch.Generator().manual_seed(seed)
+        self.head = head_for(env, squash=config.squash, initial_log_std=config.initial_log_std)
+        self.net = _network(env, config, self.head.parameter_rows, generator).to(device)
+        self.head.to(device)
+        self.flat = nets.FlatVector((self.net, self.head), device)
+        self.moments = RunningMoments(env.observation.size, device) if normalize else None
+
+    def initial_state(self, lanes: int) -> tuple[Tensor, ...]:
+        """What the policy remembers at an episode's start: nothing."""
+        return ()
+
+    def features(self, observation: Tensor) -> Tensor:
+        """What the network reads: the observation (O, B) as float32, normalised where asked for."""
+        observation = observation.float()
+        return self.moments.normalize(observation) if self.moments is not None else observation
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Head parameters (H, B) and values (B) of raw observations (O, B)."""
+        return self.net(self.features(observation))
+
+    @torch.no_grad()
+    def act(self, observation: Tensor, uniform: Tensor | None) -> Tensor:
+        """What the environment is to be given, (A, B): drawn with `uniform` (U, B), or the likeliest where that is None."""
+        parameters, _ = self.forward(observation)
+        raw = self.head.mode(parameters) if uniform is None else self.head.sample(parameters, uniform)
+        return self.head.to_env(raw)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold, by name."""
+        moments = {f"observation/{name}": value for name, value in self.moments.tensors().items()} if self.moments is not None else {}
+        return {"parameters": self.flat.values.data, **moments}
+
+
+def _network(env: Env, config: nets.Config, head_rows: int, generator: torch.Generator) -> nn.Module:
+    if config.kind == "mlp":
+        return nets.MLP(env.observation.size, head_rows, config, generator)
+    file_name, _, class_name = config.kind.partition(":")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator.initial_seed())
+        return nets.SampleMajor(_user_module(Path(file_name), class_name, env.observation.size, head_rows))
+
+
+def _user_module(path: Path, class_name: str, observation: int, head_rows: int) -> nn.Module:
+    """Build the network that a user's file defines. Raises ConfigError with what went wrong, in a sentence."""
+
+    def problem(sentence: str) -> ConfigError:
+        return ConfigError(str(path), [f"net.kind: {sentence}"])
+
+    spec = importlib.util.spec_from_file_location(f"operant_user_net_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise problem(f"there is no file {str(path)!r}")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        built = getattr(module, class_name)(observation, head_rows)
+        head, value = built(torch.zeros(2, observation))
+    except Exception as error:
+        raise problem(f"{class_name}({observation}, {head_rows}) could not be built and called: {type(error).__name__}: {error}") from error
+    if tuple(head.shape) != (2, head_rows) or value.numel() != 2:
+        raise problem(f"{class_name} maps (2, {observation}) to {tuple(head.shape)} and {tuple(value.shape)}; expected (2, {head_rows}) and (2)")
+    return built
