@@ -183,7 +183,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _explain(path: Path, size: int, error: OSError | ValueError) -> str:
-    where, number = ascii(str(path.parent)), getattr(error, "errno", None)
+    where, number = path.parent, getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT):
         return f"no room for the metrics file: it needs {size / 2**20:.1f} MiB in {where} ({os.strerror(number)}); free some, or choose another --runs"
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -415,7 +415,10 @@ class Reader:
     metrics: tuple[Metric, ...]
 
     def _attach(self) -> None:
-        found = os.fstat(self._descriptor)
+        try:
+            found = os.fstat(self._descriptor)
+        except OSError as error:
+            raise self._bad(f"cannot be read ({error.strerror})") from None
         if not stat.S_ISREG(found.st_mode):
             raise self._bad("is no regular file")
         if not _MINIMUM_SIZE <= found.st_size <= _MAXIMUM_SIZE:
