@@ -1,0 +1,463 @@
+"""The lane body against hand-worked numbers and against a reference in plain Python, random numbers included."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy import float32
+
+from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete, cartpole, device
+from operant.kernel import SERIAL_BELOW
+from operant.rng import RESET, STEP, integer, uniform
+from operant.world import World, device_params
+
+# --- a counter: every number can be worked out by hand ---
+
+TIME_LIMIT = 5
+
+
+class CountParams(NamedTuple):
+    goal: int = 7
+    scale: float = 0.5
+
+
+@device
+def count_reset(s, p, key):
+    s[0] = float32(0.0)
+
+
+@device
+def count_step(s, action, p, key, tally):
+    s[0] += float32(action)
+    tally[0] += float32(action)
+    if action == 0:
+        tally[1] += float32(1.0)
+    return s[0] * p.scale, s[0] >= p.goal
+
+
+@device
+def count_observe(s, obs, p):
+    obs[0] = s[0]
+    obs[1] = p.goal - s[0]
+
+
+COUNT = Env(
+    CountParams,
+    1,
+    observation=Box(2),
+    action=Discrete(8),
+    time_limit=TIME_LIMIT,
+    reset=count_reset,
+    step=count_step,
+    observe=count_observe,
+    tally=("moved", "rests"),
+)
+
+# --- a grid: cells, scratch, tally, several discrete actions, byte observations, random numbers in reset and in step ---
+
+SIDE = 4
+SQUARES = SIDE * SIDE
+AGENT_X, AGENT_Y, GRID_FIELDS = range(3)
+
+
+class GridParams(NamedTuple):
+    coins: int = 3
+    spawn: float = 0.125
+    worth: float = 0.25
+
+
+@device
+def grid_reset(s, cells, scratch, p, key):
+    s[AGENT_X] = integer(key, 0, SIDE)
+    s[AGENT_Y] = integer(key, 1, SIDE)
+    for square in range(SQUARES):
+        cells[square] = 0
+    for k in range(p.coins):
+        cells[integer(key, 2 + k, SQUARES)] += 1
+
+
+@device
+def grid_step(s, cells, scratch, action, p, key, tally):
+    s[AGENT_X] = min(max(s[AGENT_X] + action[0] - 1, 0), SIDE - 1)
+    s[AGENT_Y] = min(max(s[AGENT_Y] + action[1] - 1, 0), SIDE - 1)
+    here = int(s[AGENT_Y]) * SIDE + int(s[AGENT_X])
+    found = cells[here]
+    cells[here] = 0
+    tally[0] += found
+    if uniform(key, 0) < p.spawn:
+        cells[integer(key, 1, SQUARES)] += 1
+    # Coins in each row, kept in the scratch column: the episode ends when only one is left.
+    for y in range(SIDE):
+        scratch[y] = 0
+        for x in range(SIDE):
+            scratch[y] += cells[y * SIDE + x]
+    left = 0
+    for y in range(SIDE):
+        left += scratch[y]
+    return found * p.worth, left < p.coins - 1
+
+
+@device
+def grid_observe(s, cells, scratch, obs, p):
+    obs[0] = int(s[AGENT_X])
+    obs[1] = int(s[AGENT_Y])
+    for square in range(SQUARES):
+        obs[2 + square] = cells[square] + 200
+
+
+GRID = Env(
+    GridParams,
+    GRID_FIELDS,
+    observation=Box(2 + SQUARES, 0, 255, dtype="uint8"),
+    action=MultiDiscrete((3, 3)),
+    time_limit=9,
+    reset=grid_reset,
+    step=grid_step,
+    observe=grid_observe,
+    cells=Cells(SQUARES, "int8"),
+    scratch=SIDE,
+    tally=("coins",),
+)
+
+
+def philox_block(seed: int, lane: int, tick: int, purpose: int, draw: int) -> int:
+    """The first word of a draw, by Salmon et al. 2011 in plain integers."""
+    low = 0xFFFFFFFF
+    counter = [lane, tick & low, tick >> 32, purpose << 16 | draw]
+    key = [seed & low, seed >> 32]
+    for _ in range(10):
+        product_0, product_1 = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [(product_1 >> 32) ^ counter[1] ^ key[0], product_1 & low, (product_0 >> 32) ^ counter[3] ^ key[1], product_0 & low]
+        key = [(key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low]
+    return counter[0]
+
+
+class GridLane:
+    """One lane of the grid in plain Python: the rules, the time limit, the reset and the sums."""
+
+    def __init__(self, seed: int, lane: int, tick: int) -> None:
+        self.seed, self.lane = seed, lane
+        self.finished = [0.0, 0.0, 0.0, 0.0]
+        self.reset(tick)
+
+    def integer(self, tick: int, purpose: int, draw: int, n: int) -> int:
+        return philox_block(self.seed, self.lane, tick, purpose, draw) * n >> 32
+
+    def reset(self, tick: int) -> None:
+        self.x, self.y = self.integer(tick, RESET, 0, SIDE), self.integer(tick, RESET, 1, SIDE)
+        self.cells = [0] * SQUARES
+        for k in range(3):
+            self.cells[self.integer(tick, RESET, 2 + k, SQUARES)] += 1
+        self.age, self.sums = 0, [0.0, 0.0]
+
+    def observation(self) -> list[int]:
+        return [self.x, self.y, *(cell + 200 for cell in self.cells)]
+
+    def step(self, tick: int, action: tuple[int, int]) -> tuple[float, bool, bool, list[int]]:
+        self.x, self.y = (min(max(at + move - 1, 0), SIDE - 1) for at, move in zip((self.x, self.y), action, strict=True))
+        here = self.y * SIDE + self.x
+        found, self.cells[here] = self.cells[here], 0
+        if (philox_block(self.seed, self.lane, tick, STEP, 0) >> 8) * 2.0**-24 < 0.125:
+            self.cells[self.integer(tick, STEP, 1, SQUARES)] += 1
+        self.age += 1
+        self.sums = [self.sums[0] + 0.25 * found, self.sums[1] + found]
+        terminated, truncated, final = sum(self.cells) < 2, self.age >= 9, self.observation()
+        if terminated or truncated:
+            self.finished = [a + b for a, b in zip(self.finished, [1, self.age, *self.sums], strict=True)]
+            self.reset(tick)
+        return 0.25 * found, terminated, truncated, final
+
+
+def step_once(world: World, slot, action) -> None:
+    """One step with actions (A, N)."""
+    slot.action.copy_(torch.as_tensor(action))
+    world.step(world.bind(slot))
+    world.advance(1)
+
+
+def started(env: Env, lanes: int, **options):
+    world = World(env, lanes, **{"seed": 1} | options)
+    slot = world.slot()
+    world.reset(world.bind(slot))
+    return world, slot
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name].numpy(), b[name].numpy(), err_msg=name)
+
+
+# --- the grid against its reference ---
+
+
+def test_grid_follows_the_plain_python_reference():
+    # Words with the top bit set; lanes that wrap around, and a tick that crosses 32 bits.
+    N, seed, lane0, ticks = 6, 0x7EADBEEF_CAFEBABE, 2**32 - 3, 2**32 - 11
+    world = World(GRID, N, seed=seed, lane0=lane0)
+    slot = world.slot()
+    world.lanes.tick.fill_(ticks)
+    world.reset(world.bind(slot))
+    lanes = [GridLane(seed, (lane0 + i) & 0xFFFFFFFF, ticks) for i in range(N)]
+    assert slot.observation.dtype is torch.uint8
+    assert slot.observation.T.tolist() == [lane.observation() for lane in lanes]
+
+    terminations = truncations = 0
+    actions = np.random.default_rng(3).integers(0, 3, (40, 2, N))
+    for t in range(40):
+        slot.final_observation.fill_(77)
+        step_once(world, slot, actions[t])
+        expected = [lane.step(ticks + 1 + t, tuple(actions[t, :, i])) for i, lane in enumerate(lanes)]
+        rewards, terminated, truncated, final = zip(*expected, strict=True)
+        assert slot.reward.tolist() == list(rewards)
+        assert slot.terminated.bool().tolist() == list(terminated)
+        assert slot.truncated.bool().tolist() == list(truncated)
+        assert slot.observation.T.tolist() == [lane.observation() for lane in lanes]
+        assert world.lanes.cells.T.tolist() == [lane.cells for lane in lanes]
+        assert world.lanes.age.tolist() == [lane.age for lane in lanes]
+        assert world.lanes.running.T.tolist() == [lane.sums for lane in lanes]
+        for i in range(N):
+            wanted = final[i] if terminated[i] or truncated[i] else [77] * (2 + SQUARES)
+            assert slot.final_observation[:, i].tolist() == wanted
+        terminations, truncations = terminations + sum(terminated), truncations + sum(truncated)
+    assert terminations > 0 and truncations > 0  # or the test has shown nothing of them
+    assert world.lanes.tick.item() == ticks + 41
+    assert world.take().tolist() == np.sum([lane.finished for lane in lanes], axis=0).tolist()
+
+
+def test_seed_stream_and_tick_each_change_the_numbers():
+    first = started(GRID, 64)[1].observation
+    assert torch.equal(first, started(GRID, 64)[1].observation)
+    assert not torch.equal(first, started(GRID, 64, seed=2)[1].observation)
+    assert not torch.equal(first, started(GRID, 64, seed=1 + 2**32)[1].observation)
+    assert not torch.equal(first, started(GRID, 64, stream=1)[1].observation)
+    world, slot = started(GRID, 64)
+    world.reset(world.bind(slot))
+    assert not torch.equal(first, slot.observation)
+
+
+# --- time limit, reset and sums, by hand ---
+
+
+def test_ends_resets_and_sums_worked_by_hand():
+    # Lane 0 rests: truncated at 5. Lane 1 moves by 3: terminated at 9 >= 7 in its third step. Lane 2 moves 1, 1, 1, 1, 4: both at once,
+    # in its fifth.
+    actions = np.array([[0, 0, 0, 0, 0, 0], [3, 3, 3, 3, 3, 3], [1, 1, 1, 1, 4, 2]], dtype=np.int32)
+    world, slot = started(COUNT, 3)
+    slot.final_observation.fill_(-1)
+    assert slot.observation.tolist() == [[0, 0, 0], [7, 7, 7]]
+    seen = []
+    for t in range(6):
+        step_once(world, slot, actions[:, t])
+        flags = (slot.terminated.tolist(), slot.truncated.tolist())
+        final = slot.final_observation[0].tolist()
+        seen.append((slot.observation[0].tolist(), slot.reward.tolist(), *flags, final, world.lanes.age.tolist()))
+
+    none = [0, 0, 0]
+    assert seen == [
+        ([0, 3, 1], [0, 1.5, 0.5], none, none, [-1, -1, -1], [1, 1, 1]),
+        ([0, 6, 2], [0, 3.0, 1.0], none, none, [-1, -1, -1], [2, 2, 2]),
+        ([0, 0, 3], [0, 4.5, 1.5], [0, 1, 0], none, [-1, 9, -1], [3, 0, 3]),
+        ([0, 3, 4], [0, 1.5, 2.0], none, none, [-1, 9, -1], [4, 1, 4]),
+        ([0, 6, 0], [0, 3.0, 4.0], [0, 0, 1], [1, 0, 1], [0, 9, 8], [0, 2, 0]),
+        ([0, 0, 2], [0, 4.5, 1.0], [0, 1, 0], none, [0, 9, 8], [1, 0, 1]),
+    ]
+    # Rows: return, moved, rests of the episodes under way; lane 1 has just begun anew.
+    assert world.lanes.running.tolist() == [[0, 0, 1], [0, 0, 2], [1, 0, 0]]
+    # Rows: episodes, length, return, moved, rests. Lane 1 has ended two episodes of 1.5 + 3 + 4.5.
+    assert world.lanes.finished.tolist() == [[1, 2, 1], [5, 6, 5], [0, 18, 9], [0, 18, 8], [5, 0, 0]]
+    assert world.take().tolist() == [4, 16, 27, 26, 5]
+    assert world.take().tolist() == [0, 0, 0, 0, 0]
+    assert world.lanes.running.tolist() == [[0, 0, 1], [0, 0, 2], [1, 0, 0]]
+
+
+def test_reset_abandons_the_episodes_under_way():
+    world, slot = started(COUNT, 2)
+    step_once(world, slot, [[2, 2]])
+    world.reset(world.bind(slot))
+    assert world.lanes.age.tolist() == [0, 0]
+    assert not world.lanes.running.any()
+    assert slot.observation[0].tolist() == [0, 0]
+    assert world.lanes.tick.item() == 3
+    for _ in range(TIME_LIMIT):
+        step_once(world, slot, [[0, 0]])
+    assert world.take().tolist() == [2, 10, 0, 0, 10]
+
+
+def test_without_a_time_limit_nothing_is_truncated():
+    world, slot = started(dataclasses.replace(COUNT, time_limit=None), 1)
+    for _ in range(3 * TIME_LIMIT):
+        step_once(world, slot, [[0]])
+        assert not slot.truncated.any()
+    assert world.lanes.age.tolist() == [3 * TIME_LIMIT]
+    assert not world.can_truncate
+    assert World(COUNT, 1, seed=1).can_truncate
+
+
+# --- actions and parameters ---
+
+
+class EchoParams(NamedTuple):
+    whole: int = 2**24 + 1
+    number: float = 2.0**24 + 1
+    truth: bool = True
+
+
+@device
+def echo_reset(s, p, key):
+    s[0] = float32(0.0)
+    s[1] = float32(0.0)
+    s[2] = float32(0.0)
+
+
+@device
+def echo_step(s, action, p, key, tally):
+    for k in range(3):
+        s[k] = action[k]
+    return s[0] + s[1] + s[2], False
+
+
+@device
+def echo_observe(s, obs, p):
+    obs[0] = s[0]
+    obs[1] = s[1]
+    obs[2] = s[2]
+    obs[3] = p.whole % 10
+    obs[4] = p.number - float32(2.0**24)
+    obs[5] = float32(1.0) if p.truth else float32(0.0)
+
+
+ECHO = Env(
+    EchoParams,
+    3,
+    observation=Box(6),
+    action=Box(3, (-1.0, -2.0, -math.inf), (1.0, 0.5, math.inf)),
+    time_limit=None,
+    reset=echo_reset,
+    step=echo_step,
+    observe=echo_observe,
+)
+
+
+def test_box_actions_are_clipped_each_to_its_own_bounds():
+    world, slot = started(ECHO, 4)
+    step_once(world, slot, [[-9.0, -1.0, 0.25, 9.0], [-9.0, -2.0, 0.25, 9.0], [-9.0, 0.0, 0.25, 1e9]])
+    assert slot.observation[:3].tolist() == [[-1.0, -1.0, 0.25, 1.0], [-2.0, -2.0, 0.25, 0.5], [-9.0, 0.0, 0.25, 1e9]]
+    assert slot.reward.tolist() == [-12.0, -3.0, 0.75, float32(1e9)]
+
+
+def test_whole_parameters_stay_whole_and_others_become_float32():
+    _, slot = started(ECHO, 1)
+    # 2^24 + 1 = 16,777,217 needs 25 bits: an int32 keeps it, a float32 rounds it to 2^24.
+    assert slot.observation[3:, 0].tolist() == [7.0, 0.0, 1.0]
+    narrow = device_params(EchoParams(whole=3, number=0.1, truth=False))
+    assert [type(value) for value in narrow] == [np.int32, np.float32, bool]
+
+
+def test_parameters_reach_the_rules():
+    world, slot = started(COUNT, 1, params=CountParams(goal=3, scale=2.0))
+    step_once(world, slot, [[3]])
+    assert (slot.reward.item(), slot.terminated.item()) == (6.0, 1)
+    assert slot.observation[1].tolist() == [3]
+
+
+# --- clocks, lanes, rollouts, resuming ---
+
+
+def test_offsets_take_the_same_numbers_as_advancing_and_a_rollout_keeps_them():
+    N, T = 5, 12
+    actions = torch.from_numpy(np.random.default_rng(0).integers(0, 3, (T, 2, N)).astype(np.int32))
+    one, slot = started(GRID, N)
+    first = slot.observation.clone()
+    steps = []
+    for t in range(T):
+        step_once(one, slot, actions[t])
+        steps.append([tensor.clone() for tensor in slot])
+
+    other, _ = started(GRID, N)
+    rollout = other.slot(T)
+    rollout.observation[0] = first
+    rollout.action.copy_(actions)
+    for t in range(T):
+        other.step(other.bind(rollout, t), offset=t)
+    assert other.lanes.tick.item() == 1
+    other.advance(T)
+
+    assert_same(one.tensors(), other.tensors())
+    assert rollout.observation.shape == (T + 1, 2 + SQUARES, N)
+    assert torch.equal(rollout.observation[0], first)
+    assert torch.equal(rollout.observation[1:], torch.stack([step[1] for step in steps]))
+    for k, name in ((3, "reward"), (4, "terminated"), (5, "truncated")):
+        assert torch.equal(getattr(rollout, name), torch.stack([step[k] for step in steps])), name
+    ended = (rollout.terminated | rollout.truncated).bool()
+    assert ended.any() and not ended.all()
+    expected = torch.stack([step[2] for step in steps])
+    assert torch.equal(rollout.final_observation.movedim(1, 2)[ended], expected.movedim(1, 2)[ended])
+    assert not rollout.final_observation.movedim(1, 2)[~ended].any()
+
+
+@pytest.mark.parametrize(("lanes", "cut"), [(10, 4), (SERIAL_BELOW + 900, 5001)])
+def test_lanes_are_numbered_globally_so_cutting_a_world_changes_no_bit(lanes, cut):
+    # The larger world runs on all threads, its two parts on one: the shells must agree to the bit as well.
+    env = dataclasses.replace(cartpole.ENV, time_limit=15)
+    whole, whole_slot = started(env, lanes)
+    parts = [started(env, cut), started(env, lanes - cut, lane0=cut)]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        actions = torch.randint(0, 2, (1, lanes), generator=generator, dtype=torch.int32)
+        step_once(whole, whole_slot, actions)
+        for (world, slot), part in zip(parts, actions.split([cut, lanes - cut], dim=1), strict=True):
+            step_once(world, slot, part)
+    assert whole.take()[0] > lanes
+    pieces = [slot for _, slot in parts]
+    for name in ("observation", "final_observation", "reward", "terminated", "truncated"):
+        assert torch.equal(getattr(whole_slot, name), torch.cat([getattr(slot, name) for slot in pieces], dim=-1)), name
+    for name in ("state", "age", "running"):
+        assert torch.equal(getattr(whole.lanes, name), torch.cat([getattr(world.lanes, name) for world, _ in parts], dim=-1)), name
+
+
+def test_tensors_are_enough_to_go_on_with_the_same_bits():
+    actions = np.random.default_rng(5).integers(0, 3, (30, 2, 7))
+    world, slot = started(GRID, 7)
+    for t in range(17):
+        step_once(world, slot, actions[t])
+    saved = {name: tensor.clone() for name, tensor in world.tensors().items()}
+
+    resumed = World(GRID, 7, seed=1)
+    for name, tensor in resumed.tensors().items():
+        tensor.copy_(saved[name])
+    resumed.lanes.scratch.fill_(12345)  # worth nothing between calls
+    resumed_slot = resumed.slot()
+    for t in range(17, 30):
+        step_once(world, slot, actions[t])
+        step_once(resumed, resumed_slot, actions[t])
+        assert torch.equal(slot.observation, resumed_slot.observation)
+        assert torch.equal(slot.reward, resumed_slot.reward)
+    assert_same(world.tensors(), resumed.tensors())
+    assert torch.equal(world.take(), resumed.take())
+
+
+def test_a_second_world_of_the_same_rules_compiles_nothing():
+    world, slot = started(COUNT, 3)
+    step_once(world, slot, [[1, 1, 1]])
+    other, other_slot = started(COUNT, 8, seed=9, stream=1, lane0=100)
+    step_once(other, other_slot, [[1] * 8])
+    rollout = other.slot(2)
+    other.step(other.bind(rollout, 1), offset=1)
+    assert other._step is world._step
+    assert other._reset is world._reset
+    assert len(world._step._serial.signatures) == 1
+    assert len(world._reset._serial.signatures) == 1
+    assert World(COUNT, 1, seed=1, params=CountParams(goal=8))._step is not world._step
+
+
+def test_tensors_and_kernels_share_memory():
+    world, slot = started(COUNT, 2)
+    world.lanes.state[0, 1] = 4.0
+    step_once(world, slot, [[1, 1]])
+    assert slot.observation[0].tolist() == [1, 5]
