@@ -174,7 +174,7 @@ class PPO:
         )
         self._adam = {"step": torch.zeros((), device=device), "exp_avg": torch.zeros_like(values.data), "exp_avg_sq": torch.zeros_like(values.data)}
         self._optimizer.state[values] = self._adam
-        self._skip = torch.zeros(1, device=device)
+        self._skip = torch.zeros((), device=device)
         if config.target_kl is not None:
             self._optimizer.found_inf = self._skip  # type: ignore[attr-defined]
         self._anneal_iterations = max(1, -(-(config.anneal_steps or steps) // self.steps_per_iteration))
