@@ -1,0 +1,116 @@
+"""Finds the line of every table and key of a TOML text, which tomli does not tell. Knows nothing of what the keys mean.
+
+The text must be one that tomli accepts: the scan walks it, and judges nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+
+import tomli
+
+Path = tuple[str, ...]
+
+_BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_KEY = re.compile(r""""(?:\\.|[^"\\\n])*"|'[^'\n]*'|[^\s.=\[\]{},#"']+""")
+_STRING = re.compile(r'''"""(?:\\.|[^\\])*?"{3,5}(?!")|\'\'\'.*?'{3,5}(?!')|"(?:\\.|[^"\\\n])*"|'[^'\n]*\'''', re.DOTALL)
+_PLAIN = re.compile(r"[^,\[\]{}#\n\"']+")
+_DEEPEST = 20
+
+
+def lines(text: str) -> dict[Path, int]:
+    """The line, from 1, on which each table and key is first written, by its full path; a table counts from its first mention.
+
+    Tables inside arrays are passed over: no configuration has any.
+    """
+    return _Scan(text.replace("\r\n", "\n")).run()
+
+
+class _Scan:
+    def __init__(self, text: str) -> None:
+        self.text, self.at, self.found = text, 0, dict[Path, int]()
+        self.newlines = [match.start() for match in re.finditer("\n", text)]
+
+    def run(self) -> dict[Path, int]:
+        table: Path = ()
+        self.blank()
+        while self.at < len(self.text):
+            before = self.at
+            if self.text[self.at] == "[":
+                double = self.text.startswith("[[", self.at)
+                self.at += 2 if double else 1
+                table = self.key(())
+                self.at += 2 if double else 1
+            else:
+                self.pair(table, 0)
+            self.blank()
+            if self.at == before:  # not a text that tomli accepts
+                break
+        return self.found
+
+    def blank(self) -> None:
+        match = _BLANK.match(self.text, self.at)
+        assert match is not None
+        self.at = match.end()
+
+    def key(self, table: Path) -> Path:
+        """Read a dotted key and note it, and every table it passes through."""
+        line, path = bisect_left(self.newlines, self.at) + 1, table
+        while True:
+            self.blank()
+            match = _KEY.match(self.text, self.at)
+            if match is None:
+                return path
+            self.at, path = match.end(), (*path, _plain_key(match.group()))
+            self.found.setdefault(path, line)
+            self.blank()
+            if self.text[self.at : self.at + 1] != ".":
+                return path
+            self.at += 1
+
+    def pair(self, table: Path, depth: int) -> None:
+        """Read `key = value`, with the keys of an inline table."""
+        path = self.key(table)
+        self.at += 1
+        self.blank()
+        if self.text[self.at : self.at + 1] != "{" or depth == _DEEPEST:
+            self.value()
+            return
+        self.at += 1
+        self.blank()
+        while self.at < len(self.text) and self.text[self.at] != "}":
+            before = self.at
+            self.pair(path, depth + 1)
+            self.blank()
+            self.at += self.text[self.at : self.at + 1] == ","
+            self.blank()
+            if self.at == before:
+                break
+        self.at += 1
+
+    def value(self) -> None:
+        """Pass over one value, however deeply its brackets nest."""
+        depth = 0
+        while self.at < len(self.text):
+            character = self.text[self.at]
+            match = _STRING.match(self.text, self.at) or _PLAIN.match(self.text, self.at)
+            if character in "[{":
+                depth, self.at = depth + 1, self.at + 1
+            elif depth and character in "]}":
+                depth, self.at = depth - 1, self.at + 1
+            elif depth and character in ",\n#":
+                self.at += character == ","
+                self.blank()
+            elif match is not None:
+                self.at = match.end()
+            else:
+                return
+            if depth == 0:
+                return
+
+
+def _plain_key(token: str) -> str:
+    if token[0] == "'":
+        return token[1:-1]
+    return next(iter(tomli.loads(f"{token} = 0"))) if token[0] == '"' else token
