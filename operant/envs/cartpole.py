@@ -7,6 +7,7 @@ from numpy import float32
 
 from operant.envs import Box, Discrete, Env, device
 from operant.rng import uniform4
+from operant.shapes import in_box, in_disc, in_rod
 
 X, X_DOT, THETA, THETA_DOT, FIELDS = range(5)  # rows of the state: m, m/s, rad, rad/s
 
@@ -65,6 +66,25 @@ def observe(s, obs, p):
     obs[3] = s[THETA_DOT]
 
 
+@device
+def shade(s, p, x, y):
+    width = float32(2.0) * p.x_limit
+    right, up = (x - float32(0.5)) * width, (float32(0.7) - y) * width
+    # The pole is drawn at twice its length, or it would be lost in a small picture.
+    length = float32(4.0) * p.half_length
+    hinge_y = float32(0.12)
+    tip_x, tip_y = s[X] + length * math.sin(s[THETA]), hinge_y + length * math.cos(s[THETA])
+    if in_disc(right, up, s[X], hinge_y, float32(0.08)):
+        return float32(0.5), float32(0.5), float32(0.8)
+    if in_rod(right, up, s[X], hinge_y, tip_x, tip_y, float32(0.08)):
+        return float32(0.8), float32(0.6), float32(0.4)
+    if in_box(right, up, s[X], float32(0.0), float32(0.4), float32(0.18)):
+        return float32(0.1), float32(0.1), float32(0.1)
+    if in_box(right, up, float32(0.0), float32(-0.22), width, float32(0.03)):
+        return float32(0.5), float32(0.5), float32(0.5)
+    return float32(1.0), float32(1.0), float32(1.0)
+
+
 ENV = Env(
     Params,
     FIELDS,
@@ -74,5 +94,6 @@ ENV = Env(
     reset=reset,
     step=step,
     observe=observe,
+    shade=shade,
     gymnasium="CartPole-v1",
 )

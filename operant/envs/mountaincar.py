@@ -1,0 +1,85 @@
+"""Mountain car (Moore 1990; Sutton 1996), as Gymnasium's MountainCar-v0 (`gymnasium/envs/classic_control/mountain_car.py`, version 1.3)."""
+
+import math
+from typing import NamedTuple
+
+from numpy import float32
+
+from operant.envs import Box, Discrete, Env, device
+from operant.rng import uniform
+from operant.shapes import in_box, in_disc
+
+POSITION, VELOCITY, FIELDS = range(3)  # rows of the state: m, m/step
+
+
+class Params(NamedTuple):
+    """Constants of the car and the valley. A step is the unit of time, as in the source."""
+
+    force: float = 0.001  # m/step^2, what the engine adds
+    gravity: float = 0.0025  # m/step^2
+    min_position: float = -1.2  # m, a wall that stops the car
+    max_position: float = 0.6  # m
+    max_speed: float = 0.07  # m/step
+    goal_position: float = 0.5  # m
+    goal_velocity: float = 0.0  # m/step, at least this at the goal
+
+
+@device
+def reset(s, p, key):
+    s[POSITION] = float32(0.2) * uniform(key, 0) - float32(0.6)
+    s[VELOCITY] = float32(0.0)
+
+
+@device
+def step(s, action, p, key, tally):
+    position, velocity = s[POSITION], s[VELOCITY]
+    velocity += float32(action - 1) * p.force - p.gravity * math.cos(float32(3.0) * position)
+    velocity = min(max(velocity, -p.max_speed), p.max_speed)
+    position = min(max(position + velocity, p.min_position), p.max_position)
+    if position == p.min_position and velocity < float32(0.0):
+        velocity = float32(0.0)
+    s[POSITION], s[VELOCITY] = position, velocity
+    return float32(-1.0), position >= p.goal_position and velocity >= p.goal_velocity
+
+
+@device
+def observe(s, obs, p):
+    obs[0] = s[POSITION]
+    obs[1] = s[VELOCITY]
+
+
+@device
+def hill(position):
+    """Height of the ground, m. Only the picture knows it: the rules hold its slope."""
+    return float32(0.45) * math.sin(float32(3.0) * position) + float32(0.55)
+
+
+@device
+def shade(s, p, x, y):
+    width = p.max_position - p.min_position
+    right = p.min_position + x * width
+    up = (float32(0.9) - y) * width
+    flag_foot = hill(p.goal_position)
+    if in_disc(right, up, s[POSITION], hill(s[POSITION]) + float32(0.07), float32(0.09)):
+        return float32(0.8), float32(0.2), float32(0.2)
+    if in_box(right, up, p.goal_position - float32(0.07), flag_foot + float32(0.27), float32(0.08), float32(0.06)):
+        return float32(0.9), float32(0.7), float32(0.0)
+    if in_box(right, up, p.goal_position, flag_foot + float32(0.16), float32(0.015), float32(0.17)):
+        return float32(0.1), float32(0.1), float32(0.1)
+    if up < hill(right):
+        return float32(0.45), float32(0.6), float32(0.45)
+    return float32(1.0), float32(1.0), float32(1.0)
+
+
+ENV = Env(
+    Params,
+    FIELDS,
+    observation=Box(2, low=(-1.2, -0.07), high=(0.6, 0.07)),
+    action=Discrete(3),
+    time_limit=200,
+    reset=reset,
+    step=step,
+    observe=observe,
+    shade=shade,
+    gymnasium="MountainCar-v0",
+)
