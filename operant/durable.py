@@ -284,8 +284,6 @@ def discard(root: int, name: str) -> None:
     """Delete an entry of the root in two phases: out of sight by a rename, then its files. OSError where that failed on the way."""
     hidden = HIDDEN_NAME.fullmatch(name)
     trash = f".trash-{hidden.group(2) if hidden else name}-{os.getpid()}"
-    with suppress(FileNotFoundError):
-        _remove(root, trash)
     os.rename(name, trash, src_dir_fd=root, dst_dir_fd=root)
     _remove(root, trash)
 

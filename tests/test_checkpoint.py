@@ -340,6 +340,17 @@ def test_a_damaged_one_is_skipped_with_a_reason(store, said, kind):
         store.load_files(200)
 
 
+def test_no_bit_of_a_manifest_can_change_unseen(store):
+    save_bytes(store, 100)
+    raw = (store.folder / "step-000000000100" / "manifest.json").read_bytes()
+    assert durable.decode_manifest(raw)["step"] == 100
+    for position in range(len(raw)):
+        for bit in (1, 2, 4, 8, 16, 32, 64, 128):
+            changed = raw[:position] + bytes([raw[position] ^ bit]) + raw[position + 1 :]
+            with pytest.raises(BadFileError):
+                durable.decode_manifest(changed)
+
+
 def forge(path, **changes):
     """A manifest that fits its own checksum and says something else."""
     fields = json.loads((path / "manifest.json").read_text())
@@ -433,12 +444,12 @@ class FaultyOs:
 
 
 def prepared(folder, said=None):
-    """A store with three checkpoints of which the next save deletes one, the newest of them best."""
+    """A store with three checkpoints, the oldest of them best, the second the one that the save of another step deletes."""
     store = Store(folder, run_uuid=UUID, keep=2, report=said if said is not None else Said())
     save_bytes(store, 100)
     save_bytes(store, 200, best=True, best_value=1.0)
-    save_bytes(store, 300)
-    assert store.steps() == [200, 300]
+    save_bytes(store, 300, 400)
+    assert store.steps() == [200, 300, 400]
     return store
 
 
@@ -446,7 +457,7 @@ def check_after_fault(folder, new_step):
     """Something sound is there, the best one is, and the next save works and leaves nothing behind; whether the new one is what is there."""
     after = Store(folder, run_uuid=UUID, keep=2, report=Said())
     manifest, files = after.load_files()
-    assert manifest.step in (300, new_step)
+    assert manifest.step in (400, new_step)
     assert files["tensors.safetensors"].startswith(FILES[0])
     assert after.load_files("best")[0].step == 200
     save_bytes(after, 900)
@@ -455,7 +466,7 @@ def check_after_fault(folder, new_step):
     return files["tensors.safetensors"].endswith(b"new")
 
 
-@pytest.mark.parametrize("new_step", [400, 300])
+@pytest.mark.parametrize("new_step", [500, 400])
 @pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EIO, errno.EMFILE])
 def test_a_fault_at_any_call_leaves_a_resume_point(tmp_path, monkeypatch, fault, new_step):
     k, failures = 0, 0
@@ -507,7 +518,7 @@ print(k, status)
 """
 
 
-@pytest.mark.parametrize("new_step", [400, 300])
+@pytest.mark.parametrize("new_step", [500, 400])
 def test_a_kill_at_any_call_leaves_a_resume_point(tmp_path, new_step):
     prepared(tmp_path / "c")
     source = f"CALLS = {CALLS!r}\n" + inspect.getsource(FaultyOs)
@@ -535,13 +546,14 @@ def test_everything_is_on_the_disk_before_the_name_appears(tmp_path, monkeypatch
 
             def call(*args, **named):
                 where = os.readlink(f"/proc/self/fd/{args[0]}") if name != "rename" else args[1]
+                result = real(*args, **named)
                 seen.append(f"{name} {re.sub('[0-9]+', 'N', Path(where).name)}")
-                return real(*args, **named)
+                return result
 
             return call
 
     monkeypatch.setattr(durable, "os", Recorder())
-    store.save_files(400, *FILES, session=1)
+    store.save_files(500, *FILES, session=1)
     files = [f"{call} {name}" for name in ("tensors.safetensors", "state.json", "manifest.json") for call in ("write", "fsync")]
     assert seen == [*files, "fsync .tmp-step-N-N", "rename step-N", "fsync c", "rename .trash-step-N-N"]
 
@@ -573,10 +585,11 @@ def test_a_folder_that_cannot_be_made_is_reported(tmp_path, said):
     assert "Not a directory" in said[0]
 
 
-def test_what_does_not_read_back_counts_as_lost(store, said, monkeypatch):
+@pytest.mark.parametrize("step", [100, 200])
+def test_what_does_not_read_back_counts_as_lost(store, said, monkeypatch, step):
     save_bytes(store, 100)
     monkeypatch.setattr(durable.os, "fsync", lambda descriptor: _spoil(store.folder))
-    assert store.save(200, {"w": torch.ones(4)}, {}, session=1) is None
+    assert store.save(step, {"w": torch.ones(4)}, {}, session=1) is None
     assert "damaged" in said[0]
     monkeypatch.undo()
     assert os.listdir(store.folder) == ["step-000000000100"]
