@@ -35,7 +35,8 @@ class Categorical(nn.Module):
         actions = []
         for k, log_probability in enumerate(self._log_probabilities(logits)):
             cumulative = log_probability.exp().cumsum(dim=0)
-            actions.append((uniform[k] >= cumulative[:-1]).sum(dim=0, dtype=torch.int32))
+            # The sum may round to just below 1: scaled to it, no uniform lands beyond it, on a value whose probability is 0.
+            actions.append((uniform[k] * cumulative[-1] >= cumulative[:-1]).sum(dim=0, dtype=torch.int32))
         return torch.stack(actions)
 
     def mode(self, logits: Tensor) -> Tensor:
@@ -67,8 +68,8 @@ class Gaussian(nn.Module):
         self.uniform_rows = 2 * rows
         self.log_std = nn.Parameter(torch.full((rows, 1), initial_log_std))
         # A bounded action is centre + reach * x for x in [-1, 1]; an unbounded one is x.
-        self.register_buffer("centre", torch.where(bounded, (low + high) / 2, 0.0), persistent=False)
-        self.register_buffer("reach", torch.where(bounded, (high - low) / 2, 1.0), persistent=False)
+        self.register_buffer("centre", torch.where(bounded, low / 2 + high / 2, 0.0), persistent=False)
+        self.register_buffer("reach", torch.where(bounded, high / 2 - low / 2, 1.0), persistent=False)
         self.register_buffer("limit", torch.where(bounded, 1.0, math.inf), persistent=False)
 
     def sample(self, mean: Tensor, uniform: Tensor) -> Tensor:
