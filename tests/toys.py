@@ -1,0 +1,150 @@
+"""Small environments whose every number can be worked out by hand, and what the learner's tests share."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from numpy import float32
+
+from operant import kernel, nets
+from operant.algos.ppo import PPO, Config
+from operant.envs import Box, Discrete, Env, MultiDiscrete, device
+from operant.rng import uniform
+from operant.world import World
+
+# A body is compiled anew for each Kernel: the tests make many, so they share them.
+shared_kernel = functools.cache(kernel.Kernel)
+
+
+class NoParams(NamedTuple):
+    """Nothing to choose."""
+
+
+# COUNT: the observation counts the steps of the episode, the reward is the count after the step. Lane k > 0 terminates when the count reaches k,
+# lane 0 never; the time limit of 3 truncates. So lane 3 terminates and is truncated at once.
+
+COUNTED, LAST, COUNT_FIELDS = range(3)
+
+
+@device
+def _count_reset(s, p, key):
+    s[COUNTED] = float32(0.0)
+    s[LAST] = float32(key[2]) if key[2] > 0 else float32(1e6)
+
+
+@device
+def _count_step(s, action, p, key, tally):
+    s[COUNTED] += float32(1.0)
+    return s[COUNTED], s[COUNTED] >= s[LAST]
+
+
+@device
+def _count_observe(s, obs, p):
+    obs[0] = s[COUNTED]
+
+
+COUNT = Env(
+    NoParams, COUNT_FIELDS, observation=Box(1), action=Discrete(2), time_limit=3, reset=_count_reset, step=_count_step, observe=_count_observe
+)
+
+
+# PUSH: two places in [-1, 1], two pushes of different bounds; it pays to stand at zero. Terminates outside, truncates after 10 steps.
+
+
+@device
+def _push_reset(s, p, key):
+    s[0] = uniform(key, 0) - float32(0.5)
+    s[1] = uniform(key, 1) - float32(0.5)
+
+
+@device
+def _push_step(s, action, p, key, tally):
+    s[0] += float32(0.2) * action[0] + float32(0.1) * (uniform(key, 0) - float32(0.5))
+    s[1] += float32(0.4) * (action[1] - float32(0.5))
+    return -(s[0] * s[0] + s[1] * s[1]), abs(s[0]) > float32(1.0) or abs(s[1]) > float32(1.0)
+
+
+@device
+def _push_observe(s, obs, p):
+    obs[0] = s[0]
+    obs[1] = s[1]
+    obs[2] = s[0] * s[1]
+
+
+PUSH = Env(
+    NoParams,
+    2,
+    observation=Box(3),
+    action=Box(2, low=(-1.0, 0.0), high=(1.0, 1.0)),
+    time_limit=10,
+    reset=_push_reset,
+    step=_push_step,
+    observe=_push_observe,
+)
+
+
+# PICK: one of three and one of two; naming the number shown, and its parity, pays. Bytes for observations.
+
+
+@device
+def _pick_reset(s, p, key):
+    s[0] = float32(int(uniform(key, 0) * float32(3.0)))
+    s[1] = float32(0.0)
+
+
+@device
+def _pick_step(s, action, p, key, tally):
+    right = float32(0.0)
+    if action[0] == int(s[0]):
+        right += float32(1.0)
+    if action[1] == int(s[0]) % 2:
+        right += float32(1.0)
+    s[0] = float32(int(uniform(key, 0) * float32(3.0)))
+    s[1] += float32(1.0)
+    return right, s[1] > float32(4.0)
+
+
+@device
+def _pick_observe(s, obs, p):
+    for k in range(3):
+        obs[k] = 255 if int(s[0]) == k else 0
+
+
+PICK = Env(
+    NoParams,
+    2,
+    observation=Box(3, low=0, high=255, dtype="uint8"),
+    action=MultiDiscrete((3, 2)),
+    time_limit=8,
+    reset=_pick_reset,
+    step=_pick_step,
+    observe=_pick_observe,
+)
+
+
+def ppo_on(env: Env, lanes: int, net: nets.Config | None = None, *, seed: int = 1, steps: int = 100_000, start: bool = True, **algo) -> PPO:
+    """PPO on a fresh world, begun."""
+    ppo = PPO(World(env, lanes, seed=seed), Config(**algo), net or nets.Config(hidden=(16,)), seed=seed, steps=steps)
+    if start:
+        ppo.start()
+    return ppo
+
+
+def iterate(ppo: PPO, times: int) -> PPO:
+    """Some whole iterations."""
+    for _ in range(times):
+        ppo.collect()
+        ppo.update()
+    return ppo
+
+
+def bytes_of(ppo: PPO) -> dict[str, bytes]:
+    """Everything that a checkpoint would hold, as bytes."""
+    return {name: tensor.numpy().tobytes() for name, tensor in ppo.tensors().items()}
+
+
+def clones(ppo: PPO) -> dict[str, torch.Tensor]:
+    """Everything that a checkpoint would hold, set aside."""
+    return {name: tensor.clone() for name, tensor in ppo.tensors().items()}
