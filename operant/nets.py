@@ -112,7 +112,7 @@ class SampleMajor(nn.Module):
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """(O, B) -> head parameters (H, B), value (B)."""
-        head, value = self.module(observation.t())
+        head, value = self.module(observation.t().contiguous())  # whoever reshapes with `view` expects it so
         return head.t(), value.reshape(-1)
 
 
@@ -130,18 +130,20 @@ class FlatVector:
         self.values.grad = self.gradient
         self.parameters = [parameter for _, parameter in named]
         self.names = [name for name, _ in named]
-        self._gradient_views = []
+        self._trained = [parameter for parameter in self.parameters if parameter.requires_grad]
+        self._gradient_views = []  # of those
         offset = 0
         for (_, parameter), size in zip(named, sizes, strict=True):
             window = slice(offset, offset + parameter.numel())
             self.values.data[window].view(parameter.shape).copy_(parameter.data)
             parameter.data = self.values.data[window].view(parameter.shape)
-            self._gradient_views.append(self.gradient[window].view(parameter.shape))
+            if parameter.requires_grad:
+                self._gradient_views.append(self.gradient[window].view(parameter.shape))
             offset += size
 
     def backward(self, loss: Tensor) -> None:
-        """Write the gradient of a loss into the gradient vector (it replaces what was there)."""
-        gradients = torch.autograd.grad(loss, self.parameters)
+        """Write the gradient of a loss into the gradient vector (it replaces what was there). Frozen and unused parameters get none."""
+        gradients = torch.autograd.grad(loss, self._trained, materialize_grads=True)
         torch._foreach_copy_(self._gradient_views, list(gradients))
 
     def not_finite(self) -> list[str]:

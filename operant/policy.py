@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import torch
@@ -71,16 +72,45 @@ def _user_module(path: Path, class_name: str, observation: int, head_rows: int) 
     def problem(sentence: str) -> ConfigError:
         return ConfigError(str(path), [f"net.kind: {sentence}"])
 
-    spec = importlib.util.spec_from_file_location(f"operant_user_net_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
+    if not path.is_file():
         raise problem(f"there is no file {str(path)!r}")
+    spec = importlib.util.spec_from_file_location(f"operant_user_net_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise problem(f"{str(path)!r} is no Python file: its name should end in .py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where a dataclass of the file looks itself up
     try:
         spec.loader.exec_module(module)
         built = getattr(module, class_name)(observation, head_rows)
-        head, value = built(torch.zeros(2, observation))
+        complaint = _complaint(built, observation, head_rows)
     except Exception as error:
         raise problem(f"{class_name}({observation}, {head_rows}) could not be built and called: {type(error).__name__}: {error}") from error
-    if tuple(head.shape) != (2, head_rows) or value.numel() != 2:
-        raise problem(f"{class_name} maps (2, {observation}) to {tuple(head.shape)} and {tuple(value.shape)}; expected (2, {head_rows}) and (2)")
+    if complaint is not None:
+        raise problem(f"{class_name} {complaint}")
     return built
+
+
+def _complaint(built: object, observation: int, head_rows: int) -> str | None:
+    """What makes a user's network unfit, found by calling it once; None where nothing does."""
+    if not isinstance(built, nn.Module):
+        return "is no torch.nn.Module"
+    other = [name for name, parameter in built.named_parameters() if parameter.dtype != torch.float32]
+    if other:
+        return f"has parameters that are not float32: {', '.join(other)}"
+    buffers = {name: buffer.clone() for name, buffer in built.named_buffers()}
+    random_state = torch.get_rng_state()
+    with torch.enable_grad():
+        outputs = built(torch.zeros(2, observation))
+    if not (isinstance(outputs, tuple | list) and len(outputs) == 2 and all(isinstance(output, Tensor) for output in outputs)):
+        return f"should return two tensors, head parameters (B, {head_rows}) and values (B); it returned {type(outputs).__name__}"
+    head, value = outputs
+    if tuple(head.shape) != (2, head_rows) or tuple(value.shape) not in ((2,), (2, 1)):
+        return f"maps (2, {observation}) to {tuple(head.shape)} and {tuple(value.shape)}; expected (2, {head_rows}) and (2)"
+    if not head.requires_grad:
+        return "returns head parameters that carry no gradient: none of its parameters would be trained"
+    # What is not in the parameters is neither checkpointed nor the same at the next call.
+    if not torch.equal(random_state, torch.get_rng_state()):
+        return "draws random numbers when it is called (as Dropout does): the same seed would no longer give the same run"
+    if any(not torch.equal(buffers[name], buffer) for name, buffer in built.named_buffers()):
+        return "changes its buffers when it is called (as BatchNorm does): evaluations would change training (LayerNorm does not)"
+    return None
