@@ -1,0 +1,95 @@
+"""Text for people: the one filter for everything untrusted that is printed, and the one place that words numbers. Standard library only.
+
+Knows nothing of runs, files or terminals.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+_LIMIT_CELLS = 200
+_HIDDEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10))))
+"""Characters Python calls printable that draw nothing."""
+
+
+def safe(text: object, limit_cells: int = _LIMIT_CELLS, *, lines: bool = False) -> str:
+    """`text` as plain text that a terminal neither obeys nor hides, at most `limit_cells` cells wide (an ellipsis shows a cut).
+
+    Control characters (C0, DEL, C1), line and paragraph separators, bidirectional controls, zero-width characters and lone surrogates are removed;
+    white space of any kind becomes a space. Bytes are read as UTF-8. With `lines`, line ends stay and the width is counted within each line.
+    """
+    if isinstance(text, (bytes, bytearray)):
+        text = bytes(text).decode("utf-8", "replace")
+    text = str(text)
+    if lines:
+        return "\n".join(safe(line, limit_cells) for line in text.split("\n"))
+    # A hostile text may be any length: nothing beyond a few characters a cell is looked at.
+    head = text[: 4 * limit_cells + 4]
+    if len(head) > limit_cells or not (head.isascii() and head.isprintable()):
+        kept = "".join(" " if c.isspace() and c not in "\x1c\x1d\x1e\x1f\x85\u2028\u2029" else c for c in head)
+        return _cut("".join(c for c in kept if c.isprintable() and c not in _HIDDEN), limit_cells, len(head) < len(text))
+    return head
+
+
+def cells(character: str) -> int:
+    """How many terminal cells one printable character takes: 0, 1 or 2."""
+    if character.isascii():
+        return 1
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _cut(text: str, limit_cells: int, longer: bool) -> str:
+    used, end = 0, len(text)
+    fits = len(text)  # where to cut so that the ellipsis still fits
+    for index, character in enumerate(text):
+        used += cells(character)
+        if used <= limit_cells - 1:
+            fits = index + 1
+        if used > limit_cells:
+            end = index
+            break
+    return text if end == len(text) and not longer else text[: min(fits, end)] + "…"
+
+
+def count(value: float) -> str:
+    """A count in three figures with a decimal unit: 950, 16.8 k, 4.71 M, 341 M, 20 M; a dash for NaN and infinities."""
+    if not math.isfinite(value):
+        return "-"
+    sign, value = ("-" if value < 0 else ""), abs(value)
+    if value < 999.5:
+        return f"{sign}{value:.0f}"
+    power = 0
+    while value >= 999.5 and power < 4:
+        value, power = value / 1000.0, power + 1
+    text = f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+    return f"{sign}{text.rstrip('0').rstrip('.') if '.' in text else text} {' kMGT'[power]}"
+
+
+def number(value: float | None) -> str:
+    """A measured number: 487.3, -170.2, 0.0083, 1.2 M; a dash for none and NaN."""
+    if value is None or math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if abs(value) >= 99999.95:
+        return count(value)
+    return f"{value:.1f}" if abs(value) >= 9.9995 else f"{value:.3g}"
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time as h:mm:ss, 0:02:41; a dash for none, NaN and what lies beyond a century."""
+    if seconds is None or not 0 <= seconds < 3.2e9:
+        return "-"
+    minutes, second = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
+
+
+def age(seconds: float) -> str:
+    """How long ago, roughly: 14 s, 3 min, 2 h, 5 d."""
+    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit_s:
+            return f"{int(seconds // unit_s)} {unit}"
+    return f"{max(0, int(seconds))} s"
