@@ -12,7 +12,7 @@ from numpy import int32, int64, uint32
 from operant import rng
 from operant.device import device
 
-_ROUNDS = 8
+_ROUNDS = 12  # with 8, places of an order of 5 blocks are up to 12 % off uniform; with 12, no deviation is found in 27,000 orders
 _LOW_32 = 0xFFFFFFFF
 
 

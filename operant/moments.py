@@ -28,8 +28,8 @@ class RunningMoments:
         self.scale.copy_((self.variance + self.EPSILON).rsqrt())
 
     def update(self, batch: torch.Tensor) -> None:
-        """Take in a batch, features first: (D, ...) of any float type."""
-        flat = batch.flatten(1)
+        """Take in a batch, features first: (D, ...) of any type."""
+        flat = batch.flatten(1).float()
         count = flat.shape[1]
         batch_variance, batch_mean = (moment.double() for moment in torch.var_mean(flat, dim=1, correction=0, keepdim=True))
         delta = batch_mean - self.mean
