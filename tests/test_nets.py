@@ -143,7 +143,7 @@ def test_parameters_are_views_of_one_vector():
     assert first[1] == 1.0 and second[0] == other[PAD_FLOATS]
     with torch.no_grad():
         flat.parameters[1].fill_(-1.0)
-    assert float(flat.values[PAD_FLOATS]) == -1.0
+    assert flat.values[PAD_FLOATS] == -1.0
     assert PAD_FLOATS * 4 == 128
 
 
@@ -264,13 +264,24 @@ def test_a_network_may_have_parameters_that_it_does_not_use_or_train(tmp_path):
     built = policy(kind=written(tmp_path, text))
     head, value = built.forward(torch.randn(3, 5))
     built.flat._gradient_views[0].fill_(1.0)
-    built.flat.backward((head.sum() + value.sum() + built.head.log_std.sum()))
+    built.flat.backward(head.sum() + value.sum() + built.head.log_std.sum())
     gradient = {name: built.flat.gradient[offset] for name, offset in offsets(built.flat).items()}
     assert gradient["module.spare"] == 0 and gradient["module.body.bias"] == 0
     assert gradient["module.body.weight"] != 0 and gradient["module.value.bias"] == 5 and gradient["log_std"] == 1
 
 
-NET = "from torch import nn\nimport torch\nclass Net(nn.Module):\n    def __init__(self, o, h):\n        super().__init__()\n        self.a = nn.Linear(o, h)\n"
+def net_file(forward, layer="nn.Linear(o, h)"):
+    """A file with a network of one layer `a`, whose `forward(x)` does what it is told."""
+    return f"""
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, o, h):
+        super().__init__()
+        self.a = {layer}
+    def forward(self, x):
+        {forward}
+"""
 
 
 @pytest.mark.parametrize(
@@ -280,18 +291,20 @@ NET = "from torch import nn\nimport torch\nclass Net(nn.Module):\n    def __init
         ("def Net(:", "SyntaxError"),
         ("class Other: pass", "Net"),
         ("from torch import nn\nclass Net(nn.Module):\n    def __init__(self): super().__init__()", "TypeError"),
-        (NET + "    def forward(self, x): return self.a(x)", "should return two tensors"),
-        (NET + "    def forward(self, x): return self.a(x), self.a(x)", "expected (2, 2) and (2)"),
-        (NET + "    def forward(self, x): return self.a(x)[:, :1], self.a(x)[:, 0]", "expected (2, 2) and (2)"),
-        (NET + "    def forward(self, x): return self.a(x), 0.0", "should return two tensors"),
-        (NET + "    def forward(self, x): return self.a(x), None", "should return two tensors"),
-        ("import torch\nclass Net:\n    def __init__(self, o, h): self.h = h\n    def __call__(self, x): return torch.zeros(2, self.h), torch.zeros(2)", "nn.Module"),
-        (NET.replace("nn.Linear(o, h)", "nn.Linear(o, h).double()") + "    def forward(self, x): x = self.a(x.double()); return x, x[:, 0]", "float32"),
-        (NET + "    def forward(self, x): x = self.a(x).detach(); return x, x[:, 0]", "gradient"),
-        (NET.replace("nn.Linear(o, h)", "nn.Sequential(nn.Linear(o, h), nn.BatchNorm1d(h))") + "    def forward(self, x): x = self.a(x); return x, x[:, 0]", "BatchNorm"),
-        (NET.replace("nn.Linear(o, h)", "nn.Sequential(nn.Linear(o, h), nn.Dropout())") + "    def forward(self, x): x = self.a(x); return x, x[:, 0]", "Dropout"),
+        ("class Net:\n    def __init__(self, o, h): pass\n    def __call__(self, x): return x, x", "is no torch.nn.Module"),
+        (net_file("raise ValueError('not today')"), "ValueError: not today"),
+        (net_file("return self.a(x)"), "should return two tensors"),
+        (net_file("return self.a(x), 0.0"), "should return two tensors"),
+        (net_file("return self.a(x), None"), "should return two tensors"),
+        (net_file("return self.a(x), self.a(x)"), "expected (2, 2) and (2)"),
+        (net_file("return self.a(x)[:, :1], self.a(x)[:, 0]"), "expected (2, 2) and (2)"),
+        (net_file("return self.a(x), self.a(x)[:1]"), "expected (2, 2) and (2)"),
+        (net_file("return self.a(x.double()).float(), x[:, 0]", "nn.Linear(o, h).double()"), "not float32: a.weight, a.bias"),
+        (net_file("return self.a(x).detach(), x[:, 0]"), "gradient"),
+        (net_file("return self.a(x), x[:, 0]", "nn.Sequential(nn.Linear(o, h), nn.BatchNorm1d(h))"), "BatchNorm"),
+        (net_file("return self.a(x), x[:, 0]", "nn.Sequential(nn.Linear(o, h), nn.Dropout())"), "Dropout"),
     ],
-)  # fmt: skip
+)
 def test_broken_networks_are_refused_in_a_sentence(tmp_path, text, sentence):
     kind = written(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
