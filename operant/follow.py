@@ -176,7 +176,8 @@ class _Viewer:
                     if self._sent == 2 and self._presses.interrupts > 2:
                         self._screen.above("Left; the trainer has not ended yet.")
                         return 137
-                    self._draw(now_s)
+                    if look.held is not False:  # in the moment between the lock and exit.json there is nothing true to say
+                        self._draw(now_s)
                     time.sleep(_POLL_S)
             except ViewerGoneError:
                 return VIEWER_GONE_CODE
