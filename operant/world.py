@@ -46,7 +46,7 @@ class Lanes(NamedTuple):
 class Slot(NamedTuple):
     """Where one step's action is read and its outcome written."""
 
-    action: Any  # (A, N) int32 or float32
+    action: Any  # (A, N) int32 or float32; a Box action is clipped to its bounds in place
     observation: Any  # (O, N), of the state after the step (and after the reset where the episode ended)
     final_observation: Any  # (O, N), written only in lanes whose episode ended: what an observer would have seen there
     reward: Any  # (N) float32
@@ -127,25 +127,26 @@ def step_body(env: Env, params: Any) -> Any:
         seed_low, seed_high = uint32(lanes.seed[0]), uint32(lanes.seed[1])
         s, cells, scratch = lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i]
 
+        # Everything that the end of a step needs is asked for at its beginning: one wait for memory instead of several.
+        age, episode_return = lanes.age[i] + 1, lanes.running[0, i]
         key = (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.STEP))
         reward, terminated = step(s, cells, scratch, slot.action[:, i], p, key, lanes.running[1:, i])
-        age = lanes.age[i] + 1
         truncated = age >= limit
-        episode_return = lanes.running[0, i] + float32(reward)
+        episode_return += float32(reward)
         slot.reward[i] = float32(reward)
         slot.terminated[i] = 1 if terminated else 0
         slot.truncated[i] = 1 if truncated else 0
 
         if terminated or truncated:
-            lanes.finished[EPISODES, i] += float32(1.0)
-            lanes.finished[LENGTH, i] += float32(age)
-            lanes.finished[RETURN, i] += episode_return
+            episodes, length, total = lanes.finished[EPISODES, i], lanes.finished[LENGTH, i], lanes.finished[RETURN, i]
+            observe(s, cells, scratch, slot.final_observation[:, i], p)
+            reset(s, cells, scratch, p, (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.RESET)))
+            lanes.finished[EPISODES, i] = episodes + float32(1.0)
+            lanes.finished[LENGTH, i] = length + float32(age)
+            lanes.finished[RETURN, i] = total + episode_return
             for k in range(tallies):
                 lanes.finished[TALLIES + k, i] += lanes.running[1 + k, i]
                 lanes.running[1 + k, i] = float32(0.0)
-            observe(s, cells, scratch, slot.final_observation[:, i], p)
-            reset_key = (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.RESET))
-            reset(s, cells, scratch, p, reset_key)
             age, episode_return = 0, float32(0.0)
         lanes.age[i] = age
         lanes.running[0, i] = episode_return
@@ -175,6 +176,17 @@ def reset_body(env: Env, params: Any) -> Any:
     return body
 
 
+def _indexed(device: torch.device) -> torch.device:
+    """The device with its number: "cuda" and "cuda:0" would otherwise be two, and compile twice."""
+    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
+
+
+def _typed(params: Any, defaults: Any) -> Any:
+    """Parameters whose floats are floats: 10 and 10.0 compare equal, and must not compile to different kernels."""
+    given = defaults if params is None else params
+    return type(defaults)(*(float(value) if isinstance(default, float) else value for value, default in zip(given, defaults, strict=True)))
+
+
 @functools.cache
 def _kernels(env: Env, params: Any, device: torch.device) -> tuple[Kernel, Kernel]:
     """Step and reset, compiled once for all worlds of the same rules in this process (a run has two: its own and its evaluation's)."""
@@ -190,8 +202,8 @@ class World:
     def __init__(
         self, env: Env, lanes: int, *, seed: int, device: torch.device | str = "cpu", params: Any = None, lane0: int = 0, stream: int = 0
     ) -> None:
-        self.env, self.count, self.device = env, lanes, torch.device(device)
-        self.params = params if params is not None else env.Params()
+        self.env, self.count, self.device = env, lanes, _indexed(torch.device(device))
+        self.params = _typed(params, env.Params())
         N, K = lanes, len(env.tally)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
