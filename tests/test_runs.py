@@ -53,7 +53,7 @@ def python(code, *arguments):
     )
 
 
-HOLD = "import sys, pathlib; from operant import runs; lock = runs.acquire(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+HOLD = "import os, sys, pathlib; from operant import runs; lock = runs.acquire(pathlib.Path(sys.argv[1])); os.write(1, b'held\\n'); sys.stdin.read()"
 PROBE = "import sys, pathlib; from operant import runs; print(runs.probe(pathlib.Path(sys.argv[1])))"
 
 
@@ -358,8 +358,8 @@ def test_looking_at_the_own_run_does_not_drop_the_lock(root):
 
 def test_a_forked_child_does_not_hold_the_lock(root):
     run = make(root)
-    child = "import os\nif not os.fork():\n    print(runs.probe(lock.path.parent), flush=True)\n    sys.stdin.read(); os._exit(0)\nprint("
-    code = HOLD.replace("print(", child)
+    child = "\nif not os.fork():\n    os.write(1, b'%r\\n' % runs.probe(lock.path.parent))\n    sys.stdin.read(); os._exit(0)\nos.write("
+    code = HOLD.replace(" os.write(", child)
     parent = python(code, run.path)
     assert sorted(parent.stdout.readline() for _ in range(2)) == ["True\n", "held\n"]  # the child sees its parent's lock as another's
     os.kill(parent.pid, signal.SIGKILL)
