@@ -15,6 +15,7 @@ from typing import Any
 import numba
 import torch
 from numba import cuda, njit, prange
+from numba.cuda.core import config as numba_cuda_config
 
 from operant.device import FASTMATH
 
@@ -69,6 +70,8 @@ class Kernel:
     def __init__(self, body: Callable[..., Any], device: torch.device) -> None:
         self._device = device
         if device.type == "cuda":
+            # A few lanes are a fair choice for a small network; numba would warn of each kernel's few blocks.
+            numba_cuda_config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
             self._shell = cuda.jit(cuda_shell(body), fastmath=True)
         else:
             self._serial, self._parallel = _cpu_shells(body)

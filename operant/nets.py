@@ -20,6 +20,9 @@ from operant.settings import Count, Real, Section
 PAD_FLOATS = 32
 """Each parameter begins at a multiple of this in the flat vector: 128 bytes."""
 
+PART_SAMPLES, MOST_PARTS = 256, 128
+"""On a GPU a weight gradient is summed in up to so many parts, none smaller than so many samples."""
+
 
 class Config(Section):
     """`[net]`: the network."""
@@ -58,6 +61,39 @@ def _tanh(features: Tensor) -> Tensor:
     return features.tanh() if features.is_cuda else _TanhBySigmoid.apply(features)
 
 
+class _Linear(torch.autograd.Function):
+    """W x + b for G towers at once, (G, M, K) x (G, K, B): a batched product whose weight gradient is summed in parts on a GPU.
+
+    dW = g x^T reduces over B to a few small matrices: one product a tower would keep a handful of multiprocessors busy and leave the others idle.
+    The parts are summed in a fixed order.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bias: Tensor, features: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, features)
+        return torch.baddbmm(bias, weight, features)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        weight, features = ctx.saved_tensors
+        back = torch.bmm(weight.transpose(1, 2), gradient) if ctx.needs_input_grad[2] else None
+        return _weight_gradient(gradient, features), gradient.sum(dim=2, keepdim=True), back
+
+
+def _weight_gradient(gradient: Tensor, features: Tensor) -> Tensor:
+    """The weights' gradient g x^T, (G, M, B) x (G, B, K) -> (G, M, K)."""
+    parts = math.gcd(gradient.shape[2] // PART_SAMPLES, MOST_PARTS) if gradient.is_cuda else 1
+    if parts <= 1 or gradient.shape[2] % parts:
+        return torch.bmm(gradient, features.transpose(1, 2))
+
+    def split(rows: Tensor) -> Tensor:
+        """(M, B) -> (parts, M, B / parts), without a copy."""
+        return rows.unflatten(1, (parts, -1)).transpose(0, 1)
+
+    towers = zip(gradient.contiguous(), features.contiguous(), strict=True)
+    return torch.stack([torch.bmm(split(g), split(x).transpose(1, 2)).sum(dim=0) for g, x in towers])
+
+
 _ACTIVATIONS = {"tanh": _tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}
 
 
@@ -90,17 +126,18 @@ class MLP(nn.Module):
 
     def _features(self, observation: Tensor) -> Tensor:
         """Both towers' last hidden layer, (G, H, B)."""
-        features = self._activation(torch.addmm(self.first_bias, self.first_weight, observation))
-        features = features.view(self._towers, -1, observation.shape[1])
+        first = _Linear.apply(self.first_weight[None], self.first_bias[None], observation[None])
+        features = self._activation(first).view(self._towers, -1, observation.shape[1])
         for weight, bias in zip(self.weights, self.biases, strict=True):
-            features = self._activation(torch.baddbmm(bias, weight, features))
+            features = self._activation(_Linear.apply(weight, bias, features))
         return features
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """(O, B) -> head parameters (H, B), value (B)."""
-        features = self._features(observation)
-        head = torch.addmm(self.head_bias, self.head_weight, features[0])
-        return head, torch.addmm(self.value_bias, self.value_weight, features[-1])[0]
+        towers = self._features(observation).split(1)
+        head = _Linear.apply(self.head_weight[None], self.head_bias[None], towers[0])
+        value = _Linear.apply(self.value_weight[None], self.value_bias[None], towers[-1])
+        return head[0], value[0, 0]
 
 
 class SampleMajor(nn.Module):

@@ -20,6 +20,9 @@ from operant.policy import Policy
 from operant.settings import Count, Real, Section
 from operant.world import Slot, World
 
+BOOTSTRAP_SAMPLES = 2**19
+"""On a GPU, values of final observations are computed for so many samples at a time: fewer launches, and memory that stays small."""
+
 BLOCK_LANES = 32
 """Minibatches permute blocks of this many neighbouring lanes of one tick: a field-major observation is then read in whole sectors of memory."""
 
@@ -226,8 +229,10 @@ class PPO:
         rollout, T = self.rollout, self.config.horizon
         if self.device.type == "cuda":
             # A graph cannot choose, so all samples are evaluated, where nothing was truncated on stale observations that nobody reads.
-            for t in range(T):
-                self._final_value[t] = self.policy.forward(rollout.final_observation[t])[1]
+            together = max(1, BOOTSTRAP_SAMPLES // self.world.count)
+            for t in range(0, T, together):
+                ticks = rollout.final_observation[t : t + together]
+                self._final_value[t : t + together] = self.policy.forward(ticks.transpose(0, 1).flatten(1))[1].view(len(ticks), -1)
             return
         step, lane = torch.nonzero(rollout.truncated, as_tuple=True)
         if len(step):
