@@ -349,7 +349,7 @@ def _configuration(folder: Path, document: dict[str, Any], resume: bool) -> Conf
     source = configuration.find_source(request["config"]) if request["config"] else None
     overrides = list(request["overrides"])
     if request.get("environment_file"):
-        overrides.append(f"env.name={json.dumps(request['environment_file'])}")
+        overrides.append(f"env.name={request['environment_file']}")
     return configuration.load(source, overrides, folder=directory)
 
 
@@ -366,7 +366,7 @@ def prepare(folder: Path, *, resume: str | None) -> Trainer:
     from operant import config as configuration
     from operant.checkpoint import Store
 
-    document = runs.read_document(folder)
+    document = runs.read_json(folder / "run.json")
     phase("reading the configuration")
     config = _configuration(folder, document, resume is not None)
     device = find_device(config.run.device)
@@ -400,7 +400,7 @@ def prepare(folder: Path, *, resume: str | None) -> Trainer:
 def work(folder: Path, *, resume: str | None) -> None:
     """Train the run of a folder while holding its lock. Raises OperantError."""
     with runs.acquire(folder):
-        runs.update_document(folder, **runs.process_identity())
+        runs.update_document(folder, **runs.identity())
         trainer = prepare(folder, resume=resume)
         trainer.run()
 
