@@ -48,13 +48,15 @@ class Config(Section):
     max_gradient_norm: Real = Field(0.5, gt=0)
     normalize_advantages: bool = Field(True, description="once an iteration")
     normalize_observations: bool = False
-    normalize_rewards: bool = Field(False, description="divide rewards by the spread of the discounted return")
+    normalize_rewards: bool = Field(False, description="divide rewards by the spread of the discounted return, and clip them to +-10")
     target_kl: Real | None = Field(None, gt=0, description="skip an iteration's remaining optimiser steps once approx_kl exceeds 1.5 times this")
     adam_epsilon: Real = Field(1e-5, gt=0)
     precision: Literal["fp32", "tf32"] = Field("tf32", description="of matrix products on a GPU; a CPU always computes in fp32")
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """What does not fit together, as (key, sentence)."""
+        if self.horizon * lanes < 2:
+            return [("horizon", "one lane x 1 step is a single sample, which has no spread: an iteration needs 2 or more (raise algo.horizon or env.lanes)")]
         blocks = self.horizon * lanes // block_lanes(lanes)
         if blocks % self.minibatches == 0:
             return []
