@@ -1,0 +1,617 @@
+"""PPO: bootstrapping by hand, the gradient against a plain float64 version of the paper, the optimiser's step by hand, normalisation, the KL stop,
+minibatches, repeatability to the bit, resuming, users' networks, and that it learns."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numba
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import distributions, nn
+from toys import COUNT, PICK, PUSH, bytes_of, clones, iterate, ppo_on, shared_kernel
+
+from operant import algos, evaluate, kernel, nets
+from operant.algos import ppo as module
+from operant.algos.ppo import COLUMNS, PPO, Batch, Config, Stats, block_lanes, ppo_loss
+from operant.envs import find
+from operant.evaluate import Evaluator
+from operant.moments import RunningMoments
+from operant.world import World
+
+CARTPOLE = find("cartpole")
+EVERYTHING = {"normalize_observations": True, "normalize_rewards": True, "value_clip": 0.2, "target_kl": 0.002, "learning_rate": 0.01}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Small tensors, and a machine that others use."""
+    monkeypatch.setattr(module, "Kernel", shared_kernel)
+    monkeypatch.setattr(evaluate, "Kernel", shared_kernel)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def stats_of(ppo):
+    return dict(zip(COLUMNS, ppo.stats.tolist(), strict=True))
+
+
+# COLLECT
+
+SQUARE = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, observation, head):
+        super().__init__()
+        self.head, self.factor = nn.Linear(observation, head), nn.Parameter(torch.ones(1))
+    def forward(self, observation):
+        return self.head(observation), self.factor * observation[:, 0] ** 2
+"""
+
+
+def test_bootstrapping_by_hand(tmp_path):
+    """A network with V(o) = o^2 plays COUNT: o counts the episode's steps, r is the count after a step. gamma = lambda = 1/2, four steps.
+
+    Lane 0 is truncated at 3, where V of the true final observation is 9 and V of the next episode's first is 0. Lane 3 is terminated there at once, which
+    rules. Lane 2 terminates at 2 and plays two more steps, to the end of the rollout. All A_t = r + V'/2 - V + A_{t+1}/4, A_{t+1} only within an episode.
+
+    t   o  r    lane 0                               lane 3
+    0   0  1    1 + 1/2 - 0 = 1.5,  + 3.875/4        1.5,   + 2.75/4 = 2.1875
+                = 2.46875
+    1   1  2    2 + 4/2 - 1 = 3,    + 3.5/4 = 3.875  3,     - 1/4 = 2.75
+    2   2  3    3 + 9/2 - 4 = 3.5                    3 + 0 - 4 = -1
+    3   0  1    1 + 1/2 - 0 = 1.5                    1.5
+
+    Lane 2: (0, 1), (1, 2) terminated, (0, 1), (1, 2) terminated: A = 1.5 + 1/4, 2 - 1, and again. Lane 1: r = 1 terminates every step: A = 1.
+    """
+    (tmp_path / "net.py").write_text(SQUARE)
+    ppo = ppo_on(COUNT, 4, nets.Config(kind=f"{tmp_path / 'net.py'}:Net"), horizon=4, gamma=0.5, gae_lambda=0.5, normalize_advantages=False)
+    ppo.collect()
+    lane0, lane1, lane2, lane3 = range(4)
+    rollout = ppo.rollout
+    assert rollout.observation[:, 0, lane0].tolist() == [0, 1, 2, 0, 1]
+    assert rollout.truncated[:, lane0].tolist() == [0, 0, 1, 0] and rollout.terminated[:, lane0].tolist() == [0, 0, 0, 0]
+    assert rollout.truncated[:, lane3].tolist() == [0, 0, 1, 0] and rollout.terminated[:, lane3].tolist() == [0, 0, 1, 0]
+    assert rollout.final_observation[2, 0, [lane0, lane3]].tolist() == [3, 3]
+    ppo._advantages()
+    expected = torch.empty(4, 4)
+    expected[:, lane0] = torch.tensor([2.46875, 3.875, 3.5, 1.5])
+    expected[:, lane1] = 1.0
+    expected[:, lane2] = torch.tensor([1.75, 1.0, 1.75, 1.0])
+    expected[:, lane3] = torch.tensor([2.1875, 2.75, -1.0, 1.5])
+    assert torch.equal(ppo._advantage, expected)
+    assert torch.equal(ppo._returns, expected + rollout.observation[:4, 0].square())
+
+
+@pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK])
+def test_what_is_collected_belongs_together(env):
+    ppo = ppo_on(env, 16, horizon=6, normalize_observations=True)
+    iterate(ppo, 2)
+    first = ppo.rollout.observation[-1].clone()
+    ppo.collect()
+    assert torch.equal(ppo.rollout.observation[0], first), "a rollout does not begin where the last one ended"
+    head = ppo.policy.head
+    for t in range(6):
+        parameters, value = ppo.policy.forward(ppo.rollout.observation[t])
+        assert torch.equal(ppo._raw[t], head.sample(parameters, ppo._uniform[t]))
+        assert torch.equal(ppo._log_probability[t], head.log_probability_and_entropy(parameters, ppo._raw[t])[0])
+        assert torch.equal(ppo._value[t], value)
+        torch.testing.assert_close(ppo.rollout.action[t], head.to_env(ppo._raw[t]))
+    assert torch.equal(ppo._value[6], ppo.policy.forward(ppo.rollout.observation[6])[1])
+    truncated = ppo.rollout.truncated.nonzero()
+    for t, i in truncated.tolist():
+        final = ppo.policy.forward(ppo.rollout.final_observation[t, :, i : i + 1])[1]
+        torch.testing.assert_close(ppo._final_value[t, i], final[0])
+    assert len(truncated) > 0 or env is not PUSH
+
+
+def test_every_iteration_has_random_numbers_of_its_own():
+    ppo = ppo_on(CARTPOLE, 8, horizon=4)
+    ppo.collect()
+    first = ppo._uniform.clone()
+    ppo.collect()
+    assert not torch.isin(ppo._uniform, first).any()
+
+
+# THE LOSS
+
+
+def plain_loss(env, net, parameters, batch, config):
+    """The loss of the paper in float64, sample by sample, written on its own. `parameters` by name."""
+    activation = {"tanh": torch.tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}[net.activation]
+    observation = batch.observation.double().t()
+
+    def tower(g):
+        width = net.hidden[0]
+        rows = slice(g * width, (g + 1) * width)
+        features = activation(observation @ parameters["first_weight"][rows].t() + parameters["first_bias"][rows, 0])
+        for k in range(len(net.hidden) - 1):
+            features = activation(features @ parameters[f"weights.{k}"][g].t() + parameters[f"biases.{k}"][g, :, 0])
+        return features
+
+    head = tower(0) @ parameters["head_weight"].t() + parameters["head_bias"][:, 0]
+    value = (tower(0 if net.shared else 1) @ parameters["value_weight"].t() + parameters["value_bias"][:, 0])[:, 0]
+
+    if env is PUSH:
+        spread = distributions.Normal(head, parameters["log_std"][:, 0].exp())
+        log_probability, entropy = spread.log_prob(batch.action.double().t()).sum(1), spread.entropy().sum(1)
+    else:
+        sizes = (2,) if env is CARTPOLE else (3, 2)
+        choices = [distributions.Categorical(logits=block) for block in head.split(sizes, dim=1)]
+        log_probability = sum(choice.log_prob(action) for choice, action in zip(choices, batch.action, strict=True))
+        entropy = sum(choice.entropy() for choice in choices)
+
+    old, advantage, target, before = (x.double() for x in (batch.log_probability, batch.advantage, batch.returns, batch.value))
+    surrogate, errors, clipped, kl = [], [], 0, []
+    for j in range(len(old)):
+        ratio = torch.exp(log_probability[j] - old[j])
+        limited = torch.clamp(ratio, 1 - config.clip, 1 + config.clip)
+        surrogate.append(torch.min(ratio * advantage[j], limited * advantage[j]))
+        clipped += bool(abs(ratio - 1) > config.clip)
+        kl.append((ratio - 1 - torch.log(ratio)).item())
+        error = (value[j] - target[j]) ** 2
+        if config.value_clip is not None:
+            near = before[j] + torch.clamp(value[j] - before[j], -config.value_clip, config.value_clip)
+            error = torch.max(error, (near - target[j]) ** 2)
+        errors.append(error / 2)
+    count = len(old)
+    policy_loss, value_loss = -sum(surrogate) / count, sum(errors) / count
+    loss = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * entropy.mean()
+    return loss, [policy_loss.item(), value_loss.item(), entropy.mean().item(), sum(kl) / count, clipped / count]
+
+
+NETS = [("tanh", False), ("tanh", True), ("relu", False), ("gelu", True), ("silu", False)]
+
+
+@pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK], ids=["categorical", "gaussian", "multi"])
+@pytest.mark.parametrize(("activation", "shared"), NETS)
+@pytest.mark.parametrize("value_clip", [None, 0.1])
+def test_the_gradient_is_that_of_the_paper(env, activation, shared, value_clip):
+    net = nets.Config(hidden=(7, 5), activation=activation, shared=shared)
+    ppo = ppo_on(env, 8, net, horizon=8, start=False, value_clip=value_clip, entropy_coefficient=0.03, clip=0.15)
+    flat, config, B = ppo.policy.flat, ppo.config, 60
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    flat.values.data.add_(0.2 * normal(flat.values.shape))
+    if env is PICK:
+        observation = torch.randint(0, 4, (3, B), generator=generator, dtype=torch.uint8)
+    else:
+        observation = normal(env.observation.size, B)
+    with torch.no_grad():
+        parameters, value = ppo.policy.forward(observation)
+        action = ppo.policy.head.sample(parameters, torch.rand(ppo.policy.head.uniform_rows, B, generator=generator))
+        log_probability = ppo.policy.head.log_probability_and_entropy(parameters, action)[0]
+    batch = Batch(observation, action, log_probability + 0.25 * normal(B), value + 0.2 * normal(B), normal(B), value + normal(B))
+
+    loss, numbers = ppo_loss(ppo.policy, batch, config)
+    flat.backward(loss)
+    doubles = {name: parameter.detach().double().requires_grad_() for name, parameter in zip(flat.names, flat.parameters, strict=True)}
+    expected_loss, expected_numbers = plain_loss(env, net, doubles, batch, config)
+    expected = torch.autograd.grad(expected_loss, list(doubles.values()))
+
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-5, abs=1e-6)
+    assert [number.item() for number in numbers] == pytest.approx(expected_numbers, rel=1e-4, abs=1e-6)
+    assert 0.1 < numbers[4] < 0.9, "the clip is not put to the test"
+    size = max(float(gradient.abs().max()) for gradient in expected)
+    for name, gradient, wanted in zip(flat.names, flat._gradient_views, expected, strict=True):
+        error = float((gradient.double() - wanted).abs().max())
+        assert error <= 2e-6 * size + 1e-5 * float(wanted.abs().max()), f"the gradient of {name} is {error} off"
+    loss, _ = ppo_loss(ppo.policy, batch._replace(log_probability=log_probability), config)
+    assert loss.item() == pytest.approx(expected_loss.item(), abs=2.0) and loss.item() != pytest.approx(expected_loss.item(), abs=1e-4)
+
+
+def test_the_clip_by_hand():
+    """Two samples, a policy that gives both actions 1/2, epsilon = 0.2: at old probability 1/4 the ratio is 2, at 1 it is 1/2.
+
+    A = +1: min(2, 1.2) = 1.2 and min(0.5, 0.8) = 0.5. A = -1: min(-2, -1.2) = -2 and min(-0.5, -0.8) = -0.8. The loss is minus the mean.
+    """
+    ppo = ppo_on(CARTPOLE, 8, horizon=4, start=False, entropy_coefficient=0.0, value_coefficient=0.0)
+    ppo.policy.flat.values.data.zero_()
+    zero = torch.zeros(2)
+    old = torch.tensor([0.25, 1.0]).log()
+    for advantage, expected in ((1.0, -(1.2 + 0.5) / 2), (-1.0, (2.0 + 0.8) / 2)):
+        batch = Batch(torch.zeros(4, 2), torch.tensor([[0, 1]], dtype=torch.int32), old, zero, torch.full((2,), advantage), zero)
+        loss, numbers = ppo_loss(ppo.policy, batch, ppo.config)
+        assert loss.item() == pytest.approx(expected, rel=1e-6)
+        # (r - 1) - log r: (1 - ln 2 + -1/2 + ln 2) / 2 = 1/4.
+        assert [number.item() for number in numbers[2:]] == pytest.approx([math.log(2.0), 0.25, 1.0], rel=1e-6)
+
+
+def test_the_value_clip_by_hand():
+    # V = 0 now, R = 1. Old value 0.5, clip 0.2: near = 0.3, so (0 - 1)^2 = 1 counts. Old value -0.5: near = -0.3, so (1.3)^2 = 1.69. Half the mean.
+    ppo = ppo_on(CARTPOLE, 8, horizon=4, start=False, value_clip=0.2)
+    ppo.policy.flat.values.data.zero_()
+    zero, one = torch.zeros(2), torch.ones(2)
+    batch = Batch(torch.zeros(4, 2), torch.zeros(1, 2, dtype=torch.int32), zero, torch.tensor([0.5, -0.5]), zero, one)
+    _, numbers = ppo_loss(ppo.policy, batch, ppo.config)
+    assert numbers[1].item() == pytest.approx((1.0 + 1.69) / 4, rel=1e-6)
+
+
+# THE UPDATE
+
+
+@pytest.mark.parametrize("max_norm", [1e-2, 1e6])
+def test_clip_adam_and_annealing_by_hand(max_norm):
+    """One minibatch of one epoch, so that each update is one step, which float64 repeats: Kingma & Ba 2015, algorithm 1."""
+    iterations = 5
+    algo = {"epochs": 1, "minibatches": 1, "max_gradient_norm": max_norm, "learning_rate": 0.02, "adam_epsilon": 1e-3}
+    ppo = ppo_on(PUSH, 8, horizon=4, steps=iterations * 32, **algo)
+    flat = ppo.policy.flat
+    values = flat.values.detach().double()
+    first, second = torch.zeros_like(values), torch.zeros_like(values)
+    for k in range(1, iterations + 1):
+        ppo.collect()
+        ppo.update()
+        stats = stats_of(ppo)
+        gradient = flat.gradient.double()
+        norm = float(gradient.norm())
+        assert norm == pytest.approx(min(stats["gradient_norm"], max_norm), rel=1e-4)
+        rate = 0.02 * (1 - (k - 1) / iterations)
+        assert stats["learning_rate"] == pytest.approx(rate, rel=1e-6)
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        values = values - rate * (first / (1 - 0.9**k)) / ((second / (1 - 0.999**k)).sqrt() + 1e-3)
+        torch.testing.assert_close(flat.values.detach().double(), values, rtol=1e-5, atol=1e-6)
+    iterate(ppo, 1)
+    assert stats_of(ppo)["learning_rate"] == 0.0
+    torch.testing.assert_close(flat.values.detach().double(), values, rtol=1e-5, atol=1e-6)
+
+
+def test_the_learning_rate_without_annealing_and_with_steps_of_its_own():
+    still = iterate(ppo_on(COUNT, 4, horizon=2, steps=16, anneal=False, learning_rate=0.01), 4)
+    assert stats_of(still)["learning_rate"] == pytest.approx(0.01)
+    # 17 steps are three iterations of 8: the rates are 1, 2/3 and 1/3 of the first.
+    own = ppo_on(COUNT, 4, horizon=2, steps=1_000_000, anneal_steps=17, learning_rate=0.01)
+    rates = []
+    for _ in range(4):
+        iterate(own, 1)
+        rates.append(stats_of(own)["learning_rate"])
+    assert rates == pytest.approx([0.01, 0.02 / 3, 0.01 / 3, 0.0], abs=1e-9)
+
+
+def test_minibatches_hold_every_sample_once_an_epoch():
+    T, N = 6, 64
+    ppo = ppo_on(PUSH, N, horizon=T, epochs=3, minibatches=4, normalize_advantages=False)
+    ppo.collect()
+    # Each sample gets a number, in every buffer.
+    number = torch.arange(T * N, dtype=torch.float32).view(T, N)
+    ppo.rollout.observation[:-1] = number[:, None]
+    ppo._raw.copy_(number[:, None])
+    ppo._log_probability.copy_(number)
+    ppo._value[:-1] = number
+    seen = []
+
+    def look(batch):
+        seen.append(batch)
+        return torch.zeros(6)
+
+    ppo._descend = look
+    ppo.update()
+    assert len(seen) == 12
+    orders = []
+    for epoch in range(3):
+        batches = seen[4 * epoch : 4 * epoch + 4]
+        assert all(len(batch.value) == T * N // 4 for batch in batches)
+        samples = torch.cat([batch.value for batch in batches]).long()
+        assert torch.equal(samples.sort().values, torch.arange(T * N))
+        blocks = samples.view(-1, 32)
+        assert torch.equal(blocks, blocks[:, :1] + torch.arange(32)) and not (blocks[:, 0] % 32).any()
+        orders.append(blocks[:, 0].tolist())
+        for batch in batches:
+            for field in (*batch.observation, *batch.action, batch.log_probability):
+                assert torch.equal(field, batch.value)
+            step, lane = batch.value.long() // N, batch.value.long() % N
+            assert torch.equal(batch.advantage, ppo._advantage[step, lane]) and torch.equal(batch.returns, ppo._returns[step, lane])
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_advantages_are_normalised_over_the_iteration():
+    ppo, plain = (ppo_on(PUSH, 16, horizon=8, normalize_advantages=normalize) for normalize in (True, False))
+    for each in (ppo, plain):
+        each.collect()
+        each._advantages()
+    assert float(ppo._advantage.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(ppo._advantage.std()) == pytest.approx(1.0, abs=1e-5)
+    assert torch.equal(ppo._returns, plain._returns)
+    torch.testing.assert_close(ppo._advantage, (plain._advantage - plain._advantage.mean()) / plain._advantage.std())
+
+
+def recorded(ppo):
+    """Let `ppo` descend as ever, and note after each step what a checkpoint would hold, and its numbers."""
+    steps, descend = [], ppo._descend
+
+    def noted(batch):
+        numbers = descend(batch)
+        steps.append((numbers, clones(ppo)))
+        return numbers
+
+    ppo._descend = noted
+    return steps
+
+
+def test_moments_stand_still_during_an_iteration():
+    ppo = ppo_on(PUSH, 16, horizon=8, normalize_observations=True, normalize_rewards=True)
+    samples, accrued, carried = [], [], torch.zeros(16)
+    for _ in range(3):
+        before = clones(ppo)
+        steps = recorded(ppo)
+        ppo.collect()
+        rollout = ppo.rollout
+        reward, ended = rollout.reward.clone(), (rollout.terminated | rollout.truncated).bool()
+        samples.append(rollout.observation[:-1].transpose(0, 1).flatten(1).clone())
+        for t in range(8):
+            carried = 0.99 * carried + reward[t]
+            accrued.append(carried)
+            carried = carried.masked_fill(ended[t], 0.0)
+        ppo.update()
+        names = [name for name in before if name.startswith(("policy/observation", "return/"))]
+        assert len(names) == 10
+        for _, after in steps:
+            assert all(torch.equal(before[name], after[name]) for name in names), "moments moved within an iteration"
+        torch.testing.assert_close(ppo._reward, (reward * before["return/scale"]).clamp(-10, 10))
+        # After it they are those of everything seen so far (the weight of their beginning is 1e-4).
+        seen, spread = torch.cat(samples, dim=1).double(), torch.stack(accrued).double()
+        torch.testing.assert_close(ppo.policy.moments.mean[:, 0], seen.mean(1), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(ppo.policy.moments.variance[:, 0], seen.var(1, correction=0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ppo.return_moments.variance.flatten()[0], spread.var(correction=0), rtol=1e-4, atol=1e-5)
+        del ppo._descend
+    assert ppo.return_moments.scale.item() != 1.0
+
+
+def test_scaled_rewards_are_clipped():
+    ppo = ppo_on(COUNT, 4, horizon=3, normalize_rewards=True)
+    ppo.collect()
+    ppo.return_moments.scale.fill_(5.0)
+    ppo._advantages()
+    assert RunningMoments.CLIP == 10.0
+    assert ppo._reward[:, 0].tolist() == [5.0, 10.0, 10.0]
+    assert ppo.rollout.reward[:, 0].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_the_kl_stop_skips():
+    ppo = ppo_on(CARTPOLE, 32, horizon=8, learning_rate=0.02, epochs=4, minibatches=4, target_kl=1e-3)
+    stopped_in = 0
+    for _ in range(4):
+        before = {name: tensor for name, tensor in clones(ppo).items() if name.startswith(("policy/", "adam/"))}
+        steps = recorded(ppo)
+        iterate(ppo, 1)
+        del ppo._descend
+        assert len(steps) == 16
+        stopped = False
+        for numbers, after in steps:
+            stopped = stopped or bool(numbers[3] > 1.5e-3)
+            for name, tensor in before.items():
+                assert torch.equal(tensor, after[name]) == stopped, f"{name} {'moved after' if stopped else 'stood still before'} the stop"
+            before = {name: after[name] for name in before}
+        stopped_in += stopped
+        assert torch.isfinite(ppo.stats).all()
+    assert stopped_in == 4, "the stop is not put to the test"
+    free = ppo_on(CARTPOLE, 32, horizon=8, learning_rate=0.02, epochs=4, minibatches=4)
+    iterate(free, 4)
+    assert int(free.tensors()["adam/step"]) == 64 > int(ppo.tensors()["adam/step"]) >= 4
+
+
+def test_stats():
+    ppo = ppo_on(PUSH, 16, horizon=8, epochs=2, minibatches=2)
+    ppo.collect()
+    steps = recorded(ppo)
+    ppo.update()
+    assert len(COLUMNS) == len(Stats._fields) == len(set(COLUMNS)) == len(ppo.stats)
+    stats = stats_of(ppo)
+    expected = torch.stack([numbers for numbers, _ in steps]).mean(0)
+    named = ("loss/policy", "loss/value", "entropy", "approx_kl", "clip_fraction", "gradient_norm")
+    assert [stats[name] for name in named] == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-7)
+    residual = ppo._returns - ppo._value[:-1]
+    assert stats["explained_variance"] == pytest.approx(1 - float(residual.var() / ppo._returns.var()), rel=1e-4)
+    assert stats["not_finite"] == 0.0
+
+
+def test_what_is_not_finite_is_counted():
+    ppo = ppo_on(PUSH, 16, horizon=8)
+    ppo.collect()
+    ppo.rollout.reward[3, 2] = math.nan
+    ppo.update()
+    assert stats_of(ppo)["not_finite"] > 0
+    assert ppo.policy.flat.not_finite()
+
+
+# BITS
+
+
+def digest(ppo):
+    return hashlib.sha256(ppo.policy.flat.values.detach().numpy().tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize(("env", "algo"), [(CARTPOLE, {}), (PUSH, EVERYTHING)], ids=["cartpole", "gaussian, everything on"])
+def test_same_seed_same_bits_other_seed_other_bits(env, algo):
+    def after_50_iterations(seed):
+        return digest(iterate(ppo_on(env, 64, horizon=8, epochs=2, seed=seed, **algo), 50))
+
+    first = after_50_iterations(1)
+    torch.manual_seed(99)
+    assert after_50_iterations(1) == first
+    assert after_50_iterations(2) != first
+
+
+RESUMED = [
+    pytest.param(CARTPOLE, {}, EVERYTHING, id="categorical, everything on"),
+    pytest.param(CARTPOLE, {"shared": True, "activation": "relu"}, {}, id="shared"),
+    pytest.param(PUSH, {}, EVERYTHING, id="gaussian, everything on"),
+    pytest.param(PUSH, {"squash": True, "initial_log_std": -0.5}, {"normalize_rewards": True, "anneal": False}, id="squashed"),
+    pytest.param(PICK, {}, EVERYTHING, id="bytes and several choices, everything on"),
+]
+
+
+@pytest.mark.parametrize(("env", "net", "algo"), RESUMED)
+def test_what_a_checkpoint_holds_is_enough(env, net, algo):
+    def fresh(**more):
+        return ppo_on(env, 24, nets.Config(hidden=(8,), **net), horizon=4, steps=24 * 4 * 8, **algo, **more)
+
+    whole = iterate(fresh(), 4)
+    saved = {name: torch.from_numpy(tensor.numpy().copy()) for name, tensor in whole.tensors().items()}
+    resumed = fresh(start=False)
+    assert set(resumed.tensors()) == set(saved)
+    for name, tensor in resumed.tensors().items():
+        assert tensor.shape == saved[name].shape and tensor.dtype == saved[name].dtype
+        tensor.copy_(saved[name])
+    for _ in range(3):
+        iterate(whole, 1)
+        iterate(resumed, 1)
+        assert bytes_of(whole) == bytes_of(resumed)
+        assert whole.stats.numpy().tobytes() == resumed.stats.numpy().tobytes()
+
+
+@pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK], ids=["categorical", "gaussian", "multi"])
+def test_under_deterministic_algorithms(env):
+    net = nets.Config(hidden=(8,), squash=env is PUSH)
+    plain = iterate(ppo_on(env, 16, net, horizon=4, **EVERYTHING), 3)
+    torch.use_deterministic_algorithms(True)
+    try:
+        strict = iterate(ppo_on(env, 16, net, horizon=4, **EVERYTHING), 3)
+        Evaluator(strict.policy, env, env.Params(), episodes=4, seed=1, greedy=False).run(0)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert bytes_of(plain) == bytes_of(strict)
+
+
+def test_threads_make_no_difference(monkeypatch):
+    # The kernels' threads: those of torch's matrix products are a choice that a run keeps.
+    monkeypatch.setattr(kernel, "SERIAL_BELOW", 0)
+    threads = numba.get_num_threads()
+    several = bytes_of(iterate(ppo_on(CARTPOLE, 48, horizon=4, **EVERYTHING), 3))
+    numba.set_num_threads(1)
+    try:
+        assert bytes_of(iterate(ppo_on(CARTPOLE, 48, horizon=4, **EVERYTHING), 3)) == several
+    finally:
+        numba.set_num_threads(threads)
+
+
+def test_eager_makes_no_difference_on_a_cpu():
+    first = iterate(ppo_on(PUSH, 8, horizon=4), 2)
+    second = PPO(World(PUSH, 8, seed=1), first.config, nets.Config(hidden=(16,)), seed=1, steps=100_000, eager=True)
+    second.start()
+    assert bytes_of(iterate(second, 2)) == bytes_of(first)
+
+
+# NETWORKS OF ONE'S OWN
+
+OWN = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, observation, head):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(observation, 12), nn.LayerNorm(12), nn.SiLU())
+        self.head, self.value = nn.Linear(12, head), nn.Linear(12, 1)
+        self.register_buffer("scale", torch.full((observation,), 0.5))
+    def forward(self, observation):
+        features = self.body(observation * self.scale)
+        return self.head(features), self.value(features)
+"""
+
+
+@pytest.mark.parametrize("env", [CARTPOLE, PUSH])
+def test_a_network_of_ones_own_trains_and_resumes(tmp_path, env):
+    (tmp_path / "own.py").write_text(OWN)
+    net = nets.Config(kind=f"{tmp_path / 'own.py'}:Net")
+    first, second = (iterate(ppo_on(env, 16, net, horizon=4), 3) for _ in range(2))
+    assert bytes_of(first) == bytes_of(second)
+    untrained = ppo_on(env, 16, net, horizon=4, start=False)
+    moved = {name for name, a, b in zip(first.policy.flat.names, first.policy.flat.parameters, untrained.policy.flat.parameters, strict=True)
+             if not torch.equal(a, b)}  # fmt: skip
+    assert moved == set(first.policy.flat.names)
+    for name, tensor in untrained.tensors().items():
+        tensor.copy_(first.tensors()[name])
+    assert bytes_of(iterate(untrained, 2)) == bytes_of(iterate(first, 2))
+
+
+# CONFIGURATION
+
+
+def test_found_by_its_file_name():
+    assert "ppo" in algos.names() and algos.load("ppo") is PPO and PPO.Config is Config
+    with pytest.raises(KeyError):
+        algos.load("ppoo")
+
+
+@pytest.mark.parametrize(("lanes", "block"), [(1, 1), (2, 2), (3, 1), (24, 8), (31, 1), (32, 32), (48, 16), (96, 32), (1024, 32), (1000, 8)])
+def test_blocks_of_lanes(lanes, block):
+    assert block_lanes(lanes) == block
+
+
+@pytest.mark.parametrize(
+    ("lanes", "horizon", "minibatches", "fits"),
+    [(1024, 16, 4, True), (32, 4, 4, True), (32, 4, 8, False), (32, 6, 4, False), (100, 3, 5, True), (100, 3, 7, False), (1, 4, 4, True), (1, 4, 8, False)],
+)
+def test_sizes_that_do_not_divide(lanes, horizon, minibatches, fits):
+    config = Config(horizon=horizon, minibatches=minibatches)
+    found = config.problems(lanes)
+    if fits:
+        assert found == []
+        ppo = ppo_on(COUNT, lanes, horizon=horizon, minibatches=minibatches, epochs=1)
+        iterate(ppo, 1)
+        assert int(ppo.tensors()["adam/step"]) == minibatches and torch.isfinite(ppo.stats).all()
+    else:
+        [(key, sentence)] = found
+        assert key == "minibatches" and str(minibatches) in sentence and str(lanes) in sentence and str(horizon) in sentence
+
+
+def test_one_sample_is_too_few():
+    # The spread of one advantage is not a number.
+    [(key, sentence)] = Config(horizon=1, minibatches=1).problems(1)
+    assert key == "horizon" and "2" in sentence
+    assert Config(horizon=2, minibatches=1).problems(1) == [] == Config(horizon=1, minibatches=1).problems(2)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"horizon": 0}, {"horizon": 1.5}, {"epochs": 2000}, {"minibatches": 0}, {"learning_rate": 0}, {"learning_rate": math.nan}, {"gamma": 1.01},
+        {"gae_lambda": -0.1}, {"clip": 0}, {"value_clip": 0}, {"target_kl": -1}, {"max_gradient_norm": 0}, {"precision": "bf16"}, {"lerning_rate": 1},
+    ],
+)  # fmt: skip
+def test_values_that_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        Config(**wrong)
+
+
+# LEARNING
+
+
+def returns_of(ppo, iterations):
+    """The mean return of the episodes that ended in so many iterations."""
+    ppo.world.take()
+    iterate(ppo, iterations)
+    episodes, _, total = ppo.world.take().tolist()
+    return total / episodes
+
+
+def test_cartpole_learns():
+    ppo = ppo_on(CARTPOLE, 128, nets.Config(hidden=(32, 32)), horizon=32, steps=300_000, learning_rate=5e-3)
+    assert returns_of(ppo, 3) < 40
+    iterate(ppo, 35)
+    assert returns_of(ppo, 8) > 150
+
+
+def test_pushing_learns():
+    # Standing at zero costs nothing but the noise of the pushes.
+    ppo = ppo_on(PUSH, 128, horizon=16, steps=128 * 16 * 40, learning_rate=5e-3, normalize_observations=True, entropy_coefficient=0.0)
+    before = returns_of(ppo, 2)
+    iterate(ppo, 30)
+    assert returns_of(ppo, 3) > before / 3
+
+
+def test_picking_learns():
+    # Two right answers a step are worth 2; guessing 1/3 + 1/2.
+    ppo = ppo_on(PICK, 64, horizon=10, steps=64 * 10 * 40, learning_rate=5e-3, minibatches=4, normalize_observations=True)
+    assert returns_of(ppo, 2) / 5 < 1.0
+    iterate(ppo, 20)
+    assert returns_of(ppo, 3) / 5 > 1.6
