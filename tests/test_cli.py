@@ -1,0 +1,685 @@
+"""The command line: training from the first word to the last, every exit code, and no traceback for anything a user can get wrong.
+
+What needs a process of its own (waiter, worker, viewer, signals, kills) has one. All else runs `cli.main` in this process, which has torch already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import operant
+from operant import check, cli, config, doctor, fixedfile, footprint, recipes, request, runs
+from operant.errors import MachineError, NotFoundError, UsageError
+from operant.metricsfile import Reader
+
+PACKAGE_PARENT = Path(operant.__file__).resolve().parent.parent
+ITERATION = 64 * 16
+SMALL = ("env.lanes=64", "algo.horizon=16", "run.threads=1", "run.device=cpu")
+# Enough iterations that a kill after the first checkpoint comes long before the end; they learn little, so that greedy and sampled episodes differ.
+STEPS = 120 * ITERATION
+HALFWAY = (*SMALL, f"run.steps={STEPS}", "algo.learning_rate=1e-4", "checkpoint.every=10", "checkpoint.keep=4", "eval.every=30", "eval.episodes=4")
+
+MY_ENV = '''
+"""A line to walk on. The reward is not a number from step BREAKS on."""
+from typing import NamedTuple
+from numpy import float32, nan
+from operant.envs import Box, Discrete, Env, device
+
+BREAKS = 1_000_000
+
+class Params(NamedTuple):
+    bonus: float = 1.0
+
+@device
+def reset(s, p, key):
+    s[0] = float32(0.0)
+
+@device
+def step(s, action, p, key, tally):
+    s[0] += float32(1.0)
+    reward = p.bonus
+    if s[0] > float32(BREAKS):
+        reward = float32(nan)
+    return reward, False
+
+@device
+def observe(s, obs, p):
+    obs[0] = s[0] * float32(0.01)
+
+ENV = Env(Params, 1, observation=Box(1), action=Discrete(2), time_limit=100, reset=reset, step=step, observe=observe)
+'''
+
+MY_NET = """
+from torch import nn
+
+class MyNet(nn.Module):
+    def __init__(self, observation, head):
+        super().__init__()
+        self.trunk = nn.Linear(observation, 8)
+        self.head, self.value = nn.Linear(8, head), nn.Linear(8, 1)
+
+    def forward(self, observation):
+        features = self.trunk(observation).tanh()
+        return self.head(features), self.value(features)
+"""
+
+
+# HOW COMMANDS ARE RUN
+
+
+def environment(place: Path) -> dict[str, str]:
+    """A process's environment whose runs and index lie in `place`."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("OPERANT_RUNS", "PYTHONPATH", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")}
+    return kept | {"XDG_STATE_HOME": str(place / "state"), "PYTHONPATH": str(PACKAGE_PARENT), "OMP_NUM_THREADS": "1"}
+
+
+def operant_process(place: Path, *words: str, **options) -> subprocess.CompletedProcess:
+    """`operant WORDS` in a process of its own, in the folder `place`."""
+    command = [sys.executable, "-m", "operant.cli", *words]
+    done = subprocess.run(command, cwd=place, env=environment(place), capture_output=True, text=True, timeout=120, **options)
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    return done
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    """`operant WORDS` in this process, in a fresh folder: exit code, stdout, stderr."""
+    for name, value in environment(tmp_path).items():
+        if name in ("XDG_STATE_HOME",):
+            monkeypatch.setenv(name, value)
+    for name in ("OPERANT_RUNS", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)}
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(faulthandler, "register", lambda *words, **options: None)  # it needs a stderr that is a file
+
+    def call(*words: str) -> SimpleNamespace:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["operant", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return SimpleNamespace(code=ended.value.code or 0, out=out, err=err)
+
+    yield call
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    torch.set_num_threads(threads)
+
+
+def the_run(place: Path) -> runs.Run:
+    """The one run in `place`."""
+    (run,) = runs.list_runs(place / "runs", everywhere=False)
+    return run
+
+
+def wait_for(condition, process: subprocess.Popen | None = None):
+    """What `condition` returns once that is true. The deadline is only there so that a broken test ends."""
+    deadline_s = time.monotonic() + 90
+    while not (found := condition()):
+        assert time.monotonic() < deadline_s, "waited in vain"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    return found
+
+
+def tensors(run_path: Path, step: int | None = None) -> bytes:
+    """The bytes of a checkpoint's tensors, the last one's by default."""
+    folders = sorted((run_path / "checkpoints").glob("step-*" if step is None else f"step-{step:012d}"))
+    return (folders[-1] / "tensors.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> SimpleNamespace:
+    """A run that was left alone from its start to its end, as `operant train` does it, without a terminal."""
+    place = tmp_path_factory.mktemp("trained")
+    done = operant_process(place, "train", *HALFWAY, "--name", "alone")
+    return SimpleNamespace(place=place, path=place / "runs" / "alone", done=done)
+
+
+# A WHOLE RUN
+
+
+def test_a_run_goes_from_start_to_end_and_says_what_to_type_next(trained):
+    assert trained.done.returncode == 0, trained.done.stderr
+    assert trained.done.stdout == ""
+    text = trained.done.stderr
+    assert "SPS" in text and "finished" in text and "runs/alone" in text and "operant eval alone" in text
+    assert "\x1b" not in text and "\r" not in text
+    assert text.count("\n") < 40
+
+
+def test_its_folder_holds_what_the_design_names(trained):
+    names = {path.name for path in trained.path.iterdir()}
+    assert names >= {"run.json", "config.toml", "log.txt", "run.lock", "metrics.mm", "exit.json", "checkpoints", "eval"}
+    document = json.loads((trained.path / "run.json").read_text())
+    assert {"env": "cartpole", "algo": "ppo", "lanes": 64, "steps": STEPS, "device": "cpu", "seed": 1, "session": 1}.items() <= document.items()
+    ending = json.loads((trained.path / "exit.json").read_text())
+    assert (ending["exit"], ending["signal"], ending["last_step"]) == (0, None, STEPS)
+    assert oct(trained.path.stat().st_mode & 0o777) == "0o700"
+    assert len((trained.path / "eval" / "evaluations.jsonl").read_text().splitlines()) == 4
+    resolved = config.load(trained.path / "config.toml")
+    assert (resolved.env.lanes, resolved.run.threads, resolved.run.device) == (64, 1, "cpu")
+
+
+def test_its_records_are_in_the_metrics_file(trained):
+    with Reader(trained.path / "metrics.mm") as reader:
+        names, last, status = [metric.name for metric in reader.metrics], reader.latest(), reader.status()
+        first_steps = [record.step for record in reader.since(0)]
+    values = dict(zip(names, last.values, strict=True))
+    assert first_steps == sorted(set(first_steps))
+    assert (last.step, status.state, status.exit_code, status.main_count) == (STEPS, "finished", 0, 120)
+    assert status.last_checkpoint_step == STEPS
+    assert values["eval/best_return"] >= values["eval/return"] > 0
+    assert values["sps"] > 0 and values["entropy"] > 0
+
+
+def test_show_and_runs_describe_it(trained, here):
+    shown = here("show", str(trained.path), "--json")
+    assert shown.code == 0
+    described = json.loads(shown.out)
+    assert {"schema": 1, "id": "alone", "state": "finished", "step": STEPS, "env": "cartpole", "exit": 0}.items() <= described.items()
+    (listed,) = json.loads(here("runs", "--json", "--runs", trained.place / "runs").out)
+    assert {key: listed[key] for key in ("id", "state", "step")} == {key: described[key] for key in ("id", "state", "step")}
+    table = here("runs", "--runs", trained.place / "runs").out
+    assert table.splitlines()[0].split() == ["state", "id", "env", "algo", "return", "sps", "progress", "eta", "age"]
+    assert "alone" in table and "100 %" in table
+    assert json.loads(here("runs", "--live", "--json", "--runs", trained.place / "runs").out) == []
+    assert json.loads(here("runs", "--failed", "--json", "--runs", trained.place / "runs").out) == []
+    assert "alone" in here("show", str(trained.path)).out
+
+
+def test_logs_prints_the_log_and_its_end(trained, here):
+    whole = here("logs", str(trained.path)).out.splitlines()
+    assert any("finished" in line for line in whole)
+    assert here("logs", str(trained.path), "--tail", "1").out.splitlines() == whole[-1:]
+
+
+def test_eval_plays_the_best_checkpoint_greedily_and_sampled(trained, here):
+    done = here("eval", str(trained.path), "--episodes", "16", "--json")
+    assert done.code == 0
+    document = json.loads(done.out)
+    assert (document["schema"], document["id"], document["episodes"]) == (1, "alone", 16)
+    assert document["mean"] == document["greedy"]["mean"] and document["ci95"] == document["greedy"]["ci95"]
+    for kind in ("greedy", "sampled"):
+        found = document[kind]
+        assert found["episodes"] == 16 and found["unfinished"] == 0
+        assert 1 <= found["minimum"] <= found["mean"] <= found["maximum"] <= 500
+        assert found["mean"] == found["length"]  # a reward of 1 a step
+        assert found["ci95"] == pytest.approx(1.96 * found["deviation"] / 4)
+    assert document["greedy"] != document["sampled"]
+    again = json.loads(here("eval", document["checkpoint"], "--episodes", "16", "--json").out)
+    assert again == document
+    other = json.loads(here("eval", str(trained.path), "--episodes", "16", "--json", "--seed", "9", "--greedy").out)
+    assert other["sampled"] is None and other["greedy"] != document["greedy"]
+
+
+def test_eval_takes_the_checkpoint_that_is_named(trained, here):
+    steps = {which: json.loads(here("eval", str(trained.path), "--episodes", "4", "--sampled", "--json", "--checkpoint", which).out)["step"]
+             for which in ("last", str(STEPS - 10 * ITERATION))}  # fmt: skip
+    assert steps == {"last": STEPS, str(STEPS - 10 * ITERATION): STEPS - 10 * ITERATION}
+    assert "sampled" in here("eval", str(trained.path), "--episodes", "4").out
+
+
+def test_a_finished_run_says_how_to_train_on(trained, here):
+    done = here("resume", str(trained.path))
+    assert done.code == 2
+    assert "122,880 steps" in done.err and "run.steps=246k" in done.err
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(trained, here, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(trained.path, copy)
+    victim = sorted((copy / "checkpoints").glob("step-*"))[-1] / "tensors.safetensors"
+    raw = bytearray(victim.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    victim.write_bytes(raw)
+    done = here("eval", str(copy), "--episodes", "4", "--greedy", "--json", "--checkpoint", "last")
+    assert done.code == 0
+    assert f"step-{STEPS:012d}" in done.err and "skipped" in done.err
+    assert json.loads(done.out)["step"] == STEPS - 10 * ITERATION
+    named = here("eval", str(victim.parent))
+    assert named.code == 4 and "no sound checkpoint" in named.err
+
+
+# KILLED, STOPPED, BUSY
+
+
+def test_a_run_killed_halfway_and_resumed_ends_in_the_same_bytes(trained, tmp_path):
+    started = operant_process(tmp_path, "train", *HALFWAY, "--detach", "--name", "killed")
+    assert started.returncode == 0 and "Detached. Still training" in started.stderr, started.stderr
+    path = tmp_path / "runs" / "killed"
+    wait_for(lambda: list((path / "checkpoints").glob("step-*")))
+    os.kill(json.loads((path / "run.json").read_text())["pid"], signal.SIGKILL)
+    ending = json.loads(wait_for(lambda: (path / "exit.json").is_file() and (path / "exit.json").read_text()))
+    assert ending["signal"] == signal.SIGKILL and ending["last_step"] < STEPS
+    crashed = json.loads(operant_process(tmp_path, "show", "latest", "--json").stdout)
+    assert (crashed["id"], crashed["state"], crashed["exit"]) == ("killed", "crashed", 137)
+    assert [run["id"] for run in json.loads(operant_process(tmp_path, "runs", "--failed", "--json").stdout)] == ["killed"]
+
+    resumed = operant_process(tmp_path, "resume", "killed")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed from step-" in (path / "log.txt").read_text()
+    document = json.loads((path / "run.json").read_text())
+    assert document["session"] == 2
+    assert tensors(path) == tensors(trained.path)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory) -> SimpleNamespace:
+    """A run that trains while others try to, and is then stopped by Ctrl-C in its viewer."""
+    place = tmp_path_factory.mktemp("stopped")
+    command = [sys.executable, "-m", "operant.cli", "train", "env.name=CartPole-v1", *SMALL, "run.steps=1G", "eval.every=0", "--name", "long"]
+    viewer = subprocess.Popen(command, cwd=place, env=environment(place), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    path = place / "runs" / "long"
+    said = []
+    try:
+        while "SPS" not in (line := viewer.stderr.readline()):
+            assert line, said
+            said.append(line)
+        shown = json.loads(operant_process(place, "show", "live", "--json").stdout)
+        second = operant_process(place, "resume", "long")
+        worker = subprocess.run(
+            [sys.executable, "-m", "operant.train", str(path)], env=environment(place), capture_output=True, text=True, timeout=60, check=False
+        )
+        viewer.send_signal(signal.SIGINT)
+        said.append(viewer.communicate(timeout=60)[1])
+    finally:
+        viewer.kill()
+        with contextlib.suppress(OSError, KeyError):  # only where the test went wrong: the trainer is still there
+            if runs.probe(path):
+                os.kill(json.loads((path / "run.json").read_text())["pid"], signal.SIGKILL)
+    return SimpleNamespace(place=place, path=path, said="".join(said), code=viewer.returncode, shown=shown, second=second, worker=worker)
+
+
+def test_ctrl_c_stops_with_a_checkpoint(stopped):
+    assert stopped.code == 130
+    assert "Stopping after update" in stopped.said and "saving a checkpoint" in stopped.said
+    described = json.loads(operant_process(stopped.place, "show", "long", "--json").stdout)
+    assert (described["state"], described["exit"], described["cause"]) == ("stopped", 130, "by SIGTERM")
+    assert described["last_checkpoint_step"] == described["step"] > 0
+    assert (stopped.path / "checkpoints" / f"step-{described['step']:012d}" / "manifest.json").is_file()
+
+
+def test_while_it_trains_it_is_live_and_busy(stopped):
+    assert stopped.shown["state"] in ("starting", "running") and stopped.shown["env"] == "cartpole"
+    for done in (stopped.second, stopped.worker):
+        assert done.returncode == 6
+        assert "long is still training (pid" in done.stderr and "Traceback" not in done.stderr
+
+
+# TRAINING IN THIS PROCESS
+
+
+def inline(here, *words: str) -> SimpleNamespace:
+    """`operant train --inline`, small."""
+    return here("train", "--inline", *SMALL, "eval.every=0", *words)
+
+
+def test_inline_trains_here(here, tmp_path):
+    done = inline(here, f"run.steps={2 * ITERATION}", "--seed", "7", "--name", "mine")
+    assert done.code == 0 and "operant eval mine" in done.err
+    described = runs.describe(the_run(tmp_path))
+    assert (described["id"], described["state"], described["step"], described["seed"]) == ("mine", "finished", 2 * ITERATION, 7)
+
+
+def test_a_target_ends_the_run(here, tmp_path):
+    assert inline(here, "run.steps=1M", "eval.every=2", "eval.episodes=4", "run.target=1").code == 0
+    described = runs.describe(the_run(tmp_path))
+    assert (described["state"], described["step"]) == ("finished", 2 * ITERATION)
+    assert described["eval_return"] >= 1
+
+
+def test_numbers_that_are_not_finite_end_the_run_and_name_iteration_and_tensor(here, tmp_path):
+    # 16 steps an iteration: step 35 is in the third.
+    (tmp_path / "my_env.py").write_text(MY_ENV.replace("1_000_000", "34"))
+    done = inline(here, "--env", "my_env.py", "run.steps=1M", "checkpoint.every=1", "run.record_hz=1000")
+    assert done.code == 5
+    assert "iteration 3" in done.err and "head_weight" in done.err and f"checkpoint is that of step {2 * ITERATION:,}" in done.err
+    run = the_run(tmp_path)
+    assert runs.describe(run)["state"] == "diverged"
+    names = sorted(path.name for path in (run.path / "checkpoints").iterdir())
+    assert any(name.startswith("quarantine-step-") for name in names)
+    assert [name for name in names if name.startswith("step-")][-1] == f"step-{2 * ITERATION:012d}"
+    assert here("eval", run.path, "--episodes", "2").code == 0
+
+
+def test_a_users_own_files_are_kept_and_used_after_the_originals_are_gone(here, tmp_path, caplog):
+    from operant import train
+
+    (tmp_path / "mine").mkdir()
+    env_file, net_file = tmp_path / "mine" / "my_env.py", tmp_path / "mine" / "my_net.py"
+    env_file.write_text(MY_ENV)
+    net_file.write_text(MY_NET)
+    words = (f"run.steps={2 * ITERATION}", "env.params.bonus=0.5")
+    assert inline(here, "--env", "mine/my_env.py", "net.kind=mine/my_net.py:MyNet", *words).code == 0
+    run = the_run(tmp_path)
+    assert run.id.startswith("my_env-ppo-")
+    assert {path.name: path.read_text() for path in run.source_path.glob("*.py")} == {"my_env.py": MY_ENV, "my_net.py": MY_NET}
+
+    env_file.write_text(MY_ENV.replace("p.bonus", "p.bonus * float32(100.0)"))
+    net_file.unlink()
+    played = json.loads(here("eval", run.path, "--episodes", "4", "--json").out)
+    assert played["mean"] == 50.0 and played["greedy"]["length"] == 100
+    runs.update_document(run.path, request={**run.document["request"], "resume_overrides": [f"run.steps={4 * ITERATION}"]})
+    with caplog.at_level(logging.INFO):
+        train.work(run.path, resume="last")
+    assert f"resumed from step-{2 * ITERATION:012d}" in caplog.text
+    assert runs.describe(runs.load(run.path))["step"] == 4 * ITERATION
+
+
+def test_a_gymnasium_id_is_an_environment(here, tmp_path):
+    assert inline(here, "Pendulum-v1", f"run.steps={ITERATION}").code == 0
+    run = the_run(tmp_path)
+    assert run.id.startswith("pendulum-ppo-") and runs.describe(run)["env"] == "pendulum"
+
+
+def test_a_full_disk_at_the_start_ends_with_4_and_leaves_nothing(here, tmp_path, monkeypatch):
+    def full(descriptor, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fixedfile, "_allocate", full)
+    done = inline(here, f"run.steps={ITERATION}")
+    assert done.code == 4 and "no room" in done.err
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_no_gpu_where_one_is_asked_for_ends_with_4_and_leaves_nothing(here, tmp_path, device):
+    done = here("train", "--inline", *SMALL[:3], "--device", device)
+    assert done.code == 4 and "no CUDA device" in done.err and "operant doctor" in done.err
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+# WHAT IS WRONG
+
+
+def test_a_worker_that_refuses_its_configuration_is_quoted_and_its_folder_deleted(tmp_path):
+    done = operant_process(tmp_path, "train", "cartpol", "algo.learning_rte=1", "env.lanes=0", "net.hidden=[]")
+    assert done.returncode == 2
+    assert "unknown environment 'cartpol' - did you mean 'cartpole'?" in done.stderr
+    assert "'algo.learning_rte' - did you mean 'algo.learning_rate'?" in done.stderr
+    assert "env.lanes" in done.stderr and "net.hidden" in done.stderr and "4 problems" in done.stderr
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("train", "--config", "nosuch.toml"), 3, "no configuration file 'nosuch.toml'"),
+        (("train", "--config", "pp"), 3, "did you mean 'ppo'?"),
+        (("train", "--env", "nosuch.py"), 3, "no environment file 'nosuch.py'"),
+        (("train", "nosuch.py"), 3, "no environment file 'nosuch.py'"),
+        (("train", "one", "two"), 2, "one environment at a time"),
+        (("train", "ppo.toml"), 2, "--config ppo.toml"),
+        (("train", "one", "--env", "two.py"), 2, "two environments"),
+        (("train", "--inline", "--detach"), 2, "give one"),
+        (("train", "--resume", "x", "--config", "ppo"), 2, "--config cannot be used with --resume"),
+        (("train", "--resume", "nosuch"), 3, "no run is called 'nosuch'"),
+        (("train", "--name", "latest"), 2, "cannot be the name of a run"),
+        (("train", "--nonsense"), 2, "No such option"),
+        (("nonsense",), 2, "No such command"),
+        (("train", "--inline", "run.name=../../x"), 2, "run.name"),
+        (("train", "--inline", "algo.gamma=1.5", "algo.clip=x", "run.steps=0"), 2, "3 problems"),
+        (("train", "--inline", "env.lanes=100", "algo.horizon=3"), 2, "do not divide"),
+        (("train", "--dry-run", "algo.gamma=1.5"), 2, "algo.gamma"),
+        (("resume", "nosuch"), 3, "no run is called 'nosuch'"),
+        (("resume", "nosuch", "--from", "first"), 2, "--from is 'first'"),
+        (("resume", "nosuch", "stray"), 2, "'stray' is no override"),
+        (("eval", "nosuch"), 3, "no run is called 'nosuch'"),
+        (("eval", "nosuch/checkpoints/step-1"), 3, "there is no run in"),
+        (("eval", "nosuch", "--episodes", "0"), 2, "--episodes is 0"),
+        (("show", "nosuch"), 3, "no run is called 'nosuch'"),
+        (("show", "latest"), 3, "no runs yet"),
+        (("logs", "live"), 3, "no runs yet"),
+        (("config", "check", "nosuch"), 3, "no configuration file 'nosuch'"),
+        (("config", "check", "ppo", "algo.gama=0.9"), 2, "did you mean 'algo.gamma'?"),
+        (("config", "show", "nosuch"), 2, "unknown environment 'nosuch'"),
+    ],
+)
+def test_what_a_user_gets_wrong_has_a_sentence_and_a_code(here, tmp_path, words, code, said):
+    done = here(*words)
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err
+    assert not (tmp_path / "runs").exists() or list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_file_with_many_problems_names_every_line(here, tmp_path):
+    (tmp_path / "bad.toml").write_text('[run]\nsteps = "ten"\n[algo]\nlearning_rte = 1\ngamma = 1.5\n[polcy]\nx = 1\n')
+    done = here("config", "check", "bad.toml")
+    assert done.code == 2
+    lines = done.err.splitlines()
+    assert lines[0] == "error: bad.toml has 4 problems"
+    assert [line.split()[0] for line in lines[1:]] == ["bad.toml:2:", "bad.toml:4:", "bad.toml:5:", "bad.toml:6:"]
+
+
+@pytest.mark.parametrize("root", ["a_file/runs", "/proc/self/runs", "locked/runs"])
+def test_a_place_that_cannot_be_written_ends_with_4(here, tmp_path, root):
+    if root.startswith("locked") and os.geteuid() == 0:
+        pytest.skip("the superuser may write anywhere")
+    (tmp_path / "a_file").write_text("")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    done = here("train", "--runs", root)
+    assert done.code == 4 and "no run folder can be made" in done.err and "--runs" in done.err
+
+
+def test_a_run_without_checkpoints_cannot_be_resumed_or_played(here, tmp_path):
+    run = runs.create(tmp_path / "runs", "young", "x", {})
+    resumed, played = here("resume", "young"), here("eval", "young")
+    assert resumed.code == 3 and "no checkpoint to go on from" in resumed.err
+    assert played.code == 3 and "never began to train" in played.err
+    assert here("logs", run.path).code == 3
+
+
+def test_hostile_text_in_a_run_reaches_no_terminal(here, tmp_path):
+    run = runs.create(tmp_path / "runs", "hostile", "x", {})
+    runs.update_document(run.path, env="\x1b]0;owned\x07\u202ecart", algo="[red]x", host="\x9b2J")
+    run.log_path.write_bytes(b"one\x1b[2Jtwo\nthree\xff\r\x07")
+    told = "".join(here(*words).out for words in (("show", "hostile"), ("runs",), ("logs", "hostile")))
+    assert not {"\x1b", "\x07", "\x9b", "\u202e", "\r"} & set(told)
+    assert "onetwo" in told.replace("[2J", "")
+
+
+# CONFIGURATIONS, ENVIRONMENTS, THE MACHINE
+
+
+def test_dry_run_shows_origins_and_memory_and_starts_nothing(here, tmp_path):
+    done = here("train", "--dry-run", "algo.horizon=8", "env.lanes=64", "--seed", "3")
+    assert done.code == 0
+    lines = {line.split(" = ")[0]: line for line in done.out.splitlines() if " = " in line}
+    assert lines["horizon"].split("#")[1].strip() == "command line"
+    assert lines["seed"].startswith("seed = 3 ") and lines["gamma"].split("#")[1].strip().partition(":")[0].endswith("ppo.toml")
+    assert lines["adam_epsilon"].endswith("# default")
+    assert "device memory: about" in done.out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_shown_is_a_configuration_that_loads_to_the_same(here, tmp_path):
+    (tmp_path / "shown.toml").write_text(here("config", "show", "pendulum", "run.name=x", "net.hidden=[8, 4]").out)
+    loaded = config.load(tmp_path / "shown.toml")
+    assert (loaded.env.name, loaded.run.name, loaded.net.hidden) == ("pendulum", "x", (8, 4))
+    values = json.loads(here("config", "show", "--json").out)["values"]
+    assert values["run.seed"] == {"value": 1, "origin": "default"}
+
+
+def test_the_memory_of_many_lanes_follows_from_few():
+    whole = config.load(None, ["env.lanes=256", "algo.horizon=8", "algo.epochs=1", "env.name=pendulum"])
+    estimated, measured = footprint.estimate(whole), footprint._measure(whole, 256)
+    assert estimated.fixed_bytes == pytest.approx(measured.fixed_bytes, rel=0.02)
+    assert estimated.update_bytes == pytest.approx(measured.update_bytes, rel=0.02)
+    rollout_bytes = 8 * 256 * 4 * (3 + 3 + 1 + 1)  # observations, final observations, actions, rewards
+    assert measured.fixed_bytes > rollout_bytes
+
+
+def test_every_shipped_configuration_passes_its_own_check(here):
+    for name in recipes.shipped():
+        assert here("config", "check", name).out == "ok\n"
+
+
+def test_the_schema_is_json(here):
+    schema = json.loads(here("config", "schema").out)
+    assert set(schema["properties"]) == {"run", "env", "algo", "net", "checkpoint", "eval"}
+    assert schema["properties"]["algo"]["properties"]["gamma"]["maximum"] == 1
+
+
+def test_envs_lists_what_the_finder_finds(here):
+    from operant import envs
+
+    listed = json.loads(here("envs", "--json").out)
+    assert [row["name"] for row in listed] == envs.names()
+    assert next(row for row in listed if row["name"] == "cartpole")["gymnasium"] == "CartPole-v1"
+    table = here("envs").out
+    assert all(name in table for name in envs.names())
+
+
+def test_check_tells_a_sound_environment_from_a_broken_one(here, tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text(MY_ENV.replace("time_limit=100", "time_limit=0"))
+    (tmp_path / "none.py").write_text("x = 1\n")
+    broken = here("check", "broken.py")
+    assert broken.code == 2 and broken.out.startswith("problem  declaration") and "time_limit is 0" in broken.out
+    assert "exports no environment" in here("check", "none.py").err
+    assert (here("check", "nosuch.py").code, here("check", "nosuch").code) == (3, 2)
+    # What a sound one is put through is tests/test_check.py's; it takes long.
+    monkeypatch.setattr(check, "check", lambda env: [check.Finding("declaration", True, f"{env.name}, {env.fields} field")])
+    (tmp_path / "sound.py").write_text(MY_ENV)
+    sound = here("check", "sound.py")
+    assert sound.code == 0 and sound.out.split() == ["ok", "declaration", "sound,", "1", "field"]
+
+
+def test_doctor_finds_this_machine_fit(here, tmp_path):
+    done = here("doctor", "--json")
+    found = {finding["name"]: finding for finding in json.loads(done.out)["findings"]}
+    assert done.code == 0, done.out
+    assert {"python", "operant", "torch", "numba", "numba-cuda", "driver", "gpu", "triton", "terminal", "sessions", "runs", "disk"} == set(found)
+    assert torch.__version__ in found["torch"]["found"]
+
+
+def test_doctor_tells_what_breaks_training(here, tmp_path, monkeypatch):
+    (tmp_path / "a_file").write_text("")
+    monkeypatch.setattr(doctor, "_terminal", lambda: 1 / 0)
+    done = here("doctor", "--runs", "a_file/runs")
+    assert done.code == 4
+    line = next(line for line in done.out.splitlines() if line.split()[1] == "runs")
+    assert line.startswith("problem") and "--runs" in line
+    assert "could not be examined: ZeroDivisionError" in done.out
+
+
+def test_lingering_is_asked_for_where_logind_ends_processes(tmp_path, monkeypatch):
+    (tmp_path / "logind.conf").write_text("[Login]\nKillUserProcesses=no\n")
+    (tmp_path / "logind.conf.d").mkdir()
+    monkeypatch.setattr(doctor, "_LOGIND", (str(tmp_path),))
+    assert doctor._sessions().status == doctor.OK
+    (tmp_path / "logind.conf.d" / "kill.conf").write_text("[Login]\nKillUserProcesses=yes\n")
+    assert doctor._sessions().advice.startswith("loginctl enable-linger ")
+
+
+# REQUESTS
+
+
+@pytest.mark.parametrize(
+    ("words", "source", "overrides", "prefix"),
+    [
+        ((), "ppo", (), "cartpole-ppo"),
+        (("cartpole",), "ppo", ("env.name=cartpole",), "cartpole-ppo"),
+        (("CartPole-v1", "run.seed=2"), "ppo", ("env.name=CartPole-v1", "run.seed=2"), "cartpole-ppo"),
+        (("env.name=pendulum",), "ppo", ("env.name=pendulum",), "pendulum-ppo"),
+        (("nosuch",), None, ("env.name=nosuch",), "nosuch-ppo"),
+    ],
+)
+def test_words_become_a_request(tmp_path, monkeypatch, words, source, overrides, prefix):
+    monkeypatch.chdir(tmp_path)
+    made = request.make(words, config=None, environment_file=None, settings={})
+    assert (made.source and made.source.stem, made.overrides, made.prefix) == (source, overrides, prefix)
+    assert made.directory == tmp_path and made.name is None
+
+
+def test_an_environment_with_a_recipe_of_its_own_gets_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipes, "_folders", lambda: [tmp_path])
+    (tmp_path / "ppo.toml").write_text('[env]\nname = "cartpole"\n')
+    (tmp_path / "mountaincar_continuous.toml").write_text('[env]\nname = "mountaincar_continuous"\n')
+    found = {name: request.recipe_for(name) for name in ("mountaincar_continuous", "MountainCarContinuous-v0", "cartpole", "mountaincar")}
+    assert {name: path and path.stem for name, path in found.items()} == {
+        "mountaincar_continuous": "mountaincar_continuous",
+        "MountainCarContinuous-v0": "mountaincar_continuous",
+        "cartpole": "ppo",
+        "mountaincar": None,
+    }
+
+
+def test_options_win_over_overrides_and_files_are_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_env.py").write_text("")
+    made = request.make(("run.seed=1", "run.name=first"), config=None, environment_file="my_env.py", settings={"run.seed": 2, "run.name": None})
+    assert made.overrides == ("run.seed=1", "run.name=first", "run.seed=2")
+    assert (made.source, made.environment_file, made.name, made.prefix) == (None, tmp_path / "my_env.py", "first", "my_env-ppo")
+    assert made.document() == {
+        "config": None, "overrides": list(made.overrides), "environment_file": str(tmp_path / "my_env.py"), "directory": str(tmp_path),
+    }  # fmt: skip
+    assert request.make(("my_env.py",), config=None, environment_file=None, settings={}).environment_file == tmp_path / "my_env.py"
+    with pytest.raises(UsageError):
+        request.make(("my_env.py",), config=None, environment_file="my_env.py", settings={})
+    with pytest.raises(NotFoundError):
+        request.make((), config=None, environment_file="x" * 5000, settings={})
+
+
+def test_a_working_directory_that_is_gone_is_a_machine_that_does_not_fit(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(MachineError, match="working directory"):
+        request.make((), config=None, environment_file=None, settings={})
+
+
+# LIGHT AND QUIET
+
+
+@pytest.mark.parametrize("words", [("--version",), ("--help",), ("train", "--help"), ("runs",), ("runs", "--json"), ("show", "x"), ("logs", "x")])
+def test_commands_that_only_read_import_nothing_heavy(tmp_path, words):
+    program = (
+        "import sys; from operant import cli\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numba', 'numpy', 'pydantic', 'rich', 'safetensors'} & set(sys.modules)\n"
+        "sys.exit(f'imports {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *words], cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_colour_is_for_terminals_that_want_it(tmp_path, no_color, coloured):
+    leader, follower = os.openpty()
+    words = [sys.executable, "-m", "operant.cli", "show", "x"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(tmp_path) | {"NO_COLOR": no_color, "TERM": "xterm"}, stderr=follower, check=False)
+    os.close(follower)
+    told = os.read(leader, 4096)
+    os.close(leader)
+    assert done.returncode == 3 and b"no run is called" in told
+    assert (b"\x1b[31merror:" in told) == coloured
+
+
+def test_nobody_reading_stdout_is_no_error(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-m", "operant.cli", "--version"], env=environment(tmp_path), stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert b"Traceback" not in done.stderr
