@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from operant.graphs import Graphed
-from operant.metricsfile import Metric, Writer
+from operant.metricsfile import FLAG_EVAL, Metric, Writer
 from operant.world import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
@@ -79,6 +79,8 @@ class Meters:
         self._pending: _Pending | None = None
         self._iterations, self._published_step = 0, step
         self._eval_return = self._best_return = math.nan
+        self._unpublished_evaluation = False
+        self._last_values: Mapping[str, float] = {}
         self._since = self._last_copy = time.perf_counter()
         self._not_finite_total = 0
         self._process = psutil.Process()
@@ -100,8 +102,12 @@ class Meters:
         return result
 
     def evaluated(self, mean: float, best: float) -> None:
-        """Take note of an evaluation: the following records show it."""
+        """Take note of an evaluation: the following records show it, and the next one is marked."""
         self._eval_return, self._best_return = mean, best
+        self._unpublished_evaluation = True
+
+    def _evaluation(self) -> dict[str, float]:
+        return {"eval/return": self._eval_return, "eval/best_return": self._best_return}
 
     # RECORD
 
@@ -124,6 +130,8 @@ class Meters:
             self._drain(keep=0)
             self._begin_copy(step)
             not_finite = self._publish_arrived(wait=True) or not_finite
+        elif self._unpublished_evaluation and self._last_values:
+            self._publish(step, {**self._last_values, "iterations": 0.0, "episodes": 0.0, **self._evaluation()})
         return not_finite
 
     def _accumulate_once(self) -> None:
@@ -170,8 +178,7 @@ class Meters:
             pending.event.synchronize()  # sync: the last record of a run
         self._pending = None
         values = self._values(pending, self._host.tolist())
-        self._writer.publish(pending.step, [values[metric.name] for metric in self._writer.metrics])
-        self._published_step = pending.step
+        self._publish(pending.step, values)
         first_bad = int(self._host_bad)
         if first_bad == _NEVER:
             return None
@@ -179,6 +186,11 @@ class Meters:
         self._not_finite_total += 1
         self._writer.set_nonfinite(self._not_finite_total)
         return NotFinite(first_bad, odd)
+
+    def _publish(self, step: int, values: Mapping[str, float]) -> None:
+        flags = FLAG_EVAL if self._unpublished_evaluation else 0
+        self._writer.publish(step, [values[metric.name] for metric in self._writer.metrics], flags=flags)
+        self._published_step, self._last_values, self._unpublished_evaluation = step, values, False
 
     def _values(self, pending: _Pending, totals: list[float]) -> Mapping[str, float]:
         """A record by column name: means over its iterations, sums and means over its episodes."""
@@ -197,8 +209,7 @@ class Meters:
             "episodes": episodes,
             "iterations": float(pending.iterations),
             "sps": steps / pending.training_s if pending.training_s > 0 else math.nan,
-            "eval/return": self._eval_return,
-            "eval/best_return": self._best_return,
+            **self._evaluation(),
             "memory/allocated_bytes": allocated,
             "memory/reserved_bytes": reserved,
         }

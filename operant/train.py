@@ -359,7 +359,6 @@ def prepare(folder: Path, *, resume: str | None) -> Trainer:
     def phase(text: str, **fields: Any) -> None:
         runs.update_document(folder, phase=text, **fields)
 
-    phase("importing torch")
     import numba
     import torch
 
@@ -399,10 +398,12 @@ def prepare(folder: Path, *, resume: str | None) -> Trainer:
 
 def work(folder: Path, *, resume: str | None) -> None:
     """Train the run of a folder while holding its lock. Raises OperantError."""
-    with runs.acquire(folder):
-        runs.update_document(folder, **runs.identity())
-        trainer = prepare(folder, resume=resume)
-        trainer.run()
+    lock = runs.acquire(folder)
+    try:
+        runs.update_document(folder, **runs.identity(), phase="importing torch")
+        prepare(folder, resume=resume).run()
+    finally:
+        lock.release()
 
 
 def main() -> int:
