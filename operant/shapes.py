@@ -5,6 +5,8 @@ Device functions, float32 throughout. Axes are whatever the caller uses for all 
 
 from __future__ import annotations
 
+from typing import Any
+
 from numpy import float32
 
 from operant.device import device
@@ -13,24 +15,23 @@ __all__ = ["in_box", "in_disc", "in_rod"]
 
 
 @device
-def in_disc(x: float, y: float, centre_x: float, centre_y: float, radius: float) -> bool:
+def in_disc(x: Any, y: Any, centre_x: Any, centre_y: Any, radius: Any) -> bool:
     """Inside a disc."""
     dx, dy = x - centre_x, y - centre_y
     return dx * dx + dy * dy < radius * radius
 
 
 @device
-def in_box(x: float, y: float, centre_x: float, centre_y: float, half_width: float, half_height: float) -> bool:
+def in_box(x: Any, y: Any, centre_x: Any, centre_y: Any, half_width: Any, half_height: Any) -> bool:
     """Inside an upright rectangle."""
     return abs(x - centre_x) < half_width and abs(y - centre_y) < half_height
 
 
 @device
-def in_rod(x: float, y: float, x0: float, y0: float, x1: float, y1: float, half_width: float) -> bool:
+def in_rod(x: Any, y: Any, x0: Any, y0: Any, x1: Any, y1: Any, half_width: Any) -> bool:
     """Nearer than `half_width` to the line from (x0, y0) to (x1, y1): a rod with round ends."""
     along_x, along_y = x1 - x0, y1 - y0
-    length_squared = max(along_x * along_x + along_y * along_y, float32(1e-12))
-    share = ((x - x0) * along_x + (y - y0) * along_y) / length_squared
-    share = min(max(share, float32(0.0)), float32(1.0))
+    length_squared = along_x * along_x + along_y * along_y + float32(1e-12)  # a rod may be a point
+    share = min(max(((x - x0) * along_x + (y - y0) * along_y) / length_squared, float32(0.0)), float32(1.0))
     dx, dy = x - x0 - share * along_x, y - y0 - share * along_y
     return dx * dx + dy * dy < half_width * half_width

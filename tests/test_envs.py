@@ -12,6 +12,7 @@ import operant.kernel
 from operant import envs
 from operant.envs import Box, Discrete, Env
 from operant.shapes import in_box, in_disc, in_rod
+from operant.trials import trial_actions
 from operant.world import Slot, World
 
 NAMES = envs.names()
@@ -21,25 +22,9 @@ LANES, STEPS = 256, 1000
 TOLERANCE = 1e-4
 
 
-def action_limits(env: Env) -> tuple[np.ndarray, np.ndarray]:
-    """Lowest and highest action, (A, 1) each."""
-    if isinstance(env.action, Box):
-        low, high = env.action.bounds()
-        return np.float32(low)[:, None], np.float32(high)[:, None]
-    sizes = [env.action.n] if isinstance(env.action, Discrete) else list(env.action.n)
-    return np.zeros((len(sizes), 1), np.int32), np.array(sizes, np.int32)[:, None] - 1
-
-
 def actions(env: Env, generator: np.random.Generator, t: int, lanes: int) -> np.ndarray:
-    """Actions of step t, (A, N). Even lanes: at random. Odd lanes: one extreme, then the other, each lane at a rhythm of its own, which swings things up."""
-    low, high = action_limits(env)
-    if isinstance(env.action, Box):
-        chosen = generator.uniform(low, high, (env.action_size, lanes)).astype(np.float32)
-    else:
-        chosen = generator.integers(low, high + 1, (env.action_size, lanes)).astype(np.int32)
-    lane = np.arange(lanes)
-    extreme = np.where((t // (1 + lane // 2 % 64)) % 2 == 0, low, high)
-    return np.where(lane % 2 == 1, extreme, chosen)
+    """Actions of step t, (A, N): even lanes at random, odd lanes from one extreme to the other, which swings things up."""
+    return trial_actions(env, generator, t, lanes).numpy()
 
 
 class Trainer:
@@ -179,8 +164,12 @@ def test_rows_of_a_start_do_not_go_together():
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_stay_finite_under_extreme_actions(name):
     env = envs.find(name)
-    low, high = action_limits(env)
-    for extreme in (low, high):
+    if isinstance(env.action, Box):
+        extremes = [np.array(bound, np.float32)[:, None] for bound in env.action.bounds()]
+    else:
+        assert isinstance(env.action, Discrete)
+        extremes = [np.array([[0]], np.int32), np.array([[env.action.n - 1]], np.int32)]
+    for extreme in extremes:
         trainer = Trainer(env, 64)
         # A Box action beyond its bounds is clipped by the world.
         action = np.repeat(extreme * (1000 if isinstance(env.action, Box) else 1), 64, axis=1)

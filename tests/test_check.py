@@ -1,0 +1,231 @@
+"""`operant check`: a sound file passes, and each way to break one gives its own sentence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from operant import check as module
+from operant import envs
+from operant.check import Finding, check, declaration_problems
+from operant.envs import Box, Cells, Discrete, MultiDiscrete
+from operant.errors import NotFoundError, OperantError
+from operant.ptx import essence, float64_lines, undefined_calls
+from operant.trials import compare_devices, trial_actions
+
+GOOD = '''"""A point on a line that a push moves; it pays to stand at zero."""
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy import float32
+
+from operant.envs import Box, Cells, Discrete, Env, device, device_call
+from operant.rng import uniform
+
+X, X_DOT, FIELDS = range(3)
+
+
+class Params(NamedTuple):
+    push: float = 0.1  # m/s^2
+
+
+@device
+def reset(s, p, key):
+    s[X] = uniform(key, 0) - float32(0.5)
+    s[X_DOT] = float32(0.0)
+
+
+@device
+def step(s, action, p, key, tally):
+    s[X_DOT] += p.push * float32(action - 1)
+    s[X] += s[X_DOT]
+    return -abs(s[X]), abs(s[X]) > float32(2.0)
+
+
+@device
+def observe(s, obs, p):
+    obs[0] = s[X]
+    obs[1] = s[X_DOT]
+
+
+@device
+def shade(s, p, x, y):
+    return x, y, float32(0.5)
+
+
+ENV = Env(
+    Params, FIELDS, observation=Box(2, low=-9.0, high=9.0), action=Discrete(3), time_limit=100, reset=reset, step=step, observe=observe, shade=shade
+)
+'''
+
+MOVE = "    s[X] += s[X_DOT]\n"
+
+
+@pytest.fixture
+def findings(tmp_path, monkeypatch):
+    """Check GOOD with replacements: one architecture, no measurement of speed."""
+    monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
+    monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
+
+    def run(*replacements: tuple[str, str]) -> dict[str, Finding]:
+        path = tmp_path / "mine.py"
+        text = GOOD
+        for old, new in replacements:
+            assert old in text
+            text = text.replace(old, new)
+        path.write_text(text)
+        return {finding.name: finding for finding in check(envs.load_file(path), lanes=32, steps=60)}
+
+    return run
+
+
+def test_a_good_file_passes_everything(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(GOOD)
+    found = {finding.name: finding for finding in check(envs.load_file(path), lanes=64, steps=120)}
+
+    assert all(finding.passed for finding in found.values()), found
+    assert list(found)[:3] == ["declaration", "compiles for the CPU", "compiles for CUDA"]
+    assert {"float32 only", "keeps to its columns", "repeatable", "writes what it declares", "finite", "within bounds", "episodes end", "picture"} <= set(found)
+    assert "sm_75, sm_86, sm_90, sm_100" in found["compiles for CUDA"].detail
+    assert "time limit 100" in found["episodes end"].detail
+    assert "M steps/s" in found["speed"].detail
+
+
+PLACE = "mine.py:27"
+COMPILES, COLUMNS, WRITES = "compiles for the CPU", "keeps to its columns", "writes what it declares"
+SPILL = ("@device\ndef reset", "@device_call\ndef spill(s):\n    s[2] = float32(1.0)\n\n\n@device\ndef reset")
+
+BROKEN = {  # what is replaced, and which findings then fail with which words
+    "a name nobody knows": ([(MOVE, "    s[X] += s[X_DOTT]\n")], {COMPILES: [f"{PLACE} (`s[X] += s[X_DOTT]`)", "'X_DOTT' is not defined"]}),
+    "types that do not fit": ([(MOVE, '    s[X] += "a"\n')], {COMPILES: [PLACE, "No implementation of function", "float32"]}),
+    "a parameter nobody knows": ([("p.push", "p.pull")], {COMPILES: ["mine.py:26", "Unknown attribute 'pull'"]}),
+    "an import inside": ([(MOVE, "    import os\n")], {COMPILES: [PLACE, "IMPORT_NAME"]}),
+    "one value returned": ([("return -abs(s[X]), abs(s[X]) > float32(2.0)", "return -abs(s[X])")], {COMPILES: ["two values"]}),
+    "a print": ([(MOVE, '    print("x")\n')], {COMPILES: ["it prints", PLACE]}),
+    "an argument short": ([("action, p, key, tally", "action, p, key")], {"declaration": ["takes 4 arguments: it must be step(s, action, p, key, tally)"]}),
+    "no decorator": ([("@device\ndef observe", "def observe")], {"declaration": ["write @device above it"]}),
+    "fewer observations declared": ([("Box(2", "Box(1")], {COLUMNS: ["mine.py:34 (`obs[1] = s[X_DOT]`)", "out of bounds"]}),
+    "a write from a helper": ([(MOVE, f"    spill(s)\n{MOVE}"), SPILL], {COLUMNS: ["written beside state"]}),
+    "an exception": ([(MOVE, '    if s[X] > float32(0.0):\n        raise ValueError("no")\n')], {COLUMNS: ["ValueError: no"]}),
+    "its own random numbers": ([(MOVE, "    s[X] += float32(np.random.random())\n")], {"repeatable": ["step 1", "operant.rng"]}),
+    "more observations declared": ([("Box(2", "Box(3")], {WRITES: ["leaves obs[2] unwritten", "3 numbers"]}),
+    "not a number, and a reset that forgets": (
+        [(MOVE, "    s[X] = math.sqrt(s[X_DOT] - float32(3.0))\n"), ("    s[X_DOT] = float32(0.0)\n", "")],
+        {"finite": ["observation[0] is nan after step 1 in lane 0"], WRITES: ["after `reset`, s[1] depends on", "the episode before"]},
+    ),
+    "a bare literal, bounds too narrow, a colour beyond one": (
+        [(MOVE, "    s[X] += s[X_DOT] * 0.5\n"), ("low=-9.0", "low=-0.6"), ("return x, y, float32(0.5)", "return x, y, float32(1.5)")],
+        {
+            "float32 only": [PLACE, "s[X] += s[X_DOT] * 0.5"],
+            "within bounds": ["observation[0] is -", "outside the declared bounds"],
+            "picture": ["from 0 to 1"],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_gives_a_clear_sentence(name, findings, monkeypatch):
+    replacements, expected = BROKEN[name]
+    if "float32 only" not in expected:
+        monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
+    found = findings(*replacements)
+
+    assert {finding.name for finding in found.values() if not finding.passed} == set(expected)
+    for finding, sentences in expected.items():
+        for sentence in sentences:
+            assert sentence in found[finding].detail
+    for finding in found.values():
+        assert "Traceback" not in finding.detail and "\n" not in finding.detail
+
+
+def test_what_cannot_go_on_stops_the_list(findings):
+    assert list(findings((MOVE, "    s[X] += s[X_DOTT]\n"))) == ["declaration", "compiles for the CPU"]
+
+
+def test_what_a_gpu_does_not_know_fails_there_alone(findings):
+    found = findings((MOVE, "    s[[k for k in range(1)][0]] += s[X_DOT]\n"), ("s[X] = uniform(key, 0) - float32(0.5)", "s[X] = float32(0.5)"))
+    assert found["compiles for the CPU"].passed and not found["compiles for CUDA"].passed
+    assert PLACE in found["compiles for CUDA"].detail
+
+
+def test_a_game_without_chance_is_sound_and_says_so(findings, monkeypatch):
+    monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
+    found = findings(("uniform(key, 0) - float32(0.5)", "float32(0.25)"))
+    assert found["repeatable"].passed and "draws no random numbers" in found["repeatable"].detail
+
+
+def test_grids_are_checked_with_their_cells_and_scratch(findings, monkeypatch):
+    to_grid = [
+        ("def reset(s, p, key):", "def reset(s, cells, scratch, p, key):\n    for k in range(4):\n        cells[k] = 0"),
+        ("def step(s, action, p, key, tally):", "def step(s, cells, scratch, action, p, key, tally):\n    scratch[1] = action\n    cells[scratch[1]] += 1"),
+        ("def observe(s, obs, p)", "def observe(s, cells, scratch, obs, p)"),
+        ("def shade(s, p, x, y)", "def shade(s, cells, scratch, p, x, y)"),
+        ("Params, FIELDS,", 'Params, FIELDS, cells=Cells(4, "int8"), scratch=2,'),
+    ]
+    found = findings(*to_grid)
+    assert all(finding.passed for finding in found.values()), found
+
+    monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
+    found = findings(*to_grid, ("    scratch[1] = action\n", "    s[X] += float32(scratch[1] % 7)\n    scratch[1] = action\n"))
+    assert "the scratch memory left there" in found["writes what it declares"].detail
+    found = findings(*to_grid, ("cells[scratch[1]] += 1", "cells[scratch[1] + 2] += 1"))
+    assert "out of bounds" in found["keeps to its columns"].detail
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"observation": Box(3, low=(0.0, 1.0))}, "observation has 3 numbers, but bounds for [2, 3]"),
+        ({"observation": Box(4, dtype="float64")}, "float32 or uint8"),
+        ({"observation": Discrete(4)}, "it must be a Box"),
+        ({"observation": Box(4, shape=(2, 3))}, "not 4 numbers"),
+        ({"observation": Box(4, low=1.0, high=0.0)}, "lower bound above"),
+        ({"action": MultiDiscrete((3, 0))}, "at least 1"),
+        ({"action": None}, "Discrete, MultiDiscrete or a Box"),
+        ({"time_limit": 0}, "time_limit is 0"),
+        ({"fields": 0}, "fields is 0"),
+        ({"cells": Cells(9, "float32")}, "int8, uint8, int16 or int32"),
+        ({"scratch": -1}, "scratch is -1"),
+        ({"tally": "score"}, "a tuple of names"),
+        ({"Params": dict}, "NamedTuple"),
+    ],
+)
+def test_declarations(change, sentence):
+    env = envs.find("cartpole")
+    assert declaration_problems(env) == []
+    assert any(sentence in problem for problem in declaration_problems(replace(env, **change)))
+
+
+def test_trial_actions_stay_in_bounds_and_reach_them():
+    generator = np.random.default_rng(0)
+    for name, low, high in (("pendulum", -2.0, 2.0), ("acrobot", 0, 2)):
+        drawn = torch.cat([trial_actions(envs.find(name), generator, t, 64) for t in range(20)])
+        assert float(drawn.min()) == low and float(drawn.max()) == high
+        assert len(drawn[:, ::2].unique()) > 2
+
+
+def test_the_same_device_twice_agrees_in_every_lane():
+    for resynchronise in (False, True):
+        assert compare_devices(envs.find("cartpole"), 32, 30, device="cpu", resynchronise=resynchronise) == (1.0, 0.0)
+
+
+def test_instructions_and_symbols_are_read_from_the_text():
+    ptx = "\t.reg .f64 \t%fd<4>;\n\tadd.f64 %fd1, %fd2, %fd3;\n// .f64\n.extern .func  (.param .b32 r) vprintf\n.extern .func lost\n(\n);\n"
+    assert float64_lines(ptx) == ["add.f64 %fd1, %fd2, %fd3;"]
+    assert undefined_calls(ptx) == ["lost", "vprintf"]
+    assert "on the CPU only" in essence(RecursionError())
+
+
+def test_a_file_that_cannot_be_imported_is_refused_before(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def broken(:\n")
+    with pytest.raises(OperantError, match="could not be imported: SyntaxError"):
+        envs.load_file(path)
+    with pytest.raises(NotFoundError):
+        envs.load_file(tmp_path / "other.py")
