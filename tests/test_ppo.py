@@ -422,6 +422,12 @@ def test_what_is_not_finite_is_counted():
     assert stats_of(ppo)["not_finite"] > 0
     assert ppo.policy.flat.not_finite()
 
+    fine = ppo_on(PUSH, 16, horizon=8)
+    fine.collect()
+    fine._descend = lambda batch: torch.tensor([math.nan, 0.0, 0.0, math.inf, 0.0, 0.0])
+    fine.update()
+    assert stats_of(fine)["not_finite"] == 2 and not fine.policy.flat.not_finite()
+
 
 # BITS
 
