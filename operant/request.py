@@ -5,7 +5,6 @@ The one full check belongs to the worker, because it needs the algorithm and the
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ class Request:
 
     def all_overrides(self) -> list[str]:
         """The overrides as the worker will see them: the user's own environment file is the last."""
-        return [*self.overrides, *([f"env.name={json.dumps(str(self.environment_file))}"] if self.environment_file is not None else [])]
+        return [*self.overrides, *([f"env.name={self.environment_file}"] if self.environment_file is not None else [])]
 
 
 def make(words: Sequence[str], *, config: str | None, environment_file: str | None, settings: Mapping[str, object | None]) -> Request:

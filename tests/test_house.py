@@ -1,0 +1,348 @@
+"""The rules of the house, held by reading the source: which way imports go, what is light, where the host may wait for the device, what is never written.
+
+Subjects are found, not listed: a new module, environment or algorithm is under these rules by existing.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tokenize
+import zipfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import operant
+
+PACKAGE = Path(operant.__file__).resolve().parent
+HOME = PACKAGE.parent
+CHECKOUT = (HOME / "pyproject.toml").is_file()
+
+FILES = sorted([*PACKAGE.rglob("*.py"), *(HOME / "monitor").rglob("*.py")])
+
+
+def module_name(path: Path) -> str:
+    """`operant.envs.cartpole`, and `operant.envs` for its `__init__`."""
+    parts = path.relative_to(HOME).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+@functools.cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node below, what only a type checker sees left out."""
+    for child in ast.iter_child_nodes(node):
+        if not is_for_types(child):
+            yield child
+            yield from statements(child)
+
+
+@functools.cache
+def imports(name: str) -> frozenset[str]:
+    """What a module imports, at its top or within a function, as full names of modules."""
+    found = set()
+    for node in statements(tree(name)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: relative imports are not used here"
+            found |= {f"{node.module}.{alias.name}" if f"{node.module}.{alias.name}" in MODULES else str(node.module) for alias in node.names}
+    return frozenset(found)
+
+
+def own_imports(name: str) -> set[str]:
+    """The short names of the project's modules that a module imports, the package's root (which holds the version) left out."""
+    return {short(other) for other in imports(name) if other.split(".")[0] in ("operant", "monitor")} - {"operant"}
+
+
+def short(name: str) -> str:
+    """`world`, `envs`, `algos`, `monitor`: modules of a package of plug-ins count as the package."""
+    parts = name.split(".")
+    return parts[0] if parts[0] == "monitor" or len(parts) == 1 else parts[1]
+
+
+# IMPORTS GO ONE WAY
+
+NUMERIC = {"device", "rng", "shapes", "kernel", "envs", "world", "draws", "returns", "replay", "moments", "graphs", "heads", "nets", "policy", "fused", "algos"}
+RUNS = {"text", "fixedfile", "metricsfile", "runfolder", "states", "runs", "progress", "follow", "launch"}
+# What a module may import, beside `errors`. DESIGN.md section 2, with the parts that its modules have been cut into.
+ALLOWED = {
+    "errors": set(),
+    "device": set(),
+    "rng": {"device"},
+    "kernel": {"device"},
+    "envs": {"device", "rng", "shapes", "envs"},
+    "world": {"envs", "rng", "device", "kernel"},
+    "algos": NUMERIC - {"envs"} | {"settings"},
+    "heads": {"envs", "device"},
+    "nets": {"settings", "device"},
+    "policy": {"nets", "heads", "moments", "envs"},
+    "evaluate": {"draws", "envs", "graphs", "kernel", "policy", "world"},
+    "meters": {"graphs", "metricsfile", "world"},
+    "config": {"drafts", "sentences", "recipes", "sections", "settings", "envs", "algos", "nets"},
+    "checkpoint": {"durable"},
+    "train": {"config", "envs", "world", "algos", "meters", "checkpoint", "evaluate", "metricsfile", "runs"},
+    "metricsfile": {"fixedfile"},
+    "monitor": {"metricsfile", "runs", "runfolder", "states", "text", "monitor"},
+}
+TOP = {"cli": set(), "check": {"cli"}, "doctor": {"cli"}, "playback": {"cli"}, "footprint": {"cli"}, "request": {"cli"}, "train": {"cli", "playback"}}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_what_lies_below_it(name):
+    found = own_imports(name) - {"errors"}
+    if short(name) in ALLOWED:
+        assert found <= ALLOWED[short(name)]
+    if short(name) in NUMERIC:
+        assert not found & (RUNS | {"config", "meters", "checkpoint", "evaluate", "train"})
+    if short(name) in RUNS:
+        assert found <= RUNS
+    for top, users in TOP.items():
+        assert top not in found or short(name) in users, f"{top} is imported by {name}"
+    if short(name) != "cli":
+        assert "monitor" not in found - {short(name)}
+
+
+def test_imports_have_no_cycles():
+    graph = {name: {other for other in imports(name) if other in MODULES and other != name} for name in MODULES}
+    # A module of a package stands on the package's __init__, and none of the finders imports its subjects by name.
+    done: set[str] = set()
+    while ready := {name for name in graph if name not in done and graph[name] <= done}:
+        done |= ready
+    assert not set(graph) - done
+
+
+def test_the_packages_root_imports_nothing():
+    assert [node for node in ast.walk(tree("operant")) if isinstance(node, ast.Import | ast.ImportFrom)] == []
+
+
+LIGHT = {f"operant.{name}" for name in ("errors", "metricsfile", "runs", "launch", "follow", "text")}
+LIGHT |= {name for name in MODULES if "standard library only" in (ast.get_docstring(tree(name)) or "").lower()}
+
+
+@pytest.mark.parametrize("name", sorted(LIGHT))
+def test_what_says_standard_library_only_needs_nothing_else(name):
+    # -S: no installed package can be found; what is imported within a function would only fail later.
+    program = f"import sys; sys.path.insert(0, {str(HOME)!r}); import {name}"
+    done = subprocess.run([sys.executable, "-I", "-S", "-B", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    outside = {other.split(".")[0] for other in imports(name)} - sys.stdlib_module_names - {"operant"}
+    assert outside == set()
+
+
+# MODULES
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_says_what_it_is_for(name):
+    assert len(ast.get_docstring(tree(name)) or "") > 30
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_nothing_happens_at_import(name):
+    """Definitions, constants and imports: no call whose result nobody keeps."""
+    allowed = ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.FunctionDef | ast.ClassDef
+    for node in tree(name).body:
+        guard = isinstance(node, ast.If) and (is_for_types(node) or "__name__" in ast.unparse(node.test))
+        text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        # What an extra installs may be missing: then the module says so, in place of a traceback.
+        optional = isinstance(node, ast.Try) and {ast.unparse(part.type) for part in node.handlers if part.type} == {"ImportError"}
+        commands = name == "operant.cli" and ast.unparse(node).startswith("app.add_typer(")
+        assert isinstance(node, allowed) or guard or text or optional or commands, f"{name}:{node.lineno}: {ast.unparse(node)[:80]}"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "operant.cli"])
+def test_only_the_command_line_prints(name):
+    calls = [node.lineno for node in ast.walk(tree(name)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"]
+    assert calls == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_error_is_swallowed_whole(name):
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"{name}:{node.lineno}: a bare except"
+            everything = isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+            silent = all(isinstance(part, ast.Pass | ast.Continue) for part in node.body)
+            assert not (everything and silent), f"{name}:{node.lineno}: every error is swallowed"
+
+
+_DIRECTIVES = re.compile(r"#\s*(fmt:|noqa|type:|ruff:|pragma|sync:)")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_there_is_no_code_in_comments(name):
+    for token in tokenize.generate_tokens(io.StringIO(MODULES[name].read_text(encoding="utf-8")).readline):
+        if token.type == tokenize.COMMENT and not _DIRECTIVES.match(token.string):
+            assert not is_code(token.string.lstrip("# ")), f"{name}:{token.start[0]}: {token.string}"
+
+
+def is_code(text: str) -> bool:
+    """Whether a comment is a statement somebody switched off: an assignment, an import, a call alone, the head of a block."""
+    if re.match(r"(if|for|while|with|def|class|else|try|elif|return)\b.*:$", text):
+        return True
+    try:
+        nodes = ast.parse(text).body
+    except SyntaxError:
+        return False
+    kinds = ast.Assign | ast.AugAssign | ast.Import | ast.ImportFrom | ast.Return | ast.Delete | ast.Raise
+    return any(isinstance(node, kinds) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await)) for node in nodes)
+
+
+def test_what_counts_as_code_in_a_comment():
+    assert all(map(is_code, ["x = 1", "self.step(x)", "import torch", "if x:", "return y"]))
+    assert not any(map(is_code, ["(T, N)", "the rollout's observations", "why: it is faster", "1 + 1 = 2", "N", "r + gamma V(s') - V(s)"]))
+
+
+# THE HOT LOOP
+
+WAITING = {"item", "cpu", "tolist", "numpy", "synchronize", "nonzero_static"}
+LOOP = {"algos", "policy", "nets", "heads", "world", "meters", "evaluate", "train", "graphs", "kernel", "moments", "returns", "draws", "fused", "replay"}
+NOT_A_WAIT = {
+    ("kernel", "tensor.numpy()"),  # a view of memory that is the host's already
+    ("meters", "self._host.tolist()"),  # pinned memory, read after the event that says it has arrived
+}
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if short(name) in LOOP])
+def test_every_wait_for_the_device_is_marked(name):
+    lines = MODULES[name].read_text(encoding="utf-8").splitlines()
+    for node in ast.walk(tree(name)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        to_host = node.func.attr == "to" and any(isinstance(word, ast.Constant) and word.value == "cpu" for word in node.args)
+        if node.func.attr in WAITING or to_host:
+            marked = any("# sync:" in lines[line - 1] for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            assert marked or (short(name), ast.unparse(node)) in NOT_A_WAIT, f"{name}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_only_kernel_knows_numbas_two_backends():
+    # `ptx` and `check` compile for a GPU to look at what comes out; `doctor` asks whether there is one. None of them runs a lane.
+    may_know = {"operant.kernel": {"cuda", "prange"}, "operant.ptx": {"cuda"}, "operant.check": {"cuda"}, "operant.doctor": {"cuda"}}
+    for name in MODULES:
+        known = {alias.name for node in ast.walk(tree(name)) if isinstance(node, ast.ImportFrom) and node.module == "numba" for alias in node.names}
+        known |= {other.split(".")[1] for other in imports(name) if other.startswith("numba.cuda")}
+        assert known & {"cuda", "prange"} <= may_know.get(name, set()), name
+
+
+# REGISTRIES AND CONFIGURATIONS
+
+
+def test_no_module_lists_the_environments_or_the_algorithms():
+    from operant import algos, envs
+
+    for subjects, package in ((set(envs.names()), "envs"), (set(algos.names()), "algos")):
+        for name in MODULES:
+            if short(name) == package and name != f"operant.{package}":
+                continue
+            named = {node.value for node in ast.walk(tree(name)) if isinstance(node, ast.Constant) and isinstance(node.value, str)} & subjects
+            assert len(named) <= 1, f"{name} lists {named}"
+
+
+def test_an_environment_is_one_file(tmp_path, monkeypatch, capsys):
+    """A file dropped into the folder is found, listed, and configurable, with no other edit."""
+    from operant import cli, config, envs
+
+    (tmp_path / "scratch_env.py").write_text((PACKAGE / "envs" / "pendulum.py").read_text().replace('gymnasium="Pendulum-v1"', "gymnasium=None"))
+    monkeypatch.setattr(envs, "__path__", [*envs.__path__, str(tmp_path)])
+    assert "scratch_env" in envs.names() and envs.find("scratch_env").name == "scratch_env"
+    assert config.load(None, ["env.name=scratch_env"]).env.name == "scratch_env"
+    monkeypatch.setattr(sys, "argv", ["operant", "envs", "--json"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "scratch_env" in [row["name"] for row in json.loads(capsys.readouterr().out)]
+    monkeypatch.delitem(sys.modules, "operant.envs.scratch_env")
+
+
+def test_configurations_are_frozen():
+    from operant import algos, config, nets  # noqa: F401  (they define sections)
+    from operant.settings import Section
+
+    for name in algos.names():
+        algos.load(name)
+    sections = [Section]
+    for section in sections:
+        sections += section.__subclasses__()
+        assert section.model_config["frozen"] is True and section.model_config["extra"] == "forbid", section
+    assert len(sections) > 6
+    loaded = config.load(None)
+    for part, key in ((loaded, "algo_name"), (loaded.run, "seed"), (loaded.algo, "gamma"), (loaded.net, "kind")):
+        with pytest.raises(Exception, match=r"frozen|cannot assign"):
+            setattr(part, key, getattr(part, key))
+
+
+def test_every_section_is_a_section():
+    for name in MODULES:
+        for node in ast.walk(tree(name)):
+            if isinstance(node, ast.ClassDef) and "BaseModel" in map(ast.unparse, node.bases):
+                assert (name, node.name) == ("operant.settings", "Section")
+
+
+# THE CHECKOUT
+
+
+@pytest.mark.skipif(not CHECKOUT, reason="installed, not checked out")
+def test_no_file_names_the_machine_it_was_written_on():
+    own = {place for place in map(str, (HOME, Path.home(), sys.prefix)) if place.count("/") > 1 or place == str(Path.home())}
+    pattern = re.compile("|".join(rf"{re.escape(place)}(?![\w-])" for place in own if len(place) > 3) + r"|/home/\w+/|/Users/\w+/")
+    skipped = {".git", ".venv", "build", "dist", "runs", "__pycache__"}
+    for path in HOME.rglob("*"):
+        parts = path.relative_to(HOME).parts
+        if path.is_file() and path != Path(__file__).resolve() and not any(part in skipped or part.endswith(("_cache", ".egg-info")) for part in parts):
+            with_text = path.suffix in (".py", ".md", ".toml", ".yml", ".yaml", ".cfg", ".tcss") or path.parent.name == ".ci"
+            found = with_text and pattern.search(path.read_text(encoding="utf-8", errors="replace"))
+            assert not found, f"{path.relative_to(HOME)}: {found and found[0]}"
+
+
+@pytest.mark.skipif(not CHECKOUT or find_spec("hatchling") is None, reason="needs a checkout and hatchling")
+def test_a_wheel_holds_the_configurations_and_finds_them_from_anywhere(tmp_path):
+    copy = tmp_path / "copy"
+    wanted = ["operant", "monitor", "configs", "pyproject.toml", "README.md", "LICENSE"]
+    copy.mkdir()
+    for name in wanted:
+        if (HOME / name).is_dir():
+            shutil.copytree(HOME / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif (HOME / name).is_file():
+            shutil.copy(HOME / name, copy / name)
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    built = subprocess.run(build, cwd=copy, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+        names = set(archive.namelist())
+    shipped = sorted(path.stem for path in (HOME / "configs").glob("*.toml"))
+    assert {f"operant/configs/{name}.toml" for name in shipped} <= names
+    assert not [name for name in names if name.split("/")[0] not in ("operant", "monitor") and ".dist-info/" not in name]
+    (tmp_path / "elsewhere").mkdir()
+    program = (
+        "import json, operant; from operant import recipes\n"
+        "print(json.dumps([operant.__file__, recipes.shipped(), [str(recipes.find_source(name)) for name in recipes.shipped()]]))"
+    )
+    command = [sys.executable, "-B", "-c", program]
+    done = subprocess.run(
+        command, cwd=tmp_path / "elsewhere", env={"PYTHONPATH": str(tmp_path / "installed"), "PATH": ""}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    module, found, sources = json.loads(done.stdout)
+    assert Path(module).is_relative_to(tmp_path / "installed")
+    assert found == shipped and all(Path(source).is_relative_to(tmp_path / "installed") for source in sources)
