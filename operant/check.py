@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import cuda, get_num_threads, njit, types
+from numba import get_num_threads, njit, types
 from numba.core import ir
 from numba.core.dispatcher import Dispatcher
 from numba.core.types.functions import NumberClass
@@ -299,7 +299,7 @@ def _devices(env: Env, lanes: int) -> Finding:
 
 def _speed(env: Env) -> Finding:
     parts = []
-    for device, lanes in [("cpu", 65_536)] + ([("cuda", 1 << 20)] if cuda.is_available() else []):
+    for device, lanes in [("cpu", 65_536)] + ([("cuda", 1 << 20)] if torch.cuda.is_available() else []):
         trial, generator = Trial(env, lanes, 1, device), np.random.default_rng(1)
         trial.reset()
         action = trial_actions(env, generator, 0, lanes).to(device)
@@ -353,7 +353,7 @@ def check(env: Env, *, lanes: int = 256, steps: int = 1000) -> list[Finding]:
         findings.append(_attempt("writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, FREE_STEPS))))
     if env.shade is not None:
         findings.append(_attempt("picture", lambda: _picture(env)))
-    if cuda.is_available() and all(finding.passed for finding in findings):
+    if torch.cuda.is_available() and all(finding.passed for finding in findings):
         findings.append(_attempt("CPU = CUDA", lambda: _devices(env, lanes)))
     return [*findings, _attempt("speed", lambda: _speed(env))]
 

@@ -1,0 +1,130 @@
+"""Every kernel body compiled to PTX for four generations of GPUs, without one: no float64, no function that a GPU does not have.
+
+A new body is a new line in `GROUPS`; a test fails until it is there.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from numpy import float32
+
+import operant
+from operant import draws, envs, returns
+from operant.envs import Box, Cells, Env, MultiDiscrete, device
+from operant.ptx import ARCHITECTURES, compile_ptx, float64_lines, undefined_calls
+from operant.rng import integer
+from operant.world import World, reset_body, step_body
+
+T, U, N = 4, 2, 64
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def clock() -> draws.Clock:
+    return draws.Clock(tick=zeros(1, dtype=torch.int64), seed=zeros(2, dtype=torch.int32), lane0=0)
+
+
+def trace() -> returns.Trace:
+    flags = zeros(T, N, dtype=torch.uint8)
+    return returns.Trace(zeros(T, N), zeros(T + 1, N), zeros(T, N), flags, flags, zeros(T, N), zeros(T, N))
+
+
+def accrual() -> returns.Accrual:
+    flags = zeros(T, N, dtype=torch.uint8)
+    return returns.Accrual(zeros(T, N), flags, flags, zeros(N), zeros(T, N))
+
+
+def discount() -> returns.Discount:
+    return returns.Discount(float32(0.99), float32(0.95))  # a Python float would be a float64 argument
+
+
+GROUPS = {  # the two groups each body is launched with
+    draws.uniform_body: lambda: (clock(), draws.Uniforms(zeros(T, U, N))),
+    draws.order_body: lambda: (clock(), draws.Order(zeros(T, N, dtype=torch.int32))),
+    returns.advantage_body: lambda: (discount(), trace()),
+    returns.accrual_body: lambda: (discount(), accrual()),
+}
+class NoParams(NamedTuple):
+    pass
+
+
+@device
+def grid_reset(s, cells, scratch, p, key):
+    for k in range(9):
+        cells[k] = integer(key, k, 3)
+
+
+@device
+def grid_step(s, cells, scratch, action, p, key, tally):
+    scratch[0] = 3 * action[0] + action[1]
+    found = float32(cells[scratch[0]])
+    cells[scratch[0]] = 0
+    tally[0] += found
+    return found, found == float32(0.0)
+
+
+@device
+def grid_observe(s, cells, scratch, obs, p):
+    for k in range(9):
+        obs[k] = cells[k]
+
+
+GRID = Env(
+    NoParams,
+    0,
+    observation=Box(9, 0, 255, dtype="uint8"),
+    action=MultiDiscrete((3, 3)),
+    time_limit=None,
+    reset=grid_reset,
+    step=grid_step,
+    observe=grid_observe,
+    cells=Cells(9, "int8"),
+    scratch=1,
+    tally=("coins",),
+)
+WORLDS = {**{name: envs.find(name) for name in envs.names()}, "a grid": GRID}
+
+
+def check_ptx(ptx: str, capability: tuple[int, int]) -> None:
+    major, minor = capability
+    assert f".target sm_{major}{minor}" in ptx
+    assert ".visible .entry" in ptx
+    assert float64_lines(ptx) == []
+    assert undefined_calls(ptx) == []
+
+
+@pytest.mark.parametrize("capability", ARCHITECTURES, ids=lambda capability: "sm_{}{}".format(*capability))
+@pytest.mark.parametrize("name", WORLDS)
+def test_environments(name, capability):
+    env = WORLDS[name]
+    world = World(env, N, seed=1)
+    slot = world.slot()
+    for body in (step_body(env, world.params), reset_body(env, world.params)):
+        check_ptx(compile_ptx(body, world.lanes, slot, capability), capability)
+
+
+@pytest.mark.parametrize("capability", ARCHITECTURES, ids=lambda capability: "sm_{}{}".format(*capability))
+@pytest.mark.parametrize("body", GROUPS, ids=lambda body: body.py_func.__name__)
+def test_bodies(body, capability):
+    check_ptx(compile_ptx(body, *GROUPS[body](), capability), capability)
+
+
+def test_no_body_is_forgotten():
+    listed = {body.py_func.__name__ for body in GROUPS} | {"step_body", "reset_body"}
+    source = "\n".join(path.read_text() for path in Path(operant.__file__).parent.rglob("*.py"))
+    assert set(re.findall(r"^def (\w+_body)\(", source, re.MULTILINE)) == listed
+
+
+def test_a_float64_shows():
+    @device
+    def body(i, clock, out, offset):
+        out.uniform[0, 0, i] = out.uniform[0, 0, i] * 0.1
+
+    assert float64_lines(compile_ptx(body, clock(), draws.Uniforms(zeros(T, U, N)), (9, 0))) != []
