@@ -347,6 +347,8 @@ def check(file: Annotated[str, typer.Argument(metavar="FILE.py", help="a file th
         env = envs.find(file)
     except KeyError:
         raise UsageError(f"unknown environment {file!r}: name a file ending in .py, or one of {', '.join(envs.names())}") from None
+    except OperantError as error:
+        raise error if error.exit_code != 1 else UsageError(str(error)) from None  # a file that is no environment is no failure of training
     findings = examine(env)
     for finding in findings:
         print(safe(f"{'ok' if finding.passed else 'problem':8} {finding.name:26} {finding.detail}", 4000))
