@@ -30,7 +30,7 @@ class Graphed:
             self._called = True
             self._warm_up()
         else:
-            self._capture()
+            self._graph = self._capture()
             self._graph.replay()
 
     def _warm_up(self) -> None:
@@ -42,9 +42,10 @@ class Graphed:
             self._function()
         current.wait_stream(side)
 
-    def _capture(self) -> None:
+    def _capture(self) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize(self._device)  # sync: once in a run, before the capture
-        self._graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         # thread_local: the heartbeat and checkpoint threads may call CUDA meanwhile.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._function()
+        return graph

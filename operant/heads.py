@@ -16,7 +16,12 @@ from operant.envs import Box, Discrete, Env
 
 
 class Categorical(nn.Module):
-    """One or several independent choices (`Discrete`, `MultiDiscrete`); parameters are the logits, one block of rows a choice."""
+    """One or several independent choices (`Discrete`, `MultiDiscrete`); parameters are the logits, one block of rows a choice.
+
+    To rule a choice out give it a logit of -1e9, not -inf, for which the entropy is 0 * -inf: not a number.
+    """
+
+    row_values: Tensor
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
@@ -58,6 +63,10 @@ class Categorical(nn.Module):
 class Gaussian(nn.Module):
     """A diagonal normal whose spread does not depend on the state; parameters are the means, (A, B). With `squash`, tanh carries it into the bounds."""
 
+    centre: Tensor
+    reach: Tensor
+    limit: Tensor
+
     def __init__(self, bounds: tuple[Sequence[float], Sequence[float]], *, squash: bool = False, initial_log_std: float = 0.0) -> None:
         super().__init__()
         low, high = (torch.tensor(bound, dtype=torch.float32)[:, None] for bound in bounds)
@@ -83,7 +92,10 @@ class Gaussian(nn.Module):
         return mean
 
     def log_probability_and_entropy(self, mean: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log pi(a|s) and H, each (B), of raw actions (A, B). The entropy is that of the normal, also where tanh follows."""
+        """Log pi(a|s) and H, each (B), of raw actions (A, B). The entropy is that of the normal, also where tanh follows.
+
+        With `squash` the density is that of tanh x: the scaling to the bounds, a constant that cancels in every ratio, is left out.
+        """
         standard = (action - mean) * torch.exp(-self.log_std)
         log_probability = (-0.5 * standard.square() - self.log_std - 0.5 * math.log(2.0 * math.pi)).sum(dim=0)
         if self.squash:

@@ -9,6 +9,7 @@ numbers handed in by value (`offset`, scalars in a tuple) are then frozen into t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +41,7 @@ def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
     """The GPU's shell as a plain function, one thread an index: `cuda.jit` compiles it, and so does a test without a GPU."""
 
     def shell(count, lanes, slot, offset):
-        i = cuda.grid(1)
+        i: int = cuda.grid(1)  # type: ignore[call-arg]  # numba declares it as a method
         if i < count:
             body(i, lanes, slot, offset)
 
@@ -85,3 +86,9 @@ class Kernel:
             self._serial(0, count, lanes, slot, offset)
         else:
             self._parallel(count, numba.get_num_threads(), lanes, slot, offset)
+
+
+@functools.cache
+def kernel(body: Callable[..., Any], device: torch.device) -> Kernel:
+    """The kernel of a body on a device, the same one each time: it compiles once in a process, however many algorithms and evaluations use it."""
+    return Kernel(body, device)
