@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 from operant import envs, nets
-from operant.algos.ppo import PPO, Config
+from operant.algos.ppo import PPO
+from operant.algos.ppo import PPOConfig as Config
 from operant.evaluate import Evaluator
 from operant.graphs import Graphed
 from operant.world import World

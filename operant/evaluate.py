@@ -13,7 +13,7 @@ import torch
 from operant import draws
 from operant.envs import Env
 from operant.graphs import Graphed
-from operant.kernel import Kernel, bind
+from operant.kernel import bind, kernel
 from operant.policy import Policy
 from operant.world import World
 
@@ -38,7 +38,10 @@ class Evaluation(NamedTuple):
 
 
 class Evaluator:
-    """A world of `episodes` lanes and a policy that plays it, greedily or by its own distribution."""
+    """A world of `episodes` lanes and a policy that plays it, greedily or by its own distribution.
+
+    `max_steps` cuts an episode off; it is rounded up to whole chunks of 32 steps.
+    """
 
     def __init__(self, policy: Policy, env: Env, params: Any, *, episodes: int, seed: int, greedy: bool = True, max_steps: int = 100_000) -> None:
         device = policy.device
@@ -50,7 +53,7 @@ class Evaluator:
         self._total = torch.zeros(episodes, dtype=torch.float64, device=device)
         self._length = torch.zeros(episodes, dtype=torch.int64, device=device)
         self._uniform = torch.zeros(_CHUNK, policy.head.uniform_rows, episodes, device=device)
-        self._fill = Kernel(draws.uniform_body, device)
+        self._fill = kernel(draws.uniform_body, device)
         self._clock = bind(draws.Clock(self._world.lanes.tick, self._world.lanes.seed, 0))
         self._uniforms = bind(draws.Uniforms(self._uniform))
         self._play = Graphed(self._play_chunk, device)
@@ -86,7 +89,8 @@ class Evaluator:
         for t in range(_CHUNK):
             self._slot.action.copy_(self._policy.act(self._slot.observation, None if self._greedy else self._uniform[t]))
             self._world.step(self._bound, t)
-            self._total.add_(self._slot.reward * self._playing)
+            # Not a product: a reward of a later episode that is not a number must not count.
+            self._total.add_(torch.where(self._playing, self._slot.reward, 0.0))
             self._length.add_(self._playing)
             self._playing.logical_and_((self._slot.terminated | self._slot.truncated) == 0)
         self._world.advance(_CHUNK)

@@ -29,7 +29,7 @@ class Config(Section):
 
     kind: str = Field("mlp", description='"mlp", or "FILE.py:Class": an nn.Module made as Class(O, H) that maps (B, O) to (B, H) and values (B)')
     hidden: tuple[Count, ...] = Field((64, 64), description="width of each hidden layer", min_length=1, max_length=8)
-    activation: Literal["tanh", "relu", "gelu", "silu"] = "tanh"
+    activation: Literal["tanh", "relu", "gelu", "silu"] = Field("tanh", description="between the layers")
     shared: bool = Field(False, description="one trunk for actor and critic instead of two towers")
     squash: bool = Field(False, description="Box actions only: carry the normal into the bounds by tanh instead of clipping it")
     initial_log_std: Real = Field(0.0, ge=-10, le=2, description="Box actions only: logarithm of the standard deviation at the start")

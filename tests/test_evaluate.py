@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import COUNT, PICK, PUSH, bytes_of, iterate, ppo_on, shared_kernel
+from toys import COUNT, PICK, PUSH, bytes_of, iterate, ppo_on
 
 from operant import evaluate, nets
-from operant.algos import ppo
 from operant.envs import find
 from operant.evaluate import Evaluator
 from operant.policy import Policy
@@ -20,10 +19,8 @@ CARTPOLE = find("cartpole")
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
+def one_thread():
     """Small tensors, and a machine that others use."""
-    monkeypatch.setattr(ppo, "Kernel", shared_kernel)
-    monkeypatch.setattr(evaluate, "Kernel", shared_kernel)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -11,11 +11,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import distributions, nn
-from toys import COUNT, PICK, PUSH, bytes_of, clones, iterate, ppo_on, shared_kernel
+from toys import COUNT, PICK, PUSH, bytes_of, clones, iterate, ppo_on
 
-from operant import algos, evaluate, kernel, nets
-from operant.algos import ppo as module
-from operant.algos.ppo import COLUMNS, PPO, Batch, Config, Stats, block_lanes, ppo_loss
+from operant import algos, kernel, nets
+from operant.algos.ppo import COLUMNS, PPO, Batch, PPOConfig, Stats, block_lanes, ppo_loss
 from operant.envs import find
 from operant.evaluate import Evaluator
 from operant.moments import RunningMoments
@@ -26,10 +25,8 @@ EVERYTHING = {"normalize_observations": True, "normalize_rewards": True, "value_
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
+def one_thread():
     """Small tensors, and a machine that others use."""
-    monkeypatch.setattr(module, "Kernel", shared_kernel)
-    monkeypatch.setattr(evaluate, "Kernel", shared_kernel)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -543,7 +540,7 @@ def test_a_network_of_ones_own_trains_and_resumes(tmp_path, env):
 
 
 def test_found_by_its_file_name():
-    assert "ppo" in algos.names() and algos.load("ppo") is PPO and PPO.Config is Config
+    assert "ppo" in algos.names() and algos.load("ppo") is PPO and PPO.Config is PPOConfig
     with pytest.raises(KeyError):
         algos.load("ppoo")
 
@@ -558,7 +555,7 @@ def test_blocks_of_lanes(lanes, block):
     [(1024, 16, 4, True), (32, 4, 4, True), (32, 4, 8, False), (32, 6, 4, False), (100, 3, 5, True), (100, 3, 7, False), (1, 4, 4, True), (1, 4, 8, False)],
 )
 def test_sizes_that_do_not_divide(lanes, horizon, minibatches, fits):
-    config = Config(horizon=horizon, minibatches=minibatches)
+    config = PPOConfig(horizon=horizon, minibatches=minibatches)
     found = config.problems(lanes)
     if fits:
         assert found == []
@@ -572,9 +569,9 @@ def test_sizes_that_do_not_divide(lanes, horizon, minibatches, fits):
 
 def test_one_sample_is_too_few():
     # The spread of one advantage is not a number.
-    [(key, sentence)] = Config(horizon=1, minibatches=1).problems(1)
+    [(key, sentence)] = PPOConfig(horizon=1, minibatches=1).problems(1)
     assert key == "horizon" and "2" in sentence
-    assert Config(horizon=2, minibatches=1).problems(1) == [] == Config(horizon=1, minibatches=1).problems(2)
+    assert PPOConfig(horizon=2, minibatches=1).problems(1) == [] == PPOConfig(horizon=1, minibatches=1).problems(2)
 
 
 @pytest.mark.parametrize(
@@ -586,7 +583,7 @@ def test_one_sample_is_too_few():
 )  # fmt: skip
 def test_values_that_are_refused(wrong):
     with pytest.raises(ValidationError):
-        Config(**wrong)
+        PPOConfig(**wrong)
 
 
 # LEARNING

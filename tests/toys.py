@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
 from numpy import float32
 
-from operant import kernel, nets
-from operant.algos.ppo import PPO, Config
+from operant import nets
+from operant.algos.ppo import PPO
 from operant.envs import Box, Discrete, Env, MultiDiscrete, device
 from operant.rng import uniform
 from operant.world import World
-
-# A body is compiled anew for each Kernel: the tests make many, so they share them.
-shared_kernel = functools.cache(kernel.Kernel)
 
 
 class NoParams(NamedTuple):
@@ -126,7 +122,7 @@ PICK = Env(
 
 def ppo_on(env: Env, lanes: int, net: nets.Config | None = None, *, seed: int = 1, steps: int = 100_000, start: bool = True, **algo) -> PPO:
     """PPO on a fresh world, begun."""
-    ppo = PPO(World(env, lanes, seed=seed), Config(**algo), net or nets.Config(hidden=(16,)), seed=seed, steps=steps)
+    ppo = PPO(World(env, lanes, seed=seed), PPO.Config(**algo), net or nets.Config(hidden=(16,)), seed=seed, steps=steps)
     if start:
         ppo.start()
     return ppo

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
+from numpy import float32
 from pydantic import Field
 from torch import Tensor
 
 from operant import draws, nets, returns
 from operant.graphs import Graphed
-from operant.kernel import Kernel, bind
+from operant.kernel import bind, kernel
 from operant.moments import RunningMoments
 from operant.policy import Policy
 from operant.settings import Count, Real, Section
@@ -30,27 +31,27 @@ BLOCK_LANES = 32
 # CONFIGURATION
 
 
-class Config(Section):
+class PPOConfig(Section):
     """`[algo]`, when its name is "ppo"."""
 
     horizon: Count = Field(16, ge=1, le=65536, description="T: steps of each lane in an iteration")
     epochs: Count = Field(4, ge=1, le=1024, description="passes over an iteration's samples")
     minibatches: Count = Field(4, ge=1, description="parts of a pass, one optimiser step each")
-    learning_rate: Real = Field(2.5e-3, gt=0, le=1)
+    learning_rate: Real = Field(2.5e-3, gt=0, le=1, description="of Adam, at the start")
     anneal: bool = Field(True, description="lower the learning rate linearly to zero over `anneal_steps`")
     anneal_steps: Count | None = Field(None, ge=1, description="steps to anneal over; by default run.steps")
     gamma: Real = Field(0.99, ge=0, le=1, description="discount")
-    gae_lambda: Real = Field(0.95, ge=0, le=1)
+    gae_lambda: Real = Field(0.95, ge=0, le=1, description="0: advantages from one step and the critic; 1: from whole returns")
     clip: Real = Field(0.2, gt=0, description="epsilon: how far the ratio of probabilities may pay off")
     value_clip: Real | None = Field(None, gt=0, description="how far a value may move in one iteration and still pay off")
-    entropy_coefficient: Real = Field(0.01, ge=0)
-    value_coefficient: Real = Field(0.5, ge=0)
-    max_gradient_norm: Real = Field(0.5, gt=0)
+    entropy_coefficient: Real = Field(0.01, ge=0, description="weight of the entropy, which keeps the policy trying")
+    value_coefficient: Real = Field(0.5, ge=0, description="weight of the critic's loss")
+    max_gradient_norm: Real = Field(0.5, gt=0, description="a longer gradient is shortened to this")
     normalize_advantages: bool = Field(True, description="once an iteration")
-    normalize_observations: bool = False
+    normalize_observations: bool = Field(False, description="to mean 0 and deviation 1, as seen so far")
     normalize_rewards: bool = Field(False, description="divide rewards by the spread of the discounted return, and clip them to +-10")
     target_kl: Real | None = Field(None, gt=0, description="skip an iteration's remaining optimiser steps once approx_kl exceeds 1.5 times this")
-    adam_epsilon: Real = Field(1e-5, gt=0)
+    adam_epsilon: Real = Field(1e-5, gt=0, description="what Adam adds to the denominator")
     precision: Literal["fp32", "tf32"] = Field("tf32", description="of matrix products on a GPU; a CPU always computes in fp32")
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
@@ -91,9 +92,8 @@ class Stats(NamedTuple):
     not_finite: Tensor  # parameters and losses that are NaN or infinite
 
 
-COLUMNS = Stats(
-    "loss/policy", "loss/value", "entropy", "approx_kl", "clip_fraction", "gradient_norm", "explained_variance", "learning_rate", "not_finite"
-)  # type: ignore[arg-type]
+COLUMNS = tuple({"policy_loss": "loss/policy", "value_loss": "loss/value"}.get(name, name) for name in Stats._fields)
+"""The names of the numbers in the metrics file, in the order of `Stats`."""
 
 
 class Batch(NamedTuple):
@@ -110,7 +110,7 @@ class Batch(NamedTuple):
 # LOSS
 
 
-def ppo_loss(policy: Policy, batch: Batch, config: Config) -> tuple[Tensor, list[Tensor]]:
+def ppo_loss(policy: Policy, batch: Batch, config: PPOConfig) -> tuple[Tensor, list[Tensor]]:
     """The loss of a minibatch, and [policy loss, value loss, entropy, approximate KL, clip fraction]."""
     parameters, value = policy.forward(batch.observation)
     log_probability, entropy = policy.head.log_probability_and_entropy(parameters, batch.action)
@@ -143,10 +143,10 @@ def ppo_loss(policy: Policy, batch: Batch, config: Config) -> tuple[Tensor, list
 class PPO:
     """PPO on a world. `collect` then `update` is one iteration; `stats` holds the update's numbers, in the order of `COLUMNS`, on the device."""
 
-    Config = Config
+    Config = PPOConfig
     columns = COLUMNS
 
-    def __init__(self, world: World, config: Config, net: nets.Config, *, seed: int, steps: int, eager: bool = False) -> None:
+    def __init__(self, world: World, config: PPOConfig, net: nets.Config, *, seed: int, steps: int, eager: bool = False) -> None:
         T, N, device = config.horizon, world.count, world.device
         self.world, self.config, self.device = world, config, device
         self.steps_per_iteration = T * N
@@ -188,12 +188,12 @@ class PPO:
         # The kernels beside the world's, and what they read and write.
         self._block = block_lanes(N)
         self._order = torch.zeros(config.epochs, T * N // self._block, dtype=torch.int32, device=device)
-        self._fill_uniform, self._fill_order = Kernel(draws.uniform_body, device), Kernel(draws.order_body, device)
-        self._estimate, self._accrue = Kernel(returns.advantage_body, device), Kernel(returns.accrual_body, device)
+        self._fill_uniform, self._fill_order = kernel(draws.uniform_body, device), kernel(draws.order_body, device)
+        self._estimate, self._accrue = kernel(returns.advantage_body, device), kernel(returns.accrual_body, device)
         self._tick = bind(draws.Clock(world.lanes.tick, world.lanes.seed, world.lanes.lane0))
         self._turn = bind(draws.Clock(self._iteration, world.lanes.seed, 0))
         self._uniforms, self._orders = bind(draws.Uniforms(self._uniform)), bind(draws.Order(self._order))
-        self._discount = returns.Discount(config.gamma, config.gamma * config.gae_lambda)
+        self._discount = returns.Discount(float32(config.gamma), float32(config.gamma * config.gae_lambda))  # no float64 into a kernel
         rollout = self.rollout
         self._trace = bind(
             returns.Trace(self._reward, self._value, self._final_value, rollout.terminated, rollout.truncated, self._advantage, self._returns)
