@@ -7,6 +7,7 @@ import hashlib
 import math
 
 import numba
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -402,6 +403,7 @@ def test_stats():
     steps = recorded(ppo)
     ppo.update()
     assert len(COLUMNS) == len(Stats._fields) == len(set(COLUMNS)) == len(ppo.stats)
+    assert ppo._discount.gamma.dtype == ppo._discount.decay.dtype == np.float32
     stats = stats_of(ppo)
     expected = torch.stack([numbers for numbers, _ in steps]).mean(0)
     named = ("loss/policy", "loss/value", "entropy", "approx_kl", "clip_fraction", "gradient_norm")

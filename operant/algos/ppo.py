@@ -193,7 +193,8 @@ class PPO:
         self._tick = bind(draws.Clock(world.lanes.tick, world.lanes.seed, world.lanes.lane0))
         self._turn = bind(draws.Clock(self._iteration, world.lanes.seed, 0))
         self._uniforms, self._orders = bind(draws.Uniforms(self._uniform)), bind(draws.Order(self._order))
-        self._discount = returns.Discount(float32(config.gamma), float32(config.gamma * config.gae_lambda))  # no float64 into a kernel
+        # float32, or the kernels would compute in float64.
+        self._discount = returns.Discount(float32(config.gamma), float32(config.gamma * config.gae_lambda))  # type: ignore[arg-type]
         rollout = self.rollout
         self._trace = bind(
             returns.Trace(self._reward, self._value, self._final_value, rollout.terminated, rollout.truncated, self._advantage, self._returns)
