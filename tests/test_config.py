@@ -215,8 +215,7 @@ def test_the_schema_has_every_key_with_its_default_and_description():
         part = whole["properties"][section]["properties"][key]
         if (section, key) == ("env", "lanes"):
             assert (part["minimum"], part["default"], part["type"]) == (1, 1024, ["integer", "string"])
-        if section in ("run", "env", "checkpoint", "eval"):
-            assert part["description"], row.key
+        assert part["description"], row.key
         default = part["default"]
         assert (tuple(default) if isinstance(default, list) else default) == row.value, row.key
     steps = whole["properties"]["run"]["properties"]["steps"]

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from numpy import float32
 from toys import COUNT, PICK, PUSH, bytes_of, iterate, ppo_on
 
 from operant import evaluate, nets
-from operant.envs import find
+from operant.envs import device, find
 from operant.evaluate import Evaluator
 from operant.policy import Policy
 
@@ -58,6 +59,24 @@ def test_episodes_that_never_end_are_cut_off_and_counted():
     found = evaluator(replace(COUNT, time_limit=None), 3, max_steps=64).run(0)
     assert found.unfinished == 1
     assert (found.maximum, found.minimum, found.length) == (64 * 65 / 2, 1.0, (64 + 1 + 2) / 3)
+
+
+@device
+def _spoilt_reset(s, p, key):
+    s[0] += float32(1.0)
+    s[1] = float32(0.0)
+
+
+@device
+def _spoilt_step(s, action, p, key, tally):
+    s[1] += float32(1.0)
+    return float32(math.nan) if s[0] > float32(1.0) else float32(1.0), s[1] > float32(key[2])
+
+
+def test_what_comes_after_an_episode_does_not_count():
+    # s[0] counts a lane's episodes, and from the second on the reward is not a number. Lane k's first episode pays 1 a step, for k + 1 steps.
+    found = evaluator(replace(COUNT, time_limit=None, reset=_spoilt_reset, step=_spoilt_step), 4).run(0)
+    assert (found.mean, found.minimum, found.maximum, found.length) == (2.5, 1.0, 4.0, 2.5)
 
 
 def test_the_same_number_is_the_same_evaluation():
