@@ -115,7 +115,7 @@ class _Guarded:
     """Step and reset with every index checked, on buffers between guard rows. Compiles when asked to."""
 
     def __init__(self, env: Env, lanes: int) -> None:
-        world, self.env, self.count = World(env, lanes, seed=1), env, lanes
+        world, self.env, self.count = World(env, lanes, seed=1, every_final=True), env, lanes
         self._whole: dict[str, torch.Tensor] = {}
         exact = {"state": env.fields, "cells": env.cells.n if env.cells else 0, "scratch": env.scratch, "running": 1 + len(env.tally)}
         self.lanes: Lanes = self._between_guards(world.lanes, exact)

@@ -22,7 +22,7 @@ import operator
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ import torch
 from operant import envs
 from operant.envs import Box, Discrete, Env
 from operant.errors import MachineError, OperantError, UsageError
-from operant.world import LENGTH, RETURN, TALLIES, Slot, World
+from operant.world import Slot, World
 
 try:
     import gymnasium
@@ -77,6 +77,14 @@ def make_vec(
     return OperantVectorEnv(env, num_envs, device=_checked_device(device), seed=seed, output=output, params=_checked_params(env, params))
 
 
+class _Ended(NamedTuple):
+    """What a step's episode adds up to in each lane, worth something where it ended."""
+
+    length: Any  # (N)
+    total: Any  # (N), the return
+    tallies: Any  # (K, N)
+
+
 class OperantVectorEnv(VectorEnv):
     """See `make_vec`, which checks what it hands in here.
 
@@ -92,7 +100,7 @@ class OperantVectorEnv(VectorEnv):
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
         self._numpy = output == "numpy"
         self._seed = seed
-        self.world = World(env, num_envs, seed=seed, device=device, params=params)
+        self.world = World(env, num_envs, seed=seed, device=device, params=params, every_final=True)
         # Two slots in turn, so that with torch output the observation before a step outlives the step.
         self._slots = [(slot, self.world.bind(slot)) for slot in (self.world.slot(), self.world.slot())]
         self._choices = None if isinstance(env.action, Box) else torch.tensor(env.action.n).reshape(-1, 1)  # (A, 1)
@@ -110,7 +118,7 @@ class OperantVectorEnv(VectorEnv):
             raise UsageError(f"reset got the options {sorted(options)}: it takes none; ended lanes reset by themselves")
         if seed is not None:
             self._seed = _checked_seed(seed)
-            self.world = World(self.world.env, self.num_envs, seed=self._seed, device=self.world.device, params=self.world.params)
+            self.world = World(self.world.env, self.num_envs, seed=self._seed, device=self.world.device, params=self.world.params, every_final=True)
         super().reset(seed=self._seed if seed is not None or not self._started else None)
         slot, bound = self._next_slot()
         self.world.reset(bound)
@@ -132,17 +140,19 @@ class OperantVectorEnv(VectorEnv):
             raise UsageError("step was called before reset: call reset() once first")
         slot, bound = self._next_slot()
         slot.action.copy_(self._checked_actions(actions))
+        lanes = self.world.lanes
+        length, before = lanes.age + 1, lanes.running[0].clone()
         self.world.step(bound)
         self.world.advance(1)
-        finished = self.world.lanes.finished.clone()  # (3 + K, N), of this step only
-        self.world.lanes.finished.zero_()
+        ended = _Ended(length, before + slot.reward, lanes.finished.clone())
+        lanes.finished.zero_()
         observations = self._observations(slot.observation)
         if self._numpy:
             terminated, truncated = (flags.cpu().numpy().astype(np.bool_) for flags in (slot.terminated, slot.truncated))
-            info = self._numpy_info(slot, finished.cpu().numpy(), terminated | truncated)
+            info = self._numpy_info(slot, _Ended(*(column.cpu().numpy() for column in ended)), terminated | truncated)
             return observations, slot.reward.cpu().numpy().astype(np.float64), terminated, truncated, info
         terminated, truncated = slot.terminated.view(torch.bool), slot.truncated.view(torch.bool)
-        return observations, slot.reward, terminated, truncated, self._torch_info(slot, finished, terminated | truncated)
+        return observations, slot.reward, terminated, truncated, self._torch_info(slot, ended, terminated | truncated)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Let go of the buffers."""
@@ -183,7 +193,7 @@ class OperantVectorEnv(VectorEnv):
                 raise UsageError(f"an action is not in {self.single_action_space}: they run from {low} to {high}")
         return column
 
-    def _numpy_info(self, slot: Slot, finished: np.ndarray, ended: np.ndarray) -> dict[str, Any]:
+    def _numpy_info(self, slot: Slot, sums: _Ended, ended: np.ndarray) -> dict[str, Any]:
         lanes = np.flatnonzero(ended)
         if not lanes.size:
             return {}
@@ -194,13 +204,14 @@ class OperantVectorEnv(VectorEnv):
         rows = self._observations(slot.final_observation[:, torch.from_numpy(lanes).to(slot.reward.device)])
         for lane, row in zip(lanes, rows, strict=True):
             final_obs[lane] = row
-        episode = {"r": finished[RETURN].astype(np.float64), "l": finished[LENGTH].astype(np.int64), "t": seconds}
-        tally = {name: row.astype(np.float64) for name, row in zip(self.world.env.tally, finished[TALLIES:], strict=True)}
+        length, total = (np.where(ended, column, 0) for column in (sums.length, sums.total))
+        episode = {"r": total.astype(np.float64), "l": length.astype(np.int64), "t": seconds}
+        tally = {name: row.astype(np.float64) for name, row in zip(self.world.env.tally, sums.tallies, strict=True)}
         return _masked({"final_obs": final_obs, "final_info": _final_info(episode, tally, ended)}, ended)
 
-    def _torch_info(self, slot: Slot, finished: torch.Tensor, ended: torch.Tensor) -> dict[str, Any]:
-        episode = {"r": finished[RETURN], "l": finished[LENGTH].to(torch.int64)}
-        tally = dict(zip(self.world.env.tally, finished[TALLIES:], strict=True))
+    def _torch_info(self, slot: Slot, sums: _Ended, ended: torch.Tensor) -> dict[str, Any]:
+        episode = {"r": torch.where(ended, sums.total, 0.0), "l": torch.where(ended, sums.length, 0).to(torch.int64)}
+        tally = dict(zip(self.world.env.tally, sums.tallies, strict=True))
         return _masked({"final_obs": self._observations(slot.final_observation), "final_info": _final_info(episode, tally, ended)}, ended)
 
 

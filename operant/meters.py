@@ -137,7 +137,7 @@ class Meters:
     def _accumulate_once(self) -> None:
         stats = self._algo.stats
         self._totals[self._stats_window] += stats
-        self._totals[self._sums_window] += self._algo.world.take()
+        self._totals[self._sums_window] += self._algo.take()
         self._iteration += 1
         bad = (stats[self._bad_row] > 0) & (self._first_bad < 0)
         self._first_bad.copy_(torch.where(bad, self._iteration, self._first_bad))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from operant.envs import Box, Discrete, Env
-from operant.world import EPISODES, LENGTH, RETURN, World
+from operant.world import EPISODES, LENGTH, RETURN, TALLIES, World
 
 DEVICE_TOLERANCE = 1e-3
 """CPU against CUDA, of max(1, |number|)."""
@@ -38,7 +38,7 @@ class Trial:
     """A world with one slot."""
 
     def __init__(self, env: Env, lanes: int, seed: int, device: str = "cpu") -> None:
-        self.world = World(env, lanes, seed=seed, device=device)
+        self.world = World(env, lanes, seed=seed, device=device, every_final=True)
         self.slot = self.world.slot()
         self._bound = self.world.bind(self.slot)
 
@@ -84,11 +84,14 @@ def long_trial(env: Env, lanes: int, steps: int) -> Seen:
     """The same seed twice and another once, side by side, under the same actions."""
     seen, generator = Seen(), np.random.default_rng(1)
     one, again, other = Trial(env, lanes, 1), Trial(env, lanes, 1), Trial(env, lanes, 2)
+    sums = np.zeros(TALLIES + len(env.tally))
     low, high = (torch.tensor(bound, dtype=torch.float32)[:, None] for bound in env.observation.bounds())
     for t in range(steps + 1):
         action = trial_actions(env, generator, t, lanes)
         for trial in (one, again, other):
             trial.step(action) if t else trial.reset()
+        if t:
+            sums += one.world.take(one.slot).numpy()
         outcome = one.outcome()
         if seen.not_repeated is None:
             seen.not_repeated = next((f"step {t}: the {name}" for name, bits in again.outcome().items() if not same_bits(bits, outcome[name])), None)
@@ -102,7 +105,6 @@ def long_trial(env: Env, lanes: int, steps: int) -> Seen:
             wrong = {name: (value, (value < low - slack) | (value > high + slack)) for name, value in numbers.items()}
             wrong["final observation"] = (wrong["final observation"][0], wrong["final observation"][1] & ended)
             seen.outside = _first(t, wrong)
-    sums = one.world.take()
     seen.episodes = float(sums[EPISODES])
     if seen.episodes:
         seen.length, seen.mean_return = float(sums[LENGTH] / sums[EPISODES]), float(sums[RETURN] / sums[EPISODES])

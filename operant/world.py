@@ -4,7 +4,7 @@ What every environment would otherwise get wrong by itself lives here once: auto
 numbers, layout. One step of a lane, at tick t:
 
     clip a Box action -> step -> age + 1 -> truncated when the age reaches the time limit
-    when it ended: add the episode to `finished`; write its true final observation; reset (with the numbers of tick t)
+    when it ended: write the true final observation; add its tallies to `finished`; reset (with the numbers of tick t)
     observe
 
 Layout is field-major: state (F, N), observations (O, N), so that neighbouring threads touch neighbouring addresses.
@@ -25,7 +25,7 @@ from operant.device import device
 from operant.envs import Box, Discrete, Env
 from operant.kernel import Kernel, bind
 
-EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of `finished`; an environment's own tallies follow
+EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of what `take` returns; an environment's own tallies follow
 _LOW_32 = 0xFFFFFFFF
 
 
@@ -37,7 +37,7 @@ class Lanes(NamedTuple):
     scratch: Any  # (S, N) int32, worth nothing between calls
     age: Any  # (N) int32, steps since the last reset
     running: Any  # (1 + K, N) float32, sums over the episode under way: return, tallies
-    finished: Any  # (3 + K, N) float32, sums over the episodes ended since `take`: episodes, length, return, tallies
+    finished: Any  # (K, N) float32, tallies of the episodes that ended since `take`
     tick: Any  # (1) int64, steps this world has taken; a captured graph reads it, so it lives on the device
     seed: Any  # (2) uint32, as int32
     lane0: int  # global number of the first lane
@@ -48,7 +48,7 @@ class Slot(NamedTuple):
 
     action: Any  # (A, N) int32 or float32; a Box action is clipped to its bounds in place
     observation: Any  # (O, N), of the state after the step (and after the reset where the episode ended)
-    final_observation: Any  # (O, N), written only in lanes whose episode ended: what an observer would have seen there
+    final_observation: Any  # (O, N), written only in lanes that were truncated (or ended at all: see `World`): what an observer would have seen
     reward: Any  # (N) float32
     terminated: Any  # (N) uint8
     truncated: Any  # (N) uint8
@@ -112,8 +112,12 @@ def device_params(params: Any) -> Any:
     return type(params)(*(narrow(value) for value in params))
 
 
-def step_body(env: Env, params: Any) -> Any:
-    """The lane body: one step of lane i, as the module's docstring tells it."""
+def step_body(env: Env, params: Any, every_final: bool = True) -> Any:
+    """The lane body: one step of lane i, as the module's docstring tells it.
+
+    Stores of a lane here and there cost a GPU far more than those of neighbouring lanes together. So what an episode's end adds up to is worked out
+    by `take` from what is stored anyway, and without `every_final` a terminated lane's final observation, which nobody bootstraps from, is not written.
+    """
     reset, step, observe = _functions(env)
     p = device_params(params)
     limit = env.time_limit if env.time_limit is not None else 2**31 - 1
@@ -138,14 +142,11 @@ def step_body(env: Env, params: Any) -> Any:
         slot.truncated[i] = 1 if truncated else 0
 
         if terminated or truncated:
-            episodes, length, total = lanes.finished[EPISODES, i], lanes.finished[LENGTH, i], lanes.finished[RETURN, i]
-            observe(s, cells, scratch, slot.final_observation[:, i], p)
+            if every_final or not terminated:
+                observe(s, cells, scratch, slot.final_observation[:, i], p)
             reset(s, cells, scratch, p, (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.RESET)))
-            lanes.finished[EPISODES, i] = episodes + float32(1.0)
-            lanes.finished[LENGTH, i] = length + float32(age)
-            lanes.finished[RETURN, i] = total + episode_return
             for k in range(tallies):
-                lanes.finished[TALLIES + k, i] += lanes.running[1 + k, i]
+                lanes.finished[k, i] += lanes.running[1 + k, i]
                 lanes.running[1 + k, i] = float32(0.0)
             age, episode_return = 0, float32(0.0)
         lanes.age[i] = age
@@ -188,19 +189,29 @@ def _typed(params: Any, defaults: Any) -> Any:
 
 
 @functools.cache
-def _kernels(env: Env, params: Any, device: torch.device) -> tuple[Kernel, Kernel]:
+def _kernels(env: Env, params: Any, device: torch.device, every_final: bool) -> tuple[Kernel, Kernel]:
     """Step and reset, compiled once for all worlds of the same rules in this process (a run has two: its own and its evaluation's)."""
-    return Kernel(step_body(env, params), device), Kernel(reset_body(env, params), device)
+    return Kernel(step_body(env, params, every_final), device), Kernel(reset_body(env, params), device)
 
 
 class World:
     """N lanes of an environment on a device.
 
     `seed` and `stream` name the random numbers (stream 0 is the run's own, others are independent of it); `lane0` is the global number of the first lane.
+    `every_final` asks for the final observation of terminated episodes too, not only of truncated ones.
     """
 
     def __init__(
-        self, env: Env, lanes: int, *, seed: int, device: torch.device | str = "cpu", params: Any = None, lane0: int = 0, stream: int = 0
+        self,
+        env: Env,
+        lanes: int,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        params: Any = None,
+        lane0: int = 0,
+        stream: int = 0,
+        every_final: bool = False,
     ) -> None:
         self.env, self.count, self.device = env, lanes, _indexed(torch.device(device))
         self.params = _typed(params, env.Params())
@@ -217,13 +228,14 @@ class World:
             scratch=zeros(max(env.scratch, 1), N, dtype=torch.int32),
             age=zeros(N, dtype=torch.int32),
             running=zeros(1 + K, N),
-            finished=zeros(TALLIES + K, N),
+            finished=zeros(K, N),
             tick=zeros(1, dtype=torch.int64),
             seed=torch.from_numpy(words.copy()).to(self.device),
             lane0=lane0,
         )
+        self._carried = zeros(2, dtype=torch.float64)  # sums over all lanes of age and running return when `take` was called last
         self._bound = bind(self.lanes)
-        self._step, self._reset = _kernels(env, self.params, self.device)
+        self._step, self._reset = _kernels(env, self.params, self.device, every_final)
 
     def slot(self, steps: int | None = None) -> Slot:
         """Fresh buffers for one step, or with `steps` T for a rollout, each with a leading T (observations T + 1: see `bind`)."""
@@ -257,6 +269,7 @@ class World:
         """Begin every lane anew and write the first observations to the slot (a bound one). Counts as one tick."""
         self._reset(self.count, self._bound, slot)
         self.lanes.tick.add_(1)
+        self._carried.zero_()
 
     def step(self, slot: Slot, offset: int = 0) -> None:
         """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see `advance`."""
@@ -266,15 +279,25 @@ class World:
         """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""
         self.lanes.tick.add_(steps)
 
-    def take(self) -> torch.Tensor:
-        """Sums over the episodes that ended since the last call, (3 + K), and forget them. Summed in a fixed order."""
-        sums = self.lanes.finished.sum(dim=1)
-        self.lanes.finished.zero_()
+    def take(self, slot: Slot) -> torch.Tensor:
+        """Sums over the episodes that ended in the steps of a slot (unbound), which are all steps since the last call: (3 + K) float64.
+
+        Episodes, their lengths and returns, tallies. What all lanes gained is what ended episodes add up to, and what is under way now, less what was
+        under way before. Summed in a fixed order.
+        """
+        lanes = self.lanes
+        now = torch.stack([lanes.age.sum(dtype=torch.float64), lanes.running[0].sum(dtype=torch.float64)])
+        gained = torch.stack([torch.full_like(now[0], slot.reward.numel()), slot.reward.sum(dtype=torch.float64)])
+        episodes = (slot.terminated | slot.truncated).sum(dtype=torch.float64)
+        sums = torch.cat([episodes[None], gained + self._carried - now, lanes.finished.sum(dim=1, dtype=torch.float64)])
+        self._carried.copy_(now)
+        lanes.finished.zero_()
         return sums
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything that a resumed run needs to go on as if nothing had happened, by name."""
-        return {name: value for name, value in self.lanes._asdict().items() if isinstance(value, torch.Tensor) and name not in ("scratch", "seed")}
+        own = {name: value for name, value in self.lanes._asdict().items() if isinstance(value, torch.Tensor) and name not in ("scratch", "seed")}
+        return {**own, "carried": self._carried}
 
     @property
     def can_truncate(self) -> bool:

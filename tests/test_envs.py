@@ -31,7 +31,7 @@ class Trainer:
     """A world with one slot, stepped by hand."""
 
     def __init__(self, env: Env, lanes: int, *, seed: int = 1, lane0: int = 0) -> None:
-        self.world = World(env, lanes, seed=seed, lane0=lane0)
+        self.world = World(env, lanes, seed=seed, lane0=lane0, every_final=True)
         self.slot: Slot = self.world.slot()
         self._bound = self.world.bind(self.slot)
         self.world.reset(self._bound)

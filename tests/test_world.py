@@ -181,7 +181,7 @@ def step_once(world: World, slot, action) -> None:
 
 
 def started(env: Env, lanes: int, **options):
-    world = World(env, lanes, **{"seed": 1} | options)
+    world = World(env, lanes, **{"seed": 1, "every_final": True} | options)
     slot = world.slot()
     world.reset(world.bind(slot))
     return world, slot
@@ -199,7 +199,7 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
 def test_grid_follows_the_plain_python_reference():
     # Words with the top bit set; lanes that wrap around, and a tick that crosses 32 bits.
     N, seed, lane0, ticks = 6, 0x7EADBEEF_CAFEBABE, 2**32 - 3, 2**32 - 11
-    world = World(GRID, N, seed=seed, lane0=lane0)
+    world = World(GRID, N, every_final=True, seed=seed, lane0=lane0)
     slot = world.slot()
     world.lanes.tick.fill_(ticks)
     world.reset(world.bind(slot))
@@ -208,10 +208,12 @@ def test_grid_follows_the_plain_python_reference():
     assert slot.observation.T.tolist() == [lane.observation() for lane in lanes]
 
     terminations = truncations = 0
+    sums = torch.zeros(4, dtype=torch.float64)
     actions = np.random.default_rng(3).integers(0, 3, (40, 2, N))
     for t in range(40):
         slot.final_observation.fill_(77)
         step_once(world, slot, actions[t])
+        sums += world.take(slot)
         expected = [lane.step(ticks + 1 + t, tuple(actions[t, :, i])) for i, lane in enumerate(lanes)]
         rewards, terminated, truncated, final = zip(*expected, strict=True)
         assert slot.reward.tolist() == list(rewards)
@@ -227,7 +229,7 @@ def test_grid_follows_the_plain_python_reference():
         terminations, truncations = terminations + sum(terminated), truncations + sum(truncated)
     assert terminations > 0 and truncations > 0  # or the test has shown nothing of them
     assert world.lanes.tick.item() == ticks + 41
-    assert world.take().tolist() == np.sum([lane.finished for lane in lanes], axis=0).tolist()
+    assert sums.tolist() == np.sum([lane.finished for lane in lanes], axis=0).tolist()
 
 
 def test_seed_stream_and_tick_each_change_the_numbers():
@@ -251,9 +253,10 @@ def test_ends_resets_and_sums_worked_by_hand():
     world, slot = started(COUNT, 3)
     slot.final_observation.fill_(-1)
     assert slot.observation.tolist() == [[0, 0, 0], [7, 7, 7]]
-    seen = []
+    seen, taken = [], []
     for t in range(6):
         step_once(world, slot, actions[:, t])
+        taken.append(world.take(slot).tolist())
         flags = (slot.terminated.tolist(), slot.truncated.tolist())
         final = slot.final_observation[0].tolist()
         seen.append((slot.observation[0].tolist(), slot.reward.tolist(), *flags, final, world.lanes.age.tolist()))
@@ -269,11 +272,21 @@ def test_ends_resets_and_sums_worked_by_hand():
     ]
     # Rows: return, moved, rests of the episodes under way; lane 1 has just begun anew.
     assert world.lanes.running.tolist() == [[0, 0, 1], [0, 0, 2], [1, 0, 0]]
-    # Rows: episodes, length, return, moved, rests. Lane 1 has ended two episodes of 1.5 + 3 + 4.5.
-    assert world.lanes.finished.tolist() == [[1, 2, 1], [5, 6, 5], [0, 18, 9], [0, 18, 8], [5, 0, 0]]
-    assert world.take().tolist() == [4, 16, 27, 26, 5]
-    assert world.take().tolist() == [0, 0, 0, 0, 0]
+    # Columns: episodes, length, return, moved, rests. Lane 1 ends episodes of 1.5 + 3 + 4.5 in its third and its sixth step.
+    nothing, lane1 = [0, 0, 0, 0, 0], [1, 3, 9, 9, 0]
+    assert taken == [nothing, nothing, lane1, nothing, [2, 10, 9, 8, 5], lane1]
     assert world.lanes.running.tolist() == [[0, 0, 1], [0, 0, 2], [1, 0, 0]]
+
+
+def test_a_terminated_lane_has_no_final_observation_unless_asked_for():
+    # Lane 0 is truncated in its fifth step, lane 1 terminated in its third, lane 2 both at once in its fifth.
+    actions = np.array([[0, 0, 0, 0, 0], [3, 3, 3, 0, 0], [1, 1, 1, 1, 4]], dtype=np.int32)
+    world, slot = started(COUNT, 3, every_final=False)
+    slot.final_observation.fill_(-1)
+    for t in range(5):
+        step_once(world, slot, actions[:, t])
+    assert slot.truncated.tolist() == [1, 0, 1]
+    assert slot.final_observation[0].tolist() == [0, -1, -1]
 
 
 def test_reset_abandons_the_episodes_under_way():
@@ -284,9 +297,11 @@ def test_reset_abandons_the_episodes_under_way():
     assert not world.lanes.running.any()
     assert slot.observation[0].tolist() == [0, 0]
     assert world.lanes.tick.item() == 3
+    sums = torch.zeros(5, dtype=torch.float64)
     for _ in range(TIME_LIMIT):
         step_once(world, slot, [[0, 0]])
-    assert world.take().tolist() == [2, 10, 0, 0, 10]
+        sums += world.take(slot)
+    assert sums.tolist() == [2, 10, 0, 0, 10]
 
 
 def test_without_a_time_limit_nothing_is_truncated():
@@ -407,13 +422,14 @@ def test_lanes_are_numbered_globally_so_cutting_a_world_changes_no_bit(lanes, cu
     env = dataclasses.replace(cartpole.ENV, time_limit=15)
     whole, whole_slot = started(env, lanes)
     parts = [started(env, cut), started(env, lanes - cut, lane0=cut)]
-    generator = torch.Generator().manual_seed(0)
+    generator, ended = torch.Generator().manual_seed(0), 0
     for _ in range(40):
         actions = torch.randint(0, 2, (1, lanes), generator=generator, dtype=torch.int32)
         step_once(whole, whole_slot, actions)
+        ended += int(whole.take(whole_slot)[0])
         for (world, slot), part in zip(parts, actions.split([cut, lanes - cut], dim=1), strict=True):
             step_once(world, slot, part)
-    assert whole.take()[0] > lanes
+    assert ended > lanes
     pieces = [slot for _, slot in parts]
     for name in ("observation", "final_observation", "reward", "terminated", "truncated"):
         assert torch.equal(getattr(whole_slot, name), torch.cat([getattr(slot, name) for slot in pieces], dim=-1)), name
@@ -439,7 +455,7 @@ def test_tensors_are_enough_to_go_on_with_the_same_bits():
         assert torch.equal(slot.observation, resumed_slot.observation)
         assert torch.equal(slot.reward, resumed_slot.reward)
     assert_same(world.tensors(), resumed.tensors())
-    assert torch.equal(world.take(), resumed.take())
+    assert torch.equal(world.take(slot), resumed.take(resumed_slot))
 
 
 def test_a_second_world_of_the_same_rules_compiles_nothing():

@@ -335,6 +335,10 @@ class PPO:
 
     # STATE
 
+    def take(self) -> Tensor:
+        """Sums over the episodes that ended in this iteration, (3 + K): see `World.take`."""
+        return self.world.take(self.rollout)
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs to go on to the bit, by name: copy into these to load."""
         named = {f"policy/{name}": value for name, value in self.policy.tensors().items()}

@@ -34,7 +34,8 @@ An environment is one file that exports `ENV`. This is a complete one:
 
 The rules
 - `s` is the lane's column of the field-major state (F, N). `p` is `Params` with its floats as float32 and its ints as int32.
-- Every literal is written `float32(...)`: a bare 0.5 is a float64 and drags the arithmetic with it (`operant check` refuses it).
+- Every literal is written `float32(...)`: a bare 0.5 is a float64 and drags the arithmetic with it, and so does float32 + int (`operant check` refuses it).
+- Read what you need of `s` into names first and write afterwards: a compiler cannot know that two arrays lie apart, and a GPU would wait for each in turn.
 - `action` is an integer for `Discrete`; for `MultiDiscrete` and `Box` a column of A integers or floats. A `Box` action is clipped to its bounds before `step`
   sees it.
 - `key` names this lane's random numbers for this step: `uniform(key, draw)` in [0, 1), the same on every device (see `operant.rng`).
@@ -84,6 +85,12 @@ class Box:
     dtype: str = "float32"
     shape: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        # Lists are as good as tuples to whoever writes them, but cannot be a key of the cache of kernels.
+        for name in ("low", "high", "shape"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+
     def bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Lower and upper bound of each number, (size,) and (size,)."""
         low = self.low if isinstance(self.low, tuple) else (self.low,) * self.size
@@ -103,6 +110,9 @@ class MultiDiscrete:
     """One of `n[k]` actions for each k."""
 
     n: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n", tuple(self.n))
 
 
 @dataclass(frozen=True)
@@ -173,7 +183,7 @@ def load_file(path: Path) -> Env:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise OperantError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
     return _named(module, path.stem)
 

@@ -99,12 +99,10 @@ def step(s, action, p, key, tally):
 
 @device
 def observe(s, obs, p):
-    obs[0] = math.cos(s[THETA_1])
-    obs[1] = math.sin(s[THETA_1])
-    obs[2] = math.cos(s[THETA_2])
-    obs[3] = math.sin(s[THETA_2])
-    obs[4] = s[THETA_1_DOT]
-    obs[5] = s[THETA_2_DOT]
+    theta_1, theta_2, theta_1_dot, theta_2_dot = s[THETA_1], s[THETA_2], s[THETA_1_DOT], s[THETA_2_DOT]
+    obs[0], obs[1] = math.cos(theta_1), math.sin(theta_1)
+    obs[2], obs[3] = math.cos(theta_2), math.sin(theta_2)
+    obs[4], obs[5] = theta_1_dot, theta_2_dot
 
 
 @device

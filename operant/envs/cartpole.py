@@ -60,10 +60,9 @@ def step(s, action, p, key, tally):
 
 @device
 def observe(s, obs, p):
-    obs[0] = s[X]
-    obs[1] = s[X_DOT]
-    obs[2] = s[THETA]
-    obs[3] = s[THETA_DOT]
+    # Read first, then written: a compiler cannot know that the two lie apart, and would wait for memory four times.
+    x, x_dot, theta, theta_dot = s[X], s[X_DOT], s[THETA], s[THETA_DOT]
+    obs[0], obs[1], obs[2], obs[3] = x, x_dot, theta, theta_dot
 
 
 @device
@@ -88,7 +87,7 @@ def shade(s, p, x, y):
 ENV = Env(
     Params,
     FIELDS,
-    observation=Box(4),
+    observation=Box(4, low=(-4.8, -math.inf, -24 * math.pi / 180, -math.inf), high=(4.8, math.inf, 24 * math.pi / 180, math.inf)),
     action=Discrete(2),
     time_limit=500,
     reset=reset,

@@ -52,9 +52,8 @@ def step(s, action, p, key, tally):
 
 @device
 def observe(s, obs, p):
-    obs[0] = math.cos(s[THETA])
-    obs[1] = math.sin(s[THETA])
-    obs[2] = s[THETA_DOT]
+    theta, theta_dot = s[THETA], s[THETA_DOT]
+    obs[0], obs[1], obs[2] = math.cos(theta), math.sin(theta), theta_dot
 
 
 @device
