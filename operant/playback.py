@@ -67,9 +67,11 @@ def play(
     if not run.config_path.is_file():
         raise NotFoundError(f"{runs.safe(run.id)} has no configuration: it never began to train. Its log: operant logs {runs.safe(run.id)}")
 
+    from operant.runtime import find_device, quiet_threads, set_threads
+
+    quiet_threads()
     from operant import config as configuration
     from operant.checkpoint import Store, load_file
-    from operant.train import find_device, set_threads
 
     config = configuration.load(run.config_path)
     chosen = find_device(device)

@@ -18,12 +18,14 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from operant import __version__, runs
 from operant.errors import ConfigError, DeviceError, DivergedError, MachineError, OperantError, StoppedError
+from operant.runtime import find_device, quiet_threads, set_threads
 
 if TYPE_CHECKING:
     import torch
@@ -38,26 +40,53 @@ log = logging.getLogger("operant")
 
 
 class Requests:
-    """What signals ask of the loop. A handler only sets a flag; the loop looks once an iteration."""
+    """What signals ask of the loop. Once training has begun a handler only sets a flag, at which the loop looks once an iteration.
+
+    Before that there is nothing to save, and a stop interrupts: leaving the `with` turns it into a StoppedError.
+    """
 
     def __init__(self) -> None:
         self.stop: signal.Signals | None = None
         self.checkpoint = False
+        self._starting = True
+        self._before: dict[signal.Signals, Any] = {}
+        self._deadline = threading.Timer(STOP_DEADLINE_S, os._exit, (StoppedError.exit_code,))
+        self._deadline.daemon = True
 
-    def install(self) -> None:
+    def __enter__(self) -> Requests:
         """SIGTERM, SIGINT: stop with a checkpoint. SIGUSR1: checkpoint. SIGUSR2: stacks into the log. SIGHUP: nothing."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_stop)
-        signal.signal(signal.SIGUSR1, self._on_checkpoint)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        faulthandler.register(signal.SIGUSR2, all_threads=True)
+        handlers: dict[signal.Signals, Any] = {
+            signal.SIGTERM: self._on_stop, signal.SIGINT: self._on_stop, signal.SIGUSR1: self._on_checkpoint, signal.SIGHUP: signal.SIG_IGN,
+        }  # fmt: skip
+        self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # a stderr without a file descriptor
+            faulthandler.register(signal.SIGUSR2, all_threads=True)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
+        if self.stop is not None and isinstance(error, SystemExit):
+            raise StoppedError(f"stopped by {self.stop.name} before the first update, with nothing to save") from None
+
+    def begin(self) -> None:
+        """Training begins: from here on a stop waits for the loop."""
+        self._starting = False
+        if self.stop is not None:  # the interruption was lost in a callback from C
+            sys.exit(StoppedError.exit_code)
+
+    def restore(self) -> None:
+        """Give the signals back, in a process that goes on."""
+        self._deadline.cancel()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        faulthandler.unregister(signal.SIGUSR2)
 
     def _on_stop(self, number: int, frame: object) -> None:
-        if self.stop is None:
-            deadline = threading.Timer(STOP_DEADLINE_S, os._exit, (StoppedError.exit_code,))
-            deadline.daemon = True
-            deadline.start()
+        if self.stop is not None:
+            return
         self.stop = signal.Signals(number)
+        self._deadline.start()
+        if self._starting:
+            sys.exit(StoppedError.exit_code)  # no library takes a SystemExit for an error of its own
 
     def _on_checkpoint(self, number: int, frame: object) -> None:
         self.checkpoint = True
@@ -87,11 +116,11 @@ class Heartbeat:
 class Trainer:
     """One run, from its resolved configuration to its end."""
 
-    def __init__(self, folder: Path, document: dict[str, Any], config: Config, device: torch.device, checkpoint: Checkpoint | None) -> None:
+    def __init__(self, folder: Path, document: dict[str, Any], config: Config, device: torch.device, checkpoint: Checkpoint | None, requests: Requests) -> None:
         from operant import algos
         from operant.checkpoint import Store
         from operant.evaluate import Evaluator
-        from operant.meters import Meters, metrics_for
+        from operant.meters import metrics_for
         from operant.metricsfile import Writer
         from operant.world import World
 
@@ -110,20 +139,17 @@ class Trainer:
             self.evaluator = Evaluator(
                 self.algo.policy, config.environment, config.params, episodes=config.eval.episodes, seed=config.run.seed
             )
+        self.requests = requests
+        requests.begin()
         self.writer = Writer(
             folder / "metrics.mm", metrics_for(self.algo), run_uuid=bytes.fromhex(document["uuid"]), session=self.session, version=__version__
         )
-        self.meters = Meters(self.algo, self.writer, record_hz=config.run.record_hz, iteration=self.iteration, step=self.step)
-        if checkpoint is not None and self.best_mean > float("-inf"):
-            self.meters.evaluated(checkpoint.document["evaluation"], self.best_mean)
-        self.requests = Requests()
-        self._restored = time.monotonic()
+        self._looked_s, self._told_write_errors = time.monotonic(), False
 
     # LOOP
 
     def run(self) -> None:
         """Train until the steps are done, the target is reached, or somebody stops it. Leaves the last checkpoint and a terminal state."""
-        self.requests.install()
         with Heartbeat(self.writer.heartbeat):
             try:
                 self._loop()
@@ -140,7 +166,12 @@ class Trainer:
             self._end("finished", 0)
 
     def _loop(self) -> None:
-        algo, meters, config = self.algo, self.meters, self.config
+        from operant.meters import Meters
+
+        algo, config = self.algo, self.config
+        self.meters = meters = Meters(algo, self.writer, record_hz=config.run.record_hz, iteration=self.iteration, step=self.step)
+        if self.best_mean > float("-inf"):  # of the session before
+            meters.evaluated(self._evaluation, self.best_mean)
         if self.iteration == 0:
             algo.start()
         self.writer.set_state("running")
@@ -181,24 +212,34 @@ class Trainer:
         raise StoppedError(f"stopped by {number.name} at step {self.step:,}, with a checkpoint")
 
     def _end(self, state: str, exit_code: int) -> None:
+        """The last word, once a checkpoint that is still being written is complete."""
+        self.store.wait()
+        self._tell_write_errors()
         reason = int(self.requests.stop or 0) if state == "stopped" else 0
         self.writer.set_state(state, reason=reason, exit_code=exit_code)
 
     def _look_after_the_file(self) -> None:
-        now = time.monotonic()
-        if now - self._restored > 5.0:
-            self._restored = now
+        now_s = time.monotonic()
+        if now_s - self._looked_s > 5.0:
+            self._looked_s = now_s
+            self._tell_write_errors()
             with contextlib.suppress(MachineError):
                 if self.writer.restore():
                     log.warning("metrics.mm had been deleted or replaced, and was put back")
+
+    def _tell_write_errors(self) -> None:
+        if self.writer.write_errors and not self._told_write_errors:
+            self._told_write_errors = True
+            log.warning("metrics.mm could not be written (is the disk full?): training goes on, what it shows is incomplete")
 
     # EVALUATION, CHECKPOINTS
 
     def _evaluate(self) -> bool:
         """Play greedy episodes; True where the target is reached. A new best is saved as such."""
-        assert self.evaluator is not None
+        evaluator = self.evaluator
+        assert evaluator is not None
         self.writer.set_phase("eval")
-        result = self.meters.measure("evaluate", lambda: self.evaluator.run(self.iteration))
+        result = self.meters.measure("evaluate", lambda: evaluator.run(self.iteration))
         self.last_evaluation = self.iteration
         best = result.mean > self.best_mean
         self.best_mean = max(self.best_mean, result.mean)
@@ -287,36 +328,6 @@ def _device_error(error: Exception) -> DeviceError | None:
     return None
 
 
-def find_device(text: str) -> torch.device:
-    """The device of `run.device`. Raises MachineError where it asks for a GPU that is not there."""
-    import torch
-
-    available = torch.cuda.is_available()
-    if text == "auto":
-        return torch.device("cuda", 0) if available else torch.device("cpu")
-    if not text.startswith("cuda"):
-        return torch.device(text)
-    if not available:
-        built = "is a CPU build" if torch.version.cuda is None else f"is built for CUDA {torch.version.cuda} and finds no usable GPU"
-        raise MachineError(f"no CUDA device for run.device={text!r}: torch {torch.__version__} {built}. Use run.device=cpu, or see `operant doctor`")
-    index = int(text.partition(":")[2] or 0)
-    if index >= torch.cuda.device_count():
-        raise MachineError(f"there is no {text}: this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}")
-    return torch.device("cuda", index)
-
-
-def set_threads(count: int) -> int:
-    """Use `count` CPU threads, or one for each core where it is 0; the number in use. It belongs to a run's configuration: reductions depend on it."""
-    import numba
-    import torch
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = count or cores
-    torch.set_num_threads(threads)
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-    return threads
-
-
 def _keep_sources(folder: Path, config: Config) -> dict[str, str]:
     """Copy the user's own files into the run folder, so that an evaluation or a resume uses what was trained with; their names there."""
     names: dict[str, str] = {}
@@ -353,7 +364,7 @@ def _configuration(folder: Path, document: dict[str, Any], resume: bool) -> Conf
     return configuration.load(source, overrides, folder=directory)
 
 
-def prepare(folder: Path, *, resume: str | None) -> Trainer:
+def prepare(folder: Path, *, resume: str | None, requests: Requests) -> Trainer:
     """Everything up to the first iteration. Raises OperantError for all that can be wrong before it."""
 
     def phase(text: str, **fields: Any) -> None:
@@ -392,37 +403,81 @@ def prepare(folder: Path, *, resume: str | None) -> Trainer:
         torch=torch.__version__,
         numba=numba.__version__,
     )
-    (folder / "config.toml").write_text(configuration.to_toml(config, **_keep_sources(folder, config)), encoding="utf-8")
-    return Trainer(folder, document, config, device, checkpoint)
+    _replace(folder / "config.toml", configuration.to_toml(config, **_keep_sources(folder, config)))
+    return Trainer(folder, document, config, device, checkpoint, requests)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises MachineError."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, path)
+    except OSError as error:
+        raise MachineError(f"{path} cannot be written ({error.strerror})") from None
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _train(folder: Path, resume: str | None, requests: Requests) -> None:
+    """Train the run of a folder whose lock this process holds. Raises OperantError."""
+    runs.update_document(folder, **runs.identity(), phase="importing torch")
+    quiet_threads()
+    try:
+        trainer = prepare(folder, resume=resume, requests=requests)
+    except OperantError:
+        raise
+    except Exception as error:
+        if (told := _device_error(error)) is not None:
+            raise told from error
+        raise
+    trainer.run()
 
 
 def work(folder: Path, *, resume: str | None) -> None:
-    """Train the run of a folder while holding its lock. Raises OperantError."""
-    lock = runs.acquire(folder)
+    """Train the run of a folder in a process that goes on: its lock and the signals are taken, and given back. Raises OperantError."""
+    lock, requests = runs.acquire(folder), Requests()
     try:
-        runs.update_document(folder, **runs.identity(), phase="importing torch")
-        prepare(folder, resume=resume).run()
+        with requests:
+            _train(folder, resume, requests)
     finally:
+        requests.restore()
         lock.release()
 
 
-def main() -> int:
-    """The worker's command line: the exit code of how training went, and every word of it in the log."""
-    parser = argparse.ArgumentParser(prog="python -m operant.train", description="Train the run of a folder (what `operant train` starts)")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--resume", metavar="last|best|STEP", default=None)
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+def _worked(folder: Path, resume: str | None) -> int:
+    """Train, with every word of how it went in the log; the exit code."""
     try:
-        work(arguments.folder, resume=arguments.resume)
+        with Requests() as requests:
+            runs.acquire(folder)  # and kept: it goes with the process
+            _train(folder, resume, requests)
     except StoppedError as error:
         log.info("%s", error)
         return error.exit_code
     except OperantError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
+    except BaseException:
+        traceback.print_exc()
+        return 1
     return 0
 
 
+def main() -> NoReturn:
+    """The worker's command line: ends the process with the exit code of how training went."""
+    parser = argparse.ArgumentParser(prog="python -m operant.train", description="Train the run of a folder (what `operant train` starts)")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--resume", metavar="last|best|STEP", default=None)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    code = _worked(arguments.folder, arguments.resume)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    # At once: taking torch apart costs a second, in which the lock must not be free, or the run would be neither living nor ended.
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -100,11 +100,12 @@ ALLOWED = {
     "meters": {"graphs", "metricsfile", "world"},
     "config": {"drafts", "sentences", "recipes", "sections", "settings", "envs", "algos", "nets"},
     "checkpoint": {"durable"},
-    "train": {"config", "envs", "world", "algos", "meters", "checkpoint", "evaluate", "metricsfile", "runs"},
+    "train": {"config", "envs", "world", "algos", "meters", "checkpoint", "evaluate", "metricsfile", "runs", "runtime"},
+    "runtime": set(),
     "metricsfile": {"fixedfile"},
     "monitor": {"metricsfile", "runs", "runfolder", "states", "text", "monitor"},
 }
-TOP = {"cli": set(), "check": {"cli"}, "doctor": {"cli"}, "playback": {"cli"}, "footprint": {"cli"}, "request": {"cli"}, "train": {"cli", "playback"}}
+TOP = {"cli": set(), "check": {"cli"}, "doctor": {"cli"}, "playback": {"cli"}, "footprint": {"cli"}, "request": {"cli"}, "train": {"cli"}}
 
 
 @pytest.mark.parametrize("name", MODULES)
