@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import faulthandler
 import json
 import logging
 import os
@@ -23,9 +22,11 @@ import pytest
 import torch
 
 import operant
-from operant import check, cli, config, doctor, fixedfile, footprint, recipes, request, runs
-from operant.errors import MachineError, NotFoundError, UsageError
-from operant.metricsfile import Reader
+from operant import check, cli, config, doctor, fixedfile, footprint, recipes, request, runs, train
+from operant.algos.ppo import PPO
+from operant.checkpoint import Store
+from operant.errors import MachineError, NotFoundError, StoppedError, UsageError
+from operant.metricsfile import Reader, Writer
 
 PACKAGE_PARENT = Path(operant.__file__).resolve().parent.parent
 ITERATION = 64 * 16
@@ -105,9 +106,7 @@ def here(tmp_path, monkeypatch, capsys):
     for name in ("OPERANT_RUNS", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)}
     threads = torch.get_num_threads()
-    monkeypatch.setattr(faulthandler, "register", lambda *words, **options: None)  # it needs a stderr that is a file
 
     def call(*words: str) -> SimpleNamespace:
         capsys.readouterr()
@@ -119,8 +118,6 @@ def here(tmp_path, monkeypatch, capsys):
         return SimpleNamespace(code=ended.value.code or 0, out=out, err=err)
 
     yield call
-    for number, handler in before.items():
-        signal.signal(number, handler)
     torch.set_num_threads(threads)
 
 
@@ -325,6 +322,98 @@ def test_while_it_trains_it_is_live_and_busy(stopped):
         assert "long is still training (pid" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_ctrl_c_while_it_starts_stops_it_with_nothing_to_save(tmp_path):
+    command = [sys.executable, "-m", "operant.cli", "train", *SMALL, "--name", "early"]
+    viewer = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
+    path = tmp_path / "runs" / "early"
+    try:
+        wait_for(lambda: runs.read_json(path / "run.json").get("pid"), viewer)
+        viewer.send_signal(signal.SIGINT)
+        said = viewer.communicate(timeout=60)[1]
+    finally:
+        viewer.kill()
+    assert viewer.returncode == 130 and "Stopping before the first update" in said and "Traceback" not in said
+    ending = json.loads((path / "exit.json").read_text())
+    assert (ending["exit"], ending["signal"]) == (130, None)
+    log = (path / "log.txt").read_text()
+    assert "stopped by SIGTERM before the first update" in log and "Traceback" not in log
+    assert runs.state(runs.load(path)) == ("stopped", "before its first record")
+
+
+# THE WORKER
+
+
+@pytest.mark.parametrize("starting", [True, False])
+def test_a_second_sigterm_means_the_same_as_one(starting):
+    requests = train.Requests()
+    before = signal.getsignal(signal.SIGTERM)
+    if starting:
+        with pytest.raises(StoppedError, match="stopped by SIGTERM before the first update"), requests:
+            os.kill(os.getpid(), signal.SIGTERM)
+    else:
+        with requests:
+            requests.begin()
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+        assert requests.stop == signal.SIGTERM
+    requests.restore()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_stop_whose_interruption_was_lost_counts_when_training_begins():
+    requests = train.Requests()
+    with pytest.raises(StoppedError), requests:
+        with contextlib.suppress(SystemExit):  # as a callback from C does
+            os.kill(os.getpid(), signal.SIGINT)
+        requests.begin()
+    requests.restore()
+
+
+def test_the_worker_keeps_its_lock_to_the_end_of_its_process(tmp_path):
+    """What Python does at its end is left out: it takes a second with torch, and the lock must not be free before the process is gone."""
+    program = "import atexit, sys; from operant import train; atexit.register(print, 'torn down'); sys.argv = ['worker', sys.argv[1]]; train.main()"
+    command = [sys.executable, "-c", program, tmp_path / "nosuch"]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (4, "") and done.stderr.startswith("error: ")
+
+
+def test_an_unexpected_error_is_told_after_the_last_checkpoint_is_complete(here, tmp_path, monkeypatch, capsys):
+    save, update, calls = Store.save_files, PPO._update, []
+
+    def slow(*words, **options):
+        time.sleep(0.5)
+        return save(*words, **options)
+
+    def failing(self):
+        calls.append(update(self))
+        if len(calls) == 3:
+            raise RuntimeError("the sky fell")
+
+    monkeypatch.setattr(Store, "save_files", slow)
+    monkeypatch.setattr(PPO, "_update", failing)
+    asked = request.make((*SMALL, "eval.every=0", "checkpoint.every=2"), config=None, environment_file=None, settings={})
+    run = runs.create(tmp_path / "runs", "falls", "x", asked.document())
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)}
+    try:
+        assert train._worked(run.path, None) == 1
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    told = capsys.readouterr().err
+    assert "Traceback" in told and "RuntimeError: the sky fell" in told
+    assert [path.name for path in run.checkpoints_path.glob("step-*")] == [f"step-{2 * ITERATION:012d}"]
+    assert runs.probe(run.path), "the lock was given back before the end of the process"
+    with Reader(run.metrics_path) as reader:
+        assert (reader.status().state, reader.status().exit_code) == ("failed", 1)
+
+
+def test_records_that_cannot_be_written_are_told_once(here, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(Writer, "write_errors", 3)
+    with caplog.at_level(logging.WARNING):
+        assert inline(here, f"run.steps={2 * ITERATION}").code == 0
+    assert caplog.text.count("metrics.mm could not be written") == 1
+
+
 # TRAINING IN THIS PROCESS
 
 
@@ -362,8 +451,6 @@ def test_numbers_that_are_not_finite_end_the_run_and_name_iteration_and_tensor(h
 
 
 def test_a_users_own_files_are_kept_and_used_after_the_originals_are_gone(here, tmp_path, caplog):
-    from operant import train
-
     (tmp_path / "mine").mkdir()
     env_file, net_file = tmp_path / "mine" / "my_env.py", tmp_path / "mine" / "my_net.py"
     env_file.write_text(MY_ENV)
