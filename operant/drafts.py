@@ -23,6 +23,8 @@ Place = tuple[int, int]  # (0, line of the file), (1, number of the override); N
 NOWHERE: Place = (2, 0)
 COMMAND_LINE = "command line"
 _MOST_BYTES = 1 << 20
+_ADVICE = "see all keys with their defaults: operant config show"
+_SELF_EXPLAINED = ("env.name: ", "algo.name: ", "net.kind: ")  # these say what there is, or what is wrong with a file of the user's own
 _WORD = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -71,7 +73,8 @@ class Draft:
             return
         ordered = sorted(dict.fromkeys(self.problems), key=lambda problem: problem[0])
         source = self.title if any(place[0] != 1 for place, _ in ordered) else COMMAND_LINE
-        raise ConfigError(source, [f"{self.words(place)}: {sentence}" for place, sentence in ordered])
+        keys_help = any(not sentence.startswith(_SELF_EXPLAINED) for _, sentence in ordered)
+        raise ConfigError(source, [f"{self.words(place)}: {sentence}" for place, sentence in ordered], advice=_ADVICE if keys_help else None)
 
 
 def read(source: Path | None, overrides: Sequence[str] = ()) -> Draft:

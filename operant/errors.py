@@ -25,14 +25,14 @@ class OperantError(Exception):
 
 
 class ConfigError(OperantError):
-    """One or more problems of a configuration, all reported at once. `problems` holds a line each."""
+    """One or more problems of a configuration, all reported at once. `problems` holds a line each, `advice` one that closes the message."""
 
     exit_code = 2
 
-    def __init__(self, source: str, problems: Sequence[str]) -> None:
-        self.source, self.problems = source, tuple(problems)
+    def __init__(self, source: str, problems: Sequence[str], *, advice: str | None = None) -> None:
+        self.source, self.problems, self.advice = source, tuple(problems), advice
         count = f"{len(self.problems)} problem{'s' if len(self.problems) != 1 else ''}"
-        super().__init__(f"{source} has {count}\n" + "\n".join(f"  {line}" for line in self.problems))
+        super().__init__(f"{source} has {count}\n" + "\n".join(f"  {line}" for line in (*self.problems, *((advice,) if advice else ()))))
 
 
 class UsageError(OperantError):

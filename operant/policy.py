@@ -60,7 +60,9 @@ class Policy:
 def _network(env: Env, config: nets.Config, head_rows: int, generator: torch.Generator) -> nn.Module:
     if config.kind == "mlp":
         return nets.MLP(env.observation.size, head_rows, config, generator)
-    file_name, _, class_name = config.kind.partition(":")
+    file_name, colon, class_name = config.kind.rpartition(":")  # a file's name may hold colons of its own
+    if not colon:
+        raise ConfigError("the network", [f'net.kind should be "mlp" or "FILE.py:Class" (got {config.kind!r})'])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator.initial_seed())
         return nets.SampleMajor(_user_module(Path(file_name), class_name, env.observation.size, head_rows))

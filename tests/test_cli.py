@@ -555,7 +555,8 @@ def test_a_file_with_many_problems_names_every_line(here, tmp_path):
     assert done.code == 2
     lines = done.err.splitlines()
     assert lines[0] == "error: bad.toml has 4 problems"
-    assert [line.split()[0] for line in lines[1:]] == ["bad.toml:2:", "bad.toml:4:", "bad.toml:5:", "bad.toml:6:"]
+    assert [line.split()[0] for line in lines[1:-1]] == ["bad.toml:2:", "bad.toml:4:", "bad.toml:5:", "bad.toml:6:"]
+    assert lines[-1] == "  see all keys with their defaults: operant config show"
 
 
 @pytest.mark.parametrize("root", ["a_file/runs", "/proc/self/runs", "locked/runs"])

@@ -407,6 +407,11 @@ episodes = 0
     assert "did you mean 'pendulum'" in error.problems[8]
     assert [line.split()[2].strip("':") for line in error.problems[12:]] == ["run.seed", "nonsense", "checkpoint.keep"]
     assert str(error).startswith("ppo.toml has 15 problems\n  ppo.toml:1: unknown key 'colour'")
+    assert str(error).endswith("\n  see all keys with their defaults: operant config show")
+
+
+def test_what_names_what_there_is_gets_no_further_advice(write):
+    assert str(problems_of(write('[env]\nname = "pendulumm"\n'))).count("\n") == 1
 
 
 def test_a_bad_override_is_told_together_with_bad_toml(write):

@@ -312,6 +312,16 @@ def test_broken_networks_are_refused_in_a_sentence(tmp_path, text, sentence):
     assert sentence in str(caught.value) and "net.kind" in str(caught.value) and "my_net.py" in str(caught.value)
 
 
+def test_a_kind_that_is_neither_built_in_nor_a_file(tmp_path):
+    with pytest.raises(ConfigError, match=r'net.kind should be "mlp" or "FILE.py:Class" \(got \'mpl\'\)'):
+        policy(kind="mpl")
+
+
+def test_a_file_name_may_hold_colons(tmp_path):
+    (tmp_path / "a:b").mkdir()
+    assert policy(kind=written(tmp_path / "a:b", GOOD)).net is not None
+
+
 def test_a_network_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="there is no file"):
         policy(kind=f"{tmp_path / 'absent.py'}:Net")
