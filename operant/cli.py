@@ -29,7 +29,6 @@ app = typer.Typer(**_TYPER, add_completion=True, help="Train reinforcement-learn
 config_app = typer.Typer(**_TYPER, help="Show, check and describe configurations.")
 app.add_typer(config_app, name="config")
 
-_LOG_BYTES = 8 << 20  # the most of a log that is shown
 _BAD = frozenset(("failed", "diverged", "crashed", "gpu_fault", "oom", "unreadable"))
 _RESTART = ("best", "last")
 
@@ -281,21 +280,15 @@ def show(run: RunName, as_json: JsonOption = False, runs: RootOption = None) -> 
 def logs(
     run: RunName,
     tail: Annotated[int, typer.Option(metavar="N", min=0, help="the last N lines; 0: all")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the run has ended")] = False,
     runs: RootOption = None,
 ) -> None:
     """Print what a run's trainer wrote to its log."""
+    from operant import logfile
     from operant import runs as folders
 
-    found = folders.resolve(run, folders.root(runs))
-    try:
-        with open(found.log_path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - _LOG_BYTES))
-            lines = file.read(_LOG_BYTES).decode("utf-8", "replace").splitlines()
-    except OSError as error:
-        raise NotFoundError(f"{folders.safe(found.id)} has no log that can be read ({error.strerror})") from None
-    for line in lines[-tail:] if tail else lines:
-        print(folders.safe(line, 4000))
+    for line in logfile.lines(folders.resolve(run, folders.root(runs)), tail=tail, follow=follow):
+        print(line, flush=follow)
 
 
 # THE MACHINE, ENVIRONMENTS, CONFIGURATIONS

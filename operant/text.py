@@ -43,7 +43,7 @@ def cells(character: str) -> int:
 
 def _cut(text: str, limit_cells: int, longer: bool) -> str:
     used, end = 0, len(text)
-    fits = len(text)  # where to cut so that the ellipsis still fits
+    fits = 0  # where to cut so that the ellipsis still fits
     for index, character in enumerate(text):
         used += cells(character)
         if used <= limit_cells - 1:
@@ -51,7 +51,7 @@ def _cut(text: str, limit_cells: int, longer: bool) -> str:
         if used > limit_cells:
             end = index
             break
-    return text if end == len(text) and not longer else text[: min(fits, end)] + "…"
+    return text if end == len(text) and not longer else text[:fits] + "…"
 
 
 def count(value: float) -> str:

@@ -209,6 +209,30 @@ def test_logs_prints_the_log_and_its_end(trained, here):
     assert here("logs", str(trained.path), "--tail", "1").out.splitlines() == whole[-1:]
 
 
+def test_logs_follows_a_run_to_its_end(here, tmp_path):
+    run = runs.create(tmp_path / "runs", "young", "x", {})
+    lock = runs.acquire(run.path)
+    runs.update_document(run.path, **runs.identity())
+    run.log_path.write_bytes(b"one\ntwo\nthr")
+    command = [sys.executable, "-m", "operant.cli", "logs", "young", "-f", "--tail", "1"]
+    follower = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert follower.stdout.readline() == "two\n"
+        with open(run.log_path, "ab") as log:
+            log.write(b"ee\nfour\n")
+            log.flush()
+            assert [follower.stdout.readline() for _ in range(2)] == ["three\n", "four\n"]
+            log.write(b"the \x1b[31mend")
+        lock.release()
+        runs.write_json(run.exit_path, {"exit": 1})
+        assert follower.communicate(timeout=60) == ("the [31mend\n", "")
+    finally:
+        follower.kill()
+    assert follower.returncode == 0
+    done = here("logs", "young", "-f")
+    assert (done.code, done.out) == (0, "one\ntwo\nthree\nfour\nthe [31mend\n")
+
+
 def test_eval_plays_the_best_checkpoint_greedily_and_sampled(trained, here):
     done = here("eval", str(trained.path), "--episodes", "16", "--json")
     assert done.code == 0
