@@ -20,11 +20,15 @@ from operant.algos.ppo import PPO
 from operant.algos.ppo import PPOConfig as Config
 from operant.evaluate import Evaluator
 from operant.graphs import Graphed
+from operant.trials import compare_devices
 from operant.world import World
 
 CUDA = torch.device("cuda", 0)
-TOLERANCE = 1e-2
-"""Largest difference of a state after 200 free steps in 99 of 100 lanes. Near the top a pendulum forks: there the last bit decides which way it falls."""
+ONE_STEP, TYPICAL = 1e-4, 1e-3
+"""What counts as equal: in one step from the same state, every lane, relative to max(1, |x|); over 200 free steps, the median lane.
+
+Free steps cannot be held to more: near the top of a pendulum's swing the last bit decides which way it falls.
+"""
 
 
 def seconds(work: Callable[[], object], repeats: int, inner: int) -> float:
@@ -133,7 +137,6 @@ def check_free_steps(name: str, lanes: int = 4096, steps: int = 200) -> str:
         world.reset(bound)
     generator = torch.Generator().manual_seed(5)
     same = torch.ones(lanes, dtype=torch.bool)
-    first = (slots[0].observation - slots[1].observation.cpu()).abs().max().item()
     difference = torch.zeros(lanes)
     for _ in range(steps):
         if slots[0].action.dtype == torch.int32:
@@ -151,9 +154,11 @@ def check_free_steps(name: str, lanes: int = 4096, steps: int = 200) -> str:
     difference = difference[same]
     ages = torch.equal(worlds[0].lanes.age[same], worlds[1].lanes.age.cpu()[same])
     typical, most, worst = (float(difference.quantile(share)) for share in (0.5, 0.99, 1.0))
-    good = most <= TOLERANCE and ages and same.float().mean() >= 0.99
+    share, one_step = compare_devices(env, lanes, steps, device="cuda", resynchronise=True)
+    good = share == 1.0 and one_step <= ONE_STEP and typical <= TYPICAL and ages and same.float().mean() >= 0.99
     forked = int((~same).sum())
-    return f"| {name} | {first:.1e} | {typical:.1e} | {most:.1e} | {worst:.1e} | {forked} of {lanes} | {'yes' if ages else 'NO'} | {'ok' if good else 'FAILED'} |"
+    verdict = "ok" if good else "FAILED"
+    return f"| {name} | {one_step:.1e} | {typical:.1e} | {most:.1e} | {worst:.1e} | {forked} of {lanes} | {'yes' if ages else 'NO'} | {verdict} |"
 
 
 def train_bytes(seed: int, iterations: int, *, eager: bool = False, break_at: int | None = None) -> bytes:
@@ -180,9 +185,10 @@ def train_bytes(seed: int, iterations: int, *, eager: bool = False, break_at: in
 def checks() -> list[str]:
     """Correctness on the GPU, a line each."""
     lines = [
-        "Largest difference of a lane's state over 200 free steps, CPU - CUDA, with the same actions:",
+        "Largest difference of a lane's state, CPU - CUDA, under the same actions: in one step from the same state, and over 200 free steps.",
         "",
-        f"| environment | first observation | median lane | 99 % of lanes (allowed {TOLERANCE:g}) | worst lane | lanes whose flags differed | ages equal | |",
+        f"| environment | one step, worst lane (allowed {ONE_STEP:g}) | median lane (allowed {TYPICAL:g}) | 99 % of lanes | worst lane "
+        "| lanes whose flags differed | ages equal | |",
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [check_free_steps(name) for name in envs.names()]

@@ -126,6 +126,8 @@ class _Guarded:
 
     def _between_guards(self, group: Any, rows: dict[str, int]) -> Any:
         for name, count in rows.items():
+            if getattr(group, name) is None:
+                continue
             whole = torch.zeros((count + 2 * GUARD_ROWS, self.count), dtype=getattr(group, name).dtype)
             whole.view(torch.uint8).fill_(GUARD_BYTE)
             self._whole[name] = whole
@@ -255,7 +257,8 @@ def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
         for trial, fill in zip(trials, (85, 42), strict=True):
             left_over = [trial.slot.observation, trial.slot.final_observation, trial.world.lanes.scratch]
             for tensor in left_over + ([] if t else [trial.world.lanes.state, trial.world.lanes.cells]):
-                tensor.fill_(fill)
+                if tensor is not None:
+                    tensor.fill_(fill)
             trial.step(action) if t else trial.reset()
         one, other = (trial.outcome() for trial in trials)
         who = "reset" if t == 0 else "step"

@@ -33,7 +33,7 @@ class Uniforms(NamedTuple):
 @device
 def uniform_body(i, clock, out, offset):
     """U uniforms for each of the T steps of lane i: draw k // 4, word k % 4, at tick + t."""
-    lane, seed_low, seed_high = uint32(clock.lane0 + i), uint32(clock.seed[0]), uint32(clock.seed[1])
+    lane, seed_low, seed_high = uint32(uint32(clock.lane0) + i), uint32(clock.seed[0]), uint32(clock.seed[1])
     count = out.uniform.shape[1]
     for t in range(out.uniform.shape[0]):
         tick = clock.tick[0] + offset + t
@@ -58,7 +58,8 @@ def order_body(i, clock, out, offset):
     A permutation without a sort and without one thread waiting for another.
     """
     size = out.order.shape[1]
-    epoch, value = int64(i // size), int64(i % size)
+    index = int64(i)
+    epoch, value = index // size, index % size
     bits = 2
     while (1 << bits) < size:
         bits += 1
@@ -80,4 +81,4 @@ def order_body(i, clock, out, offset):
                 low = uint32((low ^ mixed) & low_mask)
         value = int64((high << uint32(low_bits)) | low)
         inside = value < size
-    out.order[epoch, i % size] = int32(value)
+    out.order[epoch, index % size] = int32(value)

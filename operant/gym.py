@@ -105,6 +105,7 @@ class OperantVectorEnv(VectorEnv):
         self._slots = [(slot, self.world.bind(slot)) for slot in (self.world.slot(), self.world.slot())]
         self._choices = None if isinstance(env.action, Box) else torch.tensor(env.action.n).reshape(-1, 1)  # (A, 1)
         self._begun = np.zeros(num_envs)  # (N), when each lane's episode began, by time.perf_counter
+        self._no_tallies = torch.zeros(0, num_envs, device=self.world.device)
         self._started = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -144,8 +145,7 @@ class OperantVectorEnv(VectorEnv):
         length, before = lanes.age + 1, lanes.running[0].clone()
         self.world.step(bound)
         self.world.advance(1)
-        ended = _Ended(length, before + slot.reward, lanes.finished.clone())
-        lanes.finished.zero_()
+        ended = _Ended(length, before + slot.reward, self._tallies())
         observations = self._observations(slot.observation)
         if self._numpy:
             terminated, truncated = (flags.cpu().numpy().astype(np.bool_) for flags in (slot.terminated, slot.truncated))
@@ -153,6 +153,15 @@ class OperantVectorEnv(VectorEnv):
             return observations, slot.reward.cpu().numpy().astype(np.float64), terminated, truncated, info
         terminated, truncated = slot.terminated.view(torch.bool), slot.truncated.view(torch.bool)
         return observations, slot.reward, terminated, truncated, self._torch_info(slot, ended, terminated | truncated)
+
+    def _tallies(self) -> torch.Tensor:
+        """Tallies of the episodes that this step ended, (K, N)."""
+        finished = self.world.lanes.finished
+        if finished is None:
+            return self._no_tallies
+        tallies = finished.clone()
+        finished.zero_()
+        return tallies
 
     def close_extras(self, **kwargs: Any) -> None:
         """Let go of the buffers."""

@@ -1,10 +1,9 @@
 """Runs one body for every index, on the CPU or on a GPU: the only file that knows `prange` or `cuda`. Knows nothing of what a body does.
 
 A body is a `@device` function `body(i, lanes, slot, offset)`: an index, two named tuples of arrays and scalars, and a whole number. The same body gets two
-shells:
-a loop over chunks of indices on the CPU, and one thread an index on a GPU. On a GPU a launch goes to torch's current stream, so it can be captured in a CUDA
-graph;
-numbers handed in by value (`offset`, scalars in a tuple) are then frozen into the graph.
+shells: a loop over chunks of indices on the CPU, and one thread an index on a GPU. The index is a uint32: without a sign, no access need look whether it
+counts from the end. On a GPU a launch goes to torch's current stream, so it can be captured in a CUDA graph; numbers handed in by value (`offset`, scalars
+in a tuple) are then frozen into the graph.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ import numba
 import torch
 from numba import cuda, njit, prange
 from numba.cuda.core import config as numba_cuda_config
+from numpy import uint32
 
 from operant.device import FASTMATH
 
-THREADS = 128
+THREADS = 64
 """Threads a block on a GPU."""
 
 SERIAL_BELOW = 8192
@@ -33,8 +33,11 @@ def native(tensor: torch.Tensor) -> Any:
 
 
 def bind(group: Any) -> Any:
-    """A named tuple of tensors and scalars as one of arrays and scalars. Bind once and launch often: it costs more than a launch."""
-    return type(group)(*(native(value) if isinstance(value, torch.Tensor) else value for value in group))
+    """A named tuple of tensors and scalars as one of arrays and scalars, None (a buffer that is not there) as 0.
+
+    Bind once and launch often: it costs more than a launch.
+    """
+    return type(group)(*(native(value) if isinstance(value, torch.Tensor) else 0 if value is None else value for value in group))
 
 
 def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
@@ -43,7 +46,7 @@ def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
     def shell(count, lanes, slot, offset):
         i: int = cuda.grid(1)  # type: ignore[call-arg]  # numba declares it as a method
         if i < count:
-            body(i, lanes, slot, offset)
+            body(uint32(i), lanes, slot, offset)
 
     return shell
 
@@ -54,7 +57,7 @@ def _cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any]:
     @njit(fastmath=set(FASTMATH), error_model="numpy")
     def serial(first, last, lanes, slot, offset):
         for i in range(first, last):
-            body(i, lanes, slot, offset)
+            body(uint32(i), lanes, slot, offset)
 
     # The parallel loop holds a call and nothing else: numba's parallel pass drops stores to arrays that it reaches through a tuple.
     @njit(parallel=True)

@@ -57,7 +57,9 @@ class Trial:
         lanes, slot = self.world.lanes, self.slot
         ended = (slot.terminated | slot.truncated).bool()
         tensors = {"observation": slot.observation, "reward": slot.reward, "terminated": slot.terminated, "truncated": slot.truncated}
-        tensors |= {"state": lanes.state, "cells": lanes.cells, "running": lanes.running}
+        tensors |= {"state": lanes.state, "running": lanes.running}
+        if lanes.cells is not None:
+            tensors["cells"] = lanes.cells
         tensors["final observation"] = torch.where(ended, slot.final_observation, torch.zeros_like(slot.final_observation))
         return {name: tensor.cpu() for name, tensor in tensors.items()}
 

@@ -33,11 +33,11 @@ class Lanes(NamedTuple):
     """What a lane keeps from step to step. Tensors outside the kernel, arrays inside."""
 
     state: Any  # (F, N) float32
-    cells: Any  # (C, N) of the environment's type
-    scratch: Any  # (S, N) int32, worth nothing between calls
+    cells: Any  # (C, N) of the environment's type; None where it has none: every buffer that a launch names costs it time
+    scratch: Any  # (S, N) int32, worth nothing between calls; None likewise
     age: Any  # (N) int32, steps since the last reset
     running: Any  # (1 + K, N) float32, sums over the episode under way: return, tallies
-    finished: Any  # (K, N) float32, tallies of the episodes that ended since `take`
+    finished: Any  # (K, N) float32, tallies of the episodes that ended since `take`; None where K is 0
     tick: Any  # (1) int64, steps this world has taken; a captured graph reads it, so it lives on the device
     seed: Any  # (2) uint32, as int32
     lane0: int  # global number of the first lane
@@ -55,50 +55,88 @@ class Slot(NamedTuple):
 
 
 class _Functions(NamedTuple):
-    """An environment's functions in one shape: each takes `cells` and `scratch`, and `step` the whole action column."""
+    """An environment's functions in one shape: each takes all lanes and an index, so that the lane body need not know which buffers there are."""
 
-    reset: Any
-    step: Any
-    observe: Any
+    reset: Any  # (lanes, i, p, key)
+    step: Any  # (lanes, i, action column, p, key) -> reward, terminated
+    observe: Any  # (lanes, i, obs, p)
+    add_tallies: Any  # (lanes, i): an episode's tallies to those of the ended ones
 
 
 def _functions(env: Env) -> _Functions:
-    """Wrap an environment's functions so that the lane body need not know which arguments it declared."""
+    """Wrap an environment's functions: with cells and scratch where it declared them, with the tallies it has."""
     reset_, step_, observe_ = env.reset, env.step, env.observe
-    if env.cells is not None or env.scratch:
-        reset, observe, whole_step = reset_, observe_, step_
+    if _has_cells(env):
+
+        @device
+        def reset(lanes, i, p, key):
+            reset_(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], p, key)
+
+        @device
+        def observe(lanes, i, obs, p):
+            observe_(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], obs, p)
+
+        @device
+        def act(lanes, i, action, p, key):
+            return step_(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], action, p, key, lanes.running[1:, i])
+
     else:
 
         @device
-        def reset(s, cells, scratch, p, key):
-            reset_(s, p, key)
+        def reset(lanes, i, p, key):
+            reset_(lanes.state[:, i], p, key)
 
         @device
-        def observe(s, cells, scratch, obs, p):
-            observe_(s, obs, p)
+        def observe(lanes, i, obs, p):
+            observe_(lanes.state[:, i], obs, p)
 
         @device
-        def whole_step(s, cells, scratch, action, p, key, tally):
-            return step_(s, action, p, key, tally)
+        def act(lanes, i, action, p, key):
+            return step_(lanes.state[:, i], action, p, key, lanes.running[1:, i])
 
+    return _Functions(reset, _taking_columns(env, act), observe, _tallying(len(env.tally)))
+
+
+def _has_cells(env: Env) -> bool:
+    return env.cells is not None or env.scratch > 0
+
+
+def _taking_columns(env: Env, act: Any) -> Any:
+    """`act` for a column of actions: the only one of it for Discrete, clipped for a Box."""
     if isinstance(env.action, Discrete):
 
         @device
-        def step(s, cells, scratch, column, p, key, tally):
-            return whole_step(s, cells, scratch, column[0], p, key, tally)
+        def step(lanes, i, column, p, key):
+            return act(lanes, i, column[0], p, key)
 
     elif isinstance(env.action, Box):
         lows, highs = (tuple(float32(bound) for bound in bounds) for bounds in env.action.bounds())
 
         @device
-        def step(s, cells, scratch, column, p, key, tally):
+        def step(lanes, i, column, p, key):
             for k in range(len(lows)):
                 column[k] = min(max(column[k], lows[k]), highs[k])
-            return whole_step(s, cells, scratch, column, p, key, tally)
+            return act(lanes, i, column, p, key)
 
     else:
-        step = whole_step
-    return _Functions(reset, step, observe)
+        step = act
+    return step
+
+
+def _tallying(tallies: int) -> Any:
+    """What an episode's end does with `tallies` tallies; without any there is no buffer to touch."""
+
+    @device
+    def add_tallies(lanes, i):
+        for k in range(tallies):
+            lanes.finished[k, i] += lanes.running[1 + k, i]
+            lanes.running[1 + k, i] = float32(0.0)
+
+    @device
+    def nothing(lanes, i):
+        pass
+
+    return add_tallies if tallies else nothing
 
 
 def device_params(params: Any) -> Any:
@@ -118,23 +156,21 @@ def step_body(env: Env, params: Any, every_final: bool = True) -> Any:
     Stores of a lane here and there cost a GPU far more than those of neighbouring lanes together. So what an episode's end adds up to is worked out
     by `take` from what is stored anyway, and without `every_final` a terminated lane's final observation, which nobody bootstraps from, is not written.
     """
-    reset, step, observe = _functions(env)
+    reset, step, observe, add_tallies = _functions(env)
     p = device_params(params)
     limit = env.time_limit if env.time_limit is not None else 2**31 - 1
-    tallies = len(env.tally)
 
     @device
     def body(i, lanes, slot, offset):
         tick = lanes.tick[0] + offset
         tick_low, tick_high = uint32(tick & _LOW_32), uint32(tick >> 32)
-        lane = uint32(lanes.lane0 + i)
+        lane = uint32(uint32(lanes.lane0) + i)
         seed_low, seed_high = uint32(lanes.seed[0]), uint32(lanes.seed[1])
-        s, cells, scratch = lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i]
 
         # Everything that the end of a step needs is asked for at its beginning: one wait for memory instead of several.
         age, episode_return = lanes.age[i] + 1, lanes.running[0, i]
         key = (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.STEP))
-        reward, terminated = step(s, cells, scratch, slot.action[:, i], p, key, lanes.running[1:, i])
+        reward, terminated = step(lanes, i, slot.action[:, i], p, key)
         truncated = age >= limit
         episode_return += float32(reward)
         slot.reward[i] = float32(reward)
@@ -143,36 +179,33 @@ def step_body(env: Env, params: Any, every_final: bool = True) -> Any:
 
         if terminated or truncated:
             if every_final or not terminated:
-                observe(s, cells, scratch, slot.final_observation[:, i], p)
-            reset(s, cells, scratch, p, (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.RESET)))
-            for k in range(tallies):
-                lanes.finished[k, i] += lanes.running[1 + k, i]
-                lanes.running[1 + k, i] = float32(0.0)
+                observe(lanes, i, slot.final_observation[:, i], p)
+            reset(lanes, i, p, (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.RESET)))
+            add_tallies(lanes, i)
             age, episode_return = 0, float32(0.0)
         lanes.age[i] = age
         lanes.running[0, i] = episode_return
-        observe(s, cells, scratch, slot.observation[:, i], p)
+        observe(lanes, i, slot.observation[:, i], p)
 
     return body
 
 
 def reset_body(env: Env, params: Any) -> Any:
     """The body that begins lane i anew, with the numbers of the tick before the next."""
-    reset, _, observe = _functions(env)
+    reset, _, observe, _ = _functions(env)
     p = device_params(params)
     rows = 1 + len(env.tally)
 
     @device
     def body(i, lanes, slot, offset):
         tick = lanes.tick[0] + offset
-        lane = uint32(lanes.lane0 + i)
+        lane = uint32(uint32(lanes.lane0) + i)
         key = (uint32(lanes.seed[0]), uint32(lanes.seed[1]), lane, uint32(tick & _LOW_32), uint32(tick >> 32), uint32(rng.RESET))
-        s, cells, scratch = lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i]
-        reset(s, cells, scratch, p, key)
+        reset(lanes, i, p, key)
         lanes.age[i] = 0
         for k in range(rows):
             lanes.running[k, i] = float32(0.0)
-        observe(s, cells, scratch, slot.observation[:, i], p)
+        observe(lanes, i, slot.observation[:, i], p)
 
     return body
 
@@ -224,11 +257,11 @@ class World:
         cells = env.cells
         self.lanes = Lanes(
             state=zeros(max(env.fields, 1), N),
-            cells=zeros(cells.n if cells else 1, N, dtype=getattr(torch, cells.dtype) if cells else torch.int8),
-            scratch=zeros(max(env.scratch, 1), N, dtype=torch.int32),
+            cells=zeros(cells.n if cells else 1, N, dtype=getattr(torch, cells.dtype if cells else "int8")) if _has_cells(env) else None,
+            scratch=zeros(max(env.scratch, 1), N, dtype=torch.int32) if _has_cells(env) else None,
             age=zeros(N, dtype=torch.int32),
             running=zeros(1 + K, N),
-            finished=zeros(K, N),
+            finished=zeros(K, N) if K else None,
             tick=zeros(1, dtype=torch.int64),
             seed=torch.from_numpy(words.copy()).to(self.device),
             lane0=lane0,
@@ -289,10 +322,12 @@ class World:
         now = torch.stack([lanes.age.sum(dtype=torch.float64), lanes.running[0].sum(dtype=torch.float64)])
         gained = torch.stack([torch.full_like(now[0], slot.reward.numel()), slot.reward.sum(dtype=torch.float64)])
         episodes = (slot.terminated | slot.truncated).sum(dtype=torch.float64)
-        sums = torch.cat([episodes[None], gained + self._carried - now, lanes.finished.sum(dim=1, dtype=torch.float64)])
+        sums = [episodes[None], gained + self._carried - now]
         self._carried.copy_(now)
-        lanes.finished.zero_()
-        return sums
+        if lanes.finished is not None:
+            sums.append(lanes.finished.sum(dim=1, dtype=torch.float64))
+            lanes.finished.zero_()
+        return torch.cat(sums)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything that a resumed run needs to go on as if nothing had happened, by name."""
