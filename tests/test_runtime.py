@@ -1,0 +1,28 @@
+"""What a process sets up before it computes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from operant.errors import MachineError
+from operant.runtime import find_device, quiet_threads
+
+
+@pytest.mark.parametrize(
+    ("chosen", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)]
+)
+def test_threads_are_quiet_unless_the_user_has_chosen(monkeypatch, chosen, spins):
+    environment = dict(chosen)
+    monkeypatch.setattr(os, "environ", environment)
+    quiet_threads()
+    assert environment == chosen | ({"GOMP_SPINCOUNT": spins} if spins else {})
+
+
+def test_devices(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [str(find_device(text)) for text in ("auto", "cpu", "cuda", "cuda:1")] == ["cuda:0", "cpu", "cuda:0", "cuda:1"]
+    with pytest.raises(MachineError, match="cuda:0 to cuda:1"):
+        find_device("cuda:2")
