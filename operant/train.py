@@ -64,7 +64,8 @@ class Requests:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
-        if self.stop is not None and isinstance(error, SystemExit):
+        # Interrupted imports of C extensions make an ImportError of it, and worse.
+        if self.stop is not None and error is not None and (self._starting or isinstance(error, SystemExit)):
             raise StoppedError(f"stopped by {self.stop.name} before the first update, with nothing to save") from None
 
     def begin(self) -> None:
@@ -319,8 +320,9 @@ class Trainer:
 
 def _device_error(error: Exception) -> DeviceError | None:
     """The error of a device, in a sentence: out of memory, or a fault after which nothing works. None for all others."""
-    import torch
-
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "AcceleratorError"):  # its import is what failed
+        return None
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error) or isinstance(error, MemoryError):
         return DeviceError(f"out of memory: {str(error).splitlines()[0]}. Use fewer env.lanes or a shorter algo.horizon")
     if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error) or type(error).__name__ == "CudaAPIError":

@@ -384,6 +384,16 @@ def test_a_second_sigterm_means_the_same_as_one(starting):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_an_import_that_breaks_because_of_a_stop_is_a_stop():
+    requests = train.Requests()
+    with pytest.raises(StoppedError), requests:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except SystemExit:  # as numpy does while its C extension is imported
+            raise ImportError("you should not try to import numpy from its source directory") from None
+    requests.restore()
+
+
 def test_a_stop_whose_interruption_was_lost_counts_when_training_begins():
     requests = train.Requests()
     with pytest.raises(StoppedError), requests:
