@@ -27,9 +27,8 @@ RESET, STEP, ACTION, SHUFFLE, STREAM = range(5)
 
 _MULTIPLIER_0 = uint32(0xD2511F53)
 _MULTIPLIER_1 = uint32(0xCD9E8D57)
-# The key's steps: multiples of the golden ratio and of sqrt(3) - 1, as 32-bit fractions.
-_WEYL_0 = tuple(uint32(n * 0x9E3779B9 & 0xFFFFFFFF) for n in range(10))
-_WEYL_1 = tuple(uint32(n * 0xBB67AE85 & 0xFFFFFFFF) for n in range(10))
+_WEYL_0 = uint32(0x9E3779B9)
+_WEYL_1 = uint32(0xBB67AE85)
 _SHIFT_32 = uint64(32)
 _TWO_TO_MINUS_24 = float32(2.0**-24)
 _TWO_PI = float32(2.0 * math.pi)
@@ -47,17 +46,11 @@ def _round(c0, c1, c2, c3, k0, k1):
 
 @device
 def philox(c0, c1, c2, c3, k0, k1):
-    """Ten rounds of Philox 4x32 on a counter (four uint32) and a key (two uint32): four uint32. Spelt out, because a loop costs a GPU a third more."""
-    c0, c1, c2, c3 = _round(c0, c1, c2, c3, k0, k1)
-    c0, c1, c2, c3 = _round(c0, c1, c2, c3, uint32(k0 + _WEYL_0[1]), uint32(k1 + _WEYL_1[1]))
-    c0, c1, c2, c3 = _round(c0, c1, c2, c3, uint32(k0 + _WEYL_0[2]), uint32(k1 + _WEYL_1[2]))
-    c0, c1, c2, c3 = _round(c0, c1, c2, c3, uint32(k0 + _WEYL_0[3]), uint32(k1 + _WEYL_1[3]))
-    c0, c1, c2, c3 = _round(c0, c1, c2, c3, uint32(k0 + _WEYL_0[4]), uint32(k1 + _WEYL_1[4]))
-    c0, c1, c2, c3 = _round(c0, c1, c2, c3, uint32(k0 + _WEYL_0[5]), uint32(k1 + _WEYL_1[5]))
-    c0, c1, c2, c3 = _round(c0, c1, c2, c3, uint32(k0 + _WEYL_0[6]), uint32(k1 + _WEYL_1[6]))
-    c0, c1, c2, c3 = _round(c0, c1, c2, c3, uint32(k0 + _WEYL_0[7]), uint32(k1 + _WEYL_1[7]))
-    c0, c1, c2, c3 = _round(c0, c1, c2, c3, uint32(k0 + _WEYL_0[8]), uint32(k1 + _WEYL_1[8]))
-    c0, c1, c2, c3 = _round(c0, c1, c2, c3, uint32(k0 + _WEYL_0[9]), uint32(k1 + _WEYL_1[9]))
+    """Ten rounds of Philox 4x32 on a counter (four uint32) and a key (two uint32): four uint32."""
+    for _ in range(10):
+        c0, c1, c2, c3 = _round(c0, c1, c2, c3, k0, k1)
+        k0 = uint32(k0 + _WEYL_0)
+        k1 = uint32(k1 + _WEYL_1)
     return c0, c1, c2, c3
 
 

@@ -17,6 +17,7 @@ from operant import draws, nets, returns
 from operant.graphs import Graphed
 from operant.kernel import bind, kernel
 from operant.moments import RunningMoments
+from operant.optimizer import Adam
 from operant.policy import Policy
 from operant.settings import Count, Real, Section
 from operant.world import Slot, World
@@ -172,16 +173,9 @@ class PPO:
         self.return_moments = RunningMoments(1, device) if config.normalize_rewards else None
 
         # The optimiser: one vector, a learning rate that a captured graph can see change, and no step at all where `_skip` is one.
-        values = self.policy.flat.values
         self._learning_rate = torch.tensor(config.learning_rate, device=device)
-        self._optimizer = torch.optim.Adam(
-            [values], lr=self._learning_rate, eps=config.adam_epsilon, fused=True, capturable=device.type == "cuda"
-        )
-        self._adam = {"step": torch.zeros((), device=device), "exp_avg": torch.zeros_like(values.data), "exp_avg_sq": torch.zeros_like(values.data)}
-        self._optimizer.state[values] = self._adam
+        self._optimizer = Adam(self.policy.flat.values.data, self.policy.flat.gradient, self._learning_rate, config.adam_epsilon)
         self._skip = torch.zeros((), device=device)
-        if config.target_kl is not None:
-            self._optimizer.found_inf = self._skip  # type: ignore[attr-defined]
         self._anneal_iterations = max(1, -(-(config.anneal_steps or steps) // self.steps_per_iteration))
         self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
 
@@ -330,7 +324,7 @@ class PPO:
             flat.gradient.mul_((config.max_gradient_norm / (norm + 1e-6)).clamp_max(1.0))
             if config.target_kl is not None:
                 self._skip.copy_(torch.maximum(self._skip, (numbers[3] > 1.5 * config.target_kl).float()))
-            self._optimizer.step()
+            self._optimizer.step(self._skip if config.target_kl is not None else None)
             return torch.stack([*numbers, norm])
 
     # STATE
@@ -343,7 +337,7 @@ class PPO:
         """Everything that a resumed run needs to go on to the bit, by name: copy into these to load."""
         named = {f"policy/{name}": value for name, value in self.policy.tensors().items()}
         named |= {f"world/{name}": value for name, value in self.world.tensors().items()}
-        named |= {f"adam/{name}": value for name, value in self._adam.items()}
+        named |= {f"adam/{name}": value for name, value in self._optimizer.tensors().items()}
         named |= {"algo/iteration": self._iteration, "algo/carried": self._carried, "algo/observation": self.rollout.observation[0]}
         if self.return_moments is not None:
             named |= {f"return/{name}": value for name, value in self.return_moments.tensors().items()}
