@@ -121,6 +121,11 @@ class Store:
         """Whether the last three saves, or more, all failed."""
         return self._failures >= FAILURES_TO_TELL
 
+    @property
+    def saving(self) -> bool:
+        """Whether a save in the background is still under way."""
+        return self._thread is not None and self._thread.is_alive()
+
     # -------------------------------------------------------------- saving
 
     def save(

@@ -208,7 +208,8 @@ class Meters:
             "length": mean(LENGTH),
             "episodes": episodes,
             "iterations": float(pending.iterations),
-            "sps": steps / pending.training_s if pending.training_s > 0 else math.nan,
+            # The first record's time is mostly compilation, and would be no rate of training.
+            "sps": steps / pending.training_s if self._last_values and pending.training_s > 0 else math.nan,
             **self._evaluation(),
             "memory/allocated_bytes": allocated,
             "memory/reserved_bytes": reserved,

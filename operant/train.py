@@ -131,7 +131,8 @@ class Trainer:
         self.algo = algos.load(config.algo_name)(world, config.algo, config.net, seed=config.run.seed, steps=config.run.steps)
         self.iteration, self.step = 0, 0
         self.total_iterations = -(-config.run.steps // self.algo.steps_per_iteration)
-        self.best_mean, self.last_evaluation = float("-inf"), -1
+        self.best_mean, self.last_evaluation, self._evaluation = float("-inf"), -1, float("nan")
+        self._unconfirmed: int | None = None  # the step of a checkpoint that a thread is still writing
         self.store = Store(folder / "checkpoints", run_uuid=document["uuid"], keep=config.checkpoint.keep, report=log.warning)
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -192,6 +193,7 @@ class Trainer:
             if self.iteration % config.checkpoint.every == 0 or self.requests.checkpoint:
                 self.requests.checkpoint = False
                 self._save()
+            self._confirm(wait=False)
             self._look_after_the_file()
             if self.requests.stop is not None and not solved:
                 self._stop(self.requests.stop)
@@ -214,7 +216,7 @@ class Trainer:
 
     def _end(self, state: str, exit_code: int) -> None:
         """The last word, once a checkpoint that is still being written is complete."""
-        self.store.wait()
+        self._confirm(wait=True)
         self._tell_write_errors()
         reason = int(self.requests.stop or 0) if state == "stopped" else 0
         self.writer.set_state(state, reason=reason, exit_code=exit_code)
@@ -246,19 +248,22 @@ class Trainer:
         self.best_mean = max(self.best_mean, result.mean)
         self.meters.evaluated(result.mean, self.best_mean)
         log.info("eval %.1f ±%.1f (n=%d) at step %s%s", result.mean, result.ci95, result.episodes, f"{self.step:,}", ", best" if best else "")
-        (self.folder / "eval").mkdir(mode=0o700, exist_ok=True)
-        with open(self.folder / "eval" / "evaluations.jsonl", "a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"schema": 1, "step": self.step, "iteration": self.iteration, "session": self.session, **result._asdict()}) + "\n")
+        self._note({"schema": 1, "step": self.step, "iteration": self.iteration, "session": self.session, **result._asdict()})
         self._evaluation = result.mean
         target = self.config.run.target
         solved = target is not None and result.mean >= target
-        if best and not solved:
-            self._save(best=True)
-        elif best:
-            self._save(best=True, wait=True)
+        if best:
+            self._save(best=True, wait=solved)
         return solved
 
-    _evaluation = float("nan")
+    def _note(self, evaluation: dict[str, Any]) -> None:
+        """A line in eval/evaluations.jsonl; a full disk costs the line, not the run."""
+        try:
+            (self.folder / "eval").mkdir(mode=0o700, exist_ok=True)
+            with open(self.folder / "eval" / "evaluations.jsonl", "a", encoding="utf-8") as lines:
+                lines.write(json.dumps(evaluation) + "\n")
+        except OSError as error:
+            log.warning("eval/evaluations.jsonl could not be written: %s", error.strerror)
 
     def _document(self) -> dict[str, Any]:
         """What a resumed run needs beside the tensors."""
@@ -276,10 +281,18 @@ class Trainer:
 
     def _snapshot(self, *, best: bool, wait: bool) -> None:
         tensors = {name: value.detach().to("cpu", copy=True) for name, value in self.algo.tensors().items()}  # sync: a checkpoint
-        save = self.store.save if wait else self.store.save_async
-        done = save(self.step, tensors, self._document(), session=self.session, best=best, must_be_finite=["policy/parameters"])
-        if not wait or done is not None:
-            self.writer.set_checkpoint(self.step)
+        self._confirm(wait=True)
+        self.store.save_async(self.step, tensors, self._document(), session=self.session, best=best, must_be_finite=["policy/parameters"])
+        self._unconfirmed = self.step
+        self._confirm(wait=wait)
+
+    def _confirm(self, *, wait: bool) -> None:
+        """Say in the metrics file that a checkpoint is safe, once it is."""
+        if self._unconfirmed is None or (self.store.saving and not wait):
+            return
+        if self.store.wait() is not None:
+            self.writer.set_checkpoint(self._unconfirmed)
+        self._unconfirmed = None
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         import torch

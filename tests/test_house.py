@@ -83,7 +83,8 @@ def short(name: str) -> str:
 # IMPORTS GO ONE WAY
 
 NUMERIC = {
-    "device", "rng", "shapes", "kernel", "envs", "world", "draws", "returns", "replay", "moments", "optimizer", "graphs", "heads", "nets", "policy", "fused", "algos",
+    "device", "rng", "shapes", "kernel", "envs", "world", "draws", "returns", "replay", "moments", "optimizer", "graphs", "heads", "nets", "policy",
+    "fused", "algos",
 }  # fmt: skip
 RUNS = {"text", "fixedfile", "metricsfile", "runfolder", "states", "runs", "progress", "follow", "logfile", "launch"}
 # What a module may import, beside `errors`. DESIGN.md section 2, with the parts that its modules have been cut into.
