@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from operant import __version__
-from operant.errors import BusyError, NotFoundError, OperantError, UsageError
+from operant.errors import BusyError, MachineError, NotFoundError, OperantError, UsageError
 
 if TYPE_CHECKING:
     from operant.config import Origin
@@ -31,6 +31,7 @@ app.add_typer(config_app, name="config")
 
 _BAD = frozenset(("failed", "diverged", "crashed", "gpu_fault", "oom", "unreadable"))
 _RESTART = ("best", "last")
+_STOP_S = 25.0  # what a trainer allows itself, and a little more
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[ENV] [key=value]...", help="an environment, its Gymnasium id or FILE.py; and values")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="values to change, such as run.steps=4M")]
@@ -274,6 +275,31 @@ def show(run: RunName, as_json: JsonOption = False, runs: RootOption = None) -> 
         if value is not None and key != "schema":
             text = f"{value:,}" if isinstance(value, int) and key not in ("pid", "seed") else f"{value:.6g}" if isinstance(value, float) else str(value)
             print(f"{key:22} {folders.safe(text, 400)}")
+
+
+@app.command()
+def stop(run: RunName, runs: RootOption = None) -> None:
+    """Stop a run: it finishes its update, saves a checkpoint and ends. Ends with 0 once it has."""
+    import signal
+    import time
+
+    from operant import runfolder
+    from operant import runs as folders
+
+    found = folders.resolve(run, folders.root(runs))
+    if not folders.state(found).live:
+        _say(f"{found.id} is not training: {folders.state(found).word}")
+        return
+    if not runfolder.signal_worker(found, signal.SIGTERM):
+        raise MachineError(f"{found.id} cannot be stopped from here: its trainer runs on another machine, in another container, or as another user")
+    deadline_s = time.monotonic() + _STOP_S
+    while folders.state(found).live:
+        if time.monotonic() > deadline_s:
+            raise OperantError(f"{found.id} has been told to stop and still trains after {_STOP_S:.0f} s; see: operant logs {found.short}")
+        time.sleep(0.05)
+    step = folders.describe(found)["last_checkpoint_step"]
+    saved = f"checkpoint at step {step:,}" if step is not None else "no checkpoint"
+    _say(f"{found.id}: {folders.state(found).word}, {saved}.  next: operant resume {found.short}")
 
 
 @app.command()

@@ -271,7 +271,7 @@ class _Viewer:
         self._screen.end()
         short = text.safe(run.short)
         self._screen.above(
-            f"Detached. Still training: reattach `operant monitor {short}` · stop `operant stop {short}` · log {runs.shown(run.log_path)}"
+            f"Detached. Still training: watch `operant logs -f {short}` · stop `operant stop {short}` · log {runs.shown(run.log_path)}"
         )
         return 0
 

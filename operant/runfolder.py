@@ -301,7 +301,7 @@ def busy(path: Path) -> str:
             facts.append(f"step {text.count(record.step)}")
     inside = f" ({', '.join(facts)})" if facts else ""
     short = text.safe(run.short)
-    return f"{text.safe(run.id)} is still training{inside}.  watch: operant monitor {short}   stop: operant stop {short}"
+    return f"{text.safe(run.id)} is still training{inside}.  watch: operant logs -f {short}   stop: operant stop {short}"
 
 
 def signal_worker(run: Run, number: int) -> bool:

@@ -346,6 +346,17 @@ def test_while_it_trains_it_is_live_and_busy(stopped):
         assert "long is still training (pid" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_stop_ends_a_detached_run_with_a_checkpoint(tmp_path):
+    started = operant_process(tmp_path, "train", *SMALL, "run.steps=1G", "--detach", "--name", "away")
+    assert started.returncode == 0, started.stderr
+    stopped = operant_process(tmp_path, "stop", "away")
+    assert stopped.returncode == 0 and "away: stopped, checkpoint at step" in stopped.stderr, stopped.stderr
+    described = json.loads(operant_process(tmp_path, "show", "away", "--json").stdout)
+    assert described["state"] == "stopped" and described["last_checkpoint_step"] == described["step"]
+    again = operant_process(tmp_path, "stop", "away")
+    assert again.returncode == 0 and "away is not training: stopped" in again.stderr
+
+
 def test_ctrl_c_while_it_starts_stops_it_with_nothing_to_save(tmp_path):
     command = [sys.executable, "-m", "operant.cli", "train", *SMALL, "--name", "early"]
     viewer = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
