@@ -113,12 +113,10 @@ def _train(asked: Request, *, inline: bool, detach: bool, root: str | None) -> N
 
 def _train_here(run: Run) -> None:
     """Worker and viewer in this process: the log comes to stderr, a breakpoint works."""
-    import logging
-
     from operant import follow
     from operant import train as worker
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    worker.write_log()
     try:
         worker.work(run.path, resume=None)
     except OperantError as error:

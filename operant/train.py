@@ -478,13 +478,19 @@ def _worked(folder: Path, resume: str | None) -> int:
     return 0
 
 
+def write_log() -> None:
+    """The log goes to stderr: what Operant says, and others' warnings."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    log.setLevel(logging.INFO)
+
+
 def main() -> NoReturn:
     """The worker's command line: ends the process with the exit code of how training went."""
     parser = argparse.ArgumentParser(prog="python -m operant.train", description="Train the run of a folder (what `operant train` starts)")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--resume", metavar="last|best|STEP", default=None)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    write_log()
     code = _worked(arguments.folder, arguments.resume)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
