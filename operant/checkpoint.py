@@ -11,7 +11,7 @@ packed or unpacked, so that the commands that merely list checkpoints stay quick
 
 Newer means a later session, within a session a later step: a run rewound to an earlier step must not be resumed from the future it gave
 up. Which one is best stands in the manifests alone (the highest `best_value` of those saved as best); no hint beside them has to be kept
-in step with them. METRICS_FILE.md section 4 is the protocol; durable.py is its lower half.
+in step with them. durable.py is the lower half of the protocol.
 """
 
 from __future__ import annotations

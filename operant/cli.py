@@ -102,13 +102,22 @@ def _train(asked: Request, *, inline: bool, detach: bool, root: str | None) -> N
         _train_here(run)
         return
     try:
-        launch.start(run, _worker(run))
-        code = follow.follow_to_first_record(run, notice=notice) if detach else follow.follow(run)
+        code = _start(run, (), detach, notice)
     except OperantError as error:
         follow.discard_unstarted(run, error.exit_code)
         raise
     follow.discard_unstarted(run, code)
     raise typer.Exit(code)
+
+
+def _start(run: Run, more: Sequence[str], detach: bool, notice: str | None) -> int:
+    """Start the worker and watch it, to its first record or its end: the exit code."""
+    from operant import follow, launch
+
+    presses = follow.Presses()
+    with presses.counted():
+        launch.start(run, _worker(run, *more))
+        return follow.follow_to_first_record(run, notice=notice, presses=presses) if detach else follow.follow(run, presses=presses)
 
 
 def _train_here(run: Run) -> None:
@@ -153,7 +162,7 @@ def resume(
 
 
 def _resume(name: str, overrides: Sequence[str], start: str, detach: bool, root: str | None) -> None:
-    from operant import follow, launch
+    from operant import launch
     from operant import runs as folders
     from operant.checkpoint import Store
 
@@ -175,8 +184,7 @@ def _resume(name: str, overrides: Sequence[str], start: str, detach: bool, root:
     notice = launch.detach_obstacle() if detach else None
     request = run.document.get("request")
     folders.update_document(run.path, request={**(request if isinstance(request, dict) else {}), "resume_overrides": list(overrides)})
-    launch.start(run, _worker(run, "--resume", start))
-    raise typer.Exit(follow.follow_to_first_record(run, notice=notice) if detach else follow.follow(run))
+    raise typer.Exit(_start(run, ("--resume", start), detach, notice))
 
 
 # LOOK

@@ -38,17 +38,17 @@ _GLYPHS = {"finished": "✔", "stopped": "■"}
 _LINGER = "(Ctrl-C again: stop now{}. To leave it running next time: --detach)"
 
 
-def follow(run: Run, *, stream: TextIO | None = None) -> int:
+def follow(run: Run, *, stream: TextIO | None = None, presses: Presses | None = None) -> int:
     """Watch a run to its end and return its exit code. Draws on `stream` (default: stderr): see `operant.progress`.
 
     Ctrl-C once (or SIGTERM) asks the trainer to stop and save, twice kills it. When the stream's terminal or pipe goes away, only the viewer ends (129).
     """
-    return _Viewer(run, stream or sys.stderr).watch(until_first_record=False)
+    return _Viewer(run, stream or sys.stderr, presses=presses).watch(until_first_record=False)
 
 
-def follow_to_first_record(run: Run, *, stream: TextIO | None = None, notice: str | None = None) -> int:
+def follow_to_first_record(run: Run, *, stream: TextIO | None = None, notice: str | None = None, presses: Presses | None = None) -> int:
     """Watch a run until its first record is there, say how to come back to it, and return 0; if it ends before, as `follow`. `notice` is said first."""
-    return _Viewer(run, stream or sys.stderr, notice).watch(until_first_record=True)
+    return _Viewer(run, stream or sys.stderr, notice, presses).watch(until_first_record=True)
 
 
 def discard_unstarted(run: Run, code: int) -> bool:
@@ -113,14 +113,18 @@ class _Feed:
         return look, records
 
 
-class _Presses:
-    """Counts Ctrl-C and SIGTERM while it is entered, in place of dying of them. Outside the main thread it counts nothing."""
+class Presses:
+    """Counts Ctrl-C and SIGTERM while it is `counted`, in place of dying of them. Outside the main thread it counts nothing.
+
+    Whoever starts a run counts from before the start: a Ctrl-C in between must not leave it running unseen.
+    """
 
     def __init__(self) -> None:
         self.interrupts, self.terminations, self._last_s = 0, 0, float("-inf")
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
+        """Count from here to the end of the block. May be entered again inside."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -147,8 +151,8 @@ class _Presses:
 class _Viewer:
     """One watching of one run."""
 
-    def __init__(self, run: Run, stream: TextIO, notice: str | None = None) -> None:
-        self._feed, self._screen, self._presses = _Feed(run), Screen(stream), _Presses()
+    def __init__(self, run: Run, stream: TextIO, notice: str | None = None, presses: Presses | None = None) -> None:
+        self._feed, self._screen, self._presses = _Feed(run), Screen(stream), presses or Presses()
         self._notice = notice
         self._values: dict[str, float] = {}
         self._record: Record | None = None

@@ -87,7 +87,7 @@ NUMERIC = {
     "fused", "algos",
 }  # fmt: skip
 RUNS = {"text", "fixedfile", "metricsfile", "runfolder", "states", "runs", "progress", "follow", "logfile", "launch"}
-# What a module may import, beside `errors`. DESIGN.md section 2, with the parts that its modules have been cut into.
+# What a module may import, beside `errors`.
 ALLOWED = {
     "errors": set(),
     "device": set(),
