@@ -53,9 +53,11 @@ def test_a_record_covers_all_iterations_since_the_last(tmp_path):
 
 
 def test_the_first_record_claims_no_rate_and_later_ones_do(tmp_path):
-    watched = Watched(tmp_path, ALWAYS)
+    watched, ended = Watched(tmp_path, ALWAYS), []
     for _ in range(3):
         watched.iterate()
+        ended.append(int((watched.ppo.rollout.terminated | watched.ppo.rollout.truncated).sum()))
+    assert [values["episodes"] for _, values in watched.records()] == ended, "a record counts again what an earlier one has told"
     rates = [values["sps"] for _, values in watched.records()]
     assert len(rates) == 3 and math.isnan(rates[0]) and all(rate > 0 for rate in rates[1:])
 
