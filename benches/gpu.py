@@ -73,7 +73,7 @@ def stepping(name: str, lanes: int, repeats: int) -> tuple[float, int]:
     for _ in range(draws):
         action = torch.randint(0, 2, slot.action.shape, device=CUDA).to(slot.action.dtype)
         slots.append((action, world.bind(slot._replace(action=action))))
-    steps = max(draws, 2**18 // lanes * 8) if lanes <= 2**17 else 64 if lanes <= 2**20 else 4
+    steps = 256 if lanes <= 2**17 else 64 if lanes <= 2**20 else 4
 
     def work() -> None:
         for t in range(steps):
