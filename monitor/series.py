@@ -1,0 +1,484 @@
+"""The whole history of every metric in bounded memory, ready to be drawn at any zoom. Standard library only. Knows no file and no screen.
+
+All metrics of a run are numbered by the same records, so a `Table` keeps the three x's (step, wall, iteration) once, and each `Curve` its values. Records
+are summed up in levels: buckets of 1, 4, 16, 64 ... records, each with the smallest value, the largest, the sum, how many, and how many were not finite. The
+coarsest level reaches back to the first record; every finer one keeps its newest `BUCKETS`. So a window near the newest record is shown exactly, one that
+begins 1/4^k back from it with at least `BUCKETS` / 4 buckets, and the whole run with `BUCKETS` / 4 to `BUCKETS`.
+
+Memory: 3 x 8 + 2 x 4 bytes a bucket and metric, at most 1.25 `BUCKETS` buckets a level, log4(records / `BUCKETS`) levels: 24 metrics of a run of 10^6 records
+take 6 MB, of 10^9 records 11 MB. With more than 64 metrics the levels are shortened in proportion, so that a run stays below 32 MB whatever its file says.
+
+Threads: one writes, any number read. `Table.lock` is held for each `extend`, `rewind` and `view`; readers wait a millisecond at most for a poll's records. A
+history of millions of records is put into a table of its own before it is shown.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from monitor.snapshot import Axis, Point
+
+BUCKETS: Final = 1024
+_FACTOR, _FEWEST_BUCKETS, _FEW_METRICS = 4, 64, 64
+_AXES: Final[tuple[Axis, ...]] = ("step", "wall", "iteration")
+_TREND_S, _TREND_SHORTEST_S, _TREND_POINTS, _TREND_FEWEST = 60.0, 4.0, 64, 6
+_FORGOTTEN = 0.02  # the weight below which what came before a window no longer shows in its smoothed line
+
+
+class Column(NamedTuple):
+    """What a metric is, as far as drawing it goes."""
+
+    name: str
+    label: str
+    unit: str = ""
+    higher_better: bool = False
+    log_axis: bool = False
+    must_be_finite: bool = False
+
+
+class _Level:
+    """Buckets of `size` records: where they end on the three axes, and how many records they hold. The last one may be incomplete."""
+
+    __slots__ = ("begins", "ends", "filled", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.begins: list[float] = []  # where the first bucket begins, one number an axis; empty until there is one
+        self.ends: tuple[array[float], array[float], array[float]] = (array("d"), array("d"), array("d"))
+        self.filled = array("Q")
+
+    def cut(self, first: int, last: int) -> None:
+        """Keep the buckets [first, last)."""
+        if first:
+            self.begins = [ends[first - 1] for ends in self.ends]
+        for one in (*self.ends, self.filled):
+            del one[last:]
+            del one[:first]
+
+
+class _Part:
+    """A curve's share of a level: one entry a bucket. An empty bucket has low = inf, high = -inf, so that min, max and sum need no exception."""
+
+    __slots__ = ("bad", "count", "high", "low", "total")
+
+    def __init__(self) -> None:
+        self.low, self.high, self.total = array("d"), array("d"), array("d")
+        self.count, self.bad = array("I"), array("I")
+
+    def cut(self, first: int, last: int) -> None:
+        for one in (self.low, self.high, self.total, self.count, self.bad):
+            del one[last:]
+            del one[:first]
+
+    def append(self, low: float, high: float, total: float, count: int, bad: int) -> None:
+        self.low.append(low)
+        self.high.append(high)
+        self.total.append(total)
+        self.count.append(count)
+        self.bad.append(bad)
+
+    def merge(self, low: float, high: float, total: float, count: int, bad: int) -> None:
+        """Into the last bucket."""
+        if low < self.low[-1]:
+            self.low[-1] = low
+        if high > self.high[-1]:
+            self.high[-1] = high
+        self.total[-1] += total
+        self.count[-1] += count
+        self.bad[-1] += bad
+
+    def of(self, first: int, last: int) -> tuple[float, float, float, int, int]:
+        """The buckets [first, last) as one; at least one."""
+        return (
+            min(self.low[first:last]), max(self.high[first:last]), sum(self.total[first:last]), sum(self.count[first:last]), sum(self.bad[first:last])
+        )  # fmt: skip
+
+    def point(self, first: int, last: int) -> Point | None:
+        """The buckets [first, last) as a point, None where they hold no finite value."""
+        if last - first == 1:
+            count, low, high, total, bad = self.count[first], self.low[first], self.high[first], self.total[first], self.bad[first] > 0
+        else:
+            count = sum(self.count[first:last])
+            low, high, total = min(self.low[first:last]), max(self.high[first:last]), sum(self.total[first:last])
+            bad = any(self.bad[first:last])
+        return Point(low, _mean(low, high, total, count), high, bad) if count else None
+
+
+def _mean(low: float, high: float, total: float, count: int) -> float:
+    mean = total / count
+    if not math.isfinite(mean):  # a sum of huge numbers
+        mean = low / 2 + high / 2
+    return min(max(mean, low), high)
+
+
+def _sum_up(values: Sequence[float], must_be_finite: bool) -> tuple[float, float, float, int, int]:
+    """Smallest, largest, sum, number of the finite ones; number of those that are not finite though they should be."""
+    total = sum(values)
+    if math.isfinite(total):
+        return min(values), max(values), total, len(values), 0
+    finite = [value for value in values if math.isfinite(value)]
+    bad = len(values) - len(finite) if must_be_finite else sum(map(math.isinf, values))
+    return (min(finite), max(finite), sum(finite), len(finite), bad) if finite else (math.inf, -math.inf, 0.0, 0, bad)
+
+
+class _Plan(NamedTuple):
+    """How new records fall into a level's buckets: the first `joined` of them into the open bucket, then one bucket from each of `starts` on."""
+
+    joined: int
+    starts: range
+    emptied: bool  # the level holds nothing else any more
+
+
+class Table:
+    """The curves of a run over their common records. `extend` adds records, `rewind` takes back what a resume did again."""
+
+    def __init__(self, columns: Iterable[Column]) -> None:
+        self.lock = threading.Lock()
+        self.columns = tuple(columns)
+        room = BUCKETS * _FEW_METRICS // max(_FEW_METRICS, len(self.columns))
+        self._buckets = max(_FEWEST_BUCKETS, room)
+        self._levels = [_Level(1)]
+        self.version = 0
+        self.records = 0  # that there is something left of
+        self.curves: Mapping[str, Curve] = {column.name: Curve(self, column) for column in self.columns}
+        self._parts = [curve._parts for curve in self.curves.values()]
+
+    @property
+    def last(self) -> tuple[float, float, float] | None:
+        """Step, wall seconds and iteration of the newest record."""
+        ends = self._levels[-1].ends
+        return (ends[0][-1], ends[1][-1], ends[2][-1]) if ends[0] else None
+
+    # -------------------------------------------------------------------------------------------------------------------------------- writing
+
+    def extend(self, steps: Sequence[float], walls: Sequence[float], iterations: Sequence[float], columns: Sequence[Sequence[float]]) -> None:
+        """Add records: their steps, seconds and iterations, and the values of each column in the order of `columns`; all as long as `steps`.
+
+        An x that goes back is taken for the one before it. Arrays of doubles are the fastest to add; sequences of any numbers will do.
+        """
+        if not len(steps):
+            return
+        with self.lock:
+            last = self.last
+            edges = tuple(
+                array("d", accumulate(axis, max) if last is None else list(accumulate(axis, max, initial=last[index]))[1:])
+                for index, axis in enumerate((steps, walls, iterations))
+            )
+            self._grow(len(steps))
+            for index, level in enumerate(self._levels):
+                plan = self._plan(level, edges, top=index == len(self._levels) - 1)
+                for curve, values in zip(self.curves.values(), columns, strict=True):
+                    curve._take(index, plan, values)
+            for curve, values in zip(self.curves.values(), columns, strict=True):
+                curve._note(values)
+            self.version += 1
+            self.records += len(steps)
+            self._trim()
+
+    def _grow(self, count: int) -> None:
+        """Begin coarser levels until the coarsest has room for all there is and `count` more."""
+        while len(self._levels[-1].filled) + -(-count // self._levels[-1].size) > self._buckets:
+            below = self._levels[-1]
+            above = _Level(below.size * _FACTOR)
+            above.begins = below.begins
+            groups = range(0, len(below.filled), _FACTOR)
+            for new, old in zip(above.ends, below.ends, strict=True):
+                new.extend(old[_FACTOR - 1 :: _FACTOR])
+                if len(new) < len(groups):
+                    new.append(old[-1])
+            above.filled.extend(sum(below.filled[first : first + _FACTOR]) for first in groups)
+            for parts in self._parts:
+                part = _Part()
+                for first in groups:
+                    part.append(*parts[-1].of(first, first + _FACTOR))
+                parts.append(part)
+            self._levels.append(above)
+
+    def _plan(self, level: _Level, edges: Sequence[array[float]], *, top: bool) -> _Plan:
+        """Enter new records into a level's x's, and say how their values fall into its buckets."""
+        count, size = len(edges[0]), level.size
+        joined = min(count, size - level.filled[-1]) if level.filled and level.filled[-1] < size else 0
+        starts = range(joined, count, size)
+        emptied = not top and len(starts) > self._buckets
+        if emptied:
+            starts = starts[-self._buckets :]
+            level.cut(0, 0)
+            level.begins = [axis[starts[0] - 1] for axis in edges]
+            joined = 0
+        elif joined:
+            level.filled[-1] += joined
+            for ends, axis in zip(level.ends, edges, strict=True):
+                ends[-1] = axis[joined - 1]
+        if not level.begins:
+            last = self.last
+            level.begins = [axis[0] for axis in edges] if last is None else list(last)
+        for ends, axis in zip(level.ends, edges, strict=True):
+            ends.extend(axis[start + size - 1] if start + size <= count else axis[-1] for start in starts)
+        level.filled.extend(min(size, count - start) for start in starts)
+        return _Plan(joined, starts, emptied)
+
+    def _trim(self) -> None:
+        for index, level in enumerate(self._levels[:-1]):
+            surplus = len(level.filled) - self._buckets
+            if surplus > self._buckets // 4:
+                level.cut(surplus, len(level.filled))
+                for parts in self._parts:
+                    parts[index].cut(surplus, surplus + self._buckets)
+
+    def rewind(self, step: float) -> None:
+        """Drop all records of a later step: a resume went back to it. Of a bucket that holds both, what finer levels know is kept."""
+        with self.lock:
+            for index, level in enumerate(self._levels):
+                kept = bisect_right(level.ends[0], step)
+                reached = level.ends[0][kept - 1] if kept else (level.begins[0] if level.begins else -math.inf)
+                level.cut(0, kept)
+                if not kept:
+                    level.begins = []
+                for parts in self._parts:
+                    parts[index].cut(0, kept)
+                if index:
+                    self._mend(index, bisect_right(self._levels[index - 1].ends[0], reached) if kept else 0)
+            while len(self._levels) > 1 and not self._levels[-1].filled:
+                self._levels.pop()
+                for parts in self._parts:
+                    parts.pop()
+            self.records = sum(self._levels[-1].filled)
+            self.version += 1
+            for curve in self.curves.values():
+                curve._recall()
+
+    def _mend(self, index: int, first: int) -> None:
+        """Put the finer level's buckets from `first` on into an open bucket at the end of a level."""
+        level, finer = self._levels[index], self._levels[index - 1]
+        end = len(finer.filled)
+        if first >= end:
+            return
+        if not level.filled:
+            level.begins = list(finer.begins)
+        for ends, others in zip(level.ends, finer.ends, strict=True):
+            ends.append(others[-1])
+        level.filled.append(sum(finer.filled[first:end]))
+        for parts in self._parts:
+            parts[index].append(*parts[index - 1].of(first, end))
+
+    # -------------------------------------------------------------------------------------------------------------------------------- reading
+
+    def choose(self, axis: int, first: float, last: float, wanted: int) -> int:
+        """The coarsest level that has `wanted` buckets in [first, last], or else the finest that reaches back to `first`. The lock is held."""
+        reach = [index for index, level in enumerate(self._levels) if level.begins and level.begins[axis] <= first]
+        finest = reach[0] if reach else len(self._levels) - 1
+        for index in range(len(self._levels) - 1, finest, -1):
+            ends = self._levels[index].ends[axis]
+            if bisect_right(ends, last) - bisect_left(ends, first) >= wanted:
+                return index
+        return finest
+
+    def before(self, step: float | None, count: int) -> dict[str, list[float]]:
+        """The newest `count` values (means of buckets, for times long ago) of every curve up to a step (None: all), oldest first; NaN where there is none."""
+        with self.lock:
+            held = [bisect_right(level.ends[0], math.inf if step is None else step) for level in self._levels]
+            index = held.index(max(held)) if max(held) < count else next(index for index, buckets in enumerate(held) if buckets >= count)
+            end = held[index]
+            first = max(0, end - count)
+            found = {}
+            for curve in self.curves.values():
+                part = curve._parts[index]
+                found[curve.name] = [part.total[k] / part.count[k] if part.count[k] else math.nan for k in range(first, end)]
+            return found
+
+    def place(self, step: float) -> tuple[float, float, float] | None:
+        """Step, wall seconds and iteration of the newest record (or bucket) up to a step; of the first one where there is none."""
+        with self.lock:
+            index = self.choose(0, step, step, 1)
+            ends = self._levels[index].ends
+            if not ends[0]:
+                return None
+            found = max(0, bisect_right(ends[0], step) - 1)
+            return ends[0][found], ends[1][found], ends[2][found]
+
+
+class Curve:
+    """One metric of a table: `monitor.snapshot.Series`. Alive: it shows the newest records whenever it is asked."""
+
+    def __init__(self, table: Table, column: Column) -> None:
+        self.name, self.label, self.unit, self.higher_better, self.log_axis, self._must_be_finite = column
+        self.latest: float | None = None  # the newest finite value
+        self.not_finite = 0
+        self._table = table
+        self._parts: list[_Part] = [_Part()]
+        self._best: tuple[int, float | None] = (-1, None)
+        self._trend: tuple[int, float | None] = (-1, None)
+
+    # -------------------------------------------------------------------------------------------------------------------------------- writing
+
+    def _take(self, index: int, plan: _Plan, values: Sequence[float]) -> None:
+        part, size, strict = self._parts[index], self._table._levels[index].size, self._must_be_finite
+        if plan.emptied:
+            part.cut(0, 0)
+        if plan.joined:
+            part.merge(*_sum_up(values[: plan.joined], strict))
+        if size == 1 and math.isfinite(sum(values)):
+            new = values[plan.starts.start :] if plan.starts.start else values
+            for one in (part.low, part.high, part.total):
+                one.extend(new)
+            part.count.extend([1] * len(new))
+            part.bad.extend([0] * len(new))
+            return
+        for start in plan.starts:
+            part.append(*_sum_up(values[start : start + size], strict))
+
+    def _note(self, values: Sequence[float]) -> None:
+        self.latest = next((float(value) for value in reversed(values) if math.isfinite(value)), self.latest)
+        if not math.isfinite(sum(values)):
+            self.not_finite += _sum_up(values, self._must_be_finite)[4]
+
+    def _recall(self) -> None:
+        """What was noted, found again after a rewind."""
+        self.not_finite, self.latest = sum(self._parts[-1].bad), None
+        for part in self._parts:
+            filled = next((k for k in range(len(part.count) - 1, -1, -1) if part.count[k]), None)
+            if filled is not None:
+                self.latest = part.total[filled] / part.count[filled]
+                return
+
+    # -------------------------------------------------------------------------------------------------------------------------------- reading
+
+    @property
+    def best(self) -> float | None:
+        """The largest value there was, where larger is better; None elsewhere."""
+        if not self.higher_better:
+            return None
+        if self._best[0] != self._table.version:
+            with self._table.lock:
+                largest = max(self._parts[-1].high, default=-math.inf)
+                self._best = (self._table.version, largest if math.isfinite(largest) else None)
+        return self._best[1]
+
+    @property
+    def trend_per_min(self) -> float | None:
+        """The slope over the last minute of wall time, by Tukey's resistant line (medians of the first and the last third): outliers do not turn it."""
+        if self._trend[0] != self._table.version:
+            with self._table.lock:
+                self._trend = (self._table.version, self._slope())
+        return self._trend[1]
+
+    def _slope(self) -> float | None:
+        last = self._table.last
+        if last is None:
+            return None
+        index = self._table.choose(1, last[1] - _TREND_S, last[1], _TREND_POINTS)
+        ends, part = self._table._levels[index].ends[1], self._parts[index]
+        first = bisect_left(ends, last[1] - _TREND_S)
+        points = [(ends[k], part.total[k] / part.count[k]) for k in range(first, len(ends)) if part.count[k]]
+        third = len(points) // 3
+        if len(points) < _TREND_FEWEST or points[-1][0] - points[0][0] < _TREND_SHORTEST_S:
+            return None
+        (early_s, early), (late_s, late) = (
+            (_median([x for x, _ in some]), _median([y for _, y in some])) for some in (points[:third], points[-third:])
+        )
+        slope = (late - early) / (late_s - early_s) * 60.0 if late_s > early_s else math.nan
+        return slope if math.isfinite(slope) else None
+
+    def extent(self, axis: Axis) -> tuple[float, float] | None:
+        """First and last x there is a value for; None while there is none. The first is where the first bucket begins."""
+        which = _AXES.index(axis)
+        with self._table.lock:
+            level, part = self._table._levels[-1], self._parts[-1]
+            buckets = range(len(part.count))
+            first = next((k for k in buckets if part.count[k] or part.bad[k]), None)
+            last = next((k for k in reversed(buckets) if part.count[k] or part.bad[k]), None)
+            if first is None or last is None:
+                return None
+            return (level.ends[which][first - 1] if first else level.begins[which]), level.ends[which][last]
+
+    def view(self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0) -> Sequence[Point | None]:
+        """`columns` points that cover [first, last]; None where there is no value.
+
+        A record stands for the time from the one before it to its own x, as it covers those iterations; so one wider than a column fills the columns it
+        covers, and a column is None only before the first record, after the last, or where the records hold no value (no episode ended): whether to draw
+        across such a gap is the chart's matter. A column whose values were all broken is marked, and repeats the value before it.
+        `smoothing` in [0, 1) is the weight of an exponential mean, a column, over the means; bands stay as they are. It begins before the window, so
+        that scrolling does not move the line.
+        """
+        width = (last - first) / columns if columns > 0 else 0.0
+        if not (width > 0.0 and math.isfinite(width)):
+            return [None] * max(0, columns)
+        smoothing = min(max(smoothing, 0.0), 0.999)
+        lead = min(2 * columns, math.ceil(math.log(_FORGOTTEN) / math.log(smoothing))) if smoothing > 0.0 else 0
+        which = _AXES.index(axis)
+        with self._table.lock:
+            index = self._table.choose(which, first, last, columns)
+            level, part = self._table._levels[index], self._parts[index]
+            ends = level.ends[which]
+            if not ends:
+                return [None] * columns
+            lead = min(lead, max(0, math.ceil((first - level.begins[which]) / width)))
+            points = self._columns(part, ends, level.begins[which], first - lead * width, width, columns + lead)
+        return _smoothed(points, smoothing)[lead:] if smoothing > 0.0 else points
+
+    @staticmethod
+    def _columns(part: _Part, ends: array[float], begin: float, first: float, width: float, columns: int) -> list[Point | None]:
+        points: list[Point | None] = []
+        known: Point | None = None
+        filled, point = (-1, -1), known
+        left = bisect_left(ends, first)
+        for column in range(columns):
+            # Buckets that end in (left edge, right edge], or else the one that reaches across the column.
+            edge = first + (column + 1) * width
+            right = bisect_right(ends, edge, left)
+            if column == columns - 1 and right < len(ends) and ends[right] - edge < 1e-9 * max(abs(edge), 1.0):
+                right += 1
+            span = (left, right) if right > left else (left, left + 1)
+            outside = span[1] > len(ends) or (edge < begin if left == 0 else False)
+            if outside:
+                point, filled = None, (-1, -1)
+            elif span != filled:
+                point, filled = part.point(*span), span
+                if point is None and any(part.bad[slice(*span)]):
+                    before = known.mean if known is not None else 0.0
+                    point = Point(before, before, before, True)
+                elif point is not None:
+                    known = point
+            points.append(point)
+            left = right
+        return points
+
+    def near(self, axis: Axis, x: float) -> tuple[float, Point] | None:
+        """The point nearest to x and its exact x, for inspection: a single record where it is recent, else the finest bucket there is."""
+        which = _AXES.index(axis)
+        with self._table.lock:
+            for index in range(self._table.choose(which, x, x, 1 << 30), len(self._parts)):
+                ends, part = self._table._levels[index].ends[which], self._parts[index]
+                at = bisect_left(ends, x)
+                right = next((k for k in range(at, len(ends)) if part.count[k]), None)
+                left = next((k for k in range(min(at, len(ends)) - 1, -1, -1) if part.count[k]), None)
+                found = [k for k in (left, right) if k is not None]
+                if found:
+                    best = min(found, key=lambda k: abs(ends[k] - x))
+                    point = part.point(best, best + 1)
+                    assert point is not None
+                    return ends[best], point
+        return None
+
+
+def _smoothed(points: list[Point | None], weight: float) -> list[Point | None]:
+    """Exponential means, without the pull of an initial zero (Kingma & Ba's correction)."""
+    smooth = mass = 0.0
+    result: list[Point | None] = []
+    for point in points:
+        if point is None:
+            result.append(None)
+            continue
+        smooth, mass = weight * smooth + (1.0 - weight) * point.mean, weight * mass + (1.0 - weight)
+        result.append(point._replace(mean=smooth / mass))
+    return result
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
