@@ -1,0 +1,244 @@
+"""A chart: a titled frame with the newest value in it, axes, marks, and the plot of `monitor.braille`.
+
+`draw_chart` is pure; `Chart` is the widget around it. Knows nothing of runs and of where points come from.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from monitor.braille import Memory, Plot, draw_plot
+from monitor.canvas import Canvas, blank
+from monitor.palette import Cell, Glyphs, Ink, Look, Row, Rows
+from monitor.scale import Range, tick_text, ticks, y_range
+from monitor.snapshot import Level, Point
+
+_GUTTER = 6  # cells of y labels, the space beside them included
+_GUTTER_FROM = 22  # inner width from which there is a gutter
+
+Piece = tuple[str, Ink]
+
+
+class ChartMark(NamedTuple):
+    """Something at one place of the x axis: 0 at its beginning, 1 at its end."""
+
+    kind: str  # checkpoint, eval, resume, not_finite
+    place: float
+
+
+class ChartData(NamedTuple):
+    """What a chart shows. Texts are printable already; `points` are two a cell of the plot (`Chart.plot_columns`)."""
+
+    title: str = ""
+    value: str = ""  # newest, with its unit
+    trend: str = ""  # an arrow
+    rate: str = ""  # how fast: "+1.2/min"
+    best: str = ""  # "best 495"
+    trend_level: Level | None = None  # whether the trend is a good one; None: neither
+    points: Sequence[Point | None] = ()
+    overlay: Sequence[Point | None] = ()
+    marks: Sequence[ChartMark] = ()
+    x_left: str = ""
+    x_right: str = ""
+    log_y: bool = False
+    cursor: int | None = None  # index into points
+    reading: str = ""  # what is at the cursor; it takes the place of trend and best
+    target: float | None = None
+    empty: str = ""  # the sentence for no data
+    colour: int = 0  # of the palette's series
+    overlay_colour: int = 1
+
+
+class ChartMemory:
+    """What a chart keeps between two pictures: its y range, and columns already drawn."""
+
+    def __init__(self) -> None:
+        self.shown: Range | None = None
+        self.plot = Memory()
+
+    def forget_range(self) -> None:
+        """Fit the y range anew: another window, axis or smoothing is shown."""
+        self.shown = None
+
+
+class Layout(NamedTuple):
+    """Where a chart's parts lie, in cells."""
+
+    framed: bool
+    titled: bool
+    gutter: int
+    plot_width: int
+    plot_height: int
+
+    @classmethod
+    def of(cls, width: int, height: int) -> Layout:
+        """The layout for a size (both >= 1): frame and gutter only where there is room."""
+        framed = width >= 10 and height >= 4
+        titled = framed or height >= 2
+        inner = width - 2 * framed
+        gutter = _GUTTER if inner >= _GUTTER_FROM else 0
+        return cls(framed, titled, gutter, inner - gutter, height - (2 if framed else titled))
+
+
+def draw_chart(data: ChartData, width: int, height: int, look: Look, memory: ChartMemory, focused: bool = False) -> Rows:
+    """`height` rows of `width` cells (both >= 1)."""
+    layout = Layout.of(width, height)
+    inner = _inside(data, layout, look.glyphs, memory)
+    title = _title_pieces(data, look.glyphs)
+    if not layout.framed:
+        return [*([_line(title, width, Cell(" ", Ink()))] if layout.titled else []), *inner]
+    ink = Ink("focus" if focused else "border")
+    top_left, across, top_right, upright, bottom_right, bottom_left = (Cell(c, ink) for c in (look.glyphs.box_focused if focused else look.glyphs.box))
+    top = _line([(" ", Ink()), *title, (" ", Ink())], width - 4, across)
+    return [
+        (top_left, across, *top, across, top_right),
+        *((upright, *row, upright) for row in inner),
+        (bottom_left, *_x_axis(data, layout, look.glyphs, across), bottom_right),
+    ]
+
+
+def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartMemory) -> Rows:
+    width, height = layout.gutter + layout.plot_width, layout.plot_height
+    shown = y_range([*data.points, *data.overlay], data.log_y, memory.shown)
+    if shown is None:
+        # A log axis without anything above zero says so, rather than that there is no data.
+        sentence = "nothing above zero: no log axis" if data.log_y and any(data.points) else data.empty
+        return _sentence(sentence, width, height)
+    memory.shown = shown
+    upright = {_cell_of(mark, layout): glyphs.resume for mark in data.marks if mark.kind == "resume"}
+    cursor = None if data.cursor is None else data.cursor // 2
+    plot = Plot(data.points, shown, data.overlay, data.target, upright, cursor, data.colour, data.overlay_colour)
+    rows = draw_plot(plot, layout.plot_width, height, glyphs, memory.plot)
+    if not layout.gutter:
+        return rows
+    labels = y_labels(shown, height, layout.gutter - 1)
+    ink = Ink("dim")
+    return [(*(Cell(c, ink) for c in f"{labels.get(y, ''):>{layout.gutter - 1}} "), *row) for y, row in enumerate(rows)]
+
+
+def y_labels(shown: Range, height: int, cells: int) -> dict[int, str]:
+    """Which row says what. At most three, none twice."""
+    labels: dict[int, str] = {}
+    for value in ticks(shown, 3 if height >= 7 else 2 if height >= 3 else 1):
+        place = shown.place(value) or 0.0
+        text = tick_text(value, cells)
+        if text not in labels.values():
+            labels.setdefault(min(max(round((1 - place) * (height - 1)), 0), height - 1), text)
+    return labels
+
+
+def _cell_of(mark: ChartMark, layout: Layout) -> int:
+    return min(int(mark.place * layout.plot_width), layout.plot_width - 1)
+
+
+def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs, across: Cell) -> Row:
+    """The lower edge: what x is at both ends, and marks between."""
+    width = layout.gutter + layout.plot_width
+    cells = [across] * width
+    for mark in sorted(data.marks, key=_weight):
+        if 0 <= mark.place <= 1:
+            cells[layout.gutter + _cell_of(mark, layout)] = _mark_cell(mark.kind, glyphs)
+    for index, point in enumerate(data.points[: 2 * layout.plot_width]):
+        if point is not None and point.not_finite:
+            cells[layout.gutter + index // 2] = _mark_cell("not_finite", glyphs)
+    ink = Ink("dim")
+    if data.x_left and len(data.x_left) + 2 <= max(layout.gutter, width // 3):
+        cells[: len(data.x_left) + 2] = [Cell(c, ink) for c in f" {data.x_left} "]
+    if data.x_right and len(data.x_right) + 2 <= width // 2:
+        cells[-len(data.x_right) - 2 :] = [Cell(c, ink) for c in f" {data.x_right} "]
+    return tuple(cells)
+
+
+_WEIGHTS = {"checkpoint": 0, "eval": 1, "resume": 2, "not_finite": 3}  # of two marks in one cell the later here is seen
+
+
+def _weight(mark: ChartMark) -> int:
+    return _WEIGHTS.get(mark.kind, 0)
+
+
+def _mark_cell(kind: str, glyphs: Glyphs) -> Cell:
+    if kind == "not_finite":
+        return Cell(glyphs.not_finite, Ink("bad", bold=True))
+    character = {"checkpoint": glyphs.checkpoint, "eval": glyphs.eval}.get(kind, glyphs.resume)
+    return Cell(character, Ink("text" if kind == "eval" else "dim"))
+
+
+def _title_pieces(data: ChartData, glyphs: Glyphs) -> list[Piece]:
+    """Most important first: what does not fit is left out from the end."""
+    pieces: list[Piece] = [(data.title, Ink("text"))]
+    if data.value:
+        pieces.append((f" {data.value}", Ink("bright", bold=True)))
+    if data.reading:
+        return [*pieces, (f"  {data.reading}", Ink("focus"))]
+    if data.trend:
+        pieces.append((f" {data.trend}", Ink({"ok": "good", "warn": "warn", "bad": "bad"}.get(data.trend_level or "", "dim"))))
+    if data.best:
+        pieces.append((f"  {data.best}", Ink("dim")))
+    if data.rate:
+        pieces.append((f"  {data.rate}", Ink("dim")))
+    return pieces
+
+
+def _line(pieces: Iterable[Piece], width: int, rest: Cell) -> Row:
+    """Pieces one after the other; one that does not fit whole is left out, the first is cut. The rest is filled."""
+    cells: list[Cell] = []
+    for text, ink in pieces:
+        if len(cells) + len(text) <= width:
+            cells += [Cell(character, ink) for character in text]
+        elif not any(cell.character.strip() for cell in cells):
+            cells += [Cell(character, ink) for character in text[: width - len(cells)]]
+    return tuple(cells) + (rest,) * (width - len(cells))
+
+
+def _sentence(text: str, width: int, height: int) -> Rows:
+    """`text` in the middle, dim, on as many lines as it needs and there are."""
+    rows = blank(width, height)
+    lines = textwrap.wrap(text, width)[:height]
+    above = (height - len(lines)) // 2
+    for index, line in enumerate(lines):
+        rows[above + index] = _line([(" " * ((width - len(line)) // 2), Ink()), (line, Ink("dim"))], width, Cell(" ", Ink()))
+    return rows
+
+
+class Chart(Canvas, can_focus=True):
+    """The widget. `show` gives it something to draw; `plot_columns` says how many points it wants."""
+
+    DEFAULT_CSS = "Chart { width: 1fr; height: 1fr; }"
+
+    def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(name=name, id=id, classes=classes)
+        self.data = ChartData()
+        self.memory = ChartMemory()
+
+    @property
+    def plot_columns(self) -> int:
+        """Points that fit: two a cell of the plot; 0 before there is a size."""
+        return 2 * Layout.of(*self.size).plot_width if self.size else 0
+
+    def show(self, data: ChartData, *, refit: bool = False) -> None:
+        """Draw `data`; only cells that changed are repainted. `refit`: choose the y range anew, as another window, axis or smoothing is shown."""
+        if refit or data.log_y != self.data.log_y:
+            self.memory.forget_range()
+        if data != self.data or refit:
+            self.data = data
+            self.redraw()
+
+    def column_at(self, x: int) -> int | None:
+        """The index into the points of the widget's cell column `x`; None beside the plot."""
+        layout = Layout.of(*self.size)
+        column = x - layout.gutter - layout.framed
+        return 2 * column if 0 <= column < layout.plot_width else None
+
+    def draw(self, width: int, height: int, look: Look) -> Rows:
+        """The chart in a size."""
+        return draw_chart(self.data, width, height, look, self.memory, self.has_focus)
+
+    def on_focus(self) -> None:
+        """The frame says so."""
+        self.redraw()
+
+    def on_blur(self) -> None:
+        """The frame says so."""
+        self.redraw()

@@ -1,0 +1,132 @@
+"""Colours and glyphs: the one place that says what a meaning looks like, for dark and light themes, with and without UTF-8. Standard library only.
+
+Knows nothing of Textual, of runs or of what is drawn. A drawing says what a cell means (`Ink`: tokens), a `Look` says what that is on this terminal. Every
+meaning that has a colour has a glyph or a word as well, so that nothing is lost under NO_COLOR or to a colour-blind eye.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+OKABE_ITO = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00", "#0072B2", "#BBBBBB")
+"""Colours that people with any common colour vision tell apart (Okabe & Ito 2008), in the order series take them."""
+
+_ON_LIGHT = {"#F0E442": "#8C7A00"}
+_LINE_CONTRAST = 3.0  # WCAG's least for graphics
+
+
+class Ink(NamedTuple):
+    """What a cell is drawn with: tokens of a `Look`, or `#rrggbb`. An empty `back` is the theme's own background."""
+
+    fore: str = "text"
+    back: str = ""
+    bold: bool = False
+
+
+class Cell(NamedTuple):
+    """One character, one cell wide, and its ink."""
+
+    character: str
+    ink: Ink
+
+
+Row = tuple[Cell, ...]
+Rows = list[Row]
+
+
+class Glyphs(NamedTuple):
+    """Characters by meaning. All are one cell wide."""
+
+    braille: bool = True
+    box: str = "╭─╮│╯╰"  # top left, horizontal, top right, vertical, bottom right, bottom left
+    box_focused: str = "┏━┓┃┛┗"
+    up: str = "▲"
+    down: str = "▼"
+    flat: str = "▸"
+    checkpoint: str = "▲"
+    eval: str = "◆"
+    resume: str = "┊"
+    not_finite: str = "!"
+    bar_full: str = "━"
+    bar_half: str = "╸"
+    bar_rest: str = "─"
+    block: str = "█"
+    shades: tuple[str, ...] = ("█", "▓", "▒", "░")  # neighbours of a stacked bar differ without colour too
+    upper_half: str = "▀"
+    separator: str = "·"
+    ellipsis: str = "…"
+    minus: str = "−"
+
+
+UNICODE = Glyphs()
+ASCII = Glyphs(
+    braille=False, box="+-+|++", box_focused="#=#H##", up="^", down="v", flat=">", checkpoint="^", eval="o", resume=":", bar_full="=", bar_half="-",
+    bar_rest=".", block="#", shades=("#", "=", "+", "-"), upper_half="#", separator="-", ellipsis="~", minus="-",
+)  # fmt: skip
+
+
+def channels(colour: str) -> tuple[int, int, int]:
+    """`#rrggbb` as three numbers 0 to 255."""
+    value = int(colour[1:7], 16)
+    return value >> 16, value >> 8 & 255, value & 255
+
+
+def hexadecimal(red: float, green: float, blue: float) -> str:
+    """Three numbers 0 to 255 as `#rrggbb`."""
+    return f"#{round(red):02X}{round(green):02X}{round(blue):02X}"
+
+
+def mix(colour: str, ground: str, share: float) -> str:
+    """`share` of `colour` over the rest of `ground`."""
+    return hexadecimal(*(share * a + (1 - share) * b for a, b in zip(channels(colour), channels(ground), strict=True)))
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance, 0 to 1 (WCAG 2)."""
+    linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in channels(colour)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio, 1 to 21 (WCAG 2)."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def readable(colour: str, ground: str, least: float = _LINE_CONTRAST) -> str:
+    """`colour`, moved towards white on a dark ground and towards black on a light one until it stands out from the ground by `least`."""
+    pole = "#FFFFFF" if luminance(ground) < 0.18 else "#000000"
+    for tenth in range(11):
+        moved = mix(pole, colour, tenth / 10)
+        if contrast(moved, ground) >= least:
+            return moved
+    return pole
+
+
+class Look:
+    """What tokens and glyphs are on one terminal. Two looks that draw alike have the same `key`."""
+
+    def __init__(self, dark: bool = True, ground: str | None = None, ascii_only: bool = False) -> None:
+        self.dark = dark
+        self.ground = ground or ("#121212" if dark else "#FAFAFA")
+        self.glyphs = ASCII if ascii_only else UNICODE
+        self.key = (dark, self.ground, ascii_only)
+        self._colours = self._tokens()
+
+    def _tokens(self) -> dict[str, str]:
+        ground = self.ground
+        series = OKABE_ITO if self.dark else tuple(readable(_ON_LIGHT.get(colour, colour), ground) for colour in OKABE_ITO)
+        far = "#FFFFFF" if self.dark else "#000000"
+        colours = {
+            "text": mix(far, ground, 0.80), "bright": mix(far, ground, 0.96), "dim": mix(far, ground, 0.48), "faint": mix(far, ground, 0.24),
+            "border": mix(far, ground, 0.22), "focus": series[0], "cursor": mix(far, ground, 0.20), "ground": ground,
+            "good": readable("#009E73", ground, 4.0), "warn": readable("#E69F00", ground, 4.0), "bad": readable("#D55E00", ground, 4.0),
+        }  # fmt: skip
+        for index, colour in enumerate(series):
+            colours[f"series.{index}"] = colour
+            colours[f"band.{index}"] = mix(colour, ground, 0.24 if self.dark else 0.22)
+        return colours
+
+    def hex(self, token: str) -> str:
+        """The colour of a token; `#rrggbb` is itself, an empty token the ground. Raises KeyError for a token there is none of."""
+        return token if token.startswith("#") else self._colours[token] if token else self.ground

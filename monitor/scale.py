@@ -1,0 +1,160 @@
+"""Axes: which range of values and of x a chart shows, and how its ticks are worded. Standard library only.
+
+Both ranges are sticky, so that a chart does not move with every record: the y range keeps about 15 % of hysteresis, the x window grows in jumps. Knows
+nothing of cells and colours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from monitor.snapshot import Point
+
+HYSTERESIS = 0.15
+_LEAST_SHARE = 0.02  # a range is at least this share of its values' size: the noise of a constant is no picture
+_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_TINY, _HUGE = 1e-290, 1e290  # what is nearer to zero is zero; what is farther is cut
+
+
+class Range(NamedTuple):
+    """From `low` to `high` (low < high), in values; a log range holds exponents of ten."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    @property
+    def span(self) -> float:
+        """How far it reaches."""
+        return self.high - self.low
+
+    def place(self, value: float) -> float | None:
+        """Where `value` lies: 0 at the bottom, 1 at the top, beyond them outside; None where a log axis has no place for it."""
+        if self.log:
+            if value <= _TINY:
+                return None
+            value = math.log10(value)
+        return (min(max(value, -_HUGE), _HUGE) - self.low) / (self.high - self.low)
+
+
+def nice_step(least: float) -> float:
+    """The smallest of 1, 2, 2.5, 5 times a power of ten that is >= `least` > 0."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next((step * power for step in _STEPS if step * power >= least * (1 - 1e-9)), 10 * power)
+
+
+def _extent(points: Iterable[Point | None], log: bool) -> tuple[float, float] | None:
+    """What the y axis must hold: all means, and the bands as far as they are no outliers beside them."""
+    shown = [point for point in points if point is not None and (not log or point.mean > _TINY)]
+    if not shown:
+        return None
+    if log:
+        means = [math.log10(point.mean) for point in shown]
+        lows = [math.log10(point.low) if point.low > _TINY else mean for point, mean in zip(shown, means, strict=True)]
+        highs = [math.log10(max(point.high, point.mean)) for point in shown]
+    else:
+        means = [min(max(point.mean, -_HUGE), _HUGE) for point in shown]
+        lows = [max(point.low, -_HUGE) for point in shown]
+        highs = [min(point.high, _HUGE) for point in shown]
+    low, high = min(means), max(means)
+    widths = sorted(b - a for a, b in zip(lows, highs, strict=True))
+    slack = max(high - low, 1.5 * widths[len(widths) * 9 // 10])
+    return max(min(lows), low - slack), min(max(highs), high + slack)
+
+
+def _rounded(low: float, high: float, log: bool) -> Range:
+    if log:
+        if high - low < 0.25:
+            middle = (low + high) / 2
+            low, high = middle - 0.125, middle + 0.125
+        step = 1.0 if high - low > 1 else 0.25
+    else:
+        least = max(_LEAST_SHARE * max(abs(low), abs(high)), _TINY * 1e10)
+        if high - low < least:
+            if low == high == 0:
+                return Range(0.0, 1.0)
+            middle = (low + high) / 2
+            low, high = middle - least / 2, middle + least / 2
+        if 0 <= low <= 0.35 * high:
+            low = 0.0
+        if 0 >= high >= 0.35 * low:
+            high = 0.0
+        step = nice_step((high - low) / 5)
+    return Range(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, log)
+
+
+def y_range(points: Iterable[Point | None], log: bool = False, previous: Range | None = None) -> Range | None:
+    """The range to show `points` in, the previous one as long as it will do; None where nothing can be shown.
+
+    A range is left when values leave it (it then gets 15 % of room on that side) or when they fill less than about two thirds of it.
+    """
+    extent = _extent(points, log)
+    if extent is None:
+        return None
+    low, high = extent
+    wanted = _rounded(low, high, log)
+    if previous is None or previous.log != log:
+        return wanted
+    slack = 1e-9 * previous.span
+    if previous.low - slack <= low and high <= previous.high + slack:
+        return wanted if wanted.span < (1 - 2 * HYSTERESIS) * previous.span else previous
+    room = HYSTERESIS * max(previous.span if previous.span < 2 * (high - low) else 0.0, high - low)
+    return _rounded(low - room if low < previous.low and low != 0 else low, high + room if high > previous.high else high, log)
+
+
+def tick_text(value: float, cells: int) -> str:
+    """`value` in at most `cells` (>= 4) characters: 500, 0.25, 1.5M, -12k, 1e-9; empty where it cannot be told in so few."""
+    if value == 0:
+        return "0"
+    size, sign = abs(value), "-" if value < 0 else ""
+    texts: list[str] = []
+    if 1e-3 <= size < 9999.5:
+        # As many digits as fit, but never a zero for what is none.
+        texts += [text for text in (_trim(f"{size:.{digits}f}") for digits in range(4, -1, -1)) if float(text) != 0]
+    if 999.5 <= size < 1e15:
+        for power in range(max(1, int(math.log10(size)) // 3), 5):
+            texts += [_trim(f"{size / 1000**power:.{digits}f}") + "kMGT"[power - 1] for digits in (2, 1, 0) if size / 1000**power >= 0.9995]
+    texts += [f"{size:.{digits}e}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e") for digits in (1, 0)]
+    room = cells - len(sign)
+    # A number cut short would be another number: none is shown.
+    return next((sign + text for text in texts if len(text) <= room and not text.startswith("1000")), "")
+
+
+def _trim(text: str) -> str:
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def ticks(shown: Range, most: int) -> Sequence[float]:
+    """At most `most` (>= 1) values to label, in values, among them both ends where two fit."""
+    if most <= 1:
+        places = [shown.high]
+    elif shown.log:
+        whole = [float(k) for k in range(math.ceil(shown.low - 1e-9), math.floor(shown.high + 1e-9) + 1)]
+        inner = [k for k in whole if shown.low < k < shown.high]
+        places = [shown.low, shown.high] if most == 2 or not inner else [shown.low, inner[len(inner) // 2], shown.high]
+    else:
+        step = nice_step(shown.span / 5)
+        count = round(shown.span / step)
+        # Zero, where the range crosses it, says more than the middle.
+        middle = 0.0 if shown.low < 0 < shown.high else shown.low + step * (count // 2)
+        places = [shown.low, shown.high] if most == 2 or count < 2 else [shown.low, middle, shown.high]
+    return [10.0**place if shown.log else place for place in places]
+
+
+def window(first: float, last: float, previous: tuple[float, float] | None = None) -> tuple[float, float]:
+    """The stretch of x to show for data from `first` to `last`: it ends at the next nice boundary, so that columns stay while records arrive.
+
+    The end is the next of 1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten beyond `last`, measured from the start: on average the newest tenth of
+    the width is free, and a column's stretch of x changes only where the end does. `previous` is kept while the data lie in it and fill more than half of it.
+    """
+    start = 0.0 if 0 <= first <= 0.25 * last else first
+    if previous is not None and previous[0] == start and start + (previous[1] - start) / 2 <= last <= previous[1]:
+        return previous
+    length = last - start
+    if not length > 0:
+        return start, start + 1.0
+    power = 10.0 ** math.floor(math.log10(length))
+    steps = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+    return start, start + next((step * power for step in steps if step * power >= length), 10 * power)
