@@ -1,0 +1,221 @@
+"""The command `operant monitor`: which run is meant, and whether there is a terminal to show it on. Standard library only, until a screen is opened.
+
+Knows no widget. Errors are OperantError, each with its sentence and its exit code; whoever calls prints them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from monitor import plain
+from operant import runs, states
+from operant.errors import NotFoundError, UsageError
+from operant.text import safe
+
+if TYPE_CHECKING:
+    from monitor.feed import LiveFeed
+    from monitor.snapshot import RunRow, Snapshot
+    from operant.runfolder import Run
+
+SMALLEST = (40, 10)
+"""Columns and lines that the screen needs."""
+_ONCE = (100, 30)  # of `--once` where there is no terminal
+_FPS = (1, 20)
+_THEMES = ("dark", "light")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command with `arguments` (what follows the word `monitor`); returns the exit code.
+
+    Raises OperantError for what a user can cause, SystemExit(0) after `--help`.
+    """
+    options = _parser().parse_args(arguments)
+    fps = _fps(options.fps)
+    if options.run is not None and options.latest:
+        raise UsageError(f"give a run ('{safe(options.run, 80)}') or --latest, not both")
+    folder = runs.root(options.runs)
+    run = _choose("latest" if options.latest else options.run, folder)
+    if options.once or not has_terminal():
+        return _without_screen(run, folder, once=options.once, ascii_only=options.ascii, theme=options.theme)
+    return _open(run, folder, readonly=options.readonly, ascii_only=options.ascii, fps=fps, theme=options.theme)
+
+
+def open_monitor(run: Run, *, readonly: bool = False, ascii_only: bool = False, fps: int | None = None) -> int:
+    """Show one run until the user leaves: 0. Without a terminal, a line every five seconds until the run's end: the run's exit code.
+
+    Raises UsageError where the terminal is too small.
+    """
+    if not has_terminal():
+        return _without_screen(run, run.path.parent)
+    return _open(run, run.path.parent, readonly=readonly, ascii_only=ascii_only, fps=fps or _fps(None))
+
+
+def has_terminal() -> bool:
+    """Whether input and output are a terminal that a screen can be drawn on."""
+    if os.environ.get("TERM", "") in ("", "dumb"):
+        return False
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        return all(stream.isatty() for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__) if stream is not None)
+    return False
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="operant monitor",
+        allow_abbrev=False,
+        description="Show a run: live while it trains, or as it ended. Leaving the monitor never touches the run.",
+        epilog="Without RUN: the run that trains; a choice where there are several; the newest where there is none.",
+    )
+    parser.add_argument("run", nargs="?", metavar="RUN", help="an id, a unique part of one, a path, latest or live")
+    parser.add_argument("--latest", action="store_true", help="the newest run")
+    parser.add_argument("--once", action="store_true", help="print one picture of the screen as text and end")
+    parser.add_argument("--readonly", action="store_true", help="without the keys that stop, pause or checkpoint a run")
+    parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
+    parser.add_argument("--fps", metavar="N", help=f"pictures a second at most, {_FPS[0]} to {_FPS[1]}  [default: $OPERANT_FPS or 4]")
+    parser.add_argument("--theme", choices=_THEMES, help="[default: dark]")
+    parser.add_argument("--runs", metavar="FOLDER", help="where runs lie  [default: $OPERANT_RUNS or ./runs]")
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong as the other commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{safe(message, 400)}. All options: operant monitor --help")
+
+
+def _fps(given: str | None) -> int:
+    """How often a second the screen may be drawn: the option, $OPERANT_FPS, or 4."""
+    source, value = ("--fps", given) if given is not None else ("$OPERANT_FPS", os.environ.get("OPERANT_FPS") or "4")
+    if not value.isascii() or not value.isdecimal() or not _FPS[0] <= int(value[:9]) <= _FPS[1]:
+        raise UsageError(f"{source} is '{safe(value, 40)}'; it must be a whole number of {_FPS[0]} to {_FPS[1]}")
+    return int(value)
+
+
+# WHICH RUN
+
+
+def _choose(name: str | None, folder: Path) -> Run | None:
+    """The run that is meant; None where the user has to choose between those that train. Raises NotFoundError."""
+    if name is not None:
+        return runs.resolve(name, folder)
+    found = runs.list_runs(folder)
+    if not found:
+        raise NotFoundError(f"no runs yet in {runs.shown(folder)}. Start one: operant train")
+    live = [run for run in found if runs.probe(run.path)]
+    return None if len(live) > 1 else (live or found)[0]
+
+
+class Folders:
+    """The runs there are, for the picker."""
+
+    def __init__(self, folder: Path, *, readonly: bool) -> None:
+        self._folder, self._readonly = folder, readonly
+
+    def rows(self) -> Sequence[RunRow]:
+        """A line for each run, the newest first."""
+        from monitor.listing import rows
+
+        return rows(self._folder)
+
+    def open(self, path: str) -> LiveFeed:
+        """A feed of the run in the folder `path`. Raises NotFoundError where there is none any more."""
+        from monitor.feed import LiveFeed
+
+        run = runs.load(Path(path))
+        if run is None:
+            raise NotFoundError(f"there is no run in '{safe(path, 400)}' any more")
+        return LiveFeed(run, readonly=self._readonly)
+
+
+# WITHOUT A SCREEN
+
+
+def _without_screen(run: Run | None, folder: Path, *, once: bool = False, ascii_only: bool = False, theme: str | None = None) -> int:
+    from monitor.feed import LiveFeed
+
+    if run is None:
+        run = runs.resolve("live", folder)  # which says what is ambiguous
+    feed = LiveFeed(run, readonly=True)
+    try:
+        if once:
+            return _print_once(feed, ascii_only=ascii_only, theme=theme)
+        with _ended_by_signals():
+            ended = plain.follow(feed, sys.stdout)
+    finally:
+        feed.close()
+    if not ended:
+        return 128 + signal.SIGHUP
+    found = runs.load(run.path) or run
+    code = states.exit_code(states.observe(found))
+    return 1 if code is None else code
+
+
+def _print_once(feed: LiveFeed, *, ascii_only: bool, theme: str | None) -> int:
+    from monitor.app import MonitorApp, picture
+
+    columns, lines = shutil.get_terminal_size(_ONCE) if sys.stdout.isatty() else _ONCE
+    app = MonitorApp(feed, ascii_only=ascii_only, theme=theme)
+    text = picture(app, (max(SMALLEST[0], columns), max(SMALLEST[1], lines - (1 if sys.stdout.isatty() else 0))))
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Ctrl-C ends what is printed, never the run; a closed terminal ends this process, even where the parent has SIGHUP ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before if before is not None else signal.SIG_DFL)
+
+
+# WITH A SCREEN
+
+
+def _open(run: Run | None, folder: Path, *, readonly: bool, ascii_only: bool, fps: int, theme: str | None = None) -> int:
+    columns, lines = shutil.get_terminal_size()
+    if columns < SMALLEST[0] or lines < SMALLEST[1]:
+        raise UsageError(f"terminal is {columns}×{lines}; the monitor needs {SMALLEST[0]}×{SMALLEST[1]}. `operant runs --watch` works here.")
+    from monitor.feed import LiveFeed
+
+    # The first look at the run is made in the feed's thread while Textual is imported here.
+    feed = LiveFeed(run, readonly=readonly) if run is not None else None
+    try:
+        from monitor.app import MonitorApp
+        from monitor.terminal import show
+
+        app = MonitorApp(feed, Folders(folder, readonly=readonly), fps=fps, ascii_only=ascii_only or not _draws_unicode(), theme=theme)
+    except BaseException:
+        if feed is not None:
+            feed.close()
+        raise
+    last = show(app)
+    if last is not None:
+        sys.stderr.write(_parting(last) + "\n")
+    return 0
+
+
+def _draws_unicode() -> bool:
+    """Whether the terminal's encoding and font have what is drawn: the Linux console has no braille."""
+    encoding = (getattr(sys.__stdout__, "encoding", None) or "ascii").lower().replace("-", "")
+    return encoding == "utf8" and os.environ.get("TERM") != "linux"
+
+
+def _parting(last: Snapshot) -> str:
+    """What is said after the screen is gone: what is true of the run, and how to come back to it."""
+    run, word = last.run, last.state
+    if word in states.LIVE:
+        still = "Still training" if word in ("running", "starting") else f"The run is {word}"
+        return safe(f"Detached. {still}: reattach `operant monitor {run.short}` · stop `operant stop {run.short}` · log {run.path}/log.txt", 1000)
+    command = f"  next: {last.ending.commands[0]}" if last.ending is not None and last.ending.commands else ""
+    return safe(f"{run.id}: {word}{command}", 1000)
