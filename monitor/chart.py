@@ -12,7 +12,7 @@ from typing import NamedTuple
 from monitor.braille import Memory, Plot, draw_plot
 from monitor.canvas import Canvas, blank
 from monitor.palette import Cell, Glyphs, Ink, Look, Row, Rows
-from monitor.scale import Range, tick_text, ticks, y_range
+from monitor.scale import Range, tick_text, tick_value, ticks, y_range
 from monitor.snapshot import Level, Point
 
 _GUTTER = 6  # cells of y labels, the space beside them included
@@ -86,7 +86,7 @@ def draw_chart(data: ChartData, width: int, height: int, look: Look, memory: Cha
     """`height` rows of `width` cells (both >= 1)."""
     layout = Layout.of(width, height)
     inner = _inside(data, layout, look.glyphs, memory)
-    title = _title_pieces(data, look.glyphs)
+    title = _title_pieces(data, width - 6 if layout.framed else width)
     if not layout.framed:
         return [*([_line(title, width, Cell(" ", Ink()))] if layout.titled else []), *inner]
     ink = Ink("focus" if focused else "border")
@@ -119,12 +119,12 @@ def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartMemory
 
 
 def y_labels(shown: Range, height: int, cells: int) -> dict[int, str]:
-    """Which row says what. At most three, none twice."""
+    """Which row says what: the more of them, the higher the plot. A label that would be off by more than a row is left out."""
     labels: dict[int, str] = {}
-    for value in ticks(shown, 3 if height >= 7 else 2 if height >= 3 else 1):
-        place = shown.place(value) or 0.0
-        text = tick_text(value, cells)
-        if text not in labels.values():
+    for value in ticks(shown, 5 if height >= 16 else 4 if height >= 7 else 2 if height >= 3 else 1):
+        place, text = shown.place(value) or 0.0, tick_text(value, cells)
+        said = shown.place(tick_value(text)) if text else None
+        if said is not None and abs(said - place) * height < 1:
             labels.setdefault(min(max(round((1 - place) * (height - 1)), 0), height - 1), text)
     return labels
 
@@ -165,19 +165,21 @@ def _mark_cell(kind: str, glyphs: Glyphs) -> Cell:
     return Cell(character, Ink("text" if kind == "eval" else "dim"))
 
 
-def _title_pieces(data: ChartData, glyphs: Glyphs) -> list[Piece]:
-    """Most important first: what does not fit is left out from the end."""
+def _title_pieces(data: ChartData, width: int) -> list[Piece]:
+    """Name, newest value, trend, best: as much as fits, the rate the first to go, then the best, then the arrow."""
     pieces: list[Piece] = [(data.title, Ink("text"))]
     if data.value:
         pieces.append((f" {data.value}", Ink("bright", bold=True)))
+    trend = Ink({"ok": "good", "warn": "warn", "bad": "bad"}.get(data.trend_level or "", "dim"))
+    arrow, rate, best = (f" {data.trend}", trend), (f" {data.rate}", Ink("dim")), (f"  {data.best}", Ink("dim"))
+    choices: tuple[list[Piece], ...] = ([arrow, rate, best], [arrow, best], [arrow])
     if data.reading:
-        return [*pieces, (f"  {data.reading}", Ink("focus"))]
-    if data.trend:
-        pieces.append((f" {data.trend}", Ink({"ok": "good", "warn": "warn", "bad": "bad"}.get(data.trend_level or "", "dim"))))
-    if data.best:
-        pieces.append((f"  {data.best}", Ink("dim")))
-    if data.rate:
-        pieces.append((f"  {data.rate}", Ink("dim")))
+        choices = ([(f"  {data.reading}", Ink("focus"))],)
+    room = width - sum(len(text) for text, _ in pieces)
+    for choice in choices:
+        chosen = [piece for piece in choice if piece[0].strip()]
+        if sum(len(text) for text, _ in chosen) <= room:
+            return pieces + chosen
     return pieces
 
 

@@ -110,7 +110,7 @@ def tick_text(value: float, cells: int) -> str:
         return "0"
     size, sign = abs(value), "-" if value < 0 else ""
     texts: list[str] = []
-    if 1e-3 <= size < 9999.5:
+    if 1e-3 <= size < 9999.5 and not (size >= 1e3 and size % 100 == 0):
         # As many digits as fit, but never a zero for what is none.
         texts += [text for text in (_trim(f"{size:.{digits}f}") for digits in range(4, -1, -1)) if float(text) != 0]
     if 999.5 <= size < 1e15:
@@ -126,20 +126,22 @@ def _trim(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def tick_value(text: str) -> float:
+    """What a `tick_text` says."""
+    power = " kMGT".find(text[-1])
+    return float(text[:-1]) * 1000.0**power if power > 0 else float(text)
+
+
 def ticks(shown: Range, most: int) -> Sequence[float]:
-    """At most `most` (>= 1) values to label, in values, among them both ends where two fit."""
+    """At most `most` (>= 1) values to label, evenly apart, both ends among them where two fit."""
     if most <= 1:
         places = [shown.high]
-    elif shown.log:
-        whole = [float(k) for k in range(math.ceil(shown.low - 1e-9), math.floor(shown.high + 1e-9) + 1)]
-        inner = [k for k in whole if shown.low < k < shown.high]
-        places = [shown.low, shown.high] if most == 2 or not inner else [shown.low, inner[len(inner) // 2], shown.high]
     else:
-        step = nice_step(shown.span / 5)
-        count = round(shown.span / step)
-        # Zero, where the range crosses it, says more than the middle.
-        middle = 0.0 if shown.low < 0 < shown.high else shown.low + step * (count // 2)
-        places = [shown.low, shown.high] if most == 2 or count < 2 else [shown.low, middle, shown.high]
+        step = (1.0 if shown.span >= 1 else 0.25) if shown.log else nice_step(shown.span / 5)
+        count = max(1, round(shown.span / step))
+        parts = next((parts for parts in (4, 2, 3, 1) if parts < most and count % parts == 0), 1)
+        places = [shown.low + shown.span * part / parts for part in range(parts + 1)]
+        places = [0.0 if abs(place) < 1e-9 * shown.span else place for place in places]
     return [10.0**place if shown.log else place for place in places]
 
 
