@@ -10,27 +10,21 @@ this file that publishes 30 made-up metrics: what watching costs a trainer is be
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import math
 import os
-import pty
 import random
 import re
-import select
 import signal
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+from terminal import Terminal
 
 COLUMNS, ROWS = 160, 48
 NAMES = (
@@ -38,14 +32,6 @@ NAMES = (
     "clip_fraction", "gradient_norm", "explained_variance", "learning_rate", "seconds/collect", "seconds/update", "seconds/evaluate", "seconds/checkpoint",
     "memory/allocated_bytes", "memory/reserved_bytes", *(f"tally/score_{k}" for k in range(9)),
 )  # fmt: skip
-_ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[PX^_].*?\x1b\\|\x1b[@-Z\\-_]", re.DOTALL)
-# What full-screen programs ask a terminal, and what one answers: where the cursor is, its colours, what it is.
-_ANSWERS = (
-    (b"\x1b[6n", b"\x1b[1;1R"),
-    (b"\x1b]11;?", b"\x1b]11;rgb:0000/0000/0000\x1b\\"),
-    (b"\x1b]10;?", b"\x1b]10;rgb:ffff/ffff/ffff\x1b\\"),
-    (b"\x1b[c", b"\x1b[?62;c"),
-)
 
 
 # THE RUNS THAT ARE WATCHED
@@ -101,79 +87,12 @@ def log_to_wandb(folder: Path) -> None:
         time.sleep(0.1)
 
 
-# THE TERMINAL
-
-
-class Terminal:
-    """A program in a pseudo-terminal: what it wrote, when, and what it and its children used."""
-
-    def __init__(self, command: list[str], folder: Path) -> None:
-        self.began = time.perf_counter()
-        self.pid, self.descriptor = pty.fork()
-        if self.pid == 0:
-            os.chdir(folder)
-            environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": str(COLUMNS), "LINES": str(ROWS)}
-            environment.pop("NO_COLOR", None)
-            os.execvpe(command[0], command, environment)
-        fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        self.output, self.ended = bytearray(), False
-
-    def read(self, seconds: float, until: Callable[[], bool] = lambda: False) -> float | None:
-        """Take in what comes for so long, or until something holds; when the last bytes came."""
-        end, last = time.perf_counter() + seconds, None
-        while not self.ended and (left := end - time.perf_counter()) > 0 and not until():
-            if not select.select([self.descriptor], [], [], min(left, 0.2))[0]:
-                continue
-            try:
-                data = os.read(self.descriptor, 65536)
-            except OSError:
-                data = b""
-            self.ended, last = not data, time.perf_counter()
-            for question, answer in _ANSWERS:
-                if question in data:
-                    os.write(self.descriptor, answer)
-            self.output += data
-        return last
-
-    def text(self) -> bytes:
-        """All that was written, without what moves the cursor or colours it."""
-        return _ESCAPES.sub(b" ", bytes(self.output))
-
-    def press(self, key: str) -> None:
-        """Type."""
-        os.write(self.descriptor, key.encode())
-
-    def processes(self) -> list[psutil.Process]:
-        """The program and all below it."""
-        try:
-            own = psutil.Process(self.pid)
-            return [own, *own.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
-
-    def cpu_s(self) -> float:
-        """CPU seconds so far."""
-        return sum(times.user + times.system for times in (process.cpu_times() for process in self.processes()))
-
-    def memory_mb(self) -> float:
-        """Resident memory of all of it, in 10^6 bytes."""
-        return sum(process.memory_info().rss for process in self.processes()) / 1e6
-
-    def close(self) -> None:
-        """End it."""
-        for process in self.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        os.close(self.descriptor)
-        os.waitpid(self.pid, 0)
-
-
 # WHAT IS MEASURED
 
 
 def first_data_ms(command: list[str], folder: Path, wanted: bytes) -> float:
     """From the start of the program to the first number of the run on the screen."""
-    terminal = Terminal(command, folder)
+    terminal = Terminal(command, folder, COLUMNS, ROWS)
     found = re.compile(wanted)
     terminal.read(20.0, until=lambda: bool(found.search(terminal.text())))
     elapsed = time.perf_counter() - terminal.began
@@ -184,7 +103,7 @@ def first_data_ms(command: list[str], folder: Path, wanted: bytes) -> float:
 
 def cost(command: list[str], folder: Path, seconds: float, settle_s: float = 4.0) -> tuple[float, float, float]:
     """Per cent of a core, kB/s to the terminal, and MB resident, over so many seconds once it has settled."""
-    terminal = Terminal(command, folder)
+    terminal = Terminal(command, folder, COLUMNS, ROWS)
     terminal.read(settle_s)
     before, cpu, began = len(terminal.output), terminal.cpu_s(), time.perf_counter()
     terminal.read(seconds)
@@ -196,7 +115,7 @@ def cost(command: list[str], folder: Path, seconds: float, settle_s: float = 4.0
 
 def key_to_paint_ms(command: list[str], folder: Path, key: str, presses: int = 40) -> list[float]:
     """From a key to the first bytes that come of it, each time after a quiet moment (the run must be a silent one)."""
-    terminal, times = Terminal(command, folder), []
+    terminal, times = Terminal(command, folder, COLUMNS, ROWS), []
     terminal.read(4.0)
     for _ in range(presses):
         terminal.read(0.15)

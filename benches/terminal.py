@@ -1,0 +1,148 @@
+"""A program in a pseudo-terminal, as a person has it: what it shows, when, and what it costs. For benches and tests.
+
+Linux; needs psutil and, for `screen`, pyte. Knows nothing of Operant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import termios
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+_ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[PX^_].*?\x1b\\|\x1b[@-Z\\-_]", re.DOTALL)
+# What full-screen programs ask a terminal, and what one answers: where the cursor is, its colours, what it is.
+_ANSWERS = (
+    (b"\x1b[6n", b"\x1b[1;1R"),
+    (b"\x1b]11;?", b"\x1b]11;rgb:0000/0000/0000\x1b\\"),
+    (b"\x1b]10;?", b"\x1b]10;rgb:ffff/ffff/ffff\x1b\\"),
+    (b"\x1b[c", b"\x1b[?62;c"),
+)
+
+
+class Terminal:
+    """A program in a pseudo-terminal of `columns` x `rows`. Everything it wrote is in `output`; `ended` once it has closed its side."""
+
+    def __init__(
+        self, command: Sequence[str], folder: Path, columns: int = 160, rows: int = 48, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.columns, self.rows = columns, rows
+        variables = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", **(environment or {})}
+        for name in {"NO_COLOR", "COLUMNS", "LINES"} - set(environment or ()):
+            variables.pop(name, None)
+        self.began = time.perf_counter()
+        self.pid, self.descriptor = pty.fork()
+        if self.pid == 0:
+            # The size is set before the program starts: it would else see the terminal change under it.
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            os.chdir(folder)
+            os.execvpe(command[0], list(command), variables)
+        self.output, self.ended = bytearray(), False
+
+    def read(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Take in what comes for so long, or until something holds (looked at whenever something came, and ten times a second); whether it held."""
+        end = time.perf_counter() + seconds
+        while not (held := until()) and not self.ended and (left := end - time.perf_counter()) > 0:
+            if not select.select([self.descriptor], [], [], min(left, 0.1))[0]:
+                continue
+            try:
+                data = os.read(self.descriptor, 65536)
+            except OSError:
+                data = b""
+            self.ended = not data
+            for question, answer in _ANSWERS:
+                if question in data:
+                    with contextlib.suppress(OSError):
+                        os.write(self.descriptor, answer)
+            self.output += data
+        return held or until()
+
+    def text(self, first: int = 0) -> bytes:
+        """What was written from byte `first` on, without what moves the cursor or colours it."""
+        return _ESCAPES.sub(b" ", bytes(self.output[first:]))
+
+    def screen(self) -> list[str]:
+        """The lines a person sees now."""
+        import pyte
+
+        screen = pyte.Screen(self.columns, self.rows)
+        # pyte prints what it does not know: a private CSI with '<' or '>' and OSC texts are nothing to be seen.
+        pyte.ByteStream(screen).feed(re.sub(rb"\x1b\[[<>=][0-9;]*[A-Za-z]", b"", bytes(self.output)))
+        return list(screen.display)
+
+    def shows(self, words: str) -> bool:
+        """Whether some line of the screen has these words."""
+        return any(words in line for line in self.screen())
+
+    def press(self, keys: str) -> None:
+        """Type."""
+        os.write(self.descriptor, keys.encode())
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Drag the window's corner. What was written before is forgotten: it was laid out for another size."""
+        self.columns, self.rows = columns, rows
+        self.output.clear()
+        fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def processes(self) -> list[psutil.Process]:
+        """The program and all below it."""
+        try:
+            own = psutil.Process(self.pid)
+            return [own, *own.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def cpu_s(self) -> float:
+        """CPU seconds so far."""
+        return sum(times.user + times.system for times in (process.cpu_times() for process in self.processes()))
+
+    def memory_mb(self) -> float:
+        """Resident memory of all of it, in 10^6 bytes."""
+        return sum(process.memory_info().rss for process in self.processes()) / 1e6
+
+    def vanish(self) -> None:
+        """Take the terminal away from under the program, as a dropped connection does."""
+        os.close(self.descriptor)
+        self.descriptor = -1
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code within so long (minus the signal where one ended it), or None."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            if self.descriptor >= 0:
+                self.read(0.02)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.pid = -1
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
+        return None
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        if self.pid > 0:
+            for process in self.processes():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = -1
+        if self.descriptor >= 0:
+            self.vanish()
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
