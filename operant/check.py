@@ -98,7 +98,8 @@ def _space_problems(env: Env) -> Iterator[str]:
 
 def _function_problems(env: Env) -> Iterator[str]:
     grid = "cells, scratch, " if env.cells is not None or env.scratch else ""
-    wanted = {"reset": f"s, {grid}p, key", "step": f"s, {grid}action, p, key, tally", "observe": f"s, {grid}obs, p", "shade": f"s, {grid}p, x, y"}
+    wanted = {"reset": f"s, {grid}p, key", "step": f"s, {grid}action, p, key, tally", "observe": f"s, {grid}obs, p"}
+    wanted["shade"] = f"s, {'cells, ' if env.cells is not None else ''}p, x, y"
     for name, arguments in wanted.items():
         function = getattr(env, name)
         if function is None and name == "shade":
@@ -281,7 +282,7 @@ def _picture(env: Env) -> Finding:
     trial = Trial(env, 4, 1)
     trial.reset()
     lanes, p = trial.world.lanes, device_params(trial.world.params)
-    grid = (lanes.cells[:, 0].numpy(), lanes.scratch[:, 0].numpy()) if env.cells is not None or env.scratch else ()
+    grid = (lanes.cells[:, 0].numpy(),) if env.cells is not None else ()
     points = [np.float32((k + 0.5) / 16) for k in range(16)]
     assert env.shade is not None
     colours = np.array([env.shade(lanes.state[:, 0].numpy(), *grid, p, x, y) for x in points for y in points], np.float64)

@@ -1,6 +1,7 @@
-"""Plain shapes for the pictures that environments draw in `shade`: is the point (x, y) inside? Knows nothing of environments, pixels or colours.
+"""Plain shapes and colours for the pictures that environments draw in `shade`. Knows nothing of environments or pixels.
 
-Device functions, float32 throughout. Axes are whatever the caller uses for all the arguments alike.
+Shapes: is the point (x, y) inside? Device functions, float32 throughout. Axes are whatever the caller uses for all the arguments alike.
+Colours: light on a dark ground, told apart by colour-blind people (Okabe & Ito 2008), and readable on a light ground too where a terminal draws dots alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from numpy import float32
 
 from operant.device import device
 
-__all__ = ["in_box", "in_disc", "in_rod"]
+__all__ = ["BLUE", "GREEN", "GREY", "GROUND", "ORANGE", "RED", "YELLOW", "in_box", "in_disc", "in_rod"]
+
+# Red, green and blue, each 0 to 1.
+GROUND = (float32(0.06), float32(0.07), float32(0.09))
+GREY = (float32(0.6), float32(0.6), float32(0.6))
+BLUE = (float32(0.34), float32(0.71), float32(0.91))
+ORANGE = (float32(0.9), float32(0.62), float32(0.0))
+GREEN = (float32(0.0), float32(0.62), float32(0.45))
+RED = (float32(0.84), float32(0.37), float32(0.0))
+YELLOW = (float32(0.94), float32(0.89), float32(0.26))
 
 
 @device

@@ -165,7 +165,7 @@ def test_grids_are_checked_with_their_cells_and_scratch(findings, monkeypatch):
         ("def reset(s, p, key):", "def reset(s, cells, scratch, p, key):\n    for k in range(4):\n        cells[k] = 0"),
         ("def step(s, action, p, key, tally):", "def step(s, cells, scratch, action, p, key, tally):\n    scratch[1] = action\n    cells[scratch[1]] += 1"),
         ("def observe(s, obs, p)", "def observe(s, cells, scratch, obs, p)"),
-        ("def shade(s, p, x, y)", "def shade(s, cells, scratch, p, x, y)"),
+        ("def shade(s, p, x, y)", "def shade(s, cells, p, x, y)"),
         ("Params, FIELDS,", 'Params, FIELDS, cells=Cells(4, "int8"), scratch=2,'),
     ]
     found = findings(*to_grid)

@@ -11,7 +11,7 @@ import torch
 import operant.kernel
 from operant import envs
 from operant.envs import Box, Discrete, Env
-from operant.shapes import in_box, in_disc, in_rod
+from operant.shapes import RED, in_box, in_disc, in_rod
 from operant.trials import trial_actions
 from operant.world import Slot, World
 
@@ -241,7 +241,7 @@ def test_pictures_show_the_state(name):
 
 def test_pendulum_stands_upright_at_angle_zero():
     upright = picture(envs.find("pendulum"), [0.0, 0.0])
-    red = np.abs(upright - [0.8, 0.3, 0.3]).max(axis=2) < 1e-3
+    red = np.abs(upright - RED).max(axis=2) < 1e-3
     rows, columns = np.nonzero(red)
     assert rows.max() < 28 and abs(columns.mean() - 23.5) < 0.5
 

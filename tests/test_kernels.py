@@ -14,7 +14,7 @@ import torch
 from numpy import float32
 
 import operant
-from operant import draws, envs, returns
+from operant import draws, envs, pictures, returns
 from operant.envs import Box, Cells, Env, MultiDiscrete, device
 from operant.ptx import ARCHITECTURES, compile_ptx, float64_lines, undefined_calls
 from operant.rng import integer
@@ -51,6 +51,8 @@ GROUPS = {  # the two groups each body is launched with
     returns.advantage_body: lambda: (discount(), trace()),
     returns.accrual_body: lambda: (discount(), accrual()),
 }
+
+
 class NoParams(NamedTuple):
     pass
 
@@ -76,6 +78,12 @@ def grid_observe(s, cells, scratch, obs, p):
         obs[k] = cells[k]
 
 
+@device
+def grid_shade(s, cells, p, x, y):
+    grey = float32(cells[3 * int(float32(3.0) * y) + int(float32(3.0) * x)]) / float32(2.0)
+    return grey, grey, grey
+
+
 GRID = Env(
     NoParams,
     0,
@@ -85,6 +93,7 @@ GRID = Env(
     reset=grid_reset,
     step=grid_step,
     observe=grid_observe,
+    shade=grid_shade,
     cells=Cells(9, "int8"),
     scratch=1,
     tally=("coins",),
@@ -108,6 +117,8 @@ def test_environments(name, capability):
     slot = world.slot()
     for body in (step_body(env, world.params), reset_body(env, world.params)):
         check_ptx(compile_ptx(body, world.lanes, slot, capability), capability)
+    scene, canvas = pictures.Scene(world.lanes.state, world.lanes.cells), pictures.Canvas(zeros(N, 8, 8, 3, dtype=torch.uint8))
+    check_ptx(compile_ptx(pictures.shade_body(env, world.params), scene, canvas, capability), capability)
 
 
 @pytest.mark.parametrize("capability", ARCHITECTURES, ids=lambda capability: "sm_{}{}".format(*capability))
@@ -117,7 +128,7 @@ def test_bodies(body, capability):
 
 
 def test_no_body_is_forgotten():
-    listed = {body.py_func.__name__ for body in GROUPS} | {"step_body", "reset_body"}
+    listed = {body.py_func.__name__ for body in GROUPS} | {"step_body", "reset_body", "shade_body"}
     source = "\n".join(path.read_text() for path in Path(operant.__file__).parent.rglob("*.py"))
     assert set(re.findall(r"^def (\w+_body)\(", source, re.MULTILINE)) == listed
 

@@ -48,7 +48,8 @@ What else it carries, without a change of shape
   right after `s`: `step(s, cells, scratch, action, p, key, tally)`. There is no local array that both backends know; scratch is that, and keeps no promise
   between calls.
 - **Pixels**: `shade(s, p, x, y) -> (r, g, b)`, each in [0, 1], is the colour of the point (x, y) in [0, 1)^2, x to the right, y down, called once per pixel
-  by whoever wants a picture.
+  by whoever wants a picture. With cells it is `shade(s, cells, p, x, y)`: it has no scratch, since a lane's pixels are shaded at the same time, and changes
+  nothing.
 - **Byte observations**: `observation=Box(n, dtype="uint8")`; `observe` then writes integers, and nothing widens them before the network reads them.
 - **Several frames a step, or a scripted opponent**: a loop, or the opponent's move, inside `step`.
 - **Recurrent policies and several GPUs** ask nothing of an environment: lanes are numbered globally, so a lane's random numbers do not depend on which device

@@ -7,7 +7,7 @@ from numpy import float32
 
 from operant.envs import Box, Discrete, Env, device
 from operant.rng import uniform4
-from operant.shapes import in_box, in_disc, in_rod
+from operant.shapes import BLUE, GREY, GROUND, ORANGE, YELLOW, in_box, in_disc, in_rod
 
 THETA_1, THETA_2, THETA_1_DOT, THETA_2_DOT, FIELDS = range(5)  # rows of the state: rad from hanging, rad from link 1's direction, rad/s, rad/s
 
@@ -113,13 +113,15 @@ def shade(s, p, x, y):
     elbow_x, elbow_y = p.length_1 * math.sin(s[THETA_1]), -p.length_1 * math.cos(s[THETA_1])
     hand_x, hand_y = elbow_x + p.length_2 * math.sin(both), elbow_y - p.length_2 * math.cos(both)
     zero = float32(0.0)
-    if in_disc(right, up, zero, zero, float32(0.12)) or in_disc(right, up, elbow_x, elbow_y, float32(0.12)):
-        return float32(0.75), float32(0.65), float32(0.1)
-    if in_rod(right, up, zero, zero, elbow_x, elbow_y, float32(0.1)) or in_rod(right, up, elbow_x, elbow_y, hand_x, hand_y, float32(0.1)):
-        return float32(0.0), float32(0.6), float32(0.65)
-    if in_box(right, up, zero, p.target_height, reach, float32(0.03)):
-        return float32(0.1), float32(0.1), float32(0.1)
-    return float32(1.0), float32(1.0), float32(1.0)
+    if in_disc(right, up, zero, zero, float32(0.16)) or in_disc(right, up, elbow_x, elbow_y, float32(0.16)):
+        return YELLOW
+    if in_rod(right, up, elbow_x, elbow_y, hand_x, hand_y, float32(0.12)):
+        return ORANGE
+    if in_rod(right, up, zero, zero, elbow_x, elbow_y, float32(0.12)):
+        return BLUE
+    if in_box(right, up, zero, p.target_height, reach, float32(0.07)):
+        return GREY
+    return GROUND
 
 
 ENV = Env(

@@ -7,7 +7,7 @@ from numpy import float32
 
 from operant.envs import Box, Discrete, Env, device
 from operant.rng import uniform4
-from operant.shapes import in_box, in_disc, in_rod
+from operant.shapes import BLUE, GREY, GROUND, ORANGE, in_box, in_disc, in_rod
 
 X, X_DOT, THETA, THETA_DOT, FIELDS = range(5)  # rows of the state: m, m/s, rad, rad/s
 
@@ -67,21 +67,23 @@ def observe(s, obs, p):
 
 @device
 def shade(s, p, x, y):
-    width = float32(2.0) * p.x_limit
-    right, up = (x - float32(0.5)) * width, (float32(0.7) - y) * width
-    # The pole is drawn at twice its length, or it would be lost in a small picture.
-    length = float32(4.0) * p.half_length
-    hinge_y = float32(0.12)
+    # The view reaches beyond the limits, so that the cart is whole where it fails.
+    width = float32(2.0) * p.x_limit + float32(1.2)
+    right, up = (x - float32(0.5)) * width, (float32(0.75) - y) * width
+    # The pole is drawn at thrice its length, or it would be lost in a small picture.
+    length = float32(6.0) * p.half_length
+    hinge_y = float32(0.2)
     tip_x, tip_y = s[X] + length * math.sin(s[THETA]), hinge_y + length * math.cos(s[THETA])
-    if in_disc(right, up, s[X], hinge_y, float32(0.08)):
-        return float32(0.5), float32(0.5), float32(0.8)
-    if in_rod(right, up, s[X], hinge_y, tip_x, tip_y, float32(0.08)):
-        return float32(0.8), float32(0.6), float32(0.4)
-    if in_box(right, up, s[X], float32(0.0), float32(0.4), float32(0.18)):
-        return float32(0.1), float32(0.1), float32(0.1)
-    if in_box(right, up, float32(0.0), float32(-0.22), width, float32(0.03)):
-        return float32(0.5), float32(0.5), float32(0.5)
-    return float32(1.0), float32(1.0), float32(1.0)
+    if in_disc(right, up, s[X], hinge_y, float32(0.13)):
+        return GREY
+    if in_rod(right, up, s[X], hinge_y, tip_x, tip_y, float32(0.11)):
+        return ORANGE
+    if in_box(right, up, s[X], float32(0.0), float32(0.5), float32(0.25)):
+        return BLUE
+    # The track ends where the episode does.
+    if in_box(right, up, float32(0.0), float32(-0.345), p.x_limit, float32(0.095)):
+        return GREY
+    return GROUND
 
 
 ENV = Env(

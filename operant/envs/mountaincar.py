@@ -7,7 +7,7 @@ from numpy import float32
 
 from operant.envs import Box, Discrete, Env, device
 from operant.rng import uniform
-from operant.shapes import in_box, in_disc
+from operant.shapes import GREEN, GREY, GROUND, RED, YELLOW, in_box, in_disc
 
 POSITION, VELOCITY, FIELDS = range(3)  # rows of the state: m, m/step
 
@@ -55,20 +55,30 @@ def hill(position):
 
 
 @device
+def incline(position):
+    """How steep the ground is, m/m."""
+    return float32(1.35) * math.cos(float32(3.0) * position)
+
+
+@device
 def shade(s, p, x, y):
-    width = p.max_position - p.min_position
-    right = p.min_position + x * width
-    up = (float32(0.9) - y) * width
+    # The view reaches beyond the walls, so that the car is whole there.
+    width = p.max_position - p.min_position + float32(0.2)
+    right, up = p.min_position - float32(0.1) + x * width, (float32(0.88) - y) * width
     flag_foot = hill(p.goal_position)
-    if in_disc(right, up, s[POSITION], hill(s[POSITION]) + float32(0.07), float32(0.09)):
-        return float32(0.8), float32(0.2), float32(0.2)
-    if in_box(right, up, p.goal_position - float32(0.07), flag_foot + float32(0.27), float32(0.08), float32(0.06)):
-        return float32(0.9), float32(0.7), float32(0.0)
-    if in_box(right, up, p.goal_position, flag_foot + float32(0.16), float32(0.015), float32(0.17)):
-        return float32(0.1), float32(0.1), float32(0.1)
-    if up < hill(right):
-        return float32(0.45), float32(0.6), float32(0.45)
-    return float32(1.0), float32(1.0), float32(1.0)
+    # The car stands on the ground, which falls away below it at a slope.
+    slope = incline(s[POSITION])
+    away = float32(0.13) / math.sqrt(float32(1.0) + slope * slope)
+    if in_disc(right, up, s[POSITION] - slope * away, hill(s[POSITION]) + away, float32(0.1)):
+        return RED
+    if in_box(right, up, p.goal_position - float32(0.08), flag_foot + float32(0.36), float32(0.1), float32(0.07)):
+        return YELLOW
+    if in_box(right, up, p.goal_position, flag_foot + float32(0.21), float32(0.032), float32(0.22)):
+        return GREY
+    slope = incline(right)
+    if abs(up - hill(right)) < float32(0.03) * math.sqrt(float32(1.0) + slope * slope):
+        return GREEN
+    return GROUND
 
 
 ENV = Env(

@@ -10,7 +10,7 @@ from numpy import float32
 
 from operant.envs import Box, Env, device
 from operant.rng import uniform4
-from operant.shapes import in_disc, in_rod
+from operant.shapes import GREY, GROUND, RED, in_disc, in_rod
 
 THETA, THETA_DOT, FIELDS = range(3)  # rows of the state: rad, rad/s
 
@@ -59,11 +59,11 @@ def observe(s, obs, p):
 @device
 def shade(s, p, x, y):
     right, up = float32(2.6) * (x - float32(0.5)), float32(2.6) * (float32(0.5) - y)  # rod lengths
-    if in_disc(right, up, float32(0.0), float32(0.0), float32(0.06)):
-        return float32(0.1), float32(0.1), float32(0.1)
-    if in_rod(right, up, float32(0.0), float32(0.0), -math.sin(s[THETA]), math.cos(s[THETA]), float32(0.11)):
-        return float32(0.8), float32(0.3), float32(0.3)
-    return float32(1.0), float32(1.0), float32(1.0)
+    if in_disc(right, up, float32(0.0), float32(0.0), float32(0.09)):
+        return GREY
+    if in_rod(right, up, float32(0.0), float32(0.0), -math.sin(s[THETA]), math.cos(s[THETA]), float32(0.13)):
+        return RED
+    return GROUND
 
 
 ENV = Env(
