@@ -86,7 +86,7 @@ NUMERIC = {
     "device", "rng", "shapes", "kernel", "envs", "world", "draws", "returns", "replay", "moments", "optimizer", "graphs", "heads", "nets", "policy",
     "fused", "algos", "pictures",
 }  # fmt: skip
-RUNS = {"text", "fixedfile", "metricsfile", "history", "runfolder", "states", "runs", "progress", "follow", "logfile", "launch"}
+RUNS = {"text", "fixedfile", "metricsfile", "history", "runfolder", "states", "runs", "progress", "follow", "logfile", "launch", "control"}
 # What a module may import, beside `errors`.
 ALLOWED = {
     "errors": set(),
