@@ -231,19 +231,22 @@ def _unreadable(path):
     path.chmod(0)
 
 
+def _of(content):
+    return lambda path: path.write_bytes(content)
+
+
 CORPUS = {
     "folder": _folder, "fifo": _fifo, "socket": _socket, "large": _large, "link": _link, "own link": lambda path: path.symlink_to(path.name),
     "device": lambda path: path.symlink_to("/dev/zero"), "owner": _other_owner, "unreadable": _unreadable,
-    "empty": lambda path: path.write_bytes(b""), "deep": lambda path: path.write_bytes(b"[" * 4000), "deep object": lambda path: path.write_bytes(b'{"a":' * 700),
-    "binary": lambda path: path.write_bytes(bytes(range(256))), "number": lambda path: path.write_bytes(b"9" * 4096), "list": lambda path: path.write_text("[1]"),
-    "null": lambda path: path.write_text("null"), "object": lambda path: path.write_text("{}"), "verbs": lambda path: path.write_text('{"verb": ["stop"], "args": {}}'),
-    "no arguments": lambda path: path.write_text('{"verb": "stop", "args": [1]}'), "surrogate": lambda path: path.write_text('{"verb": "\\ud800", "args": {}}'),
+    "empty": _of(b""), "deep": _of(b"[" * 4000), "deep object": _of(b'{"a":' * 700), "binary": _of(bytes(range(256))), "number": _of(b"9" * 4096),
+    "list": _of(b"[1]"), "null": _of(b"null"), "object": _of(b"{}"), "verbs": _of(b'{"verb": ["stop"], "args": {}}'),
+    "no arguments": _of(b'{"verb": "stop", "args": [1]}'), "surrogate": _of(b'{"verb": "\\ud800", "args": 1}'),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", CORPUS)
 def test_a_hostile_file_is_left_alone_with_one_line_and_hides_no_request(run, inbox, kind, monkeypatch):
-    if kind in ("owner",) and os.geteuid() != 0:
+    if kind == "owner" and os.geteuid() != 0:
         pytest.skip("only root can give files away")
     monkeypatch.chdir(run.path)
     path = run.path / "ctl" / NAME.format(1)
@@ -329,7 +332,7 @@ def test_an_answer_of_junk_is_none(run, inbox):
 def test_a_run_that_cannot_be_asked_is_a_sentence(run, tmp_path):
     ended = runs.create(tmp_path / "runs", "ended", "x", {})
     runs.update_document(ended.path, created_realtime_ns=1)
-    with pytest.raises(NotFoundError, match="^ended is not training: crashed$"):
+    with pytest.raises(NotFoundError, match=r"^ended is not training: crashed$"):
         control.send(runs.load(ended.path), "pause")
     with pytest.raises(ValueError, match="at most 4096 bytes"):
         control.send(run, "pause", {"x": "y" * 5000})
