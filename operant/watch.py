@@ -26,8 +26,15 @@ from operant.world import World
 STREAM = 2
 """The random stream of what is watched: see `rng.stream_seed`."""
 
+LANES = 4
+
 SMALLEST, LARGEST = 16, 96
 """Pixels along a side of one lane's picture."""
+
+FRAME_BYTES = LANES * LARGEST * LARGEST * 3
+"""What a writer of frames needs room for."""
+
+Mode = Literal["greedy", "sampled"]
 
 log = logging.getLogger("operant")
 
@@ -35,14 +42,14 @@ log = logging.getLogger("operant")
 class FrameWriter(Protocol):
     """Where pictures go: a `metricsfile.Writer`."""
 
-    def frame(self, step: int, pixels: bytes, *, lanes: int, height: int, width: int) -> None:
-        """Take the pictures of a moment: (lanes, height, width, 3) bytes."""
+    def frame(self, step: int, pixels: memoryview, *, lanes: int, height: int, width: int, mode: str) -> None:
+        """Take a copy of the pictures of a moment: (lanes, height, width, 3) bytes."""
 
 
 class _Wish(NamedTuple):
     """What somebody wants to see, and until when."""
 
-    greedy: bool
+    mode: Mode
     size: int
     until_s: float
 
@@ -52,13 +59,13 @@ class _Drawn(NamedTuple):
 
     step: int
     size: int
+    mode: Mode
 
 
 class Stage:
     """The lanes that are watched, and their pictures on the device and on the host."""
 
-    def __init__(self, policy: Policy, env: Env, params: Any, *, seed: int, stream: int, lanes: int) -> None:
-        device = policy.device
+    def __init__(self, policy: Policy, env: Env, params: Any, *, seed: int, device: torch.device, stream: int, lanes: int) -> None:
         self.lanes, self._policy = lanes, policy
         self._world = World(env, lanes, seed=seed, device=device, params=params, stream=stream)
         self._slot = self._world.slot()
@@ -67,7 +74,7 @@ class Stage:
         self._uniforms = bind(draws.Uniforms(self._uniform))
         self._fill = kernel(draws.uniform_body, device)
         self._clock = bind(draws.Clock(self._world.lanes.tick, self._world.lanes.seed, 0))
-        self._plays = {greedy: Graphed(functools.partial(self._play, greedy), device) for greedy in (True, False)}
+        self._plays = {"greedy": Graphed(self._play_greedily, device), "sampled": Graphed(self._play_sampling, device)}
         self._painter = Painter(self._world)
         # One piece of memory for every size: another one allocates nothing and captures nothing.
         self._pixels = torch.zeros(lanes * LARGEST * LARGEST * 3, dtype=torch.uint8, device=device)
@@ -77,9 +84,9 @@ class Stage:
         self._bytes = memoryview(native(self._host))
         self._world.reset(self._bound)
 
-    def draw(self, size: int, *, greedy: bool) -> None:
+    def draw(self, size: int, mode: Mode) -> None:
         """Take a step in every lane and begin to copy `size` x `size` pictures of what came of it to the host. Waits for nothing."""
-        self._plays[greedy]()
+        self._plays[mode]()
         self._painter(self._canvases(size))
         if self._event is not None:
             used = self._used(size)
@@ -90,9 +97,9 @@ class Stage:
         """Whether the last pictures are on the host."""
         return self._event is None or self._event.query()
 
-    def pictures(self, size: int) -> bytes:
-        """The last pictures, once they have arrived: (lanes, size, size, 3) bytes."""
-        return bytes(self._bytes[: self._used(size)])
+    def pictures(self, size: int) -> memoryview:
+        """The last pictures, once they have arrived and until the next are drawn: (lanes, size, size, 3) bytes."""
+        return self._bytes[: self._used(size)]
 
     def _used(self, size: int) -> int:
         return self.lanes * size * size * 3
@@ -100,11 +107,16 @@ class Stage:
     def _canvas(self, size: int) -> Any:
         return self._painter.bind(self._pixels[: self._used(size)].view(self.lanes, size, size, 3))
 
+    def _play_greedily(self) -> None:
+        self._play(None)
+
+    def _play_sampling(self) -> None:
+        self._fill(self.lanes, self._clock, self._uniforms)
+        self._play(self._uniform[0])
+
     @torch.no_grad()
-    def _play(self, greedy: bool) -> None:
-        if not greedy:
-            self._fill(self.lanes, self._clock, self._uniforms)
-        self._slot.action.copy_(self._policy.act(self._slot.observation, None if greedy else self._uniform[0]))
+    def _play(self, uniform: torch.Tensor | None) -> None:
+        self._slot.action.copy_(self._policy.act(self._slot.observation, uniform))
         self._world.step(self._bound)
         self._world.advance(1)
 
@@ -125,14 +137,13 @@ class Watcher:
         seed: int,
         device: torch.device,
         writer: FrameWriter,
-        lanes: int = 4,
+        lanes: int = LANES,
         stream: int = STREAM,
         minimum_interval_s: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._make_stage = functools.partial(Stage, policy, environment, params, seed=seed, stream=stream, lanes=lanes)
-        self._environment, self._on_cpu, self._writer = environment, device.type == "cpu", writer
-        self._interval_s, self._clock = minimum_interval_s, clock
+        self._make_stage = functools.partial(Stage, policy, environment, params, seed=seed, device=device, stream=stream, lanes=lanes)
+        self._writer, self._interval_s, self._clock = writer, minimum_interval_s, clock
         self._stage: Stage | None = None
         self._drawn: _Drawn | None = None
         self._drawn_s = -math.inf
@@ -146,10 +157,10 @@ class Watcher:
         """Whether there can be pictures; `absence` says why not."""
         return not self.absence
 
-    def want(self, mode: Literal["greedy", "sampled"], size: int, until_s: float) -> None:
+    def want(self, mode: Mode, size: int, until_s: float) -> None:
         """Show pictures of `size` pixels a side (16 to 96) until `until_s` on the clock (`time.monotonic`). From any thread; the last wish counts."""
         if self.available:
-            self._wish = _Wish(mode != "sampled", min(max(int(size), SMALLEST), LARGEST), until_s)
+            self._wish = _Wish("sampled" if mode == "sampled" else "greedy", min(max(int(size), SMALLEST), LARGEST), until_s)
 
     def after(self, step: int) -> None:
         """Once an iteration, from the thread that trains, with the environment steps so far."""
@@ -175,16 +186,16 @@ class Watcher:
             self._stage = self._make_stage()
         self._publish(self._stage)
         if self._drawn is None and now_s - self._drawn_s >= self._interval_s:
-            self._stage.draw(wish.size, greedy=wish.greedy)
-            self._drawn, self._drawn_s = _Drawn(step, wish.size), self._clock()
-            if self._on_cpu:
-                self._publish(self._stage)
+            self._stage.draw(wish.size, wish.mode)
+            self._drawn, self._drawn_s = _Drawn(step, wish.size, wish.mode), self._clock()
+            self._publish(self._stage)
 
     def _publish(self, stage: Stage) -> None:
         drawn = self._drawn
         if drawn is not None and stage.arrived():
             self._drawn = None
-            self._writer.frame(drawn.step, stage.pictures(drawn.size), lanes=stage.lanes, height=drawn.size, width=drawn.size)
+            pixels = stage.pictures(drawn.size)
+            self._writer.frame(drawn.step, pixels, lanes=stage.lanes, height=drawn.size, width=drawn.size, mode=drawn.mode)
 
     def _give_up(self, error: Exception) -> None:
         lines = str(error).strip().splitlines()
