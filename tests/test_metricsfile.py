@@ -19,30 +19,34 @@ from types import SimpleNamespace
 
 import pytest
 
-from operant import metricsfile
 from operant.errors import BadFileError, ConfigError, MachineError, OperantError
 from operant.metricsfile import (
+    EVENTS,
     FLAG_CHECKPOINT,
     FLAG_NONE,
     FLAG_NONFINITE,
+    LEVELS,
+    MODES,
     PHASES,
     STATES,
     TERMINAL,
     Metric,
     Reader,
     Writer,
-    safe,
 )
+from operant.metricsfile import writer as writing
+from operant.text import safe
 
 ROOT = Path(__file__).resolve().parent.parent
-GOLDEN = Path(__file__).parent / "golden" / "metrics-1.0.mm"
+FIRST = Path(__file__).parent / "golden" / "metrics-1.0.mm"
+GOLDEN = Path(__file__).parent / "golden" / "metrics-1.1.mm"
 UUID = bytes(range(16))
 PLAIN = [Metric(f"metric/{index}") for index in range(8)]
 backends = pytest.mark.parametrize("backend", ["map", "pwrite"])
 
 
 def writer_at(folder: Path, metrics=PLAIN, **options) -> Writer:
-    options = {"run_uuid": UUID, "version": "0.1.0", "host": "here", "capacity": 16, **options}
+    options = {"event_capacity": 16, "run_uuid": UUID, "version": "0.1.0", "host": "here", "capacity": 16, **options}
     return Writer(folder / "metrics.mm", metrics, **options)
 
 
@@ -66,7 +70,7 @@ def test_everything_written_is_read(tmp_path, backend):
         assert writer.backend == backend
         assert reader.metrics == metrics
         header = reader.header
-        assert (header.abi, header.session, header.run_uuid, header.pid, header.uid) == ((1, 0), 3, UUID, os.getpid(), os.getuid())
+        assert (header.abi, header.session, header.run_uuid, header.pid, header.uid) == ((1, 1), 3, UUID, os.getpid(), os.getuid())
         assert (header.host, header.version, header.capacity) == ("here", "0.1.0", 16)
         assert header.pid_start_ticks == int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         assert header.boot_id.hex() == Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
@@ -183,10 +187,10 @@ def test_many_metrics_and_the_largest_chunks(tmp_path):
 
 
 def fix_identity(monkeypatch):
-    monkeypatch.setattr(metricsfile, "_process", lambda: (bytes(range(100, 116)), 4026531836, 4242, 1000, 987654321, 1_700_000_000 * 10**9, 5 * 10**12))
+    monkeypatch.setattr(writing, "_process", lambda: (bytes(range(100, 116)), 4026531836, 4242, 1000, 987654321, 1_700_000_000 * 10**9, 5 * 10**12))
     clock = iter(range(10**12, 10**13, 10**9))
     fixed = SimpleNamespace(clock_gettime_ns=lambda _: next(clock), time_ns=lambda: 1_700_000_001 * 10**9, CLOCK_BOOTTIME=7)
-    monkeypatch.setattr(metricsfile, "time", fixed)
+    monkeypatch.setattr(writing, "time", fixed)
 
 
 GOLDEN_METRICS = (
@@ -198,8 +202,11 @@ GOLDEN_METRICS = (
 
 
 def build_golden(path: Path, backend: str) -> None:
-    """What tests/golden/metrics-1.0.mm was made with, once, under `fix_identity`."""
-    writer = Writer(path, GOLDEN_METRICS, run_uuid=UUID, session=2, capacity=16, version="0.1.0", host="golden", backend=backend)
+    """What tests/golden/metrics-1.1.mm was made with, once, under `fix_identity`; 1.0 was made of the same, without what came with 1.1."""
+    writer = Writer(
+        path, GOLDEN_METRICS, run_uuid=UUID, session=2, capacity=16, event_capacity=8, frame_bytes=2 * 4 * 6 * 3, version="0.1.0", host="golden",
+        backend=backend,
+    )  # fmt: skip
     for n in range(19):
         writer.publish(1024 * (n + 1), [math.nan if n == 18 else n / 4, 3 * n, 1 / (n + 1), -n])
     writer.heartbeat()
@@ -209,14 +216,24 @@ def build_golden(path: Path, backend: str) -> None:
     writer.set_nonfinite(1)
     writer.set_state("running")
     writer.set_state("stopped", reason=15, exit_code=130)
+    for n in range(11):
+        writer.event(f"event {n}: " + "é" * 20 * n, level=LEVELS[n % 3], code=EVENTS[n], step=100 * n)
+    for n in range(3):
+        writer.frame(50 * n, bytes(range(n, n + 2 * 4 * 3 * 3)), lanes=2, height=4, width=3, mode=MODES[n % 2])
+    writer.set_checkpoint_failures(2)
+    writer.acknowledge(7, 3)
+    writer.set_history(123456, 17, errno.ENOSPC)
     writer.close()
 
 
-def test_the_golden_file_is_read():
-    with Reader(GOLDEN) as reader:
+@pytest.mark.parametrize("path", [FIRST, GOLDEN])
+def test_the_golden_files_are_read(path):
+    first = path == FIRST
+    with Reader(path) as reader:
         assert reader.metrics == GOLDEN_METRICS
         assert reader.header == (
-            (1, 0), 2, UUID, bytes(range(100, 116)), 4242, 4026531836, 987654321, 1000, 1_700_000_000 * 10**9, 5 * 10**12, "golden", "0.1.0", 16, 65536,
+            (1, 0 if first else 1), 2, UUID, bytes(range(100, 116)), 4242, 4026531836, 987654321, 1000, 1_700_000_000 * 10**9, 5 * 10**12, "golden", "0.1.0",
+            16, 65536, 0 if first else 8, 0 if first else 192,
         )  # fmt: skip
         status = reader.status()
         assert (status.state, status.reason, status.exit_code, status.phase, status.head) == ("stopped", 15, 130, "update", 19)
@@ -226,6 +243,19 @@ def test_the_golden_file_is_read():
         assert records[0].values == (0.75, 9, 0.25, -3)
         assert records[-1].flags == FLAG_NONE
         assert math.isnan(reader.latest().values[0])
+        assert status[14:] == ((0,) * 8 if first else (11, 0, 7, 3, 2, 123456, 17, errno.ENOSPC))
+        if first:
+            assert reader.events() == []
+            assert reader.frame() is None
+            return
+        assert [(e.n, e.step, e.level, e.code) for e in reader.events()] == [(n, 100 * n, LEVELS[n % 3], EVENTS[n]) for n in range(3, 11)]
+        assert reader.events(8)[0].text == "event 8: " + "é" * 98 + "…"  # 205 bytes leave room for 98 characters of 2 bytes, and the ellipsis takes 3
+        assert reader.events(5, limit=2) == reader.events(9)
+        frame = reader.frame()
+        assert (frame.n, frame.step, frame.lanes, frame.height, frame.width, frame.channels, frame.mode) == (2, 100, 2, 4, 3, 3, "greedy")
+        assert frame.pixels == bytes(range(2, 74))
+        assert reader.frame(1) == frame
+        assert reader.frame(2) is None
 
 
 @backends
@@ -242,7 +272,7 @@ def test_the_bytes_lie_where_the_specification_says():
         return struct.unpack_from("<" + form, data, offset)
 
     assert data[:8] == bytes.fromhex("894f50524d0d0a1a")
-    assert at("IHHIIIIQ", 8) == (0x01020304, 1, 0, 4096, 0, 0, 3, len(data))
+    assert at("IHHIIIIQ", 8) == (0x01020304, 1, 1, 4096, 0, 0, 5, len(data))
     assert (data[40:56], data[56:72]) == (UUID, bytes(range(100, 116)))
     assert at("QQIIQQQQ", 72) == (2, 4026531836, 4242, 1000, 987654321, 1_700_000_000 * 10**9, 5 * 10**12, 0)
     assert data[128:192] == b"golden".ljust(64, b"\0")
@@ -250,10 +280,16 @@ def test_the_bytes_lie_where_the_specification_says():
     assert at("IIQQII", 256) == (1, 1, 4096, 4096, 4096, 0)
     assert at("IIQQII", 288) == (2, 4, 8192, 512, 128, zlib.crc32(data[8192:8704]))
     assert at("IIQQII", 320) == (3, 16, 12288, 16 * 96, 96, 0)
+    assert at("IIQQII", 352) == (5, 8, 16384, 8 * 256, 256, 0)
+    assert at("IIQQII", 384) == (6, 2, 20480, 2 * 256, 256, 0)
     assert at("I", 4092) == (zlib.crc32(data[:4092]),)
     assert at("QQQQ", 4096) == (20 * 10**9 + 10**12 - 10**9, 1, 1, PHASES.index("update"))
     assert at("BBHI", 4096 + 64) == (STATES.index("stopped"), 15, 130, 2)
     assert at("Q", 4096 + 128) == (19,)
+    assert at("QQ", 4096 + 192) == (11, 0)
+    assert at("QQ", 4096 + 256) == (7, 3)
+    assert at("Q", 4096 + 288) == (2,)
+    assert at("QQQ", 4096 + 384) == (123456, 17, errno.ENOSPC)
     assert at("QQ", 4096 + 272) == (16384, 20 * 10**9 + 10**12)
     assert at("Q", 4096 + 336) == (1,)
     assert at("IBBBBIIff", 8192) == (0, 0, 0, 0, 0, 2, 0, -10.0, 500.0)
@@ -265,6 +301,16 @@ def test_the_bytes_lie_where_the_specification_says():
     assert at("QIIQQQQIIQdQdq", slot) == (
         36, zlib.crc32(data[slot + 12 : slot + 96]), 80, 17, 18 * 1024, 10**12 + 17 * 10**9, 1_700_000_001 * 10**9, 2, 0, 0, 4.25, 51, 1 / 18, -17,
     )  # fmt: skip
+    slot, text = 16384 + 10 % 8 * 256, b"event 10: " + "é".encode() * 97 + "…".encode()
+    assert at("QIHBBQQQQ", slot) == (
+        22, zlib.crc32(data[slot + 12 : slot + 256]), len(text), 1, 10, 10, 10**12 + 31 * 10**9, 1_700_000_001 * 10**9, 1000,
+    )  # fmt: skip
+    assert data[slot + 48 : slot + 256] == text.ljust(208, b"\0")
+    slot = 20480 + 1 * 256
+    assert at("QIIQQHHHHHHIQQ", slot) == (
+        4, zlib.crc32(data[slot + 12 : slot + 136]), 120, 1, 50, 2, 4, 3, 3, 1, 0, 0, 10**12 + 33 * 10**9, 0,
+    )  # fmt: skip
+    assert data[slot + 64 : slot + 136] == bytes(range(1, 73))
 
 
 def test_the_codes_of_words_never_change():
@@ -549,7 +595,7 @@ def test_unknown_incompatible_features_are_refused(tmp_path):
     struct.pack_into("<H", data, 14, 4)
     struct.pack_into("<I", data, 20, 0x10)
     data[192:197] = b"9.9.9"
-    refused(put(tmp_path, finish(data)), r"format 1\.4 .*format 1\.0.*0x10.*operant 9\.9\.9")
+    refused(put(tmp_path, finish(data)), r"format 1\.4 .*format 1\.1.*0x10.*operant 9\.9\.9")
 
 
 def test_a_newer_minor_version_is_read(tmp_path):
@@ -559,18 +605,18 @@ def test_a_newer_minor_version_is_read(tmp_path):
     struct.pack_into("<I", data, 16, 8192 - 4096 + 64)
     struct.pack_into("<I", data, 24, 0xFFFFFFFF)
     struct.pack_into("<Q", data, 120, 77)
-    struct.pack_into("<I", data, 28, 5)
-    sections = bytes(data[256:352])
-    struct.pack_into("<IIQQII", data, 256, 5, 1024, 2**60, 2**60, 256, 0)
-    data[288:384] = sections
-    struct.pack_into("<IIQQII", data, 384, 3, 3, 7, 9, 11, 0)
+    struct.pack_into("<I", data, 28, 7)
+    sections = bytes(data[256:416])
+    struct.pack_into("<IIQQII", data, 256, 77, 1024, 2**60, 2**60, 256, 0)
+    data[288:448] = sections
+    struct.pack_into("<IIQQII", data, 448, 3, 3, 7, 9, 11, 0)
     wide = bytearray()
     for index in range(4):
         row = bytearray(data[8192 + 128 * index : 8192 + 128 * (index + 1)])
         row[5], row[7] = 200, 200
         wide += row + b"\xff" * 8
-    data[16384 : 16384 + len(wide)] = wide
-    struct.pack_into("<IIQQII", data, 320, 2, 4, 16384, len(wide), 136, zlib.crc32(wide))
+    data[32768 : 32768 + len(wide)] = wide
+    struct.pack_into("<IIQQII", data, 320, 2, 4, 32768, len(wide), 136, zlib.crc32(wide))
     struct.pack_into("<Q", data, 4096 + 24, 250)
     data[4096 + 64] = 250
     with Reader(put(tmp_path, finish(data))) as reader:
@@ -579,15 +625,17 @@ def test_a_newer_minor_version_is_read(tmp_path):
         assert (reader.status().phase, reader.status().state) == ("unknown", "unknown")
         assert reader.latest().n == 18
         assert len(reader.since(0)) == 16
+        assert len(reader.events()) == 8
+        assert reader.frame().n == 2
 
 
 def test_longer_records_of_a_newer_minor_version_are_read(tmp_path):
     data = golden()
-    struct.pack_into("<IIQQII", data, 320, 3, 16, 20480, 16 * 104, 104, 0)
+    struct.pack_into("<IIQQII", data, 320, 3, 16, 32768, 16 * 104, 104, 0)
     record = bytearray(data[12288 + 2 * 96 : 12288 + 3 * 96] + b"appended")
     struct.pack_into("<I", record, 12, 104 - 16)
     struct.pack_into("<I", record, 8, zlib.crc32(record[12:]))
-    data[20480 + 2 * 104 : 20480 + 3 * 104] = record
+    data[32768 + 2 * 104 : 32768 + 3 * 104] = record
     with Reader(put(tmp_path, finish(data))) as reader:
         assert reader.latest().n == 18
         assert reader.latest().values[1:] == (54, 1 / 19, -18)
@@ -745,7 +793,7 @@ def test_what_is_no_file(tmp_path):
     refused(Path("/dev/zero"), "no regular file")
     refused(Path(str(tmp_path) + "/a\0b"), "cannot be opened")
     refused(tmp_path / ("x" * 300), "cannot be opened")
-    refused(tmp_path / "bad\x1b[2Jname", "bad\N{REPLACEMENT CHARACTER}")
+    refused(tmp_path / "bad\x1b[2Jname", r"bad\[2Jname")
     with open(tmp_path / "huge", "wb") as file:
         file.truncate(2**30 + 1)
     refused(tmp_path / "huge", "1073741825 bytes")
