@@ -145,9 +145,7 @@ class Writer:
         try:
             n, store, stage, data = self._events, self._store, self._event_stage, _shorten(text, EVENT_TEXT)
             try:
-                layout.EVENT.pack_into(
-                    stage, 0, 2 * n + store.mark, 0, len(data), *kind, n, time.clock_gettime_ns(BOOTTIME), time.time_ns(), step, data
-                )
+                layout.EVENT.pack_into(stage, 0, 2 * n + store.mark, 0, len(data), *kind, n, time.clock_gettime_ns(BOOTTIME), time.time_ns(), step, data)
             except struct.error as error:
                 raise ValueError(f"an event has a step >= 0: {error}") from None
             struct.pack_into("<I", stage, 8, zlib.crc32(memoryview(stage)[12:]))
