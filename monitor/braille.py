@@ -9,7 +9,9 @@ narrower, it is what buckets wider than a column look like, and the line goes st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import math
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,7 +20,7 @@ from monitor.scale import Range
 from monitor.snapshot import Point
 
 Dots = tuple[int, int]  # topmost and bottommost dot row of a stretch, 0 at the top
-_NOTHING: Dots = (1, 0)
+_NOTHING: Dots = (1 << 30, -1)  # touches no row
 _KEEP = 4096  # columns
 
 _LEFT = (0x01, 0x02, 0x04, 0x40)
@@ -64,24 +66,32 @@ def dot_rows(points: Sequence[Point | None], shown: Range, dots: int) -> tuple[l
 
     A mean outside the range sits on the edge.
     """
+    if shown.log:
+        points = [None if point is None or point.mean <= 0 else _logarithms(point) for point in points]
     means: list[int | None] = []
     bands: list[Dots] = []
     last = dots - 1
-    place = shown.place
+    top, scale = shown.high, last / shown.span
     for point in points:
-        at = None if point is None else place(point.mean)
-        if point is None or at is None:
+        if point is None:
             means.append(None)
             bands.append(_NOTHING)
             continue
-        mean = min(max(round((1 - at) * last), 0), last)
-        low, high = place(point.low), place(point.high)
+        # Plain comparisons: this loop is most of what a chart costs.
+        at = (top - point[1]) * scale
+        mean = 0 if at < 0 else last if at > last else int(at + 0.5)
+        at = (top - point[2]) * scale
+        above = 0 if at < 0 else mean if at > mean else int(at + 0.5)
+        at = (top - point[0]) * scale
+        below = last if at > last else mean if at < mean else int(at + 0.5)
         means.append(mean)
-        bands.append((
-            mean if high is None else min(max(round((1 - high) * last), 0), mean),
-            last if low is None else max(min(round((1 - low) * last), last), mean),
-        ))  # fmt: skip
+        bands.append((above, below))
     return means, bands
+
+
+def _logarithms(point: Point) -> Point:
+    """Exponents of ten; what is not above zero is far below any."""
+    return Point(*(math.log10(value) if value > 0 else -400.0 for value in point[:3]))
 
 
 def bridged(rows: Sequence[int | None]) -> list[int | None]:
@@ -148,49 +158,63 @@ def _covered(band: Dots, top: int) -> int:
 
 
 class Inks(NamedTuple):
-    """The inks of one plot."""
+    """The inks of one plot, each without and with the band behind."""
 
-    line: Ink
-    line_band: Ink
-    overlay: Ink
-    overlay_band: Ink
-    quiet: Ink
-    quiet_band: Ink
+    line: tuple[Ink, Ink]
+    overlay: tuple[Ink, Ink]
+    quiet: tuple[Ink, Ink]  # empty cells and vertical lines
+    target: tuple[Ink, Ink]
 
-    @classmethod
-    def of(cls, colour: int, overlay_colour: int) -> Inks:
-        """Inks of two of the palette's series."""
-        line, band, overlay = f"series.{colour}", f"band.{colour}", f"series.{overlay_colour}"
-        return cls(Ink(line), Ink(line, band), Ink(overlay), Ink(overlay, band), Ink("faint"), Ink("dim", band))
+
+class Stamps(NamedTuple):
+    """All cells of one plot, made once: by what is in them, band, dots."""
+
+    inks: Inks
+    line: tuple[tuple[Cell, ...], tuple[Cell, ...]]
+    overlay: tuple[tuple[Cell, ...], tuple[Cell, ...]]
+    target: tuple[tuple[Cell, ...], tuple[Cell, ...]]
+    empty: tuple[Cell, Cell]
+
+
+@functools.lru_cache(64)
+def stamps(colour: int, overlay_colour: int) -> Stamps:
+    """The stamps of two of the palette's series."""
+    band = f"band.{colour}"
+    line, overlay, quiet, target = ((Ink(token), Ink(token, band)) for token in (f"series.{colour}", f"series.{overlay_colour}", "faint", "dim"))
+    tables = [tuple(tuple(Cell(chr(0x2800 + mask), ink) for mask in range(256)) for ink in inks) for inks in (line, overlay, target)]
+    return Stamps(Inks(line, overlay, quiet, target), tables[0], tables[1], tables[2], (Cell(" ", quiet[0]), Cell(" ", quiet[1])))  # type: ignore[arg-type]
 
 
 def _braille_column(
-    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, Dots], over: tuple[Dots, Dots], target: int | None, upright: str, inks: Inks
+    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, Dots], over: tuple[Dots, Dots], target: int | None, upright: str, stamp: Stamps
 ) -> Row:
-    cells: list[Cell] = []
-    for row in range(height):
-        top = 4 * row
-        # Half of the cell's eight dots: a band thinner than that is the line itself.
-        banded = _covered(bands[0], top) + _covered(bands[1], top) >= 4
-        if mask := _mask(*line, top):
-            cells.append(Cell(chr(0x2800 + mask), inks.line_band if banded else inks.line))
-        elif mask := _mask(*over, top):
-            cells.append(Cell(chr(0x2800 + mask), inks.overlay_band if banded else inks.overlay))
-        elif upright:
-            cells.append(Cell(upright, inks.quiet_band if banded else inks.quiet))
-        elif target is not None and 0 <= target - top < 4:
-            cells.append(Cell(chr(0x2800 + _LEFT[target - top]), inks.quiet_band if banded else Ink("dim")))
-        else:
-            cells.append(Cell(" ", inks.quiet_band if banded else inks.quiet))
+    (left, right), empty = bands, stamp.empty
+    behind = [0] * height
+    # Half of the cell's eight dots: a band thinner than that is the line itself.
+    for row in range(min(left[0], right[0]) // 4, min(max(left[1], right[1]) // 4 + 1, height)):
+        behind[row] = _covered(left, 4 * row) + _covered(right, 4 * row) >= 4
+    cells = [empty[band] for band in behind]
+    if target is not None:
+        cells[target // 4] = stamp.target[behind[target // 4]][_LEFT[target % 4]]
+    if upright:
+        cells = [Cell(upright, stamp.inks.quiet[band]) for band in behind]
+    for dots, table in ((over, stamp.overlay), (line, stamp.line)):
+        left, right = dots
+        if left is _NOTHING and right is _NOTHING:
+            continue
+        for row in range(min(left[0], right[0]) // 4, min(max(left[1], right[1]) // 4 + 1, height)):
+            if mask := _mask(left, right, 4 * row):
+                cells[row] = table[behind[row]][mask]
     return tuple(cells)
 
 
 def _ascii_column(
-    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, Dots], over: tuple[Dots, Dots], target: int | None, upright: str, inks: Inks
+    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, Dots], over: tuple[Dots, Dots], target: int | None, upright: str, stamp: Stamps
 ) -> Row:
     r"""The same in characters: `-` level, `/` and `\` steep, `|` upright, `:` the band, `.` the overlay. One dot row is one row of cells."""
     cells: list[Cell] = []
     left, right = line
+    inks = stamp.inks
     for row in range(height):
         inside = [stretch for stretch in line if stretch[0] <= row <= stretch[1]]
         if inside:
@@ -200,17 +224,17 @@ def _ascii_column(
                 character = "/" if left[0] + left[1] > right[0] + right[1] else "\\"
             else:
                 character = "-" if len(inside) == 2 else "*"
-            cells.append(Cell(character, inks.line))
+            cells.append(Cell(character, inks.line[0]))
         elif any(stretch[0] <= row <= stretch[1] for stretch in over):
-            cells.append(Cell("+", inks.overlay))
+            cells.append(Cell("+", inks.overlay[0]))
         elif upright:
-            cells.append(Cell(upright, inks.quiet))
+            cells.append(Cell(upright, inks.quiet[0]))
         elif any(stretch[0] <= row <= stretch[1] for stretch in bands):
             cells.append(Cell(":", Ink("faint")))
         elif row == target:
-            cells.append(Cell(".", Ink("dim")))
+            cells.append(Cell(".", inks.target[0]))
         else:
-            cells.append(Cell(" ", inks.quiet))
+            cells.append(Cell(" ", inks.quiet[0]))
     return tuple(cells)
 
 
@@ -236,18 +260,15 @@ def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Memor
         over = [_dotted(stretch, index) for index, stretch in enumerate(stretches(bridged(rows)))]
     at = None if plot.target is None else plot.shown.place(plot.target)
     target = round((1 - at) * (dots - 1)) if at is not None and 0 <= at <= 1 else None
-    inks = Inks.of(plot.colour, plot.overlay_colour)
-    store = memory.columns(height, inks, glyphs)
+    stamp = stamps(plot.colour, plot.overlay_colour)
+    store = memory.columns(height, plot.colour, plot.overlay_colour, glyphs)
     columns: list[Row] = []
     for column in range(width):
         left = 2 * column
         key = (line[left], line[left + 1], bands[left], bands[left + 1], over[left], over[left + 1], target, plot.upright.get(column, ""))
         cells = store.get(key)
         if cells is None:
-            cells = store[key] = _column(draw_column, height, key, inks)
+            cells = store[key] = draw_column(height, key[0:2], key[2:4], key[4:6], target, key[7], stamp)
         columns.append(_lit(cells, "cursor") if column == plot.cursor else cells)
     return list(zip(*columns, strict=True))
 
-
-def _column(draw: Callable[..., Row], height: int, key: tuple[object, ...], inks: Inks) -> Row:
-    return draw(height, (key[0], key[1]), (key[2], key[3]), (key[4], key[5]), key[6], key[7], inks)

@@ -52,11 +52,12 @@ class ChartData(NamedTuple):
 
 
 class ChartMemory:
-    """What a chart keeps between two pictures: its y range, and columns already drawn."""
+    """What a chart keeps between two pictures: its y range, its labels, and columns already drawn."""
 
     def __init__(self) -> None:
         self.shown: Range | None = None
         self.plot = Memory()
+        self.gutter: tuple[tuple[object, ...], Rows] = ((), [])
 
     def forget_range(self) -> None:
         """Fit the y range anew: another window, axis or smoothing is shown."""
@@ -113,9 +114,16 @@ def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartMemory
     rows = draw_plot(plot, layout.plot_width, height, glyphs, memory.plot)
     if not layout.gutter:
         return rows
-    labels = y_labels(shown, height, layout.gutter - 1)
+    key = (shown, height, layout.gutter)
+    if memory.gutter[0] != key:
+        memory.gutter = (key, _gutter(*key))
+    return [label + row for label, row in zip(memory.gutter[1], rows, strict=True)]
+
+
+def _gutter(shown: Range, height: int, width: int) -> Rows:
+    labels = y_labels(shown, height, width - 1)
     ink = Ink("dim")
-    return [(*(Cell(c, ink) for c in f"{labels.get(y, ''):>{layout.gutter - 1}} "), *row) for y, row in enumerate(rows)]
+    return [tuple(Cell(character, ink) for character in f"{labels.get(y, ''):>{width - 1}} ") for y in range(height)]
 
 
 def y_labels(shown: Range, height: int, cells: int) -> dict[int, str]:
@@ -140,9 +148,9 @@ def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs, across: Cell) -> Ro
     for mark in sorted(data.marks, key=_weight):
         if 0 <= mark.place <= 1:
             cells[layout.gutter + _cell_of(mark, layout)] = _mark_cell(mark.kind, glyphs)
-    for index, point in enumerate(data.points[: 2 * layout.plot_width]):
-        if point is not None and point.not_finite:
-            cells[layout.gutter + index // 2] = _mark_cell("not_finite", glyphs)
+    broken = [index for index, point in enumerate(data.points[: 2 * layout.plot_width]) if point is not None and point[3]]
+    for index in broken:
+        cells[layout.gutter + index // 2] = _mark_cell("not_finite", glyphs)
     ink = Ink("dim")
     if data.x_left and len(data.x_left) + 2 <= max(layout.gutter, width // 3):
         cells[: len(data.x_left) + 2] = [Cell(c, ink) for c in f" {data.x_left} "]

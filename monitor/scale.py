@@ -47,17 +47,20 @@ def nice_step(least: float) -> float:
 
 def _extent(points: Iterable[Point | None], log: bool) -> tuple[float, float] | None:
     """What the y axis must hold: all means, and the bands as far as they are no outliers beside them."""
+    lows: tuple[float, ...]
+    means: tuple[float, ...]
+    highs: tuple[float, ...]
     shown = [point for point in points if point is not None and (not log or point.mean > _TINY)]
     if not shown:
         return None
     if log:
-        means = [math.log10(point.mean) for point in shown]
-        lows = [math.log10(point.low) if point.low > _TINY else mean for point, mean in zip(shown, means, strict=True)]
-        highs = [math.log10(max(point.high, point.mean)) for point in shown]
+        means = tuple(math.log10(point.mean) for point in shown)
+        lows = tuple(math.log10(point.low) if point.low > _TINY else mean for point, mean in zip(shown, means, strict=True))
+        highs = tuple(math.log10(max(point.high, point.mean)) for point in shown)
     else:
-        means = [min(max(point.mean, -_HUGE), _HUGE) for point in shown]
-        lows = [max(point.low, -_HUGE) for point in shown]
-        highs = [min(point.high, _HUGE) for point in shown]
+        lows, means, highs, _ = zip(*shown, strict=True)
+        if min(lows) < -_HUGE or max(highs) > _HUGE:
+            lows, means, highs = (tuple(min(max(value, -_HUGE), _HUGE) for value in values) for values in (lows, means, highs))
     low, high = min(means), max(means)
     widths = sorted(b - a for a, b in zip(lows, highs, strict=True))
     slack = max(high - low, 1.5 * widths[len(widths) * 9 // 10])
