@@ -13,10 +13,10 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from monitor.cells import blank
 from monitor.palette import Cell, Ink, Look, Row, Rows
 
 _NEAR = 4  # cells: changed runs this near to each other are one, as moving the cursor costs more than writing them
-_BLANK = Cell(" ", Ink())
 
 
 def changed_runs(before: Row, after: Row) -> list[tuple[int, int]]:
@@ -29,11 +29,6 @@ def changed_runs(before: Row, after: Row) -> list[tuple[int, int]]:
             else:
                 runs.append((x, 1))
     return runs
-
-
-def blank(width: int, height: int) -> Rows:
-    """Nothing, in that size."""
-    return [(_BLANK,) * width] * height
 
 
 class Canvas(Widget):

@@ -6,19 +6,18 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from monitor.braille import Memory, Plot, draw_plot
-from monitor.canvas import Canvas, blank
+from monitor.canvas import Canvas
+from monitor.cells import Piece, blank, inked, line
 from monitor.palette import Cell, Glyphs, Ink, Look, Row, Rows
 from monitor.scale import Range, tick_text, tick_value, ticks, y_range
 from monitor.snapshot import Level, Point
 
 _GUTTER = 6  # cells of y labels, the space beside them included
 _GUTTER_FROM = 22  # inner width from which there is a gutter
-
-Piece = tuple[str, Ink]
 
 
 class ChartMark(NamedTuple):
@@ -89,10 +88,10 @@ def draw_chart(data: ChartData, width: int, height: int, look: Look, memory: Cha
     inner = _inside(data, layout, look.glyphs, memory)
     title = _title_pieces(data, width - 6 if layout.framed else width)
     if not layout.framed:
-        return [*([_line(title, width, Cell(" ", Ink()))] if layout.titled else []), *inner]
+        return [*([line(title, width)] if layout.titled else []), *inner]
     ink = Ink("focus" if focused else "border")
     top_left, across, top_right, upright, bottom_right, bottom_left = (Cell(c, ink) for c in (look.glyphs.box_focused if focused else look.glyphs.box))
-    top = _line([(" ", Ink()), *title, (" ", Ink())], width - 4, across)
+    top = line([(" ", Ink()), *title, (" ", Ink())], width - 4, across)
     return [
         (top_left, across, *top, across, top_right),
         *((upright, *row, upright) for row in inner),
@@ -153,9 +152,9 @@ def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs, across: Cell) -> Ro
         cells[layout.gutter + index // 2] = _mark_cell("not_finite", glyphs)
     ink = Ink("dim")
     if data.x_left and len(data.x_left) + 2 <= max(layout.gutter, width // 3):
-        cells[: len(data.x_left) + 2] = [Cell(c, ink) for c in f" {data.x_left} "]
+        cells[: len(data.x_left) + 2] = inked(f" {data.x_left} ", ink)
     if data.x_right and len(data.x_right) + 2 <= width // 2:
-        cells[-len(data.x_right) - 2 :] = [Cell(c, ink) for c in f" {data.x_right} "]
+        cells[-len(data.x_right) - 2 :] = inked(f" {data.x_right} ", ink)
     return tuple(cells)
 
 
@@ -191,24 +190,13 @@ def _title_pieces(data: ChartData, width: int) -> list[Piece]:
     return pieces
 
 
-def _line(pieces: Iterable[Piece], width: int, rest: Cell) -> Row:
-    """Pieces one after the other; one that does not fit whole is left out, the first is cut. The rest is filled."""
-    cells: list[Cell] = []
-    for text, ink in pieces:
-        if len(cells) + len(text) <= width:
-            cells += [Cell(character, ink) for character in text]
-        elif not any(cell.character.strip() for cell in cells):
-            cells += [Cell(character, ink) for character in text[: width - len(cells)]]
-    return tuple(cells) + (rest,) * (width - len(cells))
-
-
 def _sentence(text: str, width: int, height: int) -> Rows:
     """`text` in the middle, dim, on as many lines as it needs and there are."""
     rows = blank(width, height)
     lines = textwrap.wrap(text, width)[:height]
     above = (height - len(lines)) // 2
-    for index, line in enumerate(lines):
-        rows[above + index] = _line([(" " * ((width - len(line)) // 2), Ink()), (line, Ink("dim"))], width, Cell(" ", Ink()))
+    for index, words in enumerate(lines):
+        rows[above + index] = line([(" " * ((width - len(words)) // 2) + words, Ink("dim"))], width)
     return rows
 
 

@@ -48,7 +48,7 @@ class Glyphs(NamedTuple):
     resume: str = "┊"
     not_finite: str = "!"
     bar_full: str = "━"
-    bar_half: str = "╸"
+    bar_half: str = "╾"
     bar_rest: str = "─"
     block: str = "█"
     shades: tuple[str, ...] = ("█", "▓", "▒", "░")  # neighbours of a stacked bar differ without colour too
