@@ -108,8 +108,8 @@ ALLOWED = {
     "train": {"config", "envs", "world", "algos", "meters", "checkpoint", "evaluate", "metricsfile", "runs", "runtime"},
     "runtime": set(),
     "metricsfile": {"fixedfile", "metricsfile", "text"},
-    "history": {"metricsfile", "text"},
-    "monitor": {"metricsfile", "history", "runs", "runfolder", "states", "text", "monitor"},
+    "history": {"history", "metricsfile"},
+    "monitor": {"metricsfile", "history", "control", "runs", "runfolder", "states", "text", "monitor"},
 }
 TOP = {"cli": set(), "check": {"cli"}, "doctor": {"cli"}, "playback": {"cli"}, "footprint": {"cli"}, "request": {"cli"}, "train": {"cli"}}
 

@@ -119,6 +119,147 @@ def test_states_and_phases(tmp_path, backend):
 
 
 @backends
+def test_words_of_control_checkpoints_and_history(tmp_path, backend):
+    with writer_at(tmp_path, backend=backend) as writer, Reader(writer.path) as reader:
+        words = (
+            "control_sequence",
+            "control_result",
+            "checkpoint_failures",
+            "history_bytes",
+            "history_synced",
+            "history_errno",
+            "event_head",
+            "events_dropped",
+        )
+        assert [getattr(reader.status(), word) for word in words] == [0] * 8
+        writer.acknowledge(3, 2)
+        writer.set_checkpoint_failures(4)
+        writer.set_history(2**40, 99, errno.ENOSPC)
+        writer.event("one")
+        assert [getattr(reader.status(), word) for word in words] == [3, 2, 4, 2**40, 99, errno.ENOSPC, 1, 0]
+
+
+@backends
+def test_events(tmp_path, backend):
+    with writer_at(tmp_path, backend=backend) as writer, Reader(writer.path) as reader:
+        assert reader.events() == []
+        before = time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        assert writer.event("checkpoint saved", code="checkpoint", step=4096) == 0
+        assert writer.event("loss is not finite", level="error", code="diverged", step=8192) == 1
+        assert writer.event("plain") == 2
+        found = reader.events()
+        assert [(event.n, event.step, event.level, event.code, event.text) for event in found] == [
+            (0, 4096, "info", "checkpoint", "checkpoint saved"), (1, 8192, "error", "diverged", "loss is not finite"), (2, 0, "info", "note", "plain"),
+        ]  # fmt: skip
+        assert before[0] <= found[0].realtime_ns <= found[2].realtime_ns <= time.time_ns()
+        assert before[1] <= found[0].boottime_ns <= found[2].boottime_ns
+        assert [event.n for event in reader.events(1)] == [1, 2]
+        assert reader.events(3) == []
+        for n in range(3, 40):
+            writer.event(f"event {n}")
+        assert [(event.n, event.text) for event in reader.events()] == [(n, f"event {n}") for n in range(24, 40)]
+        assert [event.n for event in reader.events(-3, limit=2)] == [38, 39]
+        assert reader.since(0) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("", ""),
+        ("x" * 208, "x" * 208),
+        ("x" * 209, "x" * 205 + "…"),
+        ("é" * 104, "é" * 104),
+        ("é" * 105, "é" * 102 + "…"),
+        ("漢" * 70, "漢" * 68 + "…"),
+        ("x" * 10_000_000, "x" * 205 + "…"),
+        ("two\nlines\tand \x00 \x1b]0;title\x07 \x9b31m \u202e end", "two lines and  ]0;title 31m  end"),
+        ("lone \ud800 surrogate", "lone ? surrogate"),
+        ("[/foo] [@click=app.quit]", "[/foo] [@click=app.quit]"),
+    ],
+)
+def test_texts_of_events(tmp_path, text, read):
+    with writer_at(tmp_path) as writer, Reader(writer.path) as reader:
+        writer.event(text)
+        assert reader.events()[0].text == read
+
+
+def test_events_that_cannot_be(tmp_path):
+    with writer_at(tmp_path) as writer, Reader(writer.path) as reader:
+        for options in ({"level": "loud"}, {"code": "unheard"}, {"step": -1}, {"step": 2**64}):
+            with pytest.raises(ValueError, match=r"tuple|step >= 0"):
+                writer.event("no", **options)
+        assert reader.status().event_head == 0
+        assert writer.event("yes") == 0
+
+
+def test_an_event_that_would_wait_is_dropped_and_counted(tmp_path, monkeypatch):
+    """As from a signal's handler that interrupted an event."""
+    monkeypatch.setattr(writing, "_EVENT_WAIT_S", 0.001)
+    with writer_at(tmp_path) as writer, Reader(writer.path) as reader:
+        with writer._event_turn:
+            assert writer.event("lost") == writer.event("lost too") == -1
+        assert writer.event("kept") == 0
+        assert (reader.status().event_head, reader.status().events_dropped) == (1, 2)
+
+
+@backends
+def test_events_of_two_threads_beside_records(tmp_path, backend):
+    with writer_at(tmp_path, event_capacity=4096, backend=backend) as writer, Reader(writer.path) as reader:
+
+        def tell(name):
+            for index in range(1000):
+                writer.event(f"{name} {index}", step=index)
+
+        others = [threading.Thread(target=tell, args=(name,)) for name in ("a", "b")]
+        for thread in others:
+            thread.start()
+        for n in range(1000):
+            writer.publish(n, [float(n)] * 8)
+        for thread in others:
+            thread.join()
+        events = reader.events()
+        assert [event.n for event in events] == list(range(2000))
+        for name in ("a", "b"):
+            assert [event.text for event in events if event.text[0] == name] == [f"{name} {index}" for index in range(1000)]
+        assert reader.latest().n == 999
+
+
+@backends
+def test_frames(tmp_path, backend):
+    pixels = [bytes((n + index) % 256 for index in range(2 * 8 * 6 * 3)) for n in range(5)]
+    with writer_at(tmp_path, frame_bytes=len(pixels[0]), backend=backend) as writer, Reader(writer.path) as reader:
+        assert reader.frame() is None
+        for n in range(5):
+            data = memoryview(pixels[n]) if n % 2 else pixels[n]
+            writer.frame(100 * n, data, lanes=2, height=8, width=6, mode=MODES[n % 2])
+            frame = reader.frame(n - 1)
+            assert frame[:2] + frame[3:] == (n, 100 * n, 2, 8, 6, 3, MODES[n % 2], pixels[n])
+            assert reader.frame(n) is None
+        writer.frame(500, bytes(6), lanes=1, height=2, width=3)
+        assert reader.frame()[3:] == (1, 2, 3, 1, "greedy", bytes(6))
+        assert reader.frame().boottime_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        assert writer.restore() is False
+        writer.path.unlink()
+        assert writer.restore() is True
+        with Reader(writer.path) as again:
+            assert again.frame().n == 5
+
+
+def test_frames_that_do_not_fit(tmp_path):
+    with writer_at(tmp_path, frame_bytes=300) as writer, Reader(writer.path) as reader:
+        for pixels, lanes, height, width in ((bytes(301), 1, 301, 1), (bytes(10), 1, 3, 1), (bytes(0), 1, 1, 1), (bytes(5), 1, 1, 1), (bytes(4), 0, 1, 1)):
+            with pytest.raises(ValueError, match=r"no \d pictures"):
+                writer.frame(0, pixels, lanes=lanes, height=height, width=width)
+            assert reader.frame() is None
+        with pytest.raises(ValueError, match="step >= 0"):
+            writer.frame(-1, bytes(3), lanes=1, height=1, width=1)
+        with pytest.raises(ValueError, match="tuple"):
+            writer.frame(0, bytes(3), lanes=1, height=1, width=1, mode="dreaming")
+    with writer_at(tmp_path) as writer, pytest.raises(ValueError, match="at most 0 bytes"):
+        writer.frame(0, bytes(3), lanes=1, height=1, width=1)
+
+
+@backends
 def test_values_are_stored_to_the_bit(tmp_path, backend):
     bits = [0x7FF8000000001234, 0xFFF8000000000001, 0x7FF0000000000000, 0xFFF0000000000000, 0x8000000000000000, 1, 0x7FEFFFFFFFFFFFFF]
     metrics = [*(Metric(f"f/{index}") for index in range(len(bits))), Metric("i", dtype="i64"), Metric("u", dtype="u64")]
@@ -389,6 +530,10 @@ def test_bad_metrics_are_all_named(tmp_path):
             writer_at(tmp_path, metrics)
     with pytest.raises(ConfigError, match="16 bytes"):
         writer_at(tmp_path, run_uuid=b"short")
+    with pytest.raises(ConfigError, match=r"event_capacity 12: must be a power of two[^$]*frame_bytes -1"):
+        writer_at(tmp_path, event_capacity=12, frame_bytes=-1)
+    with pytest.raises(ConfigError, match="need more than 1073741824 bytes"):
+        writer_at(tmp_path, [Metric(f"m{index}") for index in range(4096)], capacity=1 << 15)
     assert os.listdir(tmp_path) == []
 
 
@@ -449,12 +594,15 @@ def test_a_deleted_or_replaced_file_is_put_back(tmp_path, backend):
         writer.path.unlink()
         assert reader.replaced()
         assert reader.latest().n == 0
+        writer.event("while it was gone")
         assert writer.restore()
         writer.publish(2, [2.0] * 8)
+        writer.event("after")
         writer.heartbeat()
         assert reader.replaced()
         with Reader(writer.path) as again:
             assert [record.step for record in again.since(0)] == [1, 2]
+            assert [event.text for event in again.events()] == ["while it was gone", "after"]
             assert again.header == reader.header
         (tmp_path / "other").write_bytes(b"x")
         os.replace(tmp_path / "other", writer.path)
@@ -465,14 +613,18 @@ def test_a_deleted_or_replaced_file_is_put_back(tmp_path, backend):
 
 @backends
 def test_after_close_and_with_two_threads(tmp_path, backend):
-    writer = writer_at(tmp_path, backend=backend)
+    writer = writer_at(tmp_path, backend=backend, frame_bytes=64)
     writer._turn.acquire()
     with pytest.raises(OperantError, match="one writer"):
         writer.publish(0, [0.0] * 8)
     writer._turn.release()
     writer.publish(0, [0.0] * 8)
     writer.close()
-    for call in (lambda: writer.publish(1, [0.0] * 8), writer.tick, writer.heartbeat, lambda: writer.set_state("finished")):
+    calls = (
+        lambda: writer.publish(1, [0.0] * 8), writer.tick, writer.heartbeat, lambda: writer.set_state("finished"), lambda: writer.event("late"),
+        lambda: writer.acknowledge(1, 0), lambda: writer.set_history(0, 0), lambda: writer.frame(0, bytes(3), lanes=1, height=1, width=1),
+    )  # fmt: skip
+    for call in calls:
         with pytest.raises(OperantError, match="it was closed"):
             call()
     writer.close()
@@ -499,12 +651,14 @@ from pathlib import Path
 from operant.errors import OperantError
 from operant.metricsfile import Metric, Reader, Writer
 path, backend = Path(sys.argv[1]), sys.argv[2]
-writer = Writer(path, [Metric("a")], run_uuid=bytes(16), version="t", backend=backend)
+writer = Writer(path, [Metric("a")], run_uuid=bytes(16), version="t", backend=backend, frame_bytes=64)
 writer.publish(1, [1.0])
+writer._event_turn.acquire()  # as if another thread told something while this one forked
 pid = os.fork()
 if pid == 0:
     refused = 0
-    for call in (lambda: writer.publish(2, [2.0]), writer.tick, writer.heartbeat, lambda: writer.set_state("failed"), writer.restore):
+    calls = [lambda: writer.publish(2, [2.0]), writer.tick, writer.heartbeat, lambda: writer.set_state("failed"), lambda: writer.event("child")]
+    for call in (*calls, lambda: writer.frame(0, bytes(3), lanes=1, height=1, width=1), writer.restore):
         path.unlink(missing_ok=True) if call == writer.restore else None
         try:
             call()
@@ -516,11 +670,13 @@ if pid == 0:
     gc.collect()
     for block in ballast:
         block[:] = bytes([7]) * len(block)
-    sys.exit(0 if refused == 5 else 9)
+    sys.exit(0 if refused == 7 else 9)
 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+writer._event_turn.release()
 writer.restore()
 writer.publish(3, [3.0])
 reader = Reader(path)
+assert reader.events() == [] and reader.frame() is None
 assert [record.step for record in reader.since(0)] == [1, 3] and reader.status().state == "starting"
 sys.exit(code)
 """
@@ -659,6 +815,14 @@ def test_longer_records_of_a_newer_minor_version_are_read(tmp_path):
         ("I", 320 + 4, 0, "power of two"),
         ("I", 320 + 24, 0, "records of 0 bytes"),
         ("I", 320 + 24, 88, "records of 88 bytes for 4 metrics"),
+        ("Q", 352 + 8, 2**63, "kind 5 that does not lie inside"),
+        ("I", 352 + 4, 6, "ring of 6 events: must be a power of two"),
+        ("I", 352 + 4, 0, "ring of 0 events"),
+        ("I", 352 + 24, 248, "events of 248 bytes"),
+        ("Q", 384 + 16, 2**63, "kind 6 that does not lie inside"),
+        ("I", 384 + 4, 17, "impossible place for pictures|does not lie inside"),
+        ("I", 384 + 4, 0, "impossible place for pictures"),
+        ("I", 384 + 24, 56, "impossible place for pictures"),
         ("I", 288 + 4, 0, "0 metrics"),
         ("I", 288 + 24, 0, "impossible schema"),
         ("I", 288 + 28, 0, "damaged schema"),
@@ -692,10 +856,16 @@ def test_a_head_that_cannot_be(tmp_path):
     struct.pack_into("<Q", data, 4096 + 128, 2**63)
     with Reader(put(tmp_path, data)) as reader, pytest.raises(BadFileError, match="claims"):
         reader.latest()
-    struct.pack_into("<Q", data, 4096 + 128, 2**63 - 1)
+    struct.pack_into("<QQ", data, 4096 + 128, 2**63 - 1, 0)
     with Reader(put(tmp_path, data)) as reader:
         assert reader.latest() is None
         assert reader.since(0) == []
+    struct.pack_into("<Q", data, 4096 + 192, 2**63)
+    with Reader(put(tmp_path, data)) as reader, pytest.raises(BadFileError, match=f"claims {2**63} events"):
+        reader.events()
+    struct.pack_into("<Q", data, 4096 + 192, 2**63 - 1)
+    with Reader(put(tmp_path, data)) as reader:
+        assert reader.events() == []
 
 
 def test_every_damaged_record_is_left_out(tmp_path):
@@ -705,6 +875,49 @@ def test_every_damaged_record_is_left_out(tmp_path):
         with Reader(put(tmp_path, data)) as reader:
             assert reader.latest().n == 17
             assert [record.n for record in reader.since(0)] == list(range(3, 18))
+
+
+def test_every_damaged_event_is_left_out(tmp_path):
+    for byte in range(256):
+        data = golden()
+        data[16384 + 2 * 256 + byte] ^= 0x10
+        with Reader(put(tmp_path, data)) as reader:
+            assert [event.n for event in reader.events()] == [3, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_damaged_picture_gives_the_one_before(tmp_path):
+    for byte in range(136):
+        data = golden()
+        data[20480 + byte] ^= 0x10
+        with Reader(put(tmp_path, data)) as reader:
+            assert reader.frame().n == 1
+            assert reader.frame(1) is None
+    data = golden()
+    for slot in (0, 256):
+        data[20480 + slot + 8] ^= 1
+    with Reader(put(tmp_path, data)) as reader:
+        assert reader.frame() is None
+
+
+def test_pictures_that_claim_more_than_there_is(tmp_path):
+    for offset, form, value in ((12, "I", 2**32 - 1), (16, "Q", 2**64 - 1), (32, "HHHH", (65535,) * 4), (32, "H", 0), (38, "H", 60)):
+        data = golden()
+        struct.pack_into("<" + form, data, 20480 + offset, *(value if isinstance(value, tuple) else (value,)))
+        struct.pack_into("<I", data, 20480 + 8, zlib.crc32(data[20480 + 12 : 20480 + 136]))
+        with Reader(put(tmp_path, data)) as reader:
+            assert reader.frame().n == 1
+
+
+def test_codes_of_a_newer_trainer_read_as_the_plainest(tmp_path):
+    data = golden()
+    slot = 16384 + 2 * 256
+    data[slot + 14], data[slot + 15] = 200, 200
+    struct.pack_into("<I", data, slot + 8, zlib.crc32(data[slot + 12 : slot + 256]))
+    data[20480 + 40] = 200
+    struct.pack_into("<I", data, 20480 + 8, zlib.crc32(data[20480 + 12 : 20480 + 136]))
+    with Reader(put(tmp_path, data)) as reader:
+        assert (reader.events()[-1].level, reader.events()[-1].code) == ("info", "note")
+        assert (reader.frame().n, reader.frame().mode) == (2, "")
 
 
 def test_the_map_marks_then_copies_then_marks_then_counts(tmp_path):
@@ -717,7 +930,7 @@ def test_the_map_marks_then_copies_then_marks_then_counts(tmp_path):
         def __setitem__(self, key, value):
             self.stores.append((key.start, key.stop) if isinstance(key, slice) else (8 * key, value))
 
-    with writer_at(tmp_path, backend="map") as writer:
+    with writer_at(tmp_path, backend="map", frame_bytes=64) as writer:
         recorder = Recorder()
         writer._store._map = writer._store._words = recorder
         for n in range(17):
@@ -726,6 +939,14 @@ def test_the_map_marks_then_copies_then_marks_then_counts(tmp_path):
         assert recorder.stores[4:8] == [(slot, 3), (slot, slot + 128), (slot, 4), (4096 + 128, 2)]
         slot = 12288
         assert recorder.stores[-4:] == [(slot, 33), (slot, slot + 128), (slot, 34), (4096 + 128, 17)]
+        writer.event("one")
+        writer.event("two")
+        slot = 16384 + 256
+        assert recorder.stores[-4:] == [(slot, 3), (slot, slot + 256), (slot, 4), (4096 + 192, 2)]
+        for n in range(2):
+            writer.frame(n, bytes(12), lanes=1, height=2, width=2)
+        slot = 20480 + 128
+        assert recorder.stores[-3:] == [(slot, 3), (slot, slot + 64 + 12), (slot, 4)]
 
 
 def test_the_map_is_not_inherited_by_a_fork(tmp_path):
@@ -736,14 +957,23 @@ def test_the_map_is_not_inherited_by_a_fork(tmp_path):
 
 def test_a_record_half_stored_gives_the_one_before(tmp_path):
     """As a trainer that was stopped between its two marks leaves it."""
-    with writer_at(tmp_path) as writer, Reader(writer.path) as reader:
+    with writer_at(tmp_path, frame_bytes=64) as writer, Reader(writer.path) as reader:
         for n in range(20):
             writer.publish(n, [float(n)] * 8)
         with open(writer.path, "r+b") as file:
             file.seek(12288 + 20 % 16 * 128)
             file.write(struct.pack("<Q", 2 * 20 + 1) + b"half")
+            for n in range(20):
+                writer.event(f"event {n}")
+                writer.frame(n, bytes([n]) * 12, lanes=1, height=2, width=2)
+            file.seek(16384 + 20 % 16 * 256)
+            file.write(struct.pack("<Q", 2 * 20 + 1) + b"half")
+            file.seek(20480 + 20 % 2 * 128)
+            file.write(struct.pack("<Q", 2 * 20 + 1) + b"half")
         assert reader.latest().n == 19
         assert [record.n for record in reader.since(0)] == list(range(5, 20))
+        assert [event.n for event in reader.events()] == list(range(5, 20))
+        assert reader.frame().pixels == bytes([19]) * 12
 
 
 def test_hostile_texts_come_out_harmless(tmp_path):
@@ -774,6 +1004,12 @@ def test_truncation_at_many_sizes(tmp_path):
             assert not reader.replaced()
             os.truncate(path, size)
             assert reader.replaced()
+            for read in (reader.events, reader.frame):
+                if size == 60000:
+                    assert read()
+                else:
+                    with pytest.raises(BadFileError, match="was truncated"):
+                        read()
             if size == 60000:  # only the padding is gone
                 assert [record.n for record in reader.since(0)] == list(range(3, 19))
                 assert reader.latest().n == 18
@@ -815,12 +1051,21 @@ def test_a_resumed_session_replaces_the_file(tmp_path):
 INTERESTING = (0, 1, 2, 7, 127, 128, 255, 256, 4095, 4096, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 
 
-def mutate(base: bytes, used: int, chance: random.Random) -> bytearray:
-    """A few changes among the first `used` bytes, with the checksums made right half the time, so that the checks behind them are reached."""
+# Where the slots lie of a file of 8 metrics x 16 records, 16 events, and frames of at most 300 bytes: first slot, slots, stride, bytes the checksum covers.
+SLOTS = ((12288, 16, 128, 128), (16384, 16, 256, 256), (20480, 2, 384, 64 + 300))
+USED = 20480 + 2 * 384
+
+
+def mutate(base: bytes, chance: random.Random) -> bytearray:
+    """A few changes among the bytes in use, with the checksums made right half the time, so that the checks behind them are reached."""
     data = bytearray(base)
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
-        place = chance.choice((chance.randrange(512), chance.randrange(used), 4096 + chance.randrange(512), 8192 + chance.randrange(1024)))
-        change = chance.randrange(5)
+        first, count, stride, _ = chance.choice(SLOTS)
+        places = (
+            chance.randrange(512), chance.randrange(USED), 4096 + chance.randrange(512), 8192 + chance.randrange(1024),
+            first + stride * chance.randrange(count) + chance.randrange(64),
+        )  # fmt: skip
+        place, change = chance.choice(places), chance.randrange(5)
         if change == 0:
             data[place] ^= 1 << chance.randrange(8)
         elif change == 1:
@@ -830,16 +1075,17 @@ def mutate(base: bytes, used: int, chance: random.Random) -> bytearray:
         elif change == 3:
             struct.pack_into("<I", data, place & ~3, chance.choice(INTERESTING) & 0xFFFFFFFF)
         else:
-            length, source = chance.randrange(1, 200), chance.randrange(used)
+            length, source = chance.randrange(1, 200), chance.randrange(USED)
             data[place : place + length] = base[source : source + length]
             del data[len(base) :]
             data.extend(bytes(len(base) - len(data)))
     if chance.random() < 0.7:
         struct.pack_into("<I", data, 288 + 28, zlib.crc32(data[8192 : 8192 + 1024]))
         finish(data)
-    if chance.random() < 0.3:
-        slot = 12288 + 128 * chance.randrange(16)
-        struct.pack_into("<I", data, slot + 8, zlib.crc32(data[slot + 12 : slot + 128]))
+    for first, count, stride, size in SLOTS:
+        if chance.random() < 0.3:
+            slot = first + stride * chance.randrange(count)
+            struct.pack_into("<I", data, slot + 8, zlib.crc32(data[slot + 12 : slot + size]))
     if chance.random() < 0.05:
         del data[chance.randrange(len(data)) :]
     return data
@@ -851,72 +1097,95 @@ def check_reader(path: Path) -> bool:
         with Reader(path) as reader:
             assert 1 <= len(reader.metrics) <= 4096
             assert all(re.fullmatch(r"[A-Za-z0-9_./-]{1,63}", metric.name) for metric in reader.metrics)
-            texts = [reader.header.host, reader.header.version, *(metric.unit for metric in reader.metrics)]
-            assert all(safe(text) == text for text in texts)
+            events = reader.events()
+            texts = [reader.header.host, reader.header.version, *(metric.unit for metric in reader.metrics), *(event.text for event in events)]
+            assert all(safe(text, 208) == text for text in texts)
             status = reader.status()
             assert status.state in (*STATES, "unknown")
             newest, records = reader.latest(), reader.since(0)
             for record in records if newest is None else [newest, *records]:
                 assert len(record.values) == len(reader.metrics)
                 assert record.n < status.head
-            numbers = [record.n for record in records]
-            assert numbers == sorted(set(numbers))
+            for rows, head in ((records, status.head), (events, status.event_head)):
+                numbers = [row.n for row in rows]
+                assert numbers == sorted(set(numbers))
+                assert not numbers or numbers[-1] < head
+            assert all(event.level in LEVELS and event.code in EVENTS for event in events)
+            frame = reader.frame()
+            if frame is not None:
+                assert len(frame.pixels) == frame.lanes * frame.height * frame.width * frame.channels <= reader.header.frame_bytes
+                assert frame.mode in (*MODES, "")
     except BadFileError as error:
         assert str(error).startswith(str(path))
         return False
     return True
 
 
-def fuzz(folder: Path, monkeypatch, mutants: int, seed: int) -> None:
+def fuzz(folder: Path, monkeypatch, mutants: int, seed: int) -> float:
+    """Mutate a file in place and read it, again and again; the most processor time one reading took, in seconds."""
     fix_identity(monkeypatch)
-    with writer_at(folder) as writer:
+    with writer_at(folder, frame_bytes=300) as writer:
         for n in range(20):
             writer.publish(n, [n + 0.5] * 8)
-    base, used = writer.path.read_bytes(), 12288 + 16 * 128
-    path, valid = put(folder, base), 0
+            writer.event(f"event {n} \x1b[2J", level=LEVELS[n % 3])
+            writer.frame(n, bytes(300), lanes=4, height=5, width=5)
+    base = writer.path.read_bytes()
+    path, valid, longest = put(folder, base), 0, 0.0
     chance = random.Random(seed)
     assert check_reader(path)
     with open(path, "r+b", buffering=0) as file:
         for _ in range(mutants):
-            data = mutate(base, used, chance)
+            data = mutate(base, chance)
             if len(data) < len(base):
                 file.truncate(len(data))
-                os.pwrite(file.fileno(), data[:used], 0)
+                os.pwrite(file.fileno(), data[:USED], 0)
             else:
                 file.truncate(len(base))
-                os.pwrite(file.fileno(), data[: used + 256], 0)
+                os.pwrite(file.fileno(), data[: USED + 256], 0)
+            began = time.thread_time()
             valid += check_reader(path)
+            longest = max(longest, time.thread_time() - began)
     assert mutants * 0.1 < valid < mutants * 0.9
+    return longest
 
 
-def test_mutants(tmp_path, monkeypatch):
-    fuzz(tmp_path, monkeypatch, 10_000, seed=1)
+def test_mutants(tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        fuzz(tmp_path, patch, 10_000, seed=1)
 
 
 @pytest.mark.soak
-def test_many_mutants(tmp_path, monkeypatch):
-    fuzz(tmp_path, monkeypatch, 1_000_000, seed=2)
+def test_many_mutants(tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        assert fuzz(tmp_path, patch, 1_000_000, seed=2) < 0.05
 
 
 # --------------------------------------------------------------------------------------------------------------------- kill -9, torn reads
 
 PUBLISH = """
-import mmap, os, sys
+import mmap, os, struct, sys
 from pathlib import Path
 from operant.metricsfile import Metric, Writer
 folder, backend, columns, capacity = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-writer = Writer(folder / "metrics.mm", [Metric(f"m{i}") for i in range(columns)], run_uuid=bytes(16), version="t", capacity=capacity, backend=backend)
+metrics = [Metric(f"m{i}") for i in range(columns)]
+options = {"run_uuid": bytes(16), "version": "t", "capacity": capacity, "event_capacity": capacity, "frame_bytes": 4 * 32 * 32 * 3, "backend": backend}
+writer = Writer(folder / "metrics.mm", metrics, **options)
 with open(folder / "acknowledged", "r+b") as file:
     acknowledged = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
 while True:
     n = acknowledged[0]
     writer.publish(n, [float(n)] * columns)
+    if n % 4 == 0:
+        writer.event(f"event {n // 4} " + "é" * (n // 4 % 90), step=n // 4)
+    if n % 16 == 0:
+        pixels = struct.pack("<Q", n // 16) * (32 * 32 * 3 // 8)
+        writer.frame(n // 16, pixels * (n // 16 % 4 + 1), lanes=n // 16 % 4 + 1, height=32, width=32)
     acknowledged[0] = n + 1
 """
 
 
 class Publisher:
-    """A process that publishes at full speed; record n holds step n and the value n throughout."""
+    """A process that writes at full speed; record n holds step n and the value n throughout, events and frames tell their number too."""
 
     def __init__(self, folder: Path, backend: str, columns: int, capacity: int) -> None:
         self.folder, self.path = folder, folder / "metrics.mm"
@@ -938,6 +1207,22 @@ class Publisher:
         self.process.stderr.close()
 
 
+def check_record(record) -> None:
+    assert record.step == record.n
+    assert record.values == (float(record.n),) * 64
+
+
+def check_event(event) -> None:
+    assert event.step == event.n
+    assert event.text == f"event {event.n} " + "é" * (event.n % 90)
+
+
+def check_frame(frame) -> None:
+    assert frame.step == frame.n
+    assert (frame.lanes, frame.height, frame.width, frame.channels) == (frame.n % 4 + 1, 32, 32, 3)
+    assert frame.pixels == struct.pack("<Q", frame.n) * (384 * frame.lanes)
+
+
 def kill_once(folder: Path, backend: str, delay_s: float) -> None:
     publisher = Publisher(folder, backend, columns=64, capacity=16)
     publisher.wait()
@@ -946,13 +1231,21 @@ def kill_once(folder: Path, backend: str, delay_s: float) -> None:
     acknowledged = publisher.acknowledged()
     with Reader(publisher.path) as reader:
         head, newest, records = reader.status().head, reader.latest(), reader.since(0)
+        event_head, events, frame = reader.status().event_head, reader.events(), reader.frame()
     assert acknowledged <= head <= acknowledged + 1
     assert newest.n == head - 1
     assert newest == records[-1]
     assert len(records) >= min(head, 16) - 1
     for record in records:
-        assert record.step == record.n
-        assert record.values == (float(record.n),) * 64
+        check_record(record)
+    assert -(-acknowledged // 4) <= event_head <= acknowledged // 4 + 1
+    assert events[-1].n == event_head - 1
+    assert len(events) >= min(event_head, 16) - 1
+    for event in events:
+        check_event(event)
+    # One frame may have been half stored, and one stored but not acknowledged.
+    assert (acknowledged - 1) // 16 <= frame.n <= acknowledged // 16
+    check_frame(frame)
 
 
 @backends
@@ -971,24 +1264,32 @@ def test_kill_9_often(tmp_path, backend):
 
 
 def read_beside_a_writer(folder: Path, backend: str, reads: int) -> None:
-    """A ring of 4 is lapped all the time; whatever a reader accepts must be one whole record."""
+    """Rings of 4 are lapped all the time; whatever a reader accepts must be whole."""
     publisher = Publisher(folder, backend, columns=64, capacity=4)
     try:
         publisher.wait()
-        seen, last = 0, -1
+        seen, last, framed, told = 0, -1, -1, 0
         with Reader(publisher.path) as reader:
             for turn in range(reads):
                 record = reader.latest()
                 assert record.n >= last
                 if record.n > last:
                     seen, last = seen + 1, record.n
-                    assert record.step == record.n
-                    assert record.values == (float(record.n),) * 64
+                    check_record(record)
                 if turn % 16 == 0:
                     for record in reader.since(0):
-                        assert record.step == record.n
-                        assert record.values == (float(record.n),) * 64
+                        check_record(record)
+                    for event in reader.events(told):
+                        check_event(event)
+                        told = event.n + 1
+                    frame = reader.frame(framed)
+                    if frame is not None:
+                        assert frame.n > framed
+                        framed = frame.n
+                        check_frame(frame)
         assert seen > 10
+        assert framed > 10
+        assert told > 10
         assert publisher.process.poll() is None
     finally:
         publisher.kill()

@@ -163,7 +163,7 @@ class Writer:
         """
         data, code = memoryview(pixels).cast("B"), layout.MODES.index(mode)
         channels, rest = divmod(len(data), max(1, lanes * height * width))
-        if rest or not 1 <= channels <= 4 or len(data) > self.frame_bytes:
+        if rest or min(lanes, height, width) < 1 or not 1 <= channels <= 4 or len(data) > self.frame_bytes:
             raise ValueError(f"{len(data)} bytes are no {lanes} pictures of {height} x {width} pixels in at most {self.frame_bytes} bytes")
         n, store, stage, size = self._frames, self._store, self._frame_stage, layout.FRAME.size + len(data)
         try:
