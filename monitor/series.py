@@ -42,6 +42,17 @@ class Column(NamedTuple):
     must_be_finite: bool = False
 
 
+class Window(NamedTuple):
+    """Some neighbouring records, or buckets of them: where the first begins (step, wall, iteration), where each ends, and its means (NaN: no value)."""
+
+    begin: tuple[float, ...]
+    steps: list[float]
+    walls: list[float]
+    iterations: list[float]
+    records: list[int]
+    values: dict[str, list[float]]
+
+
 class _Level:
     """Buckets of `size` records: where they end on the three axes, and how many records they hold. The last one may be incomplete."""
 
@@ -154,6 +165,12 @@ class Table:
         """Step, wall seconds and iteration of the newest record."""
         ends = self._levels[-1].ends
         return (ends[0][-1], ends[1][-1], ends[2][-1]) if ends[0] else None
+
+    def extent(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Where the first record begins and the last one ends (step, wall seconds, iteration); None while there is none."""
+        with self.lock:
+            last, begins = self.last, self._levels[-1].begins
+            return None if last is None else (tuple(begins), last)
 
     # -------------------------------------------------------------------------------------------------------------------------------- writing
 
@@ -279,18 +296,29 @@ class Table:
                 return index
         return finest
 
-    def before(self, step: float | None, count: int) -> dict[str, list[float]]:
-        """The newest `count` values (means of buckets, for times long ago) of every curve up to a step (None: all), oldest first; NaN where there is none."""
+    def window(self, seconds: float, fewest: int, *, step: float | None = None) -> Window:
+        """The records (buckets, for times long ago) of the last `seconds` up to a step (None: the newest), and at least `fewest` where there are."""
         with self.lock:
-            held = [bisect_right(level.ends[0], math.inf if step is None else step) for level in self._levels]
-            index = held.index(max(held)) if max(held) < count else next(index for index, buckets in enumerate(held) if buckets >= count)
-            end = held[index]
-            first = max(0, end - count)
-            found = {}
-            for curve in self.curves.values():
-                part = curve._parts[index]
-                found[curve.name] = [part.total[k] / part.count[k] if part.count[k] else math.nan for k in range(first, end)]
-            return found
+            ends = [bisect_right(level.ends[0], math.inf if step is None else step) for level in self._levels]
+            most = max(ends)
+            index = next(index for index, end in enumerate(ends) if end >= min(fewest, most))  # the finest that has enough
+            last_s = self._levels[index].ends[1][ends[index] - 1] if ends[index] else 0.0
+            for coarser in range(len(self._levels) - 1, index, -1):
+                walls = self._levels[coarser].ends[1]
+                if ends[coarser] - bisect_right(walls, last_s - seconds) >= fewest:
+                    index = coarser
+                    break
+            level, end = self._levels[index], ends[index]
+            first = max(0, min(bisect_right(level.ends[1], last_s - seconds, 0, end), end - fewest))
+            edges = level.ends if first else ()
+            begin = tuple(axis[first - 1] for axis in edges) if edges else tuple(level.begins) or (0.0, 0.0, 0.0)
+            values = {
+                curve.name: [total / count if count else math.nan for total, count in zip(part.total[first:end], part.count[first:end], strict=True)]
+                for curve in self.curves.values()
+                for part in (curve._parts[index],)
+            }
+            steps, wall_s, iterations = (axis[first:end].tolist() for axis in level.ends)
+            return Window(begin, steps, wall_s, iterations, level.filled[first:end].tolist(), values)
 
     def place(self, step: float) -> tuple[float, float, float] | None:
         """Step, wall seconds and iteration of the newest record (or bucket) up to a step; of the first one where there is none."""
@@ -355,9 +383,7 @@ class Curve:
         if not self.higher_better:
             return None
         if self._best[0] != self._table.version:
-            with self._table.lock:
-                largest = max(self._parts[-1].high, default=-math.inf)
-                self._best = (self._table.version, largest if math.isfinite(largest) else None)
+            self._best = (self._table.version, self.highest())
         return self._best[1]
 
     @property
@@ -384,6 +410,13 @@ class Curve:
         )
         slope = (late - early) / (late_s - early_s) * 60.0 if late_s > early_s else math.nan
         return slope if math.isfinite(slope) else None
+
+    def highest(self, step: float | None = None) -> float | None:
+        """The largest finite value up to a step (None: of all)."""
+        with self._table.lock:
+            high = self._parts[-1].high
+            largest = max(high if step is None else high[: bisect_left(self._table._levels[-1].ends[0], step) + 1], default=-math.inf)
+        return largest if math.isfinite(largest) else None
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
         """First and last x there is a value for; None while there is none. The first is where the first bucket begins."""

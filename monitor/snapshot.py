@@ -82,9 +82,15 @@ class Series(Protocol):
     higher_better: bool
     log_axis: bool  # the schema's hint
     latest: float | None
-    best: float | None
-    trend_per_min: float | None
     not_finite: int  # values that were NaN (where they must not be) or infinite
+
+    @property
+    def best(self) -> float | None:
+        """The largest value there was, where larger is better; None elsewhere."""
+
+    @property
+    def trend_per_min(self) -> float | None:
+        """The slope over the last minute of wall time; None where it cannot be told."""
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
         """First and last x there is a value for; None while there is none."""
@@ -197,6 +203,7 @@ class Snapshot(NamedTuple):
     ending: Ending | None = None
     config: str = ""  # config.toml, for the config page
     notice: str = ""  # one line about the reading itself: "metrics.mm was truncated: the last frame stays"
+    at_step: float | None = None  # figures, progress, phases and health are those of this step (`Source.at`); None: the newest there are
 
 
 class RunRow(NamedTuple):
@@ -229,6 +236,9 @@ class Source(Protocol):
 
     def hurry(self, interval_s: float) -> None:
         """How often the screen looks: the feed need not read more often."""
+
+    def at(self, step: float | None) -> None:
+        """From now on snapshots show figures, progress, phases and health as they were at a step; None: as they are. Curves, marks and log stay whole."""
 
     def close(self) -> None:
         """Stop reading."""

@@ -1,0 +1,221 @@
+"""The live feed: a thread that reads a run and makes the snapshots a screen shows. Standard library only. Knows no widget.
+
+The thread looks four times a second (or as often as the screen asks) while a run lives, and once a second after its end. A look at which nothing has changed
+makes no new snapshot. Snapshots share their curves, which stay alive: `monitor.series` says how threads share them. Requests to the trainer wait for their
+answers in threads of their own; figures of the machine come from another, once a second.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from monitor import health, model
+from monitor.model import Known
+from monitor.reading import Reading
+from monitor.snapshot import Frame, LogLine, Series, Snapshot
+from monitor.system import Sampler
+from operant import control, text
+from operant.errors import OperantError
+from operant.runfolder import Run
+
+_LIVE_S, _ENDED_S, _FASTEST_S = 0.25, 1.0, 0.05
+_PATIENCE_S = 0.5  # how long reading waits for the first picture, so that it does not slow it
+_ANSWER_S = 30.0
+_WATCH_S, _WATCH_EXPIRES_S = 2.0, 5.0
+_MOST_LINES = 1000
+_SAID: Final = {"stop": "stop", "pause": "pause", "unpause": "go on", "checkpoint": "save a checkpoint"}
+
+
+class LiveFeed:
+    """A `monitor.snapshot.Source` of a run's folder, whether the run lives or ended long ago. The first snapshot is there once this is made."""
+
+    def __init__(self, run: Run, *, readonly: bool = False) -> None:
+        self.readonly = readonly
+        self._reading = Reading(run)
+        self._lines: deque[LogLine] = deque(maxlen=_MOST_LINES)
+        self._interval_s = _LIVE_S
+        self._wanted: tuple[str, int] | None = None
+        self._watch_s, self._watch_problem = float("-inf"), ""
+        self._frame: Frame | None = None
+        self._answers: deque[tuple[LogLine, str]] = deque()
+        self._notice: tuple[str, float] = ("", 0.0)
+        self._at: float | None = None
+        self._at_made: tuple[int, float, Snapshot] | None = None
+        self._turn, self._wake, self._shown, self._over = threading.Lock(), threading.Event(), threading.Event(), False
+        self._version = 0
+        self._known: Known
+        self._made: tuple[Snapshot, int] | None = None  # and the version of its curves
+        self._sampler = Sampler()
+        self._look()
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+        self._thread.start()
+
+    # ----------------------------------------------------------------------------------------------------------------------------- the screen
+
+    def snapshot(self) -> Snapshot:
+        """The newest one; the same object while nothing has changed. After `at`, the one of that step."""
+        self._shown.set()
+        with self._turn:
+            assert self._made is not None
+            newest, at = self._made[0], self._at
+            if at is None:
+                return newest
+            if self._at_made is None or self._at_made[:2] != (newest.version, at):
+                self._version += 1
+                self._at_made = (newest.version, at, self._snapshot_at(newest, at))
+            return self._at_made[2]
+
+    def at(self, step: float | None) -> None:
+        """Show figures, phases, health and progress as they were at a step; None: as they are. Curves stay whole."""
+        with self._turn:
+            self._at, self._at_made = step, None
+
+    def request(self, verb: Literal["stop", "pause", "unpause", "checkpoint"]) -> None:
+        """Ask the trainer; what comes of it appears in the log, and a refusal as the notice too."""
+        if self.readonly:
+            self._answers.append((LogLine("", "warn", "nothing is asked of the trainer with --readonly"), "this monitor is read-only"))
+            self._wake.set()
+            return
+        threading.Thread(target=self._ask, args=(verb,), name=f"ask-{verb}", daemon=True).start()
+
+    def watch(self, wanted: bool, *, mode: Literal["greedy", "sampled"] = "greedy", size: int = 64) -> None:
+        """Ask for pictures of the agent, or no longer. Call once on a change: the request is renewed here."""
+        self._wanted = (mode, size) if wanted and not self.readonly else None
+        self._watch_s, self._watch_problem = float("-inf"), ""
+        self._wake.set()
+
+    def hurry(self, interval_s: float) -> None:
+        """How often the screen looks: the feed need not read more often."""
+        self._interval_s = min(max(interval_s, _FASTEST_S), _ENDED_S)
+
+    def close(self) -> None:
+        """Stop reading; returns once that is so, or after a second."""
+        self._over = True
+        self._wake.set()
+        self._sampler.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(1.0)
+
+    # ----------------------------------------------------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        self._shown.wait(_PATIENCE_S)
+        self._wake.wait(0.0)
+        while not self._over:
+            self._look()
+            self._wake.wait(self._pause_s())
+            self._wake.clear()
+        self._reading.close()
+
+    def _pause_s(self) -> float:
+        if self._reading.hurried:
+            return _FASTEST_S
+        ended = self._reading.state.ended or self._reading.state.word == "unreadable"
+        # A trainer that was killed is to be seen within a second, however slow the screen.
+        return _ENDED_S if ended else min(self._interval_s, _LIVE_S)
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        self._reading.poll(now_s)
+        known = self._reading.known(now_s)
+        self._sampler.follow(self._reading.run, live=known.state.live)
+        self._renew_watch(known, now_s)
+        self._lines.extend(self._reading.log.poll())
+        while self._answers:
+            line, notice = self._answers.popleft()
+            self._lines.append(line)
+            if notice:
+                self._notice = (notice, now_s + 10.0)
+        if self._notice[0] and now_s > self._notice[1]:
+            self._notice = ("", 0.0)
+        self._publish(known)
+
+    def _publish(self, known: Known) -> None:
+        track, system = known.track, self._sampler.latest
+        window = model.recent(track) if track is not None else None
+        curves: Mapping[str, Series] = track.table.curves if track is not None else {}
+        filled = track.table.version if track is not None else 0
+        new = Snapshot(
+            version=0,
+            run=model.facts(known.run, known.header, known.now_s),
+            state=known.state.word,
+            cause=model.cause(known),
+            progress=model.progress(known),
+            figures=model.figures(track) if track is not None else (),
+            series=curves,
+            marks=track.marks if track is not None else (),
+            phases=model.phases(track) if track is not None else (),
+            health=health.findings(window, health.circumstances(known, system)) if window is not None else (),
+            system=system,
+            log=tuple(self._lines),
+            frame=self._frame if self._wanted else None,
+            agent_absent="" if self._frame is not None and self._wanted else self._absent(known),
+            ending=model.ending(known),
+            config=self._reading.config,
+            notice=self._reading.notice or self._notice[0],
+        )
+        with self._turn:
+            made = self._made
+            if made is None or made[1] != filled or made[0]._replace(version=0) != new:
+                self._version += 1
+                self._known, self._made = known, (new._replace(version=self._version), filled)
+
+    def _snapshot_at(self, newest: Snapshot, step: float) -> Snapshot:
+        known = self._known
+        track = known.track
+        if track is None:
+            return newest
+        return newest._replace(
+            version=self._version,
+            progress=model.progress_at(known, step),
+            figures=model.figures(track, step),
+            phases=model.phases(track, step),
+            health=health.findings(model.recent(track, step), health.circumstances(known, None, step)),
+            at_step=step,
+        )
+
+    # ---------------------------------------------------------------------------------------------------------------------------- the trainer
+
+    def _absent(self, known: Known) -> str:
+        why = model.agent_absent(known.state, wanted=self._wanted is not None, readonly=self.readonly, env=None)
+        return self._watch_problem or why
+
+    def _renew_watch(self, known: Known, now_s: float) -> None:
+        if self._wanted is None or not known.state.live:
+            self._frame = None
+            return
+        if now_s - self._watch_s >= _WATCH_S:
+            self._watch_s = now_s
+            mode, size = self._wanted
+            try:
+                control.send(known.run, "watch", {"mode": mode, "size": size}, expires_s=_WATCH_EXPIRES_S)
+                self._watch_problem = ""
+            except OperantError as error:
+                self._watch_problem = text.safe(error, 300)
+
+    def _ask(self, verb: str) -> None:
+        """Send a request and report what comes of it; in a thread of its own, as an answer may take long."""
+        run, said = self._reading.run, _SAID[verb]
+        try:
+            ticket = control.send(run, verb)
+            self._tell(f"asked the trainer to {said}")
+            answer = control.answer(run, ticket, _ANSWER_S)
+            if answer is not None and not answer.final:
+                self._tell(answer.text or f"the trainer will {said}")
+                answer = control.answer(run, ticket, _ANSWER_S, final=True)
+        except OperantError as error:
+            self._tell(text.safe(error, 300), refused=True)
+            return
+        if answer is None:
+            self._tell(f"the trainer has not answered the request to {said} for {_ANSWER_S:.0f} s", refused=True)
+        else:
+            self._tell(answer.text or f"{said}: {answer.result}", refused=answer.result in ("refused", "failed"))
+
+    def _tell(self, sentence: str, *, refused: bool = False) -> None:
+        line = LogLine(time.strftime("%H:%M:%S"), "bad" if refused else "ok", text.safe(sentence, 300))
+        self._answers.append((line, line.text if refused else ""))
+        self._wake.set()

@@ -1,0 +1,187 @@
+"""What the records of a run add up to: its curves, its marks, how fast it goes. Standard library only. Pure: reads no file, knows no clock.
+
+Wall time is that of the sessions: what lies between the end of one and the resume after it is left out. Iterations are summed up from what records say they
+cover; where the first records are not there any more, their number follows from the steps.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, groupby
+from typing import Final
+
+from monitor.series import Column, Table
+from monitor.snapshot import Mark
+from operant.metricsfile import FLAG_CHECKPOINT, FLAG_EVAL, FLAG_NONFINITE, Metric, Record
+from operant.text import safe
+
+_LABELS: Final = {
+    "sps": "SPS",
+    "eval/return": "eval return",
+    "eval/best_return": "best eval return",
+    "loss/policy": "policy loss",
+    "loss/value": "value loss",
+    "approx_kl": "approx KL",
+    "clip_fraction": "clip fraction",
+    "gradient_norm": "gradient norm",
+    "explained_variance": "explained variance",
+    "learning_rate": "learning rate",
+    "seconds/collect": "time collecting",
+    "seconds/update": "time updating",
+    "seconds/evaluate": "time evaluating",
+    "seconds/checkpoint": "time checkpointing",
+    "memory/allocated_bytes": "memory in use",
+    "memory/reserved_bytes": "memory reserved",
+}
+_MOST_MARKS = 512  # of a kind
+_RATE_S = 20.0
+
+
+def label(name: str) -> str:
+    """What a metric is called on a screen; printable."""
+    return _LABELS.get(name) or safe(name.removeprefix("tally/").replace("_", " "), 40)
+
+
+def columns(metrics: Iterable[Metric]) -> list[Column]:
+    """The curves of a file's metrics, hidden ones left out."""
+    return [
+        Column(metric.name, label(metric.name), safe(metric.unit, 40), metric.higher_better, metric.axis == "log", metric.must_be_finite)
+        for metric in metrics
+        if not metric.hidden
+    ]
+
+
+class Track:
+    """A run's curves and marks so far. Records are added in their order; those of a resume take back what they repeat."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self.metrics = tuple(metrics)
+        self.table = Table(columns(metrics))
+        self._shown = [index for index, metric in enumerate(metrics) if not metric.hidden]
+        names = [metric.name for metric in metrics]
+        self._counter = names.index("iterations") if "iterations" in names else None
+        self._marks: dict[str, list[Mark]] = {"checkpoint": [], "eval": [], "resume": [], "not_finite": []}
+        self._seconds = [index for index, metric in enumerate(metrics) if metric.name.startswith("seconds/")]
+        self._session: int | None = None
+        self._before_s = self._zero_ns = 0.0
+        self._iteration: float | None = None
+        self._rate: deque[tuple[float, float]] = deque()  # (wall seconds, step) of the last seconds
+        self._marked: tuple[Mark, ...] | None = ()
+
+    # ----------------------------------------------------------------------------------------------------------------------------------- adding
+
+    def add(self, records: Sequence[Record]) -> None:
+        """The next records of the run, as the metrics file's ring has them."""
+        for session, some in groupby(records, key=lambda record: record.session):
+            part = list(some)
+            self.add_columns(
+                session, [record.step for record in part], [record.boottime_ns for record in part], [record.flags for record in part],
+                list(zip(*(record.values for record in part), strict=True)),
+            )  # fmt: skip
+
+    def add_columns(self, session: int, steps: Sequence[int], boottimes_ns: Sequence[int], flags: Sequence[int], values: Sequence[Sequence[float]]) -> None:
+        """The next records of one session, column by column: `values` follow the metrics, `flags` are those of `operant.metricsfile`."""
+        if not len(steps):
+            return
+        counts = list(map(_count, values[self._counter])) if self._counter is not None else [1.0] * len(steps)
+        if session != self._session:
+            self._begin(session, steps, boottimes_ns[0], counts)
+        zero, before = self._zero_ns, self._before_s
+        walls = array("d", [before + (time_ns - zero) / 1e9 for time_ns in boottimes_ns])
+        if self._iteration is None:
+            self._iteration = _first_iteration(steps, counts) - counts[0]
+        iterations = array("d", accumulate(counts, initial=self._iteration))[1:]
+        self._iteration = iterations[-1]
+        if not all(counts):  # a record without an iteration repeats the one before, with an evaluation since: it took no time again
+            values = list(values)
+            for index in self._seconds:
+                values[index] = [second if count else 0.0 for second, count in zip(values[index], counts, strict=True)]
+        places = array("d", steps)
+        self.table.extend(places, walls, iterations, [values[index] for index in self._shown])
+        self._note_marks(places, walls, iterations, flags, values)
+        self._rate.append((walls[-1], places[-1]))
+        while len(self._rate) > 2 and self._rate[-1][0] - self._rate[1][0] > _RATE_S:
+            self._rate.popleft()
+
+    def _begin(self, session: int, steps: Sequence[int], boottime_ns: int, counts: Sequence[float]) -> None:
+        """Another worker goes on: from where its first record begins, back to the checkpoint it started from."""
+        last = self.table.last
+        self._before_s = 0.0
+        if last is not None and self._session is not None:
+            per = (steps[1] - steps[0]) / counts[1] if len(steps) > 1 and counts[1] > 0 else 0.0
+            began = max(0.0, steps[0] - per * counts[0]) if per else steps[0] - 1.0
+            self.rewind(began)
+            last = self.table.last
+            if last is not None:
+                self._before_s, self._iteration = last[1], last[2]
+                self._mark("resume", last)
+            else:
+                self._iteration = None
+        self._session, self._zero_ns = session, boottime_ns
+        self._rate.clear()
+
+    def rewind(self, step: float) -> None:
+        """Drop what lies after a step."""
+        self.table.rewind(step)
+        for kind, marks in self._marks.items():
+            self._marks[kind] = [mark for mark in marks if mark.step <= step]
+        self._marked = None
+
+    # ------------------------------------------------------------------------------------------------------------------------------------ marks
+
+    def _note_marks(
+        self, steps: Sequence[float], walls: Sequence[float], iterations: Sequence[float], flags: Sequence[int], values: Sequence[Sequence[float]]
+    ) -> None:
+        kinds = ((FLAG_EVAL, "eval"), (FLAG_CHECKPOINT, "checkpoint"), (FLAG_NONFINITE, "not_finite"))
+        if any(flags):
+            for k, bits in enumerate(flags):
+                for bit, kind in kinds:
+                    if bits & bit:
+                        self._mark(kind, (steps[k], walls[k], iterations[k]))
+
+    def _mark(self, kind: str, place: tuple[float, float, float]) -> None:
+        marks = self._marks[kind]
+        mark = Mark(kind, *place)  # type: ignore[arg-type]  # one of the four
+        if marks and marks[-1] == mark:
+            return
+        marks.append(mark)
+        if len(marks) > _MOST_MARKS:
+            del marks[1:-1:2]
+        self._marked = None
+
+    def checkpoint(self, step: int) -> None:
+        """A checkpoint of this step is known to be safe."""
+        marks = self._marks["checkpoint"]
+        if not marks or marks[-1].step < step:
+            place = self.table.place(step)
+            if place is not None:
+                self._mark("checkpoint", (float(step), place[1], place[2]))
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """All marks in the order of their steps; thinned out where there are more than 512 of a kind."""
+        if self._marked is None:
+            self._marked = tuple(sorted((mark for marks in self._marks.values() for mark in marks), key=lambda mark: (mark.step, mark.kind)))
+        return self._marked
+
+    # ------------------------------------------------------------------------------------------------------------------------------------- rate
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Environment steps a second over the last 20 seconds of records, evaluations and checkpoints included; None where they tell nothing yet."""
+        if not self._rate:
+            return None
+        (first_s, first), (last_s, last) = self._rate[0], self._rate[-1]
+        return (last - first) / (last_s - first_s) if last_s - first_s > 0.5 and last > first else None
+
+
+def _count(value: float) -> float:
+    return value if 0.0 <= value < 1e15 else 0.0
+
+
+def _first_iteration(steps: Sequence[int], counts: Sequence[float]) -> float:
+    """The iteration in which the first record ends."""
+    per = (steps[1] - steps[0]) / counts[1] if len(steps) > 1 and counts[1] > 0 else 0.0
+    return round(steps[0] / per) if per > 0 else counts[0]
