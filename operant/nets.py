@@ -107,6 +107,7 @@ class MLP(nn.Module):
 
     def __init__(self, observation: int, head: int, config: Config, generator: torch.Generator) -> None:
         super().__init__()
+        self.config = config
         self._towers = 1 if config.shared else 2
         self._activation = _ACTIVATIONS[config.activation]
         G, widths, gain = self._towers, config.hidden, math.sqrt(2.0)
@@ -169,9 +170,11 @@ class FlatVector:
         self.names = [name for name, _ in named]
         self._trained = [parameter for parameter in self.parameters if parameter.requires_grad]
         self._gradient_views = []  # of those
+        self.offsets: list[int] = []  # where each parameter begins
         offset = 0
         for (_, parameter), size in zip(named, sizes, strict=True):
             window = slice(offset, offset + parameter.numel())
+            self.offsets.append(offset)
             self.values.data[window].view(parameter.shape).copy_(parameter.data)
             parameter.data = self.values.data[window].view(parameter.shape)
             if parameter.requires_grad:

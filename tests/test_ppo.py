@@ -580,7 +580,7 @@ def test_one_sample_is_too_few():
     "wrong",
     [
         {"horizon": 0}, {"horizon": 1.5}, {"epochs": 2000}, {"minibatches": 0}, {"learning_rate": 0}, {"learning_rate": math.nan}, {"gamma": 1.01},
-        {"gae_lambda": -0.1}, {"clip": 0}, {"value_clip": 0}, {"target_kl": -1}, {"max_gradient_norm": 0}, {"precision": "bf16"}, {"lerning_rate": 1},
+        {"gae_lambda": -0.1}, {"clip": 0}, {"value_clip": 0}, {"target_kl": -1}, {"max_gradient_norm": 0}, {"precision": "fp16"}, {"lerning_rate": 1},
     ],
 )  # fmt: skip
 def test_values_that_are_refused(wrong):

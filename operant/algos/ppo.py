@@ -13,7 +13,7 @@ from numpy import float32
 from pydantic import Field
 from torch import Tensor
 
-from operant import draws, nets, returns
+from operant import draws, fused, nets, returns
 from operant.graphs import Graphed
 from operant.kernel import bind, kernel
 from operant.moments import RunningMoments
@@ -53,7 +53,10 @@ class PPOConfig(Section):
     normalize_rewards: bool = Field(False, description="divide rewards by the spread of the discounted return, and clip them to +-10")
     target_kl: Real | None = Field(None, gt=0, description="skip an iteration's remaining optimiser steps once approx_kl exceeds 1.5 times this")
     adam_epsilon: Real = Field(1e-5, gt=0, description="what Adam adds to the denominator")
-    precision: Literal["fp32", "tf32"] = Field("tf32", description="of matrix products on a GPU; a CPU always computes in fp32")
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        "tf32", description="of matrix products on a GPU; bf16 where kernels are fused, else tf32 in its place; a CPU always computes in fp32"
+    )
+    kernels: Literal["auto", "torch", "fused"] = Field("auto", description="fused: a few of its own for all of PPO; auto: those on a GPU, where they can be")
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """What does not fit together, as (key, sentence)."""
@@ -152,7 +155,7 @@ class PPO:
         self.world, self.config, self.device = world, config, device
         self.steps_per_iteration = T * N
         self.policy = Policy(world.env, net, seed=seed, device=device, normalize=config.normalize_observations)
-        torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
 
         # The rollout: the world writes its outcome straight into it, one slot a step.
         head = self.policy.head
@@ -162,12 +165,13 @@ class PPO:
         raw_type = torch.int32 if self.rollout.action.dtype == torch.int32 else torch.float32
         self._raw = torch.zeros(T, head.action_rows, N, dtype=raw_type, device=device)
         self._uniform = torch.zeros(T, head.uniform_rows, N, device=device)
-        self._log_probability = torch.zeros(T, N, device=device)
-        self._value = torch.zeros(T + 1, N, device=device)
+        # One buffer, so that whoever gathers samples reads all their numbers at one distance from each other.
+        samples = torch.zeros(4 * T * N + N, device=device)
+        advantage, log_probability, target, value = samples.split([T * N, T * N, T * N, T * N + N])
+        self._advantage, self._log_probability, self._returns = (flat.view(T, N) for flat in (advantage, log_probability, target))
+        self._value = value.view(T + 1, N)
         self._final_value = torch.zeros(T, N, device=device)
         self._reward = torch.zeros(T, N, device=device)
-        self._advantage = torch.zeros(T, N, device=device)
-        self._returns = torch.zeros(T, N, device=device)
         self._carried = torch.zeros(N, device=device)
         self._accrued = torch.zeros(T, N, device=device)
         self.return_moments = RunningMoments(1, device) if config.normalize_rewards else None
@@ -196,11 +200,27 @@ class PPO:
         self._accrual = bind(returns.Accrual(rollout.reward, rollout.terminated, rollout.truncated, self._carried, self._accrued))
 
         self.stats = torch.zeros(len(Stats._fields), device=device)
+        self.fused = self._fused(samples)
         self.collect, self.update = Graphed(self._collect, device, eager=eager), Graphed(self._update, device, eager=eager)
 
     def start(self) -> None:
         """Begin every lane anew. A resumed run calls `tensors` and copies into it instead."""
         self.world.reset(self._first)
+
+    def _fused(self, samples: Tensor) -> fused.Learner | None:
+        """The fused kernels over this trainer's buffers; None where torch's are to do the work."""
+        config = self.config
+        spec = fused.choose(self.policy, self.steps_per_iteration, config.kernels, config.precision)
+        if spec is None:
+            return None
+        buffers = fused.Buffers(
+            self.rollout, self._raw, self._uniform, samples, self._final_value, self._order, self._iteration, self._skip, self._learning_rate, self.stats
+        )
+        loss = fused.Loss(
+            config.clip, config.value_clip, config.entropy_coefficient, config.value_coefficient, config.max_gradient_norm, config.normalize_advantages,
+            config.target_kl, config.adam_epsilon, config.learning_rate, self._anneal_iterations if config.anneal else None,
+        )  # fmt: skip
+        return fused.learner(spec, self.policy, self._optimizer, buffers, loss, self._block, config.minibatches)
 
     # COLLECT
 
@@ -209,6 +229,14 @@ class PPO:
         """T steps of every lane by the policy as it is."""
         head, rollout, T = self.policy.head, self.rollout, self.config.horizon
         self._fill_uniform(self.world.count, self._tick, self._uniforms)
+        if self.fused is not None:
+            self.fused.prepare()
+            for t in range(T):
+                self.fused.act(t)
+                self.world.step(self._slots[t], t)
+            self.fused.leftovers(self.world.can_truncate)
+            self.world.advance(T)
+            return
         for t in range(T):
             parameters, self._value[t] = self.policy.forward(rollout.observation[t])
             self._raw[t] = head.sample(parameters, self._uniform[t])
@@ -239,13 +267,13 @@ class PPO:
 
     @torch.no_grad()
     def _advantages(self) -> None:
-        """Rewards (scaled), advantages (normalised over the whole iteration) and returns."""
+        """Rewards (scaled), advantages (normalised over the whole iteration, unless whoever reads them does it) and returns."""
         lanes = self.world.count
         self._reward.copy_(self.rollout.reward)
         if self.return_moments is not None:
             self._reward.mul_(self.return_moments.scale).clamp_(-RunningMoments.CLIP, RunningMoments.CLIP)
         self._estimate(lanes, self._discount, self._trace)
-        if self.config.normalize_advantages:
+        if self.config.normalize_advantages and self.fused is None:
             variance, mean = torch.var_mean(self._advantage)
             self._advantage.sub_(mean).div_(variance.sqrt() + 1e-8)
 
@@ -264,6 +292,12 @@ class PPO:
         """Epochs over the rollout in minibatches, then the moments."""
         config = self.config
         self._advantages()
+        if self.fused is not None:
+            self._fill_order(self._order.numel(), self._turn, self._orders)
+            self.fused.update(config.epochs, config.minibatches)
+            self._moments()
+            self.rollout.observation[0].copy_(self.rollout.observation[-1])
+            return
         variance = self._returns.var()
         explained = 1.0 - (self._returns - self._value[:-1]).var() / variance.clamp_min(1e-12)
         if config.anneal:

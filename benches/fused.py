@@ -1,0 +1,279 @@
+"""The fused kernels on this machine's GPU: gradients beside float64 autograd's, actions beside the torch path's, bits, then speed. Prints Markdown.
+
+    python benches/fused.py [--out FILE] [--only gradients,actions,bits,speed,sweep] [--repeats 5]
+
+A part that fails says so and the next one runs. Every time is the median of `repeats` regions timed with CUDA events; a region is replays of a captured graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import multiprocessing
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from gpu import CUDA, seconds
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from fused_probe import CARTPOLE, ENVS, gradients, prepared, relative_error, trainer, wide
+
+from operant import nets
+from operant.algos.ppo import PPO
+from operant.graphs import Graphed
+
+LIMITS = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2}
+"""Relative error that a gradient may have."""
+
+SIZES = ((2048, 16), (8192, 64), (65536, 64))
+GOALS = (90e6, 250e6, 415e6)
+
+
+def combinations(quick: bool) -> Iterator[tuple[str, str, nets.Config, dict]]:
+    """Environment, its name, network and what else is configured."""
+    plain = {"entropy_coefficient": 0.03}
+    clipped = plain | {"value_clip": 0.1, "normalize_observations": True}
+    for env, shared in itertools.product(ENVS, (False, True)):
+        yield env, "", nets.Config(shared=shared), clipped if shared else plain
+    yield "gaussian", "squash", nets.Config(squash=True), plain
+    for activation in ("relu", "gelu", "silu"):
+        yield "categorical", "", nets.Config(activation=activation), plain
+    for hidden in ((16,), (128,), (48, 24), (32, 64, 16), (64, 64, 64), (128, 128)):
+        yield "categorical", "", nets.Config(hidden=hidden), plain
+    if not quick:
+        for hidden, shared, activation in itertools.product(((32,), (128, 64)), (False, True), ("gelu", "silu")):
+            yield "multi", "", nets.Config(hidden=hidden, shared=shared, activation=activation), clipped
+    yield "wide", "118 wide, 3 actions", nets.Config(hidden=(64, 64)), plain
+    yield "wide", "118 wide, 3 actions", nets.Config(hidden=(128, 128)), plain
+
+
+def gradient_error(env: str, net: nets.Config, algo: dict, precision: str) -> tuple[float | str, float]:
+    """Relative error of a minibatch's gradient, and of the loss's numbers; or what went wrong."""
+    try:
+        rules = wide(118, 3) if env == "wide" else ENVS[env]
+        ppo = trainer(rules, net, lanes=1024, where="cuda", horizon=8, precision=precision, kernels="fused", eager=True, **algo)
+        prepared(ppo)
+        found, wanted, numbers, exact = gradients(ppo)
+    except Exception as error:
+        traceback.print_exc(limit=-3)
+        return f"FAILED: {type(error).__name__}: {str(error)[:60]}", float("nan")
+    return relative_error(found, wanted), max(abs(a - b) / (abs(b) + 1e-3) for a, b in zip(numbers.tolist(), exact, strict=True))
+
+
+def gradient_errors(combination: tuple[str, str, nets.Config, dict]) -> tuple[dict[str, float | str], float]:
+    """The error of each precision, and of the numbers in fp32; runs in a process of its own."""
+    env, _, net, algo = combination
+    found = {precision: gradient_error(env, net, algo, precision) for precision in LIMITS}
+    return {precision: error for precision, (error, _) in found.items()}, found["fp32"][1]
+
+
+def together(function: Callable, items: Iterable) -> list:
+    """`function` of each item, in processes side by side: most of the time is compilation."""
+    with ProcessPoolExecutor(max_workers=12, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(function, items))
+
+
+def check_gradients(quick: bool) -> Iterator[str]:
+    """A line a combination, with the error of each precision."""
+    yield "| action | network | fp32 | tf32 | bf16 | numbers, fp32 |"
+    yield "|---|---|---|---|---|---|"
+    worst = dict.fromkeys(LIMITS, 0.0)
+    every = list(combinations(quick))
+    for (env, more, net, _), (errors, off) in zip(every, together(gradient_errors, every), strict=True):
+        cells = []
+        for name, error in errors.items():
+            good = isinstance(error, float) and error <= LIMITS[name]
+            cells.append(error if isinstance(error, str) else f"{error:.1e}{'' if good else ' TOO LARGE'}")
+            worst[name] = max(worst[name], error) if isinstance(error, float) else float("nan")
+        trunk = "one trunk" if net.shared else "two towers"
+        yield f"| {env} {more} | {list(net.hidden)} {net.activation}, {trunk} | {' | '.join(cells)} | {off:.1e} |"
+    yield f"\nWorst: {', '.join(f'{name} {value:.1e} (allowed {LIMITS[name]:g})' for name, value in worst.items())}"
+
+
+def first_actions(precision: str) -> str:
+    """How many of the first iteration's actions differ between the paths."""
+    algo = {"horizon": 1, "precision": precision, "minibatches": 1}
+    ours, theirs = (trainer(CARTPOLE, nets.Config(), lanes=65536, where="cuda", kernels=kernels, **algo) for kernels in ("fused", "torch"))
+    for ppo in (ours, theirs):
+        ppo.collect()
+    different = int((ours._raw != theirs._raw).sum())
+    values = (ours._value[0] - theirs._value[0]).abs().max()
+    return f"- {precision}: {different} of {ours._raw.numel():,} actions differ, values by up to {float(values):.1e}"
+
+
+def repeatable(precision: str, iterations: int = 200) -> str:
+    """Whether two runs of the same seed end with the same bytes, eager as graphs, and resumed as uninterrupted."""
+    algo = {"horizon": 16, "normalize_observations": True, "normalize_rewards": True, "target_kl": 0.05, "precision": precision, "kernels": "fused"}
+
+    def run(seed: int = 1, eager: bool = False, break_at: int | None = None) -> bytes:
+        ppo = trainer(CARTPOLE, nets.Config(), lanes=2048, where="cuda", seed=seed, eager=eager, **algo)
+        for iteration in range(iterations):
+            if iteration == break_at:
+                saved = {name: value.clone() for name, value in ppo.tensors().items()}
+                ppo = trainer(CARTPOLE, nets.Config(), lanes=2048, where="cuda", seed=seed, eager=eager, **algo)
+                for name, value in ppo.tensors().items():
+                    value.copy_(saved[name])
+            ppo.collect()
+            ppo.update()
+        if ppo.stats[8] != 0:
+            return b"not finite"
+        return ppo.policy.flat.values.detach().cpu().numpy().tobytes()
+
+    reference = run()
+    verdicts = {
+        "same seed, same bytes": run() == reference,
+        "other seed, other bytes": run(seed=2) != reference,
+        "eager = graphs": run(eager=True) == reference,
+        "resumed at 77 = uninterrupted": run(break_at=77) == reference,
+        "finite": reference != b"not finite",
+    }
+    return f"- {precision}, {iterations} iterations: " + ", ".join(f"{text}: {'ok' if good else 'FAILED'}" for text, good in verdicts.items())
+
+
+def cartpole(lanes: int, horizon: int, precision: str, kernels: str = "fused", shared: bool = False) -> PPO:
+    """The trainer that is timed."""
+    algo = {"horizon": horizon, "precision": precision, "kernels": kernels, "anneal": False, "learning_rate": 2.5e-4}
+    ppo = trainer(CARTPOLE, nets.Config(shared=shared), lanes=lanes, where="cuda", **algo)
+    for _ in range(4):
+        ppo.collect()
+        ppo.update()
+    return ppo
+
+
+def speed(repeats: int) -> Iterator[str]:
+    """Steps a second, and milliseconds of each half."""
+    yield "| lanes x horizon | network | precision | M SPS | of the goal | ms an iteration | collect | update |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for (lanes, horizon), goal in zip(SIZES, GOALS, strict=True):
+        for precision, shared in (("bf16", False), ("tf32", False), ("fp32", False), ("bf16", True)):
+            ppo = cartpole(lanes, horizon, precision, shared=shared)
+            inner = max(3, int(2e7 // (lanes * horizon)))
+
+            def both(ppo: PPO = ppo) -> None:
+                ppo.collect()
+                ppo.update()
+
+            whole, collect, update = (seconds(work, repeats, inner) for work in (both, ppo.collect, ppo.update))
+            rate = lanes * horizon / whole
+            yield (
+                f"| {lanes:,} x {horizon} | {'one trunk' if shared else 'two towers'} | {precision} | {rate / 1e6:.1f} | {rate / goal:.0%} "
+                f"| {whole * 1e3:.3f} | {collect * 1e3:.3f} | {update * 1e3:.3f} |"
+            )
+
+
+def parts(repeats: int) -> Iterator[str]:
+    """Microseconds of each launch of an iteration, each in a graph of its own."""
+    yield "| lanes x horizon | precision | act | step | leftovers | uniforms | advantages | begin | order | gradient | add parts | adam |"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
+    for lanes, horizon in SIZES:
+        for precision in ("bf16", "tf32"):
+            ppo = cartpole(lanes, horizon, precision)
+            fused = ppo.fused
+            blocks = ppo._order.shape[1] // ppo.config.minibatches
+            works = {
+                "act": lambda f=fused: f.act(1),
+                "step": lambda p=ppo: p.world.step(p._slots[1], 1),
+                "leftovers": lambda f=fused: f.leftovers(True),
+                "uniforms": lambda p=ppo: p._fill_uniform(p.world.count, p._tick, p._uniforms),
+                "advantages": lambda p=ppo: p._advantages(),
+                "begin": lambda f=fused: f.begin(),
+                "order": lambda p=ppo: p._fill_order(p._order.numel(), p._turn, p._orders),
+                "gradient": lambda f=fused, b=blocks: f.gradient(b, b),
+                "add parts": lambda f=fused: f.add_parts(),
+                "adam": lambda f=fused: f.descend(),
+            }
+            cells = [f"{timed(work, repeats) * 1e6:.1f}" for work in works.values()]
+            yield f"| {lanes:,} x {horizon} | {precision} | {' | '.join(cells)} |"
+
+
+def timed(work, repeats: int, inner: int = 20) -> float:
+    """Seconds of one launch among `inner` in a graph."""
+
+    def many() -> None:
+        for _ in range(inner):
+            work()
+
+    graph = Graphed(many, CUDA)
+    graph()
+    graph()
+    return seconds(graph, repeats, 3) / inner
+
+
+SHAPES = ((64, 4, None), (64, 4, 168), (64, 8, None), (64, 8, 128), (128, 8, None), (128, 8, 128), (128, 4, None), (32, 4, None), (32, 2, None))
+"""Rows, warps and most registers of the gradient's kernel."""
+
+
+def warm(kind: tuple[str, tuple[int, int, int | None]]) -> None:
+    """Compile one shape into Triton's cache."""
+    precision, (rows, warps, registers) = kind
+    ppo = cartpole(2048, 16, precision)
+    with contextlib.suppress(Exception):  # it fails again, and is told, where it is timed
+        ppo.fused.cut(replace(ppo.fused.shape, rows=rows, warps=warps, most_registers=registers)).gradient(0, 64)
+
+
+def sweep(repeats: int, precisions: tuple[str, ...] = ("bf16",)) -> Iterator[str]:
+    """Microseconds of the gradient's kernel for a minibatch, over shapes."""
+    together(warm, list(itertools.product(precisions, SHAPES)))
+    yield "| precision | rows | warps | registers | programs a tower | 8,192 samples | 131,072 | 1,048,576 |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for precision in precisions:
+        algos = [cartpole(lanes, horizon, precision) for lanes, horizon in SIZES]
+        for (rows, warps, registers), programs in itertools.product(SHAPES, (66, 132, 198, 264, 396)):
+            cells = []
+            for ppo in algos:
+                blocks = ppo._order.shape[1] // ppo.config.minibatches
+                try:
+                    learner = ppo.fused.cut(replace(ppo.fused.shape, rows=rows, warps=warps, programs=programs, most_registers=registers))
+                    cells.append(f"{timed(lambda f=learner, b=blocks: f.gradient(b, b), repeats, 4) * 1e6:.1f}")
+                except Exception as error:
+                    cells.append(f"{type(error).__name__}")
+                    break
+            yield f"| {precision} | {rows} | {warps} | {registers or ''} | {programs} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Run the parts asked for and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", default="gradients,actions,bits,speed,parts")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="fewer combinations")
+    arguments = parser.parse_args()
+    wanted, repeats = arguments.only.split(","), arguments.repeats
+    text: list[str] = []
+
+    def say(line: str) -> None:
+        text.append(line)
+        print(line, flush=True)
+        if arguments.out:
+            arguments.out.write_text("\n".join(text) + "\n")
+
+    say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, medians of {repeats}\n")
+    works = {
+        "gradients": lambda: check_gradients(arguments.quick),
+        "actions": lambda: map(first_actions, LIMITS),
+        "bits": lambda: map(repeatable, LIMITS),
+        "speed": lambda: speed(repeats),
+        "parts": lambda: parts(repeats),
+        "sweep": lambda: sweep(repeats),
+    }
+    for name in wanted:
+        began = time.perf_counter()
+        try:
+            for line in works[name]():
+                say(line)
+        except Exception:
+            traceback.print_exc(limit=6)
+            say(f"FAILED: {name}")
+        say(f"\n({name}: {time.perf_counter() - began:.0f} s)\n")
+
+
+if __name__ == "__main__":
+    main()

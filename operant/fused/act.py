@@ -1,0 +1,103 @@
+"""Triton kernels of a rollout: act on one step's observations, and value what is left over at its end. Know no loss.
+
+A program takes one tile of lanes and one tower of the network. Buffers are as `operant.algos.ppo` has them, field-major.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from operant.fused.parts import TWO_PI, categorical, column_of, features, forward, gaussian_log_density, network, tanh
+
+
+@triton.jit
+def _sample_categorical(out, column, lane, here, uniform, raw, action, t, lanes, SPEC: tl.constexpr):
+    """Draw and store each choice; returns the log-probability (rows)."""
+    log_p, p, _entropy = categorical(out, column, SPEC)
+    taken = tl.zeros_like(out)
+    for k in tl.static_range(len(SPEC.sizes)):
+        place = (t * len(SPEC.sizes) + k) * lanes + lane
+        u = tl.load(uniform + place, mask=here, other=0.0)
+        inside = (column >= SPEC.starts[k]) & (column < SPEC.starts[k + 1])
+        masked = tl.where(inside[None, :], p, 0.0)
+        # The sum may round to just below 1: scaled to it, no uniform lands beyond it.
+        threshold = (u * tl.sum(masked, axis=1))[:, None]
+        passed = (inside & (column < SPEC.starts[k + 1] - 1))[None, :] & (threshold >= tl.cumsum(masked, axis=1))
+        chosen = tl.sum(passed.to(tl.int32), axis=1)
+        tl.store(raw + place, chosen, mask=here)
+        tl.store(action + place, chosen, mask=here)
+        taken = tl.where(inside[None, :] & (column[None, :] - SPEC.starts[k] == chosen[:, None]), 1.0, taken)
+    return tl.sum(log_p * taken, axis=1)
+
+
+@triton.jit
+def _sample_gaussian(out, column, lane, here, uniform, raw, action, bounds, parameters, t, lanes, SPEC: tl.constexpr):
+    """Draw and store the raw action, and what the environment gets; returns the log-probability (rows). `bounds`: centre, reach, limit, (A) each."""
+    inside = column < SPEC.head_rows
+    mask = inside[None, :] & here[:, None]
+    log_std = tl.load(parameters + SPEC.log_std + column, mask=inside, other=0.0)
+    place = t * SPEC.head_rows * lanes + column[None, :] * lanes + lane[:, None]
+    draw = t * SPEC.head_rows * lanes + place
+    radius = tl.load(uniform + draw, mask=mask, other=0.0)
+    angle = tl.load(uniform + draw + SPEC.head_rows * lanes, mask=mask, other=0.0)
+    # Box & Muller; 1 - u is exact.
+    drawn = out + tl.exp(log_std)[None, :] * (tl.sqrt(-2.0 * tl.log(1.0 - radius)) * tl.cos(TWO_PI * angle))
+    centre = tl.load(bounds + column, mask=inside, other=0.0)[None, :]
+    reach = tl.load(bounds + SPEC.head_rows + column, mask=inside, other=0.0)[None, :]
+    limit = tl.load(bounds + 2 * SPEC.head_rows + column, mask=inside, other=0.0)[None, :]
+    if SPEC.squash:
+        bounded = tanh(drawn, False)
+    else:
+        bounded = tl.where(drawn > limit, limit, tl.where(drawn < -limit, -limit, drawn))
+    tl.store(raw + place, drawn, mask=mask)
+    tl.store(action + place, centre + reach * bounded, mask=mask)
+    return gaussian_log_density(out, drawn, log_std, inside[None, :], SPEC)[0]
+
+
+@triton.jit(do_not_specialize=["t"])
+def act(
+    observation, uniform, raw, action, log_probability, value, parameters, moments, bounds, t, lanes, SPEC: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """Step t of every lane: network, sample, log-probability, value, each into its place in the rollout."""
+    tower = tl.program_id(1)
+    lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    here = lane < lanes
+    field = tl.arange(0, SPEC.observation_pad)
+    seen = here[:, None] & (field < SPEC.observation)[None, :]
+    observed = tl.load(observation + (t * SPEC.observation + field[None, :]) * lanes + lane[:, None], mask=seen, other=0.0)
+    out, _hidden, _memory = forward(features(observed, field, moments, SPEC), network(parameters, tower, SPEC), SPEC)
+    column = tl.arange(0, SPEC.out_pad)
+    if SPEC.shared or tower == 0:
+        if len(SPEC.sizes) > 0:
+            log_p = _sample_categorical(out, column, lane, here, uniform, raw, action, t, lanes, SPEC)
+        else:
+            log_p = _sample_gaussian(out, column, lane, here, uniform, raw, action, bounds, parameters, t, lanes, SPEC)
+        tl.store(log_probability + t * lanes + lane, log_p, mask=here)
+    if SPEC.shared or tower == 1:
+        tl.store(value + t * lanes + lane, column_of(out, column, SPEC.head_rows), mask=here)
+
+
+@triton.jit(do_not_specialize=["first"])
+def leftover_values(
+    observation, final_observation, truncated, value, final_value, parameters, moments, first, steps, lanes, SPEC: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """V of the observation after the last step, and from step `first` of the true final ones: those only in tiles where a lane was truncated."""
+    t = first + tl.program_id(1)
+    lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    here = lane < lanes
+    wanted = here & (t == steps)
+    if t < steps:
+        wanted = tl.load(truncated + t * lanes + lane, mask=here, other=0) != 0
+    if tl.sum(wanted.to(tl.int32), axis=0) > 0:
+        field = tl.arange(0, SPEC.observation_pad)
+        seen = here[:, None] & (field < SPEC.observation)[None, :]
+        source = final_observation
+        target = final_value
+        if t == steps:
+            source = observation
+            target = value
+        observed = tl.load(source + (t * SPEC.observation + field[None, :]) * lanes + lane[:, None], mask=seen, other=0.0)
+        tower = 0 if SPEC.shared else 1
+        out, _hidden, _memory = forward(features(observed, field, moments, SPEC), network(parameters, tower, SPEC), SPEC)
+        tl.store(target + t * lanes + lane, column_of(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows), mask=wanted)

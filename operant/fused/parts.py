@@ -1,0 +1,233 @@
+"""The parts that fused kernels are put together from, in Triton: products, activations, the network forward, distributions.
+
+Tiles are sample-major, (rows, features): a product's result then is the next one's left operand without leaving its registers. Rows are samples; columns
+beyond a layer's width are zero, and stay zero through every activation. Everything about a network is known when a kernel is compiled: `SPEC` is a
+`operant.fused.spec.Spec`. Knows no rollout and no loss.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG_2 = tl.constexpr(0.6931471805599453)
+LOG_2_PI = tl.constexpr(1.8378770664093453)
+TWO_PI = tl.constexpr(6.283185307179586)
+INVERSE_SQRT_2 = tl.constexpr(0.7071067811865476)
+INVERSE_SQRT_2_PI = tl.constexpr(0.3989422804014327)
+
+
+@triton.jit
+def zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """(ROWS, COLUMNS) of nothing."""
+    return tl.zeros((ROWS, COLUMNS), tl.float32)
+
+
+@triton.jit
+def operand(x, SPEC: tl.constexpr):
+    """A tile as products take it."""
+    return x.to(tl.bfloat16) if SPEC.precision == "bf16" else x
+
+
+@triton.jit
+def product(a, b, SPEC: tl.constexpr):
+    """A b, in float32."""
+    if SPEC.precision == "bf16":
+        return tl.dot(a, b)
+    else:
+        return tl.dot(a, b, input_precision=SPEC.precision)
+
+
+@triton.jit
+def add_product(a, b, total, SPEC: tl.constexpr):
+    """Total + a b, in float32."""
+    if SPEC.precision == "bf16":
+        return tl.dot(a, b, total)
+    else:
+        return tl.dot(a, b, total, input_precision=SPEC.precision)
+
+
+# ACTIVATIONS
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + e^-x)."""
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def tanh(x, APPROXIMATE: tl.constexpr):
+    """Tanh x: to rounding, as 2 sigmoid(2x) - 1; or by the GPU's own instruction, to 2^-11."""
+    if APPROXIMATE:
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return 2.0 * sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
+def activate(z, SPEC: tl.constexpr):
+    """f(z)."""
+    if SPEC.activation == "tanh":
+        return tanh(z, SPEC.approximate)
+    elif SPEC.activation == "relu":
+        return tl.where(z < 0.0, 0.0, z)
+    elif SPEC.activation == "silu":
+        return z * sigmoid(z)
+    else:
+        return 0.5 * z * (1.0 + tl.erf(z * INVERSE_SQRT_2))
+
+
+@triton.jit
+def kept(z, h, SPEC: tl.constexpr):
+    """What the slope is worked out from: the activation where that is enough, or what went in."""
+    return h if SPEC.activation == "tanh" or SPEC.activation == "relu" else operand(z, SPEC)
+
+
+@triton.jit
+def slope(memory, SPEC: tl.constexpr):
+    """f'(z), from what `kept` kept."""
+    x = memory.to(tl.float32)
+    if SPEC.activation == "tanh":
+        return 1.0 - x * x
+    elif SPEC.activation == "relu":
+        return tl.where(x > 0.0, 1.0, 0.0)
+    elif SPEC.activation == "silu":
+        s = sigmoid(x)
+        return s * (1.0 + x * (1.0 - s))
+    else:
+        return 0.5 * (1.0 + tl.erf(x * INVERSE_SQRT_2)) + x * INVERSE_SQRT_2_PI * tl.exp(-0.5 * x * x)
+
+
+# THE NETWORK
+
+
+@triton.jit
+def matrix(start, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PAD: tl.constexpr, COLUMNS_PAD: tl.constexpr):
+    """A row-major matrix as a tile, zero outside."""
+    row, column = tl.arange(0, ROWS_PAD)[:, None], tl.arange(0, COLUMNS_PAD)[None, :]
+    return tl.load(start + row * COLUMNS + column, mask=(row < ROWS) & (column < COLUMNS), other=0.0)
+
+
+@triton.jit
+def first_matrix(parameters, tower, SPEC: tl.constexpr):
+    """The first layer's weight, (H, O + 1): its last column, at O, is the bias."""
+    WIDTH: tl.constexpr = SPEC.hidden[0]
+    row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], tl.arange(0, SPEC.observation_pad)[None, :]
+    weight = parameters + SPEC.first_weight + (tower * WIDTH + row) * SPEC.observation + column
+    bias = parameters + SPEC.first_bias + tower * WIDTH + row + 0 * column
+    return tl.load(tl.where(column < SPEC.observation, weight, bias), mask=(row < WIDTH) & (column <= SPEC.observation), other=0.0)
+
+
+@triton.jit
+def out_matrix(parameters, tower, SPEC: tl.constexpr):
+    """The last weight, (out_pad, H): rows of the head, then the value's; only those that this tower has."""
+    WIDTH: tl.constexpr = SPEC.hidden[-1]
+    row, column = tl.arange(0, SPEC.out_pad)[:, None], tl.arange(0, SPEC.hidden_pad[-1])[None, :]
+    head = parameters + SPEC.head_weight + row * WIDTH + column
+    value = parameters + SPEC.value_weight + 0 * row + column
+    return tl.load(tl.where(row < SPEC.head_rows, head, value), mask=has_column(row, tower, SPEC) & (column < WIDTH), other=0.0)
+
+
+@triton.jit
+def out_bias(parameters, tower, SPEC: tl.constexpr):
+    """The last bias, (out_pad)."""
+    column = tl.arange(0, SPEC.out_pad)
+    place = tl.where(column < SPEC.head_rows, parameters + SPEC.head_bias + column, parameters + SPEC.value_bias + 0 * column)
+    return tl.load(place, mask=has_column(column, tower, SPEC), other=0.0)
+
+
+@triton.jit
+def has_column(column, tower, SPEC: tl.constexpr):
+    """Whether a column of the last product is this tower's to compute."""
+    if SPEC.shared:
+        return column <= SPEC.head_rows
+    else:
+        return ((column < SPEC.head_rows) & (tower == 0)) | ((column == SPEC.head_rows) & (tower == 1))
+
+
+@triton.jit
+def network(parameters, tower, SPEC: tl.constexpr):
+    """One tower's parameters: the first weight (float32, with its bias), later weights, later biases, the last weight, the last bias."""
+    weights = ()
+    biases = ()
+    for k in tl.static_range(len(SPEC.weights)):
+        place = parameters + SPEC.weights[k] + tower * (SPEC.hidden[k + 1] * SPEC.hidden[k])
+        weights = weights + (operand(matrix(place, SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k]), SPEC),)
+        unit = tl.arange(0, SPEC.hidden_pad[k + 1])
+        biases = biases + (tl.load(parameters + SPEC.biases[k] + tower * SPEC.hidden[k + 1] + unit, mask=unit < SPEC.hidden[k + 1], other=0.0),)
+    last = operand(out_matrix(parameters, tower, SPEC), SPEC)
+    return first_matrix(parameters, tower, SPEC), weights, biases, last, out_bias(parameters, tower, SPEC)
+
+
+@triton.jit
+def features(raw, column, moments, SPEC: tl.constexpr):
+    """What the network reads of observations (rows, observation_pad): normalised where asked for, ones in column O. `moments`: shift (O), scale (O)."""
+    x = raw.to(tl.float32)
+    if SPEC.normalize:
+        known = column < SPEC.observation
+        shift = tl.load(moments + column, mask=known, other=0.0)
+        scale = tl.load(moments + SPEC.observation + column, mask=known, other=0.0)
+        x = (x - shift[None, :]) * scale[None, :]
+        x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))
+    return tl.where((column == SPEC.observation)[None, :], 1.0, x)
+
+
+@triton.jit
+def forward(x, net, SPEC: tl.constexpr):
+    """Outputs (rows, out_pad), and of each hidden layer its activations (as operands) and what its slope needs."""
+    first, weights, biases, last, last_bias = net
+    # Raw observations may be large numbers that differ little: bf16 would lose what they say, so the first product never has fewer bits than tf32.
+    z = tl.dot(x, tl.trans(first), input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
+    h = operand(activate(z, SPEC), SPEC)
+    hidden = (h,)
+    memory = (kept(z, h, SPEC),)
+    for k in tl.static_range(len(SPEC.weights)):
+        z = product(h, tl.trans(weights[k]), SPEC) + biases[k][None, :]
+        h = operand(activate(z, SPEC), SPEC)
+        hidden = hidden + (h,)
+        memory = memory + (kept(z, h, SPEC),)
+    return product(h, tl.trans(last), SPEC) + last_bias[None, :], hidden, memory
+
+
+# DISTRIBUTIONS
+
+
+@triton.jit
+def column_of(out, column, WANTED: tl.constexpr):
+    """One column of (rows, columns), as (rows)."""
+    return tl.sum(tl.where((column == WANTED)[None, :], out, 0.0), axis=1)
+
+
+@triton.jit
+def categorical(out, column, SPEC: tl.constexpr):
+    """Of logits in their columns: log p, p, and the entropy of the choice that each column belongs to, all (rows, out_pad), zero elsewhere."""
+    log_p = tl.zeros_like(out)
+    p = tl.zeros_like(out)
+    entropy = tl.zeros_like(out)
+    for k in tl.static_range(len(SPEC.sizes)):
+        inside = ((column >= SPEC.starts[k]) & (column < SPEC.starts[k + 1]))[None, :]
+        logits = tl.where(inside, out, -float("inf"))
+        shifted = logits - tl.max(logits, axis=1)[:, None]
+        powers = tl.exp(shifted)
+        total = tl.sum(powers, axis=1)
+        log_p = tl.where(inside, shifted - tl.log(total)[:, None], log_p)
+        p = tl.where(inside, powers * (1.0 / total)[:, None], p)
+        entropy = tl.where(inside, -tl.sum(tl.where(inside, p * log_p, 0.0), axis=1)[:, None], entropy)
+    return log_p, p, entropy
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + e^x), for any x."""
+    return tl.where(x > 0.0, x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def gaussian_log_density(mean, action, log_std, inside, SPEC: tl.constexpr):
+    """Log density of raw actions (rows, out_pad), summed over the columns that are means: (rows). And (a - mean) / std."""
+    standard = tl.where(inside, (action - mean) * tl.exp(-log_std)[None, :], 0.0)
+    density = -0.5 * standard * standard - log_std[None, :] - 0.5 * LOG_2_PI
+    if SPEC.squash:
+        density = density - 2.0 * (LOG_2 - action - softplus(-2.0 * action))
+    return tl.sum(tl.where(inside, density, 0.0), axis=1), standard

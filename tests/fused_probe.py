@@ -1,0 +1,115 @@
+"""What the tests and the bench of the fused kernels share: trainers of every kind, and their gradient beside float64 autograd's."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from toys import PICK, PUSH
+
+from operant import nets
+from operant.algos.ppo import PPO, Batch, ppo_loss
+from operant.envs import Box, Discrete, Env, device, find
+from operant.heads import Gaussian
+from operant.world import World
+
+CARTPOLE = find("cartpole")
+
+
+def wide(observation: int, actions: int) -> Env:
+    """CartPole seen through more numbers, with more actions than it heeds."""
+    rules, advance = CARTPOLE, CARTPOLE.step
+
+    @device
+    def step(s, action, p, key, tally):
+        return advance(s, action % 2, p, key, tally)
+
+    @device
+    def observe(s, obs, p):
+        for k in range(observation):
+            obs[k] = s[k % 4] / (1 + k // 4)
+
+    return Env(
+        rules.Params, rules.fields, observation=Box(observation), action=Discrete(actions), time_limit=500, reset=rules.reset, step=step, observe=observe
+    )
+
+
+class Doubled:
+    """A policy's network and distribution in float64, apart from the policy."""
+
+    def __init__(self, policy) -> None:
+        self.net, self.head = copy.deepcopy(policy.net).double(), copy.deepcopy(policy.head).double()
+        self.features = policy.features
+        self.parameters = [*self.net.parameters(), *self.head.parameters()]
+
+    def forward(self, observation):
+        return self.net(self.features(observation).double())
+
+
+def prepared(ppo: PPO, seed: int = 5) -> None:
+    """A rollout whose loss is not at rest: other parameters than those that acted, targets off the values, old log-probabilities off the new ones."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.randn(tensor.shape, generator=generator).to(tensor.device)
+
+    ppo.policy.flat.values.data.add_(0.1 * noise(ppo.policy.flat.values))
+    ppo.collect()
+    ppo._advantages()
+    ppo._advantage.copy_(noise(ppo._advantage))
+    ppo._log_probability.add_(0.2 * noise(ppo._log_probability))
+    ppo._returns.copy_(ppo._value[:-1] + noise(ppo._returns))
+    ppo._value[:-1].add_(0.2 * noise(ppo._returns))
+    ppo._fill_order(ppo._order.numel(), ppo._turn, ppo._orders)
+
+
+def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[float]]:
+    """Of one minibatch: the fused gradient, float64 autograd's, the fused numbers (5) and the float64 loss's."""
+    fused, config, policy = ppo.fused, ppo.config, ppo.policy
+    blocks = ppo._order.shape[1] // config.minibatches
+    fused.begin()
+    fused._partial.fill_(float("nan"))
+    fused._partial[:, _unused(ppo)] = 0.0
+    fused.gradient(minibatch * blocks, blocks)
+    fused.add_parts()
+    found = policy.flat.gradient.double()
+
+    batch = ppo._minibatches(ppo._shuffled(ppo._order[0].long()))[minibatch]
+    advantage = (batch.advantage - ppo._advantage.mean()) / (ppo._advantage.std() + 1e-8) if config.normalize_advantages else batch.advantage
+    exact = Batch(
+        batch.observation,
+        batch.action.double() if isinstance(policy.head, Gaussian) else batch.action,
+        *(x.double() for x in (batch.log_probability, batch.value, advantage, batch.returns)),
+    )
+    doubled = Doubled(policy)
+    loss, numbers = ppo_loss(doubled, exact, config)
+    wanted = torch.zeros_like(found)
+    flat = policy.flat
+    for begin, gradient in zip(flat.offsets, torch.autograd.grad(loss, doubled.parameters), strict=True):
+        wanted[begin : begin + gradient.numel()] = gradient.flatten()
+    return found, wanted, fused._totals[:5].clone(), [number.item() for number in numbers]
+
+
+def _unused(ppo: PPO) -> torch.Tensor:
+    """Columns of the parts that no program writes: the padding between parameters, and behind the numbers."""
+    flat = ppo.policy.flat
+    unused = torch.ones(ppo.fused._width, dtype=torch.bool, device=flat.values.device)
+    for begin, parameter in zip(flat.offsets, flat.parameters, strict=True):
+        unused[begin : begin + parameter.numel()] = False
+    unused[flat.values.numel() : flat.values.numel() + 5] = False
+    return unused
+
+
+def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """|found - wanted| / |wanted|; NaN where anything is."""
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def trainer(env: Env, net: nets.Config, *, lanes: int = 8, where: str = "cpu", seed: int = 1, eager: bool = False, **algo) -> PPO:
+    """PPO on a fresh world, begun."""
+    ppo = PPO(World(env, lanes, seed=seed, device=where), PPO.Config(**algo), net, seed=seed, steps=100_000_000, eager=eager)
+    ppo.start()
+    return ppo
+
+
+ENVS = {"categorical": CARTPOLE, "multi": PICK, "gaussian": PUSH}
