@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Sequence
 
-from monitor.palette import Cell, Ink, Row, Rows
+from monitor.palette import Cell, Ink, Look, Row, Rows
 from operant.text import cells as cells_of
 
 Piece = tuple[str, Ink]
@@ -25,12 +26,12 @@ def inked(text: str, ink: Ink) -> Row:
 
 
 def line(pieces: Iterable[Piece], width: int, rest: Cell = EMPTY) -> Row:
-    """Pieces one after the other; the first is cut if it must be, any other that does not fit whole is left out with all after it. `rest` fills the line."""
+    """Pieces one after the other; the first words are cut if they must be, what else does not fit is left out, and all after it. `rest` fills the line."""
     row: Row = ()
-    for index, (text, ink) in enumerate(pieces):
+    for text, ink in pieces:
         if len(row) + len(text) > width:
-            if not index:
-                row = inked(text[:width], ink)
+            if not any(cell.character != " " for cell in row):
+                row += inked(text[: width - len(row)], ink)
             break
         row += inked(text, ink)
     return row + (rest,) * (width - len(row))
@@ -45,6 +46,26 @@ def beside(left: Iterable[Piece], right: Iterable[Piece], width: int) -> Row:
     if used >= width or length > room:
         return line(left, width)
     return line([*left, (" " * (width - used - length), Ink()), *right], width)
+
+
+def framed(inside: Rows, title: Iterable[Piece], width: int, look: Look, *, focused: bool = False, bottom: Sequence[Cell | None] = ()) -> Rows:
+    """`inside` (rows of `width` - 2, `width` >= 6) in a frame with its title in the upper edge; what `bottom` has lies in the lower one."""
+    ink = Ink("focus" if focused else "border")
+    top_left, across, top_right, upright, bottom_right, bottom_left = (Cell(c, ink) for c in (look.glyphs.box_focused if focused else look.glyphs.box))
+    words = [piece for piece in title if piece[0]]
+    top = line([(" ", Ink()), *words, (" ", Ink())], width - 4, across) if words else (across,) * (width - 4)
+    below = [cell or across for cell in bottom] + [across] * (width - 2 - len(bottom))
+    return [(top_left, across, *top, across, top_right), *((upright, *row, upright) for row in inside), (bottom_left, *below, bottom_right)]
+
+
+def sentence(text: str, width: int, height: int) -> Rows:
+    """`text` in the middle, dim, on as many lines as it needs and there are."""
+    rows = blank(width, height)
+    lines = textwrap.wrap(text, width)[:height]
+    above = (height - len(lines)) // 2
+    for index, words in enumerate(lines):
+        rows[above + index] = line([(" " * ((width - len(words)) // 2) + words, Ink("dim"))], width)
+    return rows
 
 
 def text_of(rows: Rows) -> list[str]:

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from monitor.braille import Memory, Plot, draw_plot
 from monitor.canvas import Canvas
-from monitor.cells import Piece, blank, inked, line
-from monitor.palette import Cell, Glyphs, Ink, Look, Row, Rows
+from monitor.cells import Piece, framed, inked, line, sentence
+from monitor.palette import Cell, Glyphs, Ink, Look, Rows
 from monitor.scale import Range, tick_text, tick_value, ticks, y_range
 from monitor.snapshot import Level, Point
 
@@ -89,14 +88,7 @@ def draw_chart(data: ChartData, width: int, height: int, look: Look, memory: Cha
     title = _title_pieces(data, width - 6 if layout.framed else width)
     if not layout.framed:
         return [*([line(title, width)] if layout.titled else []), *inner]
-    ink = Ink("focus" if focused else "border")
-    top_left, across, top_right, upright, bottom_right, bottom_left = (Cell(c, ink) for c in (look.glyphs.box_focused if focused else look.glyphs.box))
-    top = line([(" ", Ink()), *title, (" ", Ink())], width - 4, across)
-    return [
-        (top_left, across, *top, across, top_right),
-        *((upright, *row, upright) for row in inner),
-        (bottom_left, *_x_axis(data, layout, look.glyphs, across), bottom_right),
-    ]
+    return framed(inner, title, width, look, focused=focused, bottom=_x_axis(data, layout, look.glyphs))
 
 
 def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartMemory) -> Rows:
@@ -104,8 +96,7 @@ def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartMemory
     shown = y_range([*data.points, *data.overlay], data.log_y, memory.shown)
     if shown is None:
         # A log axis without anything above zero says so, rather than that there is no data.
-        sentence = "nothing above zero: no log axis" if data.log_y and any(data.points) else data.empty
-        return _sentence(sentence, width, height)
+        return sentence("nothing above zero: no log axis" if data.log_y and any(data.points) else data.empty, width, height)
     memory.shown = shown
     upright = {_cell_of(mark, layout): glyphs.resume for mark in data.marks if mark.kind == "resume"}
     cursor = None if data.cursor is None else data.cursor // 2
@@ -140,10 +131,10 @@ def _cell_of(mark: ChartMark, layout: Layout) -> int:
     return min(int(mark.place * layout.plot_width), layout.plot_width - 1)
 
 
-def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs, across: Cell) -> Row:
-    """The lower edge: what x is at both ends, and marks between."""
+def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs) -> list[Cell | None]:
+    """What lies in the lower edge: what x is at both ends, and marks between; None where the frame shows."""
     width = layout.gutter + layout.plot_width
-    cells = [across] * width
+    cells: list[Cell | None] = [None] * width
     for mark in sorted(data.marks, key=_weight):
         if 0 <= mark.place <= 1:
             cells[layout.gutter + _cell_of(mark, layout)] = _mark_cell(mark.kind, glyphs)
@@ -155,7 +146,7 @@ def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs, across: Cell) -> Ro
         cells[: len(data.x_left) + 2] = inked(f" {data.x_left} ", ink)
     if data.x_right and len(data.x_right) + 2 <= width // 2:
         cells[-len(data.x_right) - 2 :] = inked(f" {data.x_right} ", ink)
-    return tuple(cells)
+    return cells
 
 
 _WEIGHTS = {"checkpoint": 0, "eval": 1, "resume": 2, "not_finite": 3}  # of two marks in one cell the later here is seen
@@ -188,16 +179,6 @@ def _title_pieces(data: ChartData, width: int) -> list[Piece]:
         if sum(len(text) for text, _ in chosen) <= room:
             return pieces + chosen
     return pieces
-
-
-def _sentence(text: str, width: int, height: int) -> Rows:
-    """`text` in the middle, dim, on as many lines as it needs and there are."""
-    rows = blank(width, height)
-    lines = textwrap.wrap(text, width)[:height]
-    above = (height - len(lines)) // 2
-    for index, words in enumerate(lines):
-        rows[above + index] = line([(" " * ((width - len(words)) // 2) + words, Ink("dim"))], width)
-    return rows
 
 
 class Chart(Canvas, can_focus=True):
