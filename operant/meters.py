@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from operant.graphs import Graphed
-from operant.metricsfile import FLAG_EVAL, Metric, Writer
+from operant.metricsfile import FLAG_CHECKPOINT, FLAG_EVAL, Metric, Writer
 from operant.world import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
@@ -79,7 +79,7 @@ class Meters:
         self._pending: _Pending | None = None
         self._iterations, self._published_step = 0, step
         self._eval_return = self._best_return = math.nan
-        self._unpublished_evaluation = False
+        self._unpublished_evaluation = self._unpublished_checkpoint = False
         self._last_values: Mapping[str, float] = {}
         self._since = self._last_copy = time.perf_counter()
         self._not_finite_total = 0
@@ -105,6 +105,14 @@ class Meters:
         """Take note of an evaluation: the following records show it, and the next one is marked."""
         self._eval_return, self._best_return = mean, best
         self._unpublished_evaluation = True
+
+    def checkpointed(self) -> None:
+        """Take note that a checkpoint is safe: the next record is marked."""
+        self._unpublished_checkpoint = True
+
+    def paused(self, seconds: float) -> None:
+        """Take note that training waited, which is no part of its rate."""
+        self._since += seconds
 
     def _evaluation(self) -> dict[str, float]:
         return {"eval/return": self._eval_return, "eval/best_return": self._best_return}
@@ -188,9 +196,10 @@ class Meters:
         return NotFinite(first_bad, odd)
 
     def _publish(self, step: int, values: Mapping[str, float]) -> None:
-        flags = FLAG_EVAL if self._unpublished_evaluation else 0
+        flags = (FLAG_EVAL if self._unpublished_evaluation else 0) | (FLAG_CHECKPOINT if self._unpublished_checkpoint else 0)
         self._writer.publish(step, [values[metric.name] for metric in self._writer.metrics], flags=flags)
-        self._published_step, self._last_values, self._unpublished_evaluation = step, values, False
+        self._published_step, self._last_values = step, values
+        self._unpublished_evaluation = self._unpublished_checkpoint = False
 
     def _values(self, pending: _Pending, totals: list[float]) -> Mapping[str, float]:
         """A record by column name: means over its iterations, sums and means over its episodes."""

@@ -109,8 +109,8 @@ def judge(observation: Observation, previous: Judgement | None, now_s: float) ->
         if moved:
             main_s = now_s
     state = _name(observation, now_s - heartbeat_s, now_s - main_s, _median(usual) if usual else None)
-    if status.phase in _LONG_PHASES:
-        main_s = now_s  # time in a long phase is no part of an iteration
+    if status.phase in _LONG_PHASES or status.state == "paused":
+        main_s = now_s  # time in a long phase, or paused, is no part of an iteration
     return Judgement(state, status.heartbeat_count, heartbeat_s, status.main_count, main_s, usual)
 
 

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import operant
-from operant import check, cli, config, doctor, fixedfile, footprint, recipes, request, runs, train
+from operant import check, cli, config, doctor, fixedfile, footprint, orders, recipes, request, runs, train
 from operant.algos.ppo import PPO
 from operant.checkpoint import Store
 from operant.errors import MachineError, NotFoundError, StoppedError, UsageError
@@ -380,38 +380,38 @@ def test_ctrl_c_while_it_starts_stops_it_with_nothing_to_save(tmp_path):
 
 @pytest.mark.parametrize("starting", [True, False])
 def test_a_second_sigterm_means_the_same_as_one(starting):
-    requests = train.Requests()
+    asked = orders.Orders()
     before = signal.getsignal(signal.SIGTERM)
     if starting:
-        with pytest.raises(StoppedError, match="stopped by SIGTERM before the first update"), requests:
+        with pytest.raises(StoppedError, match="stopped by SIGTERM before the first update"), asked:
             os.kill(os.getpid(), signal.SIGTERM)
     else:
-        with requests:
-            requests.begin()
+        with asked:
+            asked.begin()
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGINT)
-        assert requests.stop == signal.SIGTERM
-    requests.restore()
+        assert asked.stop == (signal.SIGTERM, "SIGTERM")
+    asked.restore()
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_an_import_that_breaks_because_of_a_stop_is_a_stop():
-    requests = train.Requests()
-    with pytest.raises(StoppedError), requests:
+    asked = orders.Orders()
+    with pytest.raises(StoppedError), asked:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
         except SystemExit:  # as numpy does while its C extension is imported
             raise ImportError("you should not try to import numpy from its source directory") from None
-    requests.restore()
+    asked.restore()
 
 
 def test_a_stop_whose_interruption_was_lost_counts_when_training_begins():
-    requests = train.Requests()
-    with pytest.raises(StoppedError), requests:
+    asked = orders.Orders()
+    with pytest.raises(StoppedError), asked:
         with contextlib.suppress(SystemExit):  # as a callback from C does
             os.kill(os.getpid(), signal.SIGINT)
-        requests.begin()
-    requests.restore()
+        asked.begin()
+    asked.restore()
 
 
 def test_the_worker_keeps_its_lock_to_the_end_of_its_process(tmp_path):
