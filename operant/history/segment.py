@@ -42,7 +42,7 @@ N, STEP, BOOTTIME, REALTIME, FLAGS, NONFINITE, FIXED = range(7)
 """The columns before those of the metrics, and how many they are."""
 
 _NEVER_REWOUND = (1 << 64) - 1
-_BLOCK_BYTES = 1 << 21
+_BLOCK_BYTES, _HEAD_BYTES = 1 << 21, 1 << 22
 _WASTE_BYTES = 1 << 26  # checksums over what turns out to be no frame: a file made of false beginnings shall not take for ever
 _NAME = re.compile(r"seg-(\d{6})\.opl")
 
@@ -159,13 +159,13 @@ class Scan:
     """The valid frames of one open segment, in order: (kind, payload). A payload is good until the next one is asked for.
 
     `damaged` counts the stretches between them that hold none, `torn` tells whether the file ends in one, `end` is where the last valid frame ended. Only what
-    was there at the beginning is read. Iterate once. A read that fails ends it like the end of the file does.
+    was there at the beginning is read, and of that at most `limit_bytes`. Iterate once. A read that fails ends it like the end of the file does.
     """
 
-    def __init__(self, descriptor: int, block_bytes: int = _BLOCK_BYTES) -> None:
+    def __init__(self, descriptor: int, block_bytes: int = _BLOCK_BYTES, limit_bytes: int = MAXIMUM_SEGMENT) -> None:
         self.damaged, self.end, self.torn = 0, 0, False
         self._descriptor, self._block_bytes = descriptor, block_bytes
-        self.size = min(os.fstat(descriptor).st_size, MAXIMUM_SEGMENT)
+        self.size = min(os.fstat(descriptor).st_size, limit_bytes)
 
     def __iter__(self) -> Iterator[tuple[int, memoryview]]:
         place, base, data, wasted, astray = 0, 0, b"", 0, False
@@ -212,7 +212,7 @@ def describe(path: Path) -> Segment | None:
     except (OSError, ValueError):
         return None
     try:
-        for kind, payload in Scan(descriptor, 65536):
+        for kind, payload in Scan(descriptor, 65536, _HEAD_BYTES):
             if kind == SEGMENT_KIND and (segment := unpack_head(payload)) is not None:
                 return segment
         return None

@@ -125,7 +125,7 @@ class History:
             self._closing = True
 
     def _copy(self, now: float, flush: bool) -> None:
-        reader = self._attached(now)
+        reader = self._attached(now, look=flush)
         if reader is None:
             return
         head = reader.status().head
@@ -146,9 +146,9 @@ class History:
             self._writer.event(f"history: {self._lost} records were overwritten before they could be saved", level="warn", code="history")
             self._lost, self._told_s = 0, now
 
-    def _attached(self, now: float) -> Reader | None:
+    def _attached(self, now: float, *, look: bool) -> Reader | None:
         """A reader of this session's file, or None while another lies there. Raises BadFileError."""
-        if self._reader is not None and now - self._looked_s >= 1.0:
+        if self._reader is not None and (look or now - self._looked_s >= 1.0):
             self._looked_s = now
             if self._reader.replaced():
                 self._detach()
