@@ -10,23 +10,29 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Final, Literal
 
 from monitor import health, model
 from monitor.model import Known
-from monitor.reading import Reading
-from monitor.snapshot import Frame, LogLine, Series, Snapshot
+from monitor.reading import Past, Reading, load_history
+from monitor.snapshot import Frame, Level, LogLine, Series, Snapshot
 from monitor.system import Sampler
 from operant import control, text
 from operant.errors import OperantError
-from operant.runfolder import Run
+from operant.metricsfile import Metric
+from operant.runfolder import Run, text_of
 
 _LIVE_S, _ENDED_S, _FASTEST_S = 0.25, 1.0, 0.05
 _PATIENCE_S = 0.5  # how long reading waits for the first picture, so that it does not slow it
 _ANSWER_S = 30.0
 _WATCH_S, _WATCH_EXPIRES_S = 2.0, 5.0
 _MOST_LINES = 1000
+_RELOAD_S = 10.0
+_REPEATS = 64
+_NO_PICTURE: Final = "the agent cannot be watched: "  # how the trainer's event begins
+_LEVELS: Final[dict[str, Level]] = {"info": "ok", "warn": "warn", "error": "bad"}
 _SAID: Final = {"stop": "stop", "pause": "pause", "unpause": "go on", "checkpoint": "save a checkpoint"}
 
 
@@ -50,6 +56,9 @@ class LiveFeed:
         self._known: Known
         self._made: tuple[Snapshot, int] | None = None  # and the version of its curves
         self._sampler = Sampler()
+        self._past: deque[Past | None] = deque()
+        self._loading, self._loaded_s = False, float("-inf")
+        self._told: deque[str] = deque(maxlen=_REPEATS)
         self._look()
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self._thread.start()
@@ -124,7 +133,8 @@ class LiveFeed:
         known = self._reading.known(now_s)
         self._sampler.follow(self._reading.run, live=known.state.live)
         self._renew_watch(known, now_s)
-        self._lines.extend(self._reading.log.poll())
+        self._take_history(now_s)
+        self._take_words()
         while self._answers:
             line, notice = self._answers.popleft()
             self._lines.append(line)
@@ -133,6 +143,41 @@ class LiveFeed:
         if self._notice[0] and now_s > self._notice[1]:
             self._notice = ("", 0.0)
         self._publish(known)
+
+    def _take_history(self, now_s: float) -> None:
+        """Have the history loaded by another thread, where there is more than what is known, and go on from it once it is there."""
+        while self._past:
+            past, self._loading = self._past.popleft(), False
+            if past is not None:
+                self._reading.join(past)
+        if self._reading.wants_history and not self._loading and self._shown.is_set() and now_s - self._loaded_s > _RELOAD_S:
+            self._loading, self._loaded_s, self._reading.wants_history = True, now_s, False
+            reader = self._reading.reader
+            arguments = (self._reading.run, None if reader is None else reader.metrics)
+            threading.Thread(target=self._load, args=arguments, name="history", daemon=True).start()
+
+    def _load(self, run: Run, metrics: Sequence[Metric] | None) -> None:
+        past: Past | None = None
+        try:
+            past = load_history(run, metrics)
+        finally:
+            self._past.append(past)
+            self._wake.set()
+
+    def _take_words(self) -> None:
+        """New lines of the log and new events, in the order of their clocks. The trainer says most things in both: the event counts."""
+        lines = self._reading.log.poll()
+        events = [(event.text, LogLine(_clock(event.realtime_ns), _LEVELS[event.level], event.text, True)) for event in self._reading.events]
+        self._told.extend(said for said, _ in events)
+        for said, _ in events:
+            if said.startswith(_NO_PICTURE):
+                self._watch_problem = said.removeprefix(_NO_PICTURE)
+        if events:
+            for line in list(self._lines)[-_REPEATS:]:
+                if not line.is_event and _repeats(line, [said for said, _ in events]):
+                    self._lines.remove(line)
+        lines = [line for line in lines if not _repeats(line, self._told)]
+        self._lines.extend(merged(lines, [line for _, line in events]))
 
     def _publish(self, known: Known) -> None:
         track, system = known.track, self._sampler.latest
@@ -181,13 +226,17 @@ class LiveFeed:
     # ---------------------------------------------------------------------------------------------------------------------------- the trainer
 
     def _absent(self, known: Known) -> str:
-        why = model.agent_absent(known.state, wanted=self._wanted is not None, readonly=self.readonly, env=None)
+        env = text_of(known.run.document, "env")
+        why = model.agent_absent(known.state, known.header, wanted=self._wanted is not None, readonly=self.readonly, env=env)
         return self._watch_problem or why
 
     def _renew_watch(self, known: Known, now_s: float) -> None:
         if self._wanted is None or not known.state.live:
             self._frame = None
             return
+        raw = self._reading.frame(-1 if self._frame is None else self._frame.n)
+        if raw is not None and raw.channels == 3:
+            self._frame = Frame(raw.n, raw.step, raw.lanes, raw.height, raw.width, raw.pixels, raw.mode)
         if now_s - self._watch_s >= _WATCH_S:
             self._watch_s = now_s
             mode, size = self._wanted
@@ -219,3 +268,26 @@ class LiveFeed:
         line = LogLine(time.strftime("%H:%M:%S"), "bad" if refused else "ok", text.safe(sentence, 300))
         self._answers.append((line, line.text if refused else ""))
         self._wake.set()
+
+
+def merged(lines: Sequence[LogLine], events: Sequence[LogLine]) -> list[LogLine]:
+    """Both in the order of their clocks, where these ascend; lines without one stay behind the line before them. Where they do not, the events come last."""
+    keys: list[str] = []
+    for line in lines:
+        keys.append(line.clock or (keys[-1] if keys else ""))
+    if keys != sorted(keys) or any(later.clock < earlier.clock for earlier, later in pairwise(events)):
+        return [*lines, *events]
+    both = [*zip(keys, lines, strict=True), *((event.clock, event) for event in events)]
+    return [line for _, line in sorted(both, key=lambda one: one[0])]
+
+
+def _repeats(line: LogLine, said: Iterable[str]) -> bool:
+    """Whether a line of the log is one of the events `said` (whose texts are cut to 208 bytes)."""
+    return any(line.text == text or (len(text) > 150 and line.text.startswith(text[:150])) for text in said)
+
+
+def _clock(realtime_ns: int) -> str:
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(realtime_ns / 1e9))
+    except (OverflowError, ValueError, OSError):
+        return ""

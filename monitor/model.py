@@ -104,7 +104,7 @@ def progress(known: Known) -> Progress:
     last = track.table.last if track is not None else None
     step = int(last[0]) if last is not None else None if look.record is None else look.record.step
     steps = integer_of(document, "steps")
-    moving = known.state.word in ("running", "stopping", "starting")
+    moving = known.state.word == "running"
     rate = track.steps_per_s if track is not None and moving else None
     eta_s = float(math.ceil((steps - step) / rate)) if rate and steps and step is not None and steps > step else None
     status = look.status
@@ -202,7 +202,9 @@ def cause(known: Known) -> str | None:
         spent = "" if known.phase_age_s is None else f" {text.age(known.phase_age_s)}"
         return f"{told or 'starting the worker'}{spent}"
     if word == "paused":
-        return "training waits; nothing is lost" + ("" if known.state_age_s is None else f" ({text.age(known.state_age_s)})")
+        by = text_of(known.run.document, "paused_by")
+        waited = "" if known.state_age_s is None else f" for {text.age(known.state_age_s)}"
+        return told or f"waits{waited}{f', asked by {by}' if by else ''}"
     if word == "stopping":
         return told or "finishing the iteration and saving a checkpoint"
     if word in ("stalled", "suspended"):
@@ -239,7 +241,8 @@ def ending(known: Known) -> Ending | None:
         sentence = _finished(known)
     elif word == "stopped":
         saved = "with a checkpoint" if known.has_checkpoint else "without a checkpoint"
-        sentence = f"stopped {told}, {saved}" if told else f"stopped, {saved}"
+        by = told or (f"by {who}" if (who := text_of(known.run.document, "stopped_by")) else "")
+        sentence = f"stopped {by}, {saved}" if by else f"stopped, {saved}"
     elif word == "crashed":
         sentence = f"{told if told and told != 'unknown' else 'ended without a last word'}{_crash_remark(known)}"
     else:
@@ -319,15 +322,17 @@ def _commands(known: Known) -> list[str]:
     return [*named, f"operant show {short}"]
 
 
-def agent_absent(state: State, *, wanted: bool, readonly: bool, env: str | None) -> str:
+def agent_absent(state: State, header: Header | None, *, wanted: bool, readonly: bool, env: str | None) -> str:
     """Why there is no picture of the agent."""
     if state.ended:
         return "the run has ended"
+    if header is not None and not header.frame_bytes:
+        return f"{env or 'this environment'} draws no picture"
     if state.word == "remote":
         return "the agent can only be watched on the machine that trains it"
     if readonly:
         return "the agent cannot be watched with --readonly: the trainer draws it"
     if not wanted:
         return ""
-    return {"paused": "training is paused", "starting": "training has not begun"}.get(state.word, "asking the trainer…")
+    return "training has not begun" if state.word == "starting" else "asking the trainer…"
 

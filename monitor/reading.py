@@ -11,16 +11,16 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from monitor.logtail import LogTail
 from monitor.model import Known
 from monitor.track import Track
-from operant import runfolder, states, text
+from operant import history, runfolder, states, text
 from operant.errors import BadFileError
-from operant.metricsfile import Header, Reader, Record
+from operant.metricsfile import Event, Header, Metric, RawFrame, Reader
 from operant.runfolder import Run, integer_of
 from operant.states import LIVE, Judgement, Observation, State
 
@@ -29,6 +29,29 @@ _PACE_S = 3.0
 _CONFIG_BYTES = 1 << 17
 _CHECKPOINT = re.compile(r"step-(\d{1,18})")
 _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class Past(NamedTuple):
+    """A run's history as a track, and the session and number of its last record."""
+
+    track: Track
+    session: int
+    n: int
+
+
+def load_history(run: Run, metrics: Sequence[Metric] | None) -> Past | None:
+    """All records that the history of a run has; `metrics` are those of the metrics file, None where it cannot be read. None where there is no history.
+
+    Takes a second for some hundred thousand records. Never raises for what the files hold.
+    """
+    folder = run.path / "history"
+    if metrics is None:
+        metrics = next((chunk.metrics for chunk in history.read(folder)), None)
+        if metrics is None:
+            return None
+    track = Track(metrics)
+    session, n = track.add_chunks(history.read(folder))
+    return Past(track, session, n) if n >= 0 else None
 
 
 class Reading:
@@ -42,6 +65,9 @@ class Reading:
         self.reader: Reader | None = None
         self.log = LogTail(run.log_path)
         self.has_checkpoint = False
+        self.wants_history = True  # what is known of the past is not all there is: `load_history`, then `join`
+        self.events: list[Event] = []  # those that are new with this look
+        self._next_event = 0
         self._judgement: Judgement | None = None
         self._next = 0
         self._document_signature: tuple[int, int] = (0, 0)
@@ -59,7 +85,7 @@ class Reading:
         if not os.path.isdir(self.run.path):
             self._lost("the run's folder is gone")
             return
-        self.notice = ""
+        self.notice, self.events = "", []
         self._reload_document(now_s)
         self._attach()
         look = states.observe(self.run, self.reader)
@@ -127,8 +153,9 @@ class Reading:
         self.reader, self.header = new, new.header
         same = old is not None and (old.session, old.pid, old.start_boottime_ns) == (new.header.session, new.header.pid, new.header.start_boottime_ns)
         if not same:
-            self._next, self._checkpoint_step = 0, None
+            self._next, self._next_event, self._checkpoint_step = 0, 0, None
             self._pace.clear()
+            self.wants_history = True
         if self.track is not None and self.track.metrics != new.metrics:
             self.track = None
 
@@ -136,20 +163,44 @@ class Reading:
         if self.reader is None:
             return
         try:
-            head = self.reader.status().head
-            records = self.reader.since(self._next) if head > self._next else []
+            status = self.reader.status()
+            records = self.reader.since(self._next) if status.head > self._next else []
+            if status.event_head > self._next_event:
+                self.events = self.reader.events(self._next_event)
+                self._next_event = status.event_head
         except BadFileError as error:
             self.notice = text.safe(error, 300)
             return
         if records:
-            self.take(self.reader, records)
+            # A viewer that slept longer than the ring reaches back finds what it missed in the history.
+            self.wants_history = self.wants_history or (self.track is not None and self._next > 0 and records[0].n > self._next)
+            if self.track is None:
+                self.track = Track(self.reader.metrics)
+            self.track.add(records)
+            self._next = records[-1].n + 1
 
-    def take(self, reader: Reader, records: list[Record]) -> None:
-        """New records of the file that is being read."""
-        if self.track is None:
-            self.track = Track(reader.metrics)
-        self.track.add(records)
-        self._next = records[-1].n + 1
+    def join(self, past: Past) -> None:
+        """Go on from a history that was loaded meanwhile: it takes the place of what was known, and the ring's later records are added to it."""
+        if self.reader is not None and past.track.metrics != self.reader.metrics:
+            self.wants_history = True  # the file was replaced in between
+            return
+        if self.reader is not None:
+            session = self.reader.header.session
+            try:
+                newer = self.reader.since(past.n + 1 if past.session == session else 0) if past.session <= session else []
+            except BadFileError:
+                return
+            past.track.add(newer)
+            self._next = max(self._next, newer[-1].n + 1 if newer else 0)
+        self.track = past.track
+        self._checkpoint_step, self._checkpoints_seen = None, False
+
+    def frame(self, after: int) -> RawFrame | None:
+        """The newest picture of the agent, if it is newer than number `after`."""
+        if self.reader is not None:
+            with contextlib.suppress(BadFileError):
+                return self.reader.frame(after)
+        return None
 
     def _take_status(self, now_s: float) -> None:
         status = self.look.status

@@ -1,4 +1,4 @@
-"""What the records of a run add up to: its curves, its marks, how fast it goes. Standard library only. Pure: reads no file, knows no clock.
+"""What the records of a run add up to: its curves, its marks, how fast it goes. Standard library only. Reads no file, knows no clock.
 
 Wall time is that of the sessions: what lies between the end of one and the resume after it is left out. Iterations are summed up from what records say they
 cover; where the first records are not there any more, their number follows from the steps.
@@ -6,14 +6,16 @@ cover; where the first records are not there any more, their number follows from
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, groupby
-from typing import Final
+from typing import Final, NamedTuple
 
 from monitor.series import Column, Table
 from monitor.snapshot import Mark
+from operant.history import Chunk
 from operant.metricsfile import FLAG_CHECKPOINT, FLAG_EVAL, FLAG_NONFINITE, Metric, Record
 from operant.text import safe
 
@@ -37,6 +39,7 @@ _LABELS: Final = {
 }
 _MOST_MARKS = 512  # of a kind
 _RATE_S = 20.0
+_BLOCK_RECORDS = 1 << 14
 
 
 def label(name: str) -> str:
@@ -53,6 +56,16 @@ def columns(metrics: Iterable[Metric]) -> list[Column]:
     ]
 
 
+class _Block(NamedTuple):
+    """Chunks of a history put together: large blocks go into a table much faster than small ones."""
+
+    session: int
+    steps: array[int]
+    boottimes_ns: array[int]
+    flags: array[int]
+    values: list[array[float]]
+
+
 class Track:
     """A run's curves and marks so far. Records are added in their order; those of a resume take back what they repeat."""
 
@@ -63,6 +76,7 @@ class Track:
         names = [metric.name for metric in metrics]
         self._counter = names.index("iterations") if "iterations" in names else None
         self._marks: dict[str, list[Mark]] = {"checkpoint": [], "eval": [], "resume": [], "not_finite": []}
+        self._unflagged = False  # the last checkpoint is known by its step, and the record that tells of it is still to come
         self._seconds = [index for index, metric in enumerate(metrics) if metric.name.startswith("seconds/")]
         self._session: int | None = None
         self._before_s = self._zero_ns = 0.0
@@ -129,6 +143,27 @@ class Track:
             self._marks[kind] = [mark for mark in marks if mark.step <= step]
         self._marked = None
 
+    def add_chunks(self, chunks: Iterable[Chunk]) -> tuple[int, int]:
+        """The records of a history; returns the session and the number of the last one (0, -1 where there are none). A metric it has not is without values."""
+        last = (0, -1)
+        block: _Block | None = None
+        for chunk in chunks:
+            if block is not None and (block.session != chunk.session or len(block.steps) >= _BLOCK_RECORDS):
+                self.add_columns(*block)
+                block = None
+            if block is None:
+                block = _Block(chunk.session, array("Q"), array("Q"), array("I"), [array("d") for _ in self.metrics])
+            missing = array("d", [math.nan]) * len(chunk.n)
+            block.steps.extend(chunk.step)
+            block.boottimes_ns.extend(chunk.boottime_ns)
+            block.flags.extend(chunk.flags)
+            for column, metric in zip(block.values, self.metrics, strict=True):
+                column.extend(chunk.columns.get(metric.name, missing))
+            last = (chunk.session, chunk.n[-1])
+        if block is not None:
+            self.add_columns(*block)
+        return last
+
     # ------------------------------------------------------------------------------------------------------------------------------------ marks
 
     def _note_marks(
@@ -138,8 +173,10 @@ class Track:
         if any(flags):
             for k, bits in enumerate(flags):
                 for bit, kind in kinds:
-                    if bits & bit:
+                    if bits & bit and not (kind == "checkpoint" and self._unflagged):
                         self._mark(kind, (steps[k], walls[k], iterations[k]))
+                if bits & FLAG_CHECKPOINT:
+                    self._unflagged = False
 
     def _mark(self, kind: str, place: tuple[float, float, float]) -> None:
         marks = self._marks[kind]
@@ -158,6 +195,7 @@ class Track:
             place = self.table.place(step)
             if place is not None:
                 self._mark("checkpoint", (float(step), place[1], place[2]))
+                self._unflagged = True
 
     @property
     def marks(self) -> tuple[Mark, ...]:
