@@ -22,6 +22,7 @@ from operant.text import safe
 
 if TYPE_CHECKING:
     from monitor.feed import LiveFeed
+    from monitor.listing import Listing
     from monitor.snapshot import RunRow, Snapshot
     from operant.runfolder import Run
 
@@ -119,12 +120,14 @@ class Folders:
 
     def __init__(self, folder: Path, *, readonly: bool) -> None:
         self._folder, self._readonly = folder, readonly
+        self._listing: Listing | None = None
 
     def rows(self) -> Sequence[RunRow]:
         """A line for each run, the newest first."""
-        from monitor.listing import rows
+        from monitor.listing import Listing
 
-        return rows(self._folder)
+        self._listing = self._listing or Listing(self._folder)
+        return self._listing.rows()
 
     def open(self, path: str) -> LiveFeed:
         """A feed of the run in the folder `path`. Raises NotFoundError where there is none any more."""
@@ -188,21 +191,30 @@ def _open(run: Run | None, folder: Path, *, readonly: bool, ascii_only: bool, fp
         raise UsageError(f"terminal is {columns}×{lines}; the monitor needs {SMALLEST[0]}×{SMALLEST[1]}. `operant runs --watch` works here.")
     from monitor.feed import LiveFeed
 
-    # The first look at the run is made in the feed's thread while Textual is imported here.
     feed = LiveFeed(run, readonly=readonly) if run is not None else None
     try:
         from monitor.app import MonitorApp
-        from monitor.terminal import show
+        from monitor.keys import keymap
+        from monitor.terminal import QuietDriver, tied_to_terminal
 
-        app = MonitorApp(feed, Folders(folder, readonly=readonly), fps=fps, ascii_only=ascii_only or not _draws_unicode(), theme=theme)
-    except BaseException:
+        app = MonitorApp(
+            feed,
+            Folders(folder, readonly=readonly),
+            fps=fps,
+            ascii_only=ascii_only or not _draws_unicode(),
+            theme=theme,
+            own_keys=keymap(),
+            readonly=readonly,
+            driver_class=QuietDriver,
+        )
+        with tied_to_terminal(app):
+            app.run()
+    finally:
         if feed is not None:
             feed.close()
-        raise
-    last = show(app)
-    if last is not None:
-        sys.stderr.write(_parting(last) + "\n")
-    return 0
+    if app.source is not None and app.snapshot is not None and not app.return_code:
+        sys.stderr.write(_parting(app.snapshot) + "\n")
+    return app.return_code or 0
 
 
 def _draws_unicode() -> bool:

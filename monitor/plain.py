@@ -49,9 +49,7 @@ def line(snapshot: Snapshot) -> str:
     if progress.step is not None:
         of = f" / {count(progress.steps)}" if progress.steps else ""
         parts.append(f"{count(progress.step)}{of} steps")
-    parts += [
-        f"{figure.label} {value(figure.metric, figure.value)}{' ' + figure.unit if figure.unit else ''}" for figure in snapshot.figures if figure.value is not None
-    ]
+    parts += [f"{one.label} {value(one.metric, one.value)}{' ' + one.unit if one.unit else ''}" for one in snapshot.figures if one.value is not None]
     if progress.eta_s is not None:
         parts.append(f"ETA {duration(progress.eta_s)}")
     return safe("   ".join(parts), 400)

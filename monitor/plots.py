@@ -1,0 +1,113 @@
+"""From a metric's series and how a person looks at it to what a chart shows. Knows no widget's place and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from monitor import figures
+from monitor.chart import ChartData, ChartMark
+from monitor.palette import UNICODE, Glyphs
+from monitor.snapshot import Axis, Mark, Point, Series
+from monitor.view import View
+
+
+class Held(NamedTuple):
+    """What a chart's title says of a metric: its newest value, or the one at a moment that is held fast."""
+
+    latest: float | None
+    trend_per_min: float | None = None
+    best: float | None = None
+
+
+class Stage(NamedTuple):
+    """What all charts of a screen have in common."""
+
+    view: View
+    window: tuple[float, float] | None  # of x; None: there is no record yet
+    marks: Sequence[Mark] = ()
+    target: float | None = None
+    until: float | None = None  # x beyond which nothing is shown: the picture is frozen
+    at: float | None = None  # x that is looked at: an ended run is scrubbed
+    held: Mapping[str, Held] | None = None
+    overlay: Mapping[str, Series] | None = None
+    overlay_name: str = ""
+    empty: str = "no value yet"
+    glyphs: Glyphs = UNICODE
+
+
+def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
+    """What a chart with room for `columns` points shows."""
+    view, held = stage.view, (stage.held or {}).get(series.name) or Held(series.latest, series.trend_per_min, series.best)
+    better = True if series.higher_better else None
+    unit = "" if series.unit == "reward" else series.unit
+    said = figures.words(held.latest, unit, held.trend_per_min, held.best if better else None, better, stage.glyphs)
+    head = ChartData(
+        title=series.label or series.name,
+        value=f"{said.value:<6}",  # so that what follows does not move with every record
+        log_y=view.log_axis(series.name, series.log_axis),
+        empty=stage.empty if series.extent(view.axis) is None else "no value in this window",
+    )
+    if stage.window is None or columns < 1:
+        return head
+    first, last = stage.window
+    points = _until(series.view(view.axis, first, last, columns, view.smooth), stage)
+    other = (stage.overlay or {}).get(series.name)
+    cursor = _cursor(series.name, stage, columns)
+    return head._replace(
+        trend=said.trend,
+        rate=said.rate,
+        # Of two runs the other's value is what one wants beside this one's.
+        best=said.best if other is None else f"┄ {figures.with_unit(other.latest, unit)} {stage.overlay_name}",
+        trend_level=said.level,
+        points=points,
+        overlay=() if other is None else other.view(view.axis, first, last, columns, view.smooth),
+        marks=_marks(stage.marks, view.axis, first, last, stage.until),
+        x_left=figures.on_axis(view.axis, first),
+        x_right=figures.on_axis(view.axis, last),
+        cursor=cursor,
+        reading="" if cursor is None else _reading(points, cursor, stage.window, view.axis),
+        target=stage.target if series.name in ("return", "eval/return") else None,
+    )
+
+
+def mark_x(mark: Mark, axis: Axis) -> float:
+    """Where a mark lies on an axis."""
+    return mark.step if axis == "step" else mark.wall_s if axis == "wall" else mark.iteration
+
+
+def _marks(marks: Iterable[Mark], axis: Axis, first: float, last: float, until: float | None) -> tuple[ChartMark, ...]:
+    if not last > first:
+        return ()
+    places = ((mark.kind, mark_x(mark, axis)) for mark in marks)
+    return tuple(ChartMark(kind, (x - first) / (last - first)) for kind, x in places if first <= x <= last and (until is None or x <= until))
+
+
+def _until(points: Sequence[Point | None], stage: Stage) -> Sequence[Point | None]:
+    if stage.until is None or stage.window is None:
+        return points
+    keep = index_of(stage.until, stage.window, len(points)) + 1
+    return [*points[:keep], *([None] * (len(points) - keep))] if keep < len(points) else points
+
+
+def index_of(x: float, window: tuple[float, float], columns: int) -> int:
+    """The point of a window in which x lies."""
+    first, last = window
+    return min(max(int((x - first) / (last - first) * columns), 0), columns - 1) if last > first else 0
+
+
+def _cursor(name: str, stage: Stage, columns: int) -> int | None:
+    view = stage.view
+    if view.inspected == name:
+        return min(max(columns - 1 - view.cursor, 0), columns - 1)
+    if stage.at is not None and stage.window is not None and stage.window[0] <= stage.at <= stage.window[1]:
+        return index_of(stage.at, stage.window, columns)
+    return None
+
+
+def _reading(points: Sequence[Point | None], cursor: int, window: tuple[float, float], axis: Axis) -> str:
+    """What is at the cursor; where that point is empty, the nearest one that is not within a few."""
+    first, last = window
+    near = sorted(range(max(0, cursor - 8), min(len(points), cursor + 9)), key=lambda index: abs(index - cursor))
+    point = next((points[index] for index in near if points[index] is not None), None)
+    return figures.reading(axis, first + (cursor + 0.5) / len(points) * (last - first), point)

@@ -1,0 +1,328 @@
+"""The screen without its keys: panels and charts, laid out for the terminal's size and drawn from a source's snapshots.
+
+Knows no file and no dialog. Drawing is the panels' and charts' own; a tick without news draws nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar, Final, Protocol
+
+from rich.console import RenderableType
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import Container
+from textual.driver import Driver
+from textual.screen import Screen
+from textual.theme import Theme
+from textual.timer import Timer
+from textual.widget import Widget
+
+from monitor import arrange, keys, view, words
+from monitor.arrange import REST, Plan
+from monitor.grid import ChartGrid
+from monitor.keys import KEYS
+from monitor.palette import ASCII, UNICODE
+from monitor.panel import Panel
+from monitor.picture import AgentPicture
+from monitor.plots import Held, Stage
+from monitor.snapshot import Series, Snapshot, Source
+from monitor.thrift import Thrift
+from monitor.view import View
+from monitor.words import Model
+from operant.states import LIVE
+from operant.text import count
+
+THEMES: Final = (
+    Theme("dark", primary="#56B4E9", background="#101216", surface="#181B20", panel="#181B20", foreground="#D8DADF", dark=True),
+    Theme("light", primary="#0072B2", background="#FBFBF8", surface="#F0F0EA", panel="#F0F0EA", foreground="#202226", dark=False),
+)
+_MESSAGE_S = 4.0
+_BLURRED_S = 1.0
+_LANES = 4  # that a trainer plays for its watchers
+
+
+class Replay(Source, Protocol):
+    """A source that can also tell how things were at an earlier step."""
+
+    def at(self, step: float | None) -> None:
+        """Show everything but the curves as it was at a step; None: as it is."""
+
+
+class Showing(App[None]):
+    """One run on the screen, and a second one over it."""
+
+    CSS_PATH = "monitor.tcss"
+    TITLE = "operant monitor"
+    AUTO_FOCUS = None
+    ALLOW_SELECT = False
+    ESCAPE_TO_MINIMIZE = False
+    BINDINGS: ClassVar = [
+        Binding("ctrl+c,ctrl+q", "detach", show=False, priority=True),
+        *(Binding(key.keys, key.action, key.words, id=key.id, show=False) for key in KEYS if key.id != "suspend"),
+        Binding("ctrl+z", "suspend_process", show=False, priority=True, id="suspend"),
+    ]
+
+    def __init__(
+        self,
+        source: Replay | None,
+        *,
+        fps: int = 4,
+        ascii_only: bool = False,
+        theme: str | None = None,
+        own_keys: tuple[dict[str, str], str] = ({}, ""),
+        readonly: bool = False,
+        driver_class: type[Driver] | None = None,
+    ) -> None:
+        super().__init__(driver_class=driver_class)
+        self.animation_level = "none"
+        for one in THEMES:
+            self.register_theme(one)
+        self.theme = theme or "dark"
+        self.ascii_only = ascii_only
+        self.source = source
+        self.readonly = readonly or (source is not None and source.readonly)
+        self.view = View()
+        self.snapshot: Snapshot | None = source.snapshot() if source is not None else None
+        self.plan = Plan()
+        self.panels: dict[str, Panel] = {}
+        self._fps = fps
+        self._own_keys, self._keys_notice = own_keys
+        self._overlay: Replay | None = None
+        self._overlaid: Snapshot | None = None
+        self._frozen: tuple[Snapshot, str, dict[str, Held]] | None = None
+        self._at: float | None = None
+        self._whole: tuple[float, float] | None = None
+        self._message: tuple[str, float, bool] = ("", 0.0, False)
+        self._watched: tuple[object, ...] = (None,)
+        self._timer: Timer | None = None
+        self._thrift = Thrift()
+
+    # ------------------------------------------------------------------------------------------------------------------------------ making it
+
+    def compose(self) -> ComposeResult:
+        """All panels once; `arrange` says which of them are seen."""
+        self.charts = ChartGrid(id="charts")
+        self.panels = {
+            "header": Panel(words.header, id="header", classes="row"),
+            "progress": Panel(words.progress, id="progress", classes="row"),
+            "figures": Panel(words.figures, id="figures"),
+            "message": Panel(words.message, id="message", classes="row"),
+            "numbers": Panel(words.numbers, id="numbers"),
+            "explained": Panel(words.explained, title="Health", id="explained"),
+            "config": Panel(words.config, title="config.toml", id="config"),
+            "words": Panel(words.last_words, title="How it ended", id="words"),
+            "log": Panel(words.log, title="Log", id="log"),
+            "health": Panel(words.health, title="Health", id="health"),
+            "time": Panel(words.time, title="Time", id="time"),
+            "machine": Panel(words.machine, title="GPU and process", id="machine"),
+            "footer": Panel(words.footer, id="footer", classes="row"),
+        }
+        panel = self.panels
+        yield from (panel[name] for name in ("header", "progress", "figures", "message"))
+        self.agent = AgentPicture(id="agent")
+        self._bottom = Container(self.agent, panel["words"], panel["log"], id="bottom")
+        self._main = Container(self.charts, panel["numbers"], panel["explained"], panel["config"], self._bottom, id="main")
+        self._sidebar = Container(panel["health"], panel["time"], panel["machine"], id="sidebar")
+        yield Container(self._main, self._sidebar, id="body")
+        yield panel["footer"]
+
+    def on_mount(self) -> None:
+        """Everything is laid out and drawn before the first picture."""
+        self.set_keymap(self._own_keys)
+        self._lay_out()
+        self._timer = self.set_interval(1 / self._fps, self.tick)
+        if self.source is not None:
+            self.source.hurry(1 / self._fps)
+        if self._keys_notice:
+            self.say(self._keys_notice, alarm=True)
+
+    def on_resize(self) -> None:
+        """The terminal has another size."""
+        self._lay_out()
+
+    def watch_app_focus(self, focused: bool) -> None:
+        """Nobody looks: once a second is enough."""
+        if self._timer is not None:
+            self._timer.stop()
+            interval_s = 1 / self._fps if focused else _BLURRED_S
+            self._timer = self.set_interval(interval_s, self.tick)
+            if self.source is not None:
+                self.source.hurry(interval_s)
+
+    def watch_theme(self) -> None:
+        """All colours are others."""
+        self.call_after_refresh(self.paint)
+
+    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
+        super()._display(screen, self._thrift.thin(renderable))
+
+    # ----------------------------------------------------------------------------------------------------------------------------- what is new
+
+    def tick(self) -> None:
+        """Look for news; without any, draw nothing."""
+        if self.source is None:
+            return
+        newest = self.source.snapshot()
+        overlaid = self._overlay.snapshot() if self._overlay is not None else None
+        over = bool(self._message[0]) and time.monotonic() > self._message[1]
+        if newest is self.snapshot and overlaid is self._overlaid and not over:
+            return
+        if over:
+            self._message = ("", 0.0, False)
+        ended_before = self._has_last_words()
+        self.snapshot, self._overlaid = newest, overlaid
+        if self._has_last_words() != ended_before:
+            self._lay_out()
+        else:
+            self.paint()
+
+    def say(self, message: str, *, alarm: bool = False) -> None:
+        """A line of words for a few seconds."""
+        self._message = (message, time.monotonic() + _MESSAGE_S, alarm)
+        self.paint()
+
+    def look(self, new: View) -> None:
+        """Look at the run in another way."""
+        before, self.view = self.view, new
+        if self._planned() != self.plan:
+            self._lay_out()
+        elif new != before:
+            self.paint()
+
+    # ------------------------------------------------------------------------------------------------------------------------------- laying out
+
+    def _has_last_words(self) -> bool:
+        shown = self._shown
+        return shown is not None and shown.ending is not None
+
+    @property
+    def _shown(self) -> Snapshot | None:
+        return self._frozen[0] if self._frozen is not None else self.snapshot
+
+    def _planned(self) -> Plan:
+        return arrange.plan(self.size.width, self.size.height, self.view, words=self._has_last_words())
+
+    def _lay_out(self) -> None:
+        if not self.panels:
+            return
+        plan = self.plan = self._planned()
+        panel = self.panels
+        _sized(panel["figures"], height=plan.figure_lines)
+        small = self.size.width < arrange.NUMBERS_BELOW[0] or self.size.height < arrange.NUMBERS_BELOW[1]
+        _seen(panel["progress"], not small)
+        _seen(self.charts, plan.charts > 0)
+        self.charts.make_room(plan.columns, plan.rows)
+        _seen(self.agent, plan.agent)
+        for name in ("words", "log", "health", "explained", "config", "numbers"):
+            _seen(panel[name], getattr(plan, name))
+        _sized(self._bottom, height=plan.bottom)
+        _sized(self._sidebar, width=plan.sidebar)
+        _sized(panel["time"], height=plan.time_lines)
+        _sized(panel["machine"], height=plan.machine_lines)
+        _seen(self._main, plan.sidebar != REST)
+        self.call_after_refresh(self.paint)
+
+    # --------------------------------------------------------------------------------------------------------------------------------- drawing
+
+    def paint(self) -> None:
+        """Hand everything that is seen what it shows; each repaints only what changed."""
+        snapshot = self._shown
+        if snapshot is None or not self.panels:
+            return
+        model = self._model(snapshot)
+        for panel in self.panels.values():
+            panel.show(model)
+        if self.plan.charts:
+            self._paint_charts(snapshot)
+        if self.plan.agent:
+            self.agent.show(snapshot.frame, absent=snapshot.agent_absent, title=words.agent_title(snapshot))
+        self._watch()
+
+    def _model(self, snapshot: Snapshot) -> Model:
+        footer = [(keys.shown_keys(key, self._own_keys), key.footer, key.action) for key in KEYS if key.footer]
+        asks = [(keys.shown_keys(key, self._own_keys), key.id.title(), key.action) for key in KEYS if key.trains]
+        if not self.readonly and snapshot.state in LIVE:
+            footer[-1:-1] = asks
+        return Model(snapshot, self.view, self._message[0], self._message[2], self.readonly, self._standing(), self.plan.tabs, tuple(footer))
+
+    def _standing(self) -> str:
+        """What is said for as long as the picture is no live one."""
+        if self._frozen is not None:
+            then, clock, _ = self._frozen
+            now = self.snapshot or then
+            more = (now.progress.step or 0) - (then.progress.step or 0)
+            goes_on = f"training continues (+{count(more)} steps)" if now.state in LIVE else f"the run is {now.state}"
+            return f"FROZEN at {clock} · {goes_on} · space goes on"
+        if self._at is not None:
+            return f"as it was at {count(self._at)} steps · ← → · end returns"
+        if self.view.inspected is not None:
+            return "← → reads single values · esc returns"
+        return ""
+
+    def shown_metrics(self) -> list[str]:
+        """The metrics that have a place on the screen, in their order."""
+        snapshot = self._shown
+        if snapshot is None:
+            return []
+        if self.view.maximised is not None and self.view.maximised in snapshot.series:
+            return [self.view.maximised]
+        names = view.chosen(snapshot.series, self.view.filter)
+        first = self.view.first_chart if self.view.page == "charts" else 0
+        return names[first : first + self.plan.charts]
+
+    def _paint_charts(self, snapshot: Snapshot) -> None:
+        names = self.shown_metrics()
+        axis, held = self.view.axis, self._frozen[2] if self._frozen is not None else None
+        second = self._overlaid.series if self._overlaid is not None else None
+        both: list[Series] = [*snapshot.series.values(), *(second[name] for name in names if second is not None and name in second)]
+        if self._frozen is None:
+            self._whole = view.whole_window(both, axis, self._whole)
+        newest = max((extent[1] for one in both if (extent := one.extent(axis)) is not None), default=0.0)
+        window = view.window(self.view, self._whole, newest) if self._whole is not None else None
+        stage = Stage(
+            self.view,
+            window,
+            snapshot.marks,
+            snapshot.run.target,
+            until=None if self._frozen is None else _x_of(snapshot, axis),
+            at=self._at if axis == "step" else None,
+            held=held,
+            overlay=second,
+            overlay_name=self._overlaid.run.short if self._overlaid is not None else "",
+            empty="no record yet" if snapshot.state in LIVE else "the run has no records",
+            glyphs=ASCII if self.ascii_only else UNICODE,
+        )
+        self.charts.show(names, snapshot.series, stage)
+
+    def _watch(self) -> None:
+        """Ask for pictures of the agent while there is a place for them, and no longer."""
+        if self.source is None or self.snapshot is None:
+            return
+        wanted = (self.plan.agent and self.view.agent and self.snapshot.state in LIVE, self.view.sampled, id(self.source))
+        if wanted != self._watched:
+            if wanted[0] or self._watched[0]:
+                self.source.watch(bool(wanted[0]), mode="sampled" if self.view.sampled else "greedy", size=self.agent.wanted_size(_LANES))
+            self._watched = wanted
+
+
+def _x_of(snapshot: Snapshot, axis: str) -> float | None:
+    """Where on an axis a snapshot was made."""
+    extents = {"step": snapshot.progress.step, "iteration": snapshot.progress.iterations, "wall": snapshot.progress.up_s}
+    return extents.get(axis)
+
+
+def _seen(widget: Widget, seen: bool) -> None:
+    if widget.display != seen:
+        widget.display = seen
+
+
+def _sized(widget: Widget, *, width: int | None = None, height: int | None = None) -> None:
+    """Give a widget cells, the rest (REST), or no place at all (0)."""
+    cells = height if height is not None else width or 0
+    _seen(widget, cells != 0)
+    wanted: int | str = "1fr" if cells == REST else max(1, cells)
+    if height is not None:
+        widget.styles.height = wanted
+    else:
+        widget.styles.width = wanted

@@ -1,0 +1,70 @@
+"""The screen's side of the terminal: it ends when the terminal does, and asks little of it.
+
+Textual 8.2.8 turns round for ever on an input that is at its end, and a process whose parent ignores SIGHUP is never told that its terminal is gone. So SIGHUP
+is taken back, and a thread that costs nothing waits for the terminal to hang up. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from textual.drivers.linux_driver import LinuxDriver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from textual.app import App
+
+GONE_CODE = 128 + signal.SIGHUP
+"""What a shell reports of a program that its terminal's end has killed."""
+_GRACE_S = 2.0
+
+
+class QuietDriver(LinuxDriver):
+    """Asks the terminal for clicks and the wheel, not for every movement of the mouse: each would be input to read, and a line of bytes over SSH."""
+
+    def _enable_mouse_support(self) -> None:
+        if self._mouse:
+            self.write("\x1b[?1000h\x1b[?1015h\x1b[?1006h")
+            self.flush()
+
+    def _disable_mouse_support(self) -> None:
+        if self._mouse:
+            self.write("\x1b[?1000l\x1b[?1015l\x1b[?1006l")
+            self.flush()
+
+
+@contextlib.contextmanager
+def tied_to_terminal(app: App[None]) -> Iterator[None]:
+    """While inside, the process ends with its terminal; SIGHUP and SIGTERM leave the screen as it was found, where that takes no longer than two seconds."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends at once
+        last = threading.Timer(_GRACE_S, os._exit, (128 + number,))
+        last.daemon = True
+        last.start()
+        app.exit(return_code=128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGHUP, signal.SIGTERM)}
+    threading.Thread(target=_end_with, args=(sys.__stdin__.fileno(),) if sys.__stdin__ is not None else (0,), name="terminal", daemon=True).start()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _end_with(descriptor: int) -> None:
+    """Wait until the terminal hangs up, and end the process: there is nobody to say anything to, and nothing of a run's to be put back."""
+    waiting = select.poll()
+    waiting.register(descriptor, 0)  # hang-up and error are always told
+    while not any(events & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, events in waiting.poll()):
+        pass
+    os._exit(GONE_CODE)
