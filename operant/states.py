@@ -13,7 +13,8 @@ Knows nothing of ids or listing, nor how a state is drawn.
     remote        the lock cannot be probed: another machine
     unreadable    the metrics file is damaged or of an incompatible version
 
-A worker that ended before it had a metrics file left no state word; there the exit code says it (130 stopped, 1 to 7 failed).
+A worker that ended before it had a metrics file left no state word; there the exit code says it (130 stopped, 1 to 7 failed). So it is where a resumed
+worker ended that early, and the file that lies there is one of a session that crashed before.
 """
 
 from __future__ import annotations
@@ -73,6 +74,10 @@ class Observation(NamedTuple):
     phase_text: str | None = None
     host: str = ""
     young: bool = False  # made just now, no worker seen yet
+    earlier: bool = False  # the metrics file is that of a session before the last worker's, which left none
+    paused_by: str | None = None
+    paused_s: float | None = None  # since when
+    stopped_by: str | None = None  # who asked, where it was no signal
 
 
 class Judgement(NamedTuple):
@@ -120,7 +125,7 @@ def _name(observation: Observation, heartbeat_still_s: float, main_still_s: floa
     if observation.broken is not None:
         return State("unreadable", observation.broken)
     if status is not None and status.state in TERMINAL:
-        return State(status.state, f"by {_signal_name(status.reason)}" if status.state == "stopped" and status.reason else None)
+        return State(status.state, _stopper(observation, status) if status.state == "stopped" else None)
     if observation.held is None:
         return State("remote", f"{observation.host or 'another machine'} · last record {_ago(observation.record_age_s)}")
     if not observation.held:
@@ -129,8 +134,11 @@ def _name(observation: Observation, heartbeat_still_s: float, main_still_s: floa
         return State("starting", observation.phase_text)
     if heartbeat_still_s > _SUSPENDED_S:
         return State("suspended", f"no heartbeat for {text.age(heartbeat_still_s)}")
-    if status.state in ("paused", "stopping"):
-        return State(status.state)
+    if status.state == "paused":
+        since = "" if observation.paused_s is None else f", {text.age(observation.paused_s)} ago"
+        return State("paused", f"by {observation.paused_by}{since}" if observation.paused_by else None)
+    if status.state == "stopping":
+        return State("stopping", _stopper(observation, status))
     if record is None or record.step == 0:
         return State("starting", observation.phase_text or status.phase)
     if main_still_s > max(_STALLED_S, _STALLED_ITERATIONS * (usual_s or 0.0)) and status.phase not in _LONG_PHASES:
@@ -139,8 +147,15 @@ def _name(observation: Observation, heartbeat_still_s: float, main_still_s: floa
     return State("running")
 
 
+def _stopper(observation: Observation, status: Status) -> str | None:
+    by = _signal_name(status.reason) if status.reason else observation.stopped_by
+    return f"by {by}" if by else None
+
+
 def _ended(observation: Observation) -> State:
     """The lock is free and no terminal word was written."""
+    if observation.earlier:
+        observation = observation._replace(status=None, record=None)
     ending = observation.exit
     if ending is None:
         return State("starting", observation.phase_text) if observation.young and observation.status is None else State("crashed", "unknown")
@@ -162,7 +177,7 @@ def exit_code(observation: Observation) -> int | None:
         return None
     ending, status = observation.exit or {}, observation.status
     if number := runfolder.integer_of(ending, "signal"):
-        return 130 if observation.record is None and number in (signal.SIGTERM, signal.SIGINT) else 137
+        return 130 if (observation.record is None or observation.earlier) and number in (signal.SIGTERM, signal.SIGINT) else 137
     if (code := runfolder.integer_of(ending, "exit")) is not None:
         return code & 0xFF
     if status is not None and status.state in TERMINAL:
@@ -198,8 +213,10 @@ def observe(run: Run, reader: Reader | None = None) -> Observation:
     ending = (runfolder.read_json(run.exit_path) or None) if not held else None
     started_s = (runfolder.integer_of(document, "created_realtime_ns") or 0) / 1e9
     young = document.get("pid") is None and abs(time.time() - started_s) < _LAUNCH_S
-    phase_text = runfolder.text_of(document, "phase")
-    look = Observation(held, exit=ending, phase_text=phase_text, host=runfolder.text_of(document, "host") or "", young=young)
+    look = Observation(
+        held, exit=ending, phase_text=runfolder.text_of(document, "phase"), host=runfolder.text_of(document, "host") or "", young=young,
+        paused_by=runfolder.text_of(document, "paused_by"), stopped_by=runfolder.text_of(document, "stopped_by"),
+    )  # fmt: skip
     try:
         if reader is not None:
             return _read(look, document, reader)
@@ -224,14 +241,17 @@ def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Obs
     # While a resumed worker imports, the file of the session before it still lies there, with its last word. The pid tells them apart
     # (`launch.start` clears it, so there is no moment at which the old one could be taken for the new).
     pid, ticks = runfolder.integer_of(document, "pid"), runfolder.integer_of(document, "pid_start_ticks")
-    if look.held and (header.pid, header.pid_start_ticks) != (pid, ticks or 0):
+    another = (header.pid, header.pid_start_ticks) != (pid, ticks or 0)
+    if look.held and another:
         return look
     record = reader.latest()
     same_boot = header.boot_id.hex() == runfolder.boot_id().replace("-", "") != ""
     now_ns, wall_ns = time.clock_gettime_ns(_BOOTTIME), time.time_ns()
-    heartbeat_age_s = record_age_s = usual_s = None
+    heartbeat_age_s = record_age_s = usual_s = paused_s = None
     if same_boot and status.heartbeat_boottime_ns:
         heartbeat_age_s = max(0.0, (now_ns - status.heartbeat_boottime_ns) / 1e9)
+    if same_boot and (paused_ns := runfolder.integer_of(document, "paused_boottime_ns")) is not None:
+        paused_s = max(0.0, (now_ns - paused_ns) / 1e9)
     if record is not None:
         record_age_s = max(0.0, (now_ns - record.boottime_ns if same_boot else wall_ns - record.realtime_ns) / 1e9)
         if look.held and record_age_s > _STALLED_S:
@@ -241,6 +261,7 @@ def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Obs
     return look._replace(
         status=status, record=record, columns=tuple(metric.name for metric in reader.metrics),
         heartbeat_age_s=heartbeat_age_s, record_age_s=record_age_s, usual_s=usual_s,
+        earlier=another and pid is not None and ticks is not None, paused_s=paused_s,
     )  # fmt: skip
 
 
@@ -268,6 +289,7 @@ def describe(run: Run) -> dict[str, Any]:
     except BadFileError as error:
         look = Observation(runfolder.probe(run.path), broken=text.safe(error, 400))
     word, cause = judge(look, None, time.monotonic()).state
+    paused = word == "paused"
     document, record = run.document, look.record
     step, steps = None if record is None else record.step, runfolder.integer_of(document, "steps")
     created_ns = runfolder.integer_of(document, "created_realtime_ns")
@@ -296,6 +318,8 @@ def describe(run: Run) -> dict[str, Any]:
         "eta_s": None if left_s is None else max(0.0, left_s),
         "last_checkpoint_step": None if look.status is None else look.status.last_checkpoint_step,
         "last_record_age_s": look.record_age_s,
+        "paused_by": look.paused_by if paused else None,
+        "paused_s": look.paused_s if paused else None,
         "exit": exit_code(look),
     }
 

@@ -402,7 +402,7 @@ RECORD = Record(0, 100, 0, 0, 1, 0, ())
 
 
 def look(held=True, *, record=RECORD, exit=None, **fields):
-    ages = {key: fields.pop(key) for key in ("heartbeat_age_s", "record_age_s", "usual_s", "phase_text", "broken", "host", "young") if key in fields}
+    ages = {key: fields.pop(key) for key in states.Observation._fields[5:] if key in fields}
     return states.Observation(held, status=status(**fields), record=record, exit=exit, **ages)
 
 
@@ -414,7 +414,18 @@ def look(held=True, *, record=RECORD, exit=None, **fields):
         (look(record=RECORD._replace(step=0)), "starting", "rollout"),
         (look(), "running", None),
         (look(state="paused"), "paused", None),
+        (look(state="paused", paused_by="alice@gpu03", paused_s=185.0), "paused", "by alice@gpu03, 3 min ago"),
+        (look(state="paused", paused_by="alice@gpu03"), "paused", "by alice@gpu03"),
         (look(state="stopping"), "stopping", None),
+        (look(state="stopping", reason=15), "stopping", "by SIGTERM"),
+        (look(state="stopping", stopped_by="alice@gpu03"), "stopping", "by alice@gpu03"),
+        (look(False, state="stopped", stopped_by="alice@gpu03"), "stopped", "by alice@gpu03"),
+        (look(False, exit={"exit": 130}), "crashed", "exit code 130 without a last word"),
+        (look(False, exit={"exit": 130}, earlier=True), "stopped", "before its first record"),
+        (look(False, exit={"signal": 15}, earlier=True), "stopped", "before its first record"),
+        (look(False, exit={"exit": 2}, earlier=True), "failed", "exit code 2 before its first record"),
+        (look(False, exit={"signal": 9}, earlier=True), "crashed", "killed by SIGKILL"),
+        (look(False, state="finished", exit={"exit": 2}, earlier=True), "finished", None),
         (look(state="unknown"), "running", None),
         (look(heartbeat_age_s=1.9), "running", None),
         (look(heartbeat_age_s=2.5), "suspended", "no heartbeat for 2 s"),
@@ -499,6 +510,26 @@ def test_the_file_of_the_session_before_says_nothing_about_a_resumed_worker(root
         lock.release()
 
 
+def test_a_resumed_crash_that_is_stopped_before_its_first_record(root):
+    run = make(root)
+    write_metrics(run, step=500)
+    runs.write_json(run.exit_path, {"exit": 130, "signal": None})
+    document = runs.update_document(run.path, **(runs.identity() | {"pid_start_ticks": 1}))  # the resumed worker was another process
+    found = run._replace(document=document)
+    assert runs.state(found) == ("stopped", "before its first record")
+    described = runs.describe(found)
+    assert (described["step"], described["exit"]) == (500, 130), "what the run has done stays"
+
+
+def test_time_in_a_pause_is_no_part_of_an_iteration():
+    judged = None
+    for k in range(5):
+        judged = states.judge(look(heartbeat_count=k, main_count=k), judged, 0.1 * k)
+    judged = states.judge(look(heartbeat_count=6, main_count=4, state="paused"), judged, 600.0)
+    assert judged.state.word == "paused"
+    assert states.judge(look(heartbeat_count=7, main_count=4), judged, 601.0).state.word == "running"
+
+
 def test_a_run_of_another_machine_is_remote_and_never_dead(root):
     run = make(root)
     document = runs.update_document(run.path, host="gpu03", boot_id="another", pid=5)
@@ -529,7 +560,7 @@ def test_describe_has_stable_keys_and_looks_back_for_what_is_not_in_every_record
     assert set(described) == {
         "schema", "id", "path", "state", "cause", "env", "algo", "device", "step", "steps", "progress", "return", "length", "episodes", "sps",
         "eval_return", "best_return", "target", "created", "age_s", "eta_s", "last_checkpoint_step", "exit", "pid", "host", "version", "seed", "lanes",
-        "last_record_age_s",
+        "last_record_age_s", "paused_by", "paused_s",
     }  # fmt: skip
     expected = {
         "schema": 1, "id": "cartpole-ppo-4f2a", "path": str(run.path), "state": "finished", "cause": None, "env": "cartpole", "step": 504, "steps": 1008,
