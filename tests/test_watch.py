@@ -171,7 +171,7 @@ def test_wishes_from_another_thread():
 
 @pytest.mark.soak
 def test_wishes_from_another_thread_for_long():
-    _hammer(10_000)
+    _hammer(3_000)
 
 
 # WHAT IS SHOWN
