@@ -418,6 +418,19 @@ class Curve:
             largest = max(high if step is None else high[: bisect_left(self._table._levels[-1].ends[0], step) + 1], default=-math.inf)
         return largest if math.isfinite(largest) else None
 
+    def course(self, step: float | None = None) -> tuple[float, float, float] | None:
+        """The first value (the mean of its bucket), the highest and the newest up to a step (None: of all); None while there is none."""
+        with self._table.lock:
+            part, end = self._parts[-1], len(self._parts[-1].count)
+            if step is not None:
+                end = min(end, bisect_left(self._table._levels[-1].ends[0], step) + 1)
+            first = next((k for k in range(end) if part.count[k]), None)
+            last = next((k for k in range(end - 1, -1, -1) if part.count[k]), None)
+            if first is None or last is None:
+                return None
+            newest = self.latest if step is None and self.latest is not None else part.total[last] / part.count[last]
+            return part.total[first] / part.count[first], max(part.high[:end]), newest
+
     def extent(self, axis: Axis) -> tuple[float, float] | None:
         """First and last x there is a value for; None while there is none. The first is where the first bucket begins."""
         which = _AXES.index(axis)

@@ -204,6 +204,13 @@ class Track:
             self._marked = tuple(sorted((mark for marks in self._marks.values() for mark in marks), key=lambda mark: (mark.step, mark.kind)))
         return self._marked
 
+    def evaluations(self, step: float | None = None) -> tuple[float, float, float] | None:
+        """Where the run began (its first return in training or evaluation, the lower one), the best evaluation and the newest, up to a step (None: all)."""
+        courses = [self.table.curves[name].course(step) for name in ("eval/return", "return") if name in self.table.curves]
+        if not courses or courses[0] is None or "eval/return" not in self.table.curves:
+            return None
+        return min(course[0] for course in courses if course is not None), courses[0][1], courses[0][2]
+
     # ------------------------------------------------------------------------------------------------------------------------------------- rate
 
     @property
