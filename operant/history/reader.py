@@ -20,7 +20,7 @@ from operant.metricsfile.layout import CODES, Metric
 if TYPE_CHECKING:
     from typing import Self
 
-_CHUNK_ROWS = 4096
+_CHUNK_ROWS, _CHUNK_BYTES = 4096, 1 << 24
 
 
 class Chunk(NamedTuple):
@@ -77,7 +77,7 @@ class Reading:
                     continue
                 last[session] = kept[0][-1]
                 every = head.every if head is not None else 1
-                if gathered is not None and (gathered.key != (session, schema, every) or gathered.rows >= _CHUNK_ROWS):
+                if gathered is not None and (gathered.key != (session, schema, every) or gathered.full):
                     yield gathered.chunk()
                     gathered = None
                 gathered = gathered or _Gathered(session, schema, schemas[schema], every)
@@ -155,6 +155,10 @@ class _Gathered:
         for gathered, column in zip(self._words, rows, strict=True):
             gathered.extend(column)
         self.rows = len(self._words[0])
+
+    @property
+    def full(self) -> bool:
+        return self.rows >= _CHUNK_ROWS or 8 * self.rows * len(self._words) >= _CHUNK_BYTES
 
     def chunk(self) -> Chunk:
         words = self._words

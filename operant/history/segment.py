@@ -156,7 +156,7 @@ def unpack_rows(kind: int, payload: bytes | memoryview, columns: int) -> tuple[i
 
 
 class Scan:
-    """The valid frames of one open segment, in order: (kind, payload). A payload is good until the next one is asked for.
+    """The valid frames of one open segment, in order: (kind, payload).
 
     `damaged` counts the stretches between them that hold none, `torn` tells whether the file ends in one, `end` is where the last valid frame ended. Only what
     was there at the beginning is read, and of that at most `limit_bytes`. Iterate once. A read that fails ends it like the end of the file does.

@@ -14,6 +14,7 @@ import threading
 import time
 import zlib
 from array import array
+from collections import deque
 from collections.abc import Generator
 from pathlib import Path
 from typing import Final
@@ -30,6 +31,7 @@ _LOOK_S, _WRITE_S, _SYNC_S, _RETRY_S, _TELL_S = 0.25, 1.0, 5.0, 5.0, 10.0
 _ROWS: Final = 64  # written at once where they come faster than that
 _MOST_ROWS: Final = 512  # in one frame, where the history has to catch up
 _THIN_LOOK_S = 0.02
+_LOOK_BACK: Final = 8  # frames, in search of the last record that is safe
 _THINNEST: Final = FACTOR**8
 
 
@@ -332,11 +334,13 @@ def _where_it_ends(folder: Path, session: int) -> tuple[int, int | None]:
         last = head.first_n - 1
         descriptor = segments.open_segment(path)
         try:
-            for kind, payload in segments.Scan(descriptor):
-                if kind in (PLAIN_KIND, DEFLATED_KIND) and (unpacked := segments.unpack_rows(kind, payload, FIXED + len(head.metrics))) is not None:
-                    last = max(last, columns_of(*unpacked)[segments.N][-1])
+            newest = deque((frame for frame in segments.Scan(descriptor) if frame[0] in (PLAIN_KIND, DEFLATED_KIND)), maxlen=_LOOK_BACK)
         finally:
             os.close(descriptor)
+        for kind, payload in newest:
+            unpacked = segments.unpack_rows(kind, payload, FIXED + len(head.metrics))
+            if unpacked is not None:
+                last = max(last, columns_of(*unpacked)[segments.N][-1])
         return last, head.rewind_to
     return -1, None
 
