@@ -23,8 +23,8 @@ def percent(share: float | None) -> str:
 
 
 def progress_bar(share: float | None, width: int, glyphs: Glyphs = UNICODE, ink: Ink = Ink("focus")) -> Row:  # noqa: B008 (a constant)
-    """A heavy line over a light one, to half a cell. Full only when all is done; an unknown share is an empty bar."""
-    halves = int(2 * width * min(max(share or 0.0, 0.0), 1.0))
+    """A heavy line over a light one, to half a cell. Full only when all is done; an unknown share (None, NaN) is an empty bar."""
+    halves = int(2 * width * min(max(share, 0.0), 1.0)) if share is not None and share == share else 0
     full, half = divmod(halves, 2)
     done = (Cell(glyphs.bar_full, ink),) * full + (Cell(glyphs.bar_half, ink),) * half
     return done + (Cell(glyphs.bar_rest, Ink("border")),) * (width - len(done))

@@ -91,7 +91,8 @@ def dot_rows(points: Sequence[Point | None], shown: Range, dots: int) -> tuple[l
 
 def _logarithms(point: Point) -> Point:
     """Exponents of ten; what is not above zero is far below any."""
-    return Point(*(math.log10(value) if value > 0 else -400.0 for value in point[:3]))
+    low, mean, high = (math.log10(value) if value > 0 else -400.0 for value in point[:3])
+    return Point(low, mean, high)
 
 
 def bridged(rows: Sequence[int | None]) -> list[int | None]:

@@ -22,7 +22,8 @@ Mode = Literal["braille", "blocks", "ascii"]
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # braille's bits by row and column
 _DENSITY = " ..::**##"  # ASCII by how many of a cell's eight dots are lit
 _CONTRAST = 2.0  # a picture is no text: enough to see it, and its colours stay near what they were
-_LEVELS = 51  # a channel has six levels, as many as 256-colour terminals have
+_STEP = 17  # a channel has sixteen levels: shades that nobody tells apart are one
+_ALMOST = 0.15
 _GAP = 1  # cells between lanes
 
 Dot = bytes | None  # three bytes of colour; None where the ground is
@@ -47,6 +48,8 @@ class Grid(NamedTuple):
             if room_width < 1 or room_height < 1:
                 continue
             scale = min(2 * room_width / pixel_width, 4 * room_height / pixel_height)
+            if scale > 1 and scale - int(scale) < _ALMOST:
+                scale = int(scale)  # a dot a pixel, or so many, looks better than a little more
             lane = cls(across, down, max(1, int(pixel_width * scale / 2 + 1e-6)), max(1, int(pixel_height * scale / 4 + 1e-6)))
             if best is None or lane.width * lane.height > best.width * best.height:
                 best = lane
@@ -95,7 +98,7 @@ def sampled(pixels: bytes, width: int, height: int, columns: int, rows: int, gro
 @functools.lru_cache(4096)
 def shown_colour(pixel: bytes, ground: str) -> str:
     """A pixel's colour in few levels, moved away from the theme's ground if it could not be seen on it."""
-    return readable(hexadecimal(*(_LEVELS * round(channel / _LEVELS) for channel in pixel)), ground, _CONTRAST)
+    return readable(hexadecimal(*(_STEP * round(channel / _STEP) for channel in pixel)), ground, _CONTRAST)
 
 
 @functools.lru_cache(8192)
@@ -179,7 +182,7 @@ def _joined(parts: Sequence[Row], width: int) -> Row:
 def wanted_size(lanes: int, width: int, height: int, smallest: int = 16, largest: int = 96) -> int:
     """The side of a square picture, in pixels, that needs no scaling in braille on `width` x `height` cells."""
     grid = Grid.of(max(1, lanes), 64, 64, max(1, width), max(1, height))
-    return smallest if grid is None else min(max(2 * grid.width, smallest), largest)
+    return smallest if grid is None else min(max(min(2 * grid.width, 4 * grid.height) // 4 * 4, smallest), largest)
 
 
 class AgentPicture(Canvas, can_focus=True):
@@ -190,7 +193,8 @@ class AgentPicture(Canvas, can_focus=True):
     def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(name=name, id=id, classes=classes)
         self._frame: Frame | None = None
-        self._absent, self._mode = "", "braille"
+        self._absent = ""
+        self._mode: Mode = "braille"
         self._title: tuple[Piece, ...] = ()
 
     def show(self, frame: Frame | None, *, absent: str = "", title: Sequence[Piece] = (), mode: Mode = "braille") -> None:

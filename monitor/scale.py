@@ -14,8 +14,10 @@ from monitor.snapshot import Point
 
 HYSTERESIS = 0.15
 _LEAST_SHARE = 0.02  # a range is at least this share of its values' size: the noise of a constant is no picture
+_FILLED = 0.4  # a range is kept while values fill so much of it
+_OFF = 0.05  # a label may differ from its tick by so much
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-_TINY, _HUGE = 1e-290, 1e290  # what is nearer to zero is zero; what is farther is cut
+_TINY, _HUGE, _DECADES = 1e-290, 1e290, 300.0  # what is nearer to zero is zero; what is farther is cut
 
 
 class Range(NamedTuple):
@@ -85,13 +87,14 @@ def _rounded(low: float, high: float, log: bool) -> Range:
         if 0 >= high >= 0.35 * low:
             high = 0.0
         step = nice_step((high - low) / 5)
-    return Range(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, log)
+    low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    return Range(max(low, -_DECADES), min(high, _DECADES), True) if log else Range(low, high)
 
 
 def y_range(points: Iterable[Point | None], log: bool = False, previous: Range | None = None) -> Range | None:
     """The range to show `points` in, the previous one as long as it will do; None where nothing can be shown.
 
-    A range is left when values leave it (it then gets 15 % of room on that side) or when they fill less than about two thirds of it.
+    A range is left when values leave it, or when they fill less than two fifths of it; the next one has 15 % of room beside them.
     """
     extent = _extent(points, log)
     if extent is None:
@@ -101,10 +104,13 @@ def y_range(points: Iterable[Point | None], log: bool = False, previous: Range |
     if previous is None or previous.log != log:
         return wanted
     slack = 1e-9 * previous.span
-    if previous.low - slack <= low and high <= previous.high + slack:
-        return wanted if wanted.span < (1 - 2 * HYSTERESIS) * previous.span else previous
-    room = HYSTERESIS * max(previous.span if previous.span < 2 * (high - low) else 0.0, high - low)
-    return _rounded(low - room if low < previous.low and low != 0 else low, high + room if high > previous.high else high, log)
+    inside = previous.low - slack <= low and high <= previous.high + slack
+    if inside and (high - low >= _FILLED * previous.span or wanted.span >= (1 - HYSTERESIS) * previous.span):
+        return previous
+    room = HYSTERESIS * (high - low)
+    # Zero is an end that values come near without crossing.
+    roomy = _rounded(low if low == 0 or 0 < low <= room else low - room, high if high == 0 or 0 > high >= -room else high + room, log)
+    return previous if inside and roomy.span >= (1 - HYSTERESIS) * previous.span else roomy
 
 
 def tick_text(value: float, cells: int) -> str:
@@ -114,15 +120,18 @@ def tick_text(value: float, cells: int) -> str:
     size, sign = abs(value), "-" if value < 0 else ""
     texts: list[str] = []
     if 1e-3 <= size < 9999.5 and not (size >= 1e3 and size % 100 == 0):
-        # As many digits as fit, but never a zero for what is none.
-        texts += [text for text in (_trim(f"{size:.{digits}f}") for digits in range(4, -1, -1)) if float(text) != 0]
+        texts += [_trim(f"{size:.{digits}f}") for digits in range(4, -1, -1)]
     if 999.5 <= size < 1e15:
         for power in range(max(1, int(math.log10(size)) // 3), 5):
             texts += [_trim(f"{size / 1000**power:.{digits}f}") + "kMGT"[power - 1] for digits in (2, 1, 0) if size / 1000**power >= 0.9995]
     texts += [f"{size:.{digits}e}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e") for digits in (1, 0)]
-    room = cells - len(sign)
-    # A number cut short would be another number: none is shown.
-    return next((sign + text for text in texts if len(text) <= room and not text.startswith("1000")), "")
+    fitting = [text for text in texts if len(text) <= cells - len(sign) and not text.startswith("1000")]
+    # Better another way of writing it than one that is off; a number cut short would be another number: none is shown.
+    for off in (_OFF, 0.5):
+        for text in fitting:
+            if abs(tick_value(text) - size) <= off * size:
+                return sign + text
+    return ""
 
 
 def _trim(text: str) -> str:
