@@ -12,6 +12,7 @@ REST: Final = -1
 """A size: all that is left."""
 _CHART_CELLS, _CHART_LINES = 27, 8  # the least a chart of a grid gets
 _CHART_LINES_WANTED = 11
+_FEW_WORDS = 5  # lines
 _BOTTOM_FROM = 24  # lines of body from which agent and log have a row of their own
 SIDEBAR_FROM: Final = 100
 """From so many columns there is a sidebar, and a log beside the agent."""
@@ -42,8 +43,8 @@ class Plan(NamedTuple):
         return self.columns * self.rows
 
 
-def plan(width: int, height: int, view: View, *, words: bool = False) -> Plan:
-    """The plan for a screen. `words`: the run has ended in a way that has something to be said, in the place of the agent."""
+def plan(width: int, height: int, view: View, *, words: int = 0) -> Plan:
+    """The plan for a screen. `words`: lines to be said of how the run ended, in the place of the agent."""
     small = width < NUMBERS_BELOW[0] or height < NUMBERS_BELOW[1]
     if small and view.page == "overview" and view.maximised is None:
         return Plan(numbers=True, tabs=False)
@@ -57,9 +58,9 @@ def plan(width: int, height: int, view: View, *, words: bool = False) -> Plan:
         columns = max(1, min(4 if width >= 150 else 3, width // _CHART_CELLS))
         return base._replace(columns=columns, rows=max(1, min(4, body // _CHART_LINES)))
     if view.page == "time":
-        time_lines, machine_lines = (8 if body >= 18 else 0), (9 if body >= 14 else 0)
+        time_lines, machine_lines = (8 if body >= 18 else 0), (8 if body >= 14 else 0)
         if width < SIDEBAR_FROM:
-            return base._replace(sidebar=REST, time_lines=min(8, body), machine_lines=9 if body >= 17 else 0, health=body >= 20)
+            return base._replace(sidebar=REST, time_lines=min(8, body), machine_lines=8 if body >= 17 else 0, health=body >= 20)
         return base._replace(explained=True, sidebar=width // 2, time_lines=time_lines or 8, machine_lines=machine_lines, health=False)
     if view.page == "config":
         return base._replace(config=True)
@@ -67,18 +68,19 @@ def plan(width: int, height: int, view: View, *, words: bool = False) -> Plan:
     return base._replace(bottom=REST, agent=agent, log=not agent)
 
 
-def _overview(base: Plan, width: int, body: int, view: View, words: bool) -> Plan:
-    sidebar = (30 if width < 120 else 34 if width < 150 else 40) if view.sidebar and width >= SIDEBAR_FROM else 0
-    agent, log = view.agent and not words, view.log and width >= SIDEBAR_FROM
+def _overview(base: Plan, width: int, body: int, view: View, words: int) -> Plan:
+    sidebar = (34 if width < 150 else 40) if view.sidebar and width >= SIDEBAR_FROM else 0
+    # Last words beyond a few have a traceback in them, which wants all the width.
+    agent, log = view.agent and not words, view.log and width >= SIDEBAR_FROM and words <= _FEW_WORDS
     bottom = 0
     if words:
-        bottom = min(20, body * 9 // 20) if body >= _BOTTOM_FROM else body // 2
+        bottom = min(words + 4, body * 9 // 20) if body >= _BOTTOM_FROM else min(words + 4, body - _CHART_LINES)
     elif view.bottom and (agent or log) and body >= _BOTTOM_FROM:
         bottom = min(14, max(8, body * 3 // 10))
     columns = 1 if width < 80 else 2 if width < SIDEBAR_FROM else max(2, min(4 if width >= 200 else 3, (width - sidebar) // _CHART_CELLS))
     left = body - bottom
     rows = max(1, min(left // _CHART_LINES, max(2, left // _CHART_LINES_WANTED)))
     return base._replace(
-        columns=columns, rows=rows, sidebar=sidebar, bottom=bottom, agent=bottom > 0 and agent, words=words, log=bottom > 0 and log,
-        time_lines=8 if body >= 18 else 0, machine_lines=9 if body >= 26 else 0,
+        columns=columns, rows=rows, sidebar=sidebar, bottom=bottom, agent=bottom > 0 and agent, words=words > 0, log=bottom > 0 and log,
+        time_lines=8 if body >= 18 else 0, machine_lines=8 if body >= 26 else 0,
     )  # fmt: skip

@@ -127,6 +127,6 @@ def flow(parts: Iterable[Sequence[Piece]], width: int, gap: int = 3) -> list[Lin
     return [tuple(line) for line in lines]
 
 
-def wrapped(text: str, width: int, indent: str = "", first: str | None = None) -> list[str]:
+def wrapped(text: str, width: int, indent: str = "", first: str = "") -> list[str]:
     """A text in lines of at most `width` cells, the first behind `first`, all others behind `indent`. Counts characters: for words of this program."""
-    return textwrap.wrap(text, max(width, len(indent) + 8), initial_indent=indent if first is None else first, subsequent_indent=indent) or [""]
+    return textwrap.wrap(text, max(width, len(indent) + 8), initial_indent=first, subsequent_indent=indent) or [""]

@@ -14,7 +14,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from monitor.line import Line, Piece, clean, fit, length
+from monitor.line import Line, Piece, clean, fit, length, width_of
 from monitor.palette import Look
 from operant.text import cells
 
@@ -27,7 +27,7 @@ class Panel(Widget):
 
     DEFAULT_CSS = "Panel { width: 1fr; height: 1fr; }"
 
-    def __init__(self, draw: Draw, *, title: str = "", id: str | None = None, classes: str | None = None) -> None:
+    def __init__(self, draw: Draw, *, title: str | Callable[[Any], str] = "", id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._draw_lines, self._title = draw, title
         self._model: Any = None
@@ -80,8 +80,9 @@ class Panel(Widget):
 
     def _framed(self, width: int, height: int) -> list[Line]:
         top_left, across, top_right, upright, bottom_right, bottom_left = (Piece(c, "border") for c in self.look.glyphs.box)
-        title = clean(f" {self._title} ")[: width - 4]
-        top = (Piece(top_left.text + across.text, "border"), Piece(title, "text"), Piece(across.text * (width - 3 - len(title)) + top_right.text, "border"))
+        told = self._title if isinstance(self._title, str) else "" if self._model is None else self._title(self._model)
+        title = fit([Piece(clean(f" {told} ", ascii_only=not self.look.glyphs.braille))], min(width - 4, width_of(told) + 2))[0].text
+        top = (Piece(top_left.text + across.text, "border"), Piece(title, "text"), Piece(across.text * (width - 3 - width_of(title)) + top_right.text, "border"))
         inside = self._filled(width - 4, height - 2)
         sides = [(upright, Piece(" "), *line, Piece(" "), upright) for line in inside]
         return [top, *sides, (Piece(bottom_left.text + across.text * (width - 2) + bottom_right.text, "border"),)]

@@ -40,7 +40,7 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
     """What a chart with room for `columns` points shows."""
     view, held = stage.view, (stage.held or {}).get(series.name) or Held(series.latest, series.trend_per_min, series.best)
     better = True if series.higher_better else None
-    unit = "" if series.unit == "reward" else series.unit
+    unit = "" if series.unit == "reward" or series.name == "sps" else series.unit
     said = figures.words(held.latest, unit, held.trend_per_min, held.best if better else None, better, stage.glyphs)
     head = ChartData(
         title=series.label or series.name,
@@ -56,7 +56,7 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
     cursor = _cursor(series.name, stage, columns)
     return head._replace(
         trend=said.trend,
-        rate=said.rate,
+        rate=said.rate if series.name != "sps" else "",  # steps per second per minute tell nobody anything
         # Of two runs the other's value is what one wants beside this one's.
         best=said.best if other is None else f"┄ {figures.with_unit(other.latest, unit)} {stage.overlay_name}",
         trend_level=said.level,

@@ -109,12 +109,13 @@ class Showing(App[None]):
             "figures": Panel(words.figures, id="figures"),
             "message": Panel(words.message, id="message", classes="row"),
             "numbers": Panel(words.numbers, id="numbers"),
+            "empty": Panel(words.empty, id="empty"),
             "explained": Panel(words.explained, title="Health", id="explained"),
             "config": Panel(words.config, title="config.toml", id="config"),
             "words": Panel(words.last_words, title="How it ended", id="words"),
             "log": Panel(words.log, title="Log", id="log"),
             "health": Panel(words.health, title="Health", id="health"),
-            "time": Panel(words.time, title="Time", id="time"),
+            "time": Panel(words.time, title=words.time_title, id="time"),
             "machine": Panel(words.machine, title="GPU and process", id="machine"),
             "footer": Panel(words.footer, id="footer", classes="row"),
         }
@@ -122,7 +123,7 @@ class Showing(App[None]):
         yield from (panel[name] for name in ("header", "progress", "figures", "message"))
         self.agent = AgentPicture(id="agent")
         self._bottom = Container(self.agent, panel["words"], panel["log"], id="bottom")
-        self._main = Container(self.charts, panel["numbers"], panel["explained"], panel["config"], self._bottom, id="main")
+        self._main = Container(self.charts, panel["empty"], panel["numbers"], panel["explained"], panel["config"], self._bottom, id="main")
         self._sidebar = Container(panel["health"], panel["time"], panel["machine"], id="sidebar")
         yield Container(self._main, self._sidebar, id="body")
         yield panel["footer"]
@@ -170,9 +171,9 @@ class Showing(App[None]):
             return
         if over:
             self._message = ("", 0.0, False)
-        ended_before = self._has_last_words()
+        words_before = self._last_words()
         self.snapshot, self._overlaid = newest, overlaid
-        if self._has_last_words() != ended_before:
+        if self._last_words() != words_before:
             self._lay_out()
         else:
             self.paint()
@@ -192,16 +193,17 @@ class Showing(App[None]):
 
     # ------------------------------------------------------------------------------------------------------------------------------- laying out
 
-    def _has_last_words(self) -> bool:
-        shown = self._shown
-        return shown is not None and shown.ending is not None
+    def _last_words(self) -> int:
+        """How many lines a run that has ended has to say; 0 for one that goes on."""
+        ending = self._shown.ending if self._shown is not None else None
+        return 0 if ending is None else 4 + len(ending.traceback)
 
     @property
     def _shown(self) -> Snapshot | None:
         return self._frozen[0] if self._frozen is not None else self.snapshot
 
     def _planned(self) -> Plan:
-        return arrange.plan(self.size.width, self.size.height, self.view, words=self._has_last_words())
+        return arrange.plan(self.size.width, self.size.height, self.view, words=self._last_words())
 
     def _lay_out(self) -> None:
         if not self.panels:
@@ -211,7 +213,6 @@ class Showing(App[None]):
         _sized(panel["figures"], height=plan.figure_lines)
         small = self.size.width < arrange.NUMBERS_BELOW[0] or self.size.height < arrange.NUMBERS_BELOW[1]
         _seen(panel["progress"], not small)
-        _seen(self.charts, plan.charts > 0)
         self.charts.make_room(plan.columns, plan.rows)
         _seen(self.agent, plan.agent)
         for name in ("words", "log", "health", "explained", "config", "numbers"):
@@ -230,21 +231,24 @@ class Showing(App[None]):
         snapshot = self._shown
         if snapshot is None or not self.panels:
             return
+        names = self.shown_metrics() if self.plan.charts else []
+        _seen(self.charts, bool(names))
+        _seen(self.panels["empty"], self.plan.charts > 0 and not names)
         model = self._model(snapshot)
         for panel in self.panels.values():
             panel.show(model)
-        if self.plan.charts:
-            self._paint_charts(snapshot)
+        if names:
+            self._paint_charts(snapshot, names)
         if self.plan.agent:
             self.agent.show(snapshot.frame, absent=snapshot.agent_absent, title=words.agent_title(snapshot))
         self._watch()
 
     def _model(self, snapshot: Snapshot) -> Model:
-        footer = [(keys.shown_keys(key, self._own_keys), key.footer, key.action) for key in KEYS if key.footer]
+        footer = [(keys.shown_keys(key, self._own_keys), key.footer, key.action) for key in KEYS if key.footer and (key.group == "Monitor" or self.plan.charts)]
         asks = [(keys.shown_keys(key, self._own_keys), key.id.title(), key.action) for key in KEYS if key.trains]
         if not self.readonly and snapshot.state in LIVE:
             footer[-1:-1] = asks
-        return Model(snapshot, self.view, self._message[0], self._message[2], self.readonly, self._standing(), self.plan.tabs, tuple(footer))
+        return Model(snapshot, self.view, self._message[0], self._message[2], self.readonly, self._standing(), self.plan.tabs, "words" if self.plan.words else "numbers" if self.plan.numbers else "", tuple(footer))
 
     def _standing(self) -> str:
         """What is said for as long as the picture is no live one."""
@@ -271,8 +275,7 @@ class Showing(App[None]):
         first = self.view.first_chart if self.view.page == "charts" else 0
         return names[first : first + self.plan.charts]
 
-    def _paint_charts(self, snapshot: Snapshot) -> None:
-        names = self.shown_metrics()
+    def _paint_charts(self, snapshot: Snapshot, names: list[str]) -> None:
         axis, held = self.view.axis, self._frozen[2] if self._frozen is not None else None
         second = self._overlaid.series if self._overlaid is not None else None
         both: list[Series] = [*snapshot.series.values(), *(second[name] for name in names if second is not None and name in second)]

@@ -58,6 +58,7 @@ class Model(NamedTuple):
     readonly: bool = False
     frozen: str = ""  # "FROZEN at 14:03:11 · training continues (+12.4 M steps)"
     tabs: bool = True  # pages with their names
+    told: str = ""  # where else on the screen it is told how the run ended: "words", "numbers"
     footer: tuple[tuple[str, str, str], ...] = ()  # key, word, action
 
 
@@ -93,7 +94,7 @@ def _facts(model: Model) -> list[tuple[int, str]]:
         (2, f"seed {run.seed}" if run.seed is not None else ""),
         (3, run.device or ""),
         (1, run.host if run.host and model.snapshot.state == "remote" else ""),
-        (6, f"up {duration(progress.up_s)}" if progress.up_s is not None else ""),
+        (6, f"{'took' if model.snapshot.state in ENDED else 'up'} {duration(progress.up_s)}" if progress.up_s is not None else ""),
         (7, "read only" if model.readonly else ""),
     ]
     return [(weight, text) for weight, text in found if text]
@@ -132,7 +133,7 @@ def figures(model: Model, width: int, height: int) -> list[Line]:
 def _slot(figure: Figure) -> list[Piece]:
     said = of_figure(figure)
     pieces = [Piece(f"{figure.label} ", "dim"), Piece(padded(measured(figure), 6 + (len(figure.unit) + 1 if figure.unit else 0)), "bright", bold=True)]
-    if figure.metric in ("return", "eval/return"):
+    if figure.metric == "return":
         pieces += [Piece(f" {said.trend or ' '}", LEVELS[said.level][1] if said.level else "dim"), Piece(padded(f" {said.best}", 12), "dim")]
     return pieces
 
@@ -161,6 +162,9 @@ def _now(model: Model) -> list[Piece]:
     if snapshot.notice:
         return [Piece(snapshot.notice, "warn")]
     sentence = state_sentence(snapshot)
+    if model.told and snapshot.ending is not None:
+        parts = _chosen(view) or [] if model.told == "numbers" else _chosen(view) or ["← → go through its time", *(["enter reads all its last words"] if snapshot.ending.traceback else [])]
+        return [Piece(" · ".join(parts), "dim")]
     if sentence:
         return [Piece(sentence, label_of(snapshot.state)[2])]
     return [Piece(text, "dim") for text in (" · ".join(_chosen(view)),) if text]
@@ -229,27 +233,34 @@ def health(model: Model, width: int, height: int) -> list[Line]:
     if not model.snapshot.health:
         return [(Piece("nothing to tell yet", "dim"),)]
     order = sorted(model.snapshot.health, key=lambda finding: ("bad", "warn", "ok").index(finding.level))
-    lines = [(_finding(finding, width), _advice(finding, width)) for finding in order]
+    lines = [(finding, _finding(finding, width), _advice(finding, width)) for finding in order]
     spare = height - len(lines)
     made: list[Line] = []
-    for head, advice in lines:
+    for finding, head, advice in lines:
         made.append(head)
-        if len(advice) <= spare:
-            made += advice
-            spare -= len(advice)
+        explanation = _explanation(finding, width) if finding.level != "ok" else []
+        for more in (advice, explanation):
+            if len(more) <= spare:
+                made += more
+                spare -= len(more)
     return made[:height]
 
 
 def _finding(finding: Finding, width: int) -> Line:
     glyph, ink = LEVELS[finding.level]
     left = [Piece(f"{glyph} ", ink, bold=True), Piece(finding.title, "text" if finding.level == "ok" else "bright")]
-    return spread(left, [Piece(f" {finding.wanted}", "dim")], width) if finding.wanted else fit(left, width)
+    right = [Piece(f" {finding.wanted}", "dim")] if finding.wanted else []
+    return spread(left, right, width) if length(left) + length(right) <= width else fit(left, width)
 
 
 def _advice(finding: Finding, width: int) -> list[Line]:
     if finding.level == "ok" or not finding.advice:
         return []
-    return [(Piece(text, "dim"),) for text in wrapped(finding.advice, width, "  ")]
+    return [(Piece(text, "text"),) for text in wrapped(finding.advice, width, "  ", "  ")]
+
+
+def _explanation(finding: Finding, width: int) -> list[Line]:
+    return [(Piece(text, "dim"),) for text in wrapped(finding.explanation, width, "  ", "  ")] if finding.explanation else []
 
 
 def explained(model: Model, width: int, height: int) -> list[Line]:
@@ -258,7 +269,7 @@ def explained(model: Model, width: int, height: int) -> list[Line]:
     for finding in model.snapshot.health:
         made.append(_finding(finding, width))
         made += _advice(finding, width)
-        made += [(Piece(text, "dim"),) for text in wrapped(finding.explanation, width, "  ") if finding.explanation]
+        made += [*_explanation(finding, width), ()]
     return made or health(model, width, height)
 
 
@@ -267,10 +278,13 @@ def time(model: Model, width: int, height: int) -> list[Line]:
     phases = model.snapshot.phases
     if not phases:
         return [(Piece("nothing to tell yet", "dim"),)]
-    total = sum(phase.milliseconds for phase in phases)
-    legend = bars.phase_legend(phases, width)
-    head = spread([Piece("per update", "dim")], [Piece(bars.milliseconds(total), "bright")], width)
-    return [of_cells(bars.phase_bar(phases, width)), *map(of_cells, legend), *([head] if height > len(legend) + 1 else [])]
+    return [of_cells(bars.phase_bar(phases, width)), *map(of_cells, bars.phase_legend(phases, width))]
+
+
+def time_title(model: Model) -> str:
+    """What stands above the bar of phases."""
+    total = sum(phase.milliseconds for phase in model.snapshot.phases)
+    return f"Time per update {bars.milliseconds(total)}" if total else "Time"
 
 
 def machine(model: Model, width: int, height: int) -> list[Line]:
@@ -356,16 +370,30 @@ def last_words(model: Model, width: int, height: int) -> list[Line]:
     ending = model.snapshot.ending
     if ending is None:
         return []
-    ink = label_of(model.snapshot.state)[2]
-    lines: list[Line] = [(Piece(text, ink, bold=True),) for text in wrapped(ending.sentence, width)[:3]]
-    if ending.facts:
-        lines += [(Piece(text, "text"),) for text in wrapped(" · ".join(ending.facts), width)]
-    commands: list[Line] = [(Piece("next  ", "dim"), Piece(text, "focus")) for text in ending.commands[:3]]
-    room = height - len(lines) - len(commands) - 2  # what is left between two empty lines
+    lines: list[Line] = [(Piece(text, label_of(model.snapshot.state)[2], bold=True),) for text in wrapped(ending.sentence, width)[:2]]
+    lines += flow([[Piece(text, "text")] for text in ending.facts], width)
+    first: list[list[Piece]] = [[Piece("next", "dim")]]
+    lines += flow(first + [[Piece(text, "focus")] for text in ending.commands], width)
+    room = height - len(lines) - 1
     if not ending.traceback or room < 1:
-        return [*lines, *commands]
-    told: list[Line] = [(Piece(cut(text, width), "dim"),) for text in ending.traceback[-room:]]
-    return [*lines, *commands, (), *told]
+        return lines
+    return [*lines, (), *((Piece(cut(text, width), "dim"),) for text in ending.traceback[-room:])]
+
+
+def empty(model: Model, width: int, height: int) -> list[Line]:
+    """In the place of charts, while there are none."""
+    snapshot = model.snapshot
+    if snapshot.series and model.view.filter:
+        told = [f"no metric fits '{cut(model.view.filter, 40)}'", "esc clears the filter"]
+    elif snapshot.state in ENDED:
+        told = ["this run has no records", *(snapshot.ending.commands[:1] if snapshot.ending is not None else ())]
+    elif snapshot.state == "unreadable":
+        told = [state_sentence(snapshot), f"operant logs {snapshot.run.short}"]
+    else:
+        told = ["no record yet", state_sentence(snapshot)]
+    lines = [text for told_one in told for text in wrapped(told_one, max(8, width - 4)) if text][:height]
+    above: list[Line] = [()] * ((height - len(lines)) // 2)
+    return above + [(Piece(" " * ((width - width_of(text)) // 2) + text, "dim" if index else "text"),) for index, text in enumerate(lines)]
 
 
 # ------------------------------------------------------------------------------------------------------------------------------- number mode
