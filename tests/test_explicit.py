@@ -1,0 +1,285 @@
+"""The explicit gradient: equal to autograd in float32 and float64 for every network and distribution, however it is cut into chunks and threads; the same
+bits again; nothing broken is hidden; and PPO that descends by it does what PPO does."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from toys import PICK, PUSH, bytes_of, iterate, ppo_on
+
+from operant import explicit, nets
+from operant.algos.ppo import PPO, Batch, ppo_loss
+from operant.envs import find
+from operant.world import World
+
+CARTPOLE = find("cartpole")
+HEADS = {"categorical": (CARTPOLE, False), "multi": (PICK, False), "gaussian": (PUSH, False), "squashed": (PUSH, True)}
+NUMBERS = ("policy loss", "value loss", "entropy", "KL", "clip fraction")
+B = 75
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small tensors, and a machine that others use."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of 19 and 18 of 75 samples."""
+    monkeypatch.setattr(explicit, "CHUNK", 20)
+    monkeypatch.setattr(explicit, "FEWEST", 10)
+
+
+def trainer(head="categorical", *, normalize=False, **changes):
+    """A trainer with perturbed parameters: at the start biases are zero and the head nearly so."""
+    env, squash = HEADS[head]
+    net = nets.Config(**{"hidden": (7, 5), "squash": squash, **{key: changes.pop(key) for key in ("hidden", "activation", "shared") if key in changes}})
+    algo = {"entropy_coefficient": 0.03, "clip": 0.15, "normalize_observations": normalize, **changes}
+    ppo = ppo_on(env, 8, net, horizon=8, start=False, **algo)
+    flat = ppo.policy.flat
+    flat.values.data.add_(0.2 * torch.randn(flat.values.shape, generator=torch.Generator().manual_seed(3)))
+    return ppo
+
+
+def batch_for(ppo, samples=B):
+    """Samples that put every branch of the loss to the test."""
+    env, policy, generator = ppo.world.env, ppo.policy, torch.Generator().manual_seed(1)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    size = env.observation.size
+    observation = torch.randint(0, 4, (size, samples), generator=generator, dtype=torch.uint8) if env is PICK else normal(size, samples)
+    if policy.moments is not None:
+        policy.moments.update(3.0 * normal(size, 50) + 1.0)
+    with torch.no_grad():
+        parameters, value = policy.forward(observation)
+        action = policy.head.sample(parameters, torch.rand(policy.head.uniform_rows, samples, generator=generator))
+        log_probability = policy.head.log_probability_and_entropy(parameters, action)[0]
+    old = log_probability + 0.25 * normal(samples)
+    return Batch(observation, action, old, value + 0.2 * normal(samples), normal(samples), value + normal(samples))
+
+
+def by_autograd(ppo, batch):
+    """Gradients by name and the numbers, by autograd in float32."""
+    flat = ppo.policy.flat
+    loss, numbers = ppo_loss(ppo.policy, batch, ppo.config)
+    flat.backward(loss)
+    return gradients_of(flat), torch.stack(numbers)
+
+
+def by_autograd_in_double(ppo, batch):
+    """The same in float64, which says how far either may be from the truth."""
+    policy = ppo.policy
+    net, head = copy.deepcopy(policy.net).double(), copy.deepcopy(policy.head).double()
+    double = SimpleNamespace(head=head, forward=lambda observation: net(policy.features(observation).double()))
+    wide = Batch(batch.observation, batch.action.double() if batch.action.is_floating_point() else batch.action, *(field.double() for field in batch[2:]))
+    loss, numbers = ppo_loss(double, wide, ppo.config)
+    named = {name: parameter for module in (net, head) for name, parameter in module.named_parameters()}
+    gradients = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
+    return dict(zip(named, gradients, strict=True)), torch.stack([number.double() for number in numbers])
+
+
+def gradients_of(flat):
+    return {
+        name: flat.gradient[start : start + parameter.numel()].view(parameter.shape).clone()
+        for name, parameter, start in zip(flat.names, flat.parameters, flat.offsets, strict=True)
+    }
+
+
+def explicitly(ppo, batch):
+    flat = ppo.policy.flat
+    flat.gradient.fill_(7.0)  # whatever the last minibatch left there is replaced
+    numbers = explicit.Gradient(ppo.policy, ppo.config, batch.returns.shape[0])(batch)
+    return gradients_of(flat), numbers
+
+
+def assert_equal(found, expected, tolerance=1e-5):
+    """Gradients, each relative to its own length, and numbers."""
+    (gradients, numbers), (wanted, wanted_numbers) = found, expected
+    assert gradients.keys() == wanted.keys()
+    length = torch.cat([gradient.flatten() for gradient in wanted.values()]).norm()
+    for name, gradient in wanted.items():
+        error = (gradients[name] - gradient).norm()
+        assert error <= tolerance * gradient.norm() + 1e-7 * length, f"{name}: {error / gradient.norm():.1e}"
+    for name, number, wanted_number in zip(NUMBERS, numbers.tolist(), wanted_numbers.tolist(), strict=True):
+        assert number == pytest.approx(wanted_number, rel=1e-5, abs=2e-7), name
+
+
+COMBINATIONS = list(itertools.product([(6,), (7, 5), (6, 6, 6), (4, 9, 4)], [False, True], [None, 0.1]))
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "gelu", "silu"])
+@pytest.mark.parametrize("head", HEADS)
+def test_the_gradient_is_autograds(head, activation, small_chunks):
+    for hidden, shared, value_clip in COMBINATIONS:
+        ppo = trainer(head, activation=activation, hidden=hidden, shared=shared, value_clip=value_clip)
+        batch = batch_for(ppo)
+        found = explicitly(ppo, batch)
+        assert_equal(found, by_autograd_in_double(ppo, batch))
+        assert_equal(found, by_autograd(ppo, batch))
+        assert 0.1 < found[1][4] < 0.9, "the clip is not put to the test"
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_observations_are_normalised_as_the_policy_does(head, small_chunks):
+    ppo = trainer(head, normalize=True)
+    batch = batch_for(ppo)
+    assert_equal(explicitly(ppo, batch), by_autograd_in_double(ppo, batch))
+
+
+@pytest.mark.parametrize("samples", [1, 2, 37, 74, 75, 160])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_chunks_and_threads_change_the_rounding_alone(samples, threads, small_chunks):
+    torch.set_num_threads(threads)
+    ppo = trainer("multi")
+    batch = batch_for(ppo, samples)
+    assert_equal(explicitly(ppo, batch), by_autograd_in_double(ppo, batch))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_same_bits_again(threads, small_chunks):
+    torch.set_num_threads(threads)
+    ppo = trainer("gaussian")
+    batch, gradient = batch_for(ppo), explicit.Gradient(ppo.policy, ppo.config, B)
+    first, bits = gradient(batch), ppo.policy.flat.gradient.clone()
+    for again in (gradient, explicit.Gradient(ppo.policy, ppo.config, B)):
+        for _ in range(5):
+            assert torch.equal(again(batch), first) and torch.equal(ppo.policy.flat.gradient, bits)
+
+
+def test_it_follows_the_parameters(small_chunks):
+    """Nothing of the weights is kept from one minibatch to the next."""
+    ppo = trainer()
+    batch, gradient = batch_for(ppo), explicit.Gradient(ppo.policy, ppo.config, B)
+    gradient(batch)
+    ppo.policy.flat.values.data.mul_(1.5)
+    numbers = gradient(batch)
+    assert_equal((gradients_of(ppo.policy.flat), numbers), by_autograd_in_double(ppo, batch))
+
+
+def test_where_both_value_errors_are_equal_each_counts_half():
+    """V = 1/2, the old value 0, the return 5/16: moved by at most 1/8, V would be 1/8, which misses by 3/16 as well, on the other side.
+
+    The clipped one does not move with V, so half of V - R = 3/16 remains, times c1 = 1/2. Sums of powers of two are exact.
+    """
+    ppo = trainer(value_clip=0.125, value_coefficient=0.5)
+    with torch.no_grad():
+        ppo.policy.net.value_weight.zero_()
+        ppo.policy.net.value_bias.fill_(0.5)
+    batch = batch_for(ppo, 1)
+    batch = batch._replace(value=torch.zeros(1), returns=torch.tensor([0.3125]))
+    gradients, numbers = explicitly(ppo, batch)
+    assert gradients["value_bias"].item() == 0.5 * 0.1875 * 0.5
+    assert numbers[1].item() == 0.5 * 0.1875**2
+    assert torch.equal(by_autograd(ppo, batch)[0]["value_bias"], gradients["value_bias"])
+
+
+@pytest.mark.parametrize("where", ["parameter", "advantage", "returns", "log_probability"])
+def test_what_is_broken_shows(where):
+    ppo = trainer(value_clip=0.1)
+    batch = batch_for(ppo)
+    if where == "parameter":
+        ppo.policy.net.first_weight.data[0, 0] = float("nan")
+    else:
+        getattr(batch, where)[3] = float("nan")
+    gradients, numbers = explicitly(ppo, batch)
+    assert not numbers.isfinite().all()
+    assert not torch.cat([gradient.flatten() for gradient in gradients.values()]).isfinite().all()
+
+
+def test_a_batch_of_another_size_is_refused():
+    ppo = trainer()
+    with pytest.raises(RuntimeError, match="split"):
+        explicit.Gradient(ppo.policy, ppo.config, B)(batch_for(ppo, B + 1))
+
+
+def test_what_fails_in_a_thread_is_raised(small_chunks):
+    torch.set_num_threads(2)
+    ppo = trainer()
+    batch = batch_for(ppo)
+    with pytest.raises(RuntimeError):
+        explicit.Gradient(ppo.policy, ppo.config, B)(batch._replace(observation=batch.observation[:2]))
+
+
+def test_threads_compute_alone_and_leave_torchs_number_as_it_was():
+    torch.set_num_threads(2)
+    team, seen = explicit._Team(3), []
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(4)
+
+    def look():
+        torch.ones(200_000).sum()  # large enough for torch to look how many threads there are
+        seen.append(torch.get_num_threads())
+
+    for _ in range(3):
+        team.run([look] * 3)
+    assert seen == [1] * 9 and torch.get_num_threads() == 4
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("activation", ["tanh", "gelu"])
+def test_forward_is_the_policys(head, activation, small_chunks):
+    ppo = trainer(head, activation=activation, normalize=True)
+    batch, forward = batch_for(ppo), explicit.Forward(ppo.policy, B)
+    for _ in range(2):
+        forward.refresh()
+        found, expected = forward(batch.observation), ppo.policy.forward(batch.observation)
+        torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
+        ppo.policy.flat.values.data.mul_(1.5)
+
+
+USER = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self, observation, head):
+        super().__init__()
+        self.head, self.value = torch.nn.Linear(observation, head), torch.nn.Linear(observation, 1)
+    def forward(self, observation):
+        return self.head(observation), self.value(observation)
+"""
+
+
+def test_what_it_cannot_compute_it_says(tmp_path):
+    (tmp_path / "net.py").write_text(USER)
+    own = ppo_on(CARTPOLE, 8, nets.Config(kind=f"{tmp_path / 'net.py'}:Net"), horizon=8, start=False)
+    assert explicit.obstacle(own.policy) == "its network is no built-in MLP"
+    assert explicit.obstacle(trainer().policy) is None
+
+
+class ExplicitPPO(PPO):
+    """PPO that descends by the explicit gradient."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.gradient = explicit.Gradient(self.policy, self.config, self.steps_per_iteration // self.config.minibatches)
+
+    def _descend(self, batch):
+        numbers = self.gradient(batch)
+        flat, config = self.policy.flat, self.config
+        norm = torch.linalg.vector_norm(flat.gradient)
+        flat.gradient.mul_((config.max_gradient_norm / (norm + 1e-6)).clamp_max(1.0))
+        self._optimizer.step()
+        return torch.cat([numbers, norm[None]])
+
+
+def test_ppo_descends_by_it():
+    def after(kind, iterations):
+        ppo = kind(World(PUSH, 64, seed=2), PPO.Config(horizon=16, minibatches=2), nets.Config(hidden=(16, 16)), seed=2, steps=10**5)
+        ppo.start()
+        return iterate(ppo, iterations)
+
+    plain, own = after(PPO, 1), after(ExplicitPPO, 1)
+    assert torch.equal(plain.rollout.action, own.rollout.action)
+    torch.testing.assert_close(own.policy.flat.values, plain.policy.flat.values, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(own.stats, plain.stats, rtol=1e-4, atol=1e-5)
+    assert bytes_of(after(ExplicitPPO, 3)) == bytes_of(after(ExplicitPPO, 3))
