@@ -118,7 +118,7 @@ class Looking(Showing):
         else:
             chosen = self._chosen or names[0]
             self.charts.choose(chosen)
-            self.look(self.view._replace(inspected=chosen, cursor=0))
+            self.look(self.view._replace(inspected=chosen, cursor=None))
 
     def action_move(self, across: int, down: int) -> None:
         """An arrow: the inspected value, the moment of an ended run, the line of a text, or the next chart."""
@@ -135,8 +135,12 @@ class Looking(Showing):
 
     def _move_cursor(self, across: int) -> None:
         chart = next((one for one in self.charts.charts if one.display and one.metric == self.view.inspected), None)
-        columns = chart.plot_columns if chart is not None else 1
-        self.look(self.view._replace(cursor=min(max(self.view.cursor - 2 * across, 0), columns - 1)))
+        if chart is None or self.window is None:
+            return
+        first, last = self.window
+        cell = (last - first) / max(1, chart.plot_columns // 2)
+        x = (self.newest if self.view.cursor is None else self.view.cursor) + across * cell
+        self.look(self.view._replace(cursor=None if x >= self.newest else max(x, first)))
 
     def _step_through(self, across: int) -> None:
         snapshot = self.snapshot

@@ -82,7 +82,8 @@ class Panel(Widget):
         top_left, across, top_right, upright, bottom_right, bottom_left = (Piece(c, "border") for c in self.look.glyphs.box)
         told = self._title if isinstance(self._title, str) else "" if self._model is None else self._title(self._model)
         title = fit([Piece(clean(f" {told} ", ascii_only=not self.look.glyphs.braille))], min(width - 4, width_of(told) + 2))[0].text
-        top = (Piece(top_left.text + across.text, "border"), Piece(title, "text"), Piece(across.text * (width - 3 - width_of(title)) + top_right.text, "border"))
+        rest = across.text * (width - 3 - width_of(title)) + top_right.text
+        top = (Piece(top_left.text + across.text, "border"), Piece(title, "text"), Piece(rest, "border"))
         inside = self._filled(width - 4, height - 2)
         sides = [(upright, Piece(" "), *line, Piece(" "), upright) for line in inside]
         return [top, *sides, (Piece(bottom_left.text + across.text * (width - 2) + bottom_right.text, "border"),)]

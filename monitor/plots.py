@@ -10,6 +10,7 @@ from monitor.chart import ChartData, ChartMark
 from monitor.palette import UNICODE, Glyphs
 from monitor.snapshot import Axis, Mark, Point, Series
 from monitor.view import View
+from operant.text import count
 
 
 class Held(NamedTuple):
@@ -28,6 +29,7 @@ class Stage(NamedTuple):
     marks: Sequence[Mark] = ()
     target: float | None = None
     until: float | None = None  # x beyond which nothing is shown: the picture is frozen
+    newest: float = 0.0  # x of the newest record
     at: float | None = None  # x that is looked at: an ended run is scrubbed
     held: Mapping[str, Held] | None = None
     overlay: Mapping[str, Series] | None = None
@@ -40,8 +42,11 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
     """What a chart with room for `columns` points shows."""
     view, held = stage.view, (stage.held or {}).get(series.name) or Held(series.latest, series.trend_per_min, series.best)
     better = True if series.higher_better else None
-    unit = "" if series.unit == "reward" or series.name == "sps" else series.unit
+    unit = "" if series.unit == "reward" else series.unit
     said = figures.words(held.latest, unit, held.trend_per_min, held.best if better else None, better, stage.glyphs)
+    if series.name == "sps":  # a count of steps; how many more of them each minute tells nobody anything
+        best = f"best {count(held.best)}" if held.best is not None else ""
+        said = said._replace(value=count(held.latest) if held.latest is not None else "-", rate="", best=best)
     head = ChartData(
         title=series.label or series.name,
         value=f"{said.value:<6}",  # so that what follows does not move with every record
@@ -56,7 +61,7 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
     cursor = _cursor(series.name, stage, columns)
     return head._replace(
         trend=said.trend,
-        rate=said.rate if series.name != "sps" else "",  # steps per second per minute tell nobody anything
+        rate=said.rate,
         # Of two runs the other's value is what one wants beside this one's.
         best=said.best if other is None else f"┄ {figures.with_unit(other.latest, unit)} {stage.overlay_name}",
         trend_level=said.level,
@@ -98,11 +103,10 @@ def index_of(x: float, window: tuple[float, float], columns: int) -> int:
 
 def _cursor(name: str, stage: Stage, columns: int) -> int | None:
     view = stage.view
-    if view.inspected == name:
-        return min(max(columns - 1 - view.cursor, 0), columns - 1)
-    if stage.at is not None and stage.window is not None and stage.window[0] <= stage.at <= stage.window[1]:
-        return index_of(stage.at, stage.window, columns)
-    return None
+    x = stage.at if view.inspected != name else stage.newest if view.cursor is None else view.cursor
+    if x is None or stage.window is None or (view.inspected != name and not stage.window[0] <= x <= stage.window[1]):
+        return None
+    return index_of(x, stage.window, columns)
 
 
 def _reading(points: Sequence[Point | None], cursor: int, window: tuple[float, float], axis: Axis) -> str:

@@ -93,6 +93,8 @@ class Showing(App[None]):
         self._frozen: tuple[Snapshot, str, dict[str, Held]] | None = None
         self._at: float | None = None
         self._whole: tuple[float, float] | None = None
+        self.window: tuple[float, float] | None = None  # of x, as drawn last
+        self.newest = 0.0  # x of the newest record, as drawn last
         self._message: tuple[str, float, bool] = ("", 0.0, False)
         self._watched: tuple[object, ...] = (None,)
         self._timer: Timer | None = None
@@ -248,7 +250,9 @@ class Showing(App[None]):
         asks = [(keys.shown_keys(key, self._own_keys), key.id.title(), key.action) for key in KEYS if key.trains]
         if not self.readonly and snapshot.state in LIVE:
             footer[-1:-1] = asks
-        return Model(snapshot, self.view, self._message[0], self._message[2], self.readonly, self._standing(), self.plan.tabs, "words" if self.plan.words else "numbers" if self.plan.numbers else "", tuple(footer))
+        told = "words" if self.plan.words else "numbers" if self.plan.numbers else ""
+        message, _, alarm = self._message
+        return Model(snapshot, self.view, message, alarm, self.readonly, self._standing(), self.plan.tabs, told, tuple(footer))
 
     def _standing(self) -> str:
         """What is said for as long as the picture is no live one."""
@@ -281,13 +285,14 @@ class Showing(App[None]):
         both: list[Series] = [*snapshot.series.values(), *(second[name] for name in names if second is not None and name in second)]
         if self._frozen is None:
             self._whole = view.whole_window(both, axis, self._whole)
-        newest = max((extent[1] for one in both if (extent := one.extent(axis)) is not None), default=0.0)
-        window = view.window(self.view, self._whole, newest) if self._whole is not None else None
+        self.newest = max((extent[1] for one in both if (extent := one.extent(axis)) is not None), default=0.0)
+        self.window = view.window(self.view, self._whole, self.newest) if self._whole is not None else None
         stage = Stage(
             self.view,
-            window,
+            self.window,
             snapshot.marks,
             snapshot.run.target,
+            newest=self.newest,
             until=None if self._frozen is None else _x_of(snapshot, axis),
             at=self._at if axis == "step" else None,
             held=held,

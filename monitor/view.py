@@ -39,7 +39,7 @@ class View(NamedTuple):
     first_chart: int = 0  # of the charts page, by paging
     maximised: str | None = None  # a metric
     inspected: str | None = None  # a metric
-    cursor: int = 0  # the inspected point, from the right edge of its window
+    cursor: float | None = None  # the inspected x; None: the newest record's
     scroll: int = 0  # lines of the log up from its end, or of the configuration down from its beginning
     agent: bool = True
     sampled: bool = False

@@ -132,7 +132,7 @@ def figures(model: Model, width: int, height: int) -> list[Line]:
 
 def _slot(figure: Figure) -> list[Piece]:
     said = of_figure(figure)
-    pieces = [Piece(f"{figure.label} ", "dim"), Piece(padded(measured(figure), 6 + (len(figure.unit) + 1 if figure.unit else 0)), "bright", bold=True)]
+    pieces = [Piece(f"{figure.label} ", "dim"), Piece(f"{measured(figure):<{7 + (len(figure.unit) + 1 if figure.unit else 0)}}", "bright", bold=True)]
     if figure.metric == "return":
         pieces += [Piece(f" {said.trend or ' '}", LEVELS[said.level][1] if said.level else "dim"), Piece(padded(f" {said.best}", 12), "dim")]
     return pieces
@@ -163,8 +163,8 @@ def _now(model: Model) -> list[Piece]:
         return [Piece(snapshot.notice, "warn")]
     sentence = state_sentence(snapshot)
     if model.told and snapshot.ending is not None:
-        parts = _chosen(view) or [] if model.told == "numbers" else _chosen(view) or ["← → go through its time", *(["enter reads all its last words"] if snapshot.ending.traceback else [])]
-        return [Piece(" · ".join(parts), "dim")]
+        hints = ["← → go through its time", "enter reads all its last words"][: 2 if snapshot.ending.traceback else 1]
+        return [Piece(" · ".join(_chosen(view) or (hints if model.told == "words" else [])), "dim")]
     if sentence:
         return [Piece(sentence, label_of(snapshot.state)[2])]
     return [Piece(text, "dim") for text in (" · ".join(_chosen(view)),) if text]
