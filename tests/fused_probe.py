@@ -47,7 +47,10 @@ class Doubled:
 
 
 def prepared(ppo: PPO, seed: int = 5) -> None:
-    """A rollout whose loss is not at rest: other parameters than those that acted, targets off the values, old log-probabilities off the new ones."""
+    """A rollout to learn from: targets off the values, old log-probabilities off the new ones, and actions that differ in what they are worth.
+
+    Were they worth the same, the samples' gradients would cancel but for chance, and what is left be mostly the rounding of what cancelled.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def noise(tensor: torch.Tensor) -> torch.Tensor:
@@ -56,11 +59,31 @@ def prepared(ppo: PPO, seed: int = 5) -> None:
     ppo.policy.flat.values.data.add_(0.1 * noise(ppo.policy.flat.values))
     ppo.collect()
     ppo._advantages()
-    ppo._advantage.copy_(noise(ppo._advantage))
+    ppo._advantage.copy_(noise(ppo._advantage) + 2.0 * (ppo._raw[:, 0] > 0))
     ppo._log_probability.add_(0.2 * noise(ppo._log_probability))
-    ppo._returns.copy_(ppo._value[:-1] + noise(ppo._returns))
+    ppo._returns.copy_(ppo._value[:-1] + 1.0 + noise(ppo._returns))
     ppo._value[:-1].add_(0.2 * noise(ppo._returns))
+    _leave_thresholds(ppo)
     ppo._fill_order(ppo._order.numel(), ppo._turn, ppo._orders)
+
+
+def _leave_thresholds(ppo: PPO, margin: float = 0.05) -> None:
+    """Where the loss bends, rounding decides which side a sample is on, and with that its whole gradient: move samples away from there."""
+    policy, config, observation = ppo.policy, ppo.config, ppo.rollout.observation[:-1]
+    everything = observation.transpose(0, 1).flatten(1)
+    with torch.no_grad():
+        parameters, value = Doubled(policy).forward(everything)
+        action = ppo._raw.transpose(0, 1).flatten(1)
+        log_probability = Doubled(policy).head.log_probability_and_entropy(parameters, action)[0].view_as(ppo._log_probability)
+    ratio = (log_probability - ppo._log_probability).exp()
+    close = ((ratio - 1.0).abs() - config.clip).abs() < margin
+    ppo._log_probability.copy_(torch.where(close, log_probability.float(), ppo._log_probability))
+    if config.value_clip is not None:
+        value, old = value.view_as(ppo._returns), ppo._value[:-1]
+        moved, error = value - old, value - ppo._returns
+        near = old + moved.clamp(-config.value_clip, config.value_clip) - ppo._returns
+        close = ((moved.abs() - config.value_clip).abs() < margin) | ((moved.abs() > config.value_clip) & ((error.abs() - near.abs()).abs() < margin))
+        old.copy_(torch.where(close, value.float(), old))
 
 
 def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[float]]:

@@ -210,9 +210,6 @@ class PPO:
     def _fused(self, samples: Tensor) -> fused.Learner | None:
         """The fused kernels over this trainer's buffers; None where torch's are to do the work."""
         config = self.config
-        spec = fused.choose(self.policy, self.steps_per_iteration, config.kernels, config.precision)
-        if spec is None:
-            return None
         buffers = fused.Buffers(
             self.rollout, self._raw, self._uniform, samples, self._final_value, self._order, self._iteration, self._skip, self._learning_rate, self.stats
         )
@@ -220,7 +217,10 @@ class PPO:
             config.clip, config.value_clip, config.entropy_coefficient, config.value_coefficient, config.max_gradient_norm, config.normalize_advantages,
             config.target_kl, config.adam_epsilon, config.learning_rate, self._anneal_iterations if config.anneal else None,
         )  # fmt: skip
-        return fused.learner(spec, self.policy, self._optimizer, buffers, loss, self._block, config.minibatches)
+        return fused.build(
+            self.policy, self._optimizer, buffers, loss,
+            block=self._block, minibatches=config.minibatches, kernels=config.kernels, precision=config.precision,
+        )  # fmt: skip
 
     # COLLECT
 

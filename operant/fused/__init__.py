@@ -15,46 +15,60 @@ from typing import TYPE_CHECKING
 import torch
 
 from operant.errors import ConfigError
-from operant.fused.spec import Buffers, Loss, Shape, Spec, default_shape, describe, why_not
+from operant.fused.spec import Buffers, Loss, describe, shapes, why_not
 from operant.optimizer import Adam
 from operant.policy import Policy
 
 if TYPE_CHECKING:
     from operant.fused.launches import Learner
 
-__all__ = ["Buffers", "Learner", "Loss", "Shape", "Spec", "choose", "learner"]
+__all__ = ["Buffers", "Learner", "Loss", "build"]
 
 log = logging.getLogger("operant.fused")
 
 
-def choose(policy: Policy, samples: int, kernels: str, precision: str) -> Spec | None:
-    """What to generate kernels from for iterations of `samples`, or None for torch's: `kernels` is "auto", "torch" or "fused".
+def build(
+    policy: Policy, optimizer: Adam, buffers: Buffers, loss: Loss, *, block: int, minibatches: int, kernels: str, precision: str
+) -> Learner | None:  # fmt: skip
+    """A policy's fused kernels over an algorithm's buffers, or None where torch is to do the work: `kernels` is "auto", "torch" or "fused".
 
     Where "auto" finds a GPU but cannot, one line of the log says why. Raises ConfigError where "fused" cannot.
     """
     on_gpu = policy.device.type == "cuda"
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
         return None
-    reason = why_not(policy, samples)
-    if find_spec("triton") is None:
-        reason = "Triton is not installed"
-    elif not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
-        reason = "they need a GPU"
-    elif on_gpu and torch.cuda.get_device_capability(policy.device) < (8, 0) and precision != "fp32":
-        reason = f'a GPU older than Ampere has no {precision} products (precision = "fp32" works)'
-    if reason is None:
-        return describe(policy, precision if on_gpu else "fp32")
+    built = _build(policy, optimizer, buffers, loss, block, minibatches, precision if on_gpu else "fp32")
+    if not isinstance(built, str):
+        return built
     if kernels == "fused":
-        raise ConfigError("the network", [f'algo.kernels = "fused" cannot be: {reason}'])
-    log.info("kernels: torch's, not fused ones: %s", reason)
+        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {built}'])
+    log.info("kernels: torch's, not fused ones: %s", built)
     return None
 
 
-def learner(spec: Spec, policy: Policy, optimizer: Adam, buffers: Buffers, loss: Loss, block: int, minibatches: int, shape: Shape | None = None) -> Learner:
-    """The fused kernels of a policy over an algorithm's buffers, cut to `shape`, or to what suits the device."""
+def _build(policy: Policy, optimizer: Adam, buffers: Buffers, loss: Loss, block: int, minibatches: int, precision: str) -> Learner | str:
+    """The kernels, or the sentence that says why there are none."""
+    on_gpu = policy.device.type == "cuda"
+    samples = buffers.order.shape[1] * block
+    reason = why_not(policy, samples)
+    if reason is not None:
+        return reason
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
+        return "there is no GPU"
+    if on_gpu and torch.cuda.get_device_capability(policy.device) < (8, 0) and precision != "fp32":
+        return f'a GPU older than Ampere has no {precision} products (algo.precision = "fp32" works)'
+
     from operant.fused.launches import Learner
 
-    if shape is None:
-        multiprocessors = torch.cuda.get_device_properties(policy.device).multi_processor_count if policy.device.type == "cuda" else 2
-        shape = default_shape(spec, buffers.order.shape[1] * block // minibatches, multiprocessors)
-    return Learner(spec, policy, optimizer, buffers, loss, shape, block)
+    spec = describe(policy, precision)
+    multiprocessors = torch.cuda.get_device_properties(policy.device).multi_processor_count if on_gpu else 2
+    for shape in shapes(spec, samples // minibatches, multiprocessors):
+        learner = Learner(spec, policy, optimizer, buffers, loss, shape, block)
+        try:
+            if not on_gpu or learner.fits():
+                return learner
+        except RuntimeError as error:  # no C compiler, or a GPU that Triton does not know
+            return f"Triton cannot compile them here: {str(error).splitlines()[0]}"
+    return f"a network this wide takes more shared memory in {precision} than this GPU has"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.fused.parts import add_product, categorical, features, forward, gaussian_log_density, network, operand, product, slope, zeros
+from operant.fused.parts import add_product, categorical, features, forward, gaussian_log_density, network, operand, product, restored, slope, zeros
 
 STATS = tl.constexpr(32)
 """Columns behind the gradient's in a program's row: sums of surrogate, squared error, entropy, KL and clipped samples, then nothing."""
@@ -276,12 +276,13 @@ def gradient(
         observed, action, numbers = following
 
     target = partial + program * width
-    _store_first(target, sums[0], tower, SPEC)
+    _store_first(target, restored(sums[0], 1, SPEC), tower, SPEC)
     for k in tl.static_range(len(SPEC.weights)):
         place = target + SPEC.weights[k] + tower * (SPEC.hidden[k + 1] * SPEC.hidden[k])
-        _store_matrix(place, sums[1 + 2 * k], SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k])
-        _store_matrix(target + SPEC.biases[k] + tower * SPEC.hidden[k + 1], sums[2 + 2 * k], SPEC.hidden[k + 1], 1, SPEC.hidden_pad[k + 1], 16)
-    _store_last(target, sums[-1], tl.sum(bias_terms, axis=0), tower, SPEC)
+        _store_matrix(place, restored(sums[1 + 2 * k], 2, SPEC), SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k])
+        bias = restored(sums[2 + 2 * k], 1, SPEC)
+        _store_matrix(target + SPEC.biases[k] + tower * SPEC.hidden[k + 1], bias, SPEC.hidden[k + 1], 1, SPEC.hidden_pad[k + 1], 16)
+    _store_last(target, restored(sums[-1], 2, SPEC), tl.sum(bias_terms, axis=0), tower, SPEC)
     if SPEC.log_std >= 0:
         tl.store(target + SPEC.log_std + column, scale * tl.sum(spread_terms, axis=0), mask=(column < SPEC.head_rows) & (tower == 0))
     for k in tl.static_range(5):

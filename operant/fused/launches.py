@@ -5,8 +5,11 @@ Nothing here allocates or reads back once it is made, so that a CUDA graph can h
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from triton.runtime import driver
 
 from operant.fused.act import act, leftover_values
 from operant.fused.descend import STATS, gradient
@@ -102,14 +105,26 @@ class Learner:
 
     def gradient(self, first: int, blocks: int) -> None:
         """The gradient of the loss over blocks order[first : first + blocks], in parts."""
+        arguments, options = self._gradient_call(first, blocks)
+        gradient[(self.shape.programs, self.spec.towers)](*arguments, **options)
+
+    def fits(self) -> bool:
+        """Whether the GPU has the shared memory that a program of the largest kernel asks for. Compiles it, and launches nothing."""
+        arguments, options = self._gradient_call(0, 1)
+        with torch.cuda.device(self._policy.device):
+            wanted = gradient.warmup(*arguments, grid=(1,), **options).metadata.shared
+            return wanted <= driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
+
+    def _gradient_call(self, first: int, blocks: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         buffers, shape, loss = self._buffers, self.shape, self._loss
-        gradient[(shape.programs, self.spec.towers)](
+        arguments = (
             buffers.order, buffers.rollout.observation, buffers.raw, buffers.samples, self._policy.flat.values.data, self._moments, self._scalars,
             self._partial, first, blocks * self._block, self._lanes, self._stride, self._width,
             loss.clip, loss.value_clip or 0.0, loss.entropy_coefficient, loss.value_coefficient,
-            SPEC=self.spec, VALUE_CLIPPED=loss.value_clip is not None, ROWS=shape.rows, BLOCK=self._block,
-            num_warps=shape.warps, num_stages=0, maxnreg=shape.most_registers,
         )  # fmt: skip
+        # No software pipeline: the next tile's loads are ahead of it by hand, and Triton 3.6 fails on this loop with one.
+        compiled = {"num_warps": shape.warps, "num_stages": 0, "maxnreg": shape.most_registers}
+        return arguments, {"SPEC": self.spec, "VALUE_CLIPPED": loss.value_clip is not None, "ROWS": shape.rows, "BLOCK": self._block, **compiled}
 
     def add_parts(self) -> None:
         """The gradient from its parts, and the update's numbers."""

@@ -13,6 +13,8 @@ import triton.language as tl
 LOG_2 = tl.constexpr(0.6931471805599453)
 LOG_2_PI = tl.constexpr(1.8378770664093453)
 TWO_PI = tl.constexpr(6.283185307179586)
+CUT = tl.constexpr(3.5e-4)
+"""The share that a number loses on average where a tf32 product cuts off its last 13 bits: 2^-11 times the mean of 1 / mantissa, 0.72."""
 INVERSE_SQRT_2 = tl.constexpr(0.7071067811865476)
 INVERSE_SQRT_2_PI = tl.constexpr(0.3989422804014327)
 
@@ -27,6 +29,28 @@ def zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 def operand(x, SPEC: tl.constexpr):
     """A tile as products take it."""
     return x.to(tl.bfloat16) if SPEC.precision == "bf16" else x
+
+
+@triton.jit
+def rounded(x):
+    """The nearest number that tf32 has; NaN stays."""
+    nearest = ((x.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
+    return tl.where(x == x, nearest, x)
+
+
+@triton.jit
+def weight_operand(w, SPEC: tl.constexpr):
+    """A weight as products take it: in tf32 as much larger as the activations that it will meet are made smaller."""
+    if SPEC.precision == "tf32" and SPEC.approximate:
+        return rounded(w * (1.0 + CUT))
+    else:
+        return operand(w, SPEC)
+
+
+@triton.jit
+def restored(total, TIMES: tl.constexpr, SPEC: tl.constexpr):
+    """A sum of products of activations, `TIMES` of whose operands were cut off rather than rounded."""
+    return total * (1.0 + TIMES * CUT) if SPEC.precision == "tf32" and SPEC.approximate else total
 
 
 @triton.jit
@@ -153,11 +177,12 @@ def network(parameters, tower, SPEC: tl.constexpr):
     biases = ()
     for k in tl.static_range(len(SPEC.weights)):
         place = parameters + SPEC.weights[k] + tower * (SPEC.hidden[k + 1] * SPEC.hidden[k])
-        weights = weights + (operand(matrix(place, SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k]), SPEC),)
+        weights = weights + (weight_operand(matrix(place, SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k]), SPEC),)
         unit = tl.arange(0, SPEC.hidden_pad[k + 1])
         biases = biases + (tl.load(parameters + SPEC.biases[k] + tower * SPEC.hidden[k + 1] + unit, mask=unit < SPEC.hidden[k + 1], other=0.0),)
-    last = operand(out_matrix(parameters, tower, SPEC), SPEC)
-    return first_matrix(parameters, tower, SPEC), weights, biases, last, out_bias(parameters, tower, SPEC)
+    last = weight_operand(out_matrix(parameters, tower, SPEC), SPEC)
+    first = first_matrix(parameters, tower, SPEC)
+    return first if SPEC.precision == "ieee" else rounded(first), weights, biases, last, out_bias(parameters, tower, SPEC)
 
 
 @triton.jit
@@ -170,7 +195,8 @@ def features(raw, column, moments, SPEC: tl.constexpr):
         scale = tl.load(moments + SPEC.observation + column, mask=known, other=0.0)
         x = (x - shift[None, :]) * scale[None, :]
         x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))
-    return tl.where((column == SPEC.observation)[None, :], 1.0, x)
+    x = tl.where((column == SPEC.observation)[None, :], 1.0, x)
+    return x if SPEC.precision == "ieee" else rounded(x)
 
 
 @triton.jit

@@ -5,10 +5,10 @@ Knows nets, heads and where their parameters lie in the flat vector; knows no Tr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from operant import nets
@@ -21,6 +21,8 @@ MOST_WIDTH = 128
 MOST_LAYERS = 3
 MOST_OUTPUTS = 64
 """Logits or means, and the value: one product's columns."""
+
+MANY_TILES = 24
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Spec:
     squash: bool
     normalize: bool
     precision: str  # "ieee", "tf32" or "bf16"
-    approximate: bool  # tanh by the GPU's own instruction, where the operands are rounded anyway
+    approximate: bool  # a GPU's tf32 or bf16: tanh is its own instruction, and what a tf32 product cuts off is made up for
     first_weight: int  # where each parameter begins in the flat vector; weights and biases from the second layer on
     first_bias: int
     weights: tuple[int, ...]
@@ -72,8 +74,6 @@ def why_not(policy: Policy, samples: int) -> str | None:
         return f"the observation is {observation} wide, and fused kernels take up to {MOST_OBSERVATIONS}"
     if len(config.hidden) > MOST_LAYERS or max(config.hidden) > MOST_WIDTH:
         return f"fused kernels take up to {MOST_LAYERS} hidden layers of up to {MOST_WIDTH}, and net.hidden is {list(config.hidden)}"
-    if len(config.hidden) == MOST_LAYERS and max(config.hidden) > MOST_WIDTH // 2:
-        return f"fused kernels take {MOST_LAYERS} hidden layers of up to {MOST_WIDTH // 2}, and net.hidden is {list(config.hidden)}"
     if outputs > MOST_OUTPUTS:
         return f"the action has {outputs - 1} parameters, and fused kernels take up to {MOST_OUTPUTS - 1}"
     if samples * max(observation, policy.head.uniform_rows) >= 2**31:
@@ -82,7 +82,7 @@ def why_not(policy: Policy, samples: int) -> str | None:
 
 
 def describe(policy: Policy, precision: str) -> Spec:
-    """The spec of a policy that `why_not` lets pass; `precision` is "fp32", "tf32" or "bf16"."""
+    """The spec of a policy that `why_not` lets pass; `precision` is "fp32", "tf32" or "bf16", the last two on a GPU."""
     net, head = policy.net, policy.head
     assert isinstance(net, nets.MLP)
     begin = dict(zip(policy.flat.names, policy.flat.offsets, strict=True))
@@ -104,7 +104,7 @@ def describe(policy: Policy, precision: str) -> Spec:
         squash=isinstance(head, Gaussian) and head.squash,
         normalize=policy.moments is not None,
         precision="ieee" if precision == "fp32" else precision,
-        approximate=precision != "fp32" and torch.cuda.is_available(),
+        approximate=precision != "fp32",
         first_weight=begin["first_weight"],
         first_bias=begin["first_bias"],
         weights=tuple(begin[f"weights.{k}"] for k in later),
@@ -162,11 +162,13 @@ class Shape:
     most_registers: int | None = None  # of a thread of the gradient's kernel
 
 
-def default_shape(spec: Spec, minibatch: int, multiprocessors: int) -> Shape:
-    """The shape that was fastest on an H200: see benches/LOG.md."""
+def shapes(spec: Spec, minibatch: int, multiprocessors: int) -> Iterator[Shape]:
+    """Shapes to try, best first, as they were on an H200 (benches/LOG.md): smaller tiles ask for less shared memory."""
     widest = max(*spec.hidden_pad, spec.observation_pad)
-    rows = 32 if spec.precision == "ieee" else 64
     warps = 4 if widest <= 64 else 8
-    tiles = -(-minibatch // rows)
-    resident = max(1, multiprocessors * (2 if widest <= 64 else 1) // spec.towers)
-    return Shape(rows=rows, warps=warps, programs=min(tiles, resident), act_rows=rows, act_warps=warps)
+    for rows in (64, 32, 16) if spec.precision != "ieee" else (32, 16):
+        tiles = -(-minibatch // rows)
+        # As many programs as the GPU holds at once; twice as many where each still gets some tiles, for what is left at the end is less then.
+        resident = max(1, multiprocessors * (2 if widest <= 64 else 1) // spec.towers)
+        programs = 2 * resident if tiles >= MANY_TILES * resident else resident
+        yield Shape(rows=rows, warps=warps, programs=min(tiles, programs), act_rows=rows, act_warps=warps)
