@@ -49,7 +49,7 @@ def phase_ink(index: int) -> Ink:
 
 
 def phase_bar(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE) -> Row:
-    """Phases side by side, in the order of the legend; time that is no phase's stays empty. Neighbours differ in shade too."""
+    """Phases side by side, in the order of the legend; time that is no phase's stays empty."""
     cells: list[Cell] = []
     for index, size in enumerate(portions([phase.share for phase in phases], width)):
         cells += [Cell(glyphs.shades[index % len(glyphs.shades)], phase_ink(index))] * size
@@ -72,7 +72,7 @@ def milliseconds(value: float) -> str:
     """0.42 ms, 75 ms, 1.3 s."""
     if value >= 999.5:
         return f"{number(value / 1000)} s"
-    return f"{value:.0f} ms" if value >= 99.5 else f"{value:.1f} ms" if value >= 9.95 else f"{number(value)} ms"
+    return f"{value:.0f} ms" if value >= 99.5 else f"{value:.1f} ms" if value >= 9.95 else f"{value:.2f} ms"
 
 
 def meter(label: str, share: float | None, text: str, width: int, glyphs: Glyphs = UNICODE, level: Level | None = None, label_width: int = 6) -> Row:

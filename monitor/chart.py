@@ -17,6 +17,9 @@ from monitor.snapshot import Level, Point
 
 _GUTTER = 6  # cells of y labels, the space beside them included
 _GUTTER_FROM = 22  # inner width from which there is a gutter
+_KINDS = ("checkpoint", "eval", "resume", "not_finite")  # of two marks in one cell the later here is seen
+_ROUTINE = ("checkpoint", "eval")
+_CROWDED = 6  # cells: marks of a kind that are on average nearer than this are a crowd
 
 
 class ChartMark(NamedTuple):
@@ -135,9 +138,11 @@ def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs) -> list[Cell | None
     """What lies in the lower edge: what x is at both ends, and marks between; None where the frame shows."""
     width = layout.gutter + layout.plot_width
     cells: list[Cell | None] = [None] * width
-    for mark in sorted(data.marks, key=_weight):
-        if 0 <= mark.place <= 1:
-            cells[layout.gutter + _cell_of(mark, layout)] = _mark_cell(mark.kind, glyphs)
+    for kind in _KINDS:
+        places = sorted({_cell_of(mark, layout) for mark in data.marks if mark.kind == kind and 0 <= mark.place <= 1})
+        # What happens all the time is no news: of a crowd only the newest is shown.
+        for place in places[-1:] if kind in _ROUTINE and len(places) * _CROWDED > layout.plot_width else places:
+            cells[layout.gutter + place] = _mark_cell(kind, glyphs)
     broken = [index for index, point in enumerate(data.points[: 2 * layout.plot_width]) if point is not None and point[3]]
     for index in broken:
         cells[layout.gutter + index // 2] = _mark_cell("not_finite", glyphs)
@@ -147,13 +152,6 @@ def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs) -> list[Cell | None
     if data.x_right and len(data.x_right) + 2 <= width // 2:
         cells[-len(data.x_right) - 2 :] = inked(f" {data.x_right} ", ink)
     return cells
-
-
-_WEIGHTS = {"checkpoint": 0, "eval": 1, "resume": 2, "not_finite": 3}  # of two marks in one cell the later here is seen
-
-
-def _weight(mark: ChartMark) -> int:
-    return _WEIGHTS.get(mark.kind, 0)
 
 
 def _mark_cell(kind: str, glyphs: Glyphs) -> Cell:

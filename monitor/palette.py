@@ -42,7 +42,6 @@ class Glyphs(NamedTuple):
     box_focused: str = "┏━┓┃┛┗"
     up: str = "▲"
     down: str = "▼"
-    flat: str = "▸"
     checkpoint: str = "▲"
     eval: str = "◆"
     resume: str = "┊"
@@ -50,18 +49,14 @@ class Glyphs(NamedTuple):
     bar_full: str = "━"
     bar_half: str = "╾"
     bar_rest: str = "─"
-    block: str = "█"
-    shades: tuple[str, ...] = ("█", "▓", "▒", "░")  # neighbours of a stacked bar differ without colour too
+    shades: tuple[str, ...] = ("█",)  # of the parts of a stacked bar, in turn; its legend has the same order
     upper_half: str = "▀"
-    separator: str = "·"
-    ellipsis: str = "…"
-    minus: str = "−"
 
 
 UNICODE = Glyphs()
 ASCII = Glyphs(
-    braille=False, box="+-+|++", box_focused="#=#H##", up="^", down="v", flat=">", checkpoint="^", eval="o", resume=":", bar_full="=", bar_half="-",
-    bar_rest=".", block="#", shades=("#", "=", "+", "-"), upper_half="#", separator="-", ellipsis="~", minus="-",
+    braille=False, box="+-+|++", box_focused="#=#H##", up="^", down="v", checkpoint="^", eval="o", resume=":", bar_full="=", bar_half="-", bar_rest=".",
+    shades=("#", "=", "+", "-"), upper_half="#",
 )  # fmt: skip
 
 

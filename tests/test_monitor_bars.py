@@ -59,7 +59,7 @@ def test_percent(share, text):
     assert percent(share) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.42, "0.42 ms"), (75.0, "75.0 ms"), (123.4, "123 ms"), (1300.0, "1.3 s")])
+@pytest.mark.parametrize(("value", "text"), [(0.42, "0.42 ms"), (0.0189, "0.02 ms"), (75.0, "75.0 ms"), (123.4, "123 ms"), (1300.0, "1.3 s")])
 def test_milliseconds(value, text):
     assert milliseconds(value) == text
 

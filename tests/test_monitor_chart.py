@@ -331,6 +331,16 @@ def test_the_newest_value_is_bold_and_marks_lie_under_their_place():
     assert any("┊" in text for text in text_of(rows)[1:-1])
 
 
+def test_of_a_crowd_of_marks_the_newest_is_shown():
+    def bottom(*marks):
+        return text_of(draw_chart(ChartData("return", points=points_of([1.0] * 60), marks=marks), 48, 9, DARK, ChartMemory()))[-1]
+
+    crowd = [ChartMark("eval", k / 40) for k in range(30)]
+    assert bottom(*crowd).count("◆") == 1 and bottom(*crowd) == bottom(crowd[-1])
+    assert bottom(*crowd[::8]).count("◆") == 4
+    assert bottom(*(ChartMark("not_finite", k / 40) for k in range(30))).count("!") == 30
+
+
 def test_focus_is_seen_without_colour():
     calm, focused = (text_of(draw_chart(ChartData("x"), 20, 6, DARK, ChartMemory(), focus)) for focus in (False, True))
     assert all(a[0] != b[0] and a[-1] != b[-1] for a, b in zip(calm, focused, strict=True))
