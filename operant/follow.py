@@ -7,6 +7,7 @@ Knows nothing of how a run is started (operant/launch.py) or of what a state mea
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from operant.progress import Progress, Screen, ViewerGoneError
 from operant.runfolder import integer_of, number_of
 from operant.runs import Judgement, Observation, Run
 
+TIMEOUT_CODE = 124
 VIEWER_GONE_CODE = 129  # 128 + SIGHUP: what a shell reports of a viewer that its terminal's end has killed
 _POLL_S = 0.125
 _PLAIN_S = 5.0  # between lines where the stream is no terminal
@@ -43,12 +45,24 @@ def follow(run: Run, *, stream: TextIO | None = None, presses: Presses | None = 
 
     Ctrl-C once (or SIGTERM) asks the trainer to stop and save, twice kills it. When the stream's terminal or pipe goes away, only the viewer ends (129).
     """
-    return _Viewer(run, stream or sys.stderr, presses=presses).watch(until_first_record=False)
+    viewer = _Viewer(run, stream or sys.stderr, presses=presses or Presses())
+    with viewer.presses.counted():
+        return viewer.watch()
 
 
-def follow_to_first_record(run: Run, *, stream: TextIO | None = None, notice: str | None = None, presses: Presses | None = None) -> int:
-    """Watch a run until its first record is there, say how to come back to it, and return 0; if it ends before, as `follow`. `notice` is said first."""
-    return _Viewer(run, stream or sys.stderr, notice, presses).watch(until_first_record=True)
+def follow_to_first_record(run: Run, *, stream: TextIO | None = None, notice: str | None = None, presses: Presses | None = None, detach: bool = True) -> int:
+    """Watch a run until its first record is there and return 0; if it ends before, as `follow`. `notice` is said first.
+
+    With `detach` it is said how to come back to the run; without, somebody else goes on watching.
+    """
+    viewer = _Viewer(run, stream or sys.stderr, presses=presses or Presses())
+    with viewer.presses.counted():
+        return viewer.watch(notice=notice, until_first_record=True, detach=detach)
+
+
+def wait(run: Run, timeout_s: float | None, *, stream: TextIO | None = None) -> int:
+    """Watch a run to its end without touching it: its exit code, or 124 where it has not ended within `timeout_s`. Ctrl-C ends only the waiting."""
+    return _Viewer(run, stream or sys.stderr).watch(timeout_s=math.inf if timeout_s is None else timeout_s)
 
 
 def discard_unstarted(run: Run, code: int) -> bool:
@@ -151,9 +165,8 @@ class Presses:
 class _Viewer:
     """One watching of one run."""
 
-    def __init__(self, run: Run, stream: TextIO, notice: str | None = None, presses: Presses | None = None) -> None:
-        self._feed, self._screen, self._presses = _Feed(run), Screen(stream), presses or Presses()
-        self._notice = notice
+    def __init__(self, run: Run, stream: TextIO, *, presses: Presses | None = None) -> None:
+        self._feed, self._screen, self.presses = _Feed(run), Screen(stream), presses or Presses()
         self._values: dict[str, float] = {}
         self._record: Record | None = None
         self._evaluation: float | None = None
@@ -163,28 +176,36 @@ class _Viewer:
         self._line_s, self._line_kind = float("-inf"), ""
         self._begin_s = time.monotonic()
 
-    def watch(self, *, until_first_record: bool) -> int:
-        with self._presses.counted():
-            try:
-                if self._notice:
-                    self._screen.above(self._notice)
-                while True:
-                    now_s = time.monotonic()
-                    look, records = self._feed.poll(now_s)
-                    self._take(records)
-                    if self._has_ended(look, now_s):
-                        return self._close(look)
-                    if until_first_record and self._record is not None:
-                        return self._detach()
-                    self._obey(look, now_s)
-                    if self._sent == 2 and self._presses.interrupts > 2:
-                        self._screen.above("Left; the trainer has not ended yet.")
-                        return 137
-                    if look.held is not False:  # in the moment between the lock and exit.json there is nothing true to say
-                        self._draw(now_s)
-                    time.sleep(_POLL_S)
-            except ViewerGoneError:
-                return VIEWER_GONE_CODE
+    def watch(self, *, notice: str | None = None, until_first_record: bool = False, detach: bool = True, timeout_s: float = math.inf) -> int:
+        try:
+            if notice:
+                self._screen.above(notice)
+            while True:
+                now_s = time.monotonic()
+                look, records = self._feed.poll(now_s)
+                self._take(records)
+                if self._has_ended(look, now_s):
+                    return self._close(look)
+                if until_first_record and self._record is not None:
+                    return self._leave(detach)
+                self._obey(look, now_s)
+                if self._sent == 2 and self.presses.interrupts > 2:
+                    self._screen.above("Left; the trainer has not ended yet.")
+                    return 137
+                if look.held is not False:  # in the moment between the lock and exit.json there is nothing true to say
+                    self._draw(now_s)
+                left_s = self._begin_s + timeout_s - now_s
+                if left_s <= 0:
+                    self._screen.end()
+                    self._screen.above(f"{text.safe(self._feed.run.id)} has not ended within {timeout_s:g} s: {self._feed.judgement.state.word}")
+                    return TIMEOUT_CODE
+                time.sleep(min(_POLL_S, left_s))
+        except ViewerGoneError:
+            return VIEWER_GONE_CODE
+        except KeyboardInterrupt:  # only where no presses are counted
+            with contextlib.suppress(ViewerGoneError):
+                self._screen.end()
+            raise
 
     def _take(self, records: list[tuple[Record, dict[str, float]]]) -> None:
         """Remember what new records say, and announce evaluations: all of them, but of what was there before this viewer only the last."""
@@ -220,7 +241,7 @@ class _Viewer:
 
     def _obey(self, look: Observation, now_s: float) -> None:
         """Send what Ctrl-C asks for, as soon as there is a worker to send it to."""
-        wanted = self._presses.wanted
+        wanted = self.presses.wanted
         if wanted <= self._sent:
             self._wanted_s = now_s
             return
@@ -255,8 +276,9 @@ class _Viewer:
             phase = state.cause if state.word == "starting" and state.cause else state.word
             return (f"starting: {phase}   {waited}", "starting") if state.word == "starting" else (f"{state.word}: {state.cause or ''}   {waited}", state.word)
         note = state.word if state.word not in ("running", "starting", *states.ENDED) else ""
+        left_s = self._left_s() if state.live else None
         shown = Progress(
-            self._record.step, integer_of(self._feed.run.document, "steps"), self._values.get("sps"), self._values.get("return"), self._left_s(),
+            self._record.step, integer_of(self._feed.run.document, "steps"), self._values.get("sps"), self._values.get("return"), left_s,
             f"{note}: {state.cause}" if note and state.cause else note,
         )  # fmt: skip
         return (progress.line(shown, self._screen.columns) if self._screen.is_terminal else progress.plain(shown)), f"running {note}"
@@ -270,13 +292,13 @@ class _Viewer:
 
     # -------------------------------------------------------------------------------------------------------------------------------- closing
 
-    def _detach(self) -> int:
+    def _leave(self, detach: bool) -> int:
         run = self._feed.run
         self._screen.end()
         short = text.safe(run.short)
-        self._screen.above(
-            f"Detached. Still training: watch `operant logs -f {short}` · stop `operant stop {short}` · log {runs.shown(run.log_path)}"
-        )
+        if detach:
+            where = f"reattach `operant monitor {short}` · stop `operant stop {short}` · log {runs.shown(run.log_path)}"
+            self._screen.above(f"Detached. Still training: {where}")
         return 0
 
     def _close(self, look: Observation) -> int:

@@ -6,7 +6,7 @@ Knows one folder at a time; ids, listing and search are operant/runs.py, what a 
       run.json     the document: identity, request, and what the worker adds; replaced as a whole
       run.lock     byte 0 locked (fcntl record lock) by the worker as long as it lives; nothing else opens this file for good
       metrics.mm   the metrics file        exit.json   how the worker ended, written by the waiter
-      log.txt      all output              config.toml, checkpoints/, ctl/, eval/, source/
+      log.txt      all output              config.toml, checkpoints/, ctl/, eval/, history/, source/
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def busy(path: Path) -> str:
             facts.append(f"step {text.count(record.step)}")
     inside = f" ({', '.join(facts)})" if facts else ""
     short = text.safe(run.short)
-    return f"{text.safe(run.id)} is still training{inside}.  watch: operant logs -f {short}   stop: operant stop {short}"
+    return f"{text.safe(run.id)} is still training{inside}.  watch: operant monitor {short}   stop: operant stop {short}"
 
 
 def signal_worker(run: Run, number: int) -> bool:

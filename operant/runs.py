@@ -32,6 +32,7 @@ from operant.runfolder import (
     host,
     identity,
     integer_of,
+    is_local,
     probe,
     read_json,
     start_ticks,
@@ -43,8 +44,8 @@ from operant.text import age, count, duration, number, safe
 
 __all__ = [
     "ID", "Judgement", "Lock", "Observation", "Run", "State", "acquire", "age", "boot_id", "busy", "count", "create", "describe", "duration", "exit_code",
-    "holder", "host", "identity", "judge", "list_runs", "load", "number", "observe", "probe", "read_json", "remove", "resolve", "root", "safe", "shown",
-    "start_ticks", "state", "update_document", "write_json",
+    "holder", "host", "identity", "is_local", "judge", "list_ids", "list_runs", "load", "number", "observe", "probe", "read_json", "remove", "resolve",
+    "root", "safe", "shown", "start_ticks", "state", "update_document", "write_json",
 ]  # fmt: skip
 
 _RESERVED = ("latest", "live")
@@ -193,6 +194,23 @@ def list_runs(root: Path, *, everywhere: bool = True) -> list[Run]:
     return [run for _, run in sorted(found.values(), key=lambda one: (-one[0], one[1].id))]
 
 
+def list_ids(root: Path) -> list[str]:
+    """The ids of the runs in `root` and of those of the index, the newest folder first; no document is read. Never raises."""
+    ages: dict[str, int] = {}
+    places = [(os.path.join(root, name), name) for name in _names(root)]
+    for path, id_ in (*places, *((target, id_) for _, id_, target in _index() if os.path.basename(target) == id_)):
+        with contextlib.suppress(OSError):
+            if id_ not in ages and ID.fullmatch(id_) and stat.S_ISREG(os.lstat(os.path.join(path, "run.json")).st_mode):
+                ages[id_] = os.lstat(path).st_mtime_ns
+    return sorted(ages, key=lambda id_: -ages[id_])
+
+
+def _names(folder: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(folder)
+    return []
+
+
 def _collect(found: dict[tuple[int, int], tuple[int, Run]], places: Iterable[tuple[Path, str]]) -> None:
     for path, id_ in places:
         with contextlib.suppress(OSError):
@@ -217,7 +235,7 @@ def resolve(text: str, root: Path, *, everywhere: bool = True) -> Run:
     if text == "live":
         fits = [run for run in runs if probe(run.path)]
         if not fits:
-            raise NotFoundError("no run is training now. The newest: operant show latest")
+            raise NotFoundError("no run is training now. The newest: operant monitor latest")
     else:
         # The first kind of match that fits anything decides, so that a full id is never ambiguous with a longer one.
         kinds = ([r for r in runs if r.id == text], [r for r in runs if r.id.startswith(text)], [r for r in runs if r.id.endswith(text)])

@@ -503,7 +503,7 @@ def test_detached_runs_go_on(fresh):
     stream = io.StringIO()
     assert launch.start_and_wait_first_record(run, fake(run, "forever"), stream=stream) == 0
     assert stream.getvalue().endswith(
-        f"Detached. Still training: watch `operant logs -f 4f2a` · stop `operant stop 4f2a` · log {run.log_path}\n"
+        f"Detached. Still training: reattach `operant monitor 4f2a` · stop `operant stop 4f2a` · log {run.log_path}\n"
     )
     assert records(run) > 0
     seen = records(run)

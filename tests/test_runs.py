@@ -320,7 +320,7 @@ def test_a_second_trainer_is_refused_and_told_who_holds_the_run(root):
         with pytest.raises(BusyError) as caught:
             runs.acquire(run.path)
         assert str(caught.value) == (
-            f"cartpole-ppo-4f2a is still training (pid {holder.pid}, step 341 M).  watch: operant logs -f 4f2a   stop: operant stop 4f2a"
+            f"cartpole-ppo-4f2a is still training (pid {holder.pid}, step 341 M).  watch: operant monitor 4f2a   stop: operant stop 4f2a"
         )
         with pytest.raises(BusyError):
             runs.remove(run)

@@ -1,0 +1,152 @@
+"""What is there: environments, configurations, this machine. Knows nothing of runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from operant.commands import completion
+from operant.commands.words import TYPER, ConfigOption, EnvOption, JsonOption, Overrides, RootOption, Words, print_json, print_table, say
+from operant.errors import OperantError, UsageError
+
+if TYPE_CHECKING:
+    from operant.config import Origin
+
+app = typer.Typer(**TYPER)
+config_app = typer.Typer(**TYPER, help="Show, check and describe configurations.")
+app.add_typer(config_app, name="config")
+
+EnvironmentFile = Annotated[
+    str, typer.Argument(metavar="FILE.py", help="a file that exports ENV, or the name of a shipped environment", autocompletion=completion.environments)
+]
+
+
+@app.command("envs")
+def list_envs(as_json: JsonOption = False) -> None:
+    """List the environments that ship."""
+    from operant import envs, request
+
+    rows = []
+    for name in envs.names():
+        env, recipe = envs.find(name), request.recipe_for(name)
+        rows.append(
+            {
+                "name": name,
+                "gymnasium": env.gymnasium,
+                "observation": _space(env.observation),
+                "action": _space(env.action),
+                "time_limit": env.time_limit,
+                "tally": list(env.tally),
+                "params": env.Params()._asdict(),
+                "config": recipe.stem if recipe is not None else None,
+            }
+        )
+    if as_json:
+        print_json(rows)
+        return
+    heads = ("name", "gymnasium", "observation", "action", "time_limit", "config")
+    print_table(heads, [tuple(str(row[head]) if row[head] is not None else "-" for head in heads) for row in rows])
+    say("their constants, for env.params.NAME=value: operant envs --json")
+
+
+def _space(space: Any) -> str:
+    """A space in a few words: Box(4), Discrete(2), MultiDiscrete(3, 5)."""
+    if hasattr(space, "size"):
+        return f"Box({space.size}{'' if space.dtype == 'float32' else f', {space.dtype}'})"
+    return f"{type(space).__name__}({', '.join(map(str, space.n)) if isinstance(space.n, tuple) else space.n})"
+
+
+@app.command()
+def check(file: EnvironmentFile) -> None:
+    """Tell whether an environment is sound."""
+    from operant import envs
+    from operant.check import check as examine
+    from operant.text import safe
+
+    try:
+        env = envs.find(file)
+    except KeyError:
+        raise UsageError(f"unknown environment {file!r}: name a file ending in .py, or one of {', '.join(envs.names())}") from None
+    except OperantError as error:
+        raise error if error.exit_code != 1 else UsageError(str(error)) from None  # a file that is no environment is no failure of training
+    findings = examine(env)
+    for finding in findings:
+        print(safe(f"{'ok' if finding.passed else 'problem':8} {finding.name:26} {finding.detail}", 4000))
+    if not all(finding.passed for finding in findings):
+        raise typer.Exit(UsageError.exit_code)
+
+
+@app.command()
+def doctor(as_json: JsonOption = False, runs: RootOption = None) -> None:
+    """Tell whether this machine can train, and what to do where it cannot."""
+    from operant import doctor as examination
+    from operant import runs as folders
+
+    findings = examination.examine(folders.root(runs))
+    if as_json:
+        print_json({"schema": 1, "findings": [finding._asdict() for finding in findings]})
+    else:
+        for finding in findings:
+            advice = f"  ->  {finding.advice}" if finding.advice else ""
+            print(folders.safe(f"{finding.status:8} {finding.name:11} {finding.found}{advice}", 400))
+    if any(finding.status == examination.PROBLEM for finding in findings):
+        raise typer.Exit(4)
+
+
+@config_app.command("show")
+def config_show(words: Words = None, config: ConfigOption = None, env: EnvOption = None, as_json: JsonOption = False) -> None:
+    """Print every key of a configuration, its value, and where it was set."""
+    from operant import config as configuration
+    from operant import request
+
+    asked = request.make(words or (), config=config, environment_file=env, settings={})
+    found = configuration.origins(asked.source, asked.all_overrides(), folder=asked.directory)
+    if as_json:
+        print_json({"schema": 1, "values": {origin.key: {"value": origin.value, "origin": origin.origin} for origin in found}})
+    else:
+        show_origins(found)
+
+
+@config_app.command("check")
+def config_check(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="a TOML file, or the name of one that ships", autocompletion=completion.configurations)],
+    overrides: Overrides = None,
+) -> None:
+    """Tell everything that is wrong with a configuration, or `ok`."""
+    from operant import config as configuration
+    from operant import request
+
+    asked = request.make(overrides or (), config=file, environment_file=None, settings={})
+    configuration.load(asked.source, asked.all_overrides(), folder=asked.directory)
+    print("ok")
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON Schema of configurations, for editors."""
+    from operant import config as configuration
+
+    print_json(configuration.schema())
+
+
+def show_origins(origins: Iterable[Origin]) -> None:
+    """A configuration as TOML, with the origin of each value in a comment."""
+    from operant.text import safe
+
+    section = ""
+    for key, value, origin in origins:
+        head, _, rest = key.partition(".")
+        if head != section:
+            print(f"{chr(10) if section else ''}[{head}]")
+            section = head
+        line = f"# {rest} is not set" if value is None else f"{rest} = {_toml(value)}"
+        print(f"{line:40} # {safe(origin, 400)}")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool)) else repr(value)

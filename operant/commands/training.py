@@ -1,0 +1,188 @@
+"""`train` and `resume`: a run is asked for, started, and watched. Knows nothing of how it trains."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from operant.commands.words import TYPER, ConfigOption, EnvOption, Overrides, RootOption, RunName, Words, say
+from operant.errors import BusyError, NotFoundError, OperantError, UsageError
+
+if TYPE_CHECKING:
+    from operant.request import Request
+    from operant.runs import Run
+
+app = typer.Typer(**TYPER)
+
+
+class After(enum.Enum):
+    """What a command does once it has started a run."""
+
+    FOLLOW = "follow"
+    DETACH = "detach"
+    MONITOR = "monitor"
+    INLINE = "inline"
+
+
+_RESTART = ("best", "last")
+DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="return once training has begun; it goes on")]
+MonitorOption = Annotated[bool, typer.Option("--monitor", help="watch it in the monitor; leaving that leaves the run")]
+
+
+@app.command()
+def train(
+    words: Words = None,
+    config: ConfigOption = None,
+    env: EnvOption = None,
+    name: Annotated[str | None, typer.Option(help="the run's id")] = None,
+    seed: Annotated[str | None, typer.Option(metavar="N", help="the same seed gives the same bits")] = None,
+    device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda[:N]")] = None,
+    steps: Annotated[str | None, typer.Option(metavar="N", help="environment steps over all lanes, such as 20M")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show the configuration and the memory it takes; start nothing")] = False,
+    inline: Annotated[bool, typer.Option("--inline", help="train in this process, for a debugger")] = False,
+    detach: DetachOption = False,
+    monitor: MonitorOption = False,
+    resume: Annotated[str | None, typer.Option(metavar="RUN", help="the same as `operant resume RUN`")] = None,
+    runs: RootOption = None,
+) -> None:
+    """Train an agent. Without arguments: PPO solves CartPole."""
+    from operant import request
+
+    settings = {"run.name": name, "run.seed": seed, "run.device": device, "run.steps": steps}
+    after = _after(inline=inline, detach=detach, monitor=monitor)
+    if resume is not None:
+        others = {"--config": config, "--env": env, "--name": name, "--dry-run": dry_run or None, "--inline": inline or None}
+        if given := [option for option, value in others.items() if value is not None]:
+            raise UsageError(f"{', '.join(given)} cannot be used with --resume: a run goes on with its own configuration; key=value changes single keys")
+        _resume(resume, [*(words or ()), *(f"{key}={value}" for key, value in settings.items() if value is not None)], "last", after, runs)
+    asked = request.make(words or (), config=config, environment_file=env, settings=settings)
+    if dry_run:
+        _dry_run(asked)
+    else:
+        _train(asked, after, runs)
+
+
+def _after(**given: bool) -> After:
+    """What the command does once the run is started."""
+    asked = [word for word, wanted in given.items() if wanted]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(f'--{word}' for word in asked)} exclude each other: give one")
+    return After(asked[0] if asked else "follow")
+
+
+def _train(asked: Request, after: After, root: str | None) -> None:
+    from operant import follow, launch
+    from operant import runs as folders
+
+    notice = launch.detach_obstacle() if after is After.DETACH else None
+    run = folders.create(folders.root(root), asked.name, asked.prefix, asked.document())
+    if after is After.INLINE:
+        _train_here(run)
+        return
+    try:
+        code = _start(run, (), after, notice)
+    except OperantError as error:
+        follow.discard_unstarted(run, error.exit_code)
+        raise
+    follow.discard_unstarted(run, code)
+    raise typer.Exit(code)
+
+
+def _start(run: Run, more: Sequence[str], after: After, notice: str | None) -> int:
+    """Start the worker and watch it, to its first record or its end: the exit code."""
+    from operant import follow, launch
+    from operant import runs as folders
+
+    presses = follow.Presses()
+    with presses.counted():
+        launch.start(run, _worker(run, *more))
+        if after is After.FOLLOW:
+            return follow.follow(run, presses=presses)
+        # What is wrong with a configuration is better read in the terminal than on a screen that it needs to be found on.
+        code = follow.follow_to_first_record(run, notice=notice, presses=presses, detach=after is After.DETACH)
+    if code or after is After.DETACH:
+        return code
+    from monitor.command import open_monitor
+
+    return open_monitor(folders.load(run.path) or run)
+
+
+def _train_here(run: Run) -> None:
+    """Worker and viewer in this process: the log comes to stderr, a breakpoint works."""
+    from operant import follow
+    from operant import train as worker
+
+    worker.write_log()
+    try:
+        worker.work(run.path, resume=None)
+    except OperantError as error:
+        follow.discard_unstarted(run, error.exit_code)
+        raise
+    say(f"{run.id}  next: operant eval {run.short}   operant show {run.short}")
+
+
+def _worker(run: Run, *more: str) -> list[str]:
+    return [sys.executable, "-m", "operant.train", str(run.path), *more]
+
+
+def _dry_run(asked: Request) -> None:
+    from operant import config as configuration
+    from operant.commands.machine import show_origins
+    from operant.footprint import CONTEXT_BYTES, estimate
+
+    overrides = asked.all_overrides()
+    show_origins(configuration.origins(asked.source, overrides, folder=asked.directory))
+    footprint = estimate(configuration.load(asked.source, overrides, folder=asked.directory))
+    print(f"\n# device memory: about {_bytes(footprint.total_bytes)} ({_bytes(footprint.fixed_bytes)} kept, {_bytes(footprint.update_bytes)} in an update)")
+    print(f"# and on a GPU about {_bytes(CONTEXT_BYTES)} for CUDA itself; nothing was started")
+
+
+@app.command()
+def resume(
+    run: RunName,
+    overrides: Overrides = None,
+    start: Annotated[str, typer.Option("--from", metavar="last|best|STEP", help="the checkpoint to go on from")] = "last",
+    detach: DetachOption = False,
+    monitor: MonitorOption = False,
+    runs: RootOption = None,
+) -> None:
+    """Go on with a run, in its folder, from a checkpoint."""
+    _resume(run, overrides or [], start, _after(detach=detach, monitor=monitor), runs)
+
+
+def _resume(name: str, overrides: Sequence[str], start: str, after: After, root: str | None) -> None:
+    from operant import launch
+    from operant import runs as folders
+    from operant.checkpoint import Store
+
+    if stray := [word for word in overrides if "=" not in word]:
+        raise UsageError(f"{stray[0]!r} is no override: write section.key=value, such as run.steps=4M")
+    if start not in _RESTART and not start.isdecimal():
+        raise UsageError(f"--from is {start!r}; it must be last, best or a step")
+    run = folders.resolve(name, folders.root(root))
+    if folders.probe(run.path):
+        raise BusyError(folders.busy(run.path))
+    steps = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=say).steps()
+    if not steps:
+        raise NotFoundError(f"{folders.safe(run.id)} has no checkpoint to go on from. To begin anew: operant train")
+    planned = folders.integer_of(run.document, "steps")
+    changed = any(word.partition("=")[0].strip() == "run.steps" for word in overrides)
+    if start == "last" and not changed and planned is not None and steps[-1] >= planned:
+        more = folders.count(2 * planned).replace(" ", "")
+        raise UsageError(f"{folders.safe(run.id)} has done its {planned:,} steps. To train on: operant resume {folders.safe(run.short)} run.steps={more}")
+    notice = launch.detach_obstacle() if after is After.DETACH else None
+    request = run.document.get("request")
+    folders.update_document(run.path, request={**(request if isinstance(request, dict) else {}), "resume_overrides": list(overrides)})
+    raise typer.Exit(_start(run, ("--resume", start), after, notice))
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"
