@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from textual.message import Message
 from textual.widget import Widget
 
 from monitor.chart import Chart
@@ -16,6 +17,19 @@ class MetricChart(Chart):
     """A chart that knows which metric it shows at the moment."""
 
     metric: str = ""
+
+    class Resized(Message):
+        """A chart has another size, and so wants other points."""
+
+        bubble = True
+
+        def can_replace(self, message: Message) -> bool:
+            """One is as good as many."""
+            return isinstance(message, MetricChart.Resized)
+
+    def on_resize(self) -> None:
+        """Ask for points that fit."""
+        self.post_message(self.Resized())
 
 
 class ChartGrid(Widget):

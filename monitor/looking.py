@@ -81,7 +81,7 @@ class Looking(Showing):
 
     def action_log(self) -> None:
         """Show or hide the log; where there is no room for it beside the charts, its page."""
-        if self.view.page != "overview" or not (self.plan.bottom and self.size.width >= arrange.SIDEBAR_FROM):
+        if self.view.page != "overview" or not (self.plan.bottom and self._columns >= arrange.SIDEBAR_FROM):
             self.action_page("overview" if self.view.page == "log" else "log")
         else:
             self.look(self.view._replace(log=not self.view.log))

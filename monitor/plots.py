@@ -13,6 +13,9 @@ from monitor.view import View
 from operant.text import count
 
 
+_NEAR = 8  # points
+
+
 class Held(NamedTuple):
     """What a chart's title says of a metric: its newest value, or the one at a moment that is held fast."""
 
@@ -59,6 +62,11 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
     points = _until(series.view(view.axis, first, last, columns, view.smooth), stage)
     other = (stage.overlay or {}).get(series.name)
     cursor = _cursor(series.name, stage, columns)
+    if stage.at is not None and cursor is not None and view.inspected != series.name:
+        # Scrubbed: the title says what was, not what came of it.
+        point = _nearest(points, cursor)
+        then = "-" if point is None else count(point.mean) if series.name == "sps" else figures.with_unit(point.mean, unit)
+        head, said = head._replace(value=f"{then:<6}"), said._replace(trend="", rate="", level=None)
     return head._replace(
         trend=said.trend,
         rate=said.rate,
@@ -71,7 +79,7 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
         x_left=figures.on_axis(view.axis, first),
         x_right=figures.on_axis(view.axis, last),
         cursor=cursor,
-        reading="" if cursor is None else _reading(points, cursor, stage.window, view.axis),
+        reading="" if cursor is None or view.inspected != series.name else _reading(points, cursor, stage.window, view.axis),
         target=stage.target if series.name in ("return", "eval/return") else None,
     )
 
@@ -112,6 +120,9 @@ def _cursor(name: str, stage: Stage, columns: int) -> int | None:
 def _reading(points: Sequence[Point | None], cursor: int, window: tuple[float, float], axis: Axis) -> str:
     """What is at the cursor; where that point is empty, the nearest one that is not within a few."""
     first, last = window
-    near = sorted(range(max(0, cursor - 8), min(len(points), cursor + 9)), key=lambda index: abs(index - cursor))
-    point = next((points[index] for index in near if points[index] is not None), None)
-    return figures.reading(axis, first + (cursor + 0.5) / len(points) * (last - first), point)
+    return figures.reading(axis, first + (cursor + 0.5) / len(points) * (last - first), _nearest(points, cursor))
+
+
+def _nearest(points: Sequence[Point | None], cursor: int) -> Point | None:
+    near = sorted(range(max(0, cursor - _NEAR), min(len(points), cursor + _NEAR + 1)), key=lambda index: abs(index - cursor))
+    return next((points[index] for index in near if points[index] is not None), None)

@@ -9,6 +9,7 @@ import time
 from typing import Any, ClassVar, Final, Protocol
 
 from rich.console import RenderableType
+from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Container
@@ -85,6 +86,7 @@ class Showing(App[None]):
         self.view = View()
         self.snapshot: Snapshot | None = source.snapshot() if source is not None else None
         self.plan = Plan()
+        self._columns, self._lines = 80, 24
         self.panels: dict[str, Panel] = {}
         self._fps = fps
         self._own_keys, self._keys_notice = own_keys
@@ -133,6 +135,7 @@ class Showing(App[None]):
     def on_mount(self) -> None:
         """Everything is laid out and drawn before the first picture."""
         self.set_keymap(self._own_keys)
+        self._columns, self._lines = self.size
         self._lay_out()
         self._timer = self.set_interval(1 / self._fps, self.tick)
         if self.source is not None:
@@ -140,9 +143,14 @@ class Showing(App[None]):
         if self._keys_notice:
             self.say(self._keys_notice, alarm=True)
 
-    def on_resize(self) -> None:
+    def on_resize(self, event: events.Resize) -> None:
         """The terminal has another size."""
+        self._columns, self._lines = event.size
         self._lay_out()
+
+    def on_metric_chart_resized(self) -> None:
+        """A chart has room for other points."""
+        self.paint()
 
     def watch_app_focus(self, focused: bool) -> None:
         """Nobody looks: once a second is enough."""
@@ -205,7 +213,7 @@ class Showing(App[None]):
         return self._frozen[0] if self._frozen is not None else self.snapshot
 
     def _planned(self) -> Plan:
-        return arrange.plan(self.size.width, self.size.height, self.view, words=self._last_words())
+        return arrange.plan(self._columns, self._lines, self.view, words=self._last_words())
 
     def _lay_out(self) -> None:
         if not self.panels:
@@ -213,7 +221,7 @@ class Showing(App[None]):
         plan = self.plan = self._planned()
         panel = self.panels
         _sized(panel["figures"], height=plan.figure_lines)
-        small = self.size.width < arrange.NUMBERS_BELOW[0] or self.size.height < arrange.NUMBERS_BELOW[1]
+        small = self._columns < arrange.NUMBERS_BELOW[0] or self._lines < arrange.NUMBERS_BELOW[1]
         _seen(panel["progress"], not small)
         self.charts.make_room(plan.columns, plan.rows)
         _seen(self.agent, plan.agent)
