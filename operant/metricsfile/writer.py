@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import re
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,63}")
+_RECORD = struct.Struct(layout.RECORD.format.replace("<", "@"))
 _WORDS = STATUS_OFFSET // 8  # index of the first status word
 _EVENT_WAIT_S = 0.1
 
@@ -75,8 +77,9 @@ class Writer:
         self._ring = self._places.ring
         self._stage = bytearray(self._stride)
         self._staged = memoryview(self._stage)
-        self._checked, self._crc = self._staged[12:], self._staged[8:12].cast("I")
-        self._format = struct.Struct("@QII4Q2IQ" + "".join(layout.CODES[metric.dtype] for metric in metrics))  # native packs faster, the same bytes here
+        self._checked, self._crc, self._payload = self._staged[12:], self._staged[8:12].cast("I"), self._staged[layout.RECORD.size :]
+        codes = itertools.groupby(layout.CODES[metric.dtype] for metric in metrics)
+        self._pack = struct.Struct("@" + "".join(f"{len(list(equal))}{code}" for code, equal in codes)).pack  # native is faster, the same bytes here
         self._event_stage = bytearray(layout.EVENT.size)
         self._frame_stage = memoryview(bytearray(self._places.frame_stride))
         self._count = self._heartbeats = self._ticks = self._states = self._events = self._dropped = self._frames = 0
@@ -107,9 +110,10 @@ class Writer:
             try:
                 if not math.isfinite(sum(values)):
                     flags, nonfinite = self._examine(values, flags)
-                self._format.pack_into(
+                self._payload[:] = self._pack(*values)
+                _RECORD.pack_into(
                     self._stage, 0, 2 * n + store.mark, 0, self._stride - 16, n, step, time.clock_gettime_ns(BOOTTIME), time.time_ns(),
-                    self.session, flags, nonfinite, *values,
+                    self.session, flags, nonfinite,
                 )  # fmt: skip
             except (struct.error, TypeError, OverflowError) as error:
                 raise ValueError(f"a record is a step >= 0 and {len(self.metrics)} values that fit their dtypes: {error}") from None
