@@ -12,7 +12,6 @@ from monitor.snapshot import Axis, Mark, Point, Series
 from monitor.view import View
 from operant.text import count
 
-
 _NEAR = 8  # points
 
 
