@@ -27,8 +27,10 @@ import psutil
 
 from monitor.chart import ChartData, ChartMark, ChartMemory, Layout, draw_chart
 from monitor.palette import Look
+from monitor.picture import draw_picture
 from monitor.scale import window
 from monitor.series import Column, Table
+from monitor.snapshot import Frame
 
 COLUMNS, ROWS = 160, 48
 HISTORY, HZ = 600_000, 100
@@ -97,6 +99,26 @@ def pure() -> None:
             asked.append(middle - start)
             drawn.append(time.perf_counter() - middle)
         print(f"  {case:8s} {1e6 * sorted(asked)[150]:6.0f} / {1e6 * sorted(drawn)[150]:6.0f}")
+    picture()
+
+
+def picture() -> None:
+    """Microseconds a picture of four lanes, each with something that moves."""
+    side, width, height, look = 40, 83, 12, Look()
+    spent = {}
+    for mode in ("braille", "blocks"):
+        times = []
+        for number in range(200):
+            lane = bytearray(bytes((9, 9, 9)) * side * side)
+            for y in range(8, 30):
+                place = 3 * (side * y + (number + y) % (side - 4))
+                lane[place : place + 12] = bytes((230, 159, 0)) * 4
+            frame = Frame(number, 0, 4, side, side, bytes(lane) * 4)
+            start = time.perf_counter()
+            draw_picture(frame, width, height, look, mode)  # type: ignore[arg-type]
+            times.append(time.perf_counter() - start)
+        spent[mode] = 1e6 * sorted(times)[100]
+    print(f"four lanes of {side}x{side} on {width}x{height}, microseconds a picture: " + ", ".join(f"{mode} {value:.0f}" for mode, value in spent.items()))
 
 
 def app(case: str, hz: float) -> None:

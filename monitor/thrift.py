@@ -11,7 +11,7 @@ through as it is, and afterwards nothing is taken to be known of the screen.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 from rich.color import ColorSystem
@@ -57,32 +57,34 @@ class Thrift:
         for y, x1, x2 in update.spans:
             shown = self._shown.setdefault(y, {})
             for end, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
-                if strip is None or x >= x2 or end <= x1:
-                    continue
-                left = max(x, x1)
-                for column, cell in self._cells(strip.crop(left - x, min(end, x2) - x), left, system):
-                    if shown.get(column) != cell:
-                        shown[column] = cell
-                        pen.put(column, y, cell, shown)
+                if strip is not None and x < x2 and end > x1:
+                    self._write_part(strip, x, max(x, x1), min(end, x2), _Line(y, shown, pen, system))
         return pen.text()
 
-    def _cells(self, strip: Strip, left: int, system: ColorSystem) -> Iterator[tuple[int, Shown]]:
-        column = left
+    def _write_part(self, strip: Strip, column: int, left: int, right: int, to: _Line) -> None:
+        """Write the cells from `left` to `right` of a strip that begins at `column`. No `Strip.crop`: making strips costs more than all else here."""
+        y, shown, pen, system = to
         for text, style, control in strip:
             if control:
                 continue
+            if column >= right:
+                break
             codes = self._codes_of(style, system)
             if text.isascii() or len(text) == cell_len(text):
-                for character in text:
-                    yield column, (character, codes)
-                    column += 1
-            else:
-                for cluster, width in _clusters(text):
-                    yield column, (cluster, codes)
-                    # The right half of a wide character is no cell that could be written alone: it is known to be taken.
-                    for half in range(1, width):
-                        yield column + half, ("", codes)
-                    column += width
+                for place in range(max(left, column), min(right, column + len(text))):
+                    cell = (text[place - column], codes)
+                    if shown.get(place) != cell:
+                        shown[place] = cell
+                        pen.put(place, y, cell, shown)
+                column += len(text)
+                continue
+            for cluster, width in _clusters(text):
+                # The right half of a wide character is no cell that could be written alone: it is known to be taken.
+                for place, cell in [(column, (cluster, codes)), *((column + half, ("", codes)) for half in range(1, width))]:
+                    if left <= place < right and shown.get(place) != cell:
+                        shown[place] = cell
+                        pen.put(place, y, cell, shown)
+                column += width
 
     def _codes_of(self, style: Style | None, system: ColorSystem) -> Codes:
         if style is None:
@@ -95,6 +97,15 @@ class Thrift:
             back = ";".join(style.bgcolor.downgrade(system).get_ansi_codes(False)) if style.bgcolor else ""
             found = self._codes[style] = (Strip.render_ansi(style.without_color, system), fore, back)
         return found
+
+
+class _Line(NamedTuple):
+    """Where cells are written to."""
+
+    y: int
+    shown: dict[int, Shown]
+    pen: _Pen
+    system: ColorSystem
 
 
 def _clusters(text: str) -> Iterator[tuple[str, int]]:
