@@ -38,7 +38,7 @@ def place(tmp_path, monkeypatch):
 def start(place: Path, name: str = "run-0001", hz: float = 100.0) -> Run:
     """A stand-in trainer under the real waiter, which writes exit.json; returns once its first record is there."""
     run = runs.create(place / "runs", name, name, {"config": None, "overrides": [], "directory": str(place)})
-    launch.start(run, [sys.executable, str(BENCHES / "monitor.py"), "--train", str(run.path), str(hz), "0"])
+    launch.start(run, [sys.executable, str(BENCHES / "standin.py"), str(run.path), str(hz), "0"])
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         if run.metrics_path.exists():
