@@ -61,7 +61,7 @@ def framed(inside: Rows, title: Iterable[Piece], width: int, look: Look, *, focu
 def sentence(text: str, width: int, height: int) -> Rows:
     """`text` in the middle, dim, on as many lines as it needs and there are."""
     rows = blank(width, height)
-    lines = textwrap.wrap(text, width)[:height]
+    lines = textwrap.wrap(text, max(1, width))[:height]
     above = (height - len(lines)) // 2
     for index, words in enumerate(lines):
         rows[above + index] = line([(" " * ((width - len(words)) // 2) + words, Ink("dim"))], width)
