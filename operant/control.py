@@ -144,8 +144,10 @@ def _check_reach(run: Run, verb: str) -> None:
         raise NotFoundError(f"{name} cannot be reached ({error.strerror})") from None
     if owner != os.geteuid():
         raise MachineError(f"{name} belongs to {_user(owner)}: only its owner can ask it to {verb}")
+    if held is None:
+        raise MachineError(f"{name} cannot be asked to {verb}: whether its trainer lives cannot be told here")
     if not held:
-        raise NotFoundError(f"{name} cannot be asked to {verb} yet: its trainer has not begun" if held is False else f"whether {name} trains cannot be told")
+        raise NotFoundError(f"{name} cannot be asked to {verb} yet: its trainer has not begun")
 
 
 def _user(uid: int) -> str:
@@ -164,7 +166,7 @@ def _sender() -> str:
     namespace = 0
     with contextlib.suppress(OSError):
         namespace = os.stat("/proc/self/ns/pid").st_ino
-    return f"{namespace & 0xFFFFFFFF:08x}{os.getpid():08x}{(runfolder.start_ticks(os.getpid()) or 0) & 0xFFFFFFFFFFFFFFFF:016x}"
+    return f"{namespace & 0xFFFFFFFF:08x}{os.getpid():08x}{(runfolder.start_ticks() or 0) & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
 # -------------------------------------------------------------------------------------------------------------------------------- the folder
@@ -208,7 +210,7 @@ class Inbox:
 
     def __init__(self, folder: Path, run_uuid: bytes, *, report: Callable[[str], None]) -> None:
         self._path, self._run_uuid, self._report = Path(folder) / "ctl", run_uuid.hex(), report
-        self._worker = runfolder.start_ticks(os.getpid())
+        self._worker = runfolder.start_ticks()
         self._signature: tuple[int, ...] = ()
         self._changed_s = float("-inf")
         self._ignored: dict[str, tuple[int, ...]] = {}  # what stays in the folder, by name: looked at once

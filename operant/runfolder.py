@@ -185,10 +185,11 @@ def boot_id() -> str:
         return ""
 
 
-def start_ticks(pid: int) -> int | None:
-    """When a process started, in ticks since the boot: with the pid it names the process for good. None where there is no such process."""
+def start_ticks(pid: int | None = None) -> int | None:
+    """When a process (None: this one) started, in ticks since the boot: with the pid it names the process for good. None where there is no such process."""
     try:
-        raw = Path(f"/proc/{pid:d}/stat").read_bytes()
+        # `self` is right even where /proc is that of another pid namespace, in which this process's own pid is somebody else's.
+        raw = Path(f"/proc/{'self' if pid is None else format(pid, 'd')}/stat").read_bytes()
         return int(raw.rpartition(b")")[2].split()[19])  # field 22; the name in the brackets may hold anything
     except (OSError, ValueError, IndexError):
         return None
@@ -196,7 +197,7 @@ def start_ticks(pid: int) -> int | None:
 
 def identity() -> dict[str, Any]:
     """The fields by which a worker says in run.json who it is: host, pid, pid_start_ticks, boot_id."""
-    return {"host": host(), "pid": os.getpid(), "pid_start_ticks": start_ticks(os.getpid()), "boot_id": boot_id()}
+    return {"host": host(), "pid": os.getpid(), "pid_start_ticks": start_ticks(), "boot_id": boot_id()}
 
 
 def is_local(document: Mapping[str, Any]) -> bool:

@@ -1,8 +1,10 @@
 """A worker that learns nothing and needs only the standard library: python fake_worker.py RUN_DIR BEHAVIOUR.
 
 finish      50 records, an evaluation now and then, then finished (0)
-forever     records until SIGTERM, then a checkpoint and stopped (130)
-deaf        the same, but does not listen to SIGTERM
+forever     records until SIGTERM or a request, then a checkpoint and stopped (130); pauses, goes on and makes checkpoints when it is asked to
+mute        the same, but takes no requests
+deaf        neither requests nor SIGTERM
+fork        as forever, with a forked child that outlives it and holds all it has open
 quiet       holds the lock and tells a phase, no metrics file
 early       an error before the first record (2)
 raise       a traceback after three records (1)
@@ -12,6 +14,7 @@ die         SIGKILL after three records
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -21,15 +24,33 @@ import traceback
 from pathlib import Path
 
 from operant import runs
+from operant.control import Inbox
 from operant.metricsfile import FLAG_EVAL, Metric, Writer
+from operant.orders import Attendant, Heartbeat, Orders, Stop
 
 STEPS = 1_000_000
 METRICS = [Metric("return"), Metric("length"), Metric("episodes"), Metric("sps"), Metric("eval/return"), Metric("eval/best_return")]
 
 
+class Teller:
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self.acknowledge = writer.acknowledge
+
+    def say(self, text: str, *, level: str = "info", code: str = "note") -> None:
+        print(text, flush=True)
+        self.writer.event(text, level=level, code=code)
+
+    def ending(self) -> None:
+        self.writer.set_state("stopping")
+
+    def watch(self, mode: str, size: int, until_s: float) -> None:
+        self.say(f"watched: {mode} {size}")
+
+
 def main(folder: Path, behaviour: str) -> int:
+    orders, asked = Orders(), threading.Event()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    asked = threading.Event()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "deaf" else lambda number, frame: asked.set())
     lock = runs.acquire(folder)
     document = runs.update_document(
@@ -43,32 +64,29 @@ def main(folder: Path, behaviour: str) -> int:
         time.sleep(0.01)
     if behaviour == "quiet":
         return 130
-    writer = Writer(folder / "metrics.mm", METRICS, run_uuid=bytes.fromhex(document["uuid"]), version="0.1.0")
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.is_set():
-            writer.heartbeat()
-            ended.wait(0.1)
-
-    heart = threading.Thread(target=beat, daemon=True)
-    heart.start()
+    uuid = bytes.fromhex(document["uuid"])
+    writer = Writer(folder / "metrics.mm", METRICS, run_uuid=uuid, version="0.1.0")
+    if behaviour == "fork" and not os.fork():
+        time.sleep(600)
+        os._exit(0)
     state, code = "finished", 0
-    try:
-        code = train(folder, behaviour, writer, asked)
-        state = "stopped" if code == 130 else "finished"
-    except RuntimeError:
-        traceback.print_exc()
-        state, code = "failed", 1
-    writer.set_state(state, exit_code=code, reason=signal.SIGTERM if state == "stopped" else 0)
-    ended.set()
-    heart.join()
+    with contextlib.ExitStack() as threads:
+        threads.enter_context(Heartbeat(writer.heartbeat))
+        if behaviour not in ("mute", "deaf"):
+            threads.enter_context(Attendant(Inbox(folder, uuid, report=print), orders, Teller(writer)))
+        try:
+            code = train(folder, behaviour, writer, asked, orders)
+            state = "stopped" if code == 130 else "finished"
+        except RuntimeError:
+            traceback.print_exc()
+            state, code = "failed", 1
+        writer.set_state(state, exit_code=code, reason=signal.SIGTERM if asked.is_set() else 0)
     writer.close()
     lock.release()
     return code
 
 
-def train(folder: Path, behaviour: str, writer: Writer, asked: threading.Event) -> int:
+def train(folder: Path, behaviour: str, writer: Writer, asked: threading.Event, orders: Orders) -> int:
     writer.set_state("running")
     nan, iteration = float("nan"), 0
     while True:
@@ -79,10 +97,17 @@ def train(folder: Path, behaviour: str, writer: Writer, asked: threading.Event) 
         writer.publish(step, [nan if iteration % 2 else 20.5, 10.0, 2.0, 4_710_000.0, score, score], flags=FLAG_EVAL if evaluated else 0)
         writer.tick()
         if asked.is_set():
-            writer.set_state("stopping", reason=signal.SIGTERM)
-            (folder / "checkpoints" / f"step-{step:012d}").mkdir(parents=True)
+            orders.ask_stop(Stop(signal.SIGTERM, "SIGTERM"))
+        if orders.checkpoint or orders.stop is not None:
+            orders.checkpoint = False
+            (folder / "checkpoints" / f"step-{step:012d}").mkdir(parents=True, exist_ok=True)
             writer.set_checkpoint(step)
+            orders.answer("checkpoint", "done", f"checkpoints/step-{step:012d}")
+        if orders.stop is not None:
+            writer.set_state("stopping", reason=orders.stop.number)
+            orders.answer("stop", "done", "stopped")
             return 130
+        pause(writer, asked, orders)
         if iteration == 3 and behaviour == "raise":
             raise RuntimeError("the sky fell")
         if iteration == 3 and behaviour == "die":
@@ -93,6 +118,19 @@ def train(folder: Path, behaviour: str, writer: Writer, asked: threading.Event) 
             writer.set_checkpoint(step)
             return 0
         time.sleep(0.01)
+
+
+def pause(writer: Writer, asked: threading.Event, orders: Orders) -> None:
+    if orders.paused_by is None:
+        return
+    orders.waiting = True
+    writer.set_state("paused")
+    while orders.paused_by is not None and orders.stop is None and not orders.checkpoint and not asked.is_set():
+        orders.answer("pause", "done", "paused")
+        time.sleep(0.01)
+    orders.waiting = False
+    writer.set_state("running")
+    orders.answer("unpause", "done", "it trains again")
 
 
 if __name__ == "__main__":

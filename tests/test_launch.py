@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from operant import follow, launch, progress, runs
+from operant import control, follow, launch, progress, runs
 from operant.errors import BusyError, MachineError, UsageError
 from operant.metricsfile import Reader
 from operant.progress import Progress
@@ -47,34 +47,6 @@ def _own_home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "XDG_SESSION_ID"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def fresh(tmp_path):
-    """Makes runs, and ends whatever of them still lives."""
-    made = []
-
-    def make(name="cartpole-ppo-4f2a"):
-        made.append(runs.create(tmp_path / "runs", name, "cartpole-ppo", {}))
-        return made[-1]
-
-    yield make
-    for run in made:
-        end = time.monotonic() + DEADLINE_S
-        while runs.probe(run.path) and time.monotonic() < end:
-            launch.signal_worker(run, signal.SIGKILL)
-            time.sleep(0.01)
-
-
-@pytest.fixture
-def started(fresh):
-    def start(behaviour, name="cartpole-ppo-4f2a"):
-        run = fresh(name)
-        launch.start(run, fake(run, behaviour))
-        wait_until(lambda: runs.read_json(run.path / "run.json")["pid"])
-        return run
-
-    return start
 
 
 def fake(run, behaviour):
@@ -354,6 +326,58 @@ def test_suspended_and_stalled_runs_are_told_apart(started):
     assert "no iteration for" in state(stalled).cause
 
 
+@pytest.mark.parametrize("moved_s", [-86400.0, 86400.0])
+def test_a_wall_clock_moved_by_a_day_changes_no_state(started, monkeypatch, moved_s):
+    living, ended = started("forever", "a"), started("die", "b")
+    wait_until(lambda: records(living) > 3)
+    ending(ended)
+    now, now_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: now() + moved_s)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + int(moved_s) * 10**9)
+    assert state(living).word == "running" and state(ended) == ("crashed", "killed by SIGKILL")
+    judgement = None
+    for _ in range(20):
+        judgement = runs.judge(runs.observe(runs.load(living.path)), judgement, time.monotonic())
+        assert judgement.state.word == "running"
+        time.sleep(0.02)
+
+
+def test_a_forked_child_that_holds_all_it_had_open_keeps_no_dead_run_alive(started):
+    run = started("fork")
+    wait_until(lambda: records(run) > 3)
+    worker = runs.read_json(run.path / "run.json")["pid"]
+    (child,) = (int(name) for name in os.listdir("/proc") if name.isdigit() and is_child(int(name), worker))
+    try:
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: state(run).word == "crashed")
+        assert state(run).cause in ("killed by SIGKILL", "unknown") and Path(f"/proc/{child}").exists()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def is_child(pid, parent):
+    try:
+        return parent_of(pid) == parent
+    except OSError:
+        return False
+
+
+def test_a_worker_in_another_pid_namespace_is_seen_stopped_and_seen_dead(fresh):
+    if subprocess.run(["unshare", "-pf", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no pid namespace can be made here")
+    first, second = fresh("a"), fresh("b")
+    for run in (first, second):
+        launch.start(run, ["unshare", "-pf", *fake(run, "forever")])
+        wait_until(lambda run=run: records(run) > 3)
+        assert state(run).word == "running" and runs.read_json(run.path / "run.json")["pid"] < 10, "the pid is that of its own namespace"
+        assert not launch.signal_worker(run, signal.SIGKILL), "there is no telling whose pid it is"
+    ticket = control.send(first, "stop")
+    assert control.answer(first, ticket, DEADLINE_S).result in ("accepted", "done")
+    assert ending(first)["exit"] == 130 and state(first).word == "stopped"
+    os.kill(runs.holder(second.path), signal.SIGKILL)
+    wait_until(lambda: state(second).word == "crashed")
+
+
 # ---------------------------------------------------------------------------------------------------------------------------------------- viewer
 
 
@@ -508,6 +532,43 @@ def test_detached_runs_go_on(fresh):
     assert records(run) > 0
     seen = records(run)
     wait_until(lambda: records(run) > seen + 5)
+
+
+STARTER = """
+import os, pathlib, subprocess, sys
+terminal, folder, *command = sys.argv[1:]
+descriptor = os.open(terminal, os.O_RDWR)  # the leader of a session without a terminal gets the one it opens
+for target in (0, 1, 2):
+    os.dup2(descriptor, target)
+from operant import launch, runs
+bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+launch.start_and_wait_first_record(runs.load(pathlib.Path(folder)), command)
+print("bystander", bystander.pid, flush=True)
+bystander.wait()
+"""
+
+
+def test_a_detached_run_outlives_its_terminal_and_its_session(fresh):
+    run = fresh()
+    master, slave = pty.openpty()
+    command = [sys.executable, "-c", STARTER, os.ttyname(slave), str(run.path), *fake(run, "forever")]
+    starter = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": PACKAGE_PARENT}, start_new_session=True)
+    said = b""
+    while b"bystander " not in said or not said.endswith(b"\n"):
+        assert select.select([master], [], [], DEADLINE_S)[0], said
+        said += os.read(master, 65536)
+    os.close(slave)
+    os.close(master)  # the terminal goes away: the kernel sends SIGHUP to the session's foreground group
+    assert starter.wait(DEADLINE_S) == -signal.SIGHUP
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):  # and a login manager ends what is left of the session
+        try:
+            if os.getsid(pid) == starter.pid:
+                os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    seen = records(run)
+    wait_until(lambda: records(run) > seen + 20)
+    assert state(run).word == "running" and b"Detached. Still training" in said
 
 
 def test_detaching_reports_the_first_error(fresh):

@@ -58,12 +58,11 @@ class _Stop:
     """One run that is being stopped."""
 
     def __init__(self, run: Run) -> None:
-        from operant import control
         from operant import runs as folders
 
         self._run, self._begin_s = run, time.monotonic()
         self._ticket: Ticket | None = None
-        self._signalled = self._killed = False
+        self._taken = self._killed = False
         self.over = False
         self.problem: OperantError | None = None
         state = folders.state(run)
@@ -71,10 +70,15 @@ class _Stop:
             say(f"{safe(run.id)} is not training: {state.word}")
             self.over = True
             return
+        self._ask()
+
+    def _ask(self) -> None:
+        from operant import control
+
         try:
-            self._ticket = control.send(run, "stop")
-        except NotFoundError:  # it has ended since, or holds no lock yet
-            pass
+            self._ticket = control.send(self._run, "stop")
+        except NotFoundError:  # it has ended since, or its trainer has not begun: the next look tells
+            return
         except MachineError as error:
             self.over, self.problem = True, error
 
@@ -90,9 +94,10 @@ class _Stop:
             self._tell(state.word)
         elif now and waited_s > _KILL_S and not self._killed:
             self._killed = self._signal(signal.SIGKILL)
-        elif waited_s > _ACKNOWLEDGE_S and not self._signalled:
-            self._signalled = True
-            self._signal_unless_acknowledged()
+        elif self._ticket is None and waited_s <= _STOP_S:
+            self._ask()
+        elif _ACKNOWLEDGE_S < waited_s <= _STOP_S and not self._taken:
+            self._taken = self._is_acknowledged() or self._signal(signal.SIGTERM, instead=True)
         elif waited_s > _STOP_S:
             cause = f" ({state.cause})" if state.cause else ""
             self.over, self.problem = True, OperantError(
@@ -100,19 +105,19 @@ class _Stop:
                 f"Without a checkpoint: operant stop {safe(self._run.short)} --now"
             )  # fmt: skip
 
-    def _signal_unless_acknowledged(self) -> None:
+    def _is_acknowledged(self) -> bool:
         from operant import control
 
-        if self._ticket is not None and control.answer(self._run, self._ticket, 0.0) is not None:
-            return
-        # Where it cannot be signalled, in another container, the request stays: it is the only way.
-        if self._signal(signal.SIGTERM) and self._ticket is not None:
+        return self._ticket is not None and control.answer(self._run, self._ticket, 0.0) is not None
+
+    def _signal(self, number: signal.Signals, *, instead: bool = False) -> bool:
+        """Whether a signal could be sent; `instead` of the request, which is then taken back. Where none can (another container) only the request is left."""
+        from operant import control, runfolder
+
+        sent = runfolder.signal_worker(self._run, number)
+        if sent and instead and self._ticket is not None:
             control.withdraw(self._run, self._ticket)
-
-    def _signal(self, number: signal.Signals) -> bool:
-        from operant import runfolder
-
-        return runfolder.signal_worker(self._run, number)
+        return sent
 
     def _tell(self, word: str) -> None:
         from operant import runs as folders

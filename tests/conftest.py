@@ -1,0 +1,49 @@
+"""Runs with a worker that learns nothing (fake_worker.py), for every test that needs a living trainer and no torch."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from operant import launch, runs
+
+FAKE_WORKER = str(Path(__file__).with_name("fake_worker.py"))
+DEADLINE_S = 90.0
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    """Makes runs, and ends whatever of them still lives."""
+    made = []
+
+    def make(name="cartpole-ppo-4f2a"):
+        made.append(runs.create(tmp_path / "runs", name, "cartpole-ppo", {}))
+        return made[-1]
+
+    yield make
+    for run in made:
+        end = time.monotonic() + DEADLINE_S
+        while run.path.exists() and (pid := runs.holder(run.path)) and time.monotonic() < end:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def started(fresh):
+    """Starts a fake worker of a behaviour, in a run of its own."""
+
+    def start(behaviour, name="cartpole-ppo-4f2a"):
+        run = fresh(name)
+        launch.start(run, [sys.executable, FAKE_WORKER, str(run.path), behaviour])
+        end = time.monotonic() + DEADLINE_S
+        while not runs.read_json(run.path / "run.json")["pid"]:
+            assert time.monotonic() < end, "the worker did not begin"
+            time.sleep(0.01)
+        return run
+
+    return start
