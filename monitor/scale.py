@@ -80,8 +80,10 @@ def _rounded(low: float, high: float, log: bool) -> Range:
         if high - low < least:
             if low == high == 0:
                 return Range(0.0, 1.0)
-            middle = (low + high) / 2
-            low, high = middle - least / 2, middle + least / 2
+            # Almost a constant: its value is the tick in the middle.
+            step = nice_step(least)
+            middle = round((low + high) / 2 / step) * step
+            return Range(middle - step, middle + step)
         if 0 <= low <= 0.35 * high:
             low = 0.0
         if 0 >= high >= 0.35 * low:

@@ -202,12 +202,21 @@ def test_a_range_holds_all_means(means, spread, log):
     ("means", "spread", "low", "high"),
     [
         ([9.0, 487.0], 0.0, 0.0, 500.0), ([-1500.0, -170.0], 0.0, -1500.0, 0.0), ([0.31, 0.69], 0.0, 0.3, 0.7), ([0.0], 0.0, 0.0, 1.0),
-        ([4.7e6], 0.0, 4.64e6, 4.76e6), ([1e9, 0.0], 0.0, 0.0, 1e9), ([-1e-9, 1e-9], 0.0, -1e-9, 1e-9), ([5.0] * 20, 1.0, 4.0, 6.0),
+        ([4.7e6], 0.0, 4.6e6, 4.8e6),
+        ([12.0] * 5, 0.0, 11.75, 12.25), ([1e9, 0.0], 0.0, 0.0, 1e9), ([-1e-9, 1e-9], 0.0, -1e-9, 1e-9), ([5.0] * 20, 1.0, 4.0, 6.0),
     ],
 )  # fmt: skip
 def test_ranges_have_round_ends(means, spread, low, high):
     shown = y_range(points_of(means, spread))
     assert (shown.low, shown.high) == (pytest.approx(low, abs=1e-12 * abs(high)), pytest.approx(high))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.floats(-1e6, 1e6), st.floats(0, 0.05))
+def test_a_nearly_constant_metric_is_within_its_range(middle, share):
+    means = [middle * (1 - share), middle, middle * (1 + share)]
+    shown = y_range(points_of(means))
+    assert all(-1e-6 <= shown.place(mean) <= 1 + 1e-6 for mean in means)
 
 
 def test_one_outlier_of_a_band_does_not_flatten_the_line():
