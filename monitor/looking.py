@@ -171,6 +171,14 @@ class Looking(Showing):
             chosen = self._chosen
             self._choose(names[(names.index(chosen) + by) % len(names)] if chosen in names else names[0 if by > 0 else -1])
 
+    def action_focus_next(self) -> None:
+        """Tab, which Textual's screens take for themselves."""
+        self.action_next_chart(1)
+
+    def action_focus_previous(self) -> None:
+        """Shift and tab."""
+        self.action_next_chart(-1)
+
     def action_turn(self, by: int) -> None:
         """A page up or down."""
         if self.view.page == "charts" and self.view.maximised is None and self._shown is not None:

@@ -70,7 +70,7 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
         trend=said.trend,
         rate=said.rate,
         # Of two runs the other's value is what one wants beside this one's.
-        best=said.best if other is None else f"┄ {figures.with_unit(other.latest, unit)} {stage.overlay_name}",
+        best=said.best if other is None else f"{'┄' if stage.glyphs.braille else ':'} {figures.with_unit(other.latest, unit)} {stage.overlay_name}",
         trend_level=said.level,
         points=points,
         overlay=() if other is None else other.view(view.axis, first, last, columns, view.smooth),

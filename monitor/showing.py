@@ -23,6 +23,7 @@ from monitor import arrange, keys, view, words
 from monitor.arrange import REST, Plan
 from monitor.grid import ChartGrid
 from monitor.keys import KEYS
+from monitor.line import clean
 from monitor.palette import ASCII, UNICODE
 from monitor.panel import Panel
 from monitor.picture import AgentPicture
@@ -232,7 +233,8 @@ class Showing(App[None]):
         _sized(panel["time"], height=plan.time_lines)
         _sized(panel["machine"], height=plan.machine_lines)
         _seen(self._main, plan.sidebar != REST)
-        self.call_after_refresh(self.paint)
+        self.paint()  # texts are made for their size when they are drawn
+        self.call_after_refresh(self.paint)  # charts have to know theirs
 
     # --------------------------------------------------------------------------------------------------------------------------------- drawing
 
@@ -250,7 +252,8 @@ class Showing(App[None]):
         if names:
             self._paint_charts(snapshot, names)
         if self.plan.agent:
-            self.agent.show(snapshot.frame, absent=snapshot.agent_absent, title=words.agent_title(snapshot))
+            title = [(clean(text, ascii_only=self.ascii_only), ink) for text, ink in words.agent_title(snapshot)]
+            self.agent.show(snapshot.frame, absent=clean(snapshot.agent_absent, ascii_only=self.ascii_only), title=title)
         self._watch()
 
     def _model(self, snapshot: Snapshot) -> Model:

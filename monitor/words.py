@@ -366,14 +366,14 @@ def _setting(line: str) -> Line:
 
 
 def last_words(model: Model, width: int, height: int) -> list[Line]:
-    """How a run ended: the sentence, facts, what to type next, and as much of the log's end as there is room for, its last lines."""
+    """How a run ended: the sentence, what to type next, facts, and as much of the log's end as there is room for, its last lines."""
     ending = model.snapshot.ending
     if ending is None:
         return []
     lines: list[Line] = [(Piece(text, label_of(model.snapshot.state)[2], bold=True),) for text in wrapped(ending.sentence, width)[:2]]
-    lines += flow([[Piece(text, "text")] for text in ending.facts], width)
     first: list[list[Piece]] = [[Piece("next", "dim")]]
     lines += flow(first + [[Piece(text, "focus")] for text in ending.commands], width)
+    lines += flow([[Piece(text, "text")] for text in ending.facts], width)
     room = height - len(lines) - 1
     if not ending.traceback or room < 1:
         return lines

@@ -7,7 +7,19 @@ from typing import Any
 
 from monitor.series import Column, Table
 from monitor.snapshot import (
-    Ending, Figure, Finding, Frame, Gpu, LogLine, Mark, PhaseShare, Progress, RunFacts, RunRow, Snapshot, System,
+    Ending,
+    Figure,
+    Finding,
+    Frame,
+    Gpu,
+    LogLine,
+    Mark,
+    PhaseShare,
+    Progress,
+    RunFacts,
+    RunRow,
+    Snapshot,
+    System,
 )  # fmt: skip
 
 COLUMNS = (
@@ -92,8 +104,9 @@ def running(version: int = 1, history: Table | None = None, **changes: Any) -> S
     """A run in full health but for one finding."""
     history = history or HISTORY
     facts = RunFacts(
-        "cartpole-ppo-4f2a", "4f2a", "runs/cartpole-ppo-4f2a", "cartpole", "ppo", 8192, 1, "NVIDIA H100 80GB HBM3", "box", "0.1.0", 4121, STEPS, 475.0, "14:02:19"
-    )
+        "cartpole-ppo-4f2a", "4f2a", "runs/cartpole-ppo-4f2a", "cartpole", "ppo", 8192, 1, "NVIDIA H100 80GB HBM3", "box", "0.1.0", 4121, STEPS, 475.0,
+        "14:02:19",
+    )  # fmt: skip
     made = Snapshot(
         version,
         facts,
