@@ -187,8 +187,9 @@ def breakouts_shape(repeats: int) -> Iterator[str]:
         whole, collect, update = (seconds(work, repeats, 3) for work in (both, ppo.collect, ppo.update))
         weights = 2 * (118 * hidden[0] + hidden[0] * hidden[1]) + 4 * hidden[1]
         done = 6 * weights * lanes * horizon * ppo.config.epochs  # two a weight forward, four backward
+        path = "fused" if ppo.fused is not None else "torch"
         yield (
-            f"| {lanes:,} x {horizon} | {list(hidden)}, two towers | {'fused' if ppo.fused is not None else 'torch'} {precision} | {lanes * horizon / whole / 1e6:.1f} "
+            f"| {lanes:,} x {horizon} | {list(hidden)}, two towers | {path} {precision} | {lanes * horizon / whole / 1e6:.1f} "
             f"| {whole * 1e3:.2f} | {collect * 1e3:.2f} | {update * 1e3:.2f} | {done / update / 1e12:.0f} |"
         )
 

@@ -23,6 +23,7 @@ MOST_OUTPUTS = 64
 """Logits or means, and the value: one product's columns."""
 
 MANY_TILES = 24
+"""Of a program; from here on a second wave of programs pays."""
 
 
 @dataclass(frozen=True)
@@ -170,5 +171,5 @@ def shapes(spec: Spec, minibatch: int, multiprocessors: int) -> Iterator[Shape]:
         tiles = -(-minibatch // rows)
         # As many programs as the GPU holds at once; twice as many where each still gets some tiles, for what is left at the end is less then.
         resident = max(1, multiprocessors * (2 if widest <= 64 else 1) // spec.towers)
-        programs = 2 * resident if tiles >= MANY_TILES * resident else resident
+        programs = 2 * resident if widest <= 64 and tiles >= MANY_TILES * resident else resident
         yield Shape(rows=rows, warps=warps, programs=min(tiles, programs), act_rows=rows, act_warps=warps)

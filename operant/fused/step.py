@@ -2,8 +2,8 @@
 
 Sums go in a fixed order, and what one launch writes no other program of it reads. Know no network: a vector of parameters, and rows of partial gradients.
 
-`totals` is six floats: policy loss, value loss, entropy, KL, clipped share and gradient norm, summed over minibatches. `scalars` is six floats: mean and
-1 / deviation of the advantages, the explained variance, Adam's two bias corrections, and whether steps are skipped.
+`totals` is six floats: policy loss, value loss, entropy, KL, clipped share and gradient norm, summed over minibatches. `scalars` is five floats: mean and
+1 / deviation of the advantages, the explained variance, and Adam's two bias corrections.
 """
 
 from __future__ import annotations
