@@ -17,8 +17,9 @@ from typing import Final, Literal
 from monitor import health, model
 from monitor.model import Known
 from monitor.reading import Past, Reading, load_history
-from monitor.snapshot import Frame, Level, LogLine, Series, Snapshot
+from monitor.snapshot import Finding, Frame, Level, LogLine, PhaseShare, Series, Snapshot
 from monitor.system import Sampler
+from monitor.track import Track
 from operant import control, text
 from operant.errors import OperantError
 from operant.metricsfile import Metric
@@ -30,6 +31,7 @@ _ANSWER_S = 30.0
 _WATCH_S, _WATCH_EXPIRES_S = 2.0, 5.0
 _MOST_LINES = 1000
 _RELOAD_S = 10.0
+_JUDGE_S = 0.95
 _REPEATS = 64
 _NO_PICTURE: Final = "the agent cannot be watched: "  # how the trainer's event begins
 _LEVELS: Final[dict[str, Level]] = {"info": "ok", "warn": "warn", "error": "bad"}
@@ -49,6 +51,7 @@ class LiveFeed:
         self._frame: Frame | None = None
         self._answers: deque[tuple[LogLine, str]] = deque()
         self._notice: tuple[str, float] = ("", 0.0)
+        self._judgement: tuple[float, str, Track, tuple[PhaseShare, ...], tuple[Finding, ...]] | None = None
         self._at: float | None = None
         self._at_made: tuple[int, float, Snapshot] | None = None
         self._turn, self._wake, self._shown, self._over = threading.Lock(), threading.Event(), threading.Event(), False
@@ -142,7 +145,7 @@ class LiveFeed:
                 self._notice = (notice, now_s + 10.0)
         if self._notice[0] and now_s > self._notice[1]:
             self._notice = ("", 0.0)
-        self._publish(known)
+        self._publish(known, now_s)
 
     def _take_history(self, now_s: float) -> None:
         """Have the history loaded by another thread, where there is more than what is known, and go on from it once it is there."""
@@ -179,11 +182,21 @@ class LiveFeed:
         lines = [line for line in lines if not _repeats(line, self._told)]
         self._lines.extend(merged(lines, [line for _, line in events]))
 
-    def _publish(self, known: Known) -> None:
-        track, system = known.track, self._sampler.latest
-        window = model.recent(track) if track is not None else None
+    def _judged(self, known: Known, now_s: float) -> tuple[tuple[PhaseShare, ...], tuple[Finding, ...]]:
+        """Phases and health: once a second, as they look at the last ten, and at once where the state or the records have changed as a whole."""
+        track, state = known.track, known.state.word
+        if track is None:
+            return (), ()
+        if self._judgement is None or now_s - self._judgement[0] >= _JUDGE_S or self._judgement[1:3] != (state, track):
+            said = health.findings(health.recent(track.table), health.circumstances(known, self._sampler.latest))
+            self._judgement = (now_s, state, track, model.phases(track), said)
+        return self._judgement[3:]
+
+    def _publish(self, known: Known, now_s: float) -> None:
+        track = known.track
         curves: Mapping[str, Series] = track.table.curves if track is not None else {}
         filled = track.table.version if track is not None else 0
+        phases, findings = self._judged(known, now_s)
         new = Snapshot(
             version=0,
             run=model.facts(known.run, known.header, known.now_s),
@@ -193,9 +206,9 @@ class LiveFeed:
             figures=model.figures(track) if track is not None else (),
             series=curves,
             marks=track.marks if track is not None else (),
-            phases=model.phases(track) if track is not None else (),
-            health=health.findings(window, health.circumstances(known, system)) if window is not None else (),
-            system=system,
+            phases=phases,
+            health=findings,
+            system=self._sampler.latest,
             log=tuple(self._lines),
             frame=self._frame if self._wanted else None,
             agent_absent="" if self._frame is not None and self._wanted else self._absent(known),
@@ -219,7 +232,7 @@ class LiveFeed:
             progress=model.progress_at(known, step),
             figures=model.figures(track, step),
             phases=model.phases(track, step),
-            health=health.findings(model.recent(track, step), health.circumstances(known, None, step)),
+            health=health.findings(health.recent(track.table, step), health.circumstances(known, None, step)),
             at_step=step,
         )
 
@@ -252,17 +265,14 @@ class LiveFeed:
         try:
             ticket = control.send(run, verb)
             self._tell(f"asked the trainer to {said}")
-            answer = control.answer(run, ticket, _ANSWER_S)
-            if answer is not None and not answer.final:
-                self._tell(answer.text or f"the trainer will {said}")
-                answer = control.answer(run, ticket, _ANSWER_S, final=True)
+            answer = control.answer(run, ticket, _ANSWER_S, final=True)
         except OperantError as error:
             self._tell(text.safe(error, 300), refused=True)
             return
         if answer is None:
             self._tell(f"the trainer has not answered the request to {said} for {_ANSWER_S:.0f} s", refused=True)
-        else:
-            self._tell(answer.text or f"{said}: {answer.result}", refused=answer.result in ("refused", "failed"))
+        elif answer.result in ("refused", "failed"):  # what was done, the trainer's own event says
+            self._tell(f"the trainer does not {said}: {answer.text or answer.result}", refused=True)
 
     def _tell(self, sentence: str, *, refused: bool = False) -> None:
         line = LogLine(time.strftime("%H:%M:%S"), "bad" if refused else "ok", text.safe(sentence, 300))

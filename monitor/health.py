@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from monitor.model import Known
-from monitor.series import Window
+from monitor.series import Table, Window
 from monitor.snapshot import Finding, Gpu, Level, System
 from monitor.track import label
 from operant.runfolder import integer_of, number_of
@@ -30,7 +30,8 @@ _WEAK_CRITIC = 0.5
 _COLLAPSED, _UNDECIDED = 0.02, 0.95  # of the largest entropy
 _NORM_JUMP, _SLOWER, _IDLE_GPU = 10.0, 0.75, 0.6
 _NEXT_TO_BEST, _LOST_HALF, _LOST_MOST = 0.02, 0.5, 0.8
-_MINUTE_S, _MINUTE_FEWEST = 60.0, 20
+_RECENT, _MINUTE = (10.0, 20), (60.0, 20)  # seconds, and at least so many records
+_MEASURES: Final = ("approx_kl", "clip_fraction", "explained_variance", "entropy", "gradient_norm", "sps")
 _ORDER: Final[dict[Level, int]] = {"bad": 0, "warn": 1, "ok": 2}
 
 
@@ -83,7 +84,7 @@ def circumstances(known: Known, system: System | None, step: float | None = None
         return Circumstances()
     curves, place = track.table.curves, track.table.last if step is None else track.table.place(step)
     done, steps = (0.0, 0.0, 0.0) if place is None else place, integer_of(document, "steps")
-    minute = track.table.window(_MINUTE_S, _MINUTE_FEWEST, step=step)
+    minute = track.table.window(*_MINUTE, ("sps", "gradient_norm", "learning_rate", "entropy"), step=step)
     usual = {name: _median(values) for name in ("sps", "gradient_norm") if (values := _finite(minute.values.get(name, [])))}
     highest = {name: curves[name].highest(step) for name in ("entropy", "learning_rate") if name in curves}
     rate, rates = highest.get("learning_rate"), _finite(minute.values.get("learning_rate", []))
@@ -110,6 +111,11 @@ def _actions(highest: float | None, entropies: Sequence[float]) -> int | None:
     if highest is None or not entropies or min(entropies) < 0:
         return None
     return next((n for n in (2, 3, 4) if 0.97 * math.log(n) <= highest <= 1.001 * math.log(n)), None)
+
+
+def recent(table: Table, step: float | None = None) -> Window:
+    """The records that are judged: those of the last ten seconds up to a step (None: the newest), twenty at least."""
+    return table.window(*_RECENT, _MEASURES, step=step)
 
 
 def findings(recent: Window, now: Circumstances) -> tuple[Finding, ...]:

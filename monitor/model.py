@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from monitor.series import Window
 from monitor.snapshot import Ending, Figure, PhaseShare, Progress, RunFacts
 from monitor.track import Track
 from operant import text
@@ -32,8 +31,8 @@ FIGURES: Final = (
 """The key figures of the header, the most wanted first, and what they are called there."""
 _STEADY: Final = frozenset(("sps",))  # shown as the median of the newest records: a rate of 20 ms says little
 _PHASES: Final = ("collect", "update", "evaluate", "checkpoint")
-_PHASES_S, _PHASES_FEWEST = 10.0, 8
-_RECENT_S, _RECENT_FEWEST = 10.0, 20
+_RECENT, _NEWEST = (10.0, 20), (1.0, 9)  # seconds, and at least so many records
+_PLAIN_LINES = 6  # of a log that ends without an error
 _PROCESS_STATES: Final = {
     "D": "in the kernel, waiting for a disk or a driver (D)",
     "T": "stopped by a signal (T): kill -CONT {pid} lets it go on",
@@ -98,7 +97,7 @@ def clock(moment_s: float, now_s: float) -> str | None:
 
 
 def progress(known: Known) -> Progress:
-    """How far the run is now. Ages are in whole seconds below a minute, then in minutes, then in hours: what a person reads, and no more changes than that."""
+    """How far the run is now. Ages are rounded down: to seconds (ten, once the run has ended), from a minute on to minutes, from an hour on to hours."""
     look, document, track = known.look, known.run.document, known.track
     live = known.state.word in LIVE
     last = track.table.last if track is not None else None
@@ -113,12 +112,12 @@ def progress(known: Known) -> Progress:
         steps=steps,
         iterations=None if status is None else status.main_count,
         iterations_per_s=known.iterations_per_s if moving else None,
-        up_s=_rough(known.up_s, fine=live),
+        up_s=None if known.up_s is None else float(int(known.up_s)),
         eta_s=eta_s,
         done_at=None if eta_s is None else _minute(known.now_s + eta_s),
         checkpoint_step=None if status is None else status.last_checkpoint_step,
-        checkpoint_age_s=_rough(known.checkpoint_age_s),
-        record_age_s=_rough(look.record_age_s),
+        checkpoint_age_s=_rough(known.checkpoint_age_s, seconds=live),
+        record_age_s=_rough(look.record_age_s, seconds=live),
     )
 
 
@@ -132,10 +131,11 @@ def progress_at(known: Known, step: float) -> Progress:
     return Progress(int(place[0]), integer_of(known.run.document, "steps"), int(place[2]), up_s=place[1], checkpoint_step=int(saved[-1]) if saved else None)
 
 
-def _rough(age_s: float | None, *, fine: bool = False) -> float | None:
+def _rough(age_s: float | None, *, seconds: bool) -> float | None:
+    """An age in steps that a person tells apart: a screen of what no longer changes is not to be drawn every second."""
     if age_s is None or not math.isfinite(age_s):
         return None
-    grain = 1.0 if fine or age_s < 60 else 60.0 if age_s < 3600 else 3600.0
+    grain = (1.0 if seconds else 10.0) if age_s < 60 else 60.0 if age_s < 3600 else 3600.0
     return age_s // grain * grain
 
 
@@ -152,13 +152,14 @@ def _minute(moment_s: float) -> str | None:
 def figures(track: Track, step: float | None = None) -> tuple[Figure, ...]:
     """The key figures that the run has, now or at a step."""
     curves = track.table.curves
-    window = track.table.window(_RECENT_S, _RECENT_FEWEST, step=step) if step is not None else track.table.window(1.0, 9)
+    wanted = [metric for metric, _ in FIGURES if step is not None or metric in _STEADY]
+    window = track.table.window(*_NEWEST if step is None else _RECENT, wanted, step=step)
     found = []
     for metric, label in FIGURES:
         if metric not in curves:
             continue
         curve = curves[metric]
-        recent = [value for value in window.values[metric] if not math.isnan(value)]
+        recent = [value for value in window.values.get(metric, ()) if not math.isnan(value)]
         value = curve.latest if step is None else recent[-1] if recent else None
         if metric in _STEADY and recent:
             value = sorted(recent)[len(recent) // 2]
@@ -170,14 +171,9 @@ def figures(track: Track, step: float | None = None) -> tuple[Figure, ...]:
     return tuple(found)
 
 
-def recent(track: Track, step: float | None = None) -> Window:
-    """The records by which a run's health is judged: those of the last ten seconds, twenty at least."""
-    return track.table.window(_RECENT_S, _RECENT_FEWEST, step=step)
-
-
 def phases(track: Track, step: float | None = None) -> tuple[PhaseShare, ...]:
     """Where the wall time of the last ten seconds of records went; () where the run does not tell."""
-    window = track.table.window(_PHASES_S, _PHASES_FEWEST, step=step)
+    window = track.table.window(*_RECENT, [f"seconds/{name}" for name in _PHASES], step=step)
     named = [(name, window.values[f"seconds/{name}"]) for name in _PHASES if f"seconds/{name}" in window.values]
     if not named or not window.walls:
         return ()
@@ -215,6 +211,10 @@ def cause(known: Known) -> str | None:
     return told
 
 
+def _has_error(log_end: Sequence[str]) -> bool:
+    return any(line.startswith(("error: ", "Traceback ")) for line in log_end)
+
+
 def _error_line(log_end: Sequence[str]) -> str | None:
     """The sentence of an error in the log, or the last line of a traceback."""
     for line in log_end:
@@ -249,7 +249,8 @@ def ending(known: Known) -> Ending | None:
         opening = _SENTENCES.get(word, word)
         sentence = f"{opening}: {said}" if said and not said.startswith(opening.split()[0]) else said or opening
     failed = word not in ("finished", "stopped")
-    return Ending(sentence, tuple(known.log_end) if failed else (), tuple(_ending_facts(known)), tuple(_commands(known)))
+    words = known.log_end if _has_error(known.log_end) else known.log_end[-_PLAIN_LINES:]
+    return Ending(sentence, tuple(words) if failed else (), tuple(_ending_facts(known)), tuple(_commands(known)))
 
 
 def _finished(known: Known) -> str:

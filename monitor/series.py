@@ -27,7 +27,7 @@ from monitor.snapshot import Axis, Point
 BUCKETS: Final = 1024
 _FACTOR, _FEWEST_BUCKETS, _FEW_METRICS = 4, 64, 64
 _AXES: Final[tuple[Axis, ...]] = ("step", "wall", "iteration")
-_TREND_S, _TREND_SHORTEST_S, _TREND_POINTS, _TREND_FEWEST = 60.0, 4.0, 64, 6
+_TREND_S, _TREND_SHORTEST_S, _TREND_POINTS, _TREND_FEWEST = 60.0, 4.0, 48, 6
 _FORGOTTEN = 0.02  # the weight below which what came before a window no longer shows in its smoothed line
 
 
@@ -296,29 +296,28 @@ class Table:
                 return index
         return finest
 
-    def window(self, seconds: float, fewest: int, *, step: float | None = None) -> Window:
-        """The records (buckets, for times long ago) of the last `seconds` up to a step (None: the newest), and at least `fewest` where there are."""
+    def window(self, seconds: float, fewest: int, names: Iterable[str], *, step: float | None = None) -> Window:
+        """The records of the last `seconds` up to a step (None: the newest), at least `fewest` where there are so many, summed up to less than twice as many.
+
+        Of the curves `names`; those that the run has not are left out. Costs the same whatever the records a second.
+        """
         with self.lock:
-            ends = [bisect_right(level.ends[0], math.inf if step is None else step) for level in self._levels]
-            most = max(ends)
-            index = next(index for index, end in enumerate(ends) if end >= min(fewest, most))  # the finest that has enough
-            last_s = self._levels[index].ends[1][ends[index] - 1] if ends[index] else 0.0
+            held = [bisect_right(level.ends[0], math.inf if step is None else step) for level in self._levels]
+            enough = min(fewest, max(held))
+            index = next(index for index, end in enumerate(held) if end >= enough)  # the finest that has enough
+            last_s = self._levels[index].ends[1][held[index] - 1] if held[index] else 0.0
             for coarser in range(len(self._levels) - 1, index, -1):
-                walls = self._levels[coarser].ends[1]
-                if ends[coarser] - bisect_right(walls, last_s - seconds) >= fewest:
+                if held[coarser] - bisect_right(self._levels[coarser].ends[1], last_s - seconds) >= fewest:
                     index = coarser
                     break
-            level, end = self._levels[index], ends[index]
+            level, end = self._levels[index], held[index]
             first = max(0, min(bisect_right(level.ends[1], last_s - seconds, 0, end), end - fewest))
-            edges = level.ends if first else ()
-            begin = tuple(axis[first - 1] for axis in edges) if edges else tuple(level.begins) or (0.0, 0.0, 0.0)
-            values = {
-                curve.name: [total / count if count else math.nan for total, count in zip(part.total[first:end], part.count[first:end], strict=True)]
-                for curve in self.curves.values()
-                for part in (curve._parts[index],)
-            }
-            steps, wall_s, iterations = (axis[first:end].tolist() for axis in level.ends)
-            return Window(begin, steps, wall_s, iterations, level.filled[first:end].tolist(), values)
+            starts = range(first, end, max(1, (end - first) // fewest))
+            begin = tuple(axis[first - 1] for axis in level.ends) if first else tuple(level.begins) or (0.0, 0.0, 0.0)
+            steps, wall_s, iterations = ([axis[min(start + starts.step, end) - 1] for start in starts] for axis in level.ends)
+            records = [sum(level.filled[start : min(start + starts.step, end)]) for start in starts]
+            values = {name: curve._means(index, starts, end) for name in names if (curve := self.curves.get(name)) is not None}
+            return Window(begin, steps, wall_s, iterations, records, values)
 
     def place(self, step: float) -> tuple[float, float, float] | None:
         """Step, wall seconds and iteration of the newest record (or bucket) up to a step; of the first one where there is none."""
@@ -341,7 +340,7 @@ class Curve:
         self._table = table
         self._parts: list[_Part] = [_Part()]
         self._best: tuple[int, float | None] = (-1, None)
-        self._trend: tuple[int, float | None] = (-1, None)
+        self._trend: tuple[float, float | None] = (-math.inf, None)  # and the wall second it was found in
 
     # -------------------------------------------------------------------------------------------------------------------------------- writing
 
@@ -388,10 +387,14 @@ class Curve:
 
     @property
     def trend_per_min(self) -> float | None:
-        """The slope over the last minute of wall time, by Tukey's resistant line (medians of the first and the last third): outliers do not turn it."""
-        if self._trend[0] != self._table.version:
+        """The slope over the last minute of wall time, by Tukey's resistant line (medians of the first and the last third): outliers do not turn it.
+
+        Found anew when the records have gone on (or back) by a second.
+        """
+        last = self._table.last
+        if last is not None and abs(last[1] - self._trend[0]) >= 1.0:
             with self._table.lock:
-                self._trend = (self._table.version, self._slope())
+                self._trend = (last[1], self._slope())
         return self._trend[1]
 
     def _slope(self) -> float | None:
@@ -399,9 +402,11 @@ class Curve:
         if last is None:
             return None
         index = self._table.choose(1, last[1] - _TREND_S, last[1], _TREND_POINTS)
-        ends, part = self._table._levels[index].ends[1], self._parts[index]
+        ends = self._table._levels[index].ends[1]
         first = bisect_left(ends, last[1] - _TREND_S)
-        points = [(ends[k], part.total[k] / part.count[k]) for k in range(first, len(ends)) if part.count[k]]
+        starts = range(first, len(ends), max(1, (len(ends) - first) // _TREND_POINTS))
+        means = self._means(index, starts, len(ends))
+        points = [(ends[min(start + starts.step, len(ends)) - 1], mean) for start, mean in zip(starts, means, strict=True) if not math.isnan(mean)]
         third = len(points) // 3
         if len(points) < _TREND_FEWEST or points[-1][0] - points[0][0] < _TREND_SHORTEST_S:
             return None
@@ -430,6 +435,15 @@ class Curve:
                 return None
             newest = self.latest if step is None and self.latest is not None else part.total[last] / part.count[last]
             return part.total[first] / part.count[first], max(part.high[:end]), newest
+
+    def _means(self, index: int, starts: range, end: int) -> list[float]:
+        """The means of a level's buckets up to `end`, as many to each as `starts` is apart; NaN where there is no value. The lock is held."""
+        part, size = self._parts[index], starts.step
+        if size == 1:
+            pairs = zip(part.total[starts.start : end], part.count[starts.start : end], strict=True)
+            return [total / count if count else math.nan for total, count in pairs]
+        limits = [(start, min(start + size, end)) for start in starts]
+        return [sum(part.total[start:stop]) / count if (count := sum(part.count[start:stop])) else math.nan for start, stop in limits]
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
         """First and last x there is a value for; None while there is none. The first is where the first bucket begins."""
