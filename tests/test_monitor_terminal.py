@@ -132,7 +132,8 @@ def harass(place: Path, kills: int, monitors: int, resizes: int) -> None:
     finally:
         for terminal in several:
             terminal.close()
-    assert runs.state(run).word == "running"
+    now = runs.load(run.path)
+    assert now is not None and runs.state(now).word == "running"
     missing, longest_s = gaps(run)
     assert missing == 0 and longest_s < PATIENCE_S
     kill(run)
