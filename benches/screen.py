@@ -1,6 +1,6 @@
 """What watching costs, measured as a person has it: a monitor in a pseudo-terminal of 160x48 beside a run that writes 100 records a second. Linux.
 
-    python benches/monitor.py [--repeats 5] [--seconds 20] [--only first,cost,idle,keys] [--leet]
+    python benches/screen.py [--repeats 5] [--seconds 20] [--only first,cost,idle,keys] [--leet]
 
 Prints one Markdown table for benches/LOG.md: time to first data, CPU of one core, bytes a second to the terminal, resident memory, key to paint.
 `--leet` measures `wandb leet` (pip install wandb) in the same run, on a run that logs 8 metrics ten times a second. The run is a stand-in
