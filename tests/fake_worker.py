@@ -34,7 +34,7 @@ METRICS = [Metric("return"), Metric("length"), Metric("episodes"), Metric("sps")
 
 class Teller:
     def __init__(self, writer: Writer) -> None:
-        self.writer = writer
+        self.writer, self.turn, self.over = writer, threading.Lock(), False
         self.acknowledge = writer.acknowledge
 
     def say(self, text: str, *, level: str = "info", code: str = "note") -> None:
@@ -42,7 +42,14 @@ class Teller:
         self.writer.event(text, level=level, code=code)
 
     def ending(self) -> None:
-        self.writer.set_state("stopping")
+        with self.turn:
+            if not self.over:
+                self.writer.set_state("stopping")
+
+    def last_word(self, state: str, *, reason: int, exit_code: int) -> None:
+        with self.turn:
+            self.over = True
+            self.writer.set_state(state, reason=reason, exit_code=exit_code)
 
     def watch(self, mode: str, size: int, until_s: float) -> None:
         self.say(f"watched: {mode} {size}")
@@ -69,18 +76,18 @@ def main(folder: Path, behaviour: str) -> int:
     if behaviour == "fork" and not os.fork():
         time.sleep(600)
         os._exit(0)
-    state, code = "finished", 0
+    state, code, teller = "finished", 0, Teller(writer)
     with contextlib.ExitStack() as threads:
         threads.enter_context(Heartbeat(writer.heartbeat))
         if behaviour not in ("mute", "deaf"):
-            threads.enter_context(Attendant(Inbox(folder, uuid, report=print), orders, Teller(writer)))
+            threads.enter_context(Attendant(Inbox(folder, uuid, report=print), orders, teller))
         try:
             code = train(folder, behaviour, writer, asked, orders)
             state = "stopped" if code == 130 else "finished"
         except RuntimeError:
             traceback.print_exc()
             state, code = "failed", 1
-        writer.set_state(state, exit_code=code, reason=signal.SIGTERM if asked.is_set() else 0)
+        teller.last_word(state, exit_code=code, reason=signal.SIGTERM if asked.is_set() else 0)
     writer.close()
     lock.release()
     return code
