@@ -43,6 +43,7 @@ def interpreted(cases):
 
 
 # NUMBERS
+# The loss's numbers have more room than the gradient: the KL divergence is what is left of two float32 numbers that are nearly the same.
 
 GRADIENTS = [
     ("categorical", {"hidden": [16, 16]}, PLAIN),
@@ -63,7 +64,7 @@ def plain_run():
 
 def test_the_gradient_is_float64_autograds():
     for case, found in zip(GRADIENTS, plain_run(), strict=False):
-        assert found["gradient"] <= 1e-5 and found["numbers"] <= 1e-5, (case, found)
+        assert found["gradient"] <= 1e-5 and found["numbers"] <= 5e-5, (case, found)
 
 
 @pytest.mark.soak
@@ -76,7 +77,7 @@ def test_the_gradient_of_every_combination_is_float64_autograds():
     every.append(("gradient", {"env": [118, 3], "net": {"hidden": [128, 128]}, "algo": PLAIN, "shape": {"rows": 32}}))
     every.append(("gradient", {"env": [128, 2], "net": {"hidden": [32]}, "algo": PLAIN}))
     for case, found in zip(every, interpreted(every), strict=True):
-        assert found["gradient"] <= 1e-5 and found["numbers"] <= 1e-5, (case, found)
+        assert found["gradient"] <= 1e-5 and found["numbers"] <= 5e-5, (case, found)
 
 
 ITERATIONS = [
