@@ -22,11 +22,11 @@ import pytest
 import torch
 
 import operant
-from operant import check, cli, config, doctor, fixedfile, footprint, orders, recipes, request, runs, train
+from operant import check, cli, config, control, doctor, fixedfile, footprint, orders, recipes, request, runs, train
 from operant.algos.ppo import PPO
 from operant.checkpoint import Store
 from operant.errors import MachineError, NotFoundError, StoppedError, UsageError
-from operant.metricsfile import Reader, Writer
+from operant.metricsfile import FLAG_CHECKPOINT, Reader, Writer
 
 PACKAGE_PARENT = Path(operant.__file__).resolve().parent.parent
 ITERATION = 64 * 16
@@ -373,6 +373,136 @@ def test_ctrl_c_while_it_starts_stops_it_with_nothing_to_save(tmp_path):
     log = (path / "log.txt").read_text()
     assert "stopped by SIGTERM before the first update" in log and "Traceback" not in log
     assert runs.state(runs.load(path)) == ("stopped", "before its first record")
+
+
+# PAUSED, WATCHED, ASKED
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory) -> SimpleNamespace:
+    """The run of `trained` again, in its worker's own process: paused from its beginning, asked for checkpoints, watched, and let go on to its end."""
+    place = tmp_path_factory.mktemp("interrupted")
+    asked = request.make((*HALFWAY,), config=None, environment_file=None, settings={})
+    run = runs.create(place / "runs", "interrupted", "x", asked.document())
+    with open(run.log_path, "wb") as log:
+        worker = subprocess.Popen([sys.executable, "-m", "operant.train", str(run.path)], env=environment(place), stdout=log, stderr=log)
+    said, looks = {}, {}
+    try:
+        wait_for(lambda: runs.read_json(run.path / "run.json").get("pid"), worker)
+
+        def ask(key: str, verb: str) -> None:
+            """Ask, and wait until it is done. What is asked while torch is still imported is taken as soon as training begins."""
+            began_s = time.monotonic()
+            ticket = control.send(run, verb)
+            accepted = wait_for(lambda: control.answer(run, ticket, 0.0), worker)
+            said[key] = (accepted.result, wait_for(lambda: control.answer(run, ticket, 0.0, final=True), worker))
+            looks[key] = (runs.state(runs.load(run.path)), time.monotonic() - began_s)
+
+        ask("pause", "pause")
+        with Reader(run.metrics_path) as reader:
+            before = reader.status()
+            time.sleep(0.5)
+            control.send(run, "watch", {"mode": "sampled", "size": 16}, expires_s=30)
+            ask("checkpoint", "checkpoint")
+            after = reader.status()
+            frame = wait_for(reader.frame, worker)
+        shown = json.loads(operant_process(place, "show", "interrupted", "--json").stdout)
+        ask("unpause", "unpause")
+        code = worker.wait(120)
+    finally:
+        worker.kill()
+    return SimpleNamespace(place=place, run=run, path=run.path, said=said, looks=looks, before=before, after=after, frame=frame, shown=shown, code=code)
+
+
+def test_a_pause_changes_no_trained_bit(interrupted, trained):
+    assert interrupted.code == 0
+    assert tensors(interrupted.path) == tensors(trained.path)
+    assert (interrupted.path / "eval" / "evaluations.jsonl").read_bytes() == (trained.path / "eval" / "evaluations.jsonl").read_bytes()
+
+
+def test_a_paused_run_stands_still_and_says_who_paused_it(interrupted):
+    accepted, paused = interrupted.said["pause"]
+    assert accepted in ("accepted", "done") and paused.result == "done" and paused.text.startswith("paused at step ")
+    assert (interrupted.before.state, interrupted.after.state) == ("paused", "paused")
+    assert interrupted.before.main_count == interrupted.after.main_count < 120 and interrupted.before.head == interrupted.after.head
+    assert interrupted.after.heartbeat_count > interrupted.before.heartbeat_count
+    who = control._own_name()
+    assert interrupted.shown["state"] == "paused" and interrupted.shown["paused_by"] == who and interrupted.shown["cause"].startswith(f"by {who}, ")
+    assert interrupted.shown["paused_s"] > 0.4 and interrupted.shown["exit"] is None
+    assert interrupted.looks["unpause"][0].word in ("running", "finished")
+
+
+def test_a_paused_run_saves_a_checkpoint_and_shows_its_agent(interrupted):
+    saved = interrupted.said["checkpoint"][1]
+    step = interrupted.before.main_count * ITERATION
+    assert saved == ("done", f"checkpoints/step-{step:012d}")
+    assert interrupted.after.last_checkpoint_step == step and interrupted.after.checkpoint_failures == 0
+    assert interrupted.frame.step == step and interrupted.frame.width == 16
+
+
+def test_what_happened_is_in_the_events_and_in_the_log(interrupted, trained):
+    who = control._own_name()
+    with Reader(interrupted.path / "metrics.mm") as reader:
+        events, flags = reader.events(), [record.flags for record in reader.since(0)]
+        status = reader.status()
+    told = [(event.code, event.text) for event in events]
+    assert told[0] == ("note", "started: cartpole, ppo, 64 lanes on CPU")
+    for code, begin in (
+        ("control", f"pause asked for by {who}"), ("pause", f"paused by {who} at step "), ("control", f"checkpoint asked for by {who}"),
+        ("checkpoint", "checkpoint of step "), ("unpause", "goes on after a pause of 0:00:0"), ("eval", "eval "), ("note", "finished: all steps done"),
+    ):  # fmt: skip
+        assert any(one == code and text.startswith(begin) for one, text in told), (code, begin, told)
+    assert sum(code == "eval" for code, _ in told) == 4 and (status.control_sequence, status.control_result) == (3, control.RESULTS.index("done"))
+    assert any(flag & FLAG_CHECKPOINT for flag in flags)
+    log = (interrupted.path / "log.txt").read_text()
+    assert f"paused by {who}" in log and "checkpoint of step" not in log, "a checkpoint now and then is no news for a log"
+    history = read_history(interrupted.path / "history")
+    with Reader(trained.path / "metrics.mm") as reader:
+        alone = reader.latest().step
+    assert history[-1] == alone == STEPS
+
+
+def read_history(folder: Path) -> list[int]:
+    """The steps in a run's history."""
+    from operant import history
+
+    return [step for chunk in history.read(folder) for step in chunk.step]
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "stop"])
+def test_a_paused_run_can_be_stopped(here, tmp_path, end):
+    started = operant_process(tmp_path, "train", *SMALL, "run.steps=1G", "eval.every=0", "--detach", "--name", "held")
+    assert started.returncode == 0, started.stderr
+    path = tmp_path / "runs" / "held"
+    assert here("pause", "held").code == 0 and runs.state(runs.load(path)).word == "paused"
+    second = here("train", "--resume", "held")
+    assert second.code == 6 and "held is still training (pid" in second.err and "watch: operant monitor held" in second.err
+    if end == "stop":
+        assert here("stop", "held").code == 0
+    else:
+        os.kill(json.loads((path / "run.json").read_text())["pid"], signal.SIGTERM)
+        wait_for(lambda: (path / "exit.json").is_file())
+    described = json.loads(here("show", "held", "--json").out)
+    by = "by SIGTERM" if end == "SIGTERM" else f"by {control._own_name()}"
+    assert (described["state"], described["exit"], described["cause"]) == ("stopped", 130, by)
+    assert described["last_checkpoint_step"] == described["step"] > 0
+    resumed = here("resume", "held", f"run.steps={described['step'] + 2 * ITERATION}")
+    assert resumed.code == 0 and runs.state(runs.load(path)) == ("finished", None)
+    assert read_history(path / "history")[-1] == described["step"] + 2 * ITERATION
+
+
+def test_a_checkpoint_that_cannot_be_saved_is_told_and_training_goes_on(here, tmp_path, monkeypatch):
+    def full(*words, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Store, "save_files", full)
+    assert inline(here, f"run.steps={4 * ITERATION}", "checkpoint.every=2").code == 0
+    (run,) = runs.list_runs(tmp_path / "runs", everywhere=False)
+    with Reader(run.metrics_path) as reader:
+        status, events = reader.status(), reader.events()
+    assert (status.state, status.checkpoint_failures, status.last_checkpoint_step) == ("finished", 3, None)
+    failures = [event for event in events if event.code == "checkpoint"]
+    assert [event.level for event in failures] == ["warn"] * 3 and "No space left on device" in failures[0].text
 
 
 # THE WORKER

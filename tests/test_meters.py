@@ -4,8 +4,9 @@ import pytest
 import torch
 from toys import COUNT, iterate, ppo_on
 
+from operant import meters
 from operant.meters import Meters, metrics_for
-from operant.metricsfile import FLAG_EVAL, Reader, Writer
+from operant.metricsfile import FLAG_CHECKPOINT, FLAG_EVAL, Reader, Writer
 
 SELDOM, ALWAYS = 1e-3, 1e6  # records a second: only what `flush` publishes, and every iteration
 
@@ -60,6 +61,26 @@ def test_the_first_record_claims_no_rate_and_later_ones_do(tmp_path):
     assert [values["episodes"] for _, values in watched.records()] == ended, "a record counts again what an earlier one has told"
     rates = [values["sps"] for _, values in watched.records()]
     assert len(rates) == 3 and math.isnan(rates[0]) and all(rate > 0 for rate in rates[1:])
+
+
+def test_a_pause_is_no_part_of_the_rate(tmp_path, monkeypatch):
+    watched = Watched(tmp_path, ALWAYS)
+    watched.iterate()
+    now = meters.time.perf_counter
+    monkeypatch.setattr(meters.time, "perf_counter", lambda: now() + 1000.0)
+    watched.meters.paused(1000.0)
+    watched.iterate()
+    (_, (_, values)) = watched.records()
+    assert values["sps"] > watched.ppo.steps_per_iteration / 100.0
+
+
+def test_the_first_record_after_a_checkpoint_is_marked(tmp_path):
+    watched = Watched(tmp_path, ALWAYS)
+    watched.iterate()
+    watched.meters.checkpointed()
+    watched.iterate()
+    watched.iterate()
+    assert [bool(record.flags & FLAG_CHECKPOINT) for record, _ in watched.records()] == [False, True, False]
 
 
 def test_without_an_ended_episode_there_is_no_return(tmp_path):
