@@ -1,4 +1,4 @@
-"""Every key: what it does, in which words, and where it is shown. The one table that bindings, footer, help and palette are made of. Standard library only.
+"""Every key: what it does, in which words, and where it is shown. The one table that bindings, footer, help and palette are made of. Knows no widget.
 
 A person's own keys come from `~/.config/operant/keys.toml`:
 

@@ -132,7 +132,7 @@ def figures(model: Model, width: int, height: int) -> list[Line]:
 
 def _slot(figure: Figure) -> list[Piece]:
     said = of_figure(figure)
-    pieces = [Piece(f"{figure.label} ", "dim"), Piece(f"{measured(figure):<{7 + (len(figure.unit) + 1 if figure.unit else 0)}}", "bright", bold=True)]
+    pieces = [Piece(f"{figure.label} ", "dim"), Piece(f"{measured(figure):<{8 + (len(figure.unit) + 1 if figure.unit else 0)}}", "bright", bold=True)]
     if figure.metric == "return":
         pieces += [Piece(f" {said.trend or ' '}", LEVELS[said.level][1] if said.level else "dim"), Piece(padded(f" {said.best}", 12), "dim")]
     return pieces
