@@ -133,11 +133,11 @@ class LiveFeed:
     def _look(self) -> None:
         now_s = time.monotonic()
         self._reading.poll(now_s)
+        self._take_history(now_s)
+        self._take_words()
         known = self._reading.known(now_s)
         self._sampler.follow(self._reading.run, live=known.state.live)
         self._renew_watch(known, now_s)
-        self._take_history(now_s)
-        self._take_words()
         while self._answers:
             line, notice = self._answers.popleft()
             self._lines.append(line)

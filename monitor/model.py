@@ -31,7 +31,7 @@ FIGURES: Final = (
 """The key figures of the header, the most wanted first, and what they are called there."""
 _STEADY: Final = frozenset(("sps",))  # shown as the median of the newest records: a rate of 20 ms says little
 _PHASES: Final = ("collect", "update", "evaluate", "checkpoint")
-_RECENT, _NEWEST = (10.0, 20), (1.0, 9)  # seconds, and at least so many records
+_RECENT, _NEWEST, _LAST = (10.0, 20), (1.0, 9), (0.0, 32)  # seconds, and at least so many records
 _PLAIN_LINES = 6  # of a log that ends without an error
 _PROCESS_STATES: Final = {
     "D": "in the kernel, waiting for a disk or a driver (D)",
@@ -153,7 +153,7 @@ def figures(track: Track, step: float | None = None) -> tuple[Figure, ...]:
     """The key figures that the run has, now or at a step."""
     curves = track.table.curves
     wanted = [metric for metric, _ in FIGURES if step is not None or metric in _STEADY]
-    window = track.table.window(*_NEWEST if step is None else _RECENT, wanted, step=step)
+    window = track.table.window(*(_NEWEST if step is None else _LAST), wanted, step=step)
     found = []
     for metric, label in FIGURES:
         if metric not in curves:
@@ -327,10 +327,10 @@ def agent_absent(state: State, header: Header | None, *, wanted: bool, readonly:
     """Why there is no picture of the agent."""
     if state.ended:
         return "the run has ended"
-    if header is not None and not header.frame_bytes:
-        return f"{env or 'this environment'} draws no picture"
     if state.word == "remote":
         return "the agent can only be watched on the machine that trains it"
+    if header is not None and not header.frame_bytes:
+        return f"{env or 'this environment'} draws no picture"
     if readonly:
         return "the agent cannot be watched with --readonly: the trainer draws it"
     if not wanted:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, groupby
 from typing import Final, NamedTuple
@@ -38,7 +37,7 @@ _LABELS: Final = {
     "memory/reserved_bytes": "memory reserved",
 }
 _MOST_MARKS = 512  # of a kind
-_RATE_S = 20.0
+_RATE, _RATE_SHORTEST_S = (20.0, 8), 0.5  # seconds, and at least so many records
 _BLOCK_RECORDS = 1 << 14
 
 
@@ -81,7 +80,6 @@ class Track:
         self._session: int | None = None
         self._before_s = self._zero_ns = 0.0
         self._iteration: float | None = None
-        self._rate: deque[tuple[float, float]] = deque()  # (wall seconds, step) of the last seconds
         self._marked: tuple[Mark, ...] | None = ()
 
     # ----------------------------------------------------------------------------------------------------------------------------------- adding
@@ -115,9 +113,6 @@ class Track:
         places = array("d", steps)
         self.table.extend(places, walls, iterations, [values[index] for index in self._shown])
         self._note_marks(places, walls, iterations, flags, values)
-        self._rate.append((walls[-1], places[-1]))
-        while len(self._rate) > 2 and self._rate[-1][0] - self._rate[1][0] > _RATE_S:
-            self._rate.popleft()
 
     def _begin(self, session: int, steps: Sequence[int], boottime_ns: int, counts: Sequence[float]) -> None:
         """Another worker goes on: from where its first record begins, back to the checkpoint it started from."""
@@ -134,7 +129,6 @@ class Track:
             else:
                 self._iteration = None
         self._session, self._zero_ns = session, boottime_ns
-        self._rate.clear()
 
     def rewind(self, step: float) -> None:
         """Drop what lies after a step."""
@@ -215,11 +209,12 @@ class Track:
 
     @property
     def steps_per_s(self) -> float | None:
-        """Environment steps a second over the last 20 seconds of records, evaluations and checkpoints included; None where they tell nothing yet."""
-        if not self._rate:
+        """Environment steps a second over the last 20 seconds of records (8 records at least), evaluations and checkpoints included; None where there is none."""
+        window = self.table.window(*_RATE, ())
+        if not window.steps:
             return None
-        (first_s, first), (last_s, last) = self._rate[0], self._rate[-1]
-        return (last - first) / (last_s - first_s) if last_s - first_s > 0.5 and last > first else None
+        steps, seconds = window.steps[-1] - window.begin[0], window.walls[-1] - window.begin[1]
+        return steps / seconds if seconds > _RATE_SHORTEST_S and steps > 0 else None
 
 
 def _count(value: float) -> float:
