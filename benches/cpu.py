@@ -1,17 +1,19 @@
 """What Operant does on this machine's CPU: stepping alone, and PPO at 1,024 lanes x 16, two 4-64-64 tanh towers, 4 epochs x 4 minibatches.
 
-    python benches/cpu.py [--repeats 5]
+    python benches/cpu.py [--repeats 9] [--only stepping,ppo,chunks] [--jax PYTHON]
 
-Prints Markdown for benches/LOG.md; medians. Run it on a quiet machine: on two cores one busy neighbour halves every number.
+PPO is measured with the explicit gradient, with autograd, and with JAX where PYTHON has it, in turns: on a machine that others use only ratios within one
+run mean anything. Prints Markdown for benches/LOG.md; medians. On two cores one busy neighbour halves every number.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from operant.runtime import quiet_threads
 
@@ -19,69 +21,94 @@ quiet_threads()  # before torch is imported
 
 import torch  # noqa: E402
 
-from operant import envs, nets  # noqa: E402
+from operant import benchmark, envs, explicit, nets  # noqa: E402
 from operant.algos.ppo import PPO, PPOConfig  # noqa: E402
 from operant.runtime import set_threads  # noqa: E402
 from operant.world import World  # noqa: E402
 
+CPU = torch.device("cpu")
+LANES, HORIZON = 1024, 16
 
-def seconds(work: Callable[[], object], repeats: int, inner: int) -> float:
-    """Median seconds of one call, over `repeats` regions of `inner` calls."""
-    work()
-    times = []
+
+def in_turns(works: Mapping[str, Callable[[], object]], repeats: int, inner: int) -> dict[str, list[float]]:
+    """Seconds of one call of each, `repeats` times, in turns."""
+    for work in works.values():
+        work()
+        work()
+    times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats):
-        began = time.perf_counter()
-        for _ in range(inner):
-            work()
-        times.append((time.perf_counter() - began) / inner)
-    return statistics.median(times)
+        for name, work in works.items():
+            began = time.perf_counter()
+            for _ in range(inner):
+                work()
+            times[name].append((time.perf_counter() - began) / inner)
+    return times
 
 
-def stepping(name: str, lanes: int, repeats: int) -> float:
-    """Steps a second under random actions (eight draws, in turn)."""
-    world = World(envs.find(name), lanes, seed=1)
-    slot = world.slot()
-    world.reset(world.bind(slot))
-    low, high = (-1.0, 1.0) if slot.action.is_floating_point() else (0, 2)
-    slots = []
-    for _ in range(8):
-        action = (torch.rand(slot.action.shape) * (high - low) + low).to(slot.action.dtype)
-        slots.append((action, world.bind(slot._replace(action=action))))
-    turn = iter(range(1 << 62))
-
-    def work() -> None:
-        world.step(slots[next(turn) % 8][1])
-        world.advance(1)
-
-    return lanes / seconds(work, repeats, max(20, 2**24 // lanes))
-
-
-def ppo(repeats: int) -> tuple[float, float, float]:
-    """Steps a second with learning, and milliseconds of collect and update."""
-    algo = PPO(World(envs.find("cartpole"), 1024, seed=1), PPOConfig(anneal=False, learning_rate=2.5e-4), nets.Config(), seed=1, steps=10**9)
+def trainer(kernels: str) -> PPO:
+    """PPO, begun."""
+    config = PPOConfig(anneal=False, learning_rate=2.5e-4, kernels=kernels)
+    algo = PPO(World(envs.find("cartpole"), LANES, seed=1), config, nets.Config(), seed=1, steps=10**9)
     algo.start()
+    return algo
 
-    def both() -> None:
-        algo.collect()
-        algo.update()
 
-    both()
-    return 1024 * 16 / seconds(both, repeats, 20), seconds(algo.collect, repeats, 20) * 1e3, seconds(algo.update, repeats, 20) * 1e3
+def ppo(repeats: int, jax_python: str | None) -> None:
+    """The table of PPO."""
+    trainers = {"explicit gradient": trainer("auto"), "autograd": trainer("torch")}
+    works: dict[str, Callable[[], object]] = {}
+    for name, algo in trainers.items():
+        works |= {f"{name}|collect": algo.collect, f"{name}|update": algo.update}
+    times = in_turns(works, repeats, 10)
+    print("\n| PPO at 1,024 x 16 | M SPS | ms an iteration | collect | update | ratio, in turns |\n|---|---|---|---|---|---|")
+    sums = {name: [a + b for a, b in zip(times[f"{name}|collect"], times[f"{name}|update"], strict=True)] for name in trainers}
+    for name, spent in sums.items():
+        ratio = statistics.median(slow / own for slow, own in zip(sums["autograd"], spent, strict=True))
+        halves = " | ".join(f"{statistics.median(times[f'{name}|{half}']) * 1e3:.1f}" for half in ("collect", "update"))
+        whole = statistics.median(spent)
+        print(f"| {name} | {LANES * HORIZON / whole / 1e6:.3f} | {whole * 1e3:.1f} | {halves} | {ratio:.2f} |", flush=True)
+    if jax_python is not None:
+        found, problem = benchmark.jax_training(LANES, HORIZON, CPU, python=jax_python, repeats=repeats)
+        line = f"| JAX {found['jax']} | {found['sps'] / 1e6:.3f} | {found['iteration_s'] * 1e3:.1f} | | | |" if found else f"JAX: {problem}"
+        print(line)
+
+
+def chunks(repeats: int) -> None:
+    """The explicit gradient of one minibatch by the size of its chunks, beside autograd's."""
+    algo = trainer("torch")
+    algo.collect()
+    algo.update()
+    batch = algo._minibatches(algo._shuffled(algo._order[0].long()))[0]
+    size = len(batch.returns)
+    works: dict[str, Callable[[], object]] = {}
+    for chunk in (256, 512, 1024, 2048, 4096):
+        explicit.CHUNK = chunk
+        works[f"chunks of {chunk:,}"] = functools.partial(explicit.Gradient(algo.policy, algo.config, size), batch)
+    explicit_times = in_turns(works, repeats, 10)
+    print(f"\n| gradient of {size:,} samples | ms |\n|---|---|")
+    for name, spent in explicit_times.items():
+        print(f"| {name} | {statistics.median(spent) * 1e3:.2f} |")
 
 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--only", default="stepping,ppo,chunks")
+    parser.add_argument("--jax", metavar="PYTHON", help="a Python that has JAX")
+    arguments = parser.parse_args()
+    repeats, wanted = arguments.repeats, arguments.only.split(",")
     threads = set_threads(0)
     print(f"{threads} threads, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, load before {os.getloadavg()[0]:.2f}, medians of {repeats}\n")
-    print("| environment | lanes | M SPS, stepping |\n|---|---|---|")
-    for name in envs.names():
-        for lanes in (1024, 65536) if name == "cartpole" else (65536,):
-            print(f"| {name} | {lanes:,} | {stepping(name, lanes, repeats) / 1e6:.0f} |", flush=True)
-    rate, collect_ms, update_ms = ppo(repeats)
-    print(f"\nPPO at 1,024 x 16: {rate / 1e6:.3f} M SPS (collect {collect_ms:.1f} ms, update {update_ms:.1f} ms)")
+    if "stepping" in wanted:
+        print("| environment | lanes | M SPS, stepping |\n|---|---|---|")
+        for name in envs.names():
+            for lanes in (1024, 65536) if name == "cartpole" else (65536,):
+                print(f"| {name} | {lanes:,} | {benchmark.stepping(envs.find(name), lanes, CPU, repeats=repeats).sps / 1e6:.0f} |", flush=True)
+    if "ppo" in wanted:
+        ppo(repeats, arguments.jax)
+    if "chunks" in wanted:
+        chunks(repeats)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,9 @@ def set_threads(count: int) -> int:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = count or cores
-    torch.set_num_threads(threads)
+    # In this order: numba starts its threads at the first word, and where they are OpenMP's it sets torch's number to all cores.
     numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+    torch.set_num_threads(threads)
     return threads
 
 

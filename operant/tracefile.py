@@ -1,0 +1,105 @@
+"""What is in a trace that torch.profiler exported (Chrome's trace event format): launches, busy time, and to which named range each kernel belongs.
+
+Standard library only. Knows the format as Kineto writes it: durations and times in microseconds, a kernel and the call that launched it share a
+`correlation`, and ranges opened on the host are of the category `user_annotation`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import gzip
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+KERNEL, COPY = "kernel", frozenset(("gpu_memcpy", "gpu_memset"))
+_HOST = frozenset(("cuda_runtime", "cuda_driver"))
+_LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cuGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync", "cuMemcpy", "cuMemset")
+
+
+class Range(NamedTuple):
+    """What ran on the device for the ranges of one name, innermost ranges only."""
+
+    busy_s: float
+    kernels: int
+    copies: int
+
+
+class Kernel(NamedTuple):
+    """One kernel by its name, over the whole trace."""
+
+    name: str
+    busy_s: float
+    launches: int
+
+
+def load(path: Path) -> list[Mapping[str, Any]]:
+    """The complete events of a trace, `.json` or `.json.gz`."""
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+
+
+def device_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Kernels, copies and fills, in the order of their beginning."""
+    return sorted((event for event in events if event.get("cat") == KERNEL or event.get("cat") in COPY), key=lambda event: float(event["ts"]))
+
+
+def host_launches(events: Iterable[Mapping[str, Any]]) -> int:
+    """How often the host asked the device for something."""
+    return sum(event.get("cat") in _HOST and str(event.get("name", "")).startswith(_LAUNCHES) for event in events)
+
+
+def busy_s(events: Iterable[Mapping[str, Any]]) -> float:
+    """Seconds in which at least one of the events was under way."""
+    total, until = 0.0, float("-inf")
+    for event in sorted(events, key=lambda event: float(event["ts"])):
+        start, end = float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0.0))
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total / 1e6
+
+
+def kernels(events: Iterable[Mapping[str, Any]]) -> list[Kernel]:
+    """The kernels by name, those that took longest first."""
+    spent: dict[str, float] = defaultdict(float)
+    counts: Counter[str] = Counter()
+    for event in events:
+        if event.get("cat") == KERNEL:
+            spent[event["name"]] += float(event.get("dur", 0.0)) / 1e6
+            counts[event["name"]] += 1
+    return sorted((Kernel(name, busy, counts[name]) for name, busy in spent.items()), key=lambda kernel: -kernel.busy_s)
+
+
+def by_range(events: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Range]:
+    """What ran on the device for each named range, from the call that launched it; "" for what was launched outside all of them.
+
+    A thread of autograd launches while the one that opened the range waits in it, so any thread's call belongs to the range that was open at the time.
+    """
+    wanted = frozenset(names)
+    opened = sorted(
+        (
+            (float(event["ts"]), float(event["ts"]) + float(event["dur"]), event["name"])
+            for event in events
+            if event.get("cat") == "user_annotation" and event["name"] in wanted
+        ),
+        key=lambda item: (item[0], -item[1]),
+    )
+    starts = [item[0] for item in opened]
+    calls = {event["args"]["correlation"]: float(event["ts"]) for event in events if event.get("cat") in _HOST and "correlation" in event.get("args", {})}
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0, 0])
+    for event in device_events(events):
+        at = calls.get(event.get("args", {}).get("correlation"))
+        sums = found["" if at is None else _innermost(opened, starts, at)]
+        sums[0] += float(event.get("dur", 0.0)) / 1e6
+        sums[1 if event["cat"] == KERNEL else 2] += 1
+    return {name: Range(busy, int(kernels), int(copies)) for name, (busy, kernels, copies) in found.items()}
+
+
+def _innermost(opened: Sequence[tuple[float, float, str]], starts: Sequence[float], at: float) -> str:
+    """The name of the last-opened range that was open at a time; "" where none was."""
+    for k in range(bisect.bisect_right(starts, at) - 1, -1, -1):
+        if opened[k][1] >= at:
+            return opened[k][2]
+    return ""
