@@ -276,7 +276,7 @@ class _Viewer:
             phase = state.cause if state.word == "starting" and state.cause else state.word
             return (f"starting: {phase}   {waited}", "starting") if state.word == "starting" else (f"{state.word}: {state.cause or ''}   {waited}", state.word)
         note = state.word if state.word not in ("running", "starting", *states.ENDED) else ""
-        left_s = self._left_s() if state.live else None
+        left_s = self._left_s() if state.live and state.word != "paused" else None
         shown = Progress(
             self._record.step, integer_of(self._feed.run.document, "steps"), self._values.get("sps"), self._values.get("return"), left_s,
             f"{note}: {state.cause}" if note and state.cause else note,

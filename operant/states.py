@@ -293,8 +293,8 @@ def describe(run: Run) -> dict[str, Any]:
     document, record = run.document, look.record
     step, steps = None if record is None else record.step, runfolder.integer_of(document, "steps")
     created_ns = runfolder.integer_of(document, "created_realtime_ns")
-    sps, live = recent.get("sps"), word in LIVE
-    left_s = (steps - step) / sps if live and steps and step is not None and sps and sps > 0 else None
+    sps = recent.get("sps")
+    left_s = (steps - step) / sps if word in LIVE and not paused and steps and step is not None and sps and sps > 0 else None
     return {
         "schema": 1,
         "id": text.safe(run.id),

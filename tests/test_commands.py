@@ -421,4 +421,5 @@ def test_json_of_a_paused_run_says_who(started, here):
     assert json.loads(here("show", run.id, "--json").out)["paused_by"] is None, "it is not paused"
     assert here("pause", run.id).code == 0
     described = json.loads(here("show", run.id, "--json").out)
+    assert described["eta_s"] is None
     assert (described["state"], described["paused_by"]) == ("paused", "alice@gpu03[2J") and described["cause"].startswith("by alice@gpu03[2J, ")
