@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -62,7 +63,12 @@ def _ink(cell: Cell) -> Ink:
 
 def width_of(text: str) -> int:
     """How many cells a text takes."""
-    return len(text) if text.isascii() else sum(map(cells, text))
+    return len(text) if text.isascii() else _width_of(text)
+
+
+@lru_cache(4096)
+def _width_of(text: str) -> int:
+    return sum(map(cells, text))
 
 
 def length(line: Iterable[Piece]) -> int:

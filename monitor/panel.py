@@ -23,13 +23,20 @@ _NEAR = 4  # cells: runs of changes this near to each other are one, as moving t
 
 
 class Panel(Widget):
-    """Lines that a function makes out of a model. With a title the panel has a frame."""
+    """Lines that a function makes out of a model. With a title the panel has a frame.
+
+    `sees` gives the part of a model that the lines are made of: while that is equal, they are not made again.
+    """
 
     DEFAULT_CSS = "Panel { width: 1fr; height: 1fr; }"
 
-    def __init__(self, draw: Draw, *, title: str | Callable[[Any], str] = "", id: str | None = None, classes: str | None = None) -> None:
+    def __init__(
+        self, draw: Draw, *, title: str | Callable[[Any], str] = "", sees: Callable[[Any], object] | None = None, id: str | None = None,
+        classes: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(id=id, classes=classes)
-        self._draw_lines, self._title = draw, title
+        self._draw_lines, self._title, self._sees = draw, title, sees
+        self._seen: object = None
         self._model: Any = None
         self._lines: list[Line] = []
         self._drawn_for: tuple[object, ...] = ()
@@ -56,6 +63,10 @@ class Panel(Widget):
         if not self.is_mounted or not self.size or not self.display:
             return
         before, drawn_for = self._lines, self._drawn_for
+        if self._sees is not None:
+            seen, self._seen = self._seen, self._sees(model)
+            if seen == self._seen and drawn_for == (*self.size, self.look.key):
+                return
         lines = self._make()
         if drawn_for != self._drawn_for:
             self.refresh()

@@ -115,14 +115,14 @@ class Showing(App[None]):
             "message": Panel(words.message, id="message", classes="row"),
             "numbers": Panel(words.numbers, id="numbers"),
             "empty": Panel(words.empty, id="empty"),
-            "explained": Panel(words.explained, title="Health", id="explained"),
-            "config": Panel(words.config, title="config.toml", id="config"),
-            "words": Panel(words.last_words, title="How it ended", id="words"),
-            "log": Panel(words.log, title="Log", id="log"),
-            "health": Panel(words.health, title="Health", id="health"),
-            "time": Panel(words.time, title=words.time_title, id="time"),
-            "machine": Panel(words.machine, title="GPU and process", id="machine"),
-            "footer": Panel(words.footer, id="footer", classes="row"),
+            "explained": Panel(words.explained, title="Health", sees=_health, id="explained"),
+            "config": Panel(words.config, title="config.toml", sees=_config, id="config"),
+            "words": Panel(words.last_words, title="How it ended", sees=_ending, id="words"),
+            "log": Panel(words.log, title="Log", sees=_log, id="log"),
+            "health": Panel(words.health, title="Health", sees=_health, id="health"),
+            "time": Panel(words.time, title=words.time_title, sees=_phases, id="time"),
+            "machine": Panel(words.machine, title="GPU and process", sees=_machine, id="machine"),
+            "footer": Panel(words.footer, sees=_footer, id="footer", classes="row"),
         }
         panel = self.panels
         yield from (panel[name] for name in ("header", "progress", "figures", "message"))
@@ -323,6 +323,37 @@ class Showing(App[None]):
             if wanted[0] or self._watched[0]:
                 self.source.watch(bool(wanted[0]), mode="sampled" if self.view.sampled else "greedy", size=self.agent.wanted_size(_LANES))
             self._watched = wanted
+
+
+# What panels are made of: while it is equal, nothing is made again.
+
+
+def _health(model: Model) -> object:
+    return model.snapshot.health
+
+
+def _phases(model: Model) -> object:
+    return model.snapshot.phases
+
+
+def _machine(model: Model) -> object:
+    return model.snapshot.system, model.snapshot.state
+
+
+def _log(model: Model) -> object:
+    return model.snapshot.log, model.view.scroll, model.view.filter, model.view.page
+
+
+def _config(model: Model) -> object:
+    return model.snapshot.config, model.view.scroll
+
+
+def _ending(model: Model) -> object:
+    return model.snapshot.ending, model.snapshot.state
+
+
+def _footer(model: Model) -> object:
+    return model.footer
 
 
 def _x_of(snapshot: Snapshot, axis: str) -> float | None:
