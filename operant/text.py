@@ -5,19 +5,25 @@ Knows nothing of runs, files or terminals.
 
 from __future__ import annotations
 
+import functools
 import math
 import unicodedata
 
 _LIMIT_CELLS = 200
-_HIDDEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10))))
-"""Characters Python calls printable that draw nothing."""
+_HIDDEN = frozenset(
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0"
+    + "".join(map(chr, (*range(0xFE00, 0xFE10), *range(0x1F3FB, 0x1F400), *range(0xE0100, 0xE01F0))))
+)
+"""Characters Python calls printable that draw nothing, or nothing by themselves: fillers, variation selectors, skin tones."""
+_MOST_MARKS = 3  # on one character: as Vietnamese and Hebrew need; a higher pile is drawn over the lines around
 
 
 def safe(text: object, limit_cells: int = _LIMIT_CELLS, *, lines: bool = False) -> str:
     """`text` as plain text that a terminal neither obeys nor hides, at most `limit_cells` cells wide (an ellipsis shows a cut).
 
-    Control characters (C0, DEL, C1), line and paragraph separators, bidirectional controls, zero-width characters and lone surrogates are removed;
-    white space of any kind becomes a space. Bytes are read as UTF-8. With `lines`, line ends stay and the width is counted within each line.
+    Control characters (C0, DEL, C1), line and paragraph separators, bidirectional controls, zero-width characters and lone surrogates are removed, of marks
+    piled on one character the fourth and those above, and those with no character below; white space
+    of any kind becomes a space. Bytes are read as UTF-8. With `lines`, line ends stay and the width is counted within each line.
     """
     if isinstance(text, (bytes, bytearray)):
         text = bytes(text).decode("utf-8", "replace")
@@ -28,15 +34,26 @@ def safe(text: object, limit_cells: int = _LIMIT_CELLS, *, lines: bool = False) 
     head = text[: 4 * limit_cells + 4]
     if len(head) > limit_cells or not (head.isascii() and head.isprintable()):
         kept = "".join(" " if c.isspace() and c not in "\x1c\x1d\x1e\x1f\x85\u2028\u2029" else c for c in head)
-        return _cut("".join(c for c in kept if c.isprintable() and c not in _HIDDEN), limit_cells, len(head) < len(text))
+        kept = "".join(c for c in kept if c.isprintable() and c not in _HIDDEN)
+        return _cut(kept if kept.isascii() else _without_piles(kept), limit_cells, len(head) < len(text))
     return head
 
 
+def _without_piles(text: str) -> str:
+    kept, marks = [], _MOST_MARKS
+    for character in text:
+        marks = 0 if cells(character) else marks + 1
+        if marks <= _MOST_MARKS:
+            kept.append(character)
+    return "".join(kept)
+
+
+@functools.lru_cache(maxsize=4096)
 def cells(character: str) -> int:
-    """How many terminal cells one printable character takes: 0, 1 or 2."""
+    """How many terminal cells one printable character takes: 0, 1 or 2. Marks and the later letters of a Hangul syllable take none, as Textual has it."""
     if character.isascii():
         return 1
-    if unicodedata.category(character) in ("Mn", "Me"):
+    if unicodedata.category(character) in ("Mn", "Me", "Mc") or "\u1160" <= character <= "\u11ff" or "\ud7b0" <= character <= "\ud7ff":
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 

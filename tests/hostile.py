@@ -1,0 +1,342 @@
+"""Strings that mean harm, the runs that carry them wherever a run can carry text, and what a terminal may be sent all the same.
+
+    python hostile.py FOLDER      a living trainer whose every word is hostile, and so is its answer to every request; until it is killed
+
+Standard library and Operant's standard-library parts only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import sys
+import threading
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from operant import runs
+from operant.history import History
+from operant.metricsfile import FLAG_EVAL, Metric, Writer, layout
+
+# ------------------------------------------------------------------------------------------------------------------------------------ the corpus
+# Bytes that are no UTF-8 are written as Python's surrogate escapes, \udc80 to \udcff; `raw` makes bytes of them again.
+
+_ESC, _BEL, _ST = "\x1b", "\x07", "\x1b\\"
+
+_CSI = [
+    "2J", "3J", "H", "1;1H", "999;999H", "?1049h", "?1049l", "?25l", "?1000h", "?1003h", "?2004l", "?7l", "?5h", "31m", "0m", "8m", "7m", "38;2;255;0;0m",
+    "38:2::255:0:0m", "48;5;196m", "1;31;5m", "6n", "c", ">c", "5n", "21t", "14t", "8;1;1t", "9;1t", "2;5i", "5i", "4i", "1;2r", "!p", "61\"p", "999A", "999B",
+    "999C", "999D", "10S", "10T", "5L", "5M", "100X", "100P", "100@", "20h", "4h", "12l", "s", "u", "?1u", ">1u", "<u", "0 q", "?6c", "3g", "0;0;\"\x02m", "",
+]  # fmt: skip
+_OSC = [
+    "0;owned", "1;owned", "2;owned", "4;1;rgb:00/00/00", "7;file:///etc", "8;;file:///etc/passwd", "9;notify", "10;?", "11;?", "12;red", "50;font",
+    "52;c;cm0gLXJmIC8K", "52;c;?", "52;p;cm0gLXJmIC8K", "104", "133;A", "633;E;rm", "777;notify;a;b", "1337;File=inline=1:AAAA", "1337;ClearScrollback",
+    "1337;CopyToClipboard=x", "5522;x", "L;icon", "l;title", "",
+]  # fmt: skip
+_STRINGS = [
+    f"{_ESC}{opening}{body}{_ST}" for opening in "PX^_" for body in ("", "q#0;2;0;0;0~-", "+q544e", "Gf=24;AAAA", "1000p", "$qm", "tmux;\x1b\x1b]0;x\x07")
+]
+_SHORT = [f"{_ESC}{letter}" for letter in "c7858=>DEHMNOZ6n|}~"] + [f"{_ESC}{more}" for more in ("#8", "(0", ")0", "%G", "%@", " F", "[", "]", "P", "\\", "")]
+_C1 = [*map(chr, range(0x80, 0xA0)), "\x9b31m", "\x9d0;owned\x9c", "\x902q~\x9c", "\udc9b2J", "\udc9d0;owned\udc9c", "\udc90q\udc9c", "\x9f\x98\x9e\x9c"]
+_C0 = [
+    *map(chr, range(0x20)),
+    "\x7f",
+    "a\rb",
+    "a\r\nb",
+    "one\ntwo",
+    "a\tb\tc",
+    "abc\b\b\bxyz",
+    "\x0e\x71\x0f",
+    "a\x00b",
+    "\x07" * 40,
+    "a\x0bb\x0cc",
+    "\x05",
+    "\x11\x13",
+]
+_MARKUP = [
+    "[/foo]", "[@click=app.quit]x", "[@click='app.detach']x[/]", "[@click=app.bell()]x[/]", "[link=file:///]x[/link]", "[link=https://x.y]z", "[red]", "[/]",
+    "[/red]", "[bold red on blue]", "[on red]x", "[$primary]x", "[!]", "[[]]", "[", "]", "\\[red]", "[red", "[b][i][/b][/i]", "[blink]x[/blink]", "[@]", "[=]",
+    "[#ff0000]", "[not bold]", "[:smile:]", ":skull:", ":warning:", "[@click=]", "[auto 50%]", "[link='\x1b]0;x\x07']x", "[link=\x1b[31m]x", "$[x]", "[1;31m]",
+]  # fmt: skip
+_BIDI = [f"a{control}b" for control in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c"] + [
+    "\u202egpj.exe",
+    "\u2067\u202e" * 50,
+    "אבג 123",
+    "العربية ١٢٣",
+]
+_HIDDEN = [
+    f"a{hidden}b" for hidden in "\u200b\u200c\u200d\u2060\u2061\u2062\u2063\u2064\ufeff\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b\u180e\u3164\uffa0\ufe00\ufe0f"
+    "\u2028\u2029\u206a\u206f\ufff9\ufffa\ufffb\U000e0001\U000e0041\U000e007f\U000e0100\U000e01ef\U0001d173\U0001bca0\ufffe\uffff\ue000\U0010fffd\U0010ffff"
+]  # fmt: skip
+_WIDE = [
+    "訓練", "ｆｕｌｌ", "한국어", "ᄒ\u1161\u11ab", "日本語" * 100, "👨‍👩‍👧‍👦", "👍🏽", "🏳️‍🌈", "🇩🇪🇫🇷", "1️⃣",
+    "🤖" * 60, "a🤖" * 40, "☰䷀", "ﷺ" * 9, "𒐫", "\u3000x\u3000",
+    "e\u0301", "\u0301e", "\u0301", "नमस्ते", "กำลัง", "z" + "\u0335\u0322\u0489" * 60,
+    "".join(c + "\u030d\u0316\u0488" * 8 for c in "zalgo"), "a\u20dd\u20e3\u20e0" * 20,
+]  # fmt: skip
+_BAD_UTF8 = [
+    "\udcff\udcfe",
+    "\udcc3",
+    "\udce2\udc82",
+    "\udcc0\udcaf",
+    "\udced\udca0\udc80",
+    "\udcf0\udc9f\udca4",
+    "\udcf5\udc80\udc80\udc80",
+    "ok\udcc2",
+    "\udcc2\udc9b31m",
+]
+_LONE = ["\ud800", "\udbff", "a\ud83d", "\udf00b", "\ud800" * 300]
+_PATHS = [
+    "../../etc/passwd",
+    "/etc/passwd",
+    "..",
+    ".",
+    "~root",
+    "a/../../b",
+    "..\\..\\x",
+    "con:",
+    "file:///etc/passwd",
+    "%2e%2e%2f",
+    "-rf",
+    "--help",
+    "latest",
+    "live",
+    "*",
+    "?",
+    "$HOME",
+]
+_FORMATS = [
+    "%s%s%n", "{0}", "{run}", "{", "}", "{0.__class__}", "%(x)s", "%", "${HOME}", "`id`", "$(id)", "';--", '"', "'", "\\", "\\x1b[31m", "\\u001b[31m", "&lt;",
+    "<b>", "None", "null", "NaN", "-1", "",
+]  # fmt: skip
+_LONG = [
+    "x" * 10_240,
+    " " * 10_240,
+    "\x1b[31m" * 2_048,
+    "\u202e" * 10_240,
+    "\u0301" * 10_240,
+    "[red]" * 2_048,
+    "訓" * 3_413,
+    "a\n" * 5_120,
+    "\x00" * 10_240,
+    "\x1b]0;" + "x" * 10_240,
+]
+
+CORPUS: tuple[str, ...] = tuple(
+    dict.fromkeys(
+        [f"{_ESC}[{body}" for body in _CSI] + [f"\x9b{body}" for body in _CSI[:8]] + [f"{_ESC}]{body}{_BEL}" for body in _OSC]
+        + [f"{_ESC}]{body}{_ST}" for body in _OSC[:6]] + [f"{_ESC}]{body}" for body in _OSC[:3]]
+        + _STRINGS + _SHORT + _C1 + _C0 + _MARKUP + _BIDI + _HIDDEN + _WIDE + _BAD_UTF8 + _LONE + _PATHS + _FORMATS + _LONG
+    )
+)  # fmt: skip
+"""No string twice; families in a fixed order."""
+
+
+def raw(text: str) -> bytes:
+    """A string of the corpus as bytes: surrogate escapes are the bytes they stand for, other lone surrogates three bytes each."""
+    return b"".join(bytes([ord(c) - 0xDC00]) if 0xDC80 <= ord(c) <= 0xDCFF else c.encode("utf-8", "surrogatepass") for c in text)
+
+
+# --------------------------------------------------------------------------------------------------------------------- what may reach a terminal
+
+_FORBIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0") | {
+    chr(c) for c in (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
+}
+_MOST_MARKS = 3  # combining marks in a row: Vietnamese and Hebrew need so many, a pile that covers the lines around needs more
+
+SENT = re.compile(
+    rb"\x1b\[[0-9;]*m"  # colours
+    rb"|\x1b\[[0-9]+;[0-9]+H|\x1b\[H|\x1b\[[0-9]*[ABCDG]"  # the cursor
+    rb"|\x1b\[2J|\x1b\[[0-2]?K"
+    rb"|\x1b\[\?(?:25|1000|1004|1006|1015|1049|2004|2026|2048)[hl]"  # the private modes of a full-screen program
+    rb"|\x1b\[\?(?:2026|2048)\$p"  # whether the terminal can draw a picture at once, and tell of its size
+    rb"|\x1b\[>[0-9]+u|\x1b\[<u|\x1b\[\?u"  # kitty's keyboard
+    rb"|\x1b\[22;[02]t|\x1b\[23;[02]t"
+)
+"""All that Textual 8.2.8 and this monitor send, but text."""
+
+
+def offences(output: bytes, *, moves: bool = True) -> list[str]:
+    """What is in `output` that must not reach a terminal; with `moves` escape sequences of a full-screen program are allowed, else none is."""
+    found: list[str] = []
+    place = 0
+    pieces: list[bytes] = []
+    while moves and (escape := output.find(b"\x1b", place)) >= 0:
+        pieces.append(output[place:escape])
+        match = SENT.match(output, escape)
+        if match is None:
+            found.append(f"sequence {output[escape : escape + 24]!r}")
+        place = match.end() if match else escape + 1
+    pieces.append(output[place:])
+    for piece in pieces:
+        try:
+            text = piece.decode("utf-8")
+        except UnicodeDecodeError as error:
+            found.append(f"no UTF-8: {piece[max(0, error.start - 8) : error.start + 8]!r}")
+            text = piece.decode("utf-8", "replace")
+        for character in sorted(set(text)):
+            if character != "\n" and not (moves and character == "\r") and (unicodedata.category(character) in _FORBIDDEN or character in _INVISIBLE):
+                found.append(f"U+{ord(character):04X} near {text[max(0, text.index(character) - 12) :][:24]!r}")
+        for is_mark, run in itertools.groupby(text, lambda c: unicodedata.category(c) in ("Mn", "Me")):
+            if is_mark and len(marks := list(run)) > _MOST_MARKS:
+                found.append(f"a pile of {len(marks)} marks")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------ hostile runs
+
+
+class Spoilt(str):
+    """A string that looks harmless to a writer's checks, and becomes other bytes when it is stored."""
+
+    data: bytes
+
+    def __new__(cls, text: str, data: bytes) -> Spoilt:
+        spoilt = super().__new__(cls, text)
+        spoilt.data = data
+        return spoilt
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        return self.data
+
+    def __getitem__(self, key: object) -> Spoilt:
+        return self
+
+
+FIRST = ("return", "length", "episodes", "sps", "eval/return")
+
+
+def metrics_of(strings: Sequence[str], *, numbered: bool = True) -> list[Metric]:
+    """A column for each string, which is its name and its unit, behind those that every run has.
+
+    `numbered`: each name begins with its column, so that no two are equal to a reader that takes the harm out of them.
+    """
+    names = ((f"{index}/".encode() if numbered else b"") + raw(text) for index, text in enumerate(strings))
+    return [
+        *map(Metric, FIRST),
+        *(Metric(Spoilt(f"m{index}", name[:64]), unit=Spoilt("", raw(strings[index])[:39])) for index, name in enumerate(names)),
+    ]
+
+
+def document_of(strings: Sequence[str]) -> dict[str, object]:
+    """The fields of a run.json, each with a string in turn."""
+    turn = itertools.cycle(strings)
+    keys = ("env", "algo", "version", "phase", "device", "device_name", "paused_by", "stopped_by", "kernels", "net", "uuid", "created", "reason")
+    return {key: next(turn) for key in keys} | {
+        "request": {next(turn): next(turn), "overrides": [next(turn), next(turn)], "config": next(turn)}, next(turn): next(turn),
+    }  # fmt: skip
+
+
+def write_files(folder: Path, strings: Sequence[str]) -> None:
+    """log.txt, config.toml, git.diff and the answers to requests that nobody sent: every string in each."""
+    lines = [b"operant: session started 2026\n", *(raw(text) + b"\n" for text in strings), *(b"12:00:00 " + raw(text) + b"\n" for text in strings[:40])]
+    (folder / "log.txt").write_bytes(b"".join(lines) + b"error: " + raw(strings[0]) + b"\n")
+    (folder / "config.toml").write_bytes(b"".join(b"[" + raw(text) + b"]\nkey = " + raw(text) + b"\n" for text in strings))
+    done = folder / "ctl" / "done"
+    done.mkdir(parents=True, mode=0o700, exist_ok=True)
+    for index, text in enumerate(strings[:20]):
+        (done / f"req-{index:020d}-{index:032x}.json").write_text(json.dumps({"result": "failed", "text": text, "by": text, "verb": text}))
+
+
+def tell(writer: Writer, strings: Iterable[str]) -> None:
+    """Every string as an event."""
+    for index, text in enumerate(strings):
+        writer.event(Spoilt("", raw(text)[: layout.EVENT_TEXT]), level=layout.LEVELS[index % 3])
+
+
+def _publish(writer: Writer, strings: Sequence[str], records: int) -> None:
+    for n in range(records):
+        values = [float(n), 9.0, 1.0, 1e6, float(n), *(float(n % 7) for _ in strings)]
+        writer.publish(1000 * (n + 1), values, flags=FLAG_EVAL if n % 10 == 0 else 0)
+        writer.tick()
+
+
+def _endings(strings: Sequence[str]) -> Iterator[tuple[str, dict[str, object] | None]]:
+    """(last word or "", exit.json)."""
+    turn = itertools.cycle(strings)
+    for word in ("finished", "stopped", "failed", "diverged", "gpu_fault", "oom"):
+        yield word, {"exit": 1, "signal": None, "cause": next(turn), "text": next(turn), next(turn): next(turn)}
+    yield "", {"exit": None, "signal": 9, "oom_kill": next(turn), "wall_s": next(turn)}
+    yield "", {"exit": next(turn), "signal": next(turn)}
+    yield "", None
+
+
+def dead_runs(root: Path, strings: Sequence[str], *, hosts: Sequence[str] = (), records: int = 30) -> list[runs.Run]:
+    """One run for every way to end, one that has only a history, one that cannot be read; with `hosts` also one on each such other machine.
+
+    Every run has every string among its metrics, events, log lines and configuration; the fields of its documents take them in turn.
+    """
+    made: list[runs.Run] = []
+    for index, (word, ending) in enumerate([*_endings(strings), *(("", None) for _ in hosts), ("history", None), ("unreadable", None)]):
+        run = runs.create(root, f"run-{index:04d}", "x", {})
+        turned = [*strings[index * 7 % len(strings) :], *strings[: index * 7 % len(strings)]]
+        document = {**run.document, **document_of(turned), "steps": 10**6, "seed": 1, "lanes": 8, "pid": 4_000_000, "pid_start_ticks": 1}
+        if 0 <= (host := index - 9) < len(hosts):
+            document |= {"host": hosts[host], "boot_id": hosts[host]}
+        metrics, uuid = metrics_of(turned, numbered=word != "unreadable"), os.urandom(16)
+        with Writer(run.metrics_path, metrics, run_uuid=uuid, version=turned[0], host=turned[1], capacity=64) as writer:
+            history = History(run.path / "history", run.metrics_path, writer=writer, run_uuid=uuid, session=1) if word == "history" else None
+            if history is not None:
+                history.start()
+            _publish(writer, strings, records)
+            if history is not None:
+                history.close()
+            tell(writer, turned)
+            writer.set_checkpoint(20_000)
+            if word in layout.TERMINAL:
+                writer.set_state(word)
+        if word == "history":
+            run.metrics_path.unlink()
+        write_files(run.path, turned)
+        (run.path / "run.json").write_text(json.dumps(document))
+        if ending is not None:
+            (run.path / "exit.json").write_text(json.dumps(ending))
+        made.append(run._replace(document=document))
+    return made
+
+
+def named_folders(root: Path, strings: Iterable[str]) -> list[Path]:
+    """A run in a folder of each name that a file system can have."""
+    made = []
+    for text in strings:
+        name = raw(text).replace(b"/", b"_").replace(b"\0", b"_")[:255]
+        if name not in (b"", b".", b".."):
+            path = Path(os.fsdecode(os.path.join(os.fsencode(root), name)))
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "run.json").write_text(json.dumps({"id": text, "env": text, "created_realtime_ns": 1}))
+            (path / "log.txt").write_bytes(raw(text) + b"\n")
+            made.append(path)
+    return made
+
+
+def train(folder: Path) -> None:
+    """Hold the lock of a run made before, publish under hostile names, tell hostile events, answer every request with a hostile sentence."""
+    lock = runs.acquire(folder)
+    fields = {key: value for key, value in document_of(CORPUS).items() if key not in ("uuid", "pid")}
+    runs.update_document(folder, **{**fields, **runs.identity(), "steps": 10**9, "target": 475.0, "seed": 1, "lanes": 8})
+    with Writer(folder / "metrics.mm", metrics_of(CORPUS), run_uuid=os.urandom(16), version=CORPUS[0], host=CORPUS[1]) as writer:
+        write_files(folder, CORPUS)
+        writer.heartbeat()
+        writer.set_state("running")
+        turn, done = itertools.cycle(CORPUS), folder / "ctl" / "done"
+        with open(folder / "log.txt", "ab", buffering=0) as log:
+            for n in itertools.count():
+                writer.publish(1000 * (n + 1), [float(n % 500), 9.0, 1.0, 1e6, float(n % 500), *(float(n % 7) for _ in CORPUS)])
+                writer.tick()
+                writer.heartbeat()
+                text = next(turn)
+                tell(writer, [text])
+                log.write(raw(text) + b"\n")
+                for asked in folder.joinpath("ctl").glob("req-*.json"):
+                    (done / asked.name).write_text(json.dumps({"result": "failed" if n % 2 else "done", "text": next(turn)}))
+                    asked.unlink()
+                threading.Event().wait(0.05)
+    lock.release()
+
+
+if __name__ == "__main__":
+    train(Path(sys.argv[1]))
