@@ -174,9 +174,13 @@ class Table:
 
     # -------------------------------------------------------------------------------------------------------------------------------- writing
 
-    def extend(self, steps: Sequence[float], walls: Sequence[float], iterations: Sequence[float], columns: Sequence[Sequence[float]]) -> None:
+    def extend(
+        self, steps: Sequence[float], walls: Sequence[float], iterations: Sequence[float], columns: Sequence[Sequence[float]],
+        *, begin: tuple[float, float, float] | None = None,
+    ) -> None:  # fmt: skip
         """Add records: their steps, seconds and iterations, and the values of each column in the order of `columns`; all as long as `steps`.
 
+        `begin` is where the first of all records begins (elsewhere each begins where the one before it ends); without it, where it ends.
         An x that goes back is taken for the one before it. Arrays of doubles are the fastest to add; sequences of any numbers will do.
         """
         if not len(steps):
@@ -187,9 +191,10 @@ class Table:
                 array("d", accumulate(axis, max) if last is None else list(accumulate(axis, max, initial=last[index]))[1:])
                 for index, axis in enumerate((steps, walls, iterations))
             )
+            origin = last or tuple(min(place, axis[0]) for place, axis in zip(begin or (math.inf,) * 3, edges, strict=True))
             self._grow(len(steps))
             for index, level in enumerate(self._levels):
-                plan = self._plan(level, edges, top=index == len(self._levels) - 1)
+                plan = self._plan(level, edges, origin, top=index == len(self._levels) - 1)
                 for curve, values in zip(self.curves.values(), columns, strict=True):
                     curve._take(index, plan, values)
             for curve, values in zip(self.curves.values(), columns, strict=True):
@@ -217,7 +222,7 @@ class Table:
                 parts.append(part)
             self._levels.append(above)
 
-    def _plan(self, level: _Level, edges: Sequence[array[float]], *, top: bool) -> _Plan:
+    def _plan(self, level: _Level, edges: Sequence[array[float]], origin: Sequence[float], *, top: bool) -> _Plan:
         """Enter new records into a level's x's, and say how their values fall into its buckets."""
         count, size = len(edges[0]), level.size
         joined = min(count, size - level.filled[-1]) if level.filled and level.filled[-1] < size else 0
@@ -233,8 +238,7 @@ class Table:
             for ends, axis in zip(level.ends, edges, strict=True):
                 ends[-1] = axis[joined - 1]
         if not level.begins:
-            last = self.last
-            level.begins = [axis[0] for axis in edges] if last is None else list(last)
+            level.begins = list(origin)
         for ends, axis in zip(level.ends, edges, strict=True):
             ends.extend(axis[start + size - 1] if start + size <= count else axis[-1] for start in starts)
         level.filled.extend(min(size, count - start) for start in starts)

@@ -78,8 +78,8 @@ class Track:
         self._unflagged = False  # the last checkpoint is known by its step, and the record that tells of it is still to come
         self._seconds = [index for index, metric in enumerate(metrics) if metric.name.startswith("seconds/")]
         self._session: int | None = None
-        self._before_s = self._zero_ns = 0.0
-        self._iteration: float | None = None
+        self._before_s, self._zero_ns = 0.0, 0
+        self._origin = (0.0, 0.0, 0.0)  # where the next record begins: step, wall seconds, iteration
         self._marked: tuple[Mark, ...] | None = ()
 
     # ----------------------------------------------------------------------------------------------------------------------------------- adding
@@ -99,36 +99,39 @@ class Track:
             return
         counts = list(map(_count, values[self._counter])) if self._counter is not None else [1.0] * len(steps)
         if session != self._session:
-            self._begin(session, steps, boottimes_ns[0], counts)
+            self._begin(session, steps, boottimes_ns, counts, [values[index][0] for index in self._seconds])
         zero, before = self._zero_ns, self._before_s
         walls = array("d", [before + (time_ns - zero) / 1e9 for time_ns in boottimes_ns])
-        if self._iteration is None:
-            self._iteration = _first_iteration(steps, counts) - counts[0]
-        iterations = array("d", accumulate(counts, initial=self._iteration))[1:]
-        self._iteration = iterations[-1]
+        iterations = array("d", accumulate(counts, initial=self._origin[2]))[1:]
         if not all(counts):  # a record without an iteration repeats the one before, with an evaluation since: it took no time again
             values = list(values)
             for index in self._seconds:
                 values[index] = [second if count else 0.0 for second, count in zip(values[index], counts, strict=True)]
         places = array("d", steps)
-        self.table.extend(places, walls, iterations, [values[index] for index in self._shown])
+        self.table.extend(places, walls, iterations, [values[index] for index in self._shown], begin=self._origin)
+        self._origin = (places[-1], walls[-1], iterations[-1])
         self._note_marks(places, walls, iterations, flags, values)
 
-    def _begin(self, session: int, steps: Sequence[int], boottime_ns: int, counts: Sequence[float]) -> None:
-        """Another worker goes on: from where its first record begins, back to the checkpoint it started from."""
-        last = self.table.last
-        self._before_s = 0.0
-        if last is not None and self._session is not None:
-            per = (steps[1] - steps[0]) / counts[1] if len(steps) > 1 and counts[1] > 0 else 0.0
-            began = max(0.0, steps[0] - per * counts[0]) if per else steps[0] - 1.0
+    def _begin(self, session: int, steps: Sequence[int], boottimes_ns: Sequence[int], counts: Sequence[float], seconds: Sequence[float]) -> None:
+        """A worker begins: the first one seen, or one that goes on from where its first record begins, back to the checkpoint it started from."""
+        per = 0.0  # steps an iteration
+        if len(steps) > 1 and counts[1] > 0:
+            per = (steps[1] - steps[0]) / counts[1]
+        elif counts[0] > 0 and self._session is None:
+            per = steps[0] / counts[0]
+        began = max(0.0, steps[0] - per * counts[0]) if per > 0 else max(0.0, steps[0] - 1.0)
+        took_s = math.fsum(second for second in seconds if 0.0 < second < 1e9)
+        if not took_s and len(steps) > 1:
+            took_s = max(0.0, (boottimes_ns[1] - boottimes_ns[0]) / 1e9)
+        if self._session is None:
+            self._origin = (began, 0.0, round(began / per) if per > 0 else 0.0)
+        else:
             self.rewind(began)
-            last = self.table.last
-            if last is not None:
-                self._before_s, self._iteration = last[1], last[2]
-                self._mark("resume", last)
-            else:
-                self._iteration = None
-        self._session, self._zero_ns = session, boottime_ns
+            self._origin = last = self.table.last or (began, 0.0, 0.0)
+            self._mark("resume", last)
+        # Of the first record only its end has a time; what it says it took lies before.
+        self._before_s, self._zero_ns = self._origin[1] + took_s, boottimes_ns[0]
+        self._session = session
 
     def rewind(self, step: float) -> None:
         """Drop what lies after a step."""
@@ -209,7 +212,7 @@ class Track:
 
     @property
     def steps_per_s(self) -> float | None:
-        """Environment steps a second over the last 20 seconds of records (8 records at least), evaluations and checkpoints included; None where there is none."""
+        """Environment steps a second over the last 20 seconds of records (8 records at least), evaluations and checkpoints included; None without them."""
         window = self.table.window(*_RATE, ())
         if not window.steps:
             return None
@@ -219,9 +222,3 @@ class Track:
 
 def _count(value: float) -> float:
     return value if 0.0 <= value < 1e15 else 0.0
-
-
-def _first_iteration(steps: Sequence[int], counts: Sequence[float]) -> float:
-    """The iteration in which the first record ends."""
-    per = (steps[1] - steps[0]) / counts[1] if len(steps) > 1 and counts[1] > 0 else 0.0
-    return round(steps[0] / per) if per > 0 else counts[0]
