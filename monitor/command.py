@@ -193,6 +193,8 @@ def _open(run: Run | None, folder: Path, *, readonly: bool, ascii_only: bool, fp
 
     feed = LiveFeed(run, readonly=readonly) if run is not None else None
     try:
+        # How long Textual may wait before it draws what a key did: nothing is drawn more often for it.
+        os.environ.setdefault("TEXTUAL_FPS", "120")
         from monitor.app import MonitorApp
         from monitor.keys import keymap
         from monitor.terminal import QuietDriver, tied_to_terminal

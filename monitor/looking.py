@@ -11,6 +11,7 @@ from monitor.plots import Held
 from monitor.showing import Showing
 from operant.states import ENDED
 
+_WHEEL_LINES = 3
 _SCRUBS = 50  # presses of a key from one end of a run to the other
 
 
@@ -191,6 +192,16 @@ class Looking(Showing):
             self._clamp_scroll()
         elif self.view.page == "overview" and by > 0:
             self.action_page("charts")
+
+    def on_mouse_scroll_up(self) -> None:
+        """The wheel."""
+        if self.view.page in ("log", "config"):
+            self.action_move(0, -_WHEEL_LINES)
+
+    def on_mouse_scroll_down(self) -> None:
+        """The wheel."""
+        if self.view.page in ("log", "config"):
+            self.action_move(0, _WHEEL_LINES)
 
     def _clamp_scroll(self) -> None:
         """No farther than there are lines."""

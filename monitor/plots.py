@@ -7,12 +7,15 @@ from typing import NamedTuple
 
 from monitor import figures
 from monitor.chart import ChartData, ChartMark
+from monitor.line import cut
 from monitor.palette import UNICODE, Glyphs
 from monitor.snapshot import Axis, Mark, Point, Series
 from monitor.view import View
 from operant.text import count
 
 _NEAR = 8  # points
+_GUTTER, _GUTTER_FROM = 6, 22  # cells beside a chart's plot, as monitor/chart.py has them
+_LEAST_TITLE = 6
 
 
 class Held(NamedTuple):
@@ -49,9 +52,10 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
     if series.name == "sps":  # a count of steps; how many more of them each minute tells nobody anything
         best = f"best {count(held.best)}" if held.best is not None else ""
         said = said._replace(value=count(held.latest) if held.latest is not None else "-", rate="", best=best)
+    value = f"{said.value:<6}"  # so that what follows does not move with every record
     head = ChartData(
-        title=series.label or series.name,
-        value=f"{said.value:<6}",  # so that what follows does not move with every record
+        title=_cut_title(series.label or series.name, len(value), columns),
+        value=value,
         log_y=view.log_axis(series.name, series.log_axis),
         empty=stage.empty if series.extent(view.axis) is None else "no value in this window",
     )
@@ -81,6 +85,12 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
         reading="" if cursor is None or view.inspected != series.name else _reading(points, cursor, stage.window, view.axis),
         target=stage.target if series.name in ("return", "eval/return") else None,
     )
+
+
+def _cut_title(title: str, value_cells: int, columns: int) -> str:
+    """The value matters more than the end of its name; `columns` are two a cell of the plot."""
+    room = columns // 2 + (_GUTTER if columns // 2 + _GUTTER >= _GUTTER_FROM else 0) - 3
+    return cut(title, max(_LEAST_TITLE, room - value_cells - 1)) if columns else title
 
 
 def mark_x(mark: Mark, axis: Axis) -> float:

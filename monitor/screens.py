@@ -53,7 +53,8 @@ class ListScreen(ModalScreen["RunRow | None"]):
         self.call_after_refresh(self._show)
 
     def _fit(self) -> None:
-        self._panel.styles.width = max(1, min(self.app.size.width - 2, 116))
+        _, widths = _columns(self._all, 200) if self._all else ([], [])
+        self._panel.styles.width = max(1, min(self.app.size.width - 2, max(60, sum(widths) + 2 * len(widths) + 6)))
         self._panel.styles.height = max(1, min(self.app.size.height - 2, len(self._all) + 6))
 
     @property

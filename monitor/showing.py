@@ -6,6 +6,7 @@ Knows no file and no dialog. Drawing is the panels' and charts' own; a tick with
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from rich.console import RenderableType
@@ -14,6 +15,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Container
 from textual.driver import Driver
+from textual.filter import ANSIToTruecolor, LineFilter
 from textual.screen import Screen
 from textual.theme import Theme
 from textual.timer import Timer
@@ -165,6 +167,10 @@ class Showing(App[None]):
     def watch_theme(self) -> None:
         """All colours are others."""
         self.call_after_refresh(self.paint)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Without the one for colours by number: there are none here, and it goes over every line that is drawn."""
+        return [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
         super()._display(screen, self._thrift.thin(renderable))
