@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from monitor.model import Known
 from monitor.series import Table, Window
 from monitor.snapshot import Finding, Gpu, Level, System
+from monitor.system import POWER_LIMIT
 from monitor.track import label
 from operant.runfolder import integer_of, number_of
 from operant.text import count, number, safe
@@ -261,9 +262,9 @@ def _gpu(values: dict[str, list[float]], now: Circumstances) -> Finding | None:
     gpu = now.gpu
     if gpu is None:
         return None
-    if gpu.throttled is not None:
+    if gpu.throttled is not None and gpu.throttled != POWER_LIMIT:  # which a GPU that is well used meets
         return Finding(
-            "warn", f"GPU clock held down: {safe(gpu.throttled, 40)}", "full clock", "cooling, the power limit (nvidia-smi -q -d PERFORMANCE), or neighbours",
+            "warn", f"GPU clock held down: {safe(gpu.throttled, 40)}", "full clock", "cooling, or the power supply: nvidia-smi -q -d PERFORMANCE says more",
             "NVML's reason for a clock below its maximum. Training is slower than this GPU could be; its numbers are not touched.",
         )  # fmt: skip
     if gpu.utilisation is None:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
+from monitor.levels import Level, Part, Plan, sum_up
 from monitor.snapshot import Axis, Point
 
 BUCKETS: Final = 1024
@@ -53,99 +54,6 @@ class Window(NamedTuple):
     values: dict[str, list[float]]
 
 
-class _Level:
-    """Buckets of `size` records: where they end on the three axes, and how many records they hold. The last one may be incomplete."""
-
-    __slots__ = ("begins", "ends", "filled", "size")
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.begins: list[float] = []  # where the first bucket begins, one number an axis; empty until there is one
-        self.ends: tuple[array[float], array[float], array[float]] = (array("d"), array("d"), array("d"))
-        self.filled = array("Q")
-
-    def cut(self, first: int, last: int) -> None:
-        """Keep the buckets [first, last)."""
-        if first:
-            self.begins = [ends[first - 1] for ends in self.ends]
-        for one in (*self.ends, self.filled):
-            del one[last:]
-            del one[:first]
-
-
-class _Part:
-    """A curve's share of a level: one entry a bucket. An empty bucket has low = inf, high = -inf, so that min, max and sum need no exception."""
-
-    __slots__ = ("bad", "count", "high", "low", "total")
-
-    def __init__(self) -> None:
-        self.low, self.high, self.total = array("d"), array("d"), array("d")
-        self.count, self.bad = array("I"), array("I")
-
-    def cut(self, first: int, last: int) -> None:
-        for one in (self.low, self.high, self.total, self.count, self.bad):
-            del one[last:]
-            del one[:first]
-
-    def append(self, low: float, high: float, total: float, count: int, bad: int) -> None:
-        self.low.append(low)
-        self.high.append(high)
-        self.total.append(total)
-        self.count.append(count)
-        self.bad.append(bad)
-
-    def merge(self, low: float, high: float, total: float, count: int, bad: int) -> None:
-        """Into the last bucket."""
-        if low < self.low[-1]:
-            self.low[-1] = low
-        if high > self.high[-1]:
-            self.high[-1] = high
-        self.total[-1] += total
-        self.count[-1] += count
-        self.bad[-1] += bad
-
-    def of(self, first: int, last: int) -> tuple[float, float, float, int, int]:
-        """The buckets [first, last) as one; at least one."""
-        return (
-            min(self.low[first:last]), max(self.high[first:last]), sum(self.total[first:last]), sum(self.count[first:last]), sum(self.bad[first:last])
-        )  # fmt: skip
-
-    def point(self, first: int, last: int) -> Point | None:
-        """The buckets [first, last) as a point, None where they hold no finite value."""
-        if last - first == 1:
-            count, low, high, total, bad = self.count[first], self.low[first], self.high[first], self.total[first], self.bad[first] > 0
-        else:
-            count = sum(self.count[first:last])
-            low, high, total = min(self.low[first:last]), max(self.high[first:last]), sum(self.total[first:last])
-            bad = any(self.bad[first:last])
-        return Point(low, _mean(low, high, total, count), high, bad) if count else None
-
-
-def _mean(low: float, high: float, total: float, count: int) -> float:
-    mean = total / count
-    if not math.isfinite(mean):  # a sum of huge numbers
-        mean = low / 2 + high / 2
-    return min(max(mean, low), high)
-
-
-def _sum_up(values: Sequence[float], must_be_finite: bool) -> tuple[float, float, float, int, int]:
-    """Smallest, largest, sum, number of the finite ones; number of those that are not finite though they should be."""
-    total = sum(values)
-    if math.isfinite(total):
-        return min(values), max(values), total, len(values), 0
-    finite = [value for value in values if math.isfinite(value)]
-    bad = len(values) - len(finite) if must_be_finite else sum(map(math.isinf, values))
-    return (min(finite), max(finite), sum(finite), len(finite), bad) if finite else (math.inf, -math.inf, 0.0, 0, bad)
-
-
-class _Plan(NamedTuple):
-    """How new records fall into a level's buckets: the first `joined` of them into the open bucket, then one bucket from each of `starts` on."""
-
-    joined: int
-    starts: range
-    emptied: bool  # the level holds nothing else any more
-
-
 class Table:
     """The curves of a run over their common records. `extend` adds records, `rewind` takes back what a resume did again."""
 
@@ -154,7 +62,7 @@ class Table:
         self.columns = tuple(columns)
         room = BUCKETS * _FEW_METRICS // max(_FEW_METRICS, len(self.columns))
         self._buckets = max(_FEWEST_BUCKETS, room)
-        self._levels = [_Level(1)]
+        self._levels = [Level(1)]
         self.version = 0
         self.records = 0  # that there is something left of
         self.curves: Mapping[str, Curve] = {column.name: Curve(self, column) for column in self.columns}
@@ -207,7 +115,7 @@ class Table:
         """Begin coarser levels until the coarsest has room for all there is and `count` more."""
         while len(self._levels[-1].filled) + -(-count // self._levels[-1].size) > self._buckets:
             below = self._levels[-1]
-            above = _Level(below.size * _FACTOR)
+            above = Level(below.size * _FACTOR)
             above.begins = below.begins
             groups = range(0, len(below.filled), _FACTOR)
             for new, old in zip(above.ends, below.ends, strict=True):
@@ -216,13 +124,13 @@ class Table:
                     new.append(old[-1])
             above.filled.extend(sum(below.filled[first : first + _FACTOR]) for first in groups)
             for parts in self._parts:
-                part = _Part()
+                part = Part()
                 for first in groups:
                     part.append(*parts[-1].of(first, first + _FACTOR))
                 parts.append(part)
             self._levels.append(above)
 
-    def _plan(self, level: _Level, edges: Sequence[array[float]], origin: Sequence[float], *, top: bool) -> _Plan:
+    def _plan(self, level: Level, edges: Sequence[array[float]], origin: Sequence[float], *, top: bool) -> Plan:
         """Enter new records into a level's x's, and say how their values fall into its buckets."""
         count, size = len(edges[0]), level.size
         joined = min(count, size - level.filled[-1]) if level.filled and level.filled[-1] < size else 0
@@ -242,7 +150,7 @@ class Table:
         for ends, axis in zip(level.ends, edges, strict=True):
             ends.extend(axis[start + size - 1] if start + size <= count else axis[-1] for start in starts)
         level.filled.extend(min(size, count - start) for start in starts)
-        return _Plan(joined, starts, emptied)
+        return Plan(joined, starts, emptied)
 
     def _trim(self) -> None:
         for index, level in enumerate(self._levels[:-1]):
@@ -342,18 +250,18 @@ class Curve:
         self.latest: float | None = None  # the newest finite value
         self.not_finite = 0
         self._table = table
-        self._parts: list[_Part] = [_Part()]
+        self._parts: list[Part] = [Part()]
         self._best: tuple[int, float | None] = (-1, None)
         self._trend: tuple[float, float | None] = (-math.inf, None)  # and the wall second it was found in
 
     # -------------------------------------------------------------------------------------------------------------------------------- writing
 
-    def _take(self, index: int, plan: _Plan, values: Sequence[float]) -> None:
+    def _take(self, index: int, plan: Plan, values: Sequence[float]) -> None:
         part, size, strict = self._parts[index], self._table._levels[index].size, self._must_be_finite
         if plan.emptied:
             part.cut(0, 0)
         if plan.joined:
-            part.merge(*_sum_up(values[: plan.joined], strict))
+            part.merge(*sum_up(values[: plan.joined], strict))
         if size == 1 and math.isfinite(sum(values)):
             new = values[plan.starts.start :] if plan.starts.start else values
             for one in (part.low, part.high, part.total):
@@ -362,12 +270,12 @@ class Curve:
             part.bad.extend([0] * len(new))
             return
         for start in plan.starts:
-            part.append(*_sum_up(values[start : start + size], strict))
+            part.append(*sum_up(values[start : start + size], strict))
 
     def _note(self, values: Sequence[float]) -> None:
         self.latest = next((float(value) for value in reversed(values) if math.isfinite(value)), self.latest)
         if not math.isfinite(sum(values)):
-            self.not_finite += _sum_up(values, self._must_be_finite)[4]
+            self.not_finite += sum_up(values, self._must_be_finite)[4]
 
     def _recall(self) -> None:
         """What was noted, found again after a rewind."""
@@ -487,7 +395,7 @@ class Curve:
         return _smoothed(points, smoothing)[lead:] if smoothing > 0.0 else points
 
     @staticmethod
-    def _columns(part: _Part, ends: array[float], begin: float, first: float, width: float, columns: int) -> list[Point | None]:
+    def _columns(part: Part, ends: array[float], begin: float, first: float, width: float, columns: int) -> list[Point | None]:
         points: list[Point | None] = []
         known: Point | None = None
         filled, point = (-1, -1), known

@@ -20,15 +20,16 @@ from operant.text import safe
 _PERIOD_S = 1.0
 _FIRST_S = 0.8  # not while the screen is being opened
 _MEBIBYTE = 1 << 20
+POWER_LIMIT: Final = "power limit"
 _REASONS: Final = (
-    (0x0000000000000008, "hardware slowdown"),
     (0x0000000000000040, "too hot (hardware)"),
     (0x0000000000000080, "power brake"),
+    (0x0000000000000008, "hardware slowdown"),
     (0x0000000000000020, "too hot"),
-    (0x0000000000000004, "power limit"),
+    (0x0000000000000004, POWER_LIMIT),
     (0x0000000000000010, "in step with other GPUs"),
 )
-"""NVML's reasons for a clock held down that say something is wrong, the gravest first (nvml.h, nvmlClocksThrottleReasons). Idle and set clocks are none."""
+"""NVML's reasons for a clock held down, the most telling first (nvml.h, nvmlClocksThrottleReasons). An idle GPU and clocks that were set are none."""
 
 
 class Sampler:

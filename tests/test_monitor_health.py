@@ -212,8 +212,12 @@ def test_a_jump_of_the_gradient_and_a_slower_machine():
 
 
 @pytest.mark.parametrize(
-    "gpu,level,word", [(Gpu("x", 0.97), "ok", "97 %"), (Gpu("x", 0.3), "warn", "env.lanes"), (Gpu("x", 0.97, throttled="too hot"), "warn", "too hot")]
-)
+    "gpu,level,word",
+    [
+        (Gpu("x", 0.97), "ok", "97 %"), (Gpu("x", 0.3), "warn", "env.lanes"), (Gpu("x", 0.97, throttled="too hot"), "warn", "too hot"),
+        (Gpu("x", 0.97, throttled="power limit"), "ok", "97 %"),
+    ],
+)  # fmt: skip
 def test_the_gpu(gpu, level, word):
     found = said(Circumstances(share=0.5, gpu=gpu))
     assert levels(*found) == [level] and word in found[0].title + found[0].advice

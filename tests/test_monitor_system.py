@@ -135,7 +135,10 @@ def test_a_gpu_that_tells_nothing(monkeypatch):
     assert found == ("[31mGPU", None, None, None, None, None, None)
 
 
-@pytest.mark.parametrize("held,reason", [(0, None), (1, None), (2, None), (4, "power limit"), (0x20, "too hot"), (0x48, "hardware slowdown"), (0x100, None)])
+@pytest.mark.parametrize(
+    "held,reason",
+    [(0, None), (1, None), (2, None), (4, "power limit"), (0x20, "too hot"), (0x8, "hardware slowdown"), (0x48, "too hot (hardware)"), (0x100, None)],
+)
 def test_why_the_clock_is_held_down(monkeypatch, held, reason):
     monkeypatch.setitem(sys.modules, "pynvml", nvml([A | {"held": held}]))
     assert Gpus().sample(CUDA)[0].throttled == reason
