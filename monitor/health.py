@@ -136,13 +136,14 @@ def _kl(values: dict[str, list[float]], now: Circumstances) -> Finding | None:
         return None
     kl = _median(values["approx_kl"])
     level: Level = "ok"
-    advice = ""
+    advice, wanted = "", f"below {number(_HIGH_KL)}"
     if kl > _HIGH_KL:
         level, advice = "bad" if kl > _WILD_KL else "warn", "updates tear the policy about: lower algo.learning_rate, or fewer algo.epochs"
     elif kl < _SMALL_KL and now.learning_rate_share > 0.2:
         level, advice = "bad" if kl < _STILL_KL else "warn", "the policy stands still: raise algo.learning_rate, unless its entropy is gone"
+        wanted = f"above {number(_SMALL_KL)}"
     return Finding(
-        level, f"KL {number(kl)}", f"{number(_SMALL_KL)} to {number(_HIGH_KL)}", advice,
+        level, f"KL {number(kl)}", wanted, advice,
         "How far an iteration's updates move the policy: the mean of (ratio - 1) - log ratio (Schulman 2020). Runs that learn have 0.0003 to 0.04, most at the "
         "start, and less as the learning rate is annealed. Beyond 0.05 the samples no longer fit the policy that learns from them.",
     )  # fmt: skip
@@ -190,8 +191,9 @@ def _entropy(values: dict[str, list[float]], now: Circumstances) -> Finding | No
     level: Level = "ok"
     advice = ""
     failing = now.target is None or now.evaluation is None or now.evaluation[2] < now.target
-    if min(entropies) >= 0 and max(entropies) < _COLLAPSED * most and failing:
-        level = "bad" if not now.past(_HALF) or max(entropies) < 0.001 * most else "warn"
+    most_of_them = sorted(entropies)[3 * len(entropies) // 4]
+    if min(entropies) >= 0 and most_of_them < _COLLAPSED * most and failing:
+        level = "bad" if not now.past(_HALF) or most_of_them < 0.001 * most else "warn"
         advice = "the policy no longer tries anything else: raise algo.entropy_coefficient, or lower algo.learning_rate"
     elif now.actions is not None and entropy > _UNDECIDED * most and now.past(_EARLY):
         level, advice = "warn", "the policy has not begun to choose: raise algo.learning_rate, lower algo.entropy_coefficient, or the reward says too little"
@@ -235,7 +237,7 @@ def _evaluation(values: dict[str, list[float]], now: Circumstances) -> Finding |
     advice = ""
     if lost > _LOST_HALF and now.past(_EARLY):
         level = "bad" if lost > _LOST_MOST else "warn"
-        advice = f"it was {number(best)}: most of what was learned is lost. The best policy is kept: operant eval --checkpoint best"
+        advice = f"it was {number(best)}: most of what was learned is lost. The best policy is kept (operant eval RUN --checkpoint best)"
     elif now.target is not None and newest < now.target and now.past(0.9):
         level, advice = "warn", "the end is near and the target is not reached: more run.steps, or another seed"
     wanted = f"{number(now.target).removesuffix('.0')} and more" if now.target is not None else f"near the best, {number(best)}"

@@ -132,7 +132,8 @@ class Showing(App[None]):
         self._bottom = Container(self.agent, panel["words"], panel["log"], id="bottom")
         self._main = Container(self.charts, panel["empty"], panel["numbers"], panel["explained"], panel["config"], self._bottom, id="main")
         self._sidebar = Container(panel["health"], panel["time"], panel["machine"], id="sidebar")
-        yield Container(self._main, self._sidebar, id="body")
+        self._body = Container(self._main, self._sidebar, id="body")
+        yield self._body
         yield panel["footer"]
 
     def on_mount(self) -> None:
@@ -225,6 +226,7 @@ class Showing(App[None]):
     def _lay_out(self) -> None:
         if not self.panels:
             return
+        _seen(self._body, self._shown is not None)
         plan = self.plan = self._planned()
         panel = self.panels
         _sized(panel["figures"], height=plan.figure_lines)

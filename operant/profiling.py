@@ -220,7 +220,7 @@ def _replace(owner: Any, attribute: str, value: Any) -> Callable[[], None]:
 def _recorded(device: torch.device, path: Path) -> Iterator[None]:
     """A trace of what happens inside, written to `path`; of all threads."""
     kinds = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else [])
-    threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    threads = torch.profiler._ExperimentalConfig(profile_all_threads=True)
     recorder = torch.profiler.profile(activities=kinds, experimental_config=threads)
     with _without_stderr():
         recorder.start()
