@@ -152,10 +152,10 @@ SENT = re.compile(
     rb"\x1b\[[0-9;]*m"  # colours
     rb"|\x1b\[[0-9]+;[0-9]+H|\x1b\[H|\x1b\[[0-9]*[ABCDG]"  # the cursor
     rb"|\x1b\[2J|\x1b\[[0-2]?K"
-    rb"|\x1b\[\?(?:25|1000|1004|1006|1015|1049|2004|2026|2048)[hl]"  # the private modes of a full-screen program
+    rb"|\x1b\[\?(?:7|25|1000|1004|1006|1015|1049|2004|2026|2048)[hl]"  # the private modes of a full-screen program
     rb"|\x1b\[\?(?:2026|2048)\$p"  # whether the terminal can draw a picture at once, and tell of its size
     rb"|\x1b\[>[0-9]+u|\x1b\[<u|\x1b\[\?u"  # kitty's keyboard
-    rb"|\x1b\[22;[02]t|\x1b\[23;[02]t"
+    rb"|\x1b\]22;[a-z-]+\x07"  # the shape of the mouse's pointer
 )
 """All that Textual 8.2.8 and this monitor send, but text."""
 
