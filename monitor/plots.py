@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from monitor import figures
 from monitor.chart import ChartData, ChartMark
-from monitor.line import cut
+from monitor.line import clean, cut
 from monitor.palette import UNICODE, Glyphs
 from monitor.snapshot import Axis, Mark, Point, Series
 from monitor.view import View
@@ -54,7 +54,7 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
         said = said._replace(value=count(held.latest) if held.latest is not None else "-", rate="", best=best)
     value = f"{said.value:<6}"  # so that what follows does not move with every record
     head = ChartData(
-        title=_cut_title(series.label or series.name, len(value), columns),
+        title=clean(_cut_title(series.label or series.name, len(value), columns), ascii_only=not stage.glyphs.braille),
         value=value,
         log_y=view.log_axis(series.name, series.log_axis),
         empty=stage.empty if series.extent(view.axis) is None else "no value in this window",
