@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import plain_philox
 import pytest
 from numba import njit
 from numpy import uint32
@@ -118,3 +119,16 @@ def test_stream_seeds():
     # The stream is the counter, the seed the key.
     words = rng.philox(uint32(3), uint32(0), uint32(0), uint32(rng.STREAM << 16), uint32(5), uint32(1))
     assert rng.stream_seed(5 + 2**32, 3) == (int(words[1]) << 32 | int(words[0])) & (2**63 - 1)
+
+
+def test_the_plain_version_draws_the_same():
+    """What references of games draw from."""
+    for lane, tick, purpose, draw in ((0, 0, 0, 0), (7, 3, plain_philox.STEP, 2), (2**31 + 5, 2**40 + 9, plain_philox.RESET, 65535)):
+        plain = plain_philox.Key(int(SEED[0]) | int(SEED[1]) << 32, lane, tick, purpose)
+        device_key = key(lane, tick, purpose)
+        assert plain.block(draw) == tuple(int(word) for word in rng.block(device_key, draw))
+        assert plain.uniform(draw) == float(rng.uniform(device_key, draw))
+        assert plain.uniform4(draw) == tuple(float(u) for u in rng.uniform4(device_key, draw))
+        assert plain.integer(draw, 17) == rng.integer(device_key, draw, 17)
+    for counter, words, answer in KNOWN_ANSWERS:
+        assert plain_philox.philox(counter, words) == answer
