@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from monitor import health, model
+from monitor.journal import Journal
 from monitor.model import Known
 from monitor.reading import Past, Reading, load_history
 from monitor.snapshot import Finding, Frame, Level, LogLine, PhaseShare, Series, Snapshot
@@ -23,16 +23,14 @@ from monitor.track import Track
 from operant import control, text
 from operant.errors import OperantError
 from operant.metricsfile import Metric
-from operant.runfolder import Run, text_of
+from operant.runfolder import Run
 
 _LIVE_S, _ENDED_S, _FASTEST_S = 0.25, 1.0, 0.05
 _PATIENCE_S = 0.5  # how long reading waits for the first picture, so that it does not slow it
-_ANSWER_S = 30.0
+_ANSWER_S, _NOTICE_S = 30.0, 10.0
 _WATCH_S, _WATCH_EXPIRES_S = 2.0, 5.0
-_MOST_LINES = 1000
 _RELOAD_S = 10.0
 _JUDGE_S = 0.95
-_REPEATS = 64
 _NO_PICTURE: Final = "the agent cannot be watched: "  # how the trainer's event begins
 _LEVELS: Final[dict[str, Level]] = {"info": "ok", "warn": "warn", "error": "bad"}
 _SAID: Final = {"stop": "stop", "pause": "pause", "unpause": "go on", "checkpoint": "save a checkpoint"}
@@ -44,13 +42,14 @@ class LiveFeed:
     def __init__(self, run: Run, *, readonly: bool = False) -> None:
         self.readonly = readonly
         self._reading = Reading(run)
-        self._lines: deque[LogLine] = deque(maxlen=_MOST_LINES)
+        self._journal = Journal()
         self._interval_s = _LIVE_S
         self._wanted: tuple[str, int] | None = None
         self._watch_s, self._watch_problem = float("-inf"), ""
+        self._unwatchable: tuple[int, str] = (-1, "")  # the session whose trainer has said so, and why
         self._frame: Frame | None = None
-        self._answers: deque[tuple[LogLine, str]] = deque()
-        self._notice: tuple[str, float] = ("", 0.0)
+        self._answers: deque[tuple[str, Level]] = deque()
+        self._notice: tuple[str, Level, float] = ("", "ok", 0.0)
         self._judgement: tuple[float, str, Track, tuple[PhaseShare, ...], tuple[Finding, ...]] | None = None
         self._at: float | None = None
         self._at_made: tuple[int, float, Snapshot] | None = None
@@ -61,7 +60,6 @@ class LiveFeed:
         self._sampler = Sampler()
         self._past: deque[Past | None] = deque()
         self._loading, self._loaded_s = False, float("-inf")
-        self._told: deque[str] = deque(maxlen=_REPEATS)
         self._look()
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self._thread.start()
@@ -89,8 +87,7 @@ class LiveFeed:
     def request(self, verb: Literal["stop", "pause", "unpause", "checkpoint"]) -> None:
         """Ask the trainer; what comes of it appears in the log, and a refusal as the notice too."""
         if self.readonly:
-            self._answers.append((LogLine("", "warn", "nothing is asked of the trainer with --readonly"), "this monitor is read-only"))
-            self._wake.set()
+            self._tell("this monitor is read-only: it asks the trainer for nothing", "warn")
             return
         threading.Thread(target=self._ask, args=(verb,), name=f"ask-{verb}", daemon=True).start()
 
@@ -139,12 +136,12 @@ class LiveFeed:
         self._sampler.follow(self._reading.run, live=known.state.live)
         self._renew_watch(known, now_s)
         while self._answers:
-            line, notice = self._answers.popleft()
-            self._lines.append(line)
-            if notice:
-                self._notice = (notice, now_s + 10.0)
-        if self._notice[0] and now_s > self._notice[1]:
-            self._notice = ("", 0.0)
+            sentence, level = self._answers.popleft()
+            self._notice = (sentence, level, now_s + _NOTICE_S)
+            if level != "ok":  # what was done is an event of the trainer's
+                self._journal.add(LogLine(time.strftime("%H:%M:%S"), level, sentence))
+        if self._notice[0] and now_s > self._notice[2]:
+            self._notice = ("", "ok", 0.0)
         self._publish(known, now_s)
 
     def _take_history(self, now_s: float) -> None:
@@ -168,19 +165,12 @@ class LiveFeed:
             self._wake.set()
 
     def _take_words(self) -> None:
-        """New lines of the log and new events, in the order of their clocks. The trainer says most things in both: the event counts."""
-        lines = self._reading.log.poll()
-        events = [(event.text, LogLine(_clock(event.realtime_ns), _LEVELS[event.level], event.text, True)) for event in self._reading.events]
-        self._told.extend(said for said, _ in events)
-        for said, _ in events:
-            if said.startswith(_NO_PICTURE):
-                self._watch_problem = said.removeprefix(_NO_PICTURE)
-        if events:
-            for line in list(self._lines)[-_REPEATS:]:
-                if not line.is_event and _repeats(line, [said for said, _ in events]):
-                    self._lines.remove(line)
-        lines = [line for line in lines if not _repeats(line, self._told)]
-        self._lines.extend(merged(lines, [line for _, line in events]))
+        """New lines of the log, and new events."""
+        events = self._reading.events
+        for event in events:
+            if event.text.startswith(_NO_PICTURE):
+                self._unwatchable = (-1 if self._reading.header is None else self._reading.header.session, event.text.removeprefix(_NO_PICTURE))
+        self._journal.take(self._reading.log.poll(), [LogLine(_clock(event.realtime_ns), _LEVELS[event.level], event.text, True) for event in events])
 
     def _judged(self, known: Known, now_s: float) -> tuple[tuple[PhaseShare, ...], tuple[Finding, ...]]:
         """Phases and health: once a second, as they look at the last ten, and at once where the state or the records have changed as a whole."""
@@ -209,12 +199,13 @@ class LiveFeed:
             phases=phases,
             health=findings,
             system=self._sampler.latest,
-            log=tuple(self._lines),
+            log=tuple(self._journal.lines),
             frame=self._frame if self._wanted else None,
             agent_absent="" if self._frame is not None and self._wanted else self._absent(known),
             ending=model.ending(known),
             config=self._reading.config,
             notice=self._reading.notice or self._notice[0],
+            notice_level="warn" if self._reading.notice else self._notice[1],
         )
         with self._turn:
             made = self._made
@@ -239,9 +230,9 @@ class LiveFeed:
     # ---------------------------------------------------------------------------------------------------------------------------- the trainer
 
     def _absent(self, known: Known) -> str:
-        env = text_of(known.run.document, "env")
-        why = model.agent_absent(known.state, known.header, wanted=self._wanted is not None, readonly=self.readonly, env=env)
-        return self._watch_problem or why
+        if known.state.live and known.header is not None and known.header.session == self._unwatchable[0]:
+            return self._unwatchable[1]
+        return self._watch_problem or model.agent_absent(known, wanted=self._wanted is not None, readonly=self.readonly)
 
     def _renew_watch(self, known: Known, now_s: float) -> None:
         if self._wanted is None or not known.state.live:
@@ -260,40 +251,26 @@ class LiveFeed:
                 self._watch_problem = text.safe(error, 300)
 
     def _ask(self, verb: str) -> None:
-        """Send a request and report what comes of it; in a thread of its own, as an answer may take long."""
+        """Send a request and report what came of it in the end; in a thread of its own, as that may take long."""
         run, said = self._reading.run, _SAID[verb]
         try:
             ticket = control.send(run, verb)
-            self._tell(f"asked the trainer to {said}")
             answer = control.answer(run, ticket, _ANSWER_S, final=True)
         except OperantError as error:
-            self._tell(text.safe(error, 300), refused=True)
+            self._tell(str(error), "bad")
             return
         if answer is None:
-            self._tell(f"the trainer has not answered the request to {said} for {_ANSWER_S:.0f} s", refused=True)
-        elif answer.result in ("refused", "failed"):  # what was done, the trainer's own event says
-            self._tell(f"the trainer does not {said}: {answer.text or answer.result}", refused=True)
+            accepted = control.answer(run, ticket, 0.0)
+            told = f"has not answered the request to {said}" if accepted is None else f"has not done it yet: {accepted.text}"
+            self._tell(f"after {_ANSWER_S:.0f} s the trainer {told}", "bad")
+        elif answer.result != "done":
+            self._tell(f"the trainer does not {said}: {answer.text or answer.result}", "bad")
+        elif verb == "checkpoint":  # of all else the state tells
+            self._tell(f"saved {answer.text}", "ok")
 
-    def _tell(self, sentence: str, *, refused: bool = False) -> None:
-        line = LogLine(time.strftime("%H:%M:%S"), "bad" if refused else "ok", text.safe(sentence, 300))
-        self._answers.append((line, line.text if refused else ""))
+    def _tell(self, sentence: str, level: Level) -> None:
+        self._answers.append((text.safe(sentence, 300), level))
         self._wake.set()
-
-
-def merged(lines: Sequence[LogLine], events: Sequence[LogLine]) -> list[LogLine]:
-    """Both in the order of their clocks, where these ascend; lines without one stay behind the line before them. Where they do not, the events come last."""
-    keys: list[str] = []
-    for line in lines:
-        keys.append(line.clock or (keys[-1] if keys else ""))
-    if keys != sorted(keys) or any(later.clock < earlier.clock for earlier, later in pairwise(events)):
-        return [*lines, *events]
-    both = [*zip(keys, lines, strict=True), *((event.clock, event) for event in events)]
-    return [line for _, line in sorted(both, key=lambda one: one[0])]
-
-
-def _repeats(line: LogLine, said: Iterable[str]) -> bool:
-    """Whether a line of the log is one of the events `said` (whose texts are cut to 208 bytes)."""
-    return any(line.text == text or (len(text) > 150 and line.text.startswith(text[:150])) for text in said)
 
 
 def _clock(realtime_ns: int) -> str:

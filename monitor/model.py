@@ -323,17 +323,23 @@ def _commands(known: Known) -> list[str]:
     return [*named, f"operant show {short}"]
 
 
-def agent_absent(state: State, header: Header | None, *, wanted: bool, readonly: bool, env: str | None) -> str:
-    """Why there is no picture of the agent."""
+def agent_absent(known: Known, *, wanted: bool, readonly: bool) -> str:
+    """Why there is no picture of the agent. That an environment draws none is said only where the run says so."""
+    state, document, header = known.state, known.run.document, known.header
     if state.ended:
         return "the run has ended"
     if state.word == "remote":
         return "the agent can only be watched on the machine that trains it"
-    if header is not None and not header.frame_bytes:
-        return f"{env or 'this environment'} draws no picture"
+    if document.get("draws") is False:
+        return f"{text_of(document, 'env') or 'this environment'} draws no picture"
     if readonly:
-        return "the agent cannot be watched with --readonly: the trainer draws it"
+        return "the trainer draws the agent when it is asked to, and this screen asks for nothing (read only)"
     if not wanted:
         return ""
-    return "training has not begun" if state.word == "starting" else "asking the trainer…"
-
+    if state.word == "starting":
+        return "training has not begun"
+    if header is not None and not header.frame_bytes:
+        return "this trainer sends no pictures"
+    if state.word in ("stalled", "suspended", "stopping"):
+        return f"the trainer is {state.word}: it draws nothing now"
+    return "waiting for the first picture…"

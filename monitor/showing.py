@@ -187,7 +187,8 @@ class Showing(App[None]):
         over = bool(self._message[0]) and time.monotonic() > self._message[1]
         if newest is self.snapshot and overlaid is self._overlaid and not over:
             return
-        if over:
+        news = bool(newest.notice) and (self.snapshot is None or newest.notice != self.snapshot.notice)
+        if over or news:  # what a key did is followed by what came of it
             self._message = ("", 0.0, False)
         words_before = self._last_words()
         self.snapshot, self._overlaid = newest, overlaid

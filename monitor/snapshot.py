@@ -199,10 +199,11 @@ class Snapshot(NamedTuple):
     system: System | None = None
     log: tuple[LogLine, ...] = ()  # newest last, bounded
     frame: Frame | None = None
-    agent_absent: str = ""  # why there is no picture: "asking the trainer...", "pendulum draws no picture", "the run has ended"
+    agent_absent: str = ""  # why there is no picture: "waiting for the first picture…", "pendulum draws no picture", "the run has ended"
     ending: Ending | None = None
     config: str = ""  # config.toml, for the config page
-    notice: str = ""  # one line about the reading itself: "metrics.mm was truncated: the last frame stays"
+    notice: str = ""  # one line about the reading itself ("metrics.mm was truncated: the last frame stays"), or what came of a request
+    notice_level: Level = "warn"
     at_step: float | None = None  # figures, progress, phases and health are those of this step (`Source.at`); None: the newest there are
 
 

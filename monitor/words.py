@@ -160,7 +160,7 @@ def _now(model: Model) -> list[Piece]:
     if model.frozen:
         return [Piece(model.frozen, "focus", bold=True)]
     if snapshot.notice:
-        return [Piece(snapshot.notice, "warn")]
+        return [Piece(snapshot.notice, "focus" if snapshot.notice_level == "ok" else LEVELS[snapshot.notice_level][1])]
     sentence = state_sentence(snapshot)
     if model.told and snapshot.ending is not None:
         hints = ["← → go through its time", "enter reads all its last words"][: 2 if snapshot.ending.traceback else 1]

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from monitor import feed as feeds
-from monitor.feed import LiveFeed, merged
+from monitor.feed import LiveFeed
+from monitor.journal import Journal
 from monitor.listing import Listing, rows
 from monitor.logtail import SESSION_MARK, LogTail
 from monitor.reading import Reading, load_history, process_state
@@ -451,7 +452,32 @@ def test_a_request_reaches_the_trainer_and_its_answer_the_log(trainer, opened):
     assert [order.verb for order in orders] == ["pause"]
     inbox.settle(orders[0], "refused", "not now")
     snapshot = until(feed, lambda one: "not now" in one.notice)
-    assert [line.text for line in snapshot.log] == ["asked the trainer to pause", "the trainer does not pause: not now"] and snapshot.log[-1].level == "bad"
+    assert [(line.text, line.level) for line in snapshot.log] == [("the trainer does not pause: not now", "bad")] and snapshot.notice_level == "bad"
+
+
+@pytest.mark.parametrize(
+    ("result", "said", "notice", "level"),
+    [
+        ("done", "checkpoints/step-000000000300", "saved checkpoints/step-000000000300", "ok"),
+        ("failed", "no space left", "the trainer does not save a checkpoint: no space left", "bad"),
+    ],
+)
+def test_a_checkpoint_is_told_of_once_it_is_safe_and_not_before(trainer, opened, result, said, notice, level):
+    trainer.record(3)
+    feed, inbox = opened(trainer.run), Inbox(trainer.run.path, trainer.run.uuid, report=lambda line: None)
+    feed.request("checkpoint")
+    end = time.monotonic() + DEADLINE_S
+    while not (orders := inbox.poll()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    inbox.settle(orders[0], "accepted", "a checkpoint is made after this iteration")
+    trainer.record()
+    time.sleep(0.1)  # several looks of the one who waits
+    assert not until(feed, lambda one: one.progress.step == 400).notice
+    inbox.settle(orders[0], result, said)
+    snapshot = until(feed, lambda one: one.notice)
+    assert (snapshot.notice, snapshot.notice_level) == (notice, level)
+    assert [line.text for line in snapshot.log] == ([notice] if level == "bad" else []), "what was done is the trainer's to tell"
 
 
 def test_a_request_that_cannot_be_sent_is_refused_in_words(trainer, opened):
@@ -485,7 +511,7 @@ def test_pictures_are_asked_for_again_and_again_while_they_are_wanted(tmp_path, 
             seen += [(order.verb, order.arguments["mode"], order.arguments["size"], order.left_s < 6) for order in inbox.poll()]
             time.sleep(0.01)
         assert set(seen) == {("watch", "sampled", 8, True)}
-        assert "asking" in feed.snapshot().agent_absent
+        assert "waiting" in feed.snapshot().agent_absent
         pixels = bytes(range(192)) * 4
         trainer.writer.frame(300, memoryview(pixels), lanes=4, height=8, width=8, mode="sampled")
         frame = until(feed, lambda one: one.frame is not None).frame
@@ -497,10 +523,22 @@ def test_pictures_are_asked_for_again_and_again_while_they_are_wanted(tmp_path, 
         trainer.lock.release()
 
 
-def test_an_environment_without_pictures_says_so(trainer, opened):
+def test_that_there_are_no_pictures_is_said_as_the_run_says_it(trainer, opened):
     trainer.record(3)
     feed = opened(trainer.run)
-    assert feed.snapshot().agent_absent == "cartpole draws no picture"
+    feed.watch(True)
+    assert "sends no pictures" in until(feed, lambda one: one.agent_absent).agent_absent
+    trainer.writer.event("the agent cannot be watched: ZeroDivisionError: division by zero")
+    assert until(feed, lambda one: one.agent_absent.startswith("Zero")).agent_absent == "ZeroDivisionError: division by zero"
+    feed.watch(False)
+    feed.watch(True)
+    assert until(feed, lambda one: one.agent_absent).agent_absent.startswith("Zero"), "asking once more helps nothing"
+    runs.update_document(trainer.run.path, draws=False)
+    trainer.leave(exit=137)
+    again = Trainer(None, trainer.run, session=2, draws=False)
+    again.record(3)
+    until(feed, lambda one: one.agent_absent == "cartpole draws no picture")
+    again.leave()
 
 
 # LOG AND EVENTS
@@ -523,14 +561,61 @@ def test_events_and_log_tell_each_thing_once(trainer, opened):
     assert [line.text for line in log].count("late") == 1
 
 
-def test_lines_and_events_in_the_order_of_their_clocks():
-    def line(clock, text, is_event=False):
-        return LogLine(clock, "ok", text, is_event)
+def line(text, clock=""):
+    return LogLine(clock, "ok", text)
 
-    lines, events = [line("10:00:00", "a"), line("", "a2"), line("10:00:05", "b")], [line("10:00:02", "e", True), line("10:00:05", "f", True)]
-    assert [one.text for one in merged(lines, events)] == ["a", "a2", "e", "b", "f"]
-    midnight = [line("23:59:59", "a"), line("00:00:01", "b")]
-    assert [one.text for one in merged(midnight, events)] == ["a", "b", "e", "f"]
+
+def event(text, clock, level="ok"):
+    return LogLine(clock, level, text, True)
+
+
+def journal(*takes):
+    made = Journal()
+    for lines, events in takes:
+        made.take(lines, events)
+    return [(one.text, one.is_event) for one in made.lines]
+
+
+def test_lines_and_events_stand_in_their_order():
+    lines, events = [line("a", "10:00:00"), line("a2"), line("b", "10:00:05")], [event("e", "10:00:02"), event("f", "10:00:05")]
+    assert journal((lines, events)) == [("a", False), ("a2", False), ("e", True), ("b", False), ("f", True)]
+    night = [line("a", "23:59:50"), line("b", "23:59:59"), line("c", "00:00:09"), line("d", "00:00:20")]
+    late = [event("e", "23:59:55"), event("f", "00:00:02"), event("g", "00:00:30")]
+    assert [text for text, _ in journal((night, late))] == ["a", "e", "b", "f", "c", "d", "g"]
+
+
+def test_a_line_and_its_event_are_one_whatever_the_clocks_of_another_time_zone_say():
+    lines = [line("eval 1", "03:00:00"), line("  a warning"), line("eval 2", "03:00:01")]
+    events = [event("eval 1", "09:00:00"), event("checkpoint", "09:00:00"), event("eval 2", "09:00:01"), event("paused", "09:00:09")]
+    wanted = [("eval 1", True), ("  a warning", False), ("checkpoint", True), ("eval 2", True), ("paused", True)]
+    assert journal((lines, events)) == wanted
+    assert journal((lines, []), ([], events[2:])) == [("eval 1", False), ("  a warning", False), ("eval 2", True), ("paused", True)]
+    assert journal(([], events[:1]), (lines[:1], [])) == [("eval 1", True)]
+
+
+def test_of_many_events_none_is_told_twice():
+    lines, events = [line(f"eval {n}", "10:00:00") for n in range(900)], [event(f"eval {n}", "10:00:00") for n in range(900)]
+    assert journal((lines, events)) == journal((lines, []), ([], events)) == journal(([], events), (lines, [])) == [(f"eval {n}", True) for n in range(900)]
+
+
+def test_what_two_sessions_said_alike_was_said_twice():
+    first = [line(SESSION_MARK + "1"), line("eval 500.0", "10:00:00")]
+    second = [line(SESSION_MARK + "2"), line("eval 500.0", "11:00:00")]
+    wanted = [(SESSION_MARK + "1", False), ("eval 500.0", False), (SESSION_MARK + "2", False), ("checkpoint", True), ("eval 500.0", True)]
+    # The clock of the second session's first event would put it before the first session's lines.
+    events = [event("checkpoint", "09:59:00"), event("eval 500.0", "11:00:00")]
+    assert journal(([*first, *second], events)) == wanted
+    assert journal((first, [event("eval 500.0", "10:00:00")]), (second, events)) == [wanted[0], ("eval 500.0", True), *wanted[2:]]
+
+
+def test_an_error_is_told_once_and_before_its_details():
+    long = "diverged in iteration 7: " + "x" * 300
+    lines = [line("step", "10:00:00"), LogLine("", "bad", f"error: {long}"), line("  ppo.toml:3: a detail")]
+    made = Journal()
+    made.take(lines, [event(long[:200] + "…", "10:00:01", "bad")])
+    assert list(made.lines) == [lines[0], LogLine("10:00:01", "bad", long, True), lines[2]]
+    trace = [line("Traceback (most recent call last):"), line("ValueError: no")]
+    assert journal((trace, [event("ValueError: no", "10:00:01", "bad")])) == [("Traceback (most recent call last):", False), ("ValueError: no", True)]
 
 
 def test_the_logs_tail(tmp_path):

@@ -217,14 +217,18 @@ def test_facts_of_a_run(tmp_path):
     assert empty.env is empty.steps is None and empty.short == "x"
 
 
-def test_why_there_is_no_picture():
+def test_why_there_is_no_picture(tmp_path):
     header = Header((1, 1), 1, b"", b"", 1, 1, 1, 1, 1, 1, "", "", 8, 8, 8, 0)
 
-    def why(word, wanted=True, readonly=False, room=100):
-        return model.agent_absent(State(word), header._replace(frame_bytes=room), wanted=wanted, readonly=readonly, env="pendulum")
+    def why(word="running", wanted=True, readonly=False, room=100, **document):
+        about = known(tmp_path, word, document={"env": "pendulum", **document}, header=header._replace(frame_bytes=room))
+        return model.agent_absent(about, wanted=wanted, readonly=readonly)
 
-    assert why("crashed") == "the run has ended" and "machine" in why("remote") and why("running", room=0) == "pendulum draws no picture"
-    assert why("running", wanted=False) == "" and "asking" in why("running") and "read" in why("running", readonly=True) and "begun" in why("starting")
+    assert why("crashed") == "the run has ended" and "machine" in why("remote") and "begun" in why("starting")
+    assert why(draws=False) == "pendulum draws no picture" == why(draws=False, readonly=True)
+    assert why() == why(draws=True) == "waiting for the first picture…" and why(wanted=False) == ""
+    assert why(room=0) == why(room=0, draws=True) == "this trainer sends no pictures", "what is not known of the environment is not said"
+    assert "read only" in why(readonly=True) and why("suspended") == "the trainer is suspended: it draws nothing now"
 
 
 def test_words_of_a_run_are_those_of_other_commands(tmp_path):
