@@ -30,7 +30,10 @@ class NotFinite(NamedTuple):
 
 
 def metrics_for(algo: Any) -> list[Metric]:
-    """The columns of a run's metrics file, in order: episodes, evaluation, the algorithm's own, time, memory, the environment's tallies."""
+    """The columns of a run's metrics file, in order: episodes, evaluation, the algorithm's own, time, memory, the environment's tallies.
+
+    Counters are sums over a record's iterations: where a history merges records, theirs are added up.
+    """
     own = [Metric(name, must_be_finite=True) for name in algo.columns if name != "not_finite"]
     return [
         Metric("return", unit="reward", higher_better=True),
@@ -41,7 +44,7 @@ def metrics_for(algo: Any) -> list[Metric]:
         Metric("eval/return", unit="reward", higher_better=True),
         Metric("eval/best_return", unit="reward", higher_better=True),
         *own,
-        *(Metric(f"seconds/{phase}", unit="s") for phase in ("collect", "update", "evaluate", "checkpoint")),
+        *(Metric(f"seconds/{phase}", "counter", unit="s") for phase in ("collect", "update", "evaluate", "checkpoint")),
         Metric("memory/allocated_bytes", unit="bytes"),
         Metric("memory/reserved_bytes", unit="bytes"),
         *(Metric(f"tally/{name}") for name in algo.world.env.tally),

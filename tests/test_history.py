@@ -790,3 +790,32 @@ def test_salvage_of_what_cannot_be_read(tmp_path):
         assert salvage(tmp_path / "history", run.writer.path) == 5
         assert salvage(tmp_path / "history", run.writer.path) == 0
     assert rows_of(tmp_path / "history") == [(1, n, n) for n in range(5)]
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty file", "half a head", "a broken head"])
+def test_a_run_killed_before_its_history_began(tmp_path, left):
+    """What the ring has is saved, whatever there is of the first segment; a history without any head is empty, and no error."""
+    with Run(tmp_path, start=False) as run:
+        run.publish(range(5))
+        whole = segment.pack_head(segment.Segment(1, UUID, None, 0, 1, 0, METRICS, 0))
+        content = {"an empty file": b"", "half a head": whole[: len(whole) // 4], "a broken head": b"\0" * len(whole)}
+        if left in content:
+            run.history_folder.mkdir()
+            segment.segment_path(run.history_folder, 1).write_bytes(content[left])
+        assert rows_of(run.history_folder) == []
+        assert salvage(run.history_folder, run.writer.path) == 5
+        assert salvage(run.history_folder, run.writer.path) == 0
+    assert rows_of(tmp_path / "history") == [(1, n, n) for n in range(5)]
+
+
+@pytest.mark.parametrize(("told", "kept"), [(True, [0, 10, 20, 40]), (False, [0, 10, 20, 40, 43])])
+def test_a_resume_killed_before_its_history_began_still_takes_back_what_it_repeats(tmp_path, told, kept):
+    """As its event says where it went on; without one, what lies before its first record stays."""
+    with Run(tmp_path) as run:
+        run.publish([0, 10, 20, 40, 43, 50, 60])
+    with Run(tmp_path, session=2, rewind_to=40, start=False) as run:
+        if told:
+            run.writer.event("resumed from step-40", code="resume", step=40)
+        run.publish([45, 55])
+        assert salvage(run.history_folder, run.writer.path) == 2
+    assert [step for _, _, step in rows_of(tmp_path / "history")] == [*kept, 45, 55]

@@ -5,6 +5,8 @@ import torch
 from toys import COUNT, iterate, ppo_on
 
 from operant import meters
+from operant.history import read, salvage
+from operant.history.thinning import thin
 from operant.meters import Meters, metrics_for
 from operant.metricsfile import FLAG_CHECKPOINT, FLAG_EVAL, Reader, Writer
 
@@ -116,3 +118,20 @@ def test_the_first_iteration_that_is_not_finite_is_named(tmp_path, record_hz):
         found = watched.meters.flush(watched.step)
     assert found.iteration == 3 and "loss/policy" in found.columns
     assert watched.reader.status().nonfinite_total == 1
+
+
+def test_where_records_are_merged_nothing_is_counted_less(tmp_path):
+    watched = Watched(tmp_path, ALWAYS)
+    for _ in range(8):
+        watched.meters.measure("collect", lambda: None)
+        watched.iterate()
+    records = watched.records()
+    assert len(records) == salvage(tmp_path / "history", tmp_path / "metrics.mm") == 8
+    (path,) = (tmp_path / "history").iterdir()
+    for _ in thin(path):
+        pass
+    (chunk,) = read(tmp_path / "history")
+    assert len(chunk.n) == 2
+    for name in ("iterations", "episodes", "seconds/collect"):
+        total = sum(values[name] for _, values in records)
+        assert total > 0 and sum(chunk.columns[name]) == pytest.approx(total), name

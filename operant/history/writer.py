@@ -305,7 +305,8 @@ def salvage(folder: Path, metrics_path: Path) -> int:
     try:
         with Reader(metrics_path) as reader:
             session, uuid, metrics = reader.header.session, reader.header.run_uuid, reader.metrics
-            after, rewind = _where_it_ends(folder, session)
+            found = _where_it_ends(folder, session)
+            after, rewind = found if found is not None else (-1, _resumed_at(reader))
             disk = _Disk(Path(folder), metrics, uuid, session, rewind, segments.MAXIMUM_SEGMENT)
             slots = reader.raw_since(after + 1)
             saved, most = 0, min(_MOST_ROWS, segments.rows_per_frame(FIXED + len(metrics)))
@@ -323,8 +324,8 @@ def salvage(folder: Path, metrics_path: Path) -> int:
         return 0
 
 
-def _where_it_ends(folder: Path, session: int) -> tuple[int, int | None]:
-    """The highest record number of a session in a history, -1 for none, and the step the session was resumed at."""
+def _where_it_ends(folder: Path, session: int) -> tuple[int, int | None] | None:
+    """The highest record number of a session in a history, -1 for none, and the step the session was resumed at; None where nothing of it was written."""
     for _, path in reversed(segments.segments(folder)):
         head = segments.describe(path)
         if head is None or head.session > session:
@@ -342,7 +343,16 @@ def _where_it_ends(folder: Path, session: int) -> tuple[int, int | None]:
             if unpacked is not None:
                 last = max(last, columns_of(*unpacked)[segments.N][-1])
         return last, head.rewind_to
-    return -1, None
+    return None
+
+
+def _resumed_at(reader: Reader) -> int | None:
+    """The step at which a session went on that was killed before its history began: as its event says, or else just before its first record."""
+    if reader.header.session <= 1:
+        return None
+    told = next((event.step for event in reader.events(0) if event.code == "resume"), None)
+    first = next(iter(reader.since(0)), None)
+    return told if told is not None or first is None else max(0, first.step - 1)
 
 
 def _columns(slots: list[bytes] | list[memoryview]) -> list[array[int]]:
