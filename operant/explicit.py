@@ -391,7 +391,7 @@ class Gradient:
 
     def __init__(self, policy: Policy, config: PPOConfig, B: int) -> None:
         self._parameters = _Parameters(policy)
-        threads = max(1, min(torch.get_num_threads(), B // FEWEST))
+        self.threads = threads = max(1, min(torch.get_num_threads(), B // FEWEST))
         self._sizes = [(k + 1) * B // threads - k * B // threads for k in range(threads)]
         self._shares = [_Share(policy, self._parameters, config, size) for size in self._sizes]
         self._sum, self._gradient = self._parameters.gradients()

@@ -1,6 +1,7 @@
 """How much device memory a configuration will take, measured on a small CPU copy of it and extrapolated. Knows no algorithm's parts.
 
-Every buffer and every activation grows linearly with the number of lanes, so an update at two small numbers of lanes tells what it takes at any.
+By autograd over whole minibatches every buffer and every activation grows linearly with the number of lanes, so an update at two small numbers of lanes
+tells what it takes at any. What works in parts (fused kernels, the explicit gradient, `algo.microbatch`) takes less in an update: then it is a bound.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def estimate(config: Config) -> Footprint:
 def _measure(config: Config, lanes: int) -> Footprint:
     with _Storages() as storages:
         world = World(config.environment, lanes, seed=config.run.seed, device="cpu", params=config.params)
-        algo = algos.load(config.algo_name)(world, config.algo, config.net, seed=config.run.seed, steps=config.run.steps)
+        settings = config.algo.model_copy(update={"kernels": "torch", "microbatch": None})
+        algo = algos.load(config.algo_name)(world, settings, config.net, seed=config.run.seed, steps=config.run.steps)
         algo.start()
         fixed_bytes = storages.living_bytes
         storages.most_bytes = fixed_bytes

@@ -181,10 +181,13 @@ class FlatVector:
                 self._gradient_views.append(self.gradient[window].view(parameter.shape))
             offset += size
 
-    def backward(self, loss: Tensor) -> None:
-        """Write the gradient of a loss into the gradient vector (it replaces what was there). Frozen and unused parameters get none."""
+    def backward(self, loss: Tensor, *, add: bool = False) -> None:
+        """Write the gradient of a loss into the gradient vector, in place of what was there or added to it. Frozen and unused parameters get none."""
         gradients = torch.autograd.grad(loss, self._trained, materialize_grads=True)
-        torch._foreach_copy_(self._gradient_views, list(gradients))
+        if add:
+            torch._foreach_add_(self._gradient_views, list(gradients))
+        else:
+            torch._foreach_copy_(self._gradient_views, list(gradients))
 
     def not_finite(self) -> list[str]:
         """Names of the parameters that hold a NaN or an infinity. Reads back from the device."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +13,8 @@ import torch
 from toys import PICK, PUSH, bytes_of, iterate, ppo_on
 
 from operant import explicit, nets
-from operant.algos.ppo import PPO, Batch, ppo_loss
+from operant.algos.ppo import Batch, ppo_loss
 from operant.envs import find
-from operant.world import World
 
 CARTPOLE = find("cartpole")
 HEADS = {"categorical": (CARTPOLE, False), "multi": (PICK, False), "gaussian": (PUSH, False), "squashed": (PUSH, True)}
@@ -256,30 +256,63 @@ def test_what_it_cannot_compute_it_says(tmp_path):
     assert explicit.obstacle(trainer().policy) is None
 
 
-class ExplicitPPO(PPO):
-    """PPO that descends by the explicit gradient."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.gradient = explicit.Gradient(self.policy, self.config, self.steps_per_iteration // self.config.minibatches)
-
-    def _descend(self, batch):
-        numbers = self.gradient(batch)
-        flat, config = self.policy.flat, self.config
-        norm = torch.linalg.vector_norm(flat.gradient)
-        flat.gradient.mul_((config.max_gradient_norm / (norm + 1e-6)).clamp_max(1.0))
-        self._optimizer.step()
-        return torch.cat([numbers, norm[None]])
+# IN PPO
 
 
-def test_ppo_descends_by_it():
-    def after(kind, iterations):
-        ppo = kind(World(PUSH, 64, seed=2), PPO.Config(horizon=16, minibatches=2), nets.Config(hidden=(16, 16)), seed=2, steps=10**5)
-        ppo.start()
-        return iterate(ppo, iterations)
+def descended(kernels, iterations, *, env=PUSH, **algo):
+    return iterate(ppo_on(env, 64, nets.Config(hidden=(16, 16)), horizon=16, seed=2, minibatches=2, kernels=kernels, **algo), iterations)
 
-    plain, own = after(PPO, 1), after(ExplicitPPO, 1)
-    assert torch.equal(plain.rollout.action, own.rollout.action)
-    torch.testing.assert_close(own.policy.flat.values, plain.policy.flat.values, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(own.stats, plain.stats, rtol=1e-4, atol=1e-5)
-    assert bytes_of(after(ExplicitPPO, 3)) == bytes_of(after(ExplicitPPO, 3))
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK], ids=["categorical", "gaussian", "multi"])
+def test_ppo_descends_by_it(env, threads, small_chunks):
+    torch.set_num_threads(threads)
+    algo = {"env": env, "normalize_observations": True, "value_clip": 0.1, "target_kl": 0.05}
+    plain, own = descended("torch", 1, **algo), descended("auto", 1, **algo)
+    assert plain.explicit is None and own.explicit.threads == threads
+    torch.testing.assert_close(own.rollout.action, plain.rollout.action)
+    torch.testing.assert_close(own.policy.flat.values, plain.policy.flat.values, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(own.stats, plain.stats, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_the_same_bits_on_several_threads_whatever_their_pace(threads, small_chunks, monkeypatch):
+    """Each thread sums its own samples in one order and the threads' sums are added in one order, so it does not matter who is done first."""
+    torch.set_num_threads(threads)
+    steady = bytes_of(descended("auto", 3))
+    compute, turns = explicit._Share.compute, itertools.count()
+
+    def uneven(share, stretch):
+        time.sleep((0.0, 0.002, 0.001)[next(turns) % 3])
+        compute(share, stretch)
+
+    monkeypatch.setattr(explicit._Share, "compute", uneven)
+    assert bytes_of(descended("auto", 3)) == steady
+    assert next(turns) > 0
+
+
+def test_a_resumed_run_on_several_threads_ends_in_the_same_bits(small_chunks):
+    torch.set_num_threads(2)
+    whole = descended("auto", 2)
+    saved = {name: tensor.clone() for name, tensor in whole.tensors().items()}
+    resumed = ppo_on(PUSH, 64, nets.Config(hidden=(16, 16)), horizon=16, seed=2, minibatches=2, start=False)
+    for name, tensor in resumed.tensors().items():
+        tensor.copy_(saved[name])
+    assert bytes_of(iterate(resumed, 2)) == bytes_of(iterate(whole, 2))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "own", "line"),
+    [
+        ("auto", False, "kernels: torch's, and the gradient explicitly on 1 thread"),
+        ("auto", True, "kernels: torch's and autograd, not the explicit gradient: its network is no built-in MLP"),
+        ("torch", False, None),
+    ],
+)
+def test_one_line_of_the_log_says_who_computes(kernels, own, line, tmp_path, caplog):
+    (tmp_path / "net.py").write_text(USER)
+    caplog.set_level("INFO", "operant")
+    ppo = ppo_on(CARTPOLE, 8, nets.Config(kind=f"{tmp_path / 'net.py'}:Net") if own else None, horizon=8, kernels=kernels)
+    assert [record.getMessage() for record in caplog.records] == ([line] if line else [])
+    assert (ppo.explicit is not None) == (kernels == "auto" and not own)
+    assert torch.isfinite(iterate(ppo, 1).stats).all()

@@ -1,19 +1,22 @@
 """Proximal policy optimisation (Schulman, Wolski, Dhariwal, Radford & Klimov 2017), on N lanes of T steps an iteration. Read it from top to bottom.
 
 One iteration is two functions without arguments, `collect` and `update`. They touch fixed buffers and never read back to the host, so on a GPU each is
-captured in a CUDA graph and replayed; on a CPU they are called plainly. Knows nothing of files, processes or the loop that calls it.
+captured in a CUDA graph and replayed; on a CPU they are called plainly. What stands here in torch is the reference; in its place `operant.fused` may do the
+whole work on a GPU, and `operant.explicit` the network's and the gradient's on a CPU. Knows nothing of files, processes or the loop that calls it.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import logging
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from numpy import float32
 from pydantic import Field
 from torch import Tensor
 
-from operant import draws, fused, nets, returns
+from operant import draws, explicit, fused, nets, returns
 from operant.graphs import Graphed
 from operant.kernel import bind, kernel
 from operant.moments import RunningMoments
@@ -27,6 +30,8 @@ BOOTSTRAP_SAMPLES = 2**19
 
 BLOCK_LANES = 32
 """Minibatches permute blocks of this many neighbouring lanes of one tick: a field-major observation is then read in whole sectors of memory."""
+
+log = logging.getLogger("operant.ppo")
 
 
 # CONFIGURATION
@@ -56,7 +61,17 @@ class PPOConfig(Section):
     precision: Literal["fp32", "tf32", "bf16"] = Field(
         "tf32", description="of matrix products on a GPU; bf16 where kernels are fused, else tf32 in its place; a CPU always computes in fp32"
     )
-    kernels: Literal["auto", "torch", "fused"] = Field("auto", description="fused: a few of its own for all of PPO; auto: those on a GPU, where they can be")
+    kernels: Literal["auto", "torch", "fused"] = Field(
+        "auto",
+        description="torch: torch's and autograd, the reference; fused: a few of its own for all of PPO; "
+        "auto: those on a GPU, an explicit gradient on a CPU, where they can be",
+    )
+    microbatch: Count | None = Field(
+        None,
+        ge=1,
+        description="compute a minibatch's gradient in parts of at most so many samples, which takes less memory and gives the same to rounding; "
+        "any number will do. Only for autograd: fused kernels and the explicit gradient work in small parts anyway",
+    )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """What does not fit together, as (key, sentence)."""
@@ -149,6 +164,12 @@ class PPO:
 
     Config = PPOConfig
     columns = COLUMNS
+    phases: ClassVar[Mapping[str, str]] = {
+        "world.step": "environment", "_forward": "network", "_bootstrap": "network", "_advantages": "advantages", "_shuffled": "shuffle",
+        "_gradient": "gradient", "_optimizer.step": "optimiser", "_moments": "moments", "fused.act": "network", "fused.leftovers": "network",
+        "fused.begin": "advantages", "fused.gradient": "gradient", "fused.add_parts": "gradient", "fused.descend": "optimiser",
+    }  # fmt: skip
+    """What a profile calls the time of which part."""
 
     def __init__(self, world: World, config: PPOConfig, net: nets.Config, *, seed: int, steps: int, eager: bool = False) -> None:
         T, N, device = config.horizon, world.count, world.device
@@ -194,13 +215,13 @@ class PPO:
         # float32, or the kernels would compute in float64.
         self._discount = returns.Discount(float32(config.gamma), float32(config.gamma * config.gae_lambda))  # type: ignore[arg-type]
         rollout = self.rollout
-        self._trace = bind(
-            returns.Trace(self._reward, self._value, self._final_value, rollout.terminated, rollout.truncated, self._advantage, self._returns)
-        )
+        self._trace = bind(returns.Trace(self._reward, self._value, self._final_value, rollout.terminated, rollout.truncated, self._advantage, self._returns))
         self._accrual = bind(returns.Accrual(rollout.reward, rollout.terminated, rollout.truncated, self._carried, self._accrued))
 
         self.stats = torch.zeros(len(Stats._fields), device=device)
         self.fused = self._fused(samples)
+        self.explicit = self._explicit()
+        self._outputs = explicit.Forward(self.policy, N) if self.explicit is not None else None
         self.collect, self.update = Graphed(self._collect, device, eager=eager), Graphed(self._update, device, eager=eager)
 
     def start(self) -> None:
@@ -222,6 +243,18 @@ class PPO:
             block=self._block, minibatches=config.minibatches, kernels=config.kernels, precision=config.precision,
         )  # fmt: skip
 
+    def _explicit(self) -> explicit.Gradient | None:
+        """The explicit gradient of a minibatch, where "auto" finds a CPU; None where autograd, or another, is to do the work."""
+        if self.config.kernels != "auto" or self.fused is not None or self.device.type != "cpu":
+            return None
+        obstacle = explicit.obstacle(self.policy)
+        if obstacle is not None:
+            log.info("kernels: torch's and autograd, not the explicit gradient: %s", obstacle)
+            return None
+        gradient = explicit.Gradient(self.policy, self.config, self.steps_per_iteration // self.config.minibatches)
+        log.info("kernels: torch's, and the gradient explicitly on %d thread%s", gradient.threads, "" if gradient.threads == 1 else "s")
+        return gradient
+
     # COLLECT
 
     @torch.no_grad()
@@ -237,15 +270,21 @@ class PPO:
             self.fused.leftovers(self.world.can_truncate)
             self.world.advance(T)
             return
+        if self._outputs is not None:
+            self._outputs.refresh()
         for t in range(T):
-            parameters, self._value[t] = self.policy.forward(rollout.observation[t])
+            parameters, self._value[t] = self._forward(rollout.observation[t])
             self._raw[t] = head.sample(parameters, self._uniform[t])
             self._log_probability[t] = head.log_probability_and_entropy(parameters, self._raw[t])[0]
             rollout.action[t] = head.to_env(self._raw[t])
             self.world.step(self._slots[t], t)
-        self._value[T] = self.policy.forward(rollout.observation[T])[1]
+        self._value[T] = self._forward(rollout.observation[T])[1]
         self._bootstrap()
         self.world.advance(T)
+
+    def _forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Head parameters (H, N) and values (N) of observations (O, N), until it is called again."""
+        return self.policy.forward(observation) if self._outputs is None else self._outputs(observation)
 
     def _bootstrap(self) -> None:
         """V of the true final observation of every truncated episode, which the advantages need in place of V of the next episode's first."""
@@ -349,17 +388,36 @@ class PPO:
 
     def _descend(self, batch: Batch) -> Tensor:
         """One optimiser step. Returns the loss's numbers and the gradient's norm, (6)."""
-        config, flat = self.config, self.policy.flat
-        loss, numbers = ppo_loss(self.policy, batch, config)
-        flat.backward(loss)
+        config, gradient = self.config, self.policy.flat.gradient
+        numbers = self._gradient(batch)
         with torch.no_grad():
             # g <- g min(1, max_norm / |g|): Pascanu, Mikolov & Bengio 2013.
-            norm = torch.linalg.vector_norm(flat.gradient)
-            flat.gradient.mul_((config.max_gradient_norm / (norm + 1e-6)).clamp_max(1.0))
+            norm = torch.linalg.vector_norm(gradient)
+            gradient.mul_((config.max_gradient_norm / (norm + 1e-6)).clamp_max(1.0))
             if config.target_kl is not None:
                 self._skip.copy_(torch.maximum(self._skip, (numbers[3] > 1.5 * config.target_kl).float()))
             self._optimizer.step(self._skip if config.target_kl is not None else None)
-            return torch.stack([*numbers, norm])
+            return torch.cat([numbers, norm[None]])
+
+    def _gradient(self, batch: Batch) -> Tensor:
+        """Write the gradient of the minibatch's loss into the flat vector. Returns the loss's numbers, (5)."""
+        if self.explicit is not None:
+            return self.explicit(batch)
+        samples, flat = len(batch.returns), self.policy.flat
+        count = -(-samples // (self.config.microbatch or samples))
+        if count == 1:
+            loss, numbers = ppo_loss(self.policy, batch, self.config)
+            flat.backward(loss)
+            return torch.stack(numbers)
+        # The mean over the minibatch is the sum of the parts' means, each by its share of the samples: in one order, so in the same bits.
+        total = torch.zeros(5, device=self.device)
+        parts = [Batch(*fields) for fields in zip(*(field.tensor_split(count, dim=-1) for field in batch), strict=True)]
+        for k, part in enumerate(parts):
+            share = len(part.returns) / samples
+            loss, numbers = ppo_loss(self.policy, part, self.config)
+            flat.backward(share * loss, add=k > 0)
+            total += share * torch.stack(numbers)
+        return total
 
     # STATE
 
