@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -29,7 +29,19 @@ class Listed(NamedTuple):
     empty: str
 
 
-class ListScreen(ModalScreen["RunRow | None"]):
+Result = TypeVar("Result")
+
+
+class Dialog(ModalScreen[Result]):
+    """A screen over the screen, which closes once: keys typed ahead are handed to it even after the one that closed it."""
+
+    def leave(self, result: Result | None = None) -> None:
+        """Close, unless that is done."""
+        if self.is_current:
+            self.dismiss(result)
+
+
+class ListScreen(Dialog["RunRow | None"]):
     """Runs to choose from; typing searches. Gives the chosen row, or None."""
 
     def __init__(self, title: str, rows: Sequence[RunRow], empty: str = "No runs yet. Start one: operant train") -> None:
@@ -75,11 +87,11 @@ class ListScreen(ModalScreen["RunRow | None"]):
         if event.key == "escape" and self._search:
             self._search = ""
         elif event.key == "escape":
-            self.dismiss(None)
+            self.leave(None)
         elif event.key == "enter":
             rows = self._rows
             if rows:
-                self.dismiss(rows[self._cursor])
+                self.leave(rows[self._cursor])
         elif event.key in moves:
             self._cursor += moves[event.key]
         elif event.key == "backspace":
@@ -91,12 +103,12 @@ class ListScreen(ModalScreen["RunRow | None"]):
     def on_click(self, event: events.Click) -> None:
         """A click chooses the row under it; one beside the list leaves."""
         if event.widget is not self._panel:
-            self.dismiss(None)
+            self.leave(None)
             return
         rows = self._rows
         index = event.y - 3 + _first(self._cursor, len(rows), self._panel.size.height - 5)
         if 0 <= event.y - 3 < self._panel.size.height - 5 and index < len(rows):
-            self.dismiss(rows[index])
+            self.leave(rows[index])
 
 
 def _first(cursor: int, count: int, height: int) -> int:
@@ -152,7 +164,7 @@ class Scrolled(NamedTuple):
     first: int
 
 
-class TextScreen(ModalScreen[None]):
+class TextScreen(Dialog[None]):
     """Lines to be read: help, the description of a run, a traceback."""
 
     def __init__(self, title: str, lines: Sequence[Line], *, width: int = 90, at_end: bool = False) -> None:
@@ -192,12 +204,12 @@ class TextScreen(ModalScreen[None]):
             self._at += moves[event.key]
             self._show()
         elif event.key in ("escape", "q", "enter", "question_mark", "d"):
-            self.dismiss(None)
+            self.leave(None)
 
     def on_click(self, event: events.Click) -> None:
         """A click beside the text closes it."""
         if event.widget is not self._panel:
-            self.dismiss(None)
+            self.leave(None)
 
     def on_mouse_scroll_down(self) -> None:
         """The wheel."""
@@ -228,7 +240,7 @@ class Question(NamedTuple):
     strict: bool  # only the letter y says yes
 
 
-class ConfirmScreen(ModalScreen[bool]):
+class ConfirmScreen(Dialog[bool]):
     """A question before the trainer is touched. `y` says yes (enter too, unless the question is a strict one); all else says no."""
 
     def __init__(self, question: Question) -> None:
@@ -252,14 +264,14 @@ class ConfirmScreen(ModalScreen[bool]):
         event.stop()
         event.prevent_default()
         if event.key == "y" or (event.key == "enter" and not self._question.strict):
-            self.dismiss(True)
+            self.leave(True)
         elif event.key in ("n", "escape", "q", "enter"):
-            self.dismiss(False)
+            self.leave(False)
 
     def on_click(self, event: events.Click) -> None:
         """A click beside the question says no."""
         if event.widget is not self._panel:
-            self.dismiss(False)
+            self.leave(False)
 
 
 def _question_lines(model: Question, width: int, height: int) -> list[Line]:
