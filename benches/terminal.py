@@ -17,6 +17,7 @@ import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -48,6 +49,8 @@ class Terminal:
             os.chdir(folder)
             os.execvpe(command[0], list(command), variables)
         self.output, self.ended = bytearray(), False
+        self._screen: Any = None  # pyte's, once somebody looks
+        self._drawn = 0
 
     def read(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Take in what comes for so long, or until something holds (looked at whenever something came, and ten times a second); whether it held."""
@@ -75,10 +78,16 @@ class Terminal:
         """The lines a person sees now."""
         import pyte
 
-        screen = pyte.Screen(self.columns, self.rows)
-        # pyte prints what it does not know: a private CSI with '<' or '>' and OSC texts are nothing to be seen.
-        pyte.ByteStream(screen).feed(re.sub(rb"\x1b\[[<>=][0-9;]*[A-Za-z]", b"", bytes(self.output)))
-        return list(screen.display)
+        if self._screen is None:
+            self._screen, self._drawn = pyte.Screen(self.columns, self.rows), 0
+            self._stream = pyte.ByteStream(self._screen)
+        # What is new, up to the last whole escape sequence. pyte prints what it does not know: a private CSI with '<' or '>' is nothing to be seen.
+        new = bytes(self.output[self._drawn :])
+        if (escape := new.rfind(b"\x1b")) >= 0 and not _ESCAPES.match(new, escape):
+            new = new[:escape]
+        self._stream.feed(re.sub(rb"\x1b\[[<>=][0-9;]*[A-Za-z]", b"", new))
+        self._drawn += len(new)
+        return list(self._screen.display)
 
     def shows(self, words: str) -> bool:
         """Whether some line of the screen has these words."""
@@ -92,6 +101,7 @@ class Terminal:
         """Drag the window's corner. What was written before is forgotten: it was laid out for another size."""
         self.columns, self.rows = columns, rows
         self.output.clear()
+        self._screen = None
         fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def processes(self) -> list[psutil.Process]:
