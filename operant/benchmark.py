@@ -195,7 +195,7 @@ def solve(seed: int, device: torch.device, overrides: Sequence[str] = ()) -> Sol
     started = time.perf_counter()
     recipe = config.load(recipes.find_source(RECIPE), overrides)
     target = math.inf if recipe.run.target is None else recipe.run.target
-    world = World(recipe.environment, recipe.env.lanes, seed=seed, device=device, params=recipe.params)
+    world = World(recipe.environment, recipe.lanes, seed=seed, device=device, params=recipe.params)
     algo = algos.load(recipe.algo_name)(world, recipe.algo, recipe.net, seed=seed, steps=recipe.run.steps)
     evaluator = Evaluator(algo.policy, recipe.environment, recipe.params, episodes=128, seed=seed)
     algo.start()

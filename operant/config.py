@@ -21,7 +21,7 @@ from operant import drafts, sentences
 from operant.drafts import Draft, Key, quoted
 from operant.errors import NotFoundError, OperantError
 from operant.recipes import find_source, shipped
-from operant.sections import Checkpoint, Environment, Evaluation, Run
+from operant.sections import AUTO_LANES, Checkpoint, Environment, Evaluation, Run
 from operant.settings import Count, Real
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
 SECTIONS = ("run", "env", "algo", "net", "checkpoint", "eval")
 ALGORITHM = "ppo"  # the default of algo.name
 _NUMBER = r"^\s*[-+]?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?[kMG]?\s*$"
+_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}  # what pydantic writes within a choice of types
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 _LARGEST_INT32 = 2**31 - 1
 
@@ -52,6 +53,13 @@ class Config:
     eval: Evaluation
     params: Any
     environment: Any = field(compare=False)  # operant.envs.Env; a user's file makes a new one each time
+
+    @property
+    def lanes(self) -> int:
+        """`env.lanes`, once it is a number: `operant.room` makes one of "auto"."""
+        if isinstance(self.env.lanes, str):
+            raise ValueError(f"env.lanes is {self.env.lanes!r} still")
+        return self.env.lanes
 
     @property
     def environment_file(self) -> Path | None:
@@ -141,7 +149,8 @@ def _check(draft: Draft, folder: Path | None) -> Config:
     kind = _network_kind(draft, folder, nets.Config.model_fields["kind"].default)
     env = sections["env"]
     if sections.get("algo") is not None and env is not None:
-        for key, sentence in sections["algo"].problems(env.lanes):
+        # Where the most do not fit together with the rest, no smaller power of two does.
+        for key, sentence in sections["algo"].problems(AUTO_LANES if env.lanes == "auto" else env.lanes):
             draft.problem(draft.place(("algo", key), ("env", "lanes")), f"algo.{key}: {sentence}")
     draft.raise_problems()
     env = env.model_copy(update={"name": environment_name, "params": params._asdict()})
@@ -334,7 +343,7 @@ def _with_suffixes(part: Any) -> Any:
         return [_with_suffixes(item) for item in part]
     if not isinstance(part, dict):
         return part
-    done = {key: _with_suffixes(value) for key, value in part.items()}
+    done = {_BOUNDS.get(key, key): _with_suffixes(value) for key, value in part.items()}
     if done.get("type") in ("integer", "number"):
         done |= {"type": [done["type"], "string"], "pattern": _NUMBER}
     return done

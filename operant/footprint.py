@@ -65,11 +65,11 @@ class _Storages(TorchDispatchMode):
 
 def estimate(config: Config) -> Footprint:
     """What a run of this configuration takes on its device, evaluation and CUDA's own context aside. Compiles kernels, so it takes seconds."""
-    small = next((lanes for lanes in (_SMALL_LANES << k for k in range(10)) if not config.algo.problems(lanes)), config.env.lanes)
-    if 2 * small >= config.env.lanes:
-        return _measure(config, config.env.lanes)
+    small = next((lanes for lanes in (_SMALL_LANES << k for k in range(10)) if not config.algo.problems(lanes)), config.lanes)
+    if 2 * small >= config.lanes:
+        return _measure(config, config.lanes)
     one, two = _measure(config, small), _measure(config, 2 * small)
-    factor = config.env.lanes / small
+    factor = config.lanes / small
     fixed, update = (round(a + (factor - 1) * (b - a)) for a, b in zip(one, two, strict=True))
     return Footprint(fixed, update)
 

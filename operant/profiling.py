@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from operant import algos, tracefile
+from operant import algos, room, tracefile
 from operant.config import Config
 from operant.runtime import find_device, set_threads
 from operant.workload import Peak, Work, iteration_work, peak
@@ -254,6 +254,7 @@ def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, 
     """
     device = find_device(config.run.device)
     threads = set_threads(config.run.threads)
+    config = room.resolved(config, device, report=report)
     memory = _Memory(device)
     memory.note("before")
     report("compiling, and capturing what is captured")
@@ -275,7 +276,7 @@ def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, 
         found = _trace(trainer, device, trace or Path(folder, "trace.json"))
         policy, horizon = trainer.policy, config.algo.horizon
         precision = getattr(config.algo, "precision", "fp32") if device.type == "cuda" else "fp32"
-        work = iteration_work(policy, trainer.steps_per_iteration, config.env.lanes, config.algo.epochs)
+        work = iteration_work(policy, trainer.steps_per_iteration, config.lanes, config.algo.epochs)
         kernels = _kernels(trainer)
         samples = trainer.steps_per_iteration
         if device.type == "cuda":
@@ -290,7 +291,7 @@ def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, 
     report("measuring what the device can do")
     return Profile(
         environment=config.environment.name, algorithm=config.algo_name, device=_device_name(device), precision=precision, kernels=kernels,
-        lanes=config.env.lanes, horizon=horizon, iterations=iterations, threads=threads, iteration_s=iteration_s, collect_s=collect_s, update_s=update_s,
+        lanes=config.lanes, horizon=horizon, iterations=iterations, threads=threads, iteration_s=iteration_s, collect_s=collect_s, update_s=update_s,
         sps=samples / iteration_s, phases=phases, busy_share=None if found.busy_s is None else min(1.0, found.busy_s / iteration_s),
         kernel_launches=found.kernels, copies=found.copies, host_launches=found.host_launches, top_kernels=found.top,
         work=work, peak=peak(device, precision), memory=memory.moments, trace=trace,
@@ -298,7 +299,7 @@ def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, 
 
 
 def _trainer(config: Config, device: torch.device, *, eager: bool = False) -> Any:
-    world = World(config.environment, config.env.lanes, seed=config.run.seed, device=device, params=config.params)
+    world = World(config.environment, config.lanes, seed=config.run.seed, device=device, params=config.params)
     return algos.load(config.algo_name)(world, config.algo, config.net, seed=config.run.seed, steps=config.run.steps, eager=eager)
 
 

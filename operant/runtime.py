@@ -1,4 +1,7 @@
-"""What a process that computes sets up first: how idle threads wait, how many there are, and which device. Knows nothing of runs or training."""
+"""What a process that computes sets up first: how idle threads wait, how many there are, and which device; and what says that its memory is full.
+
+Knows nothing of runs or training.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from operant.errors import MachineError
 
 if TYPE_CHECKING:
     import torch
+
+_FULL = ("can't allocate memory", "CUDA_ERROR_OUT_OF_MEMORY")  # torch's words on a CPU, numba's on a GPU
 
 
 def quiet_threads() -> None:
@@ -52,3 +57,11 @@ def find_device(text: str) -> torch.device:
     if index >= torch.cuda.device_count():
         raise MachineError(f"there is no {text}: this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}")
     return torch.device("cuda", index)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device's memory is full, or followed from one that does: a capture that breaks off says no more than that it broke off."""
+    import torch
+
+    full = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _FULL)
+    return full or (error.__context__ is not None and out_of_memory(error.__context__))

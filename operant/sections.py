@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -11,6 +11,8 @@ from operant.settings import Count, Real, Section
 
 _DEVICE = r"^(auto|cpu|cuda|cuda:[0-9]{1,3})$"
 _RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+AUTO_LANES = 65_536
+"""The most that `env.lanes = "auto"` comes to."""
 
 
 def _check(pattern: str, allowed: str) -> AfterValidator:
@@ -56,8 +58,8 @@ class Environment(Section, use_attribute_docstrings=True):
 
     name: str = Field("cartpole", min_length=1)
     """A shipped environment, its Gymnasium id, or a file of your own: my_env.py."""
-    lanes: Count = Field(1024, ge=1, le=2**30)
-    """Copies that run side by side."""
+    lanes: Annotated[Count, Field(ge=1, le=2**30)] | Literal["auto"] = 1024
+    """Copies that run side by side; "auto": as many as fit into memory and are of use, which the run then keeps."""
     params: dict[str, Any] = Field(default_factory=dict)
     """The environment's own constants, by name (`operant envs` lists them)."""
 

@@ -82,6 +82,7 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders) -> Trainer:
     import torch
 
     from operant import config as configuration
+    from operant import room
     from operant.checkpoint import Store
     from operant.trainer import Trainer
 
@@ -91,6 +92,9 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders) -> Trainer:
     device = find_device(config.run.device)
     # What was chosen here is written down, so that a resume chooses the same and ends in the same bits.
     config = replace(config, run=config.run.model_copy(update={"threads": set_threads(config.run.threads), "device": str(device)}))
+    if config.env.lanes == "auto":
+        phase("trying how many lanes fit")
+        config = room.resolved(config, device, report=log.info)
     checkpoint = None
     if resume is not None:
         which = int(resume) if resume.isdecimal() else resume
@@ -100,7 +104,7 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders) -> Trainer:
         phase="compiling kernels",
         env=config.environment.name,
         algo=config.algo_name,
-        lanes=config.env.lanes,
+        lanes=config.lanes,
         steps=config.run.steps,
         target=config.run.target,
         device=str(device),

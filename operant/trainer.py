@@ -26,6 +26,7 @@ from operant.history import History, salvage
 from operant.meters import Meters, NotFinite, metrics_for
 from operant.metricsfile import TERMINAL, Writer
 from operant.orders import Attendant, Heartbeat, Orders, Stop
+from operant.runtime import out_of_memory
 from operant.watch import FRAME_BYTES, Watcher
 from operant.world import World
 
@@ -51,7 +52,7 @@ class Trainer:
     def __init__(self, folder: Path, document: dict[str, Any], config: Config, device: torch.device, checkpoint: Checkpoint | None, orders: Orders) -> None:
         self.folder, self.config, self.orders = folder, config, orders
         self.session, run_uuid = document["session"], bytes.fromhex(document["uuid"])
-        world = World(config.environment, config.env.lanes, seed=config.run.seed, device=device, params=config.params)
+        world = World(config.environment, config.lanes, seed=config.run.seed, device=device, params=config.params)
         self.algo = algos.load(config.algo_name)(world, config.algo, config.net, seed=config.run.seed, steps=config.run.steps)
         self.iteration, self.step = 0, 0
         self.total_iterations = -(-config.run.steps // self.algo.steps_per_iteration)
@@ -78,7 +79,7 @@ class Trainer:
         self.inbox = Inbox(folder, run_uuid, report=lambda line: self.say(line, level="warn", code="control"))
         self._state_turn, self._over = threading.Lock(), False
         self._looked_s, self._told_write_errors, self._told_absence = time.monotonic(), False, False
-        where = f"{config.environment.name}, {config.algo_name}, {config.env.lanes:,} lanes on {document.get('device_name', device)}"
+        where = f"{config.environment.name}, {config.algo_name}, {config.lanes:,} lanes on {document.get('device_name', device)}"
         resumed = f"resumed from {checkpoint.path.name} (session {self.session})" if checkpoint is not None else "started"
         self.say(f"{resumed}: {where}", code="resume" if checkpoint is not None else "note")
 
@@ -377,7 +378,7 @@ class Trainer:
 
 def device_error(error: Exception) -> DeviceError | None:
     """The error of a device, in a sentence: out of memory, or a fault after which nothing works. None for all others."""
-    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error) or isinstance(error, MemoryError):
+    if out_of_memory(error):
         return DeviceError(f"out of memory: {str(error).splitlines()[0]}. Use fewer env.lanes or a shorter algo.horizon")
     if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error) or type(error).__name__ == "CudaAPIError":
         return DeviceError(f"the GPU failed: {str(error).splitlines()[0]}")

@@ -106,15 +106,15 @@ ALLOWED = {
     "config": {"drafts", "sentences", "recipes", "sections", "settings", "envs", "algos", "nets"},
     "checkpoint": {"durable"},
     "orders": {"control"},
-    "trainer": {"config", "world", "algos", "meters", "checkpoint", "evaluate", "metricsfile", "history", "watch", "control", "orders", "runs", "text"},
-    "train": {"config", "envs", "checkpoint", "runs", "runtime", "orders", "trainer"},
+    "trainer": {"config", "world", "algos", "meters", "checkpoint", "evaluate", "metricsfile", "history", "watch", "control", "orders", "runs", "text", "runtime"},
+    "train": {"config", "envs", "checkpoint", "runs", "runtime", "orders", "trainer", "room"},
     "runtime": set(),
     "metricsfile": {"fixedfile", "metricsfile", "text"},
     "history": {"history", "metricsfile"},
     "monitor": {"metricsfile", "history", "control", "runs", "runfolder", "states", "text", "monitor"},
 }
 TOP = {
-    "cli": set(), "commands": {"cli", "commands"}, "check": {"commands"}, "doctor": {"commands"}, "playback": {"commands"}, "footprint": {"commands"},
+    "cli": set(), "commands": {"cli", "commands"}, "check": {"commands"}, "doctor": {"commands"}, "playback": {"commands"}, "footprint": {"commands", "room"},
     "request": {"commands"}, "train": {"commands"}, "trainer": {"train"},
 }  # fmt: skip
 

@@ -136,7 +136,11 @@ def _dry_run(asked: Request) -> None:
 
     overrides = asked.all_overrides()
     show_origins(configuration.origins(asked.source, overrides, folder=asked.directory))
-    footprint = estimate(configuration.load(asked.source, overrides, folder=asked.directory))
+    resolved = configuration.load(asked.source, overrides, folder=asked.directory)
+    if resolved.env.lanes == "auto":
+        print("\n# device memory: as many lanes as fit are found when the run begins; nothing was started")
+        return
+    footprint = estimate(resolved)
     print(f"\n# device memory: about {_bytes(footprint.total_bytes)} ({_bytes(footprint.fixed_bytes)} kept, {_bytes(footprint.update_bytes)} in an update)")
     print(f"# and on a GPU about {_bytes(CONTEXT_BYTES)} for CUDA itself; nothing was started")
 
