@@ -7,6 +7,7 @@ in which a file can be broken has a finding of its own, and a finding that later
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import time
 import warnings
@@ -16,19 +17,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import get_num_threads, njit, types
-from numba.core import ir
+from numba import get_num_threads
 from numba.core.dispatcher import Dispatcher
-from numba.core.types.functions import NumberClass
 
 from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete
-from operant.kernel import bind
-from operant.ptx import ARCHITECTURES, compile_ptx, essence, float64_lines, quoted, signature, undefined_calls
+from operant.guards import PICTURE_SIDE, Guarded, source_of
+from operant.ptx import ARCHITECTURES, compile_ptx, essence, float64_lines, quoted, undefined_calls
 from operant.trials import DEVICE_TOLERANCE, Seen, Trial, compare_devices, long_trial, same_bits, trial_actions
-from operant.world import Lanes, Slot, World, device_params, reset_body, step_body
+from operant.world import device_params
 
-GUARD_ROWS = 16
-GUARD_BYTE = 0x5A
 FREE_STEPS = 200
 
 
@@ -44,10 +41,6 @@ class Finding:
 def _plain(function: Any) -> Any:
     """The Python under a device function."""
     return function.py_func
-
-
-def _source(env: Env) -> str:
-    return _plain(env.step).__code__.co_filename
 
 
 def declaration_problems(env: Env) -> list[str]:
@@ -112,86 +105,13 @@ def _function_problems(env: Env) -> Iterator[str]:
             yield f"`{name}` takes {given} arguments: it must be {name}({arguments})"
 
 
-class _Guarded:
-    """Step and reset with every index checked, on buffers between guard rows. Compiles when asked to."""
-
-    def __init__(self, env: Env, lanes: int) -> None:
-        world, self.env, self.count = World(env, lanes, seed=1, every_final=True), env, lanes
-        self._whole: dict[str, torch.Tensor] = {}
-        exact = {"state": env.fields, "cells": env.cells.n if env.cells else 0, "scratch": env.scratch, "running": 1 + len(env.tally)}
-        self.lanes: Lanes = self._between_guards(world.lanes, exact)
-        O, A = env.observation.size, env.action_size
-        self.slot: Slot = self._between_guards(world.slot(), {"observation": O, "final_observation": O, "action": A})
-        self.bodies = {"step": step_body(env, world.params), "reset": reset_body(env, world.params)}
-        self.shells = {name: _checked_shell(body) for name, body in self.bodies.items()}
-
-    def _between_guards(self, group: Any, rows: dict[str, int]) -> Any:
-        for name, count in rows.items():
-            if getattr(group, name) is None:
-                continue
-            whole = torch.zeros((count + 2 * GUARD_ROWS, self.count), dtype=getattr(group, name).dtype)
-            whole.view(torch.uint8).fill_(GUARD_BYTE)
-            self._whole[name] = whole
-            inner = whole[GUARD_ROWS : GUARD_ROWS + count]
-            inner.zero_()
-            group = group._replace(**{name: inner})
-        return group
-
-    def compile(self) -> None:
-        for shell in self.shells.values():
-            shell.compile(signature(self.lanes, self.slot))
-
-    def run(self, name: str) -> None:
-        self.shells[name](self.count, bind(self.lanes), bind(self.slot), 0)
-        self.lanes.tick.add_(1)
-
-    def trespass(self) -> str | None:
-        """The buffer beside which something was written, if any."""
-        for name, whole in self._whole.items():
-            guards = torch.cat([whole[:GUARD_ROWS], whole[-GUARD_ROWS:]]).view(torch.uint8)
-            if not bool((guards == GUARD_BYTE).all()):
-                return name
-        return None
-
-    def prints(self) -> list[str]:
-        """Lines that print."""
-        notes = [next(iter(shell.overloads.values())).type_annotation for shell in self.shells.values()]
-        statements = [statement for note in notes for block in note.blocks.values() for statement in block.body]
-        return sorted({quoted(statement.loc.filename, statement.loc.line) for statement in statements if isinstance(statement, ir.Print)})
-
-    def float64_places(self) -> list[str]:
-        """Lines of the author's file that compute in float64, as the compiled step and reset tell."""
-        found = set()
-        for shell in self.shells.values():
-            notes = next(iter(shell.overloads.values())).type_annotation
-            for statement in (statement for block in notes.blocks.values() for statement in block.body):
-                expression = getattr(statement, "value", None)
-                if not isinstance(statement, ir.Assign) or not isinstance(expression, ir.Expr) or statement.loc.filename != _source(self.env):
-                    continue
-                if expression.op == "call" and isinstance(notes.typemap[expression.func.name], NumberClass):
-                    continue  # float32(0.5): the literal is folded
-                called = notes.calltypes.get(expression)
-                if notes.typemap[statement.target.name] == types.float64 or (called is not None and types.float64 in called.args):
-                    found.add(statement.loc.line)
-        return [quoted(_source(self.env), line) for line in sorted(found)]
-
-
-def _checked_shell(body: Callable[..., Any]) -> Any:
-    @njit(boundscheck=True, error_model="numpy")
-    def shell(count, lanes, slot, offset):  # noqa: ANN001, ANN202
-        for i in range(count):
-            body(i, lanes, slot, offset)
-
-    return shell
-
-
-def _compiles_for_cuda(guarded: _Guarded) -> list[Finding]:
+def _compiles_for_cuda(guarded: Guarded) -> list[Finding]:
     name, names = "compiles for CUDA", ", ".join(f"sm_{major}{minor}" for major, minor in ARCHITECTURES)
     instructions: list[str] = []
     for capability in ARCHITECTURES:
-        for body in guarded.bodies.values():
+        for call in guarded.calls.values():
             try:
-                ptx = compile_ptx(body, guarded.lanes, guarded.slot, capability)
+                ptx = compile_ptx(*call, capability)
             except Exception as error:
                 return [Finding(name, False, essence(error))]
             if calls := undefined_calls(ptx):
@@ -205,7 +125,7 @@ def _compiles_for_cuda(guarded: _Guarded) -> list[Finding]:
     return [compiled, Finding("float32 only", False, f"float64 arithmetic, where every literal should be float32(...): {detail}")]
 
 
-def _keeps_to_its_columns(guarded: _Guarded, steps: int) -> Finding:
+def _keeps_to_its_columns(guarded: Guarded, steps: int) -> Finding:
     name, generator = "keeps to its columns", np.random.default_rng(1)
     try:
         guarded.run("reset")
@@ -238,15 +158,19 @@ def _index_error(env: Env) -> str | None:
                 if terminated:
                     _plain(env.reset)(s, *grid, p, key)
     except IndexError as error:
-        trace = error.__traceback__
-        line = 0
-        while trace is not None:
-            line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == _source(env) else line
-            trace = trace.tb_next
-        return f"{quoted(_source(env), line)}: {error}" if line else None
+        return _place_of(env, error)
     except Exception:
         return None
     return None
+
+
+def _place_of(env: Env, error: IndexError) -> str | None:
+    """The line of the author's file at which an error came up, and the error; None where it was in none of its lines."""
+    trace, line = error.__traceback__, 0
+    while trace is not None:
+        line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == source_of(env) else line
+        trace = trace.tb_next
+    return f"{quoted(source_of(env), line)}: {error}" if line else None
 
 
 def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
@@ -278,16 +202,45 @@ def _rows_apart(one: torch.Tensor, other: torch.Tensor) -> list[int]:
     return [row for row in range(one.shape[0]) if not same_bits(one[row], other[row])]
 
 
-def _picture(env: Env) -> Finding:
-    trial = Trial(env, 4, 1)
-    trial.reset()
-    lanes, p = trial.world.lanes, device_params(trial.world.params)
-    grid = (lanes.cells[:, 0].numpy(),) if env.cells is not None else ()
-    points = [np.float32((k + 0.5) / 16) for k in range(16)]
+def _picture(guarded: Guarded) -> Finding:
+    """Small pictures of lanes that have been played: `shade` reads what it has, changes nothing, and returns colours."""
+    name, env, lanes = "picture", guarded.env, guarded.lanes
     assert env.shade is not None
-    colours = np.array([env.shade(lanes.state[:, 0].numpy(), *grid, p, x, y) for x in points for y in points], np.float64)
-    good = colours.shape == (256, 3) and bool(np.isfinite(colours).all()) and colours.min() >= 0.0 and colours.max() <= 1.0
-    return Finding("picture", good, "16 x 16 points" if good else "`shade` must return (r, g, b), each from 0 to 1")
+    before = [None if tensor is None else tensor.clone() for tensor in (lanes.state, lanes.cells)]
+    try:
+        colours = guarded.draw()
+    except IndexError:
+        return Finding(name, False, _shade_index_error(guarded) or "`shade`: an index is outside s or cells")
+    for what, then, now in zip(("s", "cells"), before, (lanes.state, lanes.cells), strict=True):
+        if then is not None and not same_bits(then, now):
+            return Finding(name, False, f"`shade` writes into {what}, which belongs to the training: it may only read")
+    if buffer := guarded.trespass():
+        return Finding(name, False, f"`shade` writes beside {buffer}: it may only read")
+    wrong = (~((colours >= 0.0) & (colours <= 1.0))).any(dim=-1)
+    if bool(wrong.any()):
+        lane, row, column = wrong.nonzero()[0].tolist()
+        said = ", ".join(f"{part:g}" for part in colours[lane, row, column].tolist())
+        x, y = ((place + 0.5) / PICTURE_SIDE for place in (column, row))
+        return Finding(name, False, f"`shade` returned ({said}) at x = {x:g}, y = {y:g}: red, green and blue must each be from 0 to 1")
+    return Finding(name, True, f"{len(colours)} of {PICTURE_SIDE} x {PICTURE_SIDE} points, every index checked, colours from 0 to 1")
+
+
+def _shade_index_error(guarded: Guarded) -> str | None:
+    """Where an index of `shade` is out of range, found by running it as the plain Python it is."""
+    env, lanes, p = guarded.env, guarded.lanes, device_params(guarded.env.Params())
+    points = [np.float32((k + 0.5) / PICTURE_SIDE) for k in range(PICTURE_SIDE)]
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            for lane in range(len(guarded.colours)):
+                cells = (lanes.cells[:, lane].numpy(),) if lanes.cells is not None else ()
+                for x, y in itertools.product(points, points):
+                    _plain(env.shade)(lanes.state[:, lane].numpy(), *cells, p, x, y)
+    except IndexError as error:
+        return _place_of(env, error)
+    except Exception:
+        return None
+    return None
 
 
 def _devices(env: Env, lanes: int) -> Finding:
@@ -337,14 +290,14 @@ def check(env: Env, *, lanes: int = 256, steps: int = 1000) -> list[Finding]:
     findings = [Finding("declaration", not problems, "; ".join(problems) or f"{env.fields} fields, {env.observation.size} observed")]
     if problems:
         return findings
-    guarded = _Guarded(env, min(lanes, 64))
+    guarded = Guarded(env, min(lanes, 64))
     try:
         guarded.compile()
     except Exception as error:
         return [*findings, Finding("compiles for the CPU", False, essence(error))]
     if places := guarded.prints():
         return [*findings, Finding("compiles for the CPU", False, f"it prints, once for every lane and step: {'; '.join(places)}")]
-    findings += [Finding("compiles for the CPU", True, "step and reset"), *_compiles_for_cuda(guarded)]
+    findings += [Finding("compiles for the CPU", True, ", ".join(guarded.calls)), *_compiles_for_cuda(guarded)]
     findings.append(_attempt("keeps to its columns", lambda: _keeps_to_its_columns(guarded, min(steps, FREE_STEPS))))
     if not findings[-1].passed:
         return findings
@@ -355,8 +308,8 @@ def check(env: Env, *, lanes: int = 256, steps: int = 1000) -> list[Finding]:
     findings += _of_thelong_trial(env, seen, lanes, steps)
     if seen.not_repeated is None:
         findings.append(_attempt("writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, FREE_STEPS))))
-    if env.shade is not None:
-        findings.append(_attempt("picture", lambda: _picture(env)))
+    if env.shade is not None and seen.not_finite is None:
+        findings.append(_attempt("picture", lambda: _picture(guarded)))
     if torch.cuda.is_available() and all(finding.passed for finding in findings):
         findings.append(_attempt("CPU = CUDA", lambda: _devices(env, lanes)))
     return [*findings, _attempt("speed", lambda: _speed(env))]

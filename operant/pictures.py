@@ -38,8 +38,8 @@ def _level(value: Any) -> Any:
     return uint8(inside * float32(255.0) + float32(0.5))
 
 
-def shade_body(env: Env, params: Any) -> Any:
-    """The body that shades pixel i of all N * H * W: the colour that `env.shade` gives the point at the pixel's centre."""
+def colour_function(env: Env, params: Any) -> Any:
+    """`env.shade` in one shape, `(scene, lane, x, y)` to red, green and blue, so that its callers need not know which buffers there are."""
     shade, p = env.shade, device_params(params)
     assert shade is not None, "this environment draws no picture"
     if env.cells is not None:
@@ -53,6 +53,13 @@ def shade_body(env: Env, params: Any) -> Any:
         @device
         def colour(scene: Any, lane: Any, x: Any, y: Any) -> Any:
             return shade(scene.state[:, lane], p, x, y)
+
+    return colour
+
+
+def shade_body(env: Env, params: Any) -> Any:
+    """The body that shades pixel i of all N * H * W: the colour that `env.shade` gives the point at the pixel's centre."""
+    colour = colour_function(env, params)
 
     @device
     def body(i: Any, scene: Any, canvas: Any, offset: Any) -> None:

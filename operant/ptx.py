@@ -17,6 +17,12 @@ from operant.kernel import bind, cuda_shell
 ARCHITECTURES = ((7, 5), (8, 6), (9, 0), (10, 0))
 """Compute capabilities every kernel is compiled for: Turing, Ampere, Hopper, Blackwell."""
 
+_RETURNED = {
+    "reward, terminated": "`step` must return two values, the reward and whether the episode terminated",
+    "red, green, blue": "`shade` must return three values, red, green and blue",
+}
+"""What an environment's functions return, by the names it is unpacked into."""
+
 _RUNTIME_SYMBOLS = {"__assertfail", "malloc", "free"}  # the driver brings these
 
 
@@ -65,10 +71,12 @@ def essence(error: BaseException) -> str:
     for line in lines[1:4]:
         if line.startswith(">>>"):
             sentence += " " + line.removeprefix(">>>").strip()
-    if "failed to unpack" in sentence and "reward, terminated" in text:
-        return "`step` must return two values, the reward and whether the episode terminated"
     sentence = re.sub(r" for '[^']*', defined at .*| ?Raised from .*", "", sentence)
     place = _place(error, text)
+    if "failed to unpack" in sentence or "wrong tuple length" in sentence:
+        for names, wanted in _RETURNED.items():
+            if names in text or names in place:
+                return wanted
     sentence = sentence.rstrip(".")
     return f"{place}: {sentence}" if place else sentence
 

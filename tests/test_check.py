@@ -100,12 +100,15 @@ PLACE = "mine.py:27"
 COMPILES, COLUMNS, WRITES = "compiles for the CPU", "keeps to its columns", "writes what it declares"
 SPILL = ("@device\ndef reset", "@device_call\ndef spill(s):\n    s[2] = float32(1.0)\n\n\n@device\ndef reset")
 
+COLOUR = "return x, y, float32(0.5)"
+
 BROKEN = {  # what is replaced, and which findings then fail with which words
     "a name nobody knows": ([(MOVE, "    s[X] += s[X_DOTT]\n")], {COMPILES: [f"{PLACE} (`s[X] += s[X_DOTT]`)", "'X_DOTT' is not defined"]}),
     "types that do not fit": ([(MOVE, '    s[X] += "a"\n')], {COMPILES: [PLACE, "No implementation of function", "float32"]}),
     "a parameter nobody knows": ([("p.push", "p.pull")], {COMPILES: ["mine.py:26", "Unknown attribute 'pull'"]}),
     "an import inside": ([(MOVE, "    import os\n")], {COMPILES: [PLACE, "IMPORT_NAME"]}),
     "one value returned": ([("return -abs(s[X]), abs(s[X]) > float32(2.0)", "return -abs(s[X])")], {COMPILES: ["two values"]}),
+    "three values returned": ([("return -abs(s[X]), abs", "return -abs(s[X]), True, abs")], {COMPILES: ["`step` must return two values"]}),
     "a print": ([(MOVE, '    print("x")\n')], {COMPILES: ["it prints", PLACE]}),
     "an argument short": ([("action, p, key, tally", "action, p, key")], {"declaration": ["takes 4 arguments: it must be step(s, action, p, key, tally)"]}),
     "no decorator": ([("@device\ndef observe", "def observe")], {"declaration": ["write @device above it"]}),
@@ -123,7 +126,7 @@ BROKEN = {  # what is replaced, and which findings then fail with which words
         {
             "float32 only": [PLACE, "s[X] += s[X_DOT] * 0.5"],
             "within bounds": ["observation[0] is -", "outside the declared bounds"],
-            "picture": ["from 0 to 1"],
+            "picture": ["`shade` returned (0.03125, 0.03125, 1.5) at x = 0.03125, y = 0.03125: red, green and blue must each be from 0 to 1"],
         },
     ),
 }
@@ -142,6 +145,44 @@ def test_a_broken_file_gives_a_clear_sentence(name, findings, monkeypatch):
             assert sentence in found[finding].detail
     for finding in found.values():
         assert "Traceback" not in finding.detail and "\n" not in finding.detail
+
+
+SHADES = {  # `shade` alone: what it returns or does, and the sentence for it
+    "math.sqrt(y - float32(2.0))": "`shade` returned (0.03125, 0.03125, nan) at x = 0.03125, y = 0.03125",
+    "s[2]": "mine.py:39 (`return x, y, s[2]`): index 2 is out of bounds",
+    "min(abs(s[int(y * float32(3.0))]), float32(1.0))": "index 2 is out of bounds",
+    "blue": "mine.py:39 (`return x, y, blue`): NameError: name 'blue' is not defined",
+    "float32(0.5), y": "`shade` must return three values, red, green and blue",
+    "forget(s)": "`shade` writes into s, which belongs to the training: it may only read",
+    "s[X]": "",
+}
+
+
+@pytest.mark.parametrize("blue", SHADES)
+def test_a_broken_shade_gives_a_clear_sentence(blue, tmp_path):
+    path = tmp_path / "mine.py"
+    helper = "@device\ndef forget(s):\n    s[X] = float32(1.0)\n    return s[X]\n\n\n@device\ndef reset" if "forget" in blue else "@device\ndef reset"
+    path.write_text(GOOD.replace(COLOUR, f"return x, y, {blue}").replace("@device\ndef reset", helper))
+    guarded = module.Guarded(envs.load_file(path), 4)
+    del guarded.calls["step"], guarded.calls["reset"]
+    try:
+        guarded.compile()
+    except Exception as error:
+        assert SHADES[blue] in essence(error)
+    else:
+        finding = module._picture(guarded)
+        assert SHADES[blue] in finding.detail and finding.passed == (not SHADES[blue])
+
+
+def test_double_precision_of_a_shade_is_found_by_its_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
+    path = tmp_path / "mine.py"
+    path.write_text(GOOD.replace(COLOUR, "return x, y, x * 0.1"))
+    guarded = module.Guarded(envs.load_file(path), 4)
+    del guarded.calls["step"], guarded.calls["reset"]
+    guarded.compile()
+    compiled, precision = module._compiles_for_cuda(guarded)
+    assert compiled.passed and not precision.passed and "mine.py:39 (`return x, y, x * 0.1`)" in precision.detail
 
 
 def test_what_cannot_go_on_stops_the_list(findings):
