@@ -72,6 +72,7 @@ KEYS: Final = (
     Key("theme", "t", "theme", "dark or light", "t", group="Monitor"),
     Key("copy", "Y", "copy", "copy the run's id, through the terminal (OSC 52)", "Y", group="Monitor"),
     Key("palette", "colon,ctrl+p", "command_palette", "find a command by its name", ":", group="Monitor"),
+    Key("redraw", "ctrl+l", "redraw", "draw the whole screen anew, where something else has written on it", "ctrl+l", group="Monitor"),
     Key("suspend", "ctrl+z", "suspend_process", "suspend the monitor, not the run", "ctrl+z", group="Monitor"),
     Key("pause", "P", "ask('pause')", "ask the trainer to pause, or to go on", "P", group="Trainer (asks first)", trains=True),
     Key("stop", "S", "ask('stop')", "ask the trainer to save and stop", "S", group="Trainer (asks first)", trains=True),

@@ -63,8 +63,7 @@ class Showing(App[None]):
     ESCAPE_TO_MINIMIZE = False
     BINDINGS: ClassVar = [
         Binding("ctrl+c,ctrl+q", "detach", show=False, priority=True),
-        *(Binding(key.keys, key.action, key.words, id=key.id, show=False) for key in KEYS if key.id != "suspend"),
-        Binding("ctrl+z", "suspend_process", show=False, priority=True, id="suspend"),
+        *(Binding(key.keys, key.action, key.words, id=key.id, show=False, priority=key.id in ("redraw", "suspend")) for key in KEYS),
     ]
 
     def __init__(
@@ -172,6 +171,10 @@ class Showing(App[None]):
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Without the one for colours by number: there are none here, and it goes over every line that is drawn."""
         return [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
+
+    def action_redraw(self) -> None:
+        """Write every cell again, whatever the terminal shows."""
+        self._display(self.screen, self.screen._compositor.render_full_update())
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
         super()._display(screen, self._thrift.thin(renderable))

@@ -12,8 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +28,7 @@ from operant.world import device_params
 FREE_STEPS = 200
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One thing looked at: its name, whether it is as it should be, and what was seen."""
 
     name: str

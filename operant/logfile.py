@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
+from typing import Any, Final
 
 from operant import runfolder, states
 from operant.errors import NotFoundError
@@ -13,6 +15,7 @@ from operant.text import safe
 
 _MOST_BYTES = 8 << 20  # of a log that is shown
 _POLL_S = 0.2
+_CLOCK: Final = re.compile(r"([0-9]{2}:[0-9]{2}:[0-9]{2}) (.*)")
 
 
 def lines(run: Run, *, tail: int = 0, follow: bool = False) -> Iterator[str]:
@@ -40,6 +43,12 @@ def lines(run: Run, *, tail: int = 0, follow: bool = False) -> Iterator[str]:
                 return
             if not whole:
                 time.sleep(_POLL_S)
+
+
+def document(line: str) -> dict[str, Any]:
+    """A line as `operant logs --json` prints it: the trainer's local time of day, null where the line has none, and the text."""
+    found = _CLOCK.fullmatch(line)
+    return {"schema": 1, "clock": found[1], "text": found[2]} if found else {"schema": 1, "clock": None, "text": line}
 
 
 def _has_ended(run: Run) -> bool:

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from operant import cli, control, launch, listing, runs
+from operant import cli, control, launch, listing, runs, states
 from operant.commands import steering
 from operant.metricsfile import Reader
 
@@ -209,6 +209,9 @@ def test_wait_ends_with_the_runs_code(started, here, behaviour, code):
     done = here("wait", run.id)
     assert done.code == code and f"{run.id}   " in done.err and done.out == ""
     assert here("wait", run.id).code == code, "a run that has ended is not waited for"
+    told = here("wait", run.id, "--json")
+    document = json.loads(told.out)
+    assert told.code == code and document["state"] in states.ENDED and document.keys() == json.loads(here("show", run.id, "--json").out).keys()
 
 
 def test_wait_gives_up_in_time_and_ctrl_c_leaves_the_run(started, here):
@@ -423,3 +426,34 @@ def test_json_of_a_paused_run_says_who(started, here):
     described = json.loads(here("show", run.id, "--json").out)
     assert described["eta_s"] is None
     assert (described["state"], described["paused_by"]) == ("paused", "alice@gpu03[2J") and described["cause"].startswith("by alice@gpu03[2J, ")
+
+
+def test_json_of_a_log_is_a_document_a_line(fresh, here):
+    run = fresh("cartpole-ppo-4f2a")
+    run.log_path.write_bytes(b"operant: session started x\n14:03:11 eval 500.0\n \x1b[2J\xff\"\\\n14:03:12 half")
+    wanted = [
+        {"schema": 1, "clock": None, "text": "operant: session started x"}, {"schema": 1, "clock": "14:03:11", "text": "eval 500.0"},
+        {"schema": 1, "clock": None, "text": ' [2J\ufffd"\\'}, {"schema": 1, "clock": "14:03:12", "text": "half"},
+    ]  # fmt: skip
+    assert [json.loads(line) for line in here("logs", "4f2a", "--json").out.splitlines()] == wanted
+    assert [json.loads(line) for line in here("logs", "4f2a", "--json", "--tail", "1").out.splitlines()] == wanted[-1:]
+
+
+READING = {"show", "runs", "logs", "wait", "eval", "envs", "doctor", "check", "profile", "bench", "config show"}
+WITHOUT_DATA = {"train", "resume", "stop", "pause", "unpause", "checkpoint", "monitor", "config", "config check", "config schema"}  # or JSON as it is
+
+
+def test_every_command_that_reads_has_json():
+    from typer.main import get_command
+
+    from operant.commands import program
+
+    def commands(group, before=""):
+        for name, one in group.commands.items():
+            yield before + name, {option for parameter in one.params for option in parameter.opts}
+            if hasattr(one, "commands"):
+                yield from commands(one, f"{name} ")
+
+    found = dict(commands(get_command(program.app)))
+    assert {name for name, options in found.items() if "--json" in options} == READING
+    assert set(found) == READING | WITHOUT_DATA, "a new command either reads, or does not"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_snapshots import STEPS, FakeLibrary, FakeSource, ended, running, states, table
+from textual._compositor import LayoutUpdate
 from textual.pilot import Pilot
 
 from monitor.app import MonitorApp, text_of
@@ -90,6 +91,20 @@ def test_a_changed_number_is_repainted_alone():
         app.tick()
         (region,) = regions
         assert (region.width, region.height) == (1, 1), "487.3 became 487.4: one cell"
+
+    act(body)
+
+
+def test_ctrl_l_writes_every_cell_again():
+    async def body(app: Any, pilot: Pilot[None]) -> None:
+        drawn: list[Any] = []
+        display = app._display
+        app._display = lambda screen, renderable: (drawn.append(renderable), display(screen, renderable))
+        app._thrift._shown[0] = {0: ("x", ("", "", ""))}
+        await press(pilot, "ctrl+l")
+        assert type(drawn[0]) is LayoutUpdate and (drawn[0].region.width, drawn[0].region.height) == (120, 36) and not app._thrift._shown
+        await press(pilot, "question_mark", "ctrl+l")
+        assert isinstance(app.screen, TextScreen) and type(drawn[-1]) is LayoutUpdate, "in a dialog too"
 
     act(body)
 

@@ -8,7 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from operant.commands.words import TYPER, JsonOption, MaybeRunName, RootOption, RunName, print_json, print_table, say, table
+from operant.commands.words import (
+    TYPER,
+    JsonLinesOption,
+    JsonOption,
+    MaybeRunName,
+    RootOption,
+    RunName,
+    print_json,
+    print_json_line,
+    print_table,
+    say,
+    table,
+)  # fmt: skip
 from operant.errors import UsageError
 
 app = typer.Typer(**TYPER)
@@ -129,13 +141,18 @@ def show(run: RunName, as_json: JsonOption = False, runs: RootOption = None) -> 
 def wait(
     run: RunName,
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="end with 124 if it goes on longer")] = None,
+    as_json: JsonOption = False,
     runs: RootOption = None,
 ) -> None:
-    """Wait for a run to end, and end with its exit code. Ctrl-C ends the waiting, not the run."""
+    """Wait for a run to end, and end with its exit code. Ctrl-C ends the waiting, not the run. With --json, then print what `show --json` does."""
     from operant import follow
     from operant import runs as folders
 
-    raise typer.Exit(follow.wait(folders.resolve(run, folders.root(runs)), timeout))
+    found = folders.resolve(run, folders.root(runs))
+    code = follow.wait(found, timeout)
+    if as_json:
+        print_json(folders.describe(folders.load(found.path) or found))
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -164,6 +181,7 @@ def logs(
     run: RunName,
     tail: Annotated[int, typer.Option(metavar="N", min=0, help="the last N lines; 0: all")] = 0,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the run has ended")] = False,
+    as_json: JsonLinesOption = False,
     runs: RootOption = None,
 ) -> None:
     """Print what a run's trainer wrote to its log."""
@@ -171,4 +189,7 @@ def logs(
     from operant import runs as folders
 
     for line in logfile.lines(folders.resolve(run, folders.root(runs)), tail=tail, follow=follow):
-        print(line, flush=follow)
+        if as_json:
+            print_json_line(logfile.document(line), flush=follow)
+        else:
+            print(line, flush=follow)

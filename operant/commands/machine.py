@@ -60,7 +60,7 @@ def _space(space: Any) -> str:
 
 
 @app.command()
-def check(file: EnvironmentFile) -> None:
+def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
     """Tell whether an environment is sound."""
     from operant import envs
     from operant.check import check as examine
@@ -73,7 +73,9 @@ def check(file: EnvironmentFile) -> None:
     except OperantError as error:
         raise error if error.exit_code != 1 else UsageError(str(error)) from None  # a file that is no environment is no failure of training
     findings = examine(env)
-    for finding in findings:
+    if as_json:
+        print_json({"schema": 1, "findings": [finding._asdict() for finding in findings]})
+    for finding in findings if not as_json else ():
         print(safe(f"{'ok' if finding.passed else 'problem':8} {finding.name:26} {finding.detail}", 4000))
     if not all(finding.passed for finding in findings):
         raise typer.Exit(UsageError.exit_code)

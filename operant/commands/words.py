@@ -35,6 +35,7 @@ ConfigOption = Annotated[
 EnvOption = Annotated[str | None, typer.Option("--env", metavar="FILE.py", help="a file of your own that exports ENV", autocompletion=completion.python_files)]
 RootOption = Annotated[str | None, typer.Option("--runs", metavar="FOLDER", help="where runs lie  [default: $OPERANT_RUNS or ./runs]")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="print a JSON document a line")]
 
 
 def say(line: str) -> None:
@@ -50,6 +51,11 @@ def red(text: str) -> str:
 def print_json(value: Any) -> None:
     """JSON without the NaN and Infinity that it does not have: they become null."""
     print(json.dumps(_finite(value), indent=2))
+
+
+def print_json_line(value: Any, *, flush: bool = False) -> None:
+    """The same in one line."""
+    print(json.dumps(_finite(value)), flush=flush)
 
 
 def _finite(value: Any) -> Any:
