@@ -25,7 +25,7 @@ from gpu import CUDA, seconds
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from fused_probe import CARTPOLE, ENVS, gradients, prepared, relative_error, trainer, wide
 
-from operant import nets
+from operant import fused, nets
 from operant.algos.ppo import PPO
 from operant.graphs import Graphed
 
@@ -201,19 +201,19 @@ def parts(repeats: int) -> Iterator[str]:
     for lanes, horizon in SIZES:
         for precision in ("bf16", "tf32"):
             ppo = cartpole(lanes, horizon, precision)
-            fused = ppo.fused
+            learner = ppo.fused
             blocks = ppo._order.shape[1] // ppo.config.minibatches
             works = {
-                "act": lambda f=fused: f.act(1),
+                "act": lambda f=learner: f.act(1),
                 "step": lambda p=ppo: p.world.step(p._slots[1], 1),
-                "leftovers": lambda f=fused: f.leftovers(True),
+                "leftovers": lambda f=learner: f.leftovers(True),
                 "uniforms": lambda p=ppo: p._fill_uniform(p.world.count, p._tick, p._uniforms),
                 "advantages": lambda p=ppo: p._advantages(),
-                "begin": lambda f=fused: f.begin(),
+                "begin": lambda f=learner: f.begin(),
                 "order": lambda p=ppo: p._fill_order(p._order.numel(), p._turn, p._orders),
-                "gradient": lambda f=fused, b=blocks: f.gradient(b, b),
-                "add parts": lambda f=fused: f.add_parts(),
-                "adam": lambda f=fused: f.descend(),
+                "gradient": lambda f=learner, b=blocks: f.gradient(b, b),
+                "add parts": lambda f=learner: f.add_parts(),
+                "adam": lambda f=learner: f.descend(),
             }
             cells = [f"{timed(work, repeats) * 1e6:.1f}" for work in works.values()]
             yield f"| {lanes:,} x {horizon} | {precision} | {' | '.join(cells)} |"
@@ -272,7 +272,7 @@ def warm(kind: tuple[str, tuple[int, int, int | None]]) -> None:
     precision, (rows, warps, registers) = kind
     ppo = cartpole(2048, 16, precision)
     with contextlib.suppress(Exception):  # it fails again, and is told, where it is timed
-        ppo.fused.cut(replace(ppo.fused.shape, rows=rows, warps=warps, most_registers=registers)).gradient(0, 64)
+        fused.cut(ppo.fused, replace(ppo.fused.shape, rows=rows, warps=warps, most_registers=registers or 0)).gradient(0, 64)
 
 
 def sweep(repeats: int, precisions: tuple[str, ...] = ("bf16",)) -> Iterator[str]:
@@ -287,7 +287,8 @@ def sweep(repeats: int, precisions: tuple[str, ...] = ("bf16",)) -> Iterator[str
             for ppo in algos:
                 blocks = ppo._order.shape[1] // ppo.config.minibatches
                 try:
-                    learner = ppo.fused.cut(replace(ppo.fused.shape, rows=rows, warps=warps, programs=programs, most_registers=registers))
+                    shape = replace(ppo.fused.shape, rows=rows, warps=warps, programs=programs, most_registers=registers or 0)
+                    learner = fused.cut(ppo.fused, shape)
                     cells.append(f"{timed(lambda f=learner, b=blocks: f.gradient(b, b), repeats, 4) * 1e6:.1f}")
                 except Exception as error:
                     cells.append(f"{type(error).__name__}")

@@ -6,11 +6,15 @@ import json
 import sys
 from dataclasses import replace
 
+import numpy as np
 import torch
 from fused_probe import ENVS, gradients, prepared, relative_error, trainer, wide
+from triton import language as tl
+from triton._C.libtriton import ir
 from triton.runtime import interpreter
 
-from operant import nets
+from operant import fused, nets
+from operant.fused.forms import WholeShape, from_text
 
 _patch = interpreter._patch_lang_tensor
 
@@ -21,19 +25,64 @@ def _patch_lang_tensor(tensor, scope):
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
 
-def gradient_case(env, net, algo, lanes=12, shape=None):
-    """Errors of a minibatch's gradient and numbers beside float64; minibatches end within a tile, and programs have several tiles."""
+def _to_bf16(numbers):
+    """The nearest bfloat16, as its bits; ties to even."""
+    bits = numbers.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def _from_bf16(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+class Precise(interpreter.InterpreterBuilder):
+    """Products as a GPU computes them, which the interpreter does not: bf16 operands as what they are, tf32's cut off after 10 bits, sums in float32."""
+
+    def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
+        def factor(x):
+            if x.dtype == tl.bfloat16:
+                return _from_bf16(x.data)
+            return (x.data.view(np.uint32) & 0xFFFFE000).view(np.float32) if input_precision == ir.INPUT_PRECISION.TF32 else x.data
+
+        return interpreter.TensorHandle(np.matmul(factor(a), factor(b)) + d.data, d.dtype.scalar)
+
+    def create_fp_to_fp(self, src, dst_type, rounding_mode):
+        return self.cast_impl(src, dst_type)
+
+    def cast_impl(self, src, dst_type):
+        kinds = src.dtype.scalar, dst_type.scalar
+        if kinds == (tl.float32, tl.bfloat16):
+            return interpreter.TensorHandle(_to_bf16(src.data), tl.bfloat16)
+        if kinds == (tl.bfloat16, tl.float32):
+            return interpreter.TensorHandle(_from_bf16(src.data), tl.float32)
+        return super().cast_impl(src, dst_type)
+
+    create_fp_ext = create_fp_trunc = lambda self, src, dst_type: self.cast_impl(src, dst_type)
+
+
+def recut(ppo, shape, precision):
+    """Cut the kernels small: by default so that programs have several tiles. Another precision is by a GPU's products, but not by its tanh."""
+    spec = replace(ppo.fused.spec, precision=precision)
+    whole = isinstance(ppo.fused.shape, WholeShape)
+    given = from_text(shape) if isinstance(shape, str) else replace(ppo.fused.shape, **(shape or ({"rows": 16, "programs": 2} if whole else {})))
+    ppo.fused = fused.cut(ppo.fused, given, spec=spec)
+
+
+def gradient_case(env, net, algo, lanes=12, shape=None, precision="ieee"):
+    """Errors of a minibatch's gradient and numbers beside float64; minibatches end within a tile."""
     ppo = trainer(wide(*env) if isinstance(env, list) else ENVS[env], nets.Config(**net), lanes=lanes, horizon=6, minibatches=2, kernels="fused", **algo)
-    ppo.fused = ppo.fused.cut(replace(ppo.fused.shape, **(shape or {"rows": 16, "programs": 2})))
+    recut(ppo, shape, precision)
     prepared(ppo)
     found, wanted, numbers, exact = gradients(ppo)
     return {"gradient": relative_error(found, wanted), "numbers": max(abs(a - b) / (abs(b) + 1e-2) for a, b in zip(numbers.tolist(), exact, strict=True))}
 
 
-def iteration_case(env, net, algo, iterations=2, broken=False):
+def iteration_case(env, net, algo, iterations=2, broken=False, shape=None):
     """Differences between the two paths after whole iterations from the same seed."""
     config = {"lanes": 12, "horizon": 6, "epochs": 2, "minibatches": 2, **algo}
     ours, theirs = (trainer(ENVS[env], nets.Config(**net), kernels=kernels, **config) for kernels in ("fused", "torch"))
+    if shape is not None:
+        recut(ours, shape, "ieee")
     for ppo in (ours, theirs):
         if broken:
             ppo.policy.flat.values.data[3] = float("nan")
@@ -61,6 +110,7 @@ def iteration_case(env, net, algo, iterations=2, broken=False):
 def main() -> None:
     """Run the cases of standard input."""
     interpreter._patch_lang_tensor = _patch_lang_tensor
+    interpreter.interpreter_builder.__class__ = Precise
     torch.set_num_threads(1)
     kinds = {"gradient": gradient_case, "iteration": iteration_case}
     print(json.dumps([kinds[kind](**case) for kind, case in json.load(sys.stdin)]))

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from operant.errors import ConfigError
-from operant.fused.spec import Buffers, Loss, describe, shapes, why_not
+from operant.fused.forms import Shape, WholeShape, candidates
+from operant.fused.spec import Buffers, Loss, Spec, describe, why_not
 from operant.optimizer import Adam
 from operant.policy import Policy
 
 if TYPE_CHECKING:
     from operant.fused.launches import Learner
 
-__all__ = ["Buffers", "Learner", "Loss", "build"]
+__all__ = ["Buffers", "Learner", "Loss", "build", "cut"]
 
 log = logging.getLogger("operant.fused")
 
@@ -60,15 +61,27 @@ def _build(policy: Policy, optimizer: Adam, buffers: Buffers, loss: Loss, block:
     if on_gpu and torch.cuda.get_device_capability(policy.device) < (8, 0) and precision != "fp32":
         return f'a GPU older than Ampere has no {precision} products (algo.precision = "fp32" works)'
 
-    from operant.fused.launches import Learner
-
     spec = describe(policy, precision)
     multiprocessors = torch.cuda.get_device_properties(policy.device).multi_processor_count if on_gpu else 2
-    for shape in shapes(spec, samples // minibatches, multiprocessors):
-        learner = Learner(spec, policy, optimizer, buffers, loss, shape, block)
-        try:
-            if not on_gpu or learner.fits():
-                return learner
-        except RuntimeError as error:  # no C compiler, or a GPU that Triton does not know
-            return f"Triton cannot compile them here: {str(error).splitlines()[0]}"
+    for group in candidates(spec, samples // minibatches, multiprocessors):
+        for shape in group:
+            learner = _form(shape)(spec, policy, optimizer, buffers, loss, shape, block)
+            try:
+                if not on_gpu or learner.fits():
+                    return learner
+            except RuntimeError as error:  # no C compiler, or a GPU that Triton does not know
+                return f"Triton cannot compile them here: {str(error).splitlines()[0]}"
     return f"a network this wide takes more shared memory in {precision} than this GPU has"
+
+
+def cut(learner: Learner, shape: Shape, *, spec: Spec | None = None) -> Learner:
+    """The same work over the same buffers in another shape, or by another spec."""
+    return _form(shape)(spec or learner.spec, learner.policy, learner.optimizer, learner.buffers, learner.loss, shape, learner.block)
+
+
+def _form(shape: Shape) -> type[Learner]:
+    """The class of learners that are cut so."""
+    from operant.fused.layered import Layered
+    from operant.fused.whole import Whole
+
+    return Whole if isinstance(shape, WholeShape) else Layered

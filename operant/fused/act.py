@@ -55,6 +55,20 @@ def _sample_gaussian(out, column, lane, here, uniform, raw, action, bounds, para
     return gaussian_log_density(out, drawn, log_std, inside[None, :], SPEC)[0]
 
 
+@triton.jit
+def answer(out, lane, here, uniform, raw, action, log_probability, value, parameters, bounds, tower, t, lanes, SPEC: tl.constexpr):
+    """Of a tower's outputs at step t: sample and log-probability, or the value, or all of them, each into its place in the rollout."""
+    column = tl.arange(0, SPEC.out_pad)
+    if SPEC.shared or tower == 0:
+        if len(SPEC.sizes) > 0:
+            log_p = _sample_categorical(out, column, lane, here, uniform, raw, action, t, lanes, SPEC)
+        else:
+            log_p = _sample_gaussian(out, column, lane, here, uniform, raw, action, bounds, parameters, t, lanes, SPEC)
+        tl.store(log_probability + t * lanes + lane, log_p, mask=here)
+    if SPEC.shared or tower == 1:
+        tl.store(value + t * lanes + lane, column_of(out, column, SPEC.head_rows), mask=here)
+
+
 @triton.jit(do_not_specialize=["t"])
 def act(
     observation, uniform, raw, action, log_probability, value, parameters, moments, bounds, t, lanes, SPEC: tl.constexpr, ROWS: tl.constexpr
@@ -67,15 +81,7 @@ def act(
     seen = here[:, None] & (field < SPEC.observation)[None, :]
     observed = tl.load(observation + (t * SPEC.observation + field[None, :]) * lanes + lane[:, None], mask=seen, other=0.0)
     out, _hidden, _memory = forward(features(observed, field, moments, SPEC), network(parameters, tower, SPEC), SPEC)
-    column = tl.arange(0, SPEC.out_pad)
-    if SPEC.shared or tower == 0:
-        if len(SPEC.sizes) > 0:
-            log_p = _sample_categorical(out, column, lane, here, uniform, raw, action, t, lanes, SPEC)
-        else:
-            log_p = _sample_gaussian(out, column, lane, here, uniform, raw, action, bounds, parameters, t, lanes, SPEC)
-        tl.store(log_probability + t * lanes + lane, log_p, mask=here)
-    if SPEC.shared or tower == 1:
-        tl.store(value + t * lanes + lane, column_of(out, column, SPEC.head_rows), mask=here)
+    answer(out, lane, here, uniform, raw, action, log_probability, value, parameters, bounds, tower, t, lanes, SPEC)
 
 
 @triton.jit(do_not_specialize=["first"])

@@ -5,8 +5,8 @@ Knows nets, heads and where their parameters lie in the flat vector; knows no Tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from torch import Tensor
@@ -17,13 +17,11 @@ from operant.policy import Policy
 from operant.world import Slot
 
 MOST_OBSERVATIONS = 128
-MOST_WIDTH = 128
+MOST_WIDTH = 256
+WHOLE_WIDTH = 128  # of what one program holds whole
 MOST_LAYERS = 3
 MOST_OUTPUTS = 64
 """Logits or means, and the value: one product's columns."""
-
-MANY_TILES = 24
-"""Of a program; from here on a second wave of programs pays."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,10 @@ class Spec:
     value_weight: int
     value_bias: int
     log_std: int  # -1 for a Categorical
+    inputs: tuple[int, ...]  # padded width of what each layer reads; the head's is the last
+    widths: tuple[int, ...]  # padded width of what it puts out
+    packed: tuple[int, ...]  # where weights begin for `layers`: from the second layer on each, then its transpose; and their end
+    sums: tuple[int, ...]  # where sums over rows begin: biases from the second layer on, of the head, of log_std, the loss's terms; and their end
 
     @property
     def towers(self) -> int:
@@ -91,15 +93,18 @@ def describe(policy: Policy, precision: str) -> Spec:
     sizes = () if isinstance(head, Gaussian) else head.sizes
     hidden = net.config.hidden
     later = range(len(hidden) - 1)
+    towers, out_pad, hidden_pad = 1 if net.config.shared else 2, padded(head.parameter_rows + 1), tuple(padded(width) for width in hidden)
+    inputs, widths = (padded(policy.env.observation.size + 1), *hidden_pad), (*hidden_pad, out_pad)
+    packed = [towers * inputs[k] * widths[k] for k in range(1, len(widths)) for _ in range(2)]
     return Spec(
         observation=policy.env.observation.size,
         observation_pad=padded(policy.env.observation.size + 1),
         hidden=hidden,
-        hidden_pad=tuple(padded(width) for width in hidden),
+        hidden_pad=hidden_pad,
         shared=net.config.shared,
         activation=net.config.activation,
         head_rows=head.parameter_rows,
-        out_pad=padded(head.parameter_rows + 1),
+        out_pad=out_pad,
         sizes=sizes,
         starts=tuple(sum(sizes[:k]) for k in range(len(sizes) + 1)),
         squash=isinstance(head, Gaussian) and head.squash,
@@ -115,6 +120,10 @@ def describe(policy: Policy, precision: str) -> Spec:
         value_weight=begin["value_weight"],
         value_bias=begin["value_bias"],
         log_std=begin["log_std"] if gaussian else -1,
+        inputs=inputs,
+        widths=widths,
+        packed=tuple(accumulate(packed, initial=0)),
+        sums=tuple(accumulate((*hidden_pad[1:], out_pad, out_pad, 16), initial=0)),
     )
 
 
@@ -149,27 +158,3 @@ class Loss(NamedTuple):
     adam_epsilon: float
     start_rate: float
     anneal_iterations: int | None  # None: the rate stays
-
-
-@dataclass(frozen=True)
-class Shape:
-    """How kernels are cut: rows of a tile, warps of a program, programs of a tower. The same bits come only from the same shape."""
-
-    rows: int
-    warps: int
-    programs: int
-    act_rows: int
-    act_warps: int
-    most_registers: int | None = None  # of a thread of the gradient's kernel
-
-
-def shapes(spec: Spec, minibatch: int, multiprocessors: int) -> Iterator[Shape]:
-    """Shapes to try, best first, as they were on an H200 (benches/LOG.md): smaller tiles ask for less shared memory."""
-    widest = max(*spec.hidden_pad, spec.observation_pad)
-    warps = 4 if widest <= 64 else 8
-    for rows in (64, 32, 16) if spec.precision != "ieee" else (32, 16):
-        tiles = -(-minibatch // rows)
-        # As many programs as the GPU holds at once; twice as many where each still gets some tiles, for what is left at the end is less then.
-        resident = max(1, multiprocessors * (2 if widest <= 64 else 1) // spec.towers)
-        programs = 2 * resident if widest <= 64 and tiles >= MANY_TILES * resident else resident
-        yield Shape(rows=rows, warps=warps, programs=min(tiles, programs), act_rows=rows, act_warps=warps)

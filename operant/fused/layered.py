@@ -1,0 +1,165 @@
+"""The fused kernels of wide networks: a launch a layer, over chunks of samples whose activations lie in buffers. Knows no other form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from operant.fused.forms import LayeredShape
+from operant.fused.launches import Learner
+from operant.fused.layers import act_head, add_sums, back_layer, gather, head, layer, pack, value_head, weight_gradient
+
+GATHER_ROWS = 32
+
+
+class Layered(Learner):
+    """Chunks of samples through all layers and back."""
+
+    shape: LayeredShape
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        spec, chunk, device = self.spec, self.shape.chunk, self.policy.device
+        kind = torch.bfloat16 if spec.precision == "bf16" else torch.float32
+
+        def rows(width: int) -> Tensor:
+            return torch.empty(spec.towers, chunk, width, dtype=kind, device=device)
+
+        self._x = torch.empty(chunk, spec.inputs[0], device=device)
+        self._copy = self._x.to(kind)  # bf16's; otherwise the same tensor
+        self._hidden = [rows(width) for width in spec.hidden_pad]
+        self._memory = self._hidden if spec.activation in ("tanh", "relu") else [rows(width) for width in spec.hidden_pad]
+        self._back = [rows(width) for width in spec.widths]  # slopes of each layer before its activation; the last are the outputs'
+        self._tiles = chunk // self.shape.rows
+        self._sums = torch.empty(spec.towers, self._tiles, spec.sums[-1], device=device)
+        self._first = torch.empty(spec.towers, spec.widths[0], spec.inputs[0], device=device)
+        self._packed = torch.empty(spec.packed[-1], dtype=kind, device=device)
+        self._last = len(spec.hidden)
+
+    def prepare(self) -> None:
+        """Take moments and weights as they are for a rollout."""
+        super().prepare()
+        self._pack()
+
+    def _pack(self) -> None:
+        spec = self.spec
+        self._launch(pack, (max(spec.widths) // 16, self._last + 1, spec.towers), self._values, self._first, self._packed, SPEC=spec, num_warps=4)
+
+    def _chunks(self, samples: int) -> Iterator[tuple[int, int]]:
+        """(first, count) of each chunk."""
+        for first in range(0, samples, self.shape.chunk):
+            yield first, min(self.shape.chunk, samples - first)
+
+    def _cut(self, wide: int, deep: int) -> dict[str, int]:
+        """How a product is cut whose result has so many columns and whose sums so many terms."""
+        shape = self.shape
+        return {"COLUMNS": min(shape.columns, wide), "DEPTH": min(shape.depth, deep), "num_warps": shape.warps, "num_stages": shape.stages}
+
+    def _forward(
+        self, observation: Tensor, first: int, count: int, *, ordered: bool = False, some: bool = False, keep: bool = False, critic: bool = False
+    ) -> None:  # fmt: skip
+        """Hidden layers of a chunk: of `count` samples from block `first` of the order or of the rollout on."""
+        spec, shape, buffers = self.spec, self.shape, self.buffers
+        truncated, tiles = buffers.rollout.truncated, -(-count // shape.rows)
+        gathered = min(GATHER_ROWS, shape.rows)
+        self._launch(
+            gather, (tiles * shape.rows // gathered,),
+            buffers.order, observation, self._moments, truncated, self._x, self._copy, first, count, self._lanes,
+            SPEC=spec, ROWS=gathered, BLOCK=self.block, ORDERED=ordered, SOME=some, num_warps=4,
+        )  # fmt: skip
+        first_tower = 1 if critic and not spec.shared else 0
+        for k in range(self._last):
+            source, weights = (self._hidden[k - 1], self._packed[spec.packed[2 * k - 2] :]) if k > 0 else (self._x, self._first)
+            cut = self._cut(spec.widths[k], spec.inputs[k])
+            if k == 0 and spec.precision == "bf16":  # whose operands are float32
+                cut["DEPTH"] = max(16, cut["DEPTH"] // 2)
+            self._launch(
+                layer, (tiles * (spec.widths[k] // cut["COLUMNS"]), spec.towers - first_tower),
+                source, weights, self._values, truncated, self._hidden[k], self._memory[k], first_tower, first * self.block, count, shape.chunk,
+                SPEC=spec, LAYER=k, KEEP=keep and self._memory is not self._hidden, SOME=some, ROWS=shape.rows, **cut,
+            )  # fmt: skip
+
+    # COLLECT
+
+    def act(self, t: int) -> None:
+        """Actions, log-probabilities and values of step t."""
+        spec, shape, buffers = self.spec, self.shape, self.buffers
+        cut = self._cut(0, spec.inputs[-1])
+        del cut["COLUMNS"]
+        for first, count in self._chunks(self._lanes):
+            self._forward(buffers.rollout.observation, (t * self._lanes + first) // self.block, count)
+            self._launch(
+                act_head, (-(-count // shape.rows), spec.towers),
+                self._hidden[-1], self._packed, self._values, self._bounds, buffers.uniform, buffers.raw, buffers.rollout.action,
+                self._place("log_probability"), self._place("value"), t, first, count, self._lanes, shape.chunk,
+                SPEC=spec, ROWS=shape.rows, **cut,
+            )  # fmt: skip
+
+    def leftovers(self, finals: bool) -> None:
+        """V of the observation after the last step, and with `finals` of the true final observations of truncated episodes."""
+        rollout = self.buffers.rollout
+        for first, count in self._chunks(self._lanes):
+            self._value(rollout.observation, self._place("value"), self._stride + first, count, some=False)
+        for first, count in self._chunks(self._stride if finals else 0):
+            self._value(rollout.final_observation, self.buffers.final_value, first, count, some=True)
+
+    def _value(self, observation: Tensor, value: Tensor, first: int, count: int, *, some: bool) -> None:
+        """V of samples first, ..., first + count - 1, with `some` only where tiles hold a truncated lane."""
+        cut = self._cut(0, self.spec.inputs[-1])
+        del cut["COLUMNS"]
+        self._forward(observation, first // self.block, count, some=some, critic=True)
+        self._launch(
+            value_head, (-(-count // self.shape.rows),),
+            self._hidden[-1], self._packed, self._values, self.buffers.rollout.truncated, value, first, count, self.shape.chunk,
+            SPEC=self.spec, SOME=some, ROWS=self.shape.rows, **cut,
+        )  # fmt: skip
+
+    # UPDATE
+
+    def gradient(self, first: int, blocks: int) -> None:
+        """The gradient of the loss over blocks order[first : first + blocks], in parts."""
+        self._pack()
+        whole = blocks * self.block
+        for begin, count in self._chunks(whole):
+            self._forward(self.buffers.rollout.observation, first + begin // self.block, count, ordered=True, keep=True)
+            self._backward(first + begin // self.block, count, whole)
+            self._add_up(count, again=int(begin > 0))
+
+    def _backward(self, first: int, count: int, whole: int) -> None:
+        """Slopes of every layer of a chunk."""
+        spec, shape, buffers, loss, last = self.spec, self.shape, self.buffers, self.loss, self._last
+        tiles = -(-count // shape.rows)
+        self._launch(
+            head, (tiles, spec.towers),
+            buffers.order, buffers.raw, buffers.samples, self._values, self._packed, self._scalars, self._hidden[-1], self._memory[-1],
+            self._back[last], self._back[last - 1], self._sums,
+            first, count, whole, self._lanes, self._stride, shape.chunk, self._tiles,
+            loss.clip, loss.value_clip or 0.0, loss.entropy_coefficient, loss.value_coefficient,
+            SPEC=spec, VALUE_CLIPPED=loss.value_clip is not None, ROWS=shape.rows, BLOCK=self.block, **self._cut(spec.inputs[last], spec.inputs[last]),
+        )  # fmt: skip
+        for k in range(last - 1, 0, -1):
+            cut = self._cut(spec.inputs[k], spec.widths[k])
+            self._launch(
+                back_layer, (tiles * (spec.inputs[k] // cut["COLUMNS"]), spec.towers),
+                self._back[k], self._packed, self._memory[k - 1], self._back[k - 1], self._sums, shape.chunk, self._tiles,
+                SPEC=spec, LAYER=k, ROWS=shape.rows, **cut,
+            )  # fmt: skip
+
+    def _add_up(self, count: int, *, again: int) -> None:
+        """A chunk's share of the gradient and of the loss's numbers into the programs' rows, `again`: on top of the chunks before."""
+        spec, shape = self.spec, self.shape
+        for k in range(self._last + 1):
+            tall = min(shape.columns, spec.widths[k])
+            cut = self._cut(spec.inputs[k], min(shape.rows, shape.depth))
+            self._launch(
+                weight_gradient, (spec.widths[k] // tall * (spec.inputs[k] // cut["COLUMNS"]), shape.programs, spec.towers),
+                self._back[k], self._hidden[k - 1] if k > 0 else self._copy, self._partial, count, shape.chunk, self._width, again,
+                SPEC=spec, LAYER=k, TALL=tall, **cut,
+            )  # fmt: skip
+        self._launch(
+            add_sums, (shape.programs, spec.towers, self._last),
+            self._sums, self._partial, self._tiles, -(-count // shape.rows), self._width, again, SPEC=spec, num_warps=4,
+        )  # fmt: skip

@@ -1,0 +1,342 @@
+"""Triton kernels of a network a layer at a time, for weights that no single program can hold: tiles of rows x columns, summed over steps of DEPTH.
+
+Samples go through in chunks. A chunk's activations lie in buffers (towers, capacity, padded width), sample-major, as products take them, and weights are
+packed likewise before they are used: so no product needs a mask, and the backward one is the forward one of other operands. Every sum's order comes from
+places alone: rows within a tile, tiles of a program, programs by number. Knows no optimiser.
+
+Layers are numbered from 0; layer L is the head's and the value's. `x` (capacity, observation_pad) is what layer 0 reads; `sums` (towers, tiles, SPEC.sums[-1])
+holds of each tile of rows the gradients of the biases of layers 1 to L and of log_std, and the terms of the loss.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from operant.fused.act import answer
+from operant.fused.loss import STATS, loss, normalised, targets
+from operant.fused.parts import activate, column_of, features, has_column, kept, out_bias, rounded, slope, zeros
+
+# OPERANDS
+
+
+@triton.jit
+def stored(x, SPEC: tl.constexpr):
+    """A tile as buffers hold it: the nearest numbers that a product takes (left to itself, it would cut tf32's off)."""
+    if SPEC.precision == "bf16":
+        return x.to(tl.bfloat16)
+    elif SPEC.precision == "tf32":
+        return rounded(x)
+    else:
+        return x
+
+
+@triton.jit
+def _add_dot(a, b, total, SPEC: tl.constexpr):
+    """Total + a b. Operands in float32 keep tf32's bits where the others are bf16."""
+    return tl.dot(a, b, total, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
+
+
+@triton.jit
+def _tile(left, right, row, column, total, SPEC: tl.constexpr, DEEP: tl.constexpr, DEPTH: tl.constexpr):
+    """Total + rows of `left` (., DEEP) times rows of `right` (., DEEP)."""
+    depth = tl.arange(0, DEPTH)
+    a = left + row[:, None] * DEEP + depth[None, :]
+    b = right + column[None, :] * DEEP + depth[:, None]
+    for start in range(0, DEEP, DEPTH):
+        total = _add_dot(tl.load(a + start), tl.load(b + start), total, SPEC)
+    return total
+
+
+@triton.jit
+def _weights(parameters, row, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
+    """Some outputs' weights, (rows, padded inputs): in layer 0 with the bias behind them, in layer L only where the tower has that output."""
+    column = tl.arange(0, SPEC.inputs[LAYER])[None, :]
+    if LAYER == 0:
+        unit = tower * SPEC.hidden[0] + row
+        place = tl.where(column < SPEC.observation, SPEC.first_weight + unit * SPEC.observation + column, SPEC.first_bias + unit)
+        mask = (row < SPEC.hidden[0]) & (column <= SPEC.observation)
+    elif len(SPEC.hidden) > LAYER:
+        place = SPEC.weights[LAYER - 1] + (tower * SPEC.hidden[LAYER] + row) * SPEC.hidden[LAYER - 1] + column
+        mask = (row < SPEC.hidden[LAYER]) & (column < SPEC.hidden[LAYER - 1])
+    else:
+        place = tl.where(row < SPEC.head_rows, SPEC.head_weight + row * SPEC.hidden[-1], SPEC.value_weight) + column
+        mask = has_column(row, tower, SPEC) & (column < SPEC.hidden[-1])
+    return tl.load(parameters + place, mask=mask, other=0.0)
+
+
+@triton.jit
+def _pack_layer(parameters, first, packed, row, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
+    WIDE: tl.constexpr = SPEC.widths[LAYER]
+    DEEP: tl.constexpr = SPEC.inputs[LAYER]
+    column = tl.arange(0, DEEP)[None, :]
+    weights = _weights(parameters, row, tower, SPEC, LAYER)
+    if LAYER == 0:
+        tl.store(first + (tower * WIDE + row) * DEEP + column, weights if SPEC.precision == "ieee" else rounded(weights))
+    else:
+        tl.store(packed + SPEC.packed[2 * LAYER - 2] + (tower * WIDE + row) * DEEP + column, stored(weights, SPEC))
+        tl.store(packed + SPEC.packed[2 * LAYER - 1] + (tower * DEEP + column) * WIDE + row, stored(weights, SPEC))
+
+
+@triton.jit
+def pack(parameters, first, packed, SPEC: tl.constexpr):
+    """Weights as products take them, zero beyond their width: layer 0's in `first` (float32), the others' and their transposes in `packed`.
+
+    A program takes 16 outputs (program 0) of one layer (1) and tower (2).
+    """
+    start, layer, tower = tl.program_id(0) * 16, tl.program_id(1), tl.program_id(2)
+    row = (start + tl.arange(0, 16))[:, None]
+    for k in tl.static_range(len(SPEC.widths)):
+        if (layer == k) & (start < SPEC.widths[k]):
+            _pack_layer(parameters, first, packed, row, tower, SPEC, k)
+
+
+# FORWARD
+
+
+@triton.jit
+def _wanted(truncated, place, here, SOME: tl.constexpr):
+    """Whether a tile is to be computed: always, or with SOME where a lane of it was truncated."""
+    if SOME:
+        return tl.sum(tl.load(truncated + place, mask=here, other=0).to(tl.int32), axis=0) > 0
+    else:
+        return True
+
+
+@triton.jit(do_not_specialize=["first", "count"])
+def gather(
+    order, observation, moments, truncated, x, copy, first, count, lanes,
+    SPEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ORDERED: tl.constexpr, SOME: tl.constexpr,
+):  # fmt: skip
+    """What layer 0 reads of `count` samples: of blocks order[first], ..., or with ORDERED off of blocks first, ... In bf16 `copy` gets it as products take it."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    here = row < count
+    block = first + row // BLOCK
+    if ORDERED:
+        block = tl.load(order + block, mask=here, other=0)
+    place = block * BLOCK + row % BLOCK  # t N + n
+    if _wanted(truncated, place, here, SOME):
+        field = tl.arange(0, SPEC.observation_pad)
+        t = block // (lanes // BLOCK)
+        at = (place + t * (SPEC.observation - 1) * lanes)[:, None] + field[None, :] * lanes
+        observed = tl.load(observation + at, mask=here[:, None] & (field < SPEC.observation)[None, :], other=0.0)
+        read = features(observed, field, moments, SPEC)
+        to = row[:, None] * SPEC.observation_pad + field[None, :]
+        tl.store(x + to, read)
+        if SPEC.precision == "bf16":
+            tl.store(copy + to, stored(read, SPEC))
+
+
+@triton.jit(do_not_specialize=["first", "count", "first_tower"])
+def layer(
+    source, weights, parameters, truncated, hidden, memory, first_tower, first, count, capacity,
+    SPEC: tl.constexpr, LAYER: tl.constexpr, KEEP: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """A layer's activations, and with KEEP what their slopes need beside them. Program 0 counts tiles, row by row of them."""
+    WIDE: tl.constexpr = SPEC.widths[LAYER]
+    DEEP: tl.constexpr = SPEC.inputs[LAYER]
+    tower = first_tower + tl.program_id(1)
+    row = tl.program_id(0) // (WIDE // COLUMNS) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % (WIDE // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
+    if _wanted(truncated, first + row, row < count, SOME):
+        if LAYER > 0:
+            source += tower * capacity * DEEP
+        z = _tile(source, weights + tower * WIDE * DEEP, row, column, zeros(ROWS, COLUMNS), SPEC, DEEP, DEPTH)
+        if LAYER > 0:
+            bias = parameters + SPEC.biases[LAYER - 1] + tower * SPEC.hidden[LAYER] + column
+            z += tl.load(bias, mask=column < SPEC.hidden[LAYER], other=0.0)[None, :]
+        place = (tower * capacity + row)[:, None] * WIDE + column[None, :]
+        h = stored(activate(z, SPEC), SPEC)
+        tl.store(hidden + place, h)
+        if KEEP:
+            tl.store(memory + place, kept(z, h, SPEC))
+
+
+@triton.jit
+def _outputs(hidden, packed, parameters, row, tower, capacity, SPEC: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr):
+    """Layer L's outputs, (rows, out_pad)."""
+    DEEP: tl.constexpr = SPEC.inputs[-1]
+    column = tl.arange(0, SPEC.out_pad)
+    weights = packed + SPEC.packed[2 * len(SPEC.hidden) - 2] + tower * SPEC.out_pad * DEEP
+    out = _tile(hidden + tower * capacity * DEEP, weights, row, column, zeros(ROWS, SPEC.out_pad), SPEC, DEEP, DEPTH)
+    return out + out_bias(parameters, tower, SPEC)[None, :]
+
+
+@triton.jit(do_not_specialize=["t", "first", "count"])
+def act_head(
+    hidden, packed, parameters, bounds, uniform, raw, action, log_probability, value, t, first, count, lanes, capacity,
+    SPEC: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Sample, log-probability and value of lanes first, first + 1, ... at step t."""
+    tower = tl.program_id(1)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    out = _outputs(hidden, packed, parameters, row, tower, capacity, SPEC, ROWS, DEPTH)
+    answer(out, first + row, row < count, uniform, raw, action, log_probability, value, parameters, bounds, tower, t, lanes, SPEC)
+
+
+@triton.jit(do_not_specialize=["first", "count"])
+def value_head(
+    hidden, packed, parameters, truncated, value, first, count, capacity, SPEC: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr
+):  # fmt: skip
+    """V of samples first, first + 1, ..., with SOME of those alone whose lane was truncated."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    wanted = row < count
+    if SOME:
+        wanted = tl.load(truncated + first + row, mask=wanted, other=0) != 0
+    if tl.sum(wanted.to(tl.int32), axis=0) > 0:
+        out = _outputs(hidden, packed, parameters, row, 0 if SPEC.shared else 1, capacity, SPEC, ROWS, DEPTH)
+        tl.store(value + first + row, column_of(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows), mask=wanted)
+
+
+# BACKWARD
+
+
+@triton.jit(do_not_specialize=["first", "count", "whole", "clip", "value_clip", "entropy_coefficient", "value_coefficient"])
+def head(
+    order, raw, samples, parameters, packed, scalars, hidden, memory, slopes, back, sums,
+    first, count, whole, lanes, stride, capacity, tiles, clip, value_clip, entropy_coefficient, value_coefficient,
+    SPEC: tl.constexpr, VALUE_CLIPPED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The loss of a tile of rows, its slope in layer L's outputs (`slopes`) and in what layer L - 1 computes before its activation (`back`).
+
+    The chunk is `count` samples in blocks order[first], ... of a minibatch of `whole`.
+    """
+    WIDE: tl.constexpr = SPEC.inputs[-1]
+    OUT: tl.constexpr = SPEC.out_pad
+    tile, tower = tl.program_id(0), tl.program_id(1)
+    row = tile * ROWS + tl.arange(0, ROWS)
+    here = row < count
+    block = tl.load(order + first + row // BLOCK, mask=here, other=0)
+    action, numbers = targets(block * BLOCK + row % BLOCK, block // (lanes // BLOCK), here, raw, samples, tower, lanes, stride, SPEC)
+    told = normalised(numbers, tl.load(scalars), tl.load(scalars + 1), tower, SPEC)
+    out = _outputs(hidden, packed, parameters, row, tower, capacity, SPEC, ROWS, DEPTH)
+    output = tl.arange(0, OUT)
+    log_std = tl.load(parameters + SPEC.log_std + output, mask=output < (SPEC.head_rows if SPEC.log_std >= 0 else 0), other=0.0)
+    slope_out, slope_spread, terms = loss(
+        out, output, here, tower, action, told, log_std, clip, value_clip, entropy_coefficient, value_coefficient, SPEC, VALUE_CLIPPED
+    )
+    scale = 1.0 / whole
+    slope_out *= scale
+    sums += (tower * tiles + tile) * SPEC.sums[-1]
+    tl.store(sums + SPEC.sums[-4] + output, tl.sum(slope_out, axis=0))
+    tl.store(sums + SPEC.sums[-3] + output, scale * tl.sum(slope_spread, axis=0))
+    for k in tl.static_range(5):
+        tl.store(sums + SPEC.sums[-2] + k, scale * tl.sum(terms[k], axis=0))
+
+    g = stored(slope_out, SPEC)
+    tl.store(slopes + (tower * capacity + row)[:, None] * OUT + output[None, :], g)
+    turned = packed + SPEC.packed[2 * len(SPEC.hidden) - 1] + tower * WIDE * OUT + output[:, None]
+    for start in range(0, WIDE, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        place = (tower * capacity + row)[:, None] * WIDE + column[None, :]
+        returned = _add_dot(g, tl.load(turned + column[None, :] * OUT), zeros(ROWS, COLUMNS), SPEC)
+        returned *= slope(tl.load(memory + place), SPEC)
+        tl.store(back + place, stored(returned, SPEC))
+        if len(SPEC.hidden) > 1:
+            tl.store(sums + SPEC.sums[len(SPEC.hidden) - 2] + column, tl.sum(returned, axis=0))
+
+
+@triton.jit
+def back_layer(
+    source, packed, memory, back, sums, capacity, tiles,
+    SPEC: tl.constexpr, LAYER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """From a layer's slopes to those of the layer below it, both before their activations."""
+    WIDE: tl.constexpr = SPEC.inputs[LAYER]
+    DEEP: tl.constexpr = SPEC.widths[LAYER]
+    tower = tl.program_id(1)
+    tile = tl.program_id(0) // (WIDE // COLUMNS)
+    row = tile * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % (WIDE // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
+    weights = packed + SPEC.packed[2 * LAYER - 1] + tower * WIDE * DEEP
+    returned = _tile(source + tower * capacity * DEEP, weights, row, column, zeros(ROWS, COLUMNS), SPEC, DEEP, DEPTH)
+    place = (tower * capacity + row)[:, None] * WIDE + column[None, :]
+    returned *= slope(tl.load(memory + place), SPEC)
+    tl.store(back + place, stored(returned, SPEC))
+    if LAYER > 1:
+        tl.store(sums + (tower * tiles + tile) * SPEC.sums[-1] + SPEC.sums[LAYER - 2] + column, tl.sum(returned, axis=0))
+
+
+# SUMS OVER SAMPLES
+
+
+@triton.jit
+def _add_to(place, more, mask, again):
+    """Store what a chunk adds: alone the first time, then on top of what is there."""
+    tl.store(place, tl.load(place, mask=mask & (again != 0), other=0.0) + more, mask=mask)
+
+
+@triton.jit(do_not_specialize=["count", "again"])
+def weight_gradient(
+    left, right, partial, count, capacity, width, again,
+    SPEC: tl.constexpr, LAYER: tl.constexpr, TALL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """A layer's weight gradient: slopes (rows, outputs)^T times what it read (rows, inputs). Program 1 takes its part of the rows into its row of `partial`."""
+    WIDE: tl.constexpr = SPEC.widths[LAYER]
+    DEEP: tl.constexpr = SPEC.inputs[LAYER]
+    program, tower = tl.program_id(1), tl.program_id(2)
+    unit = tl.program_id(0) // (DEEP // COLUMNS) * TALL + tl.arange(0, TALL)
+    column = tl.program_id(0) % (DEEP // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
+    depth = tl.arange(0, DEPTH)
+    left += tower * capacity * WIDE
+    if LAYER > 0:
+        right += tower * capacity * DEEP
+    a = left + unit[:, None] + depth[None, :] * WIDE
+    b = right + column[None, :] + depth[:, None] * DEEP
+    steps = tl.cdiv(count, DEPTH)
+    share = tl.cdiv(steps, tl.num_programs(1))
+    total = zeros(TALL, COLUMNS)
+    for step in range(program * share, tl.minimum(program * share + share, steps)):
+        total = _add_dot(tl.load(a + step * DEPTH * WIDE), tl.load(b + step * DEPTH * DEEP), total, SPEC)
+
+    partial += program * width
+    if LAYER == 0:
+        mine = tower * SPEC.hidden[0] + unit[:, None]
+        place = tl.where(column[None, :] < SPEC.observation, SPEC.first_weight + mine * SPEC.observation + column[None, :], SPEC.first_bias + mine)
+        mask = (unit < SPEC.hidden[0])[:, None] & (column <= SPEC.observation)[None, :]
+    elif len(SPEC.hidden) > LAYER:
+        place = SPEC.weights[LAYER - 1] + (tower * SPEC.hidden[LAYER] + unit)[:, None] * SPEC.hidden[LAYER - 1] + column[None, :]
+        mask = (unit < SPEC.hidden[LAYER])[:, None] & (column < SPEC.hidden[LAYER - 1])[None, :]
+    else:
+        place = tl.where(unit < SPEC.head_rows, SPEC.head_weight + unit * SPEC.hidden[-1], SPEC.value_weight)[:, None] + column[None, :]
+        mask = has_column(unit, tower, SPEC)[:, None] & (column < SPEC.hidden[-1])[None, :]
+    _add_to(partial + place, total, mask, again)
+
+
+@triton.jit
+def _part_sum(sums, program, programs, used, COLUMNS: tl.constexpr, STRIDE: tl.constexpr):
+    """A program's share of the tiles' sums, (COLUMNS): every P-th group of 16 tiles."""
+    column = tl.arange(0, COLUMNS)
+    total = zeros(16, COLUMNS)
+    for group in range(program, tl.cdiv(used, 16), programs):
+        tile = group * 16 + tl.arange(0, 16)
+        total += tl.load(sums + tile[:, None] * STRIDE + column[None, :], mask=(tile < used)[:, None], other=0.0)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit(do_not_specialize=["used", "again"])
+def add_sums(sums, partial, tiles, used, width, again, SPEC: tl.constexpr):
+    """What tiles of rows have summed, into the programs' rows: program 1 is the tower, 2 the section of `sums`."""
+    program, tower, section, programs = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0)
+    sums += tower * tiles * SPEC.sums[-1]
+    partial += program * width
+    output = tl.arange(0, SPEC.out_pad)
+    for k in tl.static_range(len(SPEC.hidden) - 1):
+        if section == k:
+            unit = tl.arange(0, SPEC.hidden_pad[k + 1])
+            bias = _part_sum(sums + SPEC.sums[k], program, programs, used, SPEC.hidden_pad[k + 1], SPEC.sums[-1])
+            _add_to(partial + SPEC.biases[k] + tower * SPEC.hidden[k + 1] + unit, bias, unit < SPEC.hidden[k + 1], again)
+    if section == len(SPEC.hidden) - 1:
+        bias = _part_sum(sums + SPEC.sums[-4], program, programs, used, SPEC.out_pad, SPEC.sums[-1])
+        place = tl.where(output < SPEC.head_rows, SPEC.head_bias + output, SPEC.value_bias)
+        _add_to(partial + place, bias, has_column(output, tower, SPEC), again)
+        if SPEC.log_std >= 0:
+            spread = _part_sum(sums + SPEC.sums[-3], program, programs, used, SPEC.out_pad, SPEC.sums[-1])
+            _add_to(partial + SPEC.log_std + output, spread, (output < SPEC.head_rows) & (tower == 0), again)
+        term = tl.arange(0, 16)
+        terms = _part_sum(sums + SPEC.sums[-2], program, programs, used, 16, SPEC.sums[-1])
+        # The critic's is the second, the actor's are the others.
+        mine = (term < 5) & ((tower == 1) == (term == 1))
+        if SPEC.shared:
+            mine = term < 5
+        _add_to(partial + width - STATS + term, terms, mine, again)
