@@ -278,11 +278,13 @@ def bench(
     """Measure what is asked for; what is left empty takes on what suits the device. `report` takes a line before each part.
 
     `environments` are names or files (all that ship), of which all but the first are stepped at the largest of `lanes` up to a million alone.
-    Raises UsageError for a section or an environment that is not there, MachineError where the device is not.
+    Raises UsageError for no section, and for a section, an environment or a device that there is not; MachineError where the device is not here.
     """
     wanted = tuple(sections)
     if unknown := [name for name in wanted if name not in SECTIONS]:
         raise UsageError(f"unknown part {unknown[0]!r}: they are {', '.join(SECTIONS)}")
+    if not wanted:
+        raise UsageError(f"nothing is asked for: the parts are {', '.join(SECTIONS)}")
     where = find_device(device)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     count = set_threads(threads)

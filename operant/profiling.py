@@ -361,14 +361,18 @@ def _device_phases(trainer: Any, device: torch.device, path: Path) -> list[Phase
 
 
 def _host_phases(trainer: Any, iterations: int) -> list[Phase]:
-    """Time by phase on a CPU."""
+    """Time by phase on a CPU, medians."""
     clock = _HostPhases()
+    laps: list[dict[str, float]] = []
     with _named(trainer, clock):
         for _ in range(iterations):
+            clock.seconds.clear()
             for name, work in (("collect", trainer.collect), ("update", trainer.update)):
                 with clock(name):
                     work()
-    return _phases([(name, seconds / iterations, None) for name, seconds in clock.seconds.items()])
+            laps.append(dict(clock.seconds))
+    names = dict.fromkeys(name for lap in laps for name in lap)
+    return _phases([(name, statistics.median(lap.get(name, 0.0) for lap in laps), None) for name in names])
 
 
 def _phases(rows: list[tuple[str, float, int | None]]) -> list[Phase]:

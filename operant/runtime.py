@@ -6,9 +6,10 @@ Knows nothing of runs or training.
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
-from operant.errors import MachineError
+from operant.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -42,9 +43,11 @@ def set_threads(count: int) -> int:
 
 
 def find_device(text: str) -> torch.device:
-    """The device of `run.device`. Raises MachineError where it asks for a GPU that is not there."""
+    """The device of `run.device`. Raises MachineError where it asks for a GPU that is not there, UsageError for what is no device."""
     import torch
 
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):
+        raise UsageError(f"{text!r} is no device: it should be auto, cpu, cuda or cuda:N, such as cuda:0")
     available = torch.cuda.is_available()
     if text == "auto":
         return torch.device("cuda", 0) if available else torch.device("cpu")

@@ -167,7 +167,15 @@ def test_parts_that_are_not_asked_for_stay_empty():
     assert document["schema"] == 1 and document["ppo"][0]["sps"] == found.ppo[0].sps and document["stepping"][0]["environment"] == "cartpole"
 
 
-@pytest.mark.parametrize(("words", "error"), [({"sections": ["speed"]}, UsageError), ({"sections": [], "device": "cuda:99"}, MachineError)])
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ({"sections": ["speed"]}, UsageError),
+        ({"sections": []}, UsageError),
+        ({"sections": ["ppo"], "device": "gpu"}, UsageError),
+        ({"sections": ["ppo"], "device": "cuda:99"}, MachineError),
+    ],
+)
 def test_what_is_not_there_is_refused(words, error):
     with pytest.raises(error):
         small_bench(**words)

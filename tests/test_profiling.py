@@ -15,12 +15,13 @@ from toys import PICK, PUSH, ppo_on
 from typer.testing import CliRunner
 
 from operant import config, nets, profiling, tracefile, workload
-from operant.commands import speed
+from operant.commands import program, speed
 from operant.commands.speed import app
 from operant.envs import find
-from operant.errors import MachineError, UsageError
+from operant.errors import ConfigError, MachineError, UsageError
 from operant.workload import Peak
 
+HOST_PHASES = ["environment", "network", "advantages", "shuffle", "gradient", "optimiser", "moments", "collect, the rest", "update, the rest"]
 SMALL = ["env.lanes=64", "algo.horizon=4", "algo.minibatches=2", "algo.epochs=2", "net.hidden=[8]", "run.threads=1"]
 
 
@@ -188,6 +189,31 @@ def test_named_parts_are_called_within_their_phase_and_put_back():
     assert trainer.own is own and vars(trainer.part) == {}
 
 
+def test_phases_of_a_cpu_are_medians_of_iterations(monkeypatch):
+    """Four iterations whose parts take 1, 2, 30 and 3 s of collect and 5 s of update, and whose environment takes half of collect."""
+    now, spans = 0.0, iter([1.0, 2.0, 30.0, 3.0])
+
+    class World:
+        def step(self, seconds):
+            nonlocal now
+            now += seconds
+
+    def collect():
+        nonlocal now
+        span = next(spans) / 2
+        trainer.world.step(span)
+        now += span
+
+    def update():
+        nonlocal now
+        now += 5.0
+
+    trainer = SimpleNamespace(world=World(), collect=collect, update=update)
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: now)
+    found = {phase.name: phase.seconds for phase in profiling._host_phases(trainer, 4)}
+    assert found == {"update, the rest": 5.0, "environment": 1.25, "collect, the rest": 1.25}
+
+
 # THE WHOLE
 
 
@@ -199,7 +225,7 @@ def test_a_profile_on_the_cpu(tmp_path, quick_peak):
     assert found.precision == "fp32" and found.device == "CPU, 1 threads"
     assert found.sps == pytest.approx(64 * 4 / found.iteration_s)
     assert 0.0 < found.collect_s < found.iteration_s and 0.0 < found.update_s < found.iteration_s
-    assert {"environment", "update, the rest", "collect, the rest"} <= {phase.name for phase in found.phases}
+    assert {phase.name for phase in found.phases} == set(HOST_PHASES)
     assert sum(phase.share for phase in found.phases) == pytest.approx(1.0) and all(phase.launches is None for phase in found.phases)
     assert found.phases == sorted(found.phases, key=lambda phase: -phase.seconds)
     assert [moment.when for moment in found.memory][:4] == ["before", "trainer built", "collect 1", "update 1"] and found.memory[-1].when == "trained"
@@ -265,9 +291,22 @@ def test_the_command_prints_json(tmp_path, quick_peak):
     assert done.exit_code == 0 and json.loads(done.stdout)["lanes"] == 64
 
 
-def test_the_command_wants_a_folder_that_is_there(tmp_path):
-    done = run("profile", "--trace", tmp_path / "gone" / "trace.json")
-    assert isinstance(done.exception, UsageError)
+@pytest.mark.parametrize("trace", ["gone/trace.json", ".", "a\0b"])
+def test_the_command_wants_a_place_for_its_trace(trace, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(profiling, "profile", pytest.fail)
+    assert isinstance(run("profile", "--trace", trace).exception, UsageError)
+
+
+def test_a_broken_configuration_leaves_no_trace(tmp_path):
+    assert isinstance(run("profile", "env.lanes=0", "--trace", tmp_path / "trace.json").exception, ConfigError)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["profile", "bench"])
+def test_the_program_has_the_command(name):
+    done = CliRunner().invoke(program.app, [name, "--help"])
+    assert done.exit_code == 0 and f"{name} [OPTIONS]" in done.output
 
 
 def test_what_a_gpu_tells_is_printed(quick_peak, capsys):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from operant.errors import MachineError
+from operant.errors import MachineError, UsageError
 from operant.runtime import find_device, quiet_threads
 
 
@@ -26,6 +26,9 @@ def test_devices(monkeypatch):
     assert [str(find_device(text)) for text in ("auto", "cpu", "cuda", "cuda:1")] == ["cuda:0", "cpu", "cuda:0", "cuda:1"]
     with pytest.raises(MachineError, match="cuda:0 to cuda:1"):
         find_device("cuda:2")
+    for text in ("gpu", "meta", "cuda:", "cuda:x", "cuda:-1", "cudas", ""):
+        with pytest.raises(UsageError, match="is no device"):
+            find_device(text)
 
 
 def test_torch_and_numba_get_the_threads_that_are_asked_for():

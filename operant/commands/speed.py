@@ -41,17 +41,27 @@ def profile(
     from operant import config as configuration
     from operant import profiling, request
 
-    path = Path(trace)
-    if not path.resolve().parent.is_dir():
-        raise UsageError(f"--trace: there is no folder {str(path.resolve().parent)!r}")
     asked = request.make(words or (), config=config, environment_file=env, settings={"run.device": device})
     resolved = configuration.load(asked.source, asked.all_overrides(), folder=asked.directory)
+    path = _place(trace)
     found = profiling.profile(resolved, updates, trace=path, report=say)
     if as_json:
         print_json(found.document())
         return
     _print_profile(found)
     say(f"\ntrace of {profiling.TRACED} iterations: {path}  (open it at https://ui.perfetto.dev)")
+
+
+def _place(trace: str) -> Path:
+    """Where the trace goes, tried before there is one: torch's profiler would only mutter."""
+    path = Path(trace)
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--trace: there is no folder {str(path.absolute().parent)!r}")
+    try:
+        path.open("ab").close()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--trace: {trace!r} cannot be written ({getattr(error, 'strerror', None) or error})") from None
+    return path
 
 
 def _print_profile(found: Profile) -> None:
