@@ -148,42 +148,63 @@ _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u
 }
 _MOST_MARKS = 3  # combining marks in a row: Vietnamese and Hebrew need so many, a pile that covers the lines around needs more
 
+_INK = rb"(?:[01247]|39|[34]8;2;[0-9]{1,3};[0-9]{1,3};[0-9]{1,3})"  # as in 24 bits a pixel, with what Textual's own line to type in and its list add
 SENT = re.compile(
-    rb"\x1b\[[0-9;]*m"  # colours
-    rb"|\x1b\[[0-9]+;[0-9]+H|\x1b\[H|\x1b\[[0-9]*[ABCDG]"  # the cursor
-    rb"|\x1b\[2J|\x1b\[[0-2]?K"
-    rb"|\x1b\[\?(?:7|25|1000|1004|1006|1015|1049|2004|2026|2048)[hl]"  # the private modes of a full-screen program
-    rb"|\x1b\[\?(?:2026|2048)\$p"  # whether the terminal can draw a picture at once, and tell of its size
-    rb"|\x1b\[>[0-9]+u|\x1b\[<u|\x1b\[\?u"  # kitty's keyboard
-    rb"|\x1b\]22;[a-z-]+\x07"  # the shape of the mouse's pointer
+    rb"\x1b\[" + _INK + rb"(?:;" + _INK + rb")*m"
+    rb"|\x1b\[(?P<row>[0-9]+);(?P<column>[0-9]+)H|\x1b\[(?P<right>[0-9]+)C"
+    rb"|\x1b\[\?2026[hl]"  # a picture at once
+    rb"|\x1b\]22;default\x07"  # the shape of the mouse's pointer
+    rb"|(?P<once>\x1b\[\?(?:7|25|1000|1004|1006|1015|1049|2004)[hl]|\x1b\[\?(?:2026|2048)\$p|\x1b\[>25u|\x1b\[<u)"
 )
-"""All that Textual 8.2.8 and this monitor send, but text."""
+"""All that Textual 8.2.8 and this monitor send, but text; `once`: only before the first picture and after the last."""
 
 
-def offences(output: bytes, *, moves: bool = True) -> list[str]:
-    """What is in `output` that must not reach a terminal; with `moves` escape sequences of a full-screen program are allowed, else none is."""
+def offences(output: bytes, *, size: tuple[int, int] | None = None) -> list[str]:
+    """What is in `output` that must not reach a terminal.
+
+    Without `size` no escape sequence may. With it, `output` is all that a full-screen program sent from its start to its end, to a terminal of so many columns
+    and rows: it may set up the terminal at its two ends, and move within the screen and change inks between them. Lines end before a sequence or at the end.
+    """
     found: list[str] = []
     place = 0
     pieces: list[bytes] = []
-    while moves and (escape := output.find(b"\x1b", place)) >= 0:
-        pieces.append(output[place:escape])
+    doors: list[re.Match[bytes]] = []
+    moves: list[int] = []
+    while size is not None and (escape := output.find(b"\x1b", place)) >= 0:
+        pieces.append(output[place:escape].removesuffix(b"\r\n"))
         match = SENT.match(output, escape)
-        if match is None:
+        if match is None or not _within(match, size):
             found.append(f"sequence {output[escape : escape + 24]!r}")
+        elif match["once"]:
+            doors.append(match)
+        elif match["row"]:
+            moves.append(escape)
         place = match.end() if match else escape + 1
-    pieces.append(output[place:])
+    pieces.append(output[place:].removesuffix(b"\r\n"))
+    found += [f"sequence in the middle {door.group()!r}" for door in doors if moves and moves[0] < door.start() < moves[-1]]
     for piece in pieces:
-        try:
-            text = piece.decode("utf-8")
-        except UnicodeDecodeError as error:
-            found.append(f"no UTF-8: {piece[max(0, error.start - 8) : error.start + 8]!r}")
-            text = piece.decode("utf-8", "replace")
-        for character in sorted(set(text)):
-            if character != "\n" and not (moves and character == "\r") and (unicodedata.category(character) in _FORBIDDEN or character in _INVISIBLE):
-                found.append(f"U+{ord(character):04X} near {text[max(0, text.index(character) - 12) :][:24]!r}")
-        for is_mark, run in itertools.groupby(text, lambda c: unicodedata.category(c) in ("Mn", "Me")):
-            if is_mark and len(marks := list(run)) > _MOST_MARKS:
-                found.append(f"a pile of {len(marks)} marks")
+        found += _of_text(piece, lines=size is None)
+    return found
+
+
+def _within(match: re.Match[bytes], size: tuple[int, int]) -> bool:
+    columns, rows = size
+    return 1 <= int(match["row"] or 1) <= rows and 1 <= int(match["column"] or 1) <= columns and 1 <= int(match["right"] or 1) < columns
+
+
+def _of_text(piece: bytes, *, lines: bool) -> list[str]:
+    found: list[str] = []
+    try:
+        text = piece.decode("utf-8")
+    except UnicodeDecodeError as error:
+        found.append(f"no UTF-8: {piece[max(0, error.start - 8) : error.start + 8]!r}")
+        text = piece.decode("utf-8", "replace")
+    for character in sorted(set(text)):
+        if not (lines and character == "\n") and (unicodedata.category(character) in _FORBIDDEN or character in _INVISIBLE):
+            found.append(f"U+{ord(character):04X} near {text[max(0, text.index(character) - 12) :][:24]!r}")
+    for is_mark, run in itertools.groupby(text, lambda c: unicodedata.category(c) in ("Mn", "Me")):
+        if is_mark and len(marks := list(run)) > _MOST_MARKS:
+            found.append(f"a pile of {len(marks)} marks")
     return found
 
 
@@ -265,38 +286,49 @@ def _endings(strings: Sequence[str]) -> Iterator[tuple[str, dict[str, object] | 
     yield "", None
 
 
-def dead_runs(root: Path, strings: Sequence[str], *, hosts: Sequence[str] = (), records: int = 30) -> list[runs.Run]:
+def _dead(
+    root: Path, name: str, strings: Sequence[str], first: int, word: str, ending: dict[str, object] | None, host: str | None = None, records: int = 30
+) -> runs.Run:
+    """A run with every string among its metrics, events, log lines and configuration, string `first` before the others."""
+    run = runs.create(root, name, "x", {})
+    turned = [*strings[first % len(strings) :], *strings[: first % len(strings)]]
+    document = {**run.document, **document_of(turned), "steps": 10**6, "seed": 1, "lanes": 8, "pid": 4_000_000, "pid_start_ticks": 1}
+    if host is not None:
+        document |= {"host": host, "boot_id": host}
+    metrics, uuid = metrics_of(turned, numbered=word != "unreadable"), os.urandom(16)
+    with Writer(run.metrics_path, metrics, run_uuid=uuid, version=turned[0], host=turned[-1], capacity=64) as writer:
+        history = History(run.path / "history", run.metrics_path, writer=writer, run_uuid=uuid, session=1) if word == "history" else None
+        if history is not None:
+            history.start()
+        _publish(writer, strings, records)
+        if history is not None:
+            history.close()
+        tell(writer, turned)
+        writer.set_checkpoint(20_000)
+        if word in layout.TERMINAL:
+            writer.set_state(word)
+    if word == "history":
+        run.metrics_path.unlink()
+    write_files(run.path, turned)
+    (run.path / "run.json").write_text(json.dumps(document))
+    if ending is not None:
+        (run.path / "exit.json").write_text(json.dumps(ending))
+    return run._replace(document=document)
+
+
+def dead_runs(root: Path, strings: Sequence[str], *, hosts: Sequence[str] = ()) -> list[runs.Run]:
     """One run for every way to end, one that has only a history, one that cannot be read; with `hosts` also one on each such other machine.
 
     Every run has every string among its metrics, events, log lines and configuration; the fields of its documents take them in turn.
     """
-    made: list[runs.Run] = []
-    for index, (word, ending) in enumerate([*_endings(strings), *(("", None) for _ in hosts), ("history", None), ("unreadable", None)]):
-        run = runs.create(root, f"run-{index:04d}", "x", {})
-        turned = [*strings[index * 7 % len(strings) :], *strings[: index * 7 % len(strings)]]
-        document = {**run.document, **document_of(turned), "steps": 10**6, "seed": 1, "lanes": 8, "pid": 4_000_000, "pid_start_ticks": 1}
-        if 0 <= (host := index - 9) < len(hosts):
-            document |= {"host": hosts[host], "boot_id": hosts[host]}
-        metrics, uuid = metrics_of(turned, numbered=word != "unreadable"), os.urandom(16)
-        with Writer(run.metrics_path, metrics, run_uuid=uuid, version=turned[0], host=turned[1], capacity=64) as writer:
-            history = History(run.path / "history", run.metrics_path, writer=writer, run_uuid=uuid, session=1) if word == "history" else None
-            if history is not None:
-                history.start()
-            _publish(writer, strings, records)
-            if history is not None:
-                history.close()
-            tell(writer, turned)
-            writer.set_checkpoint(20_000)
-            if word in layout.TERMINAL:
-                writer.set_state(word)
-        if word == "history":
-            run.metrics_path.unlink()
-        write_files(run.path, turned)
-        (run.path / "run.json").write_text(json.dumps(document))
-        if ending is not None:
-            (run.path / "exit.json").write_text(json.dumps(ending))
-        made.append(run._replace(document=document))
-    return made
+    kinds = [(*ending, None) for ending in _endings(strings)] + [("", None, host) for host in hosts] + [("history", None, None), ("unreadable", None, None)]
+    return [_dead(root, f"run-{index:04d}", strings, 7 * index, *kind) for index, kind in enumerate(kinds)]
+
+
+def alone(root: Path, name: str, text: str, kind: str) -> runs.Run:
+    """A run of few words, all of them `text`: how it ended (a last word, or `crashed`), or `remote`."""
+    word, ending, host = {"remote": ("", None, text), "crashed": ("", {"exit": text, "signal": 9, "oom_kill": text}, None)}.get(kind, (kind, {"exit": 1}, None))
+    return _dead(root, name, [text], 0, word, ending, host, records=12)
 
 
 def named_folders(root: Path, strings: Iterable[str]) -> list[Path]:

@@ -6,23 +6,28 @@ under soak every string stands alone, first where there is little room.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import hostile
 import pytest
 from hostile import CORPUS, offences, raw
 
-from operant import runs
+from operant import cli, runs
 from operant.metricsfile import Reader
 from operant.text import cells, safe
 
-BENCHES = Path(__file__).resolve().parent.parent / "benches"
-sys.path.insert(0, str(BENCHES))
+PACKAGE_PARENT = Path(runs.__file__).resolve().parent.parent
+sys.path.insert(0, str(PACKAGE_PARENT / "benches"))
+from terminal import Terminal  # noqa: E402
 
 PATIENCE_S = 30.0
 OPERANT = [sys.executable, "-m", "operant.cli"]
@@ -31,9 +36,10 @@ CODES = {0, 1, 3, 5, 7, 130, 137}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Environment variables of a machine whose only runs are hostile ones, and those runs."""
+    """A folder whose only runs are hostile ones, on a machine that knows no others; and those runs."""
     folder = tmp_path_factory.mktemp("hostile")
-    variables = {"XDG_STATE_HOME": str(folder / "state"), "OPERANT_RUNS": str(folder / "runs"), "PYTHONUTF8": "1"}
+    variables = {"XDG_STATE_HOME": str(folder / "state"), "XDG_CONFIG_HOME": str(folder / "config"), "OPERANT_RUNS": str(folder / "runs")}
+    variables |= {"PYTHONUTF8": "1", "PYTHONPATH": str(PACKAGE_PARENT)}
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     yield folder, hostile.dead_runs(folder / "runs", CORPUS, hosts=CORPUS[:3])
@@ -41,13 +47,24 @@ def place(tmp_path_factory):
         os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
-def said(*words: str | bytes, codes: set[int] = CODES) -> bytes:
-    """All that a command prints, which must be harmless."""
-    done = subprocess.run([*OPERANT, *words], capture_output=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
-    output = done.stdout + done.stderr
-    assert offences(output, moves=False) == [], words
-    assert done.returncode in codes and b"Traceback" not in output, (words, done.returncode, output[-2000:])
+def harmless(output: bytes, code: int, words: Iterable[object], codes: set[int]) -> bytes:
+    assert offences(output) == [], words
+    assert code in codes and b"Traceback" not in output, (words, code, output[-2000:])
     return output
+
+
+@pytest.fixture
+def say(monkeypatch, capsys):
+    """All that a command prints, run in this process; it must be harmless."""
+
+    def call(*words: object, codes: set[int] = CODES) -> bytes:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["operant", *map(os.fsdecode, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return harmless("".join(capsys.readouterr()).encode("utf-8", "surrogatepass"), ended.value.code or 0, words, codes)
+
+    return call
 
 
 # THE CORPUS AND THE GRAMMAR
@@ -80,15 +97,20 @@ def test_the_corpus_is_large_and_every_kind_of_harm_is_in_it():
 @pytest.mark.parametrize(
     "output",
     [b"\x1b]0;x\x07", b"\x1b]52;c;aGk=\x07", b"\x1bP0q\x1b\\", b"\x1b_x\x1b\\", b"\xc2\x9b31m", b"\x9b31m", b"\x07", b"a\x00b", b"\x1b[5n", b"\x1b[?1003h",
-     b"\x1bc", "\u202e".encode(), "\u200b".encode(), "\ufe0f".encode(), ("a" + "\u0301" * 9).encode(), b"\x1b[", b"\x08", b"\x1b[38:2::1:1:1m"],
+     b"\x1bc", "\u202e".encode(), "\u200b".encode(), "\ufe0f".encode(), ("a" + "\u0301" * 9).encode(), b"\x1b[", b"\x08", b"\x1b[38:2::1:1:1m", b"\x1b[31m",
+     b"\x1b[8m", b"\x1b[1;31;5m", b"\x1b[49;1H", b"\x1b[1;161H", b"\x1b[160C", b"\x1b[3A", b"\x1b[2J", b"\x1b[K", b"\r", b"\n", b"a\r\nb", b"\x1b[?25l",
+     b"\x1b[?1049l", b"\x1b]22;wait\x07"],
 )  # fmt: skip
 def test_the_grammar_refuses(output):
-    assert offences(b"before " + output + b" after")
+    screen = b"\x1b[?1049h\x1b[1;1Hbefore " + output + b" after\x1b[2;1H\x1b[?1049l"
+    assert offences(screen, size=(160, 48)) and not offences(screen.replace(output, b""), size=(160, 48))
+    assert offences(b"before " + output + b" after") or output in (b"\n",)
 
 
 def test_the_grammar_lets_a_screen_pass():
-    assert not offences("\x1b[?1049h\x1b[H\x1b[1;31m● RUNNING\x1b[0m\x1b[12;40H⣀⡠ 訓練 é e\u0301\x1b[?2026$p".encode())
-    assert offences(b"\x1b[31mred\x1b[0m", moves=False)
+    screen = "\x1b[?1049h\x1b[?2026$p\x1b[1;1H\x1b[1;38;2;1;2;3m● RUNNING\x1b[0m\r\n\x1b[12;40H⣀⡠ 訓練 é e\u0301\x1b[4C·\x1b[1;1H\x1b[?1049lDetached.\r\n"
+    assert not offences(screen.encode(), size=(160, 48))
+    assert offences(screen.encode()) and offences(b"\x1b[0mred")
 
 
 # THE FILTER
@@ -98,7 +120,7 @@ def test_the_grammar_lets_a_screen_pass():
 def test_safe_leaves_nothing_hostile(limit):
     for text in (*CORPUS, *(f"{one}{other}" for one, other in itertools.pairwise(CORPUS))):
         for made in (safe(text, limit), safe(raw(text), limit), safe(text, limit, lines=True)):
-            assert offences(made.encode(), moves=False) == [], repr(text)[:80]
+            assert offences(made.encode()) == [], repr(text)[:80]
             assert all(sum(map(cells, line)) <= limit for line in made.split("\n"))
 
 
@@ -114,27 +136,195 @@ def test_every_run_has_the_state_it_was_left_in(place):
         assert len(reader.events(0)) == len(CORPUS)
 
 
-def test_lists_of_runs(place):
-    assert said("runs").count(b"\n") >= len(place[1])
-    listed = json.loads(said("runs", "--json"))
+@pytest.mark.parametrize("words", [("show",), ("monitor", "--once"), ("logs",)])
+def test_a_process_of_its_own(place, words):
+    """All that follows runs in this process: the same, but for how Python opens its standard streams."""
+    done = subprocess.run([*OPERANT, *words, str(place[1][2].path)], capture_output=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
+    assert harmless(done.stdout + done.stderr, done.returncode, words, CODES)
+
+
+def test_lists_of_runs(place, say):
+    assert say("runs").count(b"\n") >= len(place[1])
+    listed = json.loads(say("runs", "--json"))
     assert len(listed) == len(place[1])
 
 
 @pytest.mark.parametrize("command", ["show", "logs", "stop", "pause", "unpause", "checkpoint", "wait", "monitor --once", "monitor --once --ascii", "monitor"])
-def test_commands_on_hostile_runs(place, command):
-    for index, run in enumerate(place[1]):
-        if command in ("show", "logs") or index in (0, 2, 6, 12, 13):  # the others differ by their words alone
-            said(*command.split(), str(run.path))
+def test_commands_on_hostile_runs(place, say, command):
+    few = {"monitor --once": (2, 13), "monitor --once --ascii": (2,), "wait": (0, 6), "show": range(14)}.get(command, (0, 2, 6, 13))
+    for index in few:  # the others differ by their words alone
+        say(*command.split(), place[1][index].path)
 
 
-def test_json_of_hostile_runs_has_every_field(place):
+def test_json_of_hostile_runs_has_every_field(place, say):
     for run in place[1][:3]:
-        assert json.loads(said("show", run.id, "--json"))["id"] == run.id
+        assert json.loads(say("show", run.id, "--json"))["id"] == run.id
 
 
-def test_names_of_runs_that_do_not_exist(place):
-    for text in (*CORPUS[:400:80], "\x1b]0;x\x07", "[/foo]", "\u202e", "\x1b[31m" * 200):
+def test_names_of_runs_that_do_not_exist(place, say):
+    for text in (*CORPUS[:400:40], "\x1b]0;x\x07", "[/foo]", "\u202e", "\x1b[31m" * 200):
         name = raw(text).replace(b"\0", b"")
         if name and not name.startswith(b"-"):
-            said("show", name, codes={0, 2, 3})
-            said("monitor", name, codes={2, 3})
+            say("show", name, codes={0, 2, 3})
+            say("monitor", name, codes={2, 3})
+
+
+@pytest.mark.soak
+def test_every_name_that_a_folder_can_have(place, say, tmp_path):
+    folders = hostile.named_folders(tmp_path / "named", CORPUS)
+    assert len(folders) > 300
+    for folder in folders:
+        for words in (("show",), ("logs",), ("monitor", "--once")):
+            say(*words, os.fsencode(folder), codes={0, 1, 2, 3, 137})
+
+
+# IN A TERMINAL
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="pseudo-terminals as Linux has them")
+ESCAPE = "\x1b[27u"  # as a terminal with kitty's keyboard says it: no other key can be taken for a part of it
+PASTED = "\x1b[200~" + "x\x1b]0;y\x07\x1b[31m\x9b2J\u202e\u200b[red]" + "\x1b[201~"
+PAGES = (
+    ("2", "0/"), ("\x1b[6~", ""), ("3", "─ Agent ──────"), ("4", "The mean return of whole greedy episodes"), ("5", "─ Log " + "─" * 60),
+    ("\x1b[H", ""), ("\x1b[F", ""), ("6", "─ config.toml ─"), ("\x1b[6~", ""), ("?", "─ Keys ─"), (ESCAPE, "!─ Keys ─"),
+    ("d", "lanes      "), (ESCAPE, "!lanes      "), ("1", "─ Log ─"), ("\t", ""),
+    ("i", "reads single values"), ("\x1b[D", ""), (ESCAPE, "!reads single values"), ("\r", ""), (ESCAPE, ""),
+    ("/", "words, any of which must fit"), (PASTED, "[red]"), (ESCAPE, "!words, any of which must fit"), ("/", "words, any of"), ("1?/*", ""), ("\r", ""),
+    (" ", "FROZEN"), (" ", "!FROZEN"), ("t", ""), ("x", ""), ("s", ""), ("y", ""),
+    ("r", "─ Runs ─"), (ESCAPE, "!─ Runs ─"), ("o", "─ Overlay a run ─"), ("\r\r\r", "!─ Overlay a run ─"), (ESCAPE, ""), ("o", ""),
+    (":", "Search for commands"), (ESCAPE, "!Search for commands"),
+)  # fmt: skip
+"""Keys, and what is on the screen after them ("!": what is there no more; "": whatever they change)."""
+
+
+def walk(terminal: Terminal, steps: Iterable[tuple[str, str]]) -> None:
+    """Press keys, and see that each did what it is there for."""
+    for keys, words in steps:
+        before = len(terminal.output)
+        terminal.press(keys)
+        if not words:
+            terminal.read(0.3, until=lambda before=before: len(terminal.output) > before)
+            terminal.read(0.03)
+        elif words.startswith("!"):
+            assert terminal.read(PATIENCE_S, until=lambda words=words: not terminal.shows(words[1:])), (keys, words, terminal.screen())
+        else:
+            assert terminal.read(PATIENCE_S, until=lambda words=words: terminal.shows(words)), (keys, words, terminal.screen())
+
+
+def opened(run: runs.Run, folder: Path, columns: int, rows: int, *more: str) -> Terminal:
+    terminal = Terminal([*OPERANT, "monitor", str(run.path), *more], folder, columns, rows)
+    assert terminal.read(PATIENCE_S, until=lambda: terminal.shows(run.id)), terminal.screen()
+    terminal.press("\x1b[?2026;2$y")  # a terminal that can show a picture at once
+    return terminal
+
+
+def leave(terminal: Terminal, run: runs.Run) -> bytes:
+    """Copy the run's id, go, and see that nothing hostile was sent but what copying is."""
+    terminal.press("Y")
+    assert terminal.read(PATIENCE_S, until=lambda: terminal.shows(f"copied {run.id}")), terminal.screen()
+    terminal.press("q")
+    assert terminal.wait(PATIENCE_S) == 0, terminal.screen()
+    output, copied = bytes(terminal.output), b"\x1b]52;c;" + base64.b64encode(run.id.encode()) + b"\x07"
+    assert output.count(copied) == 1
+    assert offences(output.replace(copied, b""), size=(terminal.columns, terminal.rows)) == []
+    return output
+
+
+@linux
+def test_every_page_and_dialog_of_a_run_that_failed(place):
+    folder, made = place
+    run = made[2]
+    with opened(run, folder, 120, 36) as terminal:
+        walk(terminal, PAGES)
+        leave(terminal, run)
+
+
+@pytest.fixture
+def living(place):
+    """A trainer whose every word is hostile."""
+    run = runs.create(place[0] / "living", "living-0001", "x", {})
+    trainer = subprocess.Popen([sys.executable, hostile.__file__, str(run.path)])
+    try:
+        end = time.monotonic() + PATIENCE_S
+        while runs.state(runs.load(run.path)).word != "running":
+            assert trainer.poll() is None and time.monotonic() < end
+            time.sleep(0.02)
+        yield run
+        assert trainer.poll() is None, "the trainer has ended by itself"
+    finally:
+        trainer.kill()
+        trainer.wait()
+
+
+def answered(run: runs.Run) -> int:
+    return len(list((run.path / "ctl" / "done").iterdir()))
+
+
+@linux
+def test_a_living_trainer_that_answers(place, living):
+    with opened(living, place[0], 80, 24) as terminal:
+        for key, yes in (("P", "\r"), ("C", "y"), ("S", "y")):
+            before = answered(living)
+            walk(terminal, [(key, "─ Ask the trainer ─"), (yes * 3, "!─ Ask the trainer ─")])
+            assert terminal.read(PATIENCE_S, until=lambda before=before: answered(living) > before)
+        walk(terminal, [("1", living.id), ("5", "─ Log ──────"), ("\x1b[H", ""), ("\x1b[F", ""), ("6", "─ config.toml ─")])
+        walk(terminal, [("d", "lanes      "), (ESCAPE, "!lanes      "), ("3", "")])
+        leave(terminal, living)
+
+
+@linux
+@pytest.mark.soak
+@pytest.mark.parametrize("size", [(160, 48), (80, 24)], ids=str)
+def test_every_name_of_a_metric_is_read_on_some_page(place, size):
+    """So that it is known that the corpus is on the screen, and not beside it."""
+    folder, made = place
+    seen: set[str] = set()
+    with opened(made[0], folder, *size) as terminal:
+        walk(terminal, [("2", "0/")])
+        for _ in range(len(CORPUS)):
+            before = terminal.screen()
+            seen.update(index for line in before for index in re.findall(r"[╭┏][─━] (\d+)/", line))
+            terminal.press("\x1b[6~")
+            terminal.read(0.3)
+            if terminal.screen() == before:
+                break
+        leave(terminal, made[0])
+    assert seen == {str(index) for index in range(len(CORPUS))}
+
+
+@linux
+@pytest.mark.soak
+@pytest.mark.parametrize("how", [(160, 48), (100, 30, "--theme", "light"), (80, 24, "--ascii"), (40, 12)], ids=str)
+def test_every_page_of_every_run(place, living, how):
+    folder, made = place
+    for run in (*made, living):
+        with opened(run, folder, *how) as terminal:
+            walk(terminal, [(keys, "") for keys, _ in PAGES])
+            leave(terminal, run)
+
+
+@linux
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["remote", "crashed", "failed"])
+def test_every_string_alone(tmp_path, monkeypatch, kind):
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.setenv("PYTHONPATH", str(PACKAGE_PARENT))
+    made = [hostile.alone(tmp_path / "runs", f"alone-{index:04d}", text, kind) for index, text in enumerate(CORPUS)]
+    with opened(made[0], tmp_path, 80, 24, "--runs", str(tmp_path / "runs")) as terminal:
+        for run in made:
+            walk(terminal, [("r", "─ Runs ─"), (run.id, f"/ {run.id}"), ("\r", "!─ Runs ─")])
+            assert terminal.read(PATIENCE_S, until=lambda run=run: run.id in terminal.screen()[0]), terminal.screen()
+            walk(terminal, [("2", ""), ("4", ""), ("5", ""), ("6", ""), ("d", ""), (ESCAPE, ""), ("1", "")])
+        leave(terminal, made[-1])
+
+
+@linux
+@pytest.mark.soak
+def test_every_string_is_pasted_and_typed(place):
+    """Whatever comes in as keys: it may well leave the monitor, or suspend it, but breaks nothing."""
+    folder, made = place
+    with opened(made[2], folder, 100, 30) as terminal:
+        for text in CORPUS:
+            if b"\x1b[201~" not in raw(text):
+                walk(terminal, [("/", ""), ("\x1b[200~" + raw(text).decode("utf-8", "replace") + "\x1b[201~", ""), (ESCAPE, "")])
+        leave(terminal, made[2])
