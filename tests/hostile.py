@@ -7,6 +7,7 @@ Standard library and Operant's standard-library parts only.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -135,6 +136,7 @@ CORPUS: tuple[str, ...] = tuple(
 """No string twice; families in a fixed order."""
 
 
+@functools.cache
 def raw(text: str) -> bytes:
     """A string of the corpus as bytes: surrogate escapes are the bytes they stand for, other lone surrogates three bytes each."""
     return b"".join(bytes([ord(c) - 0xDC00]) if 0xDC80 <= ord(c) <= 0xDCFF else c.encode("utf-8", "surrogatepass") for c in text)
