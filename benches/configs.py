@@ -1,8 +1,10 @@
 """Trains each shipped configuration with several seeds, as a user would, and plays 1,024 fresh greedy episodes with the best checkpoint of each run.
 
-    python benches/configs.py [NAME ...] [--seeds 1,2,3] [--episodes 1024]
+    python benches/configs.py [NAME ...] [--seeds 1,2,3] [--episodes 1024] [--at-once 1]
 
-Prints Markdown for benches/LOG.md. Seconds are of wall time from the command's start to its end, imports and compilation included.
+Prints Markdown for benches/LOG.md. Wall seconds are from the command's start to its end, imports and compilation included; training seconds are those of
+collecting and updating alone, by the device's clock, the first iteration left out, in which kernels are loaded. With `--at-once` above 1 runs share the
+machine, and their seconds say nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from operant.history import read
 
 MARKS = {"ppo": 475, "mountaincar": -110, "mountaincar_continuous": 90, "acrobot": -80, "pendulum": -170}
 """What counts as learnt: the thresholds of the field, for the configurations that ship."""
@@ -25,26 +30,40 @@ def operant(*words: str, folder: Path) -> str:
     return subprocess.run(program, cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
+def trained_s(run: Path) -> float:
+    """Seconds of collecting and updating after the first record: each record tells those since the one before."""
+    spent = [a + b for chunk in read(run / "history") for a, b in zip(chunk.columns["seconds/collect"], chunk.columns["seconds/update"], strict=True)]
+    return sum(spent[1:])
+
+
+def row(name: str, seed: str, episodes: str) -> str:
+    """One run and its games, as a line of the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        operant("train", "--config", name, "--seed", seed, "--runs", folder, folder=Path(folder))
+        wall_s = time.perf_counter() - began
+        (run,) = (path for path in Path(folder).iterdir() if path.is_dir())
+        steps = json.loads(operant("show", str(run), "--json", folder=Path(folder)))["step"]
+        played = json.loads(operant("eval", str(run), "--episodes", episodes, "--greedy", "--json", folder=Path(folder)))
+        seconds = trained_s(run)
+    mark, mean = MARKS[name], played["mean"]
+    verdict = "ok" if mean >= mark else "MISSED"
+    return f"| {name} | {seed} | {wall_s:.1f} | {seconds:.3f} | {steps / 1e6:.2f} | {mean:.1f} ±{played['ci95']:.1f} | {mark} | {verdict} |"
+
+
 def main() -> None:
     """Train, play, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(MARKS))
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--episodes", default="1024")
+    parser.add_argument("--at-once", type=int, default=1)
     arguments = parser.parse_args()
-    print("| configuration | seed | wall s | M steps | greedy return, fresh episodes | mark | |\n|---|---|---|---|---|---|---|", flush=True)
-    for name in arguments.names or MARKS:
-        for seed in arguments.seeds.split(","):
-            with tempfile.TemporaryDirectory() as folder:
-                began = time.perf_counter()
-                operant("train", "--config", name, "--seed", seed, "--runs", folder, folder=Path(folder))
-                wall_s = time.perf_counter() - began
-                (run,) = (str(path) for path in Path(folder).iterdir() if path.is_dir())
-                steps = json.loads(operant("show", run, "--json", folder=Path(folder)))["step"]
-                played = json.loads(operant("eval", run, "--episodes", arguments.episodes, "--greedy", "--json", folder=Path(folder)))
-            mark, mean = MARKS[name], played["mean"]
-            verdict = "ok" if mean >= mark else "MISSED"
-            print(f"| {name} | {seed} | {wall_s:.0f} | {steps / 1e6:.2f} | {mean:.1f} ±{played['ci95']:.1f} | {mark} | {verdict} |", flush=True)
+    print("| configuration | seed | wall s | training s | M steps | greedy return, fresh episodes | mark | |\n|---|---|---|---|---|---|---|---|", flush=True)
+    runs = [(name, seed, arguments.episodes) for name in arguments.names or MARKS for seed in arguments.seeds.split(",")]
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        for line in pool.map(lambda run: row(*run), runs):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":
