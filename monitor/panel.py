@@ -14,7 +14,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from monitor.line import Line, Piece, clean, fit, length, width_of
+from monitor.line import Line, Piece, clean, cut, fit, length, width_of
 from monitor.palette import Look
 from operant.text import cells
 
@@ -86,13 +86,15 @@ class Panel(Widget):
         """Exactly `height` lines of `width` cells."""
         ascii_only = not self.look.glyphs.braille
         made = [] if self._model is None or width < 1 else self._draw_lines(self._model, width, height)
-        lines = [fit([piece._replace(text=clean(piece.text, ascii_only=ascii_only)) for piece in line], width) for line in made[:height]]
+        lines = [fit([piece._replace(text=clean(piece.text)) for piece in line], width) for line in made[:height]]
+        if ascii_only:  # last, as cutting leaves an ellipsis
+            lines = [tuple(piece._replace(text=clean(piece.text, ascii_only=True)) for piece in line) for line in lines]
         return lines + [(Piece(" " * width),)] * (height - len(lines))
 
     def _framed(self, width: int, height: int) -> list[Line]:
         top_left, across, top_right, upright, bottom_right, bottom_left = (Piece(c, "border") for c in self.look.glyphs.box)
         told = self._title if isinstance(self._title, str) else "" if self._model is None else self._title(self._model)
-        title = fit([Piece(clean(f" {told} ", ascii_only=not self.look.glyphs.braille))], min(width - 4, width_of(told) + 2))[0].text
+        title = clean(cut(clean(f" {told} "), width - 4), ascii_only=not self.look.glyphs.braille)
         rest = across.text * (width - 3 - width_of(title)) + top_right.text
         top = (Piece(top_left.text + across.text, "border"), Piece(title, "text"), Piece(rest, "border"))
         inside = self._filled(width - 4, height - 2)
