@@ -27,7 +27,10 @@ MARKS = {"ppo": 475, "mountaincar": -110, "mountaincar_continuous": 90, "acrobot
 def operant(*words: str, folder: Path) -> str:
     """Run a command; its standard output."""
     program = [sys.executable, "-c", "from operant.cli import main; main()", *words]
-    return subprocess.run(program, cwd=folder, capture_output=True, text=True, check=True).stdout
+    done = subprocess.run(program, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"operant {' '.join(words)}: {done.stderr}")
+    return done.stdout
 
 
 def trained_s(run: Path) -> float:
