@@ -87,7 +87,8 @@ class Terminal:
             new = new[:escape]
         self._stream.feed(re.sub(rb"\x1b\[[<>=][0-9;]*[A-Za-z]", b"", new))
         self._drawn += len(new)
-        return list(self._screen.display)
+        # Not pyte's `display`, which fails where half of a wide character has been written over.
+        return ["".join(self._screen.buffer[y][x].data for x in range(self.columns)) for y in range(self.rows)]
 
     def shows(self, words: str) -> bool:
         """Whether some line of the screen has these words."""
