@@ -17,7 +17,8 @@ Where this differs, and why:
 - A game that ends in a frame ends the step; PufferLib plays the remaining frames of the step in the next game.
 - Games end after 10,000 steps (11 minutes at 60 frames a second), as a ball can go round the bricks for ever. A truncation, which bootstraps.
 - The paddle's shape says whether it was halved, and velocity whether a ball lies still: neither is kept twice.
-What looks like an oversight is kept: a ball that touches a brick's side to the pixel flies into it, and the end of a narrow paddle sends a ball down.
+What looks like an oversight is kept: a ball that touches a side already is not stopped there (it flies into the brick, or out of the field, from where it is
+put back), and the end of a narrow paddle sends a ball down.
 
 Random numbers: whether a ball is launched to the left (0) or to the right (1) is `integer(key, frame, 2)`, of the frame in the step, from 0.
 
@@ -53,7 +54,7 @@ NOTHING, SIDE, CEILING, PADDLE = -1, BRICKS, BRICKS + 1, BRICKS + 2
 _LAUNCH = math.pi / 3.25  # from straight down
 _LAUNCH_X, _LAUNCH_Y = float32(math.sin(_LAUNCH)), float32(math.cos(_LAUNCH))
 _QUARTER = float32(math.pi / 4)
-_ESCAPE = float32(1.1)  # frames of the highest speed, by which a ball that rounding let out is put back
+_ESCAPE = float32(1.1)  # frames of the highest speed, by which a ball that left the field is put back
 _NEAR = float32(0.01)  # pixels, far more than rounding: what is looked at at all must not depend on it
 
 
@@ -156,7 +157,7 @@ def _meet_walls(best, x, y, vx, vy, p):
 
 @device
 def _inside(x, y, p):
-    """A ball that rounding let out of the field, put back."""
+    """A ball that left the field, put back: it was sent off towards a side that it touched already, or rounding let it out."""
     back = _ESCAPE * p.speed_max * p.tau
     x = x + back if x < float32(0.0) else x - back if x > p.width else x
     return x, y + back if y < float32(0.0) else y
