@@ -5,20 +5,45 @@ Knows nothing of environments, lanes or worlds. Only `world` decides where a fun
 
 from __future__ import annotations
 
+import functools
+import itertools
+import os
+import secrets
 from collections.abc import Callable
 from typing import Any
 
 from numba import njit
+from numba.core.bytecode import FunctionIdentity
 
 FASTMATH = frozenset({"contract", "afn", "arcp", "nsz", "reassoc"})
 """The liberties the compiler may take on the CPU. Not `nnan`: with it `isnan(nan)` is false, and guards lie."""
 
+LEAST_NUMBER = 10**18
+"""Numba numbers the functions it compiles, here from some place above this on: see `_number_apart`."""
+
 
 def device(function: Callable[..., Any]) -> Any:
     """Compile a function for both backends, pasted into its caller (without pasting, stepping is three times slower on a CPU)."""
+    _number_apart()
     return njit(inline="always", fastmath=set(FASTMATH), error_model="numpy")(function)
 
 
 def device_call(function: Callable[..., Any]) -> Any:
     """As `device`, but called rather than pasted: for large helpers that several places use."""
+    _number_apart()
     return njit(fastmath=set(FASTMATH), error_model="numpy")(function)
+
+
+@functools.cache
+def _number_apart() -> None:
+    """Make compiled functions' names differ from those of any other process.
+
+    A name holds the function's place in the order of compilation. Code that another process compiled and left on disk would otherwise bring names that mean
+    something else here, and whichever of the two came first would run in place of both.
+    """
+
+    def begin() -> None:
+        FunctionIdentity._unique_ids = itertools.count(LEAST_NUMBER + secrets.randbelow(LEAST_NUMBER))
+
+    begin()
+    os.register_at_fork(after_in_child=begin)

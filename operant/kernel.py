@@ -12,12 +12,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import torch
-from numba import cuda, njit, prange
-from numba.cuda.core import config as numba_cuda_config
+from numba import get_num_threads, njit, prange
 from numpy import uint32
 
+from operant.compiled import keep, keep_cuda
 from operant.device import FASTMATH
 
 THREADS = 64
@@ -29,7 +28,11 @@ SERIAL_BELOW = 8192
 
 def native(tensor: torch.Tensor) -> Any:
     """The tensor's memory as numba sees it, without a copy: a NumPy array, or a CUDA array."""
-    return cuda.as_cuda_array(tensor, sync=False) if tensor.is_cuda else tensor.numpy()
+    if not tensor.is_cuda:
+        return tensor.numpy()
+    from numba import cuda
+
+    return cuda.as_cuda_array(tensor, sync=False)
 
 
 def bind(group: Any) -> Any:
@@ -42,6 +45,7 @@ def bind(group: Any) -> Any:
 
 def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
     """The GPU's shell as a plain function, one thread an index: `cuda.jit` compiles it, and so does a test without a GPU."""
+    from numba import cuda  # here: a start without a GPU is spared a third of a second
 
     def shell(count, lanes, slot, offset):
         i: int = cuda.grid(1)  # type: ignore[call-arg]  # numba declares it as a method
@@ -51,7 +55,7 @@ def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
     return shell
 
 
-def _cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any]:
+def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any]:
     """The CPU's two shells: one thread, and all of them."""
 
     @njit(fastmath=set(FASTMATH), error_model="numpy")
@@ -69,26 +73,35 @@ def _cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any]:
 
 
 class Kernel:
-    """A body and the shell its device asks for. Compiles at the first launch, which must therefore happen before a capture."""
+    """A body and the shell its device asks for.
+
+    Compiles at the first launch, or loads what an earlier process compiled: that launch must therefore happen before a capture.
+    """
 
     def __init__(self, body: Callable[..., Any], device: torch.device) -> None:
         self._device = device
+        name = getattr(body, "py_func", body).__qualname__.partition(".")[0]
         if device.type == "cuda":
+            from numba import cuda
+            from numba.cuda.core import config
+
             # A few lanes are a fair choice for a small network; numba would warn of each kernel's few blocks.
-            numba_cuda_config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
-            self._shell = cuda.jit(cuda_shell(body), fastmath=True)
+            config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
+            self._external_stream = cuda.external_stream
+            self._shell = keep_cuda(cuda.jit(cuda_shell(body), fastmath=True), name)
         else:
-            self._serial, self._parallel = _cpu_shells(body)
+            serial, parallel = cpu_shells(body)
+            self._serial, self._parallel = keep(serial, name), keep(parallel, f"{name} on all threads")
 
     def __call__(self, count: int, lanes: Any, slot: Any, offset: int = 0) -> None:
         """Run the body for each i in [0, count). `lanes` and `slot` are groups that `bind` made."""
         if self._device.type == "cuda":
-            stream = cuda.external_stream(torch.cuda.current_stream(self._device).cuda_stream)
+            stream = self._external_stream(torch.cuda.current_stream(self._device).cuda_stream)
             self._shell[(count + THREADS - 1) // THREADS, THREADS, stream](count, lanes, slot, offset)
         elif count < SERIAL_BELOW:
             self._serial(0, count, lanes, slot, offset)
         else:
-            self._parallel(count, numba.get_num_threads(), lanes, slot, offset)
+            self._parallel(count, get_num_threads(), lanes, slot, offset)
 
 
 @functools.cache

@@ -16,6 +16,8 @@ Device functions: numba widens `uint32` in almost every operation, so each resul
 from __future__ import annotations
 
 import math
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 from numpy import float32, uint32, uint64
@@ -95,5 +97,13 @@ def stream_seed(seed: int, stream: int) -> int:
     if stream == 0:
         return seed
     low, high = (uint32(word) for word in split(seed))
-    words = philox(uint32(stream), uint32(0), uint32(0), uint32(STREAM << 16), low, high)
+    with np.errstate(over="ignore"):  # words wrap
+        words = _as_python(philox)(uint32(stream), uint32(0), uint32(0), uint32(STREAM << 16), low, high)
     return (int(words[1]) << 32 | int(words[0])) & (2**63 - 1)
+
+
+def _as_python(function: Any) -> FunctionType:
+    """A device function as the Python it is written in, and likewise those that it calls: for one number, compiling it would cost half a second."""
+    plain = function.py_func
+    names = {name: value for name, value in plain.__globals__.items() if name in plain.__code__.co_names}
+    return FunctionType(plain.__code__, {name: _as_python(value) if hasattr(value, "py_func") else value for name, value in names.items()})

@@ -84,7 +84,7 @@ def short(name: str) -> str:
 
 NUMERIC = {
     "device", "rng", "shapes", "kernel", "envs", "world", "draws", "returns", "replay", "moments", "optimizer", "graphs", "heads", "nets", "policy",
-    "fused", "algos", "pictures", "explicit",
+    "fused", "algos", "pictures", "explicit", "compiled", "codestore", "fingerprint",
 }  # fmt: skip
 RUNS = {"text", "fixedfile", "metricsfile", "history", "runfolder", "states", "runs", "progress", "follow", "logfile", "launch", "control", "orders", "listing"}
 # What a module may import, beside `errors`.
@@ -92,7 +92,10 @@ ALLOWED = {
     "errors": set(),
     "device": set(),
     "rng": {"device"},
-    "kernel": {"device"},
+    "codestore": set(),
+    "fingerprint": set(),
+    "compiled": {"codestore", "device", "fingerprint"},
+    "kernel": {"compiled", "device"},
     "envs": {"device", "rng", "shapes", "envs"},
     "world": {"envs", "rng", "device", "kernel"},
     "algos": NUMERIC - {"envs"} | {"settings"},
@@ -248,8 +251,8 @@ def test_every_wait_for_the_device_is_marked(name):
 
 
 def test_only_kernel_knows_numbas_two_backends():
-    # `ptx` and `check` compile for a GPU to look at what comes out; `doctor` asks whether there is one. None of them runs a lane.
-    may_know = {"operant.kernel": {"cuda", "prange"}, "operant.ptx": {"cuda"}, "operant.check": {"cuda"}, "operant.doctor": {"cuda"}}
+    # `ptx` and `check` compile for a GPU to look at what comes out, `compiled` keeps it; `doctor` asks whether there is one. None of them runs a lane.
+    may_know = {"operant.kernel": {"cuda", "prange"}} | {f"operant.{name}": {"cuda"} for name in ("compiled", "ptx", "check", "doctor")}
     for name in MODULES:
         known = {alias.name for node in ast.walk(tree(name)) if isinstance(node, ast.ImportFrom) and node.module == "numba" for alias in node.names}
         known |= {other.split(".")[1] for other in imports(name) if other.startswith("numba.cuda")}

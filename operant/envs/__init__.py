@@ -59,6 +59,7 @@ What else it carries, without a change of shape
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import math
@@ -176,8 +177,12 @@ def load_file(path: Path) -> Env:
     """The environment that a user's own file exports as `ENV`. Raises NotFoundError and OperantError."""
     if not path.is_file():
         raise NotFoundError(f"there is no environment file {str(path)!r}")
-    # A fresh module each time, under a name of its own: an edit in the file must never meet a stale compilation.
-    module_name = f"operant_user_env_{path.stem}_{abs(hash(str(path.resolve())))}"
+    # A fresh module each time, under a name of its own: an edit in the file must never meet a stale compilation. The same file has the same name in every
+    # process, wherever it lies: compiled code that is kept on disk names it.
+    try:
+        module_name = f"operant_user_env_{path.stem}_{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
+    except OSError as error:
+        raise OperantError(f"{path} cannot be read ({error.strerror})") from None
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

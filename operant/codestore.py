@@ -1,0 +1,143 @@
+"""A folder of compiled code that outlives the process: put in under a key, read back byte for byte, or not at all. Standard library only.
+
+Code is loaded from here, so nothing is read that anybody else could have written: the folder and each file must be this user's own, no symbolic links, and
+closed to others' writing. A file carries its key and the hash of what it holds; one that was cut off, damaged or misnamed counts as not there. It appears
+whole or not at all. When the files outgrow the limit, those unused for longest go. Knows nothing of what is compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+LIMIT_BYTES = 256 << 20
+"""What all files together may hold: some thousand kernels."""
+
+_MAGIC = b"operant code 1\n\0"
+_KEY = re.compile(r"[0-9a-f]{64}")
+_LARGEST_BYTES = 64 << 20
+_ABANDONED_S = 3600.0
+
+
+class UntrustedError(Exception):
+    """Somebody else could have written what lies there. The message says why, and is meant for a log."""
+
+
+def folder() -> Path | None:
+    """Where compiled code is kept: `$XDG_CACHE_HOME/operant/kernels` (default `~/.cache`). None where OPERANT_CACHE=0, or where there is no home."""
+    if os.environ.get("OPERANT_CACHE", "").lower() in ("0", "off", "no", "false"):
+        return None
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    if not os.path.isabs(base):  # the XDG specification: relative paths are to be ignored
+        base = os.path.expanduser("~/.cache")
+    return Path(base, "operant", "kernels") if os.path.isabs(base) else None
+
+
+class CodeStore:
+    """The files of one folder, each named by its key: 64 hexadecimal digits."""
+
+    def __init__(self, path: Path, *, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.path, self._limit_bytes = path, limit_bytes
+
+    def read(self, key: str) -> bytes | None:
+        """What was put in under a key; None where nothing sound is there. OSError where it cannot be read, UntrustedError where it must not be."""
+        try:
+            with self._opened() as root, _descriptor(key, os.O_RDONLY, root) as descriptor:
+                self._check(os.fstat(descriptor), key, stat.S_ISREG)
+                with open(descriptor, "rb", closefd=False) as file:
+                    raw = file.read(_LARGEST_BYTES + 1)
+                with contextlib.suppress(OSError):  # a disk that cannot be written can still be read
+                    os.utime(descriptor)
+        except FileNotFoundError:
+            return None
+        head, payload = raw[: len(_head(key, b""))], raw[len(_head(key, b"")) :]
+        return payload if head == _head(key, payload) else None
+
+    def write(self, key: str, payload: bytes) -> None:
+        """Put in what a key stands for, in place of what was there. OSError where that cannot be done, UntrustedError where it must not."""
+        assert _KEY.fullmatch(key)
+        self._make()
+        with self._opened() as root:
+            temporary = f".{key}.{os.getpid()}.{secrets.token_hex(4)}"
+            try:
+                with _descriptor(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, root) as descriptor, open(descriptor, "wb", closefd=False) as file:
+                    file.write(_head(key, payload) + payload)
+                os.rename(temporary, key, src_dir_fd=root, dst_dir_fd=root)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=root)
+                raise
+            self._make_room(root)
+
+    def measure(self) -> tuple[int, int]:
+        """How many files there are, and their bytes; none where the folder cannot be read. UntrustedError as for `read`."""
+        try:
+            with self._opened() as root:
+                sizes = [at.st_size for name, at in _entries(root) if _KEY.fullmatch(name)]
+        except OSError:
+            return 0, 0
+        return len(sizes), sum(sizes)
+
+    def _make(self) -> None:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        with _descriptor(self.path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+            self._check(os.fstat(descriptor), ".", stat.S_ISDIR)
+            yield descriptor
+
+    def _check(self, found: os.stat_result, name: str, is_kind: Callable[[int], bool]) -> None:
+        """UntrustedError unless it is of the kind, this user's, and writable by nobody else."""
+        problem = None
+        if not is_kind(found.st_mode):
+            problem = "is of the wrong kind"
+        elif found.st_uid != os.geteuid():
+            problem = "belongs to another user"
+        elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            problem = "can be written by others"
+        if problem is not None:
+            raise UntrustedError(f"{self.path if name == '.' else self.path / name} {problem}")
+
+    def _make_room(self, root: int) -> None:
+        """Delete what was unused for longest, a quarter of the limit at a time, and what writers left behind that died."""
+        entries = sorted(_entries(root), key=lambda entry: entry[1].st_mtime)
+        total = sum(at.st_size for _, at in entries)
+        wanted = self._limit_bytes if total <= self._limit_bytes else self._limit_bytes * 3 // 4
+        for name, at in entries:
+            abandoned = name.startswith(".") and time.time() - at.st_mtime > _ABANDONED_S
+            if abandoned or (total > wanted and _KEY.fullmatch(name)):
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=root)
+                total -= at.st_size
+
+
+@contextlib.contextmanager
+def _descriptor(path: str | Path, flags: int, root: int | None = None) -> Iterator[int]:
+    """An open file or folder, by path or by its name in `root`; never through a symbolic link, and a FIFO in its place does not hang."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=root)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _head(key: str, payload: bytes) -> bytes:
+    return _MAGIC + bytes.fromhex(key) + hashlib.sha256(payload).digest()
+
+
+def _entries(root: int) -> list[tuple[str, os.stat_result]]:
+    found = []
+    for name in os.listdir(root):
+        with contextlib.suppress(FileNotFoundError):  # another process has just cleared up
+            found.append((name, os.stat(name, dir_fd=root, follow_symlinks=False)))
+    return found

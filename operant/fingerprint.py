@@ -1,0 +1,252 @@
+"""What a compiler makes of a function, as a hash: its bytecode and options, and all that it reaches through names, closures and modules, and theirs.
+
+Two functions with the same fingerprint compile to the same code, given the same versions of Python, NumPy and numba: what belongs to those counts by its name
+alone. Bytecode and values are what numba compiles, so they are what is hashed, never the text of a file, which may have been edited since it was imported.
+Where something is reached whose meaning cannot be told from its value, there is no fingerprint: a wrong one would run stale code. Knows nothing of kernels,
+of argument types, or of where hashes go.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import hashlib
+import struct
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+from numba.core import types
+from numba.core.dispatcher import Dispatcher
+
+_VERSIONED = ("numba", "numba_cuda", "numpy", "llvmlite")
+_ATOMS = (type(None), type(Ellipsis), bool, int, str, bytes)
+_EXTENSIONS = "numba.core.extending"
+
+
+class UnknownValueError(ValueError):
+    """Something is reached that has no fingerprint; the message names it."""
+
+
+def fingerprint(value: Any) -> bytes:
+    """The fingerprint of a decorated function (a numba dispatcher) or of a constant: 32 bytes. Raises UnknownValueError."""
+    walk = _Walk()
+    walk.visit(value)
+    return walk.digest()
+
+
+class _Walk:
+    """One pass over all that a value reaches. What is put in is marked with its kind and length, so that no two walks put the same for different things."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._seen: dict[Any, int] = {}
+        self._kept: list[Any] = []  # alive until the end, or an id could come twice
+
+    def digest(self) -> bytes:
+        return self._hash.digest()
+
+    def _put(self, kind: str, data: bytes | str = b"") -> None:
+        raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+        self._hash.update(f"{kind} {len(raw)} ".encode() + raw)
+
+    def _put_all(self, kind: str, values: Iterable[Any], attributes: frozenset[str] = frozenset()) -> None:
+        values = list(values)
+        self._put(kind, str(len(values)))
+        for value in values:
+            self.visit(value, attributes)
+
+    def _is_new(self, value: Any, *more: Any) -> bool:
+        """Whether this is the first time; else a mark is put that says which it was."""
+        key = (id(value), *more)
+        if key in self._seen:
+            self._put("again", str(self._seen[key]))
+            return False
+        self._seen[key] = len(self._seen)
+        self._kept.append(value)
+        return True
+
+    def visit(self, value: Any, attributes: frozenset[str] = frozenset()) -> None:
+        """Put in a value; of a module only those of its names that are among `attributes`."""
+        if type(value) in _ATOMS:
+            self._put(type(value).__name__, value if isinstance(value, (str, bytes)) else repr(value))
+        elif type(value) is float:
+            self._put("float", struct.pack("<d", value))
+        elif type(value) is complex:
+            self._put("complex", struct.pack("<dd", value.real, value.imag))
+        elif isinstance(value, CodeType):
+            self._code(value)
+        elif isinstance(value, FunctionType) and is_versioned(str(value.__globals__.get("__name__"))):
+            self._put("function", f"{value.__module__}.{value.__qualname__}")
+        elif isinstance(value, ModuleType):
+            self._module(value, attributes)
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, Enum):
+            self._put("member", value.name)
+            self._class(type(value))
+        elif isinstance(value, (tuple, list, frozenset, set, dict)):
+            self._collection(value)
+        elif isinstance(value, (np.generic, np.ndarray, np.dtype, np.ufunc)):
+            self._numpy(value)
+        elif _is_dispatcher(value):
+            self._dispatcher(value)
+        elif isinstance(value, BuiltinFunctionType) and is_versioned(str(value.__module__)):
+            self._put("builtin", f"{value.__module__}.{value.__qualname__}")
+        elif isinstance(value, (types.Number, types.Boolean)):
+            self._put("numba type", str(value))
+        else:
+            named = f" ({value.__qualname__})" if hasattr(value, "__qualname__") else ""
+            raise UnknownValueError(f"a {type(value).__module__}.{type(value).__qualname__}{named}")
+
+    # VALUES
+
+    def _collection(self, value: Any) -> None:
+        if isinstance(value, tuple):
+            if type(value) is not tuple:
+                self._class(type(value))
+            self._put_all("tuple", value)
+        elif type(value) is list:
+            self._put_all("list", value)
+        elif type(value) is dict:
+            self._put_all("dict", (part for key in sorted(value, key=str) for part in (key, value[key])))
+        elif type(value) in (set, frozenset):
+            self._put("set", b"".join(sorted(fingerprint(member) for member in value)))
+        else:
+            raise UnknownValueError(f"a {type(value).__qualname__}")
+
+    def _numpy(self, value: Any) -> None:
+        if isinstance(value, np.ufunc):
+            name = str(value.__name__)
+            if getattr(np, name, None) is not value:
+                raise UnknownValueError(f"the ufunc {name}")
+            self._put("ufunc", name)
+        elif isinstance(value, np.dtype):
+            self._put("dtype", repr(value))
+        elif type(value) not in (np.ndarray, *_SCALARS):
+            raise UnknownValueError(f"a {type(value).__qualname__}")
+        elif value.dtype.hasobject:
+            raise UnknownValueError("an array of objects")
+        else:
+            layout = (value.dtype.str, value.dtype.descr, value.shape, value.strides, value.flags.writeable)
+            self._put(type(value).__name__, repr(layout))
+            self._put("data", value.tobytes())
+
+    def _class(self, value: type) -> None:
+        """A class that belongs to Python, NumPy or numba; a named tuple; or an enumeration."""
+        if is_versioned(value.__module__):
+            self._put("class", f"{value.__module__}.{value.__qualname__}")
+            return
+        self._put("class", value.__qualname__)
+        if not self._is_new(value):
+            return
+        if issubclass(value, Enum):
+            self._put_all("members", (part for name, member in value.__members__.items() for part in (name, member.value)))
+        elif issubclass(value, tuple) and hasattr(value, "_fields"):
+            self._put_all("fields", value._fields)
+            self.visit(getattr(value, "_field_defaults", {}))
+        else:
+            raise UnknownValueError(f"the class {value.__qualname__}")
+
+    def _module(self, module: ModuleType, attributes: frozenset[str]) -> None:
+        self._put("module", module.__name__)
+        if is_versioned(module.__name__) or not self._is_new(module, attributes):
+            return
+        names = vars(module)
+        if "__getattr__" in names:
+            raise UnknownValueError(f"the module {module.__name__}, which makes up its names as it goes")
+        for name in sorted(attributes & names.keys()):
+            self._put("attribute", name)
+            self.visit(names[name], attributes)
+
+    # FUNCTIONS
+
+    def _dispatcher(self, dispatcher: Any) -> None:
+        self._put("dispatcher", type(dispatcher).__qualname__)
+        if self._is_new(dispatcher):
+            self.visit(dispatcher.targetoptions)
+            self.visit(getattr(dispatcher, "locals", {}))
+            self.visit(dispatcher._compiler.pipeline_class)
+            self._function(dispatcher.py_func)
+
+    def _function(self, function: FunctionType) -> None:
+        """The Python under a dispatcher. Undecorated functions are not followed: numba calls one only by an extension, which says elsewhere what it does."""
+        namespace = function.__globals__
+        if any(_extends_numba(value) for value in namespace.values()):
+            raise UnknownValueError(f"the module {namespace.get('__name__')}, which extends numba: what it adds could change unseen")
+        code = function.__code__
+        attributes = frozenset(name for part in _codes(code) for name in part.co_names)
+        self._code(code)
+        self._put_all("defaults", function.__defaults__ or ())
+        self.visit(function.__kwdefaults__ or {})
+        for name in sorted({name for part in _codes(code) for name in _global_names(part)}):
+            self._put("name", name)
+            if name in namespace:
+                self.visit(namespace[name], attributes)
+            elif hasattr(builtins, name):
+                self._put("builtin", name)
+        try:
+            cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        except ValueError:
+            raise UnknownValueError(f"a name of {function.__qualname__} that has no value yet") from None
+        self._put_all("cells", cells, attributes)
+
+    def _code(self, code: CodeType) -> None:
+        """All of a code object but where it stands: a function may move in its file."""
+        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        self._put("code", code.co_code)
+        self._put("code's names", repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, counts)))
+        self._put("code's handlers", getattr(code, "co_exceptiontable", b""))
+        self._put_all("code's constants", code.co_consts)
+
+
+_SCALARS = tuple(scalar for scalar in np.sctypeDict.values() if isinstance(scalar, type))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code and that of the functions within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield str(instruction.argval)
+
+
+def _is_dispatcher(value: Any) -> bool:
+    """Numba's own, or numba-cuda's, which share no class and need not be imported."""
+    return isinstance(value, Dispatcher) or (type(value).__qualname__ == "CUDADispatcher" and is_versioned(type(value).__module__))
+
+
+def _extends_numba(value: Any) -> bool:
+    """Whether a name in a module hands it numba's interface of extensions."""
+    if isinstance(value, ModuleType):
+        return value.__name__ in ("numba", "numba.extending", _EXTENSIONS)
+    return getattr(value, "__module__", None) == _EXTENSIONS
+
+
+@functools.cache
+def is_versioned(module: str) -> bool:
+    """Whether a module changes only with the version of Python, NumPy or numba. A file that merely has the name of a standard module does not count."""
+    root = module.partition(".")[0]
+    if root in _VERSIONED:
+        return True
+    if root not in sys.stdlib_module_names:
+        return False
+    spec = getattr(sys.modules.get(root), "__spec__", None)
+    origin = getattr(spec, "origin", None)
+    if origin is None or origin in ("built-in", "frozen"):
+        return origin is not None
+    folders = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    path = Path(origin)
+    return any(path.is_relative_to(folder) for folder in folders) and not {"site-packages", "dist-packages"} & set(path.parts)
