@@ -80,10 +80,11 @@ def chunks(repeats: int) -> None:
     algo.update()
     batch = algo._minibatches(algo._shuffled(algo._order[0].long()))[0]
     size = len(batch.returns)
+    team = explicit.Team(torch.get_num_threads())
     works: dict[str, Callable[[], object]] = {}
     for chunk in (256, 512, 1024, 2048, 4096):
         explicit.CHUNK = chunk
-        works[f"chunks of {chunk:,}"] = functools.partial(explicit.Gradient(algo.policy, algo.config, size), batch)
+        works[f"chunks of {chunk:,}"] = functools.partial(explicit.Gradient(algo.policy, algo.config, size, team), batch)
     explicit_times = in_turns(works, repeats, 10)
     print(f"\n| gradient of {size:,} samples | ms |\n|---|---|")
     for name, spent in explicit_times.items():

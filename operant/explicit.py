@@ -9,12 +9,13 @@ Shape letters: O observation, G towers, M and K widths of layers, H numbers of t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -335,35 +336,58 @@ class _Chunk:
         slope.mul_(self._config.value_coefficient)
 
 
+def _evenly(samples: int, parts: int) -> list[int]:
+    """The sizes of so many parts, equal but for one sample."""
+    return [(k + 1) * samples // parts - k * samples // parts for k in range(parts)]
+
+
 # THREADS
 
 
-def _compute_alone(meeting: threading.Barrier) -> None:
-    """Let torch use no other thread for what this one computes."""
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Let torch use no other thread for what this one computes. Torch's threads meet in every operation, and where a core is busy all wait for its thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _join(meeting: threading.Barrier) -> None:
+    """Let torch use no other thread for what this one computes, for good."""
     torch.get_num_threads()  # a thread that never asked would take on the process's number at its first work
     torch.set_num_threads(1)
     meeting.wait()  # so that each thread of a pool does this once
 
 
-class _Team:
-    """Threads that each compute alone: they meet once a minibatch, where torch's own would meet in every operation."""
+class Team:
+    """So many threads, the caller's among them, that each compute alone: they meet once a minibatch, where torch's own would meet in every operation."""
 
     def __init__(self, threads: int) -> None:
-        self._pool = None
+        self.threads, self._pool = threads, None
         if threads > 1:
-            self._pool = ThreadPoolExecutor(threads, "explicit")
-            meeting = threading.Barrier(threads)
+            self._pool = ThreadPoolExecutor(threads - 1, "explicit")
+            meeting = threading.Barrier(threads - 1)
             everyone = torch.get_num_threads()
-            for future in [self._pool.submit(_compute_alone, meeting) for _ in range(threads)]:
+            for future in [self._pool.submit(_join, meeting) for _ in range(threads - 1)]:
                 future.result()
             torch.set_num_threads(everyone)  # which a thread cannot choose for itself alone, were it not asked once before
 
-    def run(self, work: list[Callable[[], None]]) -> None:
-        """One piece of work for each thread, at once; what the first that fails raises."""
-        if self._pool is None:
-            work[0]()
-            return
-        for future in [self._pool.submit(piece) for piece in work]:
+    def cut(self, samples: int) -> list[int]:
+        """So many samples in about equal stretches, one for each thread that is worth waking."""
+        return _evenly(samples, max(1, min(self.threads, samples // FEWEST)))
+
+    def run(self, work: Sequence[Callable[[], None]]) -> None:
+        """Some pieces of work, one for each thread at most, at once; what the first that fails raises, once all have ended."""
+        with alone():
+            others = [self._pool.submit(piece) for piece in work[1:]] if self._pool is not None else []
+            try:
+                work[0]()
+            finally:
+                wait(others)
+        for future in others:
             future.result()
 
 
@@ -371,8 +395,7 @@ class _Share:
     """What one thread computes of every minibatch: a stretch of its samples, in chunks, and the sums over them."""
 
     def __init__(self, policy: Policy, parameters: _Parameters, config: PPOConfig, samples: int) -> None:
-        parts = -(-samples // CHUNK)
-        self._sizes = [(k + 1) * samples // parts - k * samples // parts for k in range(parts)]
+        self._sizes = _evenly(samples, -(-samples // CHUNK))
         self._chunks = {n: _Chunk(policy, parameters.weights, config, n) for n in sorted(set(self._sizes))}
         self.vector, self._gradient = parameters.gradients()
         self.totals = torch.zeros(TERMS)
@@ -387,16 +410,13 @@ class _Share:
 
 
 class Gradient:
-    """The gradient of `ppo_loss` on minibatches of B samples, by as many threads as torch has when it is made."""
+    """The gradient of `ppo_loss` on minibatches of B samples."""
 
-    def __init__(self, policy: Policy, config: PPOConfig, B: int) -> None:
-        self._parameters = _Parameters(policy)
-        self.threads = threads = max(1, min(torch.get_num_threads(), B // FEWEST))
-        self._sizes = [(k + 1) * B // threads - k * B // threads for k in range(threads)]
+    def __init__(self, policy: Policy, config: PPOConfig, B: int, team: Team) -> None:
+        self._parameters, self._team, self._sizes = _Parameters(policy), team, team.cut(B)
         self._shares = [_Share(policy, self._parameters, config, size) for size in self._sizes]
         self._sum, self._gradient = self._parameters.gradients()
         self._totals = torch.empty(TERMS)
-        self._team = _Team(threads)
         self._factors = torch.tensor([-1.0, 0.5, 1.0, 1.0, 1.0]) / B
 
     @torch.no_grad()
@@ -415,27 +435,39 @@ class Gradient:
         return self._totals * self._factors
 
 
+class _Look:
+    """What one thread computes of every forward pass: a stretch of the lanes, in chunks, into its part of the outputs."""
+
+    def __init__(self, policy: Policy, parameters: _Parameters, heads: Tensor, values: Tensor) -> None:
+        self._sizes = _evenly(len(values), -(-len(values) // CHUNK))
+        self._networks = {n: _Network(policy, parameters.weights, n) for n in sorted(set(self._sizes))}
+        self._heads, self._values = heads.split(self._sizes, dim=-1), values.split(self._sizes)
+
+    @torch.no_grad()
+    def compute(self, stretch: Tensor) -> None:
+        """Fill the outputs anew."""
+        for n, seen, head, value in zip(self._sizes, stretch.split(self._sizes, dim=-1), self._heads, self._values, strict=True):
+            network = self._networks[n]
+            network.forward(seen)
+            head.copy_(network.parameters)
+            value.copy_(network.value)
+
+
 class Forward:
     """The network's outputs for N observations, which every call overwrites: without fresh memory, and without autograd's bookkeeping."""
 
-    def __init__(self, policy: Policy, N: int) -> None:
-        self._parameters = _Parameters(policy)
-        parts = -(-N // CHUNK)
-        self._sizes = [(k + 1) * N // parts - k * N // parts for k in range(parts)]
-        self._networks = {n: _Network(policy, self._parameters.weights, n) for n in sorted(set(self._sizes))}
+    def __init__(self, policy: Policy, N: int, team: Team) -> None:
+        self._parameters, self._team, self._sizes = _Parameters(policy), team, team.cut(N)
         self._heads, self._values = torch.empty(policy.head.parameter_rows, N), torch.empty(N)
+        into = zip(self._heads.split(self._sizes, dim=-1), self._values.split(self._sizes), strict=True)
+        self._shares = [_Look(policy, self._parameters, *stretch) for stretch in into]
 
     def refresh(self) -> None:
         """Take the policy's weights as they are now: once a rollout."""
         self._parameters.refresh()
 
-    @torch.no_grad()
     def __call__(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """(O, N) -> head parameters (H, N) and values (N)."""
-        parts = zip(self._sizes, *(whole.split(self._sizes, dim=-1) for whole in (observation, self._heads, self._values)), strict=True)
-        for n, seen, head, value in parts:
-            network = self._networks[n]
-            network.forward(seen)
-            head.copy_(network.parameters)
-            value.copy_(network.value)
+        stretches = observation.split(self._sizes, dim=-1)
+        self._team.run([functools.partial(share.compute, stretch) for share, stretch in zip(self._shares, stretches, strict=True)])
         return self._heads, self._values

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import threading
 import time
 from types import SimpleNamespace
 
@@ -95,10 +96,19 @@ def gradients_of(flat):
     }
 
 
+def team():
+    """As many threads as torch has."""
+    return explicit.Team(torch.get_num_threads())
+
+
+def gradient_of(ppo, samples=B):
+    return explicit.Gradient(ppo.policy, ppo.config, samples, team())
+
+
 def explicitly(ppo, batch):
     flat = ppo.policy.flat
     flat.gradient.fill_(7.0)  # whatever the last minibatch left there is replaced
-    numbers = explicit.Gradient(ppo.policy, ppo.config, batch.returns.shape[0])(batch)
+    numbers = gradient_of(ppo, batch.returns.shape[0])(batch)
     return gradients_of(flat), numbers
 
 
@@ -149,9 +159,9 @@ def test_chunks_and_threads_change_the_rounding_alone(samples, threads, small_ch
 def test_the_same_bits_again(threads, small_chunks):
     torch.set_num_threads(threads)
     ppo = trainer("gaussian")
-    batch, gradient = batch_for(ppo), explicit.Gradient(ppo.policy, ppo.config, B)
+    batch, gradient = batch_for(ppo), gradient_of(ppo)
     first, bits = gradient(batch), ppo.policy.flat.gradient.clone()
-    for again in (gradient, explicit.Gradient(ppo.policy, ppo.config, B)):
+    for again in (gradient, gradient_of(ppo)):
         for _ in range(5):
             assert torch.equal(again(batch), first) and torch.equal(ppo.policy.flat.gradient, bits)
 
@@ -159,7 +169,7 @@ def test_the_same_bits_again(threads, small_chunks):
 def test_it_follows_the_parameters(small_chunks):
     """Nothing of the weights is kept from one minibatch to the next."""
     ppo = trainer()
-    batch, gradient = batch_for(ppo), explicit.Gradient(ppo.policy, ppo.config, B)
+    batch, gradient = batch_for(ppo), gradient_of(ppo)
     gradient(batch)
     ppo.policy.flat.values.data.mul_(1.5)
     numbers = gradient(batch)
@@ -199,7 +209,7 @@ def test_what_is_broken_shows(where):
 def test_a_batch_of_another_size_is_refused():
     ppo = trainer()
     with pytest.raises(RuntimeError, match="split"):
-        explicit.Gradient(ppo.policy, ppo.config, B)(batch_for(ppo, B + 1))
+        gradient_of(ppo)(batch_for(ppo, B + 1))
 
 
 def test_what_fails_in_a_thread_is_raised(small_chunks):
@@ -207,29 +217,56 @@ def test_what_fails_in_a_thread_is_raised(small_chunks):
     ppo = trainer()
     batch = batch_for(ppo)
     with pytest.raises(RuntimeError):
-        explicit.Gradient(ppo.policy, ppo.config, B)(batch._replace(observation=batch.observation[:2]))
+        gradient_of(ppo)(batch._replace(observation=batch.observation[:2]))
 
 
 def test_threads_compute_alone_and_leave_torchs_number_as_it_was():
     torch.set_num_threads(2)
-    team, seen = explicit._Team(3), []
+    team, seen, met = explicit.Team(3), [], threading.Barrier(3)
     assert torch.get_num_threads() == 2
     torch.set_num_threads(4)
 
     def look():
+        met.wait(60)  # all three are under way at once
         torch.ones(200_000).sum()  # large enough for torch to look how many threads there are
-        seen.append(torch.get_num_threads())
+        seen.append((threading.get_ident(), torch.get_num_threads()))
 
     for _ in range(3):
         team.run([look] * 3)
-    assert seen == [1] * 9 and torch.get_num_threads() == 4
+    assert [count for _, count in seen] == [1] * 9 and len({thread for thread, _ in seen}) == 3
+    assert torch.get_num_threads() == 4
+
+
+def test_a_team_waits_for_all_before_it_raises():
+    """Who calls again must not find a thread still at work on the buffers."""
+    done = []
+
+    def slow():
+        time.sleep(0.05)
+        done.append(True)
+
+    def broken():
+        raise ZeroDivisionError
+
+    torch.set_num_threads(2)
+    for work in ([broken, slow], [slow, broken]):
+        with pytest.raises(ZeroDivisionError):
+            explicit.Team(2).run(work)
+    assert len(done) == 2 and torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("threads", "samples", "sizes"), [(1, 999, [999]), (2, 511, [511]), (2, 513, [256, 257]), (3, 5000, [1666, 1667, 1667])])
+def test_a_team_is_cut_where_a_thread_is_worth_waking(threads, samples, sizes):
+    assert explicit.FEWEST == 256 and explicit.Team(threads).cut(samples) == sizes
 
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("activation", ["tanh", "gelu"])
-def test_forward_is_the_policys(head, activation, small_chunks):
+@pytest.mark.parametrize("threads", [1, 3])
+def test_forward_is_the_policys(head, activation, threads, small_chunks):
+    torch.set_num_threads(threads)
     ppo = trainer(head, activation=activation, normalize=True)
-    batch, forward = batch_for(ppo), explicit.Forward(ppo.policy, B)
+    batch, forward = batch_for(ppo), explicit.Forward(ppo.policy, B, team())
     for _ in range(2):
         forward.refresh()
         found, expected = forward(batch.observation), ppo.policy.forward(batch.observation)
@@ -269,7 +306,7 @@ def test_ppo_descends_by_it(env, threads, small_chunks):
     torch.set_num_threads(threads)
     algo = {"env": env, "normalize_observations": True, "value_clip": 0.1, "target_kl": 0.05}
     plain, own = descended("torch", 1, **algo), descended("auto", 1, **algo)
-    assert plain.explicit is None and own.explicit.threads == threads
+    assert plain.explicit is None and len(own.explicit._shares) == threads
     torch.testing.assert_close(own.rollout.action, plain.rollout.action)
     torch.testing.assert_close(own.policy.flat.values, plain.policy.flat.values, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(own.stats, plain.stats, rtol=1e-3, atol=1e-4)
@@ -280,13 +317,17 @@ def test_the_same_bits_on_several_threads_whatever_their_pace(threads, small_chu
     """Each thread sums its own samples in one order and the threads' sums are added in one order, so it does not matter who is done first."""
     torch.set_num_threads(threads)
     steady = bytes_of(descended("auto", 3))
-    compute, turns = explicit._Share.compute, itertools.count()
+    turns = itertools.count()
 
-    def uneven(share, stretch):
-        time.sleep((0.0, 0.002, 0.001)[next(turns) % 3])
-        compute(share, stretch)
+    def unevenly(compute):
+        def computed(share, stretch):
+            time.sleep((0.0, 0.002, 0.001)[next(turns) % 3])
+            compute(share, stretch)
 
-    monkeypatch.setattr(explicit._Share, "compute", uneven)
+        return computed
+
+    for kind in (explicit._Share, explicit._Look):
+        monkeypatch.setattr(kind, "compute", unevenly(kind.compute))
     assert bytes_of(descended("auto", 3)) == steady
     assert next(turns) > 0
 
@@ -304,7 +345,7 @@ def test_a_resumed_run_on_several_threads_ends_in_the_same_bits(small_chunks):
 @pytest.mark.parametrize(
     ("kernels", "own", "line"),
     [
-        ("auto", False, "kernels: torch's, and the gradient explicitly on 1 thread"),
+        ("auto", False, "kernels: torch's, and the gradient explicitly, on 1 thread"),
         ("auto", True, "kernels: torch's and autograd, not the explicit gradient: its network is no built-in MLP"),
         ("torch", False, None),
     ],

@@ -220,9 +220,11 @@ class PPO:
 
         self.stats = torch.zeros(len(Stats._fields), device=device)
         self.fused = self._fused(samples)
-        self.explicit = self._explicit()
-        self._outputs = explicit.Forward(self.policy, N) if self.explicit is not None else None
-        self.collect, self.update = Graphed(self._collect, device, eager=eager), Graphed(self._update, device, eager=eager)
+        self.explicit, self._outputs = self._explicit()
+        collect, update = self._collect, self._update
+        if self.explicit is not None:
+            collect, update = explicit.alone()(collect), explicit.alone()(update)
+        self.collect, self.update = Graphed(collect, device, eager=eager), Graphed(update, device, eager=eager)
 
     def start(self) -> None:
         """Begin every lane anew. A resumed run calls `tensors` and copies into it instead."""
@@ -243,17 +245,18 @@ class PPO:
             block=self._block, minibatches=config.minibatches, kernels=config.kernels, precision=config.precision,
         )  # fmt: skip
 
-    def _explicit(self) -> explicit.Gradient | None:
-        """The explicit gradient of a minibatch, where "auto" finds a CPU; None where autograd, or another, is to do the work."""
+    def _explicit(self) -> tuple[explicit.Gradient | None, explicit.Forward | None]:
+        """The explicit gradient of a minibatch and forward pass of all lanes, where "auto" finds a CPU; none where autograd, or another, does the work."""
         if self.config.kernels != "auto" or self.fused is not None or self.device.type != "cpu":
-            return None
+            return None, None
         obstacle = explicit.obstacle(self.policy)
         if obstacle is not None:
             log.info("kernels: torch's and autograd, not the explicit gradient: %s", obstacle)
-            return None
-        gradient = explicit.Gradient(self.policy, self.config, self.steps_per_iteration // self.config.minibatches)
-        log.info("kernels: torch's, and the gradient explicitly on %d thread%s", gradient.threads, "" if gradient.threads == 1 else "s")
-        return gradient
+            return None, None
+        team = explicit.Team(torch.get_num_threads())
+        log.info("kernels: torch's, and the gradient explicitly, on %d thread%s", team.threads, "" if team.threads == 1 else "s")
+        gradient = explicit.Gradient(self.policy, self.config, self.steps_per_iteration // self.config.minibatches, team)
+        return gradient, explicit.Forward(self.policy, self.world.count, team)
 
     # COLLECT
 
