@@ -42,10 +42,12 @@ def resolved(config: Config, device: torch.device, *, report: Callable[[str], No
         return config
     fits = _tried if device.type == "cuda" else _estimated
     lanes = 0
-    for lanes in _candidates(config, device):
+    useful = config.run.steps // (FEWEST_ITERATIONS * config.algo.horizon)
+    for lanes in _candidates(config, device, useful):
         attempt = replace(config, env=config.env.model_copy(update={"lanes": lanes}))
         if fits(attempt, device):
-            report(f"env.lanes = auto: {lanes:,} lanes")
+            why = f" (more would leave run.steps fewer than {FEWEST_ITERATIONS} iterations)" if 2 * lanes > useful else ""
+            report(f"env.lanes = auto: {lanes:,} lanes{why}")
             return attempt
         report(f"env.lanes = auto: {lanes:,} lanes do not fit into the memory of {device}")
     raise DeviceError(
@@ -54,13 +56,12 @@ def resolved(config: Config, device: torch.device, *, report: Callable[[str], No
     )
 
 
-def _candidates(config: Config, device: torch.device) -> Iterator[int]:
-    """The numbers to try, the largest first."""
+def _candidates(config: Config, device: torch.device, useful: int) -> Iterator[int]:
+    """The numbers to try, the largest first: none above `useful`, unless the algorithm can divide no other."""
     most = AUTO_LANES if device.type == "cuda" else min(AUTO_LANES, LANES_A_THREAD * torch.get_num_threads())
-    useful = min(most, config.run.steps // (FEWEST_ITERATIONS * config.algo.horizon))
     powers = [FEWEST_LANES << k for k in range(AUTO_LANES.bit_length()) if FEWEST_LANES << k <= AUTO_LANES]
     allowed = [lanes for lanes in powers if not config.algo.problems(lanes)]
-    yield from reversed([lanes for lanes in allowed if lanes <= useful] or allowed[:1])
+    yield from reversed([lanes for lanes in allowed if lanes <= min(most, useful)] or allowed[:1])
 
 
 def _estimated(config: Config, device: torch.device) -> bool:

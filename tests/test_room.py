@@ -118,7 +118,9 @@ def test_what_says_that_memory_is_full():
 
 def test_a_run_is_left_enough_iterations(card):
     # 100 iterations of 16 steps of 1,024 lanes are 1.64 M steps; of 2,048 lanes more than 2 M.
-    assert resolved(CUDA, "run.steps=2M").lanes == 1024
+    said = []
+    assert resolved(CUDA, "run.steps=2M", said=said).lanes == 1024
+    assert said == ["env.lanes = auto: 1,024 lanes (more would leave run.steps fewer than 100 iterations)"]
     assert resolved(CUDA, "run.steps=2M", "algo.horizon=128").lanes == 128
     assert resolved(CUDA, "run.steps=1000").lanes == 32
     assert card.tried == [1024, 128, 32]
