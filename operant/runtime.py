@@ -5,8 +5,11 @@ Knows nothing of runs or training.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
+import threading
 from typing import TYPE_CHECKING
 
 from operant.errors import MachineError, UsageError
@@ -27,6 +30,28 @@ def quiet_threads() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def wake_gpu(device: str) -> threading.Thread | None:
+    """Begin to make the context of a GPU, in the thread that is returned, while others import: of GPU 0 for "auto" and "cuda", N for "cuda:N", else of none.
+
+    The driver takes some tenths of a second for it, for which whoever first asked would wait. A GPU that is not there, or fails, is left to torch to report.
+    """
+    asked = re.fullmatch(r"auto|cuda(?::(\d{1,4}))?", device)
+    if asked is None:
+        return None
+    thread = threading.Thread(target=_make_context, args=(int(asked[1] or 0),), name="context", daemon=True)
+    thread.start()
+    return thread
+
+
+def _make_context(index: int) -> None:
+    """The primary context of a GPU, which torch and numba use too."""
+    with contextlib.suppress(OSError, AttributeError):  # no driver, or an odd one
+        driver = ctypes.CDLL("libcuda.so.1")
+        handle, context = ctypes.c_int(), ctypes.c_void_p()
+        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(handle), index) == 0:
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
 
 
 def set_threads(count: int) -> int:

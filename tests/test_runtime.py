@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
+from operant import runtime
 from operant.errors import MachineError, UsageError
-from operant.runtime import find_device, quiet_threads
+from operant.runtime import find_device, quiet_threads, wake_gpu
 
 
 @pytest.mark.parametrize(("chosen", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)])
@@ -42,3 +43,48 @@ def test_torch_and_numba_get_the_threads_that_are_asked_for():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env={**os.environ, "NUMBA_NUM_THREADS": "2"})
     assert done.returncode == 0, done.stderr
+
+
+class Driver:
+    """A CUDA driver that notes what it is asked; `failing` is the call that fails."""
+
+    def __init__(self, failing=""):
+        self.calls, self._failing = [], failing
+
+    def __getattr__(self, name):
+        def call(*words):
+            self.calls.append((name, *(word for word in words if isinstance(word, int))))
+            return int(name == self._failing)
+
+        return call
+
+
+@pytest.mark.parametrize(("device", "index"), [("auto", 0), ("cuda", 0), ("cuda:0", 0), ("cuda:3", 3)])
+def test_a_gpus_context_is_made_beforehand(monkeypatch, device, index):
+    driver = Driver()
+    monkeypatch.setattr(runtime.ctypes, "CDLL", lambda name: driver)
+    wake_gpu(device).join(10)
+    assert driver.calls == [("cuInit", 0), ("cuDeviceGet", index), ("cuDevicePrimaryCtxRetain",)]
+
+
+@pytest.mark.parametrize("failing", ["cuInit", "cuDeviceGet"])
+def test_a_gpu_that_fails_is_left_alone(monkeypatch, failing):
+    driver = Driver(failing)
+    monkeypatch.setattr(runtime.ctypes, "CDLL", lambda name: driver)
+    wake_gpu("auto").join(10)
+    assert driver.calls[-1][0] == failing
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:", "cuda:x", "cuda:-1", "meta", ""])
+def test_no_context_is_made_for_other_devices(monkeypatch, device):
+    monkeypatch.setattr(runtime.ctypes, "CDLL", lambda name: pytest.fail("the driver was loaded"))
+    assert wake_gpu(device) is None
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_without_a_driver_nothing_happens(monkeypatch):
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(runtime.ctypes, "CDLL", missing)
+    wake_gpu("auto").join(10)
