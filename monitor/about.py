@@ -8,6 +8,7 @@ from monitor.keys import KEYS, shown_keys
 from monitor.line import Line, Piece, padded, wrapped
 from monitor.snapshot import Snapshot
 from monitor.words import label_of
+from operant.states import ENDED
 from operant.text import age, count, duration, number
 
 _KEY_CELLS = 11
@@ -59,7 +60,7 @@ def description(snapshot: Snapshot) -> list[Line]:
         ("created", run.created),
         ("steps", f"{now.step:,}" + (f" of {now.steps:,}" if now.steps else "") if now.step is not None else None),
         ("updates", f"{now.iterations:,}" if now.iterations is not None else None),
-        ("up", duration(now.up_s) if now.up_s is not None else None),
+        ("took" if snapshot.state in ENDED else "up", duration(now.up_s) if now.up_s is not None else None),
         ("target", number(run.target) if run.target is not None else None),
         ("checkpoint", f"at {count(now.checkpoint_step)} steps" if now.checkpoint_step is not None else None),
         ("last record", f"{age(now.record_age_s)} ago" if now.record_age_s is not None else None),

@@ -171,8 +171,10 @@ def _critic(values: dict[str, list[float]], now: Circumstances) -> Finding | Non
         level, advice = "bad", "the critic predicts worse than a constant would: lower algo.learning_rate, or set algo.normalize_rewards=true"
     elif not now.at_its_best and explained < _WEAK_CRITIC and now.past(_HALF):
         level, advice = "warn", "the critic lags: raise algo.value_coefficient or algo.epochs, or widen net.hidden"
+    forgiven = "at its best" if now.at_its_best else "too early to tell"
+    wanted = forgiven if level == "ok" and explained < _WEAK_CRITIC else f"above {_WEAK_CRITIC:g}"
     return Finding(
-        level, f"explained variance {number(explained)}", f"above {_WEAK_CRITIC:g}", advice,
+        level, f"explained variance {number(explained)}", wanted, advice,
         "How much of the spread of the returns the critic explains: 1 all of it, 0 no more than a constant, less than 0 worse than that. Usual in the first "
         "tenth of a run, where returns are rare, and of a policy at its best, whose returns are all alike.",
     )  # fmt: skip
@@ -240,7 +242,7 @@ def _evaluation(values: dict[str, list[float]], now: Circumstances) -> Finding |
         advice = f"it was {number(best)}: most of what was learned is lost. The best policy is kept (operant eval RUN --checkpoint best)"
     elif now.target is not None and newest < now.target and now.past(0.9):
         level, advice = "warn", "the end is near and the target is not reached: more run.steps, or another seed"
-    wanted = f"{number(now.target).removesuffix('.0')} and more" if now.target is not None else f"near the best, {number(best)}"
+    wanted = f"target {number(now.target).removesuffix('.0')}" if now.target is not None else f"near the best, {number(best)}"
     return Finding(
         level, f"eval {number(newest)}", wanted, advice,
         "The mean return of whole greedy episodes in a world of their own. Half of what was gained since the beginning lost again is a warning.",

@@ -112,7 +112,7 @@ def progress(known: Known) -> Progress:
         steps=steps,
         iterations=None if status is None else status.main_count,
         iterations_per_s=known.iterations_per_s if moving else None,
-        up_s=None if known.up_s is None else float(int(known.up_s)),
+        up_s=None if (up_s := _wall(known) if known.state.ended else known.up_s) is None else float(int(up_s)),
         eta_s=eta_s,
         done_at=None if eta_s is None else _minute(known.now_s + eta_s),
         checkpoint_step=None if status is None else status.last_checkpoint_step,
@@ -274,9 +274,11 @@ def _crash_remark(known: Known) -> str:
 
 
 def _wall(known: Known) -> float | None:
+    """How long an ended run took: as its waiter says, or of a run that was resumed the time of all its sessions that has records."""
     wall_s = number_of(known.look.exit or {}, "wall_s")
     last = known.track.table.last if known.track is not None else None
-    return wall_s if wall_s is not None else None if last is None else last[1]
+    once = known.header is None or known.header.session <= 1
+    return wall_s if wall_s is not None and (once or last is None) else None if last is None else last[1]
 
 
 def _latest(known: Known, metric: str) -> float | None:

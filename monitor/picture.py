@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from textual.message import Message
+
 from monitor.canvas import Canvas
 from monitor.cells import EMPTY, Piece, blank, framed, sentence
 from monitor.palette import Cell, Ink, Look, Row, Rows, hexadecimal, readable
@@ -179,8 +181,11 @@ def _joined(parts: Sequence[Row], width: int) -> Row:
     return (EMPTY,) * left + tuple(cells) + (EMPTY,) * (width - left - len(cells))
 
 
-def wanted_size(lanes: int, width: int, height: int, smallest: int = 16, largest: int = 96) -> int:
-    """The side of a square picture, in pixels, that needs no scaling in braille on `width` x `height` cells."""
+def wanted_size(lanes: int, width: int, height: int, smallest: int = 32, largest: int = 96) -> int:
+    """The side of a square picture, in pixels, that needs no scaling in braille on `width` x `height` cells.
+
+    No fewer than `smallest`: in fewer pixels thin things are lost before `sampled` could keep them.
+    """
     grid = Grid.of(max(1, lanes), 64, 64, max(1, width), max(1, height))
     return smallest if grid is None else min(max(min(2 * grid.width, 4 * grid.height) // 4 * 4, smallest), largest)
 
@@ -189,6 +194,13 @@ class AgentPicture(Canvas, can_focus=True):
     """The widget: a frame of lanes, or a sentence that says why there is none. With a title it draws itself an edge."""
 
     DEFAULT_CSS = "AgentPicture { width: 1fr; height: 1fr; }"
+
+    class Resized(Message):
+        """There is room for a picture of another size."""
+
+    def on_resize(self) -> None:
+        """Tell."""
+        self.post_message(self.Resized())
 
     def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(name=name, id=id, classes=classes)

@@ -37,6 +37,7 @@ class Stage(NamedTuple):
     newest: float = 0.0  # x of the newest record
     at: float | None = None  # x that is looked at: an ended run is scrubbed
     held: Mapping[str, Held] | None = None
+    figures: Mapping[str, float | None] = {}  # what the header says of a metric: its chart says the same
     overlay: Mapping[str, Series] | None = None
     overlay_name: str = ""
     empty: str = "no value yet"
@@ -46,6 +47,7 @@ class Stage(NamedTuple):
 def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
     """What a chart with room for `columns` points shows."""
     view, held = stage.view, (stage.held or {}).get(series.name) or Held(series.latest, series.trend_per_min, series.best)
+    held = held._replace(latest=stage.figures.get(series.name, held.latest))
     better = True if series.higher_better else None
     unit = "" if series.unit == "reward" else series.unit
     said = figures.words(held.latest, unit, held.trend_per_min, held.best if better else None, better, stage.glyphs)
@@ -70,27 +72,32 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
         point = _nearest(points, cursor)
         then = "-" if point is None else count(point.mean) if series.name == "sps" else figures.with_unit(point.mean, unit)
         head, said = head._replace(value=f"{then:<6}"), said._replace(trend="", rate="", level=None)
+    second = () if other is None else other.view(view.axis, first, last, columns, view.smooth)
     return head._replace(
         trend=said.trend,
         rate=said.rate,
         # Of two runs the other's value is what one wants beside this one's.
-        best=said.best if other is None else f"{'┄' if stage.glyphs.braille else ':'} {figures.with_unit(other.latest, unit)} {stage.overlay_name}",
+        best=said.best if other is None else f"{'┄' if stage.glyphs.braille else ':'} {_latest(other, unit)} {stage.overlay_name}",
         trend_level=said.level,
         points=points,
-        overlay=() if other is None else other.view(view.axis, first, last, columns, view.smooth),
+        overlay=second,
         marks=_marks(stage.marks, view.axis, first, last, stage.until),
         x_left=figures.on_axis(view.axis, first),
         x_right=figures.on_axis(view.axis, last),
         cursor=cursor,
-        reading="" if cursor is None or view.inspected != series.name else _reading(points, cursor, stage.window, view.axis),
+        reading="" if cursor is None or view.inspected != series.name else _reading(points, cursor, stage, second),
         target=stage.target if series.name in ("return", "eval/return") else None,
     )
+
+
+def _latest(series: Series, unit: str) -> str:
+    return count(series.latest) if series.name == "sps" and series.latest is not None else figures.with_unit(series.latest, unit)
 
 
 def _cut_title(title: str, value_cells: int, columns: int) -> str:
     """The value matters more than the end of its name; `columns` are two a cell of the plot."""
     room = columns // 2 + (_GUTTER if columns // 2 + _GUTTER >= _GUTTER_FROM else 0) - 3
-    return cut(title, max(_LEAST_TITLE, room - value_cells - 1)) if columns else title
+    return cut(title, max(_LEAST_TITLE, room - value_cells - 2)) if columns else title
 
 
 def mark_x(mark: Mark, axis: Axis) -> float:
@@ -126,10 +133,12 @@ def _cursor(name: str, stage: Stage, columns: int) -> int | None:
     return index_of(x, stage.window, columns)
 
 
-def _reading(points: Sequence[Point | None], cursor: int, window: tuple[float, float], axis: Axis) -> str:
-    """What is at the cursor; where that point is empty, the nearest one that is not within a few."""
-    first, last = window
-    return figures.reading(axis, first + (cursor + 0.5) / len(points) * (last - first), _nearest(points, cursor))
+def _reading(points: Sequence[Point | None], cursor: int, stage: Stage, second: Sequence[Point | None]) -> str:
+    """What is at the cursor, of the second run too; where that point is empty, the nearest one that is not within a few."""
+    first, last = stage.window or (0.0, 0.0)
+    said = figures.reading(stage.view.axis, first + (cursor + 0.5) / len(points) * (last - first), _nearest(points, cursor))
+    other = _nearest(second, cursor) if second else None
+    return said if other is None else f"{said}  {'┄' if stage.glyphs.braille else ':'} {figures.with_unit(other.mean)}"
 
 
 def _nearest(points: Sequence[Point | None], cursor: int) -> Point | None:

@@ -289,6 +289,7 @@ class FilterBar(Input):
     def __init__(self, before: str, narrowed: Callable[[str], None]) -> None:
         super().__init__(before, placeholder="words, any of which must fit; * ? and [..] as in a shell", id="filter", compact=True, select_on_focus=False)
         self._narrowed = narrowed
+        self._over = False  # escape was pressed: what was typed just before it is still to be told
 
     def on_mount(self) -> None:
         """Ready to be typed into."""
@@ -296,7 +297,8 @@ class FilterBar(Input):
 
     def on_input_changed(self) -> None:
         """Narrow while it is typed."""
-        self._narrowed(self.value)
+        if not self._over:
+            self._narrowed(self.value)
 
     async def on_input_submitted(self) -> None:
         """Kept."""
@@ -307,5 +309,6 @@ class FilterBar(Input):
         if event.key == "escape":
             event.stop()
             event.prevent_default()
+            self._over = True
             self._narrowed("")
             await self.remove()

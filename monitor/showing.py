@@ -155,6 +155,10 @@ class Showing(App[None]):
         """A chart has room for other points."""
         self.paint()
 
+    def on_agent_picture_resized(self) -> None:
+        """The agent's picture may be larger, or has to be smaller."""
+        self._watch()
+
     def watch_app_focus(self, focused: bool) -> None:
         """Nobody looks: once a second is enough."""
         if self._timer is not None:
@@ -271,11 +275,14 @@ class Showing(App[None]):
     def _model(self, snapshot: Snapshot) -> Model:
         footer = [(keys.shown_keys(key, self._own_keys), key.footer, key.action) for key in KEYS if key.footer and (key.group == "Monitor" or self.plan.charts)]
         asks = [(keys.shown_keys(key, self._own_keys), key.id.title(), key.action) for key in KEYS if key.trains]
+        if snapshot.state == "paused":
+            asks = [(key, "Go on" if word == "Pause" else word, do) for key, word, do in asks]
         if not self.readonly and snapshot.state in LIVE:
-            footer[-1:-1] = asks
+            footer[2:2] = asks  # where few keys have room, these must have it
         told = "words" if self.plan.words else "numbers" if self.plan.numbers else ""
+        overlaid = self._overlaid.run.short if self._overlaid is not None and self.plan.charts else ""
         message, _, alarm = self._message
-        return Model(snapshot, self.view, message, alarm, self.readonly, self._standing(), self.plan.tabs, told, tuple(footer))
+        return Model(snapshot, self.view, message, alarm, self.readonly, self._standing(), self.plan.tabs, told, tuple(footer), overlaid)
 
     def _standing(self) -> str:
         """What is said for as long as the picture is no live one."""
@@ -308,7 +315,8 @@ class Showing(App[None]):
         both: list[Series] = [*snapshot.series.values(), *(second[name] for name in names if second is not None and name in second)]
         if self._frozen is None:
             self._whole = view.whole_window(both, axis, self._whole)
-        self.newest = max((extent[1] for one in both if (extent := one.extent(axis)) is not None), default=0.0)
+        own = [extent[1] for one in snapshot.series.values() if (extent := one.extent(axis)) is not None]
+        self.newest = max(own, default=self._whole[1] if self._whole is not None else 0.0)
         self.window = view.window(self.view, self._whole, self.newest) if self._whole is not None else None
         stage = Stage(
             self.view,
@@ -319,6 +327,7 @@ class Showing(App[None]):
             until=None if self._frozen is None else _x_of(snapshot, axis),
             at=self._at if axis == "step" else None,
             held=held,
+            figures={figure.metric: figure.value for figure in snapshot.figures},
             overlay=second,
             overlay_name=self._overlaid.run.short if self._overlaid is not None else "",
             empty="no record yet" if snapshot.state in LIVE else "the run has no records",
@@ -330,10 +339,14 @@ class Showing(App[None]):
         """Ask for pictures of the agent while there is a place for them, and no longer."""
         if self.source is None or self.snapshot is None:
             return
-        wanted = (self.plan.agent and self.view.agent and self.snapshot.state in LIVE, self.view.sampled, id(self.source))
+        place = self.plan.agent and self.view.agent and self.snapshot.state in LIVE
+        if place and not self.agent.size.area:
+            return  # not laid out yet: how large a picture it wants is not known
+        size = self.agent.wanted_size(_LANES) if place else 0
+        wanted = (place, self.view.sampled, id(self.source), size)
         if wanted != self._watched:
-            if wanted[0] or self._watched[0]:
-                self.source.watch(bool(wanted[0]), mode="sampled" if self.view.sampled else "greedy", size=self.agent.wanted_size(_LANES))
+            if place or self._watched[0]:
+                self.source.watch(bool(place), mode="sampled" if self.view.sampled else "greedy", size=size)
             self._watched = wanted
 
 

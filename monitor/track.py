@@ -1,6 +1,7 @@
 """What the records of a run add up to: its curves, its marks, how fast it goes. Standard library only. Reads no file, knows no clock.
 
-Wall time is that of the sessions: what lies between the end of one and the resume after it is left out. Iterations are summed up from what records say they
+Wall time is that of the sessions: what lies between the end of one and the resume after it is left out, and so is time in which a trainer did nothing for more
+than half a minute (it was paused, or stopped by a signal, or the machine slept). Iterations are summed up from what records say they
 cover; where the first records are not there any more, their number follows from the steps.
 """
 
@@ -39,6 +40,7 @@ _LABELS: Final = {
 _MOST_MARKS = 512  # of a kind
 _RATE, _RATE_SHORTEST_S = (20.0, 8), 0.5  # seconds, and at least so many records
 _BLOCK_RECORDS = 1 << 14
+_IDLE_S = 30.0
 
 
 def label(name: str) -> str:
@@ -100,8 +102,7 @@ class Track:
         counts = list(map(_count, values[self._counter])) if self._counter is not None else [1.0] * len(steps)
         if session != self._session:
             self._begin(session, steps, boottimes_ns, counts, [values[index][0] for index in self._seconds])
-        zero, before = self._zero_ns, self._before_s
-        walls = array("d", [before + (time_ns - zero) / 1e9 for time_ns in boottimes_ns])
+        walls = self._walls(boottimes_ns, values)
         iterations = array("d", accumulate(counts, initial=self._origin[2]))[1:]
         if not all(counts):  # a record without an iteration repeats the one before, with an evaluation since: it took no time again
             values = list(values)
@@ -111,6 +112,21 @@ class Track:
         self.table.extend(places, walls, iterations, [values[index] for index in self._shown], begin=self._origin)
         self._origin = (places[-1], walls[-1], iterations[-1])
         self._note_marks(places, walls, iterations, flags, values)
+
+    def _walls(self, boottimes_ns: Sequence[int], values: Sequence[Sequence[float]]) -> array[float]:
+        """Wall seconds at the end of each record, pauses left out."""
+        zero, before = self._zero_ns, self._before_s
+        walls = array("d", [before + (time_ns - zero) / 1e9 for time_ns in boottimes_ns])
+        if self._seconds and walls[-1] - self._origin[1] > _IDLE_S:
+            last, left_out = self._origin[1], 0.0
+            for index, wall in enumerate(walls):
+                if wall - left_out - last > _IDLE_S:
+                    busy_s = math.fsum(second for column in self._seconds if 0.0 < (second := values[column][index]) < 1e9)
+                    idle_s = wall - left_out - last - busy_s
+                    left_out += idle_s if idle_s > _IDLE_S else 0.0
+                last = walls[index] = wall - left_out
+            self._before_s -= left_out
+        return walls
 
     def _begin(self, session: int, steps: Sequence[int], boottimes_ns: Sequence[int], counts: Sequence[float], seconds: Sequence[float]) -> None:
         """A worker begins: the first one seen, or one that goes on from where its first record begins, back to the checkpoint it started from."""

@@ -60,6 +60,7 @@ class Model(NamedTuple):
     tabs: bool = True  # pages with their names
     told: str = ""  # where else on the screen it is told how the run ended: "words", "numbers"
     footer: tuple[tuple[str, str, str], ...] = ()  # key, word, action
+    overlaid: str = ""  # the run whose curves lie over this one's
 
 
 def label_of(state: str) -> tuple[str, str, str]:
@@ -109,7 +110,7 @@ def progress(model: Model, width: int, height: int) -> list[Line]:
     share = f"{100 * now.share:5.1f} %" if now.share is not None else ""
     parts = [Piece(share, "bright", bold=True), Piece(padded(f"   {count(now.step)}{of} steps", 25), "text")]
     if model.snapshot.state not in ENDED:
-        parts.append(Piece(f"  ETA {padded(duration(now.eta_s), 7)}", "text"))
+        parts.append(Piece(f"  ETA {padded(remaining(now.eta_s), 8)}", "text"))
         parts.append(Piece(padded(f" (done ≈ {now.done_at})" if now.done_at else "", 16), "dim"))
     while len(parts) > 1 and length(parts) + _LEAST_BAR + 3 > width:
         parts.pop()
@@ -118,15 +119,24 @@ def progress(model: Model, width: int, height: int) -> list[Line]:
     return [fit((Piece(" "), *bar, Piece(" "), *parts), width)]
 
 
+def remaining(seconds: float | None) -> str:
+    """How long it still takes, in at most eight cells: 0:02:41, 5 d 3 h."""
+    if seconds is None or not 360_000 <= seconds < 86_400_000:
+        return duration(seconds)
+    return f"{int(seconds // 86400)} d {int(seconds % 86400 // 3600)} h" if seconds < 8_640_000 else age(seconds)
+
+
 def figures(model: Model, width: int, height: int) -> list[Line]:
-    """The key figures, as many as fit in `height` lines, each in a slot of its own."""
-    slots = [_slot(figure) for figure in model.snapshot.figures]
-    progress = model.snapshot.progress
+    """The key figures, as many as fit in `height` lines, each in a slot of its own. Those that charts and health tell too come last."""
+    figures, progress = model.snapshot.figures, model.snapshot.progress
+    first = next((place for place, figure in enumerate(figures, 1) if figure.metric == "sps"), 0)
+    slots = [_slot(figure) for figure in figures[:first]]
     if progress.iterations is not None:
         rate = f" @ {number(progress.iterations_per_s)}/s" if progress.iterations_per_s is not None else ""
-        slots.append([Piece("update ", "dim"), Piece(padded(f"{progress.iterations:,}", 7), "text"), Piece(padded(rate, 9), "dim")])
+        slots.append([Piece("update ", "dim"), Piece(padded(f"{progress.iterations:,}", 7), "text"), Piece(padded(rate, 11), "dim")])
     if progress.checkpoint_age_s is not None:
         slots.append([Piece("checkpoint ", "dim"), Piece(padded(f"{age(progress.checkpoint_age_s)} ago", 10), "text")])
+    slots += [_slot(figure) for figure in figures[first:]]
     return [fit((Piece(" "), *line), width) for line in flow(slots, width - 2)[:height]]
 
 
@@ -146,15 +156,17 @@ def measured(figure: Figure) -> str:
 def message(model: Model, width: int, height: int) -> list[Line]:
     """The line below the header: what there is to say now at the left, the pages at the right."""
     tabs = _tabs(model)
-    left = _now(model)
+    left, more = _now(model), " · ".join(_chosen(model))
     room = width - length(tabs) - 1
+    if more and (not left or length(left) + width_of(more) + 3 <= room):
+        left = [*left, Piece(f" · {more}" if left else more, "dim")]
     if left and length(left) > room and width_of(left[0].text) > room // 2:
         tabs = []  # what is wrong matters more than where one is
     return [spread([Piece(" "), *left], tabs, width)]
 
 
 def _now(model: Model) -> list[Piece]:
-    snapshot, view = model.snapshot, model.view
+    snapshot = model.snapshot
     if model.message:
         return [Piece(model.message, "warn" if model.alarm else "focus")]
     if model.frozen:
@@ -163,21 +175,22 @@ def _now(model: Model) -> list[Piece]:
         return [Piece(snapshot.notice, "focus" if snapshot.notice_level == "ok" else LEVELS[snapshot.notice_level][1])]
     sentence = state_sentence(snapshot)
     if model.told and snapshot.ending is not None:
-        hints = ["← → go through its time", "enter reads all its last words"][: 2 if snapshot.ending.traceback else 1]
-        return [Piece(" · ".join(_chosen(view) or (hints if model.told == "words" else [])), "dim")]
-    if sentence:
-        return [Piece(sentence, label_of(snapshot.state)[2])]
-    return [Piece(text, "dim") for text in (" · ".join(_chosen(view)),) if text]
+        hints = ["← → go through its time"] if snapshot.progress.step is not None else []
+        hints += ["enter reads all its last words"] if snapshot.ending.traceback else []
+        return [Piece(" · ".join(hints), "dim")] if hints and model.told == "words" and not _chosen(model) else []
+    return [Piece(sentence, label_of(snapshot.state)[2])] if sentence else []
 
 
-def _chosen(view: View) -> list[str]:
+def _chosen(model: Model) -> list[str]:
     """What differs from how everything is shown at first."""
+    view = model.view
     return [
         text
         for text, told in (
             (f"x: {({'wall': 'wall time', 'iteration': 'updates'}).get(view.axis, 'steps')}", view.axis != "step"),
             (f"smoothing {SMOOTHING[view.smoothing]:g}", view.smoothing > 0),
             ("y axes flipped", view.flipped),
+            (f"dotted: {cut(model.overlaid, 24)}", bool(model.overlaid)),
             (f"zoom {2**view.zoom}×" + ("" if view.end is None else ", held"), view.zoom > 0),
             (f"filter '{cut(view.filter, 24)}' (esc clears)", bool(view.filter)),
         )
@@ -222,7 +235,9 @@ def state_sentence(snapshot: Snapshot) -> str:
     if word in ENDED:
         return snapshot.ending.sentence if snapshot.ending is not None else snapshot.cause or ""
     told = snapshot.cause or _SENTENCES.get(word, "")
-    return f"{told} · P goes on" if word == "paused" and snapshot.cause else told
+    if word == "paused" and snapshot.cause:
+        return f"{'asked ' if told.startswith('by ') else ''}{told} · P goes on"
+    return told
 
 
 # ----------------------------------------------------------------------------------------------------------------------------------- the panels
@@ -370,7 +385,8 @@ def last_words(model: Model, width: int, height: int) -> list[Line]:
     ending = model.snapshot.ending
     if ending is None:
         return []
-    lines: list[Line] = [(Piece(text, label_of(model.snapshot.state)[2], bold=True),) for text in wrapped(ending.sentence, width)[:2]]
+    most = 2 if ending.traceback else 4
+    lines: list[Line] = [(Piece(text, label_of(model.snapshot.state)[2], bold=True),) for text in wrapped(ending.sentence, width)[:most]]
     first: list[list[Piece]] = [[Piece("next", "dim")]]
     lines += flow(first + [[Piece(text, "focus")] for text in ending.commands], width)
     lines += flow([[Piece(text, "text")] for text in ending.facts], width)
@@ -410,7 +426,7 @@ def numbers(model: Model, width: int, height: int) -> list[Line]:
     if progress.step is not None:
         of = f" / {count(progress.steps)}" if progress.steps else ""
         share = f"{100 * progress.share:5.1f} %" if progress.share is not None else ""
-        eta = f"  ETA {duration(progress.eta_s)}" if progress.eta_s is not None else ""
+        eta = f"  ETA {remaining(progress.eta_s)}" if progress.eta_s is not None else ""
         lines.append((Piece(f" {share} ", "bright"), Piece(f"{count(progress.step)}{of}", "text"), Piece(eta, "dim")))
     for figure in snapshot.figures:
         said = of_figure(figure)

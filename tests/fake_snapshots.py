@@ -185,6 +185,7 @@ class FakeSource:
         self.readonly, self.now = readonly, first
         self.requests: list[str] = []
         self.watches: list[tuple[bool, str]] = []
+        self.sizes: list[int] = []
         self.moments: list[float | None] = []
         self.interval_s, self.closed = 0.0, False
 
@@ -200,6 +201,7 @@ class FakeSource:
 
     def watch(self, wanted: bool, *, mode: str = "greedy", size: int = 64) -> None:
         self.watches.append((wanted, mode))
+        self.sizes.append(size)
 
     def hurry(self, interval_s: float) -> None:
         self.interval_s = interval_s

@@ -131,7 +131,7 @@ def storm(app: MonitorApp, sizes: int) -> None:
             assert len(lines) == height and max(map(len, lines)) <= width
         await pilot.resize_terminal(160, 48)
         await press(pilot, "1")
-        assert "487.3" in text_of(app) and "return 493.5" in text_of(app)
+        assert "487.3" in text_of(app) and "return 487.3" in text_of(app)
 
     act(body, app)
 
@@ -150,7 +150,7 @@ def test_a_run_that_ends_is_told_where_the_agent_was():
         assert "How it ended" not in text_of(app)
         text = await show(app, pilot, states()["failed"]._replace(version=2))
         assert "FAILED" in text and "How it ended" in text and "operant resume 4f2a" in text and "Traceback" in text
-        assert "return 493.5" in text, "the charts stay"
+        assert "return 487.3" in text, "the charts stay"
         text = await show(app, pilot, running(3))
         assert "RUNNING" in text and "How it ended" not in text
 
@@ -250,7 +250,7 @@ def test_the_filter_narrows_while_it_is_typed():
         await press(pilot, "slash", *"zz")
         assert "no metric fits 'zz'" in text_of(app)
         await press(pilot, "escape")
-        assert app.view.filter == "" and "return 493.5" in text_of(app)
+        assert app.view.filter == "" and "return 487.3" in text_of(app)
 
     act(body)
 
@@ -358,6 +358,17 @@ def test_pictures_are_asked_for_only_while_there_is_a_place_for_them():
     act(body)
 
 
+def test_a_picture_is_as_large_as_its_place():
+    async def body(app: Any, pilot: Pilot[None]) -> None:
+        for page, size in (("1", (120, 36)), ("3", (120, 36)), ("3", (80, 24)), ("3", (160, 48))):
+            await pilot.resize_terminal(*size)
+            await press(pilot, page)
+            assert app.source.sizes[-1] == app.agent.wanted_size(4), (page, size)
+        assert min(app.source.sizes) >= 32 and len(app.source.sizes) <= 8 and app.source.sizes[-1] > app.source.sizes[0]
+
+    act(body)
+
+
 def test_a_small_screen_asks_for_no_picture():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         assert app.source.watches == []
@@ -386,6 +397,7 @@ def test_the_trainer_is_asked_only_after_a_question():
 
 def test_a_paused_run_is_asked_to_go_on():
     async def body(app: Any, pilot: Pilot[None]) -> None:
+        assert "P Go on" in text_of(app) and "P Pause" not in text_of(app)
         await press(pilot, "P")
         assert "go on?" in text_of(app)
         await press(pilot, "y")

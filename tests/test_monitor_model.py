@@ -8,7 +8,7 @@ import pytest
 from monitor import model
 from monitor.model import Known
 from monitor.track import Track, label
-from operant import runs
+from operant import runs, text
 from operant.metricsfile import FLAG_CHECKPOINT, FLAG_EVAL, FLAG_NONFINITE, Header, Metric, Record, Status
 from operant.runfolder import Run
 from operant.states import Observation, State
@@ -50,6 +50,21 @@ def test_a_run_begins_before_its_first_record():
     assert made.table.extent() == ((0.0, 0.0, 0.0), (500.0, 5.0, 20.0))
     timed = track([[1.0, 0.2, 0.1], [1.0, 0.5, 0.4]], [Metric("iterations"), Metric("seconds/collect"), Metric("seconds/update")])
     assert timed.table.extent() == ((0.0, 0.0, 0.0), (200.0, pytest.approx(1.3), 2.0))
+
+
+def test_a_pause_takes_no_time():
+    """Each record covers a second of work; between two of them lie an hour, and 20 s that nobody paused for."""
+    metrics = [Metric("iterations", "counter"), Metric("seconds/collect", "counter"), Metric("seconds/update", "counter")]
+    seconds = [1.0, 2.0, 3.0, 3604.0, 3605.0, 3625.0, 7225.0, 7226.0, 7326.0]
+    values = [[1.0, 0.3, 0.7]] * 8 + [[1.0, 40.0, 60.0]]
+    whole, one_by_one = Track(metrics), Track(metrics)
+    records = [record(n, row, seconds=at) for n, (at, row) in enumerate(zip(seconds, values, strict=True))]
+    whole.add(records)
+    for one in records:
+        one_by_one.add([one])
+    for made in (whole, one_by_one):
+        window = made.table.window(0.0, 100, [])
+        assert window.walls == pytest.approx([1.0, 2.0, 3.0, 4.0, 5.0, 25.0, 26.0, 27.0, 127.0])
 
 
 def test_iterations_of_a_ring_that_begins_in_the_middle_follow_from_the_steps():
@@ -204,6 +219,18 @@ def test_an_ending_names_the_checkpoint_and_the_next_command(tmp_path, word):
 
 def test_a_log_that_ends_without_an_error_is_cut(tmp_path):
     assert len(model.ending(known(tmp_path, "crashed", log_end=[f"line {n}" for n in range(20)])).traceback) == 6
+
+
+def test_a_resumed_run_took_the_time_of_all_its_sessions(tmp_path):
+    """The waiter knows only how long the last one took."""
+    header = Header((1, 1), 1, b"", b"", 1, 1, 1, 1, 1, 1, "", "", 8, 8, 8, 0)
+    made = Track(METRICS)
+    for session in (1, 2):
+        made.add([record(n, [1.0, 1.0, 1.0, NAN], step=session * 1000 + 100 * n, seconds=1000 * session + n, session=session) for n in range(61)])
+    look = Observation(True, exit={"exit": 0, "wall_s": 30.0})
+    once, twice = (known(tmp_path, "finished", look=look, track=made, header=header._replace(session=session)) for session in (1, 2))
+    assert model.progress(once).up_s == 30.0 and "in 0:00:30" in model.ending(once).sentence
+    assert model.progress(twice).up_s == made.table.last[1] // 1 > 60 and f"in {text.duration(made.table.last[1])}" in model.ending(twice).sentence
 
 
 def test_facts_of_a_run(tmp_path):

@@ -170,7 +170,7 @@ def test_a_picture_of_the_wanted_size_is_not_scaled():
         size = wanted_size(4, width, 13)
         grid = Grid.of(4, size, size, width, 13)
         assert (2 * grid.width, 4 * grid.height) == (size, size)
-    assert wanted_size(4, 1, 1) == 16 and wanted_size(1, 500, 500) == 96
+    assert wanted_size(4, 1, 1) == 32 and wanted_size(1, 500, 500) == 96
 
 
 @pytest.mark.parametrize("look", [DARK, LIGHT])
@@ -216,6 +216,6 @@ def test_a_widget_repaints_only_what_changed():
             assert regions and None not in regions and sum(region.area for region in regions) < 28 * 6 / 2
             shown = [strip.text for strip in app.screen._compositor.render_strips()]
             assert shown == text_of(picture.draw(30, 8, picture.look))
-            assert picture.wanted_size(1) == 24
+            assert picture.wanted_size(1) == 32
 
     asyncio.run(main())

@@ -190,7 +190,7 @@ def test_every_panel_can_be_drawn_at_any_size_in_any_state(draw):
 
 def test_numbers_do_not_move_what_stands_beside_them():
     def places(snapshot: Any) -> list[int]:
-        (made, *_) = words.figures(Model(snapshot), 160, 1)
+        (made, *_) = words.figures(Model(snapshot), 240, 1)
         text = "".join(piece.text for piece in made)
         return [text.index(label) for label in ("return", "eval", "length", "SPS", "entropy", "KL")]
 
@@ -198,6 +198,35 @@ def test_numbers_do_not_move_what_stands_beside_them():
     values = (-170.25, 0.0, None, 12.3456, 0.00012345, -0.00912345)
     others = [first._replace(figures=tuple(one._replace(value=value, best=value) for one in first.figures)) for value in values]
     assert all(places(other) == places(first) for other in others)
+
+
+def written(lines: Any) -> str:
+    return "\n".join("".join(piece.text for piece in line) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(None, "-"), (72.0, "0:01:12"), (45_296.0, "12:34:56"), (359_999.0, "99:59:59"), (374_399.0, "4 d 7 h"), (863_999.0, "9 d 23 h"), (8_640_000.0, "100 d")],
+)
+def test_what_is_left_is_told_whole(seconds, said):
+    assert words.remaining(seconds) == said
+    shown = running()
+    line = written(words.progress(Model(shown._replace(progress=shown.progress._replace(eta_s=seconds))), 120, 1))
+    assert f"ETA {said} " in line and "…" not in line
+
+
+def test_the_line_below_the_header_tells_what_is_not_as_usual():
+    def said(snapshot: Any, **how: Any) -> str:
+        return written(words.message(Model(snapshot, **how), 200, 1))
+
+    changed = View(axis="wall", filter="loss")
+    assert "dotted: 77b0" in said(running(), overlaid="77b0") and "x: wall time · filter 'loss'" in said(running(), view=changed)
+    crashed = said(states()["crashed"], view=changed)
+    assert crashed.index("killed by SIGKILL") < crashed.index("x: wall time")
+    assert "x: wall time" not in written(words.message(Model(states()["crashed"], changed), 120, 1)), "how it ended matters more"
+    assert "asked by root@vm, 3 min ago · P goes on" in said(states()["paused"]._replace(cause="by root@vm, 3 min ago"))
+    empty = states()["crashed"]._replace(progress=states()["starting"].progress)
+    assert "go through its time" in said(states()["crashed"], told="words") and "go through its time" not in said(empty, told="words")
 
 
 def test_the_progress_bar_is_full_only_at_the_end():
