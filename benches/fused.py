@@ -1,6 +1,8 @@
 """The fused kernels on this machine's GPU: gradients beside float64 autograd's, actions beside the torch path's, bits, then speed. Prints Markdown.
 
-    python benches/fused.py [--out FILE] [--only gradients,actions,bits,speed,sweep] [--repeats 5]
+    python benches/fused.py [--out FILE] [--only gradients,actions,bits,speed,parts,sweep] [--repeats 5]
+    OUT=FOLDER python benches/fused.py --wide [--seconds 90]       wide networks: benches/fused_wide.py
+    OUT=FOLDER python benches/fused.py --curves [--seconds 90]     learning curves: benches/fused_curves.py
 
 A part that fails says so and the next one runs. Every time is the median of `repeats` regions timed with CUDA events; a region is replays of a captured graph.
 """
@@ -23,10 +25,13 @@ import torch
 from gpu import CUDA, seconds
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+import fused_curves
+import fused_wide
 from fused_probe import CARTPOLE, ENVS, gradients, prepared, relative_error, trainer, wide
 
-from operant import fused, nets
+from operant import nets
 from operant.algos.ppo import PPO
+from operant.fused.choice import cut
 from operant.graphs import Graphed
 
 LIMITS = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2}
@@ -168,32 +173,6 @@ def speed(repeats: int) -> Iterator[str]:
             )
 
 
-def breakouts_shape(repeats: int) -> Iterator[str]:
-    """Steps a second with 118 observations and 3 actions, fused beside torch, and the share of the tensor cores' peak that the update reaches."""
-    yield "| lanes x horizon | network | kernels | M SPS | ms an iteration | collect | update | TFLOP/s of the update |"
-    yield "|---|---|---|---|---|---|---|---|"
-    lanes, horizon, rules = 8192, 64, wide(118, 3)
-    for hidden, (kernels, precision) in itertools.product(((64, 64), (128, 128)), (("fused", "bf16"), ("auto", "tf32"), ("torch", "tf32"))):
-        algo = {"horizon": horizon, "precision": precision, "kernels": kernels, "anneal": False, "learning_rate": 2.5e-4}
-        ppo = trainer(rules, nets.Config(hidden=hidden), lanes=lanes, where="cuda", **algo)
-        for _ in range(4):
-            ppo.collect()
-            ppo.update()
-
-        def both(ppo: PPO = ppo) -> None:
-            ppo.collect()
-            ppo.update()
-
-        whole, collect, update = (seconds(work, repeats, 3) for work in (both, ppo.collect, ppo.update))
-        weights = 2 * (118 * hidden[0] + hidden[0] * hidden[1]) + 4 * hidden[1]
-        done = 6 * weights * lanes * horizon * ppo.config.epochs  # two a weight forward, four backward
-        path = "fused" if ppo.fused is not None else "torch"
-        yield (
-            f"| {lanes:,} x {horizon} | {list(hidden)}, two towers | {path} {precision} | {lanes * horizon / whole / 1e6:.1f} "
-            f"| {whole * 1e3:.2f} | {collect * 1e3:.2f} | {update * 1e3:.2f} | {done / update / 1e12:.0f} |"
-        )
-
-
 def parts(repeats: int) -> Iterator[str]:
     """Microseconds of each launch of an iteration, each in a graph of its own."""
     yield "| lanes x horizon | precision | act | step | leftovers | uniforms | advantages | begin | order | gradient | add parts | adam |"
@@ -232,37 +211,6 @@ def timed(work, repeats: int, inner: int = 20) -> float:
     return seconds(graph, repeats, 3) / inner
 
 
-CURVES = (("torch", "fp32"), ("fused", "fp32"), ("fused", "tf32"), ("fused", "bf16"))
-MARKS = (5, 10, 15, 20, 30, 40, 60, 80, 100)
-
-
-def curve(kind: tuple[str, str, int], lanes: int = 2048, horizon: int = 16) -> list[float]:
-    """Mean return of the episodes that ended in each iteration of a CartPole run."""
-    kernels, precision, seed = kind
-    algo = {"horizon": horizon, "precision": precision, "kernels": kernels, "anneal": False, "learning_rate": 2.5e-3}
-    ppo = trainer(CARTPOLE, nets.Config(), lanes=lanes, where="cuda", seed=seed, **algo)
-    returns = []
-    for _ in range(MARKS[-1]):
-        ppo.collect()
-        ppo.update()
-        episodes, _, total = ppo.take().tolist()[:3]
-        returns.append(total / max(episodes, 1.0))
-    return returns
-
-
-def curves() -> Iterator[str]:
-    """Learning curves of paths and precisions side by side: mean and deviation over seeds."""
-    seeds = range(1, 6)
-    found = together(curve, [(*kind, seed) for kind in CURVES for seed in seeds])
-    yield f"Mean return of the episodes that ended in an iteration, 2,048 x 16, {len(seeds)} seeds, mean ±deviation:\n"
-    yield f"| kernels | {' | '.join(f'iteration {mark}' for mark in MARKS)} |"
-    yield f"|---|{'---|' * len(MARKS)}"
-    for index, (kernels, precision) in enumerate(CURVES):
-        runs = torch.tensor(found[index * len(seeds) : (index + 1) * len(seeds)])[:, [mark - 1 for mark in MARKS]]
-        cells = [f"{mean:.0f} ±{spread:.0f}" for mean, spread in zip(runs.mean(0).tolist(), runs.std(0).tolist(), strict=True)]
-        yield f"| {kernels} {precision} | {' | '.join(cells)} |"
-
-
 SHAPES = ((64, 4, None), (64, 4, 168), (64, 8, None), (64, 8, 128), (128, 8, None), (128, 8, 128), (128, 4, None), (32, 4, None), (32, 2, None))
 """Rows, warps and most registers of the gradient's kernel."""
 
@@ -272,7 +220,7 @@ def warm(kind: tuple[str, tuple[int, int, int | None]]) -> None:
     precision, (rows, warps, registers) = kind
     ppo = cartpole(2048, 16, precision)
     with contextlib.suppress(Exception):  # it fails again, and is told, where it is timed
-        fused.cut(ppo.fused, replace(ppo.fused.shape, rows=rows, warps=warps, most_registers=registers or 0)).gradient(0, 64)
+        cut(ppo.fused, replace(ppo.fused.shape, rows=rows, warps=warps, most_registers=registers or 0)).gradient(0, 64)
 
 
 def sweep(repeats: int, precisions: tuple[str, ...] = ("bf16",)) -> Iterator[str]:
@@ -288,7 +236,7 @@ def sweep(repeats: int, precisions: tuple[str, ...] = ("bf16",)) -> Iterator[str
                 blocks = ppo._order.shape[1] // ppo.config.minibatches
                 try:
                     shape = replace(ppo.fused.shape, rows=rows, warps=warps, programs=programs, most_registers=registers or 0)
-                    learner = fused.cut(ppo.fused, shape)
+                    learner = cut(ppo.fused, shape)
                     cells.append(f"{timed(lambda f=learner, b=blocks: f.gradient(b, b), repeats, 4) * 1e6:.1f}")
                 except Exception as error:
                     cells.append(f"{type(error).__name__}")
@@ -300,10 +248,19 @@ def main() -> None:
     """Run the parts asked for and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default="gradients,actions,bits,curves,speed,wide,parts")
+    parser.add_argument("--only", default="gradients,actions,bits,speed,parts")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="fewer combinations")
+    parser.add_argument("--wide", action="store_true")
+    parser.add_argument("--curves", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="with --wide and --curves: on a CPU, through Triton's interpreter (TRITON_INTERPRET=1)")
+    parser.add_argument("--seconds", type=float, default=90.0, help="with --wide and --curves: begin nothing more after so long")
     arguments = parser.parse_args()
+    for asked, mode in ((arguments.wide, fused_wide), (arguments.curves, fused_curves)):
+        if asked:
+            mode.main(tiny=arguments.tiny, limit_s=arguments.seconds)
+    if arguments.wide or arguments.curves:
+        return
     wanted, repeats = arguments.only.split(","), arguments.repeats
     text: list[str] = []
 
@@ -319,9 +276,7 @@ def main() -> None:
         "actions": lambda: map(first_actions, LIMITS),
         "bits": lambda: map(repeatable, LIMITS),
         "speed": lambda: speed(repeats),
-        "wide": lambda: breakouts_shape(repeats),
         "parts": lambda: parts(repeats),
-        "curves": curves,
         "sweep": lambda: sweep(repeats),
     }
     for name in wanted:

@@ -118,7 +118,10 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders) -> Trainer:
         numba=numba.__version__,
     )
     _replace(folder / "config.toml", configuration.to_toml(config, **_keep_sources(folder, config)))
-    return Trainer(folder, document, config, device, checkpoint, orders)
+    trainer = Trainer(folder, document, config, device, checkpoint, orders)
+    if trainer.algo.config != config.algo:  # what the algorithm has chosen in its turn
+        _replace(folder / "config.toml", configuration.to_toml(replace(config, algo=trainer.algo.config), **_keep_sources(folder, config)))
+    return trainer
 
 
 def _replace(path: Path, text: str) -> None:

@@ -13,7 +13,8 @@ from triton import language as tl
 from triton._C.libtriton import ir
 from triton.runtime import interpreter
 
-from operant import fused, nets
+from operant import nets
+from operant.fused.choice import cut
 from operant.fused.forms import WholeShape, from_text
 
 _patch = interpreter._patch_lang_tensor
@@ -65,7 +66,7 @@ def recut(ppo, shape, precision):
     spec = replace(ppo.fused.spec, precision=precision)
     whole = isinstance(ppo.fused.shape, WholeShape)
     given = from_text(shape) if isinstance(shape, str) else replace(ppo.fused.shape, **(shape or ({"rows": 16, "programs": 2} if whole else {})))
-    ppo.fused = fused.cut(ppo.fused, given, spec=spec)
+    ppo.fused = cut(ppo.fused, given, spec=spec)
 
 
 def gradient_case(env, net, algo, lanes=12, shape=None, precision="ieee"):
@@ -77,12 +78,11 @@ def gradient_case(env, net, algo, lanes=12, shape=None, precision="ieee"):
     return {"gradient": relative_error(found, wanted), "numbers": max(abs(a - b) / (abs(b) + 1e-2) for a, b in zip(numbers.tolist(), exact, strict=True))}
 
 
-def iteration_case(env, net, algo, iterations=2, broken=False, shape=None):
+def iteration_case(env, net, algo, iterations=2, broken=False):
     """Differences between the two paths after whole iterations from the same seed."""
     config = {"lanes": 12, "horizon": 6, "epochs": 2, "minibatches": 2, **algo}
     ours, theirs = (trainer(ENVS[env], nets.Config(**net), kernels=kernels, **config) for kernels in ("fused", "torch"))
-    if shape is not None:
-        recut(ours, shape, "ieee")
+    assert ours.config.kernels_shape == str(ours.fused.shape) and algo.get("kernels_shape", "whole") in ours.config.kernels_shape
     for ppo in (ours, theirs):
         if broken:
             ppo.policy.flat.values.data[3] = float("nan")
@@ -107,10 +107,15 @@ def iteration_case(env, net, algo, iterations=2, broken=False, shape=None):
     }
 
 
-def main() -> None:
-    """Run the cases of standard input."""
+def teach():
+    """Mend the interpreter, and teach it a GPU's products."""
     interpreter._patch_lang_tensor = _patch_lang_tensor
     interpreter.interpreter_builder.__class__ = Precise
+
+
+def main() -> None:
+    """Run the cases of standard input."""
+    teach()
     torch.set_num_threads(1)
     kinds = {"gradient": gradient_case, "iteration": iteration_case}
     print(json.dumps([kinds[kind](**case) for kind, case in json.load(sys.stdin)]))

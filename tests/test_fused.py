@@ -20,7 +20,7 @@ from operant import fused, nets
 from operant.algos.ppo import PPO
 from operant.envs import Box, Discrete, Env, find
 from operant.errors import ConfigError
-from operant.fused.forms import LayeredShape, candidates, from_text, to_text
+from operant.fused.forms import LayeredShape, candidates, from_text
 from operant.fused.spec import Spec, describe, padded, why_not
 from operant.heads import Gaussian
 from operant.policy import Policy
@@ -57,7 +57,7 @@ GRADIENTS = [
 ]
 
 # Two tiles of rows a chunk, the last chunk a part of one; several tiles of columns, several steps of a sum.
-SMALL = "layered rows=16 columns=16 depth=16 warps=4 stages=1 programs=2 chunk=32"
+SMALL = "layered rows=16 columns=32 depth=16 warps=4 stages=1 programs=2 chunk=32"
 BROAD = "layered rows=32 columns=32 depth=16 warps=4 stages=1 programs=3 chunk=32"
 LAYERED = [
     ("categorical", {"hidden": [24, 40]}, CLIPPED, SMALL),
@@ -114,8 +114,7 @@ ITERATIONS = [
     {"env": "categorical", "net": {"hidden": [16]}, "algo": {"normalize_rewards": True, "normalize_observations": True}},
     {"env": "multi", "net": {"hidden": [16], "shared": True}, "algo": {"value_clip": 0.2, "anneal": False, "horizon": 10}},
     {"env": "gaussian", "net": {"hidden": [16], "squash": True}, "algo": {"target_kl": 1e-7, "learning_rate": 0.01, "normalize_advantages": False}},
-    {"env": "categorical", "net": {"hidden": [24]}, "algo": {"target_kl": 0.01, "normalize_observations": True, "horizon": 10}, "shape": SMALL},
-    {"env": "gaussian", "net": {"hidden": [16], "shared": True}, "algo": {}, "shape": BROAD},
+    {"env": "gaussian", "net": {"hidden": [24]}, "algo": {"target_kl": 0.01, "normalize_observations": True, "horizon": 8, "kernels_shape": BROAD}},
     {"env": "categorical", "net": {"hidden": [16]}, "algo": {}, "broken": True, "iterations": 1},
 ]
 
@@ -181,7 +180,7 @@ def test_shapes_suit_their_work(hidden, precision):
         groups = list(candidates(spec, minibatch, 132))
         assert all(groups) and all(len(set(group)) == len(group) for group in groups)
         for shape in itertools.chain(*groups):
-            assert from_text(to_text(shape)) == shape
+            assert from_text(str(shape)) == shape
             if isinstance(shape, LayeredShape):
                 assert shape.rows % shape.depth == 0 and shape.chunk % max(shape.rows, 32) == 0 and shape.columns <= 128
                 assert shape.programs >= 1 and shape.chunk * spec.towers * sum(spec.widths) * 12 <= 2**31 and shape.chunk < minibatch + 128
@@ -190,9 +189,92 @@ def test_shapes_suit_their_work(hidden, precision):
         assert isinstance(groups[-1][0], LayeredShape)
 
 
+def choice_of(env, precision, net, **algo):
+    """What a trainer hands to whoever chooses its fused kernels' shape, with 2,048 samples in a minibatch."""
+    from operant.fused.choice import Choice
+
+    given: list = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "build", lambda *arguments, **_: given.extend(arguments))
+        PPO(World(env, 64, seed=1), PPO.Config(horizon=32, minibatches=1, target_kl=0.1, **algo), nets.Config(**net), seed=1, steps=100)
+    choice = Choice(describe(given[0], precision), *given, block=32, minibatches=1)
+    choice._multiprocessors = 132
+    return choice
+
+
+@pytest.fixture
+def forgetful(monkeypatch, tmp_path):
+    """A cache folder of its own."""
+    monkeypatch.delenv("OPERANT_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "operant" / "shapes"
+
+
+def test_the_fastest_shape_is_taken_and_remembered(forgetful, caplog):
+    caplog.set_level("INFO")
+    choice = choice_of(broad(118, 3), "bf16", {"hidden": (128, 128)})
+    before = [tensor.clone() for tensor in (*choice.buffers[1:], *choice.buffers.rollout, *choice.optimizer.tensors().values(), choice.policy.flat.gradient)]
+    asked = []
+
+    def measure(learner, minibatches):
+        """As a GPU on which 128 rows are the fastest; it scribbles over all that a measurement may touch."""
+        asked.append(learner.shape)
+        buffers = learner.buffers
+        for scratch in (buffers.raw, buffers.samples, buffers.final_value, buffers.rollout.action, buffers.skip, buffers.stats, learner._gradient):
+            scratch.fill_(7)
+        learner._adam["step"] += 1
+        assert minibatches == 1 and len(set(buffers.order.flatten().tolist())) == 64, "the order is no shuffled one"
+        return {32: 0.9, 64: 1.0, 128: 0.7}[learner.shape.rows] + 0.01 * len(asked)
+
+    chosen = choice.learner(None, measure)
+    assert len(asked) == len(set(asked)) == 4 and chosen.shape == asked[1] and chosen.shape.rows == 128
+    assert chosen.buffers is choice.buffers, "it would learn from the copies that it was measured with"
+    after = (*choice.buffers[1:], *choice.buffers.rollout, *choice.optimizer.tensors().values(), choice.policy.flat.gradient)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "a measurement has left traces"
+    assert f"{chosen.shape} (the fastest of 4" in caplog.text
+
+    asked.clear()
+    assert choice.learner(None, measure).shape == chosen.shape and not asked and "earlier start" in caplog.text
+    assert choice_of(broad(118, 3), "tf32", {"hidden": (128, 128)}).learner(None, measure).shape and asked, "another precision is another question"
+    asked.clear()
+    for file in forgetful.iterdir():
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+    assert choice.learner(None, measure).shape == chosen.shape and asked, "a damaged file was believed"
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_shape_that_is_barely_faster_or_cannot_be_launched_is_not_taken():
+    from triton.runtime.errors import OutOfResources
+
+    def measure(learner, minibatches):
+        if learner.shape.rows == 64:
+            raise OutOfResources(1, 0, "registers")
+        return {128: 1.0, 32: 0.98}[learner.shape.rows]
+
+    assert choice_of(broad(118, 3), "bf16", {"hidden": (128, 128)}).learner(None, measure).shape.rows == 128
+
+
+def test_a_run_keeps_the_shape_it_began_with(caplog):
+    choice, other = choice_of(find("cartpole"), "tf32", {}), choice_of(find("cartpole"), "tf32", {"hidden": (200,)})
+    given = from_text("whole rows=32 warps=2 programs=7 act_rows=16 act_warps=1")
+
+    def measure(learner, minibatches):
+        raise AssertionError("nothing is to be measured")
+
+    assert choice.learner(given, measure).shape == given and not caplog.records
+    assert str(choice.learner(given, measure).shape) == "whole rows=32 warps=2 programs=7 act_rows=16 act_warps=1 most_registers=0"
+    assert isinstance(other.learner(given, None).shape, LayeredShape) and "does not suit" in caplog.text
+
+
+def test_a_line_that_is_no_shape_is_an_error_of_the_configuration(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ConfigError, match=r"algo\.kernels_shape: a shape begins with"):
+        PPO(World(COUNT, 4, seed=1), PPO.Config(horizon=4, kernels="fused", kernels_shape="square"), nets.Config(), seed=1, steps=100)
+
+
 @pytest.mark.parametrize("line", ["", "round rows=3", "whole", "whole rows=64 warps=four programs=1 act_rows=64 act_warps=4", "layered rows=1 columns"])
 def test_what_is_no_shape_is_said(line):
-    with pytest.raises(ValueError, match="a shape "):
+    with pytest.raises(ValueError, match=r"a shape |a tile "):
         from_text(line)
 
 
@@ -220,21 +302,18 @@ def test_padding(width, tile):
 
 def launches(env: Env, precision: str, net: dict, shape: str | None = None, **algo) -> list[tuple]:
     """(kernel, arguments, options) of each launch of an iteration, by a trainer that has no GPU to launch them on; in the first shape or a given one."""
-    given = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "build", lambda *arguments, **_: given.extend(arguments))
-        ppo = PPO(World(env, 64, seed=1), PPO.Config(horizon=32, minibatches=1, target_kl=0.1, **algo), nets.Config(**net), seed=1, steps=100)
-    policy, optimizer, buffers, loss = given
-    spec = describe(policy, precision)
-    cut = from_text(shape) if shape else next(candidates(spec, 131_072, 132))[0]
-    learner = fused._form(cut)(spec, policy, optimizer, buffers, loss, cut, 32)
+    from operant.fused.choice import cut
+
+    choice = choice_of(env, precision, net, **algo)
+    learner = choice.learner(None, None)
+    learner = cut(learner, from_text(shape)) if shape else learner
     found: list[tuple] = []
     learner._launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
     learner.prepare()
     learner.act(0)
     learner.leftovers(True)
     learner.update(1, 1)
-    assert ppo.world.can_truncate and {"begin", "adam", "finish"} <= {kernel.__name__ for kernel, *_ in found}
+    assert {"begin", "adam", "finish"} <= {kernel.__name__ for kernel, *_ in found}
     return found
 
 
@@ -325,4 +404,4 @@ def test_every_shape_of_a_wide_network_compiles(architecture):
         groups = list(candidates(spec_of(env, precision, **net), 131_072, 132))
         for shape in itertools.chain(*groups):
             room = LEAST_SHARED[architecture] if shape == groups[-1][-1] or architecture >= 90 else 227 << 10
-            compile_all(architecture, env, precision, net, to_text(shape), most_shared=room)
+            compile_all(architecture, env, precision, net, str(shape), most_shared=room)

@@ -66,6 +66,11 @@ class PPOConfig(Section):
         description="torch: torch's and autograd, the reference; fused: a few of its own for all of PPO; "
         "auto: those on a GPU, an explicit gradient on a CPU, where they can be",
     )
+    kernels_shape: str = Field(
+        "",
+        description='how fused kernels are cut, which their last bits depend on: as is fastest on this GPU, measured once and kept by the run; or "first": '
+        "unmeasured",
+    )
     microbatch: Count | None = Field(
         None,
         ge=1,
@@ -240,10 +245,13 @@ class PPO:
             config.clip, config.value_clip, config.entropy_coefficient, config.value_coefficient, config.max_gradient_norm, config.normalize_advantages,
             config.target_kl, config.adam_epsilon, config.learning_rate, self._anneal_iterations if config.anneal else None,
         )  # fmt: skip
-        return fused.build(
-            self.policy, self._optimizer, buffers, loss,
-            block=self._block, minibatches=config.minibatches, kernels=config.kernels, precision=config.precision,
+        learner = fused.build(
+            self.policy, self._optimizer, buffers, loss, block=self._block, minibatches=config.minibatches, kernels=config.kernels,
+            precision=config.precision, shape=config.kernels_shape,
         )  # fmt: skip
+        if learner is not None:
+            self.config = config.model_copy(update={"kernels_shape": str(learner.shape)})
+        return learner
 
     def _explicit(self) -> tuple[explicit.Gradient | None, explicit.Forward | None]:
         """The explicit gradient of a minibatch and forward pass of all lanes, where "auto" finds a CPU; none where autograd, or another, does the work."""

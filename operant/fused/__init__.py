@@ -1,8 +1,9 @@
 """The fast path: a policy's acting and PPO's learning as a few Triton kernels, in place of torch's many.
 
 `operant.algos.ppo` is the specification and this is checked against it: the same buffers, the same uniforms, the same order of minibatches, and no sum of
-floats whose order could change. `spec` says what can run fused; `launches` launches; `parts`, `act`, `descend` and `step` are the kernels, generated from a
-spec when they are compiled. Triton is imported only by those, so that whoever runs without it pays nothing.
+floats whose order could change. `spec` says what can run fused and `forms` how it may be cut, `choice` takes the fastest cut; `launches`, `whole` and `layered`
+launch; `parts`, `loss`, `act`, `descend`, `layers` and `step` are the kernels, generated from a spec when they are compiled. What imports Triton is imported
+only where it is used, so that whoever runs without it pays nothing.
 """
 
 from __future__ import annotations
@@ -15,73 +16,67 @@ from typing import TYPE_CHECKING
 import torch
 
 from operant.errors import ConfigError
-from operant.fused.forms import Shape, WholeShape, candidates
-from operant.fused.spec import Buffers, Loss, Spec, describe, why_not
+from operant.fused.forms import Shape, from_text
+from operant.fused.spec import Buffers, Loss, describe, why_not
 from operant.optimizer import Adam
 from operant.policy import Policy
 
 if TYPE_CHECKING:
     from operant.fused.launches import Learner
+    from operant.fused.tuning import Seconds
 
-__all__ = ["Buffers", "Learner", "Loss", "build", "cut"]
+__all__ = ["Buffers", "Learner", "Loss", "build"]
+
+FIRST = "first"
+"""The shape that is likely the best, without a measurement: for whoever compares bits of runs that begin anew."""
 
 log = logging.getLogger("operant.fused")
 
 
 def build(
-    policy: Policy, optimizer: Adam, buffers: Buffers, loss: Loss, *, block: int, minibatches: int, kernels: str, precision: str
+    policy: Policy, optimizer: Adam, buffers: Buffers, loss: Loss, *,
+    block: int, minibatches: int, kernels: str, precision: str, shape: str = "", measure: Seconds | None = None,
 ) -> Learner | None:  # fmt: skip
     """A policy's fused kernels over an algorithm's buffers, or None where torch is to do the work: `kernels` is "auto", "torch" or "fused".
 
-    Where "auto" finds a GPU but cannot, one line of the log says why. Raises ConfigError where "fused" cannot.
+    `shape` is the line of a shape that a run has begun with and so keeps; or "first", which is the same at every start; or "", the fastest as `measure` finds
+    it (by default on a GPU, never on a CPU). One line of the log says which, or where "auto" finds a GPU but cannot, why not. Raises ConfigError where "fused"
+    cannot, and for a line that is no shape.
     """
     on_gpu = policy.device.type == "cuda"
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
         return None
-    built = _build(policy, optimizer, buffers, loss, block, minibatches, precision if on_gpu else "fp32")
-    if not isinstance(built, str):
-        return built
+    reason = _why_not(policy, buffers.order.shape[1] * block, precision)
+    if reason is None:
+        from operant.fused.choice import Choice
+
+        choice = Choice(describe(policy, precision if on_gpu else "fp32"), policy, optimizer, buffers, loss, block, minibatches)
+        learner = choice.first() if shape == FIRST else choice.learner(_given(shape), measure)
+        if learner is not None:
+            return learner
+        reason = choice.problem
     if kernels == "fused":
-        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {built}'])
-    log.info("kernels: torch's, not fused ones: %s", built)
+        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason}'])
+    log.info("kernels: torch's, not fused ones: %s", reason)
     return None
 
 
-def _build(policy: Policy, optimizer: Adam, buffers: Buffers, loss: Loss, block: int, minibatches: int, precision: str) -> Learner | str:
-    """The kernels, or the sentence that says why there are none."""
-    on_gpu = policy.device.type == "cuda"
-    samples = buffers.order.shape[1] * block
+def _given(line: str) -> Shape | None:
+    try:
+        return from_text(line) if line else None
+    except ValueError as error:
+        raise ConfigError("the trainer", [f"algo.kernels_shape: {error}"]) from None
+
+
+def _why_not(policy: Policy, samples: int, precision: str) -> str | None:
+    """The sentence that says why there are no fused kernels for this policy on this machine, or None where there are."""
     reason = why_not(policy, samples)
     if reason is not None:
         return reason
     if find_spec("triton") is None:
         return "Triton is not installed"
-    if not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
-        return "there is no GPU"
-    if on_gpu and torch.cuda.get_device_capability(policy.device) < (8, 0) and precision != "fp32":
+    if policy.device.type != "cuda":
+        return "there is no GPU" if os.environ.get("TRITON_INTERPRET") != "1" else None
+    if torch.cuda.get_device_capability(policy.device) < (8, 0) and precision != "fp32":
         return f'a GPU older than Ampere has no {precision} products (algo.precision = "fp32" works)'
-
-    spec = describe(policy, precision)
-    multiprocessors = torch.cuda.get_device_properties(policy.device).multi_processor_count if on_gpu else 2
-    for group in candidates(spec, samples // minibatches, multiprocessors):
-        for shape in group:
-            learner = _form(shape)(spec, policy, optimizer, buffers, loss, shape, block)
-            try:
-                if not on_gpu or learner.fits():
-                    return learner
-            except RuntimeError as error:  # no C compiler, or a GPU that Triton does not know
-                return f"Triton cannot compile them here: {str(error).splitlines()[0]}"
-    return f"a network this wide takes more shared memory in {precision} than this GPU has"
-
-
-def cut(learner: Learner, shape: Shape, *, spec: Spec | None = None) -> Learner:
-    """The same work over the same buffers in another shape, or by another spec."""
-    return _form(shape)(spec or learner.spec, learner.policy, learner.optimizer, learner.buffers, learner.loss, shape, learner.block)
-
-
-def _form(shape: Shape) -> type[Learner]:
-    """The class of learners that are cut so."""
-    from operant.fused.layered import Layered
-    from operant.fused.whole import Whole
-
-    return Whole if isinstance(shape, WholeShape) else Layered
+    return None

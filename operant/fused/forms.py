@@ -6,7 +6,7 @@ The same bits come only from the same cut: it decides in which order sums are ad
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from operant.fused.spec import WHOLE_WIDTH, Spec
@@ -17,12 +17,21 @@ MANY_TILES = 24
 CHUNK_BYTES = 2**30
 """What the buffers of a chunk may take at most."""
 
-SAMPLES_OF_A_PROGRAM = 256
-"""At least so many samples of a chunk go to a program that sums them up into weight gradients, so that its sums cost little beside their products."""
+SAMPLES_OF_A_PROGRAM, MOST_PROGRAMS = 512, 64
+"""At least so many samples of a chunk go to a program that sums them up into weight gradients, and no more programs share them: their sums cost time, too."""
+
+
+class _Cut:
+    """As a line, "whole rows=64 warps=4 ...": what a run's configuration keeps."""
+
+    name: ClassVar[str]
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(f"{key}={value}" for key, value in vars(self).items())])
 
 
 @dataclass(frozen=True)
-class WholeShape:
+class WholeShape(_Cut):
     """One program holds a tower's weights: rows of a tile, warps of a program, programs of a tower."""
 
     name: ClassVar = "whole"
@@ -33,9 +42,12 @@ class WholeShape:
     act_warps: int
     most_registers: int = 0  # of a thread of the gradient's kernel; 0: as the compiler likes
 
+    def __post_init__(self) -> None:
+        _check_tiles(self.rows, self.act_rows, warps=(self.warps, self.act_warps), positive=self.programs)
+
 
 @dataclass(frozen=True)
-class LayeredShape:
+class LayeredShape(_Cut):
     """A launch a layer: tiles of rows x columns, summed over steps of `depth`; programs that share a chunk's samples when these are summed up."""
 
     name: ClassVar = "layered"
@@ -47,13 +59,19 @@ class LayeredShape:
     programs: int
     chunk: int  # samples, a multiple of `rows` and of 32
 
+    def __post_init__(self) -> None:
+        _check_tiles(self.rows, self.columns, self.depth, warps=(self.warps,), positive=min(self.programs, self.stages, self.chunk))
+        if self.chunk % max(self.rows, 32) or self.rows % self.depth:
+            raise ValueError("a chunk is a multiple of its tiles' rows and of 32, and these of the depth")
+
+
+def _check_tiles(*sides: int, warps: tuple[int, ...], positive: int) -> None:
+    """Raise ValueError for what no kernel could be cut to."""
+    if any(side not in (16, 32, 64, 128, 256) for side in sides) or any(number not in (1, 2, 4, 8, 16) for number in warps) or positive < 1:
+        raise ValueError("a tile has 16, 32, 64, 128 or 256 rows or columns, a program 1 to 16 warps, both powers of two, and nothing else is below 1")
+
 
 Shape = WholeShape | LayeredShape
-
-
-def to_text(shape: Shape) -> str:
-    """A shape as a line, "whole rows=64 warps=4 ...": what a run's configuration keeps."""
-    return " ".join([shape.name, *(f"{key}={value}" for key, value in asdict(shape).items())])
 
 
 def from_text(line: str) -> Shape:
@@ -63,9 +81,14 @@ def from_text(line: str) -> Shape:
     if kind is None:
         raise ValueError(f'a shape begins with "whole" or "layered" (got {line!r})')
     try:
-        return kind(**{key: int(value) for key, _, value in (word.partition("=") for word in words)})
-    except (TypeError, ValueError):
+        return kind(**{key: int(value) if value.isdecimal() else -1 for key, _, value in (word.partition("=") for word in words)})
+    except TypeError:
         raise ValueError(f"a shape is {name} and {', '.join(field.name for field in fields(kind))}, each with a number (got {line!r})") from None
+
+
+def suits(shape: Shape, spec: Spec) -> bool:
+    """Whether a network can be cut so at all; what a GPU has room for is another question."""
+    return isinstance(shape, LayeredShape) or max(spec.hidden_pad) <= WHOLE_WIDTH
 
 
 def multiple(number: int, of: int) -> int:
@@ -125,7 +148,7 @@ def _layered(spec: Spec, minibatch: int, multiprocessors: int) -> Iterator[Shape
     def shape(rows: int, columns: int, depth: int, warps: int, stages: int, chunk: int) -> LayeredShape:
         chunk = min(multiple(minibatch, 128), chunk, max(128, CHUNK_BYTES // row_bytes // 128 * 128))
         tiles = [-(-wide // columns) * -(-deep // columns) for wide, deep in zip(spec.widths, spec.inputs, strict=True)]
-        programs = min(2 * multiprocessors // (spec.towers * max(tiles)), chunk // SAMPLES_OF_A_PROGRAM)
+        programs = min(2 * multiprocessors // (spec.towers * max(tiles)), chunk // SAMPLES_OF_A_PROGRAM, MOST_PROGRAMS)
         return LayeredShape(rows, columns, depth, warps, stages, max(1, programs), chunk)
 
     if spec.precision == "ieee":

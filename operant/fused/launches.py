@@ -5,7 +5,7 @@ Nothing here allocates or reads back once it is made, so that a CUDA graph can h
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -46,10 +46,11 @@ class Learner:
         self._moments = torch.zeros(2, moments.shift.shape[0], device=device) if moments is not None else self._totals
         self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
 
-    def spare(self) -> None:
-        """From here on leave the optimiser's state and the policy's gradient as they are: whoever only measures works on copies of them."""
+    def spare(self) -> Self:
+        """The same learner, which from now on works on copies of the optimiser's state and the policy's gradient: for whoever only measures."""
         self._adam = {name: value.clone() for name, value in self._adam.items()}
         self._gradient = self._gradient.clone()
+        return self
 
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that programs of the network's kernels ask for. Compiles them, and launches nothing."""

@@ -108,7 +108,7 @@ def gather(
     order, observation, moments, truncated, x, copy, first, count, lanes,
     SPEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ORDERED: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
-    """What layer 0 reads of `count` samples: of blocks order[first], ..., or with ORDERED off of blocks first, ... In bf16 `copy` gets it as products take it."""
+    """What layer 0 reads of `count` samples: in blocks order[first], ... or with ORDERED off first, ... In bf16 `copy` has it as products take it."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     here = row < count
     block = first + row // BLOCK
@@ -191,7 +191,7 @@ def value_head(
 # BACKWARD
 
 
-@triton.jit(do_not_specialize=["first", "count", "whole", "clip", "value_clip", "entropy_coefficient", "value_coefficient"])
+@triton.jit(do_not_specialize=["first", "count", "whole", "tiles", "clip", "value_clip", "entropy_coefficient", "value_coefficient"])
 def head(
     order, raw, samples, parameters, packed, scalars, hidden, memory, slopes, back, sums,
     first, count, whole, lanes, stride, capacity, tiles, clip, value_clip, entropy_coefficient, value_coefficient,
@@ -236,7 +236,7 @@ def head(
             tl.store(sums + SPEC.sums[len(SPEC.hidden) - 2] + column, tl.sum(returned, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def back_layer(
     source, packed, memory, back, sums, capacity, tiles,
     SPEC: tl.constexpr, LAYER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
@@ -314,7 +314,7 @@ def _part_sum(sums, program, programs, used, COLUMNS: tl.constexpr, STRIDE: tl.c
     return tl.sum(total, axis=0)
 
 
-@triton.jit(do_not_specialize=["used", "again"])
+@triton.jit(do_not_specialize=["tiles", "used", "again"])
 def add_sums(sums, partial, tiles, used, width, again, SPEC: tl.constexpr):
     """What tiles of rows have summed, into the programs' rows: program 1 is the tower, 2 the section of `sums`."""
     program, tower, section, programs = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0)

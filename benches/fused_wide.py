@@ -1,0 +1,268 @@
+"""Wide networks through the fused kernels on this machine's GPU: gradients in every shape beside float64 autograd's, actions, bits, then speed beside torch's.
+
+    OUT=FOLDER python benches/fused.py --wide [--seconds 90]
+
+Every number is a line of JSON in $OUT/wide.jsonl as soon as it is there. Gradients come from processes side by side, which leaves their kernels in Triton's
+cache too; what is timed runs alone afterwards, the widest network first, and nothing more is begun once the seconds are over. `--tiny` runs the same code on a
+CPU through Triton's interpreter, on a few lanes, to see that nothing breaks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from fused_probe import ENVS, gradients, prepared, relative_error, trainer, wide
+from gpu import seconds
+from records import Records, side_by_side
+
+from operant import nets
+from operant.algos.ppo import PPO
+from operant.fused import tuning
+from operant.fused.choice import cut
+from operant.fused.forms import LayeredShape, Shape, candidates, from_text
+from operant.fused.spec import describe
+
+LIMITS = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2}
+"""Relative error that a gradient may have."""
+
+PLAIN = {"entropy_coefficient": 0.03}
+CLIPPED = PLAIN | {"value_clip": 0.1, "normalize_observations": True}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a bench is: lanes and horizon that are timed, lanes of a gradient (x 8 steps, 4 minibatches) and of runs that are compared."""
+
+    where: str = "cuda"
+    lanes: int = 8192
+    horizon: int = 64
+    gradient_lanes: int = 1024
+    run_lanes: int = 1024
+    iterations: int = 20
+    chunk: int = 768
+    workers: int = 14
+    networks: tuple[tuple[int, ...], ...] = ((256, 256), (128, 128), (64, 64))
+    observation: str = "118"
+
+
+TINY = Sizes("cpu", 8, 4, gradient_lanes=8, run_lanes=8, iterations=2, chunk=128, workers=2, networks=((24,),), observation="20")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One network in one precision and shape ("": the first that fits), and what is asked of it."""
+
+    asked: str
+    env: str
+    net: dict
+    algo: dict
+    precision: str
+    shape: str = ""
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def trainer(self, sizes: Sizes, lanes: int, horizon: int, kernels: str = "fused", **more: Any) -> PPO:
+        """A trainer of it. `env`: one of the tests' environments, or as a number CartPole through so many numbers with three actions."""
+        rules = wide(int(self.env), 3) if self.env.isdecimal() else ENVS[self.env]
+        config = {"precision": self.precision, "kernels_shape": self.shape or "first", **self.algo, **more}
+        return trainer(rules, nets.Config(**self.net), lanes=lanes, horizon=horizon, where=sizes.where, kernels=kernels, **config)
+
+
+# CHECKS
+
+
+def gradient(task: Task, sizes: Sizes) -> dict[str, Any]:
+    """Relative error of a minibatch's gradient and of the loss's numbers; layered in several chunks, the last a part of one."""
+    line, task = task.shape, replace(task, shape="")
+    ppo = task.trainer(sizes, sizes.gradient_lanes, 8, eager=True)
+    shape = from_text(line) if line else ppo.fused.shape
+    if isinstance(shape, LayeredShape):
+        shape = replace(shape, chunk=sizes.chunk)
+    ppo.fused = cut(ppo.fused, shape)
+    if sizes.where == "cuda" and not ppo.fused.fits():
+        return {"ran": str(shape), "verdict": "does not fit"}
+    prepared(ppo)
+    found, wanted, numbers, exact = gradients(ppo)
+    error = relative_error(found, wanted)
+    off = max(abs(a - b) / (abs(b) + 1e-3) for a, b in zip(numbers.tolist(), exact, strict=True))
+    return {"ran": str(shape), "error": error, "numbers": off, "verdict": "ok" if error <= LIMITS[task.precision] else "TOO LARGE"}
+
+
+def actions(task: Task, sizes: Sizes) -> dict[str, Any]:
+    """How many of the first step's actions differ between fused and torch, and by how much values do."""
+    ours, theirs = (task.trainer(sizes, 8 * sizes.run_lanes, 1, kernels=kernels, minibatches=1) for kernels in ("fused", "torch"))
+    for ppo in (ours, theirs):
+        ppo.collect()
+    different = int((ours._raw != theirs._raw).sum())
+    values = float((ours._value[0] - theirs._value[0]).abs().max())
+    good = different <= ours._raw.numel() / 1000 and values < 0.05
+    return {"different": different, "of": ours._raw.numel(), "values_by": values, "verdict": "ok" if good else "FAILED"}
+
+
+def bits(task: Task, sizes: Sizes) -> dict[str, Any]:
+    """Whether the same seed ends with the same bytes: again, eager, and resumed half way."""
+
+    def run(seed: int = 1, eager: bool = False, break_at: int = -1) -> bytes:
+        ppo = task.trainer(sizes, sizes.run_lanes, 16, seed=seed, eager=eager, target_kl=0.05)
+        for iteration in range(sizes.iterations):
+            if iteration == break_at:
+                saved = {name: value.clone() for name, value in ppo.tensors().items()}
+                ppo = task.trainer(sizes, sizes.run_lanes, 16, seed=seed, eager=eager, target_kl=0.05)
+                for name, value in ppo.tensors().items():
+                    value.copy_(saved[name])
+            ppo.collect()
+            ppo.update()
+        return ppo.policy.flat.values.detach().cpu().numpy().tobytes() if ppo.stats[8] == 0 else b""
+
+    reference = run()
+    verdicts = {
+        "again": run() == reference, "eager": run(eager=True) == reference, "resumed": run(break_at=sizes.iterations // 2) == reference,
+        "other seed differs": run(seed=2) != reference, "finite": reference != b"",
+    }  # fmt: skip
+    return {**verdicts, "verdict": "ok" if all(verdicts.values()) else "FAILED"}
+
+
+ASKED: dict[str, Callable[[Task, Sizes], dict[str, Any]]] = {"gradient": gradient, "actions": actions, "bits": bits}
+
+
+def answer(question: tuple[Task, Sizes]) -> dict[str, Any]:
+    """What is asked of a task, or what went wrong. Runs in a process of its own."""
+    task, sizes = question
+    if sizes.where != "cuda":
+        from fused_interpreted import teach
+
+        teach()
+    try:
+        return ASKED[task.asked](task, sizes)
+    except Exception as error:
+        traceback.print_exc(limit=-5)
+        return {"verdict": f"FAILED: {type(error).__name__}: {str(error)[:200]}"}
+
+
+def tasks(sizes: Sizes) -> Iterator[Task]:
+    """What takes longest to compile first."""
+    precisions = tuple(LIMITS) if sizes.where == "cuda" else ("fp32",)
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count if sizes.where == "cuda" else 2
+    for hidden in sizes.networks:
+        net = {"hidden": hidden}
+        plain = Task("gradient", sizes.observation, net, PLAIN, "fp32").trainer(sizes, 64, 8, kernels="torch")
+        for precision in reversed(precisions):
+            groups = list(candidates(describe(plain.policy, precision), 131_072, multiprocessors))
+            every: list[Shape] = [*groups[0], *groups[-1]] if hidden == sizes.networks[0] or precision != "fp32" else groups[0][:1]
+            # Chunks are cut alike, and programs do not change what is compiled.
+            distinct = {str(replace(shape, chunk=sizes.chunk) if isinstance(shape, LayeredShape) else shape): None for shape in every}
+            yield from (Task("gradient", sizes.observation, net, PLAIN, precision, line) for line in distinct)
+    for precision in precisions:
+        yield Task("actions", sizes.observation, {"hidden": sizes.networks[0]}, {}, precision)
+        yield Task("bits", sizes.observation, {"hidden": sizes.networks[0]}, {"normalize_rewards": True}, precision)
+    if sizes.where != "cuda":
+        return
+    for precision in precisions:
+        yield Task("gradient", "multi", {"hidden": (200, 129, 16), "shared": True, "activation": "gelu"}, CLIPPED, precision)
+        yield Task("gradient", "gaussian", {"hidden": (256, 256), "shared": True, "activation": "silu", "squash": True}, CLIPPED, precision)
+        yield Task("gradient", "categorical", {"hidden": (256,), "activation": "relu"}, CLIPPED, precision)
+        yield Task("gradient", "128", {"hidden": (160, 256, 256)}, PLAIN, precision)
+
+
+def check(records: Records, sizes: Sizes, limit_s: float) -> None:
+    """All checks; what was not reached is said, too."""
+    results = side_by_side(answer, [(task, sizes) for task in tasks(sizes)], workers=sizes.workers, limit_s=limit_s)
+    worst: dict[str, float] = {}
+    bad = 0
+    for (task, _), result in results:
+        found = result if isinstance(result, dict) else {"verdict": f"not finished: {type(result).__name__}"}
+        bad += found["verdict"] not in ("ok", "does not fit")
+        if "error" in found:
+            worst[task.precision] = max(worst.get(task.precision, 0.0), found["error"])
+        records.add(task.asked, env=task.env, net=task.net, precision=task.precision, shape=task.shape, **found)
+    records.add("checked", worst=worst, allowed=LIMITS, bad=bad)
+
+
+# SPEED
+
+
+def peaks() -> dict[str, float]:
+    """FLOPs a second of this GPU's products, as torch reaches them with large random matrices."""
+    found = {}
+    for name, kind in (("bf16", torch.bfloat16), ("tf32", torch.float32)):
+        torch.backends.cuda.matmul.allow_tf32 = True
+        a, b = (torch.randn(8192, 8192, device="cuda", dtype=kind) for _ in range(2))
+        out = torch.empty_like(a)
+        found[name] = 2 * 8192**3 / seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), 3, 5)
+    return found
+
+
+def speed(records: Records, sizes: Sizes, stop_s: float, peak: dict[str, float]) -> None:
+    """Steps a second, TFLOP/s of the update (without padding) and their share of the measured peak; and what each shape costs."""
+    timed = ((hidden, kernels, precision) for hidden in sizes.networks for kernels, precision in (("fused", "bf16"), ("fused", "tf32"), ("torch", "tf32")))
+    for hidden, kernels, precision in timed:
+        if records.elapsed_s() > stop_s:
+            records.add("speed", hidden=hidden, kernels=kernels, precision=precision, verdict="not begun: out of time")
+            continue
+        try:
+            ppo = Task("speed", sizes.observation, {"hidden": hidden}, {"anneal": False, "learning_rate": 2.5e-4}, precision).trainer(
+                sizes, sizes.lanes, sizes.horizon, kernels=kernels, kernels_shape=""
+            )
+            records.add("speed", hidden=hidden, kernels=kernels, precision=precision, **rates(ppo, sizes, hidden, peak.get(precision, float("nan"))))
+            if ppo.fused is not None and sizes.where == "cuda":
+                shape_costs(records, ppo, hidden, precision)
+        except Exception as error:
+            traceback.print_exc(limit=-5)
+            records.add("speed", hidden=hidden, kernels=kernels, precision=precision, verdict=f"FAILED: {type(error).__name__}: {str(error)[:200]}")
+
+
+def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[str, Any]:
+    """How fast a trainer is."""
+
+    def both() -> None:
+        ppo.collect()
+        ppo.update()
+
+    def one_s(work: Callable[[], object]) -> float:
+        return seconds(work, 3, 2) if sizes.where == "cuda" else float("nan")
+
+    for _ in range(3):
+        both()
+    whole_s, collect_s, update_s = one_s(both), one_s(ppo.collect), one_s(ppo.update)
+    samples = sizes.lanes * sizes.horizon
+    widths = (ppo.policy.env.observation.size, *hidden)
+    weights = 2 * sum(a * b for a, b in itertools.pairwise(widths)) + (ppo.policy.head.parameter_rows + 1) * hidden[-1]
+    # Two a weight forward and four backward, but none for the slopes of the observation.
+    done = (6 * weights - 2 * 2 * widths[0] * widths[1]) * samples * ppo.config.epochs
+    return {
+        "shape": ppo.config.kernels_shape, "sps": samples / whole_s, "iteration_ms": whole_s * 1e3, "collect_ms": collect_s * 1e3, "update_ms": update_s * 1e3,
+        "tflops": done / update_s / 1e12, "peak_tflops": peak / 1e12, "share": done / update_s / peak, "not_finite": float(ppo.stats[8]), "verdict": "ok",
+    }  # fmt: skip
+
+
+def shape_costs(records: Records, ppo: PPO, hidden: tuple[int, ...], precision: str) -> None:
+    """Milliseconds an iteration of each shape that was to choose from."""
+    spec, spare = ppo.fused.spec, tuning.copies(ppo.fused.buffers)
+    group = next(candidates(spec, 131_072, torch.cuda.get_device_properties(0).multi_processor_count))
+    for shape in group:
+        learner = cut(ppo.fused, shape, buffers=spare).spare()
+        cost = tuning.seconds(learner, ppo.config.minibatches) * 1e3 if learner.fits() else None
+        records.add("shape", hidden=hidden, precision=precision, shape=str(shape), iteration_ms=cost)
+
+
+def main(*, tiny: bool, limit_s: float) -> None:
+    """Check, then time."""
+    if tiny:
+        from fused_interpreted import teach
+
+        teach()
+    sizes = TINY if tiny else Sizes(workers=min(14, max(2, (os.cpu_count() or 2) - 2)))
+    records = Records("wide")
+    records.add("began", gpu="none" if tiny else torch.cuda.get_device_name(), torch=torch.__version__, lanes=sizes.lanes, horizon=sizes.horizon)
+    check(records, sizes, 0.6 * limit_s)
+    peak = peaks() if not tiny else {}
+    records.add("peaks", **peak)
+    speed(records, sizes, limit_s, peak)
+    records.add("done")
