@@ -11,7 +11,7 @@ from monitor.words import label_of
 from operant.states import ENDED
 from operant.text import age, count, duration, number
 
-_KEY_CELLS = 11
+_KEY_CELLS, _SIGN_CELLS = 11, 16
 _NAME_CELLS = 18
 _LEGEND = (
     ("line and band", "mean, and smallest to largest value, of the records in a column"),
@@ -33,9 +33,13 @@ def help_lines(own: Mapping[str, str], *, readonly: bool = False, width: int = 9
             lines.append((Piece(padded(f" {shown_keys(key, own)}", _KEY_CELLS), "focus", bold=True), Piece(first, "text")))
             lines += [(Piece(" " * _KEY_CELLS + rest, "text"),) for rest in more]
     lines += [(), _head("Charts")]
-    lines += [(Piece(padded(f" {sign}", 16), "focus"), Piece(text, "text")) for sign, text in _LEGEND]
-    lines += [(), (Piece('Your own keys: ~/.config/operant/keys.toml, a line each, such as freeze = "f". Names:', "dim"),)]
-    lines += [(Piece(text, "dim"),) for text in wrapped(", ".join(key.id for key in KEYS), width)]
+    for sign, text in _LEGEND:
+        first, *more = wrapped(text, width - _SIGN_CELLS - 1)
+        lines.append((Piece(padded(f" {sign}", _SIGN_CELLS), "focus"), Piece(first, "text")))
+        lines += [(Piece(" " * _SIGN_CELLS + rest, "text"),) for rest in more]
+    lines.append(())
+    for told in ('Your own keys: ~/.config/operant/keys.toml, a line each, such as freeze = "f". Names:', ", ".join(key.id for key in KEYS)):
+        lines += [(Piece(text, "dim"),) for text in wrapped(told, width)]
     return lines
 
 

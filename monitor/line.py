@@ -89,6 +89,21 @@ def padded(text: str, width: int) -> str:
     return text + " " * (width - width_of(text))
 
 
+def broken(text: str, width: int) -> list[str]:
+    """`text` in parts of at most `width` cells, broken anywhere: for text that words cannot be told apart in."""
+    if width_of(text) <= width:
+        return [text]
+    parts, used = [""], 0
+    for character in text:
+        own = cells(character)
+        if used + own > max(2, width):
+            parts.append("")
+            used = 0
+        parts[-1] += character
+        used += own
+    return parts
+
+
 def fit(line: Sequence[Piece], width: int) -> Line:
     """The line in exactly `width` cells: cut with an ellipsis, or padded."""
     used, fitted = 0, []

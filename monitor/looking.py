@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from monitor import arrange, view
+from monitor import arrange, view, words
 from monitor.line import Line, Piece
 from monitor.plots import Held
 from monitor.showing import Showing
@@ -207,8 +207,9 @@ class Looking(Showing):
         """No farther than there are lines."""
         snapshot = self._shown
         if snapshot is not None:
-            many = snapshot.config.count("\n") + 1 if self.view.page == "config" else len(snapshot.log)
-            most = max(0, many - max(1, self.panels[self.view.page].size.height - 2))
+            width, height = (max(1, size) for size in self.panels[self.view.page].inside)
+            many = snapshot.config.count("\n") + 1 if self.view.page == "config" else words.log_length(self._model(snapshot), width)
+            most = max(0, many - height)
             if self.view.scroll > most:
                 self.look(self.view._replace(scroll=most))
 
@@ -243,7 +244,7 @@ class Looking(Showing):
         """All keys."""
         from monitor.about import help_lines
 
-        self.read("Keys", help_lines(self._own_keys, readonly=self.readonly), width=96)
+        self.read("Keys", help_lines(self._own_keys, readonly=self.readonly, width=min(92, max(30, self._columns - 6))), width=96)
 
     def action_describe(self) -> None:
         """What is known about the run."""

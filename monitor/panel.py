@@ -75,10 +75,19 @@ class Panel(Widget):
         if regions:
             self.refresh(*regions)
 
+    @property
+    def inside(self) -> tuple[int, int]:
+        """Width and height left for lines, in cells."""
+        width, height = self.size
+        return (width - 4, height - 2) if self._has_frame(width, height) else (width, height)
+
+    def _has_frame(self, width: int, height: int) -> bool:
+        return bool(self._title) and width > 8 and height > 2
+
     def _make(self) -> list[Line]:
         width, height = self.size
         look = self.look
-        self._lines = self._framed(width, height) if self._title and width > 8 and height > 2 else self._filled(width, height)
+        self._lines = self._framed(width, height) if self._has_frame(width, height) else self._filled(width, height)
         self._drawn_for = (width, height, look.key)
         return self._lines
 

@@ -286,3 +286,28 @@ def test_random_snapshots_are_never_too_wide():
         for panel in PANELS:
             for made in panel(Model(snapshot, footer=(("q", "Detach", "detach"),)), width, height)[:height]:
                 assert line.length(line.fit([piece._replace(text=line.clean(piece.text)) for piece in made], width)) == width
+
+
+def test_the_log_has_its_lines_whole_on_its_page():
+    long = "a sentence of forty-three cells and no more " * 4
+    log = (LogLine("10:00:00", "ok", "first", True), LogLine("10:00:01", "bad", long, True), LogLine("", "ok", "猫" * 60), LogLine("10:00:02", "ok", "last"))
+    snapshot = running(log=log)
+    page = Model(snapshot, View(page="log"))
+    for width in (20, 40, 76, 400):
+        lines = words.log(page, width, 100)
+        assert len(lines) == words.log_length(page, width) and all(sum(line.width_of(piece.text) for piece in one) <= width for one in lines)
+        told = "".join("".join(piece.text for piece in one[-1:]) for one in lines)
+        assert long in told and "猫" * 60 in told and told.startswith("first") and told.endswith("last")
+        ends = [words.log(page._replace(view=View(page="log", scroll=up)), width, 2)[-1] for up in range(len(lines) - 1)]
+        assert ends == lines[:0:-1], "a line up is a line on the screen"
+    beside = words.log(Model(snapshot), 40, 2)
+    assert len(beside) == 2 and written(beside[1:]).strip() == "10:00:02 last"
+
+
+def test_the_list_of_keys_fits_a_small_terminal():
+    from monitor.about import help_lines
+
+    for width in (30, 34, 60, 92):
+        lines = help_lines({}, width=width)
+        assert max(sum(line.width_of(piece.text) for piece in one) for one in lines) <= width
+        assert "leave the monitor; the run goes on" in " ".join(written(lines).split())
