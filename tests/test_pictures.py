@@ -43,7 +43,9 @@ def test_every_pixel_is_what_shade_says_of_its_centre(name):
     env, height, width = find(name), 24, 36
     world = World(env, 3, seed=7)
     world.reset(world.bind(world.slot()))
-    world.lanes.state[:, 1:] += torch.linspace(-0.4, 0.7, 2 * env.fields).view(env.fields, 2)
+    # Lanes apart, by enough to be seen: some games count in pixels.
+    state = world.lanes.state
+    state[:, 1:] += torch.linspace(-0.4, 0.7, 2 * len(state)).view(-1, 2) * (state[:, 1:].abs() / 4).clamp(min=1.0)
     pixels = painted(world, height, width)
     for lane in range(3):
         # A point on an edge may fall to either side, by the last bit: there the colour is that of a neighbour a hair away.
