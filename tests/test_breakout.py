@@ -425,10 +425,11 @@ def test_the_picture_shows_bricks_score_and_balls():
     def seen(x: float, y: float) -> str:
         colour = shade(state, cells, p, np.float32(x / 576), np.float32(y / 330))
         names = {"blue": BLUE, "green": GREEN, "grey": GREY, "ground": GROUND, "orange": ORANGE, "red": RED, "yellow": YELLOW}
+        names |= {f"dark {name}": tuple(part * np.float32(0.75) for part in names[name]) for name in ("red", "orange", "green")}
         return next(name for name, other in names.items() if colour == other)
 
-    assert [seen(48, 50 + 12 * row + 6) for row in range(6)] == ["red", "red", "orange", "orange", "green", "green"]
-    assert [seen(16, 50 + 12 * row + 6) for row in range(2)] == ["ground", "red"]  # the first brick is gone
+    assert [seen(48, 50 + 12 * row + 6) for row in range(6)] == ["dark red", "red", "dark orange", "orange", "dark green", "green"]
+    assert [seen(16, 50 + 12 * row + 6) for row in range(2)] == ["ground", "dark red"]  # the first brick is gone
     assert seen(288, 151) == "yellow" and seen(288, 316) == "blue" and seen(200, 316) == "ground"
     assert seen(200, 4) == "blue" and seen(300, 4) == "ground"
-    assert [seen(576 * (ball + 0.6) / 20, 25) for ball in range(5)] == ["grey"] * 3 + ["ground"] * 2
+    assert [seen(576 * (ball + 0.6) / 15, 25) for ball in range(5)] == ["grey"] * 3 + ["ground"] * 2

@@ -290,16 +290,17 @@ def shade(s, cells, p, x, y):
     if row >= float32(0.0) and row < float32(ROWS):
         brick = int32(row) * int32(COLUMNS) + min(int32(column), int32(COLUMNS - 1))
         gone = (cells[brick >> 5] >> int32(brick & 31)) & int32(1)
-        # Mortar between the bricks, so that they can be counted.
-        along, across = column - float32(int32(column)), row - float32(int32(row))
-        if gone == int32(0) and along > float32(0.06) and along < float32(0.94) and across > float32(0.08) and across < float32(0.92):
-            return RED if row < float32(2.0) else ORANGE if row < float32(4.0) else GREEN
+        if gone == int32(0):
+            red, green, blue = RED if row < float32(2.0) else ORANGE if row < float32(4.0) else GREEN
+            # A chequered wall shows each brick at any size, where lines between them would be a pixel wide or none.
+            light = float32(1.0) if (int32(row) + int32(column)) & 1 == 0 else float32(0.75)
+            return red * light, green * light, blue * light
     # Above the wall: the score as a bar, and the balls that are left.
     if down < float32(0.03) * p.height:
         return BLUE if right < p.width * s[SCORE] / float32(MOST_SCORE) else GROUND
     if down > float32(0.06) * p.height and down < float32(0.09) * p.height:
-        place = float32(20.0) * x - float32(0.3)
-        if place >= float32(0.0) and place < s[BALLS] and place - float32(int32(place)) < float32(0.6):
+        place = float32(15.0) * x - float32(0.3)
+        if place >= float32(0.0) and place < s[BALLS] and place - float32(int32(place)) < float32(0.5):
             return GREY
     return GROUND
 

@@ -143,7 +143,9 @@ def shade(s, p, x, y):
     right = x * (p.width + float32(2.0) * margin) - margin
     up = (float32(1.0) - y) * (p.height + float32(2.0) * head) - head
     middle, half_ball, half_paddle = float32(0.5) * p.width, float32(0.5) * p.ball, float32(0.5) * p.paddle
-    if in_disc(right, up, s[BALL_X] + half_ball, s[BALL_Y] + half_ball, float32(1.15) * half_ball):
+    # The field fills the square: it is drawn lower than it is, and the ball round all the same.
+    squeeze = (p.width + float32(2.0) * margin) / (p.height + float32(2.0) * head)
+    if in_disc(right, up * squeeze, s[BALL_X] + half_ball, (s[BALL_Y] + half_ball) * squeeze, float32(1.2) * half_ball):
         return YELLOW
     if in_box(right, up, p.width + float32(0.5) * thickness, s[AGENT] + half_paddle, float32(0.5) * thickness, half_paddle):
         return BLUE
