@@ -153,6 +153,13 @@ class MonitorApp(Looking):
             self.source.request(verb)
             self.say(_ASKED[verb])
 
+    def action_command_palette(self) -> None:
+        """Commands by name; where Textual's palette cannot be drawn, all keys."""
+        if self.ascii_only:
+            self.action_help()
+        else:
+            super().action_command_palette()
+
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The palette has our commands and no others."""
         for key in KEYS:

@@ -241,7 +241,8 @@ def _evaluation(values: dict[str, list[float]], now: Circumstances) -> Finding |
         level = "bad" if lost > _LOST_MOST else "warn"
         advice = f"it was {number(best)}: most of what was learned is lost. The best policy is kept (operant eval RUN --checkpoint best)"
     elif now.target is not None and newest < now.target and now.past(0.9):
-        level, advice = "warn", "the end is near and the target is not reached: more run.steps, or another seed"
+        near = "all steps are done" if now.past(1.0) else "the end is near"
+        level, advice = "warn", f"{near} and the target is not reached: more run.steps, or another seed"
     wanted = f"target {number(now.target).removesuffix('.0')}" if now.target is not None else f"near the best, {number(best)}"
     return Finding(
         level, f"eval {number(newest)}", wanted, advice,

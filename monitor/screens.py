@@ -16,8 +16,8 @@ from monitor.snapshot import RunRow
 from monitor.words import STATES
 
 _PAGE_LINES = 10
-_HINT_LIST = "type to search · enter opens · esc leaves"
-_HINT_TEXT = "↑ ↓ pgup pgdn · esc closes"
+_HINTS_LIST = ("type to search · enter opens · esc leaves", "enter opens · esc leaves", "esc leaves")
+_HINTS_TEXT = ("↑ ↓ pgup pgdn · esc closes", "esc closes")
 
 
 class Listed(NamedTuple):
@@ -39,6 +39,11 @@ class Dialog(ModalScreen[Result]):
         """Close, unless that is done."""
         if self.is_current:
             self.dismiss(result)
+
+
+def _longest(texts: Sequence[str], width: int) -> str:
+    """The first text that fits, or else the last."""
+    return next((text for text in texts if width_of(text) <= width), texts[-1])
 
 
 class ListScreen(Dialog["RunRow | None"]):
@@ -117,7 +122,7 @@ def _first(cursor: int, count: int, height: int) -> int:
 
 
 def _list_lines(model: Listed, width: int, height: int) -> list[Line]:
-    hint = fit([Piece(_HINT_LIST, "dim")], width)
+    hint = fit([Piece(_longest(_HINTS_LIST, width), "dim")], width)
     search = fit([Piece("/ ", "dim"), Piece(model.search, "bright"), Piece("▏" if width else "", "focus")], width)
     if not model.rows:
         return [search, (), (Piece(model.empty if not model.search else f"no run fits '{model.search}' (esc clears)", "text"),), (), hint]
@@ -224,9 +229,10 @@ class TextScreen(Dialog[None]):
 
 def _text_lines(model: Scrolled, width: int, height: int) -> list[Line]:
     room = height - 2
-    more = f"{model.first + 1} to {min(len(model.lines), model.first + room)} of {len(model.lines)} · " if len(model.lines) > room else ""
+    many, last = len(model.lines), min(len(model.lines), model.first + room)
+    place = f"{model.first + 1} to {last} of {many} · " if many > room else ""
     shown = [fit(line, width) for line in model.lines[model.first : model.first + room]]
-    return [*shown, *([()] * (room - len(shown))), (), fit([Piece(more + _HINT_TEXT, "dim")], width)]
+    return [*shown, *([()] * (room - len(shown))), (), fit([Piece(_longest([place + hint for hint in _HINTS_TEXT], width), "dim")], width)]
 
 
 # A QUESTION

@@ -608,8 +608,8 @@ def test_clicks_do_what_keys_do():
 
 def test_ascii_is_ascii_everywhere():
     async def body(app: Any, pilot: Pilot[None]) -> None:
-        for key in ("1", "2", "3", "4", "5", "6", "question_mark"):
-            await press(pilot, key)
+        for key in ("1", "2", "3", "4", "5", "6", "question_mark", "r", "d", "C", "slash", "colon"):
+            await press(pilot, "escape", key)
             assert text_of(app).isascii(), [line for line in text_of(app).split("\n") if not line.isascii()]
         await press(pilot, "escape", "1")
         await pilot.resize_terminal(100, 26)
