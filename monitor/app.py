@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
+from textual import events
 from textual.app import App, SystemCommand
 from textual.screen import Screen
 
@@ -20,6 +21,7 @@ from monitor.snapshot import RunRow
 from monitor.view import View
 from operant.errors import OperantError
 from operant.states import LIVE
+from operant.text import safe
 
 
 class Library(Protocol):
@@ -38,6 +40,7 @@ _QUESTIONS: Final = {
     "unpause": ("Let {run} go on?", "It is paused."),
     "stop": ("Stop {run}?", "It finishes its update, saves a checkpoint and ends. Type y."),
 }
+_PASTED_CELLS: Final = 200
 _ASKED: Final = {
     "checkpoint": "asked for a checkpoint",
     "pause": "asked to pause",
@@ -63,6 +66,10 @@ class MonitorApp(Looking):
         for source in (self.source, self._overlay):
             if source is not None:
                 source.close()
+
+    async def on_event(self, event: events.Event) -> None:
+        """What is pasted is text of a stranger: where it can be typed into, Textual would draw it as it is."""
+        await super().on_event(events.Paste(safe(event.text, _PASTED_CELLS)) if isinstance(event, events.Paste) else event)
 
     def action_detach(self) -> None:
         """Leave; the run goes on."""

@@ -321,18 +321,18 @@ def test_every_string_alone(tmp_path, monkeypatch, kinds):
     made = [hostile.alone(tmp_path / "runs", f"alone-{index:04d}", text, kinds[index % len(kinds)]) for index, text in enumerate(CORPUS)]
     with opened(made[0], tmp_path, 80, 24, "--runs", str(tmp_path / "runs")) as terminal:
         for run in made:
-            walk(terminal, [("r", "─ Runs ─"), (run.short, f"/ {run.short}"), ("\r", "!─ Runs ─"), ("2", run.id), ("4", ""), ("5", ""), ("6", "")])
+            walk(terminal, [("r", "─ Runs ─"), (run.id, f"/ {run.id}"), ("\r", "!─ Runs ─"), ("2", run.id), ("4", ""), ("5", ""), ("6", "")])
             walk(terminal, [("d", "lanes      "), (ESCAPE, "!lanes      "), ("1", "")])
         leave(terminal, made[-1])
 
 
 @linux
 @pytest.mark.soak
-def test_every_string_is_pasted_and_typed(place):
-    """Whatever comes in as keys: it may well leave the monitor, or suspend it, but breaks nothing."""
+def test_every_string_is_pasted(place):
     folder, made = place
     with opened(made[2], folder, 100, 30) as terminal:
         for text in CORPUS:
             if b"\x1b[201~" not in raw(text):
-                walk(terminal, [("/", ""), ("\x1b[200~" + raw(text).decode("utf-8", "replace") + "\x1b[201~", ""), (ESCAPE, "")])
+                pasted = "\x1b[200~" + raw(text[:500]).decode("utf-8", "replace") + "\x1b[201~"  # of more escapes Textual's parser takes a minute
+                walk(terminal, [("/", "words, any of which"), (pasted, ""), (ESCAPE, "q Detach")])
         leave(terminal, made[2])
