@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import re
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from operant.errors import MachineError, UsageError
@@ -30,6 +32,23 @@ def quiet_threads() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Import large modules without the garbage collector, which would look through all that they make again and again: a sixth of the time.
+
+    What they made stays, and the collector never looks at it again: each collection is a fifth of a second shorter, and there is one before each capture.
+    """
+    gc.collect()  # whatever is garbage now would stay too
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()
 
 
 def wake_gpu(device: str) -> threading.Thread | None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from operant import runs
 from operant.errors import DeviceError, MachineError, OperantError, StoppedError
 from operant.orders import Orders
-from operant.runtime import find_device, quiet_threads, set_threads
+from operant.runtime import find_device, importing, quiet_threads, set_threads, wake_gpu
 
 if TYPE_CHECKING:
     from operant.config import Config
@@ -57,19 +57,24 @@ def _git_commit(folder: Path) -> str | None:
     return None
 
 
-def _configuration(folder: Path, document: dict[str, Any], resume: bool) -> Config:
-    """The run's configuration: of its request when it is new, of its own folder when it goes on."""
-    from operant import config as configuration
+def _asked(folder: Path, request: dict[str, Any], resume: bool) -> tuple[Path | None, list[str]]:
+    """The configuration's file and overrides: of its request when the run is new, of its own folder when it goes on."""
+    from operant.recipes import find_source
 
-    request = document["request"]
-    directory = Path(request["directory"])
     if resume:
-        return configuration.load(folder / "config.toml", request.get("resume_overrides", ()), folder=directory)
-    source = configuration.find_source(request["config"]) if request["config"] else None
+        return folder / "config.toml", list(request.get("resume_overrides", ()))
     overrides = list(request["overrides"])
     if request.get("environment_file"):
         overrides.append(f"env.name={request['environment_file']}")
-    return configuration.load(source, overrides, folder=directory)
+    return find_source(request["config"]) if request["config"] else None, overrides
+
+
+def _likely_device(source: Path | None, overrides: list[str]) -> str:
+    """`run.device` as it was written, before anybody has checked it."""
+    from operant import drafts
+
+    section = drafts.read(source, overrides).data.get("run")
+    return str(section.get("device", "auto")) if isinstance(section, dict) else "auto"
 
 
 def prepare(folder: Path, *, resume: str | None, orders: Orders) -> Trainer:
@@ -78,17 +83,20 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders) -> Trainer:
     def phase(text: str, **fields: Any) -> None:
         runs.update_document(folder, phase=text, **fields)
 
-    import numba
-    import torch
-
-    from operant import config as configuration
-    from operant import room
-    from operant.checkpoint import Store
-    from operant.trainer import Trainer
-
     document = runs.read_json(folder / "run.json")
-    phase("reading the configuration")
-    config = _configuration(folder, document, resume is not None)
+    source, overrides = _asked(folder, document["request"], resume is not None)
+    wake_gpu(_likely_device(source, overrides))
+    with importing():
+        import numba
+        import torch
+
+        from operant import config as configuration
+        from operant import room
+        from operant.checkpoint import Store
+        from operant.trainer import Trainer
+
+        phase("reading the configuration")
+        config = configuration.load(source, overrides, folder=Path(document["request"]["directory"]))
     device = find_device(config.run.device)
     # What was chosen here is written down, so that a resume chooses the same and ends in the same bits.
     config = replace(config, run=config.run.model_copy(update={"threads": set_threads(config.run.threads), "device": str(device)}))

@@ -110,7 +110,7 @@ ALLOWED = {
     "checkpoint": {"durable"},
     "orders": {"control"},
     "trainer": {"config", "world", "algos", "meters", "checkpoint", "evaluate", "metricsfile", "history", "watch", "control", "orders", "runs", "text", "runtime"},
-    "train": {"config", "envs", "checkpoint", "runs", "runtime", "orders", "trainer", "room"},
+    "train": {"config", "drafts", "recipes", "envs", "checkpoint", "runs", "runtime", "orders", "trainer", "room"},
     "runtime": set(),
     "metricsfile": {"fixedfile", "metricsfile", "text"},
     "history": {"history", "metricsfile"},

@@ -45,6 +45,27 @@ def test_torch_and_numba_get_the_threads_that_are_asked_for():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("was_on", [True, False])
+def test_what_is_imported_is_not_collected(was_on):
+    program = (
+        "import gc\n"
+        "from operant.runtime import importing\n"
+        f"gc.{'enable' if was_on else 'disable'}()\n"
+        "gc.callbacks.append(lambda phase, info: seen.append(phase))\n"
+        "seen, frozen = [], gc.get_freeze_count()\n"
+        "try:\n"
+        "    with importing():\n"
+        "        seen.clear()\n"
+        "        kept = [[] for _ in range(100_000)]\n"
+        "        assert not gc.isenabled() and seen == []\n"
+        "        raise KeyError\n"
+        "except KeyError:\n"
+        "    pass\n"
+        f"assert gc.isenabled() is {was_on} and gc.get_freeze_count() > frozen + 100_000\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 class Driver:
     """A CUDA driver that notes what it is asked; `failing` is the call that fails."""
 
