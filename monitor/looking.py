@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from monitor import arrange, view, words
+from monitor import arrange, logwords, view
 from monitor.line import Line, Piece
 from monitor.plots import Held
 from monitor.showing import Showing
@@ -208,7 +208,7 @@ class Looking(Showing):
         snapshot = self._shown
         if snapshot is not None:
             width, height = (max(1, size) for size in self.panels[self.view.page].inside)
-            many = snapshot.config.count("\n") + 1 if self.view.page == "config" else words.log_length(self._model(snapshot), width)
+            many = snapshot.config.count("\n") + 1 if self.view.page == "config" else logwords.log_length(self._model(snapshot), width)
             most = max(0, many - height)
             if self.view.scroll > most:
                 self.look(self.view._replace(scroll=most))

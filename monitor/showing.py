@@ -21,7 +21,7 @@ from textual.theme import Theme
 from textual.timer import Timer
 from textual.widget import Widget
 
-from monitor import arrange, keys, view, words
+from monitor import arrange, keys, logwords, view, words
 from monitor.arrange import REST, Plan
 from monitor.grid import ChartGrid
 from monitor.keys import KEYS
@@ -119,7 +119,7 @@ class Showing(App[None]):
             "explained": Panel(words.explained, title="Health", sees=_health, id="explained"),
             "config": Panel(words.config, title="config.toml", sees=_config, id="config"),
             "words": Panel(words.last_words, title="How it ended", sees=_ending, id="words"),
-            "log": Panel(words.log, title="Log", sees=_log, id="log"),
+            "log": Panel(logwords.log, title="Log", sees=_log, id="log"),
             "health": Panel(words.health, title="Health", sees=_health, id="health"),
             "time": Panel(words.time, title=words.time_title, sees=_phases, id="time"),
             "machine": Panel(words.machine, title="GPU and process", sees=_machine, id="machine"),

@@ -5,15 +5,14 @@ Numbers stand in slots of fixed width, so that nothing beside them moves when th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from monitor import bars
 from monitor.figures import of_figure
-from monitor.line import Line, Piece, broken, clean, cut, fit, flow, length, of_cells, padded, spread, width_of, wrapped
+from monitor.line import Line, Piece, cut, fit, flow, length, of_cells, padded, spread, width_of, wrapped
 from monitor.palette import Ink
 from monitor.plain import value
-from monitor.snapshot import Figure, Finding, LogLine, Snapshot
+from monitor.snapshot import Figure, Finding, Snapshot
 from monitor.view import PAGES, SMOOTHING, View
 from operant.states import ENDED
 from operant.text import age, count, duration, number
@@ -345,46 +344,6 @@ def _memory(used: int | None, total: int | None) -> str:
 
 def _bytes(amount: int | None) -> str:
     return "-" if amount is None else f"{count(amount)}B"
-
-
-def log(model: Model, width: int, height: int) -> list[Line]:
-    """The log's end, or as far up as the person has scrolled; the newest line at the bottom. On its own page lines are whole, beside charts they are cut."""
-    shown = _fitting(model)
-    if not shown:
-        words = "no line fits the filter (esc clears)" if model.view.filter and model.snapshot.log else "nothing in the log yet"
-        return [(Piece(words, "dim"),)]
-    if model.view.page != "log":
-        return [fit(_said(line, width)[0], width) for line in shown[-height:]]
-    lines: list[Line] = []
-    for one in reversed(shown):
-        lines[:0] = _said(one, width, whole=True)
-        if len(lines) >= height + model.view.scroll:
-            break
-    up = min(model.view.scroll, max(0, len(lines) - height))
-    return lines[max(0, len(lines) - height - up) : len(lines) - up]
-
-
-def log_length(model: Model, width: int) -> int:
-    """How many lines all of the log takes on its page."""
-    return sum(len(_said(line, width, whole=True)) for line in _fitting(model))
-
-
-def _fitting(model: Model) -> Sequence[LogLine]:
-    """The lines that the filter lets through, on the log's own page."""
-    wanted = model.view.filter.lower() if model.view.page == "log" else ""
-    return [line for line in model.snapshot.log if wanted in line.text.lower()] if wanted else model.snapshot.log
-
-
-def _said(line: LogLine, width: int, *, whole: bool = False) -> list[Line]:
-    """A line of the log; whole, it goes on below its beginning where it is longer than the panel is wide."""
-    ink = {"warn": "warn", "bad": "bad"}.get(line.level, "text" if line.is_event else "dim")
-    clock = f"{line.clock} " if line.clock else ""
-    text = clean(line.text)
-    indent = width_of(clock) if width >= 3 * width_of(clock) else 0
-    parts = broken(text, width - width_of(clock)) if whole and width_of(clock) + width_of(text) > width else [text]
-    if len(parts) > 1:
-        parts = [parts[0], *broken(text[len(parts[0]) :], width - indent)]
-    return [(Piece(clock, "dim"), Piece(parts[0], ink)), *((Piece(" " * indent), Piece(part, ink)) for part in parts[1:])]
 
 
 def config(model: Model, width: int, height: int) -> list[Line]:

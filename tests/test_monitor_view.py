@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual.widget import Widget
 
-from monitor import arrange, keys, line, view, words
+from monitor import arrange, keys, line, logwords, view, words
 from monitor.app import MonitorApp, text_of
 from monitor.arrange import REST
 from monitor.line import Piece
@@ -175,7 +175,7 @@ def test_no_file_of_keys_is_none(tmp_path):
 
 
 PANELS = (
-    words.header, words.progress, words.figures, words.message, words.numbers, words.health, words.explained, words.time, words.machine, words.log,
+    words.header, words.progress, words.figures, words.message, words.numbers, words.health, words.explained, words.time, words.machine, logwords.log,
     words.config, words.last_words, words.empty, words.footer,
 )  # fmt: skip
 
@@ -274,7 +274,7 @@ def test_hostile_text_reaches_no_terminal():
 
 
 def test_a_panel_shows_markup_as_it_is_written():
-    made = words.log(Model(running(log=(LogLine("", "ok", "[b]bold[/b] [@click=app.detach]x[/]"),))), 80, 3)
+    made = logwords.log(Model(running(log=(LogLine("", "ok", "[b]bold[/b] [@click=app.detach]x[/]"),))), 80, 3)
     assert made[0][0].text == "[b]bold[/b] [@click=app.detach]x[/]" and not made[0][0].action
 
 
@@ -294,13 +294,13 @@ def test_the_log_has_its_lines_whole_on_its_page():
     snapshot = running(log=log)
     page = Model(snapshot, View(page="log"))
     for width in (20, 40, 76, 400):
-        lines = words.log(page, width, 100)
-        assert len(lines) == words.log_length(page, width) and all(sum(line.width_of(piece.text) for piece in one) <= width for one in lines)
+        lines = logwords.log(page, width, 100)
+        assert len(lines) == logwords.log_length(page, width) and all(sum(line.width_of(piece.text) for piece in one) <= width for one in lines)
         told = "".join("".join(piece.text for piece in one[-1:]) for one in lines)
         assert long in told and "猫" * 60 in told and told.startswith("first") and told.endswith("last")
-        ends = [words.log(page._replace(view=View(page="log", scroll=up)), width, 2)[-1] for up in range(len(lines) - 1)]
+        ends = [logwords.log(page._replace(view=View(page="log", scroll=up)), width, 2)[-1] for up in range(len(lines) - 1)]
         assert ends == lines[:0:-1], "a line up is a line on the screen"
-    beside = words.log(Model(snapshot), 40, 2)
+    beside = logwords.log(Model(snapshot), 40, 2)
     assert len(beside) == 2 and written(beside[1:]).strip() == "10:00:02 last"
 
 
