@@ -49,6 +49,7 @@ def examine(root: Path) -> list[Finding]:
         ("sessions", _sessions),
         ("runs", lambda: _runs(root)),
         ("disk", lambda: _disk(root)),
+        ("cache", _cache),
     ]
     return [_guarded(name, check) for name, check in checks]
 
@@ -213,6 +214,20 @@ def _disk(root: Path) -> Finding:
         return Finding("disk", OK, found)
     advice = "free some space, or choose another folder with --runs or $OPERANT_RUNS"
     return Finding("disk", PROBLEM if free_bytes < _LEAST_BYTES else NOTE, found, advice)
+
+
+def _cache() -> Finding:
+    """Where compiled kernels are kept, so that later starts need not compile them."""
+    from operant.codestore import CodeStore, UntrustedError, folder
+
+    place = folder()
+    if place is None:
+        return Finding("cache", OK, "off: each start compiles its kernels")
+    try:
+        count, size_bytes = CodeStore(place).measure()
+    except UntrustedError as error:
+        return Finding("cache", NOTE, f"not used: {error}", f"each start compiles its kernels; remove {place}")
+    return Finding("cache", OK, f"{count} compiled kernels, {size_bytes / 2**20:.1f} MiB in {place}")
 
 
 def _nearest(path: Path) -> Path:
