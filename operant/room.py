@@ -79,6 +79,8 @@ def _tried(config: Config, device: torch.device) -> bool:
             raise
         fits = False
     gc.collect()  # a trainer and its graphs hold each other
+    if torch.version.cuda is not None:  # 32 MiB for every stream that ever computed a product: a trainer's are gone with it
+        torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     return fits
 

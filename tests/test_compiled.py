@@ -108,7 +108,7 @@ def rules(tmp_path, monkeypatch):
 
 def probe(path: Path, where: str = "cpu") -> dict[str, Any]:
     """The environment of a file in a new process."""
-    variables = os.environ | {"PYTHONPATH": str(path.parent)}
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(path.parent), *filter(None, [os.environ.get("PYTHONPATH")])])}
     done = subprocess.run([sys.executable, "-B", str(PROBE), str(path), where], env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
