@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -146,10 +146,11 @@ def answer(question: tuple[Task, Sizes]) -> dict[str, Any]:
         return {"verdict": f"FAILED: {type(error).__name__}: {str(error)[:200]}"}
 
 
-def tasks(sizes: Sizes) -> Iterator[Task]:
-    """What takes longest to compile first."""
+def tasks(sizes: Sizes) -> list[Task]:
+    """What matters most first: every network in the shape that is likely taken, actions and bits, other actions and activations, then all other shapes."""
     precisions = tuple(LIMITS) if sizes.where == "cuda" else ("fp32",)
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count if sizes.where == "cuda" else 2
+    likely, others = [], []
     for hidden in sizes.networks:
         net = {"hidden": hidden}
         plain = Task("gradient", sizes.observation, net, PLAIN, "fp32").trainer(sizes, 64, 8, kernels="torch")
@@ -157,18 +158,22 @@ def tasks(sizes: Sizes) -> Iterator[Task]:
             groups = list(candidates(describe(plain.policy, precision), 131_072, multiprocessors))
             every: list[Shape] = [*groups[0], *groups[-1]] if hidden == sizes.networks[0] or precision != "fp32" else groups[0][:1]
             # Chunks are cut alike, and programs do not change what is compiled.
-            distinct = {str(replace(shape, chunk=sizes.chunk) if isinstance(shape, LayeredShape) else shape): None for shape in every}
-            yield from (Task("gradient", sizes.observation, net, PLAIN, precision, line) for line in distinct)
-    for precision in precisions:
-        yield Task("actions", sizes.observation, {"hidden": sizes.networks[0]}, {}, precision)
-        yield Task("bits", sizes.observation, {"hidden": sizes.networks[0]}, {"normalize_rewards": True}, precision)
-    if sizes.where != "cuda":
-        return
-    for precision in precisions:
-        yield Task("gradient", "multi", {"hidden": (200, 129, 16), "shared": True, "activation": "gelu"}, CLIPPED, precision)
-        yield Task("gradient", "gaussian", {"hidden": (256, 256), "shared": True, "activation": "silu", "squash": True}, CLIPPED, precision)
-        yield Task("gradient", "categorical", {"hidden": (256,), "activation": "relu"}, CLIPPED, precision)
-        yield Task("gradient", "128", {"hidden": (160, 256, 256)}, PLAIN, precision)
+            distinct = {str(replace(shape, chunk=sizes.chunk, programs=7) if isinstance(shape, LayeredShape) else shape): None for shape in every}
+            first, *more = (Task("gradient", sizes.observation, net, PLAIN, precision, line) for line in distinct)
+            likely.append(first)
+            others += more
+    compared = [
+        Task(asked, sizes.observation, {"hidden": sizes.networks[0]}, {"normalize_rewards": True}, precision)
+        for precision, asked in itertools.product(precisions, ("bits", "actions"))
+    ]
+    kinds = [
+        ("multi", {"hidden": (200, 129, 16), "shared": True, "activation": "gelu"}, CLIPPED),
+        ("gaussian", {"hidden": (256, 256), "shared": True, "activation": "silu", "squash": True}, CLIPPED),
+        ("categorical", {"hidden": (256,), "activation": "relu"}, CLIPPED),
+        ("128", {"hidden": (160, 256, 256)}, PLAIN),
+    ]
+    various = [Task("gradient", *kind, precision) for kind, precision in itertools.product(kinds if sizes.where == "cuda" else (), precisions)]
+    return likely + compared + various + others
 
 
 def check(records: Records, sizes: Sizes, limit_s: float) -> None:

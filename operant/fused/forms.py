@@ -14,6 +14,9 @@ from operant.fused.spec import WHOLE_WIDTH, Spec
 MANY_TILES = 24
 """Of a program; from here on a second wave of programs pays."""
 
+WHOLE_BYTES = 100 << 10
+"""Of weights in shared memory. On an H200 96 KB went, and 128 KB did not."""
+
 CHUNK_BYTES = 2**30
 """What the buffers of a chunk may take at most."""
 
@@ -88,7 +91,15 @@ def from_text(line: str) -> Shape:
 
 def suits(shape: Shape, spec: Spec) -> bool:
     """Whether a network can be cut so at all; what a GPU has room for is another question."""
-    return isinstance(shape, LayeredShape) or max(spec.hidden_pad) <= WHOLE_WIDTH
+    return isinstance(shape, LayeredShape) or suits_whole(spec)
+
+
+def suits_whole(spec: Spec) -> bool:
+    """Whether a program may hold a tower: of tensor cores' products it has the weights in shared memory, and to compile in vain takes as long as to compile."""
+    number = 2 if spec.precision == "bf16" else 4
+    weights = [wide * deep for wide, deep in zip(spec.widths, spec.inputs, strict=True)]
+    held = 4 * weights[0] + number * sum(weights[1:-1])
+    return max(spec.hidden_pad) <= WHOLE_WIDTH and (spec.precision == "ieee" or held <= WHOLE_BYTES)
 
 
 def multiple(number: int, of: int) -> int:
@@ -99,7 +110,7 @@ def multiple(number: int, of: int) -> int:
 def candidates(spec: Spec, minibatch: int, multiprocessors: int) -> Iterator[list[Shape]]:
     """Shapes in groups, best guess first: the first group of which any fits a GPU is the one to choose from. Later ones ask for less shared memory."""
     layered = list(_layered(spec, minibatch, multiprocessors))
-    if max(spec.hidden_pad) <= WHOLE_WIDTH:
+    if suits_whole(spec):
         first, *smaller = _whole(spec, minibatch, multiprocessors)
         # From here on either form may be the faster one.
         yield [*first, layered[0]] if _widest(spec) > 64 and spec.precision != "ieee" else first
