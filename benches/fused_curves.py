@@ -62,9 +62,13 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
 
 
 def smooth(episodes: list[int], returns: list[float]) -> list[float]:
-    """Mean return of the episodes of the last few iterations, at each; before the first has ended it is 0."""
-    spans = [slice(max(0, k + 1 - WINDOW), k + 1) for k in range(len(episodes))]
-    return [sum(returns[span]) / max(1, sum(episodes[span])) for span in spans]
+    """Mean return of the episodes of the last few iterations, at each: where none has ended, as before; 0 until one has."""
+    means: list[float] = []
+    for k in range(len(episodes)):
+        span = slice(max(0, k + 1 - WINDOW), k + 1)
+        ended = sum(episodes[span])
+        means.append(sum(returns[span]) / ended if ended else means[-1] if means else 0.0)
+    return means
 
 
 def by_kind(lines: list[dict[str, Any]]) -> dict[str, list[list[float]]]:
