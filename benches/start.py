@@ -336,7 +336,7 @@ def fastest(recipes: list[Recipe], seeds: list[int], device: Any, budget_s: floa
         for recipe in left:
             if time.perf_counter() - began > budget_s and recipe != recipes[0]:
                 continue
-            found = solve(recipe, seed, device, most_s=0.06 if device.type == "cuda" else 20.0)
+            found = solve(recipe, seed, device, most_s=0.03 if device.type == "cuda" else 20.0)
             report.figures("solve", **found._asdict() | {"recipe": recipe._asdict()})
             tried.setdefault(recipe, []).append(found)
         ranked = sorted((recipe for recipe in left if recipe in tried), key=lambda recipe: max(one.training_s for one in tried[recipe]))
