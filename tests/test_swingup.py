@@ -176,8 +176,8 @@ def test_the_picture_shows_pole_cart_and_rail():
         s = np.array([1.0, 0.0, theta, 0.0], np.float32)
         return env.shade.py_func(s, p, np.float32(0.5 + right / 9.6), np.float32(0.5 - up / 9.6))
 
-    assert at(0.0, 1.0, 1.9) == ORANGE and at(math.pi, 1.0, -1.9) == ORANGE and at(math.pi / 2, 2.9, 0.0) == ORANGE
-    assert at(0.0, 1.5, 0.2) == BLUE and at(0.0, 1.0, 0.0) == GREY
-    assert at(0.0, -3.0, -0.4) == GREY and at(0.0, -3.8, -0.4) == RED
+    assert at(0.0, 1.0, 3.5) == ORANGE and at(math.pi, 1.0, -3.5) == ORANGE and at(math.pi / 2, 4.5, 0.0) == ORANGE
+    assert at(0.0, 1.5, 0.3) == BLUE and at(0.0, 1.0, 0.0) == GREY
+    assert at(0.0, -3.0, -0.52) == GREY and at(0.0, -3.8, -0.52) == RED
     pixels = torch.tensor([[at(0.0, 0.1 * column - 4.8, 0.1 * row - 4.8) for column in range(96)] for row in range(96)])
     assert len(pixels.reshape(-1, 3).unique(dim=0)) == 5

@@ -97,16 +97,16 @@ def observe(s, obs, p):
 def shade(s, p, x, y):
     width = float32(2.0) * p.x_limit + float32(1.6)
     right, up = (x - float32(0.5)) * width, (float32(0.5) - y) * width
-    # The pole is drawn from its hinge to its far end.
-    length = float32(2.0) * p.half_length
+    # The pole is drawn at nearly twice its length, or it would be lost in a small picture.
+    length = float32(3.6) * p.half_length
     tip_x, tip_y = s[X] + length * math.sin(s[THETA]), length * math.cos(s[THETA])
-    if in_disc(right, up, s[X], float32(0.0), float32(0.16)):
+    if in_disc(right, up, s[X], float32(0.0), float32(0.18)):
         return GREY
-    if in_rod(right, up, s[X], float32(0.0), tip_x, tip_y, float32(0.14)):
+    if in_rod(right, up, s[X], float32(0.0), tip_x, tip_y, float32(0.2)):
         return ORANGE
-    if in_box(right, up, s[X], float32(0.0), float32(0.6), float32(0.3)):
+    if in_box(right, up, s[X], float32(0.0), float32(0.8), float32(0.4)):
         return BLUE
-    if in_box(right, up, float32(0.0), float32(-0.4), p.x_limit, float32(0.1)):
+    if in_box(right, up, float32(0.0), float32(-0.52), p.x_limit, float32(0.12)):
         return GREY if abs(right) < p.x_danger else RED
     return GROUND
 
