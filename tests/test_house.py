@@ -109,7 +109,9 @@ ALLOWED = {
     "config": {"drafts", "sentences", "recipes", "sections", "settings", "envs", "algos", "nets"},
     "checkpoint": {"durable"},
     "orders": {"control"},
-    "trainer": {"config", "world", "algos", "meters", "checkpoint", "evaluate", "metricsfile", "history", "watch", "control", "orders", "runs", "text", "runtime"},
+    "trainer": {
+        "config", "world", "algos", "meters", "checkpoint", "evaluate", "metricsfile", "history", "watch", "control", "orders", "runs", "text", "runtime",
+    },
     "train": {"config", "drafts", "recipes", "envs", "checkpoint", "runs", "runtime", "orders", "trainer", "room"},
     "runtime": set(),
     "metricsfile": {"fixedfile", "metricsfile", "text"},
