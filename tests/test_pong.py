@@ -193,6 +193,18 @@ def test_games_end_at_21_and_what_they_tally():
     assert tallies[RETURNS] > tallies[SCORED]
 
 
+def test_a_paddle_must_be_more_than_touched():
+    """Balls about to arrive level, a pixel to either side of where the paddle just misses; the opponent moves 8 pixels towards each."""
+    agent, opponent = (252, 253, 254, 354, 355, 356), (244, 245, 246, 362, 363, 364)
+    trial = Trial(ENV, 12, 1)
+    trial.reset()
+    for lane, y in enumerate(agent + opponent):
+        way = 1 if lane < 6 else -1
+        trial.world.lanes.state[:, lane] = torch.tensor([285, 285, 460 if way > 0 else 8, y, 10 * way, 0, 0, 0], dtype=torch.float32)
+    trial.step(torch.full((1, 12), STAY, dtype=torch.int32))
+    assert trial.slot.reward.tolist() == [-1, -1, 0, 0, -1, -1, 1, 1, 0, 0, 1, 1]
+
+
 @pytest.mark.parametrize("pay", [0.0, 0.25])
 def test_a_return_can_be_paid(pay):
     state, tally = np.array([285, 285, 460, 304, 10, 1, 0, 0], np.float32), np.zeros(4, np.float32)
