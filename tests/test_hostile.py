@@ -187,11 +187,11 @@ PASTED = "\x1b[200~" + "x\x9b2J\u202e\u200b\ufe0f[red]" + "\x1b[201~"
 PASTED_ESCAPES = "\x1b[200~" + "x\x1b]0;y\x07\x1b[31m\x9b2J\u202e\u200b[b]" + "\x1b[201~"  # which Textual takes for keys, one by one
 TOUR = (
     ("2", ""), ("\x1b[6~", ""), ("3", ""), ("4", ""), ("5", ""), ("\x1b[H", ""), ("\x1b[F", ""), ("6", ""), ("\x1b[6~", ""),
-    ("?", "pgup pgdn"), (ESCAPE, "!pgup pgdn"), ("d", "pgup pgdn"), (ESCAPE, "!pgup pgdn"), ("1", ""), ("\t", ""), ("i", ""), ("\x1b[D", ""), (ESCAPE, ""),
-    ("\r", ""), (ESCAPE, ""), ("/", "words, any of which"), (PASTED, "[red]"), (ESCAPE, "![red]"),
-    ("/", "words, any of which"), (PASTED_ESCAPES, "[b]"), (ESCAPE, "![b]"), ("/", "words, any of which"), ("1?/*", ""), ("\r", ""),
-    (" ", "FROZEN"), (" ", "!FROZEN"), ("t", ""), ("x", ""), ("s", ""), ("y", ""), ("r", "type to search"), (ESCAPE, "!type to search"),
-    ("o", "type to search"), ("\r\r\r", "!type to search"), (ESCAPE, ""), ("o", ""), (":", "Search for commands"), (ESCAPE, "!Search for commands"),
+    ("?", "esc closes"), (ESCAPE, "!esc closes"), ("d", "esc closes"), (ESCAPE, "!esc closes"), ("1", ""), ("\t", ""), ("i", ""), ("\x1b[D", ""), (ESCAPE, ""),
+    ("\r", ""), (ESCAPE, ""), (ESCAPE, ""), (ESCAPE, ""), ("/", "words, any of which"), (PASTED, "[red]"), (ESCAPE, "q Detach"),
+    ("/", "words, any of which"), (PASTED_ESCAPES, "[b]"), (ESCAPE, "q Detach"), ("/", "words, any of which"), ("1?/*", ""), ("\r", "q Detach"),
+    (" ", "FROZEN"), (" ", "!FROZEN"), ("t", ""), ("x", ""), ("s", ""), ("y", ""), ("r", "esc leaves"), (ESCAPE, "!esc leaves"),
+    ("o", "esc leaves"), ("\r\r\r", "!esc leaves"), (ESCAPE, ""), ("o", ""), (":", "Search for commands"), (ESCAPE, "!Search for commands"),
 )  # fmt: skip
 """Keys, and what is on the screen after them ("!": what is there no more; "": whatever they change). Dialogs are waited for at any size."""
 SHOWN = {
