@@ -279,7 +279,7 @@ def test_a_living_trainer_that_answers(place, living):
             walk(terminal, [(key, "─ Ask the trainer ─"), (yes * 3, "!─ Ask the trainer ─")])
             assert terminal.read(PATIENCE_S, until=lambda before=before: answered(living) > before)
         walk(terminal, [("1", living.id), ("5", "─ Log ──────"), ("\x1b[H", ""), ("\x1b[F", ""), ("6", "─ config.toml ─")])
-        walk(terminal, [("d", "lanes      "), (ESCAPE, "!lanes      "), ("3", "")])
+        walk(terminal, [("d", "esc closes"), (ESCAPE, "!esc closes"), ("3", "")])
         leave(terminal, living)
 
 
@@ -324,7 +324,7 @@ def test_every_string_alone(tmp_path, monkeypatch, kinds):
     with opened(made[0], tmp_path, 80, 24, "--runs", str(tmp_path / "runs")) as terminal:
         for run in made:
             walk(terminal, [("r", "─ Runs ─"), (run.id, f"/ {run.id}"), ("\r", "!─ Runs ─"), ("2", run.id), ("4", ""), ("5", ""), ("6", "")])
-            walk(terminal, [("d", "lanes      "), (ESCAPE, "!lanes      "), ("1", "")])
+            walk(terminal, [("d", "esc closes"), (ESCAPE, "!esc closes"), ("1", "")])
         leave(terminal, made[-1])
 
 
