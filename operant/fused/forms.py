@@ -171,4 +171,5 @@ def _layered(spec: Spec, minibatch: int, multiprocessors: int) -> Iterator[Shape
     yield shape(128, 128, depth, 8, 3, 65536)
     yield shape(128, 128, depth, 8, 3, 16384)
     yield shape(128, 64, depth, 4, 3, 65536)
-    yield shape(64, 64, 16, 4, 2, 65536)
+    # Of fewer than 64 rows neither wgmma nor tcgen05 is made: Triton 3.6 cannot compile the latter for a shared trunk's head.
+    yield shape(32, 64, 16, 4, 2, 65536)
