@@ -832,7 +832,7 @@ def test_doctor_finds_this_machine_fit(here, tmp_path):
     done = here("doctor", "--json")
     found = {finding["name"]: finding for finding in json.loads(done.out)["findings"]}
     assert done.code == 0, done.out
-    assert {"python", "operant", "torch", "numba", "numba-cuda", "driver", "gpu", "triton", "terminal", "sessions", "runs", "disk"} == set(found)
+    assert {"python", "operant", "torch", "numba", "numba-cuda", "driver", "gpu", "triton", "terminal", "sessions", "runs", "disk", "cache"} == set(found)
     assert torch.__version__ in found["torch"]["found"]
 
 
