@@ -140,8 +140,8 @@ def snake(height: int = 10, width: int = 10) -> Env:
         side = float32(max(height, width) + 1)
         right, down = x * side - float32(0.5) * (side - float32(width)), y * side - float32(0.5) * (side - float32(height))
         if right < float32(0.0) or right >= float32(width) or down < float32(0.0) or down >= float32(height):
-            inside_wall = in_box(right, down, float32(width / 2), float32(height / 2), float32(width / 2 + 0.3), float32(height / 2 + 0.3))
-            return GREY if inside_wall else GROUND
+            within_wall = in_box(right, down, float32(width / 2), float32(height / 2), float32(width / 2 + 0.5), float32(height / 2 + 0.5))
+            return GREY if within_wall else GROUND
         row, column = int(down), int(right)
         cell = row * width + column
         across, below, half = right - float32(column) - float32(0.5), down - float32(row) - float32(0.5), float32(0.36)
