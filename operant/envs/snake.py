@@ -12,8 +12,8 @@ Random numbers: one draw for each food, draw 0 of the step or the reset that it 
 
 What is kept, and why. Each cell keeps the clock's reading when the head came into it, and is body for as many steps after that as the snake is long: a step
 reads one cell and writes one, and there is no tail to move. The observation has three bytes a cell, (H, W, 3): how many steps the cell stays body (the tail 1,
-the head as many as the snake is long), 255 at the head, 255 at the food. The first tells the order of the segments, without which a position would not tell
-what can happen next.
+the head as many as the snake is long, or 255 where that is more), 255 at the head, 255 at the food. The first tells the order of the segments, without which a
+position would not tell what can happen next.
 """
 
 from typing import NamedTuple
