@@ -22,6 +22,7 @@ from numba.core.dispatcher import Dispatcher
 from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete
 from operant.guards import PICTURE_SIDE, Guarded, source_of
 from operant.ptx import ARCHITECTURES, compile_ptx, essence, float64_lines, quoted, undefined_calls
+from operant.text import count
 from operant.trials import DEVICE_TOLERANCE, Seen, Trial, compare_devices, long_trial, same_bits, trial_actions
 from operant.world import device_params
 
@@ -267,7 +268,7 @@ def _speed(env: Env) -> Finding:
                 torch.cuda.synchronize()
             best = min(best, (time.perf_counter() - began) / 20)
         what = f"the CPU ({get_num_threads()} threads)" if device == "cpu" else torch.cuda.get_device_name()
-        parts.append(f"{lanes / best / 1e6:,.0f} M steps/s on {what} with {lanes:,} lanes")
+        parts.append(f"{count(lanes / best)} steps/s on {what} with {lanes:,} lanes")
     return Finding("speed", True, "; ".join(parts))
 
 
