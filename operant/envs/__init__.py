@@ -50,7 +50,11 @@ What else it carries, without a change of shape
 - **Pixels**: `shade(s, p, x, y) -> (r, g, b)`, each in [0, 1], is the colour of the point (x, y) in [0, 1)^2, x to the right, y down, called once per pixel
   by whoever wants a picture. With cells it is `shade(s, cells, p, x, y)`: it has no scratch, since a lane's pixels are shaded at the same time, and changes
   nothing.
-- **Byte observations**: `observation=Box(n, dtype="uint8")`; `observe` then writes integers, and nothing widens them before the network reads them.
+- **Byte observations**: `observation=Box(n, dtype="uint8")`; `observe` then writes integers, and nothing widens them before the network reads them. Bytes that
+  name one of k kinds (the pieces of a board) rather than an amount: `Box(n, dtype="uint8", high=k - 1, kinds=k)`; a network reads them one-hot.
+- **Illegal actions**: `Env(..., legal=legal)` with `legal(s, mask, p)` (with cells `legal(s, cells, scratch, mask, p)`), which writes 1 for each action that may be
+  taken now and 0 for each other, at least one 1: n of them for `Discrete`, one block after the other for `MultiDiscrete`. The policy then never takes a 0.
+  A person, or a policy that looks at no mask, still may: `step` has to survive that.
 - **Several frames a step, or a scripted opponent**: a loop, or the opponent's move, inside `step`.
 - **Recurrent policies and several GPUs** ask nothing of an environment: lanes are numbered globally, so a lane's random numbers do not depend on which device
   runs it.
@@ -86,6 +90,7 @@ class Box:
     high: float | tuple[float, ...] = math.inf
     dtype: str = "float32"
     shape: tuple[int, ...] = ()
+    kinds: int = 0  # of uint8: each number names one of so many kinds; 0: it is an amount
 
     def __post_init__(self) -> None:
         # Lists are as good as tuples to whoever writes them, but cannot be a key of the cache of kernels.
@@ -138,6 +143,7 @@ class Env:
     step: Callable[..., Any]
     observe: Callable[..., Any]
     shade: Callable[..., Any] | None = None
+    legal: Callable[..., Any] | None = None
     cells: Cells | None = None
     scratch: int = 0
     tally: tuple[str, ...] = ()
@@ -150,6 +156,13 @@ class Env:
         if isinstance(self.action, Box):
             return self.action.size
         return len(self.action.n) if isinstance(self.action, MultiDiscrete) else 1
+
+    @property
+    def mask_size(self) -> int:
+        """How many actions `legal` judges, over all choices; 0 where every action is legal."""
+        if self.legal is None or isinstance(self.action, Box):
+            return 0
+        return self.action.n if isinstance(self.action, Discrete) else sum(self.action.n)
 
 
 def names() -> list[str]:
