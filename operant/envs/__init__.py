@@ -52,8 +52,8 @@ What else it carries, without a change of shape
   nothing.
 - **Byte observations**: `observation=Box(n, dtype="uint8")`; `observe` then writes integers, and nothing widens them before the network reads them. Bytes that
   name one of k kinds (the pieces of a board) rather than an amount: `Box(n, dtype="uint8", high=k - 1, kinds=k)`; a network reads them one-hot.
-- **Illegal actions**: `Env(..., legal=legal)` with `legal(s, mask, p)` (with cells `legal(s, cells, scratch, mask, p)`), which writes 1 for each action that may be
-  taken now and 0 for each other, at least one 1: n of them for `Discrete`, one block after the other for `MultiDiscrete`. The policy then never takes a 0.
+- **Illegal actions**: `Env(..., legal=legal)` with `legal(s, mask, p)` (with cells `legal(s, cells, scratch, mask, p)`), which writes 1 for each action that may
+  be taken now and 0 for each other, at least one 1: n of them for `Discrete`, one block after the other for `MultiDiscrete`. The policy never takes a 0.
   A person, or a policy that looks at no mask, still may: `step` has to survive that.
 - **Several frames a step, or a scripted opponent**: a loop, or the opponent's move, inside `step`.
 - **Recurrent policies and several GPUs** ask nothing of an environment: lanes are numbered globally, so a lane's random numbers do not depend on which device
