@@ -14,11 +14,19 @@ from torch import Tensor, nn
 
 from operant.envs import Box, Discrete, Env
 
+ILLEGAL = -1e9
+"""The logit of an action that may not be taken: its probability is then exactly 0 in float32, as are its p log p and every gradient."""
+
+
+def masked(logits: Tensor, legal: Tensor) -> Tensor:
+    """The logits (H, B) with ILLEGAL wherever `legal` (H, B) is 0. Those entries hand no gradient on."""
+    return torch.where(legal != 0, logits, ILLEGAL)
+
 
 class Categorical(nn.Module):
     """One or several independent choices (`Discrete`, `MultiDiscrete`); parameters are the logits, one block of rows a choice.
 
-    To rule a choice out give it a logit of -1e9, not -inf, for which the entropy is 0 * -inf: not a number.
+    To rule a choice out give it a logit of ILLEGAL (see `masked`), not -inf, for which the entropy is 0 * -inf: not a number.
     """
 
     row_values: Tensor

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from operant import nets
 from operant.envs import Env
 from operant.errors import ConfigError
-from operant.heads import head_for
+from operant.heads import head_for, masked
 from operant.moments import RunningMoments
 
 
@@ -22,7 +22,7 @@ class Policy:
     `initial_state` and `tensors` leave room for recurrent policies; a feed-forward one carries nothing from step to step.
     """
 
-    def __init__(self, env: Env, config: nets.Config, *, seed: int, device: torch.device, normalize: bool) -> None:
+    def __init__(self, env: Env, config: nets.Config, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32") -> None:
         self.env, self.device = env, device
         generator = torch.Generator().manual_seed(seed)
         self.head = head_for(env, squash=config.squash, initial_log_std=config.initial_log_std)
@@ -40,14 +40,15 @@ class Policy:
         observation = observation.float()
         return self.moments.normalize(observation) if self.moments is not None else observation
 
-    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Head parameters (H, B) and values (B) of raw observations (O, B)."""
-        return self.net(self.features(observation))
+    def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Head parameters (H, B) and values (B) of raw observations (O, B); -1e9 for actions that `legal` (H, B) calls 0, which are then never taken."""
+        parameters, value = self.net(self.features(observation))
+        return (parameters if legal is None else masked(parameters, legal)), value
 
     @torch.no_grad()
-    def act(self, observation: Tensor, uniform: Tensor | None) -> Tensor:
-        """What the environment is to be given, (A, B): drawn with `uniform` (U, B), or the likeliest where that is None."""
-        parameters, _ = self.forward(observation)
+    def act(self, observation: Tensor, uniform: Tensor | None, legal: Tensor | None = None) -> Tensor:
+        """What the environment is to be given, (A, B): drawn with `uniform` (U, B), or the likeliest where that is None; only what `legal` (H, B) allows."""
+        parameters, _ = self.forward(observation, legal)
         raw = self.head.mode(parameters) if uniform is None else self.head.sample(parameters, uniform)
         return self.head.to_env(raw)
 

@@ -39,22 +39,22 @@ The rules
 - `action` is an integer for `Discrete`; for `MultiDiscrete` and `Box` a column of A integers or floats. A `Box` action is clipped to its bounds before `step`
   sees it.
 - `key` names this lane's random numbers for this step: `uniform(key, draw)` in [0, 1), the same on every device (see `operant.rng`).
-- `tally[k] += x` sums a metric of your own over an episode: `Env(..., tally=("score",))`.
+- `tally[k] += x` sums a metric of your own over an episode: `Env(..., tally=("score",))`. Add unconditionally, 0 where there is nothing to add: a branch
+  around a sum makes a CPU step lanes one by one.
 - Time limits, automatic resets, episode sums, seeding, layout and the device belong to `operant.world`. `step` never resets and never counts.
 
 What else it carries, without a change of shape
 - **Grids, boards and scratch memory**: `Env(..., cells=Cells(n, "int8"), scratch=m)`. Each function then takes the lane's columns `cells` (n of that type)
-  and `scratch` (m int32)
-  right after `s`: `step(s, cells, scratch, action, p, key, tally)`. There is no local array that both backends know; scratch is that, and keeps no promise
-  between calls.
+  and `scratch` (m int32) right after `s`: `step(s, cells, scratch, action, p, key, tally)`. There is no local array that both backends know; scratch is
+  that, and keeps no promise between calls.
 - **Pixels**: `shade(s, p, x, y) -> (r, g, b)`, each in [0, 1], is the colour of the point (x, y) in [0, 1)^2, x to the right, y down, called once per pixel
   by whoever wants a picture. With cells it is `shade(s, cells, p, x, y)`: it has no scratch, since a lane's pixels are shaded at the same time, and changes
   nothing.
 - **Byte observations**: `observation=Box(n, dtype="uint8")`; `observe` then writes integers, and nothing widens them before the network reads them. Bytes that
   name one of k kinds (the pieces of a board) rather than an amount: `Box(n, dtype="uint8", high=k - 1, kinds=k)`; a network reads them one-hot.
-- **Illegal actions**: `Env(..., legal=legal)` with `legal(s, mask, p)` (with cells `legal(s, cells, scratch, mask, p)`), which writes 1 for each action that may
-  be taken now and 0 for each other, at least one 1: n of them for `Discrete`, one block after the other for `MultiDiscrete`. The policy never takes a 0.
-  A person, or a policy that looks at no mask, still may: `step` has to survive that.
+- **Illegal actions**: `Env(..., legal=legal)` with `legal(s, mask, p)` (with cells `legal(s, cells, scratch, mask, p)`), which writes 1 for each action that
+  may be taken now and 0 for each other: n bytes for `Discrete`, one block after the other for `MultiDiscrete`, at least one 1 in each block. The policy never
+  takes a 0. A person, or a policy that looks at no mask, still may: `step` has to survive that.
 - **Several frames a step, or a scripted opponent**: a loop, or the opponent's move, inside `step`.
 - **Recurrent policies and several GPUs** ask nothing of an environment: lanes are numbered globally, so a lane's random numbers do not depend on which device
   runs it.
