@@ -49,17 +49,23 @@ class Played(NamedTuple):
         }
 
 
-def play(
-    what: str, root: Path, *, which: str | None, episodes: int, device: str, seed: int | None, greedy: bool, sampled: bool, report: Callable[[str], None]
-) -> Played:
-    """Play `episodes` whole episodes of a run's checkpoint, or of a checkpoint given by its path.
+class Loaded(NamedTuple):
+    """A checkpoint that is ready to play: its run's configuration, and the policy with its numbers on a device."""
 
-    `which` is best, last or a step (None: the best if there is one, else the last); `seed` None is the run's own. `report` takes a line about each damaged
-    checkpoint that is passed over.
+    id: str
+    checkpoint: Path
+    step: int
+    config: Any  # operant.config.Config
+    policy: Any  # operant.policy.Policy
+    device: Any  # torch.device
+
+
+def load(what: str, root: Path, *, which: str | None, device: str, report: Callable[[str], None]) -> Loaded:
+    """A checkpoint of the run `what`, or one given by its path, ready to play.
+
+    `which` is best, last or a step (None: the best if there is one, else the last). `report` takes a line about each damaged checkpoint that is passed over.
     Raises NotFoundError, BadFileError, ConfigError, MachineError, UsageError.
     """
-    if not 1 <= episodes <= _MOST_EPISODES:
-        raise UsageError(f"--episodes is {episodes}; it must be between 1 and {_MOST_EPISODES:,}")
     given = _checkpoint_path(what)
     if given is not None and which is not None:
         raise UsageError(f"{what!r} is a checkpoint already: leave --checkpoint out, or name the run")
@@ -80,17 +86,27 @@ def play(
         checkpoint = load_file(given)
     else:
         checkpoint = _load(Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=report), which)
+    return Loaded(run.id, checkpoint.path, checkpoint.step, config, _policy(config, checkpoint, chosen), chosen)
+
+
+def play(
+    what: str, root: Path, *, which: str | None, episodes: int, device: str, seed: int | None, greedy: bool, sampled: bool, report: Callable[[str], None]
+) -> Played:
+    """Play `episodes` whole episodes of a checkpoint: see `load`. `seed` None is the run's own. Raises what `load` does, and UsageError."""
+    if not 1 <= episodes <= _MOST_EPISODES:
+        raise UsageError(f"--episodes is {episodes}; it must be between 1 and {_MOST_EPISODES:,}")
+    loaded = load(what, root, which=which, device=device, report=report)
+    config = loaded.config
     seed = config.run.seed if seed is None else seed
-    policy = _policy(config, checkpoint, chosen)
 
     from operant.evaluate import Evaluator
 
     def result(wanted: bool, greedy: bool) -> Any:
         if not wanted:
             return None
-        return Evaluator(policy, config.environment, config.params, episodes=episodes, seed=seed, greedy=greedy).run(NUMBER)
+        return Evaluator(loaded.policy, config.environment, config.params, episodes=episodes, seed=seed, greedy=greedy).run(NUMBER)
 
-    played = Played(run.id, checkpoint.path, checkpoint.step, config.environment.name, str(chosen), seed, None, None)
+    played = Played(loaded.id, loaded.checkpoint, loaded.step, config.environment.name, str(loaded.device), seed, None, None)
     return played._replace(greedy=result(greedy, True), sampled=result(sampled, False))
 
 
