@@ -1,0 +1,428 @@
+"""Platformer: run and jump to the flag, over gaps, steps, walls, spikes, planks and through tunnels. Every episode is a level that nobody has seen before.
+
+The game is this project's own, after the kind (Super Mario Bros. 1985; CoinRun, Cobbe, Klimov, Hesse, Kim & Schulman 2019, whose two small squares in a corner
+that show the velocity are here, too). Lengths in tiles, x to the right, y upwards from the floor of the world; times in frames of 1/30 s, two of them a step.
+
+The rules of a frame
+- Action: to the left, not at all, to the right (0 to 2), and the same with the button for jumping held (3 to 5).
+- Its speed along nears what it wants by the acceleration. On the ground the button sends it up; else it falls faster and faster, slowly as long as it rises
+  and the button is held: so jumps are high or low (3.66 to 1.78 tiles). A button that stays held jumps again: nothing is kept of it.
+- It moves along, and stops at what is solid; then up or down, likewise. On a plank it lands where its feet were not below the plank's top before; else a
+  plank lets it through.
+- It takes the coins in the tiles that it is in.
+- It dies with its feet in spikes (half a tile high), or a tile deep in a pit. It has won half way into the flag's tile.
+When the clock runs out after some step it dies, too: so an episode always terminates, and the observation tells when.
+
+Reward: `progress` for each tile that it comes further than ever before, `coin`, `goal`, and `death` of any kind.
+
+Levels. Five tiles of flat ground, then one obstacle after another with flat ground between them, while there is room; at the end flat ground with the flag. The
+sizes of the obstacles and how near they follow each other grow along the level. Obstacle k draws block k of the reset's numbers: kind, size, extent and the
+ground after it, by (word * n) >> 32 of words 0 to 3; a coin where the lowest two bits of word 0 are not both 0. The tests solve levels by a search.
+
+What is kept, and why. A column is one word of 16 bits: the ground's height (0: a pit), one thing above it (its row; a plank, or a solid block), whether spikes
+stand on the ground, and the row of a coin that is left (see `_column`). So a level is 128 bytes, a step reads two to four of them a frame, and a picture reads
+one word a pixel. Drawing the columns anew from the random numbers whenever they are looked at would need none of these bytes, but ten rounds of Philox and the
+obstacle's rules for each of the observation's columns, and for each pixel of a picture; and a level made by hand could not be played.
+
+All lengths and speeds are multiples of 1/256 of a tile, which float32 adds without rounding: every device plays the same game to the bit.
+"""
+
+from typing import NamedTuple
+
+from numpy import float32, int32, uint64
+
+from operant import rng
+from operant.envs import Box, Cells, Discrete, Env, device, device_call
+from operant.shapes import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW, in_box, in_disc
+
+# Rows of the state: the middle of its feet, its velocity (tiles a frame), whether it stands (1 or 0), the furthest x so far, steps taken.
+X, Y, VX, VY, STANDS, BEST, CLOCK, FIELDS = range(8)
+WON, COINS, PROGRESS, SPIKED, FELL, TOO_LATE = range(6)  # tallies; progress is the share of the way to the flag
+LEFT, STAY, RIGHT, JUMP = range(4)  # actions; JUMP + one of the others is both
+
+HALF, HEIGHT = float32(0.375), float32(0.875)  # tiles, of the player: half its width, and its height
+START_X = 2.5
+EDGE = float32(1 / 1024)  # tiles, less than any length here: what lies on the border of two tiles is in the first
+SPIKES = float32(0.5)  # tiles, their height
+WALL = 15  # the column beyond either end of the level
+
+# A level's parts, in columns.
+START, FINISH, FLAG = 5, 6, 3  # flat ground at the beginning, at the end; the flag's place, counted from the end
+LONGEST, SHORTEST = 11, 6  # an obstacle with the ground behind it: of any kind, and of the first three
+
+# The observation: columns behind and ahead of the player's, rows below and above that of its feet; then two numbers a column of coins, then the rest.
+BEHIND, AHEAD, BELOW, ABOVE = 2, 7, 4, 4
+SEEN_COLUMNS, SEEN_ROWS = BEHIND + 1 + AHEAD, BELOW + 1 + ABOVE
+SEEN_COINS = SEEN_COLUMNS * SEEN_ROWS
+SEEN_REST = SEEN_COINS + 2 * SEEN_COLUMNS
+SEEN = SEEN_REST + 9
+
+BAR = float32(0.8)  # tiles, of the picture above the world
+PIXELS = float32(5.0)  # a tile, in a picture of 64 pixels of a world of 12 rows
+SKY = (float32(0.10), float32(0.13), float32(0.26))
+EARTH = (float32(0.40), float32(0.27), float32(0.16))
+WHITE = (float32(0.95), float32(0.95), float32(0.95))
+
+
+class Params(NamedTuple):
+    """Rewards and motion. Speeds stay below half a tile a frame and a jump below one, or things are passed through."""
+
+    progress: float = 0.1  # for each tile
+    coin: float = 0.2
+    goal: float = 3.0
+    death: float = -1.0
+    frames: int = 2  # a step
+    steps: int = 256  # an episode, at most
+    speed: float = 72 / 256  # tiles a frame
+    acceleration: float = 9 / 256  # tiles a frame, each frame
+    jump: float = 144 / 256  # tiles a frame
+    gravity_held: float = 12 / 256  # tiles a frame, each frame
+    gravity: float = 36 / 256
+    fall: float = 144 / 256  # tiles a frame, at most
+
+
+@device
+def _column(ground, over, solid, spikes, coin):
+    """A column's word: heights below 16, where 0 is none; solid and spikes 0 or 1."""
+    return int32(ground | (over << 4) | (solid << 8) | (spikes << 9) | (coin << 10))
+
+
+@device
+def _ground(word):
+    return int32(word & 15)
+
+
+@device
+def _over(word):
+    return int32((word >> 4) & 15)
+
+
+@device
+def _is_block(word):
+    return ((word >> 8) & 1) == 1
+
+
+@device
+def _has_spikes(word):
+    return ((word >> 9) & 1) == 1
+
+
+@device
+def _coin(word):
+    return int32((word >> 10) & 15)
+
+
+@device
+def _floor(height):
+    """The row of a height, or the column of an x, down to -16."""
+    return int32(int32(height + float32(16.0)) - int32(16))
+
+
+@device
+def _word(cells, column):
+    return int32(cells[column]) if column >= 0 and column < cells.shape[0] else int32(WALL)
+
+
+@device
+def _is_solid(word, row):
+    ground = _ground(word)
+    return (row < ground and ground > 0) or (_is_block(word) and row == _over(word))
+
+
+@device
+def _is_plank(word, row):
+    return row == _over(word) and row > 0 and not _is_block(word)
+
+
+@device
+def _pick(word, n):
+    """An integer in [0, n) of a random word."""
+    return int32((uint64(word) * uint64(n)) >> uint64(32))
+
+
+@device
+def _fill(cells, column, count, word):
+    """Write `count` columns; returns the one after them."""
+    for k in range(count):
+        cells[column + k] = word
+    return int32(column + count)
+
+
+@device_call
+def _obstacle(cells, column, ground, highest, hardness, kind, words):
+    """Write an obstacle of a hardness 0 to 2 from a column on, its lowest ground `ground`; returns the column and the ground after it."""
+    size, extent = words[1], words[2]
+    coin = int32(1) if (words[0] & 3) != 0 else int32(0)
+    flat = _column(ground, 0, 0, 0, 0)
+    if kind == 0:  # a step up, or down
+        rise = int32(1 + _pick(extent, 1 + hardness))
+        up, down = min(int32(ground + rise), highest), max(int32(ground - rise), int32(1))
+        after = up if (_pick(size, 2) == 1 and up > ground) or down == ground else down
+        return _fill(cells, column, 1, _column(after, 0, 0, 0, coin * (after + 1))), after
+    if kind == 1:  # a gap
+        wide = int32(2 + _pick(size, 1 + hardness))
+        after = min(max(int32(ground + _pick(extent, 3) - 1), int32(1)), highest)
+        end = _fill(cells, column, wide, int32(0))
+        cells[column + wide // 2] = _column(0, 0, 0, 0, coin * (ground + 2))
+        return end, after
+    if kind == 2:  # spikes
+        wide = int32(1 + _pick(size, 1 + hardness))
+        end = _fill(cells, column, wide, _column(ground, 0, 0, 1, 0))
+        cells[column + wide // 2] = _column(ground, 0, 0, 1, coin * (ground + 2))
+        return end, ground
+    if kind == 3:  # a wall
+        top = int32(ground + 1 + _pick(extent, 1 + hardness))
+        end = _fill(cells, column, 1 + _pick(size, 2), _column(top, 0, 0, 0, 0))
+        cells[column] = _column(top, 0, 0, 0, coin * top)
+        return end, ground
+    if kind == 4:  # planks over a pit
+        row = max(int32(ground - 1 + _pick(extent, 3)), int32(1))
+        end = _fill(cells, column, 2 + min(hardness, 1), int32(0))
+        plank = end
+        end = _fill(cells, plank, 2 + _pick(size, 2), _column(0, row, 0, 0, 0))
+        cells[plank] = _column(0, row, 0, 0, coin * (row + 1))
+        return _fill(cells, end, 2 + hardness // 2, int32(0)), ground
+    if kind == 5:  # a plank to climb a wall by
+        end = _fill(cells, column, 2 + _pick(size, 2), _column(ground, ground + 1, 0, 0, 0))
+        cells[column] = _column(ground, ground + 1, 0, 0, coin * ground)
+        return _fill(cells, end, 2, _column(ground + 3 + min(hardness, 1), 0, 0, 0, 0)), ground
+    # A tunnel, spikes in its midst.
+    wide = int32(3 + _pick(size, 2))
+    end = _fill(cells, column, wide, _column(ground, ground + 3, 1, 0, 0))
+    cells[column + 1] = _column(ground, ground + 3, 1, 1, coin * (ground + 1))
+    cells[column] = flat
+    return end, ground
+
+
+@device_call
+def _generate(cells, highest, key):
+    """Write a level; returns the height of the ground that it begins with."""
+    columns = int32(cells.shape[0])
+    end, first = int32(columns - FINISH), int32(1 + _pick(rng.block(key, 0)[0], highest))
+    ground = first
+    column = _fill(cells, 0, START, _column(ground, 0, 0, 0, 0))
+    draw = int32(0)
+    while end - column >= SHORTEST:
+        draw += int32(1)
+        words = rng.block(key, draw)
+        hardness = int32(3 * (column - START) // (end - START))
+        kind = _pick(words[0], 7 if end - column >= LONGEST else 3)
+        column, ground = _obstacle(cells, column, ground, highest, hardness, kind, words)
+        column = _fill(cells, column, 2 + _pick(words[3], 3 - hardness), _column(ground, 0, 0, 0, 0))
+    _fill(cells, column, columns - column, _column(ground, 0, 0, 0, 0))
+    return first
+
+
+@device
+def _move_along(cells, x, y, vx):
+    """Place and speed after a frame's way to the side."""
+    x += vx
+    low, high = _floor(y), _floor(y + HEIGHT - EDGE)
+    if vx != float32(0.0):
+        column = _floor(x + HALF - EDGE) if vx > float32(0.0) else _floor(x - HALF)
+        word = _word(cells, column)
+        if _is_solid(word, low) or _is_solid(word, high):
+            x = float32(column) - HALF if vx > float32(0.0) else float32(int32(column + 1)) + HALF
+            vx = float32(0.0)
+    return x, vx
+
+
+@device
+def _move_up_or_down(y, vy, one, other):
+    """Height, speed, and whether it stands, after a frame's way; `one` and `other` are the columns that it is in."""
+    before, stands = y, False
+    y += vy
+    if vy > float32(0.0):
+        row = _floor(y + HEIGHT - EDGE)
+        if _is_solid(one, row) or _is_solid(other, row):
+            y, vy = float32(row) - HEIGHT, float32(0.0)
+    else:
+        row = _floor(y)
+        top = float32(int32(row + 1))
+        on_plank = before >= top and (_is_plank(one, row) or _is_plank(other, row))
+        if on_plank or _is_solid(one, row) or _is_solid(other, row):
+            y, vy, stands = top, float32(0.0), True
+    return y, vy, stands
+
+
+@device
+def _take_coin(cells, column, low, high):
+    """How many coins (0 or 1) lay in these rows of a column, which has none afterwards."""
+    word = _word(cells, column)
+    coin = _coin(word)
+    if coin > 0 and coin >= low and coin <= high:
+        cells[column] = int32(word & 1023)
+        return float32(1.0)
+    return float32(0.0)
+
+
+@device
+def _is_spiked(word, y):
+    return _has_spikes(word) and y < float32(_ground(word)) + SPIKES
+
+
+@device_call
+def step(s, cells, scratch, action, p, key, tally):
+    x, y, vx, vy, stands, best, clock = s[X], s[Y], s[VX], s[VY], s[STANDS] > float32(0.0), s[BEST], s[CLOCK] + float32(1.0)
+    jumps = action >= JUMP
+    way = p.speed * float32(int32((action - JUMP if jumps else action) - STAY))
+    flag = float32(int32(cells.shape[0] - FLAG)) + float32(0.5)
+    coins, spiked, fell, won = float32(0.0), False, False, False
+
+    for _ in range(p.frames):
+        vx = min(vx + p.acceleration, way) if vx < way else max(vx - p.acceleration, way)
+        if jumps and stands:
+            vy = p.jump
+        else:
+            vy = max(vy - (p.gravity_held if jumps and vy > float32(0.0) else p.gravity), -p.fall)
+        x, vx = _move_along(cells, x, y, vx)
+        left, right = _floor(x - HALF), _floor(x + HALF - EDGE)
+        one, other = _word(cells, left), _word(cells, right)
+        y, vy, stands = _move_up_or_down(y, vy, one, other)
+        low, high = _floor(y), _floor(y + HEIGHT - EDGE)
+        coins += _take_coin(cells, left, low, high)
+        coins += _take_coin(cells, right, low, high)
+        spiked, fell, won = _is_spiked(one, y) or _is_spiked(other, y), y < float32(-1.0), x >= flag
+        if spiked or fell or won:
+            break
+
+    too_late = clock >= float32(p.steps) and not (spiked or fell or won)
+    dies = spiked or fell or too_late
+    further = max(x - best, float32(0.0))
+    tally[WON] += float32(1.0) if won else float32(0.0)
+    tally[COINS] += coins
+    tally[PROGRESS] += further / (flag - float32(START_X))
+    tally[SPIKED] += float32(1.0) if spiked else float32(0.0)
+    tally[FELL] += float32(1.0) if fell else float32(0.0)
+    tally[TOO_LATE] += float32(1.0) if too_late else float32(0.0)
+    s[X], s[Y], s[VX], s[VY] = x, y, vx, vy
+    s[STANDS], s[BEST], s[CLOCK] = float32(1.0) if stands else float32(0.0), max(x, best), clock
+    reward = p.progress * further + p.coin * coins + (p.goal if won else float32(0.0)) + (p.death if dies else float32(0.0))
+    return reward, won or dies
+
+
+@device
+def _seen(word, row):
+    """What is in a tile: 1 solid, 0.5 a plank, -1 what kills, else 0."""
+    deadly = row < 0 or (_has_spikes(word) and row == _ground(word))
+    return float32(1.0) if _is_solid(word, row) else float32(-1.0) if deadly else float32(0.5) if _is_plank(word, row) else float32(0.0)
+
+
+@device
+def _lands_on(word, row):
+    """The row that something which falls from `row` in a column ends in, `row` itself where it is stopped there."""
+    floor = int32(_ground(word) - (0 if _has_spikes(word) else 1))
+    return min(row, max(floor, _over(word) if _over(word) <= row else int32(-1)))
+
+
+@device
+def _unit(number):
+    """Within -1 and 1."""
+    return min(max(number, float32(-1.0)), float32(1.0))
+
+
+@device_call
+def observe(s, cells, scratch, obs, p):
+    x, y, vx, vy, stands, best, clock = s[X], s[Y], s[VX], s[VY], s[STANDS], s[BEST], s[CLOCK]
+    column, row, width = _floor(x), _floor(y), float32(int32(cells.shape[0]))
+    for k in range(SEEN_COLUMNS):
+        word = _word(cells, int32(column + k - BEHIND))
+        obs[k * SEEN_ROWS] = _seen(word, _lands_on(word, int32(row - BELOW)))
+        for j in range(1, SEEN_ROWS):
+            obs[k * SEEN_ROWS + j] = _seen(word, int32(row + j - BELOW))
+        coin = _coin(word)
+        obs[SEEN_COINS + 2 * k] = float32(1.0) if coin > 0 else float32(0.0)
+        obs[SEEN_COINS + 2 * k + 1] = _unit(float32(int32(coin - row)) / float32(8.0)) if coin > 0 else float32(0.0)
+    obs[SEEN_REST], obs[SEEN_REST + 1] = x - float32(column), y - float32(row)
+    obs[SEEN_REST + 2], obs[SEEN_REST + 3] = _unit(vx / p.speed), _unit(vy / p.jump)
+    obs[SEEN_REST + 4], obs[SEEN_REST + 5] = stands, _unit(y / float32(16.0))
+    obs[SEEN_REST + 6], obs[SEEN_REST + 7] = _unit((best - x) / float32(8.0)), _unit((width - x) / width)
+    obs[SEEN_REST + 8] = _unit(float32(1.0) - clock / float32(p.steps))
+
+
+@device
+def _bar_colour(s, p, across, down, side):
+    """Above the world: two squares as bright as it flies fast to the right and up, grey at rest, and the time that is left."""
+    if across < float32(1.8):
+        speed = s[VX] / p.speed if across < float32(0.8) else s[VY] / p.jump
+        light = float32(0.5) + float32(0.5) * _unit(speed)
+        return (light, light, light) if across < float32(0.8) or across > float32(1.0) else GROUND
+    share = (across - float32(2.4)) / (side - float32(2.8))
+    within = share >= float32(0.0) and share < float32(1.0) - s[CLOCK] / float32(p.steps)
+    return BLUE if within and down > float32(0.2) and down < float32(0.6) else GROUND
+
+
+@device
+def _tile_colour(word, row, across, above):
+    """The colour of a point of a tile, `across` and `above` from its lower left corner."""
+    ground = _ground(word)
+    if row < ground:
+        return GREEN if row == ground - 1 and above > float32(0.6) else EARTH
+    if row == _over(word) and row > 0:
+        if _is_block(word):
+            inner = in_box(across, above, float32(0.5), float32(0.5), float32(0.4), float32(0.4))
+            return GREY if inner else EARTH
+        return ORANGE if above > float32(0.6) else SKY
+    if _has_spikes(word) and row == ground and above < SPIKES * (float32(1.2) - abs(float32(2.0) * across - float32(1.0))):
+        return RED
+    if row == _coin(word) and row > 0 and in_disc(across, above, float32(0.5), float32(0.5), float32(0.32)):
+        return YELLOW
+    return SKY
+
+
+def platformer(rows: int = 12, columns: int = 64) -> Env:
+    """The game in a world of any height from 10 to 15 tiles, and of any length from 24 to 1,024. Raises ValueError for others.
+
+    A file of a user's own that ends in `ENV = platformer(columns=128)` is an environment; it wants `Params.steps` to grow alike.
+    """
+    if not (10 <= rows <= 15 and 24 <= columns <= 1024):
+        raise ValueError(f"a world is 10 to 15 tiles high and 24 to 1,024 long, not {rows} x {columns}")
+    highest = rows - 8  # the ground: a wall of four tiles, and a jump from there, are to be seen
+
+    @device_call
+    def reset(s, cells, scratch, p, key):
+        s[Y] = float32(_generate(cells, int32(highest), key))
+        s[X], s[BEST] = float32(START_X), float32(START_X)
+        s[VX], s[VY], s[STANDS], s[CLOCK] = float32(0.0), float32(0.0), float32(1.0), float32(0.0)
+
+    @device_call
+    def shade(s, cells, p, x, y):
+        side = float32(rows) + BAR
+        across, down = x * side, y * side
+        if down < BAR:
+            return _bar_colour(s, p, across, down, side)
+        # The camera moves by whole pixels of the smallest picture, so that all tiles look alike there.
+        behind = float32(_floor(PIXELS * (s[X] - float32(4.0)))) / PIXELS
+        across += min(max(behind, float32(0.0)), float32(columns) - side)
+        up = side - down
+        beside, above = across - s[X], up - s[Y]
+        if abs(beside) < HALF and above >= float32(0.0) and above < HEIGHT:
+            # It looks where it runs.
+            ahead = beside if s[VX] >= float32(0.0) else -beside
+            return GROUND if in_box(ahead, above, float32(0.14), float32(0.6), float32(0.1), float32(0.15)) else WHITE
+        column, row = min(int32(across), int32(columns - 1)), int32(up)
+        word = _word(cells, column)
+        flag, foot = float32(columns - FLAG) + float32(0.5), up - float32(_ground(word))
+        if foot >= float32(0.0) and foot < float32(5.0) and abs(across - flag) < float32(1.5):
+            if abs(across - flag) < float32(0.15):
+                return GREY
+            if foot > float32(3.4) and across < flag:
+                return BLUE
+        return _tile_colour(word, row, across - float32(column), up - float32(row))
+
+    return Env(
+        Params,
+        FIELDS,
+        observation=Box(SEEN, low=-1.0, high=1.0),
+        action=Discrete(6),
+        time_limit=None,  # its clock, which the observation shows, ends it
+        reset=reset,
+        step=step,
+        observe=observe,
+        shade=shade,
+        cells=Cells(columns, "int16"),
+        tally=("goal", "coins", "progress", "spiked", "fell", "too_late"),
+    )
+
+
+ENV = platformer()
