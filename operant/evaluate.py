@@ -87,7 +87,7 @@ class Evaluator:
         if not self._greedy:
             self._fill(self._world.count, self._clock, self._uniforms)
         for t in range(_CHUNK):
-            self._slot.action.copy_(self._policy.act(self._slot.observation, None if self._greedy else self._uniform[t]))
+            self._slot.action.copy_(self._policy.act(self._slot.observation, None if self._greedy else self._uniform[t], self._slot.legal))
             self._world.step(self._bound, t)
             # Not a product: a reward of a later episode that is not a number must not count.
             self._total.add_(torch.where(self._playing, self._slot.reward, 0.0))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from operant import nets
-from operant.heads import Categorical, Gaussian
+from operant.heads import ILLEGAL, Categorical, Gaussian
 from operant.policy import Policy
 
 if TYPE_CHECKING:
@@ -288,11 +288,14 @@ class _Chunk:
         self._terms = torch.empty(TERMS, n)
         self._surrogate, self._error, self._entropy, self._kl, self._clipped = self._terms
         self._log_ratio, self._slope, self._unclipped, self._near, self._moved, self._sign = torch.empty(6, n)
+        self._illegal = torch.empty(policy.env.mask_size, n, dtype=torch.bool)
 
     def add(self, samples: Batch, gradient: _Weights, totals: Tensor) -> None:
         """Add to the gradient, and to the sums of the samples' terms (TERMS)."""
         network = self._network
         network.forward(samples.observation)
+        if samples.legal is not None:  # whose logits are set by hand get no gradient: p - 1[taken] and p log p are exactly 0
+            network.parameters.masked_fill_(torch.eq(samples.legal, 0, out=self._illegal), ILLEGAL)
         self._head.forward(network.parameters, samples.action, self._log_ratio, self._entropy)
         slope = self._policy_slope(samples)
         self._head.backward(slope, self._config.entropy_coefficient, network.parameters_gradient, gradient)
@@ -405,8 +408,8 @@ class _Share:
         """Fill `vector` and `totals` anew."""
         self.vector.zero_()
         self.totals.zero_()
-        for n, *fields in zip(self._sizes, *(field.split(self._sizes, dim=-1) for field in stretch), strict=True):
-            self._chunks[n].add(type(stretch)(*fields), self._gradient, self.totals)
+        for n, samples in zip(self._sizes, stretch.split(self._sizes), strict=True):
+            self._chunks[n].add(samples, self._gradient, self.totals)
 
 
 class Gradient:
@@ -423,8 +426,8 @@ class Gradient:
     def __call__(self, batch: Batch) -> Tensor:
         """Write it into the policy's gradient vector; [policy loss, value loss, entropy, approximate KL, clip fraction], (5)."""
         self._parameters.refresh()
-        stretches = [type(batch)(*fields) for fields in zip(*(field.split(self._sizes, dim=-1) for field in batch), strict=True)]
-        self._team.run([functools.partial(share.compute, stretch) for share, stretch in zip(self._shares, stretches, strict=True)])
+        work = zip(self._shares, batch.split(self._sizes), strict=True)
+        self._team.run([functools.partial(share.compute, stretch) for share, stretch in work])
         self._sum.zero_()
         self._totals.zero_()
         for share in self._shares:

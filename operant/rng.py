@@ -20,7 +20,7 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
-from numpy import float32, uint32, uint64
+from numpy import float32, int32, uint32, uint64
 
 from operant.device import device
 
@@ -83,8 +83,8 @@ def uniform4(key, draw):
 
 @device
 def integer(key, draw, n):
-    """An integer in [0, n), by multiplication: (word * n) >> 32. The bias is below n * 2^-32."""
-    return int((uint64(block(key, draw)[0]) * uint64(n)) >> _SHIFT_32)
+    """An integer in [0, n), as int32, by multiplication: (word * n) >> 32; n up to 2^31. The bias is below n * 2^-32."""
+    return int32((uint64(block(key, draw)[0]) * uint64(n)) >> _SHIFT_32)
 
 
 def split(value: int) -> np.ndarray:

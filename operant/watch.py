@@ -116,7 +116,7 @@ class Stage:
 
     @torch.no_grad()
     def _play(self, uniform: torch.Tensor | None) -> None:
-        self._slot.action.copy_(self._policy.act(self._slot.observation, uniform))
+        self._slot.action.copy_(self._policy.act(self._slot.observation, uniform, self._slot.legal))
         self._world.step(self._bound)
         self._world.advance(1)
 

@@ -5,7 +5,7 @@ numbers, layout. One step of a lane, at tick t:
 
     clip a Box action -> step -> age + 1 -> truncated when the age reaches the time limit
     when it ended: write the true final observation; add its tallies to `finished`; reset (with the numbers of tick t)
-    observe
+    observe, and judge which actions are legal now, where the environment says so
 
 Layout is field-major: state (F, N), observations (O, N), so that neighbouring threads touch neighbouring addresses.
 """
@@ -52,6 +52,7 @@ class Slot(NamedTuple):
     reward: Any  # (N) float32
     terminated: Any  # (N) uint8
     truncated: Any  # (N) uint8
+    legal: Any  # (H, N) uint8, 1 for each action that may be taken at `observation`; None where the environment judges none
 
 
 class _Functions(NamedTuple):
@@ -60,6 +61,7 @@ class _Functions(NamedTuple):
     reset: Any  # (lanes, i, p, key)
     step: Any  # (lanes, i, action column, p, key) -> reward, terminated
     observe: Any  # (lanes, i, obs, p)
+    judge: Any  # (lanes, i, slot, p): the legal actions, where there is somewhere to write them
     add_tallies: Any  # (lanes, i): an episode's tallies to those of the ended ones
 
 
@@ -94,7 +96,31 @@ def _functions(env: Env) -> _Functions:
         def act(lanes, i, action, p, key):
             return step_(lanes.state[:, i], action, p, key, lanes.running[1:, i])
 
-    return _Functions(reset, _taking_columns(env, act), observe, _tallying(len(env.tally)))
+    return _Functions(reset, _taking_columns(env, act), observe, _judging(env), _tallying(len(env.tally)))
+
+
+def _judging(env: Env) -> Any:
+    """What writes the legal actions of a lane; without any there is no buffer to touch."""
+    legal: Any = env.legal
+    if not env.mask_size:
+
+        @device
+        def judge(lanes, i, slot, p):
+            pass
+
+    elif _has_cells(env):
+
+        @device
+        def judge(lanes, i, slot, p):
+            legal(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], slot.legal[:, i], p)
+
+    else:
+
+        @device
+        def judge(lanes, i, slot, p):
+            legal(lanes.state[:, i], slot.legal[:, i], p)
+
+    return judge
 
 
 def _has_cells(env: Env) -> bool:
@@ -156,7 +182,7 @@ def step_body(env: Env, params: Any, every_final: bool = True) -> Any:
     Stores of a lane here and there cost a GPU far more than those of neighbouring lanes together. So what an episode's end adds up to is worked out
     by `take` from what is stored anyway, and without `every_final` a terminated lane's final observation, which nobody bootstraps from, is not written.
     """
-    reset, step, observe, add_tallies = _functions(env)
+    reset, step, observe, judge, add_tallies = _functions(env)
     p = device_params(params)
     limit = env.time_limit if env.time_limit is not None else 2**31 - 1
 
@@ -186,13 +212,14 @@ def step_body(env: Env, params: Any, every_final: bool = True) -> Any:
         lanes.age[i] = age
         lanes.running[0, i] = episode_return
         observe(lanes, i, slot.observation[:, i], p)
+        judge(lanes, i, slot, p)
 
     return body
 
 
 def reset_body(env: Env, params: Any) -> Any:
     """The body that begins lane i anew, with the numbers of the tick before the next."""
-    reset, _, observe, _ = _functions(env)
+    reset, _, observe, judge, _ = _functions(env)
     p = device_params(params)
     rows = 1 + len(env.tally)
 
@@ -206,6 +233,7 @@ def reset_body(env: Env, params: Any) -> Any:
         for k in range(rows):
             lanes.running[k, i] = float32(0.0)
         observe(lanes, i, slot.observation[:, i], p)
+        judge(lanes, i, slot, p)
 
     return body
 
@@ -271,7 +299,7 @@ class World:
         self._step, self._reset = _kernels(env, self.params, self.device, every_final)
 
     def slot(self, steps: int | None = None) -> Slot:
-        """Fresh buffers for one step, or with `steps` T for a rollout, each with a leading T (observations T + 1: see `bind`)."""
+        """Fresh buffers for one step, or with `steps` T for a rollout, each with a leading T (observations and legal actions T + 1: see `bind`)."""
         env, N = self.env, self.count
         T = () if steps is None else (steps,)
         after = () if steps is None else (steps + 1,)
@@ -289,14 +317,19 @@ class World:
             reward=zeros((*T, N)),
             terminated=zeros((*T, N), torch.uint8),
             truncated=zeros((*T, N), torch.uint8),
+            legal=zeros((*after, env.mask_size, N), torch.uint8) if env.mask_size else None,
         )
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """A slot as `step` wants it: of one step, or step t of a rollout, which writes the observation of t + 1."""
+        """A slot as `step` wants it: of one step, or step t of a rollout, which writes the observation and the legal actions of t + 1.
+
+        Step -1 of a rollout is what `reset` wants: it writes those of step 0.
+        """
         if step is None:
             return bind(slot)
-        views = {name: getattr(slot, name)[step] for name in Slot._fields if name != "observation"}
-        return bind(Slot(observation=slot.observation[step + 1], **views))
+        after = {"observation": slot.observation, "legal": slot.legal}
+        views = {name: buffer[step] for name, buffer in slot._asdict().items() if name not in after}
+        return bind(Slot(**views, **{name: None if buffer is None else buffer[step + 1] for name, buffer in after.items()}))
 
     def reset(self, slot: Slot) -> None:
         """Begin every lane anew and write the first observations to the slot (a bound one). Counts as one tick."""

@@ -43,7 +43,7 @@ class Trainer:
 
     def bits(self) -> bytes:
         """Everything a step leaves behind."""
-        return b"".join(tensor.numpy().tobytes() for tensor in [*self.world.tensors().values(), *self.slot])
+        return b"".join(tensor.numpy().tobytes() for tensor in [*self.world.tensors().values(), *self.slot] if tensor is not None)
 
 
 class Reference:
@@ -80,7 +80,7 @@ def check_parity(name: str, stride: int) -> None:
     reference = Reference(env)
     assert reference.time_limit == env.time_limit
     trainer, generator = Trainer(env, LANES), np.random.default_rng(7)
-    world, slot = trainer.world, Slot(*(tensor.numpy() for tensor in trainer.slot))
+    world, slot = trainer.world, Slot(*(tensor.numpy() if tensor is not None else None for tensor in trainer.slot))
     state, age = world.lanes.state.numpy(), world.lanes.age.numpy()
     ends = np.zeros(2, int)
     for t in range(STEPS):

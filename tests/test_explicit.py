@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toys import PICK, PUSH, bytes_of, iterate, ppo_on
+from toys import GATE, PICK, PUSH, bytes_of, iterate, ppo_on
 
 from operant import explicit, nets
 from operant.algos.ppo import Batch, ppo_loss
 from operant.envs import find
 
 CARTPOLE = find("cartpole")
-HEADS = {"categorical": (CARTPOLE, False), "multi": (PICK, False), "gaussian": (PUSH, False), "squashed": (PUSH, True)}
+HEADS = {"categorical": (CARTPOLE, False), "multi": (PICK, False), "gaussian": (PUSH, False), "squashed": (PUSH, True), "masked": (GATE, False)}
 NUMBERS = ("policy loss", "value loss", "entropy", "KL", "clip fraction")
 B = 75
 
@@ -58,15 +58,16 @@ def batch_for(ppo, samples=B):
         return torch.randn(*shape, generator=generator)
 
     size = env.observation.size
-    observation = torch.randint(0, 4, (size, samples), generator=generator, dtype=torch.uint8) if env is PICK else normal(size, samples)
+    observation = torch.randint(0, 4, (size, samples), generator=generator, dtype=torch.uint8) if env in (PICK, GATE) else normal(size, samples)
+    legal = torch.tensor([[0, 1, 1, 1, 1], [1, 0, 1, 1, 0], [1, 0, 0, 1, 1]], dtype=torch.uint8).t()[:, torch.arange(samples) % 3] if env is GATE else None
     if policy.moments is not None:
         policy.moments.update(3.0 * normal(size, 50) + 1.0)
     with torch.no_grad():
-        parameters, value = policy.forward(observation)
+        parameters, value = policy.forward(observation, legal)
         action = policy.head.sample(parameters, torch.rand(policy.head.uniform_rows, samples, generator=generator))
         log_probability = policy.head.log_probability_and_entropy(parameters, action)[0]
     old = log_probability + 0.25 * normal(samples)
-    return Batch(observation, action, old, value + 0.2 * normal(samples), normal(samples), value + normal(samples))
+    return Batch(observation, action, old, value + 0.2 * normal(samples), normal(samples), value + normal(samples), legal)
 
 
 def by_autograd(ppo, batch):
@@ -81,8 +82,14 @@ def by_autograd_in_double(ppo, batch):
     """The same in float64, which says how far either may be from the truth."""
     policy = ppo.policy
     net, head = copy.deepcopy(policy.net).double(), copy.deepcopy(policy.head).double()
-    double = SimpleNamespace(head=head, forward=lambda observation: net(policy.features(observation).double()))
-    wide = Batch(batch.observation, batch.action.double() if batch.action.is_floating_point() else batch.action, *(field.double() for field in batch[2:]))
+
+    def forward(observation, legal=None):
+        parameters, value = net(policy.features(observation).double())
+        return parameters if legal is None else parameters.masked_fill(legal == 0, -1e9), value
+
+    double = SimpleNamespace(head=head, forward=forward)
+    action = batch.action.double() if batch.action.is_floating_point() else batch.action
+    wide = Batch(batch.observation, action, *(field.double() for field in batch[2:6]), batch.legal)
     loss, numbers = ppo_loss(double, wide, ppo.config)
     named = {name: parameter for module in (net, head) for name, parameter in module.named_parameters()}
     gradients = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)

@@ -9,7 +9,7 @@ import torch
 from torch import distributions
 
 from operant.envs import Box, Discrete, Env, MultiDiscrete
-from operant.heads import Categorical, Gaussian, head_for
+from operant.heads import Categorical, Gaussian, head_for, masked
 
 LARGEST = 1.0 - 2.0**-24  # of a uniform in [0, 1)
 
@@ -111,6 +111,50 @@ def test_categorical_mode():
     mode = Categorical((2, 3)).mode(logits)
     assert mode.tolist() == [[1, 0], [0, 2]] and mode.dtype == torch.int32
     assert Categorical((2, 3)).to_env(mode) is mode
+
+
+@pytest.mark.parametrize("sizes", [(4,), (3, 2), (1, 5, 2)])
+def test_what_is_illegal_is_as_if_it_were_not_there(sizes):
+    """Against a softmax over the legal actions alone, in float64: the same probabilities, entropies and gradients, and none for the others, exactly."""
+    B, head, generator = 200, Categorical(sizes), torch.Generator().manual_seed(5)
+    logits = random(sum(sizes), B, scale=3.0).float().requires_grad_()
+    legal = torch.randint(0, 2, (sum(sizes), B), generator=generator, dtype=torch.uint8)
+    for rows in legal.split(sizes):
+        rows[torch.randint(0, len(rows), (B,), generator=generator), torch.arange(B)] = 1
+    parameters = masked(logits, legal)
+    action = head.sample(parameters, torch.rand(len(sizes), B, generator=generator))
+    log_probability, entropy = head.log_probability_and_entropy(parameters, action)
+    (gradient,) = torch.autograd.grad(log_probability.sum() + 0.3 * entropy.sum(), logits)
+
+    double = logits.detach().double().requires_grad_()
+    expected, expected_entropy = [], []
+    for j in range(B):
+        sums = [torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)]
+        for block, allowed, taken in zip(double[:, j].split(sizes), legal[:, j].split(sizes), action[:, j].tolist(), strict=True):
+            assert allowed[taken] == 1
+            assert allowed.sum() > 0
+            places = allowed.nonzero()[:, 0]
+            log_p = torch.log_softmax(block[places], 0)
+            sums[0] = sums[0] + log_p[places.tolist().index(taken)]
+            sums[1] = sums[1] - (log_p.exp() * log_p).sum()
+        expected.append(sums[0])
+        expected_entropy.append(sums[1])
+    wanted_log_probability, wanted_entropy = torch.stack(expected), torch.stack(expected_entropy)
+    (wanted,) = torch.autograd.grad(wanted_log_probability.sum() + 0.3 * wanted_entropy.sum(), double)
+    torch.testing.assert_close(log_probability.double(), wanted_log_probability, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(entropy.double(), wanted_entropy, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient.double(), wanted, rtol=1e-4, atol=1e-6)
+    assert not gradient[legal == 0].any()
+    assert torch.cat([rows.gather(0, row[None].long()) for rows, row in zip(legal.split(sizes), head.mode(parameters), strict=True)]).all()
+
+
+@pytest.mark.parametrize("legal", [(1, 0, 0, 0), (0, 0, 0, 1), (0, 1, 0, 1), (1, 0, 0, 1), (0, 1, 1, 0)])
+def test_no_uniform_draws_what_is_illegal(legal):
+    """Also not 0, nor the largest, and not where the legal ones' logits are far below the others'."""
+    uniform = torch.cat([torch.arange(4096) / 4096, torch.tensor([LARGEST, 2.0**-24])])[None]
+    logits = torch.tensor([[30.0], [-30.0], [80.0], [-80.0]]).expand(4, uniform.shape[1])
+    drawn = Categorical((4,)).sample(masked(logits, torch.tensor(legal)[:, None].expand_as(logits)), uniform)
+    assert set(drawn[0].tolist()) <= {k for k in range(4) if legal[k]}
 
 
 # GAUSSIAN

@@ -3,6 +3,7 @@ the KL stop, minibatches, repeatability to the bit, resuming, users' networks, a
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import distributions, nn
-from toys import COUNT, PICK, PUSH, bytes_of, clones, iterate, ppo_on
+from toys import COUNT, FILL, GATE, PICK, PUSH, bytes_of, clones, iterate, ppo_on
 
 from operant import algos, kernel, nets
 from operant.algos import ppo as ppo_module
@@ -20,7 +21,7 @@ from operant.algos.ppo import COLUMNS, PPO, Batch, PPOConfig, Stats, block_lanes
 from operant.envs import find
 from operant.evaluate import Evaluator
 from operant.moments import RunningMoments
-from operant.world import World
+from operant.world import EPISODES, TALLIES, World
 
 CARTPOLE = find("cartpole")
 EVERYTHING = {"normalize_observations": True, "normalize_rewards": True, "value_clip": 0.2, "target_kl": 0.002, "learning_rate": 0.01}
@@ -88,7 +89,7 @@ def test_bootstrapping_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
-@pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK])
+@pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK, GATE, FILL])
 def test_what_is_collected_belongs_together(env, kernels):
     ppo = ppo_on(env, 16, horizon=6, normalize_observations=True, kernels=kernels)
     iterate(ppo, 2)
@@ -97,8 +98,9 @@ def test_what_is_collected_belongs_together(env, kernels):
     assert torch.equal(ppo.rollout.observation[0], first), "a rollout does not begin where the last one ended"
     head = ppo.policy.head
     for t in range(6):
-        parameters, value = ppo._forward(ppo.rollout.observation[t])
-        torch.testing.assert_close((parameters, value), ppo.policy.forward(ppo.rollout.observation[t]))
+        legal = None if ppo.rollout.legal is None else ppo.rollout.legal[t]
+        parameters, value = ppo._forward(ppo.rollout.observation[t], legal)
+        torch.testing.assert_close((parameters, value), ppo.policy.forward(ppo.rollout.observation[t], legal))
         assert torch.equal(ppo._raw[t], head.sample(parameters, ppo._uniform[t]))
         assert torch.equal(ppo._log_probability[t], head.log_probability_and_entropy(parameters, ppo._raw[t])[0])
         assert torch.equal(ppo._value[t], value)
@@ -109,6 +111,43 @@ def test_what_is_collected_belongs_together(env, kernels):
         final = ppo.policy.forward(ppo.rollout.final_observation[t, :, i : i + 1])[1]
         torch.testing.assert_close(ppo._final_value[t, i], final[0])
     assert len(truncated) > 0 or env is not PUSH
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("env", [GATE, FILL])
+def test_a_policy_takes_nothing_illegal(env, kernels):
+    """In training, and in evaluations of both kinds: the environment itself counts. Where it says nothing of what is legal, the same policy does."""
+    illegal = TALLIES
+    net = nets.Config(hidden=(8,))
+    ppo = ppo_on(env, 32, net, horizon=8, kernels=kernels, learning_rate=0.02)
+    for _ in range(6):
+        iterate(ppo, 1)
+        sums = ppo.take()
+        assert sums[EPISODES] > 0 and sums[illegal] == 0
+        assert torch.isfinite(ppo.stats).all() and stats_of(ppo)["not_finite"] == 0
+    for greedy in (True, False):
+        evaluation = Evaluator(ppo.policy, env, env.Params(), episodes=16, seed=1, greedy=greedy, max_steps=32)
+        evaluation.run(0)
+        assert evaluation._world.take(evaluation._slot)[illegal] == 0
+
+    unmasked = dataclasses.replace(env, legal=None)
+    blind = iterate(ppo_on(unmasked, 32, net, horizon=8, kernels=kernels), 2)
+    assert blind.take()[illegal] > 0
+
+
+def test_legal_actions_are_shuffled_with_their_samples():
+    T, N = 8, 64
+    ppo = ppo_on(FILL, N, horizon=T, epochs=2, minibatches=4)
+    ppo.collect()
+    seen, legal = [], ppo.rollout.legal[:-1].clone()
+    ppo._value[:-1] = torch.arange(T * N, dtype=torch.float32).view(T, N)
+    ppo._descend = lambda batch: seen.append(batch) or torch.zeros(6)
+    ppo.update()
+    assert len(seen) == 8
+    for batch in seen:
+        step, lane = batch.value.long() // N, batch.value.long() % N
+        assert torch.equal(batch.legal, legal[step, :, lane].t())
+        assert batch.legal.gather(0, batch.action.long()).all(), "an action that was taken was illegal"
 
 
 def test_every_iteration_has_random_numbers_of_its_own():
@@ -141,6 +180,8 @@ def plain_loss(env, net, parameters, batch, config):
     if env is PUSH:
         spread = distributions.Normal(head, parameters["log_std"][:, 0].exp())
         log_probability, entropy = spread.log_prob(batch.action.double().t()).sum(1), spread.entropy().sum(1)
+    elif env is GATE:
+        log_probability, entropy = legal_choices(head, batch.action, batch.legal)
     else:
         sizes = (2,) if env is CARTPOLE else (3, 2)
         choices = [distributions.Categorical(logits=block) for block in head.split(sizes, dim=1)]
@@ -166,6 +207,21 @@ def plain_loss(env, net, parameters, batch, config):
     return loss, [policy_loss.item(), value_loss.item(), entropy.mean().item(), sum(kl) / count, clipped / count]
 
 
+def legal_choices(logits, action, legal):
+    """Log-probabilities and entropies, (B) each, of a choice of three and one of two, by a softmax over the legal ones alone."""
+    log_probability, entropy = [], []
+    for j in range(len(logits)):
+        chance, spread = 0.0, 0.0
+        for k, rows in enumerate((range(3), range(3, 5))):
+            allowed = [row for row in rows if legal[row, j]]
+            p = torch.exp(logits[j, allowed]) / torch.exp(logits[j, allowed]).sum()
+            chance = chance + torch.log(p[allowed.index(rows[int(action[k, j])])])
+            spread = spread - (p * torch.log(p)).sum()
+        log_probability.append(chance)
+        entropy.append(spread)
+    return torch.stack(log_probability), torch.stack(entropy)
+
+
 def samples_for(ppo, B):
     """Samples that put every branch of the loss to the test, for a policy whose parameters are perturbed."""
     env, policy, generator = ppo.world.env, ppo.policy, torch.Generator().manual_seed(1)
@@ -174,21 +230,24 @@ def samples_for(ppo, B):
         return torch.randn(*shape, generator=generator)
 
     policy.flat.values.data.add_(0.2 * normal(policy.flat.values.shape))
-    if env is PICK:
+    legal = None
+    if env is GATE:
+        legal = torch.tensor([[0, 1, 1, 1, 1], [1, 0, 1, 1, 0], [1, 0, 0, 1, 1]], dtype=torch.uint8).t()[:, torch.arange(B) % 3]
+    if env in (PICK, GATE):
         observation = torch.randint(0, 4, (3, B), generator=generator, dtype=torch.uint8)
     else:
         observation = normal(env.observation.size, B)
     with torch.no_grad():
-        parameters, value = policy.forward(observation)
+        parameters, value = policy.forward(observation, legal)
         action = policy.head.sample(parameters, torch.rand(policy.head.uniform_rows, B, generator=generator))
         log_probability = policy.head.log_probability_and_entropy(parameters, action)[0]
-    return Batch(observation, action, log_probability + 0.25 * normal(B), value + 0.2 * normal(B), normal(B), value + normal(B))
+    return Batch(observation, action, log_probability + 0.25 * normal(B), value + 0.2 * normal(B), normal(B), value + normal(B), legal)
 
 
 NETS = [("tanh", False), ("tanh", True), ("relu", False), ("gelu", True), ("silu", False)]
 
 
-@pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK], ids=["categorical", "gaussian", "multi"])
+@pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK, GATE], ids=["categorical", "gaussian", "multi", "masked"])
 @pytest.mark.parametrize(("activation", "shared"), NETS)
 @pytest.mark.parametrize("value_clip", [None, 0.1])
 def test_the_gradient_is_that_of_the_paper(env, activation, shared, value_clip):
@@ -241,7 +300,7 @@ def test_the_value_clip_by_hand():
 # PARTS OF A MINIBATCH
 
 
-@pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK], ids=["categorical", "gaussian", "multi"])
+@pytest.mark.parametrize("env", [CARTPOLE, PUSH, PICK, GATE], ids=["categorical", "gaussian", "multi", "masked"])
 @pytest.mark.parametrize("microbatch", [1, 7, 16, 59, 60, 1000])
 def test_parts_add_up_to_the_whole(env, microbatch, monkeypatch):
     """The gradient and the numbers are those of the whole minibatch in float64, to float32's rounding, whether or not the parts divide it."""
@@ -485,8 +544,8 @@ def digest(ppo):
 
 @pytest.mark.parametrize(
     ("env", "algo"),
-    [(CARTPOLE, {}), (PUSH, EVERYTHING), (PUSH, {"kernels": "torch", "microbatch": 48, **EVERYTHING})],
-    ids=["cartpole", "gaussian, everything on", "gaussian, everything on, by autograd in parts"],
+    [(CARTPOLE, {}), (GATE, EVERYTHING), (PUSH, EVERYTHING), (PUSH, {"kernels": "torch", "microbatch": 48, **EVERYTHING})],
+    ids=["cartpole", "masked, everything on", "gaussian, everything on", "gaussian, everything on, by autograd in parts"],
 )
 def test_same_seed_same_bits_other_seed_other_bits(env, algo):
     def after_50_iterations(seed):
@@ -506,6 +565,8 @@ RESUMED = [
     pytest.param(PUSH, {}, EVERYTHING, id="gaussian, everything on"),
     pytest.param(PUSH, {"squash": True, "initial_log_std": -0.5}, {"normalize_rewards": True, "anneal": False}, id="squashed"),
     pytest.param(PICK, {}, EVERYTHING, id="bytes and several choices, everything on"),
+    pytest.param(GATE, {}, EVERYTHING, id="masked, everything on"),
+    pytest.param(FILL, {}, {"kernels": "torch", "microbatch": 10}, id="masked, by autograd in parts"),
 ]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy import float32
+from toys import FILL, GATE
 
 from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete, cartpole, device
 from operant.kernel import SERIAL_BELOW
@@ -232,6 +233,54 @@ def test_grid_follows_the_plain_python_reference():
     assert sums.tolist() == np.sum([lane.finished for lane in lanes], axis=0).tolist()
 
 
+# --- legal actions ---
+
+
+def test_legal_actions_are_those_of_the_state_shown():
+    """Boards in plain Python, under actions legal and illegal; after a reset too. Lanes go on wherever a step was illegal."""
+    world, slot = started(FILL, 5)
+    assert slot.legal.shape == (6, 5) and slot.legal.dtype is torch.uint8
+    generator, illegal = np.random.default_rng(1), 0
+    for _ in range(40):
+        boards = slot.observation.T.tolist()
+        assert slot.legal.T.tolist() == [[1 - square for square in board] for board in boards]
+        actions = generator.integers(0, 6, (1, 5))
+        slot.legal.fill_(9)
+        step_once(world, slot, actions)
+        illegal += sum(board[action] for board, action in zip(boards, actions[0], strict=True))
+        for i, (board, action) in enumerate(zip(boards, actions[0], strict=True)):
+            board[action] = 1
+            if not (slot.terminated[i] or slot.truncated[i]):
+                assert slot.observation[:, i].tolist() == board
+            else:
+                assert sum(slot.observation[:, i].tolist()) == 1
+    assert illegal > 10
+
+
+@pytest.mark.parametrize("env", [FILL, GATE], ids=["with cells", "without"])
+def test_a_rollout_keeps_the_legal_actions_of_every_step(env):
+    world, slot = started(env, 7)
+    T, H = 5, env.mask_size
+    rollout = world.slot(T)
+    assert rollout.legal.shape == (T + 1, H, 7)
+    other, _ = started(env, 7)
+    other.lanes.tick.fill_(0)
+    other.reset(other.bind(rollout, -1))
+    assert torch.equal(rollout.legal[0], slot.legal) and torch.equal(rollout.observation[0], slot.observation)
+    for t in range(T):
+        action = torch.full((env.action_size, 7), t % 2, dtype=torch.int32)
+        step_once(world, slot, action)
+        rollout.action[t] = action
+        other.step(other.bind(rollout, t), offset=t)
+        assert torch.equal(rollout.legal[t + 1], slot.legal) and torch.equal(rollout.observation[t + 1], slot.observation)
+    assert len({tuple(step.flatten().tolist()) for step in rollout.legal}) > 1
+
+
+def test_where_nothing_is_judged_there_is_no_buffer():
+    assert World(COUNT, 3, seed=1).slot(2).legal is None
+    assert COUNT.mask_size == 0 and FILL.mask_size == 6 and GATE.mask_size == 5
+
+
 def test_seed_stream_and_tick_each_change_the_numbers():
     first = started(GRID, 64)[1].observation
     assert torch.equal(first, started(GRID, 64)[1].observation)
@@ -392,7 +441,7 @@ def test_offsets_take_the_same_numbers_as_advancing_and_a_rollout_keeps_them():
     steps = []
     for t in range(T):
         step_once(one, slot, actions[t])
-        steps.append([tensor.clone() for tensor in slot])
+        steps.append([tensor.clone() for tensor in slot if tensor is not None])
 
     other, _ = started(GRID, N)
     rollout = other.slot(T)

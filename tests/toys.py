@@ -9,8 +9,8 @@ from numpy import float32
 
 from operant import nets
 from operant.algos.ppo import PPO
-from operant.envs import Box, Discrete, Env, MultiDiscrete, device
-from operant.rng import uniform
+from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete, device
+from operant.rng import integer, uniform
 from operant.world import World
 
 
@@ -117,6 +117,107 @@ PICK = Env(
     reset=_pick_reset,
     step=_pick_step,
     observe=_pick_observe,
+)
+
+
+# GATE: one of three and one of two, of which not all are legal: never the number shown, and the second's 1 not while that is 1. Naming the number that
+# follows pays, and so does the second's 1. What was illegal is counted, and changes nothing else.
+
+
+@device
+def _gate_reset(s, p, key):
+    s[0] = float32(integer(key, 0, 3))
+
+
+@device
+def _gate_step(s, action, p, key, tally):
+    shown = int(s[0])
+    illegal = action[0] == shown or (action[1] == 1 and shown == 1)
+    tally[0] += float32(1.0) if illegal else float32(0.0)
+    reward = float32(1.0) if action[0] == (shown + 1) % 3 else float32(0.0)
+    reward += float32(1.0) if action[1] == 1 else float32(0.0)
+    s[0] = float32(integer(key, 0, 3))
+    return float32(0.0) if illegal else reward, uniform(key, 1) < float32(0.1)
+
+
+@device
+def _gate_legal(s, mask, p):
+    for k in range(3):
+        mask[k] = 0 if int(s[0]) == k else 1
+    mask[3] = 1
+    mask[4] = 0 if int(s[0]) == 1 else 1
+
+
+GATE = Env(
+    NoParams,
+    1,
+    observation=Box(3, low=0, high=255, dtype="uint8"),
+    action=MultiDiscrete((3, 2)),
+    time_limit=8,
+    reset=_gate_reset,
+    step=_gate_step,
+    observe=_pick_observe,
+    legal=_gate_legal,
+    tally=("illegal",),
+)
+
+
+# FILL: six squares, some full from the start; putting a stone onto an empty one is legal and pays its number. Ends when all are full. A board in cells, and
+# a picture: column k is white where square k is full, grey where it is empty; the upper half is red while the number of stones is odd.
+
+SQUARES = 6
+
+
+@device
+def _fill_reset(s, cells, scratch, p, key):
+    first = integer(key, 0, SQUARES)
+    for k in range(SQUARES):
+        cells[k] = 1 if k == first else 0
+    s[0] = float32(1.0)
+
+
+@device
+def _fill_step(s, cells, scratch, action, p, key, tally):
+    free = cells[action] == 0
+    cells[action] = 1
+    s[0] += float32(1.0) if free else float32(0.0)
+    tally[0] += float32(0.0) if free else float32(1.0)
+    return float32(action) if free else float32(0.0), s[0] >= float32(SQUARES)
+
+
+@device
+def _fill_observe(s, cells, scratch, obs, p):
+    for k in range(SQUARES):
+        obs[k] = cells[k]
+
+
+@device
+def _fill_legal(s, cells, scratch, mask, p):
+    for k in range(SQUARES):
+        mask[k] = 1 - cells[k]
+
+
+@device
+def _fill_shade(s, cells, p, x, y):
+    level = float32(1.0) if cells[int(x * float32(SQUARES))] == 1 else float32(0.5)
+    odd = y < float32(0.5) and int(s[0]) % 2 == 1
+    return level, float32(0.0) if odd else level, float32(0.0) if odd else level
+
+
+FILL = Env(
+    NoParams,
+    1,
+    observation=Box(SQUARES, low=0, high=1, dtype="uint8", kinds=2),
+    action=Discrete(SQUARES),
+    time_limit=4,
+    reset=_fill_reset,
+    step=_fill_step,
+    observe=_fill_observe,
+    shade=_fill_shade,
+    legal=_fill_legal,
+    cells=Cells(SQUARES, "int8"),
+    scratch=1,
+    tally=("illegal",),
 )
 
 

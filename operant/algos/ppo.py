@@ -8,7 +8,7 @@ whole work on a GPU, and `operant.explicit` the network's and the gradient's on 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -18,12 +18,13 @@ from torch import Tensor
 
 from operant import draws, explicit, fused, nets, returns
 from operant.graphs import Graphed
+from operant.heads import masked
 from operant.kernel import bind, kernel
 from operant.moments import RunningMoments
 from operant.optimizer import Adam
 from operant.policy import Policy
 from operant.settings import Count, Real, Section
-from operant.world import Slot, World
+from operant.world import World
 
 BOOTSTRAP_SAMPLES = 2**19
 """On a GPU, values of final observations are computed for so many samples at a time: fewer launches, and memory that stays small."""
@@ -129,6 +130,12 @@ class Batch(NamedTuple):
     value: Tensor  # (B), by the critic that watched
     advantage: Tensor  # (B)
     returns: Tensor  # (B)
+    legal: Tensor | None = None  # (H, B), 1 for each action that could be taken; None where all could
+
+    def split(self, sizes: Sequence[int]) -> list[Batch]:
+        """Its parts of so many samples each, as views."""
+        fields = ([None] * len(sizes) if field is None else field.split(list(sizes), dim=-1) for field in self)
+        return [Batch(*parts) for parts in zip(*fields, strict=True)]
 
 
 # LOSS
@@ -136,7 +143,7 @@ class Batch(NamedTuple):
 
 def ppo_loss(policy: Policy, batch: Batch, config: PPOConfig) -> tuple[Tensor, list[Tensor]]:
     """The loss of a minibatch, and [policy loss, value loss, entropy, approximate KL, clip fraction]."""
-    parameters, value = policy.forward(batch.observation)
+    parameters, value = policy.forward(batch.observation, batch.legal)
     log_probability, entropy = policy.head.log_probability_and_entropy(parameters, batch.action)
 
     # L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)], r = pi(a|s) / pi_old(a|s): equation 7.
@@ -180,14 +187,14 @@ class PPO:
         T, N, device = config.horizon, world.count, world.device
         self.world, self.config, self.device = world, config, device
         self.steps_per_iteration = T * N
-        self.policy = Policy(world.env, net, seed=seed, device=device, normalize=config.normalize_observations)
+        self.policy = Policy(world.env, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision)
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
 
         # The rollout: the world writes its outcome straight into it, one slot a step.
         head = self.policy.head
         self.rollout = world.slot(T)
         self._slots = [world.bind(self.rollout, t) for t in range(T)]
-        self._first = bind(Slot(**{name: getattr(self.rollout, name)[0] for name in Slot._fields}))
+        self._first = world.bind(self.rollout, -1)
         raw_type = torch.int32 if self.rollout.action.dtype == torch.int32 else torch.float32
         self._raw = torch.zeros(T, head.action_rows, N, dtype=raw_type, device=device)
         self._uniform = torch.zeros(T, head.uniform_rows, N, device=device)
@@ -284,7 +291,7 @@ class PPO:
         if self._outputs is not None:
             self._outputs.refresh()
         for t in range(T):
-            parameters, self._value[t] = self._forward(rollout.observation[t])
+            parameters, self._value[t] = self._forward(rollout.observation[t], None if rollout.legal is None else rollout.legal[t])
             self._raw[t] = head.sample(parameters, self._uniform[t])
             self._log_probability[t] = head.log_probability_and_entropy(parameters, self._raw[t])[0]
             rollout.action[t] = head.to_env(self._raw[t])
@@ -293,9 +300,18 @@ class PPO:
         self._bootstrap()
         self.world.advance(T)
 
-    def _forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Head parameters (H, N) and values (N) of observations (O, N), until it is called again."""
-        return self.policy.forward(observation) if self._outputs is None else self._outputs(observation)
+    def _forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Head parameters (H, N) and values (N) of observations (O, N) and legal actions (H, N), until it is called again."""
+        if self._outputs is None:
+            return self.policy.forward(observation, legal)
+        parameters, value = self._outputs(observation)
+        return (parameters if legal is None else masked(parameters, legal)), value
+
+    def _carry_on(self) -> None:
+        """What the last step showed is what the next iteration begins with."""
+        for seen in (self.rollout.observation, self.rollout.legal):
+            if seen is not None:
+                seen[0].copy_(seen[-1])
 
     def _bootstrap(self) -> None:
         """V of the true final observation of every truncated episode, which the advantages need in place of V of the next episode's first."""
@@ -346,7 +362,7 @@ class PPO:
             self._fill_order(self._order.numel(), self._turn, self._orders)
             self.fused.update(config.epochs, config.minibatches)
             self._moments()
-            self.rollout.observation[0].copy_(self.rollout.observation[-1])
+            self._carry_on()
             return
         variance = self._returns.var()
         explained = 1.0 - (self._returns - self._value[:-1]).var() / variance.clamp_min(1e-12)
@@ -358,13 +374,13 @@ class PPO:
         totals = torch.zeros(6, device=self.device)
         for epoch in range(config.epochs):
             samples = self._shuffled(self._order[epoch].long())
-            for batch in self._minibatches(samples):
+            for batch in samples.split([len(samples.returns) // config.minibatches] * config.minibatches):
                 totals += self._descend(batch)
         totals /= config.epochs * config.minibatches
 
         self._moments()
         self._iteration += 1
-        self.rollout.observation[0].copy_(self.rollout.observation[-1])
+        self._carry_on()
         not_finite = (~torch.isfinite(self.policy.flat.values.data)).sum() + (~torch.isfinite(totals)).sum()
         self.stats.copy_(torch.cat([totals, torch.stack([explained, self._learning_rate, not_finite.float()])]))
 
@@ -390,12 +406,8 @@ class PPO:
             value=single(self._value[:-1]),
             advantage=single(self._advantage),
             returns=single(self._returns),
+            legal=None if self.rollout.legal is None else rows(self.rollout.legal[:-1]),
         )
-
-    def _minibatches(self, samples: Batch) -> list[Batch]:
-        """The samples in equal parts."""
-        parts = [field.chunk(self.config.minibatches, dim=-1) for field in samples]
-        return [Batch(*fields) for fields in zip(*parts, strict=True)]
 
     def _descend(self, batch: Batch) -> Tensor:
         """One optimiser step. Returns the loss's numbers and the gradient's norm, (6)."""
@@ -422,8 +434,8 @@ class PPO:
             return torch.stack(numbers)
         # The mean over the minibatch is the sum of the parts' means, each by its share of the samples: in one order, so in the same bits.
         total = torch.zeros(5, device=self.device)
-        parts = [Batch(*fields) for fields in zip(*(field.tensor_split(count, dim=-1) for field in batch), strict=True)]
-        for k, part in enumerate(parts):
+        sizes = [samples // count + (k < samples % count) for k in range(count)]
+        for k, part in enumerate(batch.split(sizes)):
             share = len(part.returns) / samples
             loss, numbers = ppo_loss(self.policy, part, self.config)
             flat.backward(share * loss, add=k > 0)
@@ -442,6 +454,8 @@ class PPO:
         named |= {f"world/{name}": value for name, value in self.world.tensors().items()}
         named |= {f"adam/{name}": value for name, value in self._optimizer.tensors().items()}
         named |= {"algo/iteration": self._iteration, "algo/carried": self._carried, "algo/observation": self.rollout.observation[0]}
+        if self.rollout.legal is not None:
+            named["algo/legal"] = self.rollout.legal[0]
         if self.return_moments is not None:
             named |= {f"return/{name}": value for name, value in self.return_moments.tensors().items()}
         return named

@@ -45,7 +45,7 @@ class Params(NamedTuple):
 @device_call
 def free_cell(cells, clock, length, key):
     """A cell that is not body, each as likely; -1 where there is none."""
-    ahead = int32(integer(key, 0, cells.shape[0] - length))
+    ahead = integer(key, 0, cells.shape[0] - length)
     for cell in range(cells.shape[0]):
         if clock - cells[cell] >= length:
             if ahead == 0:
