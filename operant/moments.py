@@ -5,7 +5,12 @@ Merging of batches: Chan, Golub & LeVeque 1983, "Algorithms for computing the sa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
+
+CPU_NUMBERS, GPU_NUMBERS = 2**18, 2**24
+"""Bytes that are made floats at a time, at most."""
 
 
 class RunningMoments:
@@ -28,10 +33,15 @@ class RunningMoments:
         self.scale.copy_((self.variance + self.EPSILON).rsqrt())
 
     def update(self, batch: torch.Tensor) -> None:
-        """Take in a batch, features first: (D, ...) of any type."""
-        flat = batch.flatten(1).float()
-        count = flat.shape[1]
-        batch_variance, batch_mean = (moment.double() for moment in torch.var_mean(flat, dim=1, correction=0, keepdim=True))
+        """Take in a batch, features first: (D, ...) of any type. Bytes are taken in part after part, so that they are never all floats at once."""
+        for part in _parts(batch) if batch.dtype == torch.uint8 else (batch.flatten(1).float(),):
+            dimensions = tuple(range(1, part.ndim))
+            variance, mean = torch.var_mean(part, dim=dimensions, correction=0)
+            self._merge(mean.double()[:, None], variance.double()[:, None], part[0].numel())
+        self._freeze()
+
+    def _merge(self, batch_mean: torch.Tensor, batch_variance: torch.Tensor, count: int) -> None:
+        """Take in the moments (D, 1) of so many samples."""
         delta = batch_mean - self.mean
         total = self.weight + count
         # M2 = M2_a + M2_b + delta^2 n_a n_b / (n_a + n_b)
@@ -39,7 +49,6 @@ class RunningMoments:
         self.mean.add_(delta * (count / total))
         self.variance.copy_(squares / total)
         self.weight.copy_(total)
-        self._freeze()
 
     def normalize(self, features: torch.Tensor) -> torch.Tensor:
         """(x - mean) / std, clipped to +-10. Features first: (D, B) -> (D, B)."""
@@ -48,3 +57,11 @@ class RunningMoments:
     def tensors(self) -> dict[str, torch.Tensor]:
         """What a checkpoint must hold."""
         return {"mean": self.mean, "variance": self.variance, "weight": self.weight, "shift": self.shift, "scale": self.scale}
+
+
+def _parts(batch: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Bytes (D, ...) as floats, cut along the second axis, and where that is not enough, along the last."""
+    most = GPU_NUMBERS if batch.is_cuda else CPU_NUMBERS
+    for rows in batch.split(max(1, most // batch[:, :1].numel()), dim=1):
+        for part in rows.split(max(1, rows.shape[-1] * most // rows.numel()), dim=-1):
+            yield part.float()

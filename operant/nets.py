@@ -6,33 +6,68 @@ Actor and critic towers stand side by side in one batched product, W (G, H, H') 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import Tensor, nn
 
+from operant import products, reading
 from operant.settings import Count, Real, Section
+
+if TYPE_CHECKING:
+    from operant.moments import RunningMoments
 
 PAD_FLOATS = 32
 """Each parameter begins at a multiple of this in the flat vector: 128 bytes."""
 
-PART_SAMPLES, MOST_PARTS = 256, 128
-"""On a GPU a weight gradient is summed in up to so many parts, none smaller than so many samples."""
+KINDS = ("mlp", "cnn")
+"""The networks that are built in."""
+
+DENSE = {"nature": (512,), "impala": (256,), "board": (256,)}
+"""`hidden` of a convolutional network, where it is not given."""
 
 
 class Config(Section):
     """`[net]`: the network."""
 
-    kind: str = Field("mlp", description='"mlp", or "FILE.py:Class": an nn.Module made as Class(O, H) that maps (B, O) to (B, H) and values (B)')
-    hidden: tuple[Count, ...] = Field((64, 64), description="width of each hidden layer", min_length=1, max_length=8)
-    activation: Literal["tanh", "relu", "gelu", "silu"] = Field("tanh", description="between the layers")
-    shared: bool = Field(False, description="one trunk for actor and critic instead of two towers")
+    kind: str = Field(
+        "mlp",
+        description='"mlp"; "cnn", for pictures and boards; or "FILE.py:Class": an nn.Module made as Class(O, H) that maps (B, O) to (B, H) and values (B)',
+    )
+    cnn: Literal["nature", "impala", "board"] = Field(
+        "nature",
+        description="which convolutions: three that stride over pictures of 36 x 36 and more; stacks of residual blocks, for pictures of any size; "
+        "three of 3 x 3 that keep a board's size",
+    )
+    channels: tuple[Count, ...] | None = Field(
+        None,
+        description="of each convolution, or of each stack of impala; by default [32, 64, 64] for nature, [16, 32, 32] for impala, [64, 64, 64] for board",
+        min_length=1,
+        max_length=8,
+    )
+    hidden: tuple[Count, ...] = Field(
+        (64, 64),
+        description="width of each hidden layer; of a cnn's dense layers, by default [512] for nature, [256] for the others",
+        min_length=1,
+        max_length=8,
+    )
+    activation: Literal["tanh", "relu", "gelu", "silu"] = Field("tanh", description="between the layers; a cnn's is always relu")
+    shared: bool = Field(False, description="one trunk for actor and critic instead of two towers; a cnn has always one")
     squash: bool = Field(False, description="Box actions only: carry the normal into the bounds by tanh instead of clipping it")
     initial_log_std: Real = Field(0.0, ge=-10, le=2, description="Box actions only: logarithm of the standard deviation at the start")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dense(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("kind") == "cnn" and "hidden" not in data:
+            cnn = data.get("cnn", cls.model_fields["cnn"].default)
+            return {**data, "hidden": DENSE[cnn]} if isinstance(cnn, str) and cnn in DENSE else data
+        return data
 
     @field_validator("hidden")
     @classmethod
@@ -40,6 +75,15 @@ class Config(Section):
         if any(not 1 <= width <= 4096 for width in hidden):
             raise ValueError("each width should be between 1 and 4096")
         return hidden
+
+    @field_validator("channels")
+    @classmethod
+    def _channels(cls, channels: tuple[int, ...] | None, info: ValidationInfo) -> tuple[int, ...] | None:
+        if channels is not None and any(not 1 <= count <= 1024 for count in channels):
+            raise ValueError("each number of channels should be between 1 and 1024")
+        if channels is not None and info.data.get("cnn") == "nature" and len(channels) != 3:
+            raise ValueError("nature has three convolutions, so three numbers of channels")
+        return channels
 
 
 class _TanhBySigmoid(torch.autograd.Function):
@@ -61,83 +105,60 @@ def _tanh(features: Tensor) -> Tensor:
     return features.tanh() if features.is_cuda else _TanhBySigmoid.apply(features)
 
 
-class _Linear(torch.autograd.Function):
-    """W x + b for G towers at once, (G, M, K) x (G, K, B): a batched product whose weight gradient is summed in parts on a GPU.
-
-    dW = g x^T reduces over B to a few small matrices: one product a tower would keep a handful of multiprocessors busy and leave the others idle.
-    The parts are summed in a fixed order.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor, features: Tensor) -> Tensor:
-        ctx.save_for_backward(weight, features)
-        return torch.baddbmm(bias, weight, features)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        weight, features = ctx.saved_tensors
-        back = torch.bmm(weight.transpose(1, 2), gradient) if ctx.needs_input_grad[2] else None
-        return _weight_gradient(gradient, features), gradient.sum(dim=2, keepdim=True), back
-
-
-def _weight_gradient(gradient: Tensor, features: Tensor) -> Tensor:
-    """The weights' gradient g x^T, (G, M, B) x (G, B, K) -> (G, M, K)."""
-    parts = math.gcd(gradient.shape[2] // PART_SAMPLES, MOST_PARTS) if gradient.is_cuda else 1
-    if parts <= 1 or gradient.shape[2] % parts:
-        return torch.bmm(gradient, features.transpose(1, 2))
-
-    def split(rows: Tensor) -> Tensor:
-        """(M, B) -> (parts, M, B / parts), without a copy."""
-        return rows.unflatten(1, (parts, -1)).transpose(0, 1)
-
-    towers = zip(gradient.contiguous(), features.contiguous(), strict=True)
-    return torch.stack([torch.bmm(split(g), split(x).transpose(1, 2)).sum(dim=0) for g, x in towers])
-
-
 _ACTIVATIONS = {"tanh": _tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}
 
 
-def _orthogonal(rows: int, columns: int, gain: float, generator: torch.Generator) -> Tensor:
+def orthogonal(rows: int, columns: int, gain: float, generator: torch.Generator) -> Tensor:
     """A (rows, columns) matrix with orthonormal rows or columns, times `gain` (Saxe, McClelland & Ganguli 2014)."""
     return nn.init.orthogonal_(torch.empty(rows, columns), gain=gain, generator=generator)
 
 
 class MLP(nn.Module):
-    """Two towers, or one trunk, of fully connected layers; orthogonal weights, zero biases (Engstrom et al. 2020)."""
+    """Two towers, or one trunk, of fully connected layers; orthogonal weights, zero biases (Engstrom et al. 2020).
 
-    def __init__(self, observation: int, head: int, config: Config, generator: torch.Generator) -> None:
+    Observations are floats, or bytes; with `kinds` k each names one of so many kinds, and is read one-hot: the first weight has a column for each kind of each.
+    """
+
+    def __init__(self, observation: int, head: int, config: Config, generator: torch.Generator, *, kinds: int = 0) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.kinds = config, kinds
         self._towers = 1 if config.shared else 2
         self._activation = _ACTIVATIONS[config.activation]
         G, widths, gain = self._towers, config.hidden, math.sqrt(2.0)
 
         def stacked(rows: int, columns: int) -> nn.Parameter:
-            return nn.Parameter(torch.stack([_orthogonal(rows, columns, gain, generator) for _ in range(G)]))
+            return nn.Parameter(torch.stack([orthogonal(rows, columns, gain, generator) for _ in range(G)]))
 
-        self.first_weight = nn.Parameter(stacked(widths[0], observation).flatten(0, 1).detach())  # (G H, O)
+        self.first_weight = nn.Parameter(stacked(widths[0], observation * max(kinds, 1)).flatten(0, 1).detach())  # (G H, O), (G H, O k)
         self.first_bias = nn.Parameter(torch.zeros(G * widths[0], 1))
         self.weights = nn.ParameterList([stacked(after, before) for before, after in itertools.pairwise(widths)])  # (G, H, H')
         self.biases = nn.ParameterList([nn.Parameter(torch.zeros(G, after, 1)) for after in widths[1:]])
         # A head near zero makes the first policy near uniform (Andrychowicz et al. 2021, "What matters in on-policy RL").
-        self.head_weight = nn.Parameter(_orthogonal(head, widths[-1], 0.01, generator))
+        self.head_weight = nn.Parameter(orthogonal(head, widths[-1], 0.01, generator))
         self.head_bias = nn.Parameter(torch.zeros(head, 1))
-        self.value_weight = nn.Parameter(_orthogonal(1, widths[-1], 1.0, generator))
+        self.value_weight = nn.Parameter(orthogonal(1, widths[-1], 1.0, generator))
         self.value_bias = nn.Parameter(torch.zeros(1, 1))
 
-    def _features(self, observation: Tensor) -> Tensor:
+    def _first(self, observation: Tensor, moments: RunningMoments | None) -> Tensor:
+        """The first layer before its activation, (G H, B)."""
+        if self.kinds or observation.dtype == torch.uint8:
+            read = functools.partial(reading.one_hot, kinds=self.kinds) if self.kinds else functools.partial(reading.amounts, moments=moments)
+            return reading.linear(self.first_weight, self.first_bias, observation, read)
+        features = observation if moments is None else moments.normalize(observation)
+        return products.linear(self.first_weight[None], self.first_bias[None], features[None])
+
+    def _features(self, observation: Tensor, moments: RunningMoments | None) -> Tensor:
         """Both towers' last hidden layer, (G, H, B)."""
-        first = _Linear.apply(self.first_weight[None], self.first_bias[None], observation[None])
-        features = self._activation(first).view(self._towers, -1, observation.shape[1])
+        features = self._activation(self._first(observation, moments)).view(self._towers, -1, observation.shape[1])
         for weight, bias in zip(self.weights, self.biases, strict=True):
-            features = self._activation(_Linear.apply(weight, bias, features))
+            features = self._activation(products.linear(weight, bias, features))
         return features
 
-    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """(O, B) -> head parameters (H, B), value (B)."""
-        towers = self._features(observation).split(1)
-        head = _Linear.apply(self.head_weight[None], self.head_bias[None], towers[0])
-        value = _Linear.apply(self.value_weight[None], self.value_bias[None], towers[-1])
+    def forward(self, observation: Tensor, moments: RunningMoments | None = None) -> tuple[Tensor, Tensor]:
+        """(O, B) -> head parameters (H, B), value (B). Amounts are normalised by `moments`, kinds are not."""
+        towers = self._features(observation, moments).split(1)
+        head = products.linear(self.head_weight[None], self.head_bias[None], towers[0])
+        value = products.linear(self.value_weight[None], self.value_bias[None], towers[-1])
         return head[0], value[0, 0]
 
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from operant import nets
+from operant import convolution, nets
 from operant.envs import Env
 from operant.errors import ConfigError
 from operant.heads import head_for, masked
 from operant.moments import RunningMoments
 
+log = logging.getLogger("operant.policy")
+
 
 class Policy:
     """Maps raw observations (O, B) to actions and values on one device. Its numbers begin the same on every device, from `seed` alone.
+
+    `normalize` asks for observations of mean 0 and deviation 1. Bytes that name kinds are read one-hot instead, and a convolutional network reads byte / 255:
+    there are no moments then. `precision` is that of a convolutional network on a GPU ("fp32", "tf32" or "bf16"); see `operant.convolution`.
 
     `initial_state` and `tensors` leave room for recurrent policies; a feed-forward one carries nothing from step to step.
     """
@@ -26,23 +32,27 @@ class Policy:
         self.env, self.device = env, device
         generator = torch.Generator().manual_seed(seed)
         self.head = head_for(env, squash=config.squash, initial_log_std=config.initial_log_std)
-        self.net = _network(env, config, self.head.parameter_rows, generator).to(device)
+        self.net = _network(env, config, self.head.parameter_rows, generator, device, precision).to(device)
         self.head.to(device)
         self.flat = nets.FlatVector((self.net, self.head), device)
-        self.moments = RunningMoments(env.observation.size, device) if normalize else None
+        unscaled = env.observation.kinds > 0 or isinstance(self.net, convolution.Convolutional)
+        if normalize and unscaled:
+            log.info("observations are not normalised: %s", "they name kinds" if env.observation.kinds else "a convolutional network reads byte / 255")
+        self.moments = RunningMoments(env.observation.size, device) if normalize and not unscaled else None
 
     def initial_state(self, lanes: int) -> tuple[Tensor, ...]:
         """What the policy remembers at an episode's start: nothing."""
         return ()
 
     def features(self, observation: Tensor) -> Tensor:
-        """What the network reads: the observation (O, B) as float32, normalised where asked for."""
+        """What a user's own network reads, all of it at once: the observation (O, B) as float32, normalised where asked for."""
         observation = observation.float()
         return self.moments.normalize(observation) if self.moments is not None else observation
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Head parameters (H, B) and values (B) of raw observations (O, B); -1e9 for actions that `legal` (H, B) calls 0, which are then never taken."""
-        parameters, value = self.net(self.features(observation))
+        own = isinstance(self.net, nets.SampleMajor)
+        parameters, value = self.net(self.features(observation)) if own else self.net(observation, self.moments)
         return (parameters if legal is None else masked(parameters, legal)), value
 
     @torch.no_grad()
@@ -58,12 +68,20 @@ class Policy:
         return {"parameters": self.flat.values.data, **moments}
 
 
-def _network(env: Env, config: nets.Config, head_rows: int, generator: torch.Generator) -> nn.Module:
+def _network(env: Env, config: nets.Config, head_rows: int, generator: torch.Generator, device: torch.device, precision: str) -> nn.Module:
     if config.kind == "mlp":
-        return nets.MLP(env.observation.size, head_rows, config, generator)
+        return nets.MLP(env.observation.size, head_rows, config, generator, kinds=env.observation.kinds)
+    if config.kind == "cnn":
+        obstacle = convolution.why_not(env.observation, config)
+        if obstacle is not None:
+            raise ConfigError("the network", [obstacle])
+        if device.type == "cuda":
+            convolution.settle(precision)
+        dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
+        return convolution.Convolutional(env.observation, head_rows, config, generator, dtype=dtype)
     file_name, colon, class_name = config.kind.rpartition(":")  # a file's name may hold colons of its own
     if not colon:
-        raise ConfigError("the network", [f'net.kind should be "mlp" or "FILE.py:Class" (got {config.kind!r})'])
+        raise ConfigError("the network", [f'net.kind should be "mlp", "cnn" or "FILE.py:Class" (got {config.kind!r})'])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator.initial_seed())
         return nets.SampleMajor(_user_module(Path(file_name), class_name, env.observation.size, head_rows))

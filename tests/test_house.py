@@ -85,6 +85,7 @@ def short(name: str) -> str:
 NUMERIC = {
     "device", "rng", "shapes", "kernel", "envs", "world", "draws", "returns", "replay", "moments", "optimizer", "graphs", "heads", "nets", "policy",
     "fused", "algos", "pictures", "explicit", "compiled", "codestore", "fingerprint",
+    "products", "reading", "convolution",
 }  # fmt: skip
 RUNS = {"text", "fixedfile", "metricsfile", "history", "runfolder", "states", "runs", "progress", "follow", "logfile", "launch", "control", "orders", "listing"}
 # What a module may import, beside `errors`.
@@ -100,8 +101,11 @@ ALLOWED = {
     "world": {"envs", "rng", "device", "kernel"},
     "algos": NUMERIC - {"envs"} | {"settings"},
     "heads": {"envs", "device"},
-    "nets": {"settings", "device"},
-    "policy": {"nets", "heads", "moments", "envs"},
+    "products": set(),
+    "reading": {"products"},
+    "nets": {"settings", "device", "products", "reading"},
+    "convolution": {"nets", "products", "reading", "envs"},
+    "policy": {"nets", "convolution", "heads", "moments", "envs"},
     "pictures": {"device", "envs", "kernel", "world"},
     "watch": {"draws", "envs", "graphs", "kernel", "pictures", "policy", "world"},
     "evaluate": {"draws", "envs", "graphs", "kernel", "policy", "world"},
