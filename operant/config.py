@@ -146,7 +146,7 @@ def _check(draft: Draft, folder: Path | None) -> Config:
             draft.problem(draft.place((name,)), f"unknown key {_name((name,))}{hint}")
     sections = {name: _section(draft, name, model, known) for name, model in models.items() if model is not None}
     params = _params(draft, environment, known)
-    kind = _network_kind(draft, folder, nets.Config.model_fields["kind"].default)
+    kind = _network_kind(draft, folder, nets.KINDS)
     env = sections["env"]
     if sections.get("algo") is not None and env is not None:
         # Where the most do not fit together with the rest, no smaller power of two does.
@@ -275,22 +275,25 @@ def _float32(value: float) -> float:
     return value
 
 
-def _network_kind(draft: Draft, folder: Path | None, built_in: str) -> str:
-    """`net.kind` with the absolute path of a user's own file; a problem where it is neither that nor built in."""
-    kind, key = _written(draft, "net", "kind", built_in), ("net", "kind")
-    if kind == built_in or not isinstance(kind, str):
-        return built_in
+def _network_kind(draft: Draft, folder: Path | None, built_in: Sequence[str]) -> str:
+    """`net.kind` with the absolute path of a user's own file; a problem where it is neither that nor one of those built in, whose first is the default."""
+    default, key = built_in[0], ("net", "kind")
+    kind = _written(draft, "net", "kind", default)
+    if not isinstance(kind, str):
+        return default
+    if kind in built_in:
+        return kind
     path, _, name = kind.rpartition(":")
     if not path.endswith(".py") or not name.isidentifier():
-        hint = sentences.asked(sentences.nearest(kind, [built_in]))
-        allowed = f"input should be {built_in!r}, or a network of your own as FILE.py:CLASS, such as 'my_net.py:MyNet'"
+        hint = sentences.asked(sentences.nearest(kind, built_in))
+        allowed = f"input should be {', '.join(map(repr, built_in))}, or a network of your own as FILE.py:CLASS, such as 'my_net.py:MyNet'"
         draft.problem(draft.place(key), f"net.kind: {allowed}{hint} (got {quoted(kind)})")
-        return built_in
+        return default
     try:
         return f"{_found(path, draft, key, folder)}:{name}"
     except NotFoundError as error:
         draft.problem(draft.place(key), f"net.kind: {error}")
-        return built_in
+        return default
 
 
 def _found(name: str, draft: Draft, key: Key, folder: Path | None) -> Path:

@@ -91,11 +91,11 @@ class _Plain(nn.Module):
 
     def __init__(self, filters: list[_Filter]) -> None:
         super().__init__()
-        self.filters = nn.ModuleList(filters)
+        self.filters, self._ordered = nn.ModuleList(filters), filters
 
     def forward(self, picture: Tensor, kinds: int, dtype: torch.dtype) -> Tensor:
         """Bytes (B, H, W, C) -> (B, M, h, w)."""
-        first, *others = self.filters
+        first, *others = self._ordered
         features = torch.relu(first.read(picture, kinds, dtype))
         for layer in others:
             features = torch.relu(layer(features))
@@ -109,26 +109,21 @@ class _Residual(nn.Module):
         super().__init__()
         # What all blocks together add to the features has about their own variance.
         last = 1.0 / math.sqrt(2 * len(channels))
-        self.entries, self.blocks = nn.ModuleList(), nn.ModuleList()
+        self._stacks: list[tuple[_Filter, ...]] = []  # an entry, and two blocks of two
         for before, after in itertools.pairwise((inputs, *channels)):
-            self.entries.append(_Filter(before, after, 3, generator, gain=1.0, padding=1))
-            for gain in (math.sqrt(2.0), last) * 2:
-                self.blocks.append(_Filter(after, after, 3, generator, gain=gain, padding=1))
-
-    @property
-    def _first(self) -> _Filter:
-        first = self.entries[0]
-        assert isinstance(first, _Filter)
-        return first
+            blocks = [_Filter(after, after, 3, generator, gain=gain, padding=1) for gain in (math.sqrt(2.0), last) * 2]
+            self._stacks.append((_Filter(before, after, 3, generator, gain=1.0, padding=1), *blocks))
+        self.filters = nn.ModuleList([layer for stack in self._stacks for layer in stack])
 
     def forward(self, picture: Tensor, kinds: int, dtype: torch.dtype) -> Tensor:
         """Bytes (B, H, W, C) -> (B, M, h, w)."""
-        features = picture
-        for k, entry in enumerate(self.entries):
-            features = entry(features) if k else self._first.read(picture, kinds, dtype)
+        features: Tensor | None = None
+        for entry, *blocks in self._stacks:
+            features = entry.read(picture, kinds, dtype) if features is None else entry(features)
             features = torch.max_pool2d(features, 3, stride=2, padding=1)
-            for j in (4 * k, 4 * k + 2):
-                features = features + self.blocks[j + 1](torch.relu(self.blocks[j](torch.relu(features))))
+            for inner, outer in zip(blocks[::2], blocks[1::2], strict=True):
+                features = features + outer(torch.relu(inner(torch.relu(features))))
+        assert features is not None
         return torch.relu(features)
 
 
