@@ -1,0 +1,164 @@
+"""Commands that show games: `render` films a trained policy, `play` lets a person play. Knows nothing of how a picture is drawn or a key is read."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from operant.commands import completion
+from operant.commands.words import TYPER, JsonOption, RootOption, print_json, say
+from operant.errors import UsageError
+from operant.text import safe
+
+if TYPE_CHECKING:
+    from operant.playback import Loaded
+    from operant.render import Length, Pace
+    from operant.show import Performer, Show
+
+app = typer.Typer(**TYPER)
+
+_SECONDS = 10.0  # of a film, where nothing else is said
+_MOST_FRAMES, _MOST_STEPS = 100_000, 10_000_000
+_TELL_S = 0.1  # between two lines of progress
+_HOLD_S = 0.5  # how long an episode's end stays
+_SIDES = (16, 2048)  # pixels
+
+
+def within(option: str, value: float | None, low: float, high: float) -> None:
+    """Raise UsageError for an option's number that is out of bounds, or none."""
+    if value is not None and not low <= value <= high:
+        raise UsageError(f"{option} is {value:g}; it must be between {low:g} and {high:,g}")
+
+
+@app.command()
+def render(
+    what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="a run, or the path of a checkpoint", autocompletion=completion.runs)],
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="a .gif, .mp4 or .png")],
+    size: Annotated[int, typer.Option(metavar="PIXELS", help="the picture's width")] = 256,
+    lanes: Annotated[int, typer.Option(metavar="N", help="games side by side, in a square")] = 1,
+    seconds: Annotated[float | None, typer.Option(metavar="S", help="how long it plays  [default: 10]")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="how many steps it shows, in place of --seconds")] = None,
+    episodes: Annotated[int, typer.Option(metavar="N", help="stop when the first game has ended so often; 0: do not")] = 0,
+    fps: Annotated[float | None, typer.Option(metavar="N", help="frames a second  [default: the environment's own pace, or 15]")] = None,
+    every: Annotated[int | None, typer.Option(metavar="N", help="steps from frame to frame  [default: no more than 30 frames a second]")] = None,
+    frames: Annotated[int, typer.Option(metavar="N", help="of a .png: so many pictures, from the first to the last; 1: the last")] = 1,
+    greedy: Annotated[bool, typer.Option("--greedy", help="the likeliest actions, the default")] = False,
+    sampled: Annotated[bool, typer.Option("--sampled", help="actions drawn from the policy")] = False,
+    checkpoint: Annotated[str | None, typer.Option(metavar="best|last|STEP", help="[default: the best, else the last]")] = None,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]")] = "auto",
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="[default: the run's]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace FILE if it is there")] = False,
+    as_json: JsonOption = False,
+    runs: RootOption = None,
+) -> None:
+    """Film a trained policy as it plays: the very episodes of `operant eval`, under the same seed."""
+    from operant import render as films
+    from operant import runs as folders
+
+    if greedy and sampled:
+        raise UsageError("--greedy and --sampled exclude each other: give one")
+    if seconds is not None and steps is not None:
+        raise UsageError("--seconds and --steps exclude each other: give one")
+    within("--lanes", lanes, 1, 256)
+    across = math.ceil(math.sqrt(lanes))
+    within("--size", size, *_SIDES)
+    side = (size - films.GAP * (across - 1)) // across
+    if side < _SIDES[0]:
+        least = across * (_SIDES[0] + films.GAP)
+        raise UsageError(f"--size {size} leaves {max(0, side)} pixels for each of {lanes} games, of the {_SIDES[0]} it takes: at least --size {least}")
+    within("--seconds", seconds, 0.01, 36_000)
+    within("--steps", steps, 1, _MOST_STEPS)
+    within("--episodes", episodes, 0, 1_000_000)
+    within("--fps", fps, 0.1, 240)
+    within("--every", every, 1, 1_000_000)
+    within("--frames", frames, 1, 400)
+    path = Path(out).expanduser()
+    form = films.check(path, force=force)
+    if frames != 1 and form != "png":
+        raise UsageError(f"--frames is of a .png; a .{form} is as long as --seconds or --steps say")
+
+    from operant import playback
+
+    loaded = playback.load(what, folders.root(runs), which=checkpoint, device=device, report=say)
+    seed = loaded.config.run.seed if seed is None else seed
+    show, performer = stage(loaded, lanes=lanes, seed=seed, greedy=not sampled)
+    pace = films.pace(show.step_s, fps, every)
+    length = _length(films, pace, seconds, steps, episodes)
+    with films.replacing(path) as part, _progress(length) as report:
+        film = films.open_film(part, form, fps=pace.fps, frames=frames)
+        try:
+            shot = films.shoot(show, performer.step, film, side=side, every=pace.every, length=length, hold=round(_HOLD_S * pace.fps), report=report)
+            written = film.finish()
+        finally:
+            film.abandon()
+    document = {
+        "schema": 1, "id": loaded.id, "checkpoint": loaded.checkpoint, "step": loaded.step, "env": loaded.config.environment.name, "device": str(loaded.device),
+        "seed": seed, "mode": "sampled" if sampled else "greedy", "out": path, "format": form, "bytes": path.stat().st_size, "frames": written,
+        "fps": pace.fps, "every": pace.every, "lanes": lanes, "steps": shot.steps, "episodes": shot.episodes,
+    }  # fmt: skip
+    if as_json:
+        print_json(document)
+    else:
+        _tell(document)
+    if shot.cut:
+        say(f"the film ended before episode {episodes} did: --seconds or --steps allow for more")
+
+
+def stage(loaded: Loaded, *, lanes: int, seed: int, greedy: bool) -> tuple[Show, Performer]:
+    """A checkpoint's lanes, as an evaluation begins them, and its policy to play them. Raises UsageError where there is nothing to be seen."""
+    from operant import playback
+    from operant.show import Performer, Show
+
+    environment = loaded.config.environment
+    if environment.shade is None:
+        raise UsageError(f"{safe(environment.name)} draws no picture: its file has no `shade` (see the docstring of operant/envs/__init__.py)")
+    show = Show(environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=playback.NUMBER)
+    return show, Performer(show, loaded.policy, greedy=greedy)
+
+
+def _length(films: Any, pace: Pace, seconds: float | None, steps: int | None, episodes: int) -> Length:
+    """How long a film is to be: what was asked for, else ten seconds, or so many episodes."""
+    if seconds is None and steps is None and not episodes:
+        seconds = _SECONDS
+    frames = _MOST_FRAMES if seconds is None else min(_MOST_FRAMES, max(1, round(seconds * pace.fps)))
+    return films.Length(frames, _MOST_STEPS if steps is None else steps, episodes)
+
+
+@contextlib.contextmanager
+def _progress(length: Length) -> Iterator[Callable[[int], None]]:
+    """What is told of each frame: a line on a terminal, drawn anew; nothing elsewhere."""
+    from operant.progress import Screen
+
+    screen = Screen(sys.stderr)
+    told_s = time.monotonic()
+
+    def report(count: int) -> None:
+        nonlocal told_s
+        if screen.is_terminal and time.monotonic() - told_s > _TELL_S:
+            told_s = time.monotonic()
+            screen.show(f"frame {count:,}" + (f" of {length.frames:,}" if length.frames < _MOST_FRAMES else ""))
+
+    try:
+        yield report
+    finally:
+        screen.end()
+
+
+def _tell(made: Mapping[str, Any]) -> None:
+    """What was made, in two lines."""
+    kilobytes = f"{made['bytes'] / 1000:,.0f} kB"
+    film = f"{made['frames']} frame{'s' * (made['frames'] != 1)}"
+    if made["format"] != "png":
+        film += f", {made['frames'] / made['fps']:.1f} s at {made['fps']:.3g} a second"
+    print(f"{safe(str(made['out']), 400)}  {film}, {kilobytes}")
+    returns = [f"{episode['return']:.6g}" for episode in made["episodes"]]
+    ended = f"returns {', '.join(returns[:8])}{' ...' if len(returns) > 8 else ''}" if returns else "no episode ended"
+    how = f"({made['mode']}, {made['device']}, seed {made['seed']})"
+    print(f"{safe(made['id'])}  {safe(made['env'])}  step {made['step']:,}  {how}  {made['steps']:,} steps, {ended}")
