@@ -1,0 +1,359 @@
+"""Go against a greedy opponent, which answers in the same step. Rules: Tromp & Taylor's, but suicide is forbidden and a ko is a simple one. The opponent and
+the limit of moves are as PufferLib's go has them (pufferlib/ocean/go).
+
+The rules of a game
+- The agent is black and begins on an empty board. An action is a point, counted along the rows from the top left, or, the last one, a pass. A stone is put
+  on an empty point; then the opponent's chains without liberties are taken off. A move after which its own chain would have no liberty is illegal.
+- Ko: no move may bring back the position before the opponent's last one. That is what a stone alone in having taken one stone, and left with that one liberty,
+  forbids for one move. Longer cycles (a triple ko) are left to the limit of moves, as in PufferLib: to forbid every position of the game would take the keys
+  of up to 3 size^2 of them a lane, ten times the board, and a search through them for each point of the mask.
+- **An illegal action is a pass**, and leaves the board as it is; the opponent answers it with a move where it has one.
+- The game ends by two passes in a row, of whichever two, or after 3 size^2 plies (a ply is a move or a pass of one side; a step is two, or one at the end).
+- The score is by area, dead stones left standing: a side's stones, and the empty points from which only its stones are reached. White has komi beside it.
+- Reward: +1 for a win, -1 for a loss, 0 for a draw (which a komi of half a point rules out), in the step that ends the game. Beside it, as a hint on the way,
+  `Params.stone` for each stone by which black's lead in stones grows in a step, and at the end as much less as the lead has brought till then. So a capture
+  pays when it happens, a pass costs a stone, and yet **the return of a game is the outcome alone: the mean return is 2 (share of wins) - 1**
+  (Ng, Harada & Russell 1999: such a hint changes no optimal policy, but for the discount).
+
+The opponent, white. It plays at a point of the first kind of these of which it has a legal one, each of that kind as likely:
+1. one that takes a chain off; 2. the last liberty of a chain of its own; 3. to 5. a liberty of a chain of black's with 2, 3, 4 liberties; 6. any.
+It passes where it has no legal move, and in answer to a pass when the score as it stands is white's. (PufferLib's mixes 1 and 2, takes the first point
+where this one draws, and answers a pass with a move.)
+
+Random numbers: draw 0 of the step in which the opponent chooses a point among n: the one numbered `integer(key, 0, n)`, counted along the rows.
+
+The observation, bytes: four planes (size, size), then two numbers. Black's stones, white's stones (255); each stone's chain's liberties l as 255 >> (l - 1),
+so 255 in atari; the point of white's last stone (255) and the point that ko forbids (128). Then 255 if white passed; plies played, of the limit, times 255.
+
+What is kept, and why. Each point has two cells: how many liberties its chain has, negative where it is white's, 0 where it is empty; and its chain's name,
+which is one of its points, or -1. Whether a move is legal, what it takes, and how urgent it seems to the opponent can then be told from the four neighbours.
+A move costs three passes over the board: over stones that are taken off or renamed, over empty points to count liberties, over stones to write them down.
+"""
+
+from typing import NamedTuple
+
+from numpy import float32, int32
+
+from operant.envs import Box, Cells, Discrete, Env, device, device_call
+from operant.rng import integer
+from operant.shapes import GROUND, RED, in_box, in_disc
+
+PLIES, KO, LAST, PASSED, LEAD, FIELDS = range(6)
+"""Rows of the state, whole numbers all: plies played; the point that ko forbids black, and white's last stone (-1: none); whether white passed; black's stones
+less white's."""
+
+WON, MARGIN, CAPTURES, LOST, PLIES_AT_END, PASSES = range(6)  # tallies
+
+BLACK, WHITE = 1, -1
+EMPTY, NOBODY = 0, -1  # liberties and name of what is no chain
+PLANES = 4
+BEYOND = 100  # the liberties of what lies beyond the edge, for either side a chain of the other's that nothing can be done about
+
+TAKE, SAVE, ANY, ILLEGAL = 0, 1, 5, 6  # the opponent's kinds of points; a black chain's liberties, 2 to 4, are those between
+
+WOOD = (float32(0.82), float32(0.65), float32(0.38))
+LINE = (float32(0.36), float32(0.26), float32(0.13))
+BLACK_STONE = (float32(0.07), float32(0.07), float32(0.08))
+WHITE_STONE = (float32(0.96), float32(0.95), float32(0.92))
+
+
+class Params(NamedTuple):
+    """White's points for moving second, and the hint for a stone."""
+
+    komi: float = 7.5
+    stone: float = 0.02
+
+
+@device
+def neighbours(board, size, first, row, column, beyond):
+    """The cells above, left, right and below of a point, of the kind that begins at cell `first`; `beyond` where the board ends."""
+    cell = first + row * size + column
+    above = int32(board[cell - size]) if row > 0 else int32(beyond)
+    left = int32(board[cell - 1]) if column > 0 else int32(beyond)
+    right = int32(board[cell + 1]) if column < size - 1 else int32(beyond)
+    below = int32(board[cell + size]) if row < size - 1 else int32(beyond)
+    return above, left, right, below
+
+
+@device
+def opens(liberties, colour):
+    """Whether a neighbour lets `colour` move to a point: it is empty, a chain of its own with another liberty, or one of the other's that it takes."""
+    own = liberties * colour
+    return own == 0 or own > 1 or own == -1
+
+
+@device_call
+def may_play(cells, size, point, colour, ko):
+    """Whether `colour` may put a stone on a point of the board."""
+    if cells[point] != EMPTY or point == ko:
+        return False
+    above, left, right, below = neighbours(cells, size, 0, point // size, point % size, -colour * BEYOND)
+    return opens(above, colour) or opens(left, colour) or opens(right, colour) or opens(below, colour)
+
+
+@device
+def within(name, first, second, third, fourth):
+    """Whether a chain is one of four."""
+    return name == first or name == second or name == third or name == fourth  # numba has no `in` for numbers of several types
+
+
+@device_call
+def count_liberties(cells, scratch, size):
+    """Write each stone's chain's liberties, from the names of the chains and the stones' colours. `scratch` has a 0 for each name."""
+    count = size * size
+    for row in range(size):
+        for column in range(size):
+            if cells[count + row * size + column] == NOBODY:
+                above, left, right, below = neighbours(cells, size, count, row, column, NOBODY)
+                if above != NOBODY:
+                    scratch[above] += 1
+                if left != NOBODY and left != above:
+                    scratch[left] += 1
+                if right != NOBODY and not within(right, above, left, NOBODY, NOBODY):
+                    scratch[right] += 1
+                if below != NOBODY and not within(below, above, left, right, NOBODY):
+                    scratch[below] += 1
+    for point in range(count):
+        name, liberties = cells[count + point], cells[point]
+        if name != NOBODY:
+            cells[point] = scratch[name] if liberties > 0 else -scratch[name]
+
+
+@device_call
+def play(cells, scratch, size, point, colour):
+    """Put a stone on a point where it may be, and take off what that leaves without liberties. How many stones, and the point that ko now forbids, or -1."""
+    count = size * size
+    row, column = point // size, point % size
+    liberties = neighbours(cells, size, 0, row, column, EMPTY)
+    names = neighbours(cells, size, count, row, column, NOBODY)
+    # By direction: the chain to be taken, the chain to be joined.
+    taken_0, joined_0 = names[0] if liberties[0] == -colour else NOBODY, names[0] if liberties[0] * colour > 0 else NOBODY
+    taken_1, joined_1 = names[1] if liberties[1] == -colour else NOBODY, names[1] if liberties[1] * colour > 0 else NOBODY
+    taken_2, joined_2 = names[2] if liberties[2] == -colour else NOBODY, names[2] if liberties[2] * colour > 0 else NOBODY
+    taken_3, joined_3 = names[3] if liberties[3] == -colour else NOBODY, names[3] if liberties[3] * colour > 0 else NOBODY
+    taken, place = 0, -1
+    for other in range(count):
+        name = cells[count + other]
+        scratch[other] = 0
+        if name != NOBODY:
+            if within(name, taken_0, taken_1, taken_2, taken_3):
+                cells[other] = EMPTY
+                cells[count + other] = NOBODY
+                taken, place = taken + 1, other
+            elif within(name, joined_0, joined_1, joined_2, joined_3):
+                cells[count + other] = point
+    cells[point] = colour
+    cells[count + point] = point
+    count_liberties(cells, scratch, size)
+    alone = max(joined_0, joined_1, joined_2, joined_3) == NOBODY
+    return taken, place if taken == 1 and alone and cells[point] == colour else -1
+
+
+@device
+def urgency(liberties):
+    """The kind that a point beside these liberties is, to white, if it may play there."""
+    if liberties == BLACK:
+        return TAKE
+    if liberties == WHITE:
+        return SAVE
+    return liberties if 1 < liberties < ANY else ANY
+
+
+@device_call
+def choose(cells, scratch, size, ko, key):
+    """The point that white plays, or -1: a pass. `scratch` keeps each point's kind between the two passes."""
+    best, found = ILLEGAL, 0
+    for row in range(size):
+        for column in range(size):
+            point, kind = row * size + column, ILLEGAL
+            if cells[point] == EMPTY and point != ko:
+                above, left, right, below = neighbours(cells, size, 0, row, column, BEYOND)
+                if opens(above, WHITE) or opens(left, WHITE) or opens(right, WHITE) or opens(below, WHITE):
+                    kind = min(urgency(above), urgency(left), urgency(right), urgency(below))
+            scratch[point] = kind
+            found = 1 if kind < best else found + 1 if kind == best else found
+            best = min(kind, best)
+    if best == ILLEGAL:
+        return -1
+    ahead = int32(integer(key, 0, found))
+    for point in range(size * size):
+        if scratch[point] == best:
+            if ahead == 0:
+                return point
+            ahead -= 1
+    return -1
+
+
+@device
+def root(scratch, point):
+    """The point that stands for an empty one's region, shortening the way to it."""
+    while scratch[point] >= 0:
+        above = scratch[point]
+        if scratch[above] >= 0:
+            scratch[point] = scratch[above]
+        point = above
+    return point
+
+
+@device
+def join(scratch, other, point):
+    """Make `point`, which stands for its region, stand for another's too."""
+    if other != point:
+        scratch[point] = -1 - ((-1 - scratch[point]) | (-1 - scratch[other]))
+        scratch[other] = point
+
+
+@device_call
+def area(cells, scratch, size):
+    """Black's area less white's.
+
+    In `scratch` an empty point names another of its region, and the one that stands for the region holds -1, less 1 for black beside it, less 2 for white.
+    """
+    lead = 0
+    for row in range(size):
+        for column in range(size):
+            point = row * size + column
+            if cells[point] != EMPTY:
+                lead += 1 if cells[point] > 0 else -1
+                continue
+            above, left, right, below = neighbours(cells, size, 0, row, column, EMPTY)
+            black = above > 0 or left > 0 or right > 0 or below > 0
+            white = above < 0 or left < 0 or right < 0 or below < 0
+            scratch[point] = -1 - ((1 if black else 0) | (2 if white else 0))
+            if row > 0 and above == EMPTY:
+                join(scratch, root(scratch, point - size), point)
+            if column > 0 and left == EMPTY:
+                join(scratch, root(scratch, point - 1), point)
+    for point in range(size * size):
+        if cells[point] == EMPTY:
+            beside = -1 - scratch[root(scratch, point)]
+            lead += (1 if beside == 1 else 0) - (1 if beside == 2 else 0)
+    return lead
+
+
+@device_call
+def shade_board(cells, size, ko, last, x, y):
+    """The colour of a point of the picture: a board with lines and dots, stones, a mark on white's last one, and a small box where ko forbids black to play."""
+    side = float32(size + 1)
+    right, down = x * side - float32(1.0), y * side - float32(1.0)  # the board's first point is at (0, 0)
+    edge = float32(size - 1)
+    if min(right, down) < float32(-0.75) or max(right, down) > edge + float32(0.75):
+        return GROUND
+    column = min(max(int(right + float32(0.5)), 0), size - 1)
+    row = min(max(int(down + float32(0.5)), 0), size - 1)
+    across, below = right - float32(column), down - float32(row)
+    point = row * size + column
+    if cells[point] != EMPTY and in_disc(across, below, float32(0.0), float32(0.0), float32(0.47)):
+        if point == last and in_disc(across, below, float32(0.0), float32(0.0), float32(0.2)):
+            return RED
+        return BLACK_STONE if cells[point] > 0 else WHITE_STONE
+    if point == ko and in_box(across, below, float32(0.0), float32(0.0), float32(0.28), float32(0.28)):
+        return RED
+    thin = side * float32(1.0 / 128.0)  # a line is a pixel of 64
+    if min(right, down) > -thin and max(right, down) < edge + thin and min(abs(across), abs(below)) <= thin:
+        return LINE
+    # The dots: the centre, and four near the corners.
+    inset, middle = 2 if size < 12 else 3, size // 2
+    near = row in (inset, size - 1 - inset) and column in (inset, size - 1 - inset) and size > 6
+    if (near or (row == middle and column == middle and size % 2 == 1)) and in_disc(across, below, float32(0.0), float32(0.0), float32(2.5) * thin):
+        return LINE
+    return WOOD
+
+
+def go(size: int = 9) -> Env:
+    """The game on a board of `size` by `size`, 5 to 19. Raises ValueError for others.
+
+    A file of a user's own that ends in `ENV = go(13)` is an environment.
+    """
+    if not 5 <= size <= 19:
+        raise ValueError(f"a board's size is 5 to 19, not {size}")
+    count, limit = size * size, 3 * size * size
+
+    @device_call
+    def reset(s, cells, scratch, p, key):
+        for point in range(count):
+            cells[point] = EMPTY
+            cells[count + point] = NOBODY
+        s[PLIES], s[KO], s[LAST], s[PASSED], s[LEAD] = float32(0.0), float32(-1.0), float32(-1.0), float32(0.0), float32(0.0)
+
+    @device_call
+    def step(s, cells, scratch, action, p, key, tally):
+        plies, ko, passed, before = int32(s[PLIES]) + 1, int32(s[KO]), s[PASSED] > float32(0.0), int32(s[LEAD])
+        lead, taken, lost, margin, answer = before, 0, 0, float32(0.0), -1
+        moves = action >= 0 and action < count and may_play(cells, size, action, BLACK, ko)
+        ko = -1
+        if moves:
+            taken, ko = play(cells, scratch, size, action, BLACK)
+            lead += 1 + taken
+        ended = plies == limit or (passed and not moves)
+        if ended or action == count:
+            margin = float32(area(cells, scratch, size)) - p.komi
+        if not ended:
+            plies += 1
+            if margin >= float32(0.0):
+                answer = choose(cells, scratch, size, ko, key)
+            ko = -1
+            if answer >= 0:
+                lost, ko = play(cells, scratch, size, answer, WHITE)
+                lead -= 1 + lost
+            ended = plies == limit or (answer < 0 and not moves)
+            if ended:
+                margin = float32(area(cells, scratch, size)) - p.komi
+
+        s[PLIES], s[KO], s[LAST], s[LEAD] = float32(plies), float32(ko), float32(answer), float32(lead)
+        s[PASSED] = float32(1.0) if answer < 0 else float32(0.0)
+        won = ended and margin > float32(0.0)
+        tally[WON] += float32(1.0) if won else float32(0.0)
+        tally[MARGIN] += margin if ended else float32(0.0)
+        tally[CAPTURES] += float32(taken)
+        tally[LOST] += float32(lost)
+        tally[PLIES_AT_END] += float32(plies) if ended else float32(0.0)
+        tally[PASSES] += float32(0.0) if moves else float32(1.0)
+        outcome = float32(1.0) if won else float32(-1.0) if ended and margin < float32(0.0) else float32(0.0)
+        return outcome + p.stone * float32((0 if ended else lead) - before), ended
+
+    @device_call
+    def observe(s, cells, scratch, obs, p):
+        last, ko = int32(s[LAST]), int32(s[KO])
+        for point in range(count):
+            liberties = int32(cells[point])
+            obs[point] = 255 if liberties > 0 else 0
+            obs[count + point] = 255 if liberties < 0 else 0
+            obs[2 * count + point] = 255 >> min(abs(liberties) - 1, 8) if liberties != EMPTY else 0
+            obs[3 * count + point] = 255 if point == last else 128 if point == ko else 0
+        obs[PLANES * count] = 255 if s[PASSED] > float32(0.0) else 0
+        obs[PLANES * count + 1] = int32(s[PLIES]) * 255 // limit
+
+    @device_call
+    def legal(s, cells, scratch, mask, p):
+        ko = int32(s[KO])
+        for row in range(size):
+            for column in range(size):
+                point = row * size + column
+                above, left, right, below = neighbours(cells, size, 0, row, column, -BLACK * BEYOND)
+                allowed = opens(above, BLACK) or opens(left, BLACK) or opens(right, BLACK) or opens(below, BLACK)
+                mask[point] = 1 if allowed and cells[point] == EMPTY and point != ko else 0
+        mask[count] = 1
+
+    @device_call
+    def shade(s, cells, p, x, y):
+        return shade_board(cells, size, int32(s[KO]), int32(s[LAST]), x, y)
+
+    return Env(
+        Params,
+        FIELDS,
+        observation=Box(PLANES * count + 2, low=0, high=255, dtype="uint8"),
+        action=Discrete(count + 1),
+        time_limit=None,  # plies are counted by the rules, which end the game by the score
+        reset=reset,
+        step=step,
+        observe=observe,
+        legal=legal,
+        shade=shade,
+        cells=Cells(2 * count, "int8" if count < 128 else "int16"),
+        scratch=count,
+        tally=("won", "margin", "captures", "lost", "plies", "passes"),
+    )
+
+
+ENV = go()
