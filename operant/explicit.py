@@ -150,7 +150,8 @@ class _Network:
         G = 1 if config.shared else 2
         self._moments, self._weights = policy.moments, weights
         self._activate, self._deactivate = _FORWARD[config.activation], _BACKWARD[config.activation]
-        self._observation = torch.empty(policy.env.observation.size, n)
+        self._observation = torch.empty(weights.first.shape[1], n)
+        self._kinds = torch.arange(policy.net.kinds, dtype=torch.uint8)[:, None]
         self._after = [torch.empty(G, width, n) for width in config.hidden]
         self._before = [torch.empty(G, width, n) for width in config.hidden] if config.activation in KEEPS_INPUT else self._after
         self._first_before, self._last_after = self._before[0].view(-1, n), self._after[-1].view(-1, n)
@@ -182,8 +183,11 @@ class _Network:
         torch.addmm(weights.last_bias, weights.last, self._last_after, out=self._out)
 
     def _features(self, observation: Tensor) -> Tensor:
-        """`Policy.features`, without fresh memory."""
+        """What the first layer reads (see `reading`), without fresh memory."""
         into = self._observation
+        if len(self._kinds):
+            torch.eq(observation[:, None], self._kinds, out=into.view(len(observation), len(self._kinds), -1))
+            return into
         if self._moments is not None:
             torch.sub(observation, self._moments.shift, out=into)
             return into.mul_(self._moments.scale).clamp_(-self._moments.CLIP, self._moments.CLIP)

@@ -44,7 +44,7 @@ def network_flops(policy: Policy) -> tuple[int, int]:
         forward = counter.get_total_flops() // 2
         return forward, 2 * forward
     towers, widths = 1 if net.config.shared else 2, net.config.hidden
-    first = 2 * towers * O * widths[0]
+    first = 2 * net.first_weight.numel()
     forward = first + 2 * towers * sum(a * b for a, b in itertools.pairwise(widths)) + 2 * widths[-1] * (H + 1)
     return forward, 2 * forward - first  # nobody asks for the gradient by the observation
 

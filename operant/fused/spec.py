@@ -72,6 +72,8 @@ def why_not(policy: Policy, samples: int) -> str | None:
     net = policy.net
     if not isinstance(net, nets.MLP):
         return "the network is not one of Operant's own"
+    if net.kinds:
+        return "the observation names kinds, which fused kernels do not read one-hot"
     if policy.env.mask_size:
         return "not every action is legal at every time, and fused kernels look at no such mask"
     config, observation, outputs = net.config, policy.env.observation.size, policy.head.parameter_rows + 1
