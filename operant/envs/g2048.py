@@ -1,0 +1,380 @@
+"""2048: slide the tiles of a 4 x 4 board, join equal ones, and keep room. Gabriele Cirulli's game of 2014 (github.com/gabrielecirulli/2048).
+
+The rules of a step
+- The action slides all tiles up, right, down or left (0 to 3) as far as they go. Of each line, from the side that it slides to, two equal neighbours join
+  into one of twice the value; a tile that was just made joins no other in the same move.
+- If the board changed, a new tile appears on one of the empty cells, each as likely: a 2 with probability 0.9, else a 4. A game begins with two of them.
+- A move that would change nothing is illegal (`legal` marks it 0). Made all the same, it moves nothing, brings no tile and costs 0.05.
+- The game is over when no move is left: -1, added to what the last move gained.
+- Reward: of each join 0.05, and 0.03 (e - 6)^1.5 more where it makes a tile 2^e of 128 or above, the power rounded to hundredths.
+
+Rewards: PufferLib's 2048 (`ocean/g2048/g2048.h`; github.com/PufferAI/PufferLib), written anew from reading it. Where this differs, and why:
+- Actions go round the clock, as Snake's do; PufferLib has up, down, left, right.
+- Every game begins with two new tiles. PufferLib begins 38 % of its training games with one or two tiles of 4,096 and more instead, and leaves these out of
+  what it reports: a curriculum belongs to a recipe rather than to the rules.
+- PufferLib ends a game after 1,000 steps or more, depending on its score and on the best of all games before it, so that illegal moves cannot go on for ever.
+  Here a game is given up, and is over (-1), after 100 illegal moves in a row. A time limit long enough for a good game (65,536 takes some 30,000 moves) would
+  keep a stuck one for as long; and without any time limit nothing needs to be bootstrapped. Whoever heeds `legal` never meets it, and a player at random on a
+  board with a single legal move meets it once in 10^12 times.
+
+Random numbers: the four words of draw 0. Of a step: word 0 tells the cell, the one numbered (word * f) >> 32 of f empty ones, counted along the rows from the
+top left; word 1 the kind, a 2 where its 24 high bits, as a share of 2^24, are below 0.9. Of a reset: words 0 and 1 the first tile, 2 and 3 the second.
+
+What is kept, and why. A row of the state holds a row of the board: four exponents of 5 bits (0 is empty; no game can make more than 131,072, which is 17),
+the left cell lowest, and above these 20 bits four more that a float32 holds exactly: those of the first two rows count illegal moves in a row. So a lane has 16
+bytes and is read by four loads; and the four columns slide up together, as the fields of four numbers, without a branch. Other moves turn the board before
+and after. Everything is whole numbers, rewards too (ten-thousandths) until the last multiplication: a game is the same to the bit on every device.
+"""
+
+import math
+from typing import NamedTuple
+
+from numpy import float32, int32, uint64
+
+from operant.envs import Box, Discrete, Env, device, device_call
+from operant.rng import block, unit
+from operant.shapes import GROUND
+
+SIDE = 4  # cells
+KINDS = 18  # exponents 0 to 17
+BITS = 5  # of an exponent
+FIELDS = SIDE  # rows of the state, a row of the board each
+
+UP, RIGHT, DOWN, LEFT = range(4)  # actions
+SCORE, BEST, REACHED_2048, INVALID = range(4)  # tallies: the sum of joined tiles, the best tile's exponent, 1 where that is 11 or more, illegal moves
+
+LOWEST = int32(0x8421)  # the lowest bit of each of a row's four fields
+BOARD = int32(0xFFFFF)  # the bits of a row that are cells
+EXPONENT = int32(31)  # one field
+OTHER_FIELDS = int32(31 | 31 << 10)  # fields 0 and 2
+LOW_HALF = int32(31 | 31 << 5)  # fields 0 and 1
+UNIT = float32(1e-4)  # of rewards
+
+# Pictures: a tile is 16 x 16 dots, the last of them the gap to the next.
+DOTS = 16
+GLYPHS = tuple(
+    int32(int(dots.replace(" ", ""), 2))
+    for dots in (
+        "111 101 101 101 111",
+        "010 110 010 010 111",
+        "111 001 111 100 111",
+        "111 001 111 001 111",
+        "101 101 111 001 001",
+        "111 100 111 001 111",
+        "111 100 111 101 111",
+        "111 001 010 010 010",
+        "111 101 111 101 111",
+        "111 101 111 001 111",
+        "101 101 110 101 101",
+    )
+)
+"""Digits and a K, three dots wide and five high, along the rows; the first dot is the highest bit."""
+THOUSANDS = 10  # where the K is
+EMPTY_TILE = (float32(0.14), float32(0.16), float32(0.20))
+SHADES = (
+    (float32(0.20), float32(0.26), float32(0.44)),  # 1
+    (float32(0.16), float32(0.47), float32(0.74)),  # 4
+    (float32(0.30), float32(0.76), float32(0.66)),  # 16 ...
+    (float32(0.95), float32(0.88), float32(0.36)),
+    (float32(0.93), float32(0.57), float32(0.10)),
+    (float32(0.76), float32(0.22), float32(0.16)),
+    (float32(0.55), float32(0.15), float32(0.45)),
+    (float32(0.86), float32(0.62), float32(0.86)),
+    (float32(1.00), float32(1.00), float32(1.00)),
+    (float32(1.00), float32(1.00), float32(1.00)),
+)
+"""The colour of every other exponent's tile; one between is halfway."""
+DARK, LIGHT = GROUND, (float32(1.0), float32(1.0), float32(1.0))
+
+
+class Params(NamedTuple):
+    """Rewards, rounded to 0.0001, and the chance of a 2."""
+
+    two: float = 0.9  # probability that a new tile is a 2 and not a 4
+    merge: float = 0.05  # for each join
+    growth: float = 0.03  # for each join that makes 2^e, times (e - 6)^1.5
+    invalid: float = -0.05  # for an illegal move
+    game_over: float = -1.0
+    patience: int = 100  # illegal moves in a row that end a game; at most 255
+
+
+@device
+def _tiles(row):
+    """The lowest bit of each field that is not 0."""
+    folded = row | (row >> int32(1))
+    return int32((folded | (folded >> int32(2)) | (row >> int32(4))) & LOWEST)
+
+
+@device
+def _whole(bits):
+    """All five bits of each field whose lowest is set."""
+    return int32((bits << int32(BITS)) - bits)
+
+
+@device
+def _equal(one, other):
+    """The lowest bit of each field that two rows share and that is not 0."""
+    return int32(_tiles(one) & ~_tiles(one ^ other))
+
+
+@device
+def _mirrored(a, b, c, d, sideways):
+    """The board's four rows, mirrored along its diagonal where `sideways` is -1, as they are where it is 0."""
+    # The cells off the diagonal of each quarter change places, then the quarters off the diagonal.
+    others, half = OTHER_FIELDS & sideways, LOW_HALF & sideways
+    top, bottom = ((a >> int32(BITS)) ^ b) & others, ((c >> int32(BITS)) ^ d) & others
+    a, b = a ^ (top << int32(BITS)), b ^ top
+    c, d = c ^ (bottom << int32(BITS)), d ^ bottom
+    even, odd = ((a >> int32(2 * BITS)) ^ c) & half, ((b >> int32(2 * BITS)) ^ d) & half
+    a, c = a ^ (even << int32(2 * BITS)), c ^ even
+    b, d = b ^ (odd << int32(2 * BITS)), d ^ odd
+    return int32(a), int32(b), int32(c), int32(d)
+
+
+@device
+def _slide_up(a, b, c, d):
+    """All four columns slid up and joined: the four rows, and the exponents of the tiles that joined in each column, the upper pair's and the lower one's."""
+    # Close the gaps, from the bottom up.
+    stays = _whole(_tiles(c))
+    c, d = c | (d & ~stays), d & stays
+    stays = _whole(_tiles(b))
+    b, c, d = b | (c & ~stays), (c & stays) | (d & ~stays), d & stays
+    stays = _whole(_tiles(a))
+    a, b, c, d = a | (b & ~stays), (b & stays) | (c & ~stays), (c & stays) | (d & ~stays), d & stays
+    # Pairs, the upper one first: a tile is in one pair at most.
+    upper = _equal(a, b)
+    middle = int32(_equal(b, c) & ~upper)
+    lower = int32(_equal(c, d) & ~middle)
+    in_upper, in_middle, in_lower = _whole(upper), _whole(middle), _whole(lower)
+    first, second = (a & in_upper) | (b & in_middle), c & in_lower
+    joined = c + lower
+    new_a = a + upper
+    new_b = (joined & in_upper) | ((b + middle) & ~in_upper)
+    moved_up = in_upper | in_middle
+    new_c = (d & moved_up & ~in_lower) | (joined & ~moved_up)
+    new_d = d & ~(moved_up | in_lower)
+    return int32(new_a), int32(new_b), int32(new_c), int32(new_d), int32(first), int32(second)
+
+
+@device_call
+def moved(a, b, c, d, action):
+    """The board's four rows after a move, without a new tile; and the exponents of the tiles that joined, in eight fields of two numbers."""
+    sideways, back = int32(-(action & 1)), ((action + 1) & 2) != 0
+    a, b, c, d = _mirrored(a, b, c, d, sideways)
+    a, b, c, d = (d, c, b, a) if back else (a, b, c, d)
+    a, b, c, d, first, second = _slide_up(a, b, c, d)
+    a, b, c, d = (d, c, b, a) if back else (a, b, c, d)
+    a, b, c, d = _mirrored(a, b, c, d, sideways)
+    return a, b, c, d, first, second
+
+
+@device
+def _growth(exponent):
+    """(e - 6)^1.5 in hundredths, rounded: of the tile 2^e that two of 2^exponent make; 0 for e <= 6."""
+    over = float32(max(exponent - 5, 0))
+    return int32(over * math.sqrt(over) * float32(100.0) + float32(0.5))
+
+
+@device
+def _gained(first, second):
+    """Of the tiles that joined: the sum of what they made, how many joins, and their growth in hundredths."""
+    score, joins, growth = int32(0), int32(0), int32(0)
+    for k in range(SIDE):
+        one, other = (first >> int32(BITS * k)) & EXPONENT, (second >> int32(BITS * k)) & EXPONENT
+        score += (int32(2) << one) + (int32(2) << other)
+        joins += (1 if one else 0) + (1 if other else 0)
+        growth += _growth(one) + _growth(other)
+    return int32(score - 2 * (2 * SIDE - joins)), int32(joins), int32(growth)
+
+
+@device_call
+def with_tile(a, b, c, d, cell_word, kind_word, p):
+    """The four rows with a new tile on an empty cell, by two random words; as they are where no cell is empty. And how many cells were empty."""
+    free_a, free_b, free_c, free_d = LOWEST & ~_tiles(a), LOWEST & ~_tiles(b), LOWEST & ~_tiles(c), LOWEST & ~_tiles(d)
+    # A product with LOWEST adds to each field those below it: the empty cells up to there. The top field has the row's.
+    up_to_a, up_to_b, up_to_c, up_to_d = int32(free_a * LOWEST), int32(free_b * LOWEST), int32(free_c * LOWEST), int32(free_d * LOWEST)
+    count_a = (up_to_a >> int32(3 * BITS)) & EXPONENT
+    count_b = count_a + ((up_to_b >> int32(3 * BITS)) & EXPONENT)
+    count_c = count_b + ((up_to_c >> int32(3 * BITS)) & EXPONENT)
+    count = int32(count_c + ((up_to_d >> int32(3 * BITS)) & EXPONENT))
+    # The empty cell numbered n from 0 is the one with n + 1 empty cells up to and with it.
+    n = int32((uint64(cell_word) * uint64(count)) >> uint64(32))
+    wanted = int32((n + 1) * LOWEST)
+    kind = int32(1) if unit(kind_word) < p.two else int32(2)
+    a += int32(free_a & ~_tiles(up_to_a ^ wanted)) * kind
+    b += int32(free_b & ~_tiles((up_to_b + count_a * LOWEST) ^ wanted)) * kind
+    c += int32(free_c & ~_tiles((up_to_c + count_b * LOWEST) ^ wanted)) * kind
+    d += int32(free_d & ~_tiles((up_to_d + count_c * LOWEST) ^ wanted)) * kind
+    return int32(a), int32(b), int32(c), int32(d), count
+
+
+@device
+def _pairs(a, b, c, d):
+    """The lowest bits of the cells whose right neighbour is equal, and of those whose neighbour below is."""
+    right = _equal(a, a >> int32(BITS)) | _equal(b, b >> int32(BITS)) | _equal(c, c >> int32(BITS)) | _equal(d, d >> int32(BITS))
+    return int32(right), int32(_equal(a, b) | _equal(b, c) | _equal(c, d))
+
+
+@device
+def _ten_thousandths(reward):
+    """A reward as a whole number of 0.0001."""
+    return int32(math.floor(reward * float32(10000.0) + float32(0.5)))
+
+
+@device
+def _best(a, b, c, d):
+    """The highest exponent on the board."""
+    best = int32(0)
+    for k in range(SIDE):
+        shift = int32(BITS * k)
+        best = max(best, max(max((a >> shift) & EXPONENT, (b >> shift) & EXPONENT), max((c >> shift) & EXPONENT, (d >> shift) & EXPONENT)))
+    return int32(best)
+
+
+@device
+def _board(s):
+    """The four rows, and how many illegal moves were made in a row."""
+    a, b, c, d = int32(s[0]), int32(s[1]), int32(s[2]), int32(s[3])
+    return a & BOARD, b & BOARD, c & BOARD, d & BOARD, (a >> int32(4 * BITS)) | ((b >> int32(4 * BITS)) << int32(4))
+
+
+@device
+def _write(s, a, b, c, d, stuck):
+    s[0], s[1] = float32(a | ((stuck & int32(15)) << int32(4 * BITS))), float32(b | ((stuck >> int32(4)) << int32(4 * BITS)))
+    s[2], s[3] = float32(c), float32(d)
+
+
+@device_call
+def reset(s, p, key):
+    """Two tiles on an empty board."""
+    words = block(key, 0)
+    a, b, c, d, _ = with_tile(int32(0), int32(0), int32(0), int32(0), words[0], words[1], p)
+    a, b, c, d, _ = with_tile(a, b, c, d, words[2], words[3], p)
+    _write(s, a, b, c, d, int32(0))
+
+
+@device
+def step(s, action, p, key, tally):
+    """One move."""
+    a, b, c, d, stuck = _board(s)
+    to_a, to_b, to_c, to_d, first, second = moved(a, b, c, d, action)
+    changed = ((a ^ to_a) | (b ^ to_b) | (c ^ to_c) | (d ^ to_d)) != 0
+    score, joins, growth = _gained(first, second)
+    words = block(key, 0)
+    new_a, new_b, new_c, new_d, empty = with_tile(to_a, to_b, to_c, to_d, words[0], words[1], p)
+    a, b, c, d, empty = (new_a, new_b, new_c, new_d, empty - 1) if changed else (a, b, c, d, empty)
+    stuck = int32(0) if changed else int32(stuck + 1)
+    _write(s, a, b, c, d, stuck)
+
+    right, below = _pairs(a, b, c, d)
+    over = (empty <= 0 and (right | below) == 0) or stuck >= p.patience
+    gained = joins * _ten_thousandths(p.merge) + growth * _ten_thousandths(p.growth) // 100 if changed else _ten_thousandths(p.invalid)
+    gained += _ten_thousandths(p.game_over) if over else int32(0)
+    best = _best(a, b, c, d) if over else int32(0)
+    tally[SCORE] += float32(score)
+    tally[INVALID] += float32(0.0) if changed else float32(1.0)
+    tally[BEST] += float32(best)
+    tally[REACHED_2048] += float32(1.0) if best >= 11 else float32(0.0)
+    return float32(gained) * UNIT, over
+
+
+@device_call
+def observe(s, obs, p):
+    """The exponents, along the rows from the top left."""
+    a, b, c, d, _ = _board(s)
+    for k in range(SIDE):
+        shift = int32(BITS * k)
+        obs[k] = (a >> shift) & EXPONENT
+        obs[SIDE + k] = (b >> shift) & EXPONENT
+        obs[2 * SIDE + k] = (c >> shift) & EXPONENT
+        obs[3 * SIDE + k] = (d >> shift) & EXPONENT
+
+
+@device
+def _gap_right(full):
+    """Of a row's tiles (their lowest bits), those whose right neighbour is an empty cell."""
+    return full & ~(full >> int32(BITS)) & (LOWEST >> int32(BITS))
+
+
+@device
+def _gap_left(full):
+    """Of a row's empty cells, those whose right neighbour is a tile."""
+    return (full >> int32(BITS)) & ~full
+
+
+@device_call
+def legal(s, mask, p):
+    """1 for each move that changes the board: along whose lines two neighbours are equal, or a tile has an empty neighbour on the side that it goes to."""
+    a, b, c, d, _ = _board(s)
+    right, below = _pairs(a, b, c, d)
+    full_a, full_b, full_c, full_d = _tiles(a), _tiles(b), _tiles(c), _tiles(d)
+    upward = (full_b & ~full_a) | (full_c & ~full_b) | (full_d & ~full_c)
+    downward = (full_a & ~full_b) | (full_b & ~full_c) | (full_c & ~full_d)
+    rightward = _gap_right(full_a) | _gap_right(full_b) | _gap_right(full_c) | _gap_right(full_d)
+    leftward = _gap_left(full_a) | _gap_left(full_b) | _gap_left(full_c) | _gap_left(full_d)
+    mask[UP] = 1 if (below | upward) != 0 else 0
+    mask[RIGHT] = 1 if (right | rightward) != 0 else 0
+    mask[DOWN] = 1 if (below | downward) != 0 else 0
+    mask[LEFT] = 1 if (right | leftward) != 0 else 0
+
+
+@device_call
+def inked(exponent, across, down):
+    """Whether the dot (across, down) of a tile, each 0 to 15, is part of its number. From 16,384 on it is told in thousands."""
+    number = int32(1) << exponent
+    thousands = number > int32(9999)
+    if thousands:
+        number //= int32(1000)
+    glyphs, power = int32(1), int32(1)
+    while number // power >= int32(10):
+        power *= int32(10)
+        glyphs += int32(1)
+    digits = glyphs
+    glyphs += int32(1) if thousands else int32(0)
+    dot = int32(2) if glyphs <= 2 else int32(1)  # short numbers are twice as large
+    x, y = across - (int32(DOTS - 1) - dot * (int32(4) * glyphs - int32(1))) // int32(2), down - (int32(DOTS - 1) - int32(5) * dot) // int32(2)
+    if x < 0 or y < 0 or y >= 5 * dot:
+        return False
+    column, row = x // dot, y // dot
+    place, column = column // 4, column % 4
+    if place >= glyphs or column == 3:
+        return False
+    glyph = int32(THOUSANDS)
+    if place < digits:
+        for _ in range(place + 1, digits):
+            number //= int32(10)
+        glyph = number % int32(10)
+    return (GLYPHS[glyph] >> (int32(14) - int32(3) * row - column)) & int32(1) != 0
+
+
+@device_call
+def shade(s, p, x, y):
+    """The tiles with their numbers, the higher the warmer; made for 64 x 64 pixels, where each dot is one."""
+    across, down = int32(x * float32(SIDE * DOTS)), int32(y * float32(SIDE * DOTS))
+    column, row = across // int32(DOTS), down // int32(DOTS)
+    across, down = across % int32(DOTS), down % int32(DOTS)
+    if across == DOTS - 1 or down == DOTS - 1:
+        return GROUND
+    exponent = (int32(s[row]) >> (int32(BITS) * column)) & EXPONENT
+    if exponent == 0:
+        return EMPTY_TILE
+    lower, upper = SHADES[exponent // 2], SHADES[(exponent + 1) // 2]
+    red, green, blue = float32(0.5) * (lower[0] + upper[0]), float32(0.5) * (lower[1] + upper[1]), float32(0.5) * (lower[2] + upper[2])
+    if not inked(exponent, across, down):
+        return red, green, blue
+    return DARK if float32(0.3) * red + float32(0.6) * green + float32(0.1) * blue > float32(0.52) else LIGHT
+
+
+ENV = Env(
+    Params,
+    FIELDS,
+    observation=Box(SIDE * SIDE, low=0, high=KINDS - 1, dtype="uint8", shape=(SIDE, SIDE), kinds=KINDS),
+    action=Discrete(4),
+    time_limit=None,  # it fills its board, or loses its patience, before that
+    reset=reset,
+    step=step,
+    observe=observe,
+    shade=shade,
+    legal=legal,
+    tally=("score", "best_exponent", "reached_2048", "invalid_moves"),
+)
