@@ -19,12 +19,12 @@ import torch
 from numba import get_num_threads
 from numba.core.dispatcher import Dispatcher
 
+from operant.device import device_params
 from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete
 from operant.guards import PICTURE_SIDE, Guarded, source_of
 from operant.ptx import ARCHITECTURES, compile_ptx, essence, float64_lines, quoted, undefined_calls
 from operant.text import count
 from operant.trials import DEVICE_TOLERANCE, Seen, Trial, compare_devices, long_trial, same_bits, trial_actions
-from operant.world import device_params
 
 FREE_STEPS = 200
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from numba import njit
 from numba.core.bytecode import FunctionIdentity
+from numpy import float32, int32
 
 FASTMATH = frozenset({"contract", "afn", "arcp", "nsz", "reassoc"})
 """The liberties the compiler may take on the CPU. Not `nnan`: with it `isnan(nan)` is false, and guards lie."""
@@ -32,6 +33,17 @@ def device_call(function: Callable[..., Any]) -> Any:
     """As `device`, but called rather than pasted: for large helpers that several places use."""
     _number_apart()
     return njit(fastmath=set(FASTMATH), error_model="numpy")(function)
+
+
+def device_params(params: Any) -> Any:
+    """Parameters as device functions see them: floats as float32, whole numbers as int32, truth values as they are."""
+
+    def narrow(value: Any) -> Any:
+        if isinstance(value, bool):
+            return value
+        return int32(value) if isinstance(value, int) else float32(value)
+
+    return type(params)(*(narrow(value) for value in params))
 
 
 @functools.cache

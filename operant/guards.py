@@ -14,9 +14,10 @@ from numpy import float32
 from operant.device import device
 from operant.envs import Env
 from operant.kernel import bind
+from operant.lane import reset_body, step_body
 from operant.pictures import Scene, colour_function
 from operant.ptx import quoted, signature
-from operant.world import Lanes, Slot, World, reset_body, step_body
+from operant.world import Lanes, Slot, World
 
 GUARD_ROWS, GUARD_BYTE = 16, 0x5A
 PICTURES, PICTURE_SIDE = 4, 16
@@ -51,7 +52,7 @@ class Guarded:
         exact = {"state": env.fields, "cells": env.cells.n if env.cells else 0, "scratch": env.scratch, "running": 1 + len(env.tally)}
         self.lanes: Lanes = self._between_guards(world.lanes, exact)
         O, A = env.observation.size, env.action_size
-        self.slot: Slot = self._between_guards(world.slot(), {"observation": O, "final_observation": O, "action": A})
+        self.slot: Slot = self._between_guards(world.slot(), {"observation": O, "final_observation": O, "action": A, "legal": env.mask_size})
         self.calls = {
             "step": Call(step_body(env, world.params), self.lanes, self.slot),
             "reset": Call(reset_body(env, world.params), self.lanes, self.slot),

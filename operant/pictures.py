@@ -7,15 +7,17 @@ the kernel runs, so that one compilation serves every size.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from numpy import float32, uint8
 
-from operant.device import device
+from operant.device import device, device_params
 from operant.envs import Env
 from operant.kernel import Kernel, bind
-from operant.world import World, device_params
+
+if TYPE_CHECKING:
+    from operant.world import World
 
 
 class Scene(NamedTuple):
@@ -57,21 +59,58 @@ def colour_function(env: Env, params: Any) -> Any:
     return colour
 
 
-def shade_body(env: Env, params: Any) -> Any:
-    """The body that shades pixel i of all N * H * W: the colour that `env.shade` gives the point at the pixel's centre."""
+def _paint_function(env: Env, params: Any) -> Any:
+    """`(scene, i, pixels)`: give pixel i of all N * H * W the colour of the point at its centre."""
     colour = colour_function(env, params)
 
     @device
-    def body(i: Any, scene: Any, canvas: Any, offset: Any) -> None:
-        height, width = canvas.pixels.shape[1], canvas.pixels.shape[2]
+    def paint(scene: Any, i: Any, pixels: Any) -> None:
+        height, width = pixels.shape[1], pixels.shape[2]
         column, above = i % width, i // width
         row, lane = above % height, above // height
         x = (float32(column) + float32(0.5)) / float32(width)
         y = (float32(row) + float32(0.5)) / float32(height)
         red, green, blue = colour(scene, lane, x, y)
-        canvas.pixels[lane, row, column, 0] = _level(red)
-        canvas.pixels[lane, row, column, 1] = _level(green)
-        canvas.pixels[lane, row, column, 2] = _level(blue)
+        pixels[lane, row, column, 0] = _level(red)
+        pixels[lane, row, column, 1] = _level(green)
+        pixels[lane, row, column, 2] = _level(blue)
+
+    return paint
+
+
+def shade_body(env: Env, params: Any) -> Any:
+    """The body that shades pixel i of all N * H * W of a canvas."""
+    paint = _paint_function(env, params)
+
+    @device
+    def body(i: Any, scene: Any, canvas: Any, offset: Any) -> None:
+        paint(scene, i, canvas.pixels)
+
+    return body
+
+
+def observe_body(env: Env, params: Any) -> Any:
+    """The body that shades pixel i of a step's observations: a `world.Slot`, whose pictures are (N, H, W, 3)."""
+    paint = _paint_function(env, params)
+
+    @device
+    def body(i: Any, scene: Any, slot: Any, offset: Any) -> None:
+        paint(scene, i, slot.observation)
+
+    return body
+
+
+def observe_final_body(env: Env, params: Any, every_final: bool) -> Any:
+    """As `observe_body`, of a step's true final observations: those of lanes that were truncated, or with `every_final` ended at all; all else returns."""
+    paint = _paint_function(env, params)
+
+    @device
+    def body(i: Any, scene: Any, slot: Any, offset: Any) -> None:
+        pixels = slot.final_observation
+        lane = i // (pixels.shape[1] * pixels.shape[2])
+        terminated = slot.terminated[lane] != 0
+        if (slot.truncated[lane] != 0 or terminated) and (every_final or not terminated):
+            paint(scene, i, pixels)
 
     return body
 

@@ -1,13 +1,7 @@
-"""N lanes of one environment on a device: buffers, and the one body that steps a lane. Knows the environment contract; knows no policy and no algorithm.
+"""N lanes of one environment on a device: buffers, and the kernels that step and reset them. Knows no policy and no algorithm, and of a step only its parts.
 
-What every environment would otherwise get wrong by itself lives here once: automatic resets, time limits, the true final observation, episode sums, random
-numbers, layout. One step of a lane, at tick t:
-
-    clip a Box action -> step -> age + 1 -> truncated when the age reaches the time limit
-    when it ended: write the true final observation; add its tallies to `finished`; reset (with the numbers of tick t)
-    observe, and judge which actions are legal now, where the environment says so
-
-Layout is field-major: state (F, N), observations (O, N), so that neighbouring threads touch neighbouring addresses.
+Layout is field-major: state (F, N), observations (O, N), so that neighbouring threads touch neighbouring addresses. Observations that are pictures are an
+(O, N) view of memory that holds one after the other, (N, O), as whoever draws them and whoever reads them wants it.
 """
 
 from __future__ import annotations
@@ -18,15 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy import float32, uint32
 
-from operant import rng
-from operant.device import device
-from operant.envs import Box, Discrete, Env
+from operant import pictures, rng
+from operant.device import device_params as device_params
+from operant.envs import Box, Env
 from operant.kernel import Kernel, bind
+from operant.lane import begin_body, end_body, has_cells, reset_body, step_body
 
 EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of what `take` returns; an environment's own tallies follow
-_LOW_32 = 0xFFFFFFFF
 
 
 class Lanes(NamedTuple):
@@ -48,194 +41,13 @@ class Slot(NamedTuple):
 
     action: Any  # (A, N) int32 or float32; a Box action is clipped to its bounds in place
     observation: Any  # (O, N), of the state after the step (and after the reset where the episode ended)
-    final_observation: Any  # (O, N), written only in lanes that were truncated (or ended at all: see `World`): what an observer would have seen
+    # (O, N), written only in lanes that were truncated (or ended at all: see `World`): what an observer would have seen. None where that is a picture and
+    # nothing is ever truncated.
+    final_observation: Any
     reward: Any  # (N) float32
     terminated: Any  # (N) uint8
     truncated: Any  # (N) uint8
     legal: Any  # (H, N) uint8, 1 for each action that may be taken at `observation`; None where the environment judges none
-
-
-class _Functions(NamedTuple):
-    """An environment's functions in one shape: each takes all lanes and an index, so that the lane body need not know which buffers there are."""
-
-    reset: Any  # (lanes, i, p, key)
-    step: Any  # (lanes, i, action column, p, key) -> reward, terminated
-    observe: Any  # (lanes, i, obs, p)
-    judge: Any  # (lanes, i, slot, p): the legal actions, where there is somewhere to write them
-    add_tallies: Any  # (lanes, i): an episode's tallies to those of the ended ones
-
-
-def _functions(env: Env) -> _Functions:
-    """Wrap an environment's functions: with cells and scratch where it declared them, with the tallies it has."""
-    reset_, step_, observe_ = env.reset, env.step, env.observe
-    if _has_cells(env):
-
-        @device
-        def reset(lanes, i, p, key):
-            reset_(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], p, key)
-
-        @device
-        def observe(lanes, i, obs, p):
-            observe_(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], obs, p)
-
-        @device
-        def act(lanes, i, action, p, key):
-            return step_(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], action, p, key, lanes.running[1:, i])
-
-    else:
-
-        @device
-        def reset(lanes, i, p, key):
-            reset_(lanes.state[:, i], p, key)
-
-        @device
-        def observe(lanes, i, obs, p):
-            observe_(lanes.state[:, i], obs, p)
-
-        @device
-        def act(lanes, i, action, p, key):
-            return step_(lanes.state[:, i], action, p, key, lanes.running[1:, i])
-
-    return _Functions(reset, _taking_columns(env, act), observe, _judging(env), _tallying(len(env.tally)))
-
-
-def _judging(env: Env) -> Any:
-    """What writes the legal actions of a lane; without any there is no buffer to touch."""
-    legal: Any = env.legal
-    if not env.mask_size:
-
-        @device
-        def judge(lanes, i, slot, p):
-            pass
-
-    elif _has_cells(env):
-
-        @device
-        def judge(lanes, i, slot, p):
-            legal(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], slot.legal[:, i], p)
-
-    else:
-
-        @device
-        def judge(lanes, i, slot, p):
-            legal(lanes.state[:, i], slot.legal[:, i], p)
-
-    return judge
-
-
-def _has_cells(env: Env) -> bool:
-    return env.cells is not None or env.scratch > 0
-
-
-def _taking_columns(env: Env, act: Any) -> Any:
-    """`act` for a column of actions: the only one of it for Discrete, clipped for a Box."""
-    if isinstance(env.action, Discrete):
-
-        @device
-        def step(lanes, i, column, p, key):
-            return act(lanes, i, column[0], p, key)
-
-    elif isinstance(env.action, Box):
-        lows, highs = (tuple(float32(bound) for bound in bounds) for bounds in env.action.bounds())
-
-        @device
-        def step(lanes, i, column, p, key):
-            for k in range(len(lows)):
-                column[k] = min(max(column[k], lows[k]), highs[k])
-            return act(lanes, i, column, p, key)
-
-    else:
-        step = act
-    return step
-
-
-def _tallying(tallies: int) -> Any:
-    """What an episode's end does with `tallies` tallies; without any there is no buffer to touch."""
-
-    @device
-    def add_tallies(lanes, i):
-        for k in range(tallies):
-            lanes.finished[k, i] += lanes.running[1 + k, i]
-            lanes.running[1 + k, i] = float32(0.0)
-
-    @device
-    def nothing(lanes, i):
-        pass
-
-    return add_tallies if tallies else nothing
-
-
-def device_params(params: Any) -> Any:
-    """Parameters as device functions see them: floats as float32, whole numbers as int32, truth values as they are."""
-
-    def narrow(value: Any) -> Any:
-        if isinstance(value, bool):
-            return value
-        return np.int32(value) if isinstance(value, int) else float32(value)
-
-    return type(params)(*(narrow(value) for value in params))
-
-
-def step_body(env: Env, params: Any, every_final: bool = True) -> Any:
-    """The lane body: one step of lane i, as the module's docstring tells it.
-
-    Stores of a lane here and there cost a GPU far more than those of neighbouring lanes together. So what an episode's end adds up to is worked out
-    by `take` from what is stored anyway, and without `every_final` a terminated lane's final observation, which nobody bootstraps from, is not written.
-    """
-    reset, step, observe, judge, add_tallies = _functions(env)
-    p = device_params(params)
-    limit = env.time_limit if env.time_limit is not None else 2**31 - 1
-
-    @device
-    def body(i, lanes, slot, offset):
-        tick = lanes.tick[0] + offset
-        tick_low, tick_high = uint32(tick & _LOW_32), uint32(tick >> 32)
-        lane = uint32(uint32(lanes.lane0) + i)
-        seed_low, seed_high = uint32(lanes.seed[0]), uint32(lanes.seed[1])
-
-        # Everything that the end of a step needs is asked for at its beginning: one wait for memory instead of several.
-        age, episode_return = lanes.age[i] + 1, lanes.running[0, i]
-        key = (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.STEP))
-        reward, terminated = step(lanes, i, slot.action[:, i], p, key)
-        truncated = age >= limit
-        episode_return += float32(reward)
-        slot.reward[i] = float32(reward)
-        slot.terminated[i] = 1 if terminated else 0
-        slot.truncated[i] = 1 if truncated else 0
-
-        if terminated or truncated:
-            if every_final or not terminated:
-                observe(lanes, i, slot.final_observation[:, i], p)
-            reset(lanes, i, p, (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.RESET)))
-            add_tallies(lanes, i)
-            age, episode_return = 0, float32(0.0)
-        lanes.age[i] = age
-        lanes.running[0, i] = episode_return
-        observe(lanes, i, slot.observation[:, i], p)
-        judge(lanes, i, slot, p)
-
-    return body
-
-
-def reset_body(env: Env, params: Any) -> Any:
-    """The body that begins lane i anew, with the numbers of the tick before the next."""
-    reset, _, observe, judge, _ = _functions(env)
-    p = device_params(params)
-    rows = 1 + len(env.tally)
-
-    @device
-    def body(i, lanes, slot, offset):
-        tick = lanes.tick[0] + offset
-        lane = uint32(uint32(lanes.lane0) + i)
-        key = (uint32(lanes.seed[0]), uint32(lanes.seed[1]), lane, uint32(tick & _LOW_32), uint32(tick >> 32), uint32(rng.RESET))
-        reset(lanes, i, p, key)
-        lanes.age[i] = 0
-        for k in range(rows):
-            lanes.running[k, i] = float32(0.0)
-        observe(lanes, i, slot.observation[:, i], p)
-        judge(lanes, i, slot, p)
-
-    return body
 
 
 def _indexed(device: torch.device) -> torch.device:
@@ -249,10 +61,32 @@ def _typed(params: Any, defaults: Any) -> Any:
     return type(defaults)(*(float(value) if isinstance(default, float) else value for value, default in zip(given, defaults, strict=True)))
 
 
+class _Kernels(NamedTuple):
+    """The launches of a reset and of a step, in the order of a step; None for what an environment does without."""
+
+    reset: Kernel
+    step: Kernel
+    show_final: Kernel | None  # pictures
+    end: Kernel | None
+    show: Kernel | None
+
+
 @functools.cache
-def _kernels(env: Env, params: Any, device: torch.device, every_final: bool) -> tuple[Kernel, Kernel]:
-    """Step and reset, compiled once for all worlds of the same rules in this process (a run has two: its own and its evaluation's)."""
-    return Kernel(step_body(env, params, every_final), device), Kernel(reset_body(env, params), device)
+def _kernels(env: Env, params: Any, device: torch.device, every_final: bool) -> _Kernels:
+    """Compiled once for all worlds of the same rules in this process (a run has two: its own and its evaluation's)."""
+    reset = Kernel(reset_body(env, params), device)
+    if not env.pixels:
+        return _Kernels(reset, Kernel(step_body(env, params, every_final), device), None, None, None)
+    show = Kernel(pictures.observe_body(env, params), device)
+    if not _shows_finals(env, every_final):
+        return _Kernels(reset, Kernel(step_body(env, params, every_final), device), None, None, show)
+    show_final = Kernel(pictures.observe_final_body(env, params, every_final), device)
+    return _Kernels(reset, Kernel(begin_body(env, params), device), show_final, Kernel(end_body(env, params), device), show)
+
+
+def _shows_finals(env: Env, every_final: bool) -> bool:
+    """Whether anybody can ask for a final observation."""
+    return every_final or env.time_limit is not None
 
 
 class World:
@@ -285,8 +119,8 @@ class World:
         cells = env.cells
         self.lanes = Lanes(
             state=zeros(max(env.fields, 1), N),
-            cells=zeros(cells.n if cells else 1, N, dtype=getattr(torch, cells.dtype if cells else "int8")) if _has_cells(env) else None,
-            scratch=zeros(max(env.scratch, 1), N, dtype=torch.int32) if _has_cells(env) else None,
+            cells=zeros(cells.n if cells else 1, N, dtype=getattr(torch, cells.dtype if cells else "int8")) if has_cells(env) else None,
+            scratch=zeros(max(env.scratch, 1), N, dtype=torch.int32) if has_cells(env) else None,
             age=zeros(N, dtype=torch.int32),
             running=zeros(1 + K, N),
             finished=zeros(K, N) if K else None,
@@ -296,24 +130,33 @@ class World:
         )
         self._carried = zeros(2, dtype=torch.float64)  # sums over all lanes of age and running return when `take` was called last
         self._bound = bind(self.lanes)
-        self._step, self._reset = _kernels(env, self.params, self.device, every_final)
+        self._scene = bind(pictures.Scene(self.lanes.state, self.lanes.cells))
+        self._kernels = _kernels(env, self.params, self.device, every_final)
+        self._shows_finals = not env.pixels or _shows_finals(env, every_final)
+        # A lane is truncated at most once within so many steps: their final pictures have room in one buffer, a small part of a rollout's.
+        self.final_window = env.time_limit if env.pixels and env.time_limit is not None and not every_final else 1
 
     def slot(self, steps: int | None = None) -> Slot:
-        """Fresh buffers for one step, or with `steps` T for a rollout, each with a leading T (observations and legal actions T + 1: see `bind`)."""
+        """Fresh buffers for one step, or with `steps` T for a rollout, each with a leading T (observations and legal actions T + 1: see `bind`).
+
+        Final observations have a leading T / W, rounded up, where `final_window` is W.
+        """
         env, N = self.env, self.count
         T = () if steps is None else (steps,)
         after = () if steps is None else (steps + 1,)
-        pixels = getattr(torch, env.observation.dtype)
         actions = torch.float32 if isinstance(env.action, Box) else torch.int32
 
         def zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        O = env.observation.size
+        def seen(*lead: int) -> torch.Tensor:
+            O, kind = env.observation.size, getattr(torch, env.observation.dtype)
+            return zeros((*lead, N, O), kind).transpose(-1, -2) if env.pixels else zeros((*lead, O, N), kind)
+
         return Slot(
             action=zeros((*T, env.action_size, N), actions),
-            observation=zeros((*after, O, N), pixels),
-            final_observation=zeros((*T, O, N), pixels),
+            observation=seen(*after),
+            final_observation=seen(*(-(-length // self.final_window) for length in T)) if self._shows_finals else None,
             reward=zeros((*T, N)),
             terminated=zeros((*T, N), torch.uint8),
             truncated=zeros((*T, N), torch.uint8),
@@ -325,21 +168,36 @@ class World:
 
         Step -1 of a rollout is what `reset` wants: it writes those of step 0.
         """
-        if step is None:
-            return bind(slot)
-        after = {"observation": slot.observation, "legal": slot.legal}
-        views = {name: buffer[step] for name, buffer in slot._asdict().items() if name not in after}
-        return bind(Slot(**views, **{name: None if buffer is None else buffer[step + 1] for name, buffer in after.items()}))
+        if step is not None:
+            places = {"observation": step + 1, "legal": step + 1, "final_observation": max(step, 0) // self.final_window}
+            slot = Slot(*(None if buffer is None else buffer[places.get(name, step)] for name, buffer in slot._asdict().items()))
+        return bind(slot._replace(observation=self._pictures(slot.observation), final_observation=self._pictures(slot.final_observation)))
+
+    def _pictures(self, seen: torch.Tensor | None) -> torch.Tensor | None:
+        """Observations (O, N) as whoever writes them wants them: pictures as (N, H, W, 3)."""
+        return seen.t().unflatten(1, self.env.observation.shape) if seen is not None and self.env.pixels else seen
 
     def reset(self, slot: Slot) -> None:
         """Begin every lane anew and write the first observations to the slot (a bound one). Counts as one tick."""
-        self._reset(self.count, self._bound, slot)
+        self._kernels.reset(self.count, self._bound, slot)
+        self._show(self._kernels.show, slot)
         self.lanes.tick.add_(1)
         self._carried.zero_()
 
     def step(self, slot: Slot, offset: int = 0) -> None:
         """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see `advance`."""
-        self._step(self.count, self._bound, slot, offset)
+        kernels = self._kernels
+        kernels.step(self.count, self._bound, slot, offset)
+        if kernels.show is not None:
+            self._show(kernels.show_final, slot)
+            if kernels.end is not None:
+                kernels.end(self.count, self._bound, slot, offset)
+            self._show(kernels.show, slot)
+
+    def _show(self, kernel: Kernel | None, slot: Slot) -> None:
+        """Draw the pictures of all lanes, or those that the kernel picks; nothing where there are none."""
+        if kernel is not None:
+            kernel(self.count * self.env.pixels**2, self._scene, slot)
 
     def advance(self, steps: int) -> None:
         """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""

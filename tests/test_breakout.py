@@ -12,11 +12,12 @@ import pytest
 import torch
 from plain_philox import RESET, STEP, Key
 
+from operant.device import device_params
 from operant.envs import breakout, find
 from operant.envs.breakout import BALL_VX, BALL_VY, BALL_X, BALL_Y, BALLS, HITS, LEFT, PADDLE_WIDTH, PADDLE_X, RIGHT, SCORE, SPEED, STAY, Params
 from operant.shapes import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW
 from operant.trials import Trial, trial_actions
-from operant.world import TALLIES, World, device_params
+from operant.world import TALLIES, World
 
 ENV = find("breakout")
 SEED, LANES = 5, 64

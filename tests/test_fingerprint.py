@@ -9,7 +9,8 @@ import pytest
 
 from operant import envs
 from operant.fingerprint import UnknownValueError, fingerprint, is_versioned
-from operant.world import World, reset_body, step_body
+from operant.lane import reset_body, step_body
+from operant.world import World
 
 HELPERS = '''
 from numpy import float32

@@ -84,7 +84,7 @@ def short(name: str) -> str:
 
 NUMERIC = {
     "device", "rng", "shapes", "kernel", "envs", "world", "draws", "returns", "replay", "moments", "optimizer", "graphs", "heads", "nets", "policy",
-    "fused", "algos", "pictures", "explicit", "compiled", "codestore", "fingerprint",
+    "fused", "algos", "pictures", "lane", "explicit", "compiled", "codestore", "fingerprint",
     "products", "reading", "convolution",
 }  # fmt: skip
 RUNS = {"text", "fixedfile", "metricsfile", "history", "runfolder", "states", "runs", "progress", "follow", "logfile", "launch", "control", "orders", "listing"}
@@ -98,7 +98,8 @@ ALLOWED = {
     "compiled": {"codestore", "device", "fingerprint"},
     "kernel": {"compiled", "device"},
     "envs": {"device", "rng", "shapes", "envs"},
-    "world": {"envs", "rng", "device", "kernel"},
+    "lane": {"device", "envs", "rng"},
+    "world": {"envs", "rng", "device", "kernel", "lane", "pictures"},
     "algos": NUMERIC - {"envs"} | {"settings"},
     "heads": {"envs", "device"},
     "products": set(),
@@ -106,7 +107,7 @@ ALLOWED = {
     "nets": {"settings", "device", "products", "reading"},
     "convolution": {"nets", "products", "reading", "envs"},
     "policy": {"nets", "convolution", "heads", "moments", "envs"},
-    "pictures": {"device", "envs", "kernel", "world"},
+    "pictures": {"device", "envs", "kernel"},
     "watch": {"draws", "envs", "graphs", "kernel", "pictures", "policy", "world"},
     "evaluate": {"draws", "envs", "graphs", "kernel", "policy", "world"},
     "meters": {"graphs", "metricsfile", "world"},

@@ -5,6 +5,7 @@ A new body is a new line in `GROUPS`; a test fails until it is there.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -13,14 +14,16 @@ import pytest
 import torch
 from numba.cuda import compiler
 from numpy import float32
+from toys import FILL, GATE
 
 import operant
 from operant import draws, envs, pictures, ptx, returns
-from operant.envs import Box, Cells, Env, MultiDiscrete, device
+from operant.envs import Box, Cells, Env, MultiDiscrete, device, with_pixels
 from operant.kernel import cuda_shell
+from operant.lane import begin_body, end_body, reset_body, step_body
 from operant.ptx import ARCHITECTURES, compile_ptx, float64_lines, undefined_calls
 from operant.rng import integer
-from operant.world import World, reset_body, step_body
+from operant.world import World
 
 T, U, N = 4, 2, 64
 
@@ -100,7 +103,12 @@ GRID = Env(
     scratch=1,
     tally=("coins",),
 )
-WORLDS = {**{name: envs.find(name) for name in envs.names()}, "a grid": GRID}
+WORLDS = {**{name: envs.find(name) for name in envs.names()}, "a grid": GRID, "masked": GATE, "a masked grid": FILL}
+
+
+@device
+def gate_shade(s, p, x, y):
+    return x, y, s[0] * float32(0.5)
 
 
 def ptx_of_all(body, lanes, slot) -> dict[tuple[int, int], str]:
@@ -136,6 +144,18 @@ def test_environments(name):
         check_ptx(pictures.shade_body(env, world.params), scene, canvas)
 
 
+@pytest.mark.parametrize("name", ["masked", "with cells", "cartpole"])
+def test_environments_observed_by_their_pictures(name):
+    env = with_pixels({"masked": dataclasses.replace(GATE, shade=gate_shade), "with cells": FILL, "cartpole": envs.find("cartpole")}[name], 16)
+    world = World(env, N, seed=1, every_final=True)
+    slot = world.bind(world.slot())
+    for body in (begin_body(env, world.params), end_body(env, world.params), step_body(env, world.params), reset_body(env, world.params)):
+        check_ptx(body, world.lanes, slot)
+    scene = pictures.Scene(world.lanes.state, world.lanes.cells)
+    for body in (pictures.observe_body(env, world.params), pictures.observe_final_body(env, world.params, every_final=False)):
+        check_ptx(body, scene, slot)
+
+
 @pytest.mark.parametrize("body", GROUPS, ids=lambda body: body.py_func.__name__)
 def test_bodies(body):
     check_ptx(body, *GROUPS[body]())
@@ -153,7 +173,8 @@ def test_one_lowering_serves_all(capability):
 
 
 def test_no_body_is_forgotten():
-    listed = {body.py_func.__name__ for body in GROUPS} | {"step_body", "reset_body", "shade_body"}
+    built = {"step_body", "begin_body", "end_body", "reset_body", "shade_body", "observe_body", "observe_final_body"}
+    listed = {body.py_func.__name__ for body in GROUPS} | built
     source = "\n".join(path.read_text() for path in Path(operant.__file__).parent.rglob("*.py"))
     assert set(re.findall(r"^def ([a-z]\w*_body)\(", source, re.MULTILINE)) == listed
 

@@ -12,10 +12,11 @@ from numpy import float32
 from toys import COUNT, NoParams
 
 from operant import pictures
+from operant.device import device_params
 from operant.envs import Box, Cells, Discrete, Env, device, find, names
 from operant.kernel import SERIAL_BELOW
 from operant.pictures import Painter
-from operant.world import World, device_params
+from operant.world import World
 
 
 def painted(world: World, height: int, width: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from plain_philox import RESET, STEP, Key
 
+from operant.device import device_params
 from operant.envs import find
 from operant.envs.pong import (
     AGENT,
@@ -27,7 +28,7 @@ from operant.envs.pong import (
 )
 from operant.shapes import BLUE, GROUND, ORANGE, YELLOW
 from operant.trials import Trial, trial_actions
-from operant.world import TALLIES, device_params
+from operant.world import TALLIES
 
 ENV = find("pong")
 SEED, LANES = 5, 64

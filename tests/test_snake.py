@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from plain_philox import RESET, STEP, Key
 
 from operant import algos, config, envs, recipes
+from operant.device import device_params
 from operant.envs import snake as rules
 from operant.shapes import GREEN, GREY, GROUND, RED, YELLOW
-from operant.world import EPISODES, RETURN, TALLIES, World, device_params
+from operant.world import EPISODES, RETURN, TALLIES, World
 
 SEED = 11
 MOVES = {0: (-1, 0), 1: (0, 1), 2: (1, 0), 3: (0, -1)}  # up, right, down, left

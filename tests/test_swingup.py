@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from operant import envs
+from operant.device import device_params
 from operant.envs import Env
 from operant.envs import swingup as rules
 from operant.shapes import BLUE, GREY, ORANGE, RED
 from operant.trials import trial_actions
-from operant.world import World, device_params
+from operant.world import World
 
 LANES = 256
 TOLERANCE = 1e-5

@@ -12,10 +12,12 @@ import torch
 from numpy import float32
 from toys import FILL, GATE
 
-from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete, cartpole, device
+from operant.device import device_params
+from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete, cartpole, device, with_pixels
+from operant.errors import OperantError
 from operant.kernel import SERIAL_BELOW
 from operant.rng import RESET, STEP, integer, uniform
-from operant.world import World, device_params
+from operant.world import World
 
 # --- a counter: every number can be worked out by hand ---
 
@@ -281,6 +283,105 @@ def test_where_nothing_is_judged_there_is_no_buffer():
     assert COUNT.mask_size == 0 and FILL.mask_size == 6 and GATE.mask_size == 5
 
 
+# --- pictures as observations ---
+
+
+def fill_picture(board: list[int], side: int = 16) -> list[list[list[int]]]:
+    """What FILL's picture shows of a board, row by row, written from its rules: 255 is white, 128 grey, red where the number of stones is odd."""
+    columns = [255 if board[int((column + 0.5) / side * len(board))] else 128 for column in range(side)]
+    upper = [[level, 0, 0] if sum(board) % 2 else [level] * 3 for level in columns]
+    return [upper] * (side // 2) + [[[level] * 3 for level in columns]] * (side // 2)
+
+
+def shown(observation: torch.Tensor) -> list:
+    """Observations (O, N) as N pictures."""
+    return observation.t().unflatten(1, (16, 16, 3)).tolist()
+
+
+@pytest.mark.parametrize("every_final", [True, False])
+def test_pictures_are_those_of_boards_in_plain_python(every_final):
+    """The state after a step, the true final one before a reset, and that of the next episode, each by its picture; rules and numbers are those without."""
+    N, env = 6, with_pixels(FILL, 16)
+    plain, plain_slot = started(FILL, N, every_final=True)
+    world, slot = started(env, N, every_final=every_final)
+    generator, seen = np.random.default_rng(2), {"truncated": 0, "terminated": 0}
+    assert slot.observation.shape == (768, N) and slot.observation.stride() == (1, 768)
+    for _ in range(30):
+        assert shown(slot.observation) == [fill_picture(board) for board in plain_slot.observation.T.tolist()]
+        assert torch.equal(slot.legal, plain_slot.legal)
+        slot.final_observation.fill_(7)
+        actions = generator.integers(0, 6, (1, N))
+        step_once(plain, plain_slot, actions)
+        step_once(world, slot, actions)
+        for name in ("reward", "terminated", "truncated"):
+            assert torch.equal(getattr(slot, name), getattr(plain_slot, name))
+        pictures = shown(slot.final_observation)
+        for i, board in enumerate(plain_slot.final_observation.T.tolist()):
+            terminated, truncated = bool(slot.terminated[i]), bool(slot.truncated[i])
+            seen["terminated"] += terminated
+            seen["truncated"] += truncated and not terminated
+            wanted = (truncated or terminated) if every_final else truncated and not terminated
+            assert pictures[i] == (fill_picture(board) if wanted else [[[7] * 3] * 16] * 16)
+        assert_same(plain.tensors(), world.tensors())
+        assert torch.equal(plain.take(plain_slot), world.take(slot))
+    assert seen["truncated"] > 10
+
+
+def test_a_picture_at_the_end_by_hand():
+    """Two lanes of a board with one stone in square 0; lane 0's third stone ends the fourth step early by the clock, and lane 1 fills its board."""
+    world, slot = started(with_pixels(FILL, 16), 2, every_final=False)
+    world.lanes.cells.copy_(torch.tensor([[1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]).t())
+    world.lanes.state[0] = torch.tensor([1.0, 5.0])
+    world.lanes.age.fill_(3)
+    slot.final_observation.fill_(7)
+    step_once(world, slot, [[2, 5]])
+    assert slot.truncated.tolist() == [1, 1] and slot.terminated.tolist() == [0, 1] and slot.reward.tolist() == [2.0, 5.0]
+    final = shown(slot.final_observation)
+    assert final[0] == fill_picture([1, 0, 1, 0, 0, 0])  # even: grey and white alone
+    assert final[0][0][:4] == [[255] * 3, [255] * 3, [255] * 3, [128] * 3] and final[1][0][0] == [7] * 3
+    assert [sum(row[0] == 255 for row in picture[15]) for picture in shown(slot.observation)] in ([3, 3], [2, 3], [3, 2], [2, 2])  # one stone each, anew
+
+
+@pytest.mark.parametrize("limit", [1, 3, 50, None])
+def test_a_rollout_has_room_for_every_final_picture(limit):
+    """However short its episodes: each picture is where `final_window` says, and no later one has replaced it."""
+    N, T, env = 5, 7, dataclasses.replace(FILL, time_limit=limit)
+    world, other = World(with_pixels(env, 16), N, seed=1), World(env, N, seed=1)
+    rollout, plain = world.slot(T), other.slot(T)
+    assert rollout.observation.shape == (T + 1, 768, N)
+    if limit is None:
+        assert rollout.final_observation is None and not world.can_truncate
+    else:
+        assert world.final_window == limit and len(rollout.final_observation) == -(-T // limit)
+    truncated = 0
+    for turn in range(4):
+        if turn == 0:
+            world.reset(world.bind(rollout, -1))
+            other.reset(other.bind(plain, -1))
+        else:
+            rollout.observation[0].copy_(rollout.observation[T])
+            plain.observation[0].copy_(plain.observation[T])
+        for t in range(T):
+            action = torch.full((1, N), (3 * turn + t) % 6, dtype=torch.int32)
+            rollout.action[t], plain.action[t] = action, action
+            world.step(world.bind(rollout, t), t)
+            other.step(other.bind(plain, t), t)
+        world.advance(T)
+        other.advance(T)
+        assert torch.equal(rollout.truncated, plain.truncated) and torch.equal(rollout.reward, plain.reward)
+        for t in range(T + 1):
+            assert shown(rollout.observation[t]) == [fill_picture(board) for board in plain.observation[t].T.tolist()]
+        for t, i in (rollout.truncated * (1 - rollout.terminated)).nonzero().tolist():
+            truncated += 1
+            assert shown(rollout.final_observation[t // world.final_window])[i] == fill_picture(plain.final_observation[t, :, i].tolist())
+    assert truncated > 0 or limit in (50, None)
+
+
+def test_what_draws_no_picture_cannot_be_observed_by_it():
+    with pytest.raises(OperantError, match="draws no picture"):
+        with_pixels(COUNT, 16)
+
+
 def test_seed_stream_and_tick_each_change_the_numbers():
     first = started(GRID, 64)[1].observation
     assert torch.equal(first, started(GRID, 64)[1].observation)
@@ -514,11 +615,10 @@ def test_a_second_world_of_the_same_rules_compiles_nothing():
     step_once(other, other_slot, [[1] * 8])
     rollout = other.slot(2)
     other.step(other.bind(rollout, 1), offset=1)
-    assert other._step is world._step
-    assert other._reset is world._reset
-    assert len(world._step._serial.signatures) == 1
-    assert len(world._reset._serial.signatures) == 1
-    assert World(COUNT, 1, seed=1, params=CountParams(goal=8))._step is not world._step
+    assert other._kernels is world._kernels
+    assert len(world._kernels.step._serial.signatures) == 1
+    assert len(world._kernels.reset._serial.signatures) == 1
+    assert World(COUNT, 1, seed=1, params=CountParams(goal=8))._kernels.step is not world._kernels.step
 
 
 def test_tensors_and_kernels_share_memory():

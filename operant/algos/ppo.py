@@ -8,7 +8,7 @@ whole work on a GPU, and `operant.explicit` the network's and the gradient's on 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -318,6 +318,11 @@ class PPO:
         if not self.world.can_truncate:
             return
         rollout, T = self.rollout, self.config.horizon
+        window = self.world.final_window
+        if self.device.type == "cuda" and window > 1:  # pictures: one buffer holds those of as many steps, of each lane at most one
+            for k, seen in enumerate(rollout.final_observation):
+                self._final_value[k * window : (k + 1) * window] = self._forward(seen)[1]
+            return
         if self.device.type == "cuda":
             # A graph cannot choose, so all samples are evaluated, where nothing was truncated on stale observations that nobody reads.
             together = max(1, BOOTSTRAP_SAMPLES // self.world.count)
@@ -327,7 +332,7 @@ class PPO:
             return
         step, lane = torch.nonzero(rollout.truncated, as_tuple=True)
         if len(step):
-            self._final_value[step, lane] = self.policy.forward(rollout.final_observation[step, :, lane].t())[1]
+            self._final_value[step, lane] = self.policy.forward(rollout.final_observation[step // window, :, lane].t())[1]
 
     # ADVANTAGES
 
@@ -373,8 +378,7 @@ class PPO:
         self._skip.zero_()
         totals = torch.zeros(6, device=self.device)
         for epoch in range(config.epochs):
-            samples = self._shuffled(self._order[epoch].long())
-            for batch in samples.split([len(samples.returns) // config.minibatches] * config.minibatches):
+            for batch in self._minibatches(self._order[epoch].long()):
                 totals += self._descend(batch)
         totals /= config.epochs * config.minibatches
 
@@ -384,8 +388,18 @@ class PPO:
         not_finite = (~torch.isfinite(self.policy.flat.values.data)).sum() + (~torch.isfinite(totals)).sum()
         self.stats.copy_(torch.cat([totals, torch.stack([explained, self._learning_rate, not_finite.float()])]))
 
+    def _minibatches(self, order: Tensor) -> Iterator[Batch]:
+        """The samples in the order of their blocks (M), in equal parts."""
+        parts = self.config.minibatches
+        if self.world.env.pixels:  # which would take too much room all at once
+            for chunk in order.chunk(parts):
+                yield self._shuffled(chunk)
+        else:
+            samples = self._shuffled(order)
+            yield from samples.split([len(samples.returns) // parts] * parts)
+
     def _shuffled(self, order: Tensor) -> Batch:
-        """All samples of the rollout in the order of their blocks (M), so that minibatches are slices."""
+        """The samples of some blocks (M), in this order."""
         T, N = self._reward.shape
         groups = N // self._block
         step, group = (order // groups)[None], (order % groups)[None]
@@ -399,8 +413,13 @@ class PPO:
             """(T, N) -> (T N)."""
             return buffer.view(T * groups, self._block).index_select(0, order).flatten()
 
+        def whole(buffer: Tensor) -> Tensor:
+            """Pictures (T, O, N), which lie in memory one after the other -> (O, M block), likewise."""
+            pictures = buffer.transpose(1, 2).reshape(T * groups, self._block, -1)
+            return pictures.index_select(0, order).flatten(0, 1).t()
+
         return Batch(
-            observation=rows(self.rollout.observation[:-1]),
+            observation=(whole if self.world.env.pixels else rows)(self.rollout.observation[:-1]),
             action=rows(self._raw),
             log_probability=single(self._log_probability),
             value=single(self._value[:-1]),

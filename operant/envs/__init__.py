@@ -48,8 +48,8 @@ What else it carries, without a change of shape
   and `scratch` (m int32) right after `s`: `step(s, cells, scratch, action, p, key, tally)`. There is no local array that both backends know; scratch is
   that, and keeps no promise between calls.
 - **Pixels**: `shade(s, p, x, y) -> (r, g, b)`, each in [0, 1], is the colour of the point (x, y) in [0, 1)^2, x to the right, y down, called once per pixel
-  by whoever wants a picture. With cells it is `shade(s, cells, p, x, y)`: it has no scratch, since a lane's pixels are shaded at the same time, and changes
-  nothing.
+  by whoever wants a picture: a viewer, or an agent that learns from pictures (`env.pixels = 64`). With cells it is `shade(s, cells, p, x, y)`: it has no
+  scratch, since a lane's pixels are shaded at the same time, and changes nothing.
 - **Byte observations**: `observation=Box(n, dtype="uint8")`; `observe` then writes integers, and nothing widens them before the network reads them. Bytes that
   name one of k kinds (the pieces of a board) rather than an amount: `Box(n, dtype="uint8", high=k - 1, kinds=k)`; a network reads them one-hot.
 - **Illegal actions**: `Env(..., legal=legal)` with `legal(s, mask, p)` (with cells `legal(s, cells, scratch, mask, p)`), which writes 1 for each action that
@@ -78,7 +78,7 @@ from typing import Any
 from operant.device import device, device_call
 from operant.errors import NotFoundError, OperantError
 
-__all__ = ["Box", "Cells", "Discrete", "Env", "MultiDiscrete", "device", "device_call", "find", "load_file", "names"]
+__all__ = ["Box", "Cells", "Discrete", "Env", "MultiDiscrete", "device", "device_call", "find", "load_file", "names", "with_pixels"]
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,7 @@ class Env:
     legal: Callable[..., Any] | None = None
     cells: Cells | None = None
     scratch: int = 0
+    pixels: int = 0  # the side of the pictures that are observed in place of what `observe` writes: see `with_pixels`
     tally: tuple[str, ...] = ()
     gymnasium: str | None = None
     name: str = field(default="", compare=False)
@@ -184,6 +185,13 @@ def find(name: str) -> Env:
         if env.gymnasium == name:
             return env
     raise KeyError(name)
+
+
+def with_pixels(env: Env, side: int) -> Env:
+    """The same rules, observed as pictures of `side` x `side` pixels, (side, side, 3) bytes. Raises OperantError for an environment that draws no picture."""
+    if env.shade is None:
+        raise OperantError(f"{env.name or 'the environment'} draws no picture that could be observed: it has no `shade`")
+    return replace(env, observation=Box(3 * side * side, low=0, high=255, dtype="uint8", shape=(side, side, 3)), pixels=side)
 
 
 def load_file(path: Path) -> Env:
