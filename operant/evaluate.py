@@ -35,6 +35,7 @@ class Evaluation(NamedTuple):
     length: float  # mean steps of an episode
     episodes: int
     unfinished: int  # episodes cut off by `max_steps`, counted with what they had
+    tally: dict[str, float]  # means of the environment's own sums over an episode, by name
 
 
 class Evaluator:
@@ -52,6 +53,7 @@ class Evaluator:
         self._playing = torch.ones(episodes, dtype=torch.bool, device=device)
         self._total = torch.zeros(episodes, dtype=torch.float64, device=device)
         self._length = torch.zeros(episodes, dtype=torch.int64, device=device)
+        self._tally = torch.zeros(len(env.tally), episodes, device=device)
         self._uniform = torch.zeros(_CHUNK, policy.head.uniform_rows, episodes, device=device)
         self._fill = kernel(draws.uniform_body, device)
         self._clock = bind(draws.Clock(self._world.lanes.tick, self._world.lanes.seed, 0))
@@ -65,6 +67,8 @@ class Evaluator:
         self._playing.fill_(True)
         self._total.zero_()
         self._length.zero_()
+        if self._world.lanes.finished is not None:
+            self._world.lanes.finished.zero_()
         for _ in range(-(-self._max_steps // _CHUNK)):
             self._play()
             if not bool(self._playing.any()):  # sync: an evaluation ends when its last episode does
@@ -80,7 +84,13 @@ class Evaluator:
             length=float(self._length.double().mean()),  # sync: the result
             episodes=len(totals),
             unfinished=int(self._playing.sum()),  # sync: the result
+            tally=self._tallies(),
         )
+
+    def _tallies(self) -> dict[str, float]:
+        """The environment's own sums, means over the episodes; of those that were cut off, what they had."""
+        sums = torch.where(self._playing, self._world.lanes.running[1:], self._tally)
+        return dict(zip(self._world.env.tally, sums.double().mean(dim=1).tolist(), strict=True))  # sync: the result
 
     @torch.no_grad()
     def _play_chunk(self) -> None:
@@ -92,5 +102,9 @@ class Evaluator:
             # Not a product: a reward of a later episode that is not a number must not count.
             self._total.add_(torch.where(self._playing, self._slot.reward, 0.0))
             self._length.add_(self._playing)
-            self._playing.logical_and_((self._slot.terminated | self._slot.truncated) == 0)
+            ended = (self._slot.terminated | self._slot.truncated).bool()
+            if self._world.lanes.finished is not None:
+                # A lane's finished sums are those of its first episode until its second ends.
+                torch.where(self._playing & ended, self._world.lanes.finished, self._tally, out=self._tally)
+            self._playing.logical_and_(~ended)
         self._world.advance(_CHUNK)

@@ -46,6 +46,7 @@ def test_each_lane_plays_one_episode():
         length=(3 + 1 + 2 + 3) / 4,
         episodes=4,
         unfinished=0,
+        tally={},
     )
 
 
@@ -70,13 +71,24 @@ def _spoilt_reset(s, p, key):
 @device
 def _spoilt_step(s, action, p, key, tally):
     s[1] += float32(1.0)
+    tally[0] += float32(10.0) * s[0]
     return float32(math.nan) if s[0] > float32(1.0) else float32(1.0), s[1] > float32(key[2])
 
 
 def test_what_comes_after_an_episode_does_not_count():
-    # s[0] counts a lane's episodes, and from the second on the reward is not a number. Lane k's first episode pays 1 a step, for k + 1 steps.
-    found = evaluator(replace(COUNT, time_limit=None, reset=_spoilt_reset, step=_spoilt_step), 4).run(0)
+    # s[0] counts a lane's episodes, and from the second on the reward is not a number. Lane k's first episode pays 1 a step, for k + 1 steps, and each of its
+    # steps tallies ten times the number of the episode.
+    lanes = evaluator(replace(COUNT, time_limit=None, reset=_spoilt_reset, step=_spoilt_step, tally=("ten",)), 4)
+    found = lanes.run(0)
     assert (found.mean, found.minimum, found.maximum, found.length) == (2.5, 1.0, 4.0, 2.5)
+    assert found.tally == {"ten": 25.0}
+
+
+def test_an_episode_that_is_cut_off_tallies_what_it_had():
+    env = replace(COUNT, time_limit=None, reset=_spoilt_reset, step=_spoilt_step, tally=("ten",))
+    found = evaluator(env, 40, max_steps=32).run(0)  # lanes 32 to 39 have taken 32 steps
+    assert found.unfinished == 8
+    assert found.tally == {"ten": 10 * (sum(range(1, 33)) + 8 * 32) / 40}
 
 
 def test_the_same_number_is_the_same_evaluation():

@@ -39,6 +39,8 @@ def evaluate(
     checkpoint: Annotated[str | None, typer.Option(metavar="best|last|STEP", help="[default: the best, else the last]")] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]")] = "auto",
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="[default: the run's]")] = None,
+    render: Annotated[str, typer.Option("--render", metavar="none|term", help="term: show one game at a time in this terminal")] = "none",
+    fps: Annotated[float | None, typer.Option(metavar="N", help="with --render: steps a second  [default: the environment's own pace]")] = None,
     as_json: JsonOption = False,
     runs: RootOption = None,
 ) -> None:
@@ -46,6 +48,19 @@ def evaluate(
     from operant import playback
     from operant import runs as folders
 
+    if render not in ("none", "term"):
+        raise UsageError(f"--render is {folders.safe(render, 40)!r}; it must be none or term. For a file: operant render {folders.safe(what, 80)} --out agent.gif")
+    if render == "term":
+        if as_json:
+            raise UsageError("--render term draws on a terminal: leave --json out")
+        if greedy and sampled:
+            raise UsageError("--render term shows one policy: --greedy, the default, or --sampled")
+        from operant.commands import playing
+
+        playing.spectate(what, folders.root(runs), which=checkpoint, device=device, seed=seed, greedy=not sampled, episodes=episodes, fps=fps)
+        return
+    if fps is not None:
+        raise UsageError("--fps is of --render term")
     both = greedy == sampled
     played = playback.play(
         what, folders.root(runs), which=checkpoint, episodes=episodes, device=device, seed=seed, greedy=both or greedy, sampled=both or sampled, report=say
@@ -61,6 +76,8 @@ def evaluate(
                 f"{word:8} {result.mean:10.2f} ± {result.ci95:.2f}  (95 %, n = {result.episodes})  deviation {result.deviation:.2f}  "
                 f"range {result.minimum:.2f} to {result.maximum:.2f}  length {result.length:.1f}{cut}"
             )
+            if result.tally:
+                print(f"{'':8} an episode: {'  '.join(f'{folders.safe(name)} {value:,.4g}' for name, value in result.tally.items())}")
 
 
 @app.command("runs")
