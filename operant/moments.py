@@ -34,14 +34,18 @@ class RunningMoments:
 
     def update(self, batch: torch.Tensor) -> None:
         """Take in a batch, features first: (D, ...) of any type. Bytes are taken in part after part, so that they are never all floats at once."""
-        for part in _parts(batch) if batch.dtype == torch.uint8 else (batch.flatten(1).float(),):
-            dimensions = tuple(range(1, part.ndim))
-            variance, mean = torch.var_mean(part, dim=dimensions, correction=0)
-            self._merge(mean.double()[:, None], variance.double()[:, None], part[0].numel())
+        if batch.dtype == torch.uint8:
+            for part in _parts(batch):
+                self._merge(*_moments(part), part[0].numel())
+        else:
+            flat = batch.flatten(1).float()
+            variance, mean = torch.var_mean(flat, dim=1, correction=0, keepdim=True)
+            self._merge(mean, variance, flat.shape[1])
         self._freeze()
 
     def _merge(self, batch_mean: torch.Tensor, batch_variance: torch.Tensor, count: int) -> None:
         """Take in the moments (D, 1) of so many samples."""
+        batch_mean, batch_variance = batch_mean.double(), batch_variance.double()
         delta = batch_mean - self.mean
         total = self.weight + count
         # M2 = M2_a + M2_b + delta^2 n_a n_b / (n_a + n_b)
@@ -65,3 +69,14 @@ def _parts(batch: torch.Tensor) -> Iterator[torch.Tensor]:
     for rows in batch.split(max(1, most // batch[:, :1].numel()), dim=1):
         for part in rows.split(max(1, rows.shape[-1] * most // rows.numel()), dim=-1):
             yield part.float()
+
+
+def _moments(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and variance, (D, 1) each, of floats (D, ...), which are overwritten."""
+    axes = tuple(range(1, part.ndim))
+    if part.is_cuda:
+        variance, mean = torch.var_mean(part, dim=axes, correction=0)
+        return mean[:, None], variance[:, None]
+    # Twice over what lies in the cache is many times faster there than once with a division for each number.
+    mean = part.mean(dim=axes, keepdim=True)
+    return mean.flatten(1), part.sub_(mean).square_().mean(dim=axes)[:, None]
