@@ -174,7 +174,7 @@ def _below(heading):
     return (heading - int32(1)) * (int32(1) - (heading & int32(1)))
 
 
-@device
+@device_call
 def _with_mood(word, old, new):
     """A ghost's word with the mood `new` if it has the mood `old`."""
     return word + (int32(new - old) << int32(12)) if _mood(word) == old else word
@@ -289,7 +289,7 @@ def reset(s, cells, scratch, p, key):
     cells[CLOCK], cells[FRIGHT], cells[REMAINING] = 0, 0, PICKUPS
 
 
-@device
+@device_call
 def step(s, cells, scratch, action, p, key, tally):
     """A step: see the module's docstring."""
     pacman, clock, fright, remaining = cells[PACMAN], cells[CLOCK] + int32(1), cells[FRIGHT], cells[REMAINING]
