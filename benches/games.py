@@ -1,0 +1,191 @@
+"""The games on this machine's GPU: equal to the CPU, and how fast they step. Prints Markdown for benches/LOG.md.
+
+    python benches/games.py [NAME ...] [--only same,stepping,limits] [--lanes 8192,262144] [--repeats 5] [--steps 1000]
+
+Equal: the same actions from the same seed, step after step without a correction. Games of whole numbers must agree in every bit of every buffer; those of
+fractions are held to one step from a shared state, since a ball that just meets a brick on one device may just miss it on the other.
+Stepping: a captured graph of random (where the rules judge them, legal) actions. A share of bandwidth is the bytes that a step must touch by the contract,
+each buffer once a direction, beside a measured copy. Limits: registers and local memory of a thread, as the compiler gives them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from operant import envs
+from operant.graphs import Graphed
+from operant.trials import Trial, compare_devices, same_bits, trial_actions
+from operant.world import World
+
+CUDA = torch.device("cuda", 0)
+WHOLE = ("snake", "g2048", "go", "pacman")
+"""Games of whole numbers."""
+
+GAMES = ("breakout", "snake", "platformer", "pong", "swingup", "pacman", "g2048", "go")
+DRAWS = 8
+"""Different actions that a graph goes through, over and over."""
+
+WARM_UP = 300
+"""Steps before a measurement, so that lanes stand in the middle of their games."""
+
+
+def seconds(work: Callable[[], object], repeats: int, inner: int) -> float:
+    """Median seconds of one call, over `repeats` regions of `inner` calls each."""
+    for _ in range(3):
+        work()
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(inner):
+            work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3 / inner)
+    return statistics.median(times)
+
+
+def copy_bandwidth(repeats: int) -> float:
+    """Bytes a second of a large device-to-device copy, read plus written."""
+    source = torch.randn(2**29, device=CUDA)
+    target = torch.empty_like(source)
+    return 2 * source.numel() * 4 / seconds(lambda: target.copy_(source), repeats, 10)
+
+
+def same(name: str, lanes: int, steps: int) -> str:
+    """CPU against CUDA, a line of the table."""
+    env = envs.find(name)
+    generator, host, other = np.random.default_rng(1), Trial(env, lanes, 1), Trial(env, lanes, 1, str(CUDA))
+    equal, first = torch.ones(lanes, dtype=torch.bool), ""
+    for t in range(steps + 1):
+        action = trial_actions(env, generator, t, lanes)
+        if host.slot.legal is not None and t:
+            # Most lanes play by the rules, or no game would last; every eighth still tries whatever there is.
+            drawn = (torch.from_numpy(generator.random(host.slot.legal.shape)) * host.slot.legal).argmax(dim=0, keepdim=True)
+            action = torch.where(torch.arange(lanes) % 8 == 0, action, drawn.int())
+        for trial in (host, other):
+            trial.step(action) if t else trial.reset()
+        ours, theirs = host.outcome(), other.outcome()
+        for part in ours:
+            if not same_bits(ours[part], theirs[part]):
+                one, two = ours[part].reshape(-1, lanes), theirs[part].reshape(-1, lanes)
+                equal &= (one == two).all(dim=0)
+                first = first or f"{part}, step {t}"
+    _, one_step = compare_devices(env, lanes, 200, device=str(CUDA), resynchronise=True)
+    exact = f"{int(equal.sum()):,} of {lanes:,}"
+    wanted = bool(equal.all()) if name in WHOLE else one_step <= 1e-4
+    return f"| {name} | {exact} | {first or '-'} | {one_step:.1e} | {'ok' if wanted else 'FAILED'} |"
+
+
+def step_bytes(world: World) -> int:
+    """Bytes that one step of one lane must touch by the contract, each buffer once a direction. (Scratch is not counted, nor are reads that a step avoids.)"""
+    env = world.env
+    cells = env.cells.n * torch.empty(0, dtype=getattr(torch, env.cells.dtype)).element_size() if env.cells else 0
+    observed = env.observation.size * torch.empty(0, dtype=getattr(torch, env.observation.dtype)).element_size()
+    carried = 2 * 4 * (1 + 1 + len(env.tally))  # age, return, tallies
+    return 2 * 4 * env.fields + 2 * cells + carried + 4 * env.action_size + observed + env.mask_size + 4 + 1 + 1
+
+
+def draw_actions(world: World, slot: torch.Tensor, legal: torch.Tensor | None) -> None:
+    """Random actions into `slot` (A, N), legal ones where there is a mask (H, N)."""
+    env = world.env
+    if legal is not None:
+        slot.copy_((torch.rand(legal.shape, device=CUDA) * legal).argmax(dim=0, keepdim=True))
+    elif slot.dtype == torch.int32:
+        slot.copy_(torch.randint(0, env.action.n, slot.shape, device=CUDA))
+    else:
+        low, high = (torch.tensor(bound, device=CUDA)[:, None] for bound in env.action.bounds())
+        slot.copy_(low + (high - low) * torch.rand(slot.shape, device=CUDA))
+
+
+def stepping(name: str, lanes: int, repeats: int) -> tuple[float, int]:
+    """Steps a second of a world in a graph, and the bytes of a step. Where actions are judged, what drawing legal ones costs is taken off."""
+    world = World(envs.find(name), lanes, seed=1, device=CUDA)
+    slot = world.slot()
+    bound = world.bind(slot)
+    world.reset(bound)
+    for _ in range(WARM_UP):
+        draw_actions(world, slot.action, slot.legal)
+        world.step(bound)
+        world.advance(1)
+    steps = 256 if lanes <= 2**17 else 32
+    slots = []
+    for _ in range(DRAWS):
+        action = slot.action.clone()
+        draw_actions(world, action, None)
+        slots.append(world.bind(slot._replace(action=action)))
+
+    def plain() -> None:
+        for t in range(steps):
+            world.step(slots[t % DRAWS], t)
+        world.advance(steps)
+
+    def legal() -> None:
+        for t in range(steps):
+            draw_actions(world, slot.action, slot.legal)
+            world.step(bound, t)
+        world.advance(steps)
+
+    def drawing() -> None:
+        for _ in range(steps):
+            draw_actions(world, slot.action, slot.legal)
+
+    inner = max(2, min(100, int(1e8 // (lanes * steps))))
+    spent = seconds(Graphed(legal if slot.legal is not None else plain, CUDA), repeats, inner)
+    if slot.legal is not None:
+        spent -= seconds(Graphed(drawing, CUDA), repeats, inner)
+    return lanes * steps / spent, step_bytes(world)
+
+
+def limits(name: str) -> str:
+    """What a thread of the step takes, a line of the table."""
+    world = World(envs.find(name), 64, seed=1, device=CUDA)
+    bound = world.bind(world.slot())
+    world.reset(bound)
+    world.step(bound)
+    shell = world._step._shell
+    registers, local = (dict(getattr(shell, read)()) for read in ("get_regs_per_thread", "get_local_mem_per_thread"))
+    return f"| {name} | {max(registers.values())} | {max(local.values())} |"
+
+
+def main() -> None:
+    """Run the sections asked for and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(GAMES))
+    parser.add_argument("--only", default="same,stepping,limits")
+    parser.add_argument("--lanes", default="8192,262144")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=1000)
+    arguments = parser.parse_args()
+    names, wanted = arguments.names or list(GAMES), arguments.only.split(",")
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, medians of {arguments.repeats}\n")
+    if "stepping" in wanted:
+        bandwidth = copy_bandwidth(arguments.repeats)
+        say(f"Copy bandwidth {bandwidth / 1e12:.2f} TB/s.\n\n| game | lanes | M SPS | bytes a step | share of copy bandwidth |\n|---|---|---|---|---|")
+        for name in names:
+            for lanes in (int(lanes) for lanes in arguments.lanes.split(",")):
+                rate, size = stepping(name, lanes, arguments.repeats)
+                say(f"| {name} | {lanes:,} | {rate / 1e6:,.0f} | {size} | {rate * size / bandwidth:.1%} |")
+    if "limits" in wanted:
+        say("\n| game | registers of a thread | bytes of local memory |\n|---|---|---|")
+        for name in names:
+            say(limits(name))
+    if "same" in wanted:
+        say(f"\nCPU and CUDA, {arguments.steps:,} steps of 1,024 lanes, the same actions.\n")
+        say("| game | lanes with every bit equal | first difference | one step from a shared state: largest difference | |\n|---|---|---|---|---|")
+        for name in names:
+            say(same(name, 1024, arguments.steps))
+
+
+if __name__ == "__main__":
+    main()
