@@ -22,8 +22,9 @@ where this one draws, and answers a pass with a move.)
 
 Random numbers: draw 0 of the step in which the opponent chooses a point among n: the one numbered `integer(key, 0, n)`, counted along the rows.
 
-The observation, bytes: four planes (size, size), then two numbers. Black's stones, white's stones (255); each stone's chain's liberties l as 255 >> (l - 1),
-so 255 in atari; the point of white's last stone (255) and the point that ko forbids (128). Then 255 if white passed; plies played, of the limit, times 255.
+The observation has five bytes a point, (size, size, 5), so that a convolutional network can read it: 255 for a stone of black's; 255 for one of white's; the
+liberties l of a stone's chain as 255 >> (l - 1), so 255 in atari; 255 for white's last stone (there is none where it passed), 128 for the point that ko
+forbids; and, everywhere the same, the plies played, of the limit, times 255.
 
 What is kept, and why. Each point has two cells: how many liberties its chain has, negative where it is white's, 0 where it is empty; and its chain's name,
 which is one of its points, or -1. Whether a move is legal, what it takes, and how urgent it seems to the opponent can then be told from the four neighbours.
@@ -46,7 +47,7 @@ WON, MARGIN, CAPTURES, LOST, PLIES_AT_END, PASSES = range(6)  # tallies
 
 BLACK, WHITE = 1, -1
 EMPTY, NOBODY = 0, -1  # liberties and name of what is no chain
-PLANES = 4
+PLANES = 5  # bytes of a point in the observation
 BEYOND = 100  # the liberties of what lies beyond the edge, for either side a chain of the other's that nothing can be done about
 
 TAKE, SAVE, ANY, ILLEGAL = 0, 1, 5, 6  # the opponent's kinds of points; a black chain's liberties, 2 to 4, are those between
@@ -314,15 +315,14 @@ def go(size: int = 9) -> Env:
 
     @device_call
     def observe(s, cells, scratch, obs, p):
-        last, ko = int32(s[LAST]), int32(s[KO])
+        last, ko, clock = int32(s[LAST]), int32(s[KO]), int32(s[PLIES]) * 255 // limit
         for point in range(count):
-            liberties = int32(cells[point])
-            obs[point] = 255 if liberties > 0 else 0
-            obs[count + point] = 255 if liberties < 0 else 0
-            obs[2 * count + point] = 255 >> min(abs(liberties) - 1, 8) if liberties != EMPTY else 0
-            obs[3 * count + point] = 255 if point == last else 128 if point == ko else 0
-        obs[PLANES * count] = 255 if s[PASSED] > float32(0.0) else 0
-        obs[PLANES * count + 1] = int32(s[PLIES]) * 255 // limit
+            liberties, first = int32(cells[point]), PLANES * point
+            obs[first] = 255 if liberties > 0 else 0
+            obs[first + 1] = 255 if liberties < 0 else 0
+            obs[first + 2] = 255 >> min(abs(liberties) - 1, 8) if liberties != EMPTY else 0
+            obs[first + 3] = 255 if point == last else 128 if point == ko else 0
+            obs[first + 4] = clock
 
     @device_call
     def legal(s, cells, scratch, mask, p):
@@ -342,7 +342,7 @@ def go(size: int = 9) -> Env:
     return Env(
         Params,
         FIELDS,
-        observation=Box(PLANES * count + 2, low=0, high=255, dtype="uint8"),
+        observation=Box(PLANES * count, low=0, high=255, dtype="uint8", shape=(size, size, PLANES)),
         action=Discrete(count + 1),
         time_limit=None,  # plies are counted by the rules, which end the game by the score
         reset=reset,
