@@ -15,9 +15,16 @@ When the clock runs out after some step it dies, too: so an episode always termi
 
 Reward: `progress` for each tile that it comes further than ever before, `coin`, `goal`, and `death` of any kind.
 
-Levels. Five tiles of flat ground, then one obstacle after another with flat ground between them, while there is room; at the end flat ground with the flag. The
-sizes of the obstacles and how near they follow each other grow along the level. Obstacle k draws block k of the reset's numbers: kind, size, extent and the
-ground after it, by (word * n) >> 32 of words 0 to 3; a coin where the lowest two bits of word 0 are not both 0. The tests solve levels by a search.
+Levels. Five tiles of flat ground, one to four high, then one obstacle after another while there is room, and at the end flat ground with the flag. Along the
+level the hardness h is 0, 1, then 2, by thirds. Numbers from a to b are drawn:
+
+    step      1 to 1+h tiles up, or down                                 gap      2 to 3+h wide, the ground behind it 1 higher to 1 lower
+    spikes    1 to 2+h of them                                           wall     1 to 1+h high, 1 to 2 wide
+    planks    2 to 3 of them amid a pit, 2 to 3 tiles from its sides     climb    a wall of 3 (h = 0) or 4 tiles, and a plank half way up before it
+    tunnel    3 to 4 blocks over the ground, 1 or (h = 2) 2 spikes under them
+
+After each there are 2 to 4-h tiles of flat ground, at most places a coin. Obstacle k draws block k of the reset's numbers: kind, size, extent and the ground
+after it, by (word * n) >> 32 of words 0 to 3; a coin where the lowest two bits of word 0 are not both 0. The tests solve levels by a search.
 
 What is kept, and why. A column is one word of 16 bits: the ground's height (0: a pit), one thing above it (its row; a plank, or a solid block), whether spikes
 stand on the ground, and the row of a coin that is left (see `_column`). So a level is 128 bytes, a step reads two to four of them a frame, and a picture reads
@@ -153,20 +160,19 @@ def _obstacle(cells, column, ground, highest, hardness, kind, words):
     """Write an obstacle of a hardness 0 to 2 from a column on, its lowest ground `ground`; returns the column and the ground after it."""
     size, extent = words[1], words[2]
     coin = int32(1) if (words[0] & 3) != 0 else int32(0)
-    flat = _column(ground, 0, 0, 0, 0)
     if kind == 0:  # a step up, or down
         rise = int32(1 + _pick(extent, 1 + hardness))
         up, down = min(int32(ground + rise), highest), max(int32(ground - rise), int32(1))
         after = up if (_pick(size, 2) == 1 and up > ground) or down == ground else down
         return _fill(cells, column, 1, _column(after, 0, 0, 0, coin * (after + 1))), after
     if kind == 1:  # a gap
-        wide = int32(2 + _pick(size, 1 + hardness))
+        wide = int32(2 + _pick(size, 2 + hardness))
         after = min(max(int32(ground + _pick(extent, 3) - 1), int32(1)), highest)
         end = _fill(cells, column, wide, int32(0))
         cells[column + wide // 2] = _column(0, 0, 0, 0, coin * (ground + 2))
         return end, after
     if kind == 2:  # spikes
-        wide = int32(1 + _pick(size, 1 + hardness))
+        wide = int32(1 + _pick(size, 2 + hardness))
         end = _fill(cells, column, wide, _column(ground, 0, 0, 1, 0))
         cells[column + wide // 2] = _column(ground, 0, 0, 1, coin * (ground + 2))
         return end, ground
@@ -189,8 +195,8 @@ def _obstacle(cells, column, ground, highest, hardness, kind, words):
     # A tunnel, spikes in its midst.
     wide = int32(3 + _pick(size, 2))
     end = _fill(cells, column, wide, _column(ground, ground + 3, 1, 0, 0))
+    _fill(cells, column + 1, 1 + hardness // 2, _column(ground, ground + 3, 1, 1, 0))
     cells[column + 1] = _column(ground, ground + 3, 1, 1, coin * (ground + 1))
-    cells[column] = flat
     return end, ground
 
 
@@ -312,7 +318,8 @@ def _seen(word, row):
 def _lands_on(word, row):
     """The row that something which falls from `row` in a column ends in, `row` itself where it is stopped there."""
     floor = int32(_ground(word) - (0 if _has_spikes(word) else 1))
-    return min(row, max(floor, _over(word) if _over(word) <= row else int32(-1)))
+    over = _over(word)
+    return min(row, max(floor, over if over > 0 and over <= row else int32(-1)))
 
 
 @device
@@ -360,7 +367,7 @@ def _tile_colour(word, row, across, above):
         return GREEN if row == ground - 1 and above > float32(0.6) else EARTH
     if row == _over(word) and row > 0:
         if _is_block(word):
-            inner = in_box(across, above, float32(0.5), float32(0.5), float32(0.4), float32(0.4))
+            inner = in_box(across, above, float32(0.5), float32(0.5), float32(0.35), float32(0.35))
             return GREY if inner else EARTH
         return ORANGE if above > float32(0.6) else SKY
     if _has_spikes(word) and row == ground and above < SPIKES * (float32(1.2) - abs(float32(2.0) * across - float32(1.0))):
