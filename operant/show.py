@@ -59,8 +59,20 @@ class Show:
         self.reward, self.returns = np.zeros(lanes, np.float32), np.zeros(lanes, np.float64)
         self.ages = np.zeros(lanes, np.int64)
         self.ended, self.terminated = np.zeros(lanes, bool), np.zeros(lanes, bool)
+        self._compile()
         self._world.lanes.tick.fill_(number * _TICKS + 1)
         self._begin(np.ones(lanes, bool))
+
+    def _compile(self) -> None:
+        """Make every kernel now, and not in the middle of what somebody watches: by a step of lanes that are then as if nothing had been."""
+        self._begin(np.ones(self.lanes, bool))
+        self.step(self._slot.action)
+        if self._painter is not None:
+            self.picture(self.canvas(1))
+        for tensor in (*self._world.tensors().values(), *self._slot):
+            if tensor is not None:
+                tensor.zero_()
+        self.ended[:] = False
 
     @property
     def observation(self) -> torch.Tensor:
@@ -76,6 +88,13 @@ class Show:
     def action(self) -> NDArray[Any]:
         """What was taken last, (A, N)."""
         return self._slot.action.cpu().numpy()
+
+    @property
+    def tallies(self) -> dict[str, float]:
+        """What the environment counts in the first lane's episode, that which has just ended included until the next step."""
+        lanes = self._world.lanes
+        kept = lanes.finished[:, 0] if self.ended[0] and lanes.finished is not None else lanes.running[1:, 0]
+        return dict(zip(self.env.tally, kept.tolist(), strict=True))
 
     def renew(self) -> None:
         """Begin the next episode in every lane that has ended. `step` does so by itself."""
@@ -122,6 +141,9 @@ class Show:
             if there is not None:
                 there.copy_(torch.where(chosen, here, there))
         old.age.copy_(torch.where(chosen, new.age, old.age))
+        old.running.copy_(torch.where(chosen, 0.0, old.running))
+        if old.finished is not None:
+            old.finished.copy_(torch.where(chosen, 0.0, old.finished))
         self.returns[which], self.ages[which], self.ended[which], self.terminated[which] = 0.0, 0, False, False
 
 

@@ -49,7 +49,8 @@ def evaluate(
     from operant import runs as folders
 
     if render not in ("none", "term"):
-        raise UsageError(f"--render is {folders.safe(render, 40)!r}; it must be none or term. For a file: operant render {folders.safe(what, 80)} --out agent.gif")
+        film = f"operant render {folders.safe(what, 80)} --out agent.gif"
+        raise UsageError(f"--render is {folders.safe(render, 40)!r}; it must be none or term. For a file: {film}")
     if render == "term":
         if as_json:
             raise UsageError("--render term draws on a terminal: leave --json out")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
+import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +16,7 @@ import typer
 
 from operant.commands import completion
 from operant.commands.words import TYPER, JsonOption, RootOption, print_json, say
-from operant.errors import UsageError
+from operant.errors import NotFoundError, UsageError
 from operant.text import safe
 
 if TYPE_CHECKING:
@@ -109,6 +111,103 @@ def render(
         _tell(document)
     if shot.cut:
         say(f"the film ended before episode {episodes} did: --seconds or --steps allow for more")
+
+
+@app.command()
+def play(
+    environment: Annotated[str, typer.Argument(metavar="ENV", help="its name, its Gymnasium id, or FILE.py", autocompletion=completion.environments)],
+    param: Annotated[list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="one of its constants; may be given again")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="the same games again  [default: others each time]")] = None,
+    size: Annotated[int | None, typer.Option(metavar="PIXELS", help="the picture's side at most, two pixels a line  [default: what fits]")] = None,
+    fps: Annotated[float | None, typer.Option(metavar="N", help="steps a second  [default: the environment's own pace, or 8]")] = None,
+    turns: Annotated[bool | None, typer.Option("--turns/--clock", help="wait for a key at each step, or go on without  [default: by the game]")] = None,
+    keys: Annotated[str, typer.Option(metavar="KEY=ACTION,...", help="other keys, such as left=1,right=2")] = "",
+) -> None:
+    """Play an environment yourself, in the terminal, with the arrow keys or wasd; ? tells the others."""
+    from operant import console
+    from operant import play as games
+
+    within("--size", size, *_SIDES)
+    within("--fps", fps, 0.1, 120)
+    console.require("operant play")
+    config = _configured(environment, param or ())
+    from operant.controls import Buttons
+    from operant.show import Show
+
+    env = config.environment
+    buttons = Buttons(env)
+    buttons.bind(keys)
+    waits = games.waits(env) if turns is None else turns
+    with _preparing(env.name):
+        show = Show(env, config.params, seed=secrets.randbelow(1 << 31) if seed is None else seed)
+    rate = games.rate_of(config.params) if fps is None else fps
+    try:
+        with console.Console() as terminal:
+            score = games.Game(show, terminal, buttons, turns=waits, rate=rate, title=env.name, largest=size).play()
+    except console.TerminalGoneError:
+        raise typer.Exit(129) from None
+    print(f"{safe(env.name)}  {_games(score.returns)}  {score.steps:,} steps")
+
+
+@contextlib.contextmanager
+def _preparing(name: str) -> Iterator[None]:
+    """A line while kernels are compiled, which takes seconds the first time: before the screen is taken, as it may fail."""
+    from operant.progress import Screen
+
+    screen = Screen(sys.stderr)
+    if screen.is_terminal:
+        screen.show(f"compiling {safe(name)}")
+    try:
+        yield
+    finally:
+        screen.end()
+
+
+def _configured(environment: str, params: Sequence[str]) -> Any:
+    """A configuration that names an environment and its constants: they are checked as for training. Raises UsageError, ConfigError, NotFoundError."""
+    for pair in params:
+        if not re.fullmatch(r"[A-Za-z_]\w*=.+", pair):
+            raise UsageError(f"--param is {safe(pair, 80)!r}; it must be KEY=VALUE, such as gravity=3.7")
+    if "=" in environment:
+        raise UsageError(f"{safe(environment, 80)!r} is no environment; constants are given as --param {safe(environment, 80)}")
+    from operant.runtime import quiet_threads, set_threads
+
+    quiet_threads()
+    from operant import config as configuration
+
+    if environment.endswith(".py") and not Path(environment).expanduser().is_file():
+        raise NotFoundError(f"there is no environment file {safe(environment, 200)!r}")
+    set_threads(1)
+    return configuration.load(None, [f"env.name={environment}", *(f"env.params.{pair}" for pair in params)])
+
+
+def spectate(what: str, root: Path, *, which: str | None, device: str, seed: int | None, greedy: bool, episodes: int, fps: float | None) -> None:
+    """Show a checkpoint at play on the terminal, and print how it went. Raises what `playback.load` does."""
+    from operant import console, playback
+    from operant import spectate as watching
+
+    within("--episodes", episodes, 1, 1_000_000)
+    within("--fps", fps, 0.1, 120)
+    console.require("--render term")
+    loaded = playback.load(what, root, which=which, device=device, report=say)
+    seed = loaded.config.run.seed if seed is None else seed
+    with _preparing(loaded.config.environment.name):
+        show, performer = stage(loaded, lanes=1, seed=seed, greedy=greedy)
+    title = f"{loaded.id}  {loaded.config.environment.name}  checkpoint {loaded.step:,}  {'greedy' if greedy else 'sampled'}"
+    try:
+        with console.Console() as terminal:
+            seen = watching.spectate(show, performer, terminal, title=title, episodes=episodes, fps=fps)
+    except console.TerminalGoneError:
+        raise typer.Exit(129) from None
+    print(f"{safe(title, 400)}  {_games(seen.returns)}  {seen.steps:,} steps")
+
+
+def _games(returns: Sequence[float]) -> str:
+    """How many games ended, and what they brought."""
+    if not returns:
+        return "no episode ended"
+    mean = f"  mean {sum(returns) / len(returns):.6g}" if len(returns) > 1 else ""
+    return f"{len(returns)} episode{'s' * (len(returns) > 1)}  return {', '.join(f'{value:.6g}' for value in returns[-5:])}{mean}"
 
 
 def stage(loaded: Loaded, *, lanes: int, seed: int, greedy: bool) -> tuple[Show, Performer]:
