@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 CHANNELS = {"nature": (32, 64, 64), "impala": (16, 32, 32), "board": (64, 64, 64)}
 SMALLEST_NATURE = 36  # pixels of a side that leave one number of each channel
 
+MOST_NUMBERS = 2**28
+"""Of the widest layer, computed at a time where nobody asks for gradients: acting and estimating values take no more memory for more samples."""
+
 NATURE_KERNELS = ((8, 4), (4, 2), (3, 1))  # side and stride
 
 
@@ -140,6 +143,7 @@ class Convolutional(nn.Module):
             self.body = _Residual(channels, inputs, generator)
             for _ in channels:
                 height, width = -(-height // 2), -(-width // 2)
+            widest = math.prod(observation.shape[:2]) * channels[0]
         else:
             between = list(itertools.pairwise((inputs, *channels)))
             if config.cnn == "nature":
@@ -147,9 +151,11 @@ class Convolutional(nn.Module):
                 filters = [_Filter(before, after, side, generator, stride=stride) for (before, after), (side, stride) in sides]
             else:
                 filters = [_Filter(before, after, 3, generator, padding=1) for before, after in between]
-            self.body = _Plain(filters)
-            for layer in filters:
+            self.body, widest = _Plain(filters), 0
+            for layer, filtered in zip(filters, channels, strict=True):
                 height, width = layer.size(height), layer.size(width)
+                widest = max(widest, height * width * filtered)
+        self._together = max(1, MOST_NUMBERS // widest)
         widths = (height * width * channels[-1], *config.hidden)
         gain = math.sqrt(2.0)
         self.weights = nn.ParameterList([nn.Parameter(orthogonal(after, before, gain, generator)) for before, after in itertools.pairwise(widths)])
@@ -161,6 +167,12 @@ class Convolutional(nn.Module):
 
     def forward(self, observation: Tensor, moments: RunningMoments | None = None) -> tuple[Tensor, Tensor]:
         """(O, B) -> head parameters (H, B), value (B), both of the parameters' type. Moments are not looked at."""
+        if torch.is_grad_enabled() or observation.shape[1] <= self._together:
+            return self._forward(observation)
+        heads, values = zip(*(self._forward(part) for part in observation.split(self._together, dim=1)), strict=True)
+        return torch.cat(heads, dim=1), torch.cat(values)
+
+    def _forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         own = self.head_weight.dtype
         dtype = self.dtype or own
         features = self.body(reading.picture_of(observation, self._shape), self.kinds, dtype)

@@ -39,10 +39,12 @@ def amounts(observation: Tensor, moments: RunningMoments | None = None) -> Tenso
 
 def one_hot(observation: Tensor, kinds: int) -> Tensor:
     """Bytes that name one of k kinds, (O, n) -> (O k, n): row o k + c is 1 where byte o names kind c. A byte of k or more names none: its rows are 0."""
-    names = torch.arange(kinds, dtype=torch.uint8, device=observation.device)
-    if observation.stride(0) == 1 and observation.shape[1] > 1:  # samples lie one after the other: so shall what is read of them
-        return torch.eq(observation.t()[:, :, None], names).float().flatten(1).t()
-    return torch.eq(observation[:, None], names[:, None]).float().flatten(0, 1)
+    names, (rows, samples) = torch.arange(kinds, dtype=torch.uint8, device=observation.device), observation.shape
+    if observation.stride(0) == 1 and samples > 1:  # samples lie one after the other: so shall what is read of them
+        numbers = torch.empty(samples, rows, kinds, device=observation.device)
+        return torch.eq(observation.t()[:, :, None], names, out=numbers).flatten(1).t()
+    numbers = torch.empty(rows, kinds, samples, device=observation.device)
+    return torch.eq(observation[:, None], names[:, None], out=numbers).flatten(0, 1)
 
 
 def chunk_samples(samples: int, width: int, *, cuda: bool) -> int:

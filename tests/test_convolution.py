@@ -262,3 +262,21 @@ def test_settling_cudnn():
             assert torch.backends.cudnn.allow_tf32 == (precision != "fp32")
     finally:
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = before
+
+
+def test_without_gradients_it_computes_some_samples_at_a_time(monkeypatch):
+    env = showing(10, 9, 3)
+    whole = policy(env, "impala", channels=(4, 6), hidden=(8,))
+    # The widest layer is the first before it is pooled: 10 x 9 x 4 numbers a sample, so three samples of it in 1,100.
+    monkeypatch.setattr(convolution, "MOST_NUMBERS", 1100)
+    parts = policy(env, "impala", channels=(4, 6), hidden=(8,))
+    for seen in (drawn(env, 11), drawn(env, 11).contiguous()):
+        with torch.no_grad():
+            calls = []
+            monkeypatch.setattr(
+                parts.net, "_forward", lambda part, calls=calls: calls.append(part.shape[1]) or convolution.Convolutional._forward(parts.net, part)
+            )
+            for one, other in zip(parts.forward(seen), whole.forward(seen), strict=True):
+                torch.testing.assert_close(one, other)
+        assert calls == [3, 3, 3, 2]
+    assert parts.forward(drawn(env, 11))[0].requires_grad and calls[-1] == 11
