@@ -250,8 +250,10 @@ def shade_board(cells, size, ko, last, x, y):
         return BLACK_STONE if cells[point] > 0 else WHITE_STONE
     if point == ko and in_box(across, below, float32(0.0), float32(0.0), float32(0.28), float32(0.28)):
         return RED
-    thin = side * float32(1.0 / 128.0)  # a line is a pixel of 64
-    if min(right, down) > -thin and max(right, down) < edge + thin and min(abs(across), abs(below)) <= thin:
+    # A line is a pixel of 64 where that leaves room. Slightly beside the middle, so that it never falls on two.
+    thin = min(side * float32(1.0 / 128.0), float32(0.11))
+    beside = float32(0.02) * thin
+    if min(right, down) > -thin and max(right, down) < edge + thin and min(abs(across + beside), abs(below + beside)) < thin:
         return LINE
     # The dots: the centre, and four near the corners.
     inset, middle = 2 if size < 12 else 3, size // 2
