@@ -11,7 +11,7 @@ from torch.nn.functional import conv2d, linear, max_pool2d, one_hot
 from toys import PICK, bytes_of, iterate, ppo_on
 
 from operant import config, convolution, explicit, nets
-from operant.envs import Box, device, find
+from operant.envs import Box, device, find, with_pixels
 from operant.errors import ConfigError
 from operant.fused.spec import why_not
 from operant.policy import Policy
@@ -251,6 +251,18 @@ def test_minibatches_in_parts_give_the_same_to_rounding_and_the_same_bits_again(
     whole, again, parts = (iterate(ppo_on(BOARD, 32, SMALL, horizon=8, minibatches=2, microbatch=microbatch), 2) for microbatch in (None, None, 50))
     assert bytes_of(whole) == bytes_of(again)
     torch.testing.assert_close(whole.policy.flat.values, parts.policy.flat.values, rtol=1e-3, atol=1e-4)
+
+
+def test_ppo_on_the_pictures_of_a_world():
+    net = nets.Config(kind="cnn", channels=(4, 4, 4), hidden=(8,))
+    first, again = (iterate(ppo_on(with_pixels(find("cartpole"), 36), 8, net, horizon=4, minibatches=2), 2) for _ in range(2))
+    assert bytes_of(first) == bytes_of(again)
+    seen = first.rollout.observation[0]
+    assert seen.stride() == (1, 36 * 36 * 3) and seen.float().std() > 1
+    head, value = first.policy.forward(seen)
+    expected_head, expected_value, _ = plain(first.policy, seen)
+    torch.testing.assert_close(head.t().double(), expected_head, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(value.double(), expected_value, rtol=1e-4, atol=1e-5)
 
 
 def test_settling_cudnn():
