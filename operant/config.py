@@ -146,6 +146,7 @@ def _check(draft: Draft, folder: Path | None) -> Config:
             draft.problem(draft.place((name,)), f"unknown key {_name((name,))}{hint}")
     sections = {name: _section(draft, name, model, known) for name, model in models.items() if model is not None}
     params = _params(draft, environment, known)
+    environment = _observed(draft, environment, sections["env"])
     kind = _network_kind(draft, folder, nets.KINDS)
     env = sections["env"]
     if sections.get("algo") is not None and env is not None:
@@ -233,6 +234,19 @@ def _environment(draft: Draft, folder: Path | None) -> tuple[Any, str]:
     except OperantError as error:
         draft.problem(place, f"env.name: {error}")
         return None, name
+
+
+def _observed(draft: Draft, environment: Any, env: Environment | None) -> Any:
+    """The environment as `env.pixels` wants it observed; a problem where it draws no picture."""
+    from operant import envs
+
+    if environment is None or env is None or env.pixels is None:
+        return environment
+    try:
+        return envs.with_pixels(environment, env.pixels)
+    except OperantError as error:
+        draft.problem(draft.place(("env", "pixels")), f"env.pixels: {error}")
+        return environment
 
 
 def _params(draft: Draft, environment: Any, known: dict[str, list[str]]) -> Any:

@@ -60,6 +60,8 @@ class Environment(Section, use_attribute_docstrings=True):
     """A shipped environment, its Gymnasium id, or a file of your own: my_env.py."""
     lanes: Annotated[Count, Field(ge=1, le=2**30)] | Literal["auto"] = 1024
     """Copies that run side by side; "auto": as many as fit into memory and are of use, which the run then keeps."""
+    pixels: Count | None = Field(None, ge=16, le=128)
+    """Learn from pictures of so many pixels a side, in place of what the environment observes; not set: from that."""
     params: dict[str, Any] = Field(default_factory=dict)
     """The environment's own constants, by name (`operant envs` lists them)."""
 

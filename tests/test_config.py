@@ -65,6 +65,13 @@ def test_a_number_may_be_written_in_many_ways(write, text):
     assert (steps, type(steps)) == (20_000_000, int)
 
 
+def test_pictures_in_place_of_what_is_observed(write):
+    plain, got = load(None), load(write("[env]\npixels = 48\n"))
+    assert got.environment == envs.with_pixels(plain.environment, 48) and got.environment.name == "cartpole"
+    assert (got.environment.observation.shape, got.environment.observation.size, got.environment.observation.dtype) == ((48, 48, 3), 6912, "uint8")
+    assert (plain.env.pixels, plain.environment.pixels) == (None, 0)
+
+
 def test_overrides_win_over_the_file_and_later_ones_over_earlier(write):
     source = write("[algo]\nlearning_rate = 1e-3\n[env.params]\ngravity = 1.0\nforce = 2.0\n")
     overrides = ["algo.learning_rate=1e-4", "algo.learning_rate=3e-4", "run.steps=20M", "net.hidden=[32,16]", "env.params.gravity=3.7", "net.shared=true"]
@@ -261,6 +268,10 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
     "control characters": ('[run]\n"\\u001b[2J" = 1\n', [], ["ppo.toml:2: unknown key 'run.\\x1b[2J'"]),
     # types
     "suffix nobody knows": ('[run]\nsteps = "20X"\n', [], ["ppo.toml:2: run.steps: input should be a whole number, such as", "(got '20X')"]),
+    "pixels without a picture": ('[env]\nname = "my_env.py"\npixels = 64\n', [], ["ppo.toml:3: env.pixels: my_env draws no picture"]),
+    "few pixels": ("[env]\npixels = 15\n", [], ["ppo.toml:2: env.pixels: input should be greater than or equal to 16 (got 15)"]),
+    "many pixels": ("", ["env.pixels=129"], ["command line: env.pixels: input should be less than or equal to 128 (got 129)"]),
+    "half a pixel": ("[env]\npixels = 64.5\n", [], ["ppo.toml:2: env.pixels: input should be a whole number"]),
     "fraction for a count": ("[env]\nlanes = 10.5\n", [], ["ppo.toml:2: env.lanes: input should be a whole number", "(got 10.5)"]),
     "boolean for a count": ("[run]\nseed = true\n", [], ["ppo.toml:2: run.seed: input should be a whole number", "(got true)"]),
     "boolean for a number": ("[algo]\ngamma = false\n", [], ["ppo.toml:2: algo.gamma: input should be a number", "(got false)"]),

@@ -9,7 +9,7 @@ from numpy import float32
 
 from operant import nets
 from operant.algos.ppo import PPO
-from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete, device
+from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete, device, with_pixels
 from operant.rng import integer, uniform
 from operant.world import World
 
@@ -219,6 +219,10 @@ FILL = Env(
     scratch=1,
     tally=("illegal",),
 )
+
+
+SEEN = with_pixels(FILL, 16)
+"""FILL, observed by its picture."""
 
 
 def ppo_on(env: Env, lanes: int, net: nets.Config | None = None, *, seed: int = 1, steps: int = 100_000, start: bool = True, **algo) -> PPO:

@@ -38,6 +38,8 @@ def list_envs(as_json: JsonOption = False) -> None:
                 "gymnasium": env.gymnasium,
                 "observation": _space(env.observation),
                 "action": _space(env.action),
+                "masked": bool(env.mask_size),
+                "draws": env.shade is not None,
                 "time_limit": env.time_limit,
                 "tally": list(env.tally),
                 "params": env.Params()._asdict(),
