@@ -253,8 +253,13 @@ class Board:
 
     @property
     def place(self) -> str:
-        """Where the cursor is, as players say: columns are letters (without i), rows numbers from the bottom."""
-        return f"{'abcdefghjklmnopqrstuvwxyz'[self.column % 25]}{self.side - self.row}"
+        """Where the cursor is, as players say."""
+        return self.named((self.row * self.side + self.column,))
+
+    def named(self, action: Action) -> str:
+        """An action as players say: columns are letters (without i), rows numbers from the bottom."""
+        row, column = divmod(int(action[0]), self.side)
+        return f"{'abcdefghjklmnopqrstuvwxyz'[column % 25]}{self.side - row}" if row < self.side else "pass"
 
     def help(self) -> list[Key]:
         """What the keys mean."""

@@ -19,7 +19,7 @@ from operant.envs import Box, Discrete, Env
 from operant.show import Show, step_seconds
 from operant.view import View
 
-USUAL_RATE = 8.0
+USUAL_RATE = 6.0
 """Steps a second of a game of the clock whose parameters do not tell."""
 MOST_RATE = 30.0
 """Steps a second, where nothing else is asked for: what is faster is played in slow motion, which is hard enough."""
@@ -37,12 +37,11 @@ class Score(NamedTuple):
 
 def waits(env: Env) -> bool:
     """Whether an environment is a game of turns, unless somebody says otherwise."""
-    return bool(getattr(env, "turns", step_seconds(env.Params()) is None and (env.legal is not None or Board.of(env) is not None)))
+    return bool(getattr(env, "turns", step_seconds(env, env.Params()) is None and (env.legal is not None or Board.of(env) is not None)))
 
 
-def rate_of(params: object) -> float:
-    """Steps a second of a game of the clock: its own pace, or the usual."""
-    step_s = step_seconds(params)
+def rate_of(step_s: float | None) -> float:
+    """Steps a second of a game of the clock whose step is so long: its own pace, or the usual."""
     return USUAL_RATE if step_s is None else min(MOST_RATE, 1.0 / step_s)
 
 
@@ -150,7 +149,7 @@ class Game:
         legal = self._legal(action) if action is not None else False
         if not legal:
             if action is not None:
-                self._word = f"{self._buttons.named(action)} is not legal now"
+                self._word = f"{self._named(action)} is not legal now"
             if self._turns:
                 return
             action = self._any_legal()
@@ -185,10 +184,13 @@ class Game:
 
     # WORDS
 
+    def _named(self, action: Action) -> str:
+        return self._board.named(action) if self._board is not None else self._buttons.named(action)
+
     def _draw(self) -> None:
         show = self._show
-        tallies = "".join(f"   {name} {text.number(value)}" for name, value in show.tallies.items())
-        did = f"   {self._buttons.named(self._last)}" if self._last is not None else ""
+        tallies = "".join(f"   {name} {text.number(value)}" for name, value in show.tallies.items() if value)
+        did = f"   {self._named(self._last)}" if self._last is not None else ""
         score = f"return {text.number(float(show.returns[0]))}   step {int(show.ages[0]):,}{did}{tallies}"
         over: Sequence[str] = ()
         mark = None

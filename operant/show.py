@@ -50,9 +50,9 @@ class Show:
 
     def __init__(self, env: Env, params: Any, *, seed: int, lanes: int = 1, device: torch.device | None = None, number: int = 0) -> None:
         self.env, self.lanes, self.device = env, lanes, device or torch.device("cpu")
-        self.step_s = step_seconds(env.Params() if params is None else params)
         self._resets = World(env, lanes, seed=seed, device=self.device, params=params, stream=evaluate.STREAM)
         self._world = World(_without_reset(env), lanes, seed=seed, device=self.device, params=params, stream=evaluate.STREAM)
+        self.step_s = step_seconds(env, self._world.params)
         self._slot, self._reset_slot = self._world.slot(), self._resets.slot()
         self._bound, self._reset_bound = self._world.bind(self._slot), self._resets.bind(self._reset_slot)
         self._painter = Painter(self._world) if env.shade is not None else None
@@ -167,10 +167,12 @@ class Performer:
         show.step(self._policy.act(show.observation, None if self._greedy else self._uniform[0], show.legal))
 
 
-def step_seconds(params: Any) -> float | None:
-    """How much time of its world a step is, s: `tau` x `frames` where the parameters have them; frames alone are sixtieths of a second; else None."""
+def step_seconds(env: Env, params: Any) -> float | None:
+    """How much time of its world a step is, s; None where nobody says. An environment may say so (`step_s`); else it is `tau` x `frames` of the parameters,
+    where there is either: frames alone are sixtieths of a second.
+    """
     tau, frames = getattr(params, "tau", None), getattr(params, "frames", None)
-    if tau is None and frames is None:
-        return None
-    seconds = float(tau if tau is not None else 1 / 60) * float(frames if frames is not None else 1)
-    return seconds if math.isfinite(seconds) and seconds > 0.0 else None
+    seconds = getattr(env, "step_s", None)
+    if seconds is None and (tau is not None or frames is not None):
+        seconds = float(tau if tau is not None else 1 / 60) * float(frames if frames is not None else 1)
+    return seconds if seconds is not None and math.isfinite(seconds) and seconds > 0.0 else None

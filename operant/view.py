@@ -5,6 +5,7 @@ An environment that draws no picture is shown by its observation, in numbers.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 
@@ -87,8 +88,8 @@ def _marked(pixels: np.ndarray, x: float, y: float, reach: float) -> np.ndarray:
     """The corners of a square around a point, in the colour that stands out."""
     marked = pixels.copy()
     side = len(pixels)
-    first = [min(max(round((place - reach) * side), 0), side - 1) for place in (y, x)]
-    last = [min(max(round((place + reach) * side) - 1, 0), side - 1) for place in (y, x)]
+    first = [min(max(math.floor((place - reach) * side), 0), side - 1) for place in (y, x)]
+    last = [min(max(math.ceil((place + reach) * side) - 1, 0), side - 1) for place in (y, x)]
     for row in (first[0], last[0]):
         for column in (first[1], last[1]):
             marked[row, column] = (255, 0, 255)

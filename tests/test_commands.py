@@ -439,8 +439,8 @@ def test_json_of_a_log_is_a_document_a_line(fresh, here):
     assert [json.loads(line) for line in here("logs", "4f2a", "--json", "--tail", "1").out.splitlines()] == wanted[-1:]
 
 
-READING = {"show", "runs", "logs", "wait", "eval", "envs", "doctor", "check", "profile", "bench", "config show"}
-WITHOUT_DATA = {"train", "resume", "stop", "pause", "unpause", "checkpoint", "monitor", "config", "config check", "config schema"}  # or JSON as it is
+READING = {"show", "runs", "logs", "wait", "eval", "envs", "doctor", "check", "profile", "bench", "config show", "render"}
+WITHOUT_DATA = {"play", "train", "resume", "stop", "pause", "unpause", "checkpoint", "monitor", "config", "config check", "config schema"}  # or JSON as it is
 
 
 def test_every_command_that_reads_has_json():

@@ -87,13 +87,14 @@ def render(
         raise UsageError(f"--frames is of a .png; a .{form} is as long as --seconds or --steps say")
 
     from operant import playback
+    from operant.console import ended_in_order
 
     loaded = playback.load(what, folders.root(runs), which=checkpoint, device=device, report=say)
     seed = loaded.config.run.seed if seed is None else seed
     show, performer = stage(loaded, lanes=lanes, seed=seed, greedy=not sampled)
     pace = films.pace(show.step_s, fps, every)
     length = _length(films, pace, seconds, steps, episodes)
-    with films.replacing(path) as part, _progress(length) as report:
+    with films.replacing(path) as part, ended_in_order(), _progress(length) as report:
         film = films.open_film(part, form, fps=pace.fps, frames=frames)
         try:
             shot = films.shoot(show, performer.step, film, side=side, every=pace.every, length=length, hold=round(_HOLD_S * pace.fps), report=report)
@@ -119,7 +120,7 @@ def play(
     param: Annotated[list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="one of its constants; may be given again")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="the same games again  [default: others each time]")] = None,
     size: Annotated[int | None, typer.Option(metavar="PIXELS", help="the picture's side at most, two pixels a line  [default: what fits]")] = None,
-    fps: Annotated[float | None, typer.Option(metavar="N", help="steps a second  [default: the environment's own pace, or 8]")] = None,
+    fps: Annotated[float | None, typer.Option(metavar="N", help="steps a second  [default: the environment's own pace, or 6]")] = None,
     turns: Annotated[bool | None, typer.Option("--turns/--clock", help="wait for a key at each step, or go on without  [default: by the game]")] = None,
     keys: Annotated[str, typer.Option(metavar="KEY=ACTION,...", help="other keys, such as left=1,right=2")] = "",
 ) -> None:
@@ -140,7 +141,7 @@ def play(
     waits = games.waits(env) if turns is None else turns
     with _preparing(env.name):
         show = Show(env, config.params, seed=secrets.randbelow(1 << 31) if seed is None else seed)
-    rate = games.rate_of(config.params) if fps is None else fps
+    rate = games.rate_of(show.step_s) if fps is None else fps
     try:
         with console.Console() as terminal:
             score = games.Game(show, terminal, buttons, turns=waits, rate=rate, title=env.name, largest=size).play()
