@@ -464,7 +464,7 @@ def test_he_is_caught_from_beside_and_across_the_seam_but_not_round_a_corner():
 
 
 def test_the_last_pickup_clears_the_maze_even_beside_a_ghost():
-    game = position((1, 4), DOWN, CHASE, left={(1, 5)}, blinky=((1, 8), UP, "hunting"))
+    game = position((1, 4), DOWN, CHASE, left={(1, 5)}, blinky=((1, 7), UP, "hunting"))
     lanes = Lanes(game, position((1, 4), DOWN, CHASE, left={(1, 5)}))
     assert lanes.step(DOWN) == [1.0, 1.0] and lanes.slot.terminated.tolist() == [1, 1]
     finished = lanes.world.lanes.finished
