@@ -176,13 +176,17 @@ class Gif:
         from PIL import Image
 
         palette, places = _palette(self._counts)
+        used = set(map(tuple, palette.tolist()))
+        unused = next(colour for k in range(256) if (colour := (k, 0, 255)) not in used)
+        # Handed over as well as set in each frame, it is written once. What is as before is no colour at all, and the smallest part of a file.
+        table_bytes = palette.tobytes() + bytes(unused)
         table = np.zeros(1 << 24, np.uint8)
         table[np.fromiter(self._counts, np.int64)] = places
 
         def frames() -> Iterator[Any]:
             for k in range(len(self._reel)):
                 frame = Image.fromarray(table[_packed(self._reel[k])])
-                frame.putpalette(palette.tobytes())
+                frame.putpalette(table_bytes)
                 yield frame
 
         # In hundredths of a second, which is what a GIF counts in, so that a long film stays in step.
@@ -190,7 +194,8 @@ class Gif:
         durations_ms = [10 * (end - start) for start, end in zip([0, *ends], ends, strict=False)]
         each = frames()
         with open(self._path, "wb") as file:
-            next(each).save(file, "GIF", save_all=True, append_images=each, duration=durations_ms, loop=0, optimize=True, disposal=1)
+            how = {"palette": table_bytes, "transparency": len(palette), "optimize": True, "disposal": 1}
+            next(each).save(file, "GIF", save_all=True, append_images=each, duration=durations_ms, loop=0, **how)
         return len(self._reel)
 
     def abandon(self) -> None:

@@ -94,7 +94,7 @@ def render(
     show, performer = stage(loaded, lanes=lanes, seed=seed, greedy=not sampled)
     pace = films.pace(show.step_s, fps, every)
     length = _length(films, pace, seconds, steps, episodes)
-    with films.replacing(path) as part, ended_in_order(), _progress(length) as report:
+    with ended_in_order(), films.replacing(path) as part, _progress(length) as report:
         film = films.open_film(part, form, fps=pace.fps, frames=frames)
         try:
             shot = films.shoot(show, performer.step, film, side=side, every=pace.every, length=length, hold=round(_HOLD_S * pace.fps), report=report)
