@@ -86,15 +86,20 @@ def _space_problems(env: Env) -> Iterator[str]:
             yield f"{name} has dtype {space.dtype!r}: float32{' or uint8' if name == 'observation' else ''}"
         elif space.shape and math.prod(space.shape) != space.size:
             yield f"{name} has shape {space.shape}, which is not {space.size} numbers"
+        elif space.kinds and (space.dtype != "uint8" or not 2 <= space.kinds <= 256 or any(high > space.kinds - 1 for high in space.bounds()[1])):
+            yield f"{name} names {space.kinds} kinds: these are bytes from 0 to {space.kinds - 1}, so dtype is uint8 and high is at most that"
+    if env.legal is not None and isinstance(env.action, Box):
+        yield "`legal` judges actions of Discrete and MultiDiscrete: a Box action can only be bounded"
 
 
 def _function_problems(env: Env) -> Iterator[str]:
     grid = "cells, scratch, " if env.cells is not None or env.scratch else ""
     wanted = {"reset": f"s, {grid}p, key", "step": f"s, {grid}action, p, key, tally", "observe": f"s, {grid}obs, p"}
+    wanted["legal"] = f"s, {grid}mask, p"
     wanted["shade"] = f"s, {'cells, ' if env.cells is not None else ''}p, x, y"
     for name, arguments in wanted.items():
         function = getattr(env, name)
-        if function is None and name == "shade":
+        if function is None and name in ("shade", "legal"):
             continue
         if not isinstance(function, Dispatcher):
             yield f"`{name}` is not a device function: write @device above it"
@@ -129,10 +134,10 @@ def _keeps_to_its_columns(guarded: Guarded, steps: int) -> Finding:
     try:
         guarded.run("reset")
         for t in range(steps):
-            guarded.slot.action.copy_(trial_actions(guarded.env, generator, t, guarded.count))
+            guarded.slot.action.copy_(trial_actions(guarded.env, generator, t, guarded.count, guarded.slot.legal))
             guarded.run("step")
     except IndexError:
-        return Finding(name, False, _index_error(guarded.env) or "an index is outside s, cells, scratch, obs, action or tally")
+        return Finding(name, False, _index_error(guarded.env) or "an index is outside s, cells, scratch, obs, mask, action or tally")
     if buffer := guarded.trespass():
         return Finding(name, False, f"something was written beside {buffer}, outside this lane's column: look at the indices in the helpers")
     return Finding(name, True, f"{steps} steps with every index checked")
@@ -142,7 +147,7 @@ def _index_error(env: Env) -> str | None:
     """Where an index is out of range, found by running the functions as the plain Python they are; None where that does not show it."""
     cells = [np.zeros(env.cells.n if env.cells else 0, env.cells.dtype if env.cells else "int8"), np.zeros(env.scratch, np.int32)]
     grid = cells if env.cells is not None or env.scratch else []
-    s, obs = np.zeros(env.fields, np.float32), np.zeros(env.observation.size, env.observation.dtype)
+    s, obs, mask = np.zeros(env.fields, np.float32), np.zeros(env.observation.size, env.observation.dtype), np.zeros(env.mask_size, np.uint8)
     p, tally, generator = device_params(env.Params()), np.zeros(len(env.tally), np.float32), np.random.default_rng(1)
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -154,6 +159,8 @@ def _index_error(env: Env) -> str | None:
                 column = trial_actions(env, generator, t, 2)[:, t % 2].numpy()
                 _, terminated = _plain(env.step)(s, *grid, column[0] if isinstance(env.action, Discrete) else column, p, key, tally)
                 _plain(env.observe)(s, *grid, obs, p)
+                if env.legal is not None:
+                    _plain(env.legal)(s, *grid, mask, p)
                 if terminated:
                     _plain(env.reset)(s, *grid, p, key)
     except IndexError as error:
@@ -177,9 +184,9 @@ def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
     name, generator = "writes what it declares", np.random.default_rng(1)
     trials = Trial(env, lanes, 1), Trial(env, lanes, 1)
     for t in range(steps + 1):
-        action = trial_actions(env, generator, t, lanes)
+        action = trial_actions(env, generator, t, lanes, trials[0].slot.legal)
         for trial, fill in zip(trials, (85, 42), strict=True):
-            left_over = [trial.slot.observation, trial.slot.final_observation, trial.world.lanes.scratch]
+            left_over = [trial.slot.observation, trial.slot.final_observation, trial.slot.legal, trial.world.lanes.scratch]
             for tensor in left_over + ([] if t else [trial.world.lanes.state, trial.world.lanes.cells]):
                 if tensor is not None:
                     tensor.fill_(fill)
@@ -194,7 +201,10 @@ def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
         for which in ("observation", "final observation"):
             if rows := _rows_apart(one[which], other[which]):
                 return Finding(name, False, f"`observe` leaves obs{rows} unwritten (the observation is declared with {env.observation.size} numbers)")
-    return Finding(name, True, "reset writes the whole state, observe the whole observation")
+        if env.mask_size and (rows := _rows_apart(one["legal"], other["legal"])):
+            return Finding(name, False, f"`legal` leaves mask{rows[:8]} unwritten (the action is declared with {env.mask_size} choices), or reads scratch")
+    masks = ", legal the whole mask" if env.mask_size else ""
+    return Finding(name, True, f"reset writes the whole state, observe the whole observation{masks}")
 
 
 def _rows_apart(one: torch.Tensor, other: torch.Tensor) -> list[int]:
@@ -324,6 +334,9 @@ def _of_thelong_trial(env: Env, seen: Seen, lanes: int, steps: int) -> Iterator[
         yield Finding("repeatable", True, f"the same seed gives the same bits over {over}; {other}")
     yield Finding("finite", seen.not_finite is None, seen.not_finite or f"under extreme and random actions, {over}")
     yield Finding("within bounds", seen.outside is None, f"{seen.outside}, outside the declared bounds" if seen.outside else f"observations, {over}")
+    if env.mask_size:
+        tried = f"{seen.legal_share:.0%} of actions legal; {seen.illegal:,} illegal ones were tried, too"
+        yield Finding("legal actions", seen.mask is None, seen.mask or f"always one at least, {tried}, {over}")
     limit = "no time limit" if env.time_limit is None else f"time limit {env.time_limit:,}"
     ended = f"{seen.episodes:,.0f} episodes ended, mean length {seen.length:.1f}, mean return {seen.mean_return:.4g}" if seen.episodes else "none ended"
     yield Finding("episodes end", True, f"{ended} in {over} ({limit})")

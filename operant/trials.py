@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from operant.envs import Box, Discrete, Env
+from operant.envs import Box, Discrete, Env, MultiDiscrete
 from operant.world import EPISODES, LENGTH, RETURN, TALLIES, World
 
 DEVICE_TOLERANCE = 1e-3
 """CPU against CUDA, of max(1, |number|)."""
 
 
-def trial_actions(env: Env, generator: np.random.Generator, t: int, lanes: int) -> torch.Tensor:
-    """Actions of step t, (A, N), int32 or float32. Even lanes: at random. Odd lanes: one extreme, then the other, each lane at a rhythm of its own.
+def trial_actions(env: Env, generator: np.random.Generator, t: int, lanes: int, legal: torch.Tensor | None = None) -> torch.Tensor:
+    """Actions of step t, (A, N), int32 or float32. Even lanes: at random, of every other one only what is legal by a mask (H, N), where one is given.
 
-    A Box without bounds is tried within +-1,000.
+    Odd lanes: one extreme, then the other, each lane at a rhythm of its own. A Box without bounds is tried within +-1,000.
     """
     low: np.ndarray
     high: np.ndarray
@@ -29,6 +29,10 @@ def trial_actions(env: Env, generator: np.random.Generator, t: int, lanes: int) 
         sizes = (env.action.n,) if isinstance(env.action, Discrete) else env.action.n
         low, high = np.zeros((len(sizes), 1), np.int32), np.array(sizes, np.int32)[:, None] - 1
         chosen = generator.integers(low, high + 1, (env.action_size, lanes)).astype(np.int32)
+        if legal is not None:
+            draws = generator.random((env.mask_size, lanes)) * (legal.numpy() == 1)
+            allowed = np.stack([block.argmax(axis=0) for block in np.split(draws, np.cumsum(sizes)[:-1])])
+            chosen = np.where(np.arange(lanes) % 4 == 0, allowed, chosen).astype(np.int32)
     lane = np.arange(lanes)
     extreme = np.where((t // (1 + lane // 2 % 64)) % 2 == 0, low, high)
     return torch.from_numpy(np.ascontiguousarray(np.where(lane % 2 == 1, extreme, chosen)))
@@ -58,6 +62,8 @@ class Trial:
         ended = (slot.terminated | slot.truncated).bool()
         tensors = {"observation": slot.observation, "reward": slot.reward, "terminated": slot.terminated, "truncated": slot.truncated}
         tensors |= {"state": lanes.state, "running": lanes.running}
+        if slot.legal is not None:
+            tensors["legal"] = slot.legal
         if lanes.cells is not None:
             tensors["cells"] = lanes.cells
         tensors["final observation"] = torch.where(ended, slot.final_observation, torch.zeros_like(slot.final_observation))
@@ -76,6 +82,9 @@ class Seen:
     not_repeated: str | None = None
     not_finite: str | None = None
     outside: str | None = None
+    mask: str | None = None
+    legal_share: float = 0.0
+    illegal: int = 0
     seed_matters: bool = False
     episodes: float = 0.0
     length: float = 0.0
@@ -89,7 +98,9 @@ def long_trial(env: Env, lanes: int, steps: int) -> Seen:
     sums = np.zeros(TALLIES + len(env.tally))
     low, high = (torch.tensor(bound, dtype=torch.float32)[:, None] for bound in env.observation.bounds())
     for t in range(steps + 1):
-        action = trial_actions(env, generator, t, lanes)
+        action = trial_actions(env, generator, t, lanes, one.slot.legal)
+        if t and one.slot.legal is not None:
+            _judge(env, seen, t - 1, one.slot.legal, action)
         for trial in (one, again, other):
             trial.step(action) if t else trial.reset()
         if t:
@@ -107,10 +118,29 @@ def long_trial(env: Env, lanes: int, steps: int) -> Seen:
             wrong = {name: (value, (value < low - slack) | (value > high + slack)) for name, value in numbers.items()}
             wrong["final observation"] = (wrong["final observation"][0], wrong["final observation"][1] & ended)
             seen.outside = _first(t, wrong)
+    seen.legal_share /= max(steps, 1)
     seen.episodes = float(sums[EPISODES])
     if seen.episodes:
         seen.length, seen.mean_return = float(sums[LENGTH] / sums[EPISODES]), float(sums[RETURN] / sums[EPISODES])
     return seen
+
+
+def _judge(env: Env, seen: Seen, t: int, legal: torch.Tensor, action: torch.Tensor) -> None:
+    """Look at the mask (H, N) that step t left, and at the actions (A, N) taken under it."""
+    blocks = legal.split(env.action.n if isinstance(env.action, MultiDiscrete) else (env.mask_size,))
+    seen.legal_share += float((legal == 1).double().mean())
+    seen.illegal += sum(int((block.gather(0, row[None].long()) != 1).sum()) for block, row in zip(blocks, action, strict=True))
+    if seen.mask is not None:
+        return
+    if bool((wrong := legal > 1).any()):
+        row, lane = wrong.nonzero()[0].tolist()
+        seen.mask = f"mask[{row}] is {int(legal[row, lane])} after step {t} in lane {lane}: 1 is legal, 0 is not"
+        return
+    for k, block in enumerate(blocks):
+        if bool((none := ~(block == 1).any(dim=0)).any()):
+            which = f" of choice {k}" if len(blocks) > 1 else ""
+            seen.mask = f"no action{which} is legal after step {t} in lane {int(none.nonzero()[0])}: one at least must be, always"
+            return
 
 
 def _first(t: int, wrong: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> str | None:
@@ -132,7 +162,7 @@ def compare_devices(env: Env, lanes: int, steps: int, device: str = "cuda", resy
     generator, host, other = np.random.default_rng(1), Trial(env, lanes, 1), Trial(env, lanes, 1, device)
     agree, worst = torch.ones(lanes, dtype=torch.bool), torch.zeros(lanes)
     for t in range(steps + 1):
-        action = trial_actions(env, generator, t, lanes)
+        action = trial_actions(env, generator, t, lanes, host.slot.legal)
         for trial in (host, other):
             trial.step(action) if t else trial.reset()
         ours, theirs = host.outcome(), other.outcome()

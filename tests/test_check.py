@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from toys import FILL, GATE
 
 from operant import check as module
 from operant import envs
@@ -220,6 +221,50 @@ def test_grids_are_checked_with_their_cells_and_scratch(findings, monkeypatch):
     assert "out of bounds" in found["keeps to its columns"].detail
 
 
+LEGAL = "@device\ndef legal(s, mask, p):\n    mask[0] = 1 if s[X] > float32(-1.0) else 0\n    mask[1] = 1\n    mask[2] = 1\n\n\nENV = Env(\n    legal=legal, "
+MASKED = [("ENV = Env(\n    Params, FIELDS, ", LEGAL + "Params=Params, fields=FIELDS, ")]
+MASKS = {
+    "a mask": ([], {}),
+    "what is neither 0 nor 1": ([("mask[2] = 1", "mask[2] = 2")], {"legal actions": ["mask[2] is 2 after step 0 in lane 0: 1 is legal"]}),
+    "no way out": ([("mask[1] = 1", "mask[1] = mask[0]"), ("mask[2] = 1", "mask[2] = mask[0]")], {"legal actions": ["no action is legal after step"]}),
+    "a mask too short": ([("    mask[2] = 1\n", "")], {WRITES: ["`legal` leaves mask[2] unwritten", "3 choices"]}),
+    "a mask too long": ([("mask[2] = 1", "mask[3] = 1")], {COLUMNS: ["`mask[3] = 1`", "out of bounds"]}),
+    "a mask by chance": ([("mask[2] = 1", "mask[2] = np.random.randint(0, 2)")], {"repeatable": ["the legal"]}),
+    "float64 in a mask": ([("s[X] > float32(-1.0)", "s[X] * 0.5 > float32(-1.0)")], {"float32 only": ["mine.py:44"]}),
+    "an argument too many": ([("legal(s, mask, p)", "legal(s, mask, p, key)")], {"declaration": ["`legal` takes 4 arguments: it must be legal(s, mask, p)"]}),
+    "no device function": ([("@device\ndef legal", "def legal")], {"declaration": ["`legal` is not a device function"]}),
+    "a push that cannot be illegal": ([("Discrete(3)", "Box(1)"), ("action - 1", "action[0]")], {"declaration": ["`legal` judges actions of Discrete"]}),
+}
+
+
+@pytest.mark.parametrize("what", MASKS)
+def test_masks(what, findings, monkeypatch):
+    replacements, wanted = MASKS[what]
+    if what != "float64 in a mask":
+        monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
+    found = findings(*MASKED, *replacements)
+    assert {name for name, finding in found.items() if not finding.passed} == set(wanted), found
+    for name, words in wanted.items():
+        assert all(word in found[name].detail for word in words), found[name].detail
+    if not wanted:
+        assert re.search(r"always one at least, \d+% of actions legal; [1-9]\d* illegal ones", found["legal actions"].detail)
+        assert "legal the whole mask" in found[WRITES].detail
+
+
+def test_a_masked_grid_passes(monkeypatch):
+    monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
+    monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
+    found = check(FILL, lanes=32, steps=40)
+    assert all(finding.passed for finding in found), found
+
+
+def test_trial_actions_are_legal_in_every_other_lane_of_chance():
+    generator, legal = np.random.default_rng(0), torch.tensor([[0, 1, 0, 0, 1]], dtype=torch.uint8).t().expand(5, 64)
+    drawn = torch.stack([trial_actions(GATE, generator, t, 64, legal) for t in range(20)])
+    assert (drawn[:, 0, ::4] == 1).all() and (drawn[:, 1, ::4] == 1).all()
+    assert set(drawn[:, 0, 2::4].flatten().tolist()) == {0, 1, 2}
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -236,6 +281,8 @@ def test_grids_are_checked_with_their_cells_and_scratch(findings, monkeypatch):
         ({"scratch": -1}, "scratch is -1"),
         ({"tally": "score"}, "a tuple of names"),
         ({"Params": dict}, "NamedTuple"),
+        ({"observation": Box(4, dtype="uint8", kinds=3)}, "names 3 kinds: these are bytes from 0 to 2"),
+        ({"observation": Box(4, low=0, high=2, kinds=3)}, "so dtype is uint8"),
     ],
 )
 def test_declarations(change, sentence):
