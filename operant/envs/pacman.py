@@ -180,8 +180,9 @@ def _with_mood(word, old, new):
     return word + (int32(new - old) << int32(12)) if _mood(word) == old else word
 
 
-@device
+@device_call
 def _entry(place):
+    """What the table says of a place. Called, not pasted: each paste would bring a copy of the table to a GPU's small constant memory."""
     return int32(PLACES[place])
 
 
@@ -394,7 +395,7 @@ def observe(s, cells, scratch, obs, p):
 def _is_wall(column, row):
     """Whether a point of the maze, in cells, is within a wall; beside the maze all is."""
     outside = column < float32(0.0) or column >= float32(WIDTH) or row < float32(0.0) or row >= float32(HEIGHT)
-    return outside or PLACES[int32(row) * STRIDE + int32(column)] == 0
+    return outside or _entry(int32(row) * int32(STRIDE) + int32(column)) == 0
 
 
 @device_call
