@@ -8,7 +8,11 @@ episode, and the last one of the old is in `info`, under the keys that Gymnasium
     info["final_info"]["episode"]["r" | "l" | "t"]        the episode's return, length, and seconds
     info["final_info"]["tally"][name]                     the environment's own sums, where it keeps any
 
-With `output="numpy"` the keys are there in the steps in which an episode ended, and every array is a copy. With `output="torch"` nothing
+Where an environment says which actions are legal, `reset` and `step` put into `info`
+
+    info["action_mask"]                                   (N, H) int8, 1 for each action that may be taken now; of MultiDiscrete one block after the other
+
+With `output="numpy"` the keys of ended episodes are there in the steps in which an episode ended, and every array is a copy. With `output="torch"` nothing
 leaves the device and nothing waits for it, so nobody can know whether an episode ended: the keys are always there, the masks say where
 they hold, and there is no "t".
 
@@ -59,18 +63,22 @@ def make_vec(
     seed: int | None = None,
     output: str = "numpy",
     params: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    pixels: int | None = None,
 ) -> OperantVectorEnv:
     """`num_envs` lanes of an environment as a `gymnasium.vector.VectorEnv`.
 
     `name` is an environment's name, its Gymnasium id, or the path of a file ending in `.py`; an `Env` is taken as it is. `params` are
     values of its `Params` by name, or a whole `Params`. Without a `seed` the operating system picks one. `output="torch"` returns tensors
-    on `device`; "numpy" returns arrays.
+    on `device`; "numpy" returns arrays. With `pixels` observations are pictures, (pixels, pixels, 3) bytes each.
 
-    Raises UsageError (a name, number or parameter that is not allowed), MachineError (no such device), NotFoundError (no such file).
+    Raises UsageError (a name, number or parameter that is not allowed, an environment without pictures), MachineError (no such device),
+    NotFoundError (no such file).
     """
     env = name if isinstance(name, Env) else _find(name)
     if num_envs < 1:
         raise UsageError(f"num_envs is {num_envs}: it must be at least 1")
+    if pixels is not None:
+        env = _with_pixels(env, pixels)
     if output not in _OUTPUTS:
         raise UsageError(f"output is {output!r}: it must be 'numpy' or 'torch'")
     seed = secrets.randbits(63) if seed is None else _checked_seed(seed)
@@ -106,10 +114,11 @@ class OperantVectorEnv(VectorEnv):
         self._choices = None if isinstance(env.action, Box) else torch.tensor(env.action.n).reshape(-1, 1)  # (A, 1)
         self._begun = np.zeros(num_envs)  # (N), when each lane's episode began, by time.perf_counter
         self._no_tallies = torch.zeros(0, num_envs, device=self.world.device)
+        self._everywhere = torch.ones(num_envs, dtype=torch.bool, device=self.world.device)
         self._started = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin every lane anew: the observations (N, O) and an empty info.
+        """Begin every lane anew: the observations (N, O), and an info that is empty but for the mask of legal actions, where there is one.
 
         A `seed` starts the same numbers again from the beginning; without one they go on (the first time, from the seed of `make_vec`).
         There are no `options`. Raises UsageError.
@@ -125,7 +134,7 @@ class OperantVectorEnv(VectorEnv):
         self.world.reset(bound)
         self._begun[:] = time.perf_counter()
         self._started = True
-        return self._observations(slot.observation), {}
+        return self._observations(slot.observation), self._mask(slot)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """One step of every lane.
@@ -150,9 +159,25 @@ class OperantVectorEnv(VectorEnv):
         if self._numpy:
             terminated, truncated = (flags.cpu().numpy().astype(np.bool_) for flags in (slot.terminated, slot.truncated))
             info = self._numpy_info(slot, _Ended(*(column.cpu().numpy() for column in ended)), terminated | truncated)
-            return observations, slot.reward.cpu().numpy().astype(np.float64), terminated, truncated, info
+            return observations, slot.reward.cpu().numpy().astype(np.float64), terminated, truncated, info | self._mask(slot)
         terminated, truncated = slot.terminated.view(torch.bool), slot.truncated.view(torch.bool)
-        return observations, slot.reward, terminated, truncated, self._torch_info(slot, ended, terminated | truncated)
+        return observations, slot.reward, terminated, truncated, self._torch_info(slot, ended, terminated | truncated) | self._mask(slot)
+
+    def action_masks(self) -> Any:
+        """Which actions may be taken now, (N, H), as truth values: what MaskablePPO of sb3-contrib asks for. Raises UsageError where nothing says so."""
+        self._require_open()
+        legal = self._slots[0][0].legal
+        if legal is None:
+            raise UsageError(f"{self.world.env.name or 'the environment'} says of no action whether it is legal")
+        return legal.T.cpu().numpy() == 1 if self._numpy else legal.T == 1
+
+    def _mask(self, slot: Slot) -> dict[str, Any]:
+        """What an info says of legal actions."""
+        if slot.legal is None:
+            return {}
+        if self._numpy:
+            return _masked({"action_mask": slot.legal.T.cpu().numpy().astype(np.int8)}, np.ones(self.num_envs, dtype=np.bool_))
+        return _masked({"action_mask": slot.legal.T.view(torch.int8)}, self._everywhere)
 
     def _tallies(self) -> torch.Tensor:
         """Tallies of the episodes that this step ended, (K, N)."""
@@ -228,7 +253,8 @@ class SB3VecEnv(VecEnv):
     """`num_envs` lanes of an environment as a `stable_baselines3` VecEnv: see `make_vec` for the arguments.
 
     `infos[i]` of a lane whose episode ended holds "terminal_observation", "TimeLimit.truncated" and, as SB3's Monitor writes it, "episode"
-    (r, l, t, and the environment's own tallies). The lanes are no Python objects: `set_attr` and `env_method` have nothing to work on.
+    (r, l, t, and the environment's own tallies). MaskablePPO of sb3-contrib finds the masks of legal actions.
+    The lanes are no Python objects: `set_attr` and `env_method` have nothing to work on.
 
     Raises MachineError without stable_baselines3, and what `make_vec` raises.
     """
@@ -241,10 +267,11 @@ class SB3VecEnv(VecEnv):
         device: str | torch.device = "cpu",
         seed: int | None = None,
         params: Mapping[str, Any] | tuple[Any, ...] | None = None,
+        pixels: int | None = None,
     ) -> None:
         if not _SB3:
             raise MachineError('SB3VecEnv needs Stable-Baselines3, which is not installed: pip install "stable-baselines3>=2.3"')
-        self.vector = make_vec(name, num_envs, device=device, seed=seed, params=params)
+        self.vector = make_vec(name, num_envs, device=device, seed=seed, params=params, pixels=pixels)
         self._actions: np.ndarray | None = None
         super().__init__(num_envs, self.vector.single_observation_space, self.vector.single_action_space)
 
@@ -281,6 +308,8 @@ class SB3VecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """The attribute of the vector environment, once for each lane asked for. Raises AttributeError."""
+        if attr_name == "action_masks" and not self.vector.world.env.mask_size:
+            raise AttributeError("this environment says of no action whether it is legal")
         value = getattr(self.vector, attr_name)
         return [value for _ in self._get_indices(indices)]
 
@@ -289,7 +318,9 @@ class SB3VecEnv(VecEnv):
         raise UsageError(f"{attr_name!r} cannot be set: lanes are columns of a tensor, not objects; parameters go to SB3VecEnv(params=...)")
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Raises UsageError: see the class."""
+        """Of "action_masks", each lane's mask, (H); of any other method raises UsageError: see the class."""
+        if method_name == "action_masks":
+            return list(self.vector.action_masks()[list(self._get_indices(indices))])
         raise UsageError(f"{method_name!r} cannot be called: lanes are columns of a tensor, not objects")
 
     def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
@@ -338,6 +369,15 @@ def _find(name: str) -> Env:
     except KeyError:
         near = _nearest(name, envs.names())
         raise UsageError(f"there is no environment {name!r}{near}: give a name, a Gymnasium id, or a path ending in .py") from None
+
+
+def _with_pixels(env: Env, pixels: Any) -> Env:
+    if not isinstance(pixels, int) or not 1 <= pixels <= 4096:
+        raise UsageError(f"pixels is {pixels!r}: it must be a whole number, the side of a picture")
+    try:
+        return envs.with_pixels(env, pixels)
+    except OperantError as error:
+        raise UsageError(str(error)) from None
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

@@ -13,11 +13,13 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy import float32
+from toys import FILL
 
 from operant import gym
 from operant.envs import Box, Env, MultiDiscrete, cartpole, device
 from operant.errors import MachineError, UsageError
 from operant.gym import SB3VecEnv, make_vec
+from operant.pictures import Painter
 from operant.world import World
 
 SHORT = dataclasses.replace(cartpole.ENV, time_limit=12)  # ends both ways under random pushes
@@ -225,6 +227,56 @@ def test_arrays_are_copies():
 # --- tensors ---
 
 
+def test_masks_are_those_of_the_boards_shown():
+    arrays, tensors = make_vec(FILL, 4, seed=3), make_vec(FILL, 4, seed=3, output="torch")
+    observations, info = arrays.reset()
+    _, other = tensors.reset()
+    for t in range(12):
+        assert info["action_mask"].dtype == np.int8 and np.array_equal(info["action_mask"], 1 - observations)
+        assert info["_action_mask"].all() and other["_action_mask"].all()
+        assert np.array_equal(other["action_mask"].numpy(), info["action_mask"])
+        assert np.array_equal(arrays.action_masks(), observations == 0) and np.array_equal(tensors.action_masks().numpy(), observations == 0)
+        space = arrays.single_action_space
+        actions = np.array([space.sample(mask) for mask in info["action_mask"]])
+        if t < 3:
+            assert np.take_along_axis(observations, actions[:, None], 1).sum() == 0
+        observations, _, _, _, info = arrays.step(actions)
+        *_, other = tensors.step(torch.from_numpy(actions))
+    assert "final_info" in other
+    unmasked = make_vec("cartpole", 2)
+    assert unmasked.reset()[1] == {}
+    with pytest.raises(UsageError, match="of no action"):
+        unmasked.action_masks()
+
+
+def test_pictures_are_observations():
+    arrays, tensors = (make_vec(FILL, 3, seed=3, pixels=16, output=output) for output in ("numpy", "torch"))
+    world = World(FILL, 3, seed=3)
+    painter, canvas = Painter(world), torch.zeros(3, 16, 16, 3, dtype=torch.uint8)
+    slot = world.slot()
+    world.reset(world.bind(slot))
+    observations, _ = arrays.reset()
+    same, _ = tensors.reset()
+    assert arrays.single_observation_space == gymnasium.spaces.Box(0, 255, (16, 16, 3), np.uint8)
+    ends = 0
+    for t in range(9):
+        painter(painter.bind(canvas))
+        assert np.array_equal(observations, canvas.numpy()) and torch.equal(same, canvas)
+        slot.action.copy_(torch.tensor([[t % 6] * 3]))
+        world.step(world.bind(slot))
+        world.advance(1)
+        observations, _, terminated, truncated, info = arrays.step(np.full(3, t % 6))
+        same, *_ = tensors.step(torch.full((3,), t % 6))
+        for i in np.flatnonzero(terminated | truncated):
+            ends += 1
+            assert info["final_obs"][i].shape == (16, 16, 3) and (info["final_obs"][i][15, :, 0] == 255).sum() > 6  # more than the two squares of a beginning
+    assert ends >= 6
+    with pytest.raises(UsageError, match="draws no picture"):
+        make_vec(dataclasses.replace(FILL, shade=None), pixels=16)
+    with pytest.raises(UsageError, match="the side of a picture"):
+        make_vec(FILL, pixels=0)
+
+
 def test_tensors_are_the_worlds_own_memory():
     vector = make_vec(SHORT, 5, seed=4, output="torch")
     slots = [slot for slot, _ in vector._slots]
@@ -421,6 +473,16 @@ def test_sb3_episode_carries_the_tallies():
     _, _, _, infos = sb3.step(np.array([[2, 1]]))
     assert infos[0]["episode"]["score"] == 2.0
     assert infos[0]["terminal_observation"].shape == (2, 3)
+
+
+def test_sb3_finds_the_masks():
+    """As `sb3_contrib.common.maskable.utils` asks for them."""
+    pytest.importorskip("stable_baselines3")
+    sb3 = SB3VecEnv(FILL, 3, seed=0)
+    observations = sb3.reset()
+    assert sb3.has_attr("action_masks") and not SB3VecEnv(BOARD, 1).has_attr("action_masks")
+    assert np.array_equal(np.stack(sb3.env_method("action_masks")), observations == 0)
+    assert np.array_equal(np.stack(sb3.env_method("action_masks", indices=[2])), observations[2:] == 0)
 
 
 def test_sb3_ppo_trains():
