@@ -192,7 +192,7 @@ def step(level: Level, body: Body, action: int) -> tuple[Body, str, int]:
     coins = 0
     for _ in range(FRAMES):
         body = frame(level, body, action)
-        columns, rows = tiles_of(body)
+        columns, rows = tiles_of(body) if level.coins else ([], [])
         for column in columns:
             if column in level.coins and level.coins[column] in rows:
                 del level.coins[column]
@@ -221,7 +221,7 @@ def solve(level: Level, most: int = 100_000) -> list[int] | None:
                 continue
             reached.add(_near(body))
             before[len(bodies)] = (number, action)
-            heapq.heappush(queue, (steps + 1 + 2.0 * (level.flag - body.x) / (FRAMES * SPEED), steps + 1, len(bodies)))
+            heapq.heappush(queue, (steps + 1 + 3.0 * (level.flag - body.x) / (FRAMES * SPEED), steps + 1, len(bodies)))
             bodies.append(body)
     level.coins = coins
     return None

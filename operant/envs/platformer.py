@@ -77,7 +77,7 @@ class Params(NamedTuple):
     progress: float = 0.1  # for each tile
     coin: float = 0.2
     goal: float = 3.0
-    death: float = -1.0
+    death: float = -0.5  # at -1 a policy that begins to learn rather waits before an obstacle until its time is over
     frames: int = 2  # a step
     steps: int = 256  # an episode, at most
     speed: float = 72 / 256  # tiles a frame
