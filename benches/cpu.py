@@ -78,7 +78,7 @@ def chunks(repeats: int) -> None:
     algo = trainer("torch")
     algo.collect()
     algo.update()
-    batch = algo._minibatches(algo._shuffled(algo._order[0].long()))[0]
+    batch = next(algo._minibatches(algo._order[0].long()))
     size = len(batch.returns)
     team = explicit.Team(torch.get_num_threads())
     works: dict[str, Callable[[], object]] = {}
