@@ -24,6 +24,9 @@ What is kept, and why. A row of the state holds a row of the board: four exponen
 the left cell lowest, and above these 20 bits four more that a float32 holds exactly: those of the first two rows count illegal moves in a row. So a lane has 16
 bytes and is read by four loads; and the four columns slide up together, as the fields of four numbers, without a branch. Other moves turn the board before
 and after. Everything is whole numbers, rewards too (ten-thousandths) until the last multiplication: a game is the same to the bit on every device.
+
+All that a step runs is pasted into its caller: with a single call left, of whatever function, numba keeps counting who refers to the lane's columns, and a step
+on a CPU takes three times as long (88 against 270 ns).
 """
 
 import math
@@ -156,7 +159,7 @@ def _slide_up(a, b, c, d):
     return int32(new_a), int32(new_b), int32(new_c), int32(new_d), int32(first), int32(second)
 
 
-@device_call
+@device
 def moved(a, b, c, d, action):
     """The board's four rows after a move, without a new tile; and the exponents of the tiles that joined, in eight fields of two numbers."""
     sideways, back = int32(-(action & 1)), ((action + 1) & 2) != 0
@@ -187,7 +190,7 @@ def _gained(first, second):
     return int32(score - 2 * (2 * SIDE - joins)), int32(joins), int32(growth)
 
 
-@device_call
+@device
 def with_tile(a, b, c, d, cell_word, kind_word, p):
     """The four rows with a new tile on an empty cell, by two random words; as they are where no cell is empty. And how many cells were empty."""
     free_a, free_b, free_c, free_d = LOWEST & ~_tiles(a), LOWEST & ~_tiles(b), LOWEST & ~_tiles(c), LOWEST & ~_tiles(d)
@@ -244,7 +247,7 @@ def _write(s, a, b, c, d, stuck):
     s[2], s[3] = float32(c), float32(d)
 
 
-@device_call
+@device
 def reset(s, p, key):
     """Two tiles on an empty board."""
     words = block(key, 0)
@@ -278,7 +281,7 @@ def step(s, action, p, key, tally):
     return float32(gained) * UNIT, over
 
 
-@device_call
+@device
 def observe(s, obs, p):
     """The exponents, along the rows from the top left."""
     a, b, c, d, _ = _board(s)
@@ -302,7 +305,7 @@ def _gap_left(full):
     return (full >> int32(BITS)) & ~full
 
 
-@device_call
+@device
 def legal(s, mask, p):
     """1 for each move that changes the board: along whose lines two neighbours are equal, or a tile has an empty neighbour on the side that it goes to."""
     a, b, c, d, _ = _board(s)

@@ -7,18 +7,19 @@ The rules of a game
 - Ko: no move may bring back the position before the opponent's last one. That is what a stone alone in having taken one stone, and left with that one liberty,
   forbids for one move. Longer cycles (a triple ko) are left to the limit of moves, as in PufferLib: to forbid every position of the game would take the keys
   of up to 3 size^2 of them a lane, ten times the board, and a search through them for each point of the mask.
-- **An illegal action is a pass**, and leaves the board as it is; the opponent answers it with a move where it has one.
+- **An illegal action is a pass**, and leaves the board as it is.
 - The game ends by two passes in a row, of whichever two, or after 3 size^2 plies (a ply is a move or a pass of one side; a step is two, or one at the end).
 - The score is by area, dead stones left standing: a side's stones, and the empty points from which only its stones are reached. White has komi beside it.
-- Reward: +1 for a win, -1 for a loss, 0 for a draw (which a komi of half a point rules out), in the step that ends the game. Beside it, as a hint on the way,
-  `Params.stone` for each stone by which black's lead in stones grows in a step, and at the end as much less as the lead has brought till then. So a capture
-  pays when it happens, a pass costs a stone, and yet **the return of a game is the outcome alone: the mean return is 2 (share of wins) - 1**
-  (Ng, Harada & Russell 1999: such a hint changes no optimal policy, but for the discount).
+- Reward: in the step that ends the game 1 for a win, 0 for a draw (which a komi of half a point rules out), and -1 for a loss, less `Params.rout` times the share
+  by which it was lost, of all points and komi: most games of a beginner's are lost, and it learns from losing them by less. So **the share of wins is at
+  least (1 + the mean return) / 2**, and just that where `rout` is 0.
+- On the way, `Params.stone` for each stone by which black's lead in stones grows in a step, and at the end as much less as the lead has brought till then: a
+  capture pays when it happens, a pass costs a stone, and the sum over a game is what its end alone would give (Ng, Harada & Russell 1999: such a hint changes
+  no optimal policy, but for the discount).
 
 The opponent, white. It plays at a point of the first kind of these of which it has a legal one, each of that kind as likely:
 1. one that takes a chain off; 2. the last liberty of a chain of its own; 3. to 5. a liberty of a chain of black's with 2, 3, 4 liberties; 6. any.
-It passes where it has no legal move, and in answer to a pass when the score as it stands is white's. (PufferLib's mixes 1 and 2, takes the first point
-where this one draws, and answers a pass with a move.)
+Only where it has no legal move does it pass. (PufferLib's `hard` opponent: but that one mixes 1 and 2, and takes the first point where this one draws.)
 
 Random numbers: draw 0 of the step in which the opponent chooses a point among n: the one numbered `integer(key, 0, n)`, counted along the rows.
 
@@ -59,9 +60,10 @@ WHITE_STONE = (float32(0.96), float32(0.95), float32(0.92))
 
 
 class Params(NamedTuple):
-    """White's points for moving second, and the hint for a stone."""
+    """White's points for moving second, how much worse than by a hair it is to lose the whole board, and the hint for a stone."""
 
     komi: float = 7.5
+    rout: float = 1.0
     stone: float = 0.02
 
 
@@ -289,19 +291,16 @@ def go(size: int = 9) -> Env:
             taken, ko = play(cells, scratch, size, action, BLACK)
             lead += 1 + taken
         ended = plies == limit or (passed and not moves)
-        if ended or action == count:
-            margin = float32(area(cells, scratch, size)) - p.komi
         if not ended:
             plies += 1
-            if margin >= float32(0.0):
-                answer = choose(cells, scratch, size, ko, key)
+            answer = choose(cells, scratch, size, ko, key)
             ko = -1
             if answer >= 0:
                 lost, ko = play(cells, scratch, size, answer, WHITE)
                 lead -= 1 + lost
             ended = plies == limit or (answer < 0 and not moves)
-            if ended:
-                margin = float32(area(cells, scratch, size)) - p.komi
+        if ended:
+            margin = float32(area(cells, scratch, size)) - p.komi
 
         s[PLIES], s[KO], s[LAST], s[LEAD] = float32(plies), float32(ko), float32(answer), float32(lead)
         s[PASSED] = float32(1.0) if answer < 0 else float32(0.0)
@@ -312,8 +311,8 @@ def go(size: int = 9) -> Env:
         tally[LOST] += float32(lost)
         tally[PLIES_AT_END] += float32(plies) if ended else float32(0.0)
         tally[PASSES] += float32(0.0) if moves else float32(1.0)
-        outcome = float32(1.0) if won else float32(-1.0) if ended and margin < float32(0.0) else float32(0.0)
-        return outcome + p.stone * float32((0 if ended else lead) - before), ended
+        loss = float32(-1.0) + p.rout * margin / (float32(count) + p.komi) if margin < float32(0.0) else float32(0.0)
+        return (float32(1.0) if won else loss) + p.stone * float32((0 if ended else lead) - before), ended
 
     @device_call
     def observe(s, cells, scratch, obs, p):

@@ -20,11 +20,16 @@ level the hardness h is 0, 1, then 2, by thirds. Numbers from a to b are drawn:
 
     step      1 to 1+h tiles up, or down                                 gap      2 to 3+h wide, the ground behind it 1 higher to 1 lower
     spikes    1 to 2+h of them                                           wall     1 to 1+h high, 1 to 2 wide
-    planks    2 to 3 of them amid a pit, 2 to 3 tiles from its sides     climb    a wall of 3 (h = 0) or 4 tiles, and a plank half way up before it
+    planks    2 to 3 amid a pit, 2 to 3 from its sides, 0 to 2 higher    climb    a wall of 3 (h = 0) or 4 tiles, and a plank two up before it
     tunnel    3 to 4 blocks over the ground, 1 or (h = 2) 2 spikes under them
 
 After each there are 2 to 4-h tiles of flat ground, at most places a coin. Obstacle k draws block k of the reset's numbers: kind, size, extent and the ground
 after it, by (word * n) >> 32 of words 0 to 3; a coin where the lowest two bits of word 0 are not both 0. The tests solve levels by a search.
+
+The observation: 119 numbers within -1 and 1. Nine tiles of each of ten columns, from two behind the player's to seven ahead, four below its feet to four above:
+1 solid, 0.5 a plank, -1 what kills; in the lowest what one would land on from there. For each column whether it holds a coin, and how high. Then the place within
+the tile, velocity (of the highest), whether it stands, its height, how far it is behind its furthest, the way and the time that are left. A picture shows 12.8
+tiles, and of these numbers neither the last but one nor the last but two: how much is left of the way, and what was reached before.
 
 What is kept, and why. A column is one word of 16 bits: the ground's height (0: a pit), one thing above it (its row; a plank, or a solid block), whether spikes
 stand on the ground, and the row of a coin that is left (see `_column`). So a level is 128 bytes, a step reads two to four of them a frame, and a picture reads

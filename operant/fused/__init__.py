@@ -46,7 +46,7 @@ def build(
     on_gpu = policy.device.type == "cuda"
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
         return None
-    reason = _why_not(policy, buffers.order.shape[1] * block, precision)
+    reason = _why_not(policy, (buffers.rollout.reward.shape[0] + 1) * buffers.rollout.reward.shape[1], precision)
     if reason is None:
         from operant.fused.choice import Choice
 

@@ -8,7 +8,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.fused.parts import TWO_PI, categorical, column_of, features, forward, gaussian_log_density, network, tanh
+from operant.fused.parts import (
+    TWO_PI,
+    allowed,
+    categorical,
+    column_of,
+    features,
+    field_of,
+    first_operand,
+    forward,
+    gaussian_log_density,
+    masked,
+    network,
+    tanh,
+)
 
 
 @triton.jit
@@ -20,11 +33,17 @@ def _sample_categorical(out, column, lane, here, uniform, raw, action, t, lanes,
         place = (t * len(SPEC.sizes) + k) * lanes + lane
         u = tl.load(uniform + place, mask=here, other=0.0)
         inside = (column >= SPEC.starts[k]) & (column < SPEC.starts[k + 1])
-        masked = tl.where(inside[None, :], p, 0.0)
+        own = tl.where(inside[None, :], p, 0.0)
         # The sum may round to just below 1: scaled to it, no uniform lands beyond it.
-        threshold = (u * tl.sum(masked, axis=1))[:, None]
-        passed = (inside & (column < SPEC.starts[k + 1] - 1))[None, :] & (threshold >= tl.cumsum(masked, axis=1))
+        threshold = (u * tl.sum(own, axis=1))[:, None]
+        passed = (inside & (column < SPEC.starts[k + 1] - 1))[None, :] & (threshold >= tl.cumsum(own, axis=1))
         chosen = tl.sum(passed.to(tl.int32), axis=1)
+        if SPEC.legal:
+            # Sums of as many numbers may round differently from one column to the next, which must not choose what has no probability.
+            value = (column - SPEC.starts[k])[None, :]
+            before = tl.max(tl.where((own > 0.0) & (value <= chosen[:, None]), value, -1), axis=1)
+            after = tl.min(tl.where((own > 0.0) & (value >= chosen[:, None]), value, SPEC.out_pad), axis=1)
+            chosen = tl.where(after < SPEC.out_pad, after, tl.where(before >= 0, before, chosen))
         tl.store(raw + place, chosen, mask=here)
         tl.store(action + place, chosen, mask=here)
         taken = tl.where(inside[None, :] & (column[None, :] - SPEC.starts[k] == chosen[:, None]), 1.0, taken)
@@ -56,10 +75,12 @@ def _sample_gaussian(out, column, lane, here, uniform, raw, action, bounds, para
 
 
 @triton.jit
-def answer(out, lane, here, uniform, raw, action, log_probability, value, parameters, bounds, tower, t, lanes, SPEC: tl.constexpr):
+def answer(out, lane, here, legal, uniform, raw, action, log_probability, value, parameters, bounds, tower, t, lanes, SPEC: tl.constexpr):
     """Of a tower's outputs at step t: sample and log-probability, or the value, or all of them, each into its place in the rollout."""
     column = tl.arange(0, SPEC.out_pad)
     if SPEC.shared or tower == 0:
+        if SPEC.legal:
+            out = masked(out, allowed(legal, t * lanes + lane, t, here, lanes, SPEC), SPEC)
         if len(SPEC.sizes) > 0:
             log_p = _sample_categorical(out, column, lane, here, uniform, raw, action, t, lanes, SPEC)
         else:
@@ -69,19 +90,26 @@ def answer(out, lane, here, uniform, raw, action, log_probability, value, parame
         tl.store(value + t * lanes + lane, column_of(out, column, SPEC.head_rows), mask=here)
 
 
+@triton.jit
+def _seen(observation, moments, lane, here, t, lanes, SPEC: tl.constexpr):
+    """What the first layer reads at step t, (rows, columns_pad)."""
+    column = tl.arange(0, SPEC.columns_pad)
+    field = field_of(column, SPEC)
+    mask = here[:, None] & (field < SPEC.observation)[None, :]
+    observed = tl.load(observation + (t * SPEC.observation + field[None, :]) * lanes + lane[:, None], mask=mask, other=0)
+    return first_operand(features(observed, column, moments, SPEC), SPEC)
+
+
 @triton.jit(do_not_specialize=["t"])
 def act(
-    observation, uniform, raw, action, log_probability, value, parameters, moments, bounds, t, lanes, SPEC: tl.constexpr, ROWS: tl.constexpr
+    observation, legal, uniform, raw, action, log_probability, value, parameters, moments, bounds, t, lanes, SPEC: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
     """Step t of every lane: network, sample, log-probability, value, each into its place in the rollout."""
     tower = tl.program_id(1)
     lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     here = lane < lanes
-    field = tl.arange(0, SPEC.observation_pad)
-    seen = here[:, None] & (field < SPEC.observation)[None, :]
-    observed = tl.load(observation + (t * SPEC.observation + field[None, :]) * lanes + lane[:, None], mask=seen, other=0.0)
-    out, _hidden, _memory = forward(features(observed, field, moments, SPEC), network(parameters, tower, SPEC), SPEC)
-    answer(out, lane, here, uniform, raw, action, log_probability, value, parameters, bounds, tower, t, lanes, SPEC)
+    out, _hidden, _memory = forward(_seen(observation, moments, lane, here, t, lanes, SPEC), network(parameters, tower, SPEC), SPEC)
+    answer(out, lane, here, legal, uniform, raw, action, log_probability, value, parameters, bounds, tower, t, lanes, SPEC)
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -96,14 +124,11 @@ def leftover_values(
     if t < steps:
         wanted = tl.load(truncated + t * lanes + lane, mask=here, other=0) != 0
     if tl.sum(wanted.to(tl.int32), axis=0) > 0:
-        field = tl.arange(0, SPEC.observation_pad)
-        seen = here[:, None] & (field < SPEC.observation)[None, :]
         source = final_observation
         target = final_value
         if t == steps:
             source = observation
             target = value
-        observed = tl.load(source + (t * SPEC.observation + field[None, :]) * lanes + lane[:, None], mask=seen, other=0.0)
         tower = 0 if SPEC.shared else 1
-        out, _hidden, _memory = forward(features(observed, field, moments, SPEC), network(parameters, tower, SPEC), SPEC)
+        out, _hidden, _memory = forward(_seen(source, moments, lane, here, t, lanes, SPEC), network(parameters, tower, SPEC), SPEC)
         tl.store(target + t * lanes + lane, column_of(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows), mask=wanted)

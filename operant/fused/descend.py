@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from operant.fused.loss import STATS, loss, normalised, targets
-from operant.fused.parts import add_product, features, forward, network, operand, product, restored, slope, zeros
+from operant.fused.parts import add_product, allowed, features, field_of, first_operand, forward, masked, network, operand, product, restored, slope, zeros
 
 # SAMPLES
 
@@ -24,17 +24,20 @@ def _blocks(order, tile, count, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _gather(block, tile, observation, raw, samples, tower, count, lanes, stride, SPEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """A tile's samples: observations (rows, observation_pad), actions, and the numbers that the loss asks for."""
+def _gather(block, tile, observation, legal, raw, samples, tower, count, lanes, stride, SPEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """A tile's samples: observations (rows, columns_pad), actions, the numbers that the loss asks for, and which actions are legal (all: anything)."""
     row = tile * ROWS + tl.arange(0, ROWS)
     here = row < count
     place = block * BLOCK + row % BLOCK  # t N + n
     t = block // (lanes // BLOCK)
-    field = tl.arange(0, SPEC.observation_pad)
+    field = field_of(tl.arange(0, SPEC.columns_pad), SPEC)
     at = (place + t * (SPEC.observation - 1) * lanes)[:, None] + field[None, :] * lanes
-    observed = tl.load(observation + at, mask=here[:, None] & (field < SPEC.observation)[None, :], other=0.0)
+    observed = tl.load(observation + at, mask=here[:, None] & (field < SPEC.observation)[None, :], other=0)
     action, numbers = targets(place, t, here, raw, samples, tower, lanes, stride, SPEC)
-    return observed, action, numbers
+    may = here
+    if SPEC.legal:
+        may = allowed(legal, place, t, here if SPEC.shared else here & (tower == 0), lanes, SPEC)
+    return observed, action, numbers, may
 
 
 # GRADIENT
@@ -43,7 +46,7 @@ def _gather(block, tile, observation, raw, samples, tower, count, lanes, stride,
 @triton.jit
 def _no_gradients(SPEC: tl.constexpr):
     """Sums to begin with: the first weight's, then of each later layer the weight's and the bias's, then the last weight's (H, out_pad)."""
-    sums = (zeros(SPEC.hidden_pad[0], SPEC.observation_pad),)
+    sums = (zeros(SPEC.hidden_pad[0], SPEC.columns_pad),)
     for k in tl.static_range(len(SPEC.weights)):
         sums = sums + (zeros(SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k]), zeros(SPEC.hidden_pad[k + 1], 16))
     return sums + (zeros(SPEC.hidden_pad[-1], SPEC.out_pad),)
@@ -73,12 +76,12 @@ def _store_matrix(start, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_
 
 @triton.jit
 def _store_first(target, total, tower, SPEC: tl.constexpr):
-    """The first layer's gradient, (H, O + 1) with the bias's in column O."""
+    """The first layer's gradient, (H, columns + 1): the last is the bias's."""
     WIDTH: tl.constexpr = SPEC.hidden[0]
-    row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], tl.arange(0, SPEC.observation_pad)[None, :]
-    weight = target + SPEC.first_weight + (tower * WIDTH + row) * SPEC.observation + column
+    row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], tl.arange(0, SPEC.columns_pad)[None, :]
+    weight = target + SPEC.first_weight + (tower * WIDTH + row) * SPEC.columns + column
     bias = target + SPEC.first_bias + tower * WIDTH + row + 0 * column
-    tl.store(tl.where(column < SPEC.observation, weight, bias), total, mask=(row < WIDTH) & (column <= SPEC.observation))
+    tl.store(tl.where(column < SPEC.columns, weight, bias), total, mask=(row < WIDTH) & (column <= SPEC.columns))
 
 
 @triton.jit
@@ -99,7 +102,7 @@ def _store_last(target, total, total_bias, tower, SPEC: tl.constexpr):
 
 @triton.jit(do_not_specialize=["first_block", "clip", "value_clip", "entropy_coefficient", "value_coefficient"])
 def gradient(
-    order, observation, raw, samples, parameters, moments, scalars, partial,
+    order, observation, legal, raw, samples, parameters, moments, scalars, partial,
     first_block, count, lanes, stride, width, clip, value_clip, entropy_coefficient, value_coefficient,
     SPEC: tl.constexpr, VALUE_CLIPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -111,7 +114,7 @@ def gradient(
     program, tower, programs = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     order += first_block
     net = network(parameters, tower, SPEC)
-    field, column = tl.arange(0, SPEC.observation_pad), tl.arange(0, SPEC.out_pad)
+    read, column = tl.arange(0, SPEC.columns_pad), tl.arange(0, SPEC.out_pad)
     mean, inverse = tl.load(scalars), tl.load(scalars + 1)
     log_std = tl.load(parameters + SPEC.log_std + column, mask=column < (SPEC.head_rows if SPEC.log_std >= 0 else 0), other=0.0)
     ones = operand(tl.where(tl.arange(0, 16)[None, :] + 0 * tl.arange(0, ROWS)[:, None] == 0, 1.0, 0.0), SPEC)
@@ -126,18 +129,18 @@ def gradient(
 
     tiles = tl.cdiv(count, ROWS)
     block = _blocks(order, program, count, ROWS, BLOCK)
-    observed, action, numbers = _gather(block, program, observation, raw, samples, tower, count, lanes, stride, SPEC, ROWS, BLOCK)
+    observed, action, numbers, may = _gather(block, program, observation, legal, raw, samples, tower, count, lanes, stride, SPEC, ROWS, BLOCK)
     block = _blocks(order, program + programs, count, ROWS, BLOCK)
     for tile in range(program, tiles, programs):
-        following = _gather(block, tile + programs, observation, raw, samples, tower, count, lanes, stride, SPEC, ROWS, BLOCK)
+        following = _gather(block, tile + programs, observation, legal, raw, samples, tower, count, lanes, stride, SPEC, ROWS, BLOCK)
         block = _blocks(order, tile + 2 * programs, count, ROWS, BLOCK)
 
-        x = features(observed, field, moments, SPEC)
+        x = first_operand(features(observed, read, moments, SPEC), SPEC)
         out, hidden, memory = forward(x, net, SPEC)
         here = tile * ROWS + tl.arange(0, ROWS) < count
         told = normalised(numbers, mean, inverse, tower, SPEC)
         slope_out, slope_spread, terms = loss(
-            out, column, here, tower, action, told, log_std, clip, value_clip, entropy_coefficient, value_coefficient, SPEC, VALUE_CLIPPED
+            masked(out, may, SPEC), column, may, here, tower, action, told, log_std, clip, value_clip, entropy_coefficient, value_coefficient, SPEC, VALUE_CLIPPED
         )
         slope_out *= scale
         sums = _backward(sums, slope_out, x, ones, net, hidden, memory, SPEC)
@@ -148,7 +151,7 @@ def gradient(
         for k in tl.static_range(5):
             counted = counted + (totals[k] + terms[k],)
         totals = counted
-        observed, action, numbers = following
+        observed, action, numbers, may = following
 
     target = partial + program * width
     _store_first(target, restored(sums[0], 1, SPEC), tower, SPEC)

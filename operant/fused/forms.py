@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from operant.fused.spec import WHOLE_WIDTH, Spec
+from operant.fused.spec import WHOLE_COLUMNS, WHOLE_OUTPUTS, WHOLE_WIDTH, Spec
 
 MANY_TILES = 24
 """Of a program; from here on a second wave of programs pays."""
@@ -99,7 +99,8 @@ def suits_whole(spec: Spec) -> bool:
     number = 2 if spec.precision == "bf16" else 4
     weights = [wide * deep for wide, deep in zip(spec.widths, spec.inputs, strict=True)]
     held = 4 * weights[0] + number * sum(weights[1:-1])
-    return max(spec.hidden_pad) <= WHOLE_WIDTH and (spec.precision == "ieee" or held <= WHOLE_BYTES)
+    narrow = max(spec.hidden_pad) <= WHOLE_WIDTH and spec.columns_pad <= WHOLE_COLUMNS and spec.out_pad <= WHOLE_OUTPUTS
+    return narrow and (spec.precision == "ieee" or held <= WHOLE_BYTES)
 
 
 def multiple(number: int, of: int) -> int:
@@ -154,7 +155,7 @@ def _layered(spec: Spec, minibatch: int, multiprocessors: int) -> Iterator[Shape
     """Best guess first; the last is the one that fits anywhere."""
     number = 2 if spec.precision == "bf16" else 4
     # Activations and slopes of each layer, what slopes are worked out from, and what the first layer reads, twice.
-    row_bytes = spec.towers * number * (3 * sum(spec.hidden_pad) + spec.out_pad) + 8 * spec.inputs[0]
+    row_bytes = spec.towers * number * (3 * sum(spec.hidden_pad) + spec.out_pad) + (1 if spec.bytes else 8) * spec.gathered
 
     def shape(rows: int, columns: int, depth: int, warps: int, stages: int, chunk: int) -> LayeredShape:
         chunk = min(multiple(minibatch, 128), chunk, max(128, CHUNK_BYTES // row_bytes // 128 * 128))

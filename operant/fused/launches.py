@@ -44,6 +44,7 @@ class Learner:
         self._bounds = torch.cat([head.centre, head.reach, head.limit]).flatten() if isinstance(head, Gaussian) else self._totals
         # Shift and scale side by side: copied before a rollout, since the moments stand still until the next.
         self._moments = torch.zeros(2, moments.shift.shape[0], device=device) if moments is not None else self._totals
+        self._legal = buffers.rollout.legal if self.spec.legal else buffers.rollout.truncated  # or bytes that nobody reads
         self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
 
     def spare(self) -> Self:

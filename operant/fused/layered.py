@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,11 @@ from operant.fused.forms import LayeredShape
 from operant.fused.launches import Learner
 from operant.fused.layers import act_head, add_sums, back_layer, gather, head, layer, pack, value_head, weight_gradient
 
-GATHER_ROWS = 32
+GATHER_ROWS, GATHER_BYTE_ROWS, GATHER_FIELDS = 32, 128, 128
+"""Samples, or where they are bytes more of them, and numbers of each that a program gathers."""
+
+HEAD_NUMBERS = 4096
+"""Outputs of a tile of the head, at most: half a dozen numbers for each of them are in registers at once."""
 
 
 class Layered(Learner):
@@ -28,14 +33,15 @@ class Layered(Learner):
         def rows(width: int) -> Tensor:
             return torch.empty(spec.towers, chunk, width, dtype=kind, device=device)
 
-        self._x = torch.empty(chunk, spec.inputs[0], device=device)
-        self._copy = self._x.to(kind)  # bf16's; otherwise the same tensor
+        self._x = torch.empty(chunk, spec.gathered, dtype=torch.uint8 if spec.bytes else torch.float32, device=device)
+        self._copy = self._x if spec.bytes else self._x.to(kind)  # bf16's; otherwise the same tensor
         self._hidden = [rows(width) for width in spec.hidden_pad]
         self._memory = self._hidden if spec.activation in ("tanh", "relu") else [rows(width) for width in spec.hidden_pad]
         self._back = [rows(width) for width in spec.widths]  # slopes of each layer before its activation; the last are the outputs'
-        self._tiles = chunk // self.shape.rows
+        self._head_rows = min(self.shape.rows, HEAD_NUMBERS // spec.out_pad)
+        self._tiles = chunk // self._head_rows
         self._sums = torch.empty(spec.towers, self._tiles, spec.sums[-1], device=device)
-        self._first = torch.empty(spec.towers, spec.widths[0], spec.inputs[0], device=device)
+        self._first = torch.empty(spec.towers, spec.widths[0], spec.inputs[0], dtype=kind if spec.bytes else torch.float32, device=device)
         self._packed = torch.empty(spec.packed[-1], dtype=kind, device=device)
         self._last = len(spec.hidden)
 
@@ -56,7 +62,12 @@ class Layered(Learner):
     def _cut(self, wide: int, deep: int) -> dict[str, int]:
         """How a product is cut whose result has so many columns and whose sums so many terms."""
         shape = self.shape
-        return {"COLUMNS": min(shape.columns, wide), "DEPTH": min(shape.depth, deep), "num_warps": shape.warps, "num_stages": shape.stages}
+        return {"COLUMNS": min(shape.columns, wide), "DEPTH": math.gcd(shape.depth, deep), "num_warps": shape.warps, "num_stages": shape.stages}
+
+    def _head_cut(self, wide: int) -> dict[str, int]:
+        """The same of the head's kernels, which may have fewer rows and warps; `wide`: columns of the product behind it."""
+        cut, rows = self._cut(wide, self.spec.inputs[-1]), self._head_rows
+        return {**cut, "ROWS": rows, "num_warps": cut["num_warps"] if rows == self.shape.rows else min(4, cut["num_warps"])}
 
     def _forward(
         self, observation: Tensor, first: int, count: int, *, ordered: bool = False, some: bool = False, keep: bool = False, critic: bool = False
@@ -64,21 +75,21 @@ class Layered(Learner):
         """Hidden layers of a chunk: of `count` samples from block `first` of the order or of the rollout on."""
         spec, shape, buffers = self.spec, self.shape, self.buffers
         truncated, tiles = buffers.rollout.truncated, -(-count // shape.rows)
-        gathered = min(GATHER_ROWS, shape.rows)
+        gathered, fields = min(GATHER_BYTE_ROWS if spec.bytes else GATHER_ROWS, shape.rows), math.gcd(GATHER_FIELDS, spec.gathered)
         self._launch(
-            gather, (tiles * shape.rows // gathered,),
+            gather, (tiles * shape.rows // gathered, spec.gathered // fields),
             buffers.order, observation, self._moments, truncated, self._x, self._copy, first, count, self._lanes,
-            SPEC=spec, ROWS=gathered, BLOCK=self.block, ORDERED=ordered, SOME=some, num_warps=4,
+            SPEC=spec, ROWS=gathered, FIELDS=fields, BLOCK=self.block, ORDERED=ordered, SOME=some, num_warps=4,
         )  # fmt: skip
         first_tower = 1 if critic and not spec.shared else 0
         for k in range(self._last):
             source, weights = (self._hidden[k - 1], self._packed[spec.packed[2 * k - 2] :]) if k > 0 else (self._x, self._first)
             cut = self._cut(spec.widths[k], spec.inputs[k])
-            if k == 0 and spec.precision == "bf16":  # whose operands are float32
+            if k == 0 and spec.precision == "bf16" and not spec.bytes:  # whose operands are float32
                 cut["DEPTH"] = max(16, cut["DEPTH"] // 2)
             self._launch(
                 layer, (tiles * (spec.widths[k] // cut["COLUMNS"]), spec.towers - first_tower),
-                source, weights, self._values, truncated, self._hidden[k], self._memory[k], first_tower, first * self.block, count, shape.chunk,
+                source, weights, self._values, self._moments, truncated, self._hidden[k], self._memory[k], first_tower, first * self.block, count, shape.chunk,
                 SPEC=spec, LAYER=k, KEEP=keep and self._memory is not self._hidden, SOME=some, ROWS=shape.rows, **cut,
             )  # fmt: skip
 
@@ -87,15 +98,15 @@ class Layered(Learner):
     def act(self, t: int) -> None:
         """Actions, log-probabilities and values of step t."""
         spec, shape, buffers = self.spec, self.shape, self.buffers
-        cut = self._cut(0, spec.inputs[-1])
+        cut = self._head_cut(0)
         del cut["COLUMNS"]
         for first, count in self._chunks(self._lanes):
             self._forward(buffers.rollout.observation, (t * self._lanes + first) // self.block, count)
             self._launch(
-                act_head, (-(-count // shape.rows), spec.towers),
-                self._hidden[-1], self._packed, self._values, self._bounds, buffers.uniform, buffers.raw, buffers.rollout.action,
+                act_head, (-(-count // self._head_rows), spec.towers),
+                self._hidden[-1], self._packed, self._values, self._bounds, self._legal, buffers.uniform, buffers.raw, buffers.rollout.action,
                 self._place("log_probability"), self._place("value"), t, first, count, self._lanes, shape.chunk,
-                SPEC=spec, ROWS=shape.rows, **cut,
+                SPEC=spec, **cut,
             )  # fmt: skip
 
     def leftovers(self, finals: bool) -> None:
@@ -108,13 +119,13 @@ class Layered(Learner):
 
     def _value(self, observation: Tensor, value: Tensor, first: int, count: int, *, some: bool) -> None:
         """V of samples first, ..., first + count - 1, with `some` only where tiles hold a truncated lane."""
-        cut = self._cut(0, self.spec.inputs[-1])
+        cut = self._head_cut(0)
         del cut["COLUMNS"]
         self._forward(observation, first // self.block, count, some=some, critic=True)
         self._launch(
-            value_head, (-(-count // self.shape.rows),),
+            value_head, (-(-count // self._head_rows),),
             self._hidden[-1], self._packed, self._values, self.buffers.rollout.truncated, value, first, count, self.shape.chunk,
-            SPEC=self.spec, SOME=some, ROWS=self.shape.rows, **cut,
+            SPEC=self.spec, SOME=some, **cut,
         )  # fmt: skip
 
     # UPDATE
@@ -133,12 +144,12 @@ class Layered(Learner):
         spec, shape, buffers, loss, last = self.spec, self.shape, self.buffers, self.loss, self._last
         tiles = -(-count // shape.rows)
         self._launch(
-            head, (tiles, spec.towers),
-            buffers.order, buffers.raw, buffers.samples, self._values, self._packed, self._scalars, self._hidden[-1], self._memory[-1],
+            head, (-(-count // self._head_rows), spec.towers),
+            buffers.order, self._legal, buffers.raw, buffers.samples, self._values, self._packed, self._scalars, self._hidden[-1], self._memory[-1],
             self._back[last], self._back[last - 1], self._sums,
             first, count, whole, self._lanes, self._stride, shape.chunk, self._tiles,
             loss.clip, loss.value_clip or 0.0, loss.entropy_coefficient, loss.value_coefficient,
-            SPEC=spec, VALUE_CLIPPED=loss.value_clip is not None, ROWS=shape.rows, BLOCK=self.block, **self._cut(spec.inputs[last], spec.inputs[last]),
+            SPEC=spec, VALUE_CLIPPED=loss.value_clip is not None, BLOCK=self.block, **self._head_cut(spec.inputs[last]),
         )  # fmt: skip
         for k in range(last - 1, 0, -1):
             cut = self._cut(spec.inputs[k], spec.widths[k])
@@ -155,11 +166,11 @@ class Layered(Learner):
             tall = min(shape.columns, spec.widths[k])
             cut = self._cut(spec.inputs[k], min(shape.rows, shape.depth))
             self._launch(
-                weight_gradient, (spec.widths[k] // tall * (spec.inputs[k] // cut["COLUMNS"]), shape.programs, spec.towers),
-                self._back[k], self._hidden[k - 1] if k > 0 else self._copy, self._partial, count, shape.chunk, self._width, again,
+                weight_gradient, (spec.widths[k] // tall * -(-spec.inputs[k] // cut["COLUMNS"]), shape.programs, spec.towers),
+                self._back[k], self._hidden[k - 1] if k > 0 else self._copy, self._moments, self._partial, count, shape.chunk, self._width, again,
                 SPEC=spec, LAYER=k, TALL=tall, **cut,
             )  # fmt: skip
         self._launch(
             add_sums, (shape.programs, spec.towers, self._last),
-            self._sums, self._partial, self._tiles, -(-count // shape.rows), self._width, again, SPEC=spec, num_warps=4,
+            self._sums, self._partial, self._tiles, -(-count // shape.rows), -(-count // self._head_rows), self._width, again, SPEC=spec, num_warps=4,
         )  # fmt: skip

@@ -4,8 +4,9 @@ Samples go through in chunks. A chunk's activations lie in buffers (towers, capa
 packed likewise before they are used: so no product needs a mask, and the backward one is the forward one of other operands. Every sum's order comes from
 places alone: rows within a tile, tiles of a program, programs by number. Knows no optimiser.
 
-Layers are numbered from 0; layer L is the head's and the value's. `x` (capacity, observation_pad) is what layer 0 reads; `sums` (towers, tiles, SPEC.sums[-1])
-holds of each tile of rows the gradients of the biases of layers 1 to L and of log_std, and the terms of the loss.
+Layers are numbered from 0; layer L is the head's and the value's. `x` (capacity, gathered) is what layer 0 reads: numbers as its product takes them, or bytes
+as they are, which become numbers in the product's own loop and are nowhere stored as such. `sums` (towers, tiles, SPEC.sums[-1]) holds of each tile of rows the
+gradients of the biases of layers 1 to L and of log_std, and the terms of the loss; the head's tiles may have fewer rows than the other layers'.
 """
 
 from __future__ import annotations
@@ -15,7 +16,21 @@ import triton.language as tl
 
 from operant.fused.act import answer
 from operant.fused.loss import STATS, loss, normalised, targets
-from operant.fused.parts import activate, column_of, features, has_column, kept, out_bias, rounded, slope, zeros
+from operant.fused.parts import (
+    activate,
+    allowed,
+    column_of,
+    features,
+    field_of,
+    first_operand,
+    has_column,
+    kept,
+    masked,
+    out_bias,
+    rounded,
+    slope,
+    zeros,
+)
 
 # OPERANDS
 
@@ -49,13 +64,31 @@ def _tile(left, right, row, column, total, SPEC: tl.constexpr, DEEP: tl.constexp
 
 
 @triton.jit
-def _weights(parameters, row, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Some outputs' weights, (rows, padded inputs): in layer 0 with the bias behind them, in layer L only where the tower has that output."""
-    column = tl.arange(0, SPEC.inputs[LAYER])[None, :]
+def _read(x, row, column, moments, SPEC: tl.constexpr):
+    """What layer 0 reads of gathered bytes (rows, columns), as its product takes it."""
+    field = field_of(column, SPEC)
+    raw = tl.load(x + row[:, None] * SPEC.gathered + field[None, :], mask=(field < SPEC.gathered)[None, :], other=0)
+    read = features(raw, column, moments, SPEC)
+    return read.to(tl.bfloat16) if SPEC.precision == "bf16" else first_operand(read, SPEC)
+
+
+@triton.jit
+def _read_tile(x, moments, right, row, column, total, SPEC: tl.constexpr, DEEP: tl.constexpr, DEPTH: tl.constexpr):
+    """Total + what layer 0 reads of gathered bytes (., DEEP) times rows of `right` (., DEEP)."""
+    depth = tl.arange(0, DEPTH)
+    b = right + column[None, :] * DEEP + depth[:, None]
+    for start in range(0, DEEP, DEPTH):
+        total = _add_dot(_read(x, row, start + depth, moments, SPEC), tl.load(b + start), total, SPEC)
+    return total
+
+
+@triton.jit
+def _weights(parameters, row, column, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
+    """Some outputs' weights (rows, columns): in layer 0 with the bias behind them, in layer L only where the tower has that output."""
     if LAYER == 0:
         unit = tower * SPEC.hidden[0] + row
-        place = tl.where(column < SPEC.observation, SPEC.first_weight + unit * SPEC.observation + column, SPEC.first_bias + unit)
-        mask = (row < SPEC.hidden[0]) & (column <= SPEC.observation)
+        place = tl.where(column < SPEC.columns, SPEC.first_weight + unit * SPEC.columns + column, SPEC.first_bias + unit)
+        mask = (row < SPEC.hidden[0]) & (column <= SPEC.columns)
     elif len(SPEC.hidden) > LAYER:
         place = SPEC.weights[LAYER - 1] + (tower * SPEC.hidden[LAYER] + row) * SPEC.hidden[LAYER - 1] + column
         mask = (row < SPEC.hidden[LAYER]) & (column < SPEC.hidden[LAYER - 1])
@@ -69,18 +102,24 @@ def _weights(parameters, row, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
 def _pack_layer(parameters, first, packed, row, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
     WIDE: tl.constexpr = SPEC.widths[LAYER]
     DEEP: tl.constexpr = SPEC.inputs[LAYER]
-    column = tl.arange(0, DEEP)[None, :]
-    weights = _weights(parameters, row, tower, SPEC, LAYER)
-    if LAYER == 0:
-        tl.store(first + (tower * WIDE + row) * DEEP + column, weights if SPEC.precision == "ieee" else rounded(weights))
-    else:
-        tl.store(packed + SPEC.packed[2 * LAYER - 2] + (tower * WIDE + row) * DEEP + column, stored(weights, SPEC))
-        tl.store(packed + SPEC.packed[2 * LAYER - 1] + (tower * DEEP + column) * WIDE + row, stored(weights, SPEC))
+    STEP: tl.constexpr = DEEP if DEEP < 64 else 64
+    for start in range(0, DEEP, STEP):
+        column = start + tl.arange(0, STEP)[None, :]
+        weights = _weights(parameters, row, column, tower, SPEC, LAYER)
+        if LAYER == 0:
+            place = first + (tower * WIDE + row) * DEEP + column
+            if SPEC.bytes:
+                tl.store(place, stored(weights, SPEC))
+            else:
+                tl.store(place, weights if SPEC.precision == "ieee" else rounded(weights))
+        else:
+            tl.store(packed + SPEC.packed[2 * LAYER - 2] + (tower * WIDE + row) * DEEP + column, stored(weights, SPEC))
+            tl.store(packed + SPEC.packed[2 * LAYER - 1] + (tower * DEEP + column) * WIDE + row, stored(weights, SPEC))
 
 
 @triton.jit
 def pack(parameters, first, packed, SPEC: tl.constexpr):
-    """Weights as products take them, zero beyond their width: layer 0's in `first` (float32), the others' and their transposes in `packed`.
+    """Weights as products take them, zero beyond their width: layer 0's in `first` (float32 unless it reads bytes), the others' and their transposes in `packed`.
 
     A program takes 16 outputs (program 0) of one layer (1) and tower (2).
     """
@@ -106,30 +145,37 @@ def _wanted(truncated, place, here, SOME: tl.constexpr):
 @triton.jit(do_not_specialize=["first", "count"])
 def gather(
     order, observation, moments, truncated, x, copy, first, count, lanes,
-    SPEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ORDERED: tl.constexpr, SOME: tl.constexpr,
+    SPEC: tl.constexpr, ROWS: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr, ORDERED: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
-    """What layer 0 reads of `count` samples: in blocks order[first], ... or with ORDERED off first, ... In bf16 `copy` has it as products take it."""
+    """What layer 0 reads of `count` samples, whole blocks: order[first], ... or with ORDERED off first, ... Program 1 takes FIELDS of their numbers.
+
+    In bf16 `copy` has them as products take them. Bytes are left as they are.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    here = row < count
+    # Asked of blocks, not of rows, since then the compiler sees that all rows of one are loaded or none, and loads many bytes at once.
+    here = row // BLOCK < count // BLOCK
     block = first + row // BLOCK
     if ORDERED:
         block = tl.load(order + block, mask=here, other=0)
     place = block * BLOCK + row % BLOCK  # t N + n
     if _wanted(truncated, place, here, SOME):
-        field = tl.arange(0, SPEC.observation_pad)
+        field = tl.program_id(1) * FIELDS + tl.arange(0, FIELDS)
         t = block // (lanes // BLOCK)
         at = (place + t * (SPEC.observation - 1) * lanes)[:, None] + field[None, :] * lanes
-        observed = tl.load(observation + at, mask=here[:, None] & (field < SPEC.observation)[None, :], other=0.0)
-        read = features(observed, field, moments, SPEC)
-        to = row[:, None] * SPEC.observation_pad + field[None, :]
-        tl.store(x + to, read)
-        if SPEC.precision == "bf16":
-            tl.store(copy + to, stored(read, SPEC))
+        observed = tl.load(observation + at, mask=here[:, None] & (field < SPEC.observation)[None, :], other=0)
+        to = row[:, None] * SPEC.gathered + field[None, :]
+        if SPEC.bytes:
+            tl.store(x + to, observed)
+        else:
+            read = first_operand(features(observed, field, moments, SPEC), SPEC)
+            tl.store(x + to, read)
+            if SPEC.precision == "bf16":
+                tl.store(copy + to, stored(read, SPEC))
 
 
 @triton.jit(do_not_specialize=["first", "count", "first_tower"])
 def layer(
-    source, weights, parameters, truncated, hidden, memory, first_tower, first, count, capacity,
+    source, weights, parameters, moments, truncated, hidden, memory, first_tower, first, count, capacity,
     SPEC: tl.constexpr, LAYER: tl.constexpr, KEEP: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """A layer's activations, and with KEEP what their slopes need beside them. Program 0 counts tiles, row by row of them."""
@@ -139,9 +185,13 @@ def layer(
     row = tl.program_id(0) // (WIDE // COLUMNS) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) % (WIDE // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
     if _wanted(truncated, first + row, row < count, SOME):
-        if LAYER > 0:
-            source += tower * capacity * DEEP
-        z = _tile(source, weights + tower * WIDE * DEEP, row, column, zeros(ROWS, COLUMNS), SPEC, DEEP, DEPTH)
+        weights += tower * WIDE * DEEP
+        if LAYER == 0 and SPEC.bytes:
+            z = _read_tile(source, moments, weights, row, column, zeros(ROWS, COLUMNS), SPEC, DEEP, DEPTH)
+        else:
+            if LAYER > 0:
+                source += tower * capacity * DEEP
+            z = _tile(source, weights, row, column, zeros(ROWS, COLUMNS), SPEC, DEEP, DEPTH)
         if LAYER > 0:
             bias = parameters + SPEC.biases[LAYER - 1] + tower * SPEC.hidden[LAYER] + column
             z += tl.load(bias, mask=column < SPEC.hidden[LAYER], other=0.0)[None, :]
@@ -164,14 +214,14 @@ def _outputs(hidden, packed, parameters, row, tower, capacity, SPEC: tl.constexp
 
 @triton.jit(do_not_specialize=["t", "first", "count"])
 def act_head(
-    hidden, packed, parameters, bounds, uniform, raw, action, log_probability, value, t, first, count, lanes, capacity,
+    hidden, packed, parameters, bounds, legal, uniform, raw, action, log_probability, value, t, first, count, lanes, capacity,
     SPEC: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Sample, log-probability and value of lanes first, first + 1, ... at step t."""
     tower = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     out = _outputs(hidden, packed, parameters, row, tower, capacity, SPEC, ROWS, DEPTH)
-    answer(out, first + row, row < count, uniform, raw, action, log_probability, value, parameters, bounds, tower, t, lanes, SPEC)
+    answer(out, first + row, row < count, legal, uniform, raw, action, log_probability, value, parameters, bounds, tower, t, lanes, SPEC)
 
 
 @triton.jit(do_not_specialize=["first", "count"])
@@ -193,7 +243,7 @@ def value_head(
 
 @triton.jit(do_not_specialize=["first", "count", "whole", "tiles", "clip", "value_clip", "entropy_coefficient", "value_coefficient"])
 def head(
-    order, raw, samples, parameters, packed, scalars, hidden, memory, slopes, back, sums,
+    order, legal, raw, samples, parameters, packed, scalars, hidden, memory, slopes, back, sums,
     first, count, whole, lanes, stride, capacity, tiles, clip, value_clip, entropy_coefficient, value_coefficient,
     SPEC: tl.constexpr, VALUE_CLIPPED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -207,13 +257,17 @@ def head(
     row = tile * ROWS + tl.arange(0, ROWS)
     here = row < count
     block = tl.load(order + first + row // BLOCK, mask=here, other=0)
-    action, numbers = targets(block * BLOCK + row % BLOCK, block // (lanes // BLOCK), here, raw, samples, tower, lanes, stride, SPEC)
+    sample, t = block * BLOCK + row % BLOCK, block // (lanes // BLOCK)
+    action, numbers = targets(sample, t, here, raw, samples, tower, lanes, stride, SPEC)
     told = normalised(numbers, tl.load(scalars), tl.load(scalars + 1), tower, SPEC)
     out = _outputs(hidden, packed, parameters, row, tower, capacity, SPEC, ROWS, DEPTH)
     output = tl.arange(0, OUT)
     log_std = tl.load(parameters + SPEC.log_std + output, mask=output < (SPEC.head_rows if SPEC.log_std >= 0 else 0), other=0.0)
+    may = here
+    if SPEC.legal:
+        may = allowed(legal, sample, t, here if SPEC.shared else here & (tower == 0), lanes, SPEC)
     slope_out, slope_spread, terms = loss(
-        out, output, here, tower, action, told, log_std, clip, value_clip, entropy_coefficient, value_coefficient, SPEC, VALUE_CLIPPED
+        masked(out, may, SPEC), output, may, here, tower, action, told, log_std, clip, value_clip, entropy_coefficient, value_coefficient, SPEC, VALUE_CLIPPED
     )
     scale = 1.0 / whole
     slope_out *= scale
@@ -268,15 +322,19 @@ def _add_to(place, more, mask, again):
 
 @triton.jit(do_not_specialize=["count", "again"])
 def weight_gradient(
-    left, right, partial, count, capacity, width, again,
+    left, right, moments, partial, count, capacity, width, again,
     SPEC: tl.constexpr, LAYER: tl.constexpr, TALL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """A layer's weight gradient: slopes (rows, outputs)^T times what it read (rows, inputs). Program 1 takes its part of the rows into its row of `partial`."""
+    """A layer's weight gradient: slopes (rows, outputs)^T times what it read (rows, inputs). Program 1 takes its part of the rows into its row of `partial`.
+
+    COLUMNS need not divide the inputs of layer 0.
+    """
     WIDE: tl.constexpr = SPEC.widths[LAYER]
     DEEP: tl.constexpr = SPEC.inputs[LAYER]
     program, tower = tl.program_id(1), tl.program_id(2)
-    unit = tl.program_id(0) // (DEEP // COLUMNS) * TALL + tl.arange(0, TALL)
-    column = tl.program_id(0) % (DEEP // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
+    ACROSS: tl.constexpr = (DEEP + COLUMNS - 1) // COLUMNS
+    unit = tl.program_id(0) // ACROSS * TALL + tl.arange(0, TALL)
+    column = tl.program_id(0) % ACROSS * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
     left += tower * capacity * WIDE
     if LAYER > 0:
@@ -287,13 +345,18 @@ def weight_gradient(
     share = tl.cdiv(steps, tl.num_programs(1))
     total = zeros(TALL, COLUMNS)
     for step in range(program * share, tl.minimum(program * share + share, steps)):
-        total = _add_dot(tl.load(a + step * DEPTH * WIDE), tl.load(b + step * DEPTH * DEEP), total, SPEC)
+        if LAYER == 0 and SPEC.bytes:
+            total = _add_dot(tl.load(a + step * DEPTH * WIDE), _read(right, step * DEPTH + depth, column, moments, SPEC), total, SPEC)
+        elif DEEP % COLUMNS == 0:
+            total = _add_dot(tl.load(a + step * DEPTH * WIDE), tl.load(b + step * DEPTH * DEEP), total, SPEC)
+        else:
+            total = _add_dot(tl.load(a + step * DEPTH * WIDE), tl.load(b + step * DEPTH * DEEP, mask=(column < DEEP)[None, :], other=0.0), total, SPEC)
 
     partial += program * width
     if LAYER == 0:
         mine = tower * SPEC.hidden[0] + unit[:, None]
-        place = tl.where(column[None, :] < SPEC.observation, SPEC.first_weight + mine * SPEC.observation + column[None, :], SPEC.first_bias + mine)
-        mask = (unit < SPEC.hidden[0])[:, None] & (column <= SPEC.observation)[None, :]
+        place = tl.where(column[None, :] < SPEC.columns, SPEC.first_weight + mine * SPEC.columns + column[None, :], SPEC.first_bias + mine)
+        mask = (unit < SPEC.hidden[0])[:, None] & (column <= SPEC.columns)[None, :]
     elif len(SPEC.hidden) > LAYER:
         place = SPEC.weights[LAYER - 1] + (tower * SPEC.hidden[LAYER] + unit)[:, None] * SPEC.hidden[LAYER - 1] + column[None, :]
         mask = (unit < SPEC.hidden[LAYER])[:, None] & (column < SPEC.hidden[LAYER - 1])[None, :]
@@ -314,9 +377,9 @@ def _part_sum(sums, program, programs, used, COLUMNS: tl.constexpr, STRIDE: tl.c
     return tl.sum(total, axis=0)
 
 
-@triton.jit(do_not_specialize=["tiles", "used", "again"])
-def add_sums(sums, partial, tiles, used, width, again, SPEC: tl.constexpr):
-    """What tiles of rows have summed, into the programs' rows: program 1 is the tower, 2 the section of `sums`."""
+@triton.jit(do_not_specialize=["tiles", "used", "used_head", "again"])
+def add_sums(sums, partial, tiles, used, used_head, width, again, SPEC: tl.constexpr):
+    """What tiles of rows have summed, as many as were used, into the programs' rows: program 1 is the tower, 2 the section of `sums`."""
     program, tower, section, programs = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0)
     sums += tower * tiles * SPEC.sums[-1]
     partial += program * width
@@ -324,17 +387,18 @@ def add_sums(sums, partial, tiles, used, width, again, SPEC: tl.constexpr):
     for k in tl.static_range(len(SPEC.hidden) - 1):
         if section == k:
             unit = tl.arange(0, SPEC.hidden_pad[k + 1])
-            bias = _part_sum(sums + SPEC.sums[k], program, programs, used, SPEC.hidden_pad[k + 1], SPEC.sums[-1])
+            written = used_head if k == len(SPEC.hidden) - 2 else used  # by `head` or by `back_layer`
+            bias = _part_sum(sums + SPEC.sums[k], program, programs, written, SPEC.hidden_pad[k + 1], SPEC.sums[-1])
             _add_to(partial + SPEC.biases[k] + tower * SPEC.hidden[k + 1] + unit, bias, unit < SPEC.hidden[k + 1], again)
     if section == len(SPEC.hidden) - 1:
-        bias = _part_sum(sums + SPEC.sums[-4], program, programs, used, SPEC.out_pad, SPEC.sums[-1])
+        bias = _part_sum(sums + SPEC.sums[-4], program, programs, used_head, SPEC.out_pad, SPEC.sums[-1])
         place = tl.where(output < SPEC.head_rows, SPEC.head_bias + output, SPEC.value_bias)
         _add_to(partial + place, bias, has_column(output, tower, SPEC), again)
         if SPEC.log_std >= 0:
-            spread = _part_sum(sums + SPEC.sums[-3], program, programs, used, SPEC.out_pad, SPEC.sums[-1])
+            spread = _part_sum(sums + SPEC.sums[-3], program, programs, used_head, SPEC.out_pad, SPEC.sums[-1])
             _add_to(partial + SPEC.log_std + output, spread, (output < SPEC.head_rows) & (tower == 0), again)
         term = tl.arange(0, 16)
-        terms = _part_sum(sums + SPEC.sums[-2], program, programs, used, 16, SPEC.sums[-1])
+        terms = _part_sum(sums + SPEC.sums[-2], program, programs, used_head, 16, SPEC.sums[-1])
         # The critic's is the second, the actor's are the others.
         mine = (term < 5) & ((tower == 1) == (term == 1))
         if SPEC.shared:

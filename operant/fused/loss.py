@@ -127,10 +127,13 @@ def _value_loss(value, target, old, value_clip, value_coefficient, VALUE_CLIPPED
 
 @triton.jit
 def loss(
-    out, column, here, tower, action, numbers, log_std, clip, value_clip, entropy_coefficient, value_coefficient,
+    out, column, may, here, tower, action, numbers, log_std, clip, value_clip, entropy_coefficient, value_coefficient,
     SPEC: tl.constexpr, VALUE_CLIPPED: tl.constexpr,
 ):  # fmt: skip
-    """Slopes (rows, out_pad) in the outputs and in log_std, times the batch, and five terms of the sums (rows), zero in rows that are no samples."""
+    """Slopes (rows, out_pad) in the outputs and in log_std, times the batch, and five terms of the sums (rows), zero in rows that are no samples.
+
+    Of outputs as `parts.masked` leaves them; those that it has set hand nothing on.
+    """
     slope_out = tl.zeros_like(out)
     slope_spread = tl.zeros_like(out)
     none = tl.sum(slope_out, axis=1)
@@ -139,6 +142,8 @@ def loss(
         slope_out, slope_spread, surrogate, entropy, kl, clipped = _policy_loss(
             out, column, action, numbers[0], numbers[1], log_std, clip, entropy_coefficient, SPEC
         )
+        if SPEC.legal:
+            slope_out = tl.where(may != 0, slope_out, 0.0)
     if SPEC.shared or tower == 1:
         value = tl.sum(tl.where((column == SPEC.head_rows)[None, :], out, 0.0), axis=1)
         slope_value, squared = _value_loss(value, numbers[-2], numbers[-1], value_clip, value_coefficient, VALUE_CLIPPED)

@@ -13,6 +13,7 @@ import triton.language as tl
 LOG_2 = tl.constexpr(0.6931471805599453)
 LOG_2_PI = tl.constexpr(1.8378770664093453)
 TWO_PI = tl.constexpr(6.283185307179586)
+ILLEGAL = tl.constexpr(-1e9)
 CUT = tl.constexpr(3.5e-4)
 """The share that a number loses on average where a tf32 product cuts off its last 13 bits: 2^-11 times the mean of 1 / mantissa, 0.72."""
 INVERSE_SQRT_2 = tl.constexpr(0.7071067811865476)
@@ -135,12 +136,12 @@ def matrix(start, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PAD: tl.conste
 
 @triton.jit
 def first_matrix(parameters, tower, SPEC: tl.constexpr):
-    """The first layer's weight, (H, O + 1): its last column, at O, is the bias."""
+    """The first layer's weight, (H, columns + 1): the last is the bias."""
     WIDTH: tl.constexpr = SPEC.hidden[0]
-    row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], tl.arange(0, SPEC.observation_pad)[None, :]
-    weight = parameters + SPEC.first_weight + (tower * WIDTH + row) * SPEC.observation + column
+    row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], tl.arange(0, SPEC.columns_pad)[None, :]
+    weight = parameters + SPEC.first_weight + (tower * WIDTH + row) * SPEC.columns + column
     bias = parameters + SPEC.first_bias + tower * WIDTH + row + 0 * column
-    return tl.load(tl.where(column < SPEC.observation, weight, bias), mask=(row < WIDTH) & (column <= SPEC.observation), other=0.0)
+    return tl.load(tl.where(column < SPEC.columns, weight, bias), mask=(row < WIDTH) & (column <= SPEC.columns), other=0.0)
 
 
 @triton.jit
@@ -186,17 +187,35 @@ def network(parameters, tower, SPEC: tl.constexpr):
 
 
 @triton.jit
+def field_of(column, SPEC: tl.constexpr):
+    """Which number of an observation a column of the first layer reads."""
+    return column // SPEC.kinds if SPEC.kinds > 0 else column
+
+
+@triton.jit
 def features(raw, column, moments, SPEC: tl.constexpr):
-    """What the network reads of observations (rows, observation_pad): normalised where asked for, ones in column O. `moments`: shift (O), scale (O)."""
-    x = raw.to(tl.float32)
+    """What some columns of the first layer read, (rows, columns), of the numbers that are theirs: normalised or one-hot where asked for; ones behind the last.
+
+    `moments`: shift (O), scale (O).
+    """
+    if SPEC.kinds > 0:
+        # A number of as many or more names no kind, and has none here.
+        x = tl.where((raw.to(tl.int32) == (column % SPEC.kinds)[None, :]) & (column < SPEC.columns)[None, :], 1.0, 0.0)
+    else:
+        x = raw.to(tl.float32)
     if SPEC.normalize:
         known = column < SPEC.observation
         shift = tl.load(moments + column, mask=known, other=0.0)
         scale = tl.load(moments + SPEC.observation + column, mask=known, other=0.0)
         x = (x - shift[None, :]) * scale[None, :]
         x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))
-    x = tl.where((column == SPEC.observation)[None, :], 1.0, x)
-    return x if SPEC.precision == "ieee" else rounded(x)
+    return tl.where((column == SPEC.columns)[None, :], 1.0, x)
+
+
+@triton.jit
+def first_operand(x, SPEC: tl.constexpr):
+    """What the first layer reads, as its product takes it where that never has fewer bits than tf32. Bytes have no more than those."""
+    return x if SPEC.precision == "ieee" or (SPEC.bytes and not SPEC.normalize) else rounded(x)
 
 
 @triton.jit
@@ -217,6 +236,21 @@ def forward(x, net, SPEC: tl.constexpr):
 
 
 # DISTRIBUTIONS
+
+
+@triton.jit
+def allowed(legal, place, t, here, lanes, SPEC: tl.constexpr):
+    """Which columns of the outputs (rows, out_pad) of samples at `place` t N + n may be what they are: all, but for actions that are not legal (T, H, N)."""
+    column = tl.arange(0, SPEC.out_pad)
+    judged = here[:, None] & (column < SPEC.head_rows)[None, :]
+    at = (place + t * (SPEC.head_rows - 1) * lanes)[:, None] + column[None, :] * lanes
+    return tl.load(legal + at, mask=judged, other=1)
+
+
+@triton.jit
+def masked(out, may, SPEC: tl.constexpr):
+    """The outputs with the logits of actions that may not be taken as `operant.heads.masked` has them."""
+    return tl.where(may != 0, out, ILLEGAL) if SPEC.legal else out
 
 
 @triton.jit

@@ -11,25 +11,32 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from operant import nets
+from operant import convolution, nets
 from operant.heads import Gaussian
 from operant.policy import Policy
 from operant.world import Slot
 
-MOST_OBSERVATIONS = 128
-MOST_WIDTH = 256
-WHOLE_WIDTH = 128  # of what one program holds whole
+MOST_COLUMNS = 1024
+"""Numbers that the first layer reads: those of an observation, or as many for each as there are kinds."""
+MOST_WIDTH = 512
 MOST_LAYERS = 3
-MOST_OUTPUTS = 64
+MOST_OUTPUTS = 128
 """Logits or means, and the value: one product's columns."""
+
+WHOLE_COLUMNS, WHOLE_WIDTH, WHOLE_OUTPUTS = 128, 128, 64
+"""The same of what one program holds whole, padded."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One network and distribution. Widths with `_pad` are powers of two from 16 up: what a tile has; the rest of a tile is zero."""
+    """One network and distribution. Widths with `_pad` are what tiles have: powers of two from 16 up, or multiples of 64; the rest of a tile is zero."""
 
     observation: int
-    observation_pad: int  # at least one column is spare, and holds ones: the first layer's bias is a row of its weight
+    bytes: bool  # of uint8; otherwise float32
+    kinds: int  # so many columns for each byte, which is read one-hot; 0: a column each
+    columns: int  # what the first layer reads of an observation
+    columns_pad: int  # at least one column is spare, and holds ones: the first layer's bias is a row of its weight
+    gathered: int  # padded width of a sample that `layers` has gathered: numbers as the first layer reads them, or bytes as they are
     hidden: tuple[int, ...]
     hidden_pad: tuple[int, ...]
     shared: bool
@@ -38,6 +45,7 @@ class Spec:
     out_pad: int  # columns of the last product: the head's rows, then the value
     sizes: tuple[int, ...]  # of the choices; empty for a Gaussian
     starts: tuple[int, ...]  # the column at which each choice begins, and the last one's end
+    legal: bool  # whether some choices may not be taken at some times
     squash: bool
     normalize: bool
     precision: str  # "ieee", "tf32" or "bf16"
@@ -67,23 +75,30 @@ def padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
+def deep_padded(width: int) -> int:
+    """The same of what is summed over, step after step: from 64 on the smallest multiple of 64. A power of two would waste up to half of the steps."""
+    return padded(width) if width <= 64 else -(-width // 64) * 64
+
+
 def why_not(policy: Policy, samples: int) -> str | None:
-    """The sentence that says why this policy cannot run fused, or None where it can. `samples`: T N."""
+    """The sentence that says why this policy cannot run fused, or None where it can. `samples`: (T + 1) N."""
     net = policy.net
+    if isinstance(net, convolution.Convolutional):
+        return "the network is a convolutional one"
     if not isinstance(net, nets.MLP):
         return "the network is not one of Operant's own"
-    if net.kinds:
-        return "the observation names kinds, which fused kernels do not read one-hot"
-    if policy.env.mask_size:
-        return "not every action is legal at every time, and fused kernels look at no such mask"
-    config, observation, outputs = net.config, policy.env.observation.size, policy.head.parameter_rows + 1
-    if observation > MOST_OBSERVATIONS:
-        return f"the observation is {observation} wide, and fused kernels take up to {MOST_OBSERVATIONS}"
+    seen = policy.env.observation
+    if policy.env.pixels:
+        return "the observation is a picture, which lies in memory in another order than fused kernels read"
+    config, columns, outputs = net.config, seen.size * max(net.kinds, 1), policy.head.parameter_rows + 1
+    if columns > MOST_COLUMNS:
+        width = f"{seen.size} wide" if not net.kinds else f"{columns} wide ({seen.size} numbers of {net.kinds} kinds)"
+        return f"the observation is {width}, and fused kernels take up to {MOST_COLUMNS}"
     if len(config.hidden) > MOST_LAYERS or max(config.hidden) > MOST_WIDTH:
         return f"fused kernels take up to {MOST_LAYERS} hidden layers of up to {MOST_WIDTH}, and net.hidden is {list(config.hidden)}"
     if outputs > MOST_OUTPUTS:
         return f"the action has {outputs - 1} parameters, and fused kernels take up to {MOST_OUTPUTS - 1}"
-    if samples * max(observation, policy.head.uniform_rows) >= 2**31:
+    if samples * max(seen.size, policy.head.uniform_rows, policy.env.mask_size) >= 2**31:
         return "an iteration holds more than 2^31 numbers"
     return None
 
@@ -98,11 +113,16 @@ def describe(policy: Policy, precision: str) -> Spec:
     hidden = net.config.hidden
     later = range(len(hidden) - 1)
     towers, out_pad, hidden_pad = 1 if net.config.shared else 2, padded(head.parameter_rows + 1), tuple(padded(width) for width in hidden)
-    inputs, widths = (padded(policy.env.observation.size + 1), *hidden_pad), (*hidden_pad, out_pad)
+    seen, columns = policy.env.observation, policy.env.observation.size * max(net.kinds, 1)
+    inputs, widths = (deep_padded(columns + 1), *hidden_pad), (*hidden_pad, out_pad)
     packed = [towers * inputs[k] * widths[k] for k in range(1, len(widths)) for _ in range(2)]
     return Spec(
-        observation=policy.env.observation.size,
-        observation_pad=padded(policy.env.observation.size + 1),
+        observation=seen.size,
+        bytes=seen.dtype == "uint8",
+        kinds=net.kinds,
+        columns=columns,
+        columns_pad=inputs[0],
+        gathered=deep_padded(seen.size) if net.kinds else inputs[0],
         hidden=hidden,
         hidden_pad=hidden_pad,
         shared=net.config.shared,
@@ -111,6 +131,7 @@ def describe(policy: Policy, precision: str) -> Spec:
         out_pad=out_pad,
         sizes=sizes,
         starts=tuple(sum(sizes[:k]) for k in range(len(sizes) + 1)),
+        legal=policy.env.mask_size > 0,
         squash=isinstance(head, Gaussian) and head.squash,
         normalize=policy.moments is not None,
         precision="ieee" if precision == "fp32" else precision,

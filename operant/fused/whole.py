@@ -18,7 +18,7 @@ class Whole(Learner):
         buffers, shape = self.buffers, self.shape
         self._launch(
             act, (-(-self._lanes // shape.act_rows), self.spec.towers),
-            buffers.rollout.observation, buffers.uniform, buffers.raw, buffers.rollout.action, self._place("log_probability"), self._place("value"),
+            buffers.rollout.observation, self._legal, buffers.uniform, buffers.raw, buffers.rollout.action, self._place("log_probability"), self._place("value"),
             self._values, self._moments, self._bounds, t, self._lanes,
             SPEC=self.spec, ROWS=shape.act_rows, num_warps=shape.act_warps, num_stages=0,
         )  # fmt: skip
@@ -39,7 +39,7 @@ class Whole(Learner):
         buffers, shape, loss = self.buffers, self.shape, self.loss
         self._launch(
             gradient, (shape.programs, self.spec.towers),
-            buffers.order, buffers.rollout.observation, buffers.raw, buffers.samples, self._values, self._moments, self._scalars,
+            buffers.order, buffers.rollout.observation, self._legal, buffers.raw, buffers.samples, self._values, self._moments, self._scalars,
             self._partial, first, blocks * self.block, self._lanes, self._stride, self._width,
             loss.clip, loss.value_clip or 0.0, loss.entropy_coefficient, loss.value_coefficient,
             SPEC=self.spec, VALUE_CLIPPED=loss.value_clip is not None, ROWS=shape.rows, BLOCK=self.block, num_warps=shape.warps,
