@@ -27,16 +27,17 @@ After each there are 2 to 4-h tiles of flat ground, at most places a coin. Obsta
 after it, by (word * n) >> 32 of words 0 to 3; a coin where the lowest two bits of word 0 are not both 0. The tests solve levels by a search.
 
 The observation: 119 numbers within -1 and 1. Nine tiles of each of ten columns, from two behind the player's to seven ahead, four below its feet to four above:
-1 solid, 0.5 a plank, -1 what kills; in the lowest what one would land on from there. For each column whether it holds a coin, and how high. Then the place within
-the tile, velocity (of the highest), whether it stands, its height, how far it is behind its furthest, the way and the time that are left. A picture shows 12.8
-tiles, and of these numbers neither the last but one nor the last but two: how much is left of the way, and what was reached before.
+1 solid, 0.5 a plank, -1 what kills; in the lowest what one would land on from there. For each column whether it holds a coin, and how high. Then the place in
+the tile, velocity (1: the highest), whether it stands, its height, how far it is behind its furthest, the way and the time that are left. A picture is 12.8
+tiles wide and shows all that matters but how far the flag is while it is further, and what was reached before.
 
 What is kept, and why. A column is one word of 16 bits: the ground's height (0: a pit), one thing above it (its row; a plank, or a solid block), whether spikes
-stand on the ground, and the row of a coin that is left (see `_column`). So a level is 128 bytes, a step reads two to four of them a frame, and a picture reads
-one word a pixel. Drawing the columns anew from the random numbers whenever they are looked at would need none of these bytes, but ten rounds of Philox and the
+stand on the ground, and the row of a coin that is left (see `_column`). So a level is 128 bytes, a frame reads a few of its columns, a picture one for each
+pixel. Drawing the columns anew from the random numbers whenever they are looked at would need none of these bytes, but ten rounds of Philox and the
 obstacle's rules for each of the observation's columns, and for each pixel of a picture; and a level made by hand could not be played.
 
-All lengths and speeds are multiples of 1/256 of a tile, which float32 adds without rounding: every device plays the same game to the bit.
+All lengths and speeds are multiples of 1/256 of a tile, which float32 adds without rounding: motion does not depend on how a device rounds, and
+tests compare it exactly.
 """
 
 from typing import NamedTuple
