@@ -97,7 +97,7 @@ class Game:
         elif key == "p" and not self._show.ended[0]:
             self._paused = True
         elif key == "r" or self._show.ended[0]:
-            if key in ("r", "enter", "space"):
+            if key in ("r", "enter"):  # whoever plays may still be holding the others
                 self._restart()
         elif self._turns:
             self._turn(key)

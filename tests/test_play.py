@@ -684,12 +684,6 @@ def test_a_terminal_that_is_none(tmp_path):
 # THE COMMANDS
 
 
-def variables(place):
-    found = {**os.environ, "XDG_STATE_HOME": str(place / "state")}
-    found.pop("OPERANT_RUNS", None)
-    return found
-
-
 def operant(place, *words, **how):
     return Terminal([sys.executable, "-m", "operant.cli", *map(str, words)], place, environment={"XDG_STATE_HOME": str(place / "state")}, **how)
 
@@ -712,6 +706,7 @@ def test_play_in_a_terminal(tmp_path):
         assert b"Traceback" not in terminal.output
 
 
+@pytest.mark.soak
 def test_a_file_can_be_played_and_sigterm_puts_the_terminal_back(tmp_path):
     (tmp_path / "mine.py").write_text((Path(find("pendulum").step.py_func.__code__.co_filename)).read_text())
     with operant(tmp_path, "play", "mine.py", columns=60, rows=20) as terminal:
@@ -719,24 +714,6 @@ def test_a_file_can_be_played_and_sigterm_puts_the_terminal_back(tmp_path):
         os.kill(terminal.pid, signal.SIGTERM)
         assert terminal.wait(PATIENCE_S) == 143 and modes(terminal)[:2] == (True, True)
         assert b"\x1b[?1049l" in terminal.output and b"Traceback" not in terminal.output
-
-
-def test_eval_shows_a_run_in_the_terminal(tmp_path):
-    words = ["train", "cartpole", "--name", "small", "--device", "cpu", "run.threads=1", "env.lanes=32", "algo.horizon=16", "run.steps=512", "eval.episodes=4"]
-    done = subprocess.run([sys.executable, "-m", "operant.cli", *words], cwd=tmp_path, env=variables(tmp_path), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    with operant(tmp_path, "eval", "small", "--render", "term", "--episodes", "2", "--fps", "50", columns=70, rows=24) as terminal:
-        assert terminal.read(PATIENCE_S, until=lambda: terminal.shows("episode 1 of 2")), "\n".join(terminal.screen())
-        assert terminal.shows("small  cartpole  checkpoint 512  greedy")
-        assert terminal.wait(PATIENCE_S) == 0
-        watched = terminal.text().decode().rstrip().splitlines()[-1]
-    command = [sys.executable, "-m", "operant.cli", "eval", "small", "--episodes", "1", "--greedy", "--json"]
-    played = json.loads(subprocess.run(command, cwd=tmp_path, env=variables(tmp_path), capture_output=True, check=True).stdout)
-    assert f"2 episodes  return {played['mean']:g}, " in watched, "the very episodes of eval"
-    with operant(tmp_path, "eval", "small", "--render", "term", columns=70, rows=24) as terminal:
-        assert terminal.read(PATIENCE_S, until=lambda: terminal.shows("episode 1 of 100"))
-        terminal.press("\x03")
-        assert terminal.wait(PATIENCE_S) == 0 and modes(terminal)[:2] == (True, True) and b"Traceback" not in terminal.output
 
 
 @pytest.fixture
@@ -758,6 +735,19 @@ def here(tmp_path, monkeypatch, capsys):
         return SimpleNamespace(code=ended.value.code or 0, out=out, err=err)
 
     return call
+
+
+def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
+    small = ("run.threads=1", "env.lanes=32", "algo.horizon=16", "run.steps=512", "eval.episodes=4")
+    assert here("train", "cartpole", "--inline", "--name", "small", "--device", "cpu", *small).code == 0
+    with operant(tmp_path, "eval", "small", "--render", "term", "--episodes", "2", "--fps", "50", columns=70, rows=24) as terminal:
+        assert terminal.read(PATIENCE_S, until=lambda: terminal.shows("episode 1 of 2")), "\n".join(terminal.screen())
+        assert terminal.shows("small  cartpole  checkpoint 512  greedy")
+        assert terminal.wait(PATIENCE_S) == 0 and modes(terminal)[:2] == (True, True)
+        watched = terminal.text().decode().rstrip().splitlines()[-1]
+        assert b"Traceback" not in terminal.output
+    played = json.loads(here("eval", "small", "--episodes", "1", "--greedy", "--json").out)
+    assert f"2 episodes  return {played['mean']:g}, " in watched, "the very episodes of eval"
 
 
 @pytest.mark.parametrize(

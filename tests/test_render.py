@@ -22,7 +22,7 @@ from numpy import float32
 from toys import COUNT, PICK, PUSH
 
 from operant import cli, nets, render
-from operant.envs import Box, Cells, Discrete, Env, device, find
+from operant.envs import Box, Cells, Discrete, Env, device, find, with_pixels
 from operant.errors import MachineError, NotFoundError, UsageError
 from operant.evaluate import Evaluator
 from operant.policy import Policy
@@ -373,7 +373,7 @@ def first_episodes(env, policy, *, greedy, lanes=4, seed=3, number=7):
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-@pytest.mark.parametrize("env", [find("cartpole"), PUSH, PICK], ids=["cartpole", "push", "pick"])
+@pytest.mark.parametrize("env", [find("cartpole"), PUSH, PICK, with_pixels(find("cartpole"), 16)], ids=["cartpole", "push", "pick", "pixels"])
 def test_what_is_shown_is_what_an_evaluation_plays(env, greedy):
     policy = Policy(env, nets.Config(hidden=(8,)), seed=2, device=CPU, normalize=False)
     played = first_episodes(env, policy, greedy=greedy)
