@@ -10,9 +10,9 @@ The rules of a game
 - **An illegal action is a pass**, and leaves the board as it is.
 - The game ends by two passes in a row, of whichever two, or after 3 size^2 plies (a ply is a move or a pass of one side; a step is two, or one at the end).
 - The score is by area, dead stones left standing: a side's stones, and the empty points from which only its stones are reached. White has komi beside it.
-- Reward: in the step that ends the game 1 for a win, 0 for a draw (which a komi of half a point rules out), and -1 for a loss, less `Params.rout` times the share
-  by which it was lost, of all points and komi: most games of a beginner's are lost, and it learns from losing them by less. So **the share of wins is at
-  least (1 + the mean return) / 2**, and just that where `rout` is 0.
+- Reward: in the step that ends the game 1 for a win, 0 for a draw (which a komi of half a point rules out), and -1 for a loss, less `Params.rout` times the
+  share by which it was lost, of all points and komi: nearly all games of a beginner's are lost, and it learns from losing them by less. So **the share of wins
+  is at least (1 + the mean return) / 2**, and just that where `rout` is 0.
 - On the way, `Params.stone` for each stone by which black's lead in stones grows in a step, and at the end as much less as the lead has brought till then: a
   capture pays when it happens, a pass costs a stone, and the sum over a game is what its end alone would give (Ng, Harada & Russell 1999: such a hint changes
   no optimal policy, but for the discount).
