@@ -1,7 +1,6 @@
 """A person plays an environment on the terminal: what `operant play` does. Knows no policy and no run.
 
-A game of the clock goes on by itself, with whatever was pressed not long ago; a game of turns waits for a key. Which of the two an environment is, it need not
-say: where its parameters tell how long a step is (see `show.step_seconds`), or no action can be chosen by a key of its own, that decides.
+A game of the clock goes on by itself, with whatever was pressed not long ago; a game of turns waits for a key: see `waits`.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class Score(NamedTuple):
 
 
 def waits(env: Env) -> bool:
-    """Whether an environment is a game of turns, unless somebody says otherwise."""
-    return bool(getattr(env, "turns", step_seconds(env, env.Params()) is None and (env.legal is not None or Board.of(env) is not None)))
+    """Whether an environment is a game of turns, unless somebody says otherwise: it says so, has no keys, or has illegal actions and no pace of its own."""
+    return bool(getattr(env, "turns", not Buttons(env).keys or (env.legal is not None and step_seconds(env, env.Params()) is None)))
 
 
 def rate_of(step_s: float | None) -> float:

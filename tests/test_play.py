@@ -575,6 +575,7 @@ def test_nothing_is_sent_while_nothing_changes(scripted):
 
 def test_which_games_wait(monkeypatch):
     assert not waits(find("breakout")) and not waits(find("snake")) and not waits(find("cartpole")) and waits(WALK) and not waits(COUNT)
+    assert waits(replace(COUNT, action=Discrete(23))) and waits(replace(COUNT, action=Discrete(82)))
     assert rate_of(None) == play.USUAL_RATE and rate_of(4 / 60) == pytest.approx(15) and rate_of(0.001) == play.MOST_RATE
 
 
@@ -762,6 +763,7 @@ def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
         ("play cartpole --fps 0", 2, "--fps is 0; it must be between 0.1 and 120"),
         ("play cartpole --size 1", 2, "--size is 1"),
         ("play cartpole --keys left=7", 2, "'7' is no action"),
+        ("play go --clock", 2, "go has more actions than keys"),
         ("play", 2, "Missing argument 'ENV'"),
         ("eval nosuch --render term", 3, "no run is called 'nosuch'"),
         ("eval nosuch --render gif", 2, "--render is 'gif'; it must be none or term. For a file: operant render nosuch --out agent.gif"),

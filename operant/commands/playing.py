@@ -139,6 +139,8 @@ def play(
     buttons = Buttons(env)
     buttons.bind(keys)
     waits = games.waits(env) if turns is None else turns
+    if not waits and not buttons.keys:
+        raise UsageError(f"{safe(env.name)} has more actions than keys: without --clock it is played in turns; or give it --keys")
     with _preparing(env.name):
         show = Show(env, config.params, seed=secrets.randbelow(1 << 31) if seed is None else seed)
     rate = games.rate_of(show.step_s) if fps is None else fps
