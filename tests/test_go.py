@@ -43,7 +43,7 @@ class Game:
         self.points, self.around = list(itertools.product(range(size), range(size))), neighbours(size)
         self.stones: Stones = {BLACK: frozenset(), WHITE: frozenset()}
         self.before: Stones | None = None  # the position before the last ply
-        self.plies, self.last, self.passed = 0, None, False
+        self.plies, self.last, self.passed, self.skipped = 0, None, False, 0
 
     @staticmethod
     def drawn(diagram: str, komi: float = 7.5) -> Game:
@@ -145,7 +145,7 @@ class Game:
     def lead(self) -> int:
         return len(self.stones[BLACK]) - len(self.stones[WHITE])
 
-    def step(self, action: int, key: Key, stone: float = 0.02) -> tuple[float, bool, tuple[int, int, int]]:
+    def step(self, action: int, key: Key, stone: float = 0.02, passing: float = 0.02) -> tuple[float, bool, tuple[int, int, int]]:
         """The reward, whether the game ended, and what was tallied: stones taken, stones lost, passes."""
         limit, before = 3 * self.size**2, self.lead()
         point = divmod(action, self.size) if 0 <= action < self.size**2 else None
@@ -161,8 +161,11 @@ class Game:
             ended = self.plies == limit or (point is None and self.passed)
         else:
             self.last, self.passed = None, True
-        gained = (0 if ended else self.lead()) - before
-        return (self.outcome() if ended else 0.0) + stone * gained, ended, (taken, lost, int(point is None))
+        self.skipped += point is None
+        reward = stone * ((0 if ended else self.lead()) - before) - passing * (point is None)
+        if ended:
+            reward += self.outcome() + (passing * self.skipped if self.margin() > 0 else 0.0)
+        return reward, ended, (taken, lost, int(point is None))
 
     def outcome(self) -> float:
         """1 for a win; -1 for a loss by nothing, to -2 for one by the whole board and komi."""
@@ -476,7 +479,7 @@ class Play:
         ko = game.forbidden_by_ko(BLACK)
         place = {name: -1 if point is None else point[0] * self.size + point[1] for name, point in (("ko", ko), ("last", game.last))}
         self.cells[:, lane] = game.cells()
-        self.state[[rules.PLIES, rules.KO, rules.LAST, rules.PASSED, rules.LEAD], lane] = game.plies, place["ko"], place["last"], game.passed, game.lead()
+        self.state[:, lane] = game.plies, place["ko"], place["last"], game.passed, game.lead(), game.skipped
 
     def step(self, *actions: int) -> None:
         self.slot.action.copy_(torch.tensor(actions, dtype=torch.int32)[None])
@@ -505,8 +508,8 @@ def test_a_pass_is_answered_and_only_counted():
     play.load(0, Game.drawn("\n".join(["X . . . ."] + [". . . . ."] * 4)))
     play.step(PASS)
     assert not play.slot.terminated.item() and play.state[rules.LAST, 0] in (1, 5), "a liberty of the chain of two"
-    assert play.slot.reward.item() == pytest.approx(-0.02), "white is a stone nearer"
-    assert play.world.lanes.running[:, 0].tolist() == pytest.approx([-0.02, 0, 0, 0, 0, 0, 1])
+    assert play.slot.reward.item() == pytest.approx(-0.02 - 0.02), "white is a stone nearer, and a pass has its price"
+    assert play.world.lanes.running[:, 0].tolist() == pytest.approx([-0.04, 0, 0, 0, 0, 0, 1])
 
 
 def test_who_has_no_move_passes_and_two_passes_end_the_game():
@@ -540,9 +543,9 @@ def test_white_takes_what_it_can():
         X X X X X"""))
     play.step(PASS)
     assert not play.slot.terminated.item() and play.state[rules.LAST, 0] == 12
-    assert play.slot.reward.item() == pytest.approx(-0.02 * 25) and play.cells[:25, 0].tolist() == [0] * 12 + [-4] + [0] * 12
+    assert play.slot.reward.item() == pytest.approx(-0.02 * 26) and play.cells[:25, 0].tolist() == [0] * 12 + [-4] + [0] * 12
     assert play.world.take(play.slot).tolist()[3:] == [0] * 6, "nothing is told before the end"
-    assert play.world.lanes.running[:, 0].tolist() == pytest.approx([-0.5, 0, 0, 0, 24, 0, 1])
+    assert play.world.lanes.running[:, 0].tolist() == pytest.approx([-0.52, 0, 0, 0, 24, 0, 1])
 
 
 @pytest.mark.parametrize("left, plies", [(1, 75), (2, 75), (3, 75)])
@@ -578,7 +581,7 @@ def test_an_illegal_action_is_a_pass(action):
 
 
 def test_komi_and_the_hint_are_parameters():
-    play = Play(FIVE, stone=0.5, komi=0.0)
+    play = Play(FIVE, stone=0.5, komi=0.0, passing=0.25)
     game = Game.drawn("\n".join(["X . X . ."] + [". . . . ."] * 3 + [". O . . O"]))
     game.plies = 73
     play.load(0, game)
@@ -592,7 +595,7 @@ def test_komi_and_the_hint_are_parameters():
     for action in (3, -1, 4):
         play.step(action)
         rewards.append(play.slot.reward.item())
-    assert rewards == [0.0, -0.5, 1.0 - 0.5 * (2 - 1)], "what the stones brought is taken back"
+    assert rewards == [0.0, -0.5 - 0.25, 1.0 - 0.5 * (2 - 1) + 0.25], "what the stones brought is taken back, and what the pass cost given"
 
 
 def test_a_loss_is_worse_the_more_is_lost():
@@ -602,7 +605,7 @@ def test_a_loss_is_worse_the_more_is_lost():
         game.plies = 74
         play.load(0, game)
         play.step(PASS)
-        assert play.slot.reward.item() == pytest.approx(loss + 0.02)
+        assert play.slot.reward.item() == pytest.approx(loss + 0.02 - 0.02)
 
 
 # AGAINST THE REFERENCE
@@ -693,7 +696,7 @@ def compare(env: envs.Env, lanes: int, steps: int, every: int) -> dict[str, int]
                 happened["by a pass alone"] += game.plies % 2 == 1 and game.plies < 3 * count
                 happened["won"] += margin > 0
                 sums[[rules.WON, rules.MARGIN, rules.PLIES_AT_END]] += margin > 0, margin, game.plies
-                outcomes.append((returns[lane], game.outcome()))
+                outcomes.append((returns[lane], game.outcome() - (0.02 * game.skipped if margin <= 0 else 0.0)))
                 assert np.array_equal(final[:, lane], game.observation()), (t, lane)
                 games[lane], returns[lane] = Game(size), 0.0
         stones = np.sign(play.cells[:count])

@@ -12,10 +12,10 @@ The rules of a game
 - The score is by area, dead stones left standing: a side's stones, and the empty points from which only its stones are reached. White has komi beside it.
 - Reward: in the step that ends the game 1 for a win, 0 for a draw (which a komi of half a point rules out), and -1 for a loss, less `Params.rout` times the
   share by which it was lost, of all points and komi: nearly all games of a beginner's are lost, and it learns from losing them by less. So **the share of wins
-  is at least (1 + the mean return) / 2**, and just that where `rout` is 0.
+  is at least (1 + the mean return) / 2**, and just that where `rout` and `passing` are 0.
 - On the way, `Params.stone` for each stone by which black's lead in stones grows in a step, and at the end as much less as the lead has brought till then: a
-  capture pays when it happens, a pass costs a stone, and the sum over a game is what its end alone would give (Ng, Harada & Russell 1999: such a hint changes
-  no optimal policy, but for the discount).
+  capture pays when it happens, and the sum over a game is what its end alone would give (Ng, Harada & Russell 1999: such a hint changes
+  no optimal policy, but for the discount). And each pass costs `Params.passing`; a win gives that back. Without it, doing nothing is what is learnt first.
 
 The opponent, white. It plays at a point of the first kind of these of which it has a legal one, each of that kind as likely:
 1. one that takes a chain off; 2. the last liberty of a chain of its own; 3. to 5. a liberty of a chain of black's with 2, 3, 4 liberties; 6. any.
@@ -40,9 +40,9 @@ from operant.envs import Box, Cells, Discrete, Env, device, device_call
 from operant.rng import integer
 from operant.shapes import GROUND, RED, in_box, in_disc
 
-PLIES, KO, LAST, PASSED, LEAD, FIELDS = range(6)
+PLIES, KO, LAST, PASSED, LEAD, SKIPPED, FIELDS = range(7)
 """Rows of the state, whole numbers all: plies played; the point that ko forbids black, and white's last stone (-1: none); whether white passed; black's stones
-less white's."""
+less white's; how often black passed."""
 
 WON, MARGIN, CAPTURES, LOST, PLIES_AT_END, PASSES = range(6)  # tallies
 
@@ -60,11 +60,12 @@ WHITE_STONE = (float32(0.96), float32(0.95), float32(0.92))
 
 
 class Params(NamedTuple):
-    """White's points for moving second, how much worse than by a hair it is to lose the whole board, and the hint for a stone."""
+    """White's points for moving second; how much worse than by a hair it is to lose the whole board; the hint for a stone; what a pass costs."""
 
     komi: float = 7.5
     rout: float = 1.0
     stone: float = 0.02
+    passing: float = 0.02
 
 
 @device
@@ -279,12 +280,13 @@ def go(size: int = 9) -> Env:
         for point in range(count):
             cells[point] = EMPTY
             cells[count + point] = NOBODY
-        s[PLIES], s[KO], s[LAST], s[PASSED], s[LEAD] = float32(0.0), float32(-1.0), float32(-1.0), float32(0.0), float32(0.0)
+        s[PLIES], s[KO], s[LAST], s[PASSED] = float32(0.0), float32(-1.0), float32(-1.0), float32(0.0)
+        s[LEAD], s[SKIPPED] = float32(0.0), float32(0.0)
 
     @device_call
     def step(s, cells, scratch, action, p, key, tally):
         plies, ko, passed, before = int32(s[PLIES]) + 1, int32(s[KO]), s[PASSED] > float32(0.0), int32(s[LEAD])
-        lead, taken, lost, margin, answer = before, 0, 0, float32(0.0), -1
+        lead, taken, lost, margin, answer, skipped = before, 0, 0, float32(0.0), -1, s[SKIPPED]
         moves = action >= 0 and action < count and may_play(cells, size, action, BLACK, ko)
         ko = -1
         if moves:
@@ -304,15 +306,17 @@ def go(size: int = 9) -> Env:
 
         s[PLIES], s[KO], s[LAST], s[LEAD] = float32(plies), float32(ko), float32(answer), float32(lead)
         s[PASSED] = float32(1.0) if answer < 0 else float32(0.0)
+        skips = float32(0.0) if moves else float32(1.0)
+        s[SKIPPED] = skipped + skips
         won = ended and margin > float32(0.0)
         tally[WON] += float32(1.0) if won else float32(0.0)
         tally[MARGIN] += margin if ended else float32(0.0)
         tally[CAPTURES] += float32(taken)
         tally[LOST] += float32(lost)
         tally[PLIES_AT_END] += float32(plies) if ended else float32(0.0)
-        tally[PASSES] += float32(0.0) if moves else float32(1.0)
+        tally[PASSES] += skips
         loss = float32(-1.0) + p.rout * margin / (float32(count) + p.komi) if margin < float32(0.0) else float32(0.0)
-        return (float32(1.0) if won else loss) + p.stone * float32((0 if ended else lead) - before), ended
+        return (float32(1.0) + p.passing * skipped if won else loss - p.passing * skips) + p.stone * float32((0 if ended else lead) - before), ended
 
     @device_call
     def observe(s, cells, scratch, obs, p):
