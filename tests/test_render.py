@@ -615,7 +615,7 @@ def test_an_environment_without_a_picture(trained, here, tmp_path, monkeypatch):
     assert done.code == 2 and "cartpole draws no picture" in done.err and not (tmp_path / "a.gif").exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak), (signal.SIGTERM, 143)])
 def test_a_film_that_is_broken_off_leaves_nothing(trained, tmp_path, number, code):
     command = [sys.executable, "-m", "operant.cli", "render", str(trained), "-o", "a.mp4", "--seconds", "3600"]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
