@@ -18,6 +18,7 @@ from operant.config import Config
 from operant.world import World
 
 _SMALL_LANES = 32
+_SMALL_LANES_OF_PICTURES = 4  # whose networks take a CPU seconds
 CONTEXT_BYTES = 600 << 20
 """About what CUDA's context, libraries and kernels take before the first tensor."""
 
@@ -65,7 +66,8 @@ class _Storages(TorchDispatchMode):
 
 def estimate(config: Config) -> Footprint:
     """What a run of this configuration takes on its device, evaluation and CUDA's own context aside. Compiles kernels, so it takes seconds."""
-    small = next((lanes for lanes in (_SMALL_LANES << k for k in range(10)) if not config.algo.problems(lanes)), config.lanes)
+    first = _SMALL_LANES_OF_PICTURES if config.environment.pixels else _SMALL_LANES
+    small = next((lanes for lanes in (first << k for k in range(10)) if not config.algo.problems(lanes)), config.lanes)
     if 2 * small >= config.lanes:
         return _measure(config, config.lanes)
     one, two = _measure(config, small), _measure(config, 2 * small)
@@ -77,7 +79,7 @@ def estimate(config: Config) -> Footprint:
 def _measure(config: Config, lanes: int) -> Footprint:
     with _Storages() as storages:
         world = World(config.environment, lanes, seed=config.run.seed, device="cpu", params=config.params)
-        settings = config.algo.model_copy(update={"kernels": "torch", "microbatch": None})
+        settings = config.algo.model_copy(update={"kernels": "torch", "microbatch": None, "epochs": 1})  # each is like the first
         algo = algos.load(config.algo_name)(world, settings, config.net, seed=config.run.seed, steps=config.run.steps)
         algo.start()
         fixed_bytes = storages.living_bytes

@@ -53,7 +53,7 @@ def step_bytes(env: Env) -> int:
     """Bytes that one step of one lane must touch by the contract, each array once a direction."""
     state = 2 * 4 * env.fields + (2 * env.cells.n * torch.empty(0, dtype=getattr(torch, env.cells.dtype)).element_size() if env.cells else 0)
     carried = 2 * 4 * (1 + 1 + len(env.tally))  # age, return, tallies
-    return state + carried + 4 * env.action_size + observation_bytes(env) + 4 + 1 + 1  # reward, two flags
+    return state + carried + 4 * env.action_size + observation_bytes(env) + env.mask_size + 4 + 1 + 1  # reward, two flags
 
 
 def observation_bytes(env: Env) -> int:
@@ -69,9 +69,9 @@ def iteration_work(policy: Policy, samples: int, lanes: int, passes: int) -> Wor
     env, head = policy.env, policy.head
     forward, backward = network_flops(policy)
     raw = 4 * head.action_rows * (1 if isinstance(env.action, Box) else 2)  # what was drawn, and what the environment is given
-    acting = observation_bytes(env) + 2 * 4 * head.uniform_rows + raw + 4 + 4  # log-probability, value
+    acting = observation_bytes(env) + env.mask_size + 2 * 4 * head.uniform_rows + raw + 4 + 4  # log-probability, value
     estimating = 4 + 4 + 1 + 1 + 4 + 4  # reward, value, two flags; advantage, return
-    learning = observation_bytes(env) + 4 * head.action_rows + 4 * 4
+    learning = observation_bytes(env) + env.mask_size + 4 * head.action_rows + 4 * 4
     flops = forward * (samples + lanes) + passes * samples * (forward + backward)
     return Work(float(flops), float(samples * (step_bytes(env) + acting + estimating + passes * learning)))
 

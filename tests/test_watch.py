@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from numpy import float32
-from toys import COUNT, PICK, PUSH, iterate
+from toys import COUNT, PICK, PUSH, SEEN, iterate
 
 from operant import nets, watch
 from operant.algos.ppo import PPO
@@ -56,7 +56,7 @@ def _count_shade(s, p, x, y):
     return s[0] / float32(255.0), float32(0.0), float32(0.0)
 
 
-WATCHED = {"discrete": CARTPOLE, "box": replace(PUSH, shade=_push_shade), "multidiscrete": replace(PICK, shade=_pick_shade)}
+WATCHED = {"discrete": CARTPOLE, "box": replace(PUSH, shade=_push_shade), "multidiscrete": replace(PICK, shade=_pick_shade), "pictures, masked": SEEN}
 SHOWN_COUNT = replace(COUNT, shade=_count_shade)
 
 
@@ -193,7 +193,7 @@ def test_a_frame_is_the_next_step_of_the_policy_in_its_own_world(name, mode):
     world.reset(bound)
     for step, (told, told_mode, pixels) in enumerate(frames.kept):
         kernel(uniform_body, CPU)(4, bind(Clock(world.lanes.tick, world.lanes.seed, 0)), bind(Uniforms(uniform)))
-        slot.action.copy_(policy.act(slot.observation, uniform[0] if mode == "sampled" else None))
+        slot.action.copy_(policy.act(slot.observation, uniform[0] if mode == "sampled" else None, slot.legal))
         world.step(bound)
         world.advance(1)
         expected = torch.zeros(4, 24, 24, 3, dtype=torch.uint8)
