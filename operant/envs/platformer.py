@@ -84,6 +84,7 @@ class Params(NamedTuple):
     coin: float = 0.2
     goal: float = 3.0
     death: float = -0.5  # at -1 a policy that begins to learn rather waits before an obstacle until its time is over
+    tau: float = 1 / 30  # s, of a frame: for whoever shows the game, as speeds are counted in frames
     frames: int = 2  # a step
     steps: int = 256  # an episode, at most
     speed: float = 72 / 256  # tiles a frame
