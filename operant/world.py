@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from operant import pictures, rng
-from operant.device import device_params as device_params
 from operant.envs import Box, Env
 from operant.kernel import Kernel, bind
 from operant.lane import begin_body, end_body, has_cells, reset_body, step_body

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from plain_philox import STEP, Key
 
 from operant import config, envs, recipes
+from operant.device import device_params
 from operant.envs import go as rules
 from operant.shapes import GROUND, RED
-from operant.world import World, device_params
+from operant.world import World
 
 SEED = 21
 BLACK, WHITE = "X", "O"

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from plain_philox import RESET, STEP, Key
 
 from operant import algos, config, envs, recipes
+from operant.device import device_params
 from operant.envs import pacman as rules
 from operant.shapes import BLUE, GROUND, ORANGE, YELLOW
-from operant.world import EPISODES, TALLIES, World, device_params
+from operant.world import EPISODES, TALLIES, World
 
 SEED, LANES = 13, 64
 Cell = tuple[int, int]  # column, row
