@@ -31,12 +31,13 @@ class Game:
 
     def __init__(self, level: Level) -> None:
         self.level, self.body = level, plain.start(level)
-        self.best, self.clock = self.body.x, 0
+        self.best, self.clock, self.coins = self.body.x, 0, 0
 
     def step(self, action: int) -> tuple[float, str]:
         """The reward, and how the episode ended, if it did."""
         self.body, end, coins = plain.step(self.level, self.body, action)
         self.clock += 1
+        self.coins += coins
         if not end and self.clock == plain.STEPS:
             end = "too_late"
         further = max(self.body.x - self.best, 0)
@@ -113,12 +114,12 @@ def compare(steps: int, every: int) -> Counter[str]:
                 shown = slot.final_observation if end else slot.observation
                 assert np.abs(shown[:, lane].numpy() - games[lane].observation()).max() < 1e-5, (t, lane)
             if end:
+                seen["coins"] += games[lane].coins
                 games[lane] = Game(level_of(lane, t))
         assert np.array_equal(state, np.array([game.state() for game in games], np.float32).T), t
         for lane in range(t % every, LANES, every):
             assert columns[:, lane].tolist() == games[lane].level.words(), (t, lane)
         tallies += trial.world.take(slot).numpy()[TALLIES:]
-        seen["coins"] += sum(round((gained - REWARDS[end]) * 5) for gained, end in outcomes)
     assert not slot.truncated.any()
     assert tallies[[rules.WON, rules.SPIKED, rules.FELL, rules.TOO_LATE]].tolist() == [seen[end] for end in ("goal", "spiked", "fell", "too_late")]
     assert tallies[rules.COINS] == seen["coins"] > 0
