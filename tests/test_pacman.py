@@ -254,7 +254,7 @@ def test_steps_are_those_of_the_reference():
 @pytest.mark.soak
 def test_ten_thousand_steps_are_those_of_the_reference():
     met = compare(LANES, 10_000)
-    assert met["cleared"] >= 500 and met["caught"] >= 1_000 and met["ghosts"] >= 2_000, met
+    assert met["cleared"] >= 400 and met["caught"] >= 1_000 and met["ghosts"] >= 400, met
 
 
 # THE MAZE
@@ -563,7 +563,7 @@ def test_the_picture_shows_who_is_where():
 
 @pytest.mark.soak
 def test_the_recipe_learns():
-    """In 60 iterations the games' mean score doubles that of random play."""
+    """The mean score of the games that end in iterations 46 to 60 is more than twice that of the first 15."""
     recipe = config.load(recipes.find_source("pacman"))
     world = World(recipe.environment, recipe.env.lanes, seed=1)
     algo = algos.load(recipe.algo_name)(world, recipe.algo, recipe.net, seed=1, steps=recipe.run.steps)
@@ -576,4 +576,4 @@ def test_the_recipe_learns():
             algo.update()
             sums += world.take(algo.rollout).numpy()
         scores.append(sums[TALLIES + rules.SCORE] / sums[EPISODES])
-    assert scores[-1] > 1.5 * scores[0], scores
+    assert scores[-1] > 2.0 * scores[0], scores
