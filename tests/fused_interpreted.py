@@ -69,9 +69,18 @@ def recut(ppo, shape, precision):
     ppo.fused = cut(ppo.fused, given, spec=spec)
 
 
+def env_of(env):
+    """One of the tests' environments by name; CartPole seen wide, by what `wide` is told: [120, 3] or {"observation": 120, "actions": 3, "judged": true}."""
+    if isinstance(env, str):
+        return ENVS[env]
+    if isinstance(env, dict):
+        return wide(**{key: tuple(value) if isinstance(value, list) else value for key, value in env.items()})
+    return wide(*env)
+
+
 def gradient_case(env, net, algo, lanes=12, shape=None, precision="ieee"):
     """Errors of a minibatch's gradient and numbers beside float64; minibatches end within a tile."""
-    ppo = trainer(wide(*env) if isinstance(env, list) else ENVS[env], nets.Config(**net), lanes=lanes, horizon=6, minibatches=2, kernels="fused", **algo)
+    ppo = trainer(env_of(env), nets.Config(**net), lanes=lanes, horizon=6, minibatches=2, kernels="fused", **algo)
     recut(ppo, shape, precision)
     prepared(ppo)
     found, wanted, numbers, exact = gradients(ppo)
@@ -81,7 +90,7 @@ def gradient_case(env, net, algo, lanes=12, shape=None, precision="ieee"):
 def iteration_case(env, net, algo, iterations=2, broken=False):
     """Differences between the two paths after whole iterations from the same seed."""
     config = {"lanes": 12, "horizon": 6, "epochs": 2, "minibatches": 2, **algo}
-    ours, theirs = (trainer(ENVS[env], nets.Config(**net), kernels=kernels, **config) for kernels in ("fused", "torch"))
+    ours, theirs = (trainer(env_of(env), nets.Config(**net), kernels=kernels, **config) for kernels in ("fused", "torch"))
     assert ours.config.kernels_shape == str(ours.fused.shape) and algo.get("kernels_shape", "whole") in ours.config.kernels_shape
     for ppo in (ours, theirs):
         if broken:
@@ -102,7 +111,7 @@ def iteration_case(env, net, algo, iterations=2, broken=False):
         "final": difference(ours._final_value[ours.rollout.truncated != 0], theirs._final_value[theirs.rollout.truncated != 0])
         if ours.rollout.truncated.any()
         else None,
-        "moved": difference(ours.policy.flat.values, trainer(ENVS[env], nets.Config(**net), **config).policy.flat.values),
+        "moved": difference(ours.policy.flat.values, trainer(env_of(env), nets.Config(**net), **config).policy.flat.values),
         "not_finite": [float(ours.stats[8]), float(theirs.stats[8])],
     }
 

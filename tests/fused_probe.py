@@ -3,35 +3,58 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import torch
-from toys import PICK, PUSH
+from toys import FILL, GATE, PICK, PUSH
 
 from operant import nets
 from operant.algos.ppo import PPO, Batch, ppo_loss
-from operant.envs import Box, Discrete, Env, device, find
-from operant.heads import Gaussian
+from operant.envs import Box, Discrete, Env, MultiDiscrete, device, find
+from operant.heads import Gaussian, masked
 from operant.world import World
 
 CARTPOLE = find("cartpole")
 
 
-def wide(observation: int, actions: int) -> Env:
-    """CartPole seen through more numbers, with more actions than it heeds."""
+@functools.cache
+def wide(observation: int, actions: int | tuple[int, ...], *, seen: str = "float32", kinds: int = 0, judged: bool = False) -> Env:
+    """CartPole seen through more numbers, with more actions than it heeds. Bytes are `seen` as amounts or, with `kinds`, as names of kinds or of none.
+
+    Where actions are `judged` a third of them, never the first of a choice, is illegal and does nothing else.
+    """
     rules, advance = CARTPOLE, CARTPOLE.step
+    choices = (actions,) if isinstance(actions, int) else actions
+    most = kinds + 1 if kinds else 256
+    first = tuple(sum(choices[:k]) for k in range(len(choices)))
+    single = len(choices) == 1
 
     @device
     def step(s, action, p, key, tally):
-        return advance(s, action % 2, p, key, tally)
+        return advance(s, (action if single else action[0]) % 2, p, key, tally)
 
     @device
     def observe(s, obs, p):
         for k in range(observation):
             obs[k] = s[k % 4] / (1 + k // 4)
 
+    @device
+    def observe_bytes(s, obs, p):
+        for k in range(observation):
+            obs[k] = int(abs(s[k % 4]) * (500 + 37 * k)) % most
+
+    @device
+    def legal(s, mask, p):
+        for k in range(sum_of_choices):
+            mask[k] = 0 if (int(abs(s[2]) * 4000) + k) % 3 == 0 else 1
+        for k in first:
+            mask[k] = 1
+
+    sum_of_choices = sum(choices)
     return Env(
-        rules.Params, rules.fields, observation=Box(observation), action=Discrete(actions), time_limit=500, reset=rules.reset, step=step, observe=observe
-    )
+        rules.Params, rules.fields, observation=Box(observation, dtype=seen, kinds=kinds), action=Discrete(actions) if single else MultiDiscrete(choices),
+        time_limit=500, reset=rules.reset, step=step, observe=observe if seen == "float32" else observe_bytes, legal=legal if judged else None,
+    )  # fmt: skip
 
 
 class Doubled:
@@ -42,8 +65,10 @@ class Doubled:
         self.features = policy.features
         self.parameters = [*self.net.parameters(), *self.head.parameters()]
 
-    def forward(self, observation):
-        return self.net(self.features(observation).double())
+    def forward(self, observation, legal=None):
+        # Kinds are read by the network itself; amounts it would normalise in float32, too.
+        parameters, value = self.net(observation if self.net.kinds else self.features(observation).double())
+        return (parameters if legal is None else masked(parameters, legal)), value
 
 
 def prepared(ppo: PPO, seed: int = 5) -> None:
@@ -58,6 +83,10 @@ def prepared(ppo: PPO, seed: int = 5) -> None:
 
     ppo.policy.flat.values.data.add_(0.1 * noise(ppo.policy.flat.values))
     ppo.collect()
+    if ppo.policy.moments is not None:  # which so far tell nothing of what is seen
+        ppo._moments()
+        ppo._carry_on()
+        ppo.collect()
     ppo._advantages()
     ppo._advantage.copy_(noise(ppo._advantage) + 2.0 * (ppo._raw[:, 0] > 0))
     ppo._log_probability.add_(0.2 * noise(ppo._log_probability))
@@ -72,7 +101,8 @@ def _leave_thresholds(ppo: PPO, margin: float = 0.05) -> None:
     policy, config, observation = ppo.policy, ppo.config, ppo.rollout.observation[:-1]
     everything = observation.transpose(0, 1).flatten(1)
     with torch.no_grad():
-        parameters, value = Doubled(policy).forward(everything)
+        legal = None if ppo.rollout.legal is None else ppo.rollout.legal[:-1].transpose(0, 1).flatten(1)
+        parameters, value = Doubled(policy).forward(everything, legal)
         action = ppo._raw.transpose(0, 1).flatten(1)
         log_probability = Doubled(policy).head.log_probability_and_entropy(parameters, action)[0].view_as(ppo._log_probability)
     ratio = (log_probability - ppo._log_probability).exp()
@@ -97,12 +127,13 @@ def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor,
     fused.add_parts()
     found = policy.flat.gradient.double()
 
-    batch = ppo._minibatches(ppo._shuffled(ppo._order[0].long()))[minibatch]
+    batch = list(ppo._minibatches(ppo._order[0].long()))[minibatch]
     advantage = (batch.advantage - ppo._advantage.mean()) / (ppo._advantage.std() + 1e-8) if config.normalize_advantages else batch.advantage
     exact = Batch(
         batch.observation,
         batch.action.double() if isinstance(policy.head, Gaussian) else batch.action,
         *(x.double() for x in (batch.log_probability, batch.value, advantage, batch.returns)),
+        batch.legal,
     )
     doubled = Doubled(policy)
     loss, numbers = ppo_loss(doubled, exact, config)
@@ -135,4 +166,4 @@ def trainer(env: Env, net: nets.Config, *, lanes: int = 8, where: str = "cpu", s
     return ppo
 
 
-ENVS = {"categorical": CARTPOLE, "multi": PICK, "gaussian": PUSH}
+ENVS = {"categorical": CARTPOLE, "multi": PICK, "gaussian": PUSH, "judged": GATE, "board": FILL}

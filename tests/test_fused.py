@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import COUNT, PICK, PUSH, ppo_on
+from fused_probe import wide
+from toys import COUNT, GATE, PICK, PUSH, SEEN, ppo_on
 
 from operant import fused, nets
 from operant.algos.ppo import PPO
 from operant.envs import Box, Discrete, Env, find
 from operant.errors import ConfigError
 from operant.fused.forms import LayeredShape, candidates, from_text
-from operant.fused.spec import Spec, describe, padded, why_not
+from operant.fused.spec import Spec, deep_padded, describe, padded, why_not
 from operant.heads import Gaussian
 from operant.policy import Policy
 from operant.world import World
@@ -54,6 +55,8 @@ GRADIENTS = [
     ("gaussian", {"hidden": [16, 20], "activation": "gelu", "squash": True}, CLIPPED),
     ("gaussian", {"hidden": [16], "shared": True}, PLAIN),
     ([20, 17], {"hidden": [16]}, PLAIN),
+    ("judged", {"hidden": [16], "shared": True}, PLAIN),
+    ("board", {"hidden": [16]}, CLIPPED),
 ]
 
 # Two tiles of rows a chunk, the last chunk a part of one; several tiles of columns, several steps of a sum.
@@ -65,6 +68,18 @@ LAYERED = [
     ("gaussian", {"hidden": [20], "activation": "gelu", "squash": True}, PLAIN, SMALL),
     ("gaussian", {"hidden": [16, 16], "shared": True, "activation": "relu"}, {**PLAIN, "normalize_advantages": False}, BROAD),
 ]
+
+# What a first layer reads that is wider than a tile and no power of two; and a head whose tiles have fewer rows than the other layers'.
+WIDE = "layered rows=32 columns=128 depth=32 warps=4 stages=1 programs=2 chunk=32"
+TALL = "layered rows=64 columns=128 depth=64 warps=4 stages=1 programs=2 chunk=64"
+BYTES = {"observation": 150, "actions": 4, "seen": "uint8"}
+NAMES = {"observation": 16, "actions": 5, "seen": "uint8", "kinds": 9, "judged": True}
+MANY = {"observation": 150, "actions": [2, 90], "judged": True}
+LAYERED += [
+    (BYTES, {"hidden": [24], "activation": "relu"}, CLIPPED, WIDE),
+    (NAMES, {"hidden": [24]}, PLAIN, WIDE),
+    (MANY, {"hidden": [16, 24, 16], "shared": True}, PLAIN, TALL),
+]
 ROUGH = [(precision, shape) for precision in ("tf32", "bf16") for shape in (None, SMALL)]
 LIMITS = {"ieee": 1e-5, "tf32": 2e-3, "bf16": 2e-2}
 
@@ -75,6 +90,8 @@ def plain_run():
     gradients = [{"env": e, "net": n, "algo": a} for e, n, a in GRADIENTS]
     layered = [{"env": e, "net": n, "algo": a, "shape": shape} for e, n, a, shape in LAYERED]
     rough = [{"env": "categorical", "net": {"hidden": [24, 40]}, "algo": PLAIN, "shape": shape, "precision": precision} for precision, shape in ROUGH]
+    small = {"net": {"hidden": [16], "shared": True}, "algo": CLIPPED, "shape": WIDE}
+    rough += [{"env": env, **small, "precision": precision} for precision, env in itertools.product(("tf32", "bf16"), (BYTES, NAMES))]
     cases = [("gradient", case) for case in gradients + layered + rough] + [("iteration", case) for case in ITERATIONS]
     found = interpreted(cases)
     return list(zip(cases, found, strict=True))
@@ -115,6 +132,8 @@ ITERATIONS = [
     {"env": "multi", "net": {"hidden": [16], "shared": True}, "algo": {"value_clip": 0.2, "anneal": False, "horizon": 10}},
     {"env": "gaussian", "net": {"hidden": [16], "squash": True}, "algo": {"target_kl": 1e-7, "learning_rate": 0.01, "normalize_advantages": False}},
     {"env": "gaussian", "net": {"hidden": [24]}, "algo": {"target_kl": 0.01, "normalize_observations": True, "horizon": 8, "kernels_shape": BROAD}},
+    {"env": "board", "net": {"hidden": [16], "shared": True}, "algo": {"horizon": 8, "kernels_shape": WIDE}},
+    {"env": "judged", "net": {"hidden": [16]}, "algo": {"normalize_observations": True, "horizon": 4}},
     {"env": "categorical", "net": {"hidden": [16]}, "algo": {}, "broken": True, "iterations": 1},
 ]
 
@@ -156,10 +175,15 @@ def test_what_cannot_be_fused_is_said(tmp_path):
     cartpole = find("cartpole")
     assert why_not(policy_of(cartpole, hidden=(16, 256, 48)), 1000) is None
     assert "not one of Operant's own" in why_not(policy_of(cartpole, kind=f"{tmp_path / 'net.py'}:Net"), 1000)
-    assert "[257, 16]" in why_not(policy_of(cartpole, hidden=(257, 16)), 1000)
+    assert "[513, 16]" in why_not(policy_of(cartpole, hidden=(513, 16)), 1000)
     assert "up to 3 hidden layers" in why_not(policy_of(cartpole, hidden=(16,) * 4), 1000)
-    assert "129 wide" in why_not(policy_of(broad(129, 2)), 1000)
-    assert "64 parameters" in why_not(policy_of(broad(4, 64)), 1000)
+    assert why_not(policy_of(wide(1024, 127, seen="uint8")), 1000) is None
+    assert why_not(policy_of(wide(64, 4, seen="uint8", kinds=16, judged=True)), 1000) is None
+    assert "1025 wide, and" in why_not(policy_of(broad(1025, 2)), 1000)
+    assert "1040 wide (65 numbers of 16 kinds)" in why_not(policy_of(wide(65, 4, seen="uint8", kinds=16)), 1000)
+    assert "128 parameters" in why_not(policy_of(broad(4, 128)), 1000)
+    assert "a picture" in why_not(policy_of(SEEN), 1000)
+    assert "a convolutional one" in why_not(policy_of(SEEN, kind="cnn", cnn="impala", channels=(4,)), 1000)
     assert "2^31" in why_not(policy_of(cartpole), 2**29)
 
 
@@ -190,6 +214,18 @@ def test_shapes_suit_their_work(hidden, precision):
         assert isinstance(groups[-1][0], LayeredShape)
 
 
+@pytest.mark.parametrize("name", ["breakout", "g2048", "go", "pacman", "platformer", "snake"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_games_have_shapes(name, precision):
+    """Every game's policy can run fused; where its first layer is wide, a layer at a time, in tiles that its sums can be cut into."""
+    policy = policy_of(find(name), hidden=(256, 256), shared=True)
+    assert why_not(policy, 8193 * 64) is None
+    spec = describe(policy, precision)
+    assert spec.columns < spec.columns_pad <= spec.columns + 64 + 64 * (spec.columns < 128) and len(policy.net.first_weight[0]) == spec.columns
+    for shape in itertools.chain(*candidates(spec, 65536, 132)):
+        assert isinstance(shape, LayeredShape) and spec.columns_pad % shape.depth == 0 and spec.gathered % 16 == 0
+
+
 def choice_of(env, precision, net, **algo):
     """What a trainer hands to whoever chooses its fused kernels' shape, with 2,048 samples in a minibatch."""
     from operant.fused.choice import Choice
@@ -214,7 +250,8 @@ def forgetful(monkeypatch, tmp_path):
 def test_the_fastest_shape_is_taken_and_remembered(forgetful, caplog):
     caplog.set_level("INFO")
     choice = choice_of(broad(118, 3), "bf16", {"hidden": (128, 128)})
-    before = [tensor.clone() for tensor in (*choice.buffers[1:], *choice.buffers.rollout, *choice.optimizer.tensors().values(), choice.policy.flat.gradient)]
+    rollout = [buffer for buffer in choice.buffers.rollout if buffer is not None]
+    before = [tensor.clone() for tensor in (*choice.buffers[1:], *rollout, *choice.optimizer.tensors().values(), choice.policy.flat.gradient)]
     asked = []
 
     def measure(learner, minibatches):
@@ -230,7 +267,7 @@ def test_the_fastest_shape_is_taken_and_remembered(forgetful, caplog):
     chosen = choice.learner(None, measure)
     assert len(asked) == len(set(asked)) == 4 and chosen.shape == asked[1] and chosen.shape.rows == 128
     assert chosen.buffers is choice.buffers, "it would learn from the copies that it was measured with"
-    after = (*choice.buffers[1:], *choice.buffers.rollout, *choice.optimizer.tensors().values(), choice.policy.flat.gradient)
+    after = (*choice.buffers[1:], *rollout, *choice.optimizer.tensors().values(), choice.policy.flat.gradient)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "a measurement has left traces"
     assert f"{chosen.shape} (the fastest of 4" in caplog.text
 
@@ -293,9 +330,9 @@ def test_where_parameters_lie():
         assert spec.starts[-1] == sum(spec.sizes)
 
 
-@pytest.mark.parametrize(("width", "tile"), [(1, 16), (16, 16), (17, 32), (64, 64), (65, 128)])
-def test_padding(width, tile):
-    assert padded(width) == tile
+@pytest.mark.parametrize(("width", "tile", "deep"), [(1, 16, 16), (16, 16, 16), (17, 32, 32), (64, 64, 64), (65, 128, 128), (301, 512, 320), (385, 512, 448)])
+def test_padding(width, tile, deep):
+    assert padded(width) == tile and deep_padded(width) == deep
 
 
 # MACHINE CODE
@@ -358,6 +395,7 @@ def compile_all(architecture: int, *arguments, most_shared: int = 227 << 10, **m
 needs_compiler = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interprets")
 FEW = "layered rows=32 columns=32 depth=16 warps=4 stages=2 programs=4 chunk=1024"
 TILES = "layered rows=64 columns=32 depth=32 warps=4 stages=3 programs=4 chunk=1024"
+BROADER = "layered rows=128 columns=128 depth=64 warps=8 stages=3 programs=4 chunk=1024"
 LEAST_SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 """Bytes of shared memory that a program may take on each architecture."""
 
@@ -370,8 +408,12 @@ LEAST_SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
         (86, PICK, "tf32", {"hidden": (16, 16)}, None),
         (90, find("cartpole"), "bf16", {}, None),
         (100, PUSH, "bf16", {"hidden": (32, 16), "squash": True, "shared": True}, None),
-        (75, PICK, "fp32", {"hidden": (32,), "shared": True, "activation": "silu"}, FEW),
+        (75, GATE, "fp32", {"hidden": (32,), "shared": True, "activation": "silu"}, FEW),
         (90, find("cartpole"), "bf16", {"hidden": (40, 64)}, TILES),
+        (86, GATE, "tf32", {"hidden": (16,), "shared": True}, None),
+        (90, wide(300, 4, seen="uint8"), "bf16", {"hidden": (64,), "activation": "relu", "shared": True}, BROADER),
+        (86, wide(16, 4, seen="uint8", kinds=18, judged=True), "tf32", {"hidden": (32,), "shared": True}, TILES),
+        (100, wide(9, 82, seen="uint8", judged=True), "bf16", {"hidden": (32,), "shared": True}, BROADER),
     ],
 )
 def test_kernels_compile(architecture, env, precision, net, shape):

@@ -2,8 +2,8 @@
 
 `operant.algos.ppo` is the specification and this is checked against it: the same buffers, the same uniforms, the same order of minibatches, and no sum of
 floats whose order could change. `spec` says what can run fused and `forms` how it may be cut, `choice` takes the fastest cut; `launches`, `whole` and `layered`
-launch; `parts`, `loss`, `act`, `descend`, `layers` and `step` are the kernels, generated from a spec when they are compiled. What imports Triton is imported
-only where it is used, so that whoever runs without it pays nothing.
+launch; `parts`, `loss`, `act`, `descend`, `operands`, `layers` and `step` are the kernels, generated from a spec when they are compiled. What imports Triton is
+imported only where it is used, so that whoever runs without it pays nothing.
 """
 
 from __future__ import annotations

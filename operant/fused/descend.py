@@ -139,8 +139,9 @@ def gradient(
         out, hidden, memory = forward(x, net, SPEC)
         here = tile * ROWS + tl.arange(0, ROWS) < count
         told = normalised(numbers, mean, inverse, tower, SPEC)
+        out = masked(out, may, SPEC)
         slope_out, slope_spread, terms = loss(
-            masked(out, may, SPEC), column, may, here, tower, action, told, log_std, clip, value_clip, entropy_coefficient, value_coefficient, SPEC, VALUE_CLIPPED
+            out, column, may, here, tower, action, told, log_std, clip, value_clip, entropy_coefficient, value_coefficient, SPEC, VALUE_CLIPPED
         )
         slope_out *= scale
         sums = _backward(sums, slope_out, x, ones, net, hidden, memory, SPEC)

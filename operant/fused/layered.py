@@ -11,7 +11,8 @@ from torch import Tensor
 
 from operant.fused.forms import LayeredShape
 from operant.fused.launches import Learner
-from operant.fused.layers import act_head, add_sums, back_layer, gather, head, layer, pack, value_head, weight_gradient
+from operant.fused.layers import act_head, add_sums, back_layer, head, layer, value_head, weight_gradient
+from operant.fused.operands import gather, pack
 
 GATHER_ROWS, GATHER_BYTE_ROWS, GATHER_FIELDS = 32, 128, 128
 """Samples, or where they are bytes more of them, and numbers of each that a program gathers."""

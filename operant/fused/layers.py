@@ -4,9 +4,8 @@ Samples go through in chunks. A chunk's activations lie in buffers (towers, capa
 packed likewise before they are used: so no product needs a mask, and the backward one is the forward one of other operands. Every sum's order comes from
 places alone: rows within a tile, tiles of a program, programs by number. Knows no optimiser.
 
-Layers are numbered from 0; layer L is the head's and the value's. `x` (capacity, gathered) is what layer 0 reads: numbers as its product takes them, or bytes
-as they are, which become numbers in the product's own loop and are nowhere stored as such. `sums` (towers, tiles, SPEC.sums[-1]) holds of each tile of rows the
-gradients of the biases of layers 1 to L and of log_std, and the terms of the loss; the head's tiles may have fewer rows than the other layers'.
+Layers are numbered from 0; layer L is the head's and the value's. `sums` (towers, tiles, SPEC.sums[-1]) holds of each tile of rows the gradients of the biases
+of layers 1 to L and of log_std, and the terms of the loss; the head's tiles may have fewer rows than the other layers'.
 """
 
 from __future__ import annotations
@@ -16,161 +15,10 @@ import triton.language as tl
 
 from operant.fused.act import answer
 from operant.fused.loss import STATS, loss, normalised, targets
-from operant.fused.parts import (
-    activate,
-    allowed,
-    column_of,
-    features,
-    field_of,
-    first_operand,
-    has_column,
-    kept,
-    masked,
-    out_bias,
-    rounded,
-    slope,
-    zeros,
-)
-
-# OPERANDS
-
-
-@triton.jit
-def stored(x, SPEC: tl.constexpr):
-    """A tile as buffers hold it: the nearest numbers that a product takes (left to itself, it would cut tf32's off)."""
-    if SPEC.precision == "bf16":
-        return x.to(tl.bfloat16)
-    elif SPEC.precision == "tf32":
-        return rounded(x)
-    else:
-        return x
-
-
-@triton.jit
-def _add_dot(a, b, total, SPEC: tl.constexpr):
-    """Total + a b. Operands in float32 keep tf32's bits where the others are bf16."""
-    return tl.dot(a, b, total, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
-
-
-@triton.jit
-def _tile(left, right, row, column, total, SPEC: tl.constexpr, DEEP: tl.constexpr, DEPTH: tl.constexpr):
-    """Total + rows of `left` (., DEEP) times rows of `right` (., DEEP)."""
-    depth = tl.arange(0, DEPTH)
-    a = left + row[:, None] * DEEP + depth[None, :]
-    b = right + column[None, :] * DEEP + depth[:, None]
-    for start in range(0, DEEP, DEPTH):
-        total = _add_dot(tl.load(a + start), tl.load(b + start), total, SPEC)
-    return total
-
-
-@triton.jit
-def _read(x, row, column, moments, SPEC: tl.constexpr):
-    """What layer 0 reads of gathered bytes (rows, columns), as its product takes it."""
-    field = field_of(column, SPEC)
-    raw = tl.load(x + row[:, None] * SPEC.gathered + field[None, :], mask=(field < SPEC.gathered)[None, :], other=0)
-    read = features(raw, column, moments, SPEC)
-    return read.to(tl.bfloat16) if SPEC.precision == "bf16" else first_operand(read, SPEC)
-
-
-@triton.jit
-def _read_tile(x, moments, right, row, column, total, SPEC: tl.constexpr, DEEP: tl.constexpr, DEPTH: tl.constexpr):
-    """Total + what layer 0 reads of gathered bytes (., DEEP) times rows of `right` (., DEEP)."""
-    depth = tl.arange(0, DEPTH)
-    b = right + column[None, :] * DEEP + depth[:, None]
-    for start in range(0, DEEP, DEPTH):
-        total = _add_dot(_read(x, row, start + depth, moments, SPEC), tl.load(b + start), total, SPEC)
-    return total
-
-
-@triton.jit
-def _weights(parameters, row, column, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    """Some outputs' weights (rows, columns): in layer 0 with the bias behind them, in layer L only where the tower has that output."""
-    if LAYER == 0:
-        unit = tower * SPEC.hidden[0] + row
-        place = tl.where(column < SPEC.columns, SPEC.first_weight + unit * SPEC.columns + column, SPEC.first_bias + unit)
-        mask = (row < SPEC.hidden[0]) & (column <= SPEC.columns)
-    elif len(SPEC.hidden) > LAYER:
-        place = SPEC.weights[LAYER - 1] + (tower * SPEC.hidden[LAYER] + row) * SPEC.hidden[LAYER - 1] + column
-        mask = (row < SPEC.hidden[LAYER]) & (column < SPEC.hidden[LAYER - 1])
-    else:
-        place = tl.where(row < SPEC.head_rows, SPEC.head_weight + row * SPEC.hidden[-1], SPEC.value_weight) + column
-        mask = has_column(row, tower, SPEC) & (column < SPEC.hidden[-1])
-    return tl.load(parameters + place, mask=mask, other=0.0)
-
-
-@triton.jit
-def _pack_layer(parameters, first, packed, row, tower, SPEC: tl.constexpr, LAYER: tl.constexpr):
-    WIDE: tl.constexpr = SPEC.widths[LAYER]
-    DEEP: tl.constexpr = SPEC.inputs[LAYER]
-    STEP: tl.constexpr = DEEP if DEEP < 64 else 64
-    for start in range(0, DEEP, STEP):
-        column = start + tl.arange(0, STEP)[None, :]
-        weights = _weights(parameters, row, column, tower, SPEC, LAYER)
-        if LAYER == 0:
-            place = first + (tower * WIDE + row) * DEEP + column
-            if SPEC.bytes:
-                tl.store(place, stored(weights, SPEC))
-            else:
-                tl.store(place, weights if SPEC.precision == "ieee" else rounded(weights))
-        else:
-            tl.store(packed + SPEC.packed[2 * LAYER - 2] + (tower * WIDE + row) * DEEP + column, stored(weights, SPEC))
-            tl.store(packed + SPEC.packed[2 * LAYER - 1] + (tower * DEEP + column) * WIDE + row, stored(weights, SPEC))
-
-
-@triton.jit
-def pack(parameters, first, packed, SPEC: tl.constexpr):
-    """Weights as products take them, zero beyond their width: layer 0's in `first` (float32 unless it reads bytes), the others' and their transposes in `packed`.
-
-    A program takes 16 outputs (program 0) of one layer (1) and tower (2).
-    """
-    start, layer, tower = tl.program_id(0) * 16, tl.program_id(1), tl.program_id(2)
-    row = (start + tl.arange(0, 16))[:, None]
-    for k in tl.static_range(len(SPEC.widths)):
-        if (layer == k) & (start < SPEC.widths[k]):
-            _pack_layer(parameters, first, packed, row, tower, SPEC, k)
-
+from operant.fused.operands import add_dot, read, read_tile, stored, tile_of, wanted
+from operant.fused.parts import activate, allowed, column_of, has_column, kept, masked, out_bias, slope, zeros
 
 # FORWARD
-
-
-@triton.jit
-def _wanted(truncated, place, here, SOME: tl.constexpr):
-    """Whether a tile is to be computed: always, or with SOME where a lane of it was truncated."""
-    if SOME:
-        return tl.sum(tl.load(truncated + place, mask=here, other=0).to(tl.int32), axis=0) > 0
-    else:
-        return True
-
-
-@triton.jit(do_not_specialize=["first", "count"])
-def gather(
-    order, observation, moments, truncated, x, copy, first, count, lanes,
-    SPEC: tl.constexpr, ROWS: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr, ORDERED: tl.constexpr, SOME: tl.constexpr,
-):  # fmt: skip
-    """What layer 0 reads of `count` samples, whole blocks: order[first], ... or with ORDERED off first, ... Program 1 takes FIELDS of their numbers.
-
-    In bf16 `copy` has them as products take them. Bytes are left as they are.
-    """
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    # Asked of blocks, not of rows, since then the compiler sees that all rows of one are loaded or none, and loads many bytes at once.
-    here = row // BLOCK < count // BLOCK
-    block = first + row // BLOCK
-    if ORDERED:
-        block = tl.load(order + block, mask=here, other=0)
-    place = block * BLOCK + row % BLOCK  # t N + n
-    if _wanted(truncated, place, here, SOME):
-        field = tl.program_id(1) * FIELDS + tl.arange(0, FIELDS)
-        t = block // (lanes // BLOCK)
-        at = (place + t * (SPEC.observation - 1) * lanes)[:, None] + field[None, :] * lanes
-        observed = tl.load(observation + at, mask=here[:, None] & (field < SPEC.observation)[None, :], other=0)
-        to = row[:, None] * SPEC.gathered + field[None, :]
-        if SPEC.bytes:
-            tl.store(x + to, observed)
-        else:
-            read = first_operand(features(observed, field, moments, SPEC), SPEC)
-            tl.store(x + to, read)
-            if SPEC.precision == "bf16":
-                tl.store(copy + to, stored(read, SPEC))
 
 
 @triton.jit(do_not_specialize=["first", "count", "first_tower"])
@@ -184,14 +32,14 @@ def layer(
     tower = first_tower + tl.program_id(1)
     row = tl.program_id(0) // (WIDE // COLUMNS) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) % (WIDE // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
-    if _wanted(truncated, first + row, row < count, SOME):
+    if wanted(truncated, first + row, row < count, SOME):
         weights += tower * WIDE * DEEP
         if LAYER == 0 and SPEC.bytes:
-            z = _read_tile(source, moments, weights, row, column, zeros(ROWS, COLUMNS), SPEC, DEEP, DEPTH)
+            z = read_tile(source, moments, weights, row, column, zeros(ROWS, COLUMNS), SPEC, DEEP, DEPTH)
         else:
             if LAYER > 0:
                 source += tower * capacity * DEEP
-            z = _tile(source, weights, row, column, zeros(ROWS, COLUMNS), SPEC, DEEP, DEPTH)
+            z = tile_of(source, weights, row, column, zeros(ROWS, COLUMNS), SPEC, DEEP, DEPTH)
         if LAYER > 0:
             bias = parameters + SPEC.biases[LAYER - 1] + tower * SPEC.hidden[LAYER] + column
             z += tl.load(bias, mask=column < SPEC.hidden[LAYER], other=0.0)[None, :]
@@ -208,7 +56,7 @@ def _outputs(hidden, packed, parameters, row, tower, capacity, SPEC: tl.constexp
     DEEP: tl.constexpr = SPEC.inputs[-1]
     column = tl.arange(0, SPEC.out_pad)
     weights = packed + SPEC.packed[2 * len(SPEC.hidden) - 2] + tower * SPEC.out_pad * DEEP
-    out = _tile(hidden + tower * capacity * DEEP, weights, row, column, zeros(ROWS, SPEC.out_pad), SPEC, DEEP, DEPTH)
+    out = tile_of(hidden + tower * capacity * DEEP, weights, row, column, zeros(ROWS, SPEC.out_pad), SPEC, DEEP, DEPTH)
     return out + out_bias(parameters, tower, SPEC)[None, :]
 
 
@@ -230,12 +78,12 @@ def value_head(
 ):  # fmt: skip
     """V of samples first, first + 1, ..., with SOME of those alone whose lane was truncated."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    wanted = row < count
+    asked = row < count
     if SOME:
-        wanted = tl.load(truncated + first + row, mask=wanted, other=0) != 0
-    if tl.sum(wanted.to(tl.int32), axis=0) > 0:
+        asked = tl.load(truncated + first + row, mask=asked, other=0) != 0
+    if tl.sum(asked.to(tl.int32), axis=0) > 0:
         out = _outputs(hidden, packed, parameters, row, 0 if SPEC.shared else 1, capacity, SPEC, ROWS, DEPTH)
-        tl.store(value + first + row, column_of(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows), mask=wanted)
+        tl.store(value + first + row, column_of(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows), mask=asked)
 
 
 # BACKWARD
@@ -283,7 +131,7 @@ def head(
     for start in range(0, WIDE, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         place = (tower * capacity + row)[:, None] * WIDE + column[None, :]
-        returned = _add_dot(g, tl.load(turned + column[None, :] * OUT), zeros(ROWS, COLUMNS), SPEC)
+        returned = add_dot(g, tl.load(turned + column[None, :] * OUT), zeros(ROWS, COLUMNS), SPEC)
         returned *= slope(tl.load(memory + place), SPEC)
         tl.store(back + place, stored(returned, SPEC))
         if len(SPEC.hidden) > 1:
@@ -303,7 +151,7 @@ def back_layer(
     row = tile * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) % (WIDE // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
     weights = packed + SPEC.packed[2 * LAYER - 1] + tower * WIDE * DEEP
-    returned = _tile(source + tower * capacity * DEEP, weights, row, column, zeros(ROWS, COLUMNS), SPEC, DEEP, DEPTH)
+    returned = tile_of(source + tower * capacity * DEEP, weights, row, column, zeros(ROWS, COLUMNS), SPEC, DEEP, DEPTH)
     place = (tower * capacity + row)[:, None] * WIDE + column[None, :]
     returned *= slope(tl.load(memory + place), SPEC)
     tl.store(back + place, stored(returned, SPEC))
@@ -346,11 +194,11 @@ def weight_gradient(
     total = zeros(TALL, COLUMNS)
     for step in range(program * share, tl.minimum(program * share + share, steps)):
         if LAYER == 0 and SPEC.bytes:
-            total = _add_dot(tl.load(a + step * DEPTH * WIDE), _read(right, step * DEPTH + depth, column, moments, SPEC), total, SPEC)
+            total = add_dot(tl.load(a + step * DEPTH * WIDE), read(right, step * DEPTH + depth, column, moments, SPEC), total, SPEC)
         elif DEEP % COLUMNS == 0:
-            total = _add_dot(tl.load(a + step * DEPTH * WIDE), tl.load(b + step * DEPTH * DEEP), total, SPEC)
+            total = add_dot(tl.load(a + step * DEPTH * WIDE), tl.load(b + step * DEPTH * DEEP), total, SPEC)
         else:
-            total = _add_dot(tl.load(a + step * DEPTH * WIDE), tl.load(b + step * DEPTH * DEEP, mask=(column < DEEP)[None, :], other=0.0), total, SPEC)
+            total = add_dot(tl.load(a + step * DEPTH * WIDE), tl.load(b + step * DEPTH * DEEP, mask=(column < DEEP)[None, :], other=0.0), total, SPEC)
 
     partial += program * width
     if LAYER == 0:
