@@ -285,9 +285,9 @@ def go(size: int = 9) -> Env:
 
     @device_call
     def step(s, cells, scratch, action, p, key, tally):
-        plies, ko, passed, before = int32(s[PLIES]) + 1, int32(s[KO]), s[PASSED] > float32(0.0), int32(s[LEAD])
+        plies, passed, before = int32(s[PLIES]) + 1, s[PASSED] > float32(0.0), int32(s[LEAD])
         lead, taken, lost, margin, answer, skipped = before, 0, 0, float32(0.0), -1, s[SKIPPED]
-        moves = action >= 0 and action < count and may_play(cells, size, action, BLACK, ko)
+        moves = action >= 0 and action < count and may_play(cells, size, action, BLACK, int32(s[KO]))
         ko = -1
         if moves:
             taken, ko = play(cells, scratch, size, action, BLACK)
@@ -325,7 +325,8 @@ def go(size: int = 9) -> Env:
             liberties, first = int32(cells[point]), PLANES * point
             obs[first] = 255 if liberties > 0 else 0
             obs[first + 1] = 255 if liberties < 0 else 0
-            obs[first + 2] = 255 >> min(abs(liberties) - 1, 8) if liberties != EMPTY else 0
+            shift = liberties - 1 if liberties > 0 else -1 - liberties  # -1 where there is no stone
+            obs[first + 2] = 255 >> shift if 0 <= shift < 8 else 0
             obs[first + 3] = 255 if point == last else 128 if point == ko else 0
             obs[first + 4] = clock
 
