@@ -581,8 +581,8 @@ def test_an_illegal_action_is_a_pass(action):
     assert play.state[rules.PLIES, 0] == 2 and (play.cells[:25, 0] > 0).sum() == 1 and (play.cells[:25, 0] < 0).sum() == 3
 
 
-def test_komi_and_the_hint_are_parameters():
-    play = Play(FIVE, stone=0.5, komi=0.0, passing=0.25)
+def test_komi_and_rewards_are_parameters():
+    play = Play(FIVE, stone=0.5, komi=0.0, passing=0.25, rout=0.0)
     game = Game.drawn("\n".join(["X . X . ."] + [". . . . ."] * 3 + [". O . . O"]))
     game.plies = 73
     play.load(0, game)
@@ -597,16 +597,20 @@ def test_komi_and_the_hint_are_parameters():
         play.step(action)
         rewards.append(play.slot.reward.item())
     assert rewards == [0.0, -0.5 - 0.25, 1.0 - 0.5 * (2 - 1) + 0.25], "what the stones brought is taken back, and what the pass cost given"
+    game = Game.drawn("\n".join(["O . . . ."] + [". . . . ."] * 4))
+    game.plies = 74
+    play.load(0, game)
+    play.step(PASS)
+    assert play.slot.reward.item() == -1.0 + 0.5 - 0.25, "the whole board is lost, which here is no worse than by a hair"
 
 
 def test_a_loss_is_worse_the_more_is_lost():
-    for rout, loss in ((1.0, -1 - (25 + 7.5) / (25 + 7.5)), (0.0, -1.0), (0.5, -1.5)):
-        play = Play(FIVE, rout=rout)
-        game = Game.drawn("\n".join(["O . . . ."] + [". . . . ."] * 4))
-        game.plies = 74
-        play.load(0, game)
-        play.step(PASS)
-        assert play.slot.reward.item() == pytest.approx(loss + 0.02 - 0.02)
+    play = Play(FIVE)
+    game = Game.drawn("\n".join(["O . . . ."] + [". . . . ."] * 4))
+    game.plies = 74
+    play.load(0, game)
+    play.step(PASS)
+    assert play.slot.reward.item() == pytest.approx(-1 - (25 + 7.5) / (25 + 7.5) + 0.02 - 0.02)
 
 
 # AGAINST THE REFERENCE
