@@ -5,7 +5,7 @@ Merging of batches: Chan, Golub & LeVeque 1983, "Algorithms for computing the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -61,6 +61,22 @@ class RunningMoments:
     def tensors(self) -> dict[str, torch.Tensor]:
         """What a checkpoint must hold."""
         return {"mean": self.mean, "variance": self.variance, "weight": self.weight, "shift": self.shift, "scale": self.scale}
+
+
+class Scaling(RunningMoments):
+    """What stands in for moments where bytes are not normalised: y = x / high, whatever is seen. `high` are the bytes' upper bounds, (D)."""
+
+    def __init__(self, high: Sequence[float], device: torch.device) -> None:
+        super().__init__(len(high), device)
+        self.shift.zero_()
+        self.scale.copy_(torch.tensor(high, device=device)[:, None].clamp(1.0, 255.0).reciprocal())
+
+    def update(self, batch: torch.Tensor) -> None:
+        """Nothing."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Nothing that a checkpoint must hold."""
+        return {}
 
 
 def _parts(batch: torch.Tensor) -> Iterator[torch.Tensor]:

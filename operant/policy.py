@@ -14,7 +14,7 @@ from operant import convolution, nets
 from operant.envs import Env
 from operant.errors import ConfigError
 from operant.heads import head_for, masked
-from operant.moments import RunningMoments
+from operant.moments import RunningMoments, Scaling
 
 log = logging.getLogger("operant.policy")
 
@@ -23,7 +23,8 @@ class Policy:
     """Maps raw observations (O, B) to actions and values on one device. Its numbers begin the same on every device, from `seed` alone.
 
     `normalize` asks for observations of mean 0 and deviation 1. Bytes that name kinds are read one-hot instead, and a convolutional network reads byte / 255:
-    there are no moments then. `precision` is that of a convolutional network on a GPU ("fp32", "tf32" or "bf16"); see `operant.convolution`.
+    there are no moments then. Bytes that are amounts and not normalised are read as shares of their upper bound. `precision` is that of a convolutional network
+    on a GPU ("fp32", "tf32" or "bf16"); see `operant.convolution`.
 
     `initial_state` and `tensors` leave room for recurrent policies; a feed-forward one carries nothing from step to step.
     """
@@ -38,7 +39,7 @@ class Policy:
         unscaled = env.observation.kinds > 0 or isinstance(self.net, convolution.Convolutional)
         if normalize and unscaled:
             log.info("observations are not normalised: %s", "they name kinds" if env.observation.kinds else "a convolutional network reads byte / 255")
-        self.moments = RunningMoments(env.observation.size, device) if normalize and not unscaled else None
+        self.moments = _moments(env, self.net, device, normalize=normalize) if not unscaled else None
 
     def initial_state(self, lanes: int) -> tuple[Tensor, ...]:
         """What the policy remembers at an episode's start: nothing."""
@@ -66,6 +67,14 @@ class Policy:
         """What a checkpoint must hold, by name."""
         moments = {f"observation/{name}": value for name, value in self.moments.tensors().items()} if self.moments is not None else {}
         return {"parameters": self.flat.values.data, **moments}
+
+
+def _moments(env: Env, net: nn.Module, device: torch.device, *, normalize: bool) -> RunningMoments | None:
+    """What observations are shifted and scaled by; None for numbers that are read as they are."""
+    if normalize:
+        return RunningMoments(env.observation.size, device)
+    own = isinstance(net, nets.SampleMajor)  # reads numbers as they are, as its author was told
+    return Scaling(env.observation.bounds()[1], device) if env.observation.dtype == "uint8" and not own else None
 
 
 def _network(env: Env, config: nets.Config, head_rows: int, generator: torch.Generator, device: torch.device, precision: str) -> nn.Module:

@@ -234,6 +234,18 @@ def test_snake_has_its_explicit_gradient():
     assert ppo.explicit is not None and ppo.policy.moments is not None
 
 
+def test_amounts_that_are_not_normalised_are_read_as_shares_of_their_bound():
+    env = replace(find("snake"), observation=Box(2, low=0, high=(4.0, math.inf), dtype="uint8"))
+    built = Policy(env, nets.Config(hidden=(8,)), seed=1, device=CPU, normalize=False)
+    seen = torch.tensor([[0, 2, 4], [0, 51, 255]], dtype=torch.uint8)
+    shares = torch.tensor([[0.0, 0.5, 1.0], [0.0, 0.2, 1.0]])
+    torch.testing.assert_close(built.forward(seen), built.net(shares))
+    before = clones(built)
+    built.moments.update(seen)
+    torch.testing.assert_close(built.forward(seen), built.net(shares))
+    assert set(built.tensors()) == set(before) == {"parameters"}
+
+
 # MOMENTS
 
 
