@@ -55,6 +55,9 @@ What else it carries, without a change of shape
 - **Illegal actions**: `Env(..., legal=legal)` with `legal(s, mask, p)` (with cells `legal(s, cells, scratch, mask, p)`), which writes 1 for each action that
   may be taken now and 0 for each other: n bytes for `Discrete`, one block after the other for `MultiDiscrete`, at least one 1 in each block. The policy never
   takes a 0. A person, or a policy that looks at no mask, still may: `step` has to survive that.
+- **How it is played**: `actions=("stay", "left", "right")` names the actions of a `Discrete`, in the order of their numbers, "left+jump" two at once: whoever
+  plays finds them on the keys, and whoever watches reads them. `turns=True` is a game that waits for its player. `step_s` is how long a step lasts for whoever
+  watches, where `Params` does not say it: by `tau`, s, times `frames`, if it has such (frames alone are sixtieths of a second).
 - **Several frames a step, or a scripted opponent**: a loop, or the opponent's move, inside `step`.
 - **Recurrent policies and several GPUs** ask nothing of an environment: lanes are numbered globally, so a lane's random numbers do not depend on which device
   runs it.
@@ -78,7 +81,7 @@ from typing import Any
 from operant.device import device, device_call
 from operant.errors import NotFoundError, OperantError
 
-__all__ = ["Box", "Cells", "Discrete", "Env", "MultiDiscrete", "device", "device_call", "find", "load_file", "names", "with_pixels"]
+__all__ = ["Box", "Cells", "Discrete", "Env", "MultiDiscrete", "device", "device_call", "find", "load_file", "names", "step_seconds", "with_pixels"]
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,9 @@ class Env:
     scratch: int = 0
     pixels: int = 0  # the side of the pictures that are observed in place of what `observe` writes: see `with_pixels`
     tally: tuple[str, ...] = ()
+    actions: tuple[str, ...] = ()  # what each action of a Discrete is called
+    turns: bool = False  # whether it waits for whoever plays
+    step_s: float | None = None  # how long a step lasts for whoever watches, where Params does not say it: see `step_seconds`
     gymnasium: str | None = None
     name: str = field(default="", compare=False)
 
@@ -192,6 +198,18 @@ def with_pixels(env: Env, side: int) -> Env:
     if env.shade is None:
         raise OperantError(f"{env.name or 'the environment'} draws no picture that could be observed: it has no `shade`")
     return replace(env, observation=Box(3 * side * side, low=0, high=255, dtype="uint8", shape=(side, side, 3)), pixels=side)
+
+
+def step_seconds(env: Env, params: Any) -> float | None:
+    """How long a step lasts for whoever watches, s: `tau` x `frames` of the parameters, where there is either, else what the environment says.
+
+    None where nobody says.
+    """
+    tau, frames = getattr(params, "tau", None), getattr(params, "frames", None)
+    if tau is None and frames is None:
+        return env.step_s
+    seconds = float(1 / 60 if tau is None else tau) * float(1 if frames is None else frames)
+    return seconds if math.isfinite(seconds) and seconds > 0.0 else None
 
 
 def load_file(path: Path) -> Env:
