@@ -26,29 +26,15 @@ ARROWS: Final[Mapping[str, str]] = {"left": "left", "a": "left", "right": "right
 _NAMED_KEYS = {*ARROWS, "space", "enter", "tab", "backspace"}
 _REST = frozenset(("", "stay", "wait", "none", "noop", "nothing", "coast", "rest"))  # names of doing nothing
 _FREE = ("space", "enter", "x", "z", "c", "v", "b", "n", "e", "f", "g", "t")  # keys for words that are no directions, in turn
-_MOST_KEYED = 10  # actions that have a digit each; with more, numbers are typed
-
-# What actions are called where the environment does not say: what games with so many have in common.
-_USUAL: Final[Mapping[int, tuple[str, ...]]] = {
-    2: ("left", "right"),
-    3: ("stay", "left", "right"),
-    4: ("up", "right", "down", "left"),
-    5: ("stay", "up", "right", "down", "left"),
-    6: ("left", "stay", "right", "left+jump", "jump", "right+jump"),
-}
-_GYMNASIUM_3 = ("left", "stay", "right")  # how its classic control numbers them
+_MOST_KEYED = 10  # actions that have a digit each
+_MOST_NAMED = 20  # in a sentence
 
 
 def action_names(env: Env) -> tuple[str, ...]:
-    """What an environment's actions are called, one for each: its own names, the usual ones, or numbers. Empty where actions are not one of so many."""
+    """What an environment's actions are called, one for each: its own names, or numbers. Empty where actions are not one of so many."""
     if not isinstance(env.action, Discrete):
         return ()
-    own = tuple(getattr(env, "actions", ()))
-    if len(own) == env.action.n:
-        return own
-    if env.action.n == 3 and env.gymnasium is not None:
-        return _GYMNASIUM_3
-    return _USUAL.get(env.action.n, tuple(map(str, range(env.action.n))))
+    return env.actions if len(env.actions) == env.action.n else tuple(map(str, range(env.action.n)))
 
 
 class Key(NamedTuple):
@@ -84,6 +70,8 @@ class Buttons:
     def _name_actions(self, names: Sequence[str]) -> None:
         self._sets = [frozenset(words) - _REST for words in (name.lower().split("+") for name in names)]
         words = list(dict.fromkeys(word for name in names for word in name.lower().split("+") if word not in _REST and not word.isdecimal()))
+        if len(words) > len(_FREE):  # points of a board: nobody knows by heart which is which key
+            return
         free = iter(_FREE)
         for word in words:
             if word in ARROWS.values():
@@ -128,7 +116,7 @@ class Buttons:
                 return f"#{int(meaning)}"
             if meaning in names:
                 return f"#{names.index(meaning)}"
-            known = "" if all(name.isdecimal() for name in names) else f", or {', '.join(names)}"
+            known = f", or {', '.join(names[:_MOST_NAMED])}{', ...' if len(names) > _MOST_NAMED else ''}" if self.env.actions else ""
             raise UsageError(f"--keys: {safe(meaning, 40)!r} is no action; they are 0 to {action.n - 1}{known}")
         if isinstance(action, Box):
             found = re.fullmatch(r"([-+])(\d{1,6})", meaning)
@@ -236,7 +224,7 @@ class Board:
         """The board that an environment's actions look like; None where they do not."""
         count = env.action.n if isinstance(env.action, Discrete) else 0
         side = math.isqrt(count)
-        return cls(side, count) if count > _MOST_KEYED and count - side * side in (0, 1) else None
+        return cls(side, count) if count > _MOST_KEYED and count - side * side in (0, 1) and not Buttons(env).keys else None
 
     def press(self, key: str) -> bool:
         """Move the cursor; whether the key does."""
@@ -248,18 +236,13 @@ class Board:
     def action(self, key: str) -> Action | None:
         """What a key does that does not move: a point for space and enter, the pass for x."""
         if key in ("space", "enter"):
-            return (self.row * self.side + self.column,)
+            return self.point
         return (self._count - 1,) if key == "x" and self._count > self.side * self.side else None
 
     @property
-    def place(self) -> str:
-        """Where the cursor is, as players say."""
-        return self.named((self.row * self.side + self.column,))
-
-    def named(self, action: Action) -> str:
-        """An action as players say: columns are letters (without i), rows numbers from the bottom."""
-        row, column = divmod(int(action[0]), self.side)
-        return f"{'abcdefghjklmnopqrstuvwxyz'[column % 25]}{self.side - row}" if row < self.side else "pass"
+    def point(self) -> Action:
+        """The action that plays where the cursor is."""
+        return (self.row * self.side + self.column,)
 
     def help(self) -> list[Key]:
         """What the keys mean."""

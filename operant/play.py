@@ -13,13 +13,13 @@ import torch
 
 from operant import text
 from operant.console import Console
-from operant.controls import Action, Board, Buttons, Held, Key, action_names
+from operant.controls import Action, Board, Buttons, Held, Key
 from operant.envs import Box, Discrete, Env
-from operant.show import Show, step_seconds
+from operant.show import Show
 from operant.view import View
 
 USUAL_RATE = 6.0
-"""Steps a second of a game of the clock whose parameters do not tell."""
+"""Steps a second of a game of the clock that does not tell."""
 MOST_RATE = 30.0
 """Steps a second, where nothing else is asked for: what is faster is played in slow motion, which is hard enough."""
 
@@ -35,8 +35,8 @@ class Score(NamedTuple):
 
 
 def waits(env: Env) -> bool:
-    """Whether an environment is a game of turns, unless somebody says otherwise: it says so, has no keys, or has illegal actions and no pace of its own."""
-    return bool(getattr(env, "turns", not Buttons(env).keys or (env.legal is not None and step_seconds(env, env.Params()) is None)))
+    """Whether an environment is a game of turns, unless somebody says otherwise: it says so, or has no keys."""
+    return env.turns or not Buttons(env).keys
 
 
 def rate_of(step_s: float | None) -> float:
@@ -63,7 +63,7 @@ class Game:
 
     def _types(self) -> bool:
         action = self._show.env.action
-        return isinstance(action, Discrete) and action.n > 10 and self._board is None and all(name.isdecimal() for name in action_names(self._show.env))
+        return isinstance(action, Discrete) and self._board is None and not self._buttons.keys
 
     def play(self) -> Score:
         """Until the person leaves: q, esc or Ctrl-C."""
@@ -148,7 +148,7 @@ class Game:
         legal = self._legal(action) if action is not None else False
         if not legal:
             if action is not None:
-                self._word = f"{self._named(action)} is not legal now"
+                self._word = f"{self._buttons.named(action)} is not legal now"
             if self._turns:
                 return
             action = self._any_legal()
@@ -183,13 +183,10 @@ class Game:
 
     # WORDS
 
-    def _named(self, action: Action) -> str:
-        return self._board.named(action) if self._board is not None else self._buttons.named(action)
-
     def _draw(self) -> None:
         show = self._show
         tallies = "".join(f"   {name} {text.number(value)}" for name, value in show.tallies.items() if value)
-        did = f"   {self._named(self._last)}" if self._last is not None else ""
+        did = f"   {self._buttons.named(self._last)}" if self._last is not None else ""
         score = f"return {text.number(float(show.returns[0]))}   step {int(show.ages[0]):,}{did}{tallies}"
         over: Sequence[str] = ()
         mark = None
@@ -211,7 +208,8 @@ class Game:
     def _prompt(self) -> str:
         """The line at the bottom, where there is nothing else to say."""
         if self._board is not None and self._turns:
-            return f"{self._title}   {self._board.place}   arrows move, space plays{', x passes' if len(self._board.help()) > 2 else ''}, ? keys, q leaves"
+            passes = ", x passes" if len(self._board.help()) > 2 else ""
+            return f"{self._title}   {self._buttons.named(self._board.point)}   arrows move, space plays{passes}, ? keys, q leaves"
         if self._typed is not None and self._turns:
             return f"{self._title}   action {self._typed}_   a number and enter, ? keys, q leaves"
         return f"{self._title}   ? keys, p pause, r restart, q leaves"

@@ -7,7 +7,6 @@ that a `World`'s own reset would have drawn: the episodes are those of `evaluate
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from operant import draws, evaluate
 from operant.device import device
-from operant.envs import Env
+from operant.envs import Env, step_seconds
 from operant.kernel import bind, kernel
 from operant.pictures import Painter
 from operant.policy import Policy
@@ -165,14 +164,3 @@ class Performer:
         if not self._greedy:
             self._fill(show.lanes, self._clock, self._uniforms)
         show.step(self._policy.act(show.observation, None if self._greedy else self._uniform[0], show.legal))
-
-
-def step_seconds(env: Env, params: Any) -> float | None:
-    """How much time of its world a step is, s; None where nobody says. An environment may say so (`step_s`); else it is `tau` x `frames` of the parameters,
-    where there is either: frames alone are sixtieths of a second.
-    """
-    tau, frames = getattr(params, "tau", None), getattr(params, "frames", None)
-    seconds = getattr(env, "step_s", None)
-    if seconds is None and (tau is not None or frames is not None):
-        seconds = float(tau if tau is not None else 1 / 60) * float(frames if frames is not None else 1)
-    return seconds if seconds is not None and math.isfinite(seconds) and seconds > 0.0 else None

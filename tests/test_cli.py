@@ -808,8 +808,11 @@ def test_envs_lists_what_the_finder_finds(here):
 
     listed = json.loads(here("envs", "--json").out)
     assert [row["name"] for row in listed] == envs.names()
-    assert next(row for row in listed if row["name"] == "cartpole")["gymnasium"] == "CartPole-v1"
+    cartpole, go = (next(row for row in listed if row["name"] == name) for name in ("cartpole", "go"))
+    assert (cartpole["gymnasium"], cartpole["actions"], cartpole["turns"], cartpole["step_s"]) == ("CartPole-v1", ["left", "right"], False, pytest.approx(0.02))
+    assert go["turns"] and len(go["actions"]) == 82
     table = here("envs").out
+    assert "  left stay right left+jump jump right+jump\n" in table and "  a9 b9 ... pass\n" in table
     assert all(name in table for name in envs.names())
 
 

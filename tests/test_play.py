@@ -22,7 +22,7 @@ from toys import COUNT, PICK, PUSH
 from operant import cli, console, nets, play, spectate
 from operant.console import keys_in
 from operant.controls import RESERVED, Board, Buttons, Held, action_names
-from operant.envs import Box, Discrete, Env, device, find
+from operant.envs import Box, Discrete, Env, device, find, names
 from operant.errors import UsageError
 from operant.halfblocks import Drawing, Style, cells_of, ground_of, indexed, style_of
 from operant.play import Game, rate_of, waits
@@ -190,8 +190,6 @@ def test_any_bytes_are_survived():
 
 
 def test_every_environment_can_be_played():
-    from operant.envs import names
-
     for name in names():
         env = find(name)
         buttons, board = Buttons(env), Board.of(env)
@@ -203,7 +201,7 @@ def test_every_environment_can_be_played():
         reached.add(buttons.action([]))
         if isinstance(env.action, Discrete) and env.action.n <= 10:
             assert reached - {None} == {(k,) for k in range(env.action.n)}, name
-            assert len(action_names(env)) == env.action.n
+            assert env.actions == action_names(env) and len(env.actions) == env.action.n, name
         elif isinstance(env.action, Box):
             low, high = env.action.bounds()
             assert {action[0] for action in reached} >= {low[0], high[0]}
@@ -226,7 +224,7 @@ def test_arrows_letters_and_digits():
     assert [words(find("pong"), *keys) for keys in ((), ("up",), ("down",), ("s",))] == [(0,), (1,), (2,), (2,)]
 
 
-SIX = replace(COUNT, action=Discrete(6))
+SIX = replace(COUNT, action=Discrete(6), actions=("left", "stay", "right", "left+jump", "jump", "right+jump"))
 
 
 def test_two_keys_together_are_an_action_of_their_own():
@@ -238,15 +236,27 @@ def test_two_keys_together_are_an_action_of_their_own():
     assert buttons.named((3,)) == "left+jump"
 
 
-def test_an_environment_may_name_its_actions(monkeypatch):
-    class Named(Env):
-        actions = ("wait", "fire", "north")
-
-    env = Named(**{field: getattr(COUNT, field) for field in COUNT.__dataclass_fields__} | {"action": Discrete(3)})
+def test_an_environment_may_name_its_actions():
+    env = replace(COUNT, action=Discrete(3), actions=("wait", "fire", "north"))
     buttons = Buttons(env)
     assert action_names(env) == ("wait", "fire", "north")
     assert [words(env, *keys) for keys in ((), ("space",), ("enter",), ("2",))] == [(0,), (1,), (2,), (2,)]
     assert ("space",) in [key.keys for key in buttons.help()] and buttons.named((2,)) == "north"
+
+
+def test_actions_without_names_are_numbers():
+    assert [words(COUNT, *keys) for keys in ((), ("0",), ("1",))] == [None, (0,), (1,)]
+    assert Buttons(COUNT).named((1,)) == "1" and Buttons(COUNT).help() == []
+    with pytest.raises(UsageError, match=r"'left' is no action; they are 0 to 1$"):
+        Buttons(COUNT).bind("left=left")
+
+
+def test_names_that_share_words_are_keys_however_many_they_are():
+    names = tuple("+".join(filter(None, (way, up, fire))) or "stay" for way in ("", "left", "right") for up in ("", "up", "down") for fire in ("", "fire"))
+    env = replace(COUNT, action=Discrete(18), actions=names)
+    assert words(env, "left", "up", "space") == (names.index("left+up+fire"),) and words(env) == (0,)
+    square = replace(env, action=Discrete(16), actions=names[:16])
+    assert Board.of(square) is None and Board.of(replace(square, actions=())) is not None and not waits(square)
 
 
 def test_pushes_go_to_the_bounds():
@@ -305,15 +315,15 @@ def test_a_key_counts_for_a_while():
 
 
 def test_a_board_has_a_cursor():
-    env = replace(COUNT, action=Discrete(82))
-    board = Board.of(env)
-    assert (board.side, board.row, board.column, board.place) == (9, 4, 4, "e5")
-    assert all(board.press(key) for key in ("up", "up", "a")) and board.place == "d7"
+    go = find("go")
+    board, named = Board.of(go), Buttons(go).named
+    assert (board.side, board.row, board.column, named(board.point)) == (9, 4, 4, "e5")
+    assert all(board.press(key) for key in ("up", "up", "a")) and named(board.point) == "d7"
     assert board.action("space") == (2 * 9 + 3,) == board.action("enter") and board.action("x") == (81,) and board.action("y") is None
     for _ in range(4):
         board.press("left")
-    assert board.place == "j7", "beyond the edge is the other one; there is no column i"
-    assert (board.named((0,)), board.named((80,)), board.named((81,))) == ("a9", "j1", "pass")
+    assert named(board.point) == "j7", "beyond the edge is the other one; there is no column i"
+    assert (named((0,)), named((80,)), named((81,))) == ("a9", "j1", "pass")
     assert Board.of(replace(COUNT, action=Discrete(16))).action("x") is None
     assert Board.of(replace(COUNT, action=Discrete(9))) is None and Board.of(replace(COUNT, action=Discrete(23))) is None and Board.of(PUSH) is None
 
@@ -421,7 +431,7 @@ def _walk_shade(s, p, x, y):
 
 WALK = Env(
     Walk, 1, observation=Box(1), action=Discrete(3), time_limit=40, reset=_walk_reset, step=_walk_step, observe=_walk_observe, shade=_walk_shade,
-    legal=_walk_legal, tally=("sum",), name="walk",
+    legal=_walk_legal, tally=("sum",), actions=("stay", "left", "right"), name="walk",
 )  # fmt: skip
 
 
@@ -516,7 +526,8 @@ def test_pushes(scripted):
 
 
 def test_a_board_is_played_with_a_cursor(scripted):
-    env = replace(WALK, action=Discrete(26), legal=None)
+    points = tuple(f"{column}{row}" for row in range(5, 0, -1) for column in "abcde")
+    env = replace(WALK, action=Discrete(26), legal=None, actions=(*points, "pass"))
     terminal = scripted("up", "left", "space", "x")
     score, show = a_game(terminal, env, turns=True)
     assert score.steps == 2 and terminal.showed("b4   arrows move, space plays, x passes") and terminal.shows("pass") and show.action.tolist() == [[25]]
@@ -524,7 +535,7 @@ def test_a_board_is_played_with_a_cursor(scripted):
 
 
 def test_actions_without_keys_are_typed(scripted):
-    env = replace(WALK, action=Discrete(23), legal=None)
+    env = replace(WALK, action=Discrete(23), legal=None, actions=())
     terminal = scripted("1", "x", "2", "3", "backspace", "enter", "enter", "9", "9", "enter")
     score, show = a_game(terminal, env, turns=True)
     assert score.steps == 1 and show.action.tolist() == [[12]] and terminal.shows("99 is no action: 0 to 22")
@@ -573,8 +584,9 @@ def test_nothing_is_sent_while_nothing_changes(scripted):
     assert len(paused.written) < 12
 
 
-def test_which_games_wait(monkeypatch):
-    assert not waits(find("breakout")) and not waits(find("snake")) and not waits(find("cartpole")) and waits(WALK) and not waits(COUNT)
+def test_which_games_wait():
+    assert [name for name in names() if waits(find(name))] == ["g2048", "go"]
+    assert not waits(WALK) and waits(replace(WALK, turns=True)) and not waits(COUNT)
     assert waits(replace(COUNT, action=Discrete(23))) and waits(replace(COUNT, action=Discrete(82)))
     assert rate_of(None) == play.USUAL_RATE and rate_of(4 / 60) == pytest.approx(15) and rate_of(0.001) == play.MOST_RATE
 

@@ -22,12 +22,12 @@ from numpy import float32
 from toys import COUNT, PICK, PUSH
 
 from operant import cli, nets, render
-from operant.envs import Box, Cells, Discrete, Env, device, find, with_pixels
+from operant.envs import Box, Cells, Discrete, Env, device, find, names, step_seconds, with_pixels
 from operant.errors import MachineError, NotFoundError, UsageError
 from operant.evaluate import Evaluator
 from operant.policy import Policy
 from operant.render import Gif, Length, Mp4, Sheet, pace, shoot, tiled
-from operant.show import Performer, Show, step_seconds
+from operant.show import Performer, Show
 
 Image = pytest.importorskip("PIL.Image")
 CPU = torch.device("cpu")
@@ -302,12 +302,12 @@ def test_a_film_keeps_its_worlds_pace(step_s, fps, every, wanted):
 
 
 def test_an_environment_says_how_long_a_step_is():
-    found = {name: step_seconds(find(name), find(name).Params()) for name in ("cartpole", "snake")}
-    assert found == {"cartpole": pytest.approx(0.02), "snake": None}
-    assert step_seconds(find("breakout"), find("breakout").Params()) == pytest.approx(4 / 60)
-    assert step_seconds(find("pong"), find("pong").Params()) == pytest.approx(8 / 60)
+    wanted = {"cartpole": 0.02, "snake": 1 / 8, "pacman": 1 / 8, "platformer": 1 / 15, "breakout": 4 / 60, "pong": 8 / 60, "go": 0.5, "g2048": 1 / 8}
+    assert {name: step_seconds(find(name), find(name).Params()) for name in wanted} == pytest.approx(wanted)
+    assert step_seconds(COUNT, SimpleNamespace()) is None and step_seconds(replace(COUNT, step_s=0.3), SimpleNamespace()) == 0.3
     assert step_seconds(COUNT, SimpleNamespace(tau=0.0)) is None and step_seconds(COUNT, SimpleNamespace(tau=math.nan)) is None
-    assert step_seconds(COUNT, SimpleNamespace(tau=0.5, frames=3)) == 1.5
+    assert step_seconds(replace(COUNT, step_s=0.3), SimpleNamespace(tau=0.5, frames=3)) == 1.5
+    assert all(step_seconds(find(name), find(name).Params()) is not None for name in names())
 
 
 class Counting:

@@ -19,6 +19,8 @@ app = typer.Typer(**TYPER)
 config_app = typer.Typer(**TYPER, help="Show, check and describe configurations.")
 app.add_typer(config_app, name="config")
 
+_MOST_NAMED = 8  # actions, in a table
+
 EnvironmentFile = Annotated[
     str, typer.Argument(metavar="FILE.py", help="a file that exports ENV, or the name of a shipped environment", autocompletion=completion.environments)
 ]
@@ -38,8 +40,11 @@ def list_envs(as_json: JsonOption = False) -> None:
                 "gymnasium": env.gymnasium,
                 "observation": _space(env.observation),
                 "action": _space(env.action),
+                "actions": list(env.actions),
                 "masked": bool(env.mask_size),
                 "draws": env.shade is not None,
+                "turns": env.turns,
+                "step_s": envs.step_seconds(env, env.Params()),
                 "time_limit": env.time_limit,
                 "tally": list(env.tally),
                 "params": env.Params()._asdict(),
@@ -50,8 +55,16 @@ def list_envs(as_json: JsonOption = False) -> None:
         print_json(rows)
         return
     heads = ("name", "gymnasium", "observation", "action", "time_limit", "config")
-    print_table(heads, [tuple(str(row[head]) if row[head] is not None else "-" for head in heads) for row in rows])
+    cells = [(*(str(row[head]) if row[head] is not None else "-" for head in heads), _named(row["actions"])) for row in rows]
+    print_table((*heads, "actions"), cells)
     say("their constants, for env.params.NAME=value: operant envs --json")
+
+
+def _named(actions: list[str]) -> str:
+    """The names of actions in a few words, of many the first and the last."""
+    if len(actions) > _MOST_NAMED:
+        actions = [*actions[:2], "...", actions[-1]]
+    return " ".join(actions) or "-"
 
 
 def _space(space: Any) -> str:

@@ -134,5 +134,6 @@ ENV = Env(
     step=step,
     observe=observe,
     shade=shade,
+    actions=("left", "rest", "right"),
     gymnasium="Acrobot-v1",
 )

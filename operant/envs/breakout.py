@@ -317,4 +317,5 @@ ENV = Env(
     shade=shade,
     cells=Cells(WORDS, "int32"),
     tally=("scored", "won", "returns"),
+    actions=("stay", "left", "right"),
 )

@@ -96,5 +96,6 @@ ENV = Env(
     step=step,
     observe=observe,
     shade=shade,
+    actions=("left", "right"),
     gymnasium="CartPole-v1",
 )

@@ -380,4 +380,7 @@ ENV = Env(
     shade=shade,
     legal=legal,
     tally=("score", "best_exponent", "reached_2048", "invalid_moves"),
+    actions=("up", "right", "down", "left"),
+    turns=True,
+    step_s=1 / 8,
 )

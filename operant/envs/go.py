@@ -51,6 +51,8 @@ EMPTY, NOBODY = 0, -1  # liberties and name of what is no chain
 PLANES = 5  # bytes of a point in the observation
 BEYOND = 100  # the liberties of what lies beyond the edge, for either side a chain of the other's that nothing can be done about
 
+COLUMNS = "abcdefghjklmnopqrst"  # as players name them, from the left, without i; rows are numbered from the bottom
+
 TAKE, SAVE, ANY, ILLEGAL = 0, 1, 5, 6  # the opponent's kinds of points; a black chain's liberties, 2 to 4, are those between
 
 WOOD = (float32(0.82), float32(0.65), float32(0.38))
@@ -359,6 +361,9 @@ def go(size: int = 9) -> Env:
         cells=Cells(2 * count, "int8" if count < 128 else "int16"),
         scratch=count,
         tally=("won", "margin", "captures", "lost", "plies", "passes"),
+        actions=(*(f"{COLUMNS[point % size]}{size - point // size}" for point in range(count)), "pass"),
+        turns=True,
+        step_s=1 / 2,
     )
 
 

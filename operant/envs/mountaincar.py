@@ -91,5 +91,7 @@ ENV = Env(
     step=step,
     observe=observe,
     shade=shade,
+    actions=("left", "coast", "right"),
+    step_s=1 / 30,
     gymnasium="MountainCar-v0",
 )

@@ -52,5 +52,6 @@ ENV = Env(
     step=step,
     observe=observe,
     shade=shade,
+    step_s=1 / 30,
     gymnasium="MountainCarContinuous-v0",
 )

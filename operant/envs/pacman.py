@@ -468,4 +468,6 @@ ENV = Env(
     shade=shade,
     cells=Cells(CELLS, "int32"),
     tally=("score", "pickups", "ghosts", "cleared", "caught"),
+    actions=("up", "right", "down", "left"),
+    step_s=1 / 8,
 )

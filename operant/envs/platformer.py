@@ -436,6 +436,7 @@ def platformer(rows: int = 12, columns: int = 64) -> Env:
         shade=shade,
         cells=Cells(columns, "int16"),
         tally=("goal", "coins", "progress", "spiked", "fell", "too_late"),
+        actions=("left", "stay", "right", "left+jump", "jump", "right+jump"),
     )
 
 

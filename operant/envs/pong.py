@@ -176,4 +176,5 @@ ENV = Env(
     observe=observe,
     shade=shade,
     tally=("scored", "conceded", "returns", "won"),
+    actions=("stay", "up", "down"),
 )

@@ -177,6 +177,8 @@ def snake(height: int = 10, width: int = 10) -> Env:
         # The clock never passes a board's worth of steps for each cell.
         cells=Cells(count, "int16" if count * count < 2**15 else "int32"),
         tally=("length", "won", "hit_wall", "hit_itself", "starved"),
+        actions=("up", "right", "down", "left"),
+        step_s=1 / 8,
     )
 
 
