@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -283,6 +284,15 @@ def test_trial_actions_are_legal_in_every_other_lane_of_chance():
         ({"Params": dict}, "NamedTuple"),
         ({"observation": Box(4, dtype="uint8", kinds=3)}, "names 3 kinds: these are bytes from 0 to 2"),
         ({"observation": Box(4, low=0, high=2, kinds=3)}, "so dtype is uint8"),
+        ({"actions": ("left",)}, "actions has 1 name, but action is Discrete(n=2): one for each, or none at all"),
+        ({"actions": ("left", "stay", "right")}, "actions has 3 names"),
+        ({"actions": ["left", "right"]}, 'a tuple of names, such as ("left", "right")'),
+        ({"actions": ("left", 2)}, "a tuple of names"),
+        ({"actions": ("left", "Left")}, "a name twice: Left, left"),
+        ({"action": Box(1), "actions": ("left", "right")}, "this action is none"),
+        ({"turns": 1}, "turns is 1"),
+        ({"step_s": 0.0}, "step_s is 0.0: seconds, above 0"),
+        ({"step_s": math.inf}, "step_s is inf"),
     ],
 )
 def test_declarations(change, sentence):
