@@ -2,6 +2,7 @@
 
     python benches/fused.py [--out FILE] [--only gradients,actions,bits,speed,parts,sweep] [--repeats 5]
     OUT=FOLDER python benches/fused.py --wide [--seconds 90]       wide networks: benches/fused_wide.py
+    OUT=FOLDER python benches/fused.py --wide --games [--seconds 120] [--only snake,go]    the games: benches/fused_games.py
     OUT=FOLDER python benches/fused.py --curves [--seconds 90]     learning curves: benches/fused_curves.py
 
 A part that fails says so and the next one runs. Every time is the median of `repeats` regions timed with CUDA events; a region is replays of a captured graph.
@@ -26,6 +27,7 @@ from gpu import CUDA, seconds
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import fused_curves
+import fused_games
 import fused_wide
 from fused_probe import CARTPOLE, ENVS, gradients, prepared, relative_error, trainer, wide
 
@@ -248,20 +250,23 @@ def main() -> None:
     """Run the parts asked for and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default="gradients,actions,bits,speed,parts")
+    parser.add_argument("--only", default="", help="by default gradients,actions,bits,speed,parts; with --games, all games")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="fewer combinations")
     parser.add_argument("--wide", action="store_true")
+    parser.add_argument("--games", action="store_true", help="with --wide: the games alone")
     parser.add_argument("--curves", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="with --wide and --curves: on a CPU, through Triton's interpreter (TRITON_INTERPRET=1)")
     parser.add_argument("--seconds", type=float, default=90.0, help="with --wide and --curves: begin nothing more after so long")
     arguments = parser.parse_args()
-    for asked, mode in ((arguments.wide, fused_wide), (arguments.curves, fused_curves)):
+    if arguments.wide and arguments.games:
+        fused_games.main(tiny=arguments.tiny, limit_s=arguments.seconds, games=arguments.only.split(",") if arguments.only else fused_games.GAMES)
+    for asked, mode in ((arguments.wide and not arguments.games, fused_wide), (arguments.curves, fused_curves)):
         if asked:
             mode.main(tiny=arguments.tiny, limit_s=arguments.seconds)
     if arguments.wide or arguments.curves:
         return
-    wanted, repeats = arguments.only.split(","), arguments.repeats
+    wanted, repeats = (arguments.only or "gradients,actions,bits,speed,parts").split(","), arguments.repeats
     text: list[str] = []
 
     def say(line: str) -> None:

@@ -236,11 +236,11 @@ def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[
     for _ in range(3):
         both()
     whole_s, collect_s, update_s = one_s(both), one_s(ppo.collect), one_s(ppo.update)
-    samples = sizes.lanes * sizes.horizon
-    widths = (ppo.policy.env.observation.size, *hidden)
-    weights = 2 * sum(a * b for a, b in itertools.pairwise(widths)) + (ppo.policy.head.parameter_rows + 1) * hidden[-1]
+    samples, towers, seen = sizes.lanes * sizes.horizon, 1 if ppo.policy.net.config.shared else 2, ppo.policy.env.observation
+    widths = (seen.size * max(seen.kinds, 1), *hidden)
+    weights = towers * sum(a * b for a, b in itertools.pairwise(widths)) + (ppo.policy.head.parameter_rows + 1) * hidden[-1]
     # Two a weight forward and four backward, but none for the slopes of the observation.
-    done = (6 * weights - 2 * 2 * widths[0] * widths[1]) * samples * ppo.config.epochs
+    done = (6 * weights - 2 * towers * widths[0] * widths[1]) * samples * ppo.config.epochs
     return {
         "shape": ppo.config.kernels_shape, "sps": samples / whole_s, "iteration_ms": whole_s * 1e3, "collect_ms": collect_s * 1e3, "update_ms": update_s * 1e3,
         "tflops": done / update_s / 1e12, "peak_tflops": peak / 1e12, "share": done / update_s / peak, "not_finite": float(ppo.stats[8]), "verdict": "ok",
@@ -250,7 +250,8 @@ def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[
 def shape_costs(records: Records, ppo: PPO, hidden: tuple[int, ...], precision: str) -> None:
     """Milliseconds an iteration of each shape that was to choose from."""
     spec, spare = ppo.fused.spec, tuning.copies(ppo.fused.buffers)
-    group = next(candidates(spec, 131_072, torch.cuda.get_device_properties(0).multi_processor_count))
+    minibatch = ppo.fused.buffers.order.shape[1] * ppo.fused.block // ppo.config.minibatches
+    group = next(candidates(spec, minibatch, torch.cuda.get_device_properties(0).multi_processor_count))
     for shape in group:
         learner = cut(ppo.fused, shape, buffers=spare).spare()
         cost = tuning.seconds(learner, ppo.config.minibatches) * 1e3 if learner.fits() else None

@@ -452,3 +452,20 @@ def test_every_shape_of_a_wide_network_compiles(architecture):
         for shape in groups[-1] if last_alone else itertools.chain(*groups):
             room = LEAST_SHARED[architecture] if shape == groups[-1][-1] or architecture >= 90 else 227 << 10
             compile_all(architecture, env, precision, net, str(shape), most_shared=room)
+
+
+@needs_compiler
+@pytest.mark.soak
+@pytest.mark.parametrize("architecture", [75, 86, 90, 100])
+@pytest.mark.parametrize(
+    ("name", "hidden", "shared"), [("snake", (128, 64), True), ("pacman", (128, 128), False), ("g2048", (512, 512), True), ("go", (256, 256), True)]
+)
+def test_every_shape_of_a_games_network_compiles(name, hidden, shared, architecture):
+    """As above: with few outputs a shared trunk's head compiles for Blackwell in the last shape alone; with many it has few rows in every shape."""
+    env, net = find(name), {"hidden": hidden, "shared": shared, "activation": "relu"}
+    for precision in ("fp32",) if architecture < 80 else ("tf32", "bf16"):
+        groups = list(candidates(spec_of(env, precision, **net), 131_072, 132))
+        last_alone = architecture == 100 and shared and name != "go"
+        for shape in groups[-1] if last_alone else itertools.chain(*groups):
+            room = LEAST_SHARED[architecture] if shape == groups[-1][-1] or architecture >= 90 else 227 << 10
+            compile_all(architecture, env, precision, net, str(shape), most_shared=room)

@@ -17,6 +17,9 @@ MANY_TILES = 24
 WHOLE_BYTES = 100 << 10
 """Of weights in shared memory. On an H200 96 KB went, and 128 KB did not."""
 
+WIDE_FIRST = 128
+"""Columns of a first layer, padded, above which it is worth a shape of its own."""
+
 CHUNK_BYTES = 2**30
 """What the buffers of a chunk may take at most."""
 
@@ -170,6 +173,10 @@ def _layered(spec: Spec, minibatch: int, multiprocessors: int) -> Iterator[Shape
         return
     depth = 128 // number  # the same bytes in either precision
     yield shape(128, 128, depth, 8, 3, 65536)
+    if spec.inputs[0] > WIDE_FIRST:
+        # A wide first layer is most of the work, and its sums are long: smaller tiles, of which three or four are on a multiprocessor at once, hide its waits.
+        # A game's minibatch also has few tiles of 128 rows for as many multiprocessors.
+        yield shape(64, 128, depth, 4, 3, 65536)
     yield shape(128, 128, depth, 8, 3, 16384)
     yield shape(128, 64, depth, 4, 3, 65536)
     # Of fewer than 64 rows neither wgmma nor tcgen05 is made: Triton 3.6 cannot compile the latter for a shared trunk's head.

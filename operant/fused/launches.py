@@ -22,6 +22,9 @@ from operant.policy import Policy
 MOMENT_PARTS, MOMENT_TILE = 512, 4096
 """The advantages' moments are summed in up to so many parts, of tiles of so many samples."""
 
+LARGE = 2**18
+"""Parameters above which what goes over all of them takes larger tiles."""
+
 
 class Learner:
     """One policy's fused kernels, cut by `shape`. Acting and the gradient are the business of `whole.Whole` and `layered.Layered`."""
@@ -108,7 +111,7 @@ class Learner:
         self._launch(
             finish, (1,),
             self._totals, self._scalars, buffers.learning_rate, self._values, self._values.numel(), buffers.iteration, buffers.stats,
-            float(epochs * minibatches), TILE=1024,
+            float(epochs * minibatches), **({"TILE": 1024} if self._values.numel() <= LARGE else {"TILE": 8192, "num_warps": 16}),
         )  # fmt: skip
 
     def begin(self) -> None:
@@ -136,9 +139,11 @@ class Learner:
     def descend(self) -> None:
         """One step of Adam down the gradient, shortened where it is too long."""
         buffers, loss, values, size = self.buffers, self.loss, self._values, self._values.numel()
+        # Every program adds the squares up for itself: of a large network few programs do, by many threads.
+        tile, warps = (256, 4) if size <= LARGE else (1024, 16)
         self._launch(
-            adam, (-(-size // 256),),
+            adam, (-(-size // tile),),
             values, self._gradient, self._adam["exp_avg"], self._adam["exp_avg_sq"], self._squares, size // 32, size, self._totals, self._scalars,
             buffers.skip, buffers.learning_rate, loss.max_gradient_norm, loss.adam_epsilon,
-            BLOCKS=padded(size // 32), TILE=256, num_warps=4,
+            BLOCKS=padded(size // 32), TILE=tile, num_warps=warps,
         )  # fmt: skip
