@@ -42,11 +42,11 @@ def main(arguments: list[str]) -> int:
     fps = _fps(options.fps)
     if options.run is not None and options.latest:
         raise UsageError(f"give a run ('{safe(options.run, 80)}') or --latest, not both")
-    folder = runs.root(options.runs)
-    run = _choose("latest" if options.latest else options.run, folder)
+    reach = runs.reach(options.runs)
+    run = _choose("latest" if options.latest else options.run, reach)
     if options.once or not has_terminal():
-        return _without_screen(run, folder, once=options.once, ascii_only=options.ascii, theme=options.theme)
-    return _open(run, folder, readonly=options.readonly, ascii_only=options.ascii, fps=fps, theme=options.theme)
+        return _without_screen(run, reach, once=options.once, ascii_only=options.ascii, theme=options.theme)
+    return _open(run, reach, readonly=options.readonly, ascii_only=options.ascii, fps=fps, theme=options.theme)
 
 
 def open_monitor(run: Run, *, readonly: bool = False, ascii_only: bool = False, fps: int | None = None) -> int:
@@ -55,8 +55,8 @@ def open_monitor(run: Run, *, readonly: bool = False, ascii_only: bool = False, 
     Raises UsageError where the terminal is too small.
     """
     if not has_terminal():
-        return _without_screen(run, run.path.parent)
-    return _open(run, run.path.parent, readonly=readonly, ascii_only=ascii_only, fps=fps or _fps(None))
+        return _without_screen(run, runs.Reach(run.path.parent))
+    return _open(run, runs.Reach(run.path.parent), readonly=readonly, ascii_only=ascii_only, fps=fps or _fps(None))
 
 
 def has_terminal() -> bool:
@@ -104,13 +104,13 @@ def _fps(given: str | None) -> int:
 # WHICH RUN
 
 
-def _choose(name: str | None, folder: Path) -> Run | None:
+def _choose(name: str | None, reach: runs.Reach) -> Run | None:
     """The run that is meant; None where the user has to choose between those that train. Raises NotFoundError."""
     if name is not None:
-        return runs.resolve(name, folder)
-    found = runs.list_runs(folder)
+        return runs.resolve(name, *reach)
+    found = runs.list_runs(*reach)
     if not found:
-        raise NotFoundError(f"no runs yet in {runs.shown(folder)}. Start one: operant train")
+        raise NotFoundError(f"no runs yet in {runs.shown(reach.root)}. Start one: operant train")
     live = [run for run in found if runs.probe(run.path)]
     return None if len(live) > 1 else (live or found)[0]
 
@@ -118,15 +118,15 @@ def _choose(name: str | None, folder: Path) -> Run | None:
 class Folders:
     """The runs there are, for the picker."""
 
-    def __init__(self, folder: Path, *, readonly: bool) -> None:
-        self._folder, self._readonly = folder, readonly
+    def __init__(self, reach: runs.Reach, *, readonly: bool) -> None:
+        self._reach, self._readonly = reach, readonly
         self._listing: Listing | None = None
 
     def rows(self) -> Sequence[RunRow]:
         """A line for each run, the newest first."""
         from monitor.listing import Listing
 
-        self._listing = self._listing or Listing(self._folder)
+        self._listing = self._listing or Listing(self._reach)
         return self._listing.rows()
 
     def open(self, path: str) -> LiveFeed:
@@ -142,11 +142,11 @@ class Folders:
 # WITHOUT A SCREEN
 
 
-def _without_screen(run: Run | None, folder: Path, *, once: bool = False, ascii_only: bool = False, theme: str | None = None) -> int:
+def _without_screen(run: Run | None, reach: runs.Reach, *, once: bool = False, ascii_only: bool = False, theme: str | None = None) -> int:
     from monitor.feed import LiveFeed
 
     if run is None:
-        run = runs.resolve("live", folder)  # which says what is ambiguous
+        run = runs.resolve("live", *reach)  # which says what is ambiguous
     feed = LiveFeed(run, readonly=True)
     try:
         if once:
@@ -185,7 +185,7 @@ def _ended_by_signals() -> Iterator[None]:
 # WITH A SCREEN
 
 
-def _open(run: Run | None, folder: Path, *, readonly: bool, ascii_only: bool, fps: int, theme: str | None = None) -> int:
+def _open(run: Run | None, reach: runs.Reach, *, readonly: bool, ascii_only: bool, fps: int, theme: str | None = None) -> int:
     columns, lines = shutil.get_terminal_size()
     if columns < SMALLEST[0] or lines < SMALLEST[1]:
         raise UsageError(f"terminal is {columns}×{lines}; the monitor needs {SMALLEST[0]}×{SMALLEST[1]}. `operant runs --watch` works here.")
@@ -201,7 +201,7 @@ def _open(run: Run | None, folder: Path, *, readonly: bool, ascii_only: bool, fp
 
         app = MonitorApp(
             feed,
-            Folders(folder, readonly=readonly),
+            Folders(reach, readonly=readonly),
             fps=fps,
             ascii_only=ascii_only or not _draws_unicode(),
             theme=theme,

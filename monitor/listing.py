@@ -18,23 +18,18 @@ _FILES: Final = ("run.json", "exit.json", "metrics.mm")
 _SETTLED: Final = states.ENDED | {"unreadable"}
 
 
-def rows(folder: Path) -> list[RunRow]:
-    """A row for each run in `folder` and in this user's index, the newest first. A picker that asks again and again keeps a `Listing`."""
-    return Listing(folder).rows()
-
-
 class Listing:
-    """The runs of a folder and of this user's index, row by row; remembers those that no longer change."""
+    """The runs within reach, row by row; remembers those that no longer change."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, reach: runs.Reach) -> None:
+        self._reach = reach
         self._known: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {}
 
     def rows(self) -> list[RunRow]:
         """A row for each run, the newest first."""
         found = []
         kept: dict[str, tuple[tuple[object, ...], dict[str, Any]]] = {}
-        for run in runs.list_runs(self._folder):
+        for run in runs.list_runs(*self._reach):
             place = str(run.path)
             signature = _signature(run)
             known = self._known.get(place)

@@ -21,15 +21,15 @@ _FALLBACK_SIZE = (80, 24)
 
 
 class Listing:
-    """The runs of a root and of the index, described, the newest first; only those in the states `wanted`, where any are given."""
+    """The runs within reach, described, the newest first; only those in the states `wanted`, where any are given."""
 
-    def __init__(self, root: Path, wanted: Collection[str]) -> None:
-        self._root, self._wanted = root, wanted
+    def __init__(self, reach: runs.Reach, wanted: Collection[str]) -> None:
+        self._reach, self._wanted = reach, wanted
         self._ended: dict[Path, dict[str, Any]] = {}
 
     def rows(self) -> list[dict[str, Any]]:
         """What there is now, as `states.describe` has it."""
-        found = [(run, self._describe(run)) for run in runs.list_runs(self._root)]
+        found = [(run, self._describe(run)) for run in runs.list_runs(*self._reach)]
         self._ended = {run.path: row for run, row in found if row["state"] in ENDED}
         return [row for _, row in found if not self._wanted or row["state"] in self._wanted]
 

@@ -60,8 +60,8 @@ class Loaded(NamedTuple):
     device: Any  # torch.device
 
 
-def load(what: str, root: Path, *, which: str | None, device: str, report: Callable[[str], None]) -> Loaded:
-    """A checkpoint of the run `what`, or one given by its path, ready to play.
+def load(what: str, reach: runs.Reach, *, which: str | None, device: str, report: Callable[[str], None]) -> Loaded:
+    """A checkpoint of the run `what`, looked for within `reach`, or one given by its path, ready to play.
 
     `which` is best, last or a step (None: the best if there is one, else the last). `report` takes a line about each damaged checkpoint that is passed over.
     Raises NotFoundError, BadFileError, ConfigError, MachineError, UsageError.
@@ -69,7 +69,7 @@ def load(what: str, root: Path, *, which: str | None, device: str, report: Calla
     given = _checkpoint_path(what)
     if given is not None and which is not None:
         raise UsageError(f"{what!r} is a checkpoint already: leave --checkpoint out, or name the run")
-    run = _run_around(given) if given is not None else runs.resolve(what, root)
+    run = _run_around(given) if given is not None else runs.resolve(what, *reach)
     if not run.config_path.is_file():
         raise NotFoundError(f"{runs.safe(run.id)} has no configuration: it never began to train. Its log: operant logs {runs.safe(run.id)}")
 
@@ -90,12 +90,12 @@ def load(what: str, root: Path, *, which: str | None, device: str, report: Calla
 
 
 def play(
-    what: str, root: Path, *, which: str | None, episodes: int, device: str, seed: int | None, greedy: bool, sampled: bool, report: Callable[[str], None]
+    what: str, reach: runs.Reach, *, which: str | None, episodes: int, device: str, seed: int | None, greedy: bool, sampled: bool, report: Callable[[str], None]
 ) -> Played:
     """Play `episodes` whole episodes of a checkpoint: see `load`. `seed` None is the run's own. Raises what `load` does, and UsageError."""
     if not 1 <= episodes <= _MOST_EPISODES:
         raise UsageError(f"--episodes is {episodes}; it must be between 1 and {_MOST_EPISODES:,}")
-    loaded = load(what, root, which=which, device=device, report=report)
+    loaded = load(what, reach, which=which, device=device, report=report)
     config = loaded.config
     seed = config.run.seed if seed is None else seed
 
@@ -148,7 +148,8 @@ def _policy(config: Any, checkpoint: Any, device: Any) -> Any:
     from operant.policy import Policy
 
     normalize = getattr(config.algo, "normalize_observations", False)
-    policy = Policy(config.environment, config.net, seed=config.run.seed, device=device, normalize=normalize)
+    precision = getattr(config.algo, "precision", "fp32")
+    policy = Policy(config.environment, config.net, seed=config.run.seed, device=device, normalize=normalize, precision=precision)
     with torch.no_grad():
         for name, here in policy.tensors().items():
             there = checkpoint.tensors.get(f"policy/{name}")

@@ -3,7 +3,8 @@ reach. Standard library only. Knows nothing of training or of screens.
 
 Folders lie in a root (`./runs`, `$OPERANT_RUNS`, `--runs`). So that ids work from any directory, each new run also leaves a symbolic link
 `<created ns>-<id>` in `$XDG_STATE_HOME/operant/runs` (default `~/.local/state`). That index is a convenience: links that lead nowhere are skipped and
-swept when the next run is made, and a home that cannot be written costs nothing but the convenience.
+swept when the next run is made, and a home that cannot be written costs nothing but the convenience. Whoever names a root means the runs in it: the index
+is asked only where none was named.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from operant import __version__
 from operant.errors import BusyError, MachineError, NotFoundError, UsageError
@@ -43,9 +44,9 @@ from operant.states import Judgement, Observation, State, describe, exit_code, j
 from operant.text import age, count, duration, number, safe
 
 __all__ = [
-    "ID", "Judgement", "Lock", "Observation", "Run", "State", "acquire", "age", "boot_id", "busy", "count", "create", "describe", "duration", "exit_code",
-    "holder", "host", "identity", "is_local", "judge", "list_ids", "list_runs", "load", "number", "observe", "probe", "read_json", "remove", "resolve",
-    "root", "safe", "shown", "start_ticks", "state", "update_document", "write_json",
+    "ID", "Judgement", "Lock", "Observation", "Reach", "Run", "State", "acquire", "age", "boot_id", "busy", "count", "create", "describe", "duration",
+    "exit_code", "holder", "host", "identity", "is_local", "judge", "list_ids", "list_runs", "load", "number", "observe", "probe", "reach", "read_json",
+    "remove", "resolve", "root", "safe", "shown", "start_ticks", "state", "update_document", "write_json",
 ]  # fmt: skip
 
 _RESERVED = ("latest", "live")
@@ -56,6 +57,18 @@ _SHOWN = 5  # runs named in a message about an ambiguous name
 def root(override: str | None = None) -> Path:
     """The folder that runs are made in, absolute: `override` (--runs), or $OPERANT_RUNS, or ./runs. It need not exist."""
     return Path(os.path.abspath(os.path.expanduser(override or os.environ.get("OPERANT_RUNS") or "runs")))
+
+
+class Reach(NamedTuple):
+    """Where a command looks for runs."""
+
+    root: Path
+    everywhere: bool = True  # whether those of the index count too
+
+
+def reach(override: str | None = None) -> Reach:
+    """Where to look: in the folder that was named, by `override` (--runs) or $OPERANT_RUNS, and there alone; or else in ./runs and in the index."""
+    return Reach(root(override), not (override or os.environ.get("OPERANT_RUNS")))
 
 
 def shown(path: Path) -> str:
@@ -184,7 +197,7 @@ def load(path: Path, id_: str | None = None) -> Run | None:
     return Run(id_ or path.name, path, read_json(os.path.join(path, "run.json")))
 
 
-def list_runs(root: Path, *, everywhere: bool = True) -> list[Run]:
+def list_runs(root: Path, everywhere: bool = True) -> list[Run]:
     """The runs in `root`, and with `everywhere` those of the index, newest first. Whatever is no run is passed over; never raises."""
     found: dict[tuple[int, int], tuple[int, Run]] = {}
     with contextlib.suppress(OSError), os.scandir(root) as entries:
@@ -194,11 +207,13 @@ def list_runs(root: Path, *, everywhere: bool = True) -> list[Run]:
     return [run for _, run in sorted(found.values(), key=lambda one: (-one[0], one[1].id))]
 
 
-def list_ids(root: Path) -> list[str]:
-    """The ids of the runs in `root` and of those of the index, the newest folder first; no document is read. Never raises."""
+def list_ids(root: Path, everywhere: bool = True) -> list[str]:
+    """The ids of the runs in `root`, and with `everywhere` of those of the index, the newest folder first; no document is read. Never raises."""
     ages: dict[str, int] = {}
     places = [(os.path.join(root, name), name) for name in _names(root)]
-    for path, id_ in (*places, *((target, id_) for _, id_, target in _index() if os.path.basename(target) == id_)):
+    if everywhere:
+        places += [(target, id_) for _, id_, target in _index() if os.path.basename(target) == id_]
+    for path, id_ in places:
         with contextlib.suppress(OSError):
             if id_ not in ages and ID.fullmatch(id_) and stat.S_ISREG(os.lstat(os.path.join(path, "run.json")).st_mode):
                 ages[id_] = os.lstat(path).st_mtime_ns
@@ -220,7 +235,7 @@ def _collect(found: dict[tuple[int, int], tuple[int, Run]], places: Iterable[tup
                 found[key] = (integer_of(run.document, "created_realtime_ns") or folder.st_mtime_ns, run)
 
 
-def resolve(text: str, root: Path, *, everywhere: bool = True) -> Run:
+def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
     """The run a person means by a full id, a unique beginning or end of one (`4f2a`), a path, `latest`, or `live` (the only one that trains).
 
     Names are compared with what lies there, never joined to a path. Raises NotFoundError with the nearest ids, or with the runs that fit.

@@ -20,6 +20,7 @@ import pytest
 
 from operant import cli, control, launch, listing, runs, states
 from operant.commands import steering
+from operant.errors import NotFoundError
 from operant.metricsfile import Reader
 
 PACKAGE_PARENT = str(Path(runs.__file__).parent.parent)
@@ -276,7 +277,7 @@ def test_a_list_longer_than_the_terminal_is_cut_and_says_so():
 def test_a_run_that_has_ended_is_described_once_until_it_goes_on(started, monkeypatch):
     run = started("finish")
     wait_until(lambda: state(run).word == "finished" and not runs.probe(run.path))
-    seen = listing.Listing(run.path.parent, ())
+    seen = listing.Listing(runs.Reach(run.path.parent), ())
     (first,) = seen.rows()
     described = []
     original = runs.describe
@@ -286,7 +287,7 @@ def test_a_run_that_has_ended_is_described_once_until_it_goes_on(started, monkey
     lock = runs.acquire(run.path)
     assert seen.rows()[0]["state"] == "finished" and described == [run.id], "a resumed worker is looked at again"
     lock.release()
-    assert listing.Listing(run.path.parent, {"running"}).rows() == []
+    assert listing.Listing(runs.Reach(run.path.parent), {"running"}).rows() == []
 
 
 def test_runs_watch_draws_in_place_until_ctrl_c(started):
@@ -357,9 +358,45 @@ def test_tab_knows_runs_environments_and_configurations(fresh, tmp_path):
     assert set(complete(["show"])) == {"cartpole-ppo-4f2a", "pendulum-ppo-77b0", "latest", "live"}
     assert complete(["stop"], "cart") == ["cartpole-ppo-4f2a"] and complete(["pause"], "4f") == ["4f2a"] and complete(["resume"], "nothing") == []
     assert complete(["monitor"], "pend") == ["pendulum-ppo-77b0"] and "--readonly" in complete(["monitor"], "--r")
-    assert complete(["show", "--runs", "elsewhere"], "cart") == ["cartpole-ppo-4f2a"], "the index knows them everywhere"
+    assert complete(["show", "--runs", "elsewhere"], "cart") == [], "a folder that is named is the only one asked"
     assert complete(["train"], "pend") == ["pendulum"] and complete(["check"], "my") == ["my_env.py"]
     assert {"mine.toml", "folder/"} < set(complete(["train", "--config"])) and "pendulum" in complete(["train", "--config"], "pe")
+
+
+LATEST = (
+    ("show", "latest", "--json"), ("logs", "latest"), ("wait", "latest"), ("stop", "latest"), ("pause", "latest"), ("checkpoint", "latest"),
+    ("resume", "latest"), ("eval", "latest"), ("render", "latest", "--out", "a.gif"), ("monitor", "--latest", "--once"), ("monitor", "latest", "--once"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", LATEST, ids=" ".join)
+@pytest.mark.parametrize("named", ["--runs", "OPERANT_RUNS", "nowhere"])
+def test_latest_is_the_newest_of_the_folder_that_was_named(fresh, here, tmp_path, monkeypatch, words, named):
+    asked = []
+
+    def found(run):
+        asked.append(run.path)
+        raise NotFoundError("enough")
+
+    mine = fresh("mine")
+    newer = runs.create(tmp_path / "elsewhere", "newer", "cartpole-ppo", {})
+    monkeypatch.setattr(runs, "resolve", lambda *words, real=runs.resolve: found(real(*words)))
+    if named == "OPERANT_RUNS":
+        monkeypatch.setenv(named, str(mine.path.parent))
+    done = here(*words, *(("--runs", mine.path.parent) if named == "--runs" else ()))
+    assert done.code == 3 and asked == [newer.path if named == "nowhere" else mine.path]
+
+
+def test_lists_hold_the_runs_of_the_folder_that_was_named(fresh, here, tmp_path):
+    mine = fresh("mine")
+    runs.create(tmp_path / "elsewhere", "newer", "cartpole-ppo", {})
+
+    def listed(*words):
+        return [row["id"] for row in json.loads(here("runs", "--json", *words).out)]
+
+    assert listed() == ["newer", "mine"]
+    assert listed("--runs", mine.path.parent) == ["mine"] and listed("--runs", tmp_path / "none") == []
+    assert [row["id"] for row in listing.Listing(runs.reach(str(mine.path.parent)), ()).rows()] == ["mine"]
 
 
 def test_ids_are_listed_without_reading_a_document(fresh, tmp_path):

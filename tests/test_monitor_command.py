@@ -88,27 +88,27 @@ def test_no_run_at_all(tmp_path):
 def test_the_one_that_trains_or_a_choice_or_the_newest(tmp_path):
     folder = tmp_path / "runs"
     old, new = make(tmp_path, "old-0001"), make(tmp_path, "new-0002")
-    assert command._choose(None, folder) == runs.load(new.path)
+    assert command._choose(None, runs.Reach(folder)) == runs.load(new.path)
     lock = runs.acquire(old.path)
     try:
-        assert command._choose(None, folder).id == "old-0001"
+        assert command._choose(None, runs.Reach(folder)).id == "old-0001"
         other = runs.acquire(new.path)
         try:
-            assert command._choose(None, folder) is None
+            assert command._choose(None, runs.Reach(folder)) is None
             with pytest.raises(NotFoundError, match="matches 2 runs"):
                 command.main([])
         finally:
             other.release()
     finally:
         lock.release()
-    assert command._choose("old", folder).id == "old-0001" and command._choose("latest", folder).id == "new-0002"
+    assert command._choose("old", runs.Reach(folder)).id == "old-0001" and command._choose("latest", runs.Reach(folder)).id == "new-0002"
     with pytest.raises(NotFoundError, match="Closest"):
         command.main(["nwe-0002"])
 
 
 def test_the_library_lists_and_opens(tmp_path):
     make(tmp_path, "one-0001")
-    library = command.Folders(tmp_path / "runs", readonly=True)
+    library = command.Folders(runs.Reach(tmp_path / "runs"), readonly=True)
     (row,) = library.rows()
     assert (row.id, row.state) == ("one-0001", "finished")
     feed = library.open(row.path)

@@ -11,7 +11,7 @@ import pytest
 from monitor import feed as feeds
 from monitor.feed import LiveFeed
 from monitor.journal import Journal
-from monitor.listing import Listing, rows
+from monitor.listing import Listing
 from monitor.logtail import SESSION_MARK, LogTail
 from monitor.reading import Reading, load_history, process_state
 from monitor.snapshot import LogLine
@@ -713,7 +713,7 @@ def test_rows_of_runs(tmp_path, started):
     (root / "odd").mkdir()
     found = {}
     end = time.monotonic() + DEADLINE_S
-    listing = Listing(root)
+    listing = Listing(runs.Reach(root))
     while found.get("cartpole-ppo-77b0", ("",) * 3)[2] != "running":
         assert time.monotonic() < end
         found = {row.id: row for row in listing.rows()}
@@ -721,14 +721,14 @@ def test_rows_of_runs(tmp_path, started):
     row = found["cartpole-ppo-4f2a"]
     assert (row.state, row.env, row.algo, row.score, row.sps, row.progress) == ("finished", "cartpole", "ppo", "480.0", "-", "0 %")
     assert found["cartpole-ppo-77b0"].sps == "4.71 M" and found["cartpole-ppo-77b0"].path == str(live.path)
-    assert {row.id for row in rows(root)} == set(found)
+    assert {row.id for row in Listing(runs.Reach(root)).rows()} == set(found)
 
 
 def test_a_run_that_no_longer_changes_is_described_once(tmp_path, monkeypatch):
     done = Trainer(tmp_path / "runs")
     done.record(5)
     done.leave("finished", exit=0)
-    listing, described = Listing(tmp_path / "runs"), []
+    listing, described = Listing(runs.Reach(tmp_path / "runs")), []
     real = runs.describe
     monkeypatch.setattr("monitor.listing.states.describe", lambda run: described.append(run.id) or real(run))
     first = listing.rows()

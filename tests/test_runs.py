@@ -208,6 +208,27 @@ def test_the_index_finds_runs_from_anywhere_and_forgets_those_that_are_gone(root
     assert [os.readlink(entry) for entry in index.iterdir()] == [str(second.path)]
 
 
+def test_where_a_root_is_named_only_its_runs_are_meant(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mine, newer = make(root, "mine"), make(tmp_path / "elsewhere", "newer")
+    assert runs.reach() == (root, True) and runs.resolve("latest", *runs.reach()).path == newer.path
+    assert runs.reach(str(root)) == (root, False)
+    monkeypatch.setenv("OPERANT_RUNS", str(root))
+    assert runs.reach() == (root, False)
+    assert runs.resolve("latest", *runs.reach(str(newer.path.parent))).path == newer.path, "--runs comes before $OPERANT_RUNS"
+    assert runs.resolve("latest", root, False).path == mine.path and runs.list_ids(root, False) == ["mine"]
+    assert [run.path for run in runs.list_runs(root, False)] == [mine.path]
+    with pytest.raises(NotFoundError, match="no run is called 'newer'"):
+        runs.resolve("newer", root, False)
+    lock = runs.acquire(newer.path)
+    try:
+        assert runs.resolve("live", root).path == newer.path
+        with pytest.raises(NotFoundError, match="no run is training now"):
+            runs.resolve("live", root, False)
+    finally:
+        lock.release()
+
+
 def test_the_index_keeps_entries_of_a_root_that_is_away(root, tmp_path):
     run = make(root)
     root.rename(tmp_path / "unmounted")

@@ -58,13 +58,13 @@ def evaluate(
             raise UsageError("--render term shows one policy: --greedy, the default, or --sampled")
         from operant.commands import playing
 
-        playing.spectate(what, folders.root(runs), which=checkpoint, device=device, seed=seed, greedy=not sampled, episodes=episodes, fps=fps)
+        playing.spectate(what, folders.reach(runs), which=checkpoint, device=device, seed=seed, greedy=not sampled, episodes=episodes, fps=fps)
         return
     if fps is not None:
         raise UsageError("--fps is of --render term")
     both = greedy == sampled
     played = playback.play(
-        what, folders.root(runs), which=checkpoint, episodes=episodes, device=device, seed=seed, greedy=both or greedy, sampled=both or sampled, report=say
+        what, folders.reach(runs), which=checkpoint, episodes=episodes, device=device, seed=seed, greedy=both or greedy, sampled=both or sampled, report=say
     )
     if as_json:
         print_json(played.document())
@@ -95,17 +95,17 @@ def list_runs(
     from operant.states import LIVE
 
     wanted = (LIVE if live else frozenset()) | (_BAD if failed else frozenset())
-    root = folders.root(runs)
-    empty = "no such runs" if wanted else f"no runs yet in {folders.shown(root)}. Start one: operant train"
+    reach = folders.reach(runs)
+    empty = "no such runs" if wanted else f"no runs yet in {folders.shown(reach.root)}. Start one: operant train"
     if watch:
         if as_json or not sys.stdout.isatty():
             raise UsageError("--watch draws on a terminal. For a program: operant runs --json, as often as it is wanted")
         from operant.listing import Listing, draw
 
-        listing = Listing(root, wanted)
+        listing = Listing(reach, wanted)
         draw(lambda: _lines(listing.rows(), limit, empty), sys.stdout)
         return
-    rows = [row for row in map(folders.describe, folders.list_runs(root)) if not wanted or row["state"] in wanted]
+    rows = [row for row in map(folders.describe, folders.list_runs(*reach)) if not wanted or row["state"] in wanted]
     shown = rows[:limit] if limit else rows
     if as_json:
         print_json(shown)
@@ -145,7 +145,7 @@ def show(run: RunName, as_json: JsonOption = False, runs: RootOption = None) -> 
     """Describe one run."""
     from operant import runs as folders
 
-    described = folders.describe(folders.resolve(run, folders.root(runs)))
+    described = folders.describe(folders.resolve(run, *folders.reach(runs)))
     if as_json:
         print_json(described)
         return
@@ -166,7 +166,7 @@ def wait(
     from operant import follow
     from operant import runs as folders
 
-    found = folders.resolve(run, folders.root(runs))
+    found = folders.resolve(run, *folders.reach(runs))
     code = follow.wait(found, timeout)
     if as_json:
         print_json(folders.describe(folders.load(found.path) or found))
@@ -206,7 +206,7 @@ def logs(
     from operant import logfile
     from operant import runs as folders
 
-    for line in logfile.lines(folders.resolve(run, folders.root(runs)), tail=tail, follow=follow):
+    for line in logfile.lines(folders.resolve(run, *folders.reach(runs)), tail=tail, follow=follow):
         if as_json:
             print_json_line(logfile.document(line), flush=follow)
         else:

@@ -22,6 +22,7 @@ from operant.text import safe
 if TYPE_CHECKING:
     from operant.playback import Loaded
     from operant.render import Length, Pace
+    from operant.runs import Reach
     from operant.show import Performer, Show
 
 app = typer.Typer(**TYPER)
@@ -89,7 +90,7 @@ def render(
     from operant import playback
     from operant.console import ended_in_order
 
-    loaded = playback.load(what, folders.root(runs), which=checkpoint, device=device, report=say)
+    loaded = playback.load(what, folders.reach(runs), which=checkpoint, device=device, report=say)
     seed = loaded.config.run.seed if seed is None else seed
     show, performer = stage(loaded, lanes=lanes, seed=seed, greedy=not sampled)
     pace = films.pace(show.step_s, fps, every)
@@ -184,7 +185,7 @@ def _configured(environment: str, params: Sequence[str]) -> Any:
     return configuration.load(None, [f"env.name={environment}", *(f"env.params.{pair}" for pair in params)])
 
 
-def spectate(what: str, root: Path, *, which: str | None, device: str, seed: int | None, greedy: bool, episodes: int, fps: float | None) -> None:
+def spectate(what: str, reach: Reach, *, which: str | None, device: str, seed: int | None, greedy: bool, episodes: int, fps: float | None) -> None:
     """Show a checkpoint at play on the terminal, and print how it went. Raises what `playback.load` does."""
     from operant import console, playback
     from operant import spectate as watching
@@ -192,7 +193,7 @@ def spectate(what: str, root: Path, *, which: str | None, device: str, seed: int
     within("--episodes", episodes, 1, 1_000_000)
     within("--fps", fps, 0.1, 120)
     console.require("--render term")
-    loaded = playback.load(what, root, which=which, device=device, report=say)
+    loaded = playback.load(what, reach, which=which, device=device, report=say)
     seed = loaded.config.run.seed if seed is None else seed
     with _preparing(loaded.config.environment.name):
         show, performer = stage(loaded, lanes=1, seed=seed, greedy=greedy)

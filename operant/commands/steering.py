@@ -38,13 +38,13 @@ def stop(
 
     if every == bool(names):
         raise UsageError("name the runs to stop, or give --all")
-    root = folders.root(runs)
+    reach = folders.reach(runs)
     if every:
-        found = [run for run in folders.list_runs(root) if folders.state(run).live and folders.is_local(run.document)]
+        found = [run for run in folders.list_runs(*reach) if folders.state(run).live and folders.is_local(run.document)]
         if not found:
             say("no run is training now")
     else:
-        found = list({run.path: run for run in (folders.resolve(name, root) for name in names or ())}.values())
+        found = list({run.path: run for run in (folders.resolve(name, *reach) for name in names or ())}.values())
     stops = [_Stop(run) for run in found]
     while any(not one.over for one in stops):
         for one in stops:
@@ -158,7 +158,7 @@ def _ask(name: str, verb: str, root: str | None) -> tuple[Run, str]:
     from operant import control
     from operant import runs as folders
 
-    run = folders.resolve(name, folders.root(root))
+    run = folders.resolve(name, *folders.reach(root))
     ticket = control.send(run, verb, expires_s=_ANSWER_S)
     deadline_s, told = time.monotonic() + _ANSWER_S, False
     try:

@@ -167,7 +167,7 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
         raise UsageError(f"{stray[0]!r} is no override: write section.key=value, such as run.steps=4M")
     if start not in _RESTART and not start.isdecimal():
         raise UsageError(f"--from is {start!r}; it must be last, best or a step")
-    run = folders.resolve(name, folders.root(root))
+    run = folders.resolve(name, *folders.reach(root))
     if folders.probe(run.path):
         raise BusyError(folders.busy(run.path))
     steps = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=say).steps()
