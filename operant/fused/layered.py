@@ -66,7 +66,7 @@ class Layered(Learner):
         return {"COLUMNS": min(shape.columns, wide), "DEPTH": math.gcd(shape.depth, deep), "num_warps": shape.warps, "num_stages": shape.stages}
 
     def _head_cut(self, wide: int) -> dict[str, int]:
-        """The same of the head's kernels; `wide`: columns of the product behind it. With many outputs all is smaller, so that several share a multiprocessor."""
+        """The same of the head's kernels; `wide`: columns of the product behind it. With many outputs all is smaller: several share a multiprocessor."""
         cut, rows = self._cut(min(wide, 2 * HEAD_NUMBERS // self.spec.out_pad), self.spec.inputs[-1]), self._head_rows
         small = {} if rows == self.shape.rows else {"num_warps": min(4, self.shape.warps), "num_stages": min(2, self.shape.stages)}
         return {**cut, **small, "ROWS": rows}
