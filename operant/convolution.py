@@ -42,7 +42,8 @@ def why_not(observation: Box, config: Config) -> str | None:
     shape = observation.shape
     if observation.dtype != "uint8" or len(shape) not in (2, 3) or math.prod(shape) != observation.size:
         what = f"{observation.size} numbers of {observation.dtype}" + (f" of the shape {shape}" if shape else "")
-        return f'net.kind = "cnn" reads pictures and boards: bytes of a shape (H, W, C) or (H, W); this environment shows {what} (use "mlp")'
+        instead = 'use "mlp", or pictures: env.pixels = 64'
+        return f'net.kind = "cnn" reads pictures and boards: bytes of a shape (H, W, C) or (H, W); this environment shows {what} ({instead})'
     height, width = shape[:2]
     if config.cnn == "nature" and min(height, width) < SMALLEST_NATURE:
         side = f"{SMALLEST_NATURE} x {SMALLEST_NATURE}"

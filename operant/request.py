@@ -99,7 +99,8 @@ def _existing(file: str, directory: Path) -> Path:
             return path
     except (OSError, ValueError, RuntimeError):  # a name too long, a NUL in it, no home
         pass
-    raise NotFoundError(f"there is no environment file {drafts.quoted(file)}")
+    shipped = f"; one that ships is asked for by its name alone: operant train {file}" if recipe_for(file) is not None else ""
+    raise NotFoundError(f"there is no environment file {drafts.quoted(file)}{shipped}")
 
 
 def recipe_for(environment: str) -> Path | None:
