@@ -61,6 +61,7 @@ def declaration_problems(env: Env) -> list[str]:
         problems.append(f"scratch is {env.scratch!r}: a whole number, 0 or more")
     if not isinstance(env.tally, tuple) or not all(isinstance(name, str) for name in env.tally):
         problems.append(f'tally is {env.tally!r}: a tuple of names, such as ("score",)')
+    problems += _playing_problems(env)
     try:
         hash(env)
     except TypeError as error:
@@ -90,6 +91,23 @@ def _space_problems(env: Env) -> Iterator[str]:
             yield f"{name} names {space.kinds} kinds: these are bytes from 0 to {space.kinds - 1}, so dtype is uint8 and high is at most that"
     if env.legal is not None and isinstance(env.action, Box):
         yield "`legal` judges actions of Discrete and MultiDiscrete: a Box action can only be bounded"
+
+
+def _playing_problems(env: Env) -> Iterator[str]:
+    """What is wrong with what an environment says of how it is played."""
+    names = env.actions
+    if not isinstance(names, tuple) or not all(isinstance(name, str) and name and name.isprintable() for name in names):
+        yield f'actions is {names!r}: a tuple of names, such as ("left", "right")'
+    elif names and not isinstance(env.action, Discrete):
+        yield "`actions` names the actions of a Discrete: this action is none"
+    elif names and isinstance(env.action, Discrete) and len(names) != env.action.n:
+        yield f"actions has {len(names)} name{'s' * (len(names) != 1)}, but action is {env.action!r}: one for each, or none at all"
+    elif len({name.lower() for name in names}) != len(names):
+        yield f"actions has a name twice: {', '.join(sorted({name for name in names if [other.lower() for other in names].count(name.lower()) > 1}))}"
+    if not isinstance(env.turns, bool):
+        yield f"turns is {env.turns!r}: True or False"
+    if env.step_s is not None and (not isinstance(env.step_s, (int, float)) or not 0.0 < env.step_s < math.inf):
+        yield f"step_s is {env.step_s!r}: seconds, above 0, or None"
 
 
 def _function_problems(env: Env) -> Iterator[str]:
