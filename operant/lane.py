@@ -10,6 +10,11 @@ numbers. One step of a lane, at tick t:
 Where an environment is observed by its picture (`Env.pixels`), pictures are drawn by kernels of their own, one thread a pixel, and a step is cut where they
 come in: `begin_body`, the final pictures, `end_body`, the pictures.
 
+Where an environment's observation is written in parts (`Env.parts`), all lanes are stepped first, and then a thread for each lane and part writes them
+(`parts_body`), the first part of all lanes before the second. So few lanes as a training has leave most of a GPU idle, and one thread alone would wait for each
+of its numbers; a CPU, too, writes a row of many lanes faster than the rows of one. The final observation of a lane that was truncated is still written by the
+one thread that steps it: that happens too rarely to be worth launches of its own in each step.
+
 `lanes` and `slot` are a `world.Lanes` and a `world.Slot` of arrays.
 """
 
@@ -37,18 +42,19 @@ class _Functions(NamedTuple):
     add_tallies: Any  # (lanes, i): an episode's tallies to those of the ended ones
 
 
+@device
+def _nothing(lanes, i, slot, p):
+    pass
+
+
 def _functions(env: Env) -> _Functions:
     """Wrap an environment's functions: with cells and scratch where it declared them, with the tallies it has."""
-    reset_, step_, observe_ = env.reset, env.step, env.observe
+    reset_, step_ = env.reset, env.step
     if has_cells(env):
 
         @device
         def reset(lanes, i, p, key):
             reset_(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], p, key)
-
-        @device
-        def observe(lanes, i, obs, p):
-            observe_(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], obs, p)
 
         @device
         def act(lanes, i, action, p, key):
@@ -61,18 +67,68 @@ def _functions(env: Env) -> _Functions:
             reset_(lanes.state[:, i], p, key)
 
         @device
-        def observe(lanes, i, obs, p):
-            observe_(lanes.state[:, i], obs, p)
-
-        @device
         def act(lanes, i, action, p, key):
             return step_(lanes.state[:, i], action, p, key, lanes.running[1:, i])
 
-    return _Functions(reset, _taking_columns(env, act), *_showing(env, observe), _judging(env), _tallying(len(env.tally)))
+    return _Functions(reset, _taking_columns(env, act), *_showing(env), _judging(env), _tallying(len(env.tally)))
 
 
-def _showing(env: Env, observe: Any) -> tuple[Any, Any]:
+def _writing(env: Env, function: Any) -> Any:
+    """`observe` or `legal` in one shape, `(lanes, i, out, p)`: all its parts, one after the other, where it has any."""
+    parts = env.parts
+    if parts and env.cells is not None:
+
+        @device
+        def whole(lanes, i, out, p):
+            s, cells = lanes.state[:, i], lanes.cells[:, i]
+            for part in range(parts):
+                function(s, cells, out, p, uint32(part))
+
+    elif parts:
+
+        @device
+        def whole(lanes, i, out, p):
+            s = lanes.state[:, i]
+            for part in range(parts):
+                function(s, out, p, uint32(part))
+
+    elif has_cells(env):
+
+        @device
+        def whole(lanes, i, out, p):
+            function(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], out, p)
+
+    else:
+
+        @device
+        def whole(lanes, i, out, p):
+            function(lanes.state[:, i], out, p)
+
+    return whole
+
+
+def part_function(env: Env, function: Any) -> Any:
+    """`observe` or `legal` of an environment with parts in one shape, `(lanes, i, out, p, part)`."""
+    if env.cells is not None:
+
+        @device
+        def write(lanes, i, out, p, part):
+            function(lanes.state[:, i], lanes.cells[:, i], out, p, part)
+
+    else:
+
+        @device
+        def write(lanes, i, out, p, part):
+            function(lanes.state[:, i], out, p, part)
+
+    return write
+
+
+def _showing(env: Env) -> tuple[Any, Any]:
     """What writes a lane's observation, and its final one; pictures are not the lane body's to draw."""
+    if env.pixels:
+        return _nothing, _nothing
+    observe = _writing(env, env.observe)
 
     @device
     def show(lanes, i, slot, p):
@@ -82,33 +138,18 @@ def _showing(env: Env, observe: Any) -> tuple[Any, Any]:
     def show_final(lanes, i, slot, p):
         observe(lanes, i, slot.final_observation[:, i], p)
 
-    @device
-    def nothing(lanes, i, slot, p):
-        pass
-
-    return (nothing, nothing) if env.pixels else (show, show_final)
+    return show, show_final
 
 
 def _judging(env: Env) -> Any:
     """What writes the legal actions of a lane; without any there is no buffer to touch."""
-    legal: Any = env.legal
     if not env.mask_size:
+        return _nothing
+    legal = _writing(env, env.legal)
 
-        @device
-        def judge(lanes, i, slot, p):
-            pass
-
-    elif has_cells(env):
-
-        @device
-        def judge(lanes, i, slot, p):
-            legal(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], slot.legal[:, i], p)
-
-    else:
-
-        @device
-        def judge(lanes, i, slot, p):
-            legal(lanes.state[:, i], slot.legal[:, i], p)
+    @device
+    def judge(lanes, i, slot, p):
+        legal(lanes, i, slot.legal[:, i], p)
 
     return judge
 
@@ -164,13 +205,15 @@ def _key(lanes, i, offset, purpose):
     return uint32(lanes.seed[0]), uint32(lanes.seed[1]), lane, uint32(tick & _LOW_32), uint32(tick >> 32), uint32(purpose)
 
 
-def step_body(env: Env, params: Any, every_final: bool = True) -> Any:
-    """The lane body: one step of lane i, as the module's docstring tells it.
+def step_body(env: Env, params: Any, every_final: bool = True, apart: bool = False) -> Any:
+    """The lane body: one step of lane i, as the module's docstring tells it; `apart`, without its end, which `parts_body` does.
 
     Stores of a lane here and there cost a GPU far more than those of neighbouring lanes together. So what an episode's end adds up to is worked out
     by `take` from what is stored anyway, and without `every_final` a terminated lane's final observation, which nobody bootstraps from, is not written.
     """
     reset, step, show, show_final, judge, add_tallies = _functions(env)
+    if apart:
+        show, judge = _nothing, _nothing
     p = device_params(params)
     limit = env.time_limit if env.time_limit is not None else 2**31 - 1
 
@@ -241,9 +284,11 @@ def end_body(env: Env, params: Any) -> Any:
     return body
 
 
-def reset_body(env: Env, params: Any) -> Any:
-    """The body that begins lane i anew, with the numbers of the tick before the next."""
+def reset_body(env: Env, params: Any, apart: bool = False) -> Any:
+    """The body that begins lane i anew, with the numbers of the tick before the next; `apart`, without what `parts_body` does."""
     reset, _, show, _, judge, _ = _functions(env)
+    if apart:
+        show, judge = _nothing, _nothing
     p = device_params(params)
     rows = 1 + len(env.tally)
 
@@ -255,5 +300,38 @@ def reset_body(env: Env, params: Any) -> Any:
             lanes.running[k, i] = float32(0.0)
         show(lanes, i, slot, p)
         judge(lanes, i, slot, p)
+
+    return body
+
+
+def parts_body(env: Env, params: Any, threads: int) -> Any:
+    """The body that writes what lane i % N shows, and which actions are legal there: of all parts the share of thread i // N of `threads`.
+
+    So neighbouring threads write the same rows of neighbouring lanes. `scene` is a `pictures.Scene` of arrays.
+    """
+    observe = part_function(env, env.observe)
+    judge: Any = part_function(env, env.legal) if env.mask_size else None
+    p, parts = device_params(params), env.parts
+
+    @device
+    def write(scene, lane, slot, part):
+        observe(scene, lane, slot.observation[:, lane], p, part)
+
+    @device
+    def write_and_judge(scene, lane, slot, part):
+        observe(scene, lane, slot.observation[:, lane], p, part)
+        judge(scene, lane, slot.legal[:, lane], p, part)
+
+    one = write if judge is None else write_and_judge
+
+    @device
+    def body(i, scene, slot, offset):
+        count = uint32(scene.state.shape[1])
+        thread, lane = uint32(i // count), uint32(i % count)
+        if threads == parts:
+            one(scene, lane, slot, thread)
+        else:
+            for part in range(thread * parts // threads, (thread + 1) * parts // threads):
+                one(scene, lane, slot, uint32(part))
 
     return body

@@ -16,7 +16,7 @@ import torch
 from operant import pictures, rng
 from operant.envs import Box, Env
 from operant.kernel import Kernel, bind
-from operant.lane import begin_body, end_body, has_cells, reset_body, step_body
+from operant.lane import begin_body, end_body, has_cells, parts_body, reset_body, step_body
 
 EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of what `take` returns; an environment's own tallies follow
 
@@ -67,12 +67,15 @@ class _Kernels(NamedTuple):
     step: Kernel
     show_final: Kernel | None  # pictures
     end: Kernel | None
-    show: Kernel | None
+    show: Kernel | None  # pictures, or an observation in parts
 
 
 @functools.cache
-def _kernels(env: Env, params: Any, device: torch.device, every_final: bool) -> _Kernels:
+def _kernels(env: Env, params: Any, device: torch.device, every_final: bool, threads: int) -> _Kernels:
     """Compiled once for all worlds of the same rules in this process (a run has two: its own and its evaluation's)."""
+    if threads > 1:
+        show = Kernel(parts_body(env, params, threads), device)
+        return _Kernels(Kernel(reset_body(env, params, True), device), Kernel(step_body(env, params, every_final, True), device), None, None, show)
     reset = Kernel(reset_body(env, params), device)
     if not env.pixels:
         return _Kernels(reset, Kernel(step_body(env, params, every_final), device), None, None, None)
@@ -92,7 +95,8 @@ class World:
     """N lanes of an environment on a device.
 
     `seed` and `stream` name the random numbers (stream 0 is the run's own, others are independent of it); `lane0` is the global number of the first lane.
-    `every_final` asks for the final observation of terminated episodes too, not only of truncated ones.
+    `every_final` asks for the final observation of terminated episodes too, not only of truncated ones. `threads` is how many threads write a lane's
+    observation: by default one for each of its parts, at least one, which then is the thread that steps the lane. Raises ValueError for others.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class World:
         lane0: int = 0,
         stream: int = 0,
         every_final: bool = False,
+        threads: int | None = None,
     ) -> None:
         self.env, self.count, self.device = env, lanes, _indexed(torch.device(device))
         self.params = _typed(params, env.Params())
@@ -130,7 +135,12 @@ class World:
         self._carried = zeros(2, dtype=torch.float64)  # sums over all lanes of age and running return when `take` was called last
         self._bound = bind(self.lanes)
         self._scene = bind(pictures.Scene(self.lanes.state, self.lanes.cells))
-        self._kernels = _kernels(env, self.params, self.device, every_final)
+        most = 1 if env.pixels else max(env.parts, 1)
+        threads = most if threads is None else threads
+        if not 1 <= threads <= most:
+            raise ValueError(f"{threads} threads a lane: its observation is written in {most}, at most")
+        self._kernels = _kernels(env, self.params, self.device, every_final, threads)
+        self._shown = lanes * (env.pixels**2 if env.pixels else threads)  # threads that write observations
         self._shows_finals = not env.pixels or _shows_finals(env, every_final)
         # A lane is truncated at most once within so many steps: their final pictures have room in one buffer, a small part of a rollout's.
         self.final_window = env.time_limit if env.pixels and env.time_limit is not None and not every_final else 1
@@ -194,9 +204,9 @@ class World:
             self._show(kernels.show, slot)
 
     def _show(self, kernel: Kernel | None, slot: Slot) -> None:
-        """Draw the pictures of all lanes, or those that the kernel picks; nothing where there are none."""
+        """Draw the pictures of all lanes, or those that the kernel picks, or write their observations; nothing where there is no such kernel."""
         if kernel is not None:
-            kernel(self.count * self.env.pixels**2, self._scene, slot)
+            kernel(self._shown, self._scene, slot)
 
     def advance(self, steps: int) -> None:
         """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""

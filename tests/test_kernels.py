@@ -173,7 +173,7 @@ def test_one_lowering_serves_all(capability):
 
 
 def test_no_body_is_forgotten():
-    built = {"step_body", "begin_body", "end_body", "reset_body", "shade_body", "observe_body", "observe_final_body"}
+    built = {"step_body", "begin_body", "end_body", "reset_body", "parts_body", "shade_body", "observe_body", "observe_final_body"}
     listed = {body.py_func.__name__ for body in GROUPS} | built
     source = "\n".join(path.read_text() for path in Path(operant.__file__).parent.rglob("*.py"))
     assert set(re.findall(r"^def ([a-z]\w*_body)\(", source, re.MULTILINE)) == listed

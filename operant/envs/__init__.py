@@ -58,6 +58,10 @@ What else it carries, without a change of shape
 - **How it is played**: `actions=("stay", "left", "right")` names the actions of a `Discrete`, in the order of their numbers, "left+jump" two at once: whoever
   plays finds them on the keys, and whoever watches reads them. `turns=True` is a game that waits for its player. `step_s` is how long a step lasts for whoever
   watches, where `Params` does not say it: by `tau`, s, times `frames`, if it has such (frames alone are sixtieths of a second).
+- **Observations written by several threads**: `Env(..., parts=k)` where they are many numbers. `observe(s, obs, p, part)` (with cells
+  `observe(s, cells, obs, p, part)`) is then called for each part 0 ... k - 1 and writes that part's share of the rows; together they write them all, and none
+  reads what another wrote, in whatever order. As with `shade`, there is no scratch, and nothing is changed but `obs`. `legal` likewise is
+  `legal(s, mask, p, part)`, with cells `legal(s, cells, mask, p, part)`. `part` has no sign (uint32). Ten to forty rows make a good part.
 - **Several frames a step, or a scripted opponent**: a loop, or the opponent's move, inside `step`.
 - **Recurrent policies and several GPUs** ask nothing of an environment: lanes are numbered globally, so a lane's random numbers do not depend on which device
   runs it.
@@ -149,6 +153,7 @@ class Env:
     legal: Callable[..., Any] | None = None
     cells: Cells | None = None
     scratch: int = 0
+    parts: int = 0  # in how many `observe` and `legal` write; 0: they take no `part`
     pixels: int = 0  # the side of the pictures that are observed in place of what `observe` writes: see `with_pixels`
     tally: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()  # what each action of a Discrete is called

@@ -259,20 +259,26 @@ def _observe_word(obs, first, count, word):
         obs[first + k] = float32(1.0) if (word >> int32(k)) & int32(1) != int32(0) else float32(0.0)
 
 
-@device_call
-def observe(s, cells, scratch, obs, p):
+@device
+def _observe_numbers(s, obs, p):
     paddle_x, paddle_width, x, y, vx, vy = s[PADDLE_X], s[PADDLE_WIDTH], s[BALL_X], s[BALL_Y], s[BALL_VX], s[BALL_VY]
     score, balls = s[SCORE], s[BALLS]
-    word0, word1, word2, word3 = cells[0], cells[1], cells[2], cells[3]
     obs[0], obs[1] = paddle_x / p.width, p.paddle_y / p.height
     obs[2], obs[3] = x / p.width, y / p.height
     obs[4], obs[5] = vx / float32(512.0), vy / float32(512.0)
     obs[6] = float32(0.0) if vx == float32(0.0) and vy == float32(0.0) else float32(0.2)
     obs[7], obs[8], obs[9] = score / float32(MOST_SCORE), balls / float32(5.0), paddle_width / p.paddle_width
-    _observe_word(obs, SEEN, 32, word0)
-    _observe_word(obs, SEEN + 32, 32, word1)
-    _observe_word(obs, SEEN + 64, 32, word2)
-    _observe_word(obs, SEEN + 96, BRICKS - 96, word3)
+
+
+@device_call
+def observe(s, cells, obs, p, part):
+    """A part is a word of bricks; the last is the other numbers."""
+    if part < WORDS - 1:
+        _observe_word(obs, SEEN + 32 * part, 32, cells[part])
+    elif part == WORDS - 1:
+        _observe_word(obs, SEEN + 32 * part, BRICKS - 32 * (WORDS - 1), cells[part])
+    else:
+        _observe_numbers(s, obs, p)
 
 
 @device
@@ -315,6 +321,7 @@ ENV = Env(
     step=step,
     observe=observe,
     shade=shade,
+    parts=WORDS + 1,
     cells=Cells(WORDS, "int32"),
     tally=("scored", "won", "returns"),
     actions=("stay", "left", "right"),

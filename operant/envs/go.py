@@ -321,9 +321,10 @@ def go(size: int = 9) -> Env:
         return (float32(1.0) + p.passing * skipped if won else loss - p.passing * skips) + p.stone * float32((0 if ended else lead) - before), ended
 
     @device_call
-    def observe(s, cells, scratch, obs, p):
+    def observe(s, cells, obs, p, part):
+        """A part is a row of the board."""
         last, ko, clock = int32(s[LAST]), int32(s[KO]), int32(s[PLIES]) * 255 // limit
-        for point in range(count):
+        for point in range(part * size, (part + 1) * size):
             liberties, first = int32(cells[point]), PLANES * point
             obs[first] = 255 if liberties > 0 else 0
             obs[first + 1] = 255 if liberties < 0 else 0
@@ -333,15 +334,16 @@ def go(size: int = 9) -> Env:
             obs[first + 4] = clock
 
     @device_call
-    def legal(s, cells, scratch, mask, p):
+    def legal(s, cells, mask, p, part):
+        """A part is a row of the board; the last has the pass, too."""
         ko = int32(s[KO])
-        for row in range(size):
-            for column in range(size):
-                point = row * size + column
-                above, left, right, below = neighbours(cells, size, 0, row, column, -BLACK * BEYOND)
-                allowed = opens(above, BLACK) or opens(left, BLACK) or opens(right, BLACK) or opens(below, BLACK)
-                mask[point] = 1 if allowed and cells[point] == EMPTY and point != ko else 0
-        mask[count] = 1
+        for column in range(size):
+            point = part * size + column
+            above, left, right, below = neighbours(cells, size, 0, part, column, -BLACK * BEYOND)
+            allowed = opens(above, BLACK) or opens(left, BLACK) or opens(right, BLACK) or opens(below, BLACK)
+            mask[point] = 1 if allowed and cells[point] == EMPTY and point != ko else 0
+        if part == size - 1:
+            mask[count] = 1
 
     @device_call
     def shade(s, cells, p, x, y):
@@ -358,6 +360,7 @@ def go(size: int = 9) -> Env:
         observe=observe,
         legal=legal,
         shade=shade,
+        parts=size,
         cells=Cells(2 * count, "int8" if count < 128 else "int16"),
         scratch=count,
         tally=("won", "margin", "captures", "lost", "plies", "passes"),

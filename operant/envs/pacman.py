@@ -102,7 +102,8 @@ HOMES = (11 * STRIDE + 13, 11 * STRIDE + 14, 11 * STRIDE + 12, 11 * STRIDE + 15)
 CORNERS = ((24, -3), (3, -3), (27, 31), (0, 31))  # column and row; out of reach, so that a ghost goes round and round
 PINKY_LEAD, INKY_LEAD, CLYDE_RADIUS = 4, 2, 8
 PLAYER_SEEN, GHOST_SEEN = 11, 9
-SEEN = PLAYER_SEEN + 4 * GHOST_SEEN + PICKUPS
+PICKUPS_SEEN = PLAYER_SEEN + 4 * GHOST_SEEN  # where the pickups begin
+SEEN = PICKUPS_SEEN + PICKUPS
 
 WALL, PINK, WHITE = (float32(0.16), float32(0.21), float32(0.5)), (float32(0.96), float32(0.62), float32(0.78)), (float32(0.95), float32(0.95), float32(0.95))
 SCARED, SCARLET, DOT = (float32(0.2), float32(0.25), float32(0.95)), (float32(0.9), float32(0.15), float32(0.1)), (float32(0.85), float32(0.75), float32(0.6))
@@ -348,7 +349,17 @@ def _observe_actor(obs, at, word):
         obs[at + 2 + way] = 255 if heading == way else 0
 
 
-@device_call
+@device
+def _observe_pacman(obs, pacman, fright, p):
+    """Eleven bytes: six of any actor, the ways that are open, and the time that is left."""
+    ways = _entry(_place(pacman))
+    _observe_actor(obs, 0, pacman)
+    for way in range(4):
+        obs[6 + way] = int32(255) * ((ways >> int32(way)) & int32(1))
+    obs[10] = min(fright * int32(255) // int32(max(p.frightened_steps, 1)), int32(255))
+
+
+@device
 def _observe_ghost(obs, at, word):
     """Nine bytes: six of any actor, and its mood."""
     _observe_actor(obs, at, word)
@@ -365,30 +376,17 @@ def _observe_bits(obs, at, word, count):
 
 
 @device_call
-def observe(s, cells, scratch, obs, p):
-    """291 bytes: see the module's docstring."""
-    # A compiler cannot know that cells and obs lie apart: all is read before anything is written.
-    w0, w1, w2, w3, w4, w5, w6, w7 = cells[0], cells[1], cells[2], cells[3], cells[4], cells[5], cells[6], cells[7]
-    pacman, fright = cells[PACMAN], cells[FRIGHT]
-    blinky, pinky, inky, clyde = cells[GHOSTS], cells[GHOSTS + 1], cells[GHOSTS + 2], cells[GHOSTS + 3]
-    ways = _entry(_place(pacman))
-    _observe_actor(obs, 0, pacman)
-    for way in range(4):
-        obs[6 + way] = int32(255) * ((ways >> int32(way)) & int32(1))
-    obs[10] = min(fright * int32(255) // int32(max(p.frightened_steps, 1)), int32(255))
-    _observe_ghost(obs, PLAYER_SEEN, blinky)
-    _observe_ghost(obs, PLAYER_SEEN + GHOST_SEEN, pinky)
-    _observe_ghost(obs, PLAYER_SEEN + 2 * GHOST_SEEN, inky)
-    _observe_ghost(obs, PLAYER_SEEN + 3 * GHOST_SEEN, clyde)
-    first = PLAYER_SEEN + 4 * GHOST_SEEN
-    _observe_bits(obs, first, w0, 32)
-    _observe_bits(obs, first + 32, w1, 32)
-    _observe_bits(obs, first + 64, w2, 32)
-    _observe_bits(obs, first + 96, w3, 32)
-    _observe_bits(obs, first + 128, w4, 32)
-    _observe_bits(obs, first + 160, w5, 32)
-    _observe_bits(obs, first + 192, w6, 32)
-    _observe_bits(obs, first + 224, w7, PICKUPS - 224)
+def observe(s, cells, obs, p, part):
+    """A part is that of one of a lane's words: 32 pickups, or fewer, Pacman, or a ghost."""
+    word, fright = cells[part], cells[FRIGHT]  # read before anything is written: a compiler cannot know that cells and obs lie apart
+    if part < WORDS - 1:
+        _observe_bits(obs, PICKUPS_SEEN + 32 * part, word, 32)
+    elif part == WORDS - 1:
+        _observe_bits(obs, PICKUPS_SEEN + 32 * part, word, PICKUPS - 32 * (WORDS - 1))
+    elif part == PACMAN:
+        _observe_pacman(obs, word, fright, p)
+    else:
+        _observe_ghost(obs, PLAYER_SEEN + GHOST_SEEN * (part - GHOSTS), word)
 
 
 @device
@@ -466,6 +464,7 @@ ENV = Env(
     step=step,
     observe=observe,
     shade=shade,
+    parts=WORDS + 5,
     cells=Cells(CELLS, "int32"),
     tally=("score", "pickups", "ghosts", "cleared", "caught"),
     actions=("up", "right", "down", "left"),

@@ -335,23 +335,36 @@ def _unit(number):
     return min(max(number, float32(-1.0)), float32(1.0))
 
 
-@device_call
-def observe(s, cells, scratch, obs, p):
+@device
+def _observe_column(obs, k, word, row):
+    """Column k of those seen, from a row on."""
+    obs[k * SEEN_ROWS] = _seen(word, _lands_on(word, int32(row - BELOW)))
+    for j in range(1, SEEN_ROWS):
+        obs[k * SEEN_ROWS + j] = _seen(word, int32(row + j - BELOW))
+    coin = _coin(word)
+    obs[SEEN_COINS + 2 * k] = float32(1.0) if coin > 0 else float32(0.0)
+    obs[SEEN_COINS + 2 * k + 1] = _unit(float32(int32(coin - row)) / float32(8.0)) if coin > 0 else float32(0.0)
+
+
+@device
+def _observe_rest(s, obs, width, p):
+    """What is seen beside the columns."""
     x, y, vx, vy, stands, best, clock = s[X], s[Y], s[VX], s[VY], s[STANDS], s[BEST], s[CLOCK]
-    column, row, width = _floor(x), _floor(y), float32(int32(cells.shape[0]))
-    for k in range(SEEN_COLUMNS):
-        word = _word(cells, int32(column + k - BEHIND))
-        obs[k * SEEN_ROWS] = _seen(word, _lands_on(word, int32(row - BELOW)))
-        for j in range(1, SEEN_ROWS):
-            obs[k * SEEN_ROWS + j] = _seen(word, int32(row + j - BELOW))
-        coin = _coin(word)
-        obs[SEEN_COINS + 2 * k] = float32(1.0) if coin > 0 else float32(0.0)
-        obs[SEEN_COINS + 2 * k + 1] = _unit(float32(int32(coin - row)) / float32(8.0)) if coin > 0 else float32(0.0)
+    column, row = _floor(x), _floor(y)
     obs[SEEN_REST], obs[SEEN_REST + 1] = x - float32(column), y - float32(row)
     obs[SEEN_REST + 2], obs[SEEN_REST + 3] = _unit(vx / p.speed), _unit(vy / p.jump)
     obs[SEEN_REST + 4], obs[SEEN_REST + 5] = stands, _unit(y / float32(16.0))
     obs[SEEN_REST + 6], obs[SEEN_REST + 7] = _unit((best - x) / float32(8.0)), _unit((width - x) / width)
     obs[SEEN_REST + 8] = _unit(float32(1.0) - clock / float32(p.steps))
+
+
+@device_call
+def observe(s, cells, obs, p, part):
+    """A part is a column; the last is the rest."""
+    if part < SEEN_COLUMNS:
+        _observe_column(obs, part, _word(cells, int32(_floor(s[X]) + part - BEHIND)), _floor(s[Y]))
+    else:
+        _observe_rest(s, obs, float32(int32(cells.shape[0])), p)
 
 
 @device
@@ -434,6 +447,7 @@ def platformer(rows: int = 12, columns: int = 64) -> Env:
         step=step,
         observe=observe,
         shade=shade,
+        parts=SEEN_COLUMNS + 1,
         cells=Cells(columns, "int16"),
         tally=("goal", "coins", "progress", "spiked", "fell", "too_late"),
         actions=("left", "stay", "right", "left+jump", "jump", "right+jump"),

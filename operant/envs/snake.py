@@ -32,7 +32,7 @@ LENGTH_AT_END, WON, HIT_WALL, HIT_ITSELF, STARVED = range(5)  # tallies
 UP, RIGHT, DOWN, LEFT = range(4)
 START_LENGTH = 3
 PLANES = 3  # bytes of a cell in the observation
-TOGETHER = 4  # cells that `observe` reads before it writes
+TOGETHER = 4  # cells of a part of the observation, which are read before any is written; a board has a whole number of such parts
 
 
 class Params(NamedTuple):
@@ -54,11 +54,11 @@ def free_cell(cells, clock, length, key):
     return -1
 
 
-@device_call
-def paint(obs, cell, remaining, head, food):
-    """Write a cell's three bytes. `remaining` is how many steps it stays body, 0 or less where it is none."""
+@device
+def paint(obs, cell, remaining, length, food):
+    """Write a cell's three bytes. `remaining` is how many steps it stays body, 0 or less where it is none: of the head's as many as the snake is long."""
     obs[PLANES * cell] = min(max(remaining, int32(0)), int32(255))
-    obs[PLANES * cell + 1] = 255 if cell == head else 0
+    obs[PLANES * cell + 1] = 255 if remaining == length else 0
     obs[PLANES * cell + 2] = 255 if cell == food else 0
 
 
@@ -123,16 +123,16 @@ def snake(height: int = 10, width: int = 10) -> Env:
         return p.food, True
 
     @device_call
-    def observe(s, cells, scratch, obs, p):
-        head, food = int32(s[ROW]) * width + int32(s[COLUMN]), int32(s[FOOD])
-        last = int32(s[LENGTH]) - int32(s[CLOCK])
-        for cell in range(0, count, TOGETHER):
-            # A compiler cannot know that cells and obs lie apart, and would wait for each cell before it writes the next.
-            one, two, three, four = cells[cell], cells[cell + 1], cells[cell + 2], cells[cell + 3]
-            paint(obs, cell, int32(last + one), head, food)
-            paint(obs, cell + 1, int32(last + two), head, food)
-            paint(obs, cell + 2, int32(last + three), head, food)
-            paint(obs, cell + 3, int32(last + four), head, food)
+    def observe(s, cells, obs, p, part):
+        cell = TOGETHER * part
+        length, food = int32(s[LENGTH]), int32(s[FOOD])
+        last = length - int32(s[CLOCK])
+        # A compiler cannot know that cells and obs lie apart, and would wait for each cell before it writes the next.
+        one, two, three, four = cells[cell], cells[cell + 1], cells[cell + 2], cells[cell + 3]
+        paint(obs, cell, int32(last + one), length, food)
+        paint(obs, cell + 1, int32(last + two), length, food)
+        paint(obs, cell + 2, int32(last + three), length, food)
+        paint(obs, cell + 3, int32(last + four), length, food)
 
     @device_call
     def shade(s, cells, p, x, y):
@@ -175,6 +175,7 @@ def snake(height: int = 10, width: int = 10) -> Env:
         observe=observe,
         shade=shade,
         # The clock never passes a board's worth of steps for each cell.
+        parts=count // TOGETHER,
         cells=Cells(count, "int16" if count * count < 2**15 else "int32"),
         tally=("length", "won", "hit_wall", "hit_itself", "starved"),
         actions=("up", "right", "down", "left"),
