@@ -59,6 +59,8 @@ def declaration_problems(env: Env) -> list[str]:
         problems.append(f"cells is {env.cells!r}: Cells(n, dtype), n at least 1, of int8, uint8, int16 or int32")
     if not isinstance(env.scratch, int) or env.scratch < 0:
         problems.append(f"scratch is {env.scratch!r}: a whole number, 0 or more")
+    if not isinstance(env.parts, int) or env.parts < 0:
+        problems.append(f"parts is {env.parts!r}: a whole number, 0 or more")
     if not isinstance(env.tally, tuple) or not all(isinstance(name, str) for name in env.tally):
         problems.append(f'tally is {env.tally!r}: a tuple of names, such as ("score",)')
     problems += _playing_problems(env)
@@ -112,9 +114,10 @@ def _playing_problems(env: Env) -> Iterator[str]:
 
 def _function_problems(env: Env) -> Iterator[str]:
     grid = "cells, scratch, " if env.cells is not None or env.scratch else ""
-    wanted = {"reset": f"s, {grid}p, key", "step": f"s, {grid}action, p, key, tally", "observe": f"s, {grid}obs, p"}
-    wanted["legal"] = f"s, {grid}mask, p"
-    wanted["shade"] = f"s, {'cells, ' if env.cells is not None else ''}p, x, y"
+    seen = "cells, " if env.cells is not None else ""  # by what may run in several threads at once
+    wanted = {"reset": f"s, {grid}p, key", "step": f"s, {grid}action, p, key, tally", "shade": f"s, {seen}p, x, y"}
+    for name, out in (("observe", "obs"), ("legal", "mask")):
+        wanted[name] = f"s, {seen}{out}, p, part" if env.parts else f"s, {grid}{out}, p"
     for name, arguments in wanted.items():
         function = getattr(env, name)
         if function is None and name in ("shade", "legal"):
@@ -176,9 +179,12 @@ def _index_error(env: Env) -> str | None:
                     _plain(env.reset)(s, *grid, p, key)
                 column = trial_actions(env, generator, t, 2)[:, t % 2].numpy()
                 _, terminated = _plain(env.step)(s, *grid, column[0] if isinstance(env.action, Discrete) else column, p, key, tally)
-                _plain(env.observe)(s, *grid, obs, p)
-                if env.legal is not None:
-                    _plain(env.legal)(s, *grid, mask, p)
+                for function, out in ((env.observe, obs), (env.legal, mask)):
+                    if function is not None and env.parts:
+                        for part in range(env.parts):
+                            _plain(function)(s, *cells[: env.cells is not None], out, p, np.int32(part))
+                    elif function is not None:
+                        _plain(function)(s, *grid, out, p)
                 if terminated:
                     _plain(env.reset)(s, *grid, p, key)
     except IndexError as error:
