@@ -41,8 +41,8 @@ def trial_actions(env: Env, generator: np.random.Generator, t: int, lanes: int, 
 class Trial:
     """A world with one slot."""
 
-    def __init__(self, env: Env, lanes: int, seed: int, device: str = "cpu") -> None:
-        self.world = World(env, lanes, seed=seed, device=device, every_final=True)
+    def __init__(self, env: Env, lanes: int, seed: int, device: str = "cpu", *, every_final: bool = True) -> None:
+        self.world = World(env, lanes, seed=seed, device=device, every_final=every_final)
         self.slot = self.world.slot()
         self._bound = self.world.bind(self.slot)
 

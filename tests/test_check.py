@@ -226,12 +226,16 @@ LEGAL = "@device\ndef legal(s, mask, p):\n    mask[0] = 1 if s[X] > float32(-1.0
 MASKED = [("ENV = Env(\n    Params, FIELDS, ", LEGAL + "Params=Params, fields=FIELDS, ")]
 MASKS = {
     "a mask": ([], {}),
-    "what is neither 0 nor 1": ([("mask[2] = 1", "mask[2] = 2")], {"legal actions": ["mask[2] is 2 after step 0 in lane 0: 1 is legal"]}),
-    "no way out": ([("mask[1] = 1", "mask[1] = mask[0]"), ("mask[2] = 1", "mask[2] = mask[0]")], {"legal actions": ["no action is legal after step"]}),
+    "what is neither 0 nor 1, and float64": (
+        [("mask[2] = 1", "mask[2] = 2"), ("s[X] > float32(-1.0)", "s[X] * 0.5 > float32(-1.0)")],
+        {"legal actions": ["mask[2] is 2 after step 0 in lane 0: 1 is legal"], "float32 only": ["mine.py:44"]},
+    ),
+    "no way out, and chance": (
+        [("mask[1] = 1", "mask[1] = mask[0]"), ("mask[2] = 1", "mask[2] = mask[0] * np.random.randint(0, 2)")],
+        {"legal actions": ["no action is legal after step"], "repeatable": ["the legal"]},
+    ),
     "a mask too short": ([("    mask[2] = 1\n", "")], {WRITES: ["`legal` leaves mask[2] unwritten", "3 choices"]}),
     "a mask too long": ([("mask[2] = 1", "mask[3] = 1")], {COLUMNS: ["`mask[3] = 1`", "out of bounds"]}),
-    "a mask by chance": ([("mask[2] = 1", "mask[2] = np.random.randint(0, 2)")], {"repeatable": ["the legal"]}),
-    "float64 in a mask": ([("s[X] > float32(-1.0)", "s[X] * 0.5 > float32(-1.0)")], {"float32 only": ["mine.py:44"]}),
     "an argument too many": ([("legal(s, mask, p)", "legal(s, mask, p, key)")], {"declaration": ["`legal` takes 4 arguments: it must be legal(s, mask, p)"]}),
     "no device function": ([("@device\ndef legal", "def legal")], {"declaration": ["`legal` is not a device function"]}),
     "a push that cannot be illegal": ([("Discrete(3)", "Box(1)"), ("action - 1", "action[0]")], {"declaration": ["`legal` judges actions of Discrete"]}),
@@ -241,7 +245,7 @@ MASKS = {
 @pytest.mark.parametrize("what", MASKS)
 def test_masks(what, findings, monkeypatch):
     replacements, wanted = MASKS[what]
-    if what != "float64 in a mask":
+    if "float32 only" not in wanted:
         monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
     found = findings(*MASKED, *replacements)
     assert {name for name, finding in found.items() if not finding.passed} == set(wanted), found
@@ -252,6 +256,7 @@ def test_masks(what, findings, monkeypatch):
         assert "legal the whole mask" in found[WRITES].detail
 
 
+@pytest.mark.soak
 def test_a_masked_grid_passes(monkeypatch):
     monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
     monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
