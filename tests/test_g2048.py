@@ -285,20 +285,30 @@ OTHERS = rules.Params(two=0.0, merge=1.0, growth=0.0, invalid=-0.25, game_over=-
 
 
 def test_rewards_the_kind_of_new_tiles_and_patience_are_parameters():
-    table = Table(2, params=OTHERS)
-    assert set(table.seen.ravel()) == {0, 2}, "fours alone"
-    board = np.zeros((2, 16), np.int64)
-    board[:, [0, 4, 1, 5]] = [9, 9, 1, 1]
-    table.put(board)
-    table.step(np.full(2, DOWN))
-    assert table.ten_thousandths().tolist() == [20000, 20000] and set(table.seen.ravel()) == {0, 2, 10}
-    board[:, [0, 4, 1, 5]] = [5, 0, 0, 0]
-    table.put(board)
-    for k in range(254):
-        table.step(np.array([UP, UP if k != 200 else RIGHT]))
-        assert table.reward[0] == -0.25 and not table.terminated.any(), k
-    table.step(np.array([LEFT, UP]))
-    assert table.reward[0] == -0.75 and table.terminated.tolist() == [1, 0], "255 illegal moves in a row"
+    """By the rules alone: for a world of these parameters they would be compiled anew, as a whole."""
+    p, state, tally, ticks = device_params(OTHERS), np.zeros(4, np.float32), np.zeros(4, np.float32), itertools.count()
+
+    def key(purpose: int) -> tuple[np.uint32, ...]:
+        return tuple(map(np.uint32, (SEED, 0, 0, next(ticks), 0, purpose)))
+
+    def step(action: int) -> tuple[float, bool]:
+        reward, over = rules.ENV.step.py_func(state, action, p, key(STEP), tally)
+        return float(reward), bool(over)
+
+    def exponents() -> set[int]:
+        return {int(row) >> 5 * k & 31 for row in state for k in range(4)}
+
+    rules.ENV.reset.py_func(state, p, key(RESET))
+    assert exponents() == {0, 2}, "fours alone"
+    state[:] = packed(np.array([[9, 1, 0, 0, 9, 1, *[0] * 10]]))[:, 0]
+    assert step(DOWN) == (2.0, False) and exponents() == {0, 2, 10}
+    for legal_one in (200, None):
+        state[:] = 5, 0, 0, 0
+        for k in range(254):
+            assert step(RIGHT if k == legal_one else UP) == ((0.0 if k == legal_one else -0.25), False), k
+            if k == legal_one:
+                state[:] = 5, 0, 0, 0
+        assert step(LEFT) == ((-0.25, False) if legal_one else (-0.75, True)), "255 illegal moves in a row"
 
 
 def test_the_largest_tile_is_made_and_paid():
