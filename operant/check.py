@@ -24,9 +24,9 @@ from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete
 from operant.guards import PICTURE_SIDE, Guarded, source_of
 from operant.ptx import ARCHITECTURES, compile_ptx, essence, float64_lines, quoted, undefined_calls
 from operant.text import count
-from operant.trials import DEVICE_TOLERANCE, Seen, Trial, compare_devices, long_trial, same_bits, trial_actions
+from operant.trials import DEVICE_TOLERANCE, Seen, Trial, compare_devices, long_trial, same_bits, trial_actions, trial_of_parts
 
-FREE_STEPS = 200
+FREE_STEPS, PART_STEPS = 200, 20
 
 
 class Finding(NamedTuple):
@@ -227,7 +227,10 @@ def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
                 return Finding(name, False, f"`observe` leaves obs{rows} unwritten (the observation is declared with {env.observation.size} numbers)")
         if env.mask_size and (rows := _rows_apart(one["legal"], other["legal"])):
             return Finding(name, False, f"`legal` leaves mask{rows[:8]} unwritten (the action is declared with {env.mask_size} choices), or reads scratch")
+    if env.parts and (wrong := trial_of_parts(env, lanes, min(steps, PART_STEPS))):
+        return Finding(name, False, wrong)
     masks = ", legal the whole mask" if env.mask_size else ""
+    masks += f", in {env.parts} parts that keep apart" if env.parts else ""
     return Finding(name, True, f"reset writes the whole state, observe the whole observation{masks}")
 
 

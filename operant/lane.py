@@ -307,7 +307,7 @@ def reset_body(env: Env, params: Any, apart: bool = False) -> Any:
 def parts_body(env: Env, params: Any, threads: int) -> Any:
     """The body that writes what lane i % N shows, and which actions are legal there: of all parts the share of thread i // N of `threads`.
 
-    So neighbouring threads write the same rows of neighbouring lanes. `scene` is a `pictures.Scene` of arrays.
+    So neighbouring threads write the same rows of neighbouring lanes. `scene` is a `pictures.Scene` of arrays. A launch of N at an offset k is thread k alone.
     """
     observe = part_function(env, env.observe)
     judge: Any = part_function(env, env.legal) if env.mask_size else None
@@ -327,7 +327,7 @@ def parts_body(env: Env, params: Any, threads: int) -> Any:
     @device
     def body(i, scene, slot, offset):
         count = uint32(scene.state.shape[1])
-        thread, lane = uint32(i // count), uint32(i % count)
+        thread, lane = uint32(uint32(i // count) + uint32(offset)), uint32(i % count)
         if threads == parts:
             one(scene, lane, slot, thread)
         else:

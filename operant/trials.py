@@ -9,6 +9,9 @@ import numpy as np
 import torch
 
 from operant.envs import Box, Discrete, Env, MultiDiscrete
+from operant.kernel import Kernel, bind
+from operant.lane import parts_body
+from operant.pictures import Scene
 from operant.world import EPISODES, LENGTH, RETURN, TALLIES, World
 
 DEVICE_TOLERANCE = 1e-3
@@ -150,6 +153,46 @@ def _first(t: int, wrong: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> str |
             place = mask.nonzero()[0].tolist()
             row = f"[{place[0]}]" if len(place) == 2 else ""
             return f"{name}{row} is {float(numbers[tuple(place)]):g} after step {t} in lane {place[-1]}"
+    return None
+
+
+def trial_of_parts(env: Env, lanes: int, steps: int) -> str | None:
+    """What keeps an environment's parts from being written by several threads at once, in words; None where nothing does.
+
+    Each part is written alone, twice, into buffers that differ: what then is equal is what it wrote.
+    """
+    trial, generator = Trial(env, lanes, 1), np.random.default_rng(1)
+    write = Kernel(parts_body(env, trial.world.params, env.parts), torch.device("cpu"))
+    scene, bound = Scene(trial.world.lanes.state, trial.world.lanes.cells), trial.world.bind(trial.slot)
+    buffers = {"obs": trial.slot.observation} | ({} if trial.slot.legal is None else {"mask": trial.slot.legal})
+    bits = {name: buffer.view(torch.uint8 if buffer.dtype == torch.uint8 else torch.int32) for name, buffer in buffers.items()}
+
+    def alone(part: int, fill: int) -> dict[str, torch.Tensor]:
+        for buffer in buffers.values():
+            buffer.fill_(fill)
+        write(lanes, bind(scene), bound, part)
+        return {name: value.clone() for name, value in bits.items()}
+
+    for t in range(steps + 1):
+        action = trial_actions(env, generator, t, lanes, trial.slot.legal)
+        trial.step(action) if t else trial.reset()
+        right, before = {name: value.clone() for name, value in bits.items()}, [None if rows is None else rows.clone() for rows in scene]
+        missing = {name: torch.ones_like(value, dtype=torch.bool) for name, value in bits.items()}
+        for part in range(env.parts):
+            one, other = alone(part, 85), alone(part, 42)
+            for name, whole in right.items():
+                written = one[name] == other[name]
+                missing[name] &= ~written
+                if rows := (written & (one[name] != whole)).any(dim=1).nonzero().flatten().tolist():
+                    return f"part {part} writes {name}{rows[:8]} otherwise than another part does: each row must be one part's"
+        for name, none in missing.items():
+            if rows := none.any(dim=1).nonzero().flatten().tolist():
+                return f"{name}{rows[:8]} are what no part writes by itself: none may read what another one wrote"
+        for what, then, now in zip(("s", "cells"), before, scene, strict=True):
+            if then is not None and not same_bits(then, now):
+                return f"`observe` or `legal` writes into {what}: in parts, they may only read"
+        for name, value in bits.items():
+            value.copy_(right[name])
     return None
 
 

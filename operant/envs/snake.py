@@ -45,12 +45,16 @@ class Params(NamedTuple):
 @device_call
 def free_cell(cells, clock, length, key):
     """A cell that is not body, each as likely; -1 where there is none."""
-    ahead = integer(key, 0, cells.shape[0] - length)
-    for cell in range(cells.shape[0]):
-        if clock - cells[cell] >= length:
-            if ahead == 0:
-                return cell
-            ahead -= 1
+    ahead = int32(integer(key, 0, cells.shape[0] - length))
+    for cell in range(0, cells.shape[0], TOGETHER):
+        # Several cells are asked for at once, or a GPU would wait for each. How many of the first one, two and so on are free:
+        one = int32(1 if clock - cells[cell] >= length else 0)
+        two = one + int32(1 if clock - cells[cell + 1] >= length else 0)
+        three = two + int32(1 if clock - cells[cell + 2] >= length else 0)
+        four = three + int32(1 if clock - cells[cell + 3] >= length else 0)
+        if ahead < four:
+            return cell + (0 if ahead < one else 1 if ahead < two else 2 if ahead < three else 3)
+        ahead -= four
     return -1
 
 
@@ -76,11 +80,14 @@ def snake(height: int = 10, width: int = 10) -> Env:
         for cell in range(count):
             cells[cell] = -count
         row, column = height // 2, width // 2
+        head = row * width + column
         for k in range(START_LENGTH):
-            cells[row * width + column - k] = -k
+            cells[head - k] = -k
         s[ROW], s[COLUMN], s[HEADING] = float32(row), float32(column), float32(RIGHT)
         s[LENGTH], s[CLOCK], s[HUNGER] = float32(START_LENGTH), float32(0.0), float32(0.0)
-        s[FOOD] = float32(free_cell(cells, 0, START_LENGTH, key))
+        # As `free_cell`: all cells before the tail are free, and all after the head.
+        food = int32(integer(key, 0, count - START_LENGTH))
+        s[FOOD] = float32(food if food <= head - START_LENGTH else int32(food + START_LENGTH))
 
     @device
     def step(s, cells, scratch, action, p, key, tally):
