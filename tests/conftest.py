@@ -1,4 +1,4 @@
-"""Runs with a worker that learns nothing (fake_worker.py), for every test that needs a living trainer and no torch."""
+"""Runs with a worker that learns nothing (fake_worker.py), for every test that needs a living trainer and no torch; and which process runs which tests."""
 
 import contextlib
 import os
@@ -13,6 +13,20 @@ from operant import launch, runs
 
 FAKE_WORKER = str(Path(__file__).with_name("fake_worker.py"))
 DEADLINE_S = 90.0
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `-n` a file's tests stay in one process, which compiles each kernel and trains each run that they share once.
+
+    Files go in the order of their names: those with many tests are not those that take long.
+    """
+    if config.getvalue("dist") != "load":  # what `-n` alone means
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 @pytest.fixture
