@@ -180,6 +180,9 @@ def trial_of_parts(env: Env, lanes: int, steps: int) -> str | None:
         missing = {name: torch.ones_like(value, dtype=torch.bool) for name, value in bits.items()}
         for part in range(env.parts):
             one, other = alone(part, 85), alone(part, 42)
+            for what, then, now in zip(("s", "cells"), before, scene, strict=True):
+                if then is not None and not same_bits(then, now):
+                    return f"`observe` or `legal` writes into {what}: in parts, they may only read"
             for name, whole in right.items():
                 written = one[name] == other[name]
                 missing[name] &= ~written
@@ -188,9 +191,6 @@ def trial_of_parts(env: Env, lanes: int, steps: int) -> str | None:
         for name, none in missing.items():
             if rows := none.any(dim=1).nonzero().flatten().tolist():
                 return f"{name}{rows[:8]} are what no part writes by itself: none may read what another one wrote"
-        for what, then, now in zip(("s", "cells"), before, scene, strict=True):
-            if then is not None and not same_bits(then, now):
-                return f"`observe` or `legal` writes into {what}: in parts, they may only read"
         for name, value in bits.items():
             value.copy_(right[name])
     return None

@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from toys import FILL, GATE
+from toys import FILL, FILL_IN_PARTS, GATE, GATE_IN_PARTS
 
 from operant import check as module
 from operant import envs
 from operant.check import Finding, check, declaration_problems
-from operant.envs import Box, Cells, Discrete, MultiDiscrete
+from operant.envs import Box, Cells, Discrete, MultiDiscrete, device
 from operant.errors import NotFoundError, OperantError
 from operant.ptx import essence, float64_lines, undefined_calls
-from operant.trials import compare_devices, trial_actions
+from operant.trials import compare_devices, trial_actions, trial_of_parts
 
 GOOD = '''"""A point on a line that a push moves; it pays to stand at zero."""
 import math
@@ -220,6 +220,52 @@ def test_grids_are_checked_with_their_cells_and_scratch(findings, monkeypatch):
     assert "the scratch memory left there" in found["writes what it declares"].detail
     found = findings(*to_grid, ("cells[scratch[1]] += 1", "cells[scratch[1] + 2] += 1"))
     assert "out of bounds" in found["keeps to its columns"].detail
+
+
+@device
+def _shared_row(s, obs, p, part):
+    obs[part] = 0
+    obs[0] = part
+
+
+@device
+def _reads_another(s, obs, p, part):
+    obs[part] = 1 if part == 0 else obs[0]
+
+
+@device
+def _moves_what_it_sees(s, cells, obs, p, part):
+    obs[2 * part] = 0
+    obs[2 * part + 1] = 0
+    cells[part] += 1
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (replace(GATE_IN_PARTS, observe=_shared_row), "part 0 writes obs[0] otherwise than another part does"),
+        (replace(GATE_IN_PARTS, observe=_reads_another), "obs[1, 2] are what no part writes by itself"),
+        (replace(FILL_IN_PARTS, observe=_moves_what_it_sees), "writes into cells: in parts, they may only read"),
+    ],
+    ids=["a row of two parts", "a part that waits for another", "a part that plays"],
+)
+def test_parts_that_do_not_keep_apart(env, words):
+    assert words in (trial_of_parts(env, 8, 3) or "")
+
+
+def test_parts_are_checked_alone_and_together(monkeypatch):
+    monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
+    monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
+    found = {finding.name: finding for finding in check(FILL_IN_PARTS, lanes=16, steps=20)}
+    assert all(finding.passed for finding in found.values()), found
+    assert "legal the whole mask, in 3 parts that keep apart" in found[WRITES].detail
+    assert declaration_problems(replace(GATE_IN_PARTS, parts=0)) == [
+        "`observe` takes 4 arguments: it must be observe(s, obs, p)", "`legal` takes 4 arguments: it must be legal(s, mask, p)"
+    ]
+    assert declaration_problems(replace(FILL, parts=3)) == [
+        "`observe` takes 5 arguments: it must be observe(s, cells, obs, p, part)", "`legal` takes 5 arguments: it must be legal(s, cells, mask, p, part)"
+    ]
+    assert declaration_problems(replace(GATE_IN_PARTS, parts=-1)) == ["parts is -1: a whole number, 0 or more"]
 
 
 LEGAL = "@device\ndef legal(s, mask, p):\n    mask[0] = 1 if s[X] > float32(-1.0) else 0\n    mask[1] = 1\n    mask[2] = 1\n\n\nENV = Env(\n    legal=legal, "

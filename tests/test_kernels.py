@@ -20,7 +20,7 @@ import operant
 from operant import draws, envs, pictures, ptx, returns
 from operant.envs import Box, Cells, Env, MultiDiscrete, device, with_pixels
 from operant.kernel import cuda_shell
-from operant.lane import begin_body, end_body, reset_body, step_body
+from operant.lane import begin_body, end_body, parts_body, reset_body, step_body
 from operant.ptx import ARCHITECTURES, compile_ptx, float64_lines, undefined_calls
 from operant.rng import integer
 from operant.world import World
@@ -137,8 +137,11 @@ def test_environments(name):
     env = WORLDS[name]
     world = World(env, N, seed=1)
     slot = world.slot()
-    for body in (step_body(env, world.params), reset_body(env, world.params)):
+    apart = env.parts > 1
+    for body in (step_body(env, world.params, apart=apart), reset_body(env, world.params, apart)):
         check_ptx(body, world.lanes, slot)
+    if apart:
+        check_ptx(parts_body(env, world.params, env.parts), pictures.Scene(world.lanes.state, world.lanes.cells), slot)
     if env.shade is not None:
         scene, canvas = pictures.Scene(world.lanes.state, world.lanes.cells), pictures.Canvas(zeros(N, 8, 8, 3, dtype=torch.uint8))
         check_ptx(pictures.shade_body(env, world.params), scene, canvas)

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 from numpy import float32
-from toys import FILL, GATE
+from toys import FILL, FILL_IN_PARTS, GATE, GATE_IN_PARTS
 
+from operant import envs
 from operant.device import device_params
 from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete, cartpole, device, with_pixels
 from operant.errors import OperantError
-from operant.kernel import SERIAL_BELOW
+from operant.kernel import SERIAL_BELOW, Kernel
+from operant.lane import parts_body
+from operant.pictures import Scene
 from operant.rng import RESET, STEP, integer, uniform
 from operant.world import World
 
@@ -281,6 +284,61 @@ def test_a_rollout_keeps_the_legal_actions_of_every_step(env):
 def test_where_nothing_is_judged_there_is_no_buffer():
     assert World(COUNT, 3, seed=1).slot(2).legal is None
     assert COUNT.mask_size == 0 and FILL.mask_size == 6 and GATE.mask_size == 5
+
+
+# --- observations in parts ---
+
+
+@pytest.mark.parametrize(
+    ("whole", "parted", "threads", "every_final"),
+    [(FILL, FILL_IN_PARTS, None, False), (FILL, FILL_IN_PARTS, 2, True), (FILL, FILL_IN_PARTS, 1, False), (GATE, GATE_IN_PARTS, 3, True)],
+    ids=["a thread a part", "two threads", "one thread", "without cells"],
+)
+def test_parts_are_what_the_whole_is(whole, parted, threads, every_final):
+    """Every buffer, step for step, whatever the number of threads: also where nobody wrote a final observation."""
+    N, generator, ends = 9, np.random.default_rng(2), 0
+    (world, slot), (other, other_slot) = started(whole, N, every_final=True), started(parted, N, every_final=every_final, threads=threads)
+    for _ in range(40):
+        for given in (slot, other_slot):
+            given.final_observation.fill_(7)
+        actions = np.stack([generator.integers(0, n, N) for n in ((6,) if whole is FILL else (3, 2))])
+        step_once(world, slot, actions)
+        step_once(other, other_slot, actions)
+        for name in ("observation", "reward", "terminated", "truncated", "legal"):
+            assert torch.equal(getattr(slot, name), getattr(other_slot, name)), name
+        asked = slot.truncated.bool() & ~slot.terminated.bool() | (slot.terminated.bool() if every_final else torch.tensor(False))
+        assert torch.equal(other_slot.final_observation, torch.where(asked, slot.final_observation, torch.tensor(7, dtype=torch.uint8)))
+        assert_same(world.tensors(), other.tensors())
+        ends += int(asked.sum())
+    assert ends > 10
+
+
+@pytest.mark.parametrize(("env", "threads"), [(FILL_IN_PARTS, 4), (FILL_IN_PARTS, 0), (FILL, 2), (with_pixels(FILL_IN_PARTS, 16), 2)])
+def test_more_threads_than_parts_are_refused(env, threads):
+    with pytest.raises(ValueError, match=f"^{threads} threads a lane"):
+        World(env, 2, seed=1, threads=threads)
+
+
+@pytest.mark.parametrize("name", [name for name in envs.names() if envs.find(name).parts])
+def test_a_games_parts_do_not_depend_on_who_writes_them(name):
+    """To the bit, in states of a game: a thread a part, one thread for all, and parts in another order."""
+    env, N, generator = envs.find(name), 32, np.random.default_rng(3)
+    world, slot = started(env, N, every_final=True)
+    bound, scene = world.bind(slot), Scene(*(rows.numpy() for rows in (world.lanes.state, world.lanes.cells)))
+    one, each = (Kernel(parts_body(env, world.params, threads), torch.device("cpu")) for threads in (1, env.parts))
+    for t in range(120):
+        step_once(world, slot, generator.integers(0, env.action.n, (1, N)))
+        if t % 20 == 0:
+            written = [buffer for buffer in (slot.observation, slot.legal) if buffer is not None]
+            right = [buffer.clone() for buffer in written]
+            for backwards in (False, True):
+                for buffer in written:
+                    buffer.fill_(85)
+                for part in reversed(range(env.parts)) if backwards else ():
+                    each(N, scene, bound, part)
+                if not backwards:
+                    one(N, scene, bound)
+                assert all(torch.equal(wanted, buffer) for wanted, buffer in zip(right, written, strict=True)), (t, backwards)
 
 
 # --- pictures as observations ---

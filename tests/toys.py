@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -220,6 +221,36 @@ FILL = Env(
     tally=("illegal",),
 )
 
+
+# GATE and FILL, whose observations and masks are written in three parts.
+
+
+@device
+def _gate_observe_part(s, obs, p, part):
+    obs[part] = 255 if int(s[0]) == part else 0
+
+
+@device
+def _gate_legal_part(s, mask, p, part):
+    mask[part] = 0 if int(s[0]) == part else 1
+    if part > 0:
+        mask[2 + part] = 0 if part == 2 and int(s[0]) == 1 else 1
+
+
+@device
+def _fill_observe_part(s, cells, obs, p, part):
+    obs[2 * part] = cells[2 * part]
+    obs[2 * part + 1] = cells[2 * part + 1]
+
+
+@device
+def _fill_legal_part(s, cells, mask, p, part):
+    mask[2 * part] = 1 - cells[2 * part]
+    mask[2 * part + 1] = 1 - cells[2 * part + 1]
+
+
+GATE_IN_PARTS = replace(GATE, parts=3, observe=_gate_observe_part, legal=_gate_legal_part)
+FILL_IN_PARTS = replace(FILL, parts=3, observe=_fill_observe_part, legal=_fill_legal_part)
 
 SEEN = with_pixels(FILL, 16)
 """FILL, observed by its picture."""
