@@ -125,9 +125,11 @@ def _function_problems(env: Env) -> Iterator[str]:
         if not isinstance(function, Dispatcher):
             yield f"`{name}` is not a device function: write @device above it"
             continue
-        given = len(inspect.signature(function.py_func).parameters)
-        if given != arguments.count(",") + 1:
-            yield f"`{name}` takes {given} arguments: it must be {name}({arguments})"
+        given = list(inspect.signature(function.py_func).parameters)
+        if len(given) != arguments.count(",") + 1:
+            yield f"`{name}` takes {len(given)} arguments: it must be {name}({arguments})"
+        elif name in ("observe", "legal") and (given[-1] == "part") != bool(env.parts):  # beside cells, as many arguments either way
+            yield f"`{name}` is {name}({', '.join(given)}): where parts is {env.parts}, it must be {name}({arguments})"
 
 
 def _compiles_for_cuda(guarded: Guarded) -> list[Finding]:

@@ -263,7 +263,8 @@ def test_parts_are_checked_alone_and_together(monkeypatch):
         "`observe` takes 4 arguments: it must be observe(s, obs, p)", "`legal` takes 4 arguments: it must be legal(s, mask, p)"
     ]
     assert declaration_problems(replace(FILL, parts=3)) == [
-        "`observe` takes 5 arguments: it must be observe(s, cells, obs, p, part)", "`legal` takes 5 arguments: it must be legal(s, cells, mask, p, part)"
+        "`observe` is observe(s, cells, scratch, obs, p): where parts is 3, it must be observe(s, cells, obs, p, part)",
+        "`legal` is legal(s, cells, scratch, mask, p): where parts is 3, it must be legal(s, cells, mask, p, part)",
     ]
     assert declaration_problems(replace(GATE_IN_PARTS, parts=-1)) == ["parts is -1: a whole number, 0 or more"]
 
