@@ -1,16 +1,18 @@
 """The games on this machine's GPU: equal to the CPU, and how fast they step. Prints Markdown for benches/LOG.md.
 
-    python benches/games.py [NAME ...] [--only same,stepping,limits] [--lanes 8192,262144] [--repeats 5] [--steps 1000]
+    python benches/games.py [NAME ...] [--only same,stepping,limits] [--lanes 8192,262144] [--threads 0,1] [--repeats 5] [--steps 1000]
 
 Equal: the same actions from the same seed, step after step without a correction. Games of whole numbers must agree in every bit of every buffer; those of
 fractions are held to one step from a shared state, since a ball that just meets a brick on one device may just miss it on the other.
 Stepping: a captured graph of random (where the rules judge them, legal) actions. A share of bandwidth is the bytes that a step must touch by the contract,
-each buffer once a direction, beside a measured copy. Limits: registers and local memory of a thread, as the compiler gives them.
+each buffer once a direction, beside a measured copy. Threads are those that write a lane's observation (0: one for each of its parts); where that is 1, the
+thread that steps the lane writes it, too. Limits: registers and local memory of a thread of each kernel of a step, as the compiler gives them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -108,9 +110,9 @@ def draw_actions(world: World, slot: torch.Tensor, legal: torch.Tensor | None) -
         slot.copy_(low + (high - low) * torch.rand(slot.shape, device=CUDA))
 
 
-def stepping(name: str, lanes: int, repeats: int) -> tuple[float, int]:
+def stepping(name: str, lanes: int, threads: int, repeats: int) -> tuple[float, int]:
     """Steps a second of a world in a graph, and the bytes of a step. Where actions are judged, what drawing legal ones costs is taken off."""
-    world = World(envs.find(name), lanes, seed=1, device=CUDA)
+    world = World(envs.find(name), lanes, seed=1, device=CUDA, threads=threads)
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
@@ -147,15 +149,19 @@ def stepping(name: str, lanes: int, repeats: int) -> tuple[float, int]:
     return lanes * steps / spent, step_bytes(world)
 
 
-def limits(name: str) -> str:
-    """What a thread of the step takes, a line of the table."""
+def limits(name: str) -> list[str]:
+    """What a thread of each kernel of a step takes, lines of the table."""
     world = World(envs.find(name), 64, seed=1, device=CUDA)
     bound = world.bind(world.slot())
     world.reset(bound)
     world.step(bound)
-    shell = world._kernels.step._shell
-    registers, local = (dict(getattr(shell, read)()) for read in ("get_regs_per_thread", "get_local_mem_per_thread"))
-    return f"| {name} | {max(registers.values())} | {max(local.values())} |"
+    lines = []
+    for what in ("step", "show"):
+        kernel = getattr(world._kernels, what)
+        if kernel is not None:
+            registers, local = (dict(getattr(kernel._shell, read)()) for read in ("get_regs_per_thread", "get_local_mem_per_thread"))
+            lines.append(f"| {name} | {what} | {max(registers.values())} | {max(local.values())} |")
+    return lines
 
 
 def main() -> None:
@@ -164,6 +170,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(GAMES))
     parser.add_argument("--only", default="same,stepping,limits")
     parser.add_argument("--lanes", default="8192,262144")
+    parser.add_argument("--threads", default="0,1")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1000)
     arguments = parser.parse_args()
@@ -175,15 +182,18 @@ def main() -> None:
     say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, medians of {arguments.repeats}\n")
     if "stepping" in wanted:
         bandwidth = copy_bandwidth(arguments.repeats)
-        say(f"Copy bandwidth {bandwidth / 1e12:.2f} TB/s.\n\n| game | lanes | M SPS | bytes a step | share of copy bandwidth |\n|---|---|---|---|---|")
+        say(f"Copy bandwidth {bandwidth / 1e12:.2f} TB/s.\n")
+        say("| game | lanes | threads | M SPS | us a step | bytes a step | share of copy bandwidth |\n|---|---|---|---|---|---|---|")
         for name in names:
-            for lanes in (int(lanes) for lanes in arguments.lanes.split(",")):
-                rate, size = stepping(name, lanes, arguments.repeats)
-                say(f"| {name} | {lanes:,} | {rate / 1e6:,.0f} | {size} | {rate * size / bandwidth:.1%} |")
+            parts = max(envs.find(name).parts, 1)
+            wanted_threads = dict.fromkeys(min(int(threads), parts) or parts for threads in arguments.threads.split(","))
+            for lanes, threads in itertools.product((int(lanes) for lanes in arguments.lanes.split(",")), wanted_threads):
+                rate, size = stepping(name, lanes, threads, arguments.repeats)
+                say(f"| {name} | {lanes:,} | {threads} | {rate / 1e6:,.0f} | {lanes / rate * 1e6:.1f} | {size} | {rate * size / bandwidth:.1%} |")
     if "limits" in wanted:
-        say("\n| game | registers of a thread | bytes of local memory |\n|---|---|---|")
-        for name in names:
-            say(limits(name))
+        say("\n| game | kernel | registers of a thread | bytes of local memory |\n|---|---|---|---|")
+        for line in (line for name in names for line in limits(name)):
+            say(line)
     if "same" in wanted:
         torch.set_num_threads(1)  # small work, of which the threads' meetings would be most
         say(f"\nCPU and CUDA, {arguments.steps:,} steps of 1,024 lanes, the same actions.\n")
