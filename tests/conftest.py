@@ -1,6 +1,7 @@
 """Runs with a worker that learns nothing (fake_worker.py), for every test that needs a living trainer and no torch; and which process runs which tests."""
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -27,6 +28,13 @@ def pytest_xdist_make_scheduler(config, log):
 
     config.option.loadscopereorder = False
     return LoadFileScheduling(config, log)
+
+
+@pytest.fixture(autouse=True)
+def _own_log():
+    """A training in this process logs more; the next test finds the log as a process begins with it."""
+    yield
+    logging.getLogger("operant").setLevel(logging.NOTSET)
 
 
 @pytest.fixture

@@ -429,7 +429,8 @@ def test_a_paused_run_stands_still_and_says_who_paused_it(interrupted):
     who = control._own_name()
     assert interrupted.shown["state"] == "paused" and interrupted.shown["paused_by"] == who and interrupted.shown["cause"].startswith(f"by {who}, ")
     assert interrupted.shown["paused_s"] > 0.4 and interrupted.shown["exit"] is None
-    assert interrupted.looks["unpause"][0].word in ("running", "finished")
+    # On a busy machine the pause lasted so long that the last iteration seems long ago, until the next one is done.
+    assert interrupted.looks["unpause"][0].word in ("running", "finished", "stalled")
 
 
 def test_a_paused_run_saves_a_checkpoint_and_shows_its_agent(interrupted):

@@ -212,6 +212,8 @@ def plain_loss(env, net, parameters, batch, config):
     """The loss of the paper in float64, sample by sample, written on its own. `parameters` by name."""
     activation = {"tanh": torch.tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}[net.activation]
     observation = batch.observation.double().t()
+    if env in (PICK, GATE):  # bytes, read as shares of their bound
+        observation = observation / 255
 
     def tower(g):
         width = net.hidden[0]

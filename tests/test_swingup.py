@@ -30,7 +30,7 @@ class Trial:
         self.world = World(env, lanes, seed=seed, every_final=True)
         self.tensors = self.world.slot()
         self._bound = self.world.bind(self.tensors)
-        self.slot = type(self.tensors)(*(tensor.numpy() for tensor in self.tensors))
+        self.slot = type(self.tensors)(*(tensor.numpy() if tensor is not None else None for tensor in self.tensors))
         self.state, self.age = self.world.lanes.state.numpy(), self.world.lanes.age.numpy()
         self.world.reset(self._bound)
 
