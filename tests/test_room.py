@@ -29,7 +29,15 @@ def two_threads():
 
 
 @pytest.fixture
-def card(monkeypatch):
+def young_heap():
+    """What earlier tests left is set aside: each trial ends with a search for garbage, which would go through all of it."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def card(monkeypatch, young_heap):
     """A GPU on which trainers of up to `holds` lanes fit; `left` bytes of 1600 stay free beside them. What was tried, and the trainers that still live."""
     card = SimpleNamespace(holds=AUTO_LANES, left=1600, tried=[], living=weakref.WeakSet(), at_once=[])
     card.error = lambda: torch.OutOfMemoryError("CUDA out of memory")
