@@ -1,6 +1,7 @@
 """Runs with a worker that learns nothing (fake_worker.py), for every test that needs a living trainer and no torch; and which process runs which tests."""
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -30,11 +31,23 @@ def pytest_xdist_make_scheduler(config, log):
     return LoadFileScheduling(config, log)
 
 
+def pytest_collection_finish():
+    """The garbage collector leaves alone what the imports made, and looks more rarely: a tenth of each compilation, which makes many small objects."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
 @pytest.fixture(autouse=True)
 def _own_log():
     """A training in this process logs more; the next test finds the log as a process begins with it."""
     yield
     logging.getLogger("operant").setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def serial_worlds(monkeypatch):
+    """Worlds of however many lanes are stepped by the kernels of one thread, which other tests have compiled."""
+    monkeypatch.setattr("operant.kernel.SERIAL_BELOW", 1 << 30)
 
 
 @pytest.fixture

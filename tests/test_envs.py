@@ -143,7 +143,7 @@ START = {  # lowest, highest first state of each row, from Gymnasium's reset
 
 
 @pytest.mark.parametrize("name", START)
-def test_starts_fill_gymnasiums_range(name):
+def test_starts_fill_gymnasiums_range(name, serial_worlds):
     low, high = (np.array(bound)[:, None] for bound in START[name])
     state = Trainer(envs.find(name), 100_000, seed=3).world.lanes.state.numpy().astype(np.float64)
     width = high - low
@@ -156,7 +156,7 @@ def test_starts_fill_gymnasiums_range(name):
     assert np.all(np.abs(state.var(axis=1, keepdims=True) - width**2 / 12) <= 5 * width**2 / math.sqrt(180 * 100_000) + 1e-12)
 
 
-def test_rows_of_a_start_do_not_go_together():
+def test_rows_of_a_start_do_not_go_together(serial_worlds):
     state = Trainer(envs.find("cartpole"), 100_000, seed=3).world.lanes.state.numpy()
     correlation = np.corrcoef(state) - np.eye(4)
     assert np.abs(correlation).max() < 0.02

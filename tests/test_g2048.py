@@ -323,7 +323,7 @@ def test_the_largest_tile_is_made_and_paid():
     assert table.world.lanes.running[1:, 0].tolist() == [131072 + 65536 + 2048 + 128, 0, 0, 0]
 
 
-def test_a_new_tile_is_as_likely_on_every_empty_cell_and_a_2_in_nine_of_ten():
+def test_a_new_tile_is_as_likely_on_every_empty_cell_and_a_2_in_nine_of_ten(serial_worlds):
     lanes = 40_000
     table = Table(lanes)
     # At a reset two of sixteen cells, then, with an illegal move never and any other always, one of the empty ones.

@@ -295,7 +295,7 @@ def test_eyes_find_home_from_everywhere():
         assert not lost, (name, lost)
 
 
-def test_starts_are_as_likely_on_every_dot():
+def test_starts_are_as_likely_on_every_dot(serial_worlds):
     lanes = 240 * 300
     world = World(envs.find("pacman"), lanes, seed=3)
     world.reset(world.bind(world.slot()))

@@ -182,7 +182,7 @@ def test_a_board_of_more_cells_than_a_byte_counts():
     assert ends["won"] > 0, ends
 
 
-def test_food_is_as_likely_on_every_free_cell():
+def test_food_is_as_likely_on_every_free_cell(serial_worlds):
     lanes = 97 * 400
     world = World(envs.find("snake"), lanes, seed=3)
     slot = world.slot()
