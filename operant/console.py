@@ -160,6 +160,12 @@ class Console:
                 return None
         return self._keys.pop(0)
 
+    def forget(self) -> None:
+        """Drop what was typed so far: it was meant for nothing that could be seen. Ctrl-C is a signal, and not dropped."""
+        self._data, self._keys = b"", []
+        with contextlib.suppress(termios.error):  # closed: whoever reads next is told
+            termios.tcflush(self._input, termios.TCIFLUSH)
+
     def _read(self) -> bytes:
         try:
             data = os.read(self._input, 1024)

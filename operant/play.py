@@ -66,9 +66,11 @@ class Game:
         return isinstance(action, Discrete) and self._board is None and not self._buttons.keys
 
     def play(self) -> Score:
-        """Until the person leaves: q, esc or Ctrl-C."""
-        next_s = time.monotonic()
+        """Until the person leaves: q, esc or Ctrl-C. What was typed before there was anything to be seen counts for nothing."""
         try:
+            self._draw()
+            self._terminal.forget()
+            next_s = time.monotonic()
             while True:
                 self._draw()
                 still = self._turns or self._waiting or self._paused or self._helping or bool(self._show.ended[0])

@@ -371,6 +371,10 @@ class Scripted:
         self.now = end
         return None
 
+    def forget(self):
+        assert self.written, "what is typed before the first picture is typed blindly, and only that"
+        self._script = [(at, key) for at, key in self._script if at >= self.now]
+
     def showed(self, words):
         return any(words in line for display in self.seen for line in display)
 
@@ -448,6 +452,16 @@ def test_a_game_of_turns_waits_for_keys(scripted):
     score, show = a_game(terminal, turns=True)
     assert (score.returns, score.steps) == ([], 4) and show.observation.tolist() == [[4.0]] and show.ages.tolist() == [4]
     assert terminal.shows("return 10.0   step 4   right   sum 8") and terminal.shows("walk   ? keys, p pause, r restart, q leaves")
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_what_is_typed_before_the_first_picture_is_no_move(scripted, turns):
+    terminal = scripted(-3.0, "right", "space", "r", "?", 1.0, "q", 2.0)
+    assert a_game(terminal, turns=turns)[0] == ([], 0)
+    assert terminal.now == 100.0, "and q did not end it, which the script's end did"
+    assert terminal.showed("keys, ") and not terminal.showed("a new game")
+    later = scripted(-3.0, "q", 3.5, "right", 0.1, "q")
+    assert a_game(later, turns=True)[0].steps == 1
 
 
 def test_a_game_of_turns_ends_and_begins_again(scripted):
@@ -680,6 +694,33 @@ def test_the_terminal_is_put_back(tmp_path, end, code):
         assert terminal.wait(PATIENCE_S) == code
         assert modes(terminal) == before == (True, True, b"\x1a")
         assert bytes(terminal.output).endswith(b"\x1b[0m\x1b[?25h\x1b[?1049l") == (end != "x"), "an error's words come after"
+
+
+FORGETTING = """
+import fcntl, struct, sys, termios, time
+sys.path.insert(0, {home!r})
+from operant.console import Console
+with Console() as terminal:
+    terminal.write("READY")
+    terminal.write(f"<{{terminal.key(None)}}>")
+    terminal.forget()
+    terminal.write("AGAIN")
+    while struct.unpack("i", fcntl.ioctl(0, termios.FIONREAD, bytes(4)))[0] < 2:
+        time.sleep(0.01)
+    terminal.forget()
+    terminal.write("LAST")
+    while (key := terminal.key(None)) != "q":
+        terminal.write(f"<{{key}}>")
+"""
+
+
+def test_keys_are_forgotten_whether_they_were_read_or_not(tmp_path):
+    with Terminal([sys.executable, "-S", "-c", FORGETTING.format(home=str(BENCHES.parent))], tmp_path) as terminal:
+        for wait, keys in (("READY", "abq"), ("AGAIN", "cq"), ("LAST", "dq")):
+            assert terminal.read(PATIENCE_S, until=lambda wait=wait: wait.encode() in terminal.output), wait
+            terminal.press(keys)
+        assert terminal.wait(PATIENCE_S) == 0
+        assert b"<a>AGAINLAST<d>" in terminal.output
 
 
 def test_a_terminal_that_goes_away_ends_the_program(tmp_path):
