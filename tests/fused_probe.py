@@ -121,7 +121,8 @@ def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor,
     fused, config, policy = ppo.fused, ppo.config, ppo.policy
     blocks = ppo._order.shape[1] // config.minibatches
     fused.begin()
-    fused._partial.fill_(float("nan"))
+    for buffer in (fused._partial, *getattr(fused, "_back", ())):  # of which nothing may be read that was not written
+        buffer.fill_(float("nan"))
     fused._partial[:, _unused(ppo)] = 0.0
     fused.gradient(minibatch * blocks, blocks)
     fused.add_parts()

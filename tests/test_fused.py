@@ -89,6 +89,8 @@ def plain_run():
     """What both plain tests look at, from one process: it compiles each environment once."""
     gradients = [{"env": e, "net": n, "algo": a} for e, n, a in GRADIENTS]
     layered = [{"env": e, "net": n, "algo": a, "shape": shape} for e, n, a, shape in LAYERED]
+    # A tile of the head ends within one of the other layers', and so do the samples.
+    layered.append({"env": MANY, "net": {"hidden": [16, 24, 16], "shared": True}, "algo": PLAIN, "shape": TALL, "lanes": 10})
     rough = [{"env": "categorical", "net": {"hidden": [24, 40]}, "algo": PLAIN, "shape": shape, "precision": precision} for precision, shape in ROUGH]
     small = {"net": {"hidden": [16], "shared": True}, "algo": CLIPPED, "shape": WIDE}
     rough += [{"env": env, **small, "precision": precision} for precision, env in itertools.product(("tf32", "bf16"), (BYTES, NAMES))]

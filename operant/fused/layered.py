@@ -154,8 +154,9 @@ class Layered(Learner):
         """Slopes of every layer of a chunk."""
         spec, shape, buffers, loss, last = self.spec, self.shape, self.buffers, self.loss, self._last
         tiles = -(-count // shape.rows)
+        # Of all rows of the other layers' tiles, those behind the last sample too: what is behind them reads their slopes, which are 0.
         self._launch(
-            head, (-(-count // self._head_rows), spec.towers),
+            head, (tiles * shape.rows // self._head_rows, spec.towers),
             buffers.order, self._legal, buffers.raw, buffers.samples, self._values, self._packed, self._scalars, self._hidden[-1], self._memory[-1],
             self._back[last], self._back[last - 1], self._sums,
             first, count, whole, self._lanes, self._stride, shape.chunk, self._tiles,
