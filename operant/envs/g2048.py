@@ -42,6 +42,7 @@ SIDE = 4  # cells
 KINDS = 18  # exponents 0 to 17
 BITS = 5  # of an exponent
 FIELDS = SIDE  # rows of the state, a row of the board each
+MOST_PATIENCE = 255  # what eight bits of the state count to
 
 UP, RIGHT, DOWN, LEFT = range(4)  # actions
 SCORE, BEST, REACHED_2048, INVALID = range(4)  # tallies: the sum of joined tiles, the best tile's exponent, 1 where that is 11 or more, illegal moves
@@ -98,7 +99,7 @@ class Params(NamedTuple):
     growth: float = 0.03  # for each join that makes 2^e, times (e - 6)^1.5
     invalid: float = -0.05  # for an illegal move
     game_over: float = -1.0
-    patience: int = 100  # illegal moves in a row that end a game; at most 255
+    patience: int = 100  # illegal moves in a row that end a game; more than 255 are 255
 
 
 @device
@@ -270,7 +271,7 @@ def step(s, action, p, key, tally):
     _write(s, a, b, c, d, stuck)
 
     right, below = _pairs(a, b, c, d)
-    over = (empty <= 0 and (right | below) == 0) or stuck >= p.patience
+    over = (empty <= 0 and (right | below) == 0) or stuck >= min(p.patience, MOST_PATIENCE)
     gained = joins * _ten_thousandths(p.merge) + growth * _ten_thousandths(p.growth) // 100 if changed else _ten_thousandths(p.invalid)
     gained += _ten_thousandths(p.game_over) if over else int32(0)
     best = _best(a, b, c, d) if over else int32(0)
