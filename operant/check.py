@@ -28,6 +28,8 @@ from operant.trials import DEVICE_TOLERANCE, Seen, Trial, compare_devices, long_
 
 FREE_STEPS, PART_STEPS = 200, 20
 
+_LAST = ("keeps to its columns", "runs")  # where one of these fails, later findings would only repeat it
+
 
 class Finding(NamedTuple):
     """One thing looked at: its name, whether it is as it should be, and what was seen."""
@@ -311,46 +313,62 @@ def _speed(env: Env) -> Finding:
     return Finding("speed", True, "; ".join(parts))
 
 
-def _attempt(name: str, look: Callable[[], Finding]) -> Finding:
+def _attempt(name: str, look: Callable[[], Finding], looking: Callable[[str], None]) -> Finding:
     """A finding, or the failure of whatever the author's code raised."""
+    looking(name)
     try:
         return look()
     except Exception as error:
         return Finding(name, False, f"{type(error).__name__}: {essence(error)}")
 
 
-def check(env: Env, *, lanes: int = 256, steps: int = 1000) -> list[Finding]:
-    """Everything that can be found out about an environment here, in order. Raises nothing for what an author can get wrong.
+def check(env: Env, *, lanes: int = 256, steps: int = 1000, looking: Callable[[str], None] = lambda name: None) -> Iterator[Finding]:
+    """Everything that can be found out about an environment here, in order, each as soon as it is known. Raises nothing for what an author can get wrong.
 
-    The list ends early at a failure that later findings would only repeat.
+    It ends early at a failure that later findings would only repeat. `looking` is told the name of what is looked at next: it may take minutes.
     """
     problems = declaration_problems(env)
-    findings = [Finding("declaration", not problems, "; ".join(problems) or f"{env.fields} fields, {env.observation.size} observed")]
+    yield Finding("declaration", not problems, "; ".join(problems) or f"{env.fields} fields, {env.observation.size} observed")
     if problems:
-        return findings
+        return
+    looking("compiles for the CPU")
     guarded = Guarded(env, min(lanes, 64))
     try:
         guarded.compile()
     except Exception as error:
-        return [*findings, Finding("compiles for the CPU", False, essence(error))]
+        yield Finding("compiles for the CPU", False, essence(error))
+        return
     if places := guarded.prints():
-        return [*findings, Finding("compiles for the CPU", False, f"it prints, once for every lane and step: {'; '.join(places)}")]
-    findings += [Finding("compiles for the CPU", True, ", ".join(guarded.calls)), *_compiles_for_cuda(guarded)]
-    findings.append(_attempt("keeps to its columns", lambda: _keeps_to_its_columns(guarded, min(steps, FREE_STEPS))))
-    if not findings[-1].passed:
-        return findings
+        yield Finding("compiles for the CPU", False, f"it prints, once for every lane and step: {'; '.join(places)}")
+        return
+    yield Finding("compiles for the CPU", True, ", ".join(guarded.calls))
+    sound = True
+    for finding in _of_what_compiles(env, guarded, lanes, steps, looking):
+        sound &= finding.passed
+        yield finding
+        if finding.name in _LAST and not finding.passed:
+            return
+    if torch.cuda.is_available() and sound:
+        yield _attempt("CPU = CUDA", lambda: _devices(env, lanes), looking)
+    yield _attempt("speed", lambda: _speed(env), looking)
+
+
+def _of_what_compiles(env: Env, guarded: Guarded, lanes: int, steps: int, looking: Callable[[str], None]) -> Iterator[Finding]:
+    """What is found out on one device, of an environment that compiles for it. After a failure of one in `_LAST` nothing more is to be asked."""
+    looking("compiles for CUDA")
+    yield from _compiles_for_cuda(guarded)
+    yield _attempt("keeps to its columns", lambda: _keeps_to_its_columns(guarded, min(steps, FREE_STEPS)), looking)
+    looking("repeatable")
     try:
         seen = long_trial(env, lanes, steps)
     except Exception as error:
-        return [*findings, Finding("runs", False, f"{type(error).__name__}: {essence(error)}")]
-    findings += _of_thelong_trial(env, seen, lanes, steps)
+        yield Finding("runs", False, f"{type(error).__name__}: {essence(error)}")
+        return
+    yield from _of_thelong_trial(env, seen, lanes, steps)
     if seen.not_repeated is None:
-        findings.append(_attempt("writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, FREE_STEPS))))
+        yield _attempt("writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, FREE_STEPS)), looking)
     if env.shade is not None and seen.not_finite is None:
-        findings.append(_attempt("picture", lambda: _picture(guarded)))
-    if torch.cuda.is_available() and all(finding.passed for finding in findings):
-        findings.append(_attempt("CPU = CUDA", lambda: _devices(env, lanes)))
-    return [*findings, _attempt("speed", lambda: _speed(env))]
+        yield _attempt("picture", lambda: _picture(guarded), looking)
 
 
 def _of_thelong_trial(env: Env, seen: Seen, lanes: int, steps: int) -> Iterator[Finding]:

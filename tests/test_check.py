@@ -86,6 +86,19 @@ def findings(tmp_path, monkeypatch):
     return run
 
 
+def test_what_is_looked_at_is_told_before_it_is_found(monkeypatch):
+    monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
+    monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
+    told = []
+    for finding in check(FILL_IN_PARTS, lanes=16, steps=20, looking=told.append):
+        told.append(finding)
+    names = [item.name if isinstance(item, Finding) else item for item in told]
+    looks = [item for item in told if isinstance(item, str)]
+    assert looks[:4] == ["compiles for the CPU", "compiles for CUDA", "keeps to its columns", "repeatable"] and looks[-1] == "speed"
+    for look in looks:
+        assert isinstance(told[names.index(look) + 1], Finding) and names[names.index(look) + 1] == look, names
+
+
 def test_a_good_file_passes_everything(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(GOOD)
@@ -307,7 +320,7 @@ def test_masks(what, findings, monkeypatch):
 def test_a_masked_grid_passes(monkeypatch):
     monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
     monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
-    found = check(FILL, lanes=32, steps=40)
+    found = list(check(FILL, lanes=32, steps=40))
     assert all(finding.passed for finding in found), found
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import logging
 import os
@@ -826,10 +827,52 @@ def test_check_tells_a_sound_environment_from_a_broken_one(here, tmp_path, monke
     assert empty.code == 2 and "exports no environment" in empty.err
     assert (here("check", "nosuch.py").code, here("check", "nosuch").code) == (3, 2)
     # What a sound one is put through is tests/test_check.py's; it takes long.
-    monkeypatch.setattr(check, "check", lambda env: [check.Finding("declaration", True, f"{env.name}, {env.fields} field")])
+    monkeypatch.setattr(check, "check", lambda env, looking=None: iter([check.Finding("declaration", True, f"{env.name}, {env.fields} field")]))
     (tmp_path / "sound.py").write_text(MY_ENV)
     sound = here("check", "sound.py")
     assert sound.code == 0 and sound.out.split() == ["ok", "declaration", "sound,", "1", "field"]
+
+
+def test_check_tells_each_finding_as_soon_as_it_is_known(capsys):
+    from operant.commands.machine import _told
+
+    known = []
+
+    def examine(env, looking):
+        for number, passed in enumerate((True, False, True)):
+            looking(f"look {number}")
+            known.append(capsys.readouterr().out)
+            yield check.Finding(f"look {number}", passed, "what was seen")
+
+    assert not _told(examine, None)
+    known.append(capsys.readouterr().out)
+    assert [line.split()[:3] for line in known] == [[], ["ok", "look", "0"], ["problem", "look", "1"], ["ok", "look", "2"]]
+    assert not any("\r" in line or "..." in line for line in known), "into a file or a pipe go findings alone"
+
+
+def test_on_a_terminal_check_tells_what_it_looks_at(monkeypatch):
+    from operant.commands.machine import _told
+
+    class Stream(io.StringIO):
+        def isatty(self):
+            return True
+
+    def examine(env, looking):
+        yield check.Finding("one", True, "seen")
+        looking("another")
+        if env == "broken":
+            raise KeyboardInterrupt
+        yield check.Finding("another", True, "seen as well")
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    shown = "\r...      another\x1b[K\r\x1b[K"
+    monkeypatch.setattr(sys, "stdout", stream := Stream())
+    assert _told(examine, None)
+    assert stream.getvalue() == f"ok       one                        seen\n{shown}ok       another                    seen as well\n"
+    monkeypatch.setattr(sys, "stdout", stream := Stream())
+    with pytest.raises(KeyboardInterrupt):
+        _told(examine, "broken")
+    assert stream.getvalue().endswith(shown), "nothing half-told stays behind"
 
 
 def test_doctor_finds_this_machine_fit(here, tmp_path):

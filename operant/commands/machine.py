@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,9 @@ from operant.commands.words import TYPER, ConfigOption, EnvOption, JsonOption, O
 from operant.errors import OperantError, UsageError
 
 if TYPE_CHECKING:
+    from operant.check import Finding
     from operant.config import Origin
+    from operant.envs import Env
 
 app = typer.Typer(**TYPER)
 config_app = typer.Typer(**TYPER, help="Show, check and describe configurations.")
@@ -79,7 +82,6 @@ def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
     """Tell whether an environment is sound."""
     from operant import envs
     from operant.check import check as examine
-    from operant.text import safe
 
     try:
         env = envs.find(file)
@@ -87,13 +89,35 @@ def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
         raise UsageError(f"unknown environment {file!r}: name a file ending in .py, or one of {', '.join(envs.names())}") from None
     except OperantError as error:
         raise error if error.exit_code != 1 else UsageError(str(error)) from None  # a file that is no environment is no failure of training
-    findings = examine(env)
     if as_json:
+        findings = list(examine(env))
         print_json({"schema": 1, "findings": [finding._asdict() for finding in findings]})
-    for finding in findings if not as_json else ():
-        print(safe(f"{'ok' if finding.passed else 'problem':8} {finding.name:26} {finding.detail}", 4000))
-    if not all(finding.passed for finding in findings):
+        sound = all(finding.passed for finding in findings)
+    else:
+        sound = _told(examine, env)
+    if not sound:
         raise typer.Exit(UsageError.exit_code)
+
+
+def _told(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
+    """Print each finding as soon as it is known, and on a terminal, until then, what is being looked at; whether all passed."""
+    from operant.progress import Screen
+    from operant.text import safe
+
+    screen, sound = Screen(sys.stdout), True
+
+    def looking(name: str) -> None:
+        if screen.is_terminal:
+            screen.show(f"{'...':8} {name}"[: screen.columns])
+
+    try:
+        for finding in examine(env, looking=looking):
+            screen.end()
+            print(safe(f"{'ok' if finding.passed else 'problem':8} {finding.name:26} {finding.detail}", 4000), flush=True)
+            sound &= finding.passed
+    finally:
+        screen.end()
+    return sound
 
 
 @app.command()
