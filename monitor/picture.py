@@ -1,8 +1,9 @@
 """The agent as it plays: pictures of pixels as cells of a terminal.
 
-Three ways, all pure: braille (2 x 4 dots a cell, in the colour most of them have), half blocks (two pixels a cell) and ASCII. What a lane's picture mostly
-has along its border is its ground and is not drawn. Colours are kept few, and readable on the theme, so that little has to be sent. `AgentPicture` is the
-widget. Knows nothing of environments: a frame is bytes.
+Three ways, all pure: braille (2 x 4 dots a cell, in the colour most of them have), half blocks (two pixels a cell) and ASCII. What lanes mostly have along
+their borders is their ground and is not drawn: one for all of them, and the same from frame to frame, or a lane in which it is rare for a moment would
+appear inverted. Colours are kept few, and readable on the theme, so that little has to be sent. `AgentPicture` is the widget. Knows nothing of
+environments: a frame is bytes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _CONTRAST = 2.0  # a picture is no text: enough to see it, and its colours stay 
 _STEP = 17  # a channel has sixteen levels: shades that nobody tells apart are one
 _ALMOST = 0.15
 _GAP = 1  # cells between lanes
+_FAIR_SHARE = 0.15  # of the borders: a ground that has less is no longer one
 
 Dot = bytes | None  # three bytes of colour; None where the ground is
 DotRow = tuple[Dot, ...]
@@ -58,12 +60,26 @@ class Grid(NamedTuple):
         return best
 
 
-def ground_of(pixels: bytes, width: int, height: int) -> bytes:
-    """The colour that is most frequent along the border of one lane's picture."""
-    row = 3 * width
-    last = row * (height - 1)
-    places = [*range(0, row, 3), *range(last, last + row, 3), *range(0, last, row), *range(row - 3, last, row)]
-    return Counter(pixels[place : place + 3] for place in places).most_common(1)[0][0]
+def ground_of(frame: Frame, before: bytes | None = None) -> bytes | None:
+    """The colour that is most frequent along the borders of a frame's lanes, or that of the frame before while it has a fair share of them.
+
+    None where the bytes do not match the shape: there is no picture.
+    """
+    size, row = _lane_bytes(frame), 3 * frame.width
+    if not size:
+        return None
+    last = size - row
+    places = [*range(0, row, 3), *range(last, last + row, 3), *range(row, last, row), *range(2 * row - 3, last, row)]
+    counts = Counter(bytes(frame.pixels[lane + place : lane + place + 3]) for lane in range(0, frame.lanes * size, size) for place in places)
+    if before is not None and counts[before] >= _FAIR_SHARE * counts.total():
+        return before
+    return counts.most_common(1)[0][0]
+
+
+def _lane_bytes(frame: Frame) -> int:
+    """How many bytes a lane has; 0 where there are fewer than the shape says, or none."""
+    size = frame.height * frame.width * 3
+    return size if min(frame.lanes, frame.height, frame.width) >= 1 and len(frame.pixels) >= frame.lanes * size else 0
 
 
 def sampled(pixels: bytes, width: int, height: int, columns: int, rows: int, ground: bytes) -> list[DotRow]:
@@ -134,9 +150,8 @@ def _block_cell(upper: Dot, lower: Dot, ground: str, glyph: str) -> Cell:
     return Cell(" ", Ink("text", above)) if above == below else Cell(glyph, Ink(above or "ground", below))
 
 
-def _lane(pixels: bytes, frame: Frame, width: int, height: int, look: Look, mode: Mode) -> Rows:
+def _lane(pixels: bytes, frame: Frame, ground: bytes, width: int, height: int, look: Look, mode: Mode) -> Rows:
     """One lane as `height` rows of `width` cells."""
-    ground = ground_of(pixels, frame.width, frame.height)
     if mode == "blocks":
         dots = sampled(pixels, frame.width, frame.height, width, 2 * height, ground)
         glyph = look.glyphs.upper_half
@@ -153,16 +168,19 @@ def _lane(pixels: bytes, frame: Frame, width: int, height: int, look: Look, mode
     return rows
 
 
-def draw_picture(frame: Frame, width: int, height: int, look: Look, mode: Mode = "braille") -> Rows:
-    """All lanes of a frame in `height` rows of `width` cells (both >= 1), in the middle. A frame whose bytes do not match its shape shows nothing."""
-    size = frame.height * frame.width * 3
-    if min(frame.lanes, frame.height, frame.width) < 1 or len(frame.pixels) < frame.lanes * size:
+def draw_picture(frame: Frame, width: int, height: int, look: Look, mode: Mode = "braille", ground: bytes | None = None) -> Rows:
+    """All lanes of a frame in `height` rows of `width` cells (both >= 1), in the middle. A frame whose bytes do not match its shape shows nothing.
+
+    `ground` is the colour that is not drawn; None: that of the frame alone, see `ground_of`.
+    """
+    size, ground = _lane_bytes(frame), ground or ground_of(frame)
+    if not size or ground is None:
         return blank(width, height)
     grid = Grid.of(frame.lanes, frame.width, frame.height, width, height)
     if grid is None:
         return blank(width, height)
     mode = "ascii" if not look.glyphs.braille else mode
-    lanes = [_lane(bytes(frame.pixels[k * size : (k + 1) * size]), frame, grid.width, grid.height, look, mode) for k in range(frame.lanes)]
+    lanes = [_lane(bytes(frame.pixels[k * size : (k + 1) * size]), frame, ground, grid.width, grid.height, look, mode) for k in range(frame.lanes)]
     rows: Rows = []
     for first in range(0, frame.lanes, grid.across):
         rows += [_joined(some, width) for some in zip(*lanes[first : first + grid.across], strict=True)]
@@ -205,6 +223,7 @@ class AgentPicture(Canvas, can_focus=True):
     def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(name=name, id=id, classes=classes)
         self._frame: Frame | None = None
+        self._ground: bytes | None = None  # of the frames so far
         self._absent = ""
         self._mode: Mode = "braille"
         self._title: tuple[Piece, ...] = ()
@@ -213,6 +232,8 @@ class AgentPicture(Canvas, can_focus=True):
         """Draw a frame; only cells that changed are repainted. None: draw the sentence `absent`."""
         wanted = (frame, absent, tuple(title), mode)
         if wanted != (self._frame, self._absent, self._title, self._mode):
+            if frame is None or frame != self._frame:
+                self._ground = ground_of(frame, self._ground) if frame is not None else None
             self._frame, self._absent, self._title, self._mode = wanted
             self.redraw()
 
@@ -233,7 +254,7 @@ class AgentPicture(Canvas, can_focus=True):
         """The picture in a size."""
         edge = self._has_edge(width, height)
         inner = (width - 2, height - 2) if edge else (width, height)
-        rows = sentence(self._absent, *inner) if self._frame is None else draw_picture(self._frame, *inner, look, self._mode)
+        rows = sentence(self._absent, *inner) if self._frame is None else draw_picture(self._frame, *inner, look, self._mode, self._ground)
         return framed(rows, self._title, width, look, focused=self.has_focus) if edge else rows
 
     def on_focus(self) -> None:

@@ -1,7 +1,7 @@
 """A picture of pixels as text for a terminal: two pixels a cell, in true colour, 256 colours or none. Standard library only.
 
 What is sent is only what has changed since the last picture, which is what makes it fit for SSH. Knows nothing of what is on the picture, and no terminal:
-it makes text. (The monitor's pictures are cells of its own screen: see monitor/picture.py, whose ground is the same as here.)
+it makes text. (The monitor's pictures are cells of its own screen: see monitor/picture.py.)
 """
 
 from __future__ import annotations

@@ -94,13 +94,33 @@ def test_ascii_is_as_dense_as_the_picture():
     assert rows == [" :. ", " :  "]
 
 
-def test_each_lane_has_its_own_ground():
+def test_the_ground_is_what_the_border_mostly_is():
     swapped = PICTURE.replace(".", "x").replace("b", ".").replace("x", "b")
     one, other = draw_picture(frame_of(PICTURE), 4, 2, DARK), draw_picture(frame_of(swapped), 4, 2, DARK)
     assert lit(one) == lit(other)
-    assert ground_of(frame_of(swapped).pixels, 8, 8) == BLUE
-    both = draw_picture(frame_of(PICTURE, swapped), 9, 2, DARK)
-    assert [row[:4] for row in both] == one and [row[5:] for row in both] == other
+    assert (ground_of(frame_of(PICTURE)), ground_of(frame_of(swapped))) == (GROUND, BLUE)
+    assert ground_of(frame_of("brb\nrrr\nrrr\nbrb")) == RED, "a corner counts no more than another pixel: of ten, six are red"
+    assert ground_of(frame_of(PICTURE)._replace(pixels=b"")) is None and ground_of(frame_of(PICTURE)._replace(width=0)) is None
+
+
+# A platformer's lanes: sky above, earth below. On a hill most of the border is earth.
+VALLEY = "........\n" * 6 + "bbbbbbbb\n" * 2
+HILL = "........\n" + "..r.....\n" + "bbbbbbbb\n" * 6
+
+
+def test_lanes_have_one_ground():
+    assert ground_of(frame_of(HILL)) == BLUE, "alone, it would be drawn inverted"
+    rows = draw_picture(frame_of(VALLEY, HILL, VALLEY), 14, 2, DARK)
+    alone = draw_picture(frame_of(HILL), 4, 2, DARK, ground=GROUND)
+    assert [row[5:9] for row in rows] == alone
+    assert lit(alone) == {(x, y) for y, line in enumerate(HILL.split()) for x, letter in enumerate(line) if letter != "."}
+
+
+def test_the_ground_stays_while_it_has_a_fair_share_of_the_border():
+    assert ground_of(frame_of(HILL), GROUND) == GROUND, "ten of 28 pixels"
+    assert ground_of(frame_of("bbbbb...\n" + "bbbbbbb.\n" + "bbbbbbbb\n" * 6), GROUND) == BLUE, "four of 28 are too few"
+    assert ground_of(frame_of("bbbb....\n" + "bbbbbbb.\n" + "bbbbbbbb\n" * 6), GROUND) == GROUND, "five of 28 are enough"
+    assert ground_of(frame_of(PICTURE), RED) == GROUND, "of another run, nowhere on the border"
 
 
 some_picture = st.tuples(st.integers(1, 24), st.integers(1, 24)).flatmap(
@@ -189,6 +209,29 @@ class OnePicture(App[None]):
 
     def compose(self):
         yield AgentPicture()
+
+
+def test_a_widget_keeps_its_ground_from_frame_to_frame():
+    async def main():
+        app = OnePicture()
+        async with app.run_test(size=(4, 2)) as pilot:
+            picture = app.query_one(AgentPicture)
+
+            async def shown(*lanes, number):
+                picture.show(frame_of(*lanes, number=number) if lanes else None)
+                await pilot.pause()
+                assert [strip.text for strip in app.screen._compositor.render_strips()] == text_of(picture.draw(4, 2, picture.look))
+                return lit(picture.draw(4, 2, picture.look))
+
+            earth = {(x, y) for y, line in enumerate(HILL.split()) for x, letter in enumerate(line) if letter != "."}
+            inverted = {(x, y) for y, line in enumerate(HILL.split()) for x, letter in enumerate(line) if letter != "b"}
+            assert await shown(VALLEY, number=1) == {(x, y) for x in range(8) for y in (6, 7)}
+            assert await shown(HILL, number=2) == earth
+            assert await shown(HILL, number=3) == earth
+            await shown(number=4)
+            assert await shown(HILL, number=5) == inverted, "another run's picture begins anew"
+
+    asyncio.run(main())
 
 
 def test_a_widget_repaints_only_what_changed():
