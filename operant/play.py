@@ -107,13 +107,13 @@ class Game:
 
     def _turn(self, key: str) -> None:
         """A key in a game of turns."""
-        if self._board is not None:
+        if (word := self._buttons.keys.get(key)) is not None:
+            self._step(self._buttons.action([word]))
+        elif self._board is not None:
             if not self._board.press(key) and (action := self._board.action(key)) is not None:
                 self._step(action)
         elif self._typed is not None:
             self._type(key)
-        elif (word := self._buttons.keys.get(key)) is not None:
-            self._step(self._buttons.action([word]))
         elif key in ("space", "enter") and (action := self._buttons.action([])) is not None:
             self._step(action)
 
@@ -220,7 +220,7 @@ class Game:
         """What the keys do, a line each."""
         env = self._show.env
         if self._board is not None and self._turns:
-            lines = self._board.help()
+            lines = [*self._board.help(), *self._buttons.help()]  # on a board all keys are a person's own
         elif self._typed is not None and self._turns:
             lines = [Key(("0-9", "enter"), "an action by its number")]
         else:

@@ -548,6 +548,15 @@ def test_a_board_is_played_with_a_cursor(scripted):
     assert waits(env)
 
 
+def test_keys_of_ones_own_play_on_a_board(scripted):
+    points = tuple(f"{column}{row}" for row in range(5, 0, -1) for column in "abcde")
+    env = replace(WALK, action=Discrete(25), legal=None, actions=points)
+    terminal = scripted("up", "z", "right", "?", "q")
+    score, show = a_game(terminal, env, turns=True, keys="z=b5,right=e1")
+    assert score.steps == 2 and show.action.tolist() == [[24]] and terminal.showed("c4   arrows move") and terminal.showed("   b5") and terminal.showed("   e1")
+    assert terminal.showed("z".ljust(13) + "b5")
+
+
 def test_actions_without_keys_are_typed(scripted):
     env = replace(WALK, action=Discrete(23), legal=None, actions=())
     terminal = scripted("1", "x", "2", "3", "backspace", "enter", "enter", "9", "9", "enter")

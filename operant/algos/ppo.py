@@ -60,7 +60,8 @@ class PPOConfig(Section):
     target_kl: Real | None = Field(None, gt=0, description="skip an iteration's remaining optimiser steps once approx_kl exceeds 1.5 times this")
     adam_epsilon: Real = Field(1e-5, gt=0, description="what Adam adds to the denominator")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
-        "tf32", description="of matrix products on a GPU; bf16 where kernels are fused, else tf32 in its place; a CPU always computes in fp32"
+        "tf32",
+        description="of matrix products on a GPU; bf16 where kernels are fused or the network is a cnn, else tf32 in its place; a CPU always computes in fp32",
     )
     kernels: Literal["auto", "torch", "fused"] = Field(
         "auto",
