@@ -818,6 +818,8 @@ def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
     [
         ("play nosuch", 2, "unknown environment 'nosuch'"),
         ("play nosuch.py", 3, "there is no environment file 'nosuch.py'"),
+        ("play ~nobodyatall/my_env.py", 3, "there is no environment file '~nobodyatall/my_env.py'"),
+        (f"play {'x' * 300}.py", 3, "there is no environment file 'xxx"),
         ("play gravity=3", 2, "constants are given as --param gravity=3"),
         ("play cartpole --param gravity", 2, "it must be KEY=VALUE"),
         ("play cartpole --param gravty=3", 2, "did you mean 'env.params.gravity'?"),

@@ -570,6 +570,7 @@ def test_render_makes_sheets_and_grids(trained, here, tmp_path):
     [
         (("-o", "a.jpg"), 2, "must end in .gif, .png or .mp4"),
         (("-o", "none/a.gif"), 3, "there is no folder 'none'"),
+        (("-o", "~nobodyatall/a.gif"), 3, "there is no folder '~nobodyatall'"),
         (("-o", "a.gif", "--greedy", "--sampled"), 2, "--greedy and --sampled exclude each other"),
         (("-o", "a.gif", "--seconds", "1", "--steps", "1"), 2, "--seconds and --steps exclude each other"),
         (("-o", "a.gif", "--size", "9"), 2, "--size is 9; it must be between 16 and 2,048"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import secrets
 import sys
@@ -82,7 +83,7 @@ def render(
     within("--fps", fps, 0.1, 240)
     within("--every", every, 1, 1_000_000)
     within("--frames", frames, 1, 400)
-    path = Path(out).expanduser()
+    path = Path(os.path.expanduser(out))  # which leaves a home that nobody has as it is, where Path's own raises
     form = films.check(path, force=force)
     if frames != 1 and form != "png":
         raise UsageError(f"--frames is of a .png; a .{form} is as long as --seconds or --steps say")
@@ -179,7 +180,7 @@ def _configured(environment: str, params: Sequence[str]) -> Any:
     quiet_threads()
     from operant import config as configuration
 
-    if environment.endswith(".py") and not Path(environment).expanduser().is_file():
+    if environment.endswith(".py") and not os.path.isfile(os.path.expanduser(environment)):
         raise NotFoundError(f"there is no environment file {safe(environment, 200)!r}")
     set_threads(1)
     return configuration.load(None, [f"env.name={environment}", *(f"env.params.{pair}" for pair in params)])
