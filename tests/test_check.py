@@ -393,3 +393,5 @@ def test_a_file_that_cannot_be_imported_is_refused_before(tmp_path):
         envs.load_file(path)
     with pytest.raises(NotFoundError):
         envs.load_file(tmp_path / "other.py")
+    with pytest.raises(NotFoundError, match="there is no environment file"):
+        envs.load_file(tmp_path / f"{'x' * 300}.py")  # longer than a name may be

@@ -74,6 +74,7 @@ import hashlib
 import importlib
 import importlib.util
 import math
+import os
 import pkgutil
 import sys
 from collections.abc import Callable
@@ -219,7 +220,7 @@ def step_seconds(env: Env, params: Any) -> float | None:
 
 def load_file(path: Path) -> Env:
     """The environment that a user's own file exports as `ENV`. Raises NotFoundError and OperantError."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # False, too, for a name too long, at which Path's own raises
         raise NotFoundError(f"there is no environment file {str(path)!r}")
     # A fresh module each time, under a name of its own: an edit in the file must never meet a stale compilation. The same file has the same name in every
     # process, wherever it lies: compiled code that is kept on disk names it.
