@@ -303,6 +303,8 @@ def go(size: int = 9) -> Env:
                 lost, ko = play(cells, scratch, size, answer, WHITE)
                 lead -= 1 + lost
             ended = plies == limit or (answer < 0 and not moves)
+        else:
+            ko = -1  # it forbade white, who moves no more
         if ended:
             margin = float32(area(cells, scratch, size)) - p.komi
 
