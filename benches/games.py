@@ -23,6 +23,7 @@ import torch
 from operant import envs
 from operant.graphs import Graphed
 from operant.trials import Trial, compare_devices, trial_actions
+from operant.workload import step_bytes
 from operant.world import World
 
 CUDA = torch.device("cuda", 0)
@@ -89,15 +90,6 @@ def same(name: str, lanes: int, steps: int) -> str:
     return f"| {name} | {exact} | {first or '-'} | {one_step:.1e} | {'ok' if one_step <= ONE_STEP else 'FAILED'} |"
 
 
-def step_bytes(world: World) -> int:
-    """Bytes that one step of one lane must touch by the contract, each buffer once a direction. (Scratch is not counted, nor are reads that a step avoids.)"""
-    env = world.env
-    cells = env.cells.n * torch.empty(0, dtype=getattr(torch, env.cells.dtype)).element_size() if env.cells else 0
-    observed = env.observation.size * torch.empty(0, dtype=getattr(torch, env.observation.dtype)).element_size()
-    carried = 2 * 4 * (1 + 1 + len(env.tally))  # age, return, tallies
-    return 2 * 4 * env.fields + 2 * cells + carried + 4 * env.action_size + observed + env.mask_size + 4 + 1 + 1
-
-
 def draw_actions(world: World, slot: torch.Tensor, legal: torch.Tensor | None) -> None:
     """Random actions into `slot` (A, N), legal ones where there is a mask (H, N)."""
     env = world.env
@@ -146,7 +138,7 @@ def stepping(name: str, lanes: int, threads: int, repeats: int) -> tuple[float, 
     spent = seconds(Graphed(legal if slot.legal is not None else plain, CUDA), repeats, inner)
     if slot.legal is not None:
         spent -= seconds(Graphed(drawing, CUDA), repeats, inner)
-    return lanes * steps / spent, step_bytes(world)
+    return lanes * steps / spent, step_bytes(world.env)
 
 
 def limits(name: str) -> list[str]:

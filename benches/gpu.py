@@ -21,6 +21,7 @@ from operant.algos.ppo import PPOConfig as Config
 from operant.evaluate import Evaluator
 from operant.graphs import Graphed
 from operant.trials import compare_devices
+from operant.workload import step_bytes
 from operant.world import World
 
 CUDA = torch.device("cuda", 0)
@@ -54,14 +55,6 @@ def copy_bandwidth(repeats: int) -> float:
     return 2 * source.numel() * 4 / seconds(lambda: target.copy_(source), repeats, 10)
 
 
-def step_bytes(world: World) -> int:
-    """Bytes that one step of one lane must touch by the contract, each array once a direction."""
-    env = world.env
-    state = 2 * 4 * env.fields
-    carried = 2 * 4 * (1 + 1 + len(env.tally))  # age, return, tallies
-    return state + carried + 4 * env.action_size + 4 * env.observation.size + 4 + 1 + 1
-
-
 def stepping(name: str, lanes: int, repeats: int) -> tuple[float, int]:
     """Steps a second of a world in a graph, with random actions (eight draws, in turn), and the bytes of a step."""
     world = World(envs.find(name), lanes, seed=1, device=CUDA)
@@ -84,7 +77,7 @@ def stepping(name: str, lanes: int, repeats: int) -> tuple[float, int]:
     for _ in range(3):
         graph()
     inner = max(2, min(400, int(2e9 // (lanes * steps))))
-    return lanes * steps / seconds(graph, repeats, inner), step_bytes(world)
+    return lanes * steps / seconds(graph, repeats, inner), step_bytes(world.env)
 
 
 def ppo(lanes: int, horizon: int, repeats: int, precision: str) -> dict[str, float]:
