@@ -68,8 +68,8 @@ class Game:
     def play(self) -> Score:
         """Until the person leaves: q, esc or Ctrl-C. What was typed before there was anything to be seen counts for nothing."""
         try:
-            self._draw()
-            self._terminal.forget()
+            self._view.prepare()
+            self._terminal.forget()  # before the first picture, not after: whoever sees it may press a key at once
             next_s = time.monotonic()
             while True:
                 self._draw()

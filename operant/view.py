@@ -34,6 +34,12 @@ class View:
         self._shown = ""  # numbers
         self._canvas: torch.Tensor | None = None
 
+    def prepare(self) -> None:
+        """Do what takes long the first time, compiling the picture, and show nothing yet."""
+        if self._show.env.shade is not None:
+            columns, lines = console.size()
+            self._picture(columns, lines - _LINES, None)
+
     def draw(self, words: Sequence[str], *, over: Sequence[str] = (), mark: tuple[float, float, float] | None = None) -> None:
         """Show the lane as it is, words below it, and lines `over` it in a box. `mark`: x, y and half a side, as shares of the picture."""
         parts = []

@@ -372,7 +372,7 @@ class Scripted:
         return None
 
     def forget(self):
-        assert self.written, "what is typed before the first picture is typed blindly, and only that"
+        assert not self.written, "what is typed before the first picture is typed blindly, and only that"
         self._script = [(at, key) for at, key in self._script if at >= self.now]
 
     def showed(self, words):
