@@ -20,7 +20,7 @@ ALLOWED = {"bf16": 0.04, "tf32": 0.01}
 """Of a gradient's length. (Behind relu a unit near zero may be on in one arithmetic and off in the other.)"""
 
 KNOWN = pytest.mark.xfail(
-    reason="up to 0.23 on an H200, where rounding alone, computed on a CPU, gives up to 0.08: gradients of 0.3 to 29, errors of 0.02 to 0.1. The rest is not explained"
+    reason="up to 0.23 on an H200; rounding alone, computed on a CPU, gives up to 0.08 (gradients of 0.3 to 29, errors of 0.02 to 0.1); why, is open"
 )
 
 
