@@ -28,7 +28,8 @@ _CONTRAST = 2.0  # a picture is no text: enough to see it, and its colours stay 
 _STEP = 17  # a channel has sixteen levels: shades that nobody tells apart are one
 _ALMOST = 0.15
 _GAP = 1  # cells between lanes
-_FAIR_SHARE = 0.15  # of the borders: a ground that has less is no longer one
+_LOOKED_AT = 256  # pixels of a lane
+_FAIR_SHARE = 0.15  # of the pixels: a ground that has less is no longer one
 
 Dot = bytes | None  # three bytes of colour; None where the ground is
 DotRow = tuple[Dot, ...]
@@ -61,15 +62,17 @@ class Grid(NamedTuple):
 
 
 def ground_of(frame: Frame, before: bytes | None = None) -> bytes | None:
-    """The colour that is most frequent along the borders of a frame's lanes, or that of the frame before while it has a fair share of them.
+    """The colour that is most frequent in a frame's lanes, or that of the frame before while it has a fair share of them.
 
-    None where the bytes do not match the shape: there is no picture.
+    Not along the border: a field may have a wall. None where the bytes do not match the shape: there is no picture.
     """
-    size, row = _lane_bytes(frame), 3 * frame.width
+    size = _lane_bytes(frame)
     if not size:
         return None
-    last = size - row
-    places = [*range(0, row, 3), *range(last, last + row, 3), *range(row, last, row), *range(2 * row - 3, last, row)]
+    # Some hundred pixels of a lane tell it; an odd distance that does not divide a row meets every column.
+    step = frame.height * frame.width // _LOOKED_AT | 1
+    step += 2 if step > 1 and frame.width % step == 0 else 0
+    places = range(0, size, 3 * step)
     counts = Counter(bytes(frame.pixels[lane + place : lane + place + 3]) for lane in range(0, frame.lanes * size, size) for place in places)
     if before is not None and counts[before] >= _FAIR_SHARE * counts.total():
         return before

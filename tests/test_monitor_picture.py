@@ -94,18 +94,25 @@ def test_ascii_is_as_dense_as_the_picture():
     assert rows == [" :. ", " :  "]
 
 
-def test_the_ground_is_what_the_border_mostly_is():
+def test_the_ground_is_what_the_picture_mostly_is():
     swapped = PICTURE.replace(".", "x").replace("b", ".").replace("x", "b")
     one, other = draw_picture(frame_of(PICTURE), 4, 2, DARK), draw_picture(frame_of(swapped), 4, 2, DARK)
     assert lit(one) == lit(other)
     assert (ground_of(frame_of(PICTURE)), ground_of(frame_of(swapped))) == (GROUND, BLUE)
-    assert ground_of(frame_of("brb\nrrr\nrrr\nbrb")) == RED, "a corner counts no more than another pixel: of ten, six are red"
+    assert ground_of(frame_of("brb\nrrr\nrrr\nbrb")) == RED, "of twelve pixels eight are red"
     assert ground_of(frame_of(PICTURE)._replace(pixels=b"")) is None and ground_of(frame_of(PICTURE)._replace(width=0)) is None
 
 
 # A platformer's lanes: sky above, earth below. On a hill most of the border is earth.
 VALLEY = "........\n" * 6 + "bbbbbbbb\n" * 2
 HILL = "........\n" + "..r.....\n" + "bbbbbbbb\n" * 6
+
+
+def test_a_wall_around_the_field_is_not_its_ground():
+    walled = "bbbbbbbb\n" + "b......b\n" * 6 + "bbbbbbbb\n"
+    assert ground_of(frame_of(walled)) == GROUND
+    large = "b" * 64 + "\n" + ("b" * 3 + "." * 58 + "b" * 3 + "\n") * 62 + "b" * 64 + "\n"
+    assert ground_of(frame_of(large)) == GROUND, "of which some pixels are looked at"
 
 
 def test_lanes_have_one_ground():
@@ -116,11 +123,11 @@ def test_lanes_have_one_ground():
     assert lit(alone) == {(x, y) for y, line in enumerate(HILL.split()) for x, letter in enumerate(line) if letter != "."}
 
 
-def test_the_ground_stays_while_it_has_a_fair_share_of_the_border():
-    assert ground_of(frame_of(HILL), GROUND) == GROUND, "ten of 28 pixels"
-    assert ground_of(frame_of("bbbbb...\n" + "bbbbbbb.\n" + "bbbbbbbb\n" * 6), GROUND) == BLUE, "four of 28 are too few"
-    assert ground_of(frame_of("bbbb....\n" + "bbbbbbb.\n" + "bbbbbbbb\n" * 6), GROUND) == GROUND, "five of 28 are enough"
-    assert ground_of(frame_of(PICTURE), RED) == GROUND, "of another run, nowhere on the border"
+def test_the_ground_stays_while_it_has_a_fair_share():
+    assert ground_of(frame_of(HILL), GROUND) == GROUND, "fifteen of 64 pixels"
+    assert ground_of(frame_of("........\n" + ".bbbbbbb\n" + "bbbbbbbb\n" * 6), GROUND) == BLUE, "nine are too few"
+    assert ground_of(frame_of("........\n" + "..bbbbbb\n" + "bbbbbbbb\n" * 6), GROUND) == GROUND, "ten are enough"
+    assert ground_of(frame_of(PICTURE), RED) == GROUND, "of another run, hardly there"
 
 
 some_picture = st.tuples(st.integers(1, 24), st.integers(1, 24)).flatmap(
