@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
+from gpu import copy_bandwidth, seconds
 
 from operant import envs
 from operant.graphs import Graphed
@@ -39,29 +38,6 @@ DRAWS = 8
 
 WARM_UP = 300
 """Steps before a measurement, so that lanes stand in the middle of their games."""
-
-
-def seconds(work: Callable[[], object], repeats: int, inner: int) -> float:
-    """Median seconds of one call, over `repeats` regions of `inner` calls each."""
-    for _ in range(3):
-        work()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(inner):
-            work()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3 / inner)
-    return statistics.median(times)
-
-
-def copy_bandwidth(repeats: int) -> float:
-    """Bytes a second of a large device-to-device copy, read plus written."""
-    source = torch.randn(2**29, device=CUDA)
-    target = torch.empty_like(source)
-    return 2 * source.numel() * 4 / seconds(lambda: target.copy_(source), repeats, 10)
 
 
 def same(name: str, lanes: int, steps: int) -> str:
