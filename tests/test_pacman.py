@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from learning import learnt
 from plain_philox import RESET, STEP, Key
 
-from operant import algos, config, envs, recipes
+from operant import envs
 from operant.device import device_params
 from operant.envs import pacman as rules
 from operant.shapes import BLUE, GROUND, ORANGE, YELLOW
@@ -569,16 +570,5 @@ def test_the_picture_shows_who_is_where():
 def test_the_recipe_learns():
     """With lanes and a network for two CPU cores: the mean score of the games that end in iterations 46 to 60 is more than twice that of the first 15."""
     overrides = ["env.lanes=480", "net.hidden=[128,128]", "algo.minibatches=8"]
-    recipe = config.load(recipes.find_source("pacman"), overrides)
-    world = World(recipe.environment, recipe.env.lanes, seed=1)
-    algo = algos.load(recipe.algo_name)(world, recipe.algo, recipe.net, seed=1, steps=recipe.run.steps)
-    algo.start()
-    scores = []
-    for _ in range(4):
-        sums = np.zeros(TALLIES + len(world.env.tally))
-        for _ in range(15):
-            algo.collect()
-            algo.update()
-            sums += world.take(algo.rollout).numpy()
-        scores.append(sums[TALLIES + rules.SCORE] / sums[EPISODES])
+    scores = [sums[TALLIES + rules.SCORE] / sums[EPISODES] for sums in learnt("pacman", overrides, 60)]
     assert scores[-1] > 2.0 * scores[0], scores

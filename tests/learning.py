@@ -1,0 +1,25 @@
+"""Trains by a shipped recipe for a few iterations, for tests that ask whether it begins to learn. Knows no game."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from operant import algos, config, recipes
+from operant.world import TALLIES, World
+
+
+def learnt(name: str, overrides: Sequence[str], iterations: int, parts: int = 4) -> list[np.ndarray]:
+    """Sums over the episodes that ended in each of so many parts of a training, seed 1: those of `World.take`, (3 + K)."""
+    recipe = config.load(recipes.find_source(name), overrides)
+    world = World(recipe.environment, recipe.lanes, seed=1)
+    algo = algos.load(recipe.algo_name)(world, recipe.algo, recipe.net, seed=1, steps=recipe.run.steps)
+    algo.start()
+    sums = np.zeros((parts, TALLIES + len(world.env.tally)))
+    for part in sums:
+        for _ in range(iterations // parts):
+            algo.collect()
+            algo.update()
+            part += world.take(algo.rollout).numpy()
+    return list(sums)
