@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from learning import learnt
 from plain_philox import RESET, STEP, Key
 
-from operant import algos, config, recipes
 from operant.device import device_params
 from operant.envs import breakout, find
 from operant.envs.breakout import BALL_VX, BALL_VY, BALL_X, BALL_Y, BALLS, HITS, LEFT, PADDLE_WIDTH, PADDLE_X, RIGHT, SCORE, SPEED, STAY, Params
@@ -443,30 +443,18 @@ def test_the_picture_shows_bricks_score_and_balls():
 # LEARNING
 
 
-def learnt(iterations: int) -> list[float]:
-    """Train by the shipped recipe, with lanes for two CPU cores: the mean score of the games that ended in each quarter of it."""
-    recipe = config.load(recipes.find_source("breakout"), ["env.lanes=480"])
-    world = World(recipe.environment, recipe.env.lanes, seed=1)
-    algo = algos.load(recipe.algo_name)(world, recipe.algo, recipe.net, seed=1, steps=recipe.run.steps)
-    algo.start()
-    quarters = []
-    for _ in range(4):
-        sums = np.zeros(TALLIES + len(world.env.tally))
-        for _ in range(iterations // 4):
-            algo.collect()
-            algo.update()
-            sums += world.take(algo.rollout).numpy()
-        quarters.append(sums[RETURN] / sums[EPISODES])
-    return quarters
+def mean_scores(iterations: int) -> list[float]:
+    """Of the games that ended in each quarter of a training by the shipped recipe, with lanes for two CPU cores."""
+    return [sums[RETURN] / sums[EPISODES] for sums in learnt("breakout", ["env.lanes=480"], iterations)]
 
 
 def test_the_recipe_begins_to_learn():
-    scores = learnt(40)
+    scores = mean_scores(40)
     assert scores[-1] > 2.0 * scores[0] and scores[-1] > 3.0, scores
 
 
 @pytest.mark.soak
 def test_the_recipe_learns():
     """320 iterations are 5 M steps, a minute or two on two CPU cores."""
-    scores = learnt(320)
+    scores = mean_scores(320)
     assert scores[-1] > 30.0, scores

@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from learning import learnt
 from numba import njit
 from plain_philox import RESET, STEP, Key
 
-from operant import algos, config, envs, recipes
+from operant import envs
 from operant.device import device_params
 from operant.envs import g2048 as rules
 from operant.pictures import Painter
@@ -423,32 +424,20 @@ def test_the_picture_tells_the_numbers():
 # LEARNING
 
 
-def learnt(iterations: int) -> list[float]:
-    """Train by the shipped recipe, with a network and lanes for two CPU cores: the mean score of the games that ended in each quarter of it."""
-    overrides = ["env.lanes=480", "net.hidden=[64,64]", "algo.learning_rate=2e-3", "algo.minibatches=4"]
-    recipe = config.load(recipes.find_source("g2048"), overrides)
-    world = World(recipe.environment, recipe.env.lanes, seed=1)
-    algo = algos.load(recipe.algo_name)(world, recipe.algo, recipe.net, seed=1, steps=recipe.run.steps)
-    algo.start()
-    quarters = []
-    for _ in range(4):
-        sums = np.zeros(TALLIES + len(world.env.tally))
-        for _ in range(iterations // 4):
-            algo.collect()
-            algo.update()
-            sums += world.take(algo.rollout).numpy()
-        assert sums[TALLIES + rules.INVALID] == 0, "the policy takes legal moves alone"
-        quarters.append(sums[TALLIES + rules.SCORE] / sums[EPISODES])
-    return quarters
+def mean_scores(iterations: int) -> list[float]:
+    """Of the games that ended in each quarter of a training by the shipped recipe, with a network and lanes for two CPU cores."""
+    quarters = learnt("g2048", ["env.lanes=480", "net.hidden=[64,64]", "algo.learning_rate=2e-3", "algo.minibatches=4"], iterations)
+    assert all(sums[TALLIES + rules.INVALID] == 0 for sums in quarters), "the policy takes legal moves alone"
+    return [sums[TALLIES + rules.SCORE] / sums[EPISODES] for sums in quarters]
 
 
 def test_the_recipe_begins_to_learn():
     """24 iterations are 370,000 steps. A player at random scores 1,100."""
-    scores = learnt(24)
+    scores = mean_scores(24)
     assert scores[0] < 1600 and scores[-1] > 1.5 * scores[0], scores
 
 
 @pytest.mark.soak
 def test_the_recipe_learns():
     """100 iterations are 1.5 M steps."""
-    assert learnt(100)[-1] > 4000
+    assert mean_scores(100)[-1] > 4000

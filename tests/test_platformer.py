@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from learning import learnt
 from plain_philox import RESET, Key
 from plain_platformer import Body, Level
 
-from operant import algos, config, envs, recipes
+from operant import envs
 from operant.device import device_params
 from operant.envs import platformer as rules
 from operant.shapes import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW
@@ -421,25 +422,9 @@ def test_the_picture_shows_everything():
     assert seen(29.8, 1.2, 26.0) == "player"
 
 
-def learnt(iterations: int) -> list[tuple[float, float]]:
-    """Train by the shipped recipe: mean progress and share of levels won of the episodes that ended in each quarter of it."""
-    recipe = config.load(recipes.find_source("platformer"))
-    world = World(recipe.environment, recipe.env.lanes, seed=1)
-    algo = algos.load(recipe.algo_name)(world, recipe.algo, recipe.net, seed=1, steps=recipe.run.steps)
-    algo.start()
-    quarters = []
-    for _ in range(4):
-        sums = np.zeros(TALLIES + len(world.env.tally))
-        for _ in range(iterations // 4):
-            algo.collect()
-            algo.update()
-            sums += world.take(algo.rollout).numpy()
-        quarters.append((sums[TALLIES + rules.PROGRESS] / sums[EPISODES], sums[TALLIES + rules.WON] / sums[EPISODES]))
-    return quarters
-
-
 @pytest.mark.soak
 def test_the_recipe_learns():
     """60 iterations are 3.8 M steps."""
-    quarters = learnt(60)
-    assert quarters[0][0] < 0.3 and quarters[-1][0] > 0.7 and quarters[-1][1] > 0.5
+    first, *_, last = learnt("platformer", [], 60)
+    progress, won = TALLIES + rules.PROGRESS, TALLIES + rules.WON
+    assert first[progress] / first[EPISODES] < 0.3 and last[progress] / last[EPISODES] > 0.7 and last[won] / last[EPISODES] > 0.5

@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from learning import learnt
 from plain_philox import RESET, STEP, Key
 
-from operant import algos, config, envs, recipes
+from operant import envs
 from operant.device import device_params
 from operant.envs import snake as rules
 from operant.shapes import GREEN, GREY, GROUND, RED, YELLOW
@@ -272,25 +273,14 @@ def test_the_picture_shows_body_head_food_and_wall():
     assert at(-0.7, 5) == GREY and at(9.7, 5) == GREY and at(5, -0.99) == GREY
 
 
-def learnt(iterations: int) -> list[tuple[float, float]]:
-    """Train by the shipped recipe: mean return and mean length at the end of the games that ended in each fifth of it."""
-    recipe = config.load(recipes.find_source("snake"))
-    world = World(recipe.environment, recipe.env.lanes, seed=1)
-    algo = algos.load(recipe.algo_name)(world, recipe.algo, recipe.net, seed=1, steps=recipe.run.steps)
-    algo.start()
-    fifths = []
-    for _ in range(5):
-        sums = np.zeros(TALLIES + len(world.env.tally))
-        for _ in range(iterations // 5):
-            algo.collect()
-            algo.update()
-            sums += world.take(algo.rollout).numpy()
-        fifths.append((sums[RETURN] / sums[EPISODES], sums[TALLIES + rules.LENGTH_AT_END] / sums[EPISODES]))
-    return fifths
+def returns_and_lengths(iterations: int) -> list[tuple[float, float]]:
+    """Mean return and mean length at the end of the games that ended in each fifth of a training by the shipped recipe."""
+    fifths = learnt("snake", [], iterations, parts=5)
+    return [(sums[RETURN] / sums[EPISODES], sums[TALLIES + rules.LENGTH_AT_END] / sums[EPISODES]) for sums in fifths]
 
 
 def test_the_recipe_begins_to_learn():
-    returns, lengths = zip(*learnt(20), strict=True)
+    returns, lengths = zip(*returns_and_lengths(20), strict=True)
     assert returns[0] < -0.5 and returns[-1] > 0.5
     assert lengths[-1] > lengths[0] + 1.0
 
@@ -298,4 +288,4 @@ def test_the_recipe_begins_to_learn():
 @pytest.mark.soak
 def test_the_recipe_learns():
     """150 iterations are 2.3 M steps."""
-    assert learnt(150)[-1][1] > 15.0
+    assert returns_and_lengths(150)[-1][1] > 15.0
