@@ -91,10 +91,18 @@ def _space_problems(env: Env) -> Iterator[str]:
             yield f"{name} has dtype {space.dtype!r}: float32{' or uint8' if name == 'observation' else ''}"
         elif space.shape and math.prod(space.shape) != space.size:
             yield f"{name} has shape {space.shape}, which is not {space.size} numbers"
-        elif space.kinds and (space.dtype != "uint8" or not 2 <= space.kinds <= 256 or any(high > space.kinds - 1 for high in space.bounds()[1])):
-            yield f"{name} names {space.kinds} kinds: these are bytes from 0 to {space.kinds - 1}, so dtype is uint8 and high is at most that"
+        elif isinstance(space.kinds, tuple) and len(space.kinds) != space.size:
+            yield f"{name} has {space.size} numbers, but kinds for {len(space.kinds)}: one for each, 0 for an amount"
+        elif wrong := [(kinds, high) for kinds, high in zip(space.named(), space.bounds()[1], strict=True) if kinds and not _may_name(space, kinds, high)]:
+            kinds, _high = wrong[0]
+            yield f"{name} names {kinds} kinds: these are bytes from 0 to {kinds - 1}, so dtype is uint8 and high is at most that"
     if env.legal is not None and isinstance(env.action, Box):
         yield "`legal` judges actions of Discrete and MultiDiscrete: a Box action can only be bounded"
+
+
+def _may_name(space: Box, kinds: int, high: float) -> bool:
+    """Whether a number up to `high` may name one of so many kinds."""
+    return space.dtype == "uint8" and 2 <= kinds <= 256 and high <= kinds - 1
 
 
 def _playing_problems(env: Env) -> Iterator[str]:

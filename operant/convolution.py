@@ -44,6 +44,8 @@ def why_not(observation: Box, config: Config) -> str | None:
         what = f"{observation.size} numbers of {observation.dtype}" + (f" of the shape {shape}" if shape else "")
         instead = 'use "mlp", or pictures: env.pixels = 64'
         return f'net.kind = "cnn" reads pictures and boards: bytes of a shape (H, W, C) or (H, W); this environment shows {what} ({instead})'
+    if isinstance(observation.kinds, tuple):
+        return 'net.kind = "cnn" reads bytes that are alike, all amounts or names of as many kinds; here they differ (use "mlp", or pictures: env.pixels = 64)'
     height, width = shape[:2]
     if config.cnn == "nature" and min(height, width) < SMALLEST_NATURE:
         side = f"{SMALLEST_NATURE} x {SMALLEST_NATURE}"
@@ -136,6 +138,7 @@ class Convolutional(nn.Module):
 
     def __init__(self, observation: Box, head: int, config: Config, generator: torch.Generator, *, dtype: torch.dtype | None = None) -> None:
         super().__init__()
+        assert isinstance(observation.kinds, int)
         self.config, self.kinds, self.dtype = config, observation.kinds, dtype
         height, width, planes = (*observation.shape, 1)[:3]
         self._shape, inputs, channels = (height, width, planes), planes * max(self.kinds, 1), config.channels or CHANNELS[config.cnn]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from operant import nets
+from operant import nets, reading
 from operant.heads import ILLEGAL, Categorical, Gaussian
 from operant.policy import Policy
 
@@ -151,7 +151,11 @@ class _Network:
         self._moments, self._weights = policy.moments, weights
         self._activate, self._deactivate = _FORWARD[config.activation], _BACKWARD[config.activation]
         self._observation = torch.empty(weights.first.shape[1], n)
-        self._kinds = torch.arange(policy.net.kinds, dtype=torch.uint8)[:, None]
+        self._mixed, kinds = policy.net.mixed, policy.net.kinds
+        self._kinds = torch.arange(kinds if isinstance(kinds, int) else 0, dtype=torch.uint8)[:, None]
+        if self._mixed is not None:
+            self._chosen = torch.empty(len(self._mixed.field), n, dtype=torch.uint8)
+            self._amounts = torch.empty(len(self._mixed.amounts), n)
         self._after = [torch.empty(G, width, n) for width in config.hidden]
         self._before = [torch.empty(G, width, n) for width in config.hidden] if config.activation in KEEPS_INPUT else self._after
         self._first_before, self._last_after = self._before[0].view(-1, n), self._after[-1].view(-1, n)
@@ -188,10 +192,21 @@ class _Network:
         if len(self._kinds):
             torch.eq(observation[:, None], self._kinds, out=into.view(len(observation), len(self._kinds), -1))
             return into
+        if self._mixed is not None:
+            return self._mixed_features(observation, self._mixed)
         if self._moments is not None:
             torch.sub(observation, self._moments.shift, out=into)
             return into.mul_(self._moments.scale).clamp_(-self._moments.CLIP, self._moments.CLIP)
         return into.copy_(observation)
+
+    def _mixed_features(self, observation: Tensor, mixed: reading.Mixed) -> Tensor:
+        """The same where some bytes name kinds and others are amounts."""
+        torch.index_select(observation, 0, mixed.field, out=self._chosen)
+        into = torch.eq(self._chosen, mixed.name, out=self._observation)
+        seen = self._amounts.copy_(torch.index_select(observation, 0, mixed.amounts, out=self._chosen[: len(mixed.amounts)]))
+        if self._moments is not None:
+            seen.sub_(self._moments.shift[mixed.amounts]).mul_(self._moments.scale[mixed.amounts]).clamp_(-self._moments.CLIP, self._moments.CLIP)
+        return into.index_copy_(0, mixed.rows, seen)
 
     def backward(self, gradient: _Weights) -> None:
         """Add to the weights' gradient what follows from `parameters_gradient` (H, n) and `value_gradient` (n).

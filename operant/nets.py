@@ -117,11 +117,14 @@ class MLP(nn.Module):
     """Two towers, or one trunk, of fully connected layers; orthogonal weights, zero biases (Engstrom et al. 2020).
 
     Observations are floats, or bytes; with `kinds` k each names one of so many kinds, and is read one-hot: the first weight has a column for each kind of each.
+    Several `kinds` are one for each byte, 0 for an amount, which has one column.
     """
 
-    def __init__(self, observation: int, head: int, config: Config, generator: torch.Generator, *, kinds: int = 0) -> None:
+    def __init__(self, observation: int, head: int, config: Config, generator: torch.Generator, *, kinds: int | tuple[int, ...] = 0) -> None:
         super().__init__()
         self.config, self.kinds = config, kinds
+        self.mixed = None if isinstance(kinds, int) else reading.Mixed(kinds)
+        columns = observation * max(kinds, 1) if isinstance(kinds, int) else sum(max(k, 1) for k in kinds)
         self._towers = 1 if config.shared else 2
         self._activation = _ACTIVATIONS[config.activation]
         G, widths, gain = self._towers, config.hidden, math.sqrt(2.0)
@@ -129,7 +132,7 @@ class MLP(nn.Module):
         def stacked(rows: int, columns: int) -> nn.Parameter:
             return nn.Parameter(torch.stack([orthogonal(rows, columns, gain, generator) for _ in range(G)]))
 
-        self.first_weight = nn.Parameter(stacked(widths[0], observation * max(kinds, 1)).flatten(0, 1).detach())  # (G H, O), (G H, O k)
+        self.first_weight = nn.Parameter(stacked(widths[0], columns).flatten(0, 1).detach())  # (G H, K)
         self.first_bias = nn.Parameter(torch.zeros(G * widths[0], 1))
         self.weights = nn.ParameterList([stacked(after, before) for before, after in itertools.pairwise(widths)])  # (G, H, H')
         self.biases = nn.ParameterList([nn.Parameter(torch.zeros(G, after, 1)) for after in widths[1:]])
@@ -139,11 +142,17 @@ class MLP(nn.Module):
         self.value_weight = nn.Parameter(orthogonal(1, widths[-1], 1.0, generator))
         self.value_bias = nn.Parameter(torch.zeros(1, 1))
 
+    def reader(self, moments: RunningMoments | None) -> reading.Reader:
+        """What turns bytes (O, n) into the numbers (K, n) that the first weight is multiplied with."""
+        if self.mixed is not None:
+            return functools.partial(self.mixed, moments=moments)
+        named = isinstance(self.kinds, int) and self.kinds
+        return functools.partial(reading.one_hot, kinds=named) if named else functools.partial(reading.amounts, moments=moments)
+
     def _first(self, observation: Tensor, moments: RunningMoments | None) -> Tensor:
         """The first layer before its activation, (G H, B)."""
         if self.kinds or observation.dtype == torch.uint8:
-            read = functools.partial(reading.one_hot, kinds=self.kinds) if self.kinds else functools.partial(reading.amounts, moments=moments)
-            return reading.linear(self.first_weight, self.first_bias, observation, read)
+            return reading.linear(self.first_weight, self.first_bias, observation, self.reader(moments))
         features = observation if moments is None else moments.normalize(observation)
         return products.linear(self.first_weight[None], self.first_bias[None], features[None])
 

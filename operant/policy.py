@@ -36,7 +36,7 @@ class Policy:
         self.net = _network(env, config, self.head.parameter_rows, generator, device, precision).to(device)
         self.head.to(device)
         self.flat = nets.FlatVector((self.net, self.head), device)
-        unscaled = env.observation.kinds > 0 or isinstance(self.net, convolution.Convolutional)
+        unscaled = all(env.observation.named()) or isinstance(self.net, convolution.Convolutional)
         if normalize and unscaled:
             log.info("observations are not normalised: %s", "they name kinds" if env.observation.kinds else "a convolutional network reads byte / 255")
         self.moments = _moments(env, self.net, device, normalize=normalize) if not unscaled else None

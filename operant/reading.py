@@ -2,7 +2,7 @@
 
 A chunk of the batch is turned into numbers, multiplied, and forgotten; the backward pass turns it into numbers once more. How many chunks there are follows
 from shapes alone, and they are added up in their order: the same bits every time, and nothing that a CUDA graph could not hold.
-Bytes are amounts, or name kinds, which are read one-hot. Knows no environment and no network.
+Bytes are amounts, or name kinds, which are read one-hot, or some are this and some that. Knows no environment and no network.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from operant import products
 
@@ -45,6 +45,35 @@ def one_hot(observation: Tensor, kinds: int) -> Tensor:
         return torch.eq(observation.t()[:, :, None], names, out=numbers).flatten(1).t()
     numbers = torch.empty(rows, kinds, samples, device=observation.device)
     return torch.eq(observation[:, None], names[:, None], out=numbers).flatten(0, 1)
+
+
+class Mixed(nn.Module):
+    """Bytes of which some name kinds and some are amounts: k columns for one that names k kinds, and a column for an amount, in the order of the bytes.
+
+    It has no parameters. `kinds`: of how many each byte names one, 0 for an amount, (O).
+    """
+
+    field: Tensor  # the byte that each column reads, (K)
+    name: Tensor  # the kind that each column stands for, (K, 1)
+    rows: Tensor  # which columns are amounts, (A)
+    amounts: Tensor  # of which bytes, (A)
+
+    def __init__(self, kinds: Sequence[int]) -> None:
+        super().__init__()
+        widths = torch.tensor([max(k, 1) for k in kinds])
+        field = torch.repeat_interleave(torch.arange(len(kinds)), widths)
+        name = torch.arange(len(field)) - (widths.cumsum(0) - widths)[field]
+        rows = (torch.tensor(kinds)[field] == 0).nonzero()[:, 0]
+        for label, table in (("field", field), ("name", name.to(torch.uint8)[:, None]), ("rows", rows), ("amounts", field[rows])):
+            self.register_buffer(label, table, persistent=False)
+
+    def forward(self, observation: Tensor, moments: RunningMoments | None = None) -> Tensor:
+        """(O, n) -> (K, n). A byte that is none of its kinds has none: its columns are 0. Amounts are normalised where there are moments."""
+        numbers = torch.eq(observation.index_select(0, self.field), self.name).float()
+        seen = observation.index_select(0, self.amounts).float()
+        if moments is not None:
+            seen = seen.sub_(moments.shift[self.amounts]).mul_(moments.scale[self.amounts]).clamp_(-moments.CLIP, moments.CLIP)
+        return numbers.index_copy_(0, self.rows, seen)
 
 
 def chunk_samples(samples: int, width: int, *, cuda: bool) -> int:

@@ -18,14 +18,14 @@ CARTPOLE = find("cartpole")
 
 
 @functools.cache
-def wide(observation: int, actions: int | tuple[int, ...], *, seen: str = "float32", kinds: int = 0, judged: bool = False) -> Env:
+def wide(observation: int, actions: int | tuple[int, ...], *, seen: str = "float32", kinds: int | tuple[int, ...] = 0, judged: bool = False) -> Env:
     """CartPole seen through more numbers, with more actions than it heeds. Bytes are `seen` as amounts or, with `kinds`, as names of kinds or of none.
 
     Where actions are `judged` a third of them, never the first of a choice, is illegal and does nothing else.
     """
     rules, advance = CARTPOLE, CARTPOLE.step
     choices = (actions,) if isinstance(actions, int) else actions
-    most = kinds + 1 if kinds else 256
+    most = max(kinds) + 9 if isinstance(kinds, tuple) else kinds + 1 if kinds else 256
     first = tuple(sum(choices[:k]) for k in range(len(choices)))
     single = len(choices) == 1
 
@@ -62,12 +62,12 @@ class Doubled:
 
     def __init__(self, policy) -> None:
         self.net, self.head = copy.deepcopy(policy.net).double(), copy.deepcopy(policy.head).double()
-        self.features = policy.features
+        self.features, self.moments = policy.features, policy.moments
         self.parameters = [*self.net.parameters(), *self.head.parameters()]
 
     def forward(self, observation, legal=None):
-        # Kinds are read by the network itself; amounts it would normalise in float32, too.
-        parameters, value = self.net(observation if self.net.kinds else self.features(observation).double())
+        # Kinds, and amounts among them, are read by the network itself; amounts alone it would normalise in float32, too.
+        parameters, value = self.net(observation, self.moments) if self.net.kinds else self.net(self.features(observation).double())
         return (parameters if legal is None else masked(parameters, legal)), value
 
 

@@ -74,10 +74,13 @@ WIDE = "layered rows=32 columns=128 depth=32 warps=4 stages=1 programs=2 chunk=3
 TALL = "layered rows=64 columns=128 depth=64 warps=4 stages=1 programs=2 chunk=64"
 BYTES = {"observation": 150, "actions": 4, "seen": "uint8"}
 NAMES = {"observation": 16, "actions": 5, "seen": "uint8", "kinds": 9, "judged": True}
+MIXED = {"observation": 20, "actions": 3, "seen": "uint8", "kinds": [0, 31, 0, 0, 2, *[0] * 8, 28, 5, *[0] * 5]}
 MANY = {"observation": 150, "actions": [2, 90], "judged": True}
 LAYERED += [
     (BYTES, {"hidden": [24], "activation": "relu"}, CLIPPED, WIDE),
     (NAMES, {"hidden": [24]}, PLAIN, WIDE),
+    (MIXED, {"hidden": [24]}, PLAIN, WIDE),
+    (MIXED, {"hidden": [24, 16], "shared": True}, CLIPPED, None),
     (MANY, {"hidden": [16, 24, 16], "shared": True}, PLAIN, TALL),
 ]
 ROUGH = [(precision, shape) for precision in ("tf32", "bf16") for shape in (None, SMALL)]
@@ -93,7 +96,7 @@ def plain_run():
     layered.append({"env": MANY, "net": {"hidden": [16, 24, 16], "shared": True}, "algo": PLAIN, "shape": TALL, "lanes": 10})
     rough = [{"env": "categorical", "net": {"hidden": [24, 40]}, "algo": PLAIN, "shape": shape, "precision": precision} for precision, shape in ROUGH]
     small = {"net": {"hidden": [16], "shared": True}, "algo": CLIPPED, "shape": WIDE}
-    rough += [{"env": env, **small, "precision": precision} for precision, env in itertools.product(("tf32", "bf16"), (BYTES, NAMES))]
+    rough += [{"env": env, **small, "precision": precision} for precision, env in itertools.product(("tf32", "bf16"), (BYTES, NAMES, MIXED))]
     cases = [("gradient", case) for case in gradients + layered + rough] + [("iteration", case) for case in ITERATIONS]
     found = interpreted(cases)
     return list(zip(cases, found, strict=True))
@@ -183,6 +186,7 @@ def test_what_cannot_be_fused_is_said(tmp_path):
     assert why_not(policy_of(wide(64, 4, seen="uint8", kinds=16, judged=True)), 1000) is None
     assert "1025 wide, and" in why_not(policy_of(broad(1025, 2)), 1000)
     assert "1040 wide (65 numbers of 16 kinds)" in why_not(policy_of(wide(65, 4, seen="uint8", kinds=16)), 1000)
+    assert "1026 wide (3 numbers, some of kinds)" in why_not(policy_of(wide(3, 4, seen="uint8", kinds=(1024, 0, 1))), 1000)
     assert "128 parameters" in why_not(policy_of(broad(4, 128)), 1000)
     assert "a picture" in why_not(policy_of(SEEN), 1000)
     assert "a convolutional one" in why_not(policy_of(SEEN, kind="cnn", cnn="impala", channels=(4,)), 1000)

@@ -94,7 +94,7 @@ def answer(out, lane, here, legal, uniform, raw, action, log_probability, value,
 def _seen(observation, moments, lane, here, t, lanes, SPEC: tl.constexpr):
     """What the first layer reads at step t, (rows, columns_pad)."""
     column = tl.arange(0, SPEC.columns_pad)
-    field = field_of(column, SPEC)
+    field = field_of(column, moments, SPEC)
     mask = here[:, None] & (field < SPEC.observation)[None, :]
     observed = tl.load(observation + (t * SPEC.observation + field[None, :]) * lanes + lane[:, None], mask=mask, other=0)
     return first_operand(features(observed, column, moments, SPEC), SPEC)

@@ -24,13 +24,15 @@ def _blocks(order, tile, count, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _gather(block, tile, observation, legal, raw, samples, tower, count, lanes, stride, SPEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _gather(
+    block, tile, observation, moments, legal, raw, samples, tower, count, lanes, stride, SPEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """A tile's samples: observations (rows, columns_pad), actions, the numbers that the loss asks for, and which actions are legal (all: anything)."""
     row = tile * ROWS + tl.arange(0, ROWS)
     here = row < count
     place = block * BLOCK + row % BLOCK  # t N + n
     t = block // (lanes // BLOCK)
-    field = field_of(tl.arange(0, SPEC.columns_pad), SPEC)
+    field = field_of(tl.arange(0, SPEC.columns_pad), moments, SPEC)
     at = (place + t * (SPEC.observation - 1) * lanes)[:, None] + field[None, :] * lanes
     observed = tl.load(observation + at, mask=here[:, None] & (field < SPEC.observation)[None, :], other=0)
     action, numbers = targets(place, t, here, raw, samples, tower, lanes, stride, SPEC)
@@ -129,10 +131,10 @@ def gradient(
 
     tiles = tl.cdiv(count, ROWS)
     block = _blocks(order, program, count, ROWS, BLOCK)
-    observed, action, numbers, may = _gather(block, program, observation, legal, raw, samples, tower, count, lanes, stride, SPEC, ROWS, BLOCK)
+    observed, action, numbers, may = _gather(block, program, observation, moments, legal, raw, samples, tower, count, lanes, stride, SPEC, ROWS, BLOCK)
     block = _blocks(order, program + programs, count, ROWS, BLOCK)
     for tile in range(program, tiles, programs):
-        following = _gather(block, tile + programs, observation, legal, raw, samples, tower, count, lanes, stride, SPEC, ROWS, BLOCK)
+        following = _gather(block, tile + programs, observation, moments, legal, raw, samples, tower, count, lanes, stride, SPEC, ROWS, BLOCK)
         block = _blocks(order, tile + 2 * programs, count, ROWS, BLOCK)
 
         x = first_operand(features(observed, read, moments, SPEC), SPEC)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
+from operant import nets
 from operant.fused.forms import Shape
 from operant.fused.loss import STATS
 from operant.fused.spec import Buffers, Loss, Spec, padded
@@ -47,6 +48,12 @@ class Learner:
         self._bounds = torch.cat([head.centre, head.reach, head.limit]).flatten() if isinstance(head, Gaussian) else self._totals
         # Shift and scale side by side: copied before a rollout, since the moments stand still until the next.
         self._moments = torch.zeros(2, moments.shift.shape[0], device=device) if moments is not None else self._totals
+        self._mixed = policy.net.mixed if isinstance(policy.net, nets.MLP) else None
+        if self._mixed is not None:
+            mixed = self._mixed
+            self._moments = torch.zeros(4, len(mixed.field), device=device)
+            self._moments[0] = mixed.field
+            self._moments[1] = mixed.name[:, 0].float().index_fill_(0, mixed.rows, -1.0)
         self._legal = buffers.rollout.legal if self.spec.legal else buffers.rollout.truncated  # or bytes that nobody reads
         self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
 
@@ -82,7 +89,10 @@ class Learner:
     def prepare(self) -> None:
         """Take the moments as they are for a rollout and its update."""
         moments = self.policy.moments
-        if moments is not None:
+        if moments is not None and self._mixed is not None:
+            for row, numbers in ((2, moments.shift), (3, moments.scale)):
+                torch.index_select(numbers[:, 0], 0, self._mixed.field, out=self._moments[row])
+        elif moments is not None:
             torch.cat([moments.shift.t(), moments.scale.t()], out=self._moments)
 
     def act(self, t: int) -> None:

@@ -45,7 +45,7 @@ def tile_of(left, right, row, column, total, SPEC: tl.constexpr, DEEP: tl.conste
 @triton.jit
 def read(x, row, column, moments, SPEC: tl.constexpr):
     """What layer 0 reads of gathered bytes (rows, columns), as its product takes it."""
-    field = field_of(column, SPEC)
+    field = field_of(column, moments, SPEC)
     raw = tl.load(x + row[:, None] * SPEC.gathered + field[None, :], mask=(field < SPEC.gathered)[None, :], other=0)
     seen = features(raw, column, moments, SPEC)
     return seen.to(tl.bfloat16) if SPEC.precision == "bf16" else first_operand(seen, SPEC)

@@ -34,6 +34,7 @@ class Spec:
     observation: int
     bytes: bool  # of uint8; otherwise float32
     kinds: int  # so many columns for each byte, which is read one-hot; 0: a column each
+    mixed: bool  # some bytes are read one-hot, of different numbers of kinds, and some are not: which, is data
     columns: int  # what the first layer reads of an observation
     columns_pad: int  # at least one column is spare, and holds ones: the first layer's bias is a row of its weight
     gathered: int  # padded width of a sample that `layers` has gathered: numbers as the first layer reads them, or bytes as they are
@@ -90,9 +91,10 @@ def why_not(policy: Policy, samples: int) -> str | None:
     seen = policy.env.observation
     if policy.env.pixels:
         return "the observation is a picture, which lies in memory in another order than fused kernels read"
-    config, columns, outputs = net.config, seen.size * max(net.kinds, 1), policy.head.parameter_rows + 1
+    config, columns, outputs = net.config, seen.columns, policy.head.parameter_rows + 1
     if columns > MOST_COLUMNS:
-        width = f"{seen.size} wide" if not net.kinds else f"{columns} wide ({seen.size} numbers of {net.kinds} kinds)"
+        kinds = f" of {net.kinds} kinds" if isinstance(net.kinds, int) else ", some of kinds"
+        width = f"{columns} wide ({seen.size} numbers{kinds})" if net.kinds else f"{columns} wide"
         return f"the observation is {width}, and fused kernels take up to {MOST_COLUMNS}"
     if len(config.hidden) > MOST_LAYERS or max(config.hidden) > MOST_WIDTH:
         return f"fused kernels take up to {MOST_LAYERS} hidden layers of up to {MOST_WIDTH}, and net.hidden is {list(config.hidden)}"
@@ -113,13 +115,14 @@ def describe(policy: Policy, precision: str) -> Spec:
     hidden = net.config.hidden
     later = range(len(hidden) - 1)
     towers, out_pad, hidden_pad = 1 if net.config.shared else 2, padded(head.parameter_rows + 1), tuple(padded(width) for width in hidden)
-    seen, columns = policy.env.observation, policy.env.observation.size * max(net.kinds, 1)
+    seen, columns = policy.env.observation, policy.env.observation.columns
     inputs, widths = (deep_padded(columns + 1), *hidden_pad), (*hidden_pad, out_pad)
     packed = [towers * inputs[k] * widths[k] for k in range(1, len(widths)) for _ in range(2)]
     return Spec(
         observation=seen.size,
         bytes=seen.dtype == "uint8",
-        kinds=net.kinds,
+        kinds=net.kinds if isinstance(net.kinds, int) else 0,
+        mixed=net.mixed is not None,
         columns=columns,
         columns_pad=inputs[0],
         gathered=deep_padded(seen.size) if net.kinds else inputs[0],
