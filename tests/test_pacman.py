@@ -159,10 +159,10 @@ class Game:
 
     def observation(self) -> np.ndarray:
         """(291) bytes."""
-        seen = [9 * self.pacman[0], 8 * self.pacman[1], *(255 * (self.heading == way) for way in range(4))]
+        seen = [*self.pacman, *(255 * (self.heading == way) for way in range(4))]
         seen += [*(255 * (way in WAYS[self.pacman]) for way in range(4)), 255 * self.fright // 35]
         for ghost in self.ghosts:
-            seen += [9 * ghost.cell[0], 8 * ghost.cell[1], *(255 * (ghost.heading == way) for way in range(4)), *(255 * (ghost.mood == mood) for mood in MOODS)]
+            seen += [*ghost.cell, *(255 * (ghost.heading == way) for way in range(4)), *(255 * (ghost.mood == mood) for mood in MOODS)]
         return np.array([*seen, *(255 * (self.left >> k & 1) for k in range(244))], np.uint8)
 
 

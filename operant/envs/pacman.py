@@ -25,10 +25,11 @@ Where this differs, and why:
 - On both sides of the tunnel's seam one is beside the other. A waiting ghost does not turn. Of equally near ways PufferLib prefers down, up, right, left.
 What looks like an oversight is kept: to scatter, not to chase, for good (`mode_changes = 5` is the arcade's way); a dot at the start has to be come back to.
 
-The observation, 291 bytes; "whether" is 255 or 0. Of Pacman 11: 9 x column, 8 x row; whether he heads up, right, down, left; whether these ways are open;
-255 x the share of the frightened steps that is left, rounded down. Of Blinky, Pinky, Inky and Clyde 9 each: 9 x column, 8 x row; whether it heads up, right,
-down, left; whether it hunts, is frightened, is eyes. Of the pickups 244: whether each is there still, along the rows from the top left. Modes and waits are
-not seen (nor are they in PufferLib, whose floats hold the same).
+The observation, 291 bytes; "whether" is 255 or 0. Of Pacman 11: column, row; whether he heads up, right, down, left; whether these ways are open; 255 x the
+share of the frightened steps that is left, rounded down. Of Blinky, Pinky, Inky and Clyde 9 each: column, row; whether it heads up, right, down, left; whether
+it hunts, is frightened, is eyes. Of the pickups 244: whether each is there still, along the rows from the top left. Modes and waits are not seen (nor are they
+in PufferLib, whose floats hold the same). Columns and rows are names of places rather than amounts, and a network reads them one-hot: in a maze, what is right
+in one column says nothing of the next (as amounts they bring 181 pickups where one-hot they bring 210: benches/LOG.md).
 
 Random numbers. Of a reset: Pacman's cell is draw 0, `integer(key, 0, 240)` along the rows from the top left; the waits of Blinky, Pinky, Inky and Clyde are
 draws 1 to 4, `integer(key, 1 + ghost, wait_steps)`. Of a step: a frightened ghost's turn is draw `ghost` (0 to 3), `integer(key, ghost, n)` among its n ways in
@@ -104,6 +105,7 @@ PINKY_LEAD, INKY_LEAD, CLYDE_RADIUS = 4, 2, 8
 PLAYER_SEEN, GHOST_SEEN = 11, 9
 PICKUPS_SEEN = PLAYER_SEEN + 4 * GHOST_SEEN  # where the pickups begin
 SEEN = PICKUPS_SEEN + PICKUPS
+POSITIONS_SEEN = (0, *range(PLAYER_SEEN, PICKUPS_SEEN, GHOST_SEEN))  # where columns stand, each before its row
 
 WALL, PINK, WHITE = (float32(0.16), float32(0.21), float32(0.5)), (float32(0.96), float32(0.62), float32(0.78)), (float32(0.95), float32(0.95), float32(0.95))
 SCARED, SCARLET, DOT = (float32(0.2), float32(0.25), float32(0.95)), (float32(0.9), float32(0.15), float32(0.1)), (float32(0.85), float32(0.75), float32(0.6))
@@ -343,8 +345,8 @@ def step(s, cells, scratch, action, p, key, tally):
 def _observe_actor(obs, at, word):
     """Six bytes: column, row, heading."""
     heading = _heading(word)
-    obs[at] = int32(9) * (word & int32(31))
-    obs[at + 1] = int32(8) * (_place(word) >> int32(5))
+    obs[at] = word & int32(31)
+    obs[at + 1] = _place(word) >> int32(5)
     for way in range(4):
         obs[at + 2 + way] = 255 if heading == way else 0
 
@@ -454,10 +456,18 @@ def shade(s, cells, p, x, y):
     return _shade_maze(cells, column, row)
 
 
+def _kinds() -> tuple[int, ...]:
+    """Of each byte of an observation how many kinds it names one of: as many as there are columns, or rows; 0 for an amount."""
+    kinds = [0] * SEEN
+    for at in POSITIONS_SEEN:
+        kinds[at : at + 2] = WIDTH, HEIGHT
+    return tuple(kinds)
+
+
 ENV = Env(
     Params,
     0,
-    observation=Box(SEEN, low=0, high=255, dtype="uint8"),
+    observation=Box(SEEN, low=0, high=tuple(kinds - 1 if kinds else 255 for kinds in _kinds()), dtype="uint8", kinds=_kinds()),
     action=Discrete(4),
     time_limit=10_000,
     reset=reset,
