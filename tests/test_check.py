@@ -349,6 +349,8 @@ def test_trial_actions_are_legal_in_every_other_lane_of_chance():
         ({"Params": dict}, "NamedTuple"),
         ({"observation": Box(4, dtype="uint8", kinds=3)}, "names 3 kinds: these are bytes from 0 to 2"),
         ({"observation": Box(4, low=0, high=2, kinds=3)}, "so dtype is uint8"),
+        ({"observation": Box(4, low=0, high=9, dtype="uint8", kinds=(0, 10, 0, 9))}, "names 9 kinds: these are bytes from 0 to 8"),
+        ({"observation": Box(4, low=0, high=2, dtype="uint8", kinds=(3, 0, 3))}, "has 4 numbers, but kinds for 3"),
         ({"actions": ("left",)}, "actions has 1 name, but action is Discrete(n=2): one for each, or none at all"),
         ({"actions": ("left", "stay", "right")}, "actions has 3 names"),
         ({"actions": ["left", "right"]}, 'a tuple of names, such as ("left", "right")'),

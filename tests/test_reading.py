@@ -3,6 +3,7 @@ widened as a whole."""
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -48,6 +49,10 @@ def _named(s, obs, p):
 
 # As PICK, but each byte names one of four kinds.
 NAMES = replace(PICK, observation=Box(3, low=0, high=3, dtype="uint8", kinds=4), observe=_named)
+
+
+# Only the second of them: the first and the last are amounts.
+MIXED = replace(NAMES, observation=Box(3, low=0, high=(3, 3, 255), dtype="uint8", kinds=(0, 4, 0)))
 
 
 def random_bytes(rows, samples, *, most=256, layout=LAYOUTS[0], seed=0):
@@ -147,7 +152,30 @@ def test_256_kinds():
     assert torch.equal(reading.one_hot(every, 256), torch.eye(256))
 
 
-@pytest.mark.parametrize("kinds", [0, 4])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("normalized", [False, True])
+def test_some_are_amounts_and_some_name_kinds(normalized, layout, small_chunks):
+    kinds, observation = (3, 0, 5, 0, 0, 2), random_bytes(6, 101, most=7, layout=layout)
+    observation[4, 9] = observation[0, 9] = 255
+    seen = RunningMoments(6, CPU)
+    seen.update(random_bytes(6, 50, most=20, seed=5))
+    rows = []
+    for place, count in enumerate(kinds):
+        for kind in range(count):
+            rows.append([1.0 if byte == kind else 0.0 for byte in observation[place].tolist()])
+        if count == 0:
+            mean, deviation = float(seen.mean[place]), (float(seen.variance[place]) + 1e-8) ** 0.5
+            rows.append([min(max((byte - mean) / deviation, -10.0), 10.0) if normalized else byte for byte in observation[place].tolist()])
+    features = torch.tensor(rows, dtype=torch.float64)
+    assert features.shape == (13, 101) and (not normalized or (features == 10.0).any())
+    mixed = functools.partial(reading.Mixed(kinds), moments=seen if normalized else None)
+    torch.testing.assert_close(mixed(observation).double(), features, rtol=2e-5, atol=1e-5)
+    weight, bias = normal(6, 13), normal(6, 1, seed=1)
+    for found, expected in zip(first_layer(weight, bias, observation, mixed), plain_layer(weight, bias, features), strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=2e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("kinds", [0, 4, (0, 4) * 25])
 def test_nothing_is_widened_as_a_whole_or_read_back(kinds, small_chunks):
     observation = random_bytes(50, 400, most=4)
     net = nets.MLP(50, 2, nets.Config(hidden=(8,)), torch.Generator().manual_seed(0), kinds=kinds)
@@ -185,7 +213,19 @@ def test_kinds_have_no_moments():
     assert set(built.tensors()) == {"parameters"}
 
 
-@pytest.mark.parametrize("env", [NAMES, PICK], ids=["kinds", "amounts"])
+def test_only_amounts_have_moments_that_are_looked_at():
+    for normalize in (False, True):
+        built = Policy(MIXED, nets.Config(hidden=(8,)), seed=1, device=CPU, normalize=normalize)
+        assert built.moments is not None and built.net.first_weight.shape == (16, 6)
+        observation = torch.tensor([[1, 3], [2, 2], [255, 0]], dtype=torch.uint8)
+        if normalize:
+            built.moments.update(observation)
+        read = built.net.reader(built.moments)(observation)
+        expected = [[-1, 1], [0, 0], [0, 0], [1, 1], [0, 0], [1, -1]] if normalize else [[1 / 3, 1], [0, 0], [0, 0], [1, 1], [0, 0], [1, 0]]
+        torch.testing.assert_close(read, torch.tensor(expected, dtype=torch.float32), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("env", [NAMES, PICK, MIXED], ids=["kinds", "amounts", "some of each"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_the_explicit_gradient_is_autograds(env, normalize):
     by_hand, plain = (iterate(ppo_on(env, 32, nets.Config(hidden=(8, 6)), horizon=8, minibatches=2, kernels=kernels, normalize_observations=normalize), 2)
