@@ -19,6 +19,7 @@ import torch
 from numba import get_num_threads
 from numba.core.dispatcher import Dispatcher
 
+from operant import ranges
 from operant.device import device_params
 from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete
 from operant.guards import PICTURE_SIDE, Guarded, source_of
@@ -51,6 +52,8 @@ def declaration_problems(env: Env) -> list[str]:
         params = env.Params()
         if not isinstance(params, tuple) or not all(isinstance(value, (bool, int, float)) for value in params):
             problems.append("Params must be a NamedTuple of numbers")
+        else:
+            problems += ranges.declaration_problems(env)
     except TypeError as error:
         problems.append(f"every field of Params needs a default ({error})")
     if not isinstance(env.fields, int) or env.fields < 0 or (env.fields == 0 and env.cells is None):

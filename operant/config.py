@@ -6,18 +6,17 @@ environment, the rest to `operant.sections`. Knows nothing of how training uses 
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, Field, StrictBool, TypeAdapter, ValidationError
+from pydantic import BaseModel, StrictBool, TypeAdapter, ValidationError
 
-from operant import drafts, sentences
+from operant import drafts, ranges, sentences
 from operant.drafts import Draft, Key, quoted
 from operant.errors import NotFoundError, OperantError
 from operant.recipes import find_source, shipped
@@ -32,8 +31,6 @@ SECTIONS = ("run", "env", "algo", "net", "checkpoint", "eval")
 ALGORITHM = "ppo"  # the default of algo.name
 _NUMBER = r"^\s*[-+]?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?[kMG]?\s*$"
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}  # what pydantic writes within a choice of types
-_LARGEST_FLOAT32 = 3.4028234663852886e38
-_LARGEST_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -259,6 +256,10 @@ def _params(draft: Draft, environment: Any, known: dict[str, list[str]]) -> Any:
         draft.problem(draft.place(("env", "name")), f"env.name: Params of {environment.name} must be a NamedTuple whose fields all have a default")
         return None
     problems, values = len(draft.problems), {}
+    for sentence in ranges.declaration_problems(environment):
+        draft.problem(draft.place(("env", "name")), f"env.name: {environment.name}: {sentence}")
+    if len(draft.problems) > problems:
+        return None
     for name, value in given.items():
         key = ("env", "params", name)
         if name not in fields:
@@ -269,24 +270,19 @@ def _params(draft: Draft, environment: Any, known: dict[str, list[str]]) -> Any:
         except ValidationError as error:
             for problem in sentences.problems(error, {}):
                 draft.problem(draft.place(key), f"{_dotted(key)}: {problem.sentence} (got {quoted(value)})")
+            continue
+        if refusal := ranges.refusal(environment, name, values[name]):
+            draft.problem(draft.place(key), f"{_dotted(key)}: {refusal} (got {quoted(value)})")
     return environment.Params(**values) if len(draft.problems) == problems else None
 
 
 def _parameter_type(default: object) -> TypeAdapter[Any]:
-    """What may stand for a parameter of this default: devices know float32, int32 and bool."""
+    """How a parameter of this default is written; `operant.ranges` knows what it may be."""
     if isinstance(default, bool):
         return TypeAdapter(StrictBool)
     if isinstance(default, int):
-        return TypeAdapter(Annotated[Count, Field(ge=-_LARGEST_INT32 - 1, le=_LARGEST_INT32)])
-    return TypeAdapter(Annotated[Real, AfterValidator(_float32)])
-
-
-def _float32(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError("input should be a finite number")
-    if abs(value) > _LARGEST_FLOAT32:
-        raise ValueError("input should fit into a float32, whose largest number is 3.4e38")
-    return value
+        return TypeAdapter(Count)
+    return TypeAdapter(Real)
 
 
 def _network_kind(draft: Draft, folder: Path | None, built_in: Sequence[str]) -> str:

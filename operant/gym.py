@@ -82,7 +82,7 @@ def make_vec(
     if output not in _OUTPUTS:
         raise UsageError(f"output is {output!r}: it must be 'numpy' or 'torch'")
     seed = secrets.randbits(63) if seed is None else _checked_seed(seed)
-    return OperantVectorEnv(env, num_envs, device=_checked_device(device), seed=seed, output=output, params=_checked_params(env, params))
+    return OperantVectorEnv(env, num_envs, device=_checked_device(device), seed=seed, output=output, params=params)
 
 
 class _Ended(NamedTuple):
@@ -405,23 +405,3 @@ def _checked_device(device: str | torch.device) -> torch.device:
     if checked.type == "cuda" and not torch.cuda.is_available():
         raise MachineError(f"device is {str(device)!r}, and this machine has no CUDA that torch can use: take device='cpu'")
     return checked
-
-
-def _checked_params(env: Env, params: Mapping[str, Any] | tuple[Any, ...] | None) -> Any:
-    """A whole `Params`: the defaults, with the values given by name. A whole number given for a float becomes one."""
-    if params is None or isinstance(params, env.Params):
-        return params
-    if not isinstance(params, Mapping):
-        raise UsageError(f"params is {params!r}: it must be a mapping of names to numbers, or the environment's own Params")
-    defaults = env.Params()._asdict()  # type: ignore[attr-defined]
-    for name, value in params.items():
-        if name not in defaults:
-            raise UsageError(f"{env.name or 'the environment'} has no parameter {name!r}{_nearest(name, list(defaults))}")
-        if isinstance(value, bool) != isinstance(defaults[name], bool) or not isinstance(value, (int, float)):
-            raise UsageError(f"parameter {name!r} is {value!r}: it must be of the type of its default, {defaults[name]!r}")
-        if isinstance(defaults[name], int) and not isinstance(value, int):
-            raise UsageError(f"parameter {name!r} is {value!r}: it must be a whole number, as its default {defaults[name]!r}")
-    try:
-        return env.Params(**{name: type(defaults[name])(value) for name, value in params.items()})
-    except (TypeError, ValueError, OverflowError, OperantError) as error:
-        raise UsageError(f"params {dict(params)!r} cannot be used: {error}") from error

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from operant import pictures, rng
+from operant import pictures, ranges, rng
 from operant.envs import Box, Env
 from operant.kernel import Kernel, bind
 from operant.lane import begin_body, end_body, has_cells, parts_body, reset_body, step_body
@@ -52,12 +52,6 @@ class Slot(NamedTuple):
 def _indexed(device: torch.device) -> torch.device:
     """The device with its number: "cuda" and "cuda:0" would otherwise be two, and compile twice."""
     return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
-
-
-def _typed(params: Any, defaults: Any) -> Any:
-    """Parameters whose floats are floats: 10 and 10.0 compare equal, and must not compile to different kernels."""
-    given = defaults if params is None else params
-    return type(defaults)(*(float(value) if isinstance(default, float) else value for value, default in zip(given, defaults, strict=True)))
 
 
 FEWEST_PARTS = 8
@@ -102,7 +96,7 @@ class World:
     `seed` and `stream` name the random numbers (stream 0 is the run's own, others are independent of it); `lane0` is the global number of the first lane.
     `every_final` asks for the final observation of terminated episodes too, not only of truncated ones. `threads` is how many threads write a lane's
     observation: by default one for each of its parts (on a GPU where there are many), at least one, which then is the thread that steps the lane. Raises
-    ValueError for others.
+    ValueError for others, and UsageError for `params` that are not the environment's or out of their ranges.
     """
 
     def __init__(
@@ -119,7 +113,8 @@ class World:
         threads: int | None = None,
     ) -> None:
         self.env, self.count, self.device = env, lanes, _indexed(torch.device(device))
-        self.params = _typed(params, env.Params())
+        # Floats are floats there: 10 and 10.0 compare equal, and must not compile to different kernels.
+        self.params = ranges.checked(env, params)
         N, K = lanes, len(env.tally)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -338,7 +338,7 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
     "fraction for a whole parameter": ("", ["env.name=my_env.py", "env.params.pieces=1.5"],
         ["command line: env.params.pieces: input should be a whole number", "(got 1.5)"]),
     "whole parameter beyond int32": ("", ["env.name=my_env.py", "env.params.pieces=3G"],
-        ["command line: env.params.pieces: input should be less than or equal to 2147483647"]),
+        ["command line: env.params.pieces: input should be from -2_147_483_648 to 2_147_483_647 (got '3G')"]),
     "number for a switch": ("", ["env.name=my_env.py", "env.params.wind=1"], ["command line: env.params.wind: input should be true or false (got 1)"]),
     "params that are a list": ("[env]\nparams = [1]\n", [], ["ppo.toml:2: env.params: input should be a table (got [1])"]),
     # TOML itself

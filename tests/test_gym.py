@@ -351,10 +351,10 @@ def test_seeds_decide_everything():
         ({"device": "gpu"}, "device is 'gpu'"),
         ({"device": "meta"}, "device is 'meta'"),
         ({"params": {"gravty": 3.0}}, r"cartpole has no parameter 'gravty' \(did you mean 'gravity'\?\)"),
-        ({"params": {"gravity": "3"}}, "'gravity' is '3'"),
-        ({"params": {"gravity": True}}, "'gravity' is True"),
+        ({"params": {"gravity": "3"}}, r"parameter 'gravity' of cartpole: input should be a number \(got '3'\)"),
+        ({"params": {"gravity": True}}, r"'gravity' of cartpole: input should be a number \(got True\)"),
         ({"params": 3}, "params is 3"),
-        ({"name": BOARD, "params": {"step": 1.5}}, "'step' is 1.5: it must be a whole number"),
+        ({"name": BOARD, "params": {"step": 1.5}}, r"'step' of board: input should be a whole number \(got 1.5\)"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

@@ -85,7 +85,7 @@ def short(name: str) -> str:
 NUMERIC = {
     "device", "rng", "shapes", "kernel", "envs", "world", "draws", "returns", "replay", "moments", "optimizer", "graphs", "heads", "nets", "policy",
     "fused", "algos", "pictures", "lane", "explicit", "compiled", "codestore", "fingerprint",
-    "products", "reading", "convolution",
+    "products", "reading", "convolution", "ranges",
 }  # fmt: skip
 RUNS = {"text", "fixedfile", "metricsfile", "history", "runfolder", "states", "runs", "progress", "follow", "logfile", "launch", "control", "orders", "listing"}
 # What a module may import, beside `errors`.
@@ -99,7 +99,8 @@ ALLOWED = {
     "kernel": {"compiled", "device"},
     "envs": {"device", "rng", "shapes", "envs"},
     "lane": {"device", "envs", "rng"},
-    "world": {"envs", "rng", "device", "kernel", "lane", "pictures"},
+    "ranges": {"envs"},
+    "world": {"envs", "rng", "device", "kernel", "lane", "pictures", "ranges"},
     "algos": NUMERIC - {"envs"} | {"settings"},
     "heads": {"envs", "device"},
     "products": set(),
@@ -111,7 +112,7 @@ ALLOWED = {
     "watch": {"draws", "envs", "graphs", "kernel", "pictures", "policy", "world"},
     "evaluate": {"draws", "envs", "graphs", "kernel", "policy", "world"},
     "meters": {"graphs", "metricsfile", "world"},
-    "config": {"drafts", "sentences", "recipes", "sections", "settings", "envs", "algos", "nets"},
+    "config": {"drafts", "sentences", "recipes", "sections", "settings", "envs", "algos", "nets", "ranges"},
     "checkpoint": {"durable"},
     "orders": {"control"},
     "trainer": {

@@ -56,6 +56,9 @@ What else it carries, without a change of shape
 - **Illegal actions**: `Env(..., legal=legal)` with `legal(s, mask, p)` (with cells `legal(s, cells, scratch, mask, p)`), which writes 1 for each action that
   may be taken now and 0 for each other: n bytes for `Discrete`, one block after the other for `MultiDiscrete`, at least one 1 in each block. The policy never
   takes a 0. A person, or a policy that looks at no mask, still may: `step` has to survive that.
+- **Ranges of parameters**: `Env(..., ranges={"gravity": (0.0, None), "steps": (1, 10_000)})`: least and greatest value, both allowed, None for no bound.
+  Whoever gives another is told so in a sentence, before anything runs. Name what `step` could not bear: what divides by zero, counts beyond the cells, leads
+  what is observed out of its bounds, or turns a loop so often that a GPU hangs. Values are finite and fit into int32 and float32 in any case.
 - **How it is played**: `actions=("stay", "left", "right")` names the actions of a `Discrete`, in the order of their numbers, "left+jump" two at once: whoever
   plays finds them on the keys, and whoever watches reads them. `turns=True` is a game that waits for its player. `step_s` is how long a step lasts for whoever
   watches, where `Params` does not say it: by `tau`, s, times `frames`, if it has such (frames alone are sixtieths of a second).
@@ -78,7 +81,7 @@ import math
 import os
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -173,6 +176,7 @@ class Env:
     turns: bool = False  # whether it waits for whoever plays
     step_s: float | None = None  # how long a step lasts for whoever watches, where Params does not say it: see `step_seconds`
     gymnasium: str | None = None
+    ranges: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict, compare=False)  # least and greatest value by parameter, None: any
     name: str = field(default="", compare=False)
 
     @property

@@ -1,0 +1,120 @@
+"""What a parameter of an environment may be: of its default's type, a number that a device holds, within its range; and anything else refused in a sentence.
+
+Knows no file and no command line. Whoever takes parameters (a configuration, `gym.make_vec`, a world) asks here, so that each refuses the same, alike.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from operant.envs import Env
+from operant.errors import UsageError
+
+LARGEST_FLOAT32 = 3.4028234663852886e38
+LEAST_INT32, LARGEST_INT32 = -(2**31), 2**31 - 1
+
+
+def refusal(env: Env, name: str, value: object) -> str | None:
+    """Why a parameter of `env` cannot have a value, "input should be ..."; None where it can. The declaration must be sound: see `declaration_problems`."""
+    default, (low, high) = _defaults(env)[name], env.ranges.get(name, (None, None))
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "input should be true or false"
+    if isinstance(default, int):
+        if isinstance(value, bool) or not isinstance(value, int):
+            return "input should be a whole number"
+        low, high = LEAST_INT32 if low is None else low, LARGEST_INT32 if high is None else high
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "input should be a number"
+    elif isinstance(value, float) and not math.isfinite(value):
+        return "input should be a finite number"
+    if (low is not None and value < low) or (high is not None and value > high):
+        return f"input should be {_words(low, high)}"
+    return None if abs(value) <= LARGEST_FLOAT32 else "input should fit into a float32, whose largest number is 3.4e38"
+
+
+def declaration_problems(env: Env) -> Iterator[str]:
+    """Everything wrong with the ranges that an environment declares, and with its defaults beside them, a sentence each."""
+    defaults = _defaults(env)
+    if not isinstance(env.ranges, Mapping):
+        yield f'ranges is {env.ranges!r}: the least and the greatest value by parameter, such as {{"steps": (1, None)}}'
+        return
+    for name, bounds in env.ranges.items():
+        if name not in defaults:
+            yield f"ranges names {name!r}, which is no parameter{_near(name, defaults)}"
+        elif isinstance(defaults[name], bool):
+            yield f"ranges names {name!r}, which is True or False"
+        elif not isinstance(bounds, (tuple, list)) or len(bounds) != 2 or not all(_is_bound(bound, defaults[name]) for bound in bounds):
+            kind = "whole numbers" if isinstance(defaults[name], int) else "numbers"
+            yield f"the range of {name!r} is {bounds!r}: it must be its least and its greatest value, two {kind}, None for no bound"
+        elif (low := bounds[0]) is not None and (high := bounds[1]) is not None and low > high:
+            yield f"the range of {name!r} is {bounds!r}: its least value is above its greatest"
+        elif sentence := refusal(env, name, defaults[name]):
+            yield f"the default of {name!r} is {defaults[name]!r}: {sentence}, by its range"
+    for name in defaults.keys() - env.ranges.keys():
+        if sentence := refusal(env, name, defaults[name]):
+            yield f"the default of {name!r} is {defaults[name]!r}: {sentence}"
+
+
+def checked(env: Env, given: Any = None) -> Any:
+    """A whole `Params` of an environment: its defaults, with the values of a mapping by name, or of another `Params`. A whole number for a float becomes one.
+
+    Raises UsageError with all that is wrong.
+    """
+    what, defaults = env.name or "the environment", _defaults(env)
+    wrong = [f"{what}: {problem}" for problem in declaration_problems(env)]
+    values = given._asdict() if isinstance(given, tuple) and hasattr(given, "_asdict") else {} if given is None else given
+    if not isinstance(values, Mapping):
+        wrong.append(f"params is {given!r}: it must be a mapping of names to numbers, or the environment's own Params")
+    elif not wrong:
+        for name, value in values.items():
+            if name not in defaults:
+                wrong.append(f"{what} has no parameter {name!r}{_near(name, defaults)}")
+            elif sentence := refusal(env, name, value):
+                wrong.append(f"parameter {name!r} of {what}: {sentence} (got {_short(value)})")
+    if wrong:
+        raise UsageError("\n".join(wrong))
+    return env.Params(**{name: float(values.get(name, own)) if isinstance(own, float) else values.get(name, own) for name, own in defaults.items()})
+
+
+def _defaults(env: Env) -> dict[str, Any]:
+    """By name. Raises UsageError where `Params` is no such class as the contract wants."""
+    try:
+        return env.Params()._asdict()  # type: ignore[attr-defined, no-any-return]
+    except (TypeError, AttributeError) as error:
+        raise UsageError(f"Params of {env.name or 'the environment'} must be a NamedTuple whose fields all have a default ({error})") from None
+
+
+def _is_bound(bound: object, default: object) -> bool:
+    if bound is None:
+        return True
+    return isinstance(bound, int if isinstance(default, int) else (int, float)) and not isinstance(bound, bool) and abs(bound) <= LARGEST_FLOAT32  # type: ignore[operator, arg-type]
+
+
+def _words(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f"from {_number(low)} to {_number(high)}"
+    return f"at least {_number(low)}" if low is not None else f"at most {_number(high)}"
+
+
+def _number(number: float | None) -> str:
+    """A bound as it may be written in a configuration."""
+    if isinstance(number, int):
+        return f"{number:_}"
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
+
+
+def _short(value: object) -> str:
+    """A value in a message. Python refuses to write a number of thousands of digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number with too many digits"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _near(name: object, names: Mapping[str, object]) -> str:
+    found = difflib.get_close_matches(str(name), names, n=1)
+    return f" (did you mean {found[0]!r}?)" if found else f" (known here: {', '.join(names)})"
