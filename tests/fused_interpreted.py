@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from fused_probe import ENVS, gradients, prepared, relative_error, trainer, wide
+from fused_rounded import both_gradients, expected
 from triton import language as tl
 from triton._C.libtriton import ir
 from triton.runtime import interpreter
@@ -87,6 +88,16 @@ def gradient_case(env, net, algo, lanes=12, shape=None, precision="ieee"):
     return {"gradient": relative_error(found, wanted), "numbers": max(abs(a - b) / (abs(b) + 1e-2) for a, b in zip(numbers.tolist(), exact, strict=True))}
 
 
+def rounded_case(env, net, algo, shape, precision):
+    """Distance of a minibatch's gradient from torch's of operands rounded as the kernels round them, and from torch's of operands that are not."""
+    ppo = trainer(env_of(env), nets.Config(**net), lanes=10, horizon=4, minibatches=2, kernels="fused", **algo)
+    recut(ppo, shape, precision)
+    prepared(ppo)
+    ppo.fused.begin()
+    found, wanted = both_gradients(ppo, 1)
+    return relative_error(found, wanted), relative_error(found, expected(ppo, 1, "ieee"))
+
+
 def iteration_case(env, net, algo, iterations=2, broken=False):
     """Differences between the two paths after whole iterations from the same seed."""
     config = {"lanes": 12, "horizon": 6, "epochs": 2, "minibatches": 2, **algo}
@@ -126,7 +137,7 @@ def main() -> None:
     """Run the cases of standard input."""
     teach()
     torch.set_num_threads(1)
-    kinds = {"gradient": gradient_case, "iteration": iteration_case}
+    kinds = {"gradient": gradient_case, "rounded": rounded_case, "iteration": iteration_case}
     print(json.dumps([kinds[kind](**case) for kind, case in json.load(sys.stdin)]))
 
 

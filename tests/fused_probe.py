@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import torch
 from toys import FILL, GATE, PICK, PUSH
@@ -55,6 +60,16 @@ def wide(observation: int, actions: int | tuple[int, ...], *, seen: str = "float
         rules.Params, rules.fields, observation=Box(observation, dtype=seen, kinds=kinds), action=Discrete(actions) if single else MultiDiscrete(choices),
         time_limit=500, reset=rules.reset, step=step, observe=observe if seen == "float32" else observe_bytes, legal=legal if judged else None,
     )  # fmt: skip
+
+
+def interpreted(cases):
+    """What `fused_interpreted` finds for (kind, arguments), in a process whose Triton interprets."""
+    here = Path(__file__).resolve().parent
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-B", "-W", "ignore", str(here / "fused_interpreted.py")]
+    done = subprocess.run(command, input=json.dumps(cases), env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 class Doubled:

@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import math
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from fused_probe import wide
+from fused_probe import interpreted, wide
 from toys import COUNT, GATE, PICK, PUSH, SEEN, ppo_on
 
 from operant import fused, nets
@@ -32,16 +28,6 @@ triton = pytest.importorskip("triton")
 CPU = torch.device("cpu")
 PLAIN = {"entropy_coefficient": 0.03}
 CLIPPED = {**PLAIN, "value_clip": 0.1, "normalize_observations": True}
-
-
-def interpreted(cases):
-    """What `fused_interpreted` finds for (kind, arguments), in a process whose Triton interprets."""
-    here = Path(__file__).resolve().parent
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-B", "-W", "ignore", str(here / "fused_interpreted.py")]
-    done = subprocess.run(command, input=json.dumps(cases), env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 # NUMBERS

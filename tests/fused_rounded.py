@@ -1,0 +1,109 @@
+"""What layered fused kernels compute in few bits, in torch: each product's operands rounded where the kernels round them, all else in float32. ReLU alone.
+
+What is then left between the two is the order of sums, and what follows where that carries a number over the edge between two roundings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from operant import nets
+from operant.algos.ppo import PPO, ppo_loss
+from operant.fused.forms import LayeredShape
+from operant.heads import masked
+from operant.policy import Policy
+
+Round = Callable[[Tensor], Tensor]
+
+
+def _to_tf32(x: Tensor) -> Tensor:
+    """The nearest number with ten bits of fraction; of two, the one further from zero."""
+    return ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+
+
+def _to_bf16(x: Tensor) -> Tensor:
+    """The nearest number with seven bits of fraction; of two, the one whose last is 0."""
+    bits = x.view(torch.int32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & -0x10000).view(torch.float32)
+
+
+ROUND: dict[str, Round] = {"ieee": lambda x: x, "tf32": _to_tf32, "bf16": _to_bf16}
+
+
+class _Product(torch.autograd.Function):
+    """W x of operands rounded by `there`; on the way back its slopes, and what they are multiplied with for W's gradient, are rounded by `back`."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, features: Tensor, there: Round, back: Round) -> Tensor:
+        weight, features = there(weight), there(features)
+        ctx.save_for_backward(weight, back(features))
+        ctx.back = back
+        return weight @ features
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        weight, features = ctx.saved_tensors
+        gradient = ctx.back(gradient)
+        return gradient @ features.mT, weight.mT @ gradient if ctx.needs_input_grad[1] else None, None, None
+
+
+class Rounded:
+    """A policy for `ppo_loss`, with its own parameters, in the arithmetic of fused kernels of a precision."""
+
+    def __init__(self, policy: Policy, precision: str) -> None:
+        assert isinstance(policy.net, nets.MLP) and policy.net.config.activation == "relu"
+        self.net, self.head, self.moments, self.precision = policy.net, policy.head, policy.moments, precision
+
+    def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As `Policy.forward`."""
+        net, there = self.net, ROUND[self.precision]
+
+        def product(weight: Tensor, features: Tensor) -> Tensor:
+            return _Product.apply(weight, features, there, there)
+
+        if observation.dtype == torch.uint8:
+            seen, first = net.reader(self.moments)(observation), there
+        else:  # whose first product never has fewer bits than tf32
+            seen = observation if self.moments is None else self.moments.normalize(observation)
+            first = ROUND["ieee" if self.precision == "ieee" else "tf32"]
+        # The first bias is a column of its weight; the others are added in float32, and what is handed back to them has not been rounded yet.
+        weight = torch.cat([net.first_weight, net.first_bias], dim=1)
+        hidden = torch.relu(_Product.apply(weight, torch.cat([seen, torch.ones_like(seen[:1])]), first, there))
+        hidden = hidden.view(1 if net.config.shared else 2, -1, hidden.shape[1])
+        for weight, bias in zip(net.weights, net.biases, strict=True):
+            hidden = torch.relu(product(weight, hidden) + bias)
+        parameters = product(net.head_weight, hidden[0]) + net.head_bias
+        value = product(net.value_weight, hidden[-1]) + net.value_bias
+        return (parameters if legal is None else masked(parameters, legal)), value[0]
+
+
+def both_gradients(ppo: PPO, minibatch: int, precision: str | None = None) -> tuple[Tensor, Tensor]:
+    """Of minibatch 0 to epochs x minibatches - 1: the gradient by the fused kernels, which the flat vector then holds, and `expected`."""
+    learner = ppo.fused
+    assert learner is not None and isinstance(learner.shape, LayeredShape)
+    wanted = expected(ppo, minibatch, learner.spec.precision)
+    ppo.policy.flat.gradient.fill_(float("nan"))
+    blocks = len(ppo._order[0]) // ppo.config.minibatches
+    learner.gradient(minibatch * blocks, blocks)
+    learner.add_parts()
+    return ppo.policy.flat.gradient.clone(), wanted
+
+
+def expected(ppo: PPO, minibatch: int, precision: str) -> Tensor:
+    """The gradient of a minibatch by `Rounded`. The flat vector then holds it."""
+    flat, blocks = ppo.policy.flat, len(ppo._order[0]) // ppo.config.minibatches
+    batch = ppo._shuffled(ppo._order.flatten()[minibatch * blocks : (minibatch + 1) * blocks].long())
+    if ppo.config.normalize_advantages:
+        batch = batch._replace(advantage=(batch.advantage - ppo._advantage.mean()) / (ppo._advantage.std() + 1e-8))
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False  # a product of float32 is to be one
+    try:
+        loss, _ = ppo_loss(Rounded(ppo.policy, precision), batch, ppo.config)  # type: ignore[arg-type]
+        flat.backward(loss)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    return flat.gradient.clone()
