@@ -32,12 +32,12 @@ FLOATS, MANY = {"observation": 20, "actions": 4}, {"observation": 20, "actions":
 AMOUNTS, NAMES = {**FLOATS, "seen": "uint8"}, {**FLOATS, "seen": "uint8", "kinds": 5}
 MIXED = {"observation": 6, "actions": 3, "seen": "uint8", "kinds": [0, 31, 0, 2, 28, 0]}
 CASES = [
-    ("tf32", FLOATS, {"hidden": [24, 40]}, {}, BROAD),
+    ("tf32", FLOATS, {"hidden": [24], "shared": True}, {}, BROAD),
     ("bf16", FLOATS, {"hidden": [24, 40]}, NORMALIZED, BROAD),
     ("bf16", MANY, {"hidden": [16, 24, 16], "shared": True}, {}, BROAD),
     ("tf32", AMOUNTS, {"hidden": [24], "shared": True}, NORMALIZED, BROAD),
-    ("bf16", AMOUNTS, {"hidden": [24, 16], "shared": True}, {}, SMALL),
-    ("bf16", NAMES, {"hidden": [24]}, {}, BROAD),
+    ("bf16", AMOUNTS, {"hidden": [40], "shared": True}, {}, SMALL),
+    ("bf16", NAMES, {"hidden": [24], "shared": True}, {}, BROAD),
     ("bf16", MIXED, {"hidden": [24], "shared": True}, NORMALIZED, BROAD),
 ]
 
