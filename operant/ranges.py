@@ -52,10 +52,10 @@ def declaration_problems(env: Env) -> Iterator[str]:
         elif (low := bounds[0]) is not None and (high := bounds[1]) is not None and low > high:
             yield f"the range of {name!r} is {bounds!r}: its least value is above its greatest"
         elif sentence := refusal(env, name, defaults[name]):
-            yield f"the default of {name!r} is {defaults[name]!r}: {sentence}, by its range"
+            yield f"the default of {name!r} is {_short(defaults[name])}: {sentence}, by its range"
     for name in defaults.keys() - env.ranges.keys():
         if sentence := refusal(env, name, defaults[name]):
-            yield f"the default of {name!r} is {defaults[name]!r}: {sentence}"
+            yield f"the default of {name!r} is {_short(defaults[name])}: {sentence}"
 
 
 def checked(env: Env, given: Any = None) -> Any:
@@ -101,9 +101,9 @@ def _words(low: float | None, high: float | None) -> str:
 
 def _number(number: float | None) -> str:
     """A bound as it may be written in a configuration."""
-    if isinstance(number, int):
-        return f"{number:_}"
-    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
+    if number is None or number != int(number) or abs(number) >= 1e15:
+        return repr(number)
+    return f"{int(number):_}"
 
 
 def _short(value: object) -> str:

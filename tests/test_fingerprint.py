@@ -10,7 +10,6 @@ import pytest
 from operant import envs
 from operant.fingerprint import UnknownValueError, fingerprint, is_versioned
 from operant.lane import reset_body, step_body
-from operant.world import World
 
 HELPERS = '''
 from numpy import float32

@@ -312,9 +312,9 @@ def test_rewards_the_kind_of_new_tiles_and_patience_are_parameters():
         assert step(LEFT) == ((-0.25, False) if legal_one else (-0.75, True)), "255 illegal moves in a row"
 
 
-def test_there_is_room_for_255_illegal_moves_whatever_patience_is_asked_for():
-    """A board has eight bits for them; a ninth would be its second row's."""
-    p, state, tally = device_params(OTHERS._replace(patience=1000)), np.array([5, 0, 0, 0], np.float32), np.zeros(4, np.float32)
+def test_there_is_room_for_the_greatest_patience():
+    """A board has eight bits for illegal moves; a ninth would be its second row's."""
+    p, state, tally = device_params(OTHERS._replace(patience=rules.ENV.ranges["patience"][1])), np.array([5, 0, 0, 0], np.float32), np.zeros(4, np.float32)
     key = tuple(map(np.uint32, (SEED, 0, 0, 0, 0, STEP)))
     overs = [bool(rules.ENV.step.py_func(state, UP, p, key, tally)[1]) for _ in range(255)]
     assert overs == [False] * 254 + [True] and [int(row) & 0xFFFFF for row in state] == [5, 0, 0, 0]

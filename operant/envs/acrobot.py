@@ -135,5 +135,20 @@ ENV = Env(
     observe=observe,
     shade=shade,
     actions=("left", "rest", "right"),
+    ranges={
+        # Without inertia there may be no acceleration that solves the equations. The speeds' greatest are the observation's.
+        "gravity": (-100.0, 100.0),
+        "length_1": (0.1, 10.0),
+        "length_2": (0.1, 10.0),
+        "mass_1": (0.0, 100.0),
+        "mass_2": (0.0, 100.0),
+        "centre_1": (0.0, 10.0),
+        "centre_2": (0.0, 10.0),
+        "inertia": (0.1, 100.0),
+        "torque": (-100.0, 100.0),
+        "tau": (0.0001, 0.5),
+        "max_speed_1": (0.0, 4 * math.pi),
+        "max_speed_2": (0.0, 9 * math.pi),
+    },
     gymnasium="Acrobot-v1",
 )

@@ -97,5 +97,16 @@ ENV = Env(
     observe=observe,
     shade=shade,
     actions=("left", "right"),
+    ranges={
+        # What falls faster, or later, is further out than the observation's bounds when it is seen to have fallen.
+        "gravity": (-100.0, 100.0),
+        "mass_cart": (0.1, 1000.0),
+        "mass_pole": (0.0, 100.0),
+        "half_length": (0.1, 100.0),
+        "force": (0.0, 50.0),
+        "tau": (0.0001, 0.05),
+        "x_limit": (0.1, 4.0),
+        "theta_limit": (0.06, 0.3),
+    },
     gymnasium="CartPole-v1",
 )

@@ -34,4 +34,5 @@ ENV = Env(
     step=step,
     observe=observe,
     shade=shade,
+    ranges=CARTPOLE.ranges,
 )

@@ -99,7 +99,7 @@ class Params(NamedTuple):
     growth: float = 0.03  # for each join that makes 2^e, times (e - 6)^1.5
     invalid: float = -0.05  # for an illegal move
     game_over: float = -1.0
-    patience: int = 100  # illegal moves in a row that end a game; more than 255 are 255
+    patience: int = 100  # illegal moves in a row that end a game
 
 
 @device
@@ -271,7 +271,7 @@ def step(s, action, p, key, tally):
     _write(s, a, b, c, d, stuck)
 
     right, below = _pairs(a, b, c, d)
-    over = (empty <= 0 and (right | below) == 0) or stuck >= min(p.patience, MOST_PATIENCE)
+    over = (empty <= 0 and (right | below) == 0) or stuck >= p.patience
     gained = joins * _ten_thousandths(p.merge) + growth * _ten_thousandths(p.growth) // 100 if changed else _ten_thousandths(p.invalid)
     gained += _ten_thousandths(p.game_over) if over else int32(0)
     best = _best(a, b, c, d) if over else int32(0)
@@ -384,4 +384,13 @@ ENV = Env(
     actions=("up", "right", "down", "left"),
     turns=True,
     step_s=1 / 8,
+    ranges={
+        "two": (0.0, 1.0),
+        # Eight joins of the highest tiles, in ten-thousandths, are to fit into 31 bits.
+        "merge": (-1000.0, 1000.0),
+        "growth": (-5.0, 5.0),
+        "invalid": (-1000.0, 1000.0),
+        "game_over": (-1000.0, 1000.0),
+        "patience": (1, MOST_PATIENCE),
+    },
 )

@@ -273,7 +273,7 @@ def go(size: int = 9) -> Env:
 
     A file of a user's own that ends in `ENV = go(13)` is an environment.
     """
-    if not 5 <= size <= 19:
+    if not isinstance(size, int) or not 5 <= size <= 19:
         raise ValueError(f"a board's size is 5 to 19, not {size}")
     count, limit = size * size, 3 * size * size
 
@@ -369,6 +369,13 @@ def go(size: int = 9) -> Env:
         actions=(*(f"{COLUMNS[point % size]}{size - point // size}" for point in range(count)), "pass"),
         turns=True,
         step_s=1 / 2,
+        # What a loss is measured by is the board and komi together.
+        ranges={
+            "komi": (float(-(count // 2)), float(count)),
+            "rout": (-1e6, 1e6),
+            "stone": (-1e6, 1e6),
+            "passing": (-1e6, 1e6),
+        },
     )
 
 

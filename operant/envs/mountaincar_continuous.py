@@ -53,5 +53,13 @@ ENV = Env(
     observe=observe,
     shade=shade,
     step_s=1 / 30,
+    ranges={
+        "min_position": (-1.2, -0.6),
+        "max_position": (-0.4, 0.6),
+        "max_speed": (0.0, 0.07),
+        "goal_position": (-1.2, 0.6),
+        "goal_reward": (-1e6, 1e6),
+        "throttle_cost": (-1e6, 1e6),
+    },
     gymnasium="MountainCarContinuous-v0",
 )

@@ -479,4 +479,13 @@ ENV = Env(
     tally=("score", "pickups", "ghosts", "cleared", "caught"),
     actions=("up", "right", "down", "left"),
     step_s=1 / 8,
+    ranges={
+        "pickup": (-1e6, 1e6),
+        "ghost": (-1e6, 1e6),
+        "frightened_steps": (0, 10_000),
+        "scatter_steps": (0, 10_000),
+        "chase_steps": (0, 10_000),
+        "mode_changes": (0, 20_000),
+        "wait_steps": (1, 10_000),  # one at least of which to draw, and within the bits that a ghost's word has for it
+    },
 )

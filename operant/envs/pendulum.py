@@ -76,5 +76,12 @@ ENV = Env(
     step=step,
     observe=observe,
     shade=shade,
+    ranges={
+        "gravity": (-100.0, 100.0),
+        "mass": (0.001, 1000.0),
+        "length": (0.001, 1000.0),
+        "tau": (0.0001, 1.0),
+        "max_speed": (0.0, 8.0),  # what is observed
+    },
     gymnasium="Pendulum-v1",
 )

@@ -78,7 +78,7 @@ WHITE = (float32(0.95), float32(0.95), float32(0.95))
 
 
 class Params(NamedTuple):
-    """Rewards and motion. Speeds stay below half a tile a frame and a jump below one, or things are passed through."""
+    """Rewards and motion. Speeds stay below half a tile a frame, a jump and a fall below one, or things are passed through: see the ranges."""
 
     progress: float = 0.1  # for each tile
     coin: float = 0.2
@@ -402,7 +402,7 @@ def platformer(rows: int = 12, columns: int = 64) -> Env:
 
     A file of a user's own that ends in `ENV = platformer(columns=128)` is an environment; it wants `Params.steps` to grow alike.
     """
-    if not (10 <= rows <= 15 and 24 <= columns <= 1024):
+    if not (isinstance(rows, int) and isinstance(columns, int) and 10 <= rows <= 15 and 24 <= columns <= 1024):
         raise ValueError(f"a world is 10 to 15 tiles high and 24 to 1,024 long, not {rows} x {columns}")
     highest = rows - 8  # the ground: a wall of four tiles, and a jump from there, are to be seen
 
@@ -447,6 +447,21 @@ def platformer(rows: int = 12, columns: int = 64) -> Env:
         step=step,
         observe=observe,
         shade=shade,
+        ranges={
+            "progress": (-1e6, 1e6),
+            "coin": (-1e6, 1e6),
+            "goal": (-1e6, 1e6),
+            "death": (-1e6, 1e6),
+            "tau": (0.001, 1.0),
+            "frames": (1, 100),
+            "steps": (1, 1_000_000),
+            "speed": (1 / 256, 0.49),
+            "acceleration": (1 / 256, 1.0),
+            "jump": (1 / 256, 0.99),
+            "gravity_held": (1 / 256, 1.0),
+            "gravity": (1 / 256, 1.0),
+            "fall": (1 / 256, 0.99),
+        },
         parts=SEEN_COLUMNS + 1,
         cells=Cells(columns, "int16"),
         tally=("goal", "coins", "progress", "spiked", "fell", "too_late"),

@@ -175,6 +175,21 @@ ENV = Env(
     step=step,
     observe=observe,
     shade=shade,
+    ranges={
+        # The ball is never faster than what is observed as 1, and moves a tenth of the field in a frame at most: it is put back, or turned, only then.
+        "frames": (1, 100),
+        "points": (1, 1000),
+        "width": (200.0, 5000.0),
+        "height": (200.0, 5000.0),
+        "paddle": (1.0, 640.0),
+        "paddle_speed": (0.0, 100.0),
+        "ball": (1.0, 100.0),
+        "serve_x": (0.1, 20.0),
+        "serve_y": (-5.0, 5.0),
+        "spin": (0.0, 5.0),
+        "ball_max_y": (5.0, 20.0),
+        "return_reward": (-1e6, 1e6),
+    },
     tally=("scored", "conceded", "returns", "won"),
     actions=("stay", "up", "down"),
 )

@@ -31,6 +31,7 @@ LENGTH_AT_END, WON, HIT_WALL, HIT_ITSELF, STARVED = range(5)  # tallies
 
 UP, RIGHT, DOWN, LEFT = range(4)
 START_LENGTH = 3
+MOST_CELLS = 4096  # whose square, the most that the clock reads, is the largest whole number that a float32 counts to
 PLANES = 3  # bytes of a cell in the observation
 TOGETHER = 4  # cells of a part of the observation, which are read before any is written; a board has a whole number of such parts
 
@@ -67,12 +68,12 @@ def paint(obs, cell, remaining, length, food):
 
 
 def snake(height: int = 10, width: int = 10) -> Env:
-    """The game on a board of any even height and width, at least 4. Raises ValueError for others.
+    """The game on a board of any even height and width, at least 4, and at most 4,096 cells in all. Raises ValueError for others.
 
     An even board has a round tour of its cells, so that every game can be won. A file of a user's own that ends in `ENV = snake(16, 16)` is an environment.
     """
-    if min(height, width) < 4 or height % 2 or width % 2:
-        raise ValueError(f"a board's height and width are even and at least 4, not {height} x {width}")
+    if not (isinstance(height, int) and isinstance(width, int)) or min(height, width) < 4 or height % 2 or width % 2 or height * width > MOST_CELLS:
+        raise ValueError(f"a board's height and width are even and at least 4, and it has at most {MOST_CELLS:,} cells: not {height} x {width}")
     count = height * width
 
     @device_call
@@ -181,6 +182,10 @@ def snake(height: int = 10, width: int = 10) -> Env:
         step=step,
         observe=observe,
         shade=shade,
+        ranges={
+            "food": (-1e6, 1e6),
+            "death": (-1e6, 1e6),
+        },
         # The clock never passes a board's worth of steps for each cell.
         parts=count // TOGETHER,
         cells=Cells(count, "int16" if count * count < 2**15 else "int32"),

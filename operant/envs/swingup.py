@@ -115,12 +115,23 @@ ENV = Env(
     Params,
     FIELDS,
     # The last step may carry the cart a little beyond the rail.
-    observation=Box(5, low=(-1.02, -1.0, -1.0, -1.0, -1.0), high=(1.02, 1.0, 1.0, 1.0, 1.0)),
+    observation=Box(5, low=(-1.25, -1.0, -1.0, -1.0, -1.0), high=(1.25, 1.0, 1.0, 1.0, 1.0)),
     action=Box(1, low=-15.0, high=15.0),
     time_limit=1000,
     reset=reset,
     step=step,
     observe=observe,
     shade=shade,
+    ranges={
+        # It begins within 1 m, 0.5 m/s and 0.5 rad/s, and what is observed are shares of the limits.
+        "gravity": (-100.0, 100.0),
+        "mass_cart": (0.1, 1000.0),
+        "mass_pole": (0.0, 100.0),
+        "half_length": (0.05, 100.0),
+        "tau": (0.0001, 0.1),
+        "max_speed": (0.5, 50.0),
+        "max_spin": (0.5, 1000.0),
+        "x_limit": (1.0, 1000.0),
+    },
     tally=("upright_s",),
 )
