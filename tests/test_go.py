@@ -772,7 +772,7 @@ def test_what_holds_in_every_position(choices, greed):
         assert board.area() == game.margin() + 7.5 == -mirrored.area(), "the same score for both sides"
 
 
-@pytest.mark.parametrize("size", [4, 20, 0])
+@pytest.mark.parametrize("size", [4, 20, 0, 100, 9.0])
 def test_other_sizes_are_refused(size):
     with pytest.raises(ValueError, match=f"5 to 19, not {size}"):
         rules.go(size)

@@ -376,7 +376,7 @@ def level_of_words(words: list[int]) -> Level:
     return level
 
 
-@pytest.mark.parametrize("size", [(9, 64), (16, 64), (12, 23), (12, 1025)])
+@pytest.mark.parametrize("size", [(9, 64), (16, 64), (12, 23), (12, 1025), (12.0, 64)])
 def test_a_world_that_cannot_be_kept_is_refused(size):
     with pytest.raises(ValueError, match=f"{size[0]} x"):
         rules.platformer(*size)

@@ -235,8 +235,8 @@ def test_what_holds_in_every_game(seed, actions):
         length_before = length
 
 
-@pytest.mark.parametrize("size", [(2, 10), (5, 6), (6, 5), (0, 0)])
-def test_a_board_without_a_round_tour_is_refused(size):
+@pytest.mark.parametrize("size", [(2, 10), (5, 6), (6, 5), (0, 0), (64, 66), (10.0, 10)])
+def test_a_board_without_a_round_tour_or_with_too_many_cells_is_refused(size):
     with pytest.raises(ValueError, match=f"{size[0]} x {size[1]}"):
         rules.snake(*size)
 
