@@ -12,6 +12,7 @@ from operant.fused.parts import (
     TWO_PI,
     allowed,
     categorical,
+    chosen,
     column_of,
     features,
     field_of,
@@ -97,7 +98,7 @@ def _seen(observation, moments, lane, here, t, lanes, SPEC: tl.constexpr):
     field = field_of(column, moments, SPEC)
     mask = here[:, None] & (field < SPEC.observation)[None, :]
     observed = tl.load(observation + (t * SPEC.observation + field[None, :]) * lanes + lane[:, None], mask=mask, other=0)
-    return first_operand(features(observed, column, moments, SPEC), SPEC)
+    return first_operand(features(chosen(observed, column, moments, SPEC), column, moments, SPEC), SPEC)
 
 
 @triton.jit(do_not_specialize=["t"])

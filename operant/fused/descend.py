@@ -11,7 +11,22 @@ import triton
 import triton.language as tl
 
 from operant.fused.loss import STATS, loss, normalised, targets
-from operant.fused.parts import add_product, allowed, features, field_of, first_operand, forward, masked, network, operand, product, restored, slope, zeros
+from operant.fused.parts import (
+    add_product,
+    allowed,
+    chosen,
+    features,
+    field_of,
+    first_operand,
+    forward,
+    masked,
+    network,
+    operand,
+    product,
+    restored,
+    slope,
+    zeros,
+)
 
 # SAMPLES
 
@@ -137,7 +152,7 @@ def gradient(
         following = _gather(block, tile + programs, observation, moments, legal, raw, samples, tower, count, lanes, stride, SPEC, ROWS, BLOCK)
         block = _blocks(order, tile + 2 * programs, count, ROWS, BLOCK)
 
-        x = first_operand(features(observed, read, moments, SPEC), SPEC)
+        x = first_operand(features(chosen(observed, read, moments, SPEC), read, moments, SPEC), SPEC)
         out, hidden, memory = forward(x, net, SPEC)
         here = tile * ROWS + tl.arange(0, ROWS) < count
         told = normalised(numbers, mean, inverse, tower, SPEC)

@@ -158,7 +158,7 @@ def _layered(spec: Spec, minibatch: int, multiprocessors: int) -> Iterator[Shape
     """Best guess first; the last is the one that fits anywhere."""
     number = 2 if spec.precision == "bf16" else 4
     # Activations and slopes of each layer, what slopes are worked out from, and what the first layer reads, twice.
-    row_bytes = spec.towers * number * (3 * sum(spec.hidden_pad) + spec.out_pad) + (1 if spec.bytes else 8) * spec.gathered
+    row_bytes = spec.towers * number * (3 * sum(spec.hidden_pad) + spec.out_pad) + (1 if spec.bytes else 8) * spec.inputs[0]
 
     def shape(rows: int, columns: int, depth: int, warps: int, stages: int, chunk: int) -> LayeredShape:
         chunk = min(multiple(minibatch, 128), chunk, max(128, CHUNK_BYTES // row_bytes // 128 * 128))

@@ -54,6 +54,9 @@ class Learner:
             self._moments = torch.zeros(4, len(mixed.field), device=device)
             self._moments[0] = mixed.field
             self._moments[1] = mixed.name[:, 0].float().index_fill_(0, mixed.rows, -1.0)
+            self._moments[3] = 1.0
+            self._named = (self._moments[1] >= 0.0).float()  # whose shift is 0, and whose scale is 1
+            self._amount = 1.0 - self._named
         self._legal = buffers.rollout.legal if self.spec.legal else buffers.rollout.truncated  # or bytes that nobody reads
         self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
 
@@ -90,8 +93,9 @@ class Learner:
         """Take the moments as they are for a rollout and its update."""
         moments = self.policy.moments
         if moments is not None and self._mixed is not None:
-            for row, numbers in ((2, moments.shift), (3, moments.scale)):
-                torch.index_select(numbers[:, 0], 0, self._mixed.field, out=self._moments[row])
+            shift, scale = self._moments[2:]
+            torch.index_select(moments.shift[:, 0], 0, self._mixed.field, out=shift).mul_(self._amount)
+            torch.index_select(moments.scale[:, 0], 0, self._mixed.field, out=scale).mul_(self._amount).add_(self._named)
         elif moments is not None:
             torch.cat([moments.shift.t(), moments.scale.t()], out=self._moments)
 

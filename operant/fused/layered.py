@@ -34,7 +34,7 @@ class Layered(Learner):
         def rows(width: int) -> Tensor:
             return torch.empty(spec.towers, chunk, width, dtype=kind, device=device)
 
-        self._x = torch.empty(chunk, spec.gathered, dtype=torch.uint8 if spec.bytes else torch.float32, device=device)
+        self._x = torch.empty(chunk, spec.inputs[0], dtype=torch.uint8 if spec.bytes else torch.float32, device=device)
         self._copy = self._x if spec.bytes else self._x.to(kind)  # bf16's; otherwise the same tensor
         self._hidden = [rows(width) for width in spec.hidden_pad]
         self._memory = self._hidden if spec.activation in ("tanh", "relu") else [rows(width) for width in spec.hidden_pad]
@@ -85,9 +85,9 @@ class Layered(Learner):
         """Hidden layers of a chunk: of `count` samples from block `first` of the order or of the rollout on."""
         spec, shape, buffers = self.spec, self.shape, self.buffers
         truncated, tiles = buffers.rollout.truncated, -(-count // shape.rows)
-        gathered, fields = min(GATHER_BYTE_ROWS if spec.bytes else GATHER_ROWS, shape.rows), math.gcd(GATHER_FIELDS, spec.gathered)
+        gathered, fields = min(GATHER_BYTE_ROWS if spec.bytes else GATHER_ROWS, shape.rows), math.gcd(GATHER_FIELDS, spec.inputs[0])
         self._launch(
-            gather, (tiles * shape.rows // gathered, spec.gathered // fields),
+            gather, (tiles * shape.rows // gathered, spec.inputs[0] // fields),
             buffers.order, observation, self._moments, truncated, self._x, self._copy, first, count, self._lanes,
             SPEC=spec, ROWS=gathered, FIELDS=fields, BLOCK=self.block, ORDERED=ordered, SOME=some, num_warps=4,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """What the products of `layers` take: samples gathered from a rollout, and packed weights. In Triton; knows no activation and no loss.
 
-`x` (capacity, gathered) is what layer 0 reads: numbers as its product takes them, or bytes as they are, which become numbers in the product's own loop and are
-nowhere stored as such.
+`x` (capacity, inputs[0]) is what layer 0 reads: numbers as its product takes them, or bytes, which become numbers in the product's own loop and are nowhere
+stored as such.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.fused.parts import features, field_of, first_operand, has_column, rounded
+from operant.fused.parts import chosen, features, field_of, first_operand, has_column, rounded
 
 # PRODUCTS
 
@@ -45,8 +45,7 @@ def tile_of(left, right, row, column, total, SPEC: tl.constexpr, DEEP: tl.conste
 @triton.jit
 def read(x, row, column, moments, SPEC: tl.constexpr):
     """What layer 0 reads of gathered bytes (rows, columns), as its product takes it."""
-    field = field_of(column, moments, SPEC)
-    raw = tl.load(x + row[:, None] * SPEC.gathered + field[None, :], mask=(field < SPEC.gathered)[None, :], other=0)
+    raw = tl.load(x + row[:, None] * SPEC.inputs[0] + column[None, :], mask=(column < SPEC.inputs[0])[None, :], other=0)
     seen = features(raw, column, moments, SPEC)
     return seen.to(tl.bfloat16) if SPEC.precision == "bf16" else first_operand(seen, SPEC)
 
@@ -129,9 +128,9 @@ def gather(
     order, observation, moments, truncated, x, copy, first, count, lanes,
     SPEC: tl.constexpr, ROWS: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr, ORDERED: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
-    """What layer 0 reads of `count` samples, whole blocks: order[first], ... or with ORDERED off first, ... Program 1 takes FIELDS of their numbers.
+    """What layer 0 reads of `count` samples, whole blocks: order[first], ... or with ORDERED off first, ... Program 1 takes FIELDS of its columns.
 
-    In bf16 `copy` has them as products take them. Bytes are left as they are.
+    In bf16 `copy` has them as products take them. Bytes stay bytes: amounts as they are, and of kinds ones and zeros.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     # Asked of blocks, not of rows, since then the compiler sees that all rows of one are loaded or none, and loads many bytes at once.
@@ -141,15 +140,16 @@ def gather(
         block = tl.load(order + block, mask=here, other=0)
     place = block * BLOCK + row % BLOCK  # t N + n
     if wanted(truncated, place, here, SOME):
-        field = tl.program_id(1) * FIELDS + tl.arange(0, FIELDS)
+        column = tl.program_id(1) * FIELDS + tl.arange(0, FIELDS)
+        field = field_of(column, moments, SPEC)
         t = block // (lanes // BLOCK)
         at = (place + t * (SPEC.observation - 1) * lanes)[:, None] + field[None, :] * lanes
         observed = tl.load(observation + at, mask=here[:, None] & (field < SPEC.observation)[None, :], other=0)
-        to = row[:, None] * SPEC.gathered + field[None, :]
+        to = row[:, None] * SPEC.inputs[0] + column[None, :]
         if SPEC.bytes:
-            tl.store(x + to, observed)
+            tl.store(x + to, chosen(observed, column, moments, SPEC))
         else:
-            seen = first_operand(features(observed, field, moments, SPEC), SPEC)
+            seen = first_operand(features(observed, column, moments, SPEC), SPEC)
             tl.store(x + to, seen)
             if SPEC.precision == "bf16":
                 tl.store(copy + to, stored(seen, SPEC))

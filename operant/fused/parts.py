@@ -190,42 +190,43 @@ def network(parameters, tower, SPEC: tl.constexpr):
 def field_of(column, moments, SPEC: tl.constexpr):
     """Which number of an observation a column of the first layer reads; beyond the last column one that there is not."""
     if SPEC.mixed:
-        return tl.load(moments + column, mask=column < SPEC.columns, other=SPEC.gathered).to(tl.int32)
+        return tl.load(moments + column, mask=column < SPEC.columns, other=SPEC.observation).to(tl.int32)
     else:
         return column // SPEC.kinds if SPEC.kinds > 0 else column
 
 
 @triton.jit
-def clipped(x):
-    """What is normalised, no further than 10 from 0."""
-    return tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))
+def chosen(raw, column, moments, SPEC: tl.constexpr):
+    """Numbers of an observation (rows, columns) as columns read them: of those that name kinds 1 or 0, whether it is the column's; amounts as they are.
+
+    A number of as many kinds or more names none, and has none here.
+    """
+    if SPEC.mixed:
+        kind = tl.load(moments + SPEC.columns + column, mask=column < SPEC.columns, other=-1.0)[None, :]
+        return tl.where(kind < 0.0, raw, tl.where(raw.to(tl.float32) == kind, 1, 0).to(raw.dtype))
+    elif SPEC.kinds > 0:
+        named = (raw.to(tl.int32) == (column % SPEC.kinds)[None, :]) & (column < SPEC.columns)[None, :]
+        return tl.where(named, 1, 0).to(raw.dtype)
+    else:
+        return raw
 
 
 @triton.jit
 def features(raw, column, moments, SPEC: tl.constexpr):
-    """What some columns of the first layer read, (rows, columns), of the numbers that are theirs: normalised or one-hot where asked for; ones behind the last.
+    """What some columns of the first layer read, (rows, columns), of what `chosen` leaves: normalised where asked for; ones behind the last.
 
-    `moments`: shift (O), scale (O); where some name kinds and others do not (see `field_of`), of each column the number it reads, the kind that it stands for
-    (-1: an amount), shift and scale, (4, K).
+    `moments`: shift (O), scale (O). Where some name kinds and some do not: of each column the number that it reads, the kind that it stands for (-1: none, it is
+    an amount), shift and scale, (4, K).
     """
-    if SPEC.mixed:
+    x = raw.to(tl.float32)
+    if SPEC.normalize:
         known = column < SPEC.columns
-        kind = tl.load(moments + SPEC.columns + column, mask=known, other=256.0)[None, :]
-        x = raw.to(tl.float32)
-        named = tl.where(x == kind, 1.0, 0.0)
-        shift = tl.load(moments + 2 * SPEC.columns + column, mask=known, other=0.0)
-        scale = tl.load(moments + 3 * SPEC.columns + column, mask=known, other=0.0)
-        x = tl.where(kind < 0.0, clipped((x - shift[None, :]) * scale[None, :]), named)
-    elif SPEC.kinds > 0:
-        # A number of as many or more names no kind, and has none here.
-        x = tl.where((raw.to(tl.int32) == (column % SPEC.kinds)[None, :]) & (column < SPEC.columns)[None, :], 1.0, 0.0)
-    else:
-        x = raw.to(tl.float32)
-    if SPEC.normalize and not SPEC.mixed:
-        known = column < SPEC.observation
+        if SPEC.mixed:
+            moments += 2 * SPEC.columns
         shift = tl.load(moments + column, mask=known, other=0.0)
-        scale = tl.load(moments + SPEC.observation + column, mask=known, other=0.0)
-        x = clipped((x - shift[None, :]) * scale[None, :])
+        scale = tl.load(moments + SPEC.columns + column, mask=known, other=0.0)
+        x = (x - shift[None, :]) * scale[None, :]
+        x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))
     return tl.where((column == SPEC.columns)[None, :], 1.0, x)
 
 

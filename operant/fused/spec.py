@@ -37,7 +37,6 @@ class Spec:
     mixed: bool  # some bytes are read one-hot, of different numbers of kinds, and some are not: which, is data
     columns: int  # what the first layer reads of an observation
     columns_pad: int  # at least one column is spare, and holds ones: the first layer's bias is a row of its weight
-    gathered: int  # padded width of a sample that `layers` has gathered: numbers as the first layer reads them, or bytes as they are
     hidden: tuple[int, ...]
     hidden_pad: tuple[int, ...]
     shared: bool
@@ -125,7 +124,6 @@ def describe(policy: Policy, precision: str) -> Spec:
         mixed=net.mixed is not None,
         columns=columns,
         columns_pad=inputs[0],
-        gathered=deep_padded(seen.size) if net.kinds else inputs[0],
         hidden=hidden,
         hidden_pad=hidden_pad,
         shared=net.config.shared,
