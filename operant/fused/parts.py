@@ -215,8 +215,8 @@ def chosen(raw, column, moments, SPEC: tl.constexpr):
 def features(raw, column, moments, SPEC: tl.constexpr):
     """What some columns of the first layer read, (rows, columns), of what `chosen` leaves: normalised where asked for; ones behind the last.
 
-    `moments`: shift (O), scale (O). Where some name kinds and some do not: of each column the number that it reads, the kind that it stands for (-1: none, it is
-    an amount), shift and scale, (4, K).
+    `moments`: shift (O), scale (O). Where some name kinds and some do not: of each column the number that it reads, the kind that it stands for (-1: it is an
+    amount), shift and scale, (4, K).
     """
     x = raw.to(tl.float32)
     if SPEC.normalize:
