@@ -51,6 +51,7 @@ def list_envs(as_json: JsonOption = False) -> None:
                 "time_limit": env.time_limit,
                 "tally": list(env.tally),
                 "params": env.Params()._asdict(),
+                "ranges": {parameter: list(bounds) for parameter, bounds in env.ranges.items()},
                 "config": recipe.stem if recipe is not None else None,
             }
         )
@@ -60,7 +61,7 @@ def list_envs(as_json: JsonOption = False) -> None:
     heads = ("name", "gymnasium", "observation", "action", "time_limit", "config")
     cells = [(*(str(row[head]) if row[head] is not None else "-" for head in heads), _named(row["actions"])) for row in rows]
     print_table((*heads, "actions"), cells)
-    say("their constants, for env.params.NAME=value: operant envs --json")
+    say("their constants, for env.params.NAME=value, and the least and greatest value of each: operant envs --json")
 
 
 def _named(actions: list[str]) -> str:

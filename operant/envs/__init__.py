@@ -58,7 +58,7 @@ What else it carries, without a change of shape
   takes a 0. A person, or a policy that looks at no mask, still may: `step` has to survive that.
 - **Ranges of parameters**: `Env(..., ranges={"gravity": (0.0, None), "steps": (1, 10_000)})`: least and greatest value, both allowed, None for no bound.
   Whoever gives another is told so in a sentence, before anything runs. Name what `step` could not bear: what divides by zero, counts beyond the cells, leads
-  what is observed out of its bounds, or turns a loop so often that a GPU hangs. Values are finite and fit into int32 and float32 in any case.
+  bytes out of their bounds, or turns a loop so often that a GPU hangs. Values are finite and fit into int32 and float32 in any case.
 - **How it is played**: `actions=("stay", "left", "right")` names the actions of a `Discrete`, in the order of their numbers, "left+jump" two at once: whoever
   plays finds them on the keys, and whoever watches reads them. `turns=True` is a game that waits for its player. `step_s` is how long a step lasts for whoever
   watches, where `Params` does not say it: by `tau`, s, times `frames`, if it has such (frames alone are sixtieths of a second).

@@ -136,7 +136,7 @@ ENV = Env(
     shade=shade,
     actions=("left", "rest", "right"),
     ranges={
-        # Without inertia there may be no acceleration that solves the equations. The speeds' greatest are the observation's.
+        # Without inertia there may be no acceleration that solves the equations.
         "gravity": (-100.0, 100.0),
         "length_1": (0.1, 10.0),
         "length_2": (0.1, 10.0),
@@ -147,8 +147,8 @@ ENV = Env(
         "inertia": (0.1, 100.0),
         "torque": (-100.0, 100.0),
         "tau": (0.0001, 0.5),
-        "max_speed_1": (0.0, 4 * math.pi),
-        "max_speed_2": (0.0, 9 * math.pi),
+        "max_speed_1": (0.0, 1000.0),
+        "max_speed_2": (0.0, 1000.0),
     },
     gymnasium="Acrobot-v1",
 )

@@ -98,15 +98,15 @@ ENV = Env(
     shade=shade,
     actions=("left", "right"),
     ranges={
-        # What falls faster, or later, is further out than the observation's bounds when it is seen to have fallen.
-        "gravity": (-100.0, 100.0),
-        "mass_cart": (0.1, 1000.0),
-        "mass_pole": (0.0, 100.0),
-        "half_length": (0.1, 100.0),
-        "force": (0.0, 50.0),
-        "tau": (0.0001, 0.05),
-        "x_limit": (0.1, 4.0),
-        "theta_limit": (0.06, 0.3),
+        # It begins within 0.05 of the middle. (What falls late, or fast, is seen further out than the observation's bounds, which are those of the defaults.)
+        "gravity": (-1000.0, 1000.0),
+        "mass_cart": (0.001, 1000.0),
+        "mass_pole": (0.0, 1000.0),
+        "half_length": (0.001, 1000.0),
+        "force": (0.0, 10_000.0),
+        "tau": (0.0001, 1.0),
+        "x_limit": (0.06, 1000.0),
+        "theta_limit": (0.06, math.pi),
     },
     gymnasium="CartPole-v1",
 )

@@ -94,11 +94,11 @@ ENV = Env(
     actions=("left", "coast", "right"),
     step_s=1 / 30,
     ranges={
-        # The valley that is observed; and it begins at -0.6 to -0.4.
-        "min_position": (-1.2, -0.6),
-        "max_position": (-0.4, 0.6),
-        "max_speed": (0.0, 0.07),
-        "goal_position": (-1.2, 0.6),
+        # It begins at -0.6 to -0.4.
+        "min_position": (-100.0, -0.6),
+        "max_position": (-0.4, 100.0),
+        "max_speed": (0.0, 100.0),
+        "goal_position": (-100.0, 100.0),
     },
     gymnasium="MountainCar-v0",
 )

@@ -81,7 +81,7 @@ ENV = Env(
         "mass": (0.001, 1000.0),
         "length": (0.001, 1000.0),
         "tau": (0.0001, 1.0),
-        "max_speed": (0.0, 8.0),  # what is observed
+        "max_speed": (0.0, 1000.0),
     },
     gymnasium="Pendulum-v1",
 )
