@@ -824,7 +824,7 @@ def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
         ("play cartpole --param gravity", 2, "it must be KEY=VALUE"),
         ("play cartpole --param gravty=3", 2, "did you mean 'env.params.gravity'?"),
         ("play cartpole --param gravity=heavy", 2, "env.params.gravity"),
-        ("play cartpole --param mass_cart=0", 2, "env.params.mass_cart: input should be from 0.1 to 1_000 (got 0)"),
+        ("play cartpole --param mass_cart=0", 2, "env.params.mass_cart: input should be from 0.001 to 1_000 (got 0)"),
         ("play cartpole --fps 0", 2, "--fps is 0; it must be between 0.1 and 120"),
         ("play cartpole --size 1", 2, "--size is 1"),
         ("play cartpole --keys left=7", 2, "'7' is no action"),
