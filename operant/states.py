@@ -14,7 +14,8 @@ Knows nothing of ids or listing, nor how a state is drawn.
     unreadable    the metrics file is damaged or of an incompatible version
 
 A worker that ended before it had a metrics file left no state word; there the exit code says it (130 stopped, 1 to 7 failed). So it is where a resumed
-worker ended that early, and the file that lies there is one of a session that crashed before.
+worker ended that early, and the file that lies there is one of a session that crashed before. None ends with 0 that early: where there is no file, then, it was
+not copied with the rest of the folder, or removed.
 """
 
 from __future__ import annotations
@@ -166,6 +167,8 @@ def _ended(observation: Observation) -> State:
         return State("stopped", "before its first record")
     if number:
         return State("crashed", f"killed by {_signal_name(number)}")
+    if observation.status is None and code == 0 and not observation.earlier:
+        return State("finished", "its metrics file is gone")
     if observation.status is None and code is not None and 1 <= code <= 7:
         return State("failed", f"exit code {code} before its first record")
     return State("crashed", "unknown" if code is None else f"exit code {code} without a last word")
