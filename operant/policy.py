@@ -22,9 +22,9 @@ log = logging.getLogger("operant.policy")
 class Policy:
     """Maps raw observations (O, B) to actions and values on one device. Its numbers begin the same on every device, from `seed` alone.
 
-    `normalize` asks for observations of mean 0 and deviation 1. Bytes that name kinds are read one-hot instead, and a convolutional network reads byte / 255:
-    there are no moments then. Bytes that are amounts and not normalised are read as shares of their upper bound. `precision` is that of a convolutional network
-    on a GPU ("fp32", "tf32" or "bf16"); see `operant.convolution`.
+    `normalize` asks for observations of mean 0 and deviation 1. Bytes that name kinds are read one-hot instead (by a user's own network as they are), and a
+    convolutional network reads byte / 255: where there is nothing else to read, there are no moments. Bytes that are amounts and not normalised are read as
+    shares of their upper bound. `precision` is that of a convolutional network on a GPU ("fp32", "tf32" or "bf16"); see `operant.convolution`.
 
     `initial_state` and `tensors` leave room for recurrent policies; a feed-forward one carries nothing from step to step.
     """
@@ -40,15 +40,20 @@ class Policy:
         if normalize and unscaled:
             log.info("observations are not normalised: %s", "they name kinds" if env.observation.kinds else "a convolutional network reads byte / 255")
         self.moments = _moments(env, self.net, device, normalize=normalize) if not unscaled else None
+        named = env.observation.named()
+        self._named = torch.tensor(named, device=device)[:, None] > 0 if any(named) else None  # (O, 1)
 
     def initial_state(self, lanes: int) -> tuple[Tensor, ...]:
         """What the policy remembers at an episode's start: nothing."""
         return ()
 
     def features(self, observation: Tensor) -> Tensor:
-        """What a user's own network reads, all of it at once: the observation (O, B) as float32, normalised where asked for."""
+        """What a user's own network reads, all of it at once: the observation (O, B) as float32, amounts normalised where asked for, names as they are."""
         observation = observation.float()
-        return self.moments.normalize(observation) if self.moments is not None else observation
+        if self.moments is None:
+            return observation
+        normalized = self.moments.normalize(observation)
+        return normalized if self._named is None else torch.where(self._named, observation, normalized)
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Head parameters (H, B) and values (B) of raw observations (O, B); -1e9 for actions that `legal` (H, B) calls 0, which are then never taken."""

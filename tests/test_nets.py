@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from toys import PICK, PUSH
 
 from operant import nets
+from operant.envs import Box
 from operant.errors import ConfigError
 from operant.nets import MLP, PAD_FLOATS, FlatVector
 from operant.policy import Policy
@@ -256,6 +258,19 @@ def test_a_network_of_ones_own(tmp_path):
     assert torch.equal(built.flat.values, policy(kind=kind, seed=3).flat.values)
     assert not torch.equal(built.flat.values, policy(kind=kind, seed=4).flat.values)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_network_of_ones_own_gets_names_of_kinds_as_they_are(tmp_path, normalize):
+    env = replace(PUSH, observation=Box(3, low=0, high=(255, 30, 255), dtype="uint8", kinds=(0, 31, 0)))
+    built = policy(env, kind=written(tmp_path, GOOD), normalize=normalize)
+    observation = torch.tensor([[10, 30], [3, 17], [200, 200]], dtype=torch.uint8)
+    if normalize:
+        built.moments.update(observation)
+    read = built.features(observation)
+    expected = torch.tensor([[-1.0, 1.0], [3.0, 17.0], [0.0, 0.0]]) if normalize else observation.float()
+    torch.testing.assert_close(read, expected, rtol=0, atol=2e-2)
+    assert torch.equal(built.forward(observation)[0].t(), built.net.module(read.t().contiguous())[0])
 
 
 def test_a_network_may_have_parameters_that_it_does_not_use_or_train(tmp_path):
