@@ -45,6 +45,17 @@ def _own_log():
 
 
 @pytest.fixture
+def one_thread():
+    """Small tensors, and a machine that others use: torch computes with one thread."""
+    import torch  # which the monitor's tests do without
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def serial_worlds(monkeypatch):
     """Worlds of however many lanes are stepped by the kernels of one thread, which other tests have compiled."""
     monkeypatch.setattr("operant.kernel.SERIAL_BELOW", 1 << 30)

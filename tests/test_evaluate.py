@@ -19,13 +19,7 @@ CPU = torch.device("cpu")
 CARTPOLE = find("cartpole")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small tensors, and a machine that others use."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def evaluator(env, episodes, *, seed=1, policy_seed=1, **more):

@@ -23,13 +23,7 @@ NUMBERS = ("policy loss", "value loss", "entropy", "KL", "clip fraction")
 B = 75
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small tensors, and a machine that others use."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

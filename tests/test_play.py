@@ -34,19 +34,11 @@ sys.path.insert(0, str(BENCHES))
 from terminal import Terminal  # noqa: E402
 
 pyte = pytest.importorskip("pyte")
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pseudo-terminals as Linux has them")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="pseudo-terminals as Linux has them"), pytest.mark.usefixtures("one_thread")]
 
 PATIENCE_S = 90.0
 TRUE, FEW, PLAIN, ASCII = Style("true", True), Style("256", True), Style("none", True), Style("none", False)
 RED, BLUE, BLACK = b"\xff\0\0", b"\0\0\xff", b"\0\0\0"
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # HALF BLOCKS

@@ -28,13 +28,7 @@ CARTPOLE = find("cartpole")
 EVERYTHING = {"normalize_observations": True, "normalize_rewards": True, "value_clip": 0.2, "target_kl": 0.002, "learning_rate": 0.01}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small tensors, and a machine that others use."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def stats_of(ppo):

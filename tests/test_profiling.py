@@ -25,13 +25,7 @@ HOST_PHASES = ["environment", "network", "advantages", "shuffle", "gradient", "o
 SMALL = ["env.lanes=64", "algo.horizon=4", "algo.minibatches=2", "algo.epochs=2", "net.hidden=[8]", "run.threads=1"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small tensors, and a machine that others use."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

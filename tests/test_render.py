@@ -33,12 +33,7 @@ Image = pytest.importorskip("PIL.Image")
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def pictures(count, height=20, width=24, colours=8, seed=1):
