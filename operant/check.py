@@ -50,7 +50,7 @@ def declaration_problems(env: Env) -> list[str]:
     problems = [*_space_problems(env), *_function_problems(env)]
     try:
         params = env.Params()
-        if not isinstance(params, tuple) or not all(isinstance(value, (bool, int, float)) for value in params):
+        if not isinstance(params, tuple) or not hasattr(params, "_asdict") or not all(isinstance(value, (bool, int, float)) for value in params):
             problems.append("Params must be a NamedTuple of numbers")
         else:
             problems += ranges.declaration_problems(env)
@@ -96,6 +96,8 @@ def _space_problems(env: Env) -> Iterator[str]:
             yield f"{name} has shape {space.shape}, which is not {space.size} numbers"
         elif isinstance(space.kinds, tuple) and len(space.kinds) != space.size:
             yield f"{name} has {space.size} numbers, but kinds for {len(space.kinds)}: one for each, 0 for an amount"
+        elif not all(isinstance(kinds, int) for kinds in space.named()):
+            yield f"{name} has kinds {space.kinds!r}: a whole number for all, or a tuple of one for each, 0 for an amount"
         elif wrong := [(kinds, high) for kinds, high in zip(space.named(), space.bounds()[1], strict=True) if kinds and not _may_name(space, kinds, high)]:
             kinds, _high = wrong[0]
             yield f"{name} names {kinds} kinds: these are bytes from 0 to {kinds - 1}, so dtype is uint8 and high is at most that"
