@@ -53,8 +53,8 @@ def declaration_problems(env: Env) -> Iterator[str]:
             yield f"the range of {name!r} is {bounds!r}: its least value is above its greatest"
         elif sentence := refusal(env, name, defaults[name]):
             yield f"the default of {name!r} is {_short(defaults[name])}: {sentence}, by its range"
-    for name in defaults.keys() - env.ranges.keys():
-        if sentence := refusal(env, name, defaults[name]):
+    for name in defaults:
+        if name not in env.ranges and (sentence := refusal(env, name, defaults[name])):
             yield f"the default of {name!r} is {_short(defaults[name])}: {sentence}"
 
 

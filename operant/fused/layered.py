@@ -68,8 +68,9 @@ class Layered(Learner):
     def _first_cut(self, cut: dict[str, int]) -> dict[str, int]:
         """A cut of a product that turns bytes into numbers on its way: with fewer stages.
 
-        With three, tiles of 128 x 128 x 64 in bf16 and one-hot bytes, some rows were garbage on an H200 (Triton 3.6), as if registers were overwritten before
-        they had been multiplied. With two, every minibatch agrees with torch (tests/test_fused_scale.py).
+        With three, tiles of 128 x 128 x 64 in bf16, and bytes made one-hot in the product itself (as they no longer are), some rows were garbage on an H200
+        (Triton 3.6), as if registers were overwritten before they had been multiplied. With two, every minibatch agrees with torch
+        (tests/test_fused_scale.py).
         """
         return {**cut, "num_stages": min(2, cut["num_stages"])} if self.spec.bytes else cut
 
