@@ -372,6 +372,11 @@ def test_declarations(change, sentence):
     assert any(sentence in problem for problem in declaration_problems(replace(env, **change)))
 
 
+def test_kinds_that_are_alike_are_one_number():
+    assert [Box(3, dtype="uint8", kinds=kinds).kinds for kinds in ([4, 4, 4], (0, 0, 0), (4, 0, 4))] == [4, 0, (4, 0, 4)]
+    assert [Box(3, dtype="uint8", kinds=kinds).columns for kinds in (4, 0, (4, 0, 2))] == [12, 3, 7]
+
+
 def test_trial_actions_stay_in_bounds_and_reach_them():
     generator = np.random.default_rng(0)
     for name, low, high in (("pendulum", -2.0, 2.0), ("acrobot", 0, 2)):
