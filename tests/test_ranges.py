@@ -253,14 +253,14 @@ def test_what_ships_bears_what_its_ranges_allow(name):
     player, defaults, generator = Player(env), env.Params(), np.random.default_rng(1)
     tried = list(values(env))
     faults = {f"{key} = {value}": player.fault(defaults._replace(**{key: value}), 300, bounds=name not in CLASSICS) for key, value in tried}
-    for _ in range(10):
+    for _ in range(50):
         several = dict(tried[k] for k in generator.permutation(len(tried))[: len(defaults)])
-        faults[str(several)] = player.fault(defaults._replace(**several), 100, bounds=False)
+        faults[str(several)] = player.fault(defaults._replace(**several), 40, bounds=False)
     assert {case: fault for case, fault in faults.items() if fault} == {}
 
 
 def test_what_would_be_borne_badly_is_seen():
-    """The test above can fail: outside of its range a parameter does what the ranges are there against."""
+    """The test above can fail: out of their ranges masses give NaN, and a long step, which is in its range, leaves the bounds that Gymnasium declares."""
     player = Player(envs.find("cartpole"))
     defaults = player.env.Params()
     assert player.fault(defaults, 50) is None
