@@ -253,10 +253,11 @@ def test_ppo_learns_from_kinds(normalize):
         assert ppo.policy.act(observation, None)[0].tolist() == [0, 1, 2]
 
 
-def test_a_checkpoint_of_kinds_goes_on_to_the_bit():
-    config = {"horizon": 8, "minibatches": 2}
-    first = iterate(ppo_on(NAMES, 32, **config), 2)
-    second = ppo_on(NAMES, 32, **config, start=False)
+@pytest.mark.parametrize("env", [NAMES, MIXED], ids=["kinds", "some of each"])
+def test_a_checkpoint_of_kinds_goes_on_to_the_bit(env):
+    config = {"horizon": 8, "minibatches": 2, "normalize_observations": True}
+    first = iterate(ppo_on(env, 32, **config), 2)
+    second = ppo_on(env, 32, **config, start=False)
     saved = clones(first)
     for name, tensor in second.tensors().items():
         tensor.copy_(saved[name])
