@@ -101,14 +101,14 @@ class OperantVectorEnv(VectorEnv):
 
     def __init__(self, env: Env, num_envs: int, *, device: torch.device, seed: int, output: str, params: Any) -> None:
         self.num_envs = num_envs
-        self.single_observation_space = _observation_space(env.observation)
+        self.world = World(env, num_envs, seed=seed, device=device, params=params, every_final=True)
+        self.single_observation_space = _observation_space(env.observation, bounded=self.world.params == env.Params())
         self.single_action_space = _action_space(env.action)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
         self._numpy = output == "numpy"
         self._seed = seed
-        self.world = World(env, num_envs, seed=seed, device=device, params=params, every_final=True)
         # Two slots in turn, so that with torch output the observation before a step outlives the step.
         self._slots = [(slot, self.world.bind(slot)) for slot in (self.world.slot(), self.world.slot())]
         self._choices = None if isinstance(env.action, Box) else torch.tensor(env.action.n).reshape(-1, 1)  # (A, 1)
@@ -347,10 +347,15 @@ def _final_info(episode: dict[str, Any], tally: dict[str, Any], ended: Any) -> d
     return _masked(info, ended)
 
 
-def _observation_space(box: Box) -> gymnasium.Space:
-    """A Gymnasium Box with the environment's bounds; where a byte has none declared, those of its type."""
+def _observation_space(box: Box, *, bounded: bool = True) -> gymnasium.Space:
+    """A Gymnasium Box with the environment's bounds; where a byte has none declared, those of its type.
+
+    The bounds of floats are those of the environment's own parameters: with others they are not `bounded`.
+    """
     shape, dtype = box.shape or (box.size,), np.dtype(box.dtype)
     low, high = (np.array(bounds, dtype=np.float64).reshape(shape) for bounds in box.bounds())
+    if dtype.kind == "f" and not bounded:
+        low, high = np.full(shape, -np.inf), np.full(shape, np.inf)
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         low, high = np.maximum(low, limits.min), np.minimum(high, limits.max)

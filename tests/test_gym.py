@@ -107,8 +107,22 @@ def test_spaces_have_the_environments_bounds():
     assert vector.single_observation_space == gymnasium.spaces.Box(low, high, dtype=np.float32)
     assert vector.single_action_space == gymnasium.spaces.Box(np.array([-2, -2], np.float32), np.array([2, 3], np.float32))
     assert vector.action_space.shape == (1, 2)
-    unbounded = make_vec("cartpole").single_observation_space
-    assert unbounded.shape == (4,) and unbounded.dtype == np.float32
+    cartpole = make_vec("cartpole", params={"gravity": 9.8}).single_observation_space
+    assert cartpole.shape == (4,) and cartpole.dtype == np.float32
+    assert np.array_equal(cartpole.high, np.array([4.8, np.inf, 24 * np.pi / 180, np.inf], np.float32))
+
+
+def test_with_other_parameters_only_bytes_are_bounded():
+    vector = make_vec("cartpole", 64, seed=1, params={"x_limit": 1000.0, "theta_limit": 3.0})
+    assert np.isinf(vector.single_observation_space.high).all() and np.isinf(vector.single_observation_space.low).all()
+    vector.reset()
+    leant = 0.0
+    for _ in range(60):
+        observations, *_ = vector.step(np.ones(64, np.int64))
+        assert vector.observation_space.contains(observations)
+        leant = max(leant, abs(observations[:, 2]).max())
+    assert leant > 24 * np.pi / 180
+    assert make_vec("snake", params={"food": 2.0}).single_observation_space == make_vec("snake").single_observation_space
 
 
 def test_same_trajectory_as_the_world():
