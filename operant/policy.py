@@ -83,6 +83,9 @@ def _moments(env: Env, net: nn.Module, device: torch.device, *, normalize: bool)
 
 
 def _network(env: Env, config: nets.Config, head_rows: int, generator: torch.Generator, device: torch.device, precision: str) -> nn.Module:
+    kinds = env.observation.kinds
+    if isinstance(kinds, tuple) and len(kinds) != env.observation.size:
+        raise ConfigError("the environment", [f"its observation has {env.observation.size} numbers, but kinds for {len(kinds)}: one for each, 0 for an amount"])
     if config.kind == "mlp":
         return nets.MLP(env.observation.size, head_rows, config, generator, kinds=env.observation.kinds)
     if config.kind == "cnn":
