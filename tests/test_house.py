@@ -324,6 +324,12 @@ def test_every_section_is_a_section():
 
 
 @pytest.mark.skipif(not CHECKOUT, reason="installed, not checked out")
+def test_the_readmes_tree_names_every_module():
+    tree = (HOME / "README.md").read_text().partition("## The tree")[2]
+    assert [module.name for module in PACKAGE.glob("*.py") if module.name[0] != "_" and f" {module.name}" not in tree] == []
+
+
+@pytest.mark.skipif(not CHECKOUT, reason="installed, not checked out")
 def test_no_file_names_the_machine_it_was_written_on():
     own = {place for place in map(str, (HOME, Path.home(), sys.prefix)) if place.count("/") > 1 or place == str(Path.home())}
     pattern = re.compile("|".join(rf"{re.escape(place)}(?![\w-])" for place in own if len(place) > 3) + r"|/home/\w+/|/Users/\w+/")
