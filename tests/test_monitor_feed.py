@@ -385,7 +385,7 @@ def test_a_replay_needs_the_folder_alone(with_history, opened, tmp_path):
     feed = opened(runs.load(tmp_path / "copied"))
     snapshot = until(feed, lambda one: one.series)
     assert snapshot.series["return"].extent("step") == (0.0, 500_000.0)
-    assert snapshot.state in ("crashed", "failed")  # without a metrics file there is only the exit code, and 0 is no last word
+    assert snapshot.state == "finished"  # without a metrics file there is the exit code, and only a worker that is done ends with 0
 
 
 def test_a_damaged_history_is_no_error(with_history):
