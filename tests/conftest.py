@@ -37,6 +37,14 @@ def pytest_collection_finish():
     gc.set_threshold(50_000, 20, 20)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_list_of_runs(tmp_path_factory):
+    """Runs of tests stay out of the list that `operant runs` and `operant monitor --latest` show whoever tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_log():
     """A training in this process logs more; the next test finds the log as a process begins with it."""
