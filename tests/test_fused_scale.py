@@ -53,7 +53,7 @@ def test_torch_rounds_where_the_kernels_round():
 
 # AT SCALE
 
-ALLOWED = 0.005
+ALLOWED = 0.002
 """Of a gradient's length, for every game in either precision. On an H200 at most 0.0017 was seen, of Snake's shortest gradients, and else at most 0.0008.
 
 Sums in another order carry a number over the edge between two roundings now and then, or a ReLU's over zero.

@@ -252,6 +252,7 @@ def test_what_ships_bears_what_its_ranges_allow(name):
     env = envs.find(name)
     player, defaults, generator = Player(env), env.Params(), np.random.default_rng(1)
     tried = list(values(env))
+    assert player.fault(defaults, 300) is None
     faults = {f"{key} = {value}": player.fault(defaults._replace(**{key: value}), 300, bounds=name not in CLASSICS) for key, value in tried}
     for _ in range(50):
         several = dict(tried[k] for k in generator.permutation(len(tried))[: len(defaults)])
