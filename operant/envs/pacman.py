@@ -29,7 +29,7 @@ The observation, 291 bytes; "whether" is 255 or 0. Of Pacman 11: column, row; wh
 share of the frightened steps that is left, rounded down. Of Blinky, Pinky, Inky and Clyde 9 each: column, row; whether it heads up, right, down, left; whether
 it hunts, is frightened, is eyes. Of the pickups 244: whether each is there still, along the rows from the top left. Modes and waits are not seen (nor are they
 in PufferLib, whose floats hold the same). Columns and rows are names of places rather than amounts, and a network reads them one-hot: in a maze, what is right
-in one column says nothing of the next (by the same recipe 178 and 189 pickups as amounts, 206 to 209 one-hot: benches/LOG.md).
+in one column says nothing of the next (as amounts two recipes brought 178 and 189 pickups, one-hot the same 206 to 209 and 205 to 215: benches/LOG.md).
 
 Random numbers. Of a reset: Pacman's cell is draw 0, `integer(key, 0, 240)` along the rows from the top left; the waits of Blinky, Pinky, Inky and Clyde are
 draws 1 to 4, `integer(key, 1 + ghost, wait_steps)`. Of a step: a frightened ghost's turn is draw `ghost` (0 to 3), `integer(key, ghost, n)` among its n ways in
