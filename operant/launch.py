@@ -43,7 +43,7 @@ def start(run: Run, worker_argv: Sequence[str]) -> None:
 
     Raises BusyError if the run has a living trainer, MachineError if the waiter cannot be started.
     """
-    if runs.probe(run.path):
+    if runs.taken(run.path):
         raise BusyError(runs.busy(run.path))
     # From here on nothing in the folder may be taken for news of the new worker.
     with contextlib.suppress(OSError):  # a folder that cannot be written is reported by the next line
@@ -191,7 +191,7 @@ class _Waiter:
             ending["oom_kill"] = killed_after - killed_before
         ending |= {"last_step": _last_step(self._folder), "wall_s": time.monotonic() - begin_s, "ended_realtime_ns": time.time_ns()}
         # A worker that found the run taken says nothing about the run, whose own waiter will write the file.
-        if ending["exit"] == _BUSY_CODE and runs.probe(self._folder):
+        if ending["exit"] == _BUSY_CODE and runs.taken(self._folder):
             return
         try:
             runs.write_json(self._folder / "exit.json", ending)

@@ -4,7 +4,8 @@ Knows one folder at a time; ids, listing and search are operant/runs.py, what a 
 
     runs/cartpole-ppo-4f2a/
       run.json     the document: identity, request, and what the worker adds; replaced as a whole
-      run.lock     byte 0 locked (fcntl record lock) by the worker as long as it lives; nothing else opens this file for good
+      run.lock     byte 0 locked (fcntl record lock) by the worker as long as it lives; nothing else opens this file for good. The worker puts a
+                   file that was deleted back; meanwhile its pid and start time in run.json keep a second trainer out
       metrics.mm   the metrics file        exit.json   how the worker ended, written by the waiter
       log.txt      all output              config.toml, checkpoints/, ctl/, eval/, history/, source/
 """
@@ -38,9 +39,10 @@ _LIMIT_BYTES = 1 << 20
 _SUFFIX = re.compile(r"-([0-9a-f]{4,8})")
 # struct flock, off_t being 64 bits: {type, whence, start, len, pid} on Linux, {start, len, pid, type, whence} on macOS.
 _FLOCK = {"linux": struct.Struct("@hhqqi4x"), "darwin": struct.Struct("@qqihh")}.get(sys.platform)
-_HELD: set[tuple[int, int, int]] = set()
-"""(device, inode, pid) of the locks this process holds. POSIX drops a lock when its process closes ANY descriptor of the file, so before `run.lock` is
-opened anywhere this set is asked. The pid makes the copy of a forked child, which holds no lock, worthless."""
+_EXITING = 0x4  # PF_EXITING of Linux, set before an ending process gives its files and locks back
+_HELD: dict[tuple[int, int, int], Path] = {}
+"""(device, inode, pid) of the locks this process holds, and where they lie. POSIX drops a lock when its process closes ANY descriptor of the file, so
+before `run.lock` is opened anywhere this is asked. The pid makes the copy of a forked child, which holds no lock, worthless."""
 
 
 class Run(NamedTuple):
@@ -187,17 +189,42 @@ def boot_id() -> str:
 
 def start_ticks(pid: int | None = None) -> int | None:
     """When a process (None: this one) started, in ticks since the boot: with the pid it names the process for good. None where there is no such process."""
-    try:
-        # `self` is right even where /proc is that of another pid namespace, in which this process's own pid is somebody else's.
-        raw = Path(f"/proc/{'self' if pid is None else format(pid, 'd')}/stat").read_bytes()
-        return int(raw.rpartition(b")")[2].split()[19])  # field 22; the name in the brackets may hold anything
-    except (OSError, ValueError, IndexError):
-        return None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(_process(pid)[19])  # field 22
+    return None
+
+
+def _process(pid: int | None) -> list[bytes]:
+    """The fields of /proc/PID/stat from the third on."""
+    # `self` is right even where /proc is that of another pid namespace, in which this process's own pid is somebody else's.
+    raw = Path(f"/proc/{'self' if pid is None else format(pid, 'd')}/stat").read_bytes()
+    return raw.rpartition(b")")[2].split()  # the name in the brackets may hold anything
 
 
 def identity() -> dict[str, Any]:
     """The fields by which a worker says in run.json who it is: host, pid, pid_start_ticks, boot_id."""
     return {"host": host(), "pid": os.getpid(), "pid_start_ticks": start_ticks(), "boot_id": boot_id()}
+
+
+def worker(path: Path) -> int | None:
+    """The pid of the worker that the run.json of folder `path` names, where that process lives on this machine; None where it does not, or cannot be seen.
+
+    Anybody can write a pid into a document: reason enough to start no second trainer, not to signal the process (`holder` is).
+    """
+    document = read_json(path / "run.json")
+    pid, ticks = integer_of(document, "pid"), integer_of(document, "pid_start_ticks")
+    if not pid or ticks is None or not boot_id() or text_of(document, "boot_id") != boot_id():
+        return None
+    if (pid, ticks) == (os.getpid(), start_ticks()):  # which may have trained here and go on with something else
+        return pid if any(place.parent == path and key[2] == pid for key, place in _HELD.items()) else None
+    try:
+        if integer_of(document, "folder_inode") not in (None, os.stat(path).st_ino):  # a copy of the folder: it names the worker of the original
+            return None
+        fields = _process(pid)
+        lives = int(fields[19]) == ticks and fields[0] not in (b"Z", b"X") and not int(fields[6]) & _EXITING
+    except (OSError, ValueError, IndexError):
+        return None
+    return pid if lives else None
 
 
 def is_local(document: Mapping[str, Any]) -> bool:
@@ -214,13 +241,37 @@ class Lock:
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.path, self._descriptor = path, descriptor
-        found = os.fstat(descriptor)
-        self._key = (found.st_dev, found.st_ino, os.getpid())
-        _HELD.add(self._key)
+        self._key = _key(os.fstat(descriptor))
+        _HELD[self._key] = path
+
+    def restore(self) -> bool:
+        """Put `run.lock` back, locked, if somebody deleted or replaced it; True if that was needed. From the main loop, every few seconds.
+
+        Raises BusyError where another process has locked what lies there now, MachineError where no lock can be put there.
+        """
+        with contextlib.suppress(OSError):
+            if _key(os.stat(self.path, follow_symlinks=False)) == self._key:
+                return False
+        # A deleted file cannot be linked again, so a new one takes its place. It appears already locked: there is no moment at which the run looks free.
+        replaced = os.path.lexists(self.path)
+        place = self.path if replaced else self.path.with_name(f".run.lock-{os.getpid()}.tmp")
+        try:
+            new = Lock(_locked(place), self.path)
+        except BusyError:
+            raise BusyError(f"{text.safe(self.path)} was replaced, and another process holds the new one: two trainers cannot share a folder") from None
+        try:
+            if not replaced:
+                os.rename(place, self.path)
+        except OSError as error:
+            new.release()
+            raise MachineError(f"{text.safe(self.path)} was deleted and cannot be put back ({error.strerror})") from None
+        self.release()
+        self._descriptor, self._key = new._descriptor, new._key
+        return True
 
     def release(self) -> None:
         """Let the run go; nothing happens the second time."""
-        _HELD.discard(self._key)
+        _HELD.pop(self._key, None)
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -229,11 +280,24 @@ class Lock:
 def acquire(path: Path) -> Lock:
     """Take the lock of the run in folder `path`, as its worker: once, before anything large is imported.
 
-    Raises BusyError, naming the holder, when a trainer holds it; MachineError when the folder cannot be written or knows no locks.
+    Raises BusyError, naming the holder, when a trainer lives; MachineError when the folder cannot be written or knows no locks.
     """
     lock_path = path / "run.lock"
+    if worker(path) is not None:
+        raise BusyError(busy(path))
+    while True:
+        lock = Lock(_locked(lock_path), lock_path)
+        with contextlib.suppress(OSError):
+            if _key(os.stat(lock_path, follow_symlinks=False)) == lock._key:
+                return lock
+        lock.release()  # deleted since it was opened
+
+
+def _locked(lock_path: Path) -> int:
+    """A descriptor of a lock file, made if need be, with the lock taken. Raises BusyError and MachineError."""
+    path = lock_path.parent
     with contextlib.suppress(OSError):
-        if _holds(os.stat(lock_path, follow_symlinks=False)):
+        if _key(os.stat(lock_path, follow_symlinks=False)) in _HELD:
             raise BusyError(busy(path))
     try:
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -246,18 +310,24 @@ def acquire(path: Path) -> Lock:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             raise BusyError(busy(path)) from None
         raise MachineError(f"{text.safe(lock_path)} cannot be locked ({error.strerror}): keep runs on a filesystem with locks") from None
-    return Lock(descriptor, lock_path)
+    return descriptor
 
 
 def probe(path: Path) -> bool | None:
-    """Whether a process holds the lock of the run in folder `path`: True, False, or None where this cannot be told. Costs it nothing and writes nothing.
+    """Whether a trainer holds the run in folder `path`: True, False, or None where this cannot be told. Costs it nothing and writes nothing.
 
+    The lock says it; where its file was deleted, the worker that run.json names, which will put it back.
     A run of another machine: False is worth nothing there (see `is_local`), True is.
     """
     try:
-        return holder(path) is not None
+        return holder(path) is not None or (not os.path.lexists(path / "run.lock") and worker(path) is not None)
     except OSError:
         return None
+
+
+def taken(path: Path) -> bool:
+    """Whether a second trainer in folder `path` must not be: its lock is held, or the worker that its run.json names lives, whatever became of the lock."""
+    return bool(probe(path)) or worker(path) is not None
 
 
 def holder(path: Path) -> int | None:
@@ -267,7 +337,7 @@ def holder(path: Path) -> int | None:
     """
     lock_path = os.path.join(path, "run.lock")
     try:
-        if _holds(os.stat(lock_path, follow_symlinks=False)):
+        if _key(os.stat(lock_path, follow_symlinks=False)) in _HELD:
             return os.getpid()
         descriptor = os.open(lock_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -289,8 +359,8 @@ def _turned(fields: tuple[int, ...], *, back: bool = False) -> tuple[int, ...]:
     return fields[2:] + fields[:2] if back else fields[3:] + fields[:3]
 
 
-def _holds(found: os.stat_result) -> bool:
-    return (found.st_dev, found.st_ino, os.getpid()) in _HELD
+def _key(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_dev, found.st_ino, os.getpid()
 
 
 def busy(path: Path) -> str:

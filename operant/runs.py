@@ -37,6 +37,7 @@ from operant.runfolder import (
     probe,
     read_json,
     start_ticks,
+    taken,
     update_document,
     write_json,
 )  # fmt: skip
@@ -46,7 +47,7 @@ from operant.text import age, count, duration, number, safe
 __all__ = [
     "ID", "Judgement", "Lock", "Observation", "Reach", "Run", "State", "acquire", "age", "boot_id", "busy", "count", "create", "describe", "duration",
     "exit_code", "holder", "host", "identity", "is_local", "judge", "list_ids", "list_runs", "load", "number", "observe", "probe", "reach", "read_json",
-    "remove", "resolve", "root", "safe", "shown", "start_ticks", "state", "update_document", "write_json",
+    "remove", "resolve", "root", "safe", "shown", "start_ticks", "state", "taken", "update_document", "write_json",
 ]  # fmt: skip
 
 _RESERVED = ("latest", "live")
@@ -135,7 +136,7 @@ def remove(run: Run) -> None:
 
     Raises BusyError while a trainer holds it, MachineError where it cannot be renamed.
     """
-    if probe(run.path):
+    if taken(run.path):
         raise BusyError(busy(run.path))
     trash = run.path.with_name(f".trash-{run.id}-{os.urandom(4).hex()}")
     try:

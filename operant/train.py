@@ -144,9 +144,9 @@ def _replace(path: Path, text: str) -> None:
         new.unlink(missing_ok=True)
 
 
-def _train(folder: Path, resume: str | None, orders: Orders) -> None:
+def _train(folder: Path, resume: str | None, orders: Orders, lock: runs.Lock) -> None:
     """Train the run of a folder whose lock this process holds. Raises OperantError."""
-    runs.update_document(folder, **runs.identity(), phase="importing torch", paused_by=None, stopped_by=None)
+    runs.update_document(folder, **runs.identity(), folder_inode=folder.stat().st_ino, phase="importing torch", paused_by=None, stopped_by=None)
     quiet_threads()
     try:
         trainer = prepare(folder, resume=resume, orders=orders)
@@ -156,7 +156,7 @@ def _train(folder: Path, resume: str | None, orders: Orders) -> None:
         if (told := _device_error(error)) is not None:
             raise told from error
         raise
-    trainer.run()
+    trainer.run(lock)
 
 
 def work(folder: Path, *, resume: str | None) -> None:
@@ -164,9 +164,12 @@ def work(folder: Path, *, resume: str | None) -> None:
     lock, orders = runs.acquire(folder), Orders()
     try:
         with orders:
-            _train(folder, resume, orders)
+            _train(folder, resume, orders, lock)
     finally:
         orders.restore()
+        if runs.integer_of(runs.read_json(folder / "run.json"), "pid") == os.getpid():
+            with contextlib.suppress(MachineError):
+                runs.update_document(folder, pid_start_ticks=None)  # this process lives on, the run's worker does not
         lock.release()
 
 
@@ -174,8 +177,8 @@ def _worked(folder: Path, resume: str | None) -> int:
     """Train, with every word of how it went in the log; the exit code."""
     try:
         with Orders() as orders:
-            runs.acquire(folder)  # and kept: it goes with the process
-            _train(folder, resume, orders)
+            lock = runs.acquire(folder)  # and kept: it goes with the process
+            _train(folder, resume, orders, lock)
     except StoppedError as error:
         log.info("%s", error)
         return error.exit_code

@@ -127,8 +127,9 @@ class Trainer:
 
     # LOOP
 
-    def run(self) -> None:
+    def run(self, lock: runs.Lock) -> None:
         """Train until the steps are done, the target is reached, or somebody stops it. Leaves the last checkpoint and a terminal state."""
+        self._lock = lock
         self.orders.last_word = self._out_of_time
         self.history.start()
         with Heartbeat(self.writer.heartbeat), Attendant(self.inbox, self.orders, self):
@@ -170,7 +171,7 @@ class Trainer:
             if self.iteration % config.checkpoint.every == 0:
                 self._save()
             self._confirm(wait=False)
-            self._look_after_the_file()
+            self._look_after_the_files()
             self.watcher.after(self.step)
             if self.orders.pending and not solved:
                 self._obey()
@@ -205,7 +206,7 @@ class Trainer:
                 self.writer.set_phase("idle")
                 saving_s += time.monotonic() - saved_s
             self._confirm(wait=False)
-            self._look_after_the_file()
+            self._look_after_the_files()
             self.watcher.after(self.step)
             time.sleep(_PAUSE_LOOK_S)  # a signal's handler cannot wake an Event without the risk of waiting for itself
         orders.waiting = False
@@ -252,10 +253,13 @@ class Trainer:
         self._tell("the stop took too long: left without a checkpoint", level="warn", code="stop")
         self._set_state("stopped", reason=self.orders.stop.number, exit_code=StoppedError.exit_code)
 
-    def _look_after_the_file(self) -> None:
+    def _look_after_the_files(self) -> None:
+        """Put back what somebody deleted or replaced. Raises BusyError where the folder has another trainer, MachineError where it takes no lock."""
         now_s = time.monotonic()
         if now_s - self._looked_s > _FILE_LOOK_S:
             self._looked_s = now_s
+            if self._lock.restore():
+                self.say("run.lock had been deleted or replaced, and was put back", level="warn", code="file")
             self._tell_write_errors()
             with contextlib.suppress(MachineError):
                 if self.writer.restore():

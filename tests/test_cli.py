@@ -23,10 +23,10 @@ import pytest
 import torch
 
 import operant
-from operant import check, cli, config, control, doctor, fixedfile, footprint, orders, recipes, request, runs, train
+from operant import check, cli, config, control, doctor, fixedfile, footprint, orders, recipes, request, runs, train, trainer
 from operant.algos.ppo import PPO
 from operant.checkpoint import Store
-from operant.errors import MachineError, NotFoundError, StoppedError, UsageError
+from operant.errors import BusyError, MachineError, NotFoundError, StoppedError, UsageError
 from operant.metricsfile import FLAG_CHECKPOINT, Reader, Writer
 
 PACKAGE_PARENT = Path(operant.__file__).resolve().parent.parent
@@ -589,6 +589,36 @@ def test_records_that_cannot_be_written_are_told_once(here, tmp_path, monkeypatc
     with caplog.at_level(logging.WARNING):
         assert inline(here, f"run.steps={2 * ITERATION}").code == 0
     assert caplog.text.count("metrics.mm could not be written") == 1
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_lock_deleted_under_a_trainer_is_put_back_or_ends_it(tmp_path, monkeypatch, caplog, taken):
+    """A second trainer that got in all the same (one that cannot see the first's process) keeps the folder; the first ends."""
+    monkeypatch.setattr(trainer, "_FILE_LOOK_S", 0.0)
+    update, calls, others = PPO._update, [], []
+    hold = "import pathlib, sys; from operant import runs; lock = runs.acquire(pathlib.Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+
+    def meddled(self):
+        update(self)
+        calls.append(run.lock_path.exists())
+        if len(calls) == 2:
+            run.lock_path.unlink()
+        if len(calls) == 2 and taken:
+            runs.update_document(run.path, boot_id="another")
+            command = [sys.executable, "-c", hold, str(run.path)]
+            others.append(subprocess.Popen(command, env=environment(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            assert others[0].stdout.readline() == b"\n"
+
+    monkeypatch.setattr(PPO, "_update", meddled)
+    asked = request.make((*SMALL, "eval.every=0", f"run.steps={4 * ITERATION}"), config=None, environment_file=None, settings={})
+    run = runs.create(tmp_path / "runs", "bare", "x", asked.document())
+    with caplog.at_level(logging.WARNING), pytest.raises(BusyError, match="two trainers") if taken else contextlib.nullcontext():
+        train.work(run.path, resume=None)
+    for other in others:
+        other.communicate()
+    assert len(calls) == (2 if taken else 4) and all(calls)
+    assert caplog.text.count("run.lock had been deleted or replaced, and was put back") == (0 if taken else 1)
+    assert runs.state(runs.load(run.path)).word == ("failed" if taken else "finished") and not runs.taken(run.path)
 
 
 # TRAINING IN THIS PROCESS

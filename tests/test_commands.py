@@ -20,7 +20,7 @@ import pytest
 
 from operant import cli, control, launch, listing, runs, states
 from operant.commands import steering
-from operant.errors import NotFoundError
+from operant.errors import BusyError, NotFoundError
 from operant.metricsfile import Reader
 
 PACKAGE_PARENT = str(Path(runs.__file__).parent.parent)
@@ -97,6 +97,18 @@ def test_stop_asks_first_and_says_who_asked(started, here):
         assert (reader.status().control_sequence, control.RESULTS[reader.status().control_result]) == (1, "done")
     again = here("stop", "4f2a")
     assert again.code == 0 and "cartpole-ppo-4f2a is not training: stopped" in again.err
+
+
+def test_a_run_whose_lock_was_deleted_trains_refuses_a_second_trainer_and_stops(started, here):
+    run = training(started("forever"))
+    run.lock_path.unlink()
+    assert state(run).word == "running"
+    done = here("resume", "4f2a")
+    assert done.code == 6 and "cartpole-ppo-4f2a is still training (pid " in done.err
+    with pytest.raises(BusyError):
+        launch.start(run, ["false"])
+    done = here("stop", "4f2a")
+    assert done.code == 0 and "cartpole-ppo-4f2a: stopped, checkpoint at step" in done.err
 
 
 def test_stop_signals_a_trainer_that_does_not_answer_and_takes_its_request_back(started, here):

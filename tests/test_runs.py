@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -360,6 +361,66 @@ def test_kill_9_frees_the_lock_even_of_a_zombie(root):
     os.kill(holder.pid, signal.SIGKILL)
     wait_until(lambda: runs.probe(run.path) is False)  # nobody has reaped it: it is a zombie now
     holder.communicate()
+
+
+RESTORE = (
+    "import os, sys, pathlib; from operant import runs; path = pathlib.Path(sys.argv[1]); lock = runs.acquire(path)\n"
+    "runs.update_document(path, **runs.identity(), folder_inode=path.stat().st_ino)\n"
+    "while True:\n    print(lock.restore(), flush=True)\n    sys.stdin.readline()"
+)
+
+
+def test_a_deleted_lock_keeps_a_second_trainer_out_and_is_put_back(root):
+    run = make(root)
+    lock_path, worker = run.path / "run.lock", python(RESTORE, run.path)
+
+    def refused():
+        for second in (lambda: runs.acquire(run.path), lambda: runs.remove(run)):
+            with pytest.raises(BusyError, match=rf"is still training \(pid {worker.pid}\)"):
+                second()
+        return runs.taken(run.path)
+
+    def put_back():
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+        return worker.stdout.readline() == "True\n" and runs.holder(run.path) == worker.pid
+
+    try:
+        assert worker.stdout.readline() == "False\n" and refused()
+        lock_path.unlink()
+        assert refused() and runs.probe(run.path) is True, "its worker lives, and lives in this folder"
+        assert runs.state(runs.load(run.path)).word == "starting"
+        shutil.copytree(run.path, root / "copy")
+        assert not runs.taken(root / "copy"), "a copy has no trainer"
+        runs.acquire(root / "copy").release()
+        assert put_back() and refused() and {entry.name for entry in run.path.iterdir()} == {"run.json", "run.lock"}
+        lock_path.unlink()
+        lock_path.touch()
+        assert refused() and put_back() and refused()
+    finally:
+        worker.kill()
+        wait_until(lambda: not runs.taken(run.path))  # nobody has reaped it: it is a zombie now
+        worker.communicate()
+    runs.acquire(run.path).release()
+
+
+def test_a_lock_that_another_trainer_has_taken_is_not_taken_back(root):
+    run = make(root)
+    lock = runs.acquire(run.path)
+    lock.path.unlink()
+    other = python(HOLD, run.path)  # it cannot know: no document names the first
+    try:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(BusyError, match="two trainers cannot share a folder"):
+            lock.restore()
+        assert runs.holder(run.path) == other.pid
+    finally:
+        other.kill()
+        other.communicate()
+        lock.release()
+    shutil.rmtree(run.path)
+    with pytest.raises(MachineError, match="cannot be opened for writing"):
+        lock.restore()
 
 
 def test_looking_at_the_own_run_does_not_drop_the_lock(root):

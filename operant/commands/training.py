@@ -168,7 +168,7 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
     if start not in _RESTART and not start.isdecimal():
         raise UsageError(f"--from is {start!r}; it must be last, best or a step")
     run = folders.resolve(name, *folders.reach(root))
-    if folders.probe(run.path):
+    if folders.taken(run.path):
         raise BusyError(folders.busy(run.path))
     steps = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=say).steps()
     if not steps:
