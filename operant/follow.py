@@ -119,7 +119,7 @@ class _Feed:
         look = runs.observe(self.run, self._reader)
         self.judgement = self._judged = runs.judge(look, self._judged, now_s)
         records: list[tuple[Record, dict[str, float]]] = []
-        if self._reader is not None and look.status is not None:
+        if self._reader is not None and look.status is not None and not look.earlier:  # those of an earlier session say nothing of this one
             with contextlib.suppress(BadFileError):
                 records = [(record, states.values_of(self._reader, record)) for record in self._reader.since(self._next)]
         if records:

@@ -125,10 +125,15 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders) -> Trainer:
         torch=torch.__version__,
         numba=numba.__version__,
     )
-    _replace(folder / "config.toml", configuration.to_toml(config, **_keep_sources(folder, config)))
-    trainer = Trainer(folder, document, config, device, checkpoint, orders)
-    if trainer.algo.config != config.algo:  # what the algorithm has chosen in its turn
-        _replace(folder / "config.toml", configuration.to_toml(replace(config, algo=trainer.algo.config), **_keep_sources(folder, config)))
+
+    def write(config: Config) -> None:
+        _replace(folder / "config.toml", configuration.to_toml(config, **_keep_sources(folder, config)))
+
+    if checkpoint is None:
+        write(config)
+    trainer = Trainer(folder, document, config, device, checkpoint, orders)  # which refuses a checkpoint that does not fit: until then nothing is overwritten
+    if checkpoint is not None or trainer.algo.config != config.algo:
+        write(replace(config, algo=trainer.algo.config))  # with what the algorithm has chosen in its turn
     return trainer
 
 

@@ -266,6 +266,52 @@ def test_a_finished_run_says_how_to_train_on(trained, here):
     assert "122,880 steps" in done.err and "run.steps=246k" in done.err
 
 
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file of a run folder and its bytes."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_resume_that_its_checkpoints_do_not_allow_changes_nothing(trained, here, tmp_path):
+    copy = tmp_path / "runs" / "copy"
+    shutil.copytree(trained.path, copy)
+    before = content(copy)
+    wrong = {
+        "net.hidden=[32]": ("weights of that network", "[64, 64]"), "net.activation=relu": ("weights of that network", "'tanh'"),
+        "env.lanes=128": ("state of so many lanes", "64"), "env.lanes=auto": ("state of so many lanes", "64"),
+        "env.name=pendulum": ("policy for that environment", "'cartpole'"), "env.pixels=32": ("policy for that environment", "no value"),
+        "algo.normalize_observations=false": ("running mean and variance", "true"), "net.hidden=[]": ("weights of that network", "[64, 64]"),
+    }  # fmt: skip
+    for word, (reason, own) in wrong.items():
+        done = here("resume", "copy", word, "run.steps=1M")
+        assert done.code == 2 and f"  {word.partition('=')[0]} cannot change on a resume: " in done.err and reason in done.err, done.err
+        assert f"The run has {own} (got {word})" in done.err and "finished" not in done.err, done.err
+    together = here("train", "--resume", "copy", "net.shared=true", "env.lanes=128", "--steps", "1M")
+    assert together.code == 2 and "has 2 problems" in together.err and "got net.shared=true" in together.err and "got env.lanes=128" in together.err
+    misspelt = here("resume", "copy", "net.hiden=[32]", "run.steps=many")
+    assert misspelt.code == 2 and "did you mean 'net.hidden'" in misspelt.err and "run.steps: input should be" in misspelt.err
+    own = here("resume", "copy", "net.hidden=[64,64]", "env.name=CartPole-v1", "env.lanes=64")
+    assert own.code == 2 and "has done its 122,880 steps" in own.err, "what the run has already is no change"
+    assert content(copy) == before
+    assert json.loads(here("show", "copy", "--json").out)["state"] == "finished"
+    assert here("eval", "copy", "--episodes", "4").code == 0
+
+
+def test_a_resume_that_the_worker_refuses_changes_nothing_but_the_log(trained, tmp_path):
+    copy = tmp_path / "runs" / "copy"
+    shutil.copytree(trained.path, copy)
+    written = (copy / "config.toml").read_text()
+    (copy / "config.toml").write_text("# edited by hand\n" + written.replace("hidden = [64, 64]", "hidden = [32]"))
+    before = content(copy) | {"log.txt": b""}
+    refused = operant_process(tmp_path, "resume", "copy", f"run.steps={STEPS + ITERATION}")
+    assert refused.returncode == 2 and "does not fit checkpoint" in refused.stderr and "finished" not in refused.stderr, refused.stderr
+    assert content(copy) | {"log.txt": b""} == before
+
+    (copy / "config.toml").write_text(written)
+    resumed = operant_process(tmp_path, "resume", "copy", f"run.steps={STEPS + ITERATION}")
+    assert resumed.returncode == 0 and "finished" in resumed.stderr, resumed.stderr
+    assert config.load(copy / "config.toml").run.steps == STEPS + ITERATION
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_said(trained, here, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(trained.path, copy)

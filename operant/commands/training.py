@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from operant.commands.words import TYPER, ConfigOption, EnvOption, Overrides, RootOption, RunName, Words, say
-from operant.errors import BusyError, NotFoundError, OperantError, UsageError
+from operant.errors import BusyError, ConfigError, NotFoundError, OperantError, UsageError
 
 if TYPE_CHECKING:
     from operant.request import Request
@@ -173,15 +174,37 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
     steps = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=say).steps()
     if not steps:
         raise NotFoundError(f"{folders.safe(run.id)} has no checkpoint to go on from. To begin anew: operant train")
+    request = run.document.get("request")
+    request = request if isinstance(request, dict) else {}
+    if overrides:
+        _check_overrides(run, overrides, request.get("directory"))
     planned = folders.integer_of(run.document, "steps")
     changed = any(word.partition("=")[0].strip() == "run.steps" for word in overrides)
     if start == "last" and not changed and planned is not None and steps[-1] >= planned:
         more = folders.count(2 * planned).replace(" ", "")
         raise UsageError(f"{folders.safe(run.id)} has done its {planned:,} steps. To train on: operant resume {folders.safe(run.short)} run.steps={more}")
     notice = launch.detach_obstacle() if after is After.DETACH else None
-    request = run.document.get("request")
-    folders.update_document(run.path, request={**(request if isinstance(request, dict) else {}), "resume_overrides": list(overrides)})
-    raise typer.Exit(_start(run, ("--resume", start), after, notice))
+    ending = folders.read_json(run.exit_path)
+    folders.update_document(run.path, request={**request, "resume_overrides": list(overrides)})
+    code = _start(run, ("--resume", start), after, notice)
+    if code == ConfigError.exit_code and folders.probe(run.path) is False:
+        # The worker has refused before it wrote anything but its own identity: the run is again what it was.
+        folders.write_json(run.path / "run.json", run.document)
+        if ending:
+            folders.write_json(run.exit_path, ending)
+        else:
+            run.exit_path.unlink(missing_ok=True)
+    raise typer.Exit(code)
+
+
+def _check_overrides(run: Run, overrides: Sequence[str], directory: object) -> None:
+    """Raise ConfigError for overrides that the run cannot go on with. Writes nothing."""
+    from operant.runtime import quiet_threads
+
+    quiet_threads()
+    from operant import resuming
+
+    resuming.check(run.config_path, overrides, folder=Path(directory) if isinstance(directory, str) else None)
 
 
 def _bytes(count: float) -> str:
