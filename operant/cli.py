@@ -21,12 +21,11 @@ def main() -> None:
             sys.exit(command.main(sys.argv[2:]))
         from operant.commands import program
 
-        program.app(prog_name="operant")
+        sys.exit(program.run())
     except OperantError as error:
-        from operant.commands.words import red, say
-        from operant.text import safe
+        from operant.commands.words import fail
 
-        say(f"{red('error:')} {safe(error, 4000, lines=True)}")
+        fail(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -14,6 +14,7 @@ from operant import text
 _BAR_CELLS = (8, 40)
 _ASCII = str.maketrans({"━": "#", "─": "-", "✔": "*", "✖": "x", "■": "#", "·": "|", "…": "..."})
 _FALLBACK_COLUMNS = 80
+_LINE_CELLS = 4000
 
 
 class ViewerGoneError(Exception):
@@ -66,6 +67,7 @@ def _share(progress: Progress) -> float | None:
 class Screen:
     """A stream with a line that is redrawn in place at its end, where it is a terminal; whole lines, far fewer, where it is none.
 
+    What is written is plain text: it may hold names and sentences of a run's files, of which the stream gets nothing that a terminal would obey.
     Every method raises ViewerGoneError once nobody reads the stream any more.
     """
 
@@ -90,6 +92,7 @@ class Screen:
 
     def show(self, content: str) -> None:
         """Draw the line at the end anew, or on a stream that is no terminal write it out as one more."""
+        content = text.safe(content, _LINE_CELLS)
         if not self.is_terminal:
             self._write(content + "\n")
         elif content != self._drawn:
@@ -98,6 +101,7 @@ class Screen:
 
     def above(self, content: str) -> None:
         """Write lines that stay, above the one that is redrawn."""
+        content = text.safe(content, _LINE_CELLS, lines=True)
         drawn, self._drawn = self._drawn, ""
         self._write(f"\r\x1b[K{content}\n" if drawn else content + "\n")
         if drawn:

@@ -22,12 +22,14 @@ from operant import runs
 from operant.errors import DeviceError, MachineError, OperantError, StoppedError
 from operant.orders import Orders
 from operant.runtime import find_device, importing, quiet_threads, set_threads, wake_gpu
+from operant.text import safe
 
 if TYPE_CHECKING:
     from operant.config import Config
     from operant.trainer import Trainer
 
 log = logging.getLogger("operant")
+_LOG_CELLS = 4000  # of a line
 
 
 def _device_error(error: Exception) -> DeviceError | None:
@@ -188,7 +190,7 @@ def _worked(folder: Path, resume: str | None) -> int:
         log.info("%s", error)
         return error.exit_code
     except OperantError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {safe(error, _LOG_CELLS, lines=True)}\n")
         return error.exit_code
     except BaseException:
         traceback.print_exc()
@@ -196,9 +198,16 @@ def _worked(folder: Path, resume: str | None) -> int:
     return 0
 
 
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return safe(super().format(record), _LOG_CELLS, lines=True)
+
+
 def write_log() -> None:
-    """The log goes to stderr: what Operant says, and others' warnings."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    """The log goes to stderr: what Operant says, and others' warnings, as plain text, since it may be a terminal."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Plain("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     log.setLevel(logging.INFO)
 
 

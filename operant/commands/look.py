@@ -15,6 +15,7 @@ from operant.commands.words import (
     MaybeRunName,
     RootOption,
     RunName,
+    out,
     print_json,
     print_json_line,
     print_table,
@@ -69,16 +70,16 @@ def evaluate(
     if as_json:
         print_json(played.document())
         return
-    print(f"{folders.safe(played.id)}  {played.environment}  step {played.step:,}  ({played.checkpoint.name}, {played.device}, seed {played.seed})")
+    out(f"{folders.safe(played.id)}  {played.environment}  step {played.step:,}  ({played.checkpoint.name}, {played.device}, seed {played.seed})")
     for word, result in (("greedy", played.greedy), ("sampled", played.sampled)):
         if result is not None:
             cut = f"  {result.unfinished} cut off" if result.unfinished else ""
-            print(
+            out(
                 f"{word:8} {result.mean:10.2f} ± {result.ci95:.2f}  (95 %, n = {result.episodes})  deviation {result.deviation:.2f}  "
                 f"range {result.minimum:.2f} to {result.maximum:.2f}  length {result.length:.1f}{cut}"
             )
             if result.tally:
-                print(f"{'':8} an episode: {'  '.join(f'{folders.safe(name)} {value:,.4g}' for name, value in result.tally.items())}")
+                out(f"{'':8} an episode: {'  '.join(f'{folders.safe(name)} {value:,.4g}' for name, value in result.tally.items())}")
 
 
 @app.command("runs")
@@ -152,7 +153,7 @@ def show(run: RunName, as_json: JsonOption = False, runs: RootOption = None) -> 
     for key, value in described.items():
         if value is not None and key != "schema":
             text = f"{value:,}" if isinstance(value, int) and key not in ("pid", "seed") else f"{value:.6g}" if isinstance(value, float) else str(value)
-            print(f"{key:22} {folders.safe(text, 400)}")
+            out(f"{key:22} {folders.safe(text, 400)}")
 
 
 @app.command()
@@ -210,4 +211,4 @@ def logs(
         if as_json:
             print_json_line(logfile.document(line), flush=follow)
         else:
-            print(line, flush=follow)
+            out(line, flush=follow)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from operant.commands import completion
-from operant.commands.words import TYPER, ConfigOption, EnvOption, JsonOption, Overrides, RootOption, Words, print_json, print_table, say
+from operant.commands.words import TYPER, ConfigOption, EnvOption, JsonOption, Overrides, RootOption, Words, out, print_json, print_table, say
 from operant.errors import OperantError, UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +103,6 @@ def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
 def _told(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
     """Print each finding as soon as it is known, and on a terminal, until then, what is being looked at; whether all passed."""
     from operant.progress import Screen
-    from operant.text import safe
 
     screen, sound = Screen(sys.stdout), True
 
@@ -114,7 +113,7 @@ def _told(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
     try:
         for finding in examine(env, looking=looking):
             screen.end()
-            print(safe(f"{'ok' if finding.passed else 'problem':8} {finding.name:26} {finding.detail}", 4000), flush=True)
+            out(f"{'ok' if finding.passed else 'problem':8} {finding.name:26} {finding.detail}", flush=True)
             sound &= finding.passed
     finally:
         screen.end()
@@ -133,7 +132,7 @@ def doctor(as_json: JsonOption = False, runs: RootOption = None) -> None:
     else:
         for finding in findings:
             advice = f"  ->  {finding.advice}" if finding.advice else ""
-            print(folders.safe(f"{finding.status:8} {finding.name:11} {finding.found}{advice}", 400))
+            out(folders.safe(f"{finding.status:8} {finding.name:11} {finding.found}{advice}", 400))
     if any(finding.status == examination.PROBLEM for finding in findings):
         raise typer.Exit(4)
 
@@ -163,7 +162,7 @@ def config_check(
 
     asked = request.make(overrides or (), config=file, environment_file=None, settings={})
     configuration.load(asked.source, asked.all_overrides(), folder=asked.directory)
-    print("ok")
+    out("ok")
 
 
 @config_app.command("schema")
@@ -182,10 +181,10 @@ def show_origins(origins: Iterable[Origin]) -> None:
     for key, value, origin in origins:
         head, _, rest = key.partition(".")
         if head != section:
-            print(f"{chr(10) if section else ''}[{head}]")
+            out(*([""] if section else []), f"[{head}]")
             section = head
         line = f"# {rest} is not set" if value is None else f"{rest} = {_toml(value)}"
-        print(f"{line:40} # {safe(origin, 400)}")
+        out(f"{line:40} # {safe(origin, 400)}")
 
 
 def _toml(value: Any) -> str:

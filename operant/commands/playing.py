@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from operant.commands import completion
-from operant.commands.words import TYPER, JsonOption, RootOption, print_json, say
+from operant.commands.words import TYPER, JsonOption, RootOption, out, print_json, say
 from operant.errors import NotFoundError, UsageError
 from operant.text import safe
 
@@ -151,7 +151,7 @@ def play(
             score = games.Game(show, terminal, buttons, turns=waits, rate=rate, title=env.name, largest=size).play()
     except console.TerminalGoneError:
         raise typer.Exit(129) from None
-    print(f"{safe(env.name)}  {_games(score.returns)}  {score.steps:,} steps")
+    out(f"{safe(env.name)}  {_games(score.returns)}  {score.steps:,} steps")
 
 
 @contextlib.contextmanager
@@ -204,7 +204,7 @@ def spectate(what: str, reach: Reach, *, which: str | None, device: str, seed: i
             seen = watching.spectate(show, performer, terminal, title=title, episodes=episodes, fps=fps)
     except console.TerminalGoneError:
         raise typer.Exit(129) from None
-    print(f"{safe(title, 400)}  {_games(seen.returns)}  {seen.steps:,} steps")
+    out(f"{safe(title, 400)}  {_games(seen.returns)}  {seen.steps:,} steps")
 
 
 def _games(returns: Sequence[float]) -> str:
@@ -261,8 +261,8 @@ def _tell(made: Mapping[str, Any]) -> None:
     film = f"{made['frames']} frame{'s' * (made['frames'] != 1)}"
     if made["format"] != "png":
         film += f", {made['frames'] / made['fps']:.1f} s at {made['fps']:.3g} a second"
-    print(f"{safe(str(made['out']), 400)}  {film}, {kilobytes}")
+    out(f"{safe(str(made['out']), 400)}  {film}, {kilobytes}")
     returns = [f"{episode['return']:.6g}" for episode in made["episodes"]]
     ended = f"returns {', '.join(returns[:8])}{' ...' if len(returns) > 8 else ''}" if returns else "no episode ended"
     how = f"({made['mode']}, {made['device']}, seed {made['seed']})"
-    print(f"{safe(made['id'])}  {safe(made['env'])}  step {made['step']:,}  {how}  {made['steps']:,} steps, {ended}")
+    out(f"{safe(made['id'])}  {safe(made['env'])}  step {made['step']:,}  {how}  {made['steps']:,} steps, {ended}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from operant.commands.words import TYPER, ConfigOption, EnvOption, JsonOption, Words, print_json, print_table, say
+from operant.commands.words import TYPER, ConfigOption, EnvOption, JsonOption, Words, out, print_json, print_table, say
 from operant.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def profile(
         print_json(found.document())
         return
     _print_profile(found)
-    say(f"\ntrace of {profiling.TRACED} iterations: {path}  (open it at https://ui.perfetto.dev)")
+    say("", f"trace of {profiling.TRACED} iterations: {path}  (open it at https://ui.perfetto.dev)")
 
 
 def _place(trace: str) -> Path:
@@ -65,23 +65,23 @@ def _place(trace: str) -> Path:
 
 
 def _print_profile(found: Profile) -> None:
-    print(f"{found.environment}  {found.algorithm}  {found.lanes:,} lanes x {found.horizon}  {found.precision}, {found.kernels} kernels  {found.device}")
+    out(f"{found.environment}  {found.algorithm}  {found.lanes:,} lanes x {found.horizon}  {found.precision}, {found.kernels} kernels  {found.device}")
     halves = f"collect {_time(found.collect_s)}, update {_time(found.update_s)}"
-    print(f"{_time(found.iteration_s)} an iteration ({halves}), medians of {found.iterations}: {_count(found.sps)} steps/s\n")
+    out(f"{_time(found.iteration_s)} an iteration ({halves}), medians of {found.iterations}: {_count(found.sps)} steps/s", "")
     heads = ("phase", "time", "share", "launches")
     rows = [(phase.name, _time(phase.seconds), f"{phase.share:.0%}", "-" if phase.launches is None else f"{phase.launches:,}") for phase in found.phases]
     print_table(heads, rows, right=range(1, 4))
     if found.kernel_launches is not None and found.busy_share is not None:
-        print("times of phases are of their kernels, launched one by one: in a graph the same kernels have no names")
+        out("times of phases are of their kernels, launched one by one: in a graph the same kernels have no names")
         launches = f"{found.kernel_launches:,} kernels and {found.copies:,} copies an iteration, by {found.host_launches:,} calls"
-        print(f"\n{launches}; the device is busy {found.busy_share:.0%}")
+        out("", f"{launches}; the device is busy {found.busy_share:.0%}")
         print_table(
             ("kernel", "time", "launches"), [(kernel.name[:80], _time(kernel.busy_s), f"{kernel.launches:,}") for kernel in found.top_kernels], right=(1, 2)
         )
     share = found.flops / found.peak.flops
-    print(f"\nproducts   {_count(found.flops)}FLOP/s, {share:.1%} of the {_count(found.peak.flops)}FLOP/s that a product of {found.peak.product} reached here")
+    out("", f"products   {_count(found.flops)}FLOP/s, {share:.1%} of the {_count(found.peak.flops)}FLOP/s that a product of {found.peak.product} reached here")
     share = found.bandwidth / found.peak.bytes
-    print(f"memory     {_count(found.bandwidth)}B/s at least, {share:.1%} of the {_count(found.peak.bytes)}B/s of a large copy\n")
+    out(f"memory     {_count(found.bandwidth)}B/s at least, {share:.1%} of the {_count(found.peak.bytes)}B/s of a large copy", "")
     if found.kernel_launches is None:  # of a CPU only what the process holds is known
         print_table(("memory", "held"), [(moment.when, _bytes(moment.allocated)) for moment in found.memory], right=(1,))
     else:
@@ -146,17 +146,17 @@ def _size(word: str) -> tuple[int, int]:
 
 def _print_bench(found: Bench) -> None:
     load = "" if found.load is None else f", load before {found.load:.2f}"
-    print(f"{found.device}, torch {found.versions['torch']}, medians of {found.repeats}{load}")
+    out(f"{found.device}, torch {found.versions['torch']}, medians of {found.repeats}{load}")
     _print_part(("stepping", "lanes", "steps/s", "moved at least"), [_stepping_row(row) for row in found.stepping])
     _print_part(("PPO, CartPole", "precision", "kernels", "steps/s", "iteration", "collect", "update"), [_training_row(row) for row in found.ppo])
     _print_part(("CartPole from nothing", "training", "with compilation", "steps", "return"), [_solved_row(row) for row in found.solve])
     _print_part(("JAX", "steps/s", "iteration", "Operant / JAX"), [_jax_row(row) for row in found.jax])
-    print(f"\n{found.jax_said}")
+    out("", found.jax_said)
 
 
 def _print_part(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if rows:
-        print()
+        out("")
         print_table(heads, rows, right=range(1, len(heads)))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from operant.commands.words import TYPER, RootOption, RunName, RunNames, say
+from operant.commands.words import TYPER, RootOption, RunName, RunNames, out, say
 from operant.errors import MachineError, NotFoundError, OperantError, UsageError
 from operant.text import safe
 
@@ -150,7 +150,7 @@ def checkpoint(run: RunName, runs: RootOption = None) -> None:
     found, text = _ask(run, "checkpoint", runs)
     if not _CHECKPOINT.fullmatch(text):
         raise OperantError(f"{safe(found.id)}: {text}")
-    print(found.path / text)
+    out(found.path / text)
 
 
 def _ask(name: str, verb: str, root: str | None) -> tuple[Run, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from operant.commands.words import TYPER, ConfigOption, EnvOption, Overrides, RootOption, RunName, Words, say
+from operant.commands.words import TYPER, ConfigOption, EnvOption, Overrides, RootOption, RunName, Words, out, say
 from operant.errors import BusyError, ConfigError, NotFoundError, OperantError, UsageError
 
 if TYPE_CHECKING:
@@ -139,11 +139,11 @@ def _dry_run(asked: Request) -> None:
     show_origins(configuration.origins(asked.source, overrides, folder=asked.directory))
     resolved = configuration.load(asked.source, overrides, folder=asked.directory)
     if resolved.env.lanes == "auto":
-        print("\n# device memory: as many lanes as fit are found when the run begins; nothing was started")
+        out("", "# device memory: as many lanes as fit are found when the run begins; nothing was started")
         return
     footprint = estimate(resolved)
-    print(f"\n# device memory: about {_bytes(footprint.total_bytes)} ({_bytes(footprint.fixed_bytes)} kept, {_bytes(footprint.update_bytes)} in an update)")
-    print(f"# and on a GPU about {_bytes(CONTEXT_BYTES)} for CUDA itself; nothing was started")
+    out("", f"# device memory: about {_bytes(footprint.total_bytes)} ({_bytes(footprint.fixed_bytes)} kept, {_bytes(footprint.update_bytes)} in an update)")
+    out(f"# and on a GPU about {_bytes(CONTEXT_BYTES)} for CUDA itself; nothing was started")
 
 
 @app.command()

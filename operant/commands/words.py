@@ -1,6 +1,7 @@
 """What the commands share: the options that mean the same everywhere, and how results and words are printed. Knows no command.
 
-Data goes to stdout, words to a person to stderr.
+Data goes to stdout, words to a person to stderr. All that a command prints goes through here (what is drawn in place: operant/progress.py), where names and
+sentences that come from files lose what a terminal would obey.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from operant.commands import completion
+from operant.text import safe
 
 TYPER: Final[dict[str, Any]] = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
 """Plain help: the rich one costs 100 ms at every `--help` and is hard on screen readers."""
@@ -38,14 +40,26 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="print a JSON document a line")]
 
 
-def say(line: str) -> None:
-    """A line for the person, beside the data."""
-    print(line, file=sys.stderr, flush=True)
+_LINE_CELLS = 4000
 
 
-def red(text: str) -> str:
-    """`text` in red, where stderr is a terminal that wants colours."""
-    return f"\x1b[31m{text}\x1b[0m" if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" else text
+def out(*lines: object, flush: bool = False) -> None:
+    """Lines of data, as plain text: a line end within one of them is none."""
+    for line in lines:
+        print(safe(line, _LINE_CELLS), flush=flush)
+
+
+def say(*lines: object) -> None:
+    """Lines for the person, beside the data; as plain text, too."""
+    for line in lines:
+        print(safe(line, _LINE_CELLS), file=sys.stderr, flush=True)
+
+
+def fail(problem: object) -> None:
+    """What is wrong, in one line or several, after the word `error:`: that in red, where stderr is a terminal that wants colours."""
+    coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    mark = "\x1b[31merror:\x1b[0m" if coloured else "error:"
+    print(f"{mark} {safe(problem, _LINE_CELLS, lines=True)}", file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:
@@ -70,8 +84,6 @@ def _finite(value: Any) -> Any:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
     """The lines of a table, its head first; the columns in `right` are set to the right."""
-    from operant.text import safe
-
     rights = set(right)
     lines = [tuple(heads), *(tuple(safe(cell, 80) for cell in row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
@@ -83,5 +95,4 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[i
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> None:
     """Print a table: see `table`."""
-    for line in table(heads, rows, right):
-        print(line)
+    out(*table(heads, rows, right))
