@@ -12,6 +12,7 @@ import json
 import os
 import re
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -338,3 +339,116 @@ def test_every_string_is_pasted(place):
                 pasted = "\x1b[200~" + raw(text[:500]).decode("utf-8", "replace") + "\x1b[201~"  # of more escapes Textual's parser takes a minute
                 walk(terminal, [("/", "words, any of which"), (pasted, ""), (ESCAPE, "q Detach")])
         leave(terminal, made[2])
+
+
+# WHAT IS PLAYED AND RESUMED
+
+NAME = "\x1b]0;owned\x07a\x9b31m\u202e\x1b[31m訓"
+WALK = '''
+"""A line to walk on."""
+from typing import NamedTuple
+from numpy import float32
+from operant.envs import Box, Discrete, Env, device
+
+class Params(NamedTuple):
+    pass
+
+@device
+def reset(s, p, key):
+    s[0] = float32(0.0)
+
+@device
+def step(s, action, p, key, tally):
+    s[0] += float32(1.0)
+    return float32(1.0), False
+
+@device
+def observe(s, obs, p):
+    obs[0] = s[0] * float32(0.01)
+
+ENV = Env(Params, 1, observation=Box(1), action=Discrete(2), time_limit=9, reset=reset, step=step, observe=observe)
+'''
+
+
+def resign(checkpoint: Path, tensor: str) -> None:
+    """A checkpoint with a tensor that lies nowhere, and a manifest that vouches for it."""
+    from operant import durable
+
+    with durable.opened(checkpoint.parent) as root:
+        fields, files = durable.read(root, checkpoint.name)
+        header = json.dumps({tensor: {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}).encode()
+        files["tensors.safetensors"] = len(header).to_bytes(8, "little") + header + bytes(8)
+        del fields["files"]
+        durable.commit(root, checkpoint.name, files, fields)
+
+
+@pytest.fixture(scope="module")
+def inline(place):
+    """A training of an environment whose file has a hostile name, and what it printed."""
+    folder, _ = place
+    source = folder / f"{NAME}.py"
+    source.write_text(WALK)
+    words = ("env.lanes=4", "algo.horizon=8", "algo.minibatches=1", "run.threads=1", "checkpoint.every=2", "eval.every=2", "eval.episodes=4")
+    words = ("train", str(source), *words, "--inline", "--device", "cpu", "--steps", "256", "--name", "trained", "--runs", str(folder / "own"))
+    done = subprocess.run([*OPERANT, *words], capture_output=True, timeout=10 * PATIENCE_S, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    return runs.load(folder / "own" / "trained"), done.stdout + done.stderr
+
+
+def test_a_training_in_the_terminal(inline):
+    assert safe(NAME) in harmless(inline[1], 0, ("train", "--inline"), {0}).decode()
+
+
+@pytest.fixture(scope="module")
+def trained(inline):
+    """Its run, after all its files were given hostile words: the last checkpoint holds a tensor of a hostile name."""
+    run = inline[0]
+    resign(last(run), NAME)
+    runs.write_json(run.path / "run.json", {**hostile.document_of(CORPUS), **run.document, "env": NAME, "version": NAME, "device_name": NAME})
+    (run.path / "exit.json").write_text(json.dumps({"exit": 1, "signal": NAME, "cause": NAME, "text": NAME}))
+    with open(run.path / "eval" / "evaluations.jsonl", "a") as file:
+        file.write(json.dumps({"step": NAME, NAME: NAME}) + "\n" + NAME + "\n")
+    (run.path / "log.txt").write_text(f"{NAME}\nerror: {NAME}\n")
+    return run
+
+
+@pytest.fixture(scope="module")
+def misconfigured(trained):
+    """A copy with a key and values in config.toml that are refused."""
+    path = trained.path.with_name("misconfigured")
+    shutil.copytree(trained.path, path)
+    text = (path / "config.toml").read_text().replace('name = "trained"', f"name = {json.dumps(NAME)}\n{json.dumps(NAME)} = {json.dumps(NAME)}", 1)
+    (path / "config.toml").write_text(text)
+    return runs.load(path)
+
+
+def last(run: runs.Run) -> Path:
+    return max((run.path / "checkpoints").glob("step-*"))
+
+
+PLAYED = (
+    "eval {run} --episodes 4", "eval {run} --episodes 4 --checkpoint last", "eval {run} --episodes 4 --json", "eval {last}",
+    "render {run} --out {run}/agent.png", "config show --config {run}/config.toml", "config check {run}/config.toml",
+    "profile --config {run}/config.toml --updates 1 --trace {run}/trace", "train --dry-run --config {run}/config.toml", "resume {run}",
+    "resume {run} --from best", "logs {run}", "wait {run}",
+)  # fmt: skip
+OTHERS = (
+    "show {run}", "show {run} --json", "logs {run} --json", "runs --runs {run}/..", "stop {run}", "pause {run}", "unpause {run}", "checkpoint {run}",
+    "monitor {run}", "monitor {run} --once", "check {broken}", "config show --env {source}", "play {source}", "eval {source}", "logs {run} {source}",
+    "runs --runs {source}",
+)  # fmt: skip
+SKIPPED, NO_SOUND = "checkpoint step-000000000256 skipped: ", "is no sound checkpoint: "
+
+
+@pytest.mark.parametrize(
+    ("which", "command"), [*itertools.product(("trained", "misconfigured"), PLAYED), *(("trained", command) for command in OTHERS)], ids=str
+)
+def test_every_command_on_a_run_that_can_be_played(request, say, which, command):
+    run = request.getfixturevalue(which)
+    places = {"run": run.path, "last": last(run), "source": run.path.parent.parent / f"{NAME}.py", "broken": run.path.parent / f"{NAME}.py"}
+    places["broken"].write_text(f"raise ValueError({NAME!r})")
+    output = say(*(word.format(**places) for word in command.split()), codes={*range(6), 130, 137}).decode()
+    words = {PLAYED[0]: "  step ", PLAYED[1]: SKIPPED, PLAYED[3]: NO_SOUND} if which == "trained" else dict.fromkeys(PLAYED[:9], "has 2 problems")
+    assert words.get(command, "") in output
+    if command in words and which == "trained":
+        assert safe(NAME) in output, "what is left of the name is shown"
