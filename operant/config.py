@@ -6,7 +6,6 @@ environment, the rest to `operant.sections`. Knows nothing of how training uses 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import tomli_w
 from pydantic import BaseModel, StrictBool, TypeAdapter, ValidationError
 
-from operant import drafts, ranges, sentences
+from operant import drafts, ranges, sentences, trust
 from operant.drafts import Draft, Key, quoted
 from operant.errors import NotFoundError, OperantError
 from operant.recipes import find_source, shipped
@@ -78,20 +77,20 @@ class Origin(NamedTuple):
     origin: str
 
 
-def load(source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None) -> Config:
+def load(source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None, trusted: bool = False) -> Config:
     """Read, override, complete and check a configuration; None reads no file.
 
     An override is `section.key=value`. Environment and network files named in the TOML file are relative to its folder, those of an override
-    to `folder` (default: the working directory).
-    Raises ConfigError with everything that is wrong; NotFoundError where `source` does not exist.
+    to `folder` (default: the working directory). `trusted` allows a run's configuration to name code that is not known to be this user's.
+    Raises ConfigError with everything that is wrong; NotFoundError where `source` does not exist; UntrustedError.
     """
-    return _check(drafts.read(source, overrides), folder)
+    return _check(drafts.read(source, overrides), folder, trusted)
 
 
-def origins(source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None) -> list[Origin]:
+def origins(source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None, trusted: bool = False) -> list[Origin]:
     """Every key of the resolved configuration, its value, and where it was written. Raises as `load`."""
     draft = drafts.read(source, overrides)
-    config = _check(draft, folder)
+    config = _check(draft, folder, trusted)
     return [Origin(".".join(key), value, draft.origin(key)) for key, value in drafts.flat(_tables(config))]
 
 
@@ -125,10 +124,11 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _check(draft: Draft, folder: Path | None) -> Config:
-    """Check a draft whole. Raises ConfigError."""
+def _check(draft: Draft, folder: Path | None, trusted: bool) -> Config:
+    """Check a draft whole. Raises ConfigError and UntrustedError."""
     from operant import nets
 
+    trust.check(draft, trusted)  # before the first import of a user's file, which is the next step
     algorithm, algorithm_name = _algorithm(draft)
     environment, environment_name = _environment(draft, folder)
     models: dict[str, Any] = {
@@ -308,15 +308,13 @@ def _network_kind(draft: Draft, folder: Path | None, built_in: Sequence[str]) ->
 
 def _found(name: str, draft: Draft, key: Key, folder: Path | None) -> Path:
     """The absolute path of a user's file. Raises NotFoundError."""
-    in_file = draft.source is not None and draft.place(key)[0] == 0
-    base = draft.source.parent if in_file and draft.source is not None else folder or Path()
     try:
-        path = Path(os.path.abspath(base / os.path.expanduser(name)))
+        path = draft.path(key, name, folder)
         if path.is_file():
             return path
     except (OSError, ValueError):  # a name too long, a NUL in it, a folder that may not be read
         pass
-    raise NotFoundError(f"there is no file {quoted(name)} (looked in {os.path.abspath(base)})")
+    raise NotFoundError(f"there is no file {quoted(name)} (looked in {draft.path(key, '', folder)})")
 
 
 def _tables(config: Config) -> dict[str, dict[str, Any]]:

@@ -51,6 +51,15 @@ class Draft:
         around = (keys[0][:end] for end in range(len(keys[0]) - 1, 0, -1))
         return next((self.places[key] for key in around if key in self.places), NOWHERE)
 
+    def typed(self, key: Key) -> bool:
+        """Whether an override gives the value of a key, or of a table around it, and not the file."""
+        return any(key[:end] in self.texts for end in range(1, len(key) + 1))
+
+    def path(self, key: Key, name: str, folder: Path | None = None) -> Path:
+        """The absolute path of a file that a key names: relative to the configuration file, or of an override to `folder` (default: the working directory)."""
+        base = folder or Path() if self.source is None or self.typed(key) else self.source.parent
+        return Path(os.path.abspath(base / os.path.expanduser(name)))
+
     def origin(self, key: Key) -> str:
         """`FILE:LINE`, `command line` or `default`: where the value of a key comes from."""
         if not has(self.data, key):

@@ -3,6 +3,7 @@
 OperantError                 1   failed in training
 ├── ConfigError              2   anything wrong in a configuration
 ├── UsageError               2   anything wrong on the command line
+├── UntrustedError           2   a run would have code imported that is not known to be this user's
 ├── NotFoundError            3   a named run, checkpoint or file does not exist, or the name is ambiguous
 ├── MachineError             4   the machine does not fit: no CUDA where asked for, disk full, read-only folder
 ├── DivergedError            5   a loss or a parameter is not finite
@@ -37,6 +38,12 @@ class ConfigError(OperantError):
 
 class UsageError(OperantError):
     """Something wrong on the command line."""
+
+    exit_code = 2
+
+
+class UntrustedError(OperantError):
+    """A run's configuration names code that is not known to be this user's."""
 
     exit_code = 2
 

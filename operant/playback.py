@@ -1,6 +1,7 @@
 """Plays a checkpoint of a run, greedily and by its own distribution: what `operant eval` does. Knows run folders, checkpoints and policies; prints nothing.
 
-A folder's own config.toml and its own copies of the user's files are used, so that an environment edited since then changes nothing.
+A folder's own config.toml and its own copies of the user's files are used, so that an environment edited since then changes nothing. Code in a folder that is
+not known to be this user's is run only where `trusted` says so (see operant/trust.py).
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ class Loaded(NamedTuple):
     device: Any  # torch.device
 
 
-def load(what: str, reach: runs.Reach, *, which: str | None, device: str, report: Callable[[str], None]) -> Loaded:
+def load(what: str, reach: runs.Reach, *, which: str | None, device: str, report: Callable[[str], None], trusted: bool = False) -> Loaded:
     """A checkpoint of the run `what`, looked for within `reach`, or one given by its path, ready to play.
 
     `which` is best, last or a step (None: the best if there is one, else the last). `report` takes a line about each damaged checkpoint that is passed over.
-    Raises NotFoundError, BadFileError, ConfigError, MachineError, UsageError.
+    Raises NotFoundError, BadFileError, ConfigError, MachineError, UntrustedError, UsageError.
     """
     given = _checkpoint_path(what)
     if given is not None and which is not None:
@@ -79,7 +80,7 @@ def load(what: str, reach: runs.Reach, *, which: str | None, device: str, report
     from operant import config as configuration
     from operant.checkpoint import Store, load_file
 
-    config = configuration.load(run.config_path)
+    config = configuration.load(run.config_path, trusted=trusted)
     chosen = find_device(device)
     set_threads(config.run.threads)
     if given is not None:
@@ -90,12 +91,13 @@ def load(what: str, reach: runs.Reach, *, which: str | None, device: str, report
 
 
 def play(
-    what: str, reach: runs.Reach, *, which: str | None, episodes: int, device: str, seed: int | None, greedy: bool, sampled: bool, report: Callable[[str], None]
-) -> Played:
+    what: str, reach: runs.Reach, *, which: str | None, episodes: int, device: str, seed: int | None, greedy: bool, sampled: bool,
+    report: Callable[[str], None], trusted: bool = False,
+) -> Played:  # fmt: skip
     """Play `episodes` whole episodes of a checkpoint: see `load`. `seed` None is the run's own. Raises what `load` does, and UsageError."""
     if not 1 <= episodes <= _MOST_EPISODES:
         raise UsageError(f"--episodes is {episodes}; it must be between 1 and {_MOST_EPISODES:,}")
-    loaded = load(what, reach, which=which, device=device, report=report)
+    loaded = load(what, reach, which=which, device=device, report=report, trusted=trusted)
     config = loaded.config
     seed = config.run.seed if seed is None else seed
 

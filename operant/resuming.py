@@ -28,16 +28,16 @@ _NETWORK = "its checkpoints hold the weights of that network"
 _ADVICE = "a run with other values is a new one: operant train"
 
 
-def check(source: Path, overrides: Sequence[str], *, folder: Path | None) -> None:
+def check(source: Path, overrides: Sequence[str], *, folder: Path | None, trusted: bool = False) -> None:
     """Raise ConfigError, naming each override as it was typed, where `overrides` of the configuration `source` change what its checkpoints depend on.
 
     Also where the configuration is wrong in another way. Files named in an override are relative to `folder` (None: the working directory).
     """
-    own, problems = _values(source, (), folder), []
+    own, problems = _values(source, (), folder, trusted), []
     typed = {"".join(word.partition("=")[0].split()): word for word in overrides}  # the last one of a key wins
     for name, word in typed.items():
         try:
-            asked = _values(source, (word,), folder)
+            asked = _values(source, (word,), folder, trusted)
         except ConfigError:  # wrong, or wrong beside the other values: in either case not the value that the run has
             asked = {**own, name: None} if own.get(name) is not None else own
         for key, value in own.items():
@@ -46,12 +46,12 @@ def check(source: Path, overrides: Sequence[str], *, folder: Path | None) -> Non
                 problems.append(f"{key} cannot change on a resume: {reason}. The run has {_written(value)} (got {safe(word)})")
     if problems:
         raise ConfigError(COMMAND_LINE, problems, advice=_ADVICE)
-    configuration.load(source, overrides, folder=folder)
+    configuration.load(source, overrides, folder=folder, trusted=trusted)
 
 
-def _values(source: Path, overrides: Sequence[str], folder: Path | None) -> dict[str, Any]:
+def _values(source: Path, overrides: Sequence[str], folder: Path | None, trusted: bool) -> dict[str, Any]:
     """The value of every key, by its dotted name."""
-    return {key: value for key, value, _ in configuration.origins(source, overrides, folder=folder)}
+    return {key: value for key, value, _ in configuration.origins(source, overrides, folder=folder, trusted=trusted)}
 
 
 def _written(value: object) -> str:

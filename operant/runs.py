@@ -2,9 +2,9 @@
 reach. Standard library only. Knows nothing of training or of screens.
 
 Folders lie in a root (`./runs`, `$OPERANT_RUNS`, `--runs`). So that ids work from any directory, each new run also leaves a symbolic link
-`<created ns>-<id>` in `$XDG_STATE_HOME/operant/runs` (default `~/.local/state`). That index is a convenience: links that lead nowhere are skipped and
-swept when the next run is made, and a home that cannot be written costs nothing but the convenience. Whoever names a root means the runs in it: the index
-is asked only where none was named.
+`<created ns>-<id>` in `$XDG_STATE_HOME/operant/runs` (default `~/.local/state`). Links that lead nowhere are skipped and swept when the next run is made.
+The index also tells this user's own runs from those of others (`recorded`): where a home cannot be written, a run's own code is asked about. Whoever names a
+root means the runs in it: for finding runs the index is asked only where none was named.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from operant.text import age, count, duration, number, safe
 __all__ = [
     "ID", "Judgement", "Lock", "Observation", "Reach", "Run", "State", "acquire", "age", "boot_id", "busy", "count", "create", "describe", "duration",
     "exit_code", "holder", "host", "identity", "is_local", "judge", "list_ids", "list_runs", "load", "number", "observe", "probe", "reach", "read_json",
-    "remove", "resolve", "root", "safe", "shown", "start_ticks", "state", "taken", "update_document", "write_json",
+    "recorded", "remove", "resolve", "root", "safe", "shown", "start_ticks", "state", "taken", "update_document", "write_json",
 ]  # fmt: skip
 
 _RESERVED = ("latest", "live")
@@ -169,6 +169,16 @@ def _index() -> Iterator[tuple[str, str, str]]:
                 target = os.readlink(os.path.join(str(folder), name))
                 if os.path.isabs(target):
                     yield name, found[2], target
+
+
+def recorded(run: Run) -> bool:
+    """Whether this user's index holds the run: at this place, made when its document says."""
+    folder, created_ns = _index_folder(), integer_of(run.document, "created_realtime_ns")
+    if folder is None or created_ns is None:
+        return False
+    with contextlib.suppress(OSError):
+        return os.path.samefile(os.readlink(folder / f"{created_ns:020d}-{run.path.name}"), run.path)
+    return False
 
 
 def _enter(path: Path, created_ns: int) -> None:

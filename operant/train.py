@@ -79,7 +79,7 @@ def _likely_device(source: Path | None, overrides: list[str]) -> str:
     return str(section.get("device", "auto")) if isinstance(section, dict) else "auto"
 
 
-def prepare(folder: Path, *, resume: str | None, orders: Orders) -> Trainer:
+def prepare(folder: Path, *, resume: str | None, orders: Orders, trusted: bool = False) -> Trainer:
     """Everything up to the first iteration. Raises OperantError for all that can be wrong before it."""
 
     def phase(text: str, **fields: Any) -> None:
@@ -93,12 +93,12 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders) -> Trainer:
         import torch
 
         from operant import config as configuration
-        from operant import room
+        from operant import room, trust
         from operant.checkpoint import Store
         from operant.trainer import Trainer
 
         phase("reading the configuration")
-        config = configuration.load(source, overrides, folder=Path(document["request"]["directory"]))
+        config = configuration.load(source, overrides, folder=Path(document["request"]["directory"]), trusted=trusted)
     device = find_device(config.run.device)
     # What was chosen here is written down, so that a resume chooses the same and ends in the same bits.
     config = replace(config, run=config.run.model_copy(update={"threads": set_threads(config.run.threads), "device": str(device)}))
@@ -129,7 +129,9 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders) -> Trainer:
     )
 
     def write(config: Config) -> None:
-        _replace(folder / "config.toml", configuration.to_toml(config, **_keep_sources(folder, config)))
+        kept = _keep_sources(folder, config)
+        _replace(folder / "config.toml", configuration.to_toml(config, **kept))
+        runs.update_document(folder, sources=trust.hashes(folder, kept.values()))
 
     if checkpoint is None:
         write(config)
@@ -151,12 +153,12 @@ def _replace(path: Path, text: str) -> None:
         new.unlink(missing_ok=True)
 
 
-def _train(folder: Path, resume: str | None, orders: Orders, lock: runs.Lock) -> None:
+def _train(folder: Path, resume: str | None, orders: Orders, lock: runs.Lock, trusted: bool) -> None:
     """Train the run of a folder whose lock this process holds. Raises OperantError."""
     runs.update_document(folder, **runs.identity(), folder_inode=folder.stat().st_ino, phase="importing torch", paused_by=None, stopped_by=None)
     quiet_threads()
     try:
-        trainer = prepare(folder, resume=resume, orders=orders)
+        trainer = prepare(folder, resume=resume, orders=orders, trusted=trusted)
     except OperantError:
         raise
     except Exception as error:
@@ -166,12 +168,15 @@ def _train(folder: Path, resume: str | None, orders: Orders, lock: runs.Lock) ->
     trainer.run(lock)
 
 
-def work(folder: Path, *, resume: str | None) -> None:
-    """Train the run of a folder in a process that goes on: its lock and the signals are taken, and given back. Raises OperantError."""
+def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
+    """Train the run of a folder in a process that goes on: its lock and the signals are taken, and given back. Raises OperantError.
+
+    `trusted`: see `config.load`.
+    """
     lock, orders = runs.acquire(folder), Orders()
     try:
         with orders:
-            _train(folder, resume, orders, lock)
+            _train(folder, resume, orders, lock, trusted)
     finally:
         orders.restore()
         if runs.integer_of(runs.read_json(folder / "run.json"), "pid") == os.getpid():
@@ -180,12 +185,12 @@ def work(folder: Path, *, resume: str | None) -> None:
         lock.release()
 
 
-def _worked(folder: Path, resume: str | None) -> int:
+def _worked(folder: Path, resume: str | None, trusted: bool = False) -> int:
     """Train, with every word of how it went in the log; the exit code."""
     try:
         with Orders() as orders:
             lock = runs.acquire(folder)  # and kept: it goes with the process
-            _train(folder, resume, orders, lock)
+            _train(folder, resume, orders, lock, trusted)
     except StoppedError as error:
         log.info("%s", error)
         return error.exit_code
@@ -216,9 +221,10 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m operant.train", description="Train the run of a folder (what `operant train` starts)")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--resume", metavar="last|best|STEP", default=None)
+    parser.add_argument("--trust", action="store_true")
     arguments = parser.parse_args()
     write_log()
-    code = _worked(arguments.folder, arguments.resume)
+    code = _worked(arguments.folder, arguments.resume, arguments.trust)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from toys import MY_ENV, MY_NET
 
 import operant
 from operant import check, cli, config, control, doctor, fixedfile, footprint, orders, recipes, request, runs, train, trainer
@@ -35,50 +36,6 @@ SMALL = ("env.lanes=64", "algo.horizon=16", "run.threads=1", "run.device=cpu")
 # Enough iterations that a kill after the first checkpoint comes long before the end; they learn little, so that greedy and sampled episodes differ.
 STEPS = 120 * ITERATION
 HALFWAY = (*SMALL, f"run.steps={STEPS}", "algo.learning_rate=1e-4", "checkpoint.every=10", "checkpoint.keep=4", "eval.every=30", "eval.episodes=4")
-
-MY_ENV = '''
-"""A line to walk on. The reward is not a number from step BREAKS on."""
-from typing import NamedTuple
-from numpy import float32, nan
-from operant.envs import Box, Discrete, Env, device
-
-BREAKS = 1_000_000
-
-class Params(NamedTuple):
-    bonus: float = 1.0
-
-@device
-def reset(s, p, key):
-    s[0] = float32(0.0)
-
-@device
-def step(s, action, p, key, tally):
-    s[0] += float32(1.0)
-    reward = p.bonus
-    if s[0] > float32(BREAKS):
-        reward = float32(nan)
-    return reward, False
-
-@device
-def observe(s, obs, p):
-    obs[0] = s[0] * float32(0.01)
-
-ENV = Env(Params, 1, observation=Box(1), action=Discrete(2), time_limit=100, reset=reset, step=step, observe=observe)
-'''
-
-MY_NET = """
-from torch import nn
-
-class MyNet(nn.Module):
-    def __init__(self, observation, head):
-        super().__init__()
-        self.trunk = nn.Linear(observation, 8)
-        self.head, self.value = nn.Linear(8, head), nn.Linear(8, 1)
-
-    def forward(self, observation):
-        features = self.trunk(observation).tanh()
-        return self.head(features), self.value(features)
-"""
 
 
 # HOW COMMANDS ARE RUN

@@ -15,6 +15,8 @@ from operant.commands.words import (
     MaybeRunName,
     RootOption,
     RunName,
+    TrustOption,
+    consented,
     out,
     print_json,
     print_json_line,
@@ -42,6 +44,7 @@ def evaluate(
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="[default: the run's]")] = None,
     render: Annotated[str, typer.Option("--render", metavar="none|term", help="term: show one game at a time in this terminal")] = "none",
     fps: Annotated[float | None, typer.Option(metavar="N", help="with --render: steps a second  [default: the environment's own pace]")] = None,
+    trust: TrustOption = False,
     as_json: JsonOption = False,
     runs: RootOption = None,
 ) -> None:
@@ -59,14 +62,18 @@ def evaluate(
             raise UsageError("--render term shows one policy: --greedy, the default, or --sampled")
         from operant.commands import playing
 
-        playing.spectate(what, folders.reach(runs), which=checkpoint, device=device, seed=seed, greedy=not sampled, episodes=episodes, fps=fps)
+        playing.spectate(what, folders.reach(runs), which=checkpoint, device=device, seed=seed, greedy=not sampled, episodes=episodes, fps=fps, trust=trust)
         return
     if fps is not None:
         raise UsageError("--fps is of --render term")
     both = greedy == sampled
-    played = playback.play(
-        what, folders.reach(runs), which=checkpoint, episodes=episodes, device=device, seed=seed, greedy=both or greedy, sampled=both or sampled, report=say
-    )
+    played = consented(
+        trust,
+        lambda trusted: playback.play(
+            what, folders.reach(runs), which=checkpoint, episodes=episodes, device=device, seed=seed, greedy=both or greedy, sampled=both or sampled,
+            report=say, trusted=trusted,
+        ),
+    )  # fmt: skip
     if as_json:
         print_json(played.document())
         return

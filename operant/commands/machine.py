@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from operant.commands import completion
-from operant.commands.words import TYPER, ConfigOption, EnvOption, JsonOption, Overrides, RootOption, Words, out, print_json, print_table, say
+from operant.commands.words import (
+    TYPER,
+    ConfigOption,
+    EnvOption,
+    JsonOption,
+    Overrides,
+    RootOption,
+    TrustOption,
+    Words,
+    consented,
+    out,
+    print_json,
+    print_table,
+    say,
+)
 from operant.errors import OperantError, UsageError
 
 if TYPE_CHECKING:
@@ -138,13 +152,15 @@ def doctor(as_json: JsonOption = False, runs: RootOption = None) -> None:
 
 
 @config_app.command("show")
-def config_show(words: Words = None, config: ConfigOption = None, env: EnvOption = None, as_json: JsonOption = False) -> None:
+def config_show(
+    words: Words = None, config: ConfigOption = None, env: EnvOption = None, trust: TrustOption = False, as_json: JsonOption = False
+) -> None:
     """Print every key of a configuration, its value, and where it was set."""
     from operant import config as configuration
     from operant import request
 
     asked = request.make(words or (), config=config, environment_file=env, settings={})
-    found = configuration.origins(asked.source, asked.all_overrides(), folder=asked.directory)
+    found = consented(trust, lambda trusted: configuration.origins(asked.source, asked.all_overrides(), folder=asked.directory, trusted=trusted))
     if as_json:
         print_json({"schema": 1, "values": {origin.key: {"value": origin.value, "origin": origin.origin} for origin in found}})
     else:
@@ -155,13 +171,14 @@ def config_show(words: Words = None, config: ConfigOption = None, env: EnvOption
 def config_check(
     file: Annotated[str, typer.Argument(metavar="FILE", help="a TOML file, or the name of one that ships", autocompletion=completion.configurations)],
     overrides: Overrides = None,
+    trust: TrustOption = False,
 ) -> None:
     """Tell everything that is wrong with a configuration, or `ok`."""
     from operant import config as configuration
     from operant import request
 
     asked = request.make(overrides or (), config=file, environment_file=None, settings={})
-    configuration.load(asked.source, asked.all_overrides(), folder=asked.directory)
+    consented(trust, lambda trusted: configuration.load(asked.source, asked.all_overrides(), folder=asked.directory, trusted=trusted))
     out("ok")
 
 

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from operant.commands import completion
-from operant.commands.words import TYPER, JsonOption, RootOption, out, print_json, say
+from operant.commands.words import (
+    TYPER,
+    JsonOption,
+    RootOption,
+    TrustOption,
+    consented,
+    out,
+    print_json,
+    say,
+)
 from operant.errors import NotFoundError, UsageError
 from operant.text import safe
 
@@ -59,6 +68,7 @@ def render(
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]")] = "auto",
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="[default: the run's]")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace FILE if it is there")] = False,
+    trust: TrustOption = False,
     as_json: JsonOption = False,
     runs: RootOption = None,
 ) -> None:
@@ -91,7 +101,8 @@ def render(
     from operant import playback
     from operant.console import ended_in_order
 
-    loaded = playback.load(what, folders.reach(runs), which=checkpoint, device=device, report=say)
+    reach = folders.reach(runs)
+    loaded = consented(trust, lambda trusted: playback.load(what, reach, which=checkpoint, device=device, report=say, trusted=trusted))
     seed = loaded.config.run.seed if seed is None else seed
     show, performer = stage(loaded, lanes=lanes, seed=seed, greedy=not sampled)
     pace = films.pace(show.step_s, fps, every)
@@ -186,7 +197,9 @@ def _configured(environment: str, params: Sequence[str]) -> Any:
     return configuration.load(None, [f"env.name={environment}", *(f"env.params.{pair}" for pair in params)])
 
 
-def spectate(what: str, reach: Reach, *, which: str | None, device: str, seed: int | None, greedy: bool, episodes: int, fps: float | None) -> None:
+def spectate(
+    what: str, reach: Reach, *, which: str | None, device: str, seed: int | None, greedy: bool, episodes: int, fps: float | None, trust: bool
+) -> None:
     """Show a checkpoint at play on the terminal, and print how it went. Raises what `playback.load` does."""
     from operant import console, playback
     from operant import spectate as watching
@@ -194,7 +207,7 @@ def spectate(what: str, reach: Reach, *, which: str | None, device: str, seed: i
     within("--episodes", episodes, 1, 1_000_000)
     within("--fps", fps, 0.1, 120)
     console.require("--render term")
-    loaded = playback.load(what, reach, which=which, device=device, report=say)
+    loaded = consented(trust, lambda trusted: playback.load(what, reach, which=which, device=device, report=say, trusted=trusted))
     seed = loaded.config.run.seed if seed is None else seed
     with _preparing(loaded.config.environment.name):
         show, performer = stage(loaded, lanes=1, seed=seed, greedy=greedy)

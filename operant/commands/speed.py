@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from operant.commands.words import TYPER, ConfigOption, EnvOption, JsonOption, Words, out, print_json, print_table, say
+from operant.commands.words import (
+    TYPER,
+    ConfigOption,
+    EnvOption,
+    JsonOption,
+    TrustOption,
+    Words,
+    consented,
+    out,
+    print_json,
+    print_table,
+    say,
+)
 from operant.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,6 +43,7 @@ def profile(
     device: DeviceOption = None,
     updates: Annotated[int, typer.Option("--updates", metavar="N", min=1, max=100_000, help="iterations to time")] = 20,
     trace: Annotated[str, typer.Option("--trace", metavar="FILE", help="where the trace goes, for ui.perfetto.dev")] = "operant-trace.json",
+    trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Tell where an iteration's time and memory go, and write a trace of two."""
@@ -42,7 +55,8 @@ def profile(
     from operant import profiling, request
 
     asked = request.make(words or (), config=config, environment_file=env, settings={"run.device": device})
-    resolved = configuration.load(asked.source, asked.all_overrides(), folder=asked.directory)
+    overrides = asked.all_overrides()
+    resolved = consented(trust, lambda trusted: configuration.load(asked.source, overrides, folder=asked.directory, trusted=trusted))
     path = _place(trace)
     found = profiling.profile(resolved, updates, trace=path, report=say)
     if as_json:

@@ -10,10 +10,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from operant.commands.words import TYPER, ConfigOption, EnvOption, Overrides, RootOption, RunName, Words, out, say
+from operant.commands.words import (
+    TYPER,
+    ConfigOption,
+    EnvOption,
+    Overrides,
+    RootOption,
+    RunName,
+    TrustOption,
+    Words,
+    consented,
+    out,
+    say,
+)
 from operant.errors import BusyError, ConfigError, NotFoundError, OperantError, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from operant.request import Request
     from operant.runs import Run
 
@@ -48,6 +62,7 @@ def train(
     detach: DetachOption = False,
     monitor: MonitorOption = False,
     resume: Annotated[str | None, typer.Option(metavar="RUN", help="the same as `operant resume RUN`")] = None,
+    trust: TrustOption = False,
     runs: RootOption = None,
 ) -> None:
     """Train an agent. Without arguments: PPO solves CartPole."""
@@ -59,12 +74,12 @@ def train(
         others = {"--config": config, "--env": env, "--name": name, "--dry-run": dry_run or None, "--inline": inline or None}
         if given := [option for option, value in others.items() if value is not None]:
             raise UsageError(f"{', '.join(given)} cannot be used with --resume: a run goes on with its own configuration; key=value changes single keys")
-        _resume(resume, [*(words or ()), *(f"{key}={value}" for key, value in settings.items() if value is not None)], "last", after, runs)
+        _resume(resume, [*(words or ()), *(f"{key}={value}" for key, value in settings.items() if value is not None)], "last", after, runs, trust)
     asked = request.make(words or (), config=config, environment_file=env, settings=settings)
     if dry_run:
-        _dry_run(asked)
+        consented(trust, lambda trusted: _dry_run(asked, trusted))
     else:
-        _train(asked, after, runs)
+        _train(asked, after, runs, _trusted(trust, asked.source, asked.all_overrides()))
 
 
 def _after(**given: bool) -> After:
@@ -75,17 +90,26 @@ def _after(**given: bool) -> After:
     return After(asked[0] if asked else "follow")
 
 
-def _train(asked: Request, after: After, root: str | None) -> None:
+def _trusted(trust: bool, source: Path | None, overrides: Sequence[str]) -> bool:
+    """What the worker, which has no terminal to ask on, is told of the code that a configuration names. Raises UntrustedError."""
+    from operant import drafts
+    from operant.trust import check
+
+    draft = drafts.read(source, overrides)
+    return consented(trust, lambda trusted: check(draft, trusted))
+
+
+def _train(asked: Request, after: After, root: str | None, trusted: bool) -> None:
     from operant import follow, launch
     from operant import runs as folders
 
     notice = launch.detach_obstacle() if after is After.DETACH else None
     run = folders.create(folders.root(root), asked.name, asked.prefix, asked.document())
     if after is After.INLINE:
-        _train_here(run)
+        _train_here(run, trusted)
         return
     try:
-        code = _start(run, (), after, notice)
+        code = _start(run, ["--trust"] * trusted, after, notice)
     except OperantError as error:
         follow.discard_unstarted(run, error.exit_code)
         raise
@@ -112,14 +136,14 @@ def _start(run: Run, more: Sequence[str], after: After, notice: str | None) -> i
     return open_monitor(folders.load(run.path) or run)
 
 
-def _train_here(run: Run) -> None:
+def _train_here(run: Run, trusted: bool) -> None:
     """Worker and viewer in this process: the log comes to stderr, a breakpoint works."""
     from operant import follow
     from operant import train as worker
 
     worker.write_log()
     try:
-        worker.work(run.path, resume=None)
+        worker.work(run.path, resume=None, trusted=trusted)
     except OperantError as error:
         follow.discard_unstarted(run, error.exit_code)
         raise
@@ -130,14 +154,14 @@ def _worker(run: Run, *more: str) -> list[str]:
     return [sys.executable, "-m", "operant.train", str(run.path), *more]
 
 
-def _dry_run(asked: Request) -> None:
+def _dry_run(asked: Request, trusted: bool) -> None:
     from operant import config as configuration
     from operant.commands.machine import show_origins
     from operant.footprint import CONTEXT_BYTES, estimate
 
     overrides = asked.all_overrides()
-    show_origins(configuration.origins(asked.source, overrides, folder=asked.directory))
-    resolved = configuration.load(asked.source, overrides, folder=asked.directory)
+    show_origins(configuration.origins(asked.source, overrides, folder=asked.directory, trusted=trusted))
+    resolved = configuration.load(asked.source, overrides, folder=asked.directory, trusted=trusted)
     if resolved.env.lanes == "auto":
         out("", "# device memory: as many lanes as fit are found when the run begins; nothing was started")
         return
@@ -153,13 +177,14 @@ def resume(
     start: Annotated[str, typer.Option("--from", metavar="last|best|STEP", help="the checkpoint to go on from")] = "last",
     detach: DetachOption = False,
     monitor: MonitorOption = False,
+    trust: TrustOption = False,
     runs: RootOption = None,
 ) -> None:
     """Go on with a run, in its folder, from a checkpoint."""
-    _resume(run, overrides or [], start, _after(detach=detach, monitor=monitor), runs)
+    _resume(run, overrides or [], start, _after(detach=detach, monitor=monitor), runs, trust)
 
 
-def _resume(name: str, overrides: Sequence[str], start: str, after: After, root: str | None) -> None:
+def _resume(name: str, overrides: Sequence[str], start: str, after: After, root: str | None, trust: bool) -> None:
     from operant import launch
     from operant import runs as folders
     from operant.checkpoint import Store
@@ -176,8 +201,9 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
         raise NotFoundError(f"{folders.safe(run.id)} has no checkpoint to go on from. To begin anew: operant train")
     request = run.document.get("request")
     request = request if isinstance(request, dict) else {}
+    trusted = _trusted(trust, run.config_path, overrides)
     if overrides:
-        _check_overrides(run, overrides, request.get("directory"))
+        _check_overrides(run, overrides, request.get("directory"), trusted)
     planned = folders.integer_of(run.document, "steps")
     changed = any(word.partition("=")[0].strip() == "run.steps" for word in overrides)
     if start == "last" and not changed and planned is not None and steps[-1] >= planned:
@@ -186,7 +212,7 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
     notice = launch.detach_obstacle() if after is After.DETACH else None
     ending = folders.read_json(run.exit_path)
     folders.update_document(run.path, request={**request, "resume_overrides": list(overrides)})
-    code = _start(run, ("--resume", start), after, notice)
+    code = _start(run, ["--resume", start, *["--trust"] * trusted], after, notice)
     if code == ConfigError.exit_code and folders.probe(run.path) is False:
         # The worker has refused before it wrote anything but its own identity: the run is again what it was.
         folders.write_json(run.path / "run.json", run.document)
@@ -197,14 +223,14 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
     raise typer.Exit(code)
 
 
-def _check_overrides(run: Run, overrides: Sequence[str], directory: object) -> None:
+def _check_overrides(run: Run, overrides: Sequence[str], directory: object, trusted: bool) -> None:
     """Raise ConfigError for overrides that the run cannot go on with. Writes nothing."""
     from operant.runtime import quiet_threads
 
     quiet_threads()
     from operant import resuming
 
-    resuming.check(run.config_path, overrides, folder=Path(directory) if isinstance(directory, str) else None)
+    resuming.check(run.config_path, overrides, folder=Path(directory) if isinstance(directory, str) else None, trusted=trusted)
 
 
 def _bytes(count: float) -> str:

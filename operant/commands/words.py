@@ -10,15 +10,17 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
 from operant.commands import completion
+from operant.errors import UntrustedError
 from operant.text import safe
 
+Result = TypeVar("Result")
 TYPER: Final[dict[str, Any]] = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
 """Plain help: the rich one costs 100 ms at every `--help` and is hard on screen readers."""
 
@@ -36,6 +38,7 @@ ConfigOption = Annotated[
 ]
 EnvOption = Annotated[str | None, typer.Option("--env", metavar="FILE.py", help="a file of your own that exports ENV", autocompletion=completion.python_files)]
 RootOption = Annotated[str | None, typer.Option("--runs", metavar="FOLDER", help="where runs lie  [default: $OPERANT_RUNS or ./runs]")]
+TrustOption = Annotated[bool, typer.Option("--trust", help="run the code that a run folder brings, even if it is not known to be yours")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="print a JSON document a line")]
 
@@ -60,6 +63,19 @@ def fail(problem: object) -> None:
     coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     mark = "\x1b[31merror:\x1b[0m" if coloured else "error:"
     print(f"{mark} {safe(problem, _LINE_CELLS, lines=True)}", file=sys.stderr, flush=True)
+
+
+def consented(trust: bool, action: Callable[[bool], Result]) -> Result:
+    """`action(trust)`; where that finds code which is not known to be the user's, the user is asked, on a terminal, and a yes makes it `action(True)`."""
+    try:
+        return action(trust)
+    except UntrustedError as error:
+        if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
+            raise
+        print(f"{safe(error, _LINE_CELLS, lines=True)}\nrun it? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise UntrustedError("the code was not run") from None
+    return action(True)
 
 
 def print_json(value: Any) -> None:

@@ -1,0 +1,215 @@
+"""Whose code is run: a stranger's run folder opens without its code, a user's own files and runs are never asked about."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from toys import MY_ENV, MY_NET
+
+from operant import cli, runs
+
+ITERATION = 64 * 16
+SMALL = ("env.lanes=64", "algo.horizon=16", "run.threads=1", "run.device=cpu")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with a user's own environment and network, the index of this user's runs, and one run, `mine`."""
+    place = tmp_path_factory.mktemp("home")
+    (place / "my_env.py").write_text(MY_ENV)
+    (place / "my_net.py").write_text(MY_NET)
+    with pytest.MonkeyPatch.context() as patch:
+        said = operant(place, patch, "train", "--env", "my_env.py", "net.kind=my_net.py:MyNet", "--name", "mine", "--inline", *SMALL, f"run.steps={ITERATION}")
+    assert said == 0
+    return place
+
+
+def operant(place: Path, patch: pytest.MonkeyPatch, *words: object) -> int:
+    """The exit code of `operant WORDS` in this process, in the folder `place`."""
+    patch.setenv("XDG_STATE_HOME", str(place / "state"))
+    patch.delenv("OPERANT_RUNS", raising=False)
+    patch.chdir(place)
+    patch.setattr(sys, "argv", ["operant", *map(str, words)])
+    threads = torch.get_num_threads()
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    torch.set_num_threads(threads)
+    return ended.value.code or 0
+
+
+@pytest.fixture
+def here(home, monkeypatch, capsys):
+    """`operant WORDS` as the user whose runs `home` holds: exit code, stdout, stderr."""
+
+    def call(*words: object) -> SimpleNamespace:
+        capsys.readouterr()
+        code = operant(home, monkeypatch, *words)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return call
+
+
+@pytest.fixture
+def mine(home):
+    """The user's own run; what a test changes in it is undone."""
+    folder, kept = home / "runs" / "mine", home / "kept"
+    shutil.copytree(folder, kept, symlinks=True)
+    yield folder
+    shutil.rmtree(folder)
+    kept.rename(folder)
+
+
+@pytest.fixture
+def ran(tmp_path):
+    """A file that is there once a stranger's code has run."""
+    return tmp_path / "ran"
+
+
+def telling(code: str, ran: Path) -> str:
+    """Code that leaves a file when it is run."""
+    return f"open({str(ran)!r}, 'w').close()\n{code}"
+
+
+@pytest.fixture
+def theirs(mine, tmp_path, ran):
+    """A stranger's run as it comes, whole, out of an archive: its hashes are right."""
+    folder = shutil.copytree(mine, tmp_path / "theirs")
+    source = folder / "source" / "my_env.py"
+    source.write_text(telling(MY_ENV, ran))
+    document = runs.read_json(folder / "run.json")
+    changed = {"source/my_env.py": hashlib.sha256(source.read_bytes()).hexdigest()}
+    runs.update_document(folder, sources=document.get("sources", {}) | changed)
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+COMMANDS = {
+    "eval": ("eval", "{run}", "--episodes", "2"), "eval a checkpoint": ("eval", "{run}/checkpoints/step-000000001024", "--episodes", "2"),
+    "render": ("render", "{run}", "--out", "a.gif"), "resume": ("resume", "{run}", "run.steps=4096"), "profile": ("profile", "--config", "{run}/config.toml"),
+    "config check": ("config", "check", "{run}/config.toml"), "config show": ("config", "show", "--config", "{run}/config.toml"),
+    "train": ("train", "--config", "{run}/config.toml"), "train --inline": ("train", "--inline", "--config", "{run}/config.toml"),
+    "train --dry-run": ("train", "--dry-run", "--config", "{run}/config.toml"), "train --resume": ("train", "--resume", "{run}", "run.steps=4096"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_opening_a_strangers_run_runs_none_of_its_code(here, home, theirs, ran, name):
+    before = content(theirs)
+    done = here(*(word.format(run=theirs) for word in COMMANDS[name]))
+    assert done.code == 2 and "source/my_env.py: the run is not in your own index of runs" in done.err and "--trust" in done.err
+    assert not ran.exists() and content(theirs) == before and os.listdir(home / "runs") == ["mine"]
+
+
+def test_trust_runs_it(here, theirs, ran):
+    assert here("config", "check", theirs / "config.toml", "--trust").code == 0 and ran.exists()
+    played = here("eval", theirs, "--episodes", "2", "--trust", "--json")
+    assert played.code == 0 and json.loads(played.out)["mean"] == 100.0
+
+
+def test_a_run_that_is_resumed_with_trust_is_trained_by_a_worker_that_was_told(here, theirs):
+    done = here("resume", theirs, f"run.steps={2 * ITERATION}", "--trust")
+    assert done.code == 0 and runs.describe(runs.load(theirs))["step"] == 2 * ITERATION
+    assert here("eval", theirs).code == 2, "once is not for ever"
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("yes\n", 0), ("n\n", 2), ("\n", 2), ("", 2)])
+def test_on_a_terminal_the_question_is_asked_once(here, theirs, ran, monkeypatch, answer, code):
+    reads = []
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True, readline=lambda: reads.append(answer) or answer))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    done = here("config", "check", theirs / "config.toml")
+    assert (done.code, len(reads), ran.exists()) == (code, 1, code == 0)
+    assert done.err.count("[y/N]") == 1 and "index of runs" in done.err
+
+
+def test_a_users_own_run_is_not_asked_about(here, mine):
+    assert set(runs.read_json(mine / "run.json")["sources"]) == {"source/my_env.py", "source/my_net.py"}
+    assert here("config", "check", mine / "config.toml").code == 0
+    assert here("eval", "mine", "--episodes", "2").code == 0
+
+
+def spoil_outside(folder, home, ran):
+    (home / "evil.py").write_text(telling(MY_ENV, ran))
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("source/my_env.py", "../../evil.py"))
+
+
+def spoil_link(folder, home, ran):
+    (home / "evil.py").write_text(telling(MY_ENV, ran))
+    (folder / "source" / "my_env.py").unlink()
+    (folder / "source" / "my_env.py").symlink_to(home / "evil.py")
+
+
+def spoil_environment(folder, home, ran):
+    (folder / "source" / "my_env.py").write_text(telling(MY_ENV, ran))
+
+
+def spoil_network(folder, home, ran):
+    (folder / "source" / "my_net.py").write_text(telling(MY_NET, ran))
+
+
+def spoil_hashes(folder, home, ran):
+    spoil_environment(folder, home, ran)
+    runs.update_document(folder, sources=None)
+
+
+def spoil_another_file(folder, home, ran):
+    (folder / "source" / "other.py").write_text(telling(MY_ENV, ran))
+    config = folder / "config.toml"
+    config.write_text("env = {name = 'source/other.py'}\n[net]\nkind = 'mlp'\n")
+
+
+def spoil_age(folder, home, ran):
+    """A stranger's run where one of the user's own was, under its name."""
+    spoil_environment(folder, home, ran)
+    runs.update_document(folder, created_realtime_ns=1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "doubt"),
+    [
+        (spoil_outside, "evil.py: it lies outside the run folder"),
+        (spoil_link, "source/my_env.py: it lies outside the run folder"),
+        (spoil_environment, "source/my_env.py: it was changed after its hash went into run.json"),
+        (spoil_network, "source/my_net.py: it was changed after its hash went into run.json"),
+        (spoil_hashes, "source/my_env.py: run.json holds no hash of it"),
+        (spoil_another_file, "source/other.py: run.json holds no hash of it"),
+        (spoil_age, "source/my_env.py: the run is not in your own index of runs"),
+    ],
+)
+def test_of_a_users_own_run_only_what_was_recorded_is_run(here, home, mine, ran, spoil, doubt):
+    spoil(mine, home, ran)
+    for words in (("config", "check", mine / "config.toml"), ("config", "check", mine / "config.toml", "env.lanes=32"), ("eval", "mine", "--episodes", "2")):
+        done = here(*words)
+        assert done.code == 2 and doubt in done.err and not ran.exists(), words
+
+
+def test_another_users_files_are_not_run(here, home, mine, tmp_path, ran, monkeypatch):
+    (home / "evil.py").write_text(telling(MY_ENV, ran))
+    (home / "my.toml").write_text("env.name = 'evil.py'\n")
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    done = here("eval", "mine", "--episodes", "2")
+    assert done.code == 2 and "my_env.py: the run belongs to another user" in done.err
+    done = here("config", "check", "my.toml")
+    assert done.code == 2 and "evil.py: the configuration belongs to another user" in done.err and not ran.exists()
+
+
+def test_what_a_user_types_or_writes_is_run(here, home, theirs, ran):
+    (home / "my.toml").write_text("[env]\nname = 'my_env.py'\n[net]\nkind = 'my_net.py:MyNet'\n")
+    assert here("config", "check", "my.toml").code == 0
+    assert here("config", "show", "--env", "my_env.py", "net.kind=my_net.py:MyNet").code == 0
+    assert here("config", "check", theirs / "config.toml", "env.name=my_env.py", "net.kind=mlp").code == 0 and not ran.exists()
+    assert here("config", "show", "--env", theirs / "source" / "my_env.py").code == 0 and ran.exists()
