@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import sys
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from operant import convolution, nets
+from operant import convolution, nets, userfile
 from operant.envs import Env
 from operant.errors import ConfigError
 from operant.heads import head_for, masked
@@ -112,13 +110,10 @@ def _user_module(path: Path, class_name: str, observation: int, head_rows: int) 
 
     if not path.is_file():
         raise problem(f"there is no file {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(f"operant_user_net_{path.stem}", path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise problem(f"{str(path)!r} is no Python file: its name should end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where a dataclass of the file looks itself up
     try:
-        spec.loader.exec_module(module)
+        module = userfile.load(path, f"operant_user_net_{path.stem}")
         built = getattr(module, class_name)(observation, head_rows)
         complaint = _complaint(built, observation, head_rows)
     except Exception as error:

@@ -53,7 +53,7 @@ def make(words: Sequence[str], *, config: str | None, environment_file: str | No
     Raises UsageError for two environments, NotFoundError for a configuration or an environment file that is not there, MachineError where the working
     directory is gone.
     """
-    directory = _working_directory()
+    directory = working_directory()
     overrides = [word for word in words if "=" in word]
     environments = [word for word in words if "=" not in word]
     if len(environments) > 1:
@@ -85,7 +85,8 @@ def make(words: Sequence[str], *, config: str | None, environment_file: str | No
     return Request(source, tuple(overrides), file, directory, name if name and _NAME.fullmatch(name) else None, prefix)
 
 
-def _working_directory() -> Path:
+def working_directory() -> Path:
+    """Where the files that a command line names are looked for. Raises MachineError where it is gone."""
     try:
         return Path.cwd()
     except OSError as error:

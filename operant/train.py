@@ -59,16 +59,17 @@ def _git_commit(folder: Path) -> str | None:
     return None
 
 
-def _asked(folder: Path, request: dict[str, Any], resume: bool) -> tuple[Path | None, list[str]]:
-    """The configuration's file and overrides: of its request when the run is new, of its own folder when it goes on."""
+def _asked(folder: Path, request: dict[str, Any], resume: bool) -> tuple[Path | None, list[str], Path]:
+    """The configuration's file, overrides, and the folder that files of overrides are relative to: of the request of a new run, or of a resume."""
     from operant.recipes import find_source
 
+    directory = Path(request["directory"])
     if resume:
-        return folder / "config.toml", list(request.get("resume_overrides", ()))
+        return folder / "config.toml", list(request.get("resume_overrides", ())), Path(request.get("resume_directory", directory))
     overrides = list(request["overrides"])
     if request.get("environment_file"):
         overrides.append(f"env.name={request['environment_file']}")
-    return find_source(request["config"]) if request["config"] else None, overrides
+    return find_source(request["config"]) if request["config"] else None, overrides, directory
 
 
 def _likely_device(source: Path | None, overrides: list[str]) -> str:
@@ -86,7 +87,7 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders, trusted: bool =
         runs.update_document(folder, phase=text, **fields)
 
     document = runs.read_json(folder / "run.json")
-    source, overrides = _asked(folder, document["request"], resume is not None)
+    source, overrides, directory = _asked(folder, document["request"], resume is not None)
     wake_gpu(_likely_device(source, overrides))
     with importing():
         import numba
@@ -98,7 +99,7 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders, trusted: bool =
         from operant.trainer import Trainer
 
         phase("reading the configuration")
-        config = configuration.load(source, overrides, folder=Path(document["request"]["directory"]), trusted=trusted)
+        config = configuration.load(source, overrides, folder=directory, trusted=trusted)
     device = find_device(config.run.device)
     # What was chosen here is written down, so that a resume chooses the same and ends in the same bits.
     config = replace(config, run=config.run.model_copy(update={"threads": set_threads(config.run.threads), "device": str(device)}))
@@ -122,7 +123,7 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders, trusted: bool =
         seed=config.run.seed,
         draws=config.environment.shade is not None,
         session=document.get("session", 0) + 1,
-        git_commit=_git_commit(Path(document["request"]["directory"])),
+        git_commit=_git_commit(directory),
         python=sys.version.split()[0],
         torch=torch.__version__,
         numba=numba.__version__,

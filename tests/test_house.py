@@ -85,7 +85,7 @@ def short(name: str) -> str:
 NUMERIC = {
     "device", "rng", "shapes", "kernel", "envs", "world", "draws", "returns", "replay", "moments", "optimizer", "graphs", "heads", "nets", "policy",
     "fused", "algos", "pictures", "lane", "explicit", "compiled", "codestore", "fingerprint",
-    "products", "reading", "convolution", "ranges",
+    "products", "reading", "convolution", "ranges", "userfile",
 }  # fmt: skip
 RUNS = {"text", "fixedfile", "metricsfile", "history", "runfolder", "states", "runs", "progress", "follow", "logfile", "launch", "control", "orders", "listing"}
 # What a module may import, beside `errors`.
@@ -94,10 +94,11 @@ ALLOWED = {
     "device": set(),
     "rng": {"device"},
     "codestore": set(),
+    "userfile": set(),
     "fingerprint": set(),
     "compiled": {"codestore", "device", "fingerprint"},
     "kernel": {"compiled", "device"},
-    "envs": {"device", "rng", "shapes", "envs"},
+    "envs": {"device", "rng", "shapes", "userfile", "envs"},
     "lane": {"device", "envs", "rng"},
     "ranges": {"envs"},
     "world": {"envs", "rng", "device", "kernel", "lane", "pictures", "ranges"},
@@ -107,7 +108,7 @@ ALLOWED = {
     "reading": {"products"},
     "nets": {"settings", "device", "products", "reading"},
     "convolution": {"nets", "products", "reading", "envs"},
-    "policy": {"nets", "convolution", "heads", "moments", "envs"},
+    "policy": {"nets", "convolution", "userfile", "heads", "moments", "envs"},
     "pictures": {"device", "envs", "kernel"},
     "watch": {"draws", "envs", "graphs", "kernel", "pictures", "policy", "world"},
     "evaluate": {"draws", "envs", "graphs", "kernel", "policy", "world"},

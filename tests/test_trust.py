@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
+import py_compile
 import shutil
 import sys
 from pathlib import Path
@@ -213,3 +215,18 @@ def test_what_a_user_types_or_writes_is_run(here, home, theirs, ran):
     assert here("config", "show", "--env", "my_env.py", "net.kind=my_net.py:MyNet").code == 0
     assert here("config", "check", theirs / "config.toml", "env.name=my_env.py", "net.kind=mlp").code == 0 and not ran.exists()
     assert here("config", "show", "--env", theirs / "source" / "my_env.py").code == 0 and ran.exists()
+
+
+@pytest.mark.parametrize("name", ["my_env.py", "my_net.py"])
+def test_compiled_code_that_lies_beside_a_recorded_file_is_not_run(here, mine, tmp_path, ran, name):
+    source, evil = mine / "source" / name, tmp_path / "evil.py"
+    evil.write_text(telling(source.read_text(), ran))
+    compiled = importlib.util.cache_from_source(str(source))
+    py_compile.compile(str(evil), compiled, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    assert here("eval", "mine", "--episodes", "2").code == 0 and not ran.exists()
+
+
+def test_a_file_that_is_typed_at_a_resume_is_that_of_the_folder_it_is_typed_in(here, home, mine, tmp_path, ran):
+    (tmp_path / "my_net.py").write_text(telling(MY_NET, ran))
+    runs.update_document(mine, request={**runs.read_json(mine / "run.json")["request"], "directory": str(tmp_path)})
+    assert here("resume", "mine", f"run.steps={2 * ITERATION}", "net.kind=my_net.py:MyNet").code == 0 and not ran.exists()

@@ -188,6 +188,7 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
     from operant import launch
     from operant import runs as folders
     from operant.checkpoint import Store
+    from operant.request import working_directory
 
     if stray := [word for word in overrides if "=" not in word]:
         raise UsageError(f"{stray[0]!r} is no override: write section.key=value, such as run.steps=4M")
@@ -203,7 +204,7 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
     request = request if isinstance(request, dict) else {}
     trusted = _trusted(trust, run.config_path, overrides)
     if overrides:
-        _check_overrides(run, overrides, request.get("directory"), trusted)
+        _check_overrides(run, overrides, trusted)
     planned = folders.integer_of(run.document, "steps")
     changed = any(word.partition("=")[0].strip() == "run.steps" for word in overrides)
     if start == "last" and not changed and planned is not None and steps[-1] >= planned:
@@ -211,7 +212,8 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
         raise UsageError(f"{folders.safe(run.id)} has done its {planned:,} steps. To train on: operant resume {folders.safe(run.short)} run.steps={more}")
     notice = launch.detach_obstacle() if after is After.DETACH else None
     ending = folders.read_json(run.exit_path)
-    folders.update_document(run.path, request={**request, "resume_overrides": list(overrides)})
+    asked = {"resume_overrides": list(overrides), "resume_directory": str(working_directory())}
+    folders.update_document(run.path, request={**request, **asked})
     code = _start(run, ["--resume", start, *["--trust"] * trusted], after, notice)
     if code == ConfigError.exit_code and folders.probe(run.path) is False:
         # The worker has refused before it wrote anything but its own identity: the run is again what it was.
@@ -223,14 +225,14 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
     raise typer.Exit(code)
 
 
-def _check_overrides(run: Run, overrides: Sequence[str], directory: object, trusted: bool) -> None:
+def _check_overrides(run: Run, overrides: Sequence[str], trusted: bool) -> None:
     """Raise ConfigError for overrides that the run cannot go on with. Writes nothing."""
     from operant.runtime import quiet_threads
 
     quiet_threads()
     from operant import resuming
 
-    resuming.check(run.config_path, overrides, folder=Path(directory) if isinstance(directory, str) else None, trusted=trusted)
+    resuming.check(run.config_path, overrides, folder=working_directory(), trusted=trusted)
 
 
 def _bytes(count: float) -> str:

@@ -76,17 +76,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import math
 import os
 import pkgutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from operant import userfile
 from operant.device import device, device_call
 from operant.errors import NotFoundError, OperantError
 
@@ -244,12 +243,8 @@ def load_file(path: Path) -> Env:
         module_name = f"operant_user_env_{path.stem}_{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
     except OSError as error:
         raise OperantError(f"{path} cannot be read ({error.strerror})") from None
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
     try:
-        spec.loader.exec_module(module)
+        module = userfile.load(path, module_name)
     except (Exception, SystemExit) as error:
         raise OperantError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
     return _named(module, path.stem)
