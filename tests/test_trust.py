@@ -224,9 +224,3 @@ def test_compiled_code_that_lies_beside_a_recorded_file_is_not_run(here, mine, t
     compiled = importlib.util.cache_from_source(str(source))
     py_compile.compile(str(evil), compiled, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     assert here("eval", "mine", "--episodes", "2").code == 0 and not ran.exists()
-
-
-def test_a_file_that_is_typed_at_a_resume_is_that_of_the_folder_it_is_typed_in(here, home, mine, tmp_path, ran):
-    (tmp_path / "my_net.py").write_text(telling(MY_NET, ran))
-    runs.update_document(mine, request={**runs.read_json(mine / "run.json")["request"], "directory": str(tmp_path)})
-    assert here("resume", "mine", f"run.steps={2 * ITERATION}", "net.kind=my_net.py:MyNet").code == 0 and not ran.exists()

@@ -26,8 +26,6 @@ from operant.commands.words import (
 from operant.errors import BusyError, ConfigError, NotFoundError, OperantError, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from operant.request import Request
     from operant.runs import Run
 
@@ -231,6 +229,7 @@ def _check_overrides(run: Run, overrides: Sequence[str], trusted: bool) -> None:
 
     quiet_threads()
     from operant import resuming
+    from operant.request import working_directory
 
     resuming.check(run.config_path, overrides, folder=working_directory(), trusted=trusted)
 
