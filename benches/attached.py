@@ -26,7 +26,7 @@ OPERANT = [sys.executable, "-c", "from operant.cli import main; main()"]
 
 def records_of(run: Path, seconds: float) -> list[tuple[int, int]]:
     """(boottime ns, step) of what the run publishes in so many seconds from now."""
-    from operant.metricsfile import Reader
+    from operant.runs.metrics import Reader
 
     with Reader(run / "metrics.mm") as reader:
         head = reader.status().head

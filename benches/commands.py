@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from operant import runs
-from operant.metricsfile import Metric, Writer
+from operant.runs.metrics import Metric, Writer
 
 METRICS = [Metric(name) for name in ("return", "length", "episodes", "iterations", "sps", "eval/return", "eval/best_return", *(f"loss/{k}" for k in range(23)))]
 

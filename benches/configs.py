@@ -18,7 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from operant.history import read
+from operant.runs.history import read
 
 MARKS = {
     "ppo": 475, "cartpole_continuous": 475, "mountaincar": -110, "mountaincar_continuous": 90, "acrobot": -80, "pendulum": -170,

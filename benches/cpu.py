@@ -15,16 +15,19 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
-from operant.runtime import quiet_threads
+from operant.compute.runtime import quiet_threads
 
 quiet_threads()  # before torch is imported
 
 import torch  # noqa: E402
 
-from operant import benchmark, envs, explicit, nets  # noqa: E402
-from operant.algos.ppo import PPO, PPOConfig  # noqa: E402
-from operant.runtime import set_threads  # noqa: E402
-from operant.world import World  # noqa: E402
+from operant import envs  # noqa: E402
+from operant.algos.ppo import manual_backward  # noqa: E402
+from operant.algos.ppo.algorithm import PPO, PPOConfig  # noqa: E402
+from operant.compute.runtime import set_threads  # noqa: E402
+from operant.nn import mlp  # noqa: E402
+from operant.tools import bench  # noqa: E402
+from operant.worlds.device_world import World  # noqa: E402
 
 CPU = torch.device("cpu")
 LANES, HORIZON = 1024, 16
@@ -48,7 +51,7 @@ def in_turns(works: Mapping[str, Callable[[], object]], repeats: int, inner: int
 def trainer(kernels: str) -> PPO:
     """PPO, begun."""
     config = PPOConfig(anneal=False, learning_rate=2.5e-4, kernels=kernels)
-    algo = PPO(World(envs.find("cartpole"), LANES, seed=1), config, nets.Config(), seed=1, steps=10**9)
+    algo = PPO(World(envs.find("cartpole"), LANES, seed=1), config, mlp.Config(), seed=1, steps=10**9)
     algo.start()
     return algo
 
@@ -68,7 +71,7 @@ def ppo(repeats: int, jax_python: str | None) -> None:
         whole = statistics.median(spent)
         print(f"| {name} | {LANES * HORIZON / whole / 1e6:.3f} | {whole * 1e3:.1f} | {halves} | {ratio:.2f} |", flush=True)
     if jax_python is not None:
-        found, problem = benchmark.jax_training(LANES, HORIZON, CPU, python=jax_python, repeats=repeats)
+        found, problem = bench.jax_training(LANES, HORIZON, CPU, python=jax_python, repeats=repeats)
         line = f"| JAX {found['jax']} | {found['sps'] / 1e6:.3f} | {found['iteration_s'] * 1e3:.1f} | | | |" if found else f"JAX: {problem}"
         print(line)
 
@@ -80,11 +83,11 @@ def chunks(repeats: int) -> None:
     algo.update()
     batch = next(algo._minibatches(algo._order[0].long()))
     size = len(batch.returns)
-    team = explicit.Team(torch.get_num_threads())
+    team = manual_backward.Team(torch.get_num_threads())
     works: dict[str, Callable[[], object]] = {}
     for chunk in (256, 512, 1024, 2048, 4096):
-        explicit.CHUNK = chunk
-        works[f"chunks of {chunk:,}"] = functools.partial(explicit.Gradient(algo.policy, algo.config, size, team), batch)
+        manual_backward.CHUNK = chunk
+        works[f"chunks of {chunk:,}"] = functools.partial(manual_backward.Gradient(algo.policy, algo.config, size, team), batch)
     explicit_times = in_turns(works, repeats, 10)
     print(f"\n| gradient of {size:,} samples | ms |\n|---|---|")
     for name, spent in explicit_times.items():
@@ -105,7 +108,7 @@ def main() -> None:
         print("| environment | lanes | M SPS, stepping |\n|---|---|---|")
         for name in envs.names():
             for lanes in (1024, 65536) if name == "cartpole" else (65536,):
-                print(f"| {name} | {lanes:,} | {benchmark.stepping(envs.find(name), lanes, CPU, repeats=repeats).sps / 1e6:.0f} |", flush=True)
+                print(f"| {name} | {lanes:,} | {bench.stepping(envs.find(name), lanes, CPU, repeats=repeats).sps / 1e6:.0f} |", flush=True)
     if "ppo" in wanted:
         ppo(repeats, arguments.jax)
     if "chunks" in wanted:

@@ -25,12 +25,12 @@ from typing import Any
 
 import psutil
 
-from monitor.chart import ChartData, ChartMark, ChartMemory, Layout, draw_chart
-from monitor.palette import Look
-from monitor.picture import draw_picture
-from monitor.scale import window
-from monitor.series import Column, Table
-from monitor.snapshot import Frame
+from monitor.charts.chart import ChartData, ChartMark, ChartMemory, Layout, draw_chart
+from monitor.charts.palette import Look
+from monitor.charts.picture import draw_picture
+from monitor.charts.scale import window
+from monitor.data.series import Column, Table
+from monitor.data.snapshot import Frame
 
 COLUMNS, ROWS = 160, 48
 HISTORY, HZ = 600_000, 100
@@ -126,8 +126,8 @@ def app(case: str, hz: float) -> None:
     from textual.app import App, ComposeResult
     from textual.screen import Screen
 
-    from monitor.chart import Chart
-    from monitor.thrift import Thrift
+    from monitor.charts.chart import Chart
+    from monitor.screen.diff_renderer import Thrift
 
     class Six(App[None]):
         CSS = "Screen { layout: grid; grid-size: 3; }"

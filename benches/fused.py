@@ -31,10 +31,10 @@ import fused_games
 import fused_wide
 from fused_probe import CARTPOLE, ENVS, gradients, prepared, relative_error, trainer, wide
 
-from operant import nets
-from operant.algos.ppo import PPO
-from operant.fused.choice import cut
-from operant.graphs import Graphed
+from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo.fused.select import cut
+from operant.compute.graphs import Graphed
+from operant.nn import mlp
 
 LIMITS = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2}
 """Relative error that a gradient may have."""
@@ -43,25 +43,25 @@ SIZES = ((2048, 16), (8192, 64), (65536, 64))
 GOALS = (90e6, 250e6, 415e6)
 
 
-def combinations(quick: bool) -> Iterator[tuple[str, str, nets.Config, dict]]:
+def combinations(quick: bool) -> Iterator[tuple[str, str, mlp.Config, dict]]:
     """Environment, its name, network and what else is configured."""
     plain = {"entropy_coefficient": 0.03}
     clipped = plain | {"value_clip": 0.1, "normalize_observations": True}
     for env, shared in itertools.product(ENVS, (False, True)):
-        yield env, "", nets.Config(shared=shared), clipped if shared else plain
-    yield "gaussian", "squash", nets.Config(squash=True), plain
+        yield env, "", mlp.Config(shared=shared), clipped if shared else plain
+    yield "gaussian", "squash", mlp.Config(squash=True), plain
     for activation in ("relu", "gelu", "silu"):
-        yield "categorical", "", nets.Config(activation=activation), plain
+        yield "categorical", "", mlp.Config(activation=activation), plain
     for hidden in ((16,), (128,), (48, 24), (32, 64, 16), (64, 64, 64), (128, 128)):
-        yield "categorical", "", nets.Config(hidden=hidden), plain
+        yield "categorical", "", mlp.Config(hidden=hidden), plain
     if not quick:
         for hidden, shared, activation in itertools.product(((32,), (128, 64)), (False, True), ("gelu", "silu")):
-            yield "multi", "", nets.Config(hidden=hidden, shared=shared, activation=activation), clipped
-    yield "wide", "118 wide, 3 actions", nets.Config(hidden=(64, 64)), plain
-    yield "wide", "118 wide, 3 actions", nets.Config(hidden=(128, 128)), plain
+            yield "multi", "", mlp.Config(hidden=hidden, shared=shared, activation=activation), clipped
+    yield "wide", "118 wide, 3 actions", mlp.Config(hidden=(64, 64)), plain
+    yield "wide", "118 wide, 3 actions", mlp.Config(hidden=(128, 128)), plain
 
 
-def gradient_error(env: str, net: nets.Config, algo: dict, precision: str) -> tuple[float | str, float]:
+def gradient_error(env: str, net: mlp.Config, algo: dict, precision: str) -> tuple[float | str, float]:
     """Relative error of a minibatch's gradient, and of the loss's numbers; or what went wrong."""
     try:
         rules = wide(118, 3) if env == "wide" else ENVS[env]
@@ -74,7 +74,7 @@ def gradient_error(env: str, net: nets.Config, algo: dict, precision: str) -> tu
     return relative_error(found, wanted), max(abs(a - b) / (abs(b) + 1e-3) for a, b in zip(numbers.tolist(), exact, strict=True))
 
 
-def gradient_errors(combination: tuple[str, str, nets.Config, dict]) -> tuple[dict[str, float | str], float]:
+def gradient_errors(combination: tuple[str, str, mlp.Config, dict]) -> tuple[dict[str, float | str], float]:
     """The error of each precision, and of the numbers in fp32; runs in a process of its own."""
     env, _, net, algo = combination
     found = {precision: gradient_error(env, net, algo, precision) for precision in LIMITS}
@@ -107,7 +107,7 @@ def check_gradients(quick: bool) -> Iterator[str]:
 def first_actions(precision: str) -> str:
     """How many of the first iteration's actions differ between the paths."""
     algo = {"horizon": 1, "precision": precision, "minibatches": 1}
-    ours, theirs = (trainer(CARTPOLE, nets.Config(), lanes=65536, where="cuda", kernels=kernels, **algo) for kernels in ("fused", "torch"))
+    ours, theirs = (trainer(CARTPOLE, mlp.Config(), lanes=65536, where="cuda", kernels=kernels, **algo) for kernels in ("fused", "torch"))
     for ppo in (ours, theirs):
         ppo.collect()
     different = int((ours._raw != theirs._raw).sum())
@@ -120,11 +120,11 @@ def repeatable(precision: str, iterations: int = 200) -> str:
     algo = {"horizon": 16, "normalize_observations": True, "normalize_rewards": True, "target_kl": 0.05, "precision": precision, "kernels": "fused"}
 
     def run(seed: int = 1, eager: bool = False, break_at: int | None = None) -> bytes:
-        ppo = trainer(CARTPOLE, nets.Config(), lanes=2048, where="cuda", seed=seed, eager=eager, **algo)
+        ppo = trainer(CARTPOLE, mlp.Config(), lanes=2048, where="cuda", seed=seed, eager=eager, **algo)
         for iteration in range(iterations):
             if iteration == break_at:
                 saved = {name: value.clone() for name, value in ppo.tensors().items()}
-                ppo = trainer(CARTPOLE, nets.Config(), lanes=2048, where="cuda", seed=seed, eager=eager, **algo)
+                ppo = trainer(CARTPOLE, mlp.Config(), lanes=2048, where="cuda", seed=seed, eager=eager, **algo)
                 for name, value in ppo.tensors().items():
                     value.copy_(saved[name])
             ppo.collect()
@@ -147,7 +147,7 @@ def repeatable(precision: str, iterations: int = 200) -> str:
 def cartpole(lanes: int, horizon: int, precision: str, kernels: str = "fused", shared: bool = False) -> PPO:
     """The trainer that is timed."""
     algo = {"horizon": horizon, "precision": precision, "kernels": kernels, "anneal": False, "learning_rate": 2.5e-4}
-    ppo = trainer(CARTPOLE, nets.Config(shared=shared), lanes=lanes, where="cuda", **algo)
+    ppo = trainer(CARTPOLE, mlp.Config(shared=shared), lanes=lanes, where="cuda", **algo)
     for _ in range(4):
         ppo.collect()
         ppo.update()

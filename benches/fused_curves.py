@@ -31,7 +31,7 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
     """One run, in a process of its own: episodes and sum of returns of each iteration, or what went wrong."""
     from fused_probe import CARTPOLE, trainer
 
-    from operant import nets
+    from operant.nn import mlp
 
     kernels, precision, seed, tiny = task
     if tiny:
@@ -43,7 +43,7 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
     algo = {"horizon": horizon, "precision": precision, "kernels": kernels, "anneal_steps": lanes * horizon * iterations, "kernels_shape": "first"}
     episodes, returns = [], []
     try:
-        net = nets.Config(hidden=(16,) if tiny else (64, 64))
+        net = mlp.Config(hidden=(16,) if tiny else (64, 64))
         ppo = trainer(CARTPOLE, net, lanes=lanes, where="cpu" if tiny else "cuda", seed=seed, **algo)
         for _ in range(iterations):
             ppo.collect()

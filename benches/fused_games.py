@@ -32,9 +32,10 @@ from fused_probe import trainer
 from fused_wide import LIMITS, Sizes, Task, actions, bits, gradient, peaks, rates, shape_costs
 from records import Records
 
-from operant import config, nets
-from operant.algos.ppo import PPO
+from operant.algos.ppo.algorithm import PPO
+from operant.config import load as config
 from operant.envs import find
+from operant.nn import mlp
 
 GAMES = ("snake", "pacman", "g2048", "go", "breakout")
 
@@ -64,7 +65,7 @@ class Game(Task):
     def trainer(self, sizes: Sizes, lanes: int, horizon: int, kernels: str = "fused", **more: Any) -> PPO:
         """A trainer of it."""
         given = {"precision": self.precision, "kernels_shape": self.shape or "first", **self.algo, **more}
-        return trainer(find(self.env), nets.Config(**self.net), lanes=lanes, horizon=horizon, where=sizes.where, kernels=kernels, **given)
+        return trainer(find(self.env), mlp.Config(**self.net), lanes=lanes, horizon=horizon, where=sizes.where, kernels=kernels, **given)
 
 
 def game(name: str, precision: str, *, tiny: bool = False) -> Game:

@@ -21,12 +21,12 @@ from fused_probe import ENVS, gradients, prepared, relative_error, trainer, wide
 from gpu import seconds
 from records import Records, side_by_side
 
-from operant import nets
-from operant.algos.ppo import PPO
-from operant.fused import tuning
-from operant.fused.choice import cut
-from operant.fused.forms import LayeredShape, Shape, candidates, from_text
-from operant.fused.spec import describe
+from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo.fused import tuning
+from operant.algos.ppo.fused.select import cut
+from operant.kernels.spec import describe
+from operant.kernels.tiles import LayeredShape, Shape, candidates, from_text
+from operant.nn import mlp
 
 LIMITS = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2}
 """Relative error that a gradient may have."""
@@ -72,7 +72,7 @@ class Task:
         """A trainer of it. `env`: one of the tests' environments, or as a number CartPole through so many numbers with three actions."""
         rules = wide(int(self.env), 3) if self.env.isdecimal() else ENVS[self.env]
         config = {"precision": self.precision, "kernels_shape": self.shape or "first", **self.algo, **more}
-        return trainer(rules, nets.Config(**self.net), lanes=lanes, horizon=horizon, where=sizes.where, kernels=kernels, **config)
+        return trainer(rules, mlp.Config(**self.net), lanes=lanes, horizon=horizon, where=sizes.where, kernels=kernels, **config)
 
 
 # CHECKS

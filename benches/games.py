@@ -20,10 +20,10 @@ import torch
 from gpu import copy_bandwidth, seconds
 
 from operant import envs
-from operant.graphs import Graphed
-from operant.trials import Trial, compare_devices, trial_actions
-from operant.workload import step_bytes
-from operant.world import World
+from operant.compute.graphs import Graphed
+from operant.tools.rollouts import Trial, compare_devices, trial_actions
+from operant.tools.roofline import step_bytes
+from operant.worlds.device_world import World
 
 CUDA = torch.device("cuda", 0)
 WHOLE = ("snake", "g2048", "go", "pacman")

@@ -15,14 +15,15 @@ from pathlib import Path
 
 import torch
 
-from operant import envs, nets
-from operant.algos.ppo import PPO
-from operant.algos.ppo import PPOConfig as Config
-from operant.evaluate import Evaluator
-from operant.graphs import Graphed
-from operant.trials import compare_devices
-from operant.workload import step_bytes
-from operant.world import World
+from operant import envs
+from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo.algorithm import PPOConfig as Config
+from operant.compute.graphs import Graphed
+from operant.nn import mlp
+from operant.tools.rollouts import compare_devices
+from operant.tools.roofline import step_bytes
+from operant.training.evaluate import Evaluator
+from operant.worlds.device_world import World
 
 CUDA = torch.device("cuda", 0)
 ONE_STEP, TYPICAL = 1e-4, 1e-3
@@ -83,7 +84,7 @@ def stepping(name: str, lanes: int, repeats: int) -> tuple[float, int]:
 def ppo(lanes: int, horizon: int, repeats: int, precision: str) -> dict[str, float]:
     """PPO on CartPole with two 4-64-64 tanh towers, 4 epochs x 4 minibatches: steps a second, and milliseconds of each half."""
     world = World(envs.find("cartpole"), lanes, seed=1, device=CUDA)
-    algo = PPO(world, Config(horizon=horizon, precision=precision, anneal=False, learning_rate=2.5e-4), nets.Config(), seed=1, steps=10**9)
+    algo = PPO(world, Config(horizon=horizon, precision=precision, anneal=False, learning_rate=2.5e-4), mlp.Config(), seed=1, steps=10**9)
     algo.start()
     inner = max(2, int(1e7 // (lanes * horizon)))
 
@@ -103,7 +104,7 @@ def ppo(lanes: int, horizon: int, repeats: int, precision: str) -> dict[str, flo
 def solve(seed: int, lanes: int, horizon: int, config: Config, target: float = 475.0) -> tuple[float, int]:
     """Seconds of training after the first two iterations (compilation, capture) until a greedy evaluation reaches the target, and steps."""
     world = World(envs.find("cartpole"), lanes, seed=seed, device=CUDA)
-    algo = PPO(world, config, nets.Config(), seed=seed, steps=20_000_000)
+    algo = PPO(world, config, mlp.Config(), seed=seed, steps=20_000_000)
     evaluator = Evaluator(algo.policy, world.env, world.params, episodes=128, seed=seed)
     algo.start()
     spent, iteration = 0.0, 0
@@ -160,7 +161,7 @@ def train_bytes(seed: int, iterations: int, *, eager: bool = False, break_at: in
 
     def fresh() -> PPO:
         world = World(envs.find("cartpole"), 2048, seed=seed, device=CUDA)
-        return PPO(world, config, nets.Config(), seed=seed, steps=2048 * 16 * iterations, eager=eager)
+        return PPO(world, config, mlp.Config(), seed=seed, steps=2048 * 16 * iterations, eager=eager)
 
     algo = fresh()
     algo.start()

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import torch
 
 from operant import algos
-from operant import config as configuration
-from operant.config import Config
-from operant.evaluate import Evaluation, Evaluator
-from operant.policy import Policy
-from operant.recipes import find_source
-from operant.runtime import find_device
-from operant.world import World
+from operant.compute.runtime import find_device
+from operant.config import load as configuration
+from operant.config.load import Config
+from operant.config.recipes import find_source
+from operant.nn.policy import Policy
+from operant.training.evaluate import Evaluation, Evaluator
+from operant.worlds.device_world import World
 
 WATCHED, FRESH = 512, 1024
 """Games of an evaluation on the way, and at the end."""

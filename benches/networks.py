@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant import envs, nets
+from operant import envs
+from operant.compute.graphs import Graphed
 from operant.envs import Box, Env
-from operant.graphs import Graphed
-from operant.policy import Policy
+from operant.nn import mlp
+from operant.nn.policy import Policy
 
 CUDA = torch.device("cuda", 0)
 CHECKED = 512  # samples
@@ -100,7 +101,7 @@ def seconds(work: Callable[[], None], repeats: int) -> float:
 def row(name: str, precision: str, samples: int, repeats: int) -> str:
     """One line of the table."""
     env, net, normalize = CASES[name]
-    policy = Policy(env, nets.Config(**net), seed=1, device=CUDA, normalize=normalize, precision=precision)
+    policy = Policy(env, mlp.Config(**net), seed=1, device=CUDA, normalize=normalize, precision=precision)
     torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"  # as PPO does
     if policy.moments is not None:
         policy.moments.update(observations(env, 1000, seed=2))

@@ -19,8 +19,8 @@ from pathlib import Path
 # `python benches/pictures.py` puts this folder first, where nothing may hide the package `monitor`.
 sys.path = [place for place in sys.path if Path(place).resolve() != Path(__file__).resolve().parent]
 
-from monitor.app import MonitorApp  # noqa: E402
-from monitor.feed import LiveFeed  # noqa: E402
+from monitor.data.feed import LiveFeed  # noqa: E402
+from monitor.screen.app import MonitorApp  # noqa: E402
 from operant import runs  # noqa: E402
 
 FONT = "JetBrains Mono"

@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from operant.history import History, read
-from operant.metricsfile import Metric, Writer
+from operant.runs.history import History, read
+from operant.runs.metrics import Metric, Writer
 
 BATCHES, BATCH, COLD = 41, 500, 1000
 PIXELS = bytes(4 * 64 * 64 * 3)

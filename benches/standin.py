@@ -23,7 +23,7 @@ NAMES = (
 def train(folder: Path, hz: float, records: int) -> None:
     """A stand-in trainer: `records` records of 30 metrics at `hz`, then the last word `finished`; 0 records: until it is killed."""
     from operant import runs
-    from operant.metricsfile import Metric, Writer
+    from operant.runs.metrics import Metric, Writer
 
     lock = runs.acquire(folder)
     total = 10_000_000_000 if not records else records * 16384

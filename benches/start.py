@@ -85,7 +85,7 @@ def start(wanted: dict[str, Any]) -> dict[str, Any]:
     """What a worker does until CartPole is solved, in its order. `wanted`: device, overrides, early (context and imports as a worker has them)."""
     marks = Marks()
     marks("python")
-    from operant.runtime import find_device, importing, quiet_threads, set_threads, wake_gpu
+    from operant.compute.runtime import find_device, importing, quiet_threads, set_threads, wake_gpu
 
     quiet_threads()
     if wanted["early"]:
@@ -97,9 +97,12 @@ def start(wanted: dict[str, Any]) -> dict[str, Any]:
         import numba  # noqa: F401
 
         marks("numba")
-        from operant import algos, config, recipes, trainer  # noqa: F401
-        from operant.evaluate import Evaluator
-        from operant.world import World
+        from operant import algos
+        from operant.config import load as config
+        from operant.config import recipes
+        from operant.training import loop  # noqa: F401
+        from operant.training.evaluate import Evaluator
+        from operant.worlds.device_world import World
 
         marks("operant")
         device = find_device(wanted["device"])
@@ -180,7 +183,7 @@ def compilations() -> Any:
         def emit(self, record: logging.LogRecord) -> None:
             self.lines.append(record.getMessage())
 
-    found, log = Lines(), logging.getLogger("operant.compiled")
+    found, log = Lines(), logging.getLogger("operant.compute.jit_cache")
     log.setLevel(logging.DEBUG)
     log.addHandler(found)
     return found
@@ -309,9 +312,11 @@ class Solved(NamedTuple):
 
 def solve(recipe: Recipe, seed: int, device: Any, *, most_s: float) -> Solved:
     """Train until the target, or for `most_s` seconds of training."""
-    from operant import algos, config, recipes
-    from operant.evaluate import Evaluator
-    from operant.world import World
+    from operant import algos
+    from operant.config import load as config
+    from operant.config import recipes
+    from operant.training.evaluate import Evaluator
+    from operant.worlds.device_world import World
 
     more = ["algo.kernels_shape=first"] if device.type == "cuda" else []  # not the fastest, but none is measured for each recipe
     found = config.load(recipes.find_source("ppo"), [*recipe.overrides(), *more, f"run.device={device}"])
@@ -384,7 +389,7 @@ def main() -> None:
             commands(arguments.device, arguments.repeats, environment, report)
     if "solve" in parts:
         sys.path.insert(0, str(CHECKOUT))
-        from operant.runtime import find_device, quiet_threads, set_threads
+        from operant.compute.runtime import find_device, quiet_threads, set_threads
 
         quiet_threads()
         device = find_device(arguments.device)

@@ -16,19 +16,20 @@ import tempfile
 import time
 from pathlib import Path
 
-from operant.runtime import quiet_threads
+from operant.compute.runtime import quiet_threads
 
 quiet_threads()  # before torch is imported
 
 import torch  # noqa: E402
 
-from operant import envs, nets  # noqa: E402
-from operant.algos.ppo import PPO  # noqa: E402
-from operant.meters import Meters, metrics_for  # noqa: E402
-from operant.metricsfile import Writer  # noqa: E402
-from operant.runtime import set_threads  # noqa: E402
-from operant.watch import FRAME_BYTES, Watcher  # noqa: E402
-from operant.world import World  # noqa: E402
+from operant import envs  # noqa: E402
+from operant.algos.ppo.algorithm import PPO  # noqa: E402
+from operant.compute.runtime import set_threads  # noqa: E402
+from operant.nn import mlp  # noqa: E402
+from operant.runs.metrics import Writer  # noqa: E402
+from operant.training.live_agent import FRAME_BYTES, Watcher  # noqa: E402
+from operant.training.meters import Meters, metrics_for  # noqa: E402
+from operant.worlds.device_world import World  # noqa: E402
 
 
 class Loop:
@@ -39,7 +40,7 @@ class Loop:
         self.device = torch.device(arguments.device)
         world = World(env, arguments.lanes, seed=1, device=self.device)
         config = PPO.Config(horizon=arguments.horizon, normalize_observations=True, normalize_rewards=True, anneal=False, learning_rate=2.5e-4)
-        self.algo = PPO(world, config, nets.Config(), seed=1, steps=10**12)
+        self.algo = PPO(world, config, mlp.Config(), seed=1, steps=10**12)
         self.writer = Writer(Path(folder) / "metrics.mm", metrics_for(self.algo), run_uuid=bytes(16), version="bench", frame_bytes=FRAME_BYTES)
         self.meters = Meters(self.algo, self.writer, record_hz=50)
         self.watcher = Watcher(self.algo.policy, env, world.params, seed=1, device=self.device, writer=self.writer)

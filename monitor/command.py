@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from monitor import plain
-from operant import runs, states
+from operant import runs
 from operant.errors import NotFoundError, UsageError
+from operant.runs import states
 from operant.text import safe
 
 if TYPE_CHECKING:
-    from monitor.feed import LiveFeed
-    from monitor.listing import Listing
-    from monitor.snapshot import RunRow, Snapshot
-    from operant.runfolder import Run
+    from monitor.data.feed import LiveFeed
+    from monitor.data.listing import Listing
+    from monitor.data.snapshot import RunRow, Snapshot
+    from operant.runs.folder import Run
 
 SMALLEST = (40, 10)
 """Columns and lines that the screen needs."""
@@ -124,14 +125,14 @@ class Folders:
 
     def rows(self) -> Sequence[RunRow]:
         """A line for each run, the newest first."""
-        from monitor.listing import Listing
+        from monitor.data.listing import Listing
 
         self._listing = self._listing or Listing(self._reach)
         return self._listing.rows()
 
     def open(self, path: str) -> LiveFeed:
         """A feed of the run in the folder `path`. Raises NotFoundError where there is none any more."""
-        from monitor.feed import LiveFeed
+        from monitor.data.feed import LiveFeed
 
         run = runs.load(Path(path))
         if run is None:
@@ -143,7 +144,7 @@ class Folders:
 
 
 def _without_screen(run: Run | None, reach: runs.Reach, *, once: bool = False, ascii_only: bool = False, theme: str | None = None) -> int:
-    from monitor.feed import LiveFeed
+    from monitor.data.feed import LiveFeed
 
     if run is None:
         run = runs.resolve("live", *reach)  # which says what is ambiguous
@@ -163,7 +164,7 @@ def _without_screen(run: Run | None, reach: runs.Reach, *, once: bool = False, a
 
 
 def _print_once(feed: LiveFeed, *, ascii_only: bool, theme: str | None) -> int:
-    from monitor.app import MonitorApp, picture
+    from monitor.screen.app import MonitorApp, picture
 
     columns, lines = shutil.get_terminal_size(_ONCE) if sys.stdout.isatty() else _ONCE
     app = MonitorApp(feed, ascii_only=ascii_only, theme=theme)
@@ -189,15 +190,15 @@ def _open(run: Run | None, reach: runs.Reach, *, readonly: bool, ascii_only: boo
     columns, lines = shutil.get_terminal_size()
     if columns < SMALLEST[0] or lines < SMALLEST[1]:
         raise UsageError(f"terminal is {columns}×{lines}; the monitor needs {SMALLEST[0]}×{SMALLEST[1]}. `operant runs --watch` works here.")
-    from monitor.feed import LiveFeed
+    from monitor.data.feed import LiveFeed
 
     feed = LiveFeed(run, readonly=readonly) if run is not None else None
     try:
         # How long Textual may wait before it draws what a key did: nothing is drawn more often for it.
         os.environ.setdefault("TEXTUAL_FPS", "120")
-        from monitor.app import MonitorApp
-        from monitor.keys import keymap
-        from monitor.terminal import QuietDriver, tied_to_terminal
+        from monitor.screen.app import MonitorApp
+        from monitor.screen.keys import keymap
+        from monitor.screen.terminal import QuietDriver, tied_to_terminal
 
         app = MonitorApp(
             feed,

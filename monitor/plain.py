@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from monitor.snapshot import Snapshot, Source
-from operant.states import ENDED
+from monitor.data.snapshot import Snapshot, Source
+from operant.runs.states import ENDED
 from operant.text import count, duration, number, safe
 
 _LINE_S = 5.0

@@ -13,9 +13,9 @@ import sys
 import torch
 
 from operant import envs
-from operant.graphs import Graphed
-from operant.kernel import SERIAL_BELOW
-from operant.world import World
+from operant.compute.graphs import Graphed
+from operant.compute.kernel import SERIAL_BELOW
+from operant.worlds.device_world import World
 
 
 class Counter(logging.Handler):
@@ -36,7 +36,7 @@ class Counter(logging.Handler):
 
 def counter() -> Counter:
     """A counter of what happens from now on."""
-    found, log = Counter(), logging.getLogger("operant.compiled")
+    found, log = Counter(), logging.getLogger("operant.compute.jit_cache")
     log.setLevel(logging.DEBUG)
     log.addHandler(found)
     return found

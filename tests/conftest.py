@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from operant import launch, runs
+from operant import runs
+from operant.runs import launch
 
 FAKE_WORKER = str(Path(__file__).with_name("fake_worker.py"))
 DEADLINE_S = 90.0
@@ -66,7 +67,7 @@ def one_thread():
 @pytest.fixture
 def serial_worlds(monkeypatch):
     """Worlds of however many lanes are stepped by the kernels of one thread, which other tests have compiled."""
-    monkeypatch.setattr("operant.kernel.SERIAL_BELOW", 1 << 30)
+    monkeypatch.setattr("operant.compute.kernel.SERIAL_BELOW", 1 << 30)
 
 
 @pytest.fixture

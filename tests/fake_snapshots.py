@@ -5,22 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from monitor.series import Column, Table
-from monitor.snapshot import (
-    Ending,
-    Figure,
-    Finding,
-    Frame,
-    Gpu,
-    LogLine,
-    Mark,
-    PhaseShare,
-    Progress,
-    RunFacts,
-    RunRow,
-    Snapshot,
-    System,
-)  # fmt: skip
+from monitor.data.series import Column, Table
+from monitor.data.snapshot import Ending, Figure, Finding, Frame, Gpu, LogLine, Mark, PhaseShare, Progress, RunFacts, RunRow, Snapshot, System  # fmt: skip
 
 COLUMNS = (
     Column("return", "return", "reward", higher_better=True), Column("length", "length"), Column("sps", "SPS", "1/s"),
@@ -33,9 +19,9 @@ COLUMNS = (
 RECORDS, STEPS = 600, 500_000_000
 TRACEBACK = (
     "Traceback (most recent call last):",
-    '  File "operant/train.py", line 212, in work',
+    '  File "operant/training/worker.py", line 212, in work',
     "    trainer.iterate()",
-    '  File "operant/algos/ppo.py", line 301, in iterate',
+    '  File "operant/algos/ppo/algorithm.py", line 301, in iterate',
     "    self._update()",
     "ValueError: the environment's observation has 5 numbers, its policy wants 4",
 )

@@ -24,9 +24,9 @@ import traceback
 from pathlib import Path
 
 from operant import runs
-from operant.control import Inbox
-from operant.metricsfile import FLAG_EVAL, Metric, Writer
-from operant.orders import Attendant, Heartbeat, Orders, Stop
+from operant.runs.control import Inbox
+from operant.runs.metrics import FLAG_EVAL, Metric, Writer
+from operant.training.requests import Attendant, Heartbeat, Orders, Stop
 
 STEPS = 1_000_000
 METRICS = [Metric("return"), Metric("length"), Metric("episodes"), Metric("sps"), Metric("eval/return"), Metric("eval/best_return")]

@@ -14,9 +14,9 @@ from triton import language as tl
 from triton._C.libtriton import ir
 from triton.runtime import interpreter
 
-from operant import nets
-from operant.fused.choice import cut
-from operant.fused.forms import WholeShape, from_text
+from operant.algos.ppo.fused.select import cut
+from operant.kernels.tiles import WholeShape, from_text
+from operant.nn import mlp
 
 _patch = interpreter._patch_lang_tensor
 
@@ -81,7 +81,7 @@ def env_of(env):
 
 def gradient_case(env, net, algo, lanes=12, shape=None, precision="ieee"):
     """Errors of a minibatch's gradient and numbers beside float64; minibatches end within a tile."""
-    ppo = trainer(env_of(env), nets.Config(**net), lanes=lanes, horizon=6, minibatches=2, kernels="fused", **algo)
+    ppo = trainer(env_of(env), mlp.Config(**net), lanes=lanes, horizon=6, minibatches=2, kernels="fused", **algo)
     recut(ppo, shape, precision)
     prepared(ppo)
     found, wanted, numbers, exact = gradients(ppo)
@@ -90,7 +90,7 @@ def gradient_case(env, net, algo, lanes=12, shape=None, precision="ieee"):
 
 def rounded_case(env, net, algo, shape, precision):
     """Distance of a minibatch's gradient from torch's of operands rounded as the kernels round them, and from torch's of operands that are not."""
-    ppo = trainer(env_of(env), nets.Config(**net), lanes=10, horizon=4, minibatches=2, kernels="fused", **algo)
+    ppo = trainer(env_of(env), mlp.Config(**net), lanes=10, horizon=4, minibatches=2, kernels="fused", **algo)
     recut(ppo, shape, precision)
     prepared(ppo)
     ppo.fused.begin()
@@ -101,7 +101,7 @@ def rounded_case(env, net, algo, shape, precision):
 def iteration_case(env, net, algo, iterations=2, broken=False):
     """Differences between the two paths after whole iterations from the same seed."""
     config = {"lanes": 12, "horizon": 6, "epochs": 2, "minibatches": 2, **algo}
-    ours, theirs = (trainer(env_of(env), nets.Config(**net), kernels=kernels, **config) for kernels in ("fused", "torch"))
+    ours, theirs = (trainer(env_of(env), mlp.Config(**net), kernels=kernels, **config) for kernels in ("fused", "torch"))
     assert ours.config.kernels_shape == str(ours.fused.shape) and algo.get("kernels_shape", "whole") in ours.config.kernels_shape
     for ppo in (ours, theirs):
         if broken:
@@ -122,7 +122,7 @@ def iteration_case(env, net, algo, iterations=2, broken=False):
         "final": difference(ours._final_value[ours.rollout.truncated != 0], theirs._final_value[theirs.rollout.truncated != 0])
         if ours.rollout.truncated.any()
         else None,
-        "moved": difference(ours.policy.flat.values, trainer(env_of(env), nets.Config(**net), **config).policy.flat.values),
+        "moved": difference(ours.policy.flat.values, trainer(env_of(env), mlp.Config(**net), **config).policy.flat.values),
         "not_finite": [float(ours.stats[8]), float(theirs.stats[8])],
     }
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from toys import FILL, GATE, PICK, PUSH
 
-from operant import nets
-from operant.algos.ppo import PPO, Batch, ppo_loss
+from operant.algos.ppo.algorithm import PPO, Batch, ppo_loss
 from operant.envs import Box, Discrete, Env, MultiDiscrete, device, find
-from operant.heads import Gaussian, masked
-from operant.world import World
+from operant.nn import mlp
+from operant.nn.distributions import Gaussian, masked
+from operant.worlds.device_world import World
 
 CARTPOLE = find("cartpole")
 
@@ -175,7 +175,7 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
-def trainer(env: Env, net: nets.Config, *, lanes: int = 8, where: str = "cpu", seed: int = 1, eager: bool = False, **algo) -> PPO:
+def trainer(env: Env, net: mlp.Config, *, lanes: int = 8, where: str = "cpu", seed: int = 1, eager: bool = False, **algo) -> PPO:
     """PPO on a fresh world, begun."""
     ppo = PPO(World(env, lanes, seed=seed, device=where), PPO.Config(**algo), net, seed=seed, steps=100_000_000, eager=eager)
     ppo.start()

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant import nets
-from operant.algos.ppo import PPO, ppo_loss
-from operant.fused.forms import LayeredShape
-from operant.heads import masked
-from operant.policy import Policy
+from operant.algos.ppo.algorithm import PPO, ppo_loss
+from operant.kernels.tiles import LayeredShape
+from operant.nn import mlp
+from operant.nn.distributions import masked
+from operant.nn.policy import Policy
 
 Round = Callable[[Tensor], Tensor]
 
@@ -55,7 +55,7 @@ class Rounded:
     """A policy for `ppo_loss`, with its own parameters, in the arithmetic of fused kernels of a precision."""
 
     def __init__(self, policy: Policy, precision: str) -> None:
-        assert isinstance(policy.net, nets.MLP) and policy.net.config.activation == "relu"
+        assert isinstance(policy.net, mlp.MLP) and policy.net.config.activation == "relu"
         self.net, self.head, self.moments, self.precision = policy.net, policy.head, policy.moments, precision
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:

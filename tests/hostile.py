@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from operant import runs
-from operant.history import History
-from operant.metricsfile import FLAG_EVAL, Metric, Writer, layout
+from operant.runs.history import History
+from operant.runs.metrics import FLAG_EVAL, Metric, Writer, layout
 
 # ------------------------------------------------------------------------------------------------------------------------------------ the corpus
 # Bytes that are no UTF-8 are written as Python's surrogate escapes, \udc80 to \udcff; `raw` makes bytes of them again.

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from operant import algos, config, recipes
-from operant.world import TALLIES, World
+from operant import algos
+from operant.config import load as config
+from operant.config import recipes
+from operant.worlds.device_world import TALLIES, World
 
 
 def learnt(name: str, overrides: Sequence[str], iterations: int, parts: int = 4) -> list[np.ndarray]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from operant import config, recipes
+from operant.config import load as config
+from operant.config import recipes
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benches"))
 from configs import MARKS

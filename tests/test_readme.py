@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from operant import envs, recipes
-from operant.check import declaration_problems
-from operant.commands import program
-from operant.world import World
+from operant import envs
+from operant.cli import program
+from operant.config import recipes
+from operant.tools.check import declaration_problems
+from operant.worlds.device_world import World
 
 HOME = Path(__file__).resolve().parent.parent
 README = HOME / "README.md"

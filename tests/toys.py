@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from numpy import float32
 
-from operant import nets
-from operant.algos.ppo import PPO
+from operant.algos.ppo.algorithm import PPO
+from operant.compute.rng import integer, uniform
 from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete, device, with_pixels
-from operant.rng import integer, uniform
-from operant.world import World
+from operant.nn import mlp
+from operant.worlds.device_world import World
 
 
 class NoParams(NamedTuple):
@@ -256,9 +256,9 @@ SEEN = with_pixels(FILL, 16)
 """FILL, observed by its picture."""
 
 
-def ppo_on(env: Env, lanes: int, net: nets.Config | None = None, *, seed: int = 1, steps: int = 100_000, start: bool = True, **algo) -> PPO:
+def ppo_on(env: Env, lanes: int, net: mlp.Config | None = None, *, seed: int = 1, steps: int = 100_000, start: bool = True, **algo) -> PPO:
     """PPO on a fresh world, begun."""
-    ppo = PPO(World(env, lanes, seed=seed), PPO.Config(**algo), net or nets.Config(hidden=(16,)), seed=seed, steps=steps)
+    ppo = PPO(World(env, lanes, seed=seed), PPO.Config(**algo), net or mlp.Config(hidden=(16,)), seed=seed, steps=steps)
     if start:
         ppo.start()
     return ppo

@@ -4,7 +4,7 @@ An `ALGO` is a class with
 
 - `Config`: a `settings.Section` with every key of `[algo]` but `name`, and its default;
 - `Config.problems(lanes) -> list[tuple[str, str]]`: (key, sentence) for what does not fit together;
-- the members `operant.train` calls: see `operant.algos.ppo.PPO`.
+- the members `operant.training.worker` calls: see `operant.algos.ppo.algorithm.PPO`.
 """
 
 from __future__ import annotations

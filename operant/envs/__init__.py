@@ -38,10 +38,10 @@ The rules
 - Read what you need of `s` into names first and write afterwards: a compiler cannot know that two arrays lie apart, and a GPU would wait for each in turn.
 - `action` is an integer for `Discrete`; for `MultiDiscrete` and `Box` a column of A integers or floats. A `Box` action is clipped to its bounds before `step`
   sees it.
-- `key` names this lane's random numbers for this step: `uniform(key, draw)` in [0, 1), the same on every device (see `operant.rng`).
+- `key` names this lane's random numbers for this step: `uniform(key, draw)` in [0, 1), the same on every device (see `operant.compute.rng`).
 - `tally[k] += x` sums a metric of your own over an episode: `Env(..., tally=("score",))`. Add unconditionally, 0 where there is nothing to add: a branch
   around a sum makes a CPU step lanes one by one.
-- Time limits, automatic resets, episode sums, seeding, layout and the device belong to `operant.world`. `step` never resets and never counts.
+- Time limits, automatic resets, episode sums, seeding, layout and the device belong to `operant.worlds.device_world`. `step` never resets and never counts.
 
 What else it carries, without a change of shape
 - **Grids, boards and scratch memory**: `Env(..., cells=Cells(n, "int8"), scratch=m)`. Each function then takes the lane's columns `cells` (n of that type)
@@ -78,15 +78,14 @@ import hashlib
 import importlib
 import math
 import os
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from operant import userfile
-from operant.device import device, device_call
+from operant.compute import user_file
+from operant.compute.device import device, device_call
 from operant.errors import NotFoundError, OperantError
 
 __all__ = ["Box", "Cells", "Discrete", "Env", "MultiDiscrete", "device", "device_call", "find", "load_file", "names", "step_seconds", "with_pixels"]
@@ -194,8 +193,9 @@ class Env:
 
 
 def names() -> list[str]:
-    """The environments that ship, sorted."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    """The environments that ship, sorted: files of this package that export `ENV`."""
+    files = (path for folder in __path__ for path in Path(folder).glob("[!_]*.py"))
+    return sorted(path.stem for path in files if "\nENV = " in path.read_text(encoding="utf-8"))
 
 
 def find(name: str) -> Env:
@@ -244,7 +244,7 @@ def load_file(path: Path) -> Env:
     except OSError as error:
         raise OperantError(f"{path} cannot be read ({error.strerror})") from None
     try:
-        module = userfile.load(path, module_name)
+        module = user_file.load(path, module_name)
     except (Exception, SystemExit) as error:
         raise OperantError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
     return _named(module, path.stem)

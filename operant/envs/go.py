@@ -36,9 +36,9 @@ from typing import NamedTuple
 
 from numpy import float32, int32
 
+from operant.compute.rng import integer
 from operant.envs import Box, Cells, Discrete, Env, device, device_call
-from operant.rng import integer
-from operant.shapes import GROUND, RED, in_box, in_disc
+from operant.envs.drawing import GROUND, RED, in_box, in_disc
 
 PLIES, KO, LAST, PASSED, LEAD, SKIPPED, FIELDS = range(7)
 """Rows of the state, whole numbers all: plies played; the point that ko forbids black, and white's last stone (-1: none); whether white passed; black's stones

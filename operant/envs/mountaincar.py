@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from numpy import float32
 
+from operant.compute.rng import uniform
 from operant.envs import Box, Discrete, Env, device
-from operant.rng import uniform
-from operant.shapes import GREEN, GREY, GROUND, RED, YELLOW, in_box, in_disc
+from operant.envs.drawing import GREEN, GREY, GROUND, RED, YELLOW, in_box, in_disc
 
 POSITION, VELOCITY, FIELDS = range(3)  # rows of the state: m, m/step
 

@@ -43,9 +43,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy import float32, int32
 
+from operant.compute.rng import integer
 from operant.envs import Box, Cells, Discrete, Env, device, device_call
-from operant.rng import integer
-from operant.shapes import BLUE, GROUND, ORANGE, YELLOW, in_box, in_disc
+from operant.envs.drawing import BLUE, GROUND, ORANGE, YELLOW, in_box, in_disc
 
 MAZE = (
     "############################",

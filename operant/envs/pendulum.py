@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from numpy import float32
 
+from operant.compute.rng import uniform4
 from operant.envs import Box, Env, device
-from operant.rng import uniform4
-from operant.shapes import GREY, GROUND, RED, in_disc, in_rod
+from operant.envs.drawing import GREY, GROUND, RED, in_disc, in_rod
 
 THETA, THETA_DOT, FIELDS = range(3)  # rows of the state: rad, rad/s
 

@@ -1,0 +1,1 @@
+"""Charts and pictures as rows of terminal cells. Knows no file and no widget."""

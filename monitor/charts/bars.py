@@ -1,0 +1,85 @@
+"""Bars as cells: progress, where the time goes, how busy something is. Standard library only. Knows nothing of runs beyond the snapshot's values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monitor.charts.cells import beside, inked, line
+from monitor.charts.palette import UNICODE, Cell, Glyphs, Ink, Row, Rows
+from monitor.data.snapshot import Level, PhaseShare
+from operant.text import number, safe
+
+_LEVELS = {"ok": "good", "warn": "warn", "bad": "bad"}
+
+
+def percent(share: float | None) -> str:
+    """68 %, 0.4 %; 100 % only for all of it; a dash for none."""
+    if share is None or share != share:
+        return "-"
+    value = 100 * share
+    if 0 < value < 0.95:
+        return f"{max(value, 0.1):.1f} %"
+    return f"{min(value, 99.4) if value < 100 else value:.0f} %"
+
+
+def progress_bar(share: float | None, width: int, glyphs: Glyphs = UNICODE, ink: Ink = Ink("focus")) -> Row:  # noqa: B008 (a constant)
+    """A heavy line over a light one, to half a cell. Full only when all is done; an unknown share (None, NaN) is an empty bar."""
+    halves = int(2 * width * min(max(share, 0.0), 1.0)) if share is not None and share == share else 0
+    full, half = divmod(halves, 2)
+    done = (Cell(glyphs.bar_full, ink),) * full + (Cell(glyphs.bar_half, ink),) * half
+    return done + (Cell(glyphs.bar_rest, Ink("border")),) * (width - len(done))
+
+
+def portions(shares: Sequence[float], width: int) -> list[int]:
+    """Whole cells for each share, by largest remainders; their sum is `width` times the sum of the shares (at most 1), rounded."""
+    sizes = [max(share, 0.0) if share == share else 0.0 for share in shares]
+    total = sum(sizes)
+    scale = width / max(total, 1.0)
+    exact = [size * scale for size in sizes]
+    whole = [int(size) for size in exact]
+    left = round(sum(exact)) - sum(whole)
+    for index in sorted(range(len(exact)), key=lambda k: whole[k] - exact[k])[:left]:
+        whole[index] += 1
+    return whole
+
+
+def phase_ink(index: int) -> Ink:
+    """The colour of the k-th phase, in the bar and in its legend."""
+    return Ink(f"series.{index % 8}")
+
+
+def phase_bar(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE) -> Row:
+    """Phases side by side, in the order of the legend; time that is no phase's stays empty."""
+    cells: list[Cell] = []
+    for index, size in enumerate(portions([phase.share for phase in phases], width)):
+        cells += [Cell(glyphs.shades[index % len(glyphs.shades)], phase_ink(index))] * size
+    return tuple(cells) + (Cell(glyphs.bar_rest, Ink("border")),) * (width - len(cells))
+
+
+def phase_legend(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE) -> Rows:
+    """A row for each phase: `█ collect    61 %   75 ms`."""
+    rows: Rows = []
+    for index, phase in enumerate(phases):
+        name = safe(phase.name, max(1, width - 20))
+        figures = f"{percent(phase.share):>6}  {milliseconds(phase.milliseconds):>8}"
+        rows.append(
+            beside([(f"{glyphs.shades[index % len(glyphs.shades)]} ", phase_ink(index)), (name, Ink("text"))], [(figures, Ink("dim"))], width)
+        )  # fmt: skip
+    return rows
+
+
+def milliseconds(value: float) -> str:
+    """0.42 ms, 75 ms, 1.3 s."""
+    if value >= 999.5:
+        return f"{number(value / 1000)} s"
+    return f"{value:.0f} ms" if value >= 99.5 else f"{value:.1f} ms" if value >= 9.95 else f"{value:.2f} ms"
+
+
+def meter(label: str, share: float | None, text: str, width: int, glyphs: Glyphs = UNICODE, level: Level | None = None, label_width: int = 6) -> Row:
+    """A small bar between its name and its figure: `util   ━━━━━━━╸──  97 %`. Without a share there is no bar, and narrow ones leave it out."""
+    name, figure = inked(f"{label:<{label_width}} ", Ink("text")), inked(f" {text}", Ink("bright"))
+    room = width - len(name) - len(figure)
+    if share is None or room < 4:
+        return line([(f"{label:<{label_width}} ", Ink("text")), (text, Ink("bright"))], width)
+    bar = progress_bar(share, room, glyphs, Ink(_LEVELS.get(level or "", "series.0")))
+    return name + bar + figure

@@ -1,0 +1,275 @@
+"""The inside of a chart as cells: a mean line in braille over a dim band from smallest to largest value. Standard library only.
+
+Pure: points and a range in, rows of cells out. A cell holds 2 x 4 dots, so a plot of W cells takes 2 W points, one a dot column. A column of cells depends on
+its own two points and the two beside them; `Memory` keeps drawn columns, so that only those whose dots moved are drawn again.
+
+Gaps: a stretch without points is a gap, and stays one, if it is wider than twice the usual distance between neighbouring points (and than two dot columns);
+narrower, it is what buckets wider than a column look like, and the line goes straight through it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from monitor.charts.palette import Cell, Glyphs, Ink, Row, Rows
+from monitor.charts.scale import Range
+from monitor.data.snapshot import Point
+
+Dots = tuple[int, int]  # topmost and bottommost dot row of a stretch, 0 at the top
+_NOTHING: Dots = (1 << 30, -1)  # touches no row
+_KEEP = 4096  # columns
+
+_LEFT = (0x01, 0x02, 0x04, 0x40)
+_RIGHT = (0x08, 0x10, 0x20, 0x80)
+
+
+def _masks(bits: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(sum(bits[top : bottom + 1]) for bottom in range(4)) for top in range(4))
+
+
+_LEFT_MASKS, _RIGHT_MASKS = _masks(_LEFT), _masks(_RIGHT)
+
+
+class Plot(NamedTuple):
+    """What to draw: two points a cell, scaled to `shown`."""
+
+    points: Sequence[Point | None]
+    shown: Range
+    overlay: Sequence[Point | None] = ()
+    target: float | None = None
+    upright: Mapping[int, str] = {}  # cell column -> a character of a dim vertical line
+    cursor: int | None = None  # cell column
+    colour: int = 0
+    overlay_colour: int = 1
+
+
+class Memory:
+    """Columns drawn before, by the dots in them. Valid for one height, one pair of colours and one set of glyphs."""
+
+    def __init__(self) -> None:
+        self._valid_for: tuple[object, ...] = ()
+        self._columns: dict[tuple[object, ...], Row] = {}
+
+    def columns(self, *valid_for: object) -> dict[tuple[object, ...], Row]:
+        """The store, emptied if it was made for anything else or has grown."""
+        if self._valid_for != valid_for or len(self._columns) > _KEEP:
+            self._valid_for, self._columns = valid_for, {}
+        return self._columns
+
+
+def dot_rows(points: Sequence[Point | None], shown: Range, dots: int) -> tuple[list[int | None], list[Dots]]:
+    """For each point the dot row of its mean and the dot rows of its band, from 0 at the top to `dots` - 1; None and an empty stretch where there is none.
+
+    A mean outside the range sits on the edge.
+    """
+    if shown.log:
+        points = [None if point is None or point.mean <= 0 else _logarithms(point) for point in points]
+    means: list[int | None] = []
+    bands: list[Dots] = []
+    last = dots - 1
+    top, scale = shown.high, last / shown.span
+    for point in points:
+        if point is None:
+            means.append(None)
+            bands.append(_NOTHING)
+            continue
+        # Plain comparisons: this loop is most of what a chart costs.
+        at = (top - point[1]) * scale
+        mean = 0 if at < 0 else last if at > last else int(at + 0.5)
+        at = (top - point[2]) * scale
+        above = 0 if at < 0 else mean if at > mean else int(at + 0.5)
+        at = (top - point[0]) * scale
+        below = last if at > last else mean if at < mean else int(at + 0.5)
+        means.append(mean)
+        bands.append((above, below))
+    return means, bands
+
+
+def _logarithms(point: Point) -> Point:
+    """Exponents of ten; what is not above zero is far below any."""
+    low, mean, high = (math.log10(value) if value > 0 else -400.0 for value in point[:3])
+    return Point(low, mean, high)
+
+
+def bridged(rows: Sequence[int | None]) -> list[int | None]:
+    """`rows` with gaps that are none filled by straight lines (the rule is the module's)."""
+    there = [index for index, row in enumerate(rows) if row is not None]
+    filled = list(rows)
+    if len(there) < 3:
+        # Two points tell no usual distance: a line between them says how they hang together.
+        widest = len(rows)
+    else:
+        steps = sorted(after - before for before, after in pairwise(there))
+        widest = max(3, 2 * steps[len(steps) // 2])
+    for before, after in pairwise(there):
+        if 1 < after - before <= widest:
+            start, end = rows[before] or 0, rows[after] or 0
+            for index in range(before + 1, after):
+                filled[index] = start + round((end - start) * (index - before) / (after - before))
+    return filled
+
+
+def stretches(rows: Sequence[int | None]) -> list[Dots]:
+    """The dots of each dot column, so that neighbouring columns join: each reaches half way to its neighbours."""
+    dots: list[Dots] = []
+    count = len(rows)
+    for index, row in enumerate(rows):
+        if row is None:
+            dots.append(_NOTHING)
+            continue
+        top = bottom = row
+        before = rows[index - 1] if index else None
+        after = rows[index + 1] if index + 1 < count else None
+        if before is not None and before != row:
+            # The upper half of the way belongs to the column it starts in: the two halves meet and do not overlap.
+            if before < row:
+                top = min(top, (before + row) // 2 + 1)
+            else:
+                bottom = max(bottom, (before + row) // 2)
+        if after is not None and after != row:
+            if after < row:
+                top = min(top, (after + row) // 2 + 1)
+            else:
+                bottom = max(bottom, (after + row) // 2)
+        if before is None and after is None:
+            # A lone dot is easily missed.
+            top, bottom = max(row - 1, 0), row + (row == 0)
+        dots.append((top, bottom))
+    return dots
+
+
+def _mask(left: Dots, right: Dots, top: int) -> int:
+    """Braille bits of the cell whose first dot row is `top`."""
+    mask = 0
+    low, high = left[0] - top, left[1] - top
+    if low <= high and low < 4 and high >= 0:
+        mask = _LEFT_MASKS[low if low > 0 else 0][high if high < 3 else 3]
+    low, high = right[0] - top, right[1] - top
+    if low <= high and low < 4 and high >= 0:
+        mask |= _RIGHT_MASKS[low if low > 0 else 0][high if high < 3 else 3]
+    return mask
+
+
+def _covered(band: Dots, top: int) -> int:
+    return max(0, min(band[1], top + 3) - max(band[0], top) + 1)
+
+
+class Inks(NamedTuple):
+    """The inks of one plot, each without and with the band behind."""
+
+    line: tuple[Ink, Ink]
+    overlay: tuple[Ink, Ink]
+    quiet: tuple[Ink, Ink]  # empty cells and vertical lines
+    target: tuple[Ink, Ink]
+
+
+class Stamps(NamedTuple):
+    """All cells of one plot, made once: by what is in them, band, dots."""
+
+    inks: Inks
+    line: tuple[tuple[Cell, ...], tuple[Cell, ...]]
+    overlay: tuple[tuple[Cell, ...], tuple[Cell, ...]]
+    target: tuple[tuple[Cell, ...], tuple[Cell, ...]]
+    empty: tuple[Cell, Cell]
+
+
+@functools.lru_cache(64)
+def stamps(colour: int, overlay_colour: int) -> Stamps:
+    """The stamps of two of the palette's series."""
+    band = f"band.{colour}"
+    line, overlay, quiet, target = ((Ink(token), Ink(token, band)) for token in (f"series.{colour}", f"series.{overlay_colour}", "faint", "dim"))
+    tables = [tuple(tuple(Cell(chr(0x2800 + mask), ink) for mask in range(256)) for ink in inks) for inks in (line, overlay, target)]
+    return Stamps(Inks(line, overlay, quiet, target), tables[0], tables[1], tables[2], (Cell(" ", quiet[0]), Cell(" ", quiet[1])))  # type: ignore[arg-type]
+
+
+def _braille_column(
+    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, Dots], over: tuple[Dots, Dots], target: int | None, upright: str, stamp: Stamps
+) -> Row:
+    (left, right), empty = bands, stamp.empty
+    behind = [0] * height
+    # Half of the cell's eight dots: a band thinner than that is the line itself.
+    for row in range(min(left[0], right[0]) // 4, min(max(left[1], right[1]) // 4 + 1, height)):
+        behind[row] = _covered(left, 4 * row) + _covered(right, 4 * row) >= 4
+    cells = [empty[band] for band in behind]
+    if target is not None:
+        cells[target // 4] = stamp.target[behind[target // 4]][_LEFT[target % 4]]
+    if upright:
+        cells = [Cell(upright, stamp.inks.quiet[band]) for band in behind]
+    for dots, table in ((over, stamp.overlay), (line, stamp.line)):
+        left, right = dots
+        if left is _NOTHING and right is _NOTHING:
+            continue
+        for row in range(min(left[0], right[0]) // 4, min(max(left[1], right[1]) // 4 + 1, height)):
+            if mask := _mask(left, right, 4 * row):
+                cells[row] = table[behind[row]][mask]
+    return tuple(cells)
+
+
+def _ascii_column(
+    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, Dots], over: tuple[Dots, Dots], target: int | None, upright: str, stamp: Stamps
+) -> Row:
+    r"""The same in characters: `-` level, `/` and `\` steep, `|` upright, `:` the band, `.` the overlay. One dot row is one row of cells."""
+    cells: list[Cell] = []
+    left, right = line
+    inks = stamp.inks
+    for row in range(height):
+        inside = [stretch for stretch in line if stretch[0] <= row <= stretch[1]]
+        if inside:
+            if any(stretch[1] - stretch[0] > 1 for stretch in inside):
+                character = "|"
+            elif left[0] <= left[1] and right[0] <= right[1] and left != right:
+                character = "/" if left[0] + left[1] > right[0] + right[1] else "\\"
+            else:
+                character = "-" if len(inside) == 2 else "*"
+            cells.append(Cell(character, inks.line[0]))
+        elif any(stretch[0] <= row <= stretch[1] for stretch in over):
+            cells.append(Cell("+", inks.overlay[0]))
+        elif upright:
+            cells.append(Cell(upright, inks.quiet[0]))
+        elif any(stretch[0] <= row <= stretch[1] for stretch in bands):
+            cells.append(Cell(":", Ink("faint")))
+        elif row == target:
+            cells.append(Cell(".", inks.target[0]))
+        else:
+            cells.append(Cell(" ", inks.quiet[0]))
+    return tuple(cells)
+
+
+def _dotted(stretch: Dots, index: int) -> Dots:
+    """Every other dot column of an overlaid line, so that it differs from the run's own without colour."""
+    return stretch if index % 2 == 0 else _NOTHING
+
+
+def _lit(column: Row, token: str) -> Row:
+    return tuple(Cell(cell.character, cell.ink._replace(back=token)) for cell in column)
+
+
+def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Memory) -> Rows:
+    """`height` rows of `width` cells (both >= 1). Points beyond 2 * width are not drawn, missing ones are empty."""
+    scale, draw_column = (4, _braille_column) if glyphs.braille else (1, _ascii_column)
+    dots = scale * height
+    wanted = 2 * width
+    means, bands = dot_rows([*plot.points[:wanted], *[None] * (wanted - len(plot.points))], plot.shown, dots)
+    line = stretches(bridged(means))
+    over = [_NOTHING] * wanted
+    if plot.overlay:
+        rows, _ = dot_rows([*plot.overlay[:wanted], *[None] * (wanted - len(plot.overlay))], plot.shown, dots)
+        over = [_dotted(stretch, index) for index, stretch in enumerate(stretches(bridged(rows)))]
+    at = None if plot.target is None else plot.shown.place(plot.target)
+    target = round((1 - at) * (dots - 1)) if at is not None and 0 <= at <= 1 else None
+    stamp = stamps(plot.colour, plot.overlay_colour)
+    store = memory.columns(height, plot.colour, plot.overlay_colour, glyphs)
+    columns: list[Row] = []
+    for column in range(width):
+        left = 2 * column
+        key = (line[left], line[left + 1], bands[left], bands[left + 1], over[left], over[left + 1], target, plot.upright.get(column, ""))
+        cells = store.get(key)
+        if cells is None:
+            cells = store[key] = draw_column(height, key[0:2], key[2:4], key[4:6], target, key[7], stamp)
+        columns.append(_lit(cells, "cursor") if column == plot.cursor else cells)
+    return list(zip(*columns, strict=True))
+

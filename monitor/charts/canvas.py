@@ -1,0 +1,108 @@
+"""A widget drawn from cells, which repaints only those that changed.
+
+Knows nothing of what is drawn: a subclass gives rows of cells for a size. Text in cells is literal, never markup.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from monitor.charts.cells import blank
+from monitor.charts.palette import Cell, Ink, Look, Row, Rows
+
+_NEAR = 4  # cells: changed runs this near to each other are one, as moving the cursor costs more than writing them
+
+
+def changed_runs(before: Row, after: Row) -> list[tuple[int, int]]:
+    """(start, length) of the stretches in which two rows of one width differ."""
+    runs: list[tuple[int, int]] = []
+    for x, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old is not new and old != new:
+            if runs and x - (runs[-1][0] + runs[-1][1]) < _NEAR:
+                runs[-1] = (runs[-1][0], x + 1 - runs[-1][0])
+            else:
+                runs.append((x, 1))
+    return runs
+
+
+class Canvas(Widget):
+    """Rows of cells as a widget. A subclass writes `draw`; whoever changed what it draws calls `redraw`.
+
+    An app that has an attribute `ascii_only` that is true gets ASCII glyphs.
+    """
+
+    DEFAULT_CSS = "Canvas { height: 1; width: 1fr; }"
+
+    def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(name=name, id=id, classes=classes)
+        self._rows: Rows | None = None
+        self._drawn_for: tuple[object, ...] = ()
+        self._canvas_look: Look | None = None
+        self._ink_styles: dict[Ink, Style] = {}
+
+    def draw(self, width: int, height: int, look: Look) -> Rows:
+        """`height` rows of `width` cells (both >= 1)."""
+        return blank(width, height)
+
+    @property
+    def look(self) -> Look:
+        """Colours and glyphs of the app's theme on this widget's ground."""
+        if self._canvas_look is None:
+            self._canvas_look = Look(self.app.current_theme.dark, self.background_colors[1].hex6, bool(getattr(self.app, "ascii_only", False)))
+            self._ink_styles = {}
+        return self._canvas_look
+
+    def notify_style_update(self) -> None:
+        """The theme, focus or a style changed: all colours may have."""
+        super().notify_style_update()
+        self._canvas_look = None
+        self._drawn_for = ()
+
+    def redraw(self) -> None:
+        """Draw again and repaint the cells that changed; nothing where none did."""
+        if not self.is_mounted or not self.size:
+            return
+        before, drawn_for = self._rows, self._drawn_for
+        rows = self._draw()
+        if before is None or drawn_for != self._drawn_for:
+            self.refresh()
+            return
+        regions = [Region(x, y, length, 1) for y, (old, new) in enumerate(zip(before, rows, strict=True)) if old != new for x, length in changed_runs(old, new)]
+        if regions:
+            self.refresh(*regions)
+
+    def _draw(self) -> Rows:
+        look = self.look
+        width, height = self.size
+        self._rows = self.draw(width, height, look)
+        self._drawn_for = (width, height, look.key)
+        return self._rows
+
+    def render_line(self, y: int) -> Strip:
+        """One line, out of the cells drawn last; drawn anew where size or colours are no longer those."""
+        width, height = self.size
+        rows = self._rows
+        if rows is None or self._drawn_for != (width, height, self.look.key):
+            rows = self._draw()
+        if not 0 <= y < len(rows):
+            return Strip.blank(width)
+        segments = [Segment("".join([cell[0] for cell in run]), self.style_of(ink)) for ink, run in groupby(rows[y], _ink)]
+        return Strip(segments, width)
+
+    def style_of(self, ink: Ink) -> Style:
+        """The style of an ink, made once."""
+        style = self._ink_styles.get(ink)
+        if style is None:
+            look = self.look
+            style = self._ink_styles[ink] = Style(color=look.hex(ink.fore), bgcolor=look.hex(ink.back), bold=ink.bold or None)
+        return style
+
+
+def _ink(cell: Cell) -> Ink:
+    return cell[1]

@@ -1,0 +1,73 @@
+"""Rows of cells from text. Standard library only. Knows nothing of what the text says."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from monitor.charts.palette import Cell, Ink, Look, Row, Rows
+from operant.text import cells as cells_of
+
+Piece = tuple[str, Ink]
+
+EMPTY = Cell(" ", Ink())
+
+
+def blank(width: int, height: int) -> Rows:
+    """Nothing, in that size."""
+    return [(EMPTY,) * width] * height
+
+
+def inked(text: str, ink: Ink) -> Row:
+    """One cell a character; what is not printable or not one cell wide becomes a question mark, so that columns stay where they are."""
+    if not (text.isascii() and text.isprintable()):
+        text = "".join(character if character.isprintable() and cells_of(character) == 1 else "?" for character in text)
+    return tuple(Cell(character, ink) for character in text)
+
+
+def line(pieces: Iterable[Piece], width: int, rest: Cell = EMPTY) -> Row:
+    """Pieces one after the other; the first words are cut if they must be, what else does not fit is left out, and all after it. `rest` fills the line."""
+    row: Row = ()
+    for text, ink in pieces:
+        if len(row) + len(text) > width:
+            if not any(cell.character != " " for cell in row):
+                row += inked(text[: width - len(row)], ink)
+            break
+        row += inked(text, ink)
+    return row + (rest,) * (width - len(row))
+
+
+def beside(left: Iterable[Piece], right: Iterable[Piece], width: int) -> Row:
+    """`left` at the left edge and `right` at the right one; the left has the first say."""
+    left, right = list(left), list(right)
+    used = sum(len(text) for text, _ in left)
+    room = width - used - 1
+    length = sum(len(text) for text, _ in right)
+    if used >= width or length > room:
+        return line(left, width)
+    return line([*left, (" " * (width - used - length), Ink()), *right], width)
+
+
+def framed(inside: Rows, title: Iterable[Piece], width: int, look: Look, *, focused: bool = False, bottom: Sequence[Cell | None] = ()) -> Rows:
+    """`inside` (rows of `width` - 2, `width` >= 6) in a frame with its title in the upper edge; what `bottom` has lies in the lower one."""
+    ink = Ink("focus" if focused else "border")
+    top_left, across, top_right, upright, bottom_right, bottom_left = (Cell(c, ink) for c in (look.glyphs.box_focused if focused else look.glyphs.box))
+    words = [piece for piece in title if piece[0]]
+    top = line([(" ", Ink()), *words, (" ", Ink())], width - 4, across) if words else (across,) * (width - 4)
+    below = [cell or across for cell in bottom] + [across] * (width - 2 - len(bottom))
+    return [(top_left, across, *top, across, top_right), *((upright, *row, upright) for row in inside), (bottom_left, *below, bottom_right)]
+
+
+def sentence(text: str, width: int, height: int) -> Rows:
+    """`text` in the middle, dim, on as many lines as it needs and there are."""
+    rows = blank(width, height)
+    lines = textwrap.wrap(text, max(1, width))[:height]
+    above = (height - len(lines)) // 2
+    for index, words in enumerate(lines):
+        rows[above + index] = line([(" " * ((width - len(words)) // 2) + words, Ink("dim"))], width)
+    return rows
+
+
+def text_of(rows: Rows) -> list[str]:
+    """What rows say, without colour."""
+    return ["".join([cell.character for cell in row]) for row in rows]

@@ -1,0 +1,153 @@
+"""Lines of text as a screen shows them: pieces with an ink, cut and padded by cells. Standard library only.
+
+The choke point for text is here: `clean` passes what a terminal would neither obey nor hide. Knows nothing of runs, of widgets, or of what colours look like:
+an ink is a token of `monitor.palette`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import groupby
+from typing import NamedTuple
+
+from monitor.charts.palette import Cell, Ink, Row
+from operant.text import cells, safe
+
+_LONGEST_CELLS = 2000
+
+
+class Piece(NamedTuple):
+    """A stretch of text in one ink. `action` is what a click on it does, an action's name: a constant of this program, never data."""
+
+    text: str
+    fore: str = "text"
+    bold: bool = False
+    back: str = ""
+    action: str = ""
+
+
+Line = tuple[Piece, ...]
+
+_ASCII = str.maketrans(
+    {
+        "●": "*", "◌": "o", "‖": "=", "◔": "~", "◐": "~", "✖": "x", "■": "#", "✔": "+", "⌁": "@", "━": "=", "╸": "-", "─": "-", "▲": "^", "▼": "v", "▸": ">",
+        "◆": "o", "┊": ":", "·": "-", "…": "~", "−": "-", "×": "x", "≈": "~", "←": "<", "→": ">", "↑": "^", "↓": "v", "█": "#", "▓": "=", "▒": "+", "░": "-",
+        "°": " ", "±": "~", "│": "|", "╭": "+", "╮": "+", "╰": "+", "╯": "+", "┃": "|", "⏎": "=", "–": "-", "—": "-", "›": ">", "’": "'",
+    }
+)  # fmt: skip
+
+
+def clean(text: str, *, ascii_only: bool = False) -> str:
+    """`text` as it may be written to a terminal; with `ascii_only` in ASCII, cell for cell."""
+    if not text.isascii():
+        if ascii_only:
+            text = text.translate(_ASCII)
+        if not (text.isascii() and text.isprintable()):
+            text = safe(text, _LONGEST_CELLS)
+            if ascii_only:
+                text = "".join(c if c.isascii() else "?" * cells(c) for c in text)
+        return text
+    return text if text.isprintable() else safe(text, _LONGEST_CELLS)
+
+
+def of_cells(row: Row) -> Line:
+    """A row of cells as pieces."""
+    return tuple(Piece("".join([cell.character for cell in run]), ink.fore, ink.bold, ink.back) for ink, run in groupby(row, _ink))
+
+
+def _ink(cell: Cell) -> Ink:
+    return cell.ink
+
+
+def width_of(text: str) -> int:
+    """How many cells a text takes."""
+    return len(text) if text.isascii() else _width_of(text)
+
+
+@lru_cache(4096)
+def _width_of(text: str) -> int:
+    return sum(map(cells, text))
+
+
+def length(line: Iterable[Piece]) -> int:
+    """How many cells a line takes."""
+    return sum(width_of(piece.text) for piece in line)
+
+
+def cut(text: str, limit_cells: int) -> str:
+    """`text` in at most `limit_cells`, an ellipsis where it was cut."""
+    if width_of(text) <= limit_cells:
+        return text
+    return safe(text, limit_cells) if limit_cells > 0 else ""
+
+
+def padded(text: str, width: int) -> str:
+    """`text` in exactly `width` cells."""
+    text = cut(text, width)
+    return text + " " * (width - width_of(text))
+
+
+def broken(text: str, width: int) -> list[str]:
+    """`text` in parts of at most `width` cells, broken anywhere: for text that words cannot be told apart in."""
+    if width_of(text) <= width:
+        return [text]
+    parts, used = [""], 0
+    for character in text:
+        own = cells(character)
+        if used + own > max(2, width):
+            parts.append("")
+            used = 0
+        parts[-1] += character
+        used += own
+    return parts
+
+
+def fit(line: Sequence[Piece], width: int) -> Line:
+    """The line in exactly `width` cells: cut with an ellipsis, or padded."""
+    used, fitted = 0, []
+    for piece in line:
+        taken = width_of(piece.text)
+        if used + taken > width:
+            text = cut(piece.text, width - used)
+            if text:
+                fitted.append(piece._replace(text=text))
+            used += width_of(text)
+            break
+        if taken:
+            fitted.append(piece)
+            used += taken
+    if used < width:
+        fitted.append(Piece(" " * (width - used)))
+    return tuple(fitted)
+
+
+def spread(left: Sequence[Piece], right: Sequence[Piece], width: int) -> Line:
+    """`left` at the left edge and `right` at the right one; where both do not fit, the left is cut, down to nothing."""
+    room = width - length(right)
+    if room <= 0:
+        return fit(right, width)
+    return (*fit(left, room), *right)
+
+
+def flow(parts: Iterable[Sequence[Piece]], width: int, gap: int = 3) -> list[Line]:
+    """Parts one after the other, as many to a line as fit whole."""
+    lines: list[list[Piece]] = [[]]
+    used = 0
+    for part in parts:
+        taken = length(part)
+        if used and used + gap + taken > width:
+            lines.append([])
+            used = 0
+        if used:
+            lines[-1].append(Piece(" " * gap))
+            used += gap
+        lines[-1] += part
+        used += taken
+    return [tuple(line) for line in lines]
+
+
+def wrapped(text: str, width: int, indent: str = "", first: str = "") -> list[str]:
+    """A text in lines of at most `width` cells, the first behind `first`, all others behind `indent`. Counts characters: for words of this program."""
+    return textwrap.wrap(text, max(width, len(indent) + 8), initial_indent=first, subsequent_indent=indent) or [""]

@@ -1,0 +1,269 @@
+"""The agent as it plays: pictures of pixels as cells of a terminal.
+
+Three ways, all pure: braille (2 x 4 dots a cell, in the colour most of them have), half blocks (two pixels a cell) and ASCII. What lanes mostly have along
+their borders is their ground and is not drawn: one for all of them, and the same from frame to frame, or a lane in which it is rare for a moment would
+appear inverted. Colours are kept few, and readable on the theme, so that little has to be sent. `AgentPicture` is the widget. Knows nothing of
+environments: a frame is bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from textual.message import Message
+
+from monitor.charts.canvas import Canvas
+from monitor.charts.cells import EMPTY, Piece, blank, framed, sentence
+from monitor.charts.palette import Cell, Ink, Look, Row, Rows, hexadecimal, readable
+from monitor.data.snapshot import Frame
+
+Mode = Literal["braille", "blocks", "ascii"]
+
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # braille's bits by row and column
+_DENSITY = " ..::**##"  # ASCII by how many of a cell's eight dots are lit
+_CONTRAST = 2.0  # a picture is no text: enough to see it, and its colours stay near what they were
+_STEP = 17  # a channel has sixteen levels: shades that nobody tells apart are one
+_ALMOST = 0.15
+_GAP = 1  # cells between lanes
+_LOOKED_AT = 256  # pixels of a lane
+_FAIR_SHARE = 0.15  # of the pixels: a ground that has less is no longer one
+
+Dot = bytes | None  # three bytes of colour; None where the ground is
+DotRow = tuple[Dot, ...]
+
+
+class Grid(NamedTuple):
+    """How lanes are laid out: so many across and down, each of so many cells."""
+
+    across: int
+    down: int
+    width: int
+    height: int
+
+    @classmethod
+    def of(cls, lanes: int, pixel_width: int, pixel_height: int, width: int, height: int) -> Grid | None:
+        """The layout in which lanes are largest; None where none has room. A cell is twice as high as wide."""
+        best: Grid | None = None
+        for across in range(1, lanes + 1):
+            down = -(-lanes // across)
+            room_width, room_height = (width - _GAP * (across - 1)) // across, height // down
+            if room_width < 1 or room_height < 1:
+                continue
+            scale = min(2 * room_width / pixel_width, 4 * room_height / pixel_height)
+            if scale > 1 and scale - int(scale) < _ALMOST:
+                scale = int(scale)  # a dot a pixel, or so many, looks better than a little more
+            lane = cls(across, down, max(1, int(pixel_width * scale / 2 + 1e-6)), max(1, int(pixel_height * scale / 4 + 1e-6)))
+            if best is None or lane.width * lane.height > best.width * best.height:
+                best = lane
+        return best
+
+
+def ground_of(frame: Frame, before: bytes | None = None) -> bytes | None:
+    """The colour that is most frequent in a frame's lanes, or that of the frame before while it has a fair share of them.
+
+    Not along the border: a field may have a wall. None where the bytes do not match the shape: there is no picture.
+    """
+    size = _lane_bytes(frame)
+    if not size:
+        return None
+    # Some hundred pixels of a lane tell it; an odd distance that does not divide a row meets every column.
+    step = frame.height * frame.width // _LOOKED_AT | 1
+    step += 2 if step > 1 and frame.width % step == 0 else 0
+    places = range(0, size, 3 * step)
+    counts = Counter(bytes(frame.pixels[lane + place : lane + place + 3]) for lane in range(0, frame.lanes * size, size) for place in places)
+    if before is not None and counts[before] >= _FAIR_SHARE * counts.total():
+        return before
+    return counts.most_common(1)[0][0]
+
+
+def _lane_bytes(frame: Frame) -> int:
+    """How many bytes a lane has; 0 where there are fewer than the shape says, or none."""
+    size = frame.height * frame.width * 3
+    return size if min(frame.lanes, frame.height, frame.width) >= 1 and len(frame.pixels) >= frame.lanes * size else 0
+
+
+def sampled(pixels: bytes, width: int, height: int, columns: int, rows: int, ground: bytes) -> list[DotRow]:
+    """One lane's picture in `columns` x `rows` dots. Smaller than the picture, a dot is lit if any pixel under it is: nothing thin gets lost."""
+    row_bytes = 3 * width
+    spans = [(column * width // columns, max((column + 1) * width // columns, column * width // columns + 1)) for column in range(columns)]
+    single = all(end - start == 1 for start, end in spans)
+    places = [3 * start for start, _ in spans]
+    empty: DotRow = (None,) * columns
+    known: dict[bytes, DotRow] = {ground * width: empty}  # pictures have many rows alike
+
+    def dots_of(data: bytes) -> DotRow:
+        if single:
+            return tuple([None if (dot := data[place : place + 3]) == ground else dot for place in places])
+        return tuple([
+            next((dot for place in range(3 * start, 3 * end, 3) if (dot := data[place : place + 3]) != ground), None) for start, end in spans
+        ])  # fmt: skip
+
+    result: list[DotRow] = []
+    for row in range(rows):
+        first = row * height // rows
+        merged = empty
+        for source in range(first, max((row + 1) * height // rows, first + 1)):
+            data = pixels[source * row_bytes : (source + 1) * row_bytes]
+            dots = known.get(data)
+            if dots is None:
+                dots = known[data] = dots_of(data)
+            if dots is not empty:
+                merged = dots if merged is empty else tuple([a or b for a, b in zip(merged, dots, strict=True)])
+        result.append(merged)
+    return result
+
+
+@functools.lru_cache(4096)
+def shown_colour(pixel: bytes, ground: str) -> str:
+    """A pixel's colour in few levels, moved away from the theme's ground if it could not be seen on it."""
+    return readable(hexadecimal(*(_STEP * round(channel / _STEP) for channel in pixel)), ground, _CONTRAST)
+
+
+@functools.lru_cache(8192)
+def _braille_cell(dots: tuple[DotRow, ...], ground: str) -> Cell:
+    """Four pairs of dots as one cell. Two colours and no ground between them: the one lies behind the other."""
+    lit = [dot for pair in dots for dot in pair if dot is not None]
+    if not lit:
+        return EMPTY
+    counts = Counter(lit)
+    colour, back = counts.most_common(1)[0][0], ""
+    if len(lit) == 8 and len(counts) > 1:
+        back, colour = shown_colour(colour, ground), counts.most_common(2)[1][0]
+        mask = sum(bit for pair, bits in zip(dots, _DOTS, strict=True) for dot, bit in zip(pair, bits, strict=True) if dot == colour)
+    else:
+        mask = sum(bit for pair, bits in zip(dots, _DOTS, strict=True) for dot, bit in zip(pair, bits, strict=True) if dot is not None)
+    return Cell(chr(0x2800 + mask), Ink(shown_colour(colour, ground), back))
+
+
+@functools.lru_cache(8192)
+def _ascii_cell(dots: tuple[DotRow, ...], ground: str) -> Cell:
+    lit = [dot for pair in dots for dot in pair if dot is not None]
+    return Cell(_DENSITY[len(lit)], Ink(shown_colour(Counter(lit).most_common(1)[0][0], ground))) if lit else EMPTY
+
+
+@functools.lru_cache(8192)
+def _block_cell(upper: Dot, lower: Dot, ground: str, glyph: str) -> Cell:
+    if upper is None and lower is None:
+        return EMPTY
+    above, below = (shown_colour(dot, ground) if dot is not None else "" for dot in (upper, lower))
+    # Equal halves are a plain cell: nothing in it depends on the font.
+    return Cell(" ", Ink("text", above)) if above == below else Cell(glyph, Ink(above or "ground", below))
+
+
+def _lane(pixels: bytes, frame: Frame, ground: bytes, width: int, height: int, look: Look, mode: Mode) -> Rows:
+    """One lane as `height` rows of `width` cells."""
+    if mode == "blocks":
+        dots = sampled(pixels, frame.width, frame.height, width, 2 * height, ground)
+        glyph = look.glyphs.upper_half
+        return [tuple([_block_cell(a, b, look.ground, glyph) for a, b in zip(dots[2 * y], dots[2 * y + 1], strict=True)]) for y in range(height)]
+    dots = sampled(pixels, frame.width, frame.height, 2 * width, 4 * height, ground)
+    draw = _braille_cell if mode == "braille" else _ascii_cell
+    rows: Rows = []
+    for y in range(height):
+        four = dots[4 * y : 4 * y + 4]
+        if not any(map(any, four)):
+            rows.append((EMPTY,) * width)
+        else:
+            rows.append(tuple([draw(tuple([row[x : x + 2] for row in four]), look.ground) for x in range(0, 2 * width, 2)]))
+    return rows
+
+
+def draw_picture(frame: Frame, width: int, height: int, look: Look, mode: Mode = "braille", ground: bytes | None = None) -> Rows:
+    """All lanes of a frame in `height` rows of `width` cells (both >= 1), in the middle. A frame whose bytes do not match its shape shows nothing.
+
+    `ground` is the colour that is not drawn; None: that of the frame alone, see `ground_of`.
+    """
+    size, ground = _lane_bytes(frame), ground or ground_of(frame)
+    if not size or ground is None:
+        return blank(width, height)
+    grid = Grid.of(frame.lanes, frame.width, frame.height, width, height)
+    if grid is None:
+        return blank(width, height)
+    mode = "ascii" if not look.glyphs.braille else mode
+    lanes = [_lane(bytes(frame.pixels[k * size : (k + 1) * size]), frame, ground, grid.width, grid.height, look, mode) for k in range(frame.lanes)]
+    rows: Rows = []
+    for first in range(0, frame.lanes, grid.across):
+        rows += [_joined(some, width) for some in zip(*lanes[first : first + grid.across], strict=True)]
+    above = (height - len(rows)) // 2
+    empty = (EMPTY,) * width
+    return [*[empty] * above, *rows, *[empty] * (height - len(rows) - above)]
+
+
+def _joined(parts: Sequence[Row], width: int) -> Row:
+    """Lanes side by side in the middle of a line."""
+    cells: list[Cell] = []
+    for part in parts:
+        cells += [EMPTY] * (_GAP if cells else 0)
+        cells += part
+    left = (width - len(cells)) // 2
+    return (EMPTY,) * left + tuple(cells) + (EMPTY,) * (width - left - len(cells))
+
+
+def wanted_size(lanes: int, width: int, height: int, smallest: int = 32, largest: int = 96) -> int:
+    """The side of a square picture, in pixels, that needs no scaling in braille on `width` x `height` cells.
+
+    No fewer than `smallest`: in fewer pixels thin things are lost before `sampled` could keep them.
+    """
+    grid = Grid.of(max(1, lanes), 64, 64, max(1, width), max(1, height))
+    return smallest if grid is None else min(max(min(2 * grid.width, 4 * grid.height) // 4 * 4, smallest), largest)
+
+
+class AgentPicture(Canvas, can_focus=True):
+    """The widget: a frame of lanes, or a sentence that says why there is none. With a title it draws itself an edge."""
+
+    DEFAULT_CSS = "AgentPicture { width: 1fr; height: 1fr; }"
+
+    class Resized(Message):
+        """There is room for a picture of another size."""
+
+    def on_resize(self) -> None:
+        """Tell."""
+        self.post_message(self.Resized())
+
+    def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(name=name, id=id, classes=classes)
+        self._frame: Frame | None = None
+        self._ground: bytes | None = None  # of the frames so far
+        self._absent = ""
+        self._mode: Mode = "braille"
+        self._title: tuple[Piece, ...] = ()
+
+    def show(self, frame: Frame | None, *, absent: str = "", title: Sequence[Piece] = (), mode: Mode = "braille") -> None:
+        """Draw a frame; only cells that changed are repainted. None: draw the sentence `absent`."""
+        wanted = (frame, absent, tuple(title), mode)
+        if wanted != (self._frame, self._absent, self._title, self._mode):
+            if frame is None or frame != self._frame:
+                self._ground = ground_of(frame, self._ground) if frame is not None else None
+            self._frame, self._absent, self._title, self._mode = wanted
+            self.redraw()
+
+    @property
+    def inside(self) -> tuple[int, int]:
+        """Width and height left for the picture, in cells."""
+        width, height = self.size
+        return (width - 2, height - 2) if self._has_edge(width, height) else (width, height)
+
+    def _has_edge(self, width: int, height: int) -> bool:
+        return bool(self._title) and width >= 10 and height >= 4
+
+    def wanted_size(self, lanes: int) -> int:
+        """The side of a lane's picture, in pixels, that fits best."""
+        return wanted_size(lanes, *self.inside)
+
+    def draw(self, width: int, height: int, look: Look) -> Rows:
+        """The picture in a size."""
+        edge = self._has_edge(width, height)
+        inner = (width - 2, height - 2) if edge else (width, height)
+        rows = sentence(self._absent, *inner) if self._frame is None else draw_picture(self._frame, *inner, look, self._mode, self._ground)
+        return framed(rows, self._title, width, look, focused=self.has_focus) if edge else rows
+
+    def on_focus(self) -> None:
+        """The edge says so."""
+        self.redraw()
+
+    def on_blur(self) -> None:
+        """The edge says so."""
+        self.redraw()

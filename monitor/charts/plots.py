@@ -1,0 +1,146 @@
+"""From a metric's series and how a person looks at it to what a chart shows. Knows no widget's place and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from monitor.charts import figures
+from monitor.charts.chart import ChartData, ChartMark
+from monitor.charts.line import clean, cut
+from monitor.charts.palette import UNICODE, Glyphs
+from monitor.data.snapshot import Axis, Mark, Point, Series
+from monitor.screen.view import View
+from operant.text import count
+
+_NEAR = 8  # points
+_GUTTER, _GUTTER_FROM = 6, 22  # cells beside a chart's plot, as monitor/charts/chart.py has them
+_LEAST_TITLE = 6
+
+
+class Held(NamedTuple):
+    """What a chart's title says of a metric: its newest value, or the one at a moment that is held fast."""
+
+    latest: float | None
+    trend_per_min: float | None = None
+    best: float | None = None
+
+
+class Stage(NamedTuple):
+    """What all charts of a screen have in common."""
+
+    view: View
+    window: tuple[float, float] | None  # of x; None: there is no record yet
+    marks: Sequence[Mark] = ()
+    target: float | None = None
+    until: float | None = None  # x beyond which nothing is shown: the picture is frozen
+    newest: float = 0.0  # x of the newest record
+    at: float | None = None  # x that is looked at: an ended run is scrubbed
+    held: Mapping[str, Held] | None = None
+    figures: Mapping[str, float | None] = {}  # what the header says of a metric: its chart says the same
+    overlay: Mapping[str, Series] | None = None
+    overlay_name: str = ""
+    empty: str = "no value yet"
+    glyphs: Glyphs = UNICODE
+
+
+def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
+    """What a chart with room for `columns` points shows."""
+    view, held = stage.view, (stage.held or {}).get(series.name) or Held(series.latest, series.trend_per_min, series.best)
+    held = held._replace(latest=stage.figures.get(series.name, held.latest))
+    better = True if series.higher_better else None
+    unit = "" if series.unit == "reward" else series.unit
+    said = figures.words(held.latest, unit, held.trend_per_min, held.best if better else None, better, stage.glyphs)
+    if series.name == "sps":  # a count of steps; how many more of them each minute tells nobody anything
+        best = f"best {count(held.best)}" if held.best is not None else ""
+        said = said._replace(value=count(held.latest) if held.latest is not None else "-", rate="", best=best)
+    value = f"{said.value:<6}"  # so that what follows does not move with every record
+    head = ChartData(
+        title=clean(_cut_title(series.label or series.name, len(value), columns), ascii_only=not stage.glyphs.braille),
+        value=value,
+        log_y=view.log_axis(series.name, series.log_axis),
+        empty=stage.empty if series.extent(view.axis) is None else "no value in this window",
+    )
+    if stage.window is None or columns < 1:
+        return head
+    first, last = stage.window
+    points = _until(series.view(view.axis, first, last, columns, view.smooth), stage)
+    other = (stage.overlay or {}).get(series.name)
+    cursor = _cursor(series.name, stage, columns)
+    if stage.at is not None and cursor is not None and view.inspected != series.name:
+        # Scrubbed: the title says what was, not what came of it.
+        point = _nearest(points, cursor)
+        then = "-" if point is None else count(point.mean) if series.name == "sps" else figures.with_unit(point.mean, unit)
+        head, said = head._replace(value=f"{then:<6}"), said._replace(trend="", rate="", level=None)
+    second = () if other is None else other.view(view.axis, first, last, columns, view.smooth)
+    return head._replace(
+        trend=said.trend,
+        rate=said.rate,
+        # Of two runs the other's value is what one wants beside this one's.
+        best=said.best if other is None else f"{'┄' if stage.glyphs.braille else ':'} {_latest(other, unit)} {stage.overlay_name}",
+        trend_level=said.level,
+        points=points,
+        overlay=second,
+        marks=_marks(stage.marks, view.axis, first, last, stage.until),
+        x_left=figures.on_axis(view.axis, first),
+        x_right=figures.on_axis(view.axis, last),
+        cursor=cursor,
+        reading="" if cursor is None or view.inspected != series.name else _reading(points, cursor, stage, second),
+        target=stage.target if series.name in ("return", "eval/return") else None,
+    )
+
+
+def _latest(series: Series, unit: str) -> str:
+    return count(series.latest) if series.name == "sps" and series.latest is not None else figures.with_unit(series.latest, unit)
+
+
+def _cut_title(title: str, value_cells: int, columns: int) -> str:
+    """The value matters more than the end of its name; `columns` are two a cell of the plot."""
+    room = columns // 2 + (_GUTTER if columns // 2 + _GUTTER >= _GUTTER_FROM else 0) - 3
+    return cut(title, max(_LEAST_TITLE, room - value_cells - 2)) if columns else title
+
+
+def mark_x(mark: Mark, axis: Axis) -> float:
+    """Where a mark lies on an axis."""
+    return mark.step if axis == "step" else mark.wall_s if axis == "wall" else mark.iteration
+
+
+def _marks(marks: Iterable[Mark], axis: Axis, first: float, last: float, until: float | None) -> tuple[ChartMark, ...]:
+    if not last > first:
+        return ()
+    places = ((mark.kind, mark_x(mark, axis)) for mark in marks)
+    return tuple(ChartMark(kind, (x - first) / (last - first)) for kind, x in places if first <= x <= last and (until is None or x <= until))
+
+
+def _until(points: Sequence[Point | None], stage: Stage) -> Sequence[Point | None]:
+    if stage.until is None or stage.window is None:
+        return points
+    keep = index_of(stage.until, stage.window, len(points)) + 1
+    return [*points[:keep], *([None] * (len(points) - keep))] if keep < len(points) else points
+
+
+def index_of(x: float, window: tuple[float, float], columns: int) -> int:
+    """The point of a window in which x lies."""
+    first, last = window
+    return min(max(int((x - first) / (last - first) * columns), 0), columns - 1) if last > first else 0
+
+
+def _cursor(name: str, stage: Stage, columns: int) -> int | None:
+    view = stage.view
+    x = stage.at if view.inspected != name else stage.newest if view.cursor is None else view.cursor
+    if x is None or stage.window is None or (view.inspected != name and not stage.window[0] <= x <= stage.window[1]):
+        return None
+    return index_of(x, stage.window, columns)
+
+
+def _reading(points: Sequence[Point | None], cursor: int, stage: Stage, second: Sequence[Point | None]) -> str:
+    """What is at the cursor, of the second run too; where that point is empty, the nearest one that is not within a few."""
+    first, last = stage.window or (0.0, 0.0)
+    said = figures.reading(stage.view.axis, first + (cursor + 0.5) / len(points) * (last - first), _nearest(points, cursor))
+    other = _nearest(second, cursor) if second else None
+    return said if other is None else f"{said}  {'┄' if stage.glyphs.braille else ':'} {figures.with_unit(other.mean)}"
+
+
+def _nearest(points: Sequence[Point | None], cursor: int) -> Point | None:
+    near = sorted(range(max(0, cursor - _NEAR), min(len(points), cursor + _NEAR + 1)), key=lambda index: abs(index - cursor))
+    return next((points[index] for index in near if points[index] is not None), None)

@@ -1,0 +1,108 @@
+"""The buckets that a metric's history is summed up in: their edges, their contents, and how new records fall into them. Standard library only.
+
+Knows nothing of how many levels of buckets there are, nor of threads: see `monitor.series`.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from monitor.data.snapshot import Point
+
+
+class Level:
+    """Buckets of `size` records: where they end on the three axes, and how many records they hold. The last one may be incomplete."""
+
+    __slots__ = ("begins", "ends", "filled", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.begins: list[float] = []  # where the first bucket begins, one number an axis; empty until there is one
+        self.ends: tuple[array[float], array[float], array[float]] = (array("d"), array("d"), array("d"))
+        self.filled = array("Q")
+
+    def cut(self, first: int, last: int) -> None:
+        """Keep the buckets [first, last)."""
+        if first:
+            self.begins = [ends[first - 1] for ends in self.ends]
+        for one in (*self.ends, self.filled):
+            del one[last:]
+            del one[:first]
+
+
+class Part:
+    """A curve's share of a level: one entry a bucket. An empty bucket has low = inf, high = -inf, so that min, max and sum need no exception."""
+
+    __slots__ = ("bad", "count", "high", "low", "total")
+
+    def __init__(self) -> None:
+        self.low, self.high, self.total = array("d"), array("d"), array("d")
+        self.count, self.bad = array("I"), array("I")
+
+    def cut(self, first: int, last: int) -> None:
+        """Keep the buckets [first, last)."""
+        for one in (self.low, self.high, self.total, self.count, self.bad):
+            del one[last:]
+            del one[:first]
+
+    def append(self, low: float, high: float, total: float, count: int, bad: int) -> None:
+        """One more bucket."""
+        self.low.append(low)
+        self.high.append(high)
+        self.total.append(total)
+        self.count.append(count)
+        self.bad.append(bad)
+
+    def merge(self, low: float, high: float, total: float, count: int, bad: int) -> None:
+        """Into the last bucket."""
+        if low < self.low[-1]:
+            self.low[-1] = low
+        if high > self.high[-1]:
+            self.high[-1] = high
+        self.total[-1] += total
+        self.count[-1] += count
+        self.bad[-1] += bad
+
+    def of(self, first: int, last: int) -> tuple[float, float, float, int, int]:
+        """The buckets [first, last) as one; at least one."""
+        return (
+            min(self.low[first:last]), max(self.high[first:last]), sum(self.total[first:last]), sum(self.count[first:last]), sum(self.bad[first:last])
+        )  # fmt: skip
+
+    def point(self, first: int, last: int) -> Point | None:
+        """The buckets [first, last) as a point, None where they hold no finite value."""
+        if last - first == 1:
+            count, low, high, total, bad = self.count[first], self.low[first], self.high[first], self.total[first], self.bad[first] > 0
+        else:
+            count = sum(self.count[first:last])
+            low, high, total = min(self.low[first:last]), max(self.high[first:last]), sum(self.total[first:last])
+            bad = any(self.bad[first:last])
+        return Point(low, _mean(low, high, total, count), high, bad) if count else None
+
+
+def _mean(low: float, high: float, total: float, count: int) -> float:
+    mean = total / count
+    if not math.isfinite(mean):  # a sum of huge numbers
+        mean = low / 2 + high / 2
+    return min(max(mean, low), high)
+
+
+def sum_up(values: Sequence[float], must_be_finite: bool) -> tuple[float, float, float, int, int]:
+    """Smallest, largest, sum, number of the finite ones; number of those that are not finite though they should be."""
+    total = sum(values)
+    if math.isfinite(total):
+        return min(values), max(values), total, len(values), 0
+    finite = [value for value in values if math.isfinite(value)]
+    bad = len(values) - len(finite) if must_be_finite else sum(map(math.isinf, values))
+    return (min(finite), max(finite), sum(finite), len(finite), bad) if finite else (math.inf, -math.inf, 0.0, 0, bad)
+
+
+class Plan(NamedTuple):
+    """How new records fall into a level's buckets: the first `joined` of them into the open bucket, then one bucket from each of `starts` on."""
+
+    joined: int
+    starts: range
+    emptied: bool  # the level holds nothing else any more

@@ -1,0 +1,347 @@
+"""From what is known of a run to what a screen shows of it. Standard library only. Pure: reads no file, knows no clock but the one it is given.
+
+`monitor.feed` gathers (a document, an observation, a track, the log's end), the functions here word it. All text that comes from outside is made printable.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from monitor.data.snapshot import Ending, Figure, PhaseShare, Progress, RunFacts
+from monitor.data.timeline import Track
+from operant import text
+from operant.runs import shown
+from operant.runs.folder import Run, integer_of, number_of, text_of
+from operant.runs.metrics import Header
+from operant.runs.states import LIVE, Observation, State
+
+FIGURES: Final = (
+    ("return", "return"),
+    ("eval/return", "eval"),
+    ("length", "length"),
+    ("sps", "SPS"),
+    ("entropy", "entropy"),
+    ("approx_kl", "KL"),
+    ("explained_variance", "expl. var."),
+)
+"""The key figures of the header, the most wanted first, and what they are called there."""
+_STEADY: Final = frozenset(("sps",))  # shown as the median of the newest records: a rate of 20 ms says little
+_PHASES: Final = ("collect", "update", "evaluate", "checkpoint")
+_RECENT, _NEWEST, _LAST = (10.0, 20), (1.0, 9), (0.0, 32)  # seconds, and at least so many records
+_PLAIN_LINES = 6  # of a log that ends without an error
+_PROCESS_STATES: Final = {
+    "D": "in the kernel, waiting for a disk or a driver (D)",
+    "T": "stopped by a signal (T): kill -CONT {pid} lets it go on",
+    "t": "held by a debugger (t)",
+    "Z": "dead, its parent has not asked how it ended (Z)",
+}
+
+
+class Known(NamedTuple):
+    """All that the feed knows of a run at one moment. Times in seconds by clocks that nobody sets; None for what cannot be told."""
+
+    run: Run
+    state: State
+    look: Observation
+    track: Track | None
+    header: Header | None = None
+    checkpoint_age_s: float | None = None
+    iterations_per_s: float | None = None
+    up_s: float | None = None
+    phase_age_s: float | None = None  # since run.json told the phase
+    state_age_s: float | None = None  # since this viewer first saw the state
+    process_state: str | None = None  # the letter of /proc/PID/stat, where the trainer's process can be seen
+    has_checkpoint: bool = False
+    log_end: Sequence[str] = ()  # the last words of the log, printable
+    now_s: float = 0.0  # wall clock, only to be displayed
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------- the run
+
+
+def facts(run: Run, header: Header | None, now_s: float) -> RunFacts:
+    """Who the run is. `now_s` is the wall clock's."""
+    document = run.document
+    created_ns = integer_of(document, "created_realtime_ns")
+    return RunFacts(
+        id=text.safe(run.id, 80),
+        short=text.safe(run.short, 80),
+        path=shown(run.path),
+        env=text_of(document, "env"),
+        algo=text_of(document, "algo"),
+        lanes=integer_of(document, "lanes"),
+        seed=integer_of(document, "seed"),
+        device=text_of(document, "device_name") or text_of(document, "device"),
+        host=text_of(document, "host") or (text.safe(header.host) or None if header is not None else None),
+        version=text_of(document, "version"),
+        pid=integer_of(document, "pid"),
+        steps=integer_of(document, "steps"),
+        target=number_of(document, "target"),
+        created=None if created_ns is None else clock(created_ns / 1e9, now_s),
+    )
+
+
+def clock(moment_s: float, now_s: float) -> str | None:
+    """Local wall time: hh:mm:ss for the last half day, else the date; None for what is no time."""
+    try:
+        return time.strftime("%H:%M:%S" if abs(now_s - moment_s) < 43200 else "%Y-%m-%d %H:%M", time.localtime(moment_s))
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------ progress
+
+
+def progress(known: Known) -> Progress:
+    """How far the run is now. Ages are rounded down: to seconds (ten, once the run has ended), from a minute on to minutes, from an hour on to hours."""
+    look, document, track = known.look, known.run.document, known.track
+    live = known.state.word in LIVE
+    last = track.table.last if track is not None else None
+    step = int(last[0]) if last is not None else None if look.record is None else look.record.step
+    steps = integer_of(document, "steps")
+    moving = known.state.word == "running"
+    rate = track.steps_per_s if track is not None and moving else None
+    eta_s = float(math.ceil((steps - step) / rate)) if rate and steps and step is not None and steps > step else None
+    status = look.status
+    return Progress(
+        step=step,
+        steps=steps,
+        iterations=None if status is None else status.main_count,
+        iterations_per_s=known.iterations_per_s if moving else None,
+        up_s=None if (up_s := _wall(known) if known.state.ended else known.up_s) is None else float(int(up_s)),
+        eta_s=eta_s,
+        done_at=None if eta_s is None else _minute(known.now_s + eta_s),
+        checkpoint_step=None if status is None else status.last_checkpoint_step,
+        checkpoint_age_s=_rough(known.checkpoint_age_s, seconds=live),
+        record_age_s=_rough(look.record_age_s, seconds=live),
+    )
+
+
+def progress_at(known: Known, step: float) -> Progress:
+    """How far the run was at a step."""
+    place = known.track.table.place(step) if known.track is not None else None
+    marks = known.track.marks if known.track is not None else ()
+    saved = [mark.step for mark in marks if mark.kind == "checkpoint" and mark.step <= step]
+    if place is None:
+        return progress(known)
+    return Progress(int(place[0]), integer_of(known.run.document, "steps"), int(place[2]), up_s=place[1], checkpoint_step=int(saved[-1]) if saved else None)
+
+
+def _rough(age_s: float | None, *, seconds: bool) -> float | None:
+    """An age in steps that a person tells apart: a screen of what no longer changes is not to be drawn every second."""
+    if age_s is None or not math.isfinite(age_s):
+        return None
+    grain = (1.0 if seconds else 10.0) if age_s < 60 else 60.0 if age_s < 3600 else 3600.0
+    return age_s // grain * grain
+
+
+def _minute(moment_s: float) -> str | None:
+    try:
+        return time.strftime("%H:%M", time.localtime(moment_s))
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------- figures
+
+
+def figures(track: Track, step: float | None = None) -> tuple[Figure, ...]:
+    """The key figures that the run has, now or at a step."""
+    curves = track.table.curves
+    wanted = [metric for metric, _ in FIGURES if step is not None or metric in _STEADY]
+    window = track.table.window(*(_NEWEST if step is None else _LAST), wanted, step=step)
+    found = []
+    for metric, label in FIGURES:
+        if metric not in curves:
+            continue
+        curve = curves[metric]
+        recent = [value for value in window.values.get(metric, ()) if not math.isnan(value)]
+        value = curve.latest if step is None else recent[-1] if recent else None
+        if metric in _STEADY and recent:
+            value = sorted(recent)[len(recent) // 2]
+        unit = "" if metric == "sps" or curve.unit == "reward" else curve.unit
+        if step is None:
+            found.append(Figure(metric, label, value, unit, curve.trend_per_min, curve.best, curve.higher_better or None))
+        else:
+            found.append(Figure(metric, label, value, unit, None, curve.highest(step) if curve.higher_better else None, curve.higher_better or None))
+    return tuple(found)
+
+
+def phases(track: Track, step: float | None = None) -> tuple[PhaseShare, ...]:
+    """Where the wall time of the last ten seconds of records went; () where the run does not tell."""
+    window = track.table.window(*_RECENT, [f"seconds/{name}" for name in _PHASES], step=step)
+    named = [(name, window.values[f"seconds/{name}"]) for name in _PHASES if f"seconds/{name}" in window.values]
+    if not named or not window.walls:
+        return ()
+    seconds = [(name, sum(s * n for s, n in zip(values, window.records, strict=True) if not math.isnan(s))) for name, values in named]
+    busy_s = sum(spent for _, spent in seconds)
+    wall_s = max(window.walls[-1] - window.begin[1], busy_s)
+    iterations = window.iterations[-1] - window.begin[2]
+    if not (wall_s > 0 and math.isfinite(wall_s)):
+        return ()
+    seconds.append(("other", wall_s - busy_s))
+    per = 1e3 / iterations if iterations > 0 else math.nan
+    return tuple(PhaseShare(name, round(max(0.0, spent) / wall_s, 3), spent * per if math.isfinite(per) else 0.0) for name, spent in seconds)
+
+
+# ---------------------------------------------------------------------------------------------------------------------------- states, in words
+
+
+def cause(known: Known) -> str | None:
+    """What the header says beside the state's word."""
+    word, told = known.state
+    if word == "starting":
+        spent = "" if known.phase_age_s is None else f" {text.age(known.phase_age_s)}"
+        return f"{told or 'starting the worker'}{spent}"
+    if word == "paused":
+        by = text_of(known.run.document, "paused_by")
+        waited = "" if known.state_age_s is None else f" for {text.age(known.state_age_s)}"
+        return told or f"waits{waited}{f', asked by {by}' if by else ''}"
+    if word == "stopping":
+        return told or "finishing the iteration and saving a checkpoint"
+    if word in ("stalled", "suspended"):
+        process = _PROCESS_STATES.get(known.process_state or "", "").replace("{pid}", str(integer_of(known.run.document, "pid") or ""))
+        return " · ".join(part for part in (told, f"process {process}" if process else "") if part)
+    if word in ("failed", "diverged", "gpu_fault", "oom"):
+        return told or _error_line(known.log_end)
+    return told
+
+
+def _has_error(log_end: Sequence[str]) -> bool:
+    return any(line.startswith(("error: ", "Traceback ")) for line in log_end)
+
+
+def _error_line(log_end: Sequence[str]) -> str | None:
+    """The sentence of an error in the log, or the last line of a traceback."""
+    for line in log_end:
+        if line.startswith("error: "):
+            return text.safe(line.removeprefix("error: "), 300)
+    return text.safe(log_end[-1].strip(), 300) if log_end and any(line.startswith("Traceback ") for line in log_end) else None
+
+
+_SENTENCES: Final = {
+    "failed": "an error ended it",
+    "diverged": "training produced numbers that are not finite",
+    "gpu_fault": "the GPU failed",
+    "oom": "out of memory",
+}
+
+
+def ending(known: Known) -> Ending | None:
+    """How the run ended and what to type next; None while it goes on or where that cannot be told."""
+    word, told = known.state
+    if not known.state.ended:
+        return None
+    said = cause(known)
+    if word == "finished":
+        sentence = _finished(known)
+    elif word == "stopped":
+        saved = "with a checkpoint" if known.has_checkpoint else "without a checkpoint"
+        by = told or (f"by {who}" if (who := text_of(known.run.document, "stopped_by")) else "")
+        sentence = f"stopped {by}, {saved}" if by else f"stopped, {saved}"
+    elif word == "crashed":
+        sentence = f"{told if told and told != 'unknown' else 'ended without a last word'}{_crash_remark(known)}"
+    else:
+        opening = _SENTENCES.get(word, word)
+        sentence = f"{opening}: {said}" if said and not said.startswith(opening.split()[0]) else said or opening
+    failed = word not in ("finished", "stopped")
+    words = known.log_end if _has_error(known.log_end) else known.log_end[-_PLAIN_LINES:]
+    return Ending(sentence, tuple(words) if failed else (), tuple(_ending_facts(known)), tuple(_commands(known)))
+
+
+def _finished(known: Known) -> str:
+    took = _wall(known)
+    step, steps = progress(known).step, integer_of(known.run.document, "steps")
+    target, score = number_of(known.run.document, "target"), _latest(known, "eval/return")
+    early = step is not None and steps is not None and step < steps
+    solved = early and target is not None and score is not None and score >= target
+    done = f"target {text.number(target).removesuffix('.0')} reached" if solved else "all steps done"
+    return f"{done} in {text.duration(took)}" if took is not None else done
+
+
+def _crash_remark(known: Known) -> str:
+    """What may have been the cause, where only the system knows it."""
+    exit_ = known.look.exit or {}
+    if integer_of(exit_, "signal") == signal.SIGKILL and not integer_of(exit_, "oom_kill"):
+        return " (kill -9, a job manager, or a memory limit)"
+    if not exit_:
+        return " (killed together with its waiter: a job manager, the machine's end, or kill -9)"
+    return ""
+
+
+def _wall(known: Known) -> float | None:
+    """How long an ended run took: as its waiter says, or of a run that was resumed the time of all its sessions that has records."""
+    wall_s = number_of(known.look.exit or {}, "wall_s")
+    last = known.track.table.last if known.track is not None else None
+    once = known.header is None or known.header.session <= 1
+    return wall_s if wall_s is not None and (once or last is None) else None if last is None else last[1]
+
+
+def _latest(known: Known, metric: str) -> float | None:
+    curve = known.track.table.curves.get(metric) if known.track is not None else None
+    return None if curve is None else curve.latest
+
+
+def _ending_facts(known: Known) -> list[str]:
+    target, score = number_of(known.run.document, "target"), _latest(known, "eval/return")
+    found = []
+    if score is not None:
+        reached = "" if target is None else f" (target {text.number(target).removesuffix('.0')} {'reached' if score >= target else 'not reached'})"
+        found.append(f"eval {text.number(score)}{reached}")
+    now = progress(known)
+    if now.step is not None:
+        of = f" of {text.count(now.steps)}" if now.steps and now.step < now.steps else ""
+        took = _wall(known)
+        found.append(f"{text.count(now.step)}{of} steps" + (f" in {text.duration(took)}" if took is not None else ""))
+    if (sps := _mean_sps(known)) is not None:
+        found.append(f"mean SPS {text.count(sps)}")
+    if known.state.word != "finished" and known.look.status is not None:
+        saved = now.checkpoint_step
+        found.append("no checkpoint" if saved is None and not known.has_checkpoint else f"checkpoint at {text.count(saved)} steps" if saved is not None else "")
+    return [fact for fact in found if fact]
+
+
+def _mean_sps(known: Known) -> float | None:
+    """Steps over wall time, evaluations and checkpoints included."""
+    track = known.track
+    extent = track.table.extent() if track is not None else None
+    if extent is None:
+        return None
+    (first, first_s, _), (last, last_s, _) = extent
+    return (last - first) / (last_s - first_s) if last_s > first_s and last > first else None
+
+
+def _commands(known: Known) -> list[str]:
+    short, word = text.safe(known.run.short), known.state.word
+    named = []
+    if known.has_checkpoint:
+        named.append(f"operant {'eval' if word == 'finished' else 'resume'} {short}")
+    if word not in ("finished", "stopped"):
+        named.append(f"operant logs {short}")
+    return [*named, f"operant show {short}"]
+
+
+def agent_absent(known: Known, *, wanted: bool, readonly: bool) -> str:
+    """Why there is no picture of the agent. That an environment draws none is said only where the run says so."""
+    state, document, header = known.state, known.run.document, known.header
+    if state.ended:
+        return "the run has ended"
+    if state.word == "remote":
+        return "the agent can only be watched on the machine that trains it"
+    if document.get("draws") is False:
+        return f"{text_of(document, 'env') or 'this environment'} draws no picture"
+    if readonly:
+        return "the trainer draws the agent when it is asked to, and this screen asks for nothing (read only)"
+    if not wanted:
+        return ""
+    if state.word == "starting":
+        return "training has not begun"
+    if header is not None and not header.frame_bytes:
+        return "this trainer sends no pictures"
+    if state.word in ("stalled", "suspended", "stopping"):
+        return f"the trainer is {state.word}: it draws nothing now"
+    return "waiting for the first picture…"

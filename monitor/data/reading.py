@@ -1,0 +1,301 @@
+"""Reads one run's folder again and again, cheaply, and keeps what it saw. Standard library only. For one thread; knows no screen and starts none.
+
+Everything is opened for reading and may vanish at any time: a file that was replaced (a resume) is attached to anew, one that was truncated or cannot be read
+leaves the last frame with a sentence, a folder that was deleted too. Nothing that a file holds makes it raise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from monitor.data.logtail import LogTail
+from monitor.data.model import Known
+from monitor.data.timeline import Track
+from operant import text
+from operant.errors import BadFileError
+from operant.runs import folder as runfolder
+from operant.runs import history, states
+from operant.runs.folder import Run, integer_of
+from operant.runs.metrics import Event, Header, Metric, RawFrame, Reader
+from operant.runs.states import LIVE, Judgement, Observation, State
+
+_EXIT_GRACE_S = 0.3  # how long a free lock waits for exit.json: the waiter writes it some milliseconds after the end
+_PACE_S = 3.0
+_CONFIG_BYTES = 1 << 17
+_CHECKPOINT = re.compile(r"step-(\d{1,18})")
+_BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class Past(NamedTuple):
+    """A run's history as a track, and the session and number of its last record."""
+
+    track: Track
+    session: int
+    n: int
+
+
+def load_history(run: Run, metrics: Sequence[Metric] | None) -> Past | None:
+    """All records that the history of a run has; `metrics` are those of the metrics file, None where it cannot be read. None where there is no history.
+
+    Takes a second for some hundred thousand records. Never raises for what the files hold.
+    """
+    folder = run.path / "history"
+    if metrics is None:
+        metrics = next((chunk.metrics for chunk in history.read(folder)), None)
+        if metrics is None:
+            return None
+    track = Track(metrics)
+    session, n = track.add_chunks(history.read(folder))
+    return Past(track, session, n) if n >= 0 else None
+
+
+class Reading:
+    """What a viewer knows of a run. `poll` looks again; the fields are what it found."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.notice, self.config = run, "", ""
+        self.state, self.look = State("starting"), Observation(None)
+        self.track: Track | None = None
+        self.header: Header | None = None
+        self.reader: Reader | None = None
+        self.log = LogTail(run.log_path)
+        self.has_checkpoint = False
+        self.wants_history = True  # what is known of the past is not all there is: `load_history`, then `join`
+        self.events: list[Event] = []  # those that are new with this look
+        self._next_event = 0
+        self._judgement: Judgement | None = None
+        self._next = 0
+        self._document_signature: tuple[int, int] = (0, 0)
+        self._phase: tuple[str | None, float] = (None, 0.0)  # and when it began, by this viewer's clock
+        self._state_since: tuple[str, float] = ("", 0.0)
+        self._free_since_s: float | None = None
+        self._pace: deque[tuple[float, int]] = deque()
+        self._checkpoint_step: int | None = None
+        self._checkpoints_seen = False
+
+    # -------------------------------------------------------------------------------------------------------------------------------- looking
+
+    def poll(self, now_s: float) -> None:
+        """Look once; `now_s` is any clock of this viewer that nobody sets."""
+        if not os.path.isdir(self.run.path):
+            self._lost("the run's folder is gone")
+            return
+        self.notice, self.events = "", []
+        self._reload_document(now_s)
+        self._attach()
+        look = states.observe(self.run, self.reader)
+        judgement = states.judge(look, self._judgement, now_s)
+        if self._too_early(judgement, look, now_s):
+            return
+        self.look, self._judgement, self.state = look, judgement, judgement.state
+        if self.state.word != self._state_since[0]:
+            self._state_since = (self.state.word, now_s)
+        if self.state.word == "unreadable" and self.track is not None:
+            self.notice = "the metrics file cannot be read any more: what was read before stays"
+        self._take_records()
+        self._take_status(now_s)
+
+    def _too_early(self, judgement: Judgement, look: Observation, now_s: float) -> bool:
+        """A trainer has just ended without a last word: the waiter will say why in a moment."""
+        if judgement.state.word != "crashed" or look.exit is not None:
+            self._free_since_s = None
+            return False
+        if self.state.word not in LIVE or self._judgement is None:
+            return False
+        self._free_since_s = now_s if self._free_since_s is None else self._free_since_s
+        return now_s - self._free_since_s < _EXIT_GRACE_S
+
+    @property
+    def hurried(self) -> bool:
+        """The next look should come soon: an ending is about to be told."""
+        return self._free_since_s is not None and self.state.word in LIVE
+
+    def _lost(self, why: str) -> None:
+        self.state, self.notice = State("unreadable", why), f"{why}: what was read before stays" if self.track is not None else ""
+        self._judgement = None
+
+    def _reload_document(self, now_s: float) -> None:
+        try:
+            found = os.stat(self.run.path / "run.json", follow_symlinks=False)
+        except OSError:
+            return
+        signature = (found.st_ino, found.st_mtime_ns)
+        if signature == self._document_signature:
+            return
+        self._document_signature = signature
+        self.run = self.run._replace(document=runfolder.read_json(self.run.path / "run.json") or self.run.document)
+        phase = runfolder.text_of(self.run.document, "phase")
+        if phase != self._phase[0]:
+            self._phase = (phase, now_s - min(max(time.time() - found.st_mtime, 0.0), 3600.0))
+        self.config = _read_text(self.run.config_path)
+
+    def _attach(self) -> None:
+        """See to it that the reader reads the file that lies in the folder now; keep the old one while there is none."""
+        if self.reader is not None and not self.reader.replaced():
+            return
+        try:
+            new = Reader(self.run.metrics_path)
+        except BadFileError:
+            if self.reader is not None and os.path.lexists(self.run.metrics_path):
+                self.reader.close()  # `observe` says what is wrong with the new one
+                self.reader = None
+            elif self.reader is not None:
+                self.notice = "metrics.mm was deleted: what the trainer still writes into it is shown"
+            return
+        old = self.header
+        if self.reader is not None:
+            self.reader.close()
+        self.reader, self.header = new, new.header
+        same = old is not None and (old.session, old.pid, old.start_boottime_ns) == (new.header.session, new.header.pid, new.header.start_boottime_ns)
+        if not same:
+            self._next, self._next_event, self._checkpoint_step = 0, 0, None
+            self._pace.clear()
+            self.wants_history = True
+        if self.track is not None and self.track.metrics != new.metrics:
+            self.track = None
+
+    def _take_records(self) -> None:
+        if self.reader is None:
+            return
+        try:
+            status = self.reader.status()
+            records = self.reader.since(self._next) if status.head > self._next else []
+            if status.event_head > self._next_event:
+                self.events = self.reader.events(self._next_event)
+                self._next_event = status.event_head
+        except BadFileError as error:
+            self.notice = text.safe(error, 300)
+            return
+        if records:
+            # A viewer that slept longer than the ring reaches back finds what it missed in the history.
+            self.wants_history = self.wants_history or (self.track is not None and self._next > 0 and records[0].n > self._next)
+            if self.track is None:
+                self.track = Track(self.reader.metrics)
+            self.track.add(records)
+            self._next = records[-1].n + 1
+
+    def join(self, past: Past) -> None:
+        """Go on from a history that was loaded meanwhile: it takes the place of what was known, and the ring's later records are added to it."""
+        if self.reader is not None and past.track.metrics != self.reader.metrics:
+            self.wants_history = True  # the file was replaced in between
+            return
+        if self.reader is not None:
+            session = self.reader.header.session
+            try:
+                newer = self.reader.since(past.n + 1 if past.session == session else 0) if past.session <= session else []
+            except BadFileError:
+                return
+            past.track.add(newer)
+            self._next = max(self._next, newer[-1].n + 1 if newer else 0)
+        self.track = past.track
+        self._checkpoint_step, self._checkpoints_seen = None, False
+
+    def frame(self, after: int) -> RawFrame | None:
+        """The newest picture of the agent, if it is newer than number `after`."""
+        if self.reader is not None:
+            with contextlib.suppress(BadFileError):
+                return self.reader.frame(after)
+        return None
+
+    def _take_status(self, now_s: float) -> None:
+        status = self.look.status
+        if not self._checkpoints_seen and self.track is not None and self.track.table.last is not None:
+            self._checkpoints_seen = True
+            for kept in _checkpoint_steps(self.run.checkpoints_path):
+                self.has_checkpoint = True
+                self.track.checkpoint(kept)
+        if status is None:
+            return
+        step = status.last_checkpoint_step
+        if step is not None and step != self._checkpoint_step and self.track is not None:
+            self.track.checkpoint(step)
+            self._checkpoint_step, self.has_checkpoint = step, True
+        if not self._pace or self._pace[-1][1] != status.main_count:
+            self._pace.append((now_s, status.main_count))
+        while len(self._pace) > 2 and now_s - self._pace[1][0] > _PACE_S:
+            self._pace.popleft()
+
+    # ------------------------------------------------------------------------------------------------------------------------------- knowledge
+
+    def known(self, now_s: float) -> Known:
+        """What was found, for `monitor.model`."""
+        header, look = self.header, self.look
+        boot_ns: int = time.clock_gettime_ns(_BOOTTIME)
+        same_boot = header is not None and bool(runfolder.boot_id()) and header.boot_id.hex() == runfolder.boot_id().replace("-", "")
+        checkpoint_age_s = up_s = None
+        if header is not None and look.status is not None:
+            live = self.state.word in LIVE
+            record_ns = None if look.record is None else look.record.boottime_ns
+            until_ns = boot_ns if live and same_boot else record_ns
+            up_s = None if until_ns is None else max(0.0, (until_ns - header.start_boottime_ns) / 1e9)
+            if same_boot and look.status.last_checkpoint_step is not None:
+                checkpoint_age_s = max(0.0, (boot_ns - look.status.last_checkpoint_boottime_ns) / 1e9)
+        word, since_s = self._state_since
+        return Known(
+            run=self.run,
+            state=self.state,
+            look=look,
+            track=self.track,
+            header=header,
+            checkpoint_age_s=checkpoint_age_s,
+            iterations_per_s=self._iterations_per_s(now_s),
+            up_s=up_s,
+            phase_age_s=max(0.0, now_s - self._phase[1]) if self._phase[0] else None,
+            state_age_s=max(0.0, now_s - since_s) if word else None,
+            process_state=process_state(self.run.document) if self.state.word in ("stalled", "suspended") else None,
+            has_checkpoint=self.has_checkpoint,
+            log_end=self.log.last_words() if self.state.ended and self.state.word not in ("finished", "stopped") else (),
+            now_s=time.time(),
+        )
+
+    def _iterations_per_s(self, now_s: float) -> float | None:
+        if len(self._pace) < 2:
+            return None
+        (first_s, first), (last_s, last) = self._pace[0], self._pace[-1]
+        until_s = max(last_s, now_s - _PACE_S)
+        return (last - first) / (until_s - first_s) if until_s - first_s > 0.2 and last >= first else None
+
+    def close(self) -> None:
+        """Let go of the files."""
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
+
+
+def process_state(document: Mapping[str, Any]) -> str | None:
+    """The letter of the trainer's process in /proc (R, S, D, T, Z ...); None where it cannot be seen from here or is another one."""
+    pid, ticks = integer_of(document, "pid"), integer_of(document, "pid_start_ticks")
+    if not pid or ticks is None or not runfolder.is_local(document):
+        return None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid:d}/stat").read_bytes().rpartition(b")")[2].split()
+        if int(fields[19]) == ticks:
+            return fields[0].decode("ascii", "replace")[:1]
+    return None
+
+
+def _checkpoint_steps(folder: Path) -> list[int]:
+    with contextlib.suppress(OSError):
+        return sorted(int(found[1]) for name in os.listdir(folder) if (found := _CHECKPOINT.fullmatch(name)))
+    return []
+
+
+def _read_text(path: Path) -> str:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        raw = os.pread(descriptor, _CONFIG_BYTES, 0)
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+    return text.safe(raw.decode("utf-8", "replace").rstrip("\n"), 400, lines=True)

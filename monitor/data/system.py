@@ -1,0 +1,221 @@
+"""What the machine does for a run: its GPU, the trainer's process, the disk. Light to import: psutil and NVML are loaded by the thread that asks them.
+
+Sampled once a second, in a thread of its own: a driver may take its time. What cannot be seen from here (another machine, another user, no NVML, no psutil)
+is None, and for the GPU a sentence. Knows nothing of records or screens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from monitor.data.snapshot import Gpu, System
+from operant.runs import folder as runfolder
+from operant.runs.folder import Run, integer_of, text_of
+from operant.text import safe
+
+_PERIOD_S = 1.0
+_FIRST_S = 0.8  # not while the screen is being opened
+_MEBIBYTE = 1 << 20
+POWER_LIMIT: Final = "power limit"
+_REASONS: Final = (
+    (0x0000000000000040, "too hot (hardware)"),
+    (0x0000000000000080, "power brake"),
+    (0x0000000000000008, "hardware slowdown"),
+    (0x0000000000000020, "too hot"),
+    (0x0000000000000004, POWER_LIMIT),
+    (0x0000000000000010, "in step with other GPUs"),
+)
+"""NVML's reasons for a clock held down, the most telling first (nvml.h, nvmlClocksThrottleReasons). An idle GPU and clocks that were set are none."""
+
+
+class Sampler:
+    """Samples the machine of the run that it `follow`s; `latest` is what it saw. Its thread starts with the first living run and ends with `close`."""
+
+    def __init__(self, *, period_s: float = _PERIOD_S, first_s: float = _FIRST_S) -> None:
+        self.latest: System | None = None
+        self._period_s, self._first_s = period_s, first_s
+        self._run: Run | None = None
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def follow(self, run: Run, *, live: bool) -> None:
+        """The run as its document is now. One that has ended, or trains on another machine, is not sampled: `latest` is None then."""
+        if not live or not runfolder.is_local(run.document):
+            self._run = self.latest = None
+            return
+        self._run = run
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._sample, name="system", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Sample no more."""
+        self._over.set()
+
+    def _sample(self) -> None:
+        if self._over.wait(self._first_s):
+            return
+        gpus, process = Gpus(), Process()
+        while not self._over.wait(self._period_s):
+            run = self._run
+            if run is None:
+                continue
+            seen = process.sample(run.document)
+            gpu, absent = gpus.sample(run.document)
+            free = disk_free(run)
+            if self._run is not None:  # it may have ended meanwhile
+                self.latest = seen._replace(gpu=gpu, gpu_absent=absent, disk_free_bytes=free)
+        gpus.close()
+
+
+def disk_free(run: Run) -> int | None:
+    """Bytes a user may still write where the run lies, in whole 16 MiB."""
+    try:
+        found = os.statvfs(run.path)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize >> 24 << 24
+
+
+class Process:
+    """The trainer's process, told from another of the same number by its start, and the machine around it. Needs psutil."""
+
+    def __init__(self) -> None:
+        try:
+            import psutil
+        except ImportError:
+            self._psutil: Any = None
+            return
+        self._psutil = psutil
+        self._identity: tuple[int, int] | None = None
+        self._process: Any = None
+        psutil.cpu_percent(None)  # the first figure of a difference means nothing
+
+    def sample(self, document: Mapping[str, Any]) -> System:
+        """CPU and memory of the process since the sample before, and of the machine."""
+        if self._psutil is None:
+            return System()
+        share, resident = self._own(document)
+        return System(
+            cpu_share=share,
+            memory_bytes=resident,
+            machine_cpu=round(self._psutil.cpu_percent(None) / 100.0, 2),
+            machine_memory=round(self._psutil.virtual_memory().percent / 100.0, 2),
+        )
+
+    def _own(self, document: Mapping[str, Any]) -> tuple[float | None, int | None]:
+        pid, ticks = integer_of(document, "pid"), integer_of(document, "pid_start_ticks")
+        if not pid or ticks is None or text_of(document, "boot_id") != runfolder.boot_id() or runfolder.start_ticks(pid) != ticks:
+            self._identity = self._process = None
+            return None, None
+        try:
+            first = self._identity != (pid, ticks)
+            if first:
+                self._identity, self._process = (pid, ticks), self._psutil.Process(pid)
+            share = self._process.cpu_percent(None) / 100.0
+            resident = self._process.memory_info().rss // _MEBIBYTE * _MEBIBYTE
+        except (self._psutil.Error, OSError):
+            self._identity = self._process = None
+            return None, None
+        return None if first else round(share, 2), resident
+
+
+class Gpus:
+    """The GPU that a run trains on, by NVML."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._absent = ""
+        self._chosen: tuple[tuple[object, ...], Any] | None = None
+
+    def sample(self, document: Mapping[str, Any]) -> tuple[Gpu | None, str]:
+        """The GPU's figures, or None and why there are none; both None and "" where the run does not train on a GPU."""
+        device = text_of(document, "device")
+        if device is None or device == "cpu":
+            return None, "" if device is None else "this run trains on the CPU"
+        if self._nvml is None and not self._absent:
+            self._absent = self._open()
+        if self._absent:
+            return None, self._absent
+        nvml = self._nvml
+        try:
+            handle = self._find(document)
+        except nvml.NVMLError as error:
+            return None, f"GPU figures unavailable ({safe(error, 80)})"
+        if handle is None:
+            return None, "GPU figures unavailable (which GPU the run trains on cannot be told)"
+        return self._figures(handle), ""
+
+    def _open(self) -> str:
+        """Why NVML cannot be used, or ''."""
+        try:
+            import pynvml
+        except ImportError:
+            return "GPU figures unavailable (the package nvidia-ml-py is not installed)"
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            return "GPU figures unavailable (NVML not found)" if "Not Found" in str(error) else f"GPU figures unavailable ({safe(error, 80)})"
+        self._nvml = pynvml
+        return ""
+
+    def _find(self, document: Mapping[str, Any]) -> Any:
+        """The GPU by its UUID where the document has one, else by the trainer's process, else the only one there is (or the only one of that name)."""
+        uuid, pid, name = text_of(document, "gpu_uuid"), integer_of(document, "pid"), text_of(document, "device_name")
+        key = (uuid, pid, name)
+        if self._chosen is not None and self._chosen[0] == key:
+            return self._chosen[1]
+        nvml = self._nvml
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        bare = uuid.removeprefix("GPU-") if uuid else None
+        found = [handle for handle in handles if bare and _text(nvml.nvmlDeviceGetUUID(handle)).removeprefix("GPU-") == bare]
+        certain = bool(found)
+        if not found:
+            with contextlib.suppress(nvml.NVMLError):
+                found = [handle for handle in handles if pid in [one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]]
+                certain = bool(found)
+        if not found:
+            found = [handle for handle in handles if _text(nvml.nvmlDeviceGetName(handle)) == name] or handles
+            found = found if len(found) == 1 else []
+        chosen = found[0] if found else None
+        if certain:  # the process may not be there yet: look again next time
+            self._chosen = (key, chosen)
+        return chosen
+
+    def _figures(self, handle: Any) -> Gpu:
+        nvml = self._nvml
+
+        def ask(question: Any, *arguments: Any) -> Any:
+            """An answer of NVML's, None where this GPU has none."""
+            try:
+                return question(handle, *arguments)
+            except nvml.NVMLError:
+                return None
+
+        rates, memory, milliwatts = ask(nvml.nvmlDeviceGetUtilizationRates), ask(nvml.nvmlDeviceGetMemoryInfo), ask(nvml.nvmlDeviceGetPowerUsage)
+        celsius = ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
+        held = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
+        return Gpu(
+            name=safe(_text(ask(nvml.nvmlDeviceGetName) or "GPU"), 60),
+            utilisation=None if rates is None else rates.gpu / 100.0,
+            memory_used_bytes=None if memory is None else memory.used // _MEBIBYTE * _MEBIBYTE,
+            memory_total_bytes=None if memory is None else memory.total,
+            watts=None if milliwatts is None else float(round(milliwatts / 1000.0)),
+            celsius=None if celsius is None else float(celsius),
+            throttled=next((reason for bit, reason in _REASONS if held & bit), None),
+        )
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        if self._nvml is not None:
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+
+
+def _text(answer: str | bytes) -> str:
+    """NVML's bindings answered in bytes once."""
+    return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer

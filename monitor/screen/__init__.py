@@ -1,0 +1,1 @@
+"""The Textual application: panels, keys, layout. Reads snapshots, never a run's files."""

@@ -1,0 +1,85 @@
+"""Longer texts: the list of keys, and what is known about a run. Knows no widget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from monitor.charts.line import Line, Piece, padded, wrapped
+from monitor.data.snapshot import Snapshot
+from monitor.screen.keys import KEYS, shown_keys
+from monitor.screen.words import label_of
+from operant.runs.states import ENDED
+from operant.text import age, count, duration, number
+
+_KEY_CELLS, _SIGN_CELLS = 11, 16
+_NAME_CELLS = 18
+_LEGEND = (
+    ("line and band", "mean, and smallest to largest value, of the records in a column"),
+    ("▲ ◆ ┊ !", "checkpoint, evaluation, resume, a value that was not finite"),
+    ("dotted line", "the second run (o); dashed across: the target"),
+)
+
+
+def help_lines(own: Mapping[str, str], *, readonly: bool = False, width: int = 92) -> list[Line]:
+    """Every key by group, the signs in charts, and where a person's own keys go."""
+    lines: list[Line] = []
+    groups = list(dict.fromkeys(key.group for key in KEYS))
+    for group in groups:
+        listed = [key for key in KEYS if key.group == group and not (key.trains and readonly)]
+        if listed:
+            lines += [(), _head(group)] if lines else [_head(group)]
+        for key in listed:
+            first, *more = wrapped(key.words, width - _KEY_CELLS - 1)
+            lines.append((Piece(padded(f" {shown_keys(key, own)}", _KEY_CELLS), "focus", bold=True), Piece(first, "text")))
+            lines += [(Piece(" " * _KEY_CELLS + rest, "text"),) for rest in more]
+    lines += [(), _head("Charts")]
+    for sign, text in _LEGEND:
+        first, *more = wrapped(text, width - _SIGN_CELLS - 1)
+        lines.append((Piece(padded(f" {sign}", _SIGN_CELLS), "focus"), Piece(first, "text")))
+        lines += [(Piece(" " * _SIGN_CELLS + rest, "text"),) for rest in more]
+    lines.append(())
+    for told in ('Your own keys: ~/.config/operant/keys.toml, a line each, such as freeze = "f". Names:', ", ".join(key.id for key in KEYS)):
+        lines += [(Piece(text, "dim"),) for text in wrapped(told, width)]
+    return lines
+
+
+def _head(text: str) -> Line:
+    return (Piece(text, "bright", bold=True),)
+
+
+def description(snapshot: Snapshot) -> list[Line]:
+    """What is known about the run, a line a fact."""
+    run, now = snapshot.run, snapshot.progress
+    glyph, word, ink = label_of(snapshot.state)
+    facts = [
+        ("folder", run.path),
+        ("environment", run.env),
+        ("lanes", f"{run.lanes:,}" if run.lanes else None),
+        ("algorithm", run.algo),
+        ("seed", str(run.seed) if run.seed is not None else None),
+        ("device", run.device),
+        ("host", run.host),
+        ("trainer's pid", str(run.pid) if run.pid else None),
+        ("operant", run.version),
+        ("created", run.created),
+        ("steps", f"{now.step:,}" + (f" of {now.steps:,}" if now.steps else "") if now.step is not None else None),
+        ("updates", f"{now.iterations:,}" if now.iterations is not None else None),
+        ("took" if snapshot.state in ENDED else "up", duration(now.up_s) if now.up_s is not None else None),
+        ("target", number(run.target) if run.target is not None else None),
+        ("checkpoint", f"at {count(now.checkpoint_step)} steps" if now.checkpoint_step is not None else None),
+        ("last record", f"{age(now.record_age_s)} ago" if now.record_age_s is not None else None),
+    ]
+    state = (Piece(f"{glyph} {word.lower()}", ink, bold=True), Piece(f"  {snapshot.cause or ''}", "text"))
+    lines: list[Line] = [(Piece(padded("state", _NAME_CELLS), "dim"), *state)]
+    lines += [(Piece(padded(name, _NAME_CELLS), "dim"), Piece(told, "text")) for name, told in facts if told]
+    if snapshot.ending is not None:
+        lines += [(Piece(padded("next", _NAME_CELLS), "dim"), Piece(command, "focus")) for command in snapshot.ending.commands]
+    if snapshot.series:
+        lines += [(), _head("Newest values")]
+        for series in snapshot.series.values():
+            best = f"   best {number(series.best)}" if series.higher_better and series.best is not None else ""
+            broken = f"   not finite: {series.not_finite:,}" if series.not_finite else ""
+            unit = f" {series.unit}" if series.unit else ""
+            told = Piece(padded(f"{number(series.latest)}{unit}", 16), "text")
+            lines.append((Piece(padded(series.name, 28), "dim"), told, Piece(best, "dim"), Piece(broken, "bad")))
+    return lines

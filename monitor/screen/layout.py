@@ -1,0 +1,86 @@
+"""Where things lie on a screen of some size. Standard library only. Pure: a size, a page and a view in, a plan out. Knows no widget."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from monitor.screen.view import View
+
+NUMBERS_BELOW: Final = (60, 16)
+"""Below so many columns or lines the overview is a list of numbers."""
+REST: Final = -1
+"""A size: all that is left."""
+_CHART_CELLS, _CHART_LINES = 27, 8  # the least a chart of a grid gets
+_CHART_LINES_WANTED = 11
+_FEW_WORDS = 5  # lines
+_BOTTOM_FROM = 24  # lines of body from which agent and log have a row of their own
+SIDEBAR_FROM: Final = 100
+"""From so many columns there is a sidebar, and a log beside the agent."""
+
+
+class Plan(NamedTuple):
+    """Sizes in cells: 0 for what is not shown, REST for what takes the rest."""
+
+    figure_lines: int = 0  # of the header
+    columns: int = 0  # of the grid of charts
+    rows: int = 0
+    sidebar: int = 0
+    bottom: int = 0  # the row of agent, last words and log
+    agent: bool = False
+    words: bool = False
+    log: bool = False
+    time_lines: int = 0  # within the sidebar
+    machine_lines: int = 0
+    health: bool = True
+    explained: bool = False
+    config: bool = False
+    numbers: bool = False
+    tabs: bool = True  # with names
+
+    @property
+    def charts(self) -> int:
+        """How many charts there is room for."""
+        return self.columns * self.rows
+
+
+def plan(width: int, height: int, view: View, *, words: int = 0) -> Plan:
+    """The plan for a screen. `words`: lines to be said of how the run ended, in the place of the agent."""
+    small = width < NUMBERS_BELOW[0] or height < NUMBERS_BELOW[1]
+    if small and view.page == "overview" and view.maximised is None:
+        return Plan(numbers=True, tabs=False)
+    base = Plan(figure_lines=0 if small else 1 if width >= SIDEBAR_FROM else 2, tabs=width >= 110)
+    body = max(1, height - (3 if small else 4) - base.figure_lines)
+    if view.maximised is not None:
+        return base._replace(columns=1, rows=1)
+    if view.page == "overview":
+        return _overview(base, width, body, view, words)
+    if view.page == "charts":
+        columns = max(1, min(4 if width >= 150 else 3, width // _CHART_CELLS))
+        return base._replace(columns=columns, rows=max(1, min(4, body // _CHART_LINES)))
+    if view.page == "time":
+        time_lines, machine_lines = (8 if body >= 18 else 0), (8 if body >= 14 else 0)
+        if width < SIDEBAR_FROM:
+            return base._replace(sidebar=REST, time_lines=min(8, body), machine_lines=8 if body >= 17 else 0, health=body >= 20)
+        return base._replace(explained=True, sidebar=width // 2, time_lines=time_lines or 8, machine_lines=machine_lines, health=False)
+    if view.page == "config":
+        return base._replace(config=True)
+    agent = view.page == "agent"
+    return base._replace(bottom=REST, agent=agent, log=not agent)
+
+
+def _overview(base: Plan, width: int, body: int, view: View, words: int) -> Plan:
+    sidebar = (34 if width < 150 else 40) if view.sidebar and width >= SIDEBAR_FROM else 0
+    # Last words beyond a few have a traceback in them, which wants all the width.
+    agent, log = view.agent and not words, view.log and width >= SIDEBAR_FROM and words <= _FEW_WORDS
+    bottom = 0
+    if words:
+        bottom = min(words + 4, body * 9 // 20) if body >= _BOTTOM_FROM else min(words + 4, body - _CHART_LINES)
+    elif view.bottom and (agent or log) and body >= _BOTTOM_FROM:
+        bottom = min(14, max(8, body * 3 // 10))
+    columns = 1 if width < 80 else 2 if width < SIDEBAR_FROM else max(2, min(4 if width >= 200 else 3, (width - sidebar) // _CHART_CELLS))
+    left = body - bottom
+    rows = max(1, min(left // _CHART_LINES, max(2, left // _CHART_LINES_WANTED)))
+    return base._replace(
+        columns=columns, rows=rows, sidebar=sidebar, bottom=bottom, agent=bottom > 0 and agent, words=words > 0, log=bottom > 0 and log,
+        time_lines=8 if body >= 18 else 0, machine_lines=8 if body >= 26 else 0,
+    )  # fmt: skip

@@ -1,0 +1,320 @@
+"""What opens over the screen: the list of runs, text to be read, a question before the trainer is touched. Knows what it is given, no run and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.screen import ModalScreen
+from textual.widgets import Input
+
+from monitor.charts.line import Line, Piece, fit, padded, width_of
+from monitor.data.snapshot import RunRow
+from monitor.screen.panel import Panel
+from monitor.screen.words import STATES
+
+_PAGE_LINES = 10
+_HINTS_LIST = ("type to search · enter opens · esc leaves", "enter opens · esc leaves", "esc leaves")
+_HINTS_TEXT = ("↑ ↓ pgup pgdn · esc closes", "esc closes")
+
+
+class Listed(NamedTuple):
+    """What the list of runs is drawn from."""
+
+    rows: Sequence[RunRow]
+    cursor: int
+    search: str
+    empty: str
+
+
+Result = TypeVar("Result")
+
+
+class Dialog(ModalScreen[Result]):
+    """A screen over the screen, which closes once: keys typed ahead are handed to it even after the one that closed it."""
+
+    def leave(self, result: Result | None = None) -> None:
+        """Close, unless that is done."""
+        if self.is_current:
+            self.dismiss(result)
+
+
+def _longest(texts: Sequence[str], width: int) -> str:
+    """The first text that fits, or else the last."""
+    return next((text for text in texts if width_of(text) <= width), texts[-1])
+
+
+class ListScreen(Dialog["RunRow | None"]):
+    """Runs to choose from; typing searches. Gives the chosen row, or None."""
+
+    def __init__(self, title: str, rows: Sequence[RunRow], empty: str = "No runs yet. Start one: operant train") -> None:
+        super().__init__()
+        self._all, self._empty = list(rows), empty
+        self._search, self._cursor = "", 0
+        self._panel = Panel(_list_lines, title=title, id="dialog")
+
+    def compose(self) -> ComposeResult:
+        """One panel in the middle."""
+        yield self._panel
+
+    def on_mount(self) -> None:
+        """As large as the runs need, within the terminal."""
+        self._fit()
+        self._show()
+
+    def on_resize(self) -> None:
+        """The terminal changed."""
+        self._fit()
+        self.call_after_refresh(self._show)
+
+    def _fit(self) -> None:
+        _, widths = _columns(self._all, 200) if self._all else ([], [])
+        self._panel.styles.width = max(1, min(self.app.size.width - 2, max(60, sum(widths) + 2 * len(widths) + 6)))
+        self._panel.styles.height = max(1, min(self.app.size.height - 2, len(self._all) + 6))
+
+    @property
+    def _rows(self) -> list[RunRow]:
+        words = self._search.lower().split()
+        return [row for row in self._all if all(word in f"{row.id} {row.state} {row.env} {row.algo}".lower() for word in words)]
+
+    def _show(self) -> None:
+        rows = self._rows
+        self._cursor = min(max(self._cursor, 0), max(0, len(rows) - 1))
+        self._panel.show(Listed(rows, self._cursor, self._search, self._empty))
+
+    def on_key(self, event: events.Key) -> None:
+        """Moves, searches, chooses."""
+        event.stop()
+        event.prevent_default()
+        moves = {"up": -1, "down": 1, "pageup": -_PAGE_LINES, "pagedown": _PAGE_LINES, "home": -(10**9), "end": 10**9}
+        if event.key == "escape" and self._search:
+            self._search = ""
+        elif event.key == "escape":
+            self.leave(None)
+        elif event.key == "enter":
+            rows = self._rows
+            if rows:
+                self.leave(rows[self._cursor])
+        elif event.key in moves:
+            self._cursor += moves[event.key]
+        elif event.key == "backspace":
+            self._search = self._search[:-1]
+        elif event.character is not None and event.is_printable and len(self._search) < 64:
+            self._search += event.character
+        self._show()
+
+    def on_click(self, event: events.Click) -> None:
+        """A click chooses the row under it; one beside the list leaves."""
+        if event.widget is not self._panel:
+            self.leave(None)
+            return
+        rows = self._rows
+        index = event.y - 3 + _first(self._cursor, len(rows), self._panel.size.height - 5)
+        if 0 <= event.y - 3 < self._panel.size.height - 5 and index < len(rows):
+            self.leave(rows[index])
+
+
+def _first(cursor: int, count: int, height: int) -> int:
+    """The first row that is shown, so that the cursor is in the middle where it can be."""
+    return max(0, min(cursor - height // 2, count - height))
+
+
+def _list_lines(model: Listed, width: int, height: int) -> list[Line]:
+    hint = fit([Piece(_longest(_HINTS_LIST, width), "dim")], width)
+    search = fit([Piece("/ ", "dim"), Piece(model.search, "bright"), Piece("▏" if width else "", "focus")], width)
+    if not model.rows:
+        return [search, (), (Piece(model.empty if not model.search else f"no run fits '{model.search}' (esc clears)", "text"),), (), hint]
+    heads, widths = _columns(model.rows, width)
+    room = height - 4
+    first = _first(model.cursor, len(model.rows), room)
+    lines = [search, fit([Piece("  " + _joined(heads, widths), "dim")], width)]
+    for index, row in enumerate(model.rows[first : first + room], first):
+        here = index == model.cursor
+        glyph, ink = STATES.get(row.state, ("?", "bad"))
+        back = "cursor" if here else ""
+        text = _joined(_values(row, len(heads)), widths)
+        lines.append(fit([Piece(f"{glyph} ", ink, back=back), Piece(padded(text, width - 2), "bright" if here else "text", bold=here, back=back)], width))
+    return [*lines, (), hint]
+
+
+_HEADS = ("state", "run", "return", "done", "age", "env", "algo", "SPS")
+
+
+def _values(row: RunRow, count: int) -> list[str]:
+    return [row.state, row.id, row.score, row.progress, row.age, row.env, row.algo, row.sps][:count]
+
+
+def _columns(rows: Sequence[RunRow], width: int) -> tuple[list[str], list[int]]:
+    """The columns that fit, and how wide each is."""
+    for count in range(len(_HEADS), 1, -1):
+        widths = [max(len(_HEADS[k]), *(width_of(_values(row, count)[k]) for row in rows)) for k in range(count)]
+        if sum(widths) + 2 * count <= width - 2:
+            return list(_HEADS[:count]), widths
+    return list(_HEADS[:2]), [9, max(4, width - 15)]
+
+
+def _joined(values: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(padded(text, cells) for text, cells in zip(values, widths, strict=True))
+
+
+# TEXT
+
+
+class Scrolled(NamedTuple):
+    """What a text screen is drawn from."""
+
+    lines: Sequence[Line]
+    first: int
+
+
+class TextScreen(Dialog[None]):
+    """Lines to be read: help, the description of a run, a traceback."""
+
+    def __init__(self, title: str, lines: Sequence[Line], *, width: int = 90, at_end: bool = False) -> None:
+        super().__init__()
+        self._lines, self._wanted, self._at = list(lines), width, 10**9 if at_end else 0
+        self._panel = Panel(_text_lines, title=title, id="dialog")
+
+    def compose(self) -> ComposeResult:
+        """One panel in the middle."""
+        yield self._panel
+
+    def on_mount(self) -> None:
+        """As large as the text needs, within the terminal."""
+        self._fit()
+        self._show()
+
+    def on_resize(self) -> None:
+        """The terminal changed."""
+        self._fit()
+        self.call_after_refresh(self._show)
+
+    def _fit(self) -> None:
+        self._panel.styles.width = max(1, min(self.app.size.width - 2, self._wanted))
+        self._panel.styles.height = max(1, min(self.app.size.height - 2, len(self._lines) + 4))
+
+    def _show(self) -> None:
+        height = max(1, min(self.app.size.height - 2, len(self._lines) + 4)) - 4
+        self._at = min(max(self._at, 0), max(0, len(self._lines) - height))
+        self._panel.show(Scrolled(self._lines, self._at))
+
+    def on_key(self, event: events.Key) -> None:
+        """Scrolls; any of the usual keys closes."""
+        event.stop()
+        event.prevent_default()
+        moves = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -_PAGE_LINES, "pagedown": _PAGE_LINES, "space": _PAGE_LINES, "home": -(10**9), "end": 10**9}
+        if event.key in moves:
+            self._at += moves[event.key]
+            self._show()
+        elif event.key in ("escape", "q", "enter", "question_mark", "d"):
+            self.leave(None)
+
+    def on_click(self, event: events.Click) -> None:
+        """A click beside the text closes it."""
+        if event.widget is not self._panel:
+            self.leave(None)
+
+    def on_mouse_scroll_down(self) -> None:
+        """The wheel."""
+        self._at += 3
+        self._show()
+
+    def on_mouse_scroll_up(self) -> None:
+        """The wheel."""
+        self._at -= 3
+        self._show()
+
+
+def _text_lines(model: Scrolled, width: int, height: int) -> list[Line]:
+    room = height - 2
+    many, last = len(model.lines), min(len(model.lines), model.first + room)
+    place = f"{model.first + 1} to {last} of {many} · " if many > room else ""
+    shown = [fit(line, width) for line in model.lines[model.first : model.first + room]]
+    return [*shown, *([()] * (room - len(shown))), (), fit([Piece(_longest([place + hint for hint in _HINTS_TEXT], width), "dim")], width)]
+
+
+# A QUESTION
+
+
+class Question(NamedTuple):
+    """What is asked, and what becomes of it."""
+
+    sentence: str
+    consequence: str
+    strict: bool  # only the letter y says yes
+
+
+class ConfirmScreen(Dialog[bool]):
+    """A question before the trainer is touched. `y` says yes (enter too, unless the question is a strict one); all else says no."""
+
+    def __init__(self, question: Question) -> None:
+        super().__init__()
+        self._question = question
+        self._panel = Panel(_question_lines, title="Ask the trainer", id="dialog")
+
+    def compose(self) -> ComposeResult:
+        """One panel in the middle."""
+        yield self._panel
+
+    def on_mount(self) -> None:
+        """As wide as the words."""
+        wanted = max(width_of(self._question.sentence), width_of(self._question.consequence), 38) + 4
+        self._panel.styles.width = max(1, min(self.app.size.width - 2, wanted))
+        self._panel.styles.height = 7
+        self._panel.show(self._question)
+
+    def on_key(self, event: events.Key) -> None:
+        """Yes or no."""
+        event.stop()
+        event.prevent_default()
+        if event.key == "y" or (event.key == "enter" and not self._question.strict):
+            self.leave(True)
+        elif event.key in ("n", "escape", "q", "enter"):
+            self.leave(False)
+
+    def on_click(self, event: events.Click) -> None:
+        """A click beside the question says no."""
+        if event.widget is not self._panel:
+            self.leave(False)
+
+
+def _question_lines(model: Question, width: int, height: int) -> list[Line]:
+    yes = "y" if model.strict else "y or enter"
+    keys = (Piece(yes, "focus", bold=True), Piece("  yes      ", "dim"), Piece("n or esc", "focus", bold=True), Piece("  no", "dim"))
+    return [(Piece(model.sentence, "bright", bold=True),), (Piece(model.consequence, "dim"),), (), (), keys]
+
+
+# THE FILTER
+
+
+class FilterBar(Input):
+    """A line at the bottom in which words are typed; what they narrow is told at every letter. Enter keeps them, escape takes them away."""
+
+    def __init__(self, before: str, narrowed: Callable[[str], None]) -> None:
+        super().__init__(before, placeholder="words, any of which must fit; * ? and [..] as in a shell", id="filter", compact=True, select_on_focus=False)
+        self._narrowed = narrowed
+        self._over = False  # escape was pressed: what was typed just before it is still to be told
+
+    def on_mount(self) -> None:
+        """Ready to be typed into."""
+        self.focus()
+
+    def on_input_changed(self) -> None:
+        """Narrow while it is typed."""
+        if not self._over:
+            self._narrowed(self.value)
+
+    async def on_input_submitted(self) -> None:
+        """Kept."""
+        await self.remove()
+
+    async def on_key(self, event: events.Key) -> None:
+        """Escape: as if nothing had been typed."""
+        if event.key == "escape":
+            event.stop()
+            event.prevent_default()
+            self._over = True
+            self._narrowed("")
+            await self.remove()

@@ -1,0 +1,486 @@
+"""Proximal policy optimisation (Schulman, Wolski, Dhariwal, Radford & Klimov 2017), on N lanes of T steps an iteration. Read it from top to bottom.
+
+One iteration is two functions without arguments, `collect` and `update`. They touch fixed buffers and never read back to the host, so on a GPU each is
+captured in a CUDA graph and replayed; on a CPU they are called plainly. What stands here in torch is the reference; in its place `operant.algos.ppo.fused`
+may do the
+whole work on a GPU, and `operant.algos.ppo.manual_backward` the network's and the gradient's on a CPU. Knows nothing of files, processes or the loop that
+calls it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from numpy import float32
+from pydantic import Field
+from torch import Tensor
+
+from operant.algos.ppo import fused, manual_backward
+from operant.compute.graphs import Graphed
+from operant.compute.kernel import bind, kernel
+from operant.data import noise, returns
+from operant.nn import mlp
+from operant.nn.distributions import masked
+from operant.nn.normalization import RunningMoments
+from operant.nn.optimizer import Adam
+from operant.nn.policy import Policy
+from operant.settings import Count, Real, Section
+from operant.worlds.device_world import World
+
+BOOTSTRAP_SAMPLES = 2**19
+"""On a GPU, values of final observations are computed for so many samples at a time: fewer launches, and memory that stays small."""
+
+BLOCK_LANES = 32
+"""Minibatches permute blocks of this many neighbouring lanes of one tick: a field-major observation is then read in whole sectors of memory."""
+
+log = logging.getLogger("operant.ppo")
+
+
+# CONFIGURATION
+
+
+class PPOConfig(Section):
+    """`[algo]`, when its name is "ppo"."""
+
+    horizon: Count = Field(16, ge=1, le=65536, description="T: steps of each lane in an iteration")
+    epochs: Count = Field(4, ge=1, le=1024, description="passes over an iteration's samples")
+    minibatches: Count = Field(4, ge=1, description="parts of a pass, one optimiser step each")
+    learning_rate: Real = Field(2.5e-3, gt=0, le=1, description="of Adam, at the start")
+    anneal: bool = Field(True, description="lower the learning rate linearly to zero over `anneal_steps`")
+    anneal_steps: Count | None = Field(None, ge=1, description="steps to anneal over; by default run.steps")
+    gamma: Real = Field(0.99, ge=0, le=1, description="discount")
+    gae_lambda: Real = Field(0.95, ge=0, le=1, description="0: advantages from one step and the critic; 1: from whole returns")
+    clip: Real = Field(0.2, gt=0, description="epsilon: how far the ratio of probabilities may pay off")
+    value_clip: Real | None = Field(None, gt=0, description="how far a value may move in one iteration and still pay off")
+    entropy_coefficient: Real = Field(0.01, ge=0, description="weight of the entropy, which keeps the policy trying")
+    value_coefficient: Real = Field(0.5, ge=0, description="weight of the critic's loss")
+    max_gradient_norm: Real = Field(0.5, gt=0, description="a longer gradient is shortened to this")
+    normalize_advantages: bool = Field(True, description="once an iteration")
+    normalize_observations: bool = Field(False, description="to mean 0 and deviation 1, as seen so far")
+    normalize_rewards: bool = Field(False, description="divide rewards by the spread of the discounted return, and clip them to +-10")
+    target_kl: Real | None = Field(None, gt=0, description="skip an iteration's remaining optimiser steps once approx_kl exceeds 1.5 times this")
+    adam_epsilon: Real = Field(1e-5, gt=0, description="what Adam adds to the denominator")
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        "tf32",
+        description="of matrix products on a GPU; bf16 where kernels are fused or the network is a cnn, else tf32 in its place; a CPU always computes in fp32",
+    )
+    kernels: Literal["auto", "torch", "fused"] = Field(
+        "auto",
+        description="torch: torch's and autograd, the reference; fused: a few of its own for all of PPO; "
+        "auto: those on a GPU, an explicit gradient on a CPU, where they can be",
+    )
+    kernels_shape: str = Field(
+        "",
+        description='how fused kernels are cut, which their last bits depend on: as is fastest on this GPU, measured once and kept by the run; or "first": '
+        "unmeasured",
+    )
+    microbatch: Count | None = Field(
+        None,
+        ge=1,
+        description="compute a minibatch's gradient in parts of at most so many samples, which takes less memory and gives the same to rounding; "
+        "any number will do. Only for autograd: fused kernels and the explicit gradient work in small parts anyway",
+    )
+
+    def problems(self, lanes: int) -> list[tuple[str, str]]:
+        """What does not fit together, as (key, sentence)."""
+        if self.horizon * lanes < 2:
+            return [("horizon", "one lane x 1 step is a single sample, which has no spread: an iteration needs 2 or more (raise algo.horizon or env.lanes)")]
+        blocks = self.horizon * lanes // block_lanes(lanes)
+        if blocks % self.minibatches == 0:
+            return []
+        return [
+            (
+                "minibatches",
+                f"{lanes:,} lanes x {self.horizon} steps are {blocks:,} blocks of {block_lanes(lanes)} lanes, "
+                f"which {self.minibatches} minibatches do not divide (use a power of two, or change env.lanes or algo.horizon)",
+            )
+        ]
+
+
+def block_lanes(lanes: int) -> int:
+    """Lanes in a block: the largest power of two up to 32 that divides their number."""
+    block = BLOCK_LANES
+    while lanes % block:
+        block //= 2
+    return block
+
+
+class Stats(NamedTuple):
+    """The numbers of one update, means over its minibatches; the names become columns of the metrics file."""
+
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+    approx_kl: Tensor  # mean of (ratio - 1) - log ratio: Schulman 2020, "Approximating KL divergence"
+    clip_fraction: Tensor
+    gradient_norm: Tensor  # before clipping
+    explained_variance: Tensor
+    learning_rate: Tensor
+    not_finite: Tensor  # parameters and losses that are NaN or infinite
+
+
+COLUMNS = tuple({"policy_loss": "loss/policy", "value_loss": "loss/value"}.get(name, name) for name in Stats._fields)
+"""The names of the numbers in the metrics file, in the order of `Stats`."""
+
+
+class Batch(NamedTuple):
+    """Samples to learn from, feature-major."""
+
+    observation: Tensor  # (O, B)
+    action: Tensor  # (A, B), raw
+    log_probability: Tensor  # (B), of the policy that acted
+    value: Tensor  # (B), by the critic that watched
+    advantage: Tensor  # (B)
+    returns: Tensor  # (B)
+    legal: Tensor | None = None  # (H, B), 1 for each action that could be taken; None where all could
+
+    def split(self, sizes: Sequence[int]) -> list[Batch]:
+        """Its parts of so many samples each, as views."""
+        fields = ([None] * len(sizes) if field is None else field.split(list(sizes), dim=-1) for field in self)
+        return [Batch(*parts) for parts in zip(*fields, strict=True)]
+
+
+# LOSS
+
+
+def ppo_loss(policy: Policy, batch: Batch, config: PPOConfig) -> tuple[Tensor, list[Tensor]]:
+    """The loss of a minibatch, and [policy loss, value loss, entropy, approximate KL, clip fraction]."""
+    parameters, value = policy.forward(batch.observation, batch.legal)
+    log_probability, entropy = policy.head.log_probability_and_entropy(parameters, batch.action)
+
+    # L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)], r = pi(a|s) / pi_old(a|s): equation 7.
+    log_ratio = log_probability - batch.log_probability
+    ratio = log_ratio.exp()
+    surrogate = torch.minimum(ratio * batch.advantage, ratio.clamp(1.0 - config.clip, 1.0 + config.clip) * batch.advantage)
+    policy_loss = -surrogate.mean()
+
+    # L_VF = 1/2 E[(V - R)^2], optionally no better off for moving further than value_clip from the old value.
+    squared_error = (value - batch.returns).square()
+    if config.value_clip is not None:
+        near = batch.value + (value - batch.value).clamp(-config.value_clip, config.value_clip)
+        squared_error = torch.maximum(squared_error, (near - batch.returns).square())
+    value_loss = 0.5 * squared_error.mean()
+
+    # L = -L_CLIP + c1 L_VF - c2 S: equation 9.
+    mean_entropy = entropy.mean()
+    loss = policy_loss + config.value_coefficient * value_loss - config.entropy_coefficient * mean_entropy
+    with torch.no_grad():
+        approx_kl = ((ratio - 1.0) - log_ratio).mean()
+        clip_fraction = ((ratio - 1.0).abs() > config.clip).float().mean()
+    return loss, [policy_loss.detach(), value_loss.detach(), mean_entropy.detach(), approx_kl, clip_fraction]
+
+
+# ALGORITHM
+
+
+class PPO:
+    """PPO on a world. `collect` then `update` is one iteration; `stats` holds the update's numbers, in the order of `COLUMNS`, on the device."""
+
+    Config = PPOConfig
+    columns = COLUMNS
+    phases: ClassVar[Mapping[str, str]] = {
+        "world.step": "environment", "_forward": "network", "_bootstrap": "network", "_advantages": "advantages", "_shuffled": "shuffle",
+        "_gradient": "gradient", "_optimizer.step": "optimiser", "_moments": "moments", "fused.act": "network", "fused.leftovers": "network",
+        "fused.begin": "advantages", "fused.gradient": "gradient", "fused.add_parts": "gradient", "fused.descend": "optimiser",
+    }  # fmt: skip
+    """What a profile calls the time of which part."""
+
+    def __init__(self, world: World, config: PPOConfig, net: mlp.Config, *, seed: int, steps: int, eager: bool = False) -> None:
+        T, N, device = config.horizon, world.count, world.device
+        self.world, self.config, self.device = world, config, device
+        self.steps_per_iteration = T * N
+        self.policy = Policy(world.env, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision)
+        torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
+
+        # The rollout: the world writes its outcome straight into it, one slot a step.
+        head = self.policy.head
+        self.rollout = world.slot(T)
+        self._slots = [world.bind(self.rollout, t) for t in range(T)]
+        self._first = world.bind(self.rollout, -1)
+        raw_type = torch.int32 if self.rollout.action.dtype == torch.int32 else torch.float32
+        self._raw = torch.zeros(T, head.action_rows, N, dtype=raw_type, device=device)
+        self._uniform = torch.zeros(T, head.uniform_rows, N, device=device)
+        # One buffer, so that whoever gathers samples reads all their numbers at one distance from each other.
+        samples = torch.zeros(4 * T * N + N, device=device)
+        advantage, log_probability, target, value = samples.split([T * N, T * N, T * N, T * N + N])
+        self._advantage, self._log_probability, self._returns = (flat.view(T, N) for flat in (advantage, log_probability, target))
+        self._value = value.view(T + 1, N)
+        self._final_value = torch.zeros(T, N, device=device)
+        self._reward = torch.zeros(T, N, device=device)
+        self._carried = torch.zeros(N, device=device)
+        self._accrued = torch.zeros(T, N, device=device)
+        self.return_moments = RunningMoments(1, device) if config.normalize_rewards else None
+
+        # The optimiser: one vector, a learning rate that a captured graph can see change, and no step at all where `_skip` is one.
+        self._learning_rate = torch.tensor(config.learning_rate, device=device)
+        self._optimizer = Adam(self.policy.flat.values.data, self.policy.flat.gradient, self._learning_rate, config.adam_epsilon)
+        self._skip = torch.zeros((), device=device)
+        self._anneal_iterations = max(1, -(-(config.anneal_steps or steps) // self.steps_per_iteration))
+        self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
+
+        # The kernels beside the world's, and what they read and write.
+        self._block = block_lanes(N)
+        self._order = torch.zeros(config.epochs, T * N // self._block, dtype=torch.int32, device=device)
+        self._fill_uniform, self._fill_order = kernel(noise.uniform_body, device), kernel(noise.order_body, device)
+        self._estimate, self._accrue = kernel(returns.advantage_body, device), kernel(returns.accrual_body, device)
+        self._tick = bind(noise.Clock(world.lanes.tick, world.lanes.seed, world.lanes.lane0))
+        self._turn = bind(noise.Clock(self._iteration, world.lanes.seed, 0))
+        self._uniforms, self._orders = bind(noise.Uniforms(self._uniform)), bind(noise.Order(self._order))
+        # float32, or the kernels would compute in float64.
+        self._discount = returns.Discount(float32(config.gamma), float32(config.gamma * config.gae_lambda))  # type: ignore[arg-type]
+        rollout = self.rollout
+        self._trace = bind(returns.Trace(self._reward, self._value, self._final_value, rollout.terminated, rollout.truncated, self._advantage, self._returns))
+        self._accrual = bind(returns.Accrual(rollout.reward, rollout.terminated, rollout.truncated, self._carried, self._accrued))
+
+        self.stats = torch.zeros(len(Stats._fields), device=device)
+        self.fused = self._fused(samples)
+        self.explicit, self._outputs = self._explicit()
+        collect, update = self._collect, self._update
+        if self.explicit is not None:
+            collect, update = manual_backward.alone()(collect), manual_backward.alone()(update)
+        self.collect, self.update = Graphed(collect, device, eager=eager), Graphed(update, device, eager=eager)
+
+    def start(self) -> None:
+        """Begin every lane anew. A resumed run calls `tensors` and copies into it instead."""
+        self.world.reset(self._first)
+
+    def _fused(self, samples: Tensor) -> fused.Learner | None:
+        """The fused kernels over this trainer's buffers; None where torch's are to do the work."""
+        config = self.config
+        buffers = fused.Buffers(
+            self.rollout, self._raw, self._uniform, samples, self._final_value, self._order, self._iteration, self._skip, self._learning_rate, self.stats
+        )
+        loss = fused.Loss(
+            config.clip, config.value_clip, config.entropy_coefficient, config.value_coefficient, config.max_gradient_norm, config.normalize_advantages,
+            config.target_kl, config.adam_epsilon, config.learning_rate, self._anneal_iterations if config.anneal else None,
+        )  # fmt: skip
+        learner = fused.build(
+            self.policy, self._optimizer, buffers, loss, block=self._block, minibatches=config.minibatches, kernels=config.kernels,
+            precision=config.precision, shape=config.kernels_shape,
+        )  # fmt: skip
+        if learner is not None:
+            self.config = config.model_copy(update={"kernels_shape": str(learner.shape)})
+        return learner
+
+    def _explicit(self) -> tuple[manual_backward.Gradient | None, manual_backward.Forward | None]:
+        """The explicit gradient of a minibatch and forward pass of all lanes, where "auto" finds a CPU; none where autograd, or another, does the work."""
+        if self.config.kernels != "auto" or self.fused is not None or self.device.type != "cpu":
+            return None, None
+        obstacle = manual_backward.obstacle(self.policy)
+        if obstacle is not None:
+            log.info("kernels: torch's and autograd, not the explicit gradient: %s", obstacle)
+            return None, None
+        team = manual_backward.Team(torch.get_num_threads())
+        log.info("kernels: torch's, and the gradient explicitly, on %d thread%s", team.threads, "" if team.threads == 1 else "s")
+        gradient = manual_backward.Gradient(self.policy, self.config, self.steps_per_iteration // self.config.minibatches, team)
+        return gradient, manual_backward.Forward(self.policy, self.world.count, team)
+
+    # COLLECT
+
+    @torch.no_grad()
+    def _collect(self) -> None:
+        """T steps of every lane by the policy as it is."""
+        head, rollout, T = self.policy.head, self.rollout, self.config.horizon
+        self._fill_uniform(self.world.count, self._tick, self._uniforms)
+        if self.fused is not None:
+            self.fused.prepare()
+            for t in range(T):
+                self.fused.act(t)
+                self.world.step(self._slots[t], t)
+            self.fused.leftovers(self.world.can_truncate)
+            self.world.advance(T)
+            return
+        if self._outputs is not None:
+            self._outputs.refresh()
+        for t in range(T):
+            parameters, self._value[t] = self._forward(rollout.observation[t], None if rollout.legal is None else rollout.legal[t])
+            self._raw[t] = head.sample(parameters, self._uniform[t])
+            self._log_probability[t] = head.log_probability_and_entropy(parameters, self._raw[t])[0]
+            rollout.action[t] = head.to_env(self._raw[t])
+            self.world.step(self._slots[t], t)
+        self._value[T] = self._forward(rollout.observation[T])[1]
+        self._bootstrap()
+        self.world.advance(T)
+
+    def _forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Head parameters (H, N) and values (N) of observations (O, N) and legal actions (H, N), until it is called again."""
+        if self._outputs is None:
+            return self.policy.forward(observation, legal)
+        parameters, value = self._outputs(observation)
+        return (parameters if legal is None else masked(parameters, legal)), value
+
+    def _carry_on(self) -> None:
+        """What the last step showed is what the next iteration begins with."""
+        for seen in (self.rollout.observation, self.rollout.legal):
+            if seen is not None:
+                seen[0].copy_(seen[-1])
+
+    def _bootstrap(self) -> None:
+        """V of the true final observation of every truncated episode, which the advantages need in place of V of the next episode's first."""
+        if not self.world.can_truncate:
+            return
+        rollout, T = self.rollout, self.config.horizon
+        window = self.world.final_window
+        if self.device.type == "cuda" and window > 1:  # pictures: one buffer holds those of as many steps, of each lane at most one
+            for k, seen in enumerate(rollout.final_observation):
+                self._final_value[k * window : (k + 1) * window] = self._forward(seen)[1]
+            return
+        if self.device.type == "cuda":
+            # A graph cannot choose, so all samples are evaluated, where nothing was truncated on stale observations that nobody reads.
+            together = max(1, BOOTSTRAP_SAMPLES // self.world.count)
+            for t in range(0, T, together):
+                ticks = rollout.final_observation[t : t + together]
+                self._final_value[t : t + together] = self.policy.forward(ticks.transpose(0, 1).flatten(1))[1].view(len(ticks), -1)
+            return
+        step, lane = torch.nonzero(rollout.truncated, as_tuple=True)
+        if len(step):
+            self._final_value[step, lane] = self.policy.forward(rollout.final_observation[step // window, :, lane].t())[1]
+
+    # ADVANTAGES
+
+    @torch.no_grad()
+    def _advantages(self) -> None:
+        """Rewards (scaled), advantages (normalised over the whole iteration, unless whoever reads them does it) and returns."""
+        lanes = self.world.count
+        self._reward.copy_(self.rollout.reward)
+        if self.return_moments is not None:
+            self._reward.mul_(self.return_moments.scale).clamp_(-RunningMoments.CLIP, RunningMoments.CLIP)
+        self._estimate(lanes, self._discount, self._trace)
+        if self.config.normalize_advantages and self.fused is None:
+            variance, mean = torch.var_mean(self._advantage)
+            self._advantage.sub_(mean).div_(variance.sqrt() + 1e-8)
+
+    @torch.no_grad()
+    def _moments(self) -> None:
+        """Take the iteration into the running moments, after the update: during an iteration they stand still."""
+        if self.policy.moments is not None:
+            self.policy.moments.update(self.rollout.observation[:-1].transpose(0, 1))
+        if self.return_moments is not None:
+            self._accrue(self.world.count, self._discount, self._accrual)
+            self.return_moments.update(self._accrued[None])
+
+    # UPDATE
+
+    def _update(self) -> None:
+        """Epochs over the rollout in minibatches, then the moments."""
+        config = self.config
+        self._advantages()
+        if self.fused is not None:
+            self._fill_order(self._order.numel(), self._turn, self._orders)
+            self.fused.update(config.epochs, config.minibatches)
+            self._moments()
+            self._carry_on()
+            return
+        variance = self._returns.var()
+        explained = 1.0 - (self._returns - self._value[:-1]).var() / variance.clamp_min(1e-12)
+        if config.anneal:
+            remaining = 1.0 - self._iteration.float() / self._anneal_iterations
+            self._learning_rate.copy_((config.learning_rate * remaining.clamp_min(0.0))[0])
+        self._fill_order(self._order.numel(), self._turn, self._orders)
+        self._skip.zero_()
+        totals = torch.zeros(6, device=self.device)
+        for epoch in range(config.epochs):
+            for batch in self._minibatches(self._order[epoch].long()):
+                totals += self._descend(batch)
+        totals /= config.epochs * config.minibatches
+
+        self._moments()
+        self._iteration += 1
+        self._carry_on()
+        not_finite = (~torch.isfinite(self.policy.flat.values.data)).sum() + (~torch.isfinite(totals)).sum()
+        self.stats.copy_(torch.cat([totals, torch.stack([explained, self._learning_rate, not_finite.float()])]))
+
+    def _minibatches(self, order: Tensor) -> Iterator[Batch]:
+        """The samples in the order of their blocks (M), in equal parts."""
+        parts = self.config.minibatches
+        if self.world.env.pixels:  # which would take too much room all at once
+            for chunk in order.chunk(parts):
+                yield self._shuffled(chunk)
+        else:
+            samples = self._shuffled(order)
+            yield from samples.split([len(samples.returns) // parts] * parts)
+
+    def _shuffled(self, order: Tensor) -> Batch:
+        """The samples of some blocks (M), in this order."""
+        T, N = self._reward.shape
+        groups = N // self._block
+        step, group = (order // groups)[None], (order % groups)[None]
+
+        def rows(buffer: Tensor) -> Tensor:
+            """(T, R, N) -> (R, T N)."""
+            row = torch.arange(buffer.shape[1], device=self.device)[:, None]
+            return buffer.view(T, buffer.shape[1], groups, self._block)[step, row, group].flatten(1)
+
+        def single(buffer: Tensor) -> Tensor:
+            """(T, N) -> (T N)."""
+            return buffer.view(T * groups, self._block).index_select(0, order).flatten()
+
+        def whole(buffer: Tensor) -> Tensor:
+            """Pictures (T, O, N), which lie in memory one after the other -> (O, M block), likewise."""
+            pictures = buffer.transpose(1, 2).reshape(T * groups, self._block, -1)
+            return pictures.index_select(0, order).flatten(0, 1).t()
+
+        return Batch(
+            observation=(whole if self.world.env.pixels else rows)(self.rollout.observation[:-1]),
+            action=rows(self._raw),
+            log_probability=single(self._log_probability),
+            value=single(self._value[:-1]),
+            advantage=single(self._advantage),
+            returns=single(self._returns),
+            legal=None if self.rollout.legal is None else rows(self.rollout.legal[:-1]),
+        )
+
+    def _descend(self, batch: Batch) -> Tensor:
+        """One optimiser step. Returns the loss's numbers and the gradient's norm, (6)."""
+        config, gradient = self.config, self.policy.flat.gradient
+        numbers = self._gradient(batch)
+        with torch.no_grad():
+            # g <- g min(1, max_norm / |g|): Pascanu, Mikolov & Bengio 2013.
+            norm = torch.linalg.vector_norm(gradient)
+            gradient.mul_((config.max_gradient_norm / (norm + 1e-6)).clamp_max(1.0))
+            if config.target_kl is not None:
+                self._skip.copy_(torch.maximum(self._skip, (numbers[3] > 1.5 * config.target_kl).float()))
+            self._optimizer.step(self._skip if config.target_kl is not None else None)
+            return torch.cat([numbers, norm[None]])
+
+    def _gradient(self, batch: Batch) -> Tensor:
+        """Write the gradient of the minibatch's loss into the flat vector. Returns the loss's numbers, (5)."""
+        if self.explicit is not None:
+            return self.explicit(batch)
+        samples, flat = len(batch.returns), self.policy.flat
+        count = -(-samples // (self.config.microbatch or samples))
+        if count == 1:
+            loss, numbers = ppo_loss(self.policy, batch, self.config)
+            flat.backward(loss)
+            return torch.stack(numbers)
+        # The mean over the minibatch is the sum of the parts' means, each by its share of the samples: in one order, so in the same bits.
+        total = torch.zeros(5, device=self.device)
+        sizes = [samples // count + (k < samples % count) for k in range(count)]
+        for k, part in enumerate(batch.split(sizes)):
+            share = len(part.returns) / samples
+            loss, numbers = ppo_loss(self.policy, part, self.config)
+            flat.backward(share * loss, add=k > 0)
+            total += share * torch.stack(numbers)
+        return total
+
+    # STATE
+
+    def take(self) -> Tensor:
+        """Sums over the episodes that ended in this iteration, (3 + K): see `World.take`."""
+        return self.world.take(self.rollout)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that a resumed run needs to go on to the bit, by name: copy into these to load."""
+        named = {f"policy/{name}": value for name, value in self.policy.tensors().items()}
+        named |= {f"world/{name}": value for name, value in self.world.tensors().items()}
+        named |= {f"adam/{name}": value for name, value in self._optimizer.tensors().items()}
+        named |= {"algo/iteration": self._iteration, "algo/carried": self._carried, "algo/observation": self.rollout.observation[0]}
+        if self.rollout.legal is not None:
+            named["algo/legal"] = self.rollout.legal[0]
+        if self.return_moments is not None:
+            named |= {f"return/{name}": value for name, value in self.return_moments.tensors().items()}
+        return named
+

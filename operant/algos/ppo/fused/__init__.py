@@ -1,0 +1,83 @@
+"""The fast path: a policy's acting and PPO's learning as a few Triton kernels, in place of torch's many.
+
+`operant.algos.ppo.algorithm` is the specification and this is checked against it: the same buffers, the same uniforms, the same order of minibatches, and no
+sum of
+floats whose order could change. `spec` says what can run fused and `forms` how it may be cut, `choice` takes the fastest cut; `launches`, `whole` and `layered`
+launch; `parts`, `loss`, `act`, `descend`, `operands`, `layers` and `step` are the kernels, generated from a spec when they are compiled. What imports Triton is
+imported only where it is used, so that whoever runs without it pays nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+
+from operant.errors import ConfigError
+from operant.kernels.spec import Buffers, Loss, describe, why_not
+from operant.kernels.tiles import Shape, from_text
+from operant.nn.optimizer import Adam
+from operant.nn.policy import Policy
+
+if TYPE_CHECKING:
+    from operant.algos.ppo.fused.learner import Learner
+    from operant.algos.ppo.fused.tuning import Seconds
+
+__all__ = ["Buffers", "Learner", "Loss", "build"]
+
+FIRST = "first"
+"""The shape that is likely the best, without a measurement: for whoever compares bits of runs that begin anew."""
+
+log = logging.getLogger("operant.algos.ppo.fused")
+
+
+def build(
+    policy: Policy, optimizer: Adam, buffers: Buffers, loss: Loss, *,
+    block: int, minibatches: int, kernels: str, precision: str, shape: str = "", measure: Seconds | None = None,
+) -> Learner | None:  # fmt: skip
+    """A policy's fused kernels over an algorithm's buffers, or None where torch is to do the work: `kernels` is "auto", "torch" or "fused".
+
+    `shape` is the line of a shape that a run has begun with and so keeps; or "first", which is the same at every start; or "", the fastest as `measure` finds
+    it (by default on a GPU, never on a CPU). One line of the log says which, or where "auto" finds a GPU but cannot, why not. Raises ConfigError where "fused"
+    cannot, and for a line that is no shape.
+    """
+    on_gpu = policy.device.type == "cuda"
+    if kernels == "torch" or (kernels == "auto" and not on_gpu):
+        return None
+    reason = _why_not(policy, (buffers.rollout.reward.shape[0] + 1) * buffers.rollout.reward.shape[1], precision)
+    if reason is None:
+        from operant.algos.ppo.fused.select import Choice
+
+        choice = Choice(describe(policy, precision if on_gpu else "fp32"), policy, optimizer, buffers, loss, block, minibatches)
+        learner = choice.first() if shape == FIRST else choice.learner(_given(shape), measure)
+        if learner is not None:
+            return learner
+        reason = choice.problem
+    if kernels == "fused":
+        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason}'])
+    log.info("kernels: torch's, not fused ones: %s", reason)
+    return None
+
+
+def _given(line: str) -> Shape | None:
+    try:
+        return from_text(line) if line else None
+    except ValueError as error:
+        raise ConfigError("the trainer", [f"algo.kernels_shape: {error}"]) from None
+
+
+def _why_not(policy: Policy, samples: int, precision: str) -> str | None:
+    """The sentence that says why there are no fused kernels for this policy on this machine, or None where there are."""
+    reason = why_not(policy, samples)
+    if reason is not None:
+        return reason
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if policy.device.type != "cuda":
+        return "there is no GPU" if os.environ.get("TRITON_INTERPRET") != "1" else None
+    if torch.cuda.get_device_capability(policy.device) < (8, 0) and precision != "fp32":
+        return f'a GPU older than Ampere has no {precision} products (algo.precision = "fp32" works)'
+    return None

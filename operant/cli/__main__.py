@@ -1,0 +1,6 @@
+"""`python -m operant.cli`: the `operant` command without an installed script. Knows only where `main` is."""
+
+from operant.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""What the commands share: the options that mean the same everywhere, and how results and words are printed. Knows no command.
+
+Data goes to stdout, words to a person to stderr. All that a command prints goes through here (what is drawn in place: operant/cli/progress.py), where names and
+sentences that come from files lose what a terminal would obey.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+
+from operant.cli import completion
+from operant.errors import UntrustedError
+from operant.text import safe
+
+Result = TypeVar("Result")
+TYPER: Final[dict[str, Any]] = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
+"""Plain help: the rich one costs 100 ms at every `--help` and is hard on screen readers."""
+
+_RUN = "an id, a unique part of one, a path, latest or live"
+RunName = Annotated[str, typer.Argument(metavar="RUN", help=_RUN, autocompletion=completion.runs)]
+MaybeRunName = Annotated[str | None, typer.Argument(metavar="[RUN]", help=_RUN, autocompletion=completion.runs)]
+RunNames = Annotated[list[str] | None, typer.Argument(metavar="RUN...", help=_RUN, autocompletion=completion.runs)]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[ENV] [key=value]...", help="an environment, its Gymnasium id or FILE.py; and values", autocompletion=completion.environments),
+]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="values to change, such as run.steps=4M")]
+ConfigOption = Annotated[
+    str | None, typer.Option("--config", metavar="FILE", help="a TOML file, or the name of one that ships", autocompletion=completion.configurations)
+]
+EnvOption = Annotated[str | None, typer.Option("--env", metavar="FILE.py", help="a file of your own that exports ENV", autocompletion=completion.python_files)]
+RootOption = Annotated[str | None, typer.Option("--runs", metavar="FOLDER", help="where runs lie  [default: $OPERANT_RUNS or ./runs]")]
+TrustOption = Annotated[bool, typer.Option("--trust", help="run the code that a run folder brings, even if it is not known to be yours")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="print a JSON document a line")]
+
+
+_LINE_CELLS = 4000
+
+
+def out(*lines: object, flush: bool = False) -> None:
+    """Lines of data, as plain text: a line end within one of them is none."""
+    for line in lines:
+        print(safe(line, _LINE_CELLS), flush=flush)
+
+
+def say(*lines: object) -> None:
+    """Lines for the person, beside the data; as plain text, too."""
+    for line in lines:
+        print(safe(line, _LINE_CELLS), file=sys.stderr, flush=True)
+
+
+def fail(problem: object) -> None:
+    """What is wrong, in one line or several, after the word `error:`: that in red, where stderr is a terminal that wants colours."""
+    coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    mark = "\x1b[31merror:\x1b[0m" if coloured else "error:"
+    print(f"{mark} {safe(problem, _LINE_CELLS, lines=True)}", file=sys.stderr, flush=True)
+
+
+def consented(trust: bool, action: Callable[[bool], Result]) -> Result:
+    """`action(trust)`; where that finds code which is not known to be the user's, the user is asked, on a terminal, and a yes makes it `action(True)`."""
+    try:
+        return action(trust)
+    except UntrustedError as error:
+        if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
+            raise
+        print(f"{safe(error, _LINE_CELLS, lines=True)}\nrun it? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise UntrustedError("the code was not run") from None
+    return action(True)
+
+
+def print_json(value: Any) -> None:
+    """JSON without the NaN and Infinity that it does not have: they become null."""
+    print(json.dumps(_finite(value), indent=2))
+
+
+def print_json_line(value: Any, *, flush: bool = False) -> None:
+    """The same in one line."""
+    print(json.dumps(_finite(value)), flush=flush)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
+    """The lines of a table, its head first; the columns in `right` are set to the right."""
+    rights = set(right)
+    lines = [tuple(heads), *(tuple(safe(cell, 80) for cell in row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    padded = (
+        [cell.rjust(width) if column in rights else cell.ljust(width) for column, (cell, width) in enumerate(zip(line, widths, strict=True))] for line in lines
+    )
+    return ["  ".join(cells).rstrip() for cells in padded]
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> None:
+    """Print a table: see `table`."""
+    out(*table(heads, rows, right))

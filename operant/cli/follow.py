@@ -1,0 +1,339 @@
+"""The viewer of a run: draws its progress from the metrics file, and turns Ctrl-C into a request to stop. Standard library only.
+
+The trainer neither knows nor notices: a viewer holds nothing of the run, and may be killed at any time.
+Knows nothing of how a run is started (operant/runs/launch.py) or of what a state means (operant/runs/states.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from types import FrameType
+from typing import TextIO
+
+from operant import runs, text
+from operant.cli import progress
+from operant.cli.progress import Progress, Screen, ViewerGoneError
+from operant.errors import BadFileError
+from operant.runs import Judgement, Observation, Run, states
+from operant.runs import folder as runfolder
+from operant.runs.folder import integer_of, number_of
+from operant.runs.metrics import FLAG_EVAL, Reader, Record
+
+TIMEOUT_CODE = 124
+VIEWER_GONE_CODE = 129  # 128 + SIGHUP: what a shell reports of a viewer that its terminal's end has killed
+_POLL_S = 0.125
+_PLAIN_S = 5.0  # between lines where the stream is no terminal
+_EXIT_GRACE_S = 2.0  # how long a free lock waits for exit.json: a waiter that was killed writes none
+_ONE_PRESS_S = 0.3  # interrupts closer than this are one: wrappers often pass on what the terminal has sent already
+_UNREACHABLE_S = 3.0
+_RATE_WINDOW_NS = 10 * 10**9
+_LOG_TAIL_BYTES, _LOG_LINES, _ERROR_LINES = 65536, 20, 60
+SESSION_MARK = "operant: session started "
+"""How the line of log.txt begins that stands before all that one worker prints."""
+_GLYPHS = {"finished": "✔", "stopped": "■"}
+_LINGER = "(Ctrl-C again: stop now{}. To leave it running next time: --detach)"
+
+
+def follow(run: Run, *, stream: TextIO | None = None, presses: Presses | None = None) -> int:
+    """Watch a run to its end and return its exit code. Draws on `stream` (default: stderr): see `operant.cli.progress`.
+
+    Ctrl-C once (or SIGTERM) asks the trainer to stop and save, twice kills it. When the stream's terminal or pipe goes away, only the viewer ends (129).
+    """
+    viewer = _Viewer(run, stream or sys.stderr, presses=presses or Presses())
+    with viewer.presses.counted():
+        return viewer.watch()
+
+
+def follow_to_first_record(run: Run, *, stream: TextIO | None = None, notice: str | None = None, presses: Presses | None = None, detach: bool = True) -> int:
+    """Watch a run until its first record is there and return 0; if it ends before, as `follow`. `notice` is said first.
+
+    With `detach` it is said how to come back to the run; without, somebody else goes on watching.
+    """
+    viewer = _Viewer(run, stream or sys.stderr, presses=presses or Presses())
+    with viewer.presses.counted():
+        return viewer.watch(notice=notice, until_first_record=True, detach=detach)
+
+
+def wait(run: Run, timeout_s: float | None, *, stream: TextIO | None = None) -> int:
+    """Watch a run to its end without touching it: its exit code, or 124 where it has not ended within `timeout_s`. Ctrl-C ends only the waiting."""
+    return _Viewer(run, stream or sys.stderr).watch(timeout_s=math.inf if timeout_s is None else timeout_s)
+
+
+def discard_unstarted(run: Run, code: int) -> bool:
+    """Delete the folder of a fresh run that ended with `code` 2, 3 or 4 before its first record, as nothing was made; whether it was deleted."""
+    look = runs.observe(run)
+    if code not in (2, 3, 4) or look.held is not False or look.record is not None or any(run.checkpoints_path.glob("step-*")):
+        return False
+    runs.remove(run)
+    return True
+
+
+def log_end(run: Run) -> str:
+    """What log.txt says of the last worker's end: from its last line that begins with `error: ` on, or else its last 20 lines; printable."""
+    try:
+        descriptor = os.open(run.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        raw = os.pread(descriptor, _LOG_TAIL_BYTES, max(0, os.fstat(descriptor).st_size - _LOG_TAIL_BYTES))
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+    lines = raw.decode("utf-8", "replace").rstrip().split("\n")
+    begins = [index for index, line in enumerate(lines) if line.startswith(SESSION_MARK)]
+    lines = lines[begins[-1] + 1 :] if begins else lines
+    errors = [index for index, line in enumerate(lines) if line.startswith("error: ")]
+    lines = lines[errors[-1] :][:_ERROR_LINES] if errors else lines[-_LOG_LINES:]
+    return text.safe("\n".join(lines), 400, lines=True)
+
+
+class _Feed:
+    """Reads a run again and again, cheaply: the document only when it was replaced, the metrics file through one open reader."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.judgement = run, Judgement(states.State("starting"))
+        self._judged: Judgement | None = None
+        self._reader: Reader | None = None
+        self._next, self._signature = 0, (0, 0)
+
+    def poll(self, now_s: float) -> tuple[Observation, list[tuple[Record, dict[str, float]]]]:
+        """A look, and the records that are new since the last one, each with its finite values by name."""
+        with contextlib.suppress(OSError):
+            found = os.stat(self.run.path / "run.json", follow_symlinks=False)
+            if (found.st_ino, found.st_mtime_ns) != self._signature:
+                self._signature = (found.st_ino, found.st_mtime_ns)
+                self.run = self.run._replace(document=runs.read_json(self.run.path / "run.json") or self.run.document)
+        if self._reader is not None and self._reader.replaced():
+            self._reader.close()
+            self._reader, self._next = None, 0
+        if self._reader is None and os.path.lexists(self.run.metrics_path):
+            with contextlib.suppress(BadFileError):  # `observe` says what is wrong with it
+                self._reader = Reader(self.run.metrics_path)
+        look = runs.observe(self.run, self._reader)
+        self.judgement = self._judged = runs.judge(look, self._judged, now_s)
+        records: list[tuple[Record, dict[str, float]]] = []
+        if self._reader is not None and look.status is not None and not look.earlier:  # those of an earlier session say nothing of this one
+            with contextlib.suppress(BadFileError):
+                records = [(record, states.values_of(self._reader, record)) for record in self._reader.since(self._next)]
+        if records:
+            self._next = records[-1][0].n + 1
+        return look, records
+
+
+class Presses:
+    """Counts Ctrl-C and SIGTERM while it is `counted`, in place of dying of them. Outside the main thread it counts nothing.
+
+    Whoever starts a run counts from before the start: a Ctrl-C in between must not leave it running unseen.
+    """
+
+    def __init__(self) -> None:
+        self.interrupts, self.terminations, self._last_s = 0, 0, float("-inf")
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count from here to the end of the block. May be entered again inside."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._count) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if number == signal.SIGTERM:
+            self.terminations += 1
+        elif now_s - self._last_s > _ONE_PRESS_S:
+            self.interrupts, self._last_s = self.interrupts + 1, now_s
+
+    @property
+    def wanted(self) -> int:
+        """0 nothing, 1 stop and save, 2 kill."""
+        return 2 if self.interrupts >= 2 else min(1, self.interrupts + self.terminations)
+
+
+class _Viewer:
+    """One watching of one run."""
+
+    def __init__(self, run: Run, stream: TextIO, *, presses: Presses | None = None) -> None:
+        self._feed, self._screen, self.presses = _Feed(run), Screen(stream), presses or Presses()
+        self._values: dict[str, float] = {}
+        self._record: Record | None = None
+        self._evaluation: float | None = None
+        self._track: deque[tuple[int, int]] = deque()  # (boottime_ns, step) of the last seconds
+        self._sent, self._wanted_s, self._told = 0, 0.0, False
+        self._free_s: float | None = None
+        self._line_s, self._line_kind = float("-inf"), ""
+        self._begin_s = time.monotonic()
+
+    def watch(self, *, notice: str | None = None, until_first_record: bool = False, detach: bool = True, timeout_s: float = math.inf) -> int:
+        try:
+            if notice:
+                self._screen.above(notice)
+            while True:
+                now_s = time.monotonic()
+                look, records = self._feed.poll(now_s)
+                self._take(records)
+                if self._has_ended(look, now_s):
+                    return self._close(look)
+                if until_first_record and self._record is not None:
+                    return self._leave(detach)
+                self._obey(look, now_s)
+                if self._sent == 2 and self.presses.interrupts > 2:
+                    self._screen.above("Left; the trainer has not ended yet.")
+                    return 137
+                if look.held is not False:  # in the moment between the lock and exit.json there is nothing true to say
+                    self._draw(now_s)
+                left_s = self._begin_s + timeout_s - now_s
+                if left_s <= 0:
+                    self._screen.end()
+                    self._screen.above(f"{text.safe(self._feed.run.id)} has not ended within {timeout_s:g} s: {self._feed.judgement.state.word}")
+                    return TIMEOUT_CODE
+                time.sleep(min(_POLL_S, left_s))
+        except ViewerGoneError:
+            return VIEWER_GONE_CODE
+        except KeyboardInterrupt:  # only where no presses are counted
+            with contextlib.suppress(ViewerGoneError):
+                self._screen.end()
+            raise
+
+    def _take(self, records: list[tuple[Record, dict[str, float]]]) -> None:
+        """Remember what new records say, and announce evaluations: all of them, but of what was there before this viewer only the last."""
+        announcements = []
+        for record, values in records:
+            score = values.get("eval/return")
+            if score is not None and (score != self._evaluation or record.flags & FLAG_EVAL):
+                best = values.get("eval/best_return")
+                remark = "" if best is None else "  (the best so far)" if score >= best else f"  (best {text.number(best)})"
+                announcements.append(f"eval {text.number(score)} at {text.count(record.step)} steps{remark}")
+                self._evaluation = score
+            self._values |= values
+            self._track.append((record.boottime_ns, record.step))
+        for announcement in announcements[-1:] if self._record is None else announcements:
+            self._screen.above(announcement)
+        if records:
+            self._record = records[-1][0]
+        while self._track and self._track[-1][0] - self._track[0][0] > _RATE_WINDOW_NS:
+            self._track.popleft()
+
+    def _has_ended(self, look: Observation, now_s: float) -> bool:
+        if look.held:
+            self._free_s = None
+            return False
+        if look.exit is not None:
+            return True
+        if look.held is None:
+            return self._feed.judgement.state.ended
+        self._free_s = now_s if self._free_s is None else self._free_s
+        return now_s - self._free_s >= _EXIT_GRACE_S
+
+    # ------------------------------------------------------------------------------------------------------------------------------- stopping
+
+    def _obey(self, look: Observation, now_s: float) -> None:
+        """Send what Ctrl-C asks for, as soon as there is a worker to send it to."""
+        wanted = self.presses.wanted
+        if wanted <= self._sent:
+            self._wanted_s = now_s
+            return
+        if runfolder.signal_worker(self._feed.run, signal.SIGKILL if wanted == 2 else signal.SIGTERM):
+            self._sent, self._told = wanted, False
+            if wanted == 2:
+                self._screen.above("Stopping now, without saving.")
+            elif self._record is None or look.status is None:
+                self._screen.above(f"Stopping before the first update, with nothing to save… {_LINGER.format('')}")
+            else:
+                saving = f"Stopping after update {look.status.main_count + 1} and saving a checkpoint…"
+                self._screen.above(f"{saving} {_LINGER.format(' without saving')}")
+        elif now_s - self._wanted_s > _UNREACHABLE_S and not self._told:
+            self._told = True
+            self._screen.above("The trainer cannot be signalled from here (another machine, another pid namespace, or it is ending).")
+
+    # -------------------------------------------------------------------------------------------------------------------------------- drawing
+
+    def _draw(self, now_s: float, *, last: bool = False) -> None:
+        content, kind = self._content(now_s)
+        if self._screen.is_terminal:
+            self._screen.show(content[: self._screen.columns])
+        elif last or kind != self._line_kind or now_s - self._line_s >= _PLAIN_S:
+            self._line_s, self._line_kind = now_s, kind
+            self._screen.show(content)
+
+    def _content(self, now_s: float) -> tuple[str, str]:
+        """The line, and which kind of line it is: a first one of a kind is never held back."""
+        state = self._feed.judgement.state
+        if self._record is None:
+            waited = text.duration(now_s - self._begin_s)
+            phase = state.cause if state.word == "starting" and state.cause else state.word
+            return (f"starting: {phase}   {waited}", "starting") if state.word == "starting" else (f"{state.word}: {state.cause or ''}   {waited}", state.word)
+        note = state.word if state.word not in ("running", "starting", *states.ENDED) else ""
+        left_s = self._left_s() if state.live and state.word != "paused" else None
+        shown = Progress(
+            self._record.step, integer_of(self._feed.run.document, "steps"), self._values.get("sps"), self._values.get("return"), left_s,
+            f"{note}: {state.cause}" if note and state.cause else note,
+        )  # fmt: skip
+        return (progress.line(shown, self._screen.columns) if self._screen.is_terminal else progress.plain(shown)), f"running {note}"
+
+    def _left_s(self) -> float | None:
+        """Seconds to the planned end at the rate of the last seconds, evaluations and checkpoints included."""
+        steps, step = integer_of(self._feed.run.document, "steps"), 0 if self._record is None else self._record.step
+        (first_ns, first), (last_ns, last) = self._track[0], self._track[-1]
+        rate = (last - first) * 1e9 / (last_ns - first_ns) if last_ns - first_ns > 5 * 10**8 else self._values.get("sps", 0.0)
+        return max(0.0, (steps - step) / rate) if steps and rate > 0 else None
+
+    # -------------------------------------------------------------------------------------------------------------------------------- closing
+
+    def _leave(self, detach: bool) -> int:
+        run = self._feed.run
+        self._screen.end()
+        short = text.safe(run.short)
+        if detach:
+            where = f"reattach `operant monitor {short}` · stop `operant stop {short}` · log {runs.shown(run.log_path)}"
+            self._screen.above(f"Detached. Still training: {where}")
+        return 0
+
+    def _close(self, look: Observation) -> int:
+        """Say how it ended and what to type next; the run's exit code."""
+        run, state = self._feed.run, self._feed.judgement.state
+        code = states.exit_code(look) or 0
+        if self._record is not None and not self._screen.is_terminal:
+            self._draw(time.monotonic(), last=True)
+        self._screen.end()
+        if code not in (0, 130) and self._sent < 2 and (log := log_end(run)):
+            self._screen.above(log)
+        if code in (2, 3, 4) and self._record is None:
+            return code  # the log has said it all, and the front end deletes the folder
+        short = text.safe(run.short)
+        kept = (look.status is not None and look.status.last_checkpoint_step is not None) or any(run.checkpoints_path.glob("step-*"))
+        commands = [f"operant {'eval' if state.word == 'finished' else 'resume'} {short}"] if kept else []
+        self._screen.above(f"{_GLYPHS.get(state.word, '✖')} {state.word}  {text.safe(run.id)}   {' · '.join(self._facts(look))}".rstrip())
+        self._screen.above(f"  run   {runs.shown(run.path)}")
+        self._screen.above(f"  next  {'   '.join([*commands, f'operant show {short}'])}")
+        return code
+
+    def _facts(self, look: Observation) -> list[str]:
+        """The cause, the last evaluation against the target, steps, time, and the checkpoint where the run can go on from it."""
+        state, document = self._feed.judgement.state, self._feed.run.document
+        facts = [state.cause] if state.cause else []
+        target, score = number_of(document, "target"), self._values.get("eval/return")
+        if score is not None:
+            reached = "" if target is None else f" (target {text.number(target).removesuffix('.0')} {'reached' if score >= target else 'not reached'})"
+            facts.append(f"eval {text.number(score)}{reached}")
+        wall_s = number_of(look.exit or {}, "wall_s")
+        if self._record is not None:
+            facts.append(f"{text.count(self._record.step)} steps" + (f" in {text.duration(wall_s)}" if wall_s is not None else ""))
+        if state.word != "finished" and look.status is not None:
+            step = look.status.last_checkpoint_step
+            facts.append("no checkpoint" if step is None else f"checkpoint at {text.count(step)} steps")
+        return facts

@@ -1,0 +1,78 @@
+"""The list of runs, kept up to date and drawn in place. Standard library only. Knows neither columns nor words of it: whoever asks makes the lines.
+
+A run that has ended is described once and then only asked whether its lock is free, so that a long list costs little.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, TextIO
+
+from operant import runs
+from operant.runs.folder import integer_of
+from operant.runs.states import ENDED
+from operant.text import safe
+
+_PERIOD_S = 1.0
+_FALLBACK_SIZE = (80, 24)
+
+
+class Listing:
+    """The runs within reach, described, the newest first; only those in the states `wanted`, where any are given."""
+
+    def __init__(self, reach: runs.Reach, wanted: Collection[str]) -> None:
+        self._reach, self._wanted = reach, wanted
+        self._ended: dict[Path, dict[str, Any]] = {}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What there is now, as `states.describe` has it."""
+        found = [(run, self._describe(run)) for run in runs.list_runs(*self._reach)]
+        self._ended = {run.path: row for run, row in found if row["state"] in ENDED}
+        return [row for _, row in found if not self._wanted or row["state"] in self._wanted]
+
+    def _describe(self, run: runs.Run) -> dict[str, Any]:
+        known = self._ended.get(run.path)
+        # A new worker takes the lock and writes who it is: while neither has happened, nothing has.
+        if known is not None and runs.probe(run.path) is False and known["pid"] == integer_of(run.document, "pid"):
+            created_ns = integer_of(run.document, "created_realtime_ns")
+            return known | {"age_s": None if created_ns is None else max(0.0, time.time() - created_ns / 1e9)}
+        return runs.describe(run)
+
+
+def draw(make: Callable[[], list[str]], stream: TextIO, *, period_s: float = _PERIOD_S) -> None:
+    """Draw lines on a terminal and again every `period_s`, only those that have changed, until Ctrl-C or until the terminal goes away."""
+    drawn: list[str] = []
+    try:
+        while True:
+            drawn = _redraw(stream, drawn, make())
+            time.sleep(period_s)
+    except KeyboardInterrupt:
+        stream.write("\n" if not drawn else "")
+    except (OSError, ValueError):  # ValueError: the stream was closed
+        return
+
+
+def _redraw(stream: TextIO, before: list[str], lines: list[str]) -> list[str]:
+    """Bring what stands above the cursor from `before` to `lines`, cut to the terminal's size; what is there then."""
+    try:
+        columns, rows = os.get_terminal_size(stream.fileno())
+    except OSError:
+        columns, rows = _FALLBACK_SIZE
+    room = max(1, (rows or _FALLBACK_SIZE[1]) - 1)
+    if len(lines) > room:
+        lines = [*lines[: room - 1], f"... and {len(lines) - room + 1} more"]
+    lines = [safe(line, max(1, (columns or _FALLBACK_SIZE[0]) - 1)) for line in lines]
+    if lines == before:
+        return lines
+    pieces = [f"\x1b[{len(before)}A"] if before else []
+    for index in range(max(len(lines), len(before))):
+        new, old = (lines[index] if index < len(lines) else ""), (before[index] if index < len(before) else None)
+        pieces.append("\n" if new == old else f"{new}\x1b[K\n")
+    if len(before) > len(lines):
+        pieces.append(f"\x1b[{len(before) - len(lines)}A")
+    stream.write("".join(pieces))
+    stream.flush()
+    return lines

@@ -1,0 +1,221 @@
+"""Commands that look at runs: list, describe, watch, evaluate. They change nothing, and but for `eval` they import nothing heavy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from operant.cli.common import (
+    TYPER,
+    JsonLinesOption,
+    JsonOption,
+    MaybeRunName,
+    RootOption,
+    RunName,
+    TrustOption,
+    consented,
+    out,
+    print_json,
+    print_json_line,
+    print_table,
+    say,
+    table,
+)  # fmt: skip
+from operant.errors import UsageError
+from operant.text import age, count, duration, number, safe
+
+app = typer.Typer(**TYPER)
+
+_BAD = frozenset(("failed", "diverged", "crashed", "gpu_fault", "oom", "unreadable"))
+_HEADS = ("state", "id", "env", "algo", "return", "sps", "progress", "eta", "age")
+_RIGHT = range(4, 9)
+
+
+@app.command("eval")
+def evaluate(
+    what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="a run, or the path of a checkpoint")],
+    episodes: Annotated[int, typer.Option(metavar="N", help="whole episodes of each kind")] = 100,
+    greedy: Annotated[bool, typer.Option("--greedy", help="only the likeliest actions")] = False,
+    sampled: Annotated[bool, typer.Option("--sampled", help="only actions drawn from the policy")] = False,
+    checkpoint: Annotated[str | None, typer.Option(metavar="best|last|STEP", help="[default: the best, else the last]")] = None,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]")] = "auto",
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="[default: the run's]")] = None,
+    render: Annotated[str, typer.Option("--render", metavar="none|term", help="term: show one game at a time in this terminal")] = "none",
+    fps: Annotated[float | None, typer.Option(metavar="N", help="with --render: steps a second  [default: the environment's own pace]")] = None,
+    trust: TrustOption = False,
+    as_json: JsonOption = False,
+    runs: RootOption = None,
+) -> None:
+    """Play whole episodes with a trained policy: mean return and its 95 % interval, greedy and sampled."""
+    from operant import runs as folders
+    from operant.play import load_policy
+
+    if render not in ("none", "term"):
+        film = f"operant render {safe(what, 80)} --out agent.gif"
+        raise UsageError(f"--render is {safe(render, 40)!r}; it must be none or term. For a file: {film}")
+    if render == "term":
+        if as_json:
+            raise UsageError("--render term draws on a terminal: leave --json out")
+        if greedy and sampled:
+            raise UsageError("--render term shows one policy: --greedy, the default, or --sampled")
+        from operant.cli import playing
+
+        playing.spectate(what, folders.reach(runs), which=checkpoint, device=device, seed=seed, greedy=not sampled, episodes=episodes, fps=fps, trust=trust)
+        return
+    if fps is not None:
+        raise UsageError("--fps is of --render term")
+    both = greedy == sampled
+    played = consented(
+        trust,
+        lambda trusted: load_policy.play(
+            what, folders.reach(runs), which=checkpoint, episodes=episodes, device=device, seed=seed, greedy=both or greedy, sampled=both or sampled,
+            report=say, trusted=trusted,
+        ),
+    )  # fmt: skip
+    if as_json:
+        print_json(played.document())
+        return
+    out(f"{safe(played.id)}  {played.environment}  step {played.step:,}  ({played.checkpoint.name}, {played.device}, seed {played.seed})")
+    for word, result in (("greedy", played.greedy), ("sampled", played.sampled)):
+        if result is not None:
+            cut = f"  {result.unfinished} cut off" if result.unfinished else ""
+            out(
+                f"{word:8} {result.mean:10.2f} ± {result.ci95:.2f}  (95 %, n = {result.episodes})  deviation {result.deviation:.2f}  "
+                f"range {result.minimum:.2f} to {result.maximum:.2f}  length {result.length:.1f}{cut}"
+            )
+            if result.tally:
+                out(f"{'':8} an episode: {'  '.join(f'{safe(name)} {value:,.4g}' for name, value in result.tally.items())}")
+
+
+@app.command("runs")
+def list_runs(
+    live: Annotated[bool, typer.Option("--live", help="only those that train now")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="only those that went wrong")] = False,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="the newest N; 0: all")] = 0,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="go on, drawn anew once a second, until Ctrl-C")] = False,
+    as_json: JsonOption = False,
+    runs: RootOption = None,
+) -> None:
+    """List runs, the newest first."""
+    from operant import runs as folders
+    from operant.runs.states import LIVE
+
+    wanted = (LIVE if live else frozenset()) | (_BAD if failed else frozenset())
+    reach = folders.reach(runs)
+    empty = "no such runs" if wanted else f"no runs yet in {folders.shown(reach.root)}. Start one: operant train"
+    if watch:
+        if as_json or not sys.stdout.isatty():
+            raise UsageError("--watch draws on a terminal. For a program: operant runs --json, as often as it is wanted")
+        from operant.cli.listing import Listing, draw
+
+        listing = Listing(reach, wanted)
+        draw(lambda: _lines(listing.rows(), limit, empty), sys.stdout)
+        return
+    rows = [row for row in map(folders.describe, folders.list_runs(*reach)) if not wanted or row["state"] in wanted]
+    shown = rows[:limit] if limit else rows
+    if as_json:
+        print_json(shown)
+        return
+    if not shown:
+        say(empty)
+        return
+    print_table(_HEADS, [_run_row(row) for row in shown], right=_RIGHT)
+    if len(rows) > len(shown):
+        say(f"... and {len(rows) - len(shown)} more")
+
+
+def _lines(rows: list[dict[str, Any]], limit: int, empty: str) -> list[str]:
+    shown = rows[:limit] if limit else rows
+    return table(_HEADS, [_run_row(row) for row in shown], _RIGHT) if shown else [empty]
+
+
+def _run_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+
+    score = row["eval_return"] if row["eval_return"] is not None else row["return"]
+    return (
+        row["state"],
+        row["id"],
+        row["env"] or "-",
+        row["algo"] or "-",
+        number(score),
+        count(row["sps"]) if row["sps"] is not None else "-",
+        f"{100 * row['progress']:.0f} %" if row["progress"] is not None else "-",
+        duration(row["eta_s"]),
+        age(row["age_s"]) if row["age_s"] is not None else "-",
+    )
+
+
+@app.command()
+def show(run: RunName, as_json: JsonOption = False, runs: RootOption = None) -> None:
+    """Describe one run."""
+    from operant import runs as folders
+
+    described = folders.describe(folders.resolve(run, *folders.reach(runs)))
+    if as_json:
+        print_json(described)
+        return
+    for key, value in described.items():
+        if value is not None and key != "schema":
+            text = f"{value:,}" if isinstance(value, int) and key not in ("pid", "seed") else f"{value:.6g}" if isinstance(value, float) else str(value)
+            out(f"{key:22} {safe(text, 400)}")
+
+
+@app.command()
+def wait(
+    run: RunName,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="end with 124 if it goes on longer")] = None,
+    as_json: JsonOption = False,
+    runs: RootOption = None,
+) -> None:
+    """Wait for a run to end, and end with its exit code. Ctrl-C ends the waiting, not the run. With --json, then print what `show --json` does."""
+    from operant import runs as folders
+    from operant.cli import follow
+
+    found = folders.resolve(run, *folders.reach(runs))
+    code = follow.wait(found, timeout)
+    if as_json:
+        print_json(folders.describe(folders.load(found.path) or found))
+    raise typer.Exit(code)
+
+
+@app.command()
+def monitor(
+    run: MaybeRunName = None,
+    latest: Annotated[bool, typer.Option("--latest", help="the newest run")] = False,
+    once: Annotated[bool, typer.Option("--once", help="print one picture of the screen as text and end")] = False,
+    readonly: Annotated[bool, typer.Option("--readonly", help="without the keys that stop, pause or checkpoint a run")] = False,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="draw with ASCII characters only")] = False,
+    fps: Annotated[str | None, typer.Option(metavar="N", help="pictures a second at most  [default: $OPERANT_FPS or 4]")] = None,
+    theme: Annotated[str | None, typer.Option(metavar="dark|light")] = None,
+    runs: RootOption = None,
+) -> None:
+    """Show a run: live while it trains, or as it ended. Leaving the monitor never touches the run."""
+    # For the list of commands and for TAB: `operant.cli.main` hands the command over before typer is imported.
+    from monitor import command
+
+    switches = {"--latest": latest, "--once": once, "--readonly": readonly, "--ascii": ascii_only}
+    options = {"--fps": fps, "--theme": theme, "--runs": runs}
+    words = [word for word, given in switches.items() if given] + [f"{word}={value}" for word, value in options.items() if value is not None]
+    raise typer.Exit(command.main([*words, *(["--", run] if run is not None else [])]))
+
+
+@app.command()
+def logs(
+    run: RunName,
+    tail: Annotated[int, typer.Option(metavar="N", min=0, help="the last N lines; 0: all")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the run has ended")] = False,
+    as_json: JsonLinesOption = False,
+    runs: RootOption = None,
+) -> None:
+    """Print what a run's trainer wrote to its log."""
+    from operant import runs as folders
+    from operant.runs import log
+
+    for line in log.lines(folders.resolve(run, *folders.reach(runs)), tail=tail, follow=follow):
+        if as_json:
+            print_json_line(log.document(line), flush=follow)
+        else:
+            out(line, flush=follow)

@@ -1,0 +1,212 @@
+"""What is there: environments, configurations, this machine. Knows nothing of runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from operant.cli import completion
+from operant.cli.common import (
+    TYPER,
+    ConfigOption,
+    EnvOption,
+    JsonOption,
+    Overrides,
+    RootOption,
+    TrustOption,
+    Words,
+    consented,
+    out,
+    print_json,
+    print_table,
+    say,
+)
+from operant.errors import OperantError, UsageError
+
+if TYPE_CHECKING:
+    from operant.config.load import Origin
+    from operant.envs import Env
+    from operant.tools.check import Finding
+from operant.text import safe
+
+app = typer.Typer(**TYPER)
+config_app = typer.Typer(**TYPER, help="Show, check and describe configurations.")
+app.add_typer(config_app, name="config")
+
+_MOST_NAMED = 8  # actions, in a table
+
+EnvironmentFile = Annotated[
+    str, typer.Argument(metavar="FILE.py", help="a file that exports ENV, or the name of a shipped environment", autocompletion=completion.environments)
+]
+
+
+@app.command("envs")
+def list_envs(as_json: JsonOption = False) -> None:
+    """List the environments that ship."""
+    from operant import envs
+    from operant.config import request
+
+    rows = []
+    for name in envs.names():
+        env, recipe = envs.find(name), request.recipe_for(name)
+        rows.append(
+            {
+                "name": name,
+                "gymnasium": env.gymnasium,
+                "observation": _space(env.observation),
+                "action": _space(env.action),
+                "actions": list(env.actions),
+                "masked": bool(env.mask_size),
+                "draws": env.shade is not None,
+                "turns": env.turns,
+                "step_s": envs.step_seconds(env, env.Params()),
+                "time_limit": env.time_limit,
+                "tally": list(env.tally),
+                "params": env.Params()._asdict(),
+                "ranges": {parameter: list(bounds) for parameter, bounds in env.ranges.items()},
+                "config": recipe.stem if recipe is not None else None,
+            }
+        )
+    if as_json:
+        print_json(rows)
+        return
+    heads = ("name", "gymnasium", "observation", "action", "time_limit", "config")
+    cells = [(*(str(row[head]) if row[head] is not None else "-" for head in heads), _named(row["actions"])) for row in rows]
+    print_table((*heads, "actions"), cells)
+    say("their constants, for env.params.NAME=value, and the least and greatest value of each: operant envs --json")
+
+
+def _named(actions: list[str]) -> str:
+    """The names of actions in a few words, of many the first and the last."""
+    if len(actions) > _MOST_NAMED:
+        actions = [*actions[:2], "...", actions[-1]]
+    return " ".join(actions) or "-"
+
+
+def _space(space: Any) -> str:
+    """A space in a few words: Box(4), Discrete(2), MultiDiscrete(3, 5)."""
+    if hasattr(space, "size"):
+        return f"Box({space.size}{'' if space.dtype == 'float32' else f', {space.dtype}'})"
+    return f"{type(space).__name__}({', '.join(map(str, space.n)) if isinstance(space.n, tuple) else space.n})"
+
+
+@app.command()
+def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
+    """Tell whether an environment is sound."""
+    from operant import envs
+    from operant.tools.check import check as examine
+
+    try:
+        env = envs.find(file)
+    except KeyError:
+        raise UsageError(f"unknown environment {file!r}: name a file ending in .py, or one of {', '.join(envs.names())}") from None
+    except OperantError as error:
+        raise error if error.exit_code != 1 else UsageError(str(error)) from None  # a file that is no environment is no failure of training
+    if as_json:
+        findings = list(examine(env))
+        print_json({"schema": 1, "findings": [finding._asdict() for finding in findings]})
+        sound = all(finding.passed for finding in findings)
+    else:
+        sound = _told(examine, env)
+    if not sound:
+        raise typer.Exit(UsageError.exit_code)
+
+
+def _told(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
+    """Print each finding as soon as it is known, and on a terminal, until then, what is being looked at; whether all passed."""
+    from operant.cli.progress import Screen
+
+    screen, sound = Screen(sys.stdout), True
+
+    def looking(name: str) -> None:
+        if screen.is_terminal:
+            screen.show(f"{'...':8} {name}"[: screen.columns])
+
+    try:
+        for finding in examine(env, looking=looking):
+            screen.end()
+            out(f"{'ok' if finding.passed else 'problem':8} {finding.name:26} {finding.detail}", flush=True)
+            sound &= finding.passed
+    finally:
+        screen.end()
+    return sound
+
+
+@app.command()
+def doctor(as_json: JsonOption = False, runs: RootOption = None) -> None:
+    """Tell whether this machine can train, and what to do where it cannot."""
+    from operant import runs as folders
+    from operant.tools import doctor as examination
+
+    findings = examination.examine(folders.root(runs))
+    if as_json:
+        print_json({"schema": 1, "findings": [finding._asdict() for finding in findings]})
+    else:
+        for finding in findings:
+            advice = f"  ->  {finding.advice}" if finding.advice else ""
+            out(safe(f"{finding.status:8} {finding.name:11} {finding.found}{advice}", 400))
+    if any(finding.status == examination.PROBLEM for finding in findings):
+        raise typer.Exit(4)
+
+
+@config_app.command("show")
+def config_show(
+    words: Words = None, config: ConfigOption = None, env: EnvOption = None, trust: TrustOption = False, as_json: JsonOption = False
+) -> None:
+    """Print every key of a configuration, its value, and where it was set."""
+    from operant.config import load as configuration
+    from operant.config import request
+
+    asked = request.make(words or (), config=config, environment_file=env, settings={})
+    found = consented(trust, lambda trusted: configuration.origins(asked.source, asked.all_overrides(), folder=asked.directory, trusted=trusted))
+    if as_json:
+        print_json({"schema": 1, "values": {origin.key: {"value": origin.value, "origin": origin.origin} for origin in found}})
+    else:
+        show_origins(found)
+
+
+@config_app.command("check")
+def config_check(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="a TOML file, or the name of one that ships", autocompletion=completion.configurations)],
+    overrides: Overrides = None,
+    trust: TrustOption = False,
+) -> None:
+    """Tell everything that is wrong with a configuration, or `ok`."""
+    from operant.config import load as configuration
+    from operant.config import request
+
+    asked = request.make(overrides or (), config=file, environment_file=None, settings={})
+    consented(trust, lambda trusted: configuration.load(asked.source, asked.all_overrides(), folder=asked.directory, trusted=trusted))
+    out("ok")
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON Schema of configurations, for editors."""
+    from operant.config import load as configuration
+
+    print_json(configuration.schema())
+
+
+def show_origins(origins: Iterable[Origin]) -> None:
+    """A configuration as TOML, with the origin of each value in a comment."""
+    from operant.text import safe
+
+    section = ""
+    for key, value, origin in origins:
+        head, _, rest = key.partition(".")
+        if head != section:
+            out(*([""] if section else []), f"[{head}]")
+            section = head
+        line = f"# {rest} is not set" if value is None else f"{rest} = {_toml(value)}"
+        out(f"{line:40} # {safe(origin, 400)}")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool)) else repr(value)

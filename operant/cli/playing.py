@@ -1,0 +1,272 @@
+"""Commands that show games: `render` films a trained policy, `play` lets a person play. Knows nothing of how a picture is drawn or a key is read."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from operant.cli import completion
+from operant.cli.common import TYPER, JsonOption, RootOption, TrustOption, consented, out, print_json, say
+from operant.errors import NotFoundError, UsageError
+from operant.text import safe
+
+if TYPE_CHECKING:
+    from operant.play.film import Length, Pace
+    from operant.play.load_policy import Loaded
+    from operant.play.stage import Performer, Show
+    from operant.runs import Reach
+
+app = typer.Typer(**TYPER)
+
+_SECONDS = 10.0  # of a film, where nothing else is said
+_MOST_FRAMES, _MOST_STEPS = 100_000, 10_000_000
+_TELL_S = 0.1  # between two lines of progress
+_HOLD_S = 0.5  # how long an episode's end stays
+_SIDES = (16, 2048)  # pixels
+
+
+def within(option: str, value: float | None, low: float, high: float) -> None:
+    """Raise UsageError for an option's number that is out of bounds, or none."""
+    if value is not None and not low <= value <= high:
+        raise UsageError(f"{option} is {value:g}; it must be between {low:g} and {high:,g}")
+
+
+@app.command()
+def render(
+    what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="a run, or the path of a checkpoint", autocompletion=completion.runs)],
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="a .gif, .mp4 or .png")],
+    size: Annotated[int, typer.Option(metavar="PIXELS", help="the picture's width")] = 256,
+    lanes: Annotated[int, typer.Option(metavar="N", help="games side by side, in a square")] = 1,
+    seconds: Annotated[float | None, typer.Option(metavar="S", help="how long it plays  [default: 10]")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="how many steps it shows, in place of --seconds")] = None,
+    episodes: Annotated[int, typer.Option(metavar="N", help="stop when the first game has ended so often; 0: do not")] = 0,
+    fps: Annotated[float | None, typer.Option(metavar="N", help="frames a second  [default: the environment's own pace, or 15]")] = None,
+    every: Annotated[int | None, typer.Option(metavar="N", help="steps from frame to frame  [default: no more than 30 frames a second]")] = None,
+    frames: Annotated[int, typer.Option(metavar="N", help="of a .png: so many pictures, from the first to the last; 1: the last")] = 1,
+    greedy: Annotated[bool, typer.Option("--greedy", help="the likeliest actions, the default")] = False,
+    sampled: Annotated[bool, typer.Option("--sampled", help="actions drawn from the policy")] = False,
+    checkpoint: Annotated[str | None, typer.Option(metavar="best|last|STEP", help="[default: the best, else the last]")] = None,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]")] = "auto",
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="[default: the run's]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace FILE if it is there")] = False,
+    trust: TrustOption = False,
+    as_json: JsonOption = False,
+    runs: RootOption = None,
+) -> None:
+    """Film a trained policy as it plays: the very episodes of `operant eval`, under the same seed."""
+    from operant import runs as folders
+    from operant.play import film as films
+
+    if greedy and sampled:
+        raise UsageError("--greedy and --sampled exclude each other: give one")
+    if seconds is not None and steps is not None:
+        raise UsageError("--seconds and --steps exclude each other: give one")
+    within("--lanes", lanes, 1, 256)
+    across = math.ceil(math.sqrt(lanes))
+    within("--size", size, *_SIDES)
+    side = (size - films.GAP * (across - 1)) // across
+    if side < _SIDES[0]:
+        least = across * (_SIDES[0] + films.GAP)
+        raise UsageError(f"--size {size} leaves {max(0, side)} pixels for each of {lanes} games, of the {_SIDES[0]} it takes: at least --size {least}")
+    within("--seconds", seconds, 0.01, 36_000)
+    within("--steps", steps, 1, _MOST_STEPS)
+    within("--episodes", episodes, 0, 1_000_000)
+    within("--fps", fps, 0.1, 240)
+    within("--every", every, 1, 1_000_000)
+    within("--frames", frames, 1, 400)
+    path = Path(os.path.expanduser(out))  # which leaves a home that nobody has as it is, where Path's own raises
+    form = films.check(path, force=force)
+    if frames != 1 and form != "png":
+        raise UsageError(f"--frames is of a .png; a .{form} is as long as --seconds or --steps say")
+
+    from operant.play import load_policy
+    from operant.play.console import ended_in_order
+
+    reach = folders.reach(runs)
+    loaded = consented(trust, lambda trusted: load_policy.load(what, reach, which=checkpoint, device=device, report=say, trusted=trusted))
+    seed = loaded.config.run.seed if seed is None else seed
+    show, performer = stage(loaded, lanes=lanes, seed=seed, greedy=not sampled)
+    pace = films.pace(show.step_s, fps, every)
+    length = _length(films, pace, seconds, steps, episodes)
+    with ended_in_order(), films.replacing(path) as part, _progress(length) as report:
+        film = films.open_film(part, form, fps=pace.fps, frames=frames)
+        try:
+            shot = films.shoot(show, performer.step, film, side=side, every=pace.every, length=length, hold=round(_HOLD_S * pace.fps), report=report)
+            written = film.finish()
+        finally:
+            film.abandon()
+    document = {
+        "schema": 1, "id": loaded.id, "checkpoint": loaded.checkpoint, "step": loaded.step, "env": loaded.config.environment.name, "device": str(loaded.device),
+        "seed": seed, "mode": "sampled" if sampled else "greedy", "out": path, "format": form, "bytes": path.stat().st_size, "frames": written,
+        "fps": pace.fps, "every": pace.every, "lanes": lanes, "steps": shot.steps, "episodes": shot.episodes,
+    }  # fmt: skip
+    if as_json:
+        print_json(document)
+    else:
+        _tell(document)
+    if shot.cut:
+        say(f"the film ended before episode {episodes} did: --seconds or --steps allow for more")
+
+
+@app.command()
+def play(
+    environment: Annotated[str, typer.Argument(metavar="ENV", help="its name, its Gymnasium id, or FILE.py", autocompletion=completion.environments)],
+    param: Annotated[list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="one of its constants; may be given again")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="the same games again  [default: others each time]")] = None,
+    size: Annotated[int | None, typer.Option(metavar="PIXELS", help="the picture's side at most, two pixels a line  [default: what fits]")] = None,
+    fps: Annotated[float | None, typer.Option(metavar="N", help="steps a second  [default: the environment's own pace, or 6]")] = None,
+    turns: Annotated[bool | None, typer.Option("--turns/--clock", help="wait for a key at each step, or go on without  [default: by the game]")] = None,
+    keys: Annotated[str, typer.Option(metavar="KEY=ACTION,...", help="other keys, such as left=1,right=2")] = "",
+) -> None:
+    """Play an environment yourself, in the terminal, with the arrow keys or wasd; ? tells the others."""
+    from operant.play import console
+    from operant.play import game as games
+
+    within("--size", size, *_SIDES)
+    within("--fps", fps, 0.1, 120)
+    console.require("operant play")
+    config = _configured(environment, param or ())
+    from operant.play.keys import Buttons
+    from operant.play.stage import Show
+
+    env = config.environment
+    buttons = Buttons(env)
+    buttons.bind(keys)
+    waits = games.waits(env) if turns is None else turns
+    if not waits and not buttons.keys:
+        raise UsageError(f"{safe(env.name)} has more actions than keys: without --clock it is played in turns; or give it --keys")
+    with _preparing(env.name):
+        show = Show(env, config.params, seed=secrets.randbelow(1 << 31) if seed is None else seed)
+    rate = games.rate_of(show.step_s) if fps is None else fps
+    try:
+        with console.Console() as terminal:
+            score = games.Game(show, terminal, buttons, turns=waits, rate=rate, title=env.name, largest=size).play()
+    except console.TerminalGoneError:
+        raise typer.Exit(129) from None
+    out(f"{safe(env.name)}  {_games(score.returns)}  {score.steps:,} steps")
+
+
+@contextlib.contextmanager
+def _preparing(name: str) -> Iterator[None]:
+    """A line while kernels are compiled, which takes seconds the first time: before the screen is taken, as it may fail."""
+    from operant.cli.progress import Screen
+
+    screen = Screen(sys.stderr)
+    if screen.is_terminal:
+        screen.show(f"compiling {safe(name)}")
+    try:
+        yield
+    finally:
+        screen.end()
+
+
+def _configured(environment: str, params: Sequence[str]) -> Any:
+    """A configuration that names an environment and its constants: they are checked as for training. Raises UsageError, ConfigError, NotFoundError."""
+    for pair in params:
+        if not re.fullmatch(r"[A-Za-z_]\w*=.+", pair):
+            raise UsageError(f"--param is {safe(pair, 80)!r}; it must be KEY=VALUE, such as gravity=3.7")
+    if "=" in environment:
+        raise UsageError(f"{safe(environment, 80)!r} is no environment; constants are given as --param {safe(environment, 80)}")
+    from operant.compute.runtime import quiet_threads, set_threads
+
+    quiet_threads()
+    from operant.config import load as configuration
+
+    if environment.endswith(".py") and not os.path.isfile(os.path.expanduser(environment)):
+        raise NotFoundError(f"there is no environment file {safe(environment, 200)!r}")
+    set_threads(1)
+    return configuration.load(None, [f"env.name={environment}", *(f"env.params.{pair}" for pair in params)])
+
+
+def spectate(
+    what: str, reach: Reach, *, which: str | None, device: str, seed: int | None, greedy: bool, episodes: int, fps: float | None, trust: bool
+) -> None:
+    """Show a checkpoint at play on the terminal, and print how it went. Raises what `playback.load` does."""
+    from operant.play import console, load_policy
+    from operant.play import viewer as watching
+
+    within("--episodes", episodes, 1, 1_000_000)
+    within("--fps", fps, 0.1, 120)
+    console.require("--render term")
+    loaded = consented(trust, lambda trusted: load_policy.load(what, reach, which=which, device=device, report=say, trusted=trusted))
+    seed = loaded.config.run.seed if seed is None else seed
+    with _preparing(loaded.config.environment.name):
+        show, performer = stage(loaded, lanes=1, seed=seed, greedy=greedy)
+    title = f"{loaded.id}  {loaded.config.environment.name}  checkpoint {loaded.step:,}  {'greedy' if greedy else 'sampled'}"
+    try:
+        with console.Console() as terminal:
+            seen = watching.spectate(show, performer, terminal, title=title, episodes=episodes, fps=fps)
+    except console.TerminalGoneError:
+        raise typer.Exit(129) from None
+    out(f"{safe(title, 400)}  {_games(seen.returns)}  {seen.steps:,} steps")
+
+
+def _games(returns: Sequence[float]) -> str:
+    """How many games ended, and what they brought."""
+    if not returns:
+        return "no episode ended"
+    mean = f"  mean {sum(returns) / len(returns):.6g}" if len(returns) > 1 else ""
+    return f"{len(returns)} episode{'s' * (len(returns) > 1)}  return {', '.join(f'{value:.6g}' for value in returns[-5:])}{mean}"
+
+
+def stage(loaded: Loaded, *, lanes: int, seed: int, greedy: bool) -> tuple[Show, Performer]:
+    """A checkpoint's lanes, as an evaluation begins them, and its policy to play them. Raises UsageError where there is nothing to be seen."""
+    from operant.play import load_policy
+    from operant.play.stage import Performer, Show
+
+    environment = loaded.config.environment
+    if environment.shade is None:
+        raise UsageError(f"{safe(environment.name)} draws no picture: its file has no `shade` (see the docstring of operant/envs/__init__.py)")
+    show = Show(environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=load_policy.NUMBER)
+    return show, Performer(show, loaded.policy, greedy=greedy)
+
+
+def _length(films: Any, pace: Pace, seconds: float | None, steps: int | None, episodes: int) -> Length:
+    """How long a film is to be: what was asked for, else ten seconds, or so many episodes."""
+    if seconds is None and steps is None and not episodes:
+        seconds = _SECONDS
+    frames = _MOST_FRAMES if seconds is None else min(_MOST_FRAMES, max(1, round(seconds * pace.fps)))
+    return films.Length(frames, _MOST_STEPS if steps is None else steps, episodes)
+
+
+@contextlib.contextmanager
+def _progress(length: Length) -> Iterator[Callable[[int], None]]:
+    """What is told of each frame: a line on a terminal, drawn anew; nothing elsewhere."""
+    from operant.cli.progress import Screen
+
+    screen = Screen(sys.stderr)
+    told_s = time.monotonic()
+
+    def report(count: int) -> None:
+        nonlocal told_s
+        if screen.is_terminal and time.monotonic() - told_s > _TELL_S:
+            told_s = time.monotonic()
+            screen.show(f"frame {count:,}" + (f" of {length.frames:,}" if length.frames < _MOST_FRAMES else ""))
+
+    try:
+        yield report
+    finally:
+        screen.end()
+
+
+def _tell(made: Mapping[str, Any]) -> None:
+    """What was made, in two lines."""
+    kilobytes = f"{made['bytes'] / 1000:,.0f} kB"
+    film = f"{made['frames']} frame{'s' * (made['frames'] != 1)}"
+    if made["format"] != "png":
+        film += f", {made['frames'] / made['fps']:.1f} s at {made['fps']:.3g} a second"
+    out(f"{safe(str(made['out']), 400)}  {film}, {kilobytes}")
+    returns = [f"{episode['return']:.6g}" for episode in made["episodes"]]
+    ended = f"returns {', '.join(returns[:8])}{' ...' if len(returns) > 8 else ''}" if returns else "no episode ended"
+    how = f"({made['mode']}, {made['device']}, seed {made['seed']})"
+    out(f"{safe(made['id'])}  {safe(made['env'])}  step {made['step']:,}  {how}  {made['steps']:,} steps, {ended}")

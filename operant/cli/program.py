@@ -1,0 +1,48 @@
+"""All commands in one application. Knows only where they are."""
+
+from __future__ import annotations
+
+import io
+from typing import Annotated, Any, Final
+
+import typer
+
+from operant import __version__
+from operant.cli import look, machine, playing, speed, steering, training
+from operant.cli.common import TYPER, out, say
+
+app = typer.Typer(**TYPER, add_completion=True, help="Train reinforcement-learning agents on one GPU, or on a CPU, and watch them from outside.")
+app.add_typer(training.app)
+app.add_typer(look.app)
+app.add_typer(playing.app)
+app.add_typer(steering.app)
+app.add_typer(speed.app)
+app.add_typer(machine.app)
+
+_UsageError: Final[Any] = typer.BadParameter.__base__
+"""What typer raises for words that it cannot make out. It has the class from a click of its own, and no name for it."""
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        out(f"operant {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")] = False) -> None:
+    pass
+
+
+def run() -> int:
+    """Do what the command line says; the exit code. Raises what the commands do."""
+    try:
+        return app(prog_name="operant", standalone_mode=False) or 0
+    except _UsageError as error:
+        told = io.StringIO()  # the words that were typed are in it: a pattern may have put the names of files there
+        error.show(told)
+        say(*told.getvalue().splitlines())
+        return int(error.exit_code)
+    except typer.Abort:
+        say("Aborted!")
+        return 1

@@ -1,0 +1,204 @@
+"""`profile` and `bench`: how fast, and where the time goes. They train in this process and write no run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from operant.cli.common import TYPER, ConfigOption, EnvOption, JsonOption, TrustOption, Words, consented, out, print_json, print_table, say
+from operant.errors import UsageError
+
+if TYPE_CHECKING:
+    from operant.tools.bench import Bench, Jax, Solved, Stepping, Training
+    from operant.tools.profile import Profile
+
+app = typer.Typer(**TYPER)
+
+DeviceOption = Annotated[str | None, typer.Option("--device", metavar="auto|cpu|cuda[:N]")]
+
+
+# PROFILE
+
+
+@app.command()
+def profile(
+    words: Words = None,
+    config: ConfigOption = None,
+    env: EnvOption = None,
+    device: DeviceOption = None,
+    updates: Annotated[int, typer.Option("--updates", metavar="N", min=1, max=100_000, help="iterations to time")] = 20,
+    trace: Annotated[str, typer.Option("--trace", metavar="FILE", help="where the trace goes, for ui.perfetto.dev")] = "operant-trace.json",
+    trust: TrustOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell where an iteration's time and memory go, and write a trace of two."""
+    from operant.compute.runtime import quiet_threads
+
+    quiet_threads()  # before torch is imported
+
+    from operant.config import load as configuration
+    from operant.config import request
+    from operant.tools import profile as profiling
+
+    asked = request.make(words or (), config=config, environment_file=env, settings={"run.device": device})
+    overrides = asked.all_overrides()
+    resolved = consented(trust, lambda trusted: configuration.load(asked.source, overrides, folder=asked.directory, trusted=trusted))
+    path = _place(trace)
+    found = profiling.profile(resolved, updates, trace=path, report=say)
+    if as_json:
+        print_json(found.document())
+        return
+    _print_profile(found)
+    say("", f"trace of {profiling.TRACED} iterations: {path}  (open it at https://ui.perfetto.dev)")
+
+
+def _place(trace: str) -> Path:
+    """Where the trace goes, tried before there is one: torch's profiler would only mutter."""
+    path = Path(trace)
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--trace: there is no folder {str(path.absolute().parent)!r}")
+    try:
+        path.open("ab").close()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--trace: {trace!r} cannot be written ({getattr(error, 'strerror', None) or error})") from None
+    return path
+
+
+def _print_profile(found: Profile) -> None:
+    out(f"{found.environment}  {found.algorithm}  {found.lanes:,} lanes x {found.horizon}  {found.precision}, {found.kernels} kernels  {found.device}")
+    halves = f"collect {_time(found.collect_s)}, update {_time(found.update_s)}"
+    out(f"{_time(found.iteration_s)} an iteration ({halves}), medians of {found.iterations}: {_count(found.sps)} steps/s", "")
+    heads = ("phase", "time", "share", "launches")
+    rows = [(phase.name, _time(phase.seconds), f"{phase.share:.0%}", "-" if phase.launches is None else f"{phase.launches:,}") for phase in found.phases]
+    print_table(heads, rows, right=range(1, 4))
+    if found.kernel_launches is not None and found.busy_share is not None:
+        out("times of phases are of their kernels, launched one by one: in a graph the same kernels have no names")
+        launches = f"{found.kernel_launches:,} kernels and {found.copies:,} copies an iteration, by {found.host_launches:,} calls"
+        out("", f"{launches}; the device is busy {found.busy_share:.0%}")
+        print_table(
+            ("kernel", "time", "launches"), [(kernel.name[:80], _time(kernel.busy_s), f"{kernel.launches:,}") for kernel in found.top_kernels], right=(1, 2)
+        )
+    share = found.flops / found.peak.flops
+    out("", f"products   {_count(found.flops)}FLOP/s, {share:.1%} of the {_count(found.peak.flops)}FLOP/s that a product of {found.peak.product} reached here")
+    share = found.bandwidth / found.peak.bytes
+    out(f"memory     {_count(found.bandwidth)}B/s at least, {share:.1%} of the {_count(found.peak.bytes)}B/s of a large copy", "")
+    if found.kernel_launches is None:  # of a CPU only what the process holds is known
+        print_table(("memory", "held"), [(moment.when, _bytes(moment.allocated)) for moment in found.memory], right=(1,))
+    else:
+        heads = ("memory", "allocated", "reserved", "peak since")
+        rows = [(moment.when, _bytes(moment.allocated), _bytes(moment.reserved), _bytes(moment.peak)) for moment in found.memory]
+        print_table(heads, rows, right=range(1, 4))
+
+
+# BENCH
+
+
+@app.command()
+def bench(
+    only: Annotated[str, typer.Option(metavar="PART,...", help="stepping, ppo, solve, jax")] = "stepping,ppo,solve,jax",
+    device: DeviceOption = None,
+    lanes: Annotated[str, typer.Option(metavar="N,...", help="lanes to step  [default: what suits the device]")] = "",
+    sizes: Annotated[str, typer.Option(metavar="NxT,...", help="lanes x horizon to train, such as 2048x16  [default: likewise]")] = "",
+    precision: Annotated[str, typer.Option(metavar="bf16,tf32,fp32", help="on a GPU  [default: all three]")] = "",
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="timed regions; their median counts")] = 5,
+    threads: Annotated[int, typer.Option(metavar="N", min=0, max=4096, help="CPU threads; 0: one for each core")] = 0,
+    jax: Annotated[str | None, typer.Option(metavar="PYTHON", help="a Python that has JAX  [default: this one]")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure steps per second here: stepping, PPO end to end, the time to solve CartPole; and PPO in JAX beside it."""
+    from operant.compute.runtime import quiet_threads
+
+    quiet_threads()  # before torch is imported
+
+    import sys
+
+    from operant.tools import bench as benchmark
+
+    precisions = _words(precision)
+    if unknown := [word for word in precisions if word not in ("bf16", "tf32", "fp32")]:
+        raise UsageError(f"--precision: {unknown[0]!r} is none of bf16, tf32, fp32")
+    found = benchmark.bench(
+        device=device or "auto", threads=threads, sections=_words(only), lanes=[_number(word) for word in _words(lanes)],
+        sizes=[_size(word) for word in _words(sizes)], precisions=precisions, repeats=repeats, jax_python=jax or sys.executable, report=say,
+    )  # fmt: skip
+    if as_json:
+        print_json(found.document())
+    else:
+        _print_bench(found)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _number(word: str) -> int:
+    if not word.isdecimal() or not 1 <= int(word) <= 1 << 30:
+        raise UsageError(f"{word!r} is no number of lanes")
+    return int(word)
+
+
+def _size(word: str) -> tuple[int, int]:
+    lanes, _, horizon = word.partition("x")
+    if not horizon:
+        raise UsageError(f"{word!r} is no size: lanes x horizon, such as 2048x16")
+    return _number(lanes), _number(horizon)
+
+
+def _print_bench(found: Bench) -> None:
+    load = "" if found.load is None else f", load before {found.load:.2f}"
+    out(f"{found.device}, torch {found.versions['torch']}, medians of {found.repeats}{load}")
+    _print_part(("stepping", "lanes", "steps/s", "moved at least"), [_stepping_row(row) for row in found.stepping])
+    _print_part(("PPO, CartPole", "precision", "kernels", "steps/s", "iteration", "collect", "update"), [_training_row(row) for row in found.ppo])
+    _print_part(("CartPole from nothing", "training", "with compilation", "steps", "return"), [_solved_row(row) for row in found.solve])
+    _print_part(("JAX", "steps/s", "iteration", "Operant / JAX"), [_jax_row(row) for row in found.jax])
+    out("", found.jax_said)
+
+
+def _print_part(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if rows:
+        out("")
+        print_table(heads, rows, right=range(1, len(heads)))
+
+
+def _stepping_row(row: Stepping) -> Sequence[str]:
+    return row.environment, f"{row.lanes:,}", _count(row.sps), f"{_count(row.bytes_per_s)}B/s"
+
+
+def _training_row(row: Training) -> Sequence[str]:
+    times = (_time(row.iteration_s), _time(row.collect_s), _time(row.update_s))
+    return f"{row.lanes:,} x {row.horizon}", row.precision, row.kernels, _count(row.sps), *times
+
+
+def _solved_row(row: Solved) -> Sequence[str]:
+    reached = "" if row.reached else ", not reached"
+    return f"seed {row.seed}", _time(row.training_s), _time(row.whole_s), f"{row.steps:,}", f"{row.mean_return:.1f}{reached}"
+
+
+def _jax_row(row: Jax) -> Sequence[str]:
+    return f"{row.lanes:,} x {row.horizon}", _count(row.sps), _time(row.iteration_s), f"{row.ratio:.2f}"
+
+
+# NUMBERS
+
+
+def _time(seconds: float) -> str:
+    """`12.3 ms`: four figures at most."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 0.9995:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _count(number: float) -> str:
+    """`1.23 M`: three figures and a prefix."""
+    for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= factor:
+            return f"{number / factor:.3g} {prefix}"
+    return f"{number:.3g} "
+
+
+def _bytes(number: int) -> str:
+    return f"{number / (1 << 20):,.1f} MiB"

@@ -1,0 +1,181 @@
+"""Commands that touch a run: stop, pause, unpause, checkpoint. A request in a file first, and for `stop` a signal where nobody answers."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from operant.cli.common import TYPER, RootOption, RunName, RunNames, out, say
+from operant.errors import MachineError, NotFoundError, OperantError, UsageError
+from operant.text import safe
+
+if TYPE_CHECKING:
+    from operant.runs import Run
+    from operant.runs.control import Ticket
+
+app = typer.Typer(**TYPER)
+
+_ACKNOWLEDGE_S, _KILL_S = 1.0, 5.0
+_STOP_S = 25.0  # what a trainer allows itself, and a little more
+_ANSWER_S = 60.0  # a request's life: a trainer that still imports takes it when it begins
+_LOOK_S, _PATIENCE_S = 0.05, 1.0
+_CHECKPOINT = re.compile(r"checkpoints/step-[0-9]+")
+
+
+@app.command()
+def stop(
+    names: RunNames = None,
+    every: Annotated[bool, typer.Option("--all", help="all that train now and are yours")] = False,
+    now: Annotated[bool, typer.Option("--now", help=f"kill what has not ended after {_KILL_S:.0f} s, without a checkpoint")] = False,
+    runs: RootOption = None,
+) -> None:
+    """Stop runs: each finishes its update, saves a checkpoint and ends. Ends with 0 once they have."""
+    from operant import runs as folders
+
+    if every == bool(names):
+        raise UsageError("name the runs to stop, or give --all")
+    reach = folders.reach(runs)
+    if every:
+        found = [run for run in folders.list_runs(*reach) if folders.state(run).live and folders.is_local(run.document)]
+        if not found:
+            say("no run is training now")
+    else:
+        found = list({run.path: run for run in (folders.resolve(name, *reach) for name in names or ())}.values())
+    stops = [_Stop(run) for run in found]
+    while any(not one.over for one in stops):
+        for one in stops:
+            one.look(now=now)
+        time.sleep(_LOOK_S)
+    if problems := [one.problem for one in stops if one.problem]:
+        raise (problems[0] if len(problems) == 1 else OperantError("\n".join(map(str, problems))))
+
+
+class _Stop:
+    """One run that is being stopped."""
+
+    def __init__(self, run: Run) -> None:
+        from operant import runs as folders
+
+        self._run, self._begin_s = run, time.monotonic()
+        self._ticket: Ticket | None = None
+        self._taken = self._killed = False
+        self.over = False
+        self.problem: OperantError | None = None
+        state = folders.state(run)
+        if not state.live and state.word != "remote":
+            say(f"{safe(run.id)} is not training: {state.word}")
+            self.over = True
+            return
+        self._ask()
+
+    def _ask(self) -> None:
+        from operant.runs import control
+
+        try:
+            self._ticket = control.send(self._run, "stop")
+        except NotFoundError:  # it has ended since, or its trainer has not begun: the next look tells
+            return
+        except MachineError as error:
+            self.over, self.problem = True, error
+
+    def look(self, *, now: bool) -> None:
+        """See how far it is, and use more force when it is time."""
+        from operant import runs as folders
+
+        if self.over:
+            return
+        waited_s = time.monotonic() - self._begin_s
+        state = folders.state(self._run)
+        if not state.live:
+            self._tell(state.word)
+        elif now and waited_s > _KILL_S and not self._killed:
+            self._killed = self._signal(signal.SIGKILL)
+        elif self._ticket is None and waited_s <= _STOP_S:
+            self._ask()
+        elif _ACKNOWLEDGE_S < waited_s <= _STOP_S and not self._taken:
+            self._taken = self._is_acknowledged() or self._signal(signal.SIGTERM, instead=True)
+        elif waited_s > _STOP_S:
+            cause = f" ({state.cause})" if state.cause else ""
+            self.over, self.problem = True, OperantError(
+                f"{safe(self._run.id)} was asked to stop and has not ended after {_STOP_S:.0f} s: {state.word}{cause}. "
+                f"Without a checkpoint: operant stop {safe(self._run.short)} --now"
+            )  # fmt: skip
+
+    def _is_acknowledged(self) -> bool:
+        from operant.runs import control
+
+        return self._ticket is not None and control.answer(self._run, self._ticket, 0.0) is not None
+
+    def _signal(self, number: signal.Signals, *, instead: bool = False) -> bool:
+        """Whether a signal could be sent; `instead` of the request, which is then taken back. Where none can (another container) only the request is left."""
+        from operant.runs import control
+        from operant.runs import folder as runfolder
+
+        sent = runfolder.signal_worker(self._run, number)
+        if sent and instead and self._ticket is not None:
+            control.withdraw(self._run, self._ticket)
+        return sent
+
+    def _tell(self, word: str) -> None:
+        from operant import runs as folders
+
+        described = folders.describe(folders.load(self._run.path) or self._run)
+        step = described["last_checkpoint_step"]
+        saved = f"checkpoint at step {step:,}" if step is not None else "no checkpoint"
+        following = f".  next: operant resume {safe(self._run.short)}" if step is not None else ""
+        say(f"{safe(self._run.id)}: {word}, {saved}{following}")
+        self.over = True
+
+
+@app.command()
+def pause(run: RunName, runs: RootOption = None) -> None:
+    """Let a run wait, between two updates, until it is told to go on. It keeps its memory, and the same bits."""
+    found, text = _ask(run, "pause", runs)
+    say(f"{safe(found.id)}: {text}.  next: operant unpause {safe(found.short)}")
+
+
+@app.command()
+def unpause(run: RunName, runs: RootOption = None) -> None:
+    """Let a paused run go on."""
+    found, text = _ask(run, "unpause", runs)
+    say(f"{safe(found.id)}: {text}")
+
+
+@app.command()
+def checkpoint(run: RunName, runs: RootOption = None) -> None:
+    """Save a checkpoint now, wait until it is on the disk, and print its path."""
+    found, text = _ask(run, "checkpoint", runs)
+    if not _CHECKPOINT.fullmatch(text):
+        raise OperantError(f"{safe(found.id)}: {text}")
+    out(found.path / text)
+
+
+def _ask(name: str, verb: str, root: str | None) -> tuple[Run, str]:
+    """Ask a run for something, wait until it is done, and return the run and what its trainer says."""
+    from operant import runs as folders
+    from operant.runs import control
+
+    run = folders.resolve(name, *folders.reach(root))
+    ticket = control.send(run, verb, expires_s=_ANSWER_S)
+    deadline_s, told = time.monotonic() + _ANSWER_S, False
+    try:
+        while (answer := control.answer(run, ticket, _PATIENCE_S, final=True)) is None:
+            state = folders.state(folders.load(run.path) or run)
+            if not state.live:
+                raise NotFoundError(f"{safe(run.id)} has ended: {state.word}")
+            if time.monotonic() > deadline_s:
+                raise OperantError(f"{safe(run.id)} has not done it within {_ANSWER_S:.0f} s: {state.word}. See: operant logs {safe(run.short)}")
+            if not told:
+                told = True
+                accepted = control.answer(run, ticket, 0.0)
+                say(f"{safe(run.id)}: {accepted.text if accepted is not None else f'no answer yet, it is {state.word}'}")
+    except KeyboardInterrupt:
+        control.withdraw(run, ticket)
+        raise
+    if answer.result != "done":
+        raise OperantError(f"{safe(run.id)}: {answer.text or answer.result}")
+    return run, answer.text

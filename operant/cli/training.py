@@ -1,0 +1,233 @@
+"""`train` and `resume`: a run is asked for, started, and watched. Knows nothing of how it trains."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from operant.cli.common import TYPER, ConfigOption, EnvOption, Overrides, RootOption, RunName, TrustOption, Words, consented, out, say
+from operant.errors import BusyError, ConfigError, NotFoundError, OperantError, UsageError
+
+if TYPE_CHECKING:
+    from operant.config.request import Request
+    from operant.runs import Run
+from operant.text import count, safe
+
+app = typer.Typer(**TYPER)
+
+
+class After(enum.Enum):
+    """What a command does once it has started a run."""
+
+    FOLLOW = "follow"
+    DETACH = "detach"
+    MONITOR = "monitor"
+    INLINE = "inline"
+
+
+_RESTART = ("best", "last")
+DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="return once training has begun; it goes on")]
+MonitorOption = Annotated[bool, typer.Option("--monitor", help="watch it in the monitor; leaving that leaves the run")]
+
+
+@app.command()
+def train(
+    words: Words = None,
+    config: ConfigOption = None,
+    env: EnvOption = None,
+    name: Annotated[str | None, typer.Option(help="the run's id")] = None,
+    seed: Annotated[str | None, typer.Option(metavar="N", help="the same seed gives the same bits")] = None,
+    device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda[:N]")] = None,
+    steps: Annotated[str | None, typer.Option(metavar="N", help="environment steps over all lanes, such as 20M")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show the configuration and the memory it takes; start nothing")] = False,
+    inline: Annotated[bool, typer.Option("--inline", help="train in this process, for a debugger")] = False,
+    detach: DetachOption = False,
+    monitor: MonitorOption = False,
+    resume: Annotated[str | None, typer.Option(metavar="RUN", help="the same as `operant resume RUN`")] = None,
+    trust: TrustOption = False,
+    runs: RootOption = None,
+) -> None:
+    """Train an agent. Without arguments: PPO solves CartPole."""
+    from operant.config import request
+
+    settings = {"run.name": name, "run.seed": seed, "run.device": device, "run.steps": steps}
+    after = _after(inline=inline, detach=detach, monitor=monitor)
+    if resume is not None:
+        others = {"--config": config, "--env": env, "--name": name, "--dry-run": dry_run or None, "--inline": inline or None}
+        if given := [option for option, value in others.items() if value is not None]:
+            raise UsageError(f"{', '.join(given)} cannot be used with --resume: a run goes on with its own configuration; key=value changes single keys")
+        _resume(resume, [*(words or ()), *(f"{key}={value}" for key, value in settings.items() if value is not None)], "last", after, runs, trust)
+    asked = request.make(words or (), config=config, environment_file=env, settings=settings)
+    if dry_run:
+        consented(trust, lambda trusted: _dry_run(asked, trusted))
+    else:
+        _train(asked, after, runs, _trusted(trust, asked.source, asked.all_overrides()))
+
+
+def _after(**given: bool) -> After:
+    """What the command does once the run is started."""
+    asked = [word for word, wanted in given.items() if wanted]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(f'--{word}' for word in asked)} exclude each other: give one")
+    return After(asked[0] if asked else "follow")
+
+
+def _trusted(trust: bool, source: Path | None, overrides: Sequence[str]) -> bool:
+    """What the worker, which has no terminal to ask on, is told of the code that a configuration names. Raises UntrustedError."""
+    from operant.config import raw
+    from operant.config.trust import check
+
+    draft = raw.read(source, overrides)
+    return consented(trust, lambda trusted: check(draft, trusted))
+
+
+def _train(asked: Request, after: After, root: str | None, trusted: bool) -> None:
+    from operant import runs as folders
+    from operant.cli import follow
+    from operant.runs import launch
+
+    notice = launch.detach_obstacle() if after is After.DETACH else None
+    run = folders.create(folders.root(root), asked.name, asked.prefix, asked.document())
+    if after is After.INLINE:
+        _train_here(run, trusted)
+        return
+    try:
+        code = _start(run, ["--trust"] * trusted, after, notice)
+    except OperantError as error:
+        follow.discard_unstarted(run, error.exit_code)
+        raise
+    follow.discard_unstarted(run, code)
+    raise typer.Exit(code)
+
+
+def _start(run: Run, more: Sequence[str], after: After, notice: str | None) -> int:
+    """Start the worker and watch it, to its first record or its end: the exit code."""
+    from operant import runs as folders
+    from operant.cli import follow
+    from operant.runs import launch
+
+    presses = follow.Presses()
+    with presses.counted():
+        launch.start(run, _worker(run, *more))
+        if after is After.FOLLOW:
+            return follow.follow(run, presses=presses)
+        # What is wrong with a configuration is better read in the terminal than on a screen that it needs to be found on.
+        code = follow.follow_to_first_record(run, notice=notice, presses=presses, detach=after is After.DETACH)
+    if code or after is After.DETACH:
+        return code
+    from monitor.command import open_monitor
+
+    return open_monitor(folders.load(run.path) or run)
+
+
+def _train_here(run: Run, trusted: bool) -> None:
+    """Worker and viewer in this process: the log comes to stderr, a breakpoint works."""
+    from operant.cli import follow
+    from operant.training import worker
+
+    worker.write_log()
+    try:
+        worker.work(run.path, resume=None, trusted=trusted)
+    except OperantError as error:
+        follow.discard_unstarted(run, error.exit_code)
+        raise
+    say(f"{run.id}  next: operant eval {run.short}   operant show {run.short}")
+
+
+def _worker(run: Run, *more: str) -> list[str]:
+    return [sys.executable, "-m", "operant.training.worker", str(run.path), *more]
+
+
+def _dry_run(asked: Request, trusted: bool) -> None:
+    from operant.cli.machine import show_origins
+    from operant.config import load as configuration
+    from operant.training.memory import CONTEXT_BYTES, estimate
+
+    overrides = asked.all_overrides()
+    show_origins(configuration.origins(asked.source, overrides, folder=asked.directory, trusted=trusted))
+    resolved = configuration.load(asked.source, overrides, folder=asked.directory, trusted=trusted)
+    if resolved.env.lanes == "auto":
+        out("", "# device memory: as many lanes as fit are found when the run begins; nothing was started")
+        return
+    footprint = estimate(resolved)
+    out("", f"# device memory: about {_bytes(footprint.total_bytes)} ({_bytes(footprint.fixed_bytes)} kept, {_bytes(footprint.update_bytes)} in an update)")
+    out(f"# and on a GPU about {_bytes(CONTEXT_BYTES)} for CUDA itself; nothing was started")
+
+
+@app.command()
+def resume(
+    run: RunName,
+    overrides: Overrides = None,
+    start: Annotated[str, typer.Option("--from", metavar="last|best|STEP", help="the checkpoint to go on from")] = "last",
+    detach: DetachOption = False,
+    monitor: MonitorOption = False,
+    trust: TrustOption = False,
+    runs: RootOption = None,
+) -> None:
+    """Go on with a run, in its folder, from a checkpoint."""
+    _resume(run, overrides or [], start, _after(detach=detach, monitor=monitor), runs, trust)
+
+
+def _resume(name: str, overrides: Sequence[str], start: str, after: After, root: str | None, trust: bool) -> None:
+    from operant import runs as folders
+    from operant.config.request import working_directory
+    from operant.runs import launch
+    from operant.runs.checkpoints import Store
+
+    if stray := [word for word in overrides if "=" not in word]:
+        raise UsageError(f"{stray[0]!r} is no override: write section.key=value, such as run.steps=4M")
+    if start not in _RESTART and not start.isdecimal():
+        raise UsageError(f"--from is {start!r}; it must be last, best or a step")
+    run = folders.resolve(name, *folders.reach(root))
+    if folders.taken(run.path):
+        raise BusyError(folders.busy(run.path))
+    steps = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=say).steps()
+    if not steps:
+        raise NotFoundError(f"{safe(run.id)} has no checkpoint to go on from. To begin anew: operant train")
+    request = run.document.get("request")
+    request = request if isinstance(request, dict) else {}
+    trusted = _trusted(trust, run.config_path, overrides)
+    if overrides:
+        _check_overrides(run, overrides, trusted)
+    planned = folders.integer_of(run.document, "steps")
+    changed = any(word.partition("=")[0].strip() == "run.steps" for word in overrides)
+    if start == "last" and not changed and planned is not None and steps[-1] >= planned:
+        more = count(2 * planned).replace(" ", "")
+        raise UsageError(f"{safe(run.id)} has done its {planned:,} steps. To train on: operant resume {safe(run.short)} run.steps={more}")
+    notice = launch.detach_obstacle() if after is After.DETACH else None
+    ending = folders.read_json(run.exit_path)
+    asked = {"resume_overrides": list(overrides), "resume_directory": str(working_directory())}
+    folders.update_document(run.path, request={**request, **asked})
+    code = _start(run, ["--resume", start, *["--trust"] * trusted], after, notice)
+    if code == ConfigError.exit_code and folders.probe(run.path) is False:
+        # The worker has refused before it wrote anything but its own identity: the run is again what it was.
+        folders.write_json(run.path / "run.json", run.document)
+        if ending:
+            folders.write_json(run.exit_path, ending)
+        else:
+            run.exit_path.unlink(missing_ok=True)
+    raise typer.Exit(code)
+
+
+def _check_overrides(run: Run, overrides: Sequence[str], trusted: bool) -> None:
+    """Raise ConfigError for overrides that the run cannot go on with. Writes nothing."""
+    from operant.compute.runtime import quiet_threads
+
+    quiet_threads()
+    from operant.config import resuming
+    from operant.config.request import working_directory
+
+    resuming.check(run.config_path, overrides, folder=working_directory(), trusted=trusted)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"

@@ -1,0 +1,110 @@
+"""Runs one body for every index, on the CPU or on a GPU: the only file that knows `prange` or `cuda`. Knows nothing of what a body does.
+
+A body is a `@device` function `body(i, lanes, slot, offset)`: an index, two named tuples of arrays and scalars, and a whole number. The same body gets two
+shells: a loop over chunks of indices on the CPU, and one thread an index on a GPU. The index is a uint32: without a sign, no access need look whether it
+counts from the end. On a GPU a launch goes to torch's current stream, so it can be captured in a CUDA graph; numbers handed in by value (`offset`, scalars
+in a tuple) are then frozen into the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from numba import get_num_threads, njit, prange
+from numpy import uint32
+
+from operant.compute.device import FASTMATH
+from operant.compute.jit_cache import keep, keep_cuda
+
+THREADS = 64
+"""Threads a block on a GPU."""
+
+SERIAL_BELOW = 8192
+"""On the CPU, fewer indices than this run on the calling thread: waking the others would cost more than it saves."""
+
+
+def native(tensor: torch.Tensor) -> Any:
+    """The tensor's memory as numba sees it, without a copy: a NumPy array, or a CUDA array."""
+    if not tensor.is_cuda:
+        return tensor.numpy()
+    from numba import cuda
+
+    return cuda.as_cuda_array(tensor, sync=False)
+
+
+def bind(group: Any) -> Any:
+    """A named tuple of tensors and scalars as one of arrays and scalars, None (a buffer that is not there) as 0.
+
+    Bind once and launch often: it costs more than a launch.
+    """
+    return type(group)(*(native(value) if isinstance(value, torch.Tensor) else 0 if value is None else value for value in group))
+
+
+def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
+    """The GPU's shell as a plain function, one thread an index: `cuda.jit` compiles it, and so does a test without a GPU."""
+    from numba import cuda  # here: a start without a GPU is spared a third of a second
+
+    def shell(count, lanes, slot, offset):
+        i: int = cuda.grid(1)  # type: ignore[call-arg]  # numba declares it as a method
+        if i < count:
+            body(uint32(i), lanes, slot, offset)
+
+    return shell
+
+
+def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any]:
+    """The CPU's two shells: one thread, and all of them."""
+
+    @njit(fastmath=set(FASTMATH), error_model="numpy")
+    def serial(first, last, lanes, slot, offset):
+        for i in range(first, last):
+            body(uint32(i), lanes, slot, offset)
+
+    # The parallel loop holds a call and nothing else: numba's parallel pass drops stores to arrays that it reaches through a tuple.
+    @njit(parallel=True)
+    def parallel(count, chunks, lanes, slot, offset):
+        for chunk in prange(chunks):
+            serial(chunk * count // chunks, (chunk + 1) * count // chunks, lanes, slot, offset)
+
+    return serial, parallel
+
+
+class Kernel:
+    """A body and the shell its device asks for.
+
+    Compiles at the first launch, or loads what an earlier process compiled: that launch must therefore happen before a capture.
+    """
+
+    def __init__(self, body: Callable[..., Any], device: torch.device) -> None:
+        self._device = device
+        name = getattr(body, "py_func", body).__qualname__.partition(".")[0]
+        if device.type == "cuda":
+            from numba import cuda
+            from numba.cuda.core import config
+
+            # A few lanes are a fair choice for a small network; numba would warn of each kernel's few blocks.
+            config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
+            self._external_stream = cuda.external_stream
+            self._shell = keep_cuda(cuda.jit(cuda_shell(body), fastmath=True), name)
+        else:
+            serial, parallel = cpu_shells(body)
+            self._serial, self._parallel = keep(serial, name), keep(parallel, f"{name} on all threads")
+
+    def __call__(self, count: int, lanes: Any, slot: Any, offset: int = 0) -> None:
+        """Run the body for each i in [0, count). `lanes` and `slot` are groups that `bind` made."""
+        if self._device.type == "cuda":
+            stream = self._external_stream(torch.cuda.current_stream(self._device).cuda_stream)
+            self._shell[(count + THREADS - 1) // THREADS, THREADS, stream](count, lanes, slot, offset)
+        elif count < SERIAL_BELOW:
+            self._serial(0, count, lanes, slot, offset)
+        else:
+            self._parallel(count, get_num_threads(), lanes, slot, offset)
+
+
+@functools.cache
+def kernel(body: Callable[..., Any], device: torch.device) -> Kernel:
+    """The kernel of a body on a device, the same one each time: it compiles once in a process, however many algorithms and evaluations use it."""
+    return Kernel(body, device)

@@ -1,0 +1,115 @@
+"""Turns what pydantic says of a section into plain sentences with a suggestion. Knows no section, no file and no line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from operant.config.raw import Key
+
+_COUNT = "input should be a whole number, such as 20_000_000, 1e7 or '20M'"
+_PLAIN = {
+    "int_type": _COUNT,
+    "int_parsing": _COUNT,
+    "int_from_float": _COUNT,
+    "int_parsing_size": "input has too many digits",
+    "float_type": "input should be a number, such as 0.5, 3e-4 or '2M'",
+    "float_parsing": "input should be a number, such as 0.5, 3e-4 or '2M'",
+    "finite_number": "input should be a finite number",
+    "string_type": 'input should be a text in quotes, such as "name"',
+    "bool_type": "input should be true or false",
+    "bool_parsing": "input should be true or false",
+    "list_type": "input should be a list, such as [64, 64]",
+    "tuple_type": "input should be a list, such as [64, 64]",
+    "dict_type": "input should be a table",
+    "model_type": "input should be a table",
+    "missing": "this key has no default and must be given",
+}
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The one of some names that a mistyped one probably means."""
+    plain = {_plain(other): other for other in names}
+    found = difflib.get_close_matches(_plain(name[:100]), plain, n=1)
+    return plain[found[0]] if found else None
+
+
+def asked(name: str | None) -> str:
+    """A suggestion, ready to follow what it corrects; nothing for None."""
+    return f" - did you mean {name!r}?" if name else ""
+
+
+def nearest_key(key: Key, known: Mapping[str, Sequence[str]]) -> str:
+    """The suggestion for an unknown key: one spelt alike in its section, else its last part in another place, else a section or key spelt alike."""
+    inside = nearest(".".join(key), [f"{key[0]}.{name}" for name in known.get(key[0], ())]) if len(key) > 1 else None
+    elsewhere = [f"{section}.{name}" for section, names in known.items() for name in names if name.split(".")[-1] == key[-1]]
+    if inside or elsewhere:
+        return asked(elsewhere[0] if elsewhere else inside)
+    last = {name.split(".")[-1]: f"{section}.{name}" for section, names in known.items() for name in names}
+    if len(key) == 1:
+        last |= {section: section for section in known}
+    found = nearest(key[-1], last)
+    return asked(last[found]) if found else ""
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong in a section."""
+
+    key: Key  # within the section
+    kind: str  # pydantic's word for it
+    sentence: str
+    value: object  # as it was written
+
+
+def problems(error: ValidationError, data: Mapping[str, Any]) -> Iterator[Problem]:
+    """What is wrong in a section's data; the errors of one value that was tried as several types become one."""
+    grouped: dict[tuple[int | str, ...], list[Any]] = {}
+    for item in error.errors(include_url=False):
+        grouped.setdefault(_location(item["loc"], data), []).append(item)
+    for location, items in grouped.items():
+        if any(other != location and other[: len(location)] == location for other in grouped):
+            continue  # what is wrong inside says enough: a list of one bad item is not also too short
+        written = list(dict.fromkeys(map(_sentence, items)))
+        joined = " or ".join([written[0], *(text.removeprefix("input ") for text in written[1:])])
+        # Not pydantic's input: that is what a validator has already made of "20M".
+        value: Any = data
+        for part in location if items[0]["type"] != "missing" else ():
+            value = value[part]
+        yield Problem(tuple(map(str, location)), items[0]["type"], joined, value)
+
+
+def _location(place: Sequence[int | str], data: Any) -> tuple[int | str, ...]:
+    """The part of pydantic's location that is a key; what follows names the member of a union."""
+    path: list[int | str] = []
+    for part in place:
+        inside = part in data if isinstance(data, Mapping) else isinstance(data, list) and isinstance(part, int) and part < len(data)
+        if inside:
+            data = data[part]
+        elif path or not isinstance(data, Mapping):
+            break
+        path.append(part)
+    return tuple(path)
+
+
+def _sentence(item: Mapping[str, Any]) -> str:
+    context = item.get("ctx") or {}
+    if item["type"] == "value_error":
+        text = str(context.get("error", item["msg"].removeprefix("Value error, ")))
+    elif item["type"] == "literal_error":
+        allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
+        text = item["msg"] + (asked(nearest(item["input"], allowed)) if isinstance(item["input"], str) else "")
+    elif item["type"] in ("too_short", "too_long"):
+        most, count = item["type"] == "too_long", context.get("max_length", context.get("min_length"))
+        text = f"input should have {'at most' if most else 'at least'} {count} item{'' if count == 1 else 's'}"
+    else:
+        text = _PLAIN.get(item["type"], item["msg"])
+    return text[:1].lower() + text[1:]
+
+
+def _plain(name: str) -> str:
+    """A name without what people vary: `CartPole-v1` and `cart_pole` become `cartpole`; dots stay."""
+    return re.sub(r"-v\d+$", "", name).lower().replace("_", "").replace("-", "")

@@ -1,0 +1,132 @@
+"""What a `train` command line asks for: which configuration, which overrides, what the run is to be called. Knows no key's meaning and checks no value.
+
+The one full check belongs to the worker, because it needs the algorithm and the environment, that is torch and numba; this module imports neither.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from operant.config import raw, recipes
+from operant.errors import MachineError, NotFoundError, UsageError
+
+STANDARD = "ppo"
+"""The shipped configuration that `operant train` uses when nothing else is said: it solves CartPole."""
+ALGORITHM = "ppo"  # only to name a run; what is trained is the worker's to find out
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run that is asked for. `source` is a configuration file (None: only defaults) and `environment_file` a user's own, both absolute and there."""
+
+    source: Path | None
+    overrides: tuple[str, ...]
+    environment_file: Path | None
+    directory: Path
+    name: str | None  # what the run is to be called, if that is said; a name that cannot be one is left to the worker to refuse
+    prefix: str  # `<env>-<algo>`: the beginning of a made-up id
+
+    def document(self) -> dict[str, Any]:
+        """What run.json keeps of it, for the worker."""
+        return {
+            "config": str(self.source) if self.source is not None else None,
+            "overrides": list(self.overrides),
+            "environment_file": str(self.environment_file) if self.environment_file is not None else None,
+            "directory": str(self.directory),
+        }
+
+    def all_overrides(self) -> list[str]:
+        """The overrides as the worker will see them: the user's own environment file is the last."""
+        return [*self.overrides, *([f"env.name={self.environment_file}"] if self.environment_file is not None else [])]
+
+
+def make(words: Sequence[str], *, config: str | None, environment_file: str | None, settings: Mapping[str, object | None]) -> Request:
+    """The request of a command line.
+
+    `words` are its positional arguments: `key=value` overrides, and at most one environment: a name, a Gymnasium id or a file. `settings` are keys that options
+    give (None: not given); they come after the overrides, so that they win.
+    Raises UsageError for two environments, NotFoundError for a configuration or an environment file that is not there, MachineError where the working
+    directory is gone.
+    """
+    directory = working_directory()
+    overrides = [word for word in words if "=" in word]
+    environments = [word for word in words if "=" not in word]
+    if len(environments) > 1:
+        raise UsageError(f"one environment at a time, not {len(environments)} ({', '.join(map(repr, environments))}); values are given as key=value")
+    environment = environments[0] if environments else None
+    if environment is not None and environment.endswith(".toml"):
+        raise UsageError(f"{environment!r} is a configuration, not an environment: operant train --config {environment}")
+    if environment is not None and environment.endswith(".py"):
+        if environment_file is not None:
+            raise UsageError(f"two environment files, {environment!r} and --env {environment_file!r}: give one")
+        environment, environment_file = None, environment
+    if environment is not None and environment_file is not None:
+        raise UsageError(f"two environments, {environment!r} and --env {environment_file!r}: give one")
+
+    source: Path | None
+    if config is not None:
+        source = recipes.find_source(config)
+    elif environment is not None:
+        source = recipe_for(environment)
+    else:
+        source = recipes.find_source(STANDARD) if environment_file is None else None
+    if environment is not None:
+        overrides.insert(0, f"env.name={environment}")
+    overrides += [f"{key}={value}" for key, value in settings.items() if value is not None]
+    file = _existing(environment_file, directory) if environment_file is not None else None
+    draft = raw.read(source, overrides)
+    prefix = f"{file.stem if file is not None else _plain_name(draft)}-{_text(draft, 'algo', 'name') or ALGORITHM}"
+    name = _text(draft, "run", "name")
+    return Request(source, tuple(overrides), file, directory, name if name and _NAME.fullmatch(name) else None, prefix)
+
+
+def working_directory() -> Path:
+    """Where the files that a command line names are looked for. Raises MachineError where it is gone."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise MachineError(f"the working directory cannot be used ({error.strerror}): change to another one") from None
+
+
+def _existing(file: str, directory: Path) -> Path:
+    try:
+        path = (directory / Path(file).expanduser()).absolute()
+        if path.is_file():
+            return path
+    except (OSError, ValueError, RuntimeError):  # a name too long, a NUL in it, no home
+        pass
+    shipped = f"; one that ships is asked for by its name alone: operant train {file}" if recipe_for(file) is not None else ""
+    raise NotFoundError(f"there is no environment file {raw.quoted(file)}{shipped}")
+
+
+def recipe_for(environment: str) -> Path | None:
+    """The shipped configuration of an environment, by its own name or by what it says of `env.name`; None where there is none."""
+    wanted = _plain(environment)
+    names = sorted(recipes.shipped(), key=lambda name: (_plain(name) != wanted, name != STANDARD, name))
+    for name in names:
+        source = recipes.find_source(f"{name}.toml")
+        if _plain(name) == wanted or _plain(_text(raw.read(source), "env", "name") or "") == wanted:
+            return source
+    return None
+
+
+def _plain_name(draft: raw.Draft) -> str:
+    """The environment's name as it goes into an id: `cartpole` for cartpole, CartPole-v1 and path/to/cartpole.py."""
+    return re.sub(r"-v\d+$", "", Path(_text(draft, "env", "name") or "cartpole").stem).lower()
+
+
+def _plain(name: str) -> str:
+    """A name without what people vary: `MountainCarContinuous-v0` and `mountaincar_continuous` are one."""
+    return re.sub(r"-v\d+$", "", name).lower().replace("_", "").replace("-", "")
+
+
+def _text(draft: raw.Draft, section: str, key: str) -> str | None:
+    """A text of the draft, as it was written; None where there is none."""
+    table = draft.data.get(section)
+    value = draft.texts.get((section, key)) or (table.get(key) if isinstance(table, dict) else None)
+    return value.strip("\"'") if isinstance(value, str) else None

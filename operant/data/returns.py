@@ -1,0 +1,75 @@
+"""Advantages and returns of a rollout, computed lane by lane from its end. Knows nothing of networks or losses.
+
+Generalised advantage estimation (Schulman, Moritz, Levine, Jordan & Abbeel 2016, equations 11, 12 and 16), with time limits told apart from true ends
+(Pardo, Tavakoli, Levdik & Kormushev 2018): a truncated episode is bootstrapped with the value of its true final observation, a terminated one is not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numpy import float32
+
+from operant.compute.device import device
+
+
+class Trace(NamedTuple):
+    """What a rollout's advantages are computed from, and where they go."""
+
+    reward: Any  # (T, N) float32
+    value: Any  # (T + 1, N) float32, V of the observation before each step, and of the last one
+    final_value: Any  # (T, N) float32, V of the true final observation; read only where an episode was truncated
+    terminated: Any  # (T, N) uint8
+    truncated: Any  # (T, N) uint8
+    advantage: Any  # (T, N) float32, written
+    returns: Any  # (T, N) float32, written: advantage + value, the critic's target
+
+
+class Discount(NamedTuple):
+    """The two numbers of the estimate."""
+
+    gamma: float  # discount
+    decay: float  # gamma * lambda
+
+
+@device
+def advantage_body(i, discount, trace, offset):
+    """Advantages of lane i: delta_t = r_t + gamma V(s_{t+1}) - V(s_t); A_t = delta_t + gamma lambda A_{t+1}, cut where an episode ends."""
+    following = float32(0.0)
+    gamma, decay = float32(discount.gamma), float32(discount.decay)
+    for back in range(trace.reward.shape[0]):
+        t = trace.reward.shape[0] - 1 - back
+        terminated, truncated = trace.terminated[t, i] != 0, trace.truncated[t, i] != 0
+        next_value = trace.value[t + 1, i]
+        if terminated:
+            next_value = float32(0.0)
+        elif truncated:
+            next_value = trace.final_value[t, i]
+        if terminated or truncated:
+            following = float32(0.0)
+        delta = trace.reward[t, i] + gamma * next_value - trace.value[t, i]
+        following = delta + decay * following
+        trace.advantage[t, i] = following
+        trace.returns[t, i] = following + trace.value[t, i]
+
+
+class Accrual(NamedTuple):
+    """Discounted returns as they accrue forward, whose spread scales rewards."""
+
+    reward: Any  # (T, N) float32
+    terminated: Any  # (T, N) uint8
+    truncated: Any  # (T, N) uint8
+    carried: Any  # (N) float32, read and written: the return accrued when the rollout began
+    accrued: Any  # (T, N) float32, written
+
+
+@device
+def accrual_body(i, discount, accrual, offset):
+    """Returns of lane i accrued forward: g <- gamma g + r_t, begun anew after an episode's end (as VecNormalize of OpenAI Baselines)."""
+    accrued = accrual.carried[i]
+    for t in range(accrual.reward.shape[0]):
+        accrued = float32(discount.gamma) * accrued + accrual.reward[t, i]
+        accrual.accrued[t, i] = accrued
+        if accrual.terminated[t, i] != 0 or accrual.truncated[t, i] != 0:
+            accrued = float32(0.0)
+    accrual.carried[i] = accrued

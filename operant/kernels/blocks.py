@@ -1,0 +1,311 @@
+"""The parts that fused kernels are put together from, in Triton: products, activations, the network forward, distributions.
+
+Tiles are sample-major, (rows, features): a product's result then is the next one's left operand without leaving its registers. Rows are samples; columns
+beyond a layer's width are zero, and stay zero through every activation. Everything about a network is known when a kernel is compiled: `SPEC` is a
+`operant.kernels.spec.Spec`. Knows no rollout and no loss.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG_2 = tl.constexpr(0.6931471805599453)
+LOG_2_PI = tl.constexpr(1.8378770664093453)
+TWO_PI = tl.constexpr(6.283185307179586)
+ILLEGAL = tl.constexpr(-1e9)
+CUT = tl.constexpr(3.5e-4)
+"""The share that a number loses on average where a tf32 product cuts off its last 13 bits: 2^-11 times the mean of 1 / mantissa, 0.72."""
+INVERSE_SQRT_2 = tl.constexpr(0.7071067811865476)
+INVERSE_SQRT_2_PI = tl.constexpr(0.3989422804014327)
+
+
+@triton.jit
+def zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """(ROWS, COLUMNS) of nothing."""
+    return tl.zeros((ROWS, COLUMNS), tl.float32)
+
+
+@triton.jit
+def operand(x, SPEC: tl.constexpr):
+    """A tile as products take it."""
+    return x.to(tl.bfloat16) if SPEC.precision == "bf16" else x
+
+
+@triton.jit
+def rounded(x):
+    """The nearest number that tf32 has; NaN stays."""
+    nearest = ((x.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
+    return tl.where(x == x, nearest, x)
+
+
+@triton.jit
+def weight_operand(w, SPEC: tl.constexpr):
+    """A weight as products take it: in tf32 as much larger as the activations that it will meet are made smaller."""
+    if SPEC.precision == "tf32" and SPEC.approximate:
+        return rounded(w * (1.0 + CUT))
+    else:
+        return operand(w, SPEC)
+
+
+@triton.jit
+def restored(total, TIMES: tl.constexpr, SPEC: tl.constexpr):
+    """A sum of products of activations, `TIMES` of whose operands were cut off rather than rounded."""
+    return total * (1.0 + TIMES * CUT) if SPEC.precision == "tf32" and SPEC.approximate else total
+
+
+@triton.jit
+def product(a, b, SPEC: tl.constexpr):
+    """A b, in float32."""
+    if SPEC.precision == "bf16":
+        return tl.dot(a, b)
+    else:
+        return tl.dot(a, b, input_precision=SPEC.precision)
+
+
+@triton.jit
+def add_product(a, b, total, SPEC: tl.constexpr):
+    """Total + a b, in float32."""
+    if SPEC.precision == "bf16":
+        return tl.dot(a, b, total)
+    else:
+        return tl.dot(a, b, total, input_precision=SPEC.precision)
+
+
+# ACTIVATIONS
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + e^-x)."""
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def tanh(x, APPROXIMATE: tl.constexpr):
+    """Tanh x: to rounding, as 2 sigmoid(2x) - 1; or by the GPU's own instruction, to 2^-11."""
+    if APPROXIMATE:
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return 2.0 * sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
+def activate(z, SPEC: tl.constexpr):
+    """f(z)."""
+    if SPEC.activation == "tanh":
+        return tanh(z, SPEC.approximate)
+    elif SPEC.activation == "relu":
+        return tl.where(z < 0.0, 0.0, z)
+    elif SPEC.activation == "silu":
+        return z * sigmoid(z)
+    else:
+        return 0.5 * z * (1.0 + tl.erf(z * INVERSE_SQRT_2))
+
+
+@triton.jit
+def kept(z, h, SPEC: tl.constexpr):
+    """What the slope is worked out from: the activation where that is enough, or what went in."""
+    return h if SPEC.activation == "tanh" or SPEC.activation == "relu" else operand(z, SPEC)
+
+
+@triton.jit
+def slope(memory, SPEC: tl.constexpr):
+    """f'(z), from what `kept` kept."""
+    x = memory.to(tl.float32)
+    if SPEC.activation == "tanh":
+        return 1.0 - x * x
+    elif SPEC.activation == "relu":
+        return tl.where(x > 0.0, 1.0, 0.0)
+    elif SPEC.activation == "silu":
+        s = sigmoid(x)
+        return s * (1.0 + x * (1.0 - s))
+    else:
+        return 0.5 * (1.0 + tl.erf(x * INVERSE_SQRT_2)) + x * INVERSE_SQRT_2_PI * tl.exp(-0.5 * x * x)
+
+
+# THE NETWORK
+
+
+@triton.jit
+def matrix(start, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PAD: tl.constexpr, COLUMNS_PAD: tl.constexpr):
+    """A row-major matrix as a tile, zero outside."""
+    row, column = tl.arange(0, ROWS_PAD)[:, None], tl.arange(0, COLUMNS_PAD)[None, :]
+    return tl.load(start + row * COLUMNS + column, mask=(row < ROWS) & (column < COLUMNS), other=0.0)
+
+
+@triton.jit
+def first_matrix(parameters, tower, SPEC: tl.constexpr):
+    """The first layer's weight, (H, columns + 1): the last is the bias."""
+    WIDTH: tl.constexpr = SPEC.hidden[0]
+    row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], tl.arange(0, SPEC.columns_pad)[None, :]
+    weight = parameters + SPEC.first_weight + (tower * WIDTH + row) * SPEC.columns + column
+    bias = parameters + SPEC.first_bias + tower * WIDTH + row + 0 * column
+    return tl.load(tl.where(column < SPEC.columns, weight, bias), mask=(row < WIDTH) & (column <= SPEC.columns), other=0.0)
+
+
+@triton.jit
+def out_matrix(parameters, tower, SPEC: tl.constexpr):
+    """The last weight, (out_pad, H): rows of the head, then the value's; only those that this tower has."""
+    WIDTH: tl.constexpr = SPEC.hidden[-1]
+    row, column = tl.arange(0, SPEC.out_pad)[:, None], tl.arange(0, SPEC.hidden_pad[-1])[None, :]
+    head = parameters + SPEC.head_weight + row * WIDTH + column
+    value = parameters + SPEC.value_weight + 0 * row + column
+    return tl.load(tl.where(row < SPEC.head_rows, head, value), mask=has_column(row, tower, SPEC) & (column < WIDTH), other=0.0)
+
+
+@triton.jit
+def out_bias(parameters, tower, SPEC: tl.constexpr):
+    """The last bias, (out_pad)."""
+    column = tl.arange(0, SPEC.out_pad)
+    place = tl.where(column < SPEC.head_rows, parameters + SPEC.head_bias + column, parameters + SPEC.value_bias + 0 * column)
+    return tl.load(place, mask=has_column(column, tower, SPEC), other=0.0)
+
+
+@triton.jit
+def has_column(column, tower, SPEC: tl.constexpr):
+    """Whether a column of the last product is this tower's to compute."""
+    if SPEC.shared:
+        return column <= SPEC.head_rows
+    else:
+        return ((column < SPEC.head_rows) & (tower == 0)) | ((column == SPEC.head_rows) & (tower == 1))
+
+
+@triton.jit
+def network(parameters, tower, SPEC: tl.constexpr):
+    """One tower's parameters: the first weight (float32, with its bias), later weights, later biases, the last weight, the last bias."""
+    weights = ()
+    biases = ()
+    for k in tl.static_range(len(SPEC.weights)):
+        place = parameters + SPEC.weights[k] + tower * (SPEC.hidden[k + 1] * SPEC.hidden[k])
+        weights = weights + (weight_operand(matrix(place, SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k]), SPEC),)
+        unit = tl.arange(0, SPEC.hidden_pad[k + 1])
+        biases = biases + (tl.load(parameters + SPEC.biases[k] + tower * SPEC.hidden[k + 1] + unit, mask=unit < SPEC.hidden[k + 1], other=0.0),)
+    last = weight_operand(out_matrix(parameters, tower, SPEC), SPEC)
+    first = first_matrix(parameters, tower, SPEC)
+    return first if SPEC.precision == "ieee" else rounded(first), weights, biases, last, out_bias(parameters, tower, SPEC)
+
+
+@triton.jit
+def field_of(column, moments, SPEC: tl.constexpr):
+    """Which number of an observation a column of the first layer reads; beyond the last column one that there is not."""
+    if SPEC.mixed:
+        return tl.load(moments + column, mask=column < SPEC.columns, other=SPEC.observation).to(tl.int32)
+    else:
+        return column // SPEC.kinds if SPEC.kinds > 0 else column
+
+
+@triton.jit
+def chosen(raw, column, moments, SPEC: tl.constexpr):
+    """Numbers of an observation (rows, columns) as columns read them: of those that name kinds 1 or 0, whether it is the column's; amounts as they are.
+
+    A number of as many kinds or more names none, and has none here.
+    """
+    if SPEC.mixed:
+        kind = tl.load(moments + SPEC.columns + column, mask=column < SPEC.columns, other=-1.0)[None, :]
+        return tl.where(kind < 0.0, raw, tl.where(raw.to(tl.float32) == kind, 1, 0).to(raw.dtype))
+    elif SPEC.kinds > 0:
+        named = (raw.to(tl.int32) == (column % SPEC.kinds)[None, :]) & (column < SPEC.columns)[None, :]
+        return tl.where(named, 1, 0).to(raw.dtype)
+    else:
+        return raw
+
+
+@triton.jit
+def features(raw, column, moments, SPEC: tl.constexpr):
+    """What some columns of the first layer read, (rows, columns), of what `chosen` leaves: normalised where asked for; ones behind the last.
+
+    `moments`: shift (O), scale (O). Where some name kinds and some do not: of each column the number that it reads, the kind that it stands for (-1: it is an
+    amount), shift and scale, (4, K).
+    """
+    x = raw.to(tl.float32)
+    if SPEC.normalize:
+        known = column < SPEC.columns
+        if SPEC.mixed:
+            moments += 2 * SPEC.columns
+        shift = tl.load(moments + column, mask=known, other=0.0)
+        scale = tl.load(moments + SPEC.columns + column, mask=known, other=0.0)
+        x = (x - shift[None, :]) * scale[None, :]
+        x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))
+    return tl.where((column == SPEC.columns)[None, :], 1.0, x)
+
+
+@triton.jit
+def first_operand(x, SPEC: tl.constexpr):
+    """What the first layer reads, as its product takes it where that never has fewer bits than tf32. Bytes have no more than those."""
+    return x if SPEC.precision == "ieee" or (SPEC.bytes and not SPEC.normalize) else rounded(x)
+
+
+@triton.jit
+def forward(x, net, SPEC: tl.constexpr):
+    """Outputs (rows, out_pad), and of each hidden layer its activations (as operands) and what its slope needs."""
+    first, weights, biases, last, last_bias = net
+    # Raw observations may be large numbers that differ little: bf16 would lose what they say, so the first product never has fewer bits than tf32.
+    z = tl.dot(x, tl.trans(first), input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
+    h = operand(activate(z, SPEC), SPEC)
+    hidden = (h,)
+    memory = (kept(z, h, SPEC),)
+    for k in tl.static_range(len(SPEC.weights)):
+        z = product(h, tl.trans(weights[k]), SPEC) + biases[k][None, :]
+        h = operand(activate(z, SPEC), SPEC)
+        hidden = hidden + (h,)
+        memory = memory + (kept(z, h, SPEC),)
+    return product(h, tl.trans(last), SPEC) + last_bias[None, :], hidden, memory
+
+
+# DISTRIBUTIONS
+
+
+@triton.jit
+def allowed(legal, place, t, here, lanes, SPEC: tl.constexpr):
+    """Which columns of the outputs (rows, out_pad) of samples at `place` t N + n may be what they are: all, but for actions that are not legal (T, H, N)."""
+    column = tl.arange(0, SPEC.out_pad)
+    judged = here[:, None] & (column < SPEC.head_rows)[None, :]
+    at = (place + t * (SPEC.head_rows - 1) * lanes)[:, None] + column[None, :] * lanes
+    return tl.load(legal + at, mask=judged, other=1)
+
+
+@triton.jit
+def masked(out, may, SPEC: tl.constexpr):
+    """The outputs with the logits of actions that may not be taken as `operant.nn.distributions.masked` has them."""
+    return tl.where(may != 0, out, ILLEGAL) if SPEC.legal else out
+
+
+@triton.jit
+def column_of(out, column, WANTED: tl.constexpr):
+    """One column of (rows, columns), as (rows)."""
+    return tl.sum(tl.where((column == WANTED)[None, :], out, 0.0), axis=1)
+
+
+@triton.jit
+def categorical(out, column, SPEC: tl.constexpr):
+    """Of logits in their columns: log p, p, and the entropy of the choice that each column belongs to, all (rows, out_pad), zero elsewhere."""
+    log_p = tl.zeros_like(out)
+    p = tl.zeros_like(out)
+    entropy = tl.zeros_like(out)
+    for k in tl.static_range(len(SPEC.sizes)):
+        inside = ((column >= SPEC.starts[k]) & (column < SPEC.starts[k + 1]))[None, :]
+        logits = tl.where(inside, out, -float("inf"))
+        shifted = logits - tl.max(logits, axis=1)[:, None]
+        powers = tl.exp(shifted)
+        total = tl.sum(powers, axis=1)
+        log_p = tl.where(inside, shifted - tl.log(total)[:, None], log_p)
+        p = tl.where(inside, powers * (1.0 / total)[:, None], p)
+        entropy = tl.where(inside, -tl.sum(tl.where(inside, p * log_p, 0.0), axis=1)[:, None], entropy)
+    return log_p, p, entropy
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + e^x), for any x."""
+    return tl.where(x > 0.0, x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def gaussian_log_density(mean, action, log_std, inside, SPEC: tl.constexpr):
+    """Log density of raw actions (rows, out_pad), summed over the columns that are means: (rows). And (a - mean) / std."""
+    standard = tl.where(inside, (action - mean) * tl.exp(-log_std)[None, :], 0.0)
+    density = -0.5 * standard * standard - log_std[None, :] - 0.5 * LOG_2_PI
+    if SPEC.squash:
+        density = density - 2.0 * (LOG_2 - action - softplus(-2.0 * action))
+    return tl.sum(tl.where(inside, density, 0.0), axis=1), standard

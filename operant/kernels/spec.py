@@ -1,0 +1,186 @@
+"""What fused kernels are generated from: a network's and a distribution's shape as plain numbers, or the sentence that says why there are none.
+
+Knows nets, heads and where their parameters lie in the flat vector; knows no Triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from torch import Tensor
+
+from operant.nn import cnn, mlp
+from operant.nn.distributions import Gaussian
+from operant.nn.policy import Policy
+from operant.worlds.device_world import Slot
+
+MOST_COLUMNS = 1024
+"""Numbers that the first layer reads: those of an observation, or as many for each as there are kinds."""
+MOST_WIDTH = 512
+MOST_LAYERS = 3
+MOST_OUTPUTS = 128
+"""Logits or means, and the value: one product's columns."""
+
+WHOLE_COLUMNS, WHOLE_WIDTH, WHOLE_OUTPUTS = 128, 128, 64
+"""The same of what one program holds whole, padded."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One network and distribution. Widths with `_pad` are what tiles have: powers of two from 16 up, or multiples of 64; the rest of a tile is zero."""
+
+    observation: int
+    bytes: bool  # of uint8; otherwise float32
+    kinds: int  # so many columns for each byte, which is read one-hot; 0: a column each
+    mixed: bool  # some bytes are read one-hot, of different numbers of kinds, and some are not: which, is data
+    columns: int  # what the first layer reads of an observation
+    columns_pad: int  # at least one column is spare, and holds ones: the first layer's bias is a row of its weight
+    hidden: tuple[int, ...]
+    hidden_pad: tuple[int, ...]
+    shared: bool
+    activation: str
+    head_rows: int
+    out_pad: int  # columns of the last product: the head's rows, then the value
+    sizes: tuple[int, ...]  # of the choices; empty for a Gaussian
+    starts: tuple[int, ...]  # the column at which each choice begins, and the last one's end
+    legal: bool  # whether some choices may not be taken at some times
+    squash: bool
+    normalize: bool
+    precision: str  # "ieee", "tf32" or "bf16"
+    approximate: bool  # a GPU's tf32 or bf16: tanh is its own instruction, and what a tf32 product cuts off is made up for
+    first_weight: int  # where each parameter begins in the flat vector; weights and biases from the second layer on
+    first_bias: int
+    weights: tuple[int, ...]
+    biases: tuple[int, ...]
+    head_weight: int
+    head_bias: int
+    value_weight: int
+    value_bias: int
+    log_std: int  # -1 for a Categorical
+    inputs: tuple[int, ...]  # padded width of what each layer reads; the head's is the last
+    widths: tuple[int, ...]  # padded width of what it puts out
+    packed: tuple[int, ...]  # where weights begin for `layers`: from the second layer on each, then its transpose; and their end
+    sums: tuple[int, ...]  # where sums over rows begin: biases from the second layer on, of the head, of log_std, the loss's terms; and their end
+
+    @property
+    def towers(self) -> int:
+        """1 where actor and critic share a trunk."""
+        return 1 if self.shared else 2
+
+
+def padded(width: int) -> int:
+    """The smallest power of two that holds `width` and is at least 16, the least that a matrix unit takes."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def deep_padded(width: int) -> int:
+    """The same of what is summed over, step after step: from 64 on the smallest multiple of 64. A power of two would waste up to half of the steps."""
+    return padded(width) if width <= 64 else -(-width // 64) * 64
+
+
+def why_not(policy: Policy, samples: int) -> str | None:
+    """The sentence that says why this policy cannot run fused, or None where it can. `samples`: (T + 1) N."""
+    net = policy.net
+    if isinstance(net, cnn.Convolutional):
+        return "the network is a convolutional one"
+    if not isinstance(net, mlp.MLP):
+        return "the network is not one of Operant's own"
+    seen = policy.env.observation
+    if policy.env.pixels:
+        return "the observation is a picture, which lies in memory in another order than fused kernels read"
+    config, columns, outputs = net.config, seen.columns, policy.head.parameter_rows + 1
+    if columns > MOST_COLUMNS:
+        kinds = f" of {net.kinds} kinds" if isinstance(net.kinds, int) else ", some of kinds"
+        width = f"{columns} wide ({seen.size} numbers{kinds})" if net.kinds else f"{columns} wide"
+        return f"the observation is {width}, and fused kernels take up to {MOST_COLUMNS}"
+    if len(config.hidden) > MOST_LAYERS or max(config.hidden) > MOST_WIDTH:
+        return f"fused kernels take up to {MOST_LAYERS} hidden layers of up to {MOST_WIDTH}, and net.hidden is {list(config.hidden)}"
+    if outputs > MOST_OUTPUTS:
+        return f"the action has {outputs - 1} parameters, and fused kernels take up to {MOST_OUTPUTS - 1}"
+    if samples * max(seen.size, policy.head.uniform_rows, policy.env.mask_size) >= 2**31:
+        return "an iteration holds more than 2^31 numbers"
+    return None
+
+
+def describe(policy: Policy, precision: str) -> Spec:
+    """The spec of a policy that `why_not` lets pass; `precision` is "fp32", "tf32" or "bf16", the last two on a GPU."""
+    net, head = policy.net, policy.head
+    assert isinstance(net, mlp.MLP)
+    begin = dict(zip(policy.flat.names, policy.flat.offsets, strict=True))
+    gaussian = isinstance(head, Gaussian)
+    sizes = () if isinstance(head, Gaussian) else head.sizes
+    hidden = net.config.hidden
+    later = range(len(hidden) - 1)
+    towers, out_pad, hidden_pad = 1 if net.config.shared else 2, padded(head.parameter_rows + 1), tuple(padded(width) for width in hidden)
+    seen, columns = policy.env.observation, policy.env.observation.columns
+    inputs, widths = (deep_padded(columns + 1), *hidden_pad), (*hidden_pad, out_pad)
+    packed = [towers * inputs[k] * widths[k] for k in range(1, len(widths)) for _ in range(2)]
+    return Spec(
+        observation=seen.size,
+        bytes=seen.dtype == "uint8",
+        kinds=net.kinds if isinstance(net.kinds, int) else 0,
+        mixed=net.mixed is not None,
+        columns=columns,
+        columns_pad=inputs[0],
+        hidden=hidden,
+        hidden_pad=hidden_pad,
+        shared=net.config.shared,
+        activation=net.config.activation,
+        head_rows=head.parameter_rows,
+        out_pad=out_pad,
+        sizes=sizes,
+        starts=tuple(sum(sizes[:k]) for k in range(len(sizes) + 1)),
+        legal=policy.env.mask_size > 0,
+        squash=isinstance(head, Gaussian) and head.squash,
+        normalize=policy.moments is not None,
+        precision="ieee" if precision == "fp32" else precision,
+        approximate=precision != "fp32",
+        first_weight=begin["first_weight"],
+        first_bias=begin["first_bias"],
+        weights=tuple(begin[f"weights.{k}"] for k in later),
+        biases=tuple(begin[f"biases.{k}"] for k in later),
+        head_weight=begin["head_weight"],
+        head_bias=begin["head_bias"],
+        value_weight=begin["value_weight"],
+        value_bias=begin["value_bias"],
+        log_std=begin["log_std"] if gaussian else -1,
+        inputs=inputs,
+        widths=widths,
+        packed=tuple(accumulate(packed, initial=0)),
+        sums=tuple(accumulate((*hidden_pad[1:], out_pad, out_pad, 16), initial=0)),
+    )
+
+
+# WHAT KERNELS WORK ON
+
+
+class Buffers(NamedTuple):
+    """What a rollout and an update read and write, as the algorithm has it."""
+
+    rollout: Slot
+    raw: Tensor  # (T, A, N)
+    uniform: Tensor  # (T, U, N)
+    samples: Tensor  # flat: advantages, log-probabilities and returns (T, N) each, then values (T + 1, N)
+    final_value: Tensor  # (T, N)
+    order: Tensor  # (E, M) int32
+    iteration: Tensor  # (1) int64
+    skip: Tensor  # one float: whether this iteration's later steps are left out
+    learning_rate: Tensor  # one float
+    stats: Tensor  # (9)
+
+
+class Loss(NamedTuple):
+    """The numbers of the loss and of the step."""
+
+    clip: float
+    value_clip: float | None
+    entropy_coefficient: float
+    value_coefficient: float
+    max_gradient_norm: float
+    normalize_advantages: bool
+    target_kl: float | None
+    adam_epsilon: float
+    start_rate: float
+    anneal_iterations: int | None  # None: the rate stays

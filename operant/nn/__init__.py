@@ -1,0 +1,1 @@
+"""Networks, action distributions, normalizers and the optimizer. Knows no algorithm and no world."""

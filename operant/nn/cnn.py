@@ -1,0 +1,191 @@
+"""Convolutional networks for pictures and boards of bytes: one trunk, from which actor and critic are read. Knows shapes; knows no environment's rules.
+
+- nature: Mnih et al. 2015, "Human-level control through deep reinforcement learning": 8 x 8 with stride 4, 4 x 4 with stride 2, 3 x 3, a dense layer.
+- impala: Espeholt et al. 2018, "IMPALA", figure 3, its larger network: stacks of a convolution, a pooling that halves, and two residual blocks; a dense layer.
+- board: convolutions of 3 x 3 that keep the size, for boards of a few cells, and a dense layer.
+
+Bytes are read by `operant.nn.inputs`, as amounts from 0 to 1 (byte / 255) or as kinds one-hot, each kind a channel; they are never normalised by moments.
+On a GPU with bf16 all but the heads computes in bf16, from parameters in float32, to which gradients come back; otherwise it computes in the parameters' type.
+Channels lie last in memory everywhere: a picture of the world is read as it lies, weights are (M, k, k, C), and the dense layer's columns follow (h, w, C).
+
+The same bits every time ask for `settle` on a GPU, and every convolution for a first call before a CUDA graph is captured, as `operant.compute.graphs` does
+anyway:
+cuDNN loads its kernels then. Nothing is read back to the host.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from operant.envs import Box
+from operant.nn import inputs as reading
+from operant.nn import linear
+from operant.nn.mlp import Config, orthogonal
+
+if TYPE_CHECKING:
+    from operant.nn.normalization import RunningMoments
+
+CHANNELS = {"nature": (32, 64, 64), "impala": (16, 32, 32), "board": (64, 64, 64)}
+SMALLEST_NATURE = 36  # pixels of a side that leave one number of each channel
+
+MOST_NUMBERS = 2**28
+"""Of the widest layer, computed at a time where nobody asks for gradients: acting and estimating values take no more memory for more samples."""
+
+NATURE_KERNELS = ((8, 4), (4, 2), (3, 1))  # side and stride
+
+
+def why_not(observation: Box, config: Config) -> str | None:
+    """What keeps a convolutional network from reading such observations, in a sentence; None where nothing does."""
+    shape = observation.shape
+    if observation.dtype != "uint8" or len(shape) not in (2, 3) or math.prod(shape) != observation.size:
+        what = f"{observation.size} numbers of {observation.dtype}" + (f" of the shape {shape}" if shape else "")
+        instead = 'use "mlp", or pictures: env.pixels = 64'
+        return f'net.kind = "cnn" reads pictures and boards: bytes of a shape (H, W, C) or (H, W); this environment shows {what} ({instead})'
+    if isinstance(observation.kinds, tuple):
+        return 'net.kind = "cnn" reads bytes that are alike, all amounts or names of as many kinds; here they differ (use "mlp", or pictures: env.pixels = 64)'
+    height, width = shape[:2]
+    if config.cnn == "nature" and min(height, width) < SMALLEST_NATURE:
+        side = f"{SMALLEST_NATURE} x {SMALLEST_NATURE}"
+        return f'net.cnn = "nature" reads pictures of at least {side}, and these are {height} x {width} (use "board" or "impala")'
+    return None
+
+
+def settle(precision: str) -> None:
+    """Tell cuDNN, for the whole process, to use the same algorithms every time and to compute float32 in tf32 unless `precision` is "fp32"."""
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+
+
+class _Filter(nn.Module):
+    """One convolution: weights (M, k, k, C), orthogonal, times `gain`; a bias (M)."""
+
+    def __init__(
+        self, inputs: int, outputs: int, side: int, generator: torch.Generator, *, gain: float = math.sqrt(2.0), stride: int = 1, padding: int = 0
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(orthogonal(outputs, side * side * inputs, gain, generator).view(outputs, side, side, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        self._side, self._stride, self._padding = side, stride, padding
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, C, h, w) -> (B, M, h', w')."""
+        weight, bias = self.weight.to(features.dtype).permute(0, 3, 1, 2), self.bias.to(features.dtype)
+        return torch.conv2d(features, weight, bias, stride=self._stride, padding=self._padding)
+
+    def read(self, picture: Tensor, kinds: int, dtype: torch.dtype) -> Tensor:
+        """Bytes (B, H, W, C) -> (B, M, h', w')."""
+        scale = 1.0 if kinds else 1.0 / 255.0
+        if self._stride == 1:
+            return reading.convolve(self.weight, self.bias, picture, kinds=kinds, scale=scale, padding=self._padding, dtype=dtype)
+        times = self._side // self._stride
+        rows, columns = (self.size(length) + times - 1 for length in picture.shape[1:3])
+        parts = self.weight.unflatten(1, (times, self._stride)).unflatten(3, (times, self._stride)).transpose(2, 3)
+        squares = reading.folded(picture, self._stride, rows, columns)
+        return reading.convolve(parts.flatten(3), self.bias, squares, kinds=kinds, scale=scale, dtype=dtype)
+
+    def size(self, length: int) -> int:
+        """What is left of a side."""
+        return (length + 2 * self._padding - self._side) // self._stride + 1
+
+
+class _Plain(nn.Module):
+    """Convolutions one after the other."""
+
+    def __init__(self, filters: list[_Filter]) -> None:
+        super().__init__()
+        self.filters, self._ordered = nn.ModuleList(filters), filters
+
+    def forward(self, picture: Tensor, kinds: int, dtype: torch.dtype) -> Tensor:
+        """Bytes (B, H, W, C) -> (B, M, h, w)."""
+        first, *others = self._ordered
+        features = torch.relu(first.read(picture, kinds, dtype))
+        for layer in others:
+            features = torch.relu(layer(features))
+        return features
+
+
+class _Residual(nn.Module):
+    """Stacks of a convolution, a pooling by 2, and two blocks x + f(relu(f(relu(x))))."""
+
+    def __init__(self, channels: tuple[int, ...], inputs: int, generator: torch.Generator) -> None:
+        super().__init__()
+        # What all blocks together add to the features has about their own variance.
+        last = 1.0 / math.sqrt(2 * len(channels))
+        self._stacks: list[tuple[_Filter, ...]] = []  # an entry, and two blocks of two
+        for before, after in itertools.pairwise((inputs, *channels)):
+            blocks = [_Filter(after, after, 3, generator, gain=gain, padding=1) for gain in (math.sqrt(2.0), last) * 2]
+            self._stacks.append((_Filter(before, after, 3, generator, gain=1.0, padding=1), *blocks))
+        self.filters = nn.ModuleList([layer for stack in self._stacks for layer in stack])
+
+    def forward(self, picture: Tensor, kinds: int, dtype: torch.dtype) -> Tensor:
+        """Bytes (B, H, W, C) -> (B, M, h, w)."""
+        features: Tensor | None = None
+        for entry, *blocks in self._stacks:
+            features = entry.read(picture, kinds, dtype) if features is None else entry(features)
+            features = torch.max_pool2d(features, 3, stride=2, padding=1)
+            for inner, outer in zip(blocks[::2], blocks[1::2], strict=True):
+                features = features + outer(torch.relu(inner(torch.relu(features))))
+        assert features is not None
+        return torch.relu(features)
+
+
+class Convolutional(nn.Module):
+    """Bytes (O, B) of a shape (H, W, C) or (H, W) to head parameters and values. `dtype` is that of convolutions and dense layers; None: the parameters'."""
+
+    def __init__(self, observation: Box, head: int, config: Config, generator: torch.Generator, *, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        assert isinstance(observation.kinds, int)
+        self.config, self.kinds, self.dtype = config, observation.kinds, dtype
+        height, width, planes = (*observation.shape, 1)[:3]
+        self._shape, inputs, channels = (height, width, planes), planes * max(self.kinds, 1), config.channels or CHANNELS[config.cnn]
+        self.body: _Plain | _Residual
+        if config.cnn == "impala":
+            self.body = _Residual(channels, inputs, generator)
+            for _ in channels:
+                height, width = -(-height // 2), -(-width // 2)
+            widest = math.prod(observation.shape[:2]) * channels[0]
+        else:
+            between = list(itertools.pairwise((inputs, *channels)))
+            if config.cnn == "nature":
+                sides = zip(between, NATURE_KERNELS, strict=True)
+                filters = [_Filter(before, after, side, generator, stride=stride) for (before, after), (side, stride) in sides]
+            else:
+                filters = [_Filter(before, after, 3, generator, padding=1) for before, after in between]
+            self.body, widest = _Plain(filters), 0
+            for layer, filtered in zip(filters, channels, strict=True):
+                height, width = layer.size(height), layer.size(width)
+                widest = max(widest, height * width * filtered)
+        self._together = max(1, MOST_NUMBERS // widest)
+        widths = (height * width * channels[-1], *config.hidden)
+        gain = math.sqrt(2.0)
+        self.weights = nn.ParameterList([nn.Parameter(orthogonal(after, before, gain, generator)) for before, after in itertools.pairwise(widths)])
+        self.biases = nn.ParameterList([nn.Parameter(torch.zeros(after)) for after in config.hidden])
+        self.head_weight = nn.Parameter(orthogonal(head, widths[-1], 0.01, generator))
+        self.head_bias = nn.Parameter(torch.zeros(head, 1))
+        self.value_weight = nn.Parameter(orthogonal(1, widths[-1], 1.0, generator))
+        self.value_bias = nn.Parameter(torch.zeros(1, 1))
+
+    def forward(self, observation: Tensor, moments: RunningMoments | None = None) -> tuple[Tensor, Tensor]:
+        """(O, B) -> head parameters (H, B), value (B), both of the parameters' type. Moments are not looked at."""
+        if torch.is_grad_enabled() or observation.shape[1] <= self._together:
+            return self._forward(observation)
+        heads, values = zip(*(self._forward(part) for part in observation.split(self._together, dim=1)), strict=True)
+        return torch.cat(heads, dim=1), torch.cat(values)
+
+    def _forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        own = self.head_weight.dtype
+        dtype = self.dtype or own
+        features = self.body(reading.picture_of(observation, self._shape), self.kinds, dtype)
+        features = features.permute(0, 2, 3, 1).flatten(1)
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            features = torch.relu(nn.functional.linear(features, weight.to(dtype), bias.to(dtype)))
+        last = features.to(own).t()[None]  # (1, M, B)
+        head = linear.linear(self.head_weight[None], self.head_bias[None], last)
+        value = linear.linear(self.value_weight[None], self.value_bias[None], last)
+        return head[0], value[0, 0]

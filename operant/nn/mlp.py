@@ -1,0 +1,224 @@
+"""Policy networks, and the one flat vector that holds their parameters. Knows observations and head sizes; knows no algorithm and no environment's rules.
+
+Everything is feature-major: an observation batch is (O, B), and `forward` returns the head's parameters (H, B) and the value (B).
+Actor and critic towers stand side by side in one batched product, W (G, H, H') h (G, H', B), with G = 2 towers, or 1 where they share a trunk.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from torch import Tensor, nn
+
+from operant.nn import inputs, linear
+from operant.settings import Count, Real, Section
+
+if TYPE_CHECKING:
+    from operant.nn.normalization import RunningMoments
+
+PAD_FLOATS = 32
+"""Each parameter begins at a multiple of this in the flat vector: 128 bytes."""
+
+KINDS = ("mlp", "cnn")
+"""The networks that are built in."""
+
+DENSE = {"nature": (512,), "impala": (256,), "board": (256,)}
+"""`hidden` of a convolutional network, where it is not given."""
+
+
+class Config(Section):
+    """`[net]`: the network."""
+
+    kind: str = Field(
+        "mlp",
+        description='"mlp"; "cnn", for pictures and boards; or "FILE.py:Class": an nn.Module made as Class(O, H) that maps (B, O) to (B, H) and values (B)',
+    )
+    cnn: Literal["nature", "impala", "board"] = Field(
+        "nature",
+        description="which convolutions: three that stride over pictures of 36 x 36 and more; stacks of residual blocks, for pictures of any size; "
+        "three of 3 x 3 that keep a board's size",
+    )
+    channels: tuple[Count, ...] | None = Field(
+        None,
+        description="of each convolution, or of each stack of impala; by default [32, 64, 64] for nature, [16, 32, 32] for impala, [64, 64, 64] for board",
+        min_length=1,
+        max_length=8,
+    )
+    hidden: tuple[Count, ...] = Field(
+        (64, 64),
+        description="width of each hidden layer; of a cnn's dense layers, by default [512] for nature, [256] for the others",
+        min_length=1,
+        max_length=8,
+    )
+    activation: Literal["tanh", "relu", "gelu", "silu"] = Field("tanh", description="between the layers; a cnn's is always relu")
+    shared: bool = Field(False, description="one trunk for actor and critic instead of two towers; a cnn has always one")
+    squash: bool = Field(False, description="Box actions only: carry the normal into the bounds by tanh instead of clipping it")
+    initial_log_std: Real = Field(0.0, ge=-10, le=2, description="Box actions only: logarithm of the standard deviation at the start")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dense(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("kind") == "cnn" and "hidden" not in data:
+            cnn = data.get("cnn", cls.model_fields["cnn"].default)
+            return {**data, "hidden": DENSE[cnn]} if isinstance(cnn, str) and cnn in DENSE else data
+        return data
+
+    @field_validator("hidden")
+    @classmethod
+    def _widths(cls, hidden: tuple[int, ...]) -> tuple[int, ...]:
+        if any(not 1 <= width <= 4096 for width in hidden):
+            raise ValueError("each width should be between 1 and 4096")
+        return hidden
+
+    @field_validator("channels")
+    @classmethod
+    def _channels(cls, channels: tuple[int, ...] | None, info: ValidationInfo) -> tuple[int, ...] | None:
+        if channels is not None and any(not 1 <= count <= 1024 for count in channels):
+            raise ValueError("each number of channels should be between 1 and 1024")
+        if channels is not None and info.data.get("cnn") == "nature" and len(channels) != 3:
+            raise ValueError("nature has three convolutions, so three numbers of channels")
+        return channels
+
+
+class _TanhBySigmoid(torch.autograd.Function):
+    """tanh x = 2 sigmoid(2x) - 1: on a CPU torch's sigmoid is several times faster than its tanh."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor) -> Tensor:
+        output = (features * 2.0).sigmoid_().mul_(2.0).sub_(1.0)
+        ctx.save_for_backward(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (output,) = ctx.saved_tensors
+        return torch.ops.aten.tanh_backward(gradient, output)
+
+
+def _tanh(features: Tensor) -> Tensor:
+    return features.tanh() if features.is_cuda else _TanhBySigmoid.apply(features)
+
+
+_ACTIVATIONS = {"tanh": _tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}
+
+
+def orthogonal(rows: int, columns: int, gain: float, generator: torch.Generator) -> Tensor:
+    """A (rows, columns) matrix with orthonormal rows or columns, times `gain` (Saxe, McClelland & Ganguli 2014)."""
+    return nn.init.orthogonal_(torch.empty(rows, columns), gain=gain, generator=generator)
+
+
+class MLP(nn.Module):
+    """Two towers, or one trunk, of fully connected layers; orthogonal weights, zero biases (Engstrom et al. 2020).
+
+    Observations are floats, or bytes; with `kinds` k each names one of so many kinds, and is read one-hot: the first weight has a column for each kind of each.
+    Several `kinds` are one for each byte, 0 for an amount, which has one column.
+    """
+
+    def __init__(self, observation: int, head: int, config: Config, generator: torch.Generator, *, kinds: int | tuple[int, ...] = 0) -> None:
+        super().__init__()
+        self.config, self.kinds = config, kinds
+        self.mixed = None if isinstance(kinds, int) else inputs.Mixed(kinds)
+        columns = observation * max(kinds, 1) if isinstance(kinds, int) else sum(max(k, 1) for k in kinds)
+        self._towers = 1 if config.shared else 2
+        self._activation = _ACTIVATIONS[config.activation]
+        G, widths, gain = self._towers, config.hidden, math.sqrt(2.0)
+
+        def stacked(rows: int, columns: int) -> nn.Parameter:
+            return nn.Parameter(torch.stack([orthogonal(rows, columns, gain, generator) for _ in range(G)]))
+
+        self.first_weight = nn.Parameter(stacked(widths[0], columns).flatten(0, 1).detach())  # (G H, K)
+        self.first_bias = nn.Parameter(torch.zeros(G * widths[0], 1))
+        self.weights = nn.ParameterList([stacked(after, before) for before, after in itertools.pairwise(widths)])  # (G, H, H')
+        self.biases = nn.ParameterList([nn.Parameter(torch.zeros(G, after, 1)) for after in widths[1:]])
+        # A head near zero makes the first policy near uniform (Andrychowicz et al. 2021, "What matters in on-policy RL").
+        self.head_weight = nn.Parameter(orthogonal(head, widths[-1], 0.01, generator))
+        self.head_bias = nn.Parameter(torch.zeros(head, 1))
+        self.value_weight = nn.Parameter(orthogonal(1, widths[-1], 1.0, generator))
+        self.value_bias = nn.Parameter(torch.zeros(1, 1))
+
+    def reader(self, moments: RunningMoments | None) -> inputs.Reader:
+        """What turns bytes (O, n) into the numbers (K, n) that the first weight is multiplied with."""
+        if self.mixed is not None:
+            return functools.partial(self.mixed, moments=moments)
+        named = isinstance(self.kinds, int) and self.kinds
+        return functools.partial(inputs.one_hot, kinds=named) if named else functools.partial(inputs.amounts, moments=moments)
+
+    def _first(self, observation: Tensor, moments: RunningMoments | None) -> Tensor:
+        """The first layer before its activation, (G H, B)."""
+        if self.kinds or observation.dtype == torch.uint8:
+            return inputs.linear(self.first_weight, self.first_bias, observation, self.reader(moments))
+        features = observation if moments is None else moments.normalize(observation)
+        return linear.linear(self.first_weight[None], self.first_bias[None], features[None])
+
+    def _features(self, observation: Tensor, moments: RunningMoments | None) -> Tensor:
+        """Both towers' last hidden layer, (G, H, B)."""
+        features = self._activation(self._first(observation, moments)).view(self._towers, -1, observation.shape[1])
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            features = self._activation(linear.linear(weight, bias, features))
+        return features
+
+    def forward(self, observation: Tensor, moments: RunningMoments | None = None) -> tuple[Tensor, Tensor]:
+        """(O, B) -> head parameters (H, B), value (B). Amounts are normalised by `moments`, kinds are not."""
+        towers = self._features(observation, moments).split(1)
+        head = linear.linear(self.head_weight[None], self.head_bias[None], towers[0])
+        value = linear.linear(self.value_weight[None], self.value_bias[None], towers[-1])
+        return head[0], value[0, 0]
+
+
+class SampleMajor(nn.Module):
+    """A user's own network, which maps (B, O) to (B, H) and (B) or (B, 1), turned feature-major."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """(O, B) -> head parameters (H, B), value (B)."""
+        head, value = self.module(observation.t().contiguous())  # whoever reshapes with `view` expects it so
+        return head.t(), value.reshape(-1)
+
+
+class FlatVector:
+    """All parameters of some modules as views of one vector, and their gradients as views of another.
+
+    One vector makes the optimiser, the norm, a checkpoint and a copy one call each. Load by `values.copy_`; never move the modules afterwards.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
+        named = [(name, parameter) for module in modules for name, parameter in module.named_parameters()]
+        sizes = [-(-parameter.numel() // PAD_FLOATS) * PAD_FLOATS for _, parameter in named]
+        self.values = nn.Parameter(torch.zeros(sum(sizes), device=device))
+        self.gradient = torch.zeros_like(self.values)
+        self.values.grad = self.gradient
+        self.parameters = [parameter for _, parameter in named]
+        self.names = [name for name, _ in named]
+        self._trained = [parameter for parameter in self.parameters if parameter.requires_grad]
+        self._gradient_views = []  # of those
+        self.offsets: list[int] = []  # where each parameter begins
+        offset = 0
+        for (_, parameter), size in zip(named, sizes, strict=True):
+            window = slice(offset, offset + parameter.numel())
+            self.offsets.append(offset)
+            self.values.data[window].view(parameter.shape).copy_(parameter.data)
+            parameter.data = self.values.data[window].view(parameter.shape)
+            if parameter.requires_grad:
+                self._gradient_views.append(self.gradient[window].view(parameter.shape))
+            offset += size
+
+    def backward(self, loss: Tensor, *, add: bool = False) -> None:
+        """Write the gradient of a loss into the gradient vector, in place of what was there or added to it. Frozen and unused parameters get none."""
+        gradients = torch.autograd.grad(loss, self._trained, materialize_grads=True)
+        if add:
+            torch._foreach_add_(self._gradient_views, list(gradients))
+        else:
+            torch._foreach_copy_(self._gradient_views, list(gradients))
+
+    def not_finite(self) -> list[str]:
+        """Names of the parameters that hold a NaN or an infinity. Reads back from the device."""
+        return [name for name, parameter in zip(self.names, self.parameters, strict=True) if not bool(torch.isfinite(parameter).all())]  # sync: the run is over

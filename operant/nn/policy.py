@@ -1,0 +1,150 @@
+"""A policy: observation moments, network and action distribution, as one thing that acts. Knows no algorithm; training and evaluation both stand on it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from operant.compute import user_file
+from operant.envs import Env
+from operant.errors import ConfigError
+from operant.nn import cnn, mlp
+from operant.nn.distributions import head_for, masked
+from operant.nn.normalization import RunningMoments, Scaling
+
+log = logging.getLogger("operant.nn.policy")
+
+
+class Policy:
+    """Maps raw observations (O, B) to actions and values on one device. Its numbers begin the same on every device, from `seed` alone.
+
+    `normalize` asks for observations of mean 0 and deviation 1. Bytes that name kinds are read one-hot instead (by a user's own network as they are), and a
+    convolutional network reads byte / 255: where there is nothing else to read, there are no moments. Bytes that are amounts and not normalised are read as
+    shares of their upper bound. `precision` is that of a convolutional network on a GPU ("fp32", "tf32" or "bf16"); see `operant.nn.cnn`.
+
+    `initial_state` and `tensors` leave room for recurrent policies; a feed-forward one carries nothing from step to step.
+    """
+
+    def __init__(self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32") -> None:
+        self.env, self.device = env, device
+        generator = torch.Generator().manual_seed(seed)
+        self.head = head_for(env, squash=config.squash, initial_log_std=config.initial_log_std)
+        self.net = _network(env, config, self.head.parameter_rows, generator, device, precision).to(device)
+        self.head.to(device)
+        self.flat = mlp.FlatVector((self.net, self.head), device)
+        unscaled = all(env.observation.named()) or isinstance(self.net, cnn.Convolutional)
+        if normalize and unscaled:
+            log.info("observations are not normalised: %s", "they name kinds" if env.observation.kinds else "a convolutional network reads byte / 255")
+        self.moments = _moments(env, self.net, device, normalize=normalize) if not unscaled else None
+        named = env.observation.named()
+        self._named = torch.tensor(named, device=device)[:, None] > 0 if any(named) else None  # (O, 1)
+
+    def initial_state(self, lanes: int) -> tuple[Tensor, ...]:
+        """What the policy remembers at an episode's start: nothing."""
+        return ()
+
+    def features(self, observation: Tensor) -> Tensor:
+        """What a user's own network reads, all of it at once: the observation (O, B) as float32, amounts normalised where asked for, names as they are."""
+        observation = observation.float()
+        if self.moments is None:
+            return observation
+        normalized = self.moments.normalize(observation)
+        return normalized if self._named is None else torch.where(self._named, observation, normalized)
+
+    def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Head parameters (H, B) and values (B) of raw observations (O, B); -1e9 for actions that `legal` (H, B) calls 0, which are then never taken."""
+        own = isinstance(self.net, mlp.SampleMajor)
+        parameters, value = self.net(self.features(observation)) if own else self.net(observation, self.moments)
+        return (parameters if legal is None else masked(parameters, legal)), value
+
+    @torch.no_grad()
+    def act(self, observation: Tensor, uniform: Tensor | None, legal: Tensor | None = None) -> Tensor:
+        """What the environment is to be given, (A, B): drawn with `uniform` (U, B), or the likeliest where that is None; only what `legal` (H, B) allows."""
+        parameters, _ = self.forward(observation, legal)
+        raw = self.head.mode(parameters) if uniform is None else self.head.sample(parameters, uniform)
+        return self.head.to_env(raw)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold, by name."""
+        moments = {f"observation/{name}": value for name, value in self.moments.tensors().items()} if self.moments is not None else {}
+        return {"parameters": self.flat.values.data, **moments}
+
+
+def _moments(env: Env, net: nn.Module, device: torch.device, *, normalize: bool) -> RunningMoments | None:
+    """What observations are shifted and scaled by; None for numbers that are read as they are."""
+    if normalize:
+        return RunningMoments(env.observation.size, device)
+    own = isinstance(net, mlp.SampleMajor)  # reads numbers as they are, as its author was told
+    return Scaling(env.observation.bounds()[1], device) if env.observation.dtype == "uint8" and not own else None
+
+
+def _network(env: Env, config: mlp.Config, head_rows: int, generator: torch.Generator, device: torch.device, precision: str) -> nn.Module:
+    kinds = env.observation.kinds
+    if isinstance(kinds, tuple) and len(kinds) != env.observation.size:
+        raise ConfigError("the environment", [f"its observation has {env.observation.size} numbers, but kinds for {len(kinds)}: one for each, 0 for an amount"])
+    if config.kind == "mlp":
+        return mlp.MLP(env.observation.size, head_rows, config, generator, kinds=env.observation.kinds)
+    if config.kind == "cnn":
+        obstacle = cnn.why_not(env.observation, config)
+        if obstacle is not None:
+            raise ConfigError("the network", [obstacle])
+        if device.type == "cuda":
+            cnn.settle(precision)
+        dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
+        return cnn.Convolutional(env.observation, head_rows, config, generator, dtype=dtype)
+    file_name, colon, class_name = config.kind.rpartition(":")  # a file's name may hold colons of its own
+    if not colon:
+        raise ConfigError("the network", [f'net.kind should be "mlp", "cnn" or "FILE.py:Class" (got {config.kind!r})'])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator.initial_seed())
+        return mlp.SampleMajor(_user_module(Path(file_name), class_name, env.observation.size, head_rows))
+
+
+def _user_module(path: Path, class_name: str, observation: int, head_rows: int) -> nn.Module:
+    """Build the network that a user's file defines. Raises ConfigError with what went wrong, in a sentence."""
+
+    def problem(sentence: str) -> ConfigError:
+        return ConfigError(str(path), [f"net.kind: {sentence}"])
+
+    if not path.is_file():
+        raise problem(f"there is no file {str(path)!r}")
+    if path.suffix != ".py":
+        raise problem(f"{str(path)!r} is no Python file: its name should end in .py")
+    try:
+        module = user_file.load(path, f"operant_user_net_{path.stem}")
+        built = getattr(module, class_name)(observation, head_rows)
+        complaint = _complaint(built, observation, head_rows)
+    except Exception as error:
+        raise problem(f"{class_name}({observation}, {head_rows}) could not be built and called: {type(error).__name__}: {error}") from error
+    if complaint is not None:
+        raise problem(f"{class_name} {complaint}")
+    return built
+
+
+def _complaint(built: object, observation: int, head_rows: int) -> str | None:
+    """What makes a user's network unfit, found by calling it once; None where nothing does."""
+    if not isinstance(built, nn.Module):
+        return "is no torch.nn.Module"
+    other = [name for name, parameter in built.named_parameters() if parameter.dtype != torch.float32]
+    if other:
+        return f"has parameters that are not float32: {', '.join(other)}"
+    buffers = {name: buffer.clone() for name, buffer in built.named_buffers()}
+    random_state = torch.get_rng_state()
+    with torch.enable_grad():
+        outputs = built(torch.zeros(2, observation))
+    if not (isinstance(outputs, tuple | list) and len(outputs) == 2 and all(isinstance(output, Tensor) for output in outputs)):
+        return f"should return two tensors, head parameters (B, {head_rows}) and values (B); it returned {type(outputs).__name__}"
+    head, value = outputs
+    if tuple(head.shape) != (2, head_rows) or tuple(value.shape) not in ((2,), (2, 1)):
+        return f"maps (2, {observation}) to {tuple(head.shape)} and {tuple(value.shape)}; expected (2, {head_rows}) and (2)"
+    if not head.requires_grad:
+        return "returns head parameters that carry no gradient: none of its parameters would be trained"
+    # What is not in the parameters is neither checkpointed nor the same at the next call.
+    if not torch.equal(random_state, torch.get_rng_state()):
+        return "draws random numbers when it is called (as Dropout does): the same seed would no longer give the same run"
+    if any(not torch.equal(buffers[name], buffer) for name, buffer in built.named_buffers()):
+        return "changes its buffers when it is called (as BatchNorm does): evaluations would change training (LayerNorm does not)"
+    return None

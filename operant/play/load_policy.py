@@ -1,0 +1,163 @@
+"""Plays a checkpoint of a run, greedily and by its own distribution: what `operant eval` does. Knows run folders, checkpoints and policies; prints nothing.
+
+A folder's own config.toml and its own copies of the user's files are used, so that an environment edited since then changes nothing. Code in a folder that is
+not known to be this user's is run only where `trusted` says so (see operant/config/trust.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from operant import runs
+from operant.errors import BadFileError, ConfigError, NotFoundError, UsageError
+from operant.text import safe
+
+NUMBER = 1 << 30
+"""The number of this evaluation in its random stream: far from those of training, so that a checkpoint chosen for luck there is not lucky here again."""
+_MOST_EPISODES = 1 << 24
+
+
+class Played(NamedTuple):
+    """What was played, and how it went. `greedy` and `sampled` are `evaluate.Evaluation`s, or None where not asked for."""
+
+    id: str
+    checkpoint: Path
+    step: int
+    environment: str
+    device: str
+    seed: int
+    greedy: Any
+    sampled: Any
+
+    def document(self) -> dict[str, Any]:
+        """For `--json`; the numbers of the greedy policy (or else the sampled one) stand at the top as well."""
+        main = self.greedy or self.sampled
+        return {
+            "schema": 1,
+            "id": self.id,
+            "checkpoint": str(self.checkpoint),
+            "step": self.step,
+            "env": self.environment,
+            "device": self.device,
+            "seed": self.seed,
+            "mean": main.mean,
+            "ci95": main.ci95,
+            "episodes": main.episodes,
+            "greedy": self.greedy and self.greedy._asdict(),
+            "sampled": self.sampled and self.sampled._asdict(),
+        }
+
+
+class Loaded(NamedTuple):
+    """A checkpoint that is ready to play: its run's configuration, and the policy with its numbers on a device."""
+
+    id: str
+    checkpoint: Path
+    step: int
+    config: Any  # operant.config.load.Config
+    policy: Any  # operant.nn.policy.Policy
+    device: Any  # torch.device
+
+
+def load(what: str, reach: runs.Reach, *, which: str | None, device: str, report: Callable[[str], None], trusted: bool = False) -> Loaded:
+    """A checkpoint of the run `what`, looked for within `reach`, or one given by its path, ready to play.
+
+    `which` is best, last or a step (None: the best if there is one, else the last). `report` takes a line about each damaged checkpoint that is passed over.
+    Raises NotFoundError, BadFileError, ConfigError, MachineError, UntrustedError, UsageError.
+    """
+    given = _checkpoint_path(what)
+    if given is not None and which is not None:
+        raise UsageError(f"{what!r} is a checkpoint already: leave --checkpoint out, or name the run")
+    run = _run_around(given) if given is not None else runs.resolve(what, *reach)
+    if not run.config_path.is_file():
+        raise NotFoundError(f"{safe(run.id)} has no configuration: it never began to train. Its log: operant logs {safe(run.id)}")
+
+    from operant.compute.runtime import find_device, quiet_threads, set_threads
+
+    quiet_threads()
+    from operant.config import load as configuration
+    from operant.runs.checkpoints import Store, load_file
+
+    config = configuration.load(run.config_path, trusted=trusted)
+    chosen = find_device(device)
+    set_threads(config.run.threads)
+    if given is not None:
+        checkpoint = load_file(given)
+    else:
+        checkpoint = _load(Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=report), which)
+    return Loaded(run.id, checkpoint.path, checkpoint.step, config, _policy(config, checkpoint, chosen), chosen)
+
+
+def play(
+    what: str, reach: runs.Reach, *, which: str | None, episodes: int, device: str, seed: int | None, greedy: bool, sampled: bool,
+    report: Callable[[str], None], trusted: bool = False,
+) -> Played:  # fmt: skip
+    """Play `episodes` whole episodes of a checkpoint: see `load`. `seed` None is the run's own. Raises what `load` does, and UsageError."""
+    if not 1 <= episodes <= _MOST_EPISODES:
+        raise UsageError(f"--episodes is {episodes}; it must be between 1 and {_MOST_EPISODES:,}")
+    loaded = load(what, reach, which=which, device=device, report=report, trusted=trusted)
+    config = loaded.config
+    seed = config.run.seed if seed is None else seed
+
+    from operant.training.evaluate import Evaluator
+
+    def result(wanted: bool, greedy: bool) -> Any:
+        if not wanted:
+            return None
+        return Evaluator(loaded.policy, config.environment, config.params, episodes=episodes, seed=seed, greedy=greedy).run(NUMBER)
+
+    played = Played(loaded.id, loaded.checkpoint, loaded.step, config.environment.name, str(loaded.device), seed, None, None)
+    return played._replace(greedy=result(greedy, True), sampled=result(sampled, False))
+
+
+def _checkpoint_path(what: str) -> Path | None:
+    """The folder of a checkpoint that is given by its path, or by that of a file in it; None where it is something else."""
+    try:
+        path = Path(what).expanduser()
+        folder = path.parent if path.is_file() else path
+        if folder.is_dir() and (path.is_file() or (folder / "manifest.json").is_file()) and not (folder / "run.json").is_file():
+            return folder.resolve()
+    except (OSError, ValueError, RuntimeError):  # a name too long, a NUL in it, no home
+        pass
+    return None
+
+
+def _run_around(checkpoint: Path) -> runs.Run:
+    """The run a checkpoint lies in: RUN/checkpoints/step-*."""
+    run = runs.load(checkpoint.parent.parent)
+    if run is None:
+        raise NotFoundError(f"{runs.shown(checkpoint)} lies in no run folder, so there is no configuration to play it by (expected RUN/checkpoints/step-...)")
+    return run
+
+
+def _load(store: Any, which: str | None) -> Any:
+    if which is None:
+        try:
+            return store.load("best")
+        except (NotFoundError, BadFileError):
+            return store.load("last")
+    if which not in ("best", "last") and not re.fullmatch(r"[0-9]{1,18}", which):
+        raise UsageError(f"--checkpoint is {which!r}; it must be best, last or a step")
+    return store.load(int(which) if which.isdecimal() else which)
+
+
+def _policy(config: Any, checkpoint: Any, device: Any) -> Any:
+    """The run's policy with the checkpoint's numbers."""
+    import torch
+
+    from operant.nn.policy import Policy
+
+    normalize = getattr(config.algo, "normalize_observations", False)
+    precision = getattr(config.algo, "precision", "fp32")
+    policy = Policy(config.environment, config.net, seed=config.run.seed, device=device, normalize=normalize, precision=precision)
+    with torch.no_grad():
+        for name, here in policy.tensors().items():
+            there = checkpoint.tensors.get(f"policy/{name}")
+            if there is None or there.shape != here.shape:
+                found = tuple(there.shape) if there is not None else "nothing"
+                raise ConfigError(str(checkpoint.path), [f"policy/{name}: the checkpoint has {found}, the run's configuration wants {tuple(here.shape)}"])
+            here.copy_(there)
+    return policy

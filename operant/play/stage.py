@@ -1,0 +1,167 @@
+"""A few lanes that are played a step at a time, by a policy or by a person, with their pictures on the host: what films and the terminal show.
+
+A lane that has ended keeps its last state until the next step, so that it can be seen how it ended, and then begins its next episode with the very numbers
+that a `World`'s own reset would have drawn: the episodes are those of `evaluate`. Knows nothing of films, terminals or runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from operant.compute.device import device
+from operant.compute.kernel import bind, kernel
+from operant.data import noise
+from operant.envs import Env, step_seconds
+from operant.nn.policy import Policy
+from operant.training import evaluate
+from operant.worlds.device_world import World
+from operant.worlds.pixels import Painter
+
+_TICKS = 1 << 32  # of an evaluation: its number N begins at tick N * 2^32
+
+
+@functools.cache
+def _without_reset(env: Env) -> Env:
+    """The same rules, where an episode's end leaves the state as it is. Kept, so that it compiles once in a process."""
+
+    @device
+    def nothing(s: Any, p: Any, key: Any) -> None:
+        pass
+
+    @device
+    def nothing_with_cells(s: Any, cells: Any, scratch: Any, p: Any, key: Any) -> None:
+        pass
+
+    return replace(env, reset=nothing if env.cells is None and env.scratch == 0 else nothing_with_cells)
+
+
+class Show:
+    """`lanes` lanes of an environment, at the beginning of their first episodes: those of evaluation `number`, under the same seed.
+
+    After `step`, `reward`, `ended` and `terminated` say what came of it, each (N); `returns` and `ages` are those of the episodes under way, those of the
+    ended ones included until the next step.
+    """
+
+    def __init__(self, env: Env, params: Any, *, seed: int, lanes: int = 1, device: torch.device | None = None, number: int = 0) -> None:
+        self.env, self.lanes, self.device = env, lanes, device or torch.device("cpu")
+        self._resets = World(env, lanes, seed=seed, device=self.device, params=params, stream=evaluate.STREAM)
+        self._world = World(_without_reset(env), lanes, seed=seed, device=self.device, params=params, stream=evaluate.STREAM)
+        self.step_s = step_seconds(env, self._world.params)
+        self._slot, self._reset_slot = self._world.slot(), self._resets.slot()
+        self._bound, self._reset_bound = self._world.bind(self._slot), self._resets.bind(self._reset_slot)
+        self._painter = Painter(self._world) if env.shade is not None else None
+        self.reward, self.returns = np.zeros(lanes, np.float32), np.zeros(lanes, np.float64)
+        self.ages = np.zeros(lanes, np.int64)
+        self.ended, self.terminated = np.zeros(lanes, bool), np.zeros(lanes, bool)
+        self._compile()
+        self._world.lanes.tick.fill_(number * _TICKS + 1)
+        self._begin(np.ones(lanes, bool))
+
+    def _compile(self) -> None:
+        """Make every kernel now, and not in the middle of what somebody watches: by a step of lanes that are then as if nothing had been."""
+        self._begin(np.ones(self.lanes, bool))
+        self.step(self._slot.action)
+        if self._painter is not None:
+            self.picture(self.canvas(1))
+        for tensor in (*self._world.tensors().values(), *self._slot):
+            if tensor is not None:
+                tensor.zero_()
+        self.ended[:] = False
+
+    @property
+    def observation(self) -> torch.Tensor:
+        """What is seen now, (O, N); of an ended lane, its last state."""
+        return self._slot.observation
+
+    @property
+    def legal(self) -> torch.Tensor | None:
+        """Which actions may be taken now, (H, N) of 0 and 1; None where the environment judges none."""
+        return self._slot.legal
+
+    @property
+    def action(self) -> NDArray[Any]:
+        """What was taken last, (A, N)."""
+        return self._slot.action.cpu().numpy()
+
+    @property
+    def tallies(self) -> dict[str, float]:
+        """What the environment counts in the first lane's episode, that which has just ended included until the next step."""
+        lanes = self._world.lanes
+        kept = lanes.finished[:, 0] if self.ended[0] and lanes.finished is not None else lanes.running[1:, 0]
+        return dict(zip(self.env.tally, kept.tolist(), strict=True))
+
+    def renew(self) -> None:
+        """Begin the next episode in every lane that has ended. `step` does so by itself."""
+        if self.ended.any():
+            self._begin(self.ended.copy())
+
+    def restart(self) -> None:
+        """Begin another episode in every lane, whatever state it is in."""
+        self._begin(np.ones(self.lanes, bool))
+
+    def step(self, action: torch.Tensor) -> None:
+        """Take an action (A, N) in every lane. Of an ended lane, in its next episode: call `renew` before choosing."""
+        self.renew()
+        self._slot.action.copy_(action)
+        self._world.step(self._bound)
+        self._world.advance(1)
+        self.reward = self._slot.reward.cpu().numpy().copy()
+        self.terminated = self._slot.terminated.cpu().numpy() != 0
+        self.ended = self.terminated | (self._slot.truncated.cpu().numpy() != 0)
+        self.returns += self.reward
+        self.ages += 1
+
+    def picture(self, canvas: torch.Tensor) -> NDArray[np.uint8]:
+        """The lanes as they are, (N, H, W, 3) bytes, drawn on a canvas of that shape (see `canvas`). Until the next call."""
+        assert self._painter is not None, "this environment draws no picture"
+        self._painter(self._painter.bind(canvas))
+        return canvas.cpu().numpy()
+
+    def canvas(self, side: int) -> torch.Tensor:
+        """Memory for pictures of `side` x `side` pixels a lane."""
+        return torch.zeros(self.lanes, side, side, 3, dtype=torch.uint8, device=self.device)
+
+    def _begin(self, which: NDArray[np.bool_]) -> None:
+        """Begin lanes anew with the numbers of the last tick, as a world does at an episode's end."""
+        old, new = self._world.lanes, self._resets.lanes
+        new.state.copy_(old.state)
+        if new.cells is not None:
+            new.cells.copy_(old.cells)
+        new.tick.copy_(old.tick).sub_(1)
+        self._resets.reset(self._reset_bound)
+        chosen = torch.from_numpy(which).to(self.device)
+        pairs = [(old.state, new.state), (old.cells, new.cells), (self._slot.observation, self._reset_slot.observation)]
+        for there, here in (*pairs, (self._slot.legal, self._reset_slot.legal)):
+            if there is not None:
+                there.copy_(torch.where(chosen, here, there))
+        old.age.copy_(torch.where(chosen, new.age, old.age))
+        old.running.copy_(torch.where(chosen, 0.0, old.running))
+        if old.finished is not None:
+            old.finished.copy_(torch.where(chosen, 0.0, old.finished))
+        self.returns[which], self.ages[which], self.ended[which], self.terminated[which] = 0.0, 0, False, False
+
+
+class Performer:
+    """A policy that plays a show, greedily or by its own distribution, with the random numbers that an evaluation would draw."""
+
+    def __init__(self, show: Show, policy: Policy, *, greedy: bool) -> None:
+        self._show, self._policy, self._greedy = show, policy, greedy
+        self._uniform = torch.zeros(1, policy.head.uniform_rows, show.lanes, device=show.device)
+        self._fill = kernel(noise.uniform_body, show.device)
+        lanes = show._world.lanes
+        self._clock, self._uniforms = bind(noise.Clock(lanes.tick, lanes.seed, 0)), bind(noise.Uniforms(self._uniform))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step of every lane."""
+        show = self._show
+        show.renew()
+        if not self._greedy:
+            self._fill(show.lanes, self._clock, self._uniforms)
+        show.step(self._policy.act(show.observation, None if self._greedy else self._uniform[0], show.legal))

@@ -1,0 +1,481 @@
+"""Checkpoints of a run: saved so that some valid one always exists, loaded only when every byte of it is as it was written.
+
+Knows named tensors on the CPU and a JSON document; nothing of algorithms, worlds or run folders. Torch is imported only where tensors are
+packed or unpacked, so that the commands that merely list checkpoints stay quick. No pickle: tensors are safetensors, everything else JSON.
+
+    RUN/checkpoints/step-000000300000/
+        tensors.safetensors    the tensors
+        state.json             the document
+        manifest.json          {format, run_uuid, session, step, parent_step, best, best_value, created_realtime_ns, files, checksum}
+    RUN/checkpoints/quarantine-step-000000300000/    the same, of a state with numbers that are not finite: never resumed from
+
+Newer means a later session, within a session a later step: a run rewound to an earlier step must not be resumed from the future it gave
+up. Which one is best stands in the manifests alone (the highest `best_value` of those saved as best); no hint beside them has to be kept
+in step with them. durable.py is the lower half of the protocol.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from operant.errors import BadFileError, NotFoundError
+from operant.runs import atomic
+
+if TYPE_CHECKING:
+    import torch
+
+FORMAT = 1
+TENSORS, STATE = "tensors.safetensors", "state.json"
+STEP_NAME = re.compile(r"step-([0-9]{12,18})")
+QUARANTINE_NAME = re.compile(r"quarantine-step-([0-9]{12,18})")
+FAILURES_TO_TELL = 3
+OVERHEAD_BYTES = 65536  # the manifest, and blocks that are not filled
+
+Result = TypeVar("Result")
+Accept = Callable[["Path", "Manifest", dict[str, bytes]], Result]
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint read back: its folder, its place in the run, the tensors (CPU, by name) and the document."""
+
+    path: Path
+    step: int
+    session: int
+    tensors: dict[str, torch.Tensor]
+    document: dict[str, Any]
+
+
+class Manifest(NamedTuple):
+    """What a manifest says of its checkpoint, type-checked. `best_value` is a number only where `best`."""
+
+    run_uuid: str
+    session: int
+    step: int
+    parent_step: int | None
+    best: bool
+    best_value: float | None
+    created_realtime_ns: int
+
+
+class Candidate(NamedTuple):
+    """An entry of the folder that may be a checkpoint: `manifest` is None where it cannot be used, `problem` then says why."""
+
+    name: str
+    step: int
+    manifest: Manifest | None
+    problem: str
+    foreign: bool  # another run's
+
+    def newer_than(self, other: Candidate) -> bool:
+        """Whether this one is further on in the run; where a session is unknown the steps alone decide."""
+        if self.manifest is None or other.manifest is None:
+            return self.step > other.step
+        return (self.manifest.session, self.step) > (other.manifest.session, other.step)
+
+
+class ForeignError(BadFileError):
+    """A checkpoint of another run."""
+
+
+class _Job(NamedTuple):
+    """One save, everything about it that may change under way already fixed."""
+
+    step: int
+    tensors: dict[str, torch.Tensor]
+    state: bytes
+    session: int
+    best: bool
+    best_value: object
+    must_be_finite: tuple[str, ...]
+
+
+class Store:
+    """The checkpoints of one run. Making one touches nothing; only saving and collecting write, and only the run's trainer may do that.
+
+    `folder` is RUN/checkpoints; `keep` how many of the last to keep (never fewer than two, beside the best); `report` takes a line for the
+    log, also from the thread of `save_async`.
+    """
+
+    def __init__(self, folder: Path, *, run_uuid: str, keep: int = 3, report: Callable[[str], None]) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}; it must be at least 1")
+        self.folder, self._run_uuid, self._keep, self._report = folder, run_uuid, keep, report
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._last: Path | None = None
+        self._failures = 0
+        self._parent_step: int | None = None
+        self._verified: dict[str, tuple[Any, Candidate]] = {}  # name -> (signature of the folder then, what was found)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last three saves, or more, all failed."""
+        return self._failures >= FAILURES_TO_TELL
+
+    @property
+    def saving(self) -> bool:
+        """Whether a save in the background is still under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    # -------------------------------------------------------------- saving
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        document: Mapping[str, Any],
+        *,
+        session: int,
+        best: bool = False,
+        must_be_finite: Collection[str] = (),
+    ) -> Path | None:
+        """Commit a checkpoint and collect the old ones; its folder, or None where that failed, which is reported and no reason to stop.
+
+        `tensors` lie on the CPU, dense, of any shape; `document` is JSON (NaN and infinities allowed), and its `best_value` ranks a
+        `best` one. Where a tensor named in `must_be_finite` is not finite the state goes into quarantine instead, and None is returned.
+        Raises ValueError or TypeError for what can never be saved.
+        """
+        self.wait()
+        self._last = self._attempt(_job(step, tensors, document, session, best, must_be_finite))
+        return self._last
+
+    def save_async(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        document: Mapping[str, Any],
+        *,
+        session: int,
+        best: bool = False,
+        must_be_finite: Collection[str] = (),
+    ) -> None:
+        """As `save`, in a background thread, after the one before it. The tensors must not change until `wait` has returned."""
+        self.wait()
+        job, self._last = _job(step, tensors, document, session, best, must_be_finite), None
+
+        def work() -> None:
+            try:
+                self._last = self._attempt(job)
+            except Exception as error:
+                self._failed(step, error)
+
+        # A daemon: a trainer past its deadline may leave; what it abandons is a temporary folder, never half a checkpoint.
+        self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> Path | None:
+        """Wait for a save in the background; the last save's folder, None where it failed or is not finished within `timeout_s`."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return None
+            self._thread = None
+        return self._last
+
+    def quarantine(self, step: int, tensors: Mapping[str, torch.Tensor], document: Mapping[str, Any], *, session: int) -> Path | None:
+        """Keep a state that is not finite for a post-mortem, as quarantine-step-*; never a candidate of `load`. Otherwise as `save`."""
+        self.wait()
+        return self._guarded(step, partial(self._quarantine, _job(step, tensors, document, session, False, ())))
+
+    def _attempt(self, job: _Job) -> Path | None:
+        """Save, or put into quarantine, on whichever thread."""
+
+        def work() -> Path | None:
+            problem = find_nonfinite({name: job.tensors[name] for name in job.must_be_finite})
+            if problem is None:
+                files = (_pack(job.tensors), job.state)
+                return self.save_files(job.step, *files, session=job.session, best=job.best, best_value=job.best_value)
+            path = self._quarantine(job)
+            self._report(f"no checkpoint at step {job.step}: {problem}. The state is kept in {path}, from which no run is resumed")
+            return None
+
+        return self._guarded(job.step, work)
+
+    def _guarded(self, step: int, work: Callable[[], Path | None]) -> Path | None:
+        """Do a save; what the machine does to it is counted and reported, because training goes on without this checkpoint."""
+        try:
+            with self._lock:
+                path = work()
+        except (OSError, BadFileError, MemoryError) as error:
+            self._failed(step, error)
+            return None
+        self._failures = 0
+        return path
+
+    def _failed(self, step: int, error: Exception) -> None:
+        self._failures += 1
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+        again = f" ({self._failures} failures in a row)" if self._failures > 1 else ""
+        self._report(f"no checkpoint at step {step}{again}: {reason}. Those in {self.folder} stay as they are; training goes on")
+
+    def save_files(self, step: int, tensors: bytes, state: bytes, *, session: int, best: bool = False, best_value: object = None) -> Path:
+        """The part of `save` that comes after packing, without torch: commit the two files, collect the old checkpoints.
+
+        Raises OSError, or BadFileError where what was written does not read back.
+        """
+        value = float(best_value) if best and isinstance(best_value, (int, float)) and math.isfinite(best_value) else None
+        path = self._write(f"step-{step:012d}", (tensors, state), Manifest(self._run_uuid, session, step, self._parent_step, best, value, 0))
+        self._parent_step = step
+        self.collect()
+        return path
+
+    def _quarantine(self, job: _Job) -> Path:
+        manifest = Manifest(self._run_uuid, job.session, job.step, self._parent_step, False, None, 0)
+        return self._write(f"quarantine-step-{job.step:012d}", (_pack(job.tensors), job.state), manifest)
+
+    def _write(self, name: str, files: tuple[bytes, bytes], manifest: Manifest) -> Path:
+        """Commit a folder `name`, after clearing up what dead writers left and a look at the room on the disk."""
+        atomic.make_root(self.folder)
+        with atomic.opened(self.folder) as root:
+            atomic.sweep(root)
+            atomic.check_room(root, sum(map(len, files)) + OVERHEAD_BYTES)
+            if not manifest.best:
+                # The mark of a best one survives when its session saves the same step again, as it does when it ends there.
+                with suppress(BadFileError):
+                    former = read_manifest(atomic.read_manifest(root, name))
+                    if (former.run_uuid, former.session) == (manifest.run_uuid, manifest.session):
+                        manifest = manifest._replace(best=former.best, best_value=former.best_value)
+            fields = {"format": FORMAT, **manifest._replace(created_realtime_ns=time.time_ns())._asdict()}
+            atomic.commit(root, name, {TENSORS: files[0], STATE: files[1]}, fields)
+        return self.folder / name
+
+    # -------------------------------------------------------------- loading
+
+    def steps(self) -> list[int]:
+        """The steps of which there is a folder, damaged ones included, ascending."""
+        try:
+            with atomic.opened(self.folder) as root:
+                return sorted({step for _, step in _names(root)})
+        except OSError:
+            return []
+
+    def load(self, which: str | int = "last") -> Checkpoint:
+        """The last checkpoint, the best one, or that of a step, the first of which everything is sound; each one skipped is reported.
+
+        NotFoundError (with the steps there are) where there is none; BadFileError where there is, but all that could serve are damaged.
+        """
+        found = self._find(which, _unpack)
+        self._parent_step = found.step
+        return found
+
+    def load_files(self, which: str | int = "last") -> tuple[Manifest, dict[str, bytes]]:
+        """As `load`, but the files' bytes instead of what is in them; without torch."""
+        return self._find(which, lambda _path, manifest, files: (manifest, files))
+
+    def _find(self, which: str | int, accept: Accept[Result]) -> Result:
+        step = int(which) if isinstance(which, int) or (which.isascii() and which.isdigit()) else None
+        if step is None and which not in ("last", "best"):
+            raise NotFoundError(f"no checkpoint is called {which!r}: say last, best or a step. {self._there_is()}")
+        try:
+            with atomic.opened(self.folder) as root:
+                candidates = [self._candidate(root, name, of, atomic.read_manifest) for name, of in _names(root) if step is None or of == step]
+                reasons = []
+                for candidate in _in_order(candidates, which):
+                    found, problem = self._try(root, candidate, accept)
+                    if found is not None:
+                        return found
+                    reasons.append(f"{candidate.name}: {problem}")
+                    self._report(f"checkpoint {candidate.name} skipped: {problem}")
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                raise BadFileError(f"the checkpoints in {self.folder} cannot be read: {error.strerror or error}") from None
+            reasons = []
+        wanted = f"checkpoint of step {step}" if step is not None else "checkpoint marked as best" if which == "best" else "checkpoint"
+        if reasons:
+            raise BadFileError(f"no sound {wanted} in {self.folder}\n" + "\n".join(f"  {reason}" for reason in reasons))
+        raise NotFoundError(f"no {wanted} in {self.folder}. {self._there_is()}")
+
+    def _try(self, root: int, candidate: Candidate, accept: Accept[Result]) -> tuple[Result | None, str]:
+        """What `accept` makes of a candidate whose every byte is sound; None and the reason where that is nothing."""
+        if candidate.manifest is None:
+            return None, candidate.problem
+        try:
+            fields, files = atomic.read(root, candidate.name)
+            return accept(self.folder / candidate.name, self._own(fields, candidate.step), files), ""
+        except BadFileError as error:
+            return None, str(error)
+
+    def _there_is(self) -> str:
+        steps = self.steps()
+        return f"There are those of steps {', '.join(map(str, steps))}" if steps else "There are no checkpoints yet"
+
+    def _own(self, fields: dict[str, Any], step: int) -> Manifest:
+        """The manifest, if it is this run's and of this step; BadFileError otherwise."""
+        manifest = read_manifest(fields)
+        if manifest.run_uuid != self._run_uuid:
+            raise ForeignError(f"it belongs to another run, {ascii(manifest.run_uuid)[:80]}")
+        if manifest.step != step:
+            raise BadFileError(f"its manifest says step {manifest.step}")
+        return manifest
+
+    def _candidate(self, root: int, name: str, step: int, look: Callable[[int, str], dict[str, Any]]) -> Candidate:
+        """An entry with what its manifest says; `look` reads just the manifest, or verifies all its files."""
+        try:
+            return Candidate(name, step, self._own(look(root, name), step), "", False)
+        except BadFileError as error:
+            return Candidate(name, step, None, str(error), isinstance(error, ForeignError))
+
+    # -------------------------------------------------------------- collecting
+
+    def collect(self) -> None:
+        """Delete what is no longer needed: all but the last `keep` sound checkpoints and the best one, and what dead processes left.
+
+        Nothing is deleted that has fewer than two newer sound ones; another run's checkpoints are left alone. Never raises for the disk.
+        """
+        try:
+            with self._lock, atomic.opened(self.folder) as root:
+                atomic.sweep(root)
+                candidates = [self._verify(root, name, step) for name, step in _names(root) if STEP_NAME.fullmatch(name)]
+                sound = [candidate for candidate in candidates if candidate.manifest is not None]
+                best = next(iter(_in_order(sound, "best")), None)
+                for candidate in candidates:
+                    newer = sum(other.newer_than(candidate) for other in sound)
+                    if newer >= max(self._keep, 2) and candidate is not best and not candidate.foreign:
+                        self._verified.pop(candidate.name, None)
+                        atomic.discard(root, candidate.name)
+                quarantined = sorted(name for name in atomic.list_names(root) if QUARANTINE_NAME.fullmatch(name))
+                for name in quarantined[: -self._keep]:
+                    atomic.discard(root, name)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._report(f"old checkpoints in {self.folder} could not be deleted: {error.strerror or error}")
+
+    def _verify(self, root: int, name: str, step: int) -> Candidate:
+        """An entry with every byte of it read and compared, unless this store has done so and the files are untouched since."""
+        signature = atomic.signature(root, name)
+        known = self._verified.get(name)
+        if known is not None and known[0] == signature:
+            return known[1]
+        candidate = self._candidate(root, name, step, atomic.verify)
+        if candidate.manifest is not None and signature is not None:
+            self._verified[name] = (signature, candidate)
+        return candidate
+
+
+def load_file(path: Path) -> Checkpoint:
+    """A checkpoint given by its folder, or by a file in it, whatever run it is of.
+
+    NotFoundError where there is nothing; BadFileError where it is no checkpoint or a byte of it is not as it was written.
+    """
+    folder = path.parent if path.is_file() else path
+    try:
+        found = folder.resolve(strict=True)
+        fields, files = atomic.read(None, str(found))
+        return _unpack(found, read_manifest(fields), files)
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no checkpoint {path}") from None
+    except (BadFileError, OSError) as error:
+        raise BadFileError(f"{path} is no sound checkpoint: {error}") from None
+
+
+def find_nonfinite(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """A sentence naming the first tensor that holds NaN or infinity, how many and where; None where all is finite."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() or tensor.is_complex():
+            bad = ~tensor.isfinite().flatten()
+            count = int(bad.sum())
+            if count:
+                return f"{count} of {bad.numel()} numbers of {name} are not finite, the first at {int(bad.nonzero()[0])}"
+    return None
+
+
+def read_manifest(fields: Mapping[str, Any]) -> Manifest:
+    """The fields of a manifest, type-checked. BadFileError for another format or a wrong type."""
+    if fields.get("format") != FORMAT:
+        raise BadFileError(f"its format is {ascii(fields.get('format'))[:40]}; this version reads {FORMAT}")
+    try:
+        manifest = Manifest(**{name: fields[name] for name in Manifest._fields})
+    except KeyError as error:
+        raise BadFileError(f"its manifest lacks {error.args[0]}") from None
+    counts = [manifest.session, manifest.step, manifest.created_realtime_ns, manifest.parent_step or 0]
+    sound = all(type(count) is int and count >= 0 for count in counts) and type(manifest.run_uuid) is str
+    if not sound or type(manifest.best) is not bool or type(manifest.best_value) not in (float, type(None)):
+        raise BadFileError("its manifest has a value of a wrong type")
+    return manifest
+
+
+def _names(root: int) -> list[tuple[str, int]]:
+    """Name and step of what may be a checkpoint: the committed ones, then any that was moved aside for one that never came."""
+    aside = [(hidden.name, hidden.target) for hidden in atomic.list_hidden(root) if hidden.kind == "replaced"]
+    found = []
+    for name, target in [(name, name) for name in atomic.list_names(root)] + aside:
+        match = STEP_NAME.fullmatch(target)
+        if match and target == f"step-{int(match.group(1)):012d}":
+            found.append((name, int(match.group(1))))
+    return found
+
+
+def _in_order(candidates: list[Candidate], which: str | int) -> list[Candidate]:
+    """Candidates in the order in which to try them; those without a manifest stand where they will be reported if they were passed over."""
+    last_session = max((candidate.manifest.session for candidate in candidates if candidate.manifest), default=0)
+
+    def age(candidate: Candidate) -> tuple[int, int]:
+        return (candidate.manifest.session if candidate.manifest else last_session, candidate.step)
+
+    def value(candidate: Candidate) -> float:
+        known = candidate.manifest.best_value if candidate.manifest else math.inf
+        return -math.inf if known is None else known
+
+    if which == "best":
+        marked = [candidate for candidate in candidates if candidate.manifest is None or candidate.manifest.best]
+        return sorted(marked, key=lambda candidate: (value(candidate), age(candidate)), reverse=True)
+    return sorted(candidates, key=age, reverse=True)
+
+
+def _job(
+    step: int, tensors: Mapping[str, torch.Tensor], document: Mapping[str, Any], session: int, best: bool, must_be_finite: Collection[str]
+) -> _Job:
+    """Check and fix what is to be saved. ValueError or TypeError for what never can be."""
+    import torch
+
+    if not 0 <= step < 10**18:
+        raise ValueError(f"step is {step}; it must be at least 0 and below 10**18")
+    for name, tensor in tensors.items():
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            raise ValueError(f"tensor {name} is {tensor.layout} on {tensor.device}; a checkpoint takes dense tensors on the CPU")
+    unknown = sorted(set(must_be_finite) - set(tensors))
+    if unknown:
+        raise ValueError(f"must_be_finite names {', '.join(unknown)}, which is not among the tensors")
+    state = json.dumps(dict(document), indent=1).encode()
+    return _Job(step, dict(tensors), state, session, best, document.get("best_value"), tuple(must_be_finite))
+
+
+def _pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The tensors as the bytes of a safetensors file, which takes only contiguous ones that share no memory: views are copied."""
+    from safetensors.torch import save
+
+    independent, seen = {}, set()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().contiguous()
+        if plain.untyped_storage().data_ptr() in seen:
+            plain = plain.clone()
+        seen.add(plain.untyped_storage().data_ptr())
+        independent[name] = plain
+    return save(independent)
+
+
+def _unpack(path: Path, manifest: Manifest, files: Mapping[str, bytes]) -> Checkpoint:
+    """A checkpoint from its files' bytes. BadFileError where they are not what their names say."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    if TENSORS not in files or STATE not in files:
+        raise BadFileError(f"its manifest does not name {TENSORS} and {STATE}")
+    try:
+        tensors = load(files[TENSORS])
+        document = json.loads(files[STATE])
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:  # RecursionError is a RuntimeError
+        raise BadFileError(f"its content cannot be read: {error}") from None
+    if not isinstance(document, dict):
+        raise BadFileError(f"{STATE} holds no object")
+    return Checkpoint(path, manifest.step, manifest.session, tensors, document)

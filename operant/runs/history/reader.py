@@ -1,0 +1,175 @@
+"""Reading a history, whole or damaged, while it is being written or after. Standard library only.
+
+Only `pread`. Nothing in the files is trusted: whatever does not check is skipped and counted.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from operant.runs.history import segment as segments
+from operant.runs.history.segment import DEFLATED_KIND, FIXED, PLAIN_KIND
+from operant.runs.metrics.layout import CODES, Metric
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_CHUNK_ROWS, _CHUNK_BYTES = 4096, 1 << 24
+
+
+class Chunk(NamedTuple):
+    """Some records of one session that follow one another, column by column: arrays of equal length."""
+
+    session: int
+    metrics: tuple[Metric, ...]
+    every: int  # 1, or how many published records were merged into each one here
+    n: array[int]  # "Q", ascending
+    step: array[int]  # "Q"
+    boottime_ns: array[int]  # "Q"
+    realtime_ns: array[int]  # "Q"
+    flags: array[int]  # "I", of FLAG_NONFINITE, FLAG_CHECKPOINT, ...
+    columns: dict[str, array[float]]  # "d", by metric name, in the order of `metrics`; integers beyond 2^53 are rounded
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The metrics' names."""
+        return tuple(self.columns)
+
+
+class Reading:
+    """The chunks of a history, oldest first; iterate once.
+
+    `damaged` counts the frames and stretches of bytes that were skipped so far because they could not be read, `torn` the segments so far whose end was cut off
+    (as a kill leaves it: nothing that was safe on the disk is lost by that).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.damaged = self.torn = 0
+        self._chunks = self._read(folder)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    def _read(self, folder: Path) -> Iterator[Chunk]:
+        paths = [path for _, path in segments.segments(folder)]
+        heads = [segments.describe(path) for path in paths]
+        schemas = {head.schema_crc: head.metrics for head in heads if head is not None}
+        rewinds = [(head.session, head.rewind_to) for head in heads if head is not None and head.rewind_to is not None]
+        last: dict[int, int] = {}  # the highest number seen of each session
+        for path, head in zip(paths, heads, strict=True):
+            gathered: _Gathered | None = None
+            for session, schema, rows in self._rows(path, schemas):
+                limit = min((step for later, step in rewinds if later > session), default=None)
+                kept = _select(rows, last.get(session, -1), limit)
+                if kept is None:
+                    self.damaged += 1
+                    continue
+                if not len(kept[0]):
+                    continue
+                last[session] = kept[0][-1]
+                every = head.every if head is not None else 1
+                if gathered is not None and (gathered.key != (session, schema, every) or gathered.full):
+                    yield gathered.chunk()
+                    gathered = None
+                gathered = gathered or _Gathered(session, schema, schemas[schema], every)
+                gathered.add(kept)
+            if gathered is not None:
+                yield gathered.chunk()
+
+    def _rows(self, path: Path, schemas: dict[int, tuple[Metric, ...]]) -> Iterator[tuple[int, int, list[array[int]]]]:
+        """Session, schema and columns of words of every frame of records."""
+        try:
+            descriptor = segments.open_segment(path)
+        except (OSError, ValueError):
+            self.damaged += 1
+            return
+        try:
+            scan = segments.Scan(descriptor)
+            for kind, payload in scan:
+                if kind not in (PLAIN_KIND, DEFLATED_KIND):
+                    continue
+                schema = segments.schema_of(payload)
+                unpacked = segments.unpack_rows(kind, payload, FIXED + len(schemas[schema])) if schema in schemas else None
+                if unpacked is None:
+                    self.damaged += 1
+                    continue
+                words = columns_of(*unpacked)
+                yield words[segments.FLAGS][0] & 0xFFFFFFFF, schema, words
+            self.damaged += scan.damaged
+            self.torn += scan.torn
+        finally:
+            os.close(descriptor)
+
+
+def read(folder: Path) -> Reading:
+    """The records of the history in `folder`, oldest first, those left out that a later session trained again from before.
+
+    Never raises for what the folder or its files contain; `Reading.damaged` and `Reading.torn` tell what was skipped.
+    """
+    return Reading(folder)
+
+
+def columns_of(rows: int, words: bytes | bytearray | memoryview) -> list[array[int]]:
+    """The columns of a frame's words, as arrays of "Q"."""
+    view = memoryview(words)
+    columns = []
+    for place in range(0, len(view), 8 * rows):
+        column = array("Q")
+        column.frombytes(view[place : place + 8 * rows])
+        columns.append(column)
+    return columns
+
+
+def _select(rows: list[array[int]], after: int, limit: int | None) -> list[array[int]] | None:
+    """The rows numbered beyond `after`, of steps up to `limit`; None where the numbers do not ascend, which no writer does."""
+    numbers, steps = rows[segments.N], rows[segments.STEP]
+    if not all(map(operator.lt, numbers, numbers[1:])):
+        return None
+    if numbers[0] <= after:
+        rows = [column[bisect_right(numbers, after) :] for column in rows]
+        steps = rows[segments.STEP]
+    if limit is not None and len(steps) and max(steps) > limit:
+        kept = [index for index, step in enumerate(steps) if step <= limit]
+        rows = [array("Q", map(column.__getitem__, kept)) for column in rows]
+    return rows
+
+
+class _Gathered:
+    """Frames on their way to become one chunk."""
+
+    def __init__(self, session: int, schema: int, metrics: tuple[Metric, ...], every: int) -> None:
+        self.key, self.rows = (session, schema, every), 0
+        self._metrics = metrics
+        self._words: list[array[int]] = [array("Q") for _ in range(FIXED + len(metrics))]
+
+    def add(self, rows: Iterable[array[int]]) -> None:
+        for gathered, column in zip(self._words, rows, strict=True):
+            gathered.extend(column)
+        self.rows = len(self._words[0])
+
+    @property
+    def full(self) -> bool:
+        return self.rows >= _CHUNK_ROWS or 8 * self.rows * len(self._words) >= _CHUNK_BYTES
+
+    def chunk(self) -> Chunk:
+        words = self._words
+        session, _, every = self.key
+        flags = array("I", words[segments.FLAGS].tobytes())[1::2]
+        columns = {metric.name: _values(words[FIXED + index], metric.dtype) for index, metric in enumerate(self._metrics)}
+        fixed = (words[segments.N], words[segments.STEP], words[segments.BOOTTIME], words[segments.REALTIME])
+        return Chunk(session, self._metrics, every, *fixed, flags, columns)
+
+
+def _values(words: array[int], dtype: str) -> array[float]:
+    if dtype == "f64":
+        return array("d", words.tobytes())
+    return array("d", array(CODES[dtype], words.tobytes()))

@@ -1,0 +1,393 @@
+"""Writing the history of a run: a thread that copies records from the ring of the metrics file to segments on the disk. Standard library only.
+
+It reads the ring as any other reader does, so the one who publishes never waits for it. Whatever goes wrong on the disk becomes a word in the status, and is
+tried again later: the ring holds the records meanwhile. If that takes longer than the ring lasts, an event says how many were lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import stat
+import threading
+import time
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+
+from operant.errors import BadFileError, OperantError
+from operant.runs.history import segment as segments
+from operant.runs.history.reader import columns_of
+from operant.runs.history.segment import DEFLATED_KIND, FIXED, PLAIN_KIND, Segment
+from operant.runs.history.thinning import FACTOR, thin
+from operant.runs.metrics import Metric, Reader, Writer
+from operant.runs.metrics.layout import pack_schema
+
+_LOOK_S, _WRITE_S, _SYNC_S, _RETRY_S, _TELL_S = 0.25, 1.0, 5.0, 5.0, 10.0
+_ROWS: Final = 64  # written at once where they come faster than that
+_MOST_ROWS: Final = 512  # in one frame, where the history has to catch up
+_THIN_LOOK_S = 0.02
+_LOOK_BACK: Final = 8  # frames, in search of the last record that is safe
+_THINNEST: Final = FACTOR**8
+
+
+class History:
+    """The thread, from `start` to `close`; making one touches no disk. All public methods return at once, but for `close`, and raise nothing.
+
+    `folder` is the run's `history/`; `writer` is asked to show how the history stands; `rewind_to` is the step a resumed session trains on from (None for a
+    new run): records of older sessions beyond it are left out by readers. Over `quota_bytes` the oldest segments are thinned, 4 to 1, as often as needed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        metrics_path: Path,
+        *,
+        writer: Writer,
+        run_uuid: bytes,
+        session: int,
+        rewind_to: int | None = None,
+        quota_bytes: int = 1 << 30,
+        segment_bytes: int = 64 << 20,
+    ) -> None:
+        self._metrics_path, self._writer, self._uuid, self._session = Path(metrics_path), writer, run_uuid, session
+        self._disk = _Disk(
+            Path(folder), writer.metrics, run_uuid, session, rewind_to, min(segment_bytes, max(quota_bytes // 8, 1 << 16), segments.MAXIMUM_SEGMENT)
+        )
+        self._quota = quota_bytes
+        self._reader: Reader | None = None
+        self._next = self._synced = 0  # the first record not written, and not safe on the disk
+        self._lost = 0
+        self._written_s = self._synced_s = self._told_s = self._looked_s = time.monotonic()
+        self._retry_s = self._thin_s = 0.0
+        self._thinning: Generator[None, None, None] | None = None
+        self._shown: tuple[int, int, int] | None = None
+        self._wake, self._closing, self._asked = threading.Event(), False, False
+        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+
+    def start(self) -> None:
+        """Begin to copy."""
+        self._thread.start()
+
+    def sync(self) -> None:
+        """Bring everything published so far safely to the disk, soon; `Status.history_synced` tells when."""
+        self._asked = True
+        self._wake.set()
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Write and sync what is left in the ring, then end; whether that was done within `timeout_s`. Before the metrics file is closed."""
+        self._closing = True
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # THE THREAD
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn(flush=False)
+                self._wake.wait(_LOOK_S if self._thinning is None else _THIN_LOOK_S)
+                self._wake.clear()
+            self._retry_s = 0.0
+            self._turn(flush=True)
+        finally:
+            self._disk.close()
+            if self._reader is not None:
+                self._reader.close()
+            if self._thinning is not None:
+                self._thinning.close()
+
+    def _turn(self, flush: bool) -> None:
+        """Look once: copy what is due, sync when it is time."""
+        now = time.monotonic()
+        if now < self._retry_s:
+            return
+        flush, self._asked = flush or self._asked, False
+        try:
+            self._disk.prepare()
+            self._copy(now, flush)
+            if flush or now - self._synced_s >= _SYNC_S:
+                self._sync()
+                self._synced_s = now
+            self._keep_quota(now)
+            self._show(0)
+        except BadFileError:  # the metrics file is being replaced, or was: look again later
+            self._detach()
+            self._asked, self._retry_s = flush, now + 1.0
+        except OSError as error:
+            self._asked, self._retry_s = flush, now + _RETRY_S
+            self._show(error.errno or 1)
+        except OperantError:  # the writer is closed, or this is a forked process
+            self._closing = True
+
+    def _copy(self, now: float, flush: bool) -> None:
+        reader = self._attached(now, look=flush)
+        if reader is None:
+            return
+        head = reader.status().head
+        if head <= self._next or not (flush or head - self._next >= _ROWS or now - self._written_s >= _WRITE_S):
+            return
+        slots, expected = reader.raw_since(self._next), self._next
+        most = min(_MOST_ROWS, segments.rows_per_frame(FIXED + len(self._writer.metrics)))
+        while batch := list(itertools.islice(slots, most)):
+            self._disk.append(_columns([data for _, data in batch]))
+            missing = batch[-1][0] + 1 - expected - len(batch)
+            expected = self._next = batch[-1][0] + 1
+            self._lost += missing
+        if expected < head:  # a slot that could not be read now has been overtaken
+            self._lost += head - expected
+            self._next = head
+        self._written_s = now
+        if self._lost and (flush or now - self._told_s >= _TELL_S):
+            self._writer.event(f"history: {self._lost} records were overwritten before they could be saved", level="warn", code="history")
+            self._lost, self._told_s = 0, now
+
+    def _attached(self, now: float, *, look: bool) -> Reader | None:
+        """A reader of this session's file, or None while another lies there. Raises BadFileError."""
+        if self._reader is not None and (look or now - self._looked_s >= 1.0):
+            self._looked_s = now
+            if self._reader.replaced():
+                self._detach()
+        if self._reader is None:
+            self._reader = Reader(self._metrics_path)
+        header = self._reader.header
+        if (header.run_uuid, header.session) != (self._uuid, self._session):
+            self._detach()
+        return self._reader
+
+    def _detach(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
+
+    def _sync(self) -> None:
+        try:
+            self._disk.sync()
+        except OSError:
+            # What the kernel could not write it may have dropped: write it again, elsewhere, as far as the ring still has it.
+            self._disk.leave()
+            self._next = self._synced
+            raise
+        self._synced = self._next
+
+    def _keep_quota(self, now: float) -> None:
+        """Thin a segment, a little at a time, while the history is over its quota."""
+        if self._thinning is None and self._disk.total > self._quota and now >= self._thin_s:
+            self._thin_s = now + _RETRY_S
+            victim = self._disk.thickest()
+            self._thinning = None if victim is None else thin(victim)
+        if self._thinning is not None:
+            try:
+                next(self._thinning)
+                return
+            except StopIteration:
+                self._thin_s = 0.0
+            except (OSError, ValueError):  # no room for the thinner one beside it, or no segment at all: try later
+                self._thin_s = now + 12 * _RETRY_S
+            self._thinning = None
+            self._disk.count()
+
+    def _show(self, errno: int) -> None:
+        shown = (self._disk.total, self._synced, errno)
+        if shown != self._shown:
+            with contextlib.suppress(OperantError):
+                self._writer.set_history(*shown)
+            self._shown = shown
+
+
+class _Disk:
+    """The segments of a history, of which this one appends to the newest, its own. Methods raise OSError, after which they may be called again."""
+
+    def __init__(self, folder: Path, metrics: tuple[Metric, ...], run_uuid: bytes, session: int, rewind_to: int | None, segment_bytes: int) -> None:
+        self._folder, self._segment_bytes = folder, segment_bytes
+        self._schema_crc = zlib.crc32(pack_schema(metrics))
+        self._head = Segment(session, run_uuid, rewind_to, 0, 1, time.time_ns(), metrics, self._schema_crc)
+        self._descriptor, self._path, self._end, self._dirty = -1, folder, 0, False
+        self._others = 0  # bytes of the segments that are finished
+        self._ready = False
+
+    @property
+    def total(self) -> int:
+        """Bytes of all segments."""
+        return self._others + self._end
+
+    def prepare(self) -> None:
+        """Make the folder, cut the torn tail a kill left, and begin a segment; once."""
+        if self._ready:
+            return
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        present = segments.segments(self._folder)
+        if present:
+            _cut_tail(present[-1][1])
+        for left in self._folder.glob(".seg-*.opl.tmp"):  # of a trainer that was killed while it thinned
+            left.unlink(missing_ok=True)
+        self._begin(0)
+        self._ready = True
+
+    def append(self, columns: list[array[int]]) -> None:
+        """Write records as one frame, in the next segment if this one is full."""
+        if self._descriptor < 0 or self._end >= self._segment_bytes:
+            if self._descriptor >= 0:
+                self.sync()
+            self._begin(columns[segments.N][0])
+        frame = segments.pack_rows(self._schema_crc, columns)
+        try:
+            _write(self._descriptor, frame, self._end)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._end)
+            raise
+        self._end, self._dirty = self._end + len(frame), True
+
+    def sync(self) -> None:
+        """Wait until everything appended is safe."""
+        if self._dirty:
+            os.fdatasync(self._descriptor)
+            self._dirty = False
+
+    def leave(self) -> None:
+        """Append to this segment no more."""
+        self.close()
+        self.count()
+
+    def count(self) -> None:
+        """Take note of the sizes of the finished segments."""
+        total = 0
+        for _, path in segments.segments(self._folder):
+            with contextlib.suppress(OSError):
+                total += path.stat().st_size if path != self._path else 0
+        self._others = total
+
+    def thickest(self) -> Path | None:
+        """The finished segment that was thinned least, the oldest of those; None if none is worth it."""
+        found: list[tuple[int, int, Path]] = []
+        for number, path in segments.segments(self._folder):
+            head = segments.describe(path) if path != self._path else None
+            if head is not None and head.every < _THINNEST:
+                found.append((head.every, number, path))
+        return min(found)[2] if found else None
+
+    def close(self) -> None:
+        """Let go of the segment."""
+        descriptor, self._descriptor, self._path, self._end, self._dirty = self._descriptor, -1, self._folder, 0, False
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def _begin(self, first_n: int) -> None:
+        self.leave()
+        present = segments.segments(self._folder)
+        path = segments.segment_path(self._folder, present[-1][0] + 1 if present else 1)
+        head = segments.pack_head(self._head._replace(first_n=first_n, realtime_ns=time.time_ns()))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            _write(descriptor, head, 0)
+            _sync_folder(self._folder)
+        except OSError:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+        self._descriptor, self._path, self._end, self._dirty = descriptor, path, len(head), True
+
+
+def salvage(folder: Path, metrics_path: Path) -> int:
+    """Append the records of the metrics file that the history lacks, after a kill: how many there were. Before a resumed session replaces that file.
+
+    Raises nothing: where the file or the history cannot be read or written, nothing is saved, or less.
+    """
+    try:
+        with Reader(metrics_path) as reader:
+            session, uuid, metrics = reader.header.session, reader.header.run_uuid, reader.metrics
+            found = _where_it_ends(folder, session)
+            after, rewind = found if found is not None else (-1, _resumed_at(reader))
+            disk = _Disk(Path(folder), metrics, uuid, session, rewind, segments.MAXIMUM_SEGMENT)
+            slots = reader.raw_since(after + 1)
+            saved, most = 0, min(_MOST_ROWS, segments.rows_per_frame(FIXED + len(metrics)))
+            width = 64 + 8 * len(metrics)
+            try:
+                while batch := [bytes(data[:width]) for _, data in itertools.islice(slots, most)]:
+                    disk.prepare()
+                    disk.append(_columns(batch))
+                    saved += len(batch)
+                disk.sync()
+            finally:
+                disk.close()
+            return saved
+    except (OSError, BadFileError):
+        return 0
+
+
+def _where_it_ends(folder: Path, session: int) -> tuple[int, int | None] | None:
+    """The highest record number of a session in a history, -1 for none, and the step the session was resumed at; None where nothing of it was written."""
+    for _, path in reversed(segments.segments(folder)):
+        head = segments.describe(path)
+        if head is None or head.session > session:
+            continue
+        if head.session < session:
+            break
+        last = head.first_n - 1
+        descriptor = segments.open_segment(path)
+        try:
+            newest = deque((frame for frame in segments.Scan(descriptor) if frame[0] in (PLAIN_KIND, DEFLATED_KIND)), maxlen=_LOOK_BACK)
+        finally:
+            os.close(descriptor)
+        for kind, payload in newest:
+            unpacked = segments.unpack_rows(kind, payload, FIXED + len(head.metrics))
+            if unpacked is not None:
+                last = max(last, columns_of(*unpacked)[segments.N][-1])
+        return last, head.rewind_to
+    return None
+
+
+def _resumed_at(reader: Reader) -> int | None:
+    """The step at which a session went on that was killed before its history began: as its event says, or else just before its first record."""
+    if reader.header.session <= 1:
+        return None
+    told = next((event.step for event in reader.events(0) if event.code == "resume"), None)
+    first = next(iter(reader.since(0)), None)
+    return told if told is not None or first is None else max(0, first.step - 1)
+
+
+def _columns(slots: list[bytes] | list[memoryview]) -> list[array[int]]:
+    """Records as they lie in the ring, as columns of their words from byte 16 on."""
+    words = array("Q")
+    words.frombytes(b"".join([data[16:] for data in slots]))
+    width = len(words) // len(slots)
+    return [words[column::width] for column in range(width)]
+
+
+def _cut_tail(path: Path) -> None:
+    """Cut off what follows the last valid frame. A segment without any stays as it is."""
+    with contextlib.suppress(OSError, ValueError):
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+            if stat.S_ISREG(found.st_mode) and found.st_size <= segments.MAXIMUM_SEGMENT:
+                scan = segments.Scan(descriptor)
+                for _ in scan:
+                    pass
+                if 0 < scan.end < scan.size:
+                    os.ftruncate(descriptor, scan.end)
+        finally:
+            os.close(descriptor)
+
+
+def _write(descriptor: int, data: bytes, offset: int) -> None:
+    written = 0
+    while written < len(data):
+        written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,309 @@
+"""All run folders: making one, listing them, finding the one a person means; with the lock and the states (operant/runs/folder.py, operant/runs/states.py) in
+reach. Standard library only. Knows nothing of training or of screens.
+
+Folders lie in a root (`./runs`, `$OPERANT_RUNS`, `--runs`). So that ids work from any directory, each new run also leaves a symbolic link
+`<created ns>-<id>` in `$XDG_STATE_HOME/operant/runs` (default `~/.local/state`). Links that lead nowhere are skipped and swept when the next run is made.
+The index also tells this user's own runs from those of others (`recorded`): where a home cannot be written, a run's own code is asked about. Whoever names a
+root means the runs in it: for finding runs the index is asked only where none was named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from operant import __version__
+from operant.errors import BusyError, MachineError, NotFoundError, UsageError
+from operant.runs.folder import (
+    ID,
+    Lock,
+    Run,
+    acquire,
+    boot_id,
+    busy,
+    holder,
+    host,
+    identity,
+    integer_of,
+    is_local,
+    probe,
+    read_json,
+    start_ticks,
+    taken,
+    update_document,
+    write_json,
+)  # fmt: skip
+from operant.runs.states import Judgement, Observation, State, describe, exit_code, judge, observe, state
+from operant.text import age, count, duration, number, safe
+
+__all__ = [
+    "ID", "Judgement", "Lock", "Observation", "Reach", "Run", "State", "acquire", "age", "boot_id", "busy", "count", "create", "describe", "duration",
+    "exit_code", "holder", "host", "identity", "is_local", "judge", "list_ids", "list_runs", "load", "number", "observe", "probe", "reach", "read_json",
+    "recorded", "remove", "resolve", "root", "safe", "shown", "start_ticks", "state", "taken", "update_document", "write_json",
+]  # fmt: skip
+
+_RESERVED = ("latest", "live")
+_LINK = re.compile(rf"([0-9]{{20}})-({ID.pattern})")
+_SHOWN = 5  # runs named in a message about an ambiguous name
+
+
+def root(override: str | None = None) -> Path:
+    """The folder that runs are made in, absolute: `override` (--runs), or $OPERANT_RUNS, or ./runs. It need not exist."""
+    return Path(os.path.abspath(os.path.expanduser(override or os.environ.get("OPERANT_RUNS") or "runs")))
+
+
+class Reach(NamedTuple):
+    """Where a command looks for runs."""
+
+    root: Path
+    everywhere: bool = True  # whether those of the index count too
+
+
+def reach(override: str | None = None) -> Reach:
+    """Where to look: in the folder that was named, by `override` (--runs) or $OPERANT_RUNS, and there alone; or else in ./runs and in the index."""
+    return Reach(root(override), not (override or os.environ.get("OPERANT_RUNS")))
+
+
+def shown(path: Path) -> str:
+    """A path as a person would type it: relative where it lies below the working directory; printable."""
+    with contextlib.suppress(ValueError, OSError):
+        return safe(path.relative_to(Path.cwd()), 400)
+    return safe(path, 400)
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------- making
+
+
+def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]) -> Run:
+    """Make a run folder (0700) with its run.json and enter it in the index.
+
+    Its id is `name`, with four hexadecimal digits behind it only if that is taken, or else `prefix` (`<env>-<algo>`) with four of them.
+    Raises UsageError for a name that cannot be one, MachineError where the folder cannot be made.
+    """
+    if name is not None and (not ID.fullmatch(name) or name in _RESERVED):
+        raise UsageError(
+            f"'{safe(name, 80)}' cannot be the name of a run: 1 to 64 letters, digits, '.', '_' or '-', a letter or digit first, and not 'latest' or 'live'"
+        )
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name or prefix).lstrip("._-")[:55] or "run"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        path = _make_folder(root, name, stem)
+    except OSError as error:
+        raise MachineError(f"no run folder can be made in {shown(root)} ({error.strerror}): choose another place with --runs or $OPERANT_RUNS") from None
+    created_ns = time.time_ns()
+    document = {
+        "schema": 1, "id": path.name, "uuid": os.urandom(16).hex(), "created_realtime_ns": created_ns, "version": __version__, "host": host(),
+        "request": dict(request),
+    }  # fmt: skip
+    try:
+        write_json(path / "run.json", document)
+    except MachineError:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        raise
+    _enter(path, created_ns)
+    return Run(path.name, path, document)
+
+
+def _make_folder(root: Path, name: str | None, stem: str) -> Path:
+    """The new folder; mkdir is what decides between two that want the same one."""
+    names = [entry.name for entry in os.scandir(root)] + [id_ for _, id_, _ in _index()]
+    endings = {taken[-4:] for taken in names}
+    if name is not None and name not in names:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(root / name, 0o700)
+            return root / name
+    for attempt in range(256):
+        ending = os.urandom(2 if attempt < 128 else 4).hex()
+        # An ending of its own lets a person type four characters; after many attempts (thousands of runs) any free name will do.
+        if ending not in endings or attempt >= 64:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(root / f"{stem}-{ending}", 0o700)
+                return root / f"{stem}-{ending}"
+    raise MachineError(f"no free name like {stem}-xxxx was found in {shown(root)}")
+
+
+def remove(run: Run) -> None:
+    """Delete a run folder and all in it: renamed first, so that no half of a run is ever listed. Symbolic links are not followed.
+
+    Raises BusyError while a trainer holds it, MachineError where it cannot be renamed.
+    """
+    if taken(run.path):
+        raise BusyError(busy(run.path))
+    trash = run.path.with_name(f".trash-{run.id}-{os.urandom(4).hex()}")
+    try:
+        os.rename(run.path, trash)
+    except OSError as error:
+        raise MachineError(f"{shown(run.path)} cannot be removed ({error.strerror})") from None
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+# -------------------------------------------------------------------------------------------------------------------------------------- index
+
+
+def _index_folder() -> Path | None:
+    base = os.environ.get("XDG_STATE_HOME") or ""
+    if not os.path.isabs(base):  # the XDG specification: relative paths are to be ignored
+        base = os.path.expanduser("~/.local/state")
+    return Path(base, "operant", "runs") if os.path.isabs(base) else None
+
+
+def _index() -> Iterator[tuple[str, str, str]]:
+    """(name of the link, id, path) of every entry, in no order."""
+    folder = _index_folder()
+    names: list[str] = []
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            names = os.listdir(folder)
+    for name in names:
+        if found := _LINK.fullmatch(name):
+            with contextlib.suppress(OSError):
+                target = os.readlink(os.path.join(str(folder), name))
+                if os.path.isabs(target):
+                    yield name, found[2], target
+
+
+def recorded(run: Run) -> bool:
+    """Whether this user's index holds the run: at this place, made when its document says."""
+    folder, created_ns = _index_folder(), integer_of(run.document, "created_realtime_ns")
+    if folder is None or created_ns is None:
+        return False
+    with contextlib.suppress(OSError):
+        return os.path.samefile(os.readlink(folder / f"{created_ns:020d}-{run.path.name}"), run.path)
+    return False
+
+
+def _enter(path: Path, created_ns: int) -> None:
+    """Enter a run and sweep entries of runs that are gone. A root that is away as a whole (a disk not mounted) keeps its entries."""
+    folder = _index_folder()
+    if folder is None:
+        return
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.symlink(path, folder / f"{created_ns:020d}-{path.name}")
+    for name, _, target in list(_index()):
+        if not os.path.lexists(target) and os.path.isdir(os.path.dirname(target)):
+            with contextlib.suppress(OSError):
+                os.unlink(folder / name)
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------ finding
+
+
+def load(path: Path, id_: str | None = None) -> Run | None:
+    """The run in a folder, or None where there is no folder (a symbolic link is none) or no run.json in it."""
+    try:
+        if not (stat.S_ISDIR(os.lstat(path).st_mode) and stat.S_ISREG(os.lstat(os.path.join(path, "run.json")).st_mode)):
+            return None
+    except (OSError, ValueError):
+        return None
+    return Run(id_ or path.name, path, read_json(os.path.join(path, "run.json")))
+
+
+def list_runs(root: Path, everywhere: bool = True) -> list[Run]:
+    """The runs in `root`, and with `everywhere` those of the index, newest first. Whatever is no run is passed over; never raises."""
+    found: dict[tuple[int, int], tuple[int, Run]] = {}
+    with contextlib.suppress(OSError), os.scandir(root) as entries:
+        _collect(found, ((root / entry.name, entry.name) for entry in entries if ID.fullmatch(entry.name)))
+    if everywhere:
+        _collect(found, ((Path(target), id_) for _, id_, target in _index() if os.path.basename(target) == id_))
+    return [run for _, run in sorted(found.values(), key=lambda one: (-one[0], one[1].id))]
+
+
+def list_ids(root: Path, everywhere: bool = True) -> list[str]:
+    """The ids of the runs in `root`, and with `everywhere` of those of the index, the newest folder first; no document is read. Never raises."""
+    ages: dict[str, int] = {}
+    places = [(os.path.join(root, name), name) for name in _names(root)]
+    if everywhere:
+        places += [(target, id_) for _, id_, target in _index() if os.path.basename(target) == id_]
+    for path, id_ in places:
+        with contextlib.suppress(OSError):
+            if id_ not in ages and ID.fullmatch(id_) and stat.S_ISREG(os.lstat(os.path.join(path, "run.json")).st_mode):
+                ages[id_] = os.lstat(path).st_mtime_ns
+    return sorted(ages, key=lambda id_: -ages[id_])
+
+
+def _names(folder: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(folder)
+    return []
+
+
+def _collect(found: dict[tuple[int, int], tuple[int, Run]], places: Iterable[tuple[Path, str]]) -> None:
+    for path, id_ in places:
+        with contextlib.suppress(OSError):
+            folder = os.lstat(path)
+            key = (folder.st_dev, folder.st_ino)
+            if key not in found and (run := load(path, id_)) is not None:
+                found[key] = (integer_of(run.document, "created_realtime_ns") or folder.st_mtime_ns, run)
+
+
+def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
+    """The run a person means by a full id, a unique beginning or end of one (`4f2a`), a path, `latest`, or `live` (the only one that trains).
+
+    Names are compared with what lies there, never joined to a path. Raises NotFoundError with the nearest ids, or with the runs that fit.
+    """
+    if os.sep in text or text.startswith("~") or text in (".", ".."):
+        return _at_path(text)
+    runs = list_runs(root, everywhere=everywhere)
+    if not runs and text in (*_RESERVED, ""):
+        raise NotFoundError(f"no runs yet in {shown(root)}. Start one: operant train")
+    if text == "latest":
+        return runs[0]
+    if text == "live":
+        fits = [run for run in runs if probe(run.path)]
+        if not fits:
+            raise NotFoundError("no run is training now. The newest: operant monitor latest")
+    else:
+        # The first kind of match that fits anything decides, so that a full id is never ambiguous with a longer one.
+        kinds = ([r for r in runs if r.id == text], [r for r in runs if r.id.startswith(text)], [r for r in runs if r.id.endswith(text)])
+        fits = next((kind for kind in kinds if kind), []) if text else []
+    here = [run for run in fits if run.id == text and run.path.parent == root]
+    if len(fits) == 1 or here:
+        return (here or fits)[0]
+    if fits:
+        raise NotFoundError(_ambiguous(text, fits))
+    if ID.fullmatch(text) and (run := load(Path.cwd() / text)) is not None:
+        return run
+    raise NotFoundError(_unknown(text, runs, root))
+
+
+def _at_path(text: str) -> Run:
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        path = Path(os.path.realpath(os.path.expanduser(text)))
+        if (run := load(path)) is not None:
+            return run
+    raise NotFoundError(f"there is no run in '{safe(text, 400)}': a run is a folder with a run.json in it. All runs: operant runs")
+
+
+def _ambiguous(text: str, fits: list[Run]) -> str:
+    same_id = len({run.id for run in fits}) < len(fits)
+    named = [f"{shown(run.path) if same_id else safe(run.id)} ({_when(run)})" for run in fits[:_SHOWN]]
+    more = f" and {len(fits) - _SHOWN} more" if len(fits) > _SHOWN else ""
+    way_out = "Name one." if text == "live" else "Give the path." if same_id else "Add a character."
+    return f"'{safe(text, 80)}' matches {len(fits)} runs: {', '.join(named)}{more}. {way_out}"
+
+
+def _when(run: Run) -> str:
+    """`live`, or `finished 2 h ago`."""
+    if probe(run.path):
+        return "live"
+    word = state(run).word
+    ended_ns = integer_of(read_json(run.exit_path), "ended_realtime_ns") or integer_of(run.document, "created_realtime_ns")
+    return word if ended_ns is None else f"{word} {age(max(0.0, time.time() - ended_ns / 1e9))} ago"
+
+
+def _unknown(text: str, runs: list[Run], root: Path) -> str:
+    if not runs:
+        return f"no run is called '{safe(text, 80)}'; there are none yet in {shown(root)}. Start one: operant train"
+    ids = list(dict.fromkeys(run.id for run in runs[:1000]))
+    near = difflib.get_close_matches(text[:64], ids, n=3, cutoff=0.0)
+    return f"no run is called '{safe(text, 80)}'. Closest: {', '.join(safe(id_) for id_ in near)}"

@@ -1,0 +1,258 @@
+"""Starts a trainer that outlives whoever started it, and watches it from outside. Standard library only; knows nothing of what is trained.
+
+    operant train ── start ──> waiter: python -m operant.runs.launch RUN_DIR -- ARGV...   (own session, no terminal, output to log.txt)
+         │                        └── worker: ARGV...                                 the waiter writes exit.json when it ends
+         └─ follow: a viewer. It reads the metrics file, turns Ctrl-C into SIGTERM for the worker, and may end at any time without harm
+
+The waiter is started twice over, so that it is no child of the viewer: it belongs to init, and the viewer's terminal can vanish. If the waiter is
+killed the worker goes on, and how it ended is then unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from operant import runs, text
+from operant.cli.follow import SESSION_MARK, discard_unstarted, follow, follow_to_first_record, log_end
+from operant.errors import BadFileError, BusyError, MachineError, UsageError
+from operant.runs import Run
+from operant.runs.folder import signal_worker
+from operant.runs.metrics import Reader
+
+__all__ = ["detach_obstacle", "discard_unstarted", "follow", "log_end", "main", "oom_kills", "signal_worker", "start", "start_and_wait_first_record"]
+
+_WAITER_POLL_S = 0.01
+_BUSY_CODE = BusyError.exit_code
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------- starting
+
+
+def start(run: Run, worker_argv: Sequence[str]) -> None:
+    """Start the worker of a run, detached from this process, its terminal and its session; returns when the worker holds the run's lock, or has ended.
+
+    Raises BusyError if the run has a living trainer, MachineError if the waiter cannot be started.
+    """
+    if runs.taken(run.path):
+        raise BusyError(runs.busy(run.path))
+    # From here on nothing in the folder may be taken for news of the new worker.
+    with contextlib.suppress(OSError):  # a folder that cannot be written is reported by the next line
+        run.exit_path.unlink()
+    runs.update_document(run.path, pid=None, pid_start_ticks=None, boot_id=runs.boot_id(), host=runs.host(), phase="starting the trainer")
+    waiter = _start_waiter(run, worker_argv)
+    try:
+        _await_worker(run, waiter)
+    except KeyboardInterrupt:
+        # Nobody may hold the lock yet, so there is nobody to signal but the waiter, which passes it on.
+        with contextlib.suppress(OSError):
+            os.kill(waiter, signal.SIGTERM)
+        _await_worker(run, waiter)
+
+
+def start_and_wait_first_record(run: Run, worker_argv: Sequence[str], *, stream: TextIO | None = None) -> int:
+    """`start` for --detach: returns 0 once the first record is there, saying how to come back; or, if the run ends before, what `follow` returns.
+
+    Raises UsageError where a detached run would be killed with its job (Slurm, Kubernetes), and what `start` raises.
+    """
+    notice = detach_obstacle()
+    start(run, worker_argv)
+    return follow_to_first_record(run, stream=stream, notice=notice)
+
+
+def _await_worker(run: Run, waiter: int) -> None:
+    while True:
+        # Who was there is asked before what it left: a waiter that is gone has written exit.json, if ever.
+        gone = _is_gone(waiter)
+        if runs.probe(run.path) or os.path.lexists(run.exit_path):
+            return
+        if gone:
+            raise MachineError(f"the trainer could not be started; see {runs.shown(run.log_path)}\n{log_end(run)}".rstrip())
+        time.sleep(_WAITER_POLL_S)
+
+
+def _start_waiter(run: Run, worker_argv: Sequence[str]) -> int:
+    """The pid of the waiter, whose parent has ended."""
+    command = [sys.executable, "-m", "operant.runs.launch", str(run.path), "--", *worker_argv]
+    try:
+        with contextlib.closing(_Log(run.path)) as log:
+            first = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log.descriptor, env=_environment(), start_new_session=True, check=False
+            )
+    except OSError as error:
+        raise MachineError(f"the trainer cannot be started in {runs.shown(run.path)} ({error.strerror})") from None
+    if first.returncode or not first.stdout.strip().isdigit():
+        raise MachineError(f"the trainer could not be started; see {runs.shown(run.log_path)}\n{log_end(run)}".rstrip())
+    return int(first.stdout)
+
+
+def _environment() -> dict[str, str]:
+    """What the waiter and the worker see: this package, no modules that happen to lie in the working directory, and output that is not held back."""
+    environment = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    package_parent = str(Path(__file__).resolve().parents[2])
+    if os.path.basename(package_parent) not in ("site-packages", "dist-packages"):  # a checkout
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
+    return environment
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether a process has ended, even if nobody has reaped it."""
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return state == [b"Z"]
+
+
+class _Log:
+    """log.txt, opened for appending."""
+
+    def __init__(self, folder: Path) -> None:
+        self.descriptor = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+def detach_obstacle() -> str | None:
+    """Why a detached run would not outlive this login, as a sentence with the way out; None where nothing is known to be in its way.
+
+    Raises UsageError under Slurm and Kubernetes, which kill what is left behind by a job.
+    """
+    for variable, manager in (("SLURM_JOB_ID", "Slurm"), ("KUBERNETES_SERVICE_HOST", "Kubernetes")):
+        if os.environ.get(variable):
+            raise UsageError(f"--detach does not work under {manager} (${variable} is set): it ends all processes with the job. Leave --detach out")
+    return logout_obstacle()
+
+
+def logout_obstacle(etc: Path = Path("/etc/systemd"), linger: Path = Path("/var/lib/systemd/linger")) -> str | None:
+    """The sentence for a machine whose logind kills a user's processes at logout (KillUserProcesses=yes and no lingering), or None."""
+    if not os.environ.get("XDG_SESSION_ID"):
+        return None
+    kills = False
+    for path in [etc / "logind.conf", *sorted((etc / "logind.conf.d").glob("*.conf"))]:
+        with contextlib.suppress(OSError):
+            for line in path.read_text(errors="replace").splitlines():
+                key, _, value = line.partition("=")
+                if key.strip() == "KillUserProcesses":
+                    kills = value.strip().lower() in ("yes", "true", "1", "on")
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return None
+    if not kills or (linger / user).exists():
+        return None
+    return f"This machine ends a user's processes at logout, and this run with them. To prevent that: loginctl enable-linger {user}"
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------------- waiting
+
+
+class _Waiter:
+    """Starts the worker, waits for it, and writes how it ended."""
+
+    def __init__(self, folder: Path, argv: Sequence[str]) -> None:
+        self._folder, self._argv = folder, list(argv)
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._asked = False
+
+    def run(self) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._pass_on)
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        _say(f"{SESSION_MARK}{stamp}")
+        killed_before, begin_s = oom_kills(), time.monotonic()
+        ending: dict[str, Any] = {"exit": None, "signal": None, "oom_kill": None}
+        try:
+            self._worker = subprocess.Popen(self._argv, stdin=subprocess.DEVNULL)
+        except OSError as error:
+            _say(f"error: the trainer cannot be started: {text.safe(self._argv[0])} ({error.strerror})")
+            ending["exit"] = MachineError.exit_code
+        else:
+            if self._asked:
+                self._worker.terminate()
+            code = self._worker.wait()
+            ending |= {"pid": self._worker.pid, "signal": -code} if code < 0 else {"pid": self._worker.pid, "exit": code}
+        killed_after = oom_kills()
+        if killed_before is not None and killed_after is not None:
+            ending["oom_kill"] = killed_after - killed_before
+        ending |= {"last_step": _last_step(self._folder), "wall_s": time.monotonic() - begin_s, "ended_realtime_ns": time.time_ns()}
+        # A worker that found the run taken says nothing about the run, whose own waiter will write the file.
+        if ending["exit"] == _BUSY_CODE and runs.taken(self._folder):
+            return
+        try:
+            runs.write_json(self._folder / "exit.json", ending)
+        except MachineError as error:
+            _say(f"operant: {error}")
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+        if self._worker is not None:
+            self._worker.terminate()
+
+
+def oom_kills(
+    cgroup: Path = Path("/proc/self/cgroup"), mounts: Sequence[Path] = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+) -> int | None:
+    """How often the kernel has killed a process of this cgroup (version 2) for want of memory; None where it does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        names = [line[3:].strip("/") for line in cgroup.read_text().splitlines() if line.startswith("0::")]
+        for mount, name in ((mount, name) for name in names for mount in mounts):
+            with contextlib.suppress(OSError, ValueError):
+                for line in (mount / name / "memory.events").read_text().splitlines():
+                    if line.startswith("oom_kill "):
+                        return int(line.split()[1])
+    return None
+
+
+def _last_step(folder: Path) -> int | None:
+    with contextlib.suppress(BadFileError), Reader(folder / "metrics.mm") as reader:
+        record = reader.latest()
+        return None if record is None else record.step
+    return None
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode("utf-8", "replace"))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The waiter's program: RUN_DIR -- ARGV... Prints the pid of the waiter proper and ends at once; that one goes on in a session without a leader."""
+    if len(arguments) < 3 or arguments[1] != "--":
+        _say("error: usage: python -m operant.runs.launch RUN_DIR -- ARGV...")
+        return UsageError.exit_code
+    folder = Path(arguments[0])
+    os.umask(0o077)
+    with contextlib.suppress(OSError):  # already the leader of a session, if `start` began this process
+        os.setsid()
+    # A fork of a program that has one thread and has imported next to nothing. Without a leader the session can never get a terminal again.
+    if waiter := os.fork():
+        os.write(1, b"%d\n" % waiter)
+        return 0
+    code = 1
+    try:
+        log, nothing = _Log(folder).descriptor, os.open(os.devnull, os.O_RDWR)
+        for descriptor, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(descriptor, target)
+        _Waiter(folder, arguments[2:]).run()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,357 @@
+"""What state a run is in: the one table of states. Standard library only.
+
+`observe` takes one look at a folder, `judge` (pure) turns looks into a state, `describe` is what `operant show` and `operant runs` print.
+Knows nothing of ids or listing, nor how a state is drawn.
+
+    starting      lock held, no metrics file of this worker yet, or step 0
+    running       lock held, heartbeat and iterations moving
+    paused, stopping    lock held, the state word says so
+    stalled       lock held, heartbeat moving, iterations still for max(3 s, 5 x the usual iteration), and not in a long phase
+    suspended     lock held, heartbeat still for more than 2 s
+    finished, stopped, failed, diverged, gpu_fault, oom     the state word
+    crashed       lock free, state word not terminal
+    remote        the lock cannot be probed: another machine
+    unreadable    the metrics file is damaged or of an incompatible version
+
+A worker that ended before it had a metrics file left no state word; there the exit code says it (130 stopped, 1 to 7 failed). So it is where a resumed
+worker ended that early, and the file that lies there is one of a session that crashed before. None ends with 0 that early: where there is no file, then, it was
+not copied with the rest of the folder, or removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from operant import text
+from operant.errors import BadFileError
+from operant.runs import folder as runfolder
+from operant.runs.folder import Run
+from operant.runs.metrics import TERMINAL, Reader, Record, Status
+
+ENDED: Final = TERMINAL | {"crashed"}
+LIVE: Final = frozenset(("starting", "running", "paused", "stopping", "stalled", "suspended"))
+_LONG_PHASES = ("compile", "checkpoint", "eval")
+_SUSPENDED_S, _STALLED_S, _STALLED_ITERATIONS, _GAPS = 2.0, 3.0, 5, 9
+_LAUNCH_S = 10.0  # a folder this young without a lock is about to be started
+_LOOK_BACK = 32  # records in which a value that is not in every record (a return) is searched for
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class State(NamedTuple):
+    """The word of the table, and the cause where there is one to tell (printable text)."""
+
+    word: str
+    cause: str | None = None
+
+    @property
+    def live(self) -> bool:
+        """A trainer holds the run."""
+        return self.word in LIVE
+
+    @property
+    def ended(self) -> bool:
+        """No trainer works on the run any more."""
+        return self.word in ENDED
+
+
+class Observation(NamedTuple):
+    """One look at a run folder. Ages are by CLOCK_BOOTTIME, which no change of the wall clock moves; None where they cannot be told."""
+
+    held: bool | None  # the lock; None: cannot be told
+    broken: str | None = None  # why there is a metrics file that cannot be read
+    status: Status | None = None  # None: no metrics file of the present worker
+    record: Record | None = None
+    columns: tuple[str, ...] = ()  # names of `record.values`
+    heartbeat_age_s: float | None = None
+    record_age_s: float | None = None
+    usual_s: float | None = None  # the usual time between records, looked up where the last one is old
+    exit: Mapping[str, Any] | None = None  # exit.json, where the lock is not held
+    phase_text: str | None = None
+    host: str = ""
+    young: bool = False  # made just now, no worker seen yet
+    earlier: bool = False  # the metrics file is that of a session before the last worker's, which left none
+    paused_by: str | None = None
+    paused_s: float | None = None  # since when
+    stopped_by: str | None = None  # who asked, where it was no signal
+
+
+class Judgement(NamedTuple):
+    """A state, and what the next look is compared with. Times are the viewer's own monotonic seconds."""
+
+    state: State
+    heartbeat_count: int = -1
+    heartbeat_s: float = 0.0  # when it was last seen to move
+    main_count: int = -1
+    main_s: float = 0.0
+    usual_s: tuple[float, ...] = ()  # seconds an iteration took, the last few times it was seen to move
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------ judging
+
+
+def judge(observation: Observation, previous: Judgement | None, now_s: float) -> Judgement:
+    """The state that an observation made at `now_s` (any monotonic clock of the viewer) shows, given the judgement before it. Pure.
+
+    Without a previous one the ages in the observation stand in for the movement nobody has seen yet.
+    """
+    status = observation.status
+    if status is None:
+        return Judgement(_name(observation, 0.0, 0.0, None))
+    if previous is None or previous.main_count < 0:
+        heartbeat_s = now_s - max(0.0, observation.heartbeat_age_s or 0.0)
+        main_s = now_s - max(0.0, observation.record_age_s or 0.0)
+        usual: tuple[float, ...] = () if observation.usual_s is None else (observation.usual_s,)
+    else:
+        heartbeat_s = now_s if status.heartbeat_count != previous.heartbeat_count else previous.heartbeat_s
+        moved, usual, main_s = status.main_count - previous.main_count, previous.usual_s, previous.main_s
+        if moved > 0:
+            usual = (*usual, (now_s - main_s) / moved)[-_GAPS:]
+        if moved:
+            main_s = now_s
+    state = _name(observation, now_s - heartbeat_s, now_s - main_s, _median(usual) if usual else None)
+    if status.phase in _LONG_PHASES or status.state == "paused":
+        main_s = now_s  # time in a long phase, or paused, is no part of an iteration
+    return Judgement(state, status.heartbeat_count, heartbeat_s, status.main_count, main_s, usual)
+
+
+def _name(observation: Observation, heartbeat_still_s: float, main_still_s: float, usual_s: float | None) -> State:
+    """The table, from top to bottom."""
+    status, record = observation.status, observation.record
+    if observation.broken is not None:
+        return State("unreadable", observation.broken)
+    if status is not None and status.state in TERMINAL:
+        return State(status.state, _stopper(observation, status) if status.state == "stopped" else None)
+    if observation.held is None:
+        return State("remote", f"{observation.host or 'another machine'} · last record {_ago(observation.record_age_s)}")
+    if not observation.held:
+        return _ended(observation)
+    if status is None:
+        return State("starting", observation.phase_text)
+    if heartbeat_still_s > _SUSPENDED_S:
+        return State("suspended", f"no heartbeat for {text.age(heartbeat_still_s)}")
+    if status.state == "paused":
+        since = "" if observation.paused_s is None else f", {text.age(observation.paused_s)} ago"
+        return State("paused", f"by {observation.paused_by}{since}" if observation.paused_by else None)
+    if status.state == "stopping":
+        return State("stopping", _stopper(observation, status))
+    if record is None or record.step == 0:
+        return State("starting", observation.phase_text or status.phase)
+    if main_still_s > max(_STALLED_S, _STALLED_ITERATIONS * (usual_s or 0.0)) and status.phase not in _LONG_PHASES:
+        usual = f" (usual {usual_s:.2g} s)" if usual_s else ""
+        return State("stalled", f"no iteration for {text.age(main_still_s)}{usual}")
+    return State("running")
+
+
+def _stopper(observation: Observation, status: Status) -> str | None:
+    by = _signal_name(status.reason) if status.reason else observation.stopped_by
+    return f"by {by}" if by else None
+
+
+def _ended(observation: Observation) -> State:
+    """The lock is free and no terminal word was written."""
+    if observation.earlier:
+        observation = observation._replace(status=None, record=None)
+    ending = observation.exit
+    if ending is None:
+        return State("starting", observation.phase_text) if observation.young and observation.status is None else State("crashed", "unknown")
+    code, number = runfolder.integer_of(ending, "exit"), runfolder.integer_of(ending, "signal")
+    if number and number == signal.SIGKILL and runfolder.integer_of(ending, "oom_kill"):
+        return State("crashed", "killed by the machine's out-of-memory killer")
+    if observation.record is None and (number in (signal.SIGTERM, signal.SIGINT) or code == 130):
+        return State("stopped", "before its first record")
+    if number:
+        return State("crashed", f"killed by {_signal_name(number)}")
+    if observation.status is None and code == 0 and not observation.earlier:
+        return State("finished", "its metrics file is gone")
+    if observation.status is None and code is not None and 1 <= code <= 7:
+        return State("failed", f"exit code {code} before its first record")
+    return State("crashed", "unknown" if code is None else f"exit code {code} without a last word")
+
+
+def exit_code(observation: Observation) -> int | None:
+    """What the run ended with, as the table of exit codes has it (130 stopped, 137 killed); None while it goes on or where it cannot be told."""
+    if observation.held:
+        return None
+    ending, status = observation.exit or {}, observation.status
+    if number := runfolder.integer_of(ending, "signal"):
+        return 130 if (observation.record is None or observation.earlier) and number in (signal.SIGTERM, signal.SIGINT) else 137
+    if (code := runfolder.integer_of(ending, "exit")) is not None:
+        return code & 0xFF
+    if status is not None and status.state in TERMINAL:
+        return status.exit_code & 0xFF
+    return 137 if observation.held is False and not observation.young else None
+
+
+def _median(values: Sequence[float]) -> float:
+    """The middle one, the upper of two. (The standard library's costs 10 ms of imports at every start.)"""
+    return sorted(values)[len(values) // 2]
+
+
+def _signal_name(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def _ago(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{text.age(seconds)} ago"
+
+
+# -------------------------------------------------------------------------------------------------------------------------------------- looking
+
+
+def observe(run: Run, reader: Reader | None = None) -> Observation:
+    """One look at a run, through `reader` if one is open on its metrics file. Raises nothing that a file could cause."""
+    document = run.document
+    local = runfolder.is_local(document)
+    held = runfolder.probe(run.path)
+    if not held and not local:
+        held = None
+    ending = (runfolder.read_json(run.exit_path) or None) if not held else None
+    started_s = (runfolder.integer_of(document, "created_realtime_ns") or 0) / 1e9
+    young = document.get("pid") is None and abs(time.time() - started_s) < _LAUNCH_S
+    look = Observation(
+        held, exit=ending, phase_text=runfolder.text_of(document, "phase"), host=runfolder.text_of(document, "host") or "", young=young,
+        paused_by=runfolder.text_of(document, "paused_by"), stopped_by=runfolder.text_of(document, "stopped_by"),
+    )  # fmt: skip
+    try:
+        if reader is not None:
+            return _read(look, document, reader)
+        if not _exists(run.metrics_path):
+            return look
+        with Reader(run.metrics_path) as own:
+            return _read(look, document, own)
+    except BadFileError as error:
+        return look._replace(broken=text.safe(error, 400))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.lstat()
+    except OSError:
+        return False
+    return True
+
+
+def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Observation:
+    header, status = reader.header, reader.status()
+    # While a resumed worker imports, the file of the session before it still lies there, with its last word. The pid tells them apart
+    # (`launch.start` clears it, so there is no moment at which the old one could be taken for the new).
+    pid, ticks = runfolder.integer_of(document, "pid"), runfolder.integer_of(document, "pid_start_ticks")
+    another = (header.pid, header.pid_start_ticks) != (pid, ticks or 0)
+    if look.held and another:
+        return look
+    record = reader.latest()
+    same_boot = header.boot_id.hex() == runfolder.boot_id().replace("-", "") != ""
+    now_ns, wall_ns = time.clock_gettime_ns(_BOOTTIME), time.time_ns()
+    heartbeat_age_s = record_age_s = usual_s = paused_s = None
+    if same_boot and status.heartbeat_boottime_ns:
+        heartbeat_age_s = max(0.0, (now_ns - status.heartbeat_boottime_ns) / 1e9)
+    if same_boot and (paused_ns := runfolder.integer_of(document, "paused_boottime_ns")) is not None:
+        paused_s = max(0.0, (now_ns - paused_ns) / 1e9)
+    if record is not None:
+        record_age_s = max(0.0, (now_ns - record.boottime_ns if same_boot else wall_ns - record.realtime_ns) / 1e9)
+        if look.held and record_age_s > _STALLED_S:
+            times = [one.boottime_ns for one in reader.since(max(0, record.n - 16))]
+            gaps = [(later - earlier) / 1e9 for earlier, later in itertools.pairwise(times)]
+            usual_s = _median(gaps) if gaps else None
+    return look._replace(
+        status=status, record=record, columns=tuple(metric.name for metric in reader.metrics),
+        heartbeat_age_s=heartbeat_age_s, record_age_s=record_age_s, usual_s=usual_s,
+        earlier=another and pid is not None and ticks is not None, paused_s=paused_s,
+    )  # fmt: skip
+
+
+def state(run: Run) -> State:
+    """The state of a run by a single look. A viewer that keeps looking calls `observe` and `judge` with its own clock."""
+    return judge(observe(run), None, time.monotonic()).state
+
+
+# ----------------------------------------------------------------------------------------------------------------------------------- describing
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """What `--json` prints of a run; keys are an interface. Times in seconds, `created` in ISO 8601 UTC, None for what is unknown or NaN.
+
+    `return`, `length` and the evaluations are the newest there are, the other numbers those of the newest record.
+    """
+    recent: dict[str, float] = {}
+    try:
+        if _exists(run.metrics_path):
+            with Reader(run.metrics_path) as reader:
+                look = observe(run, reader)
+                recent = newest(reader, look.record)
+        else:
+            look = observe(run)
+    except BadFileError as error:
+        look = Observation(runfolder.probe(run.path), broken=text.safe(error, 400))
+    word, cause = judge(look, None, time.monotonic()).state
+    paused = word == "paused"
+    document, record = run.document, look.record
+    step, steps = None if record is None else record.step, runfolder.integer_of(document, "steps")
+    created_ns = runfolder.integer_of(document, "created_realtime_ns")
+    sps = recent.get("sps")
+    left_s = (steps - step) / sps if word in LIVE and not paused and steps and step is not None and sps and sps > 0 else None
+    return {
+        "schema": 1,
+        "id": text.safe(run.id),
+        "path": str(run.path),
+        "state": word,
+        "cause": cause,
+        **{key: runfolder.text_of(document, key) for key in ("env", "algo", "device", "host", "version")},
+        **{key: runfolder.integer_of(document, key) for key in ("seed", "lanes", "pid")},
+        "step": step,
+        "steps": steps,
+        "progress": min(1.0, step / steps) if steps and step is not None else None,
+        "return": recent.get("return"),
+        "length": recent.get("length"),
+        "episodes": recent.get("episodes"),
+        "sps": sps,
+        "eval_return": recent.get("eval/return"),
+        "best_return": recent.get("eval/best_return"),
+        "target": runfolder.number_of(document, "target"),
+        "created": _iso(created_ns),
+        "age_s": None if created_ns is None else max(0.0, time.time() - created_ns / 1e9),
+        "eta_s": None if left_s is None else max(0.0, left_s),
+        "last_checkpoint_step": None if look.status is None else look.status.last_checkpoint_step,
+        "last_record_age_s": look.record_age_s,
+        "paused_by": look.paused_by if paused else None,
+        "paused_s": look.paused_s if paused else None,
+        "exit": exit_code(look),
+    }
+
+
+def newest(reader: Reader, record: Record | None) -> dict[str, float]:
+    """The numbers of `record` by name, NaN and infinities left out; returns and evaluations from earlier records where it has none."""
+    if record is None:
+        return {}
+    values = values_of(reader, record)
+    wanted = {metric.name for metric in reader.metrics if metric.name in ("return", "length") or metric.name.startswith("eval/")} - values.keys()
+    if wanted:
+        for earlier in reversed(reader.since(max(0, record.n - _LOOK_BACK))):
+            found = values_of(reader, earlier)
+            values |= {name: found[name] for name in wanted & found.keys()}
+            wanted -= found.keys()
+            if not wanted:
+                break
+    return values
+
+
+def values_of(reader: Reader, record: Record) -> dict[str, float]:
+    """The finite numbers of a record by name."""
+    return {metric.name: value for metric, value in zip(reader.metrics, record.values, strict=True) if math.isfinite(value)}
+
+
+def _iso(realtime_ns: int | None) -> str | None:
+    if realtime_ns is None:
+        return None
+    with contextlib.suppress(OverflowError, ValueError, OSError):
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(realtime_ns // 10**9))
+    return None

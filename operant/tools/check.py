@@ -1,0 +1,401 @@
+"""Is an environment sound? What `operant check FILE.py` runs. Knows no policy and no algorithm.
+
+An author's mistake must come back as a sentence that names the line, never as a traceback and never as a wrong number in a training: so each way
+in which a file can be broken has a finding of its own, and a finding that later ones rest on stops the list when it fails.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba import get_num_threads
+from numba.core.dispatcher import Dispatcher
+
+from operant.compute.device import device_params
+from operant.compute.ptx import ARCHITECTURES, compile_ptx, essence, float64_lines, quoted, undefined_calls
+from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete, ranges
+from operant.text import count
+from operant.tools.bounds import PICTURE_SIDE, Guarded, source_of
+from operant.tools.rollouts import DEVICE_TOLERANCE, Seen, Trial, compare_devices, long_trial, same_bits, trial_actions, trial_of_parts
+
+FREE_STEPS, PART_STEPS = 200, 20
+
+_LAST = ("keeps to its columns", "runs")  # where one of these fails, later findings would only repeat it
+
+
+class Finding(NamedTuple):
+    """One thing looked at: its name, whether it is as it should be, and what was seen."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+def _plain(function: Any) -> Any:
+    """The Python under a device function."""
+    return function.py_func
+
+
+def declaration_problems(env: Env) -> list[str]:
+    """Everything wrong with what an environment says of itself, a sentence each."""
+    problems = [*_space_problems(env), *_function_problems(env)]
+    try:
+        params = env.Params()
+        if not isinstance(params, tuple) or not hasattr(params, "_asdict") or not all(isinstance(value, (bool, int, float)) for value in params):
+            problems.append("Params must be a NamedTuple of numbers")
+        else:
+            problems += ranges.declaration_problems(env)
+    except TypeError as error:
+        problems.append(f"every field of Params needs a default ({error})")
+    if not isinstance(env.fields, int) or env.fields < 0 or (env.fields == 0 and env.cells is None):
+        problems.append(f"fields is {env.fields!r}: the number of rows of the state, at least 1 (or 0 beside cells)")
+    if env.time_limit is not None and (not isinstance(env.time_limit, int) or env.time_limit < 1):
+        problems.append(f"time_limit is {env.time_limit!r}: a whole number of steps, at least 1, or None")
+    if env.cells is not None and (not isinstance(env.cells, Cells) or env.cells.n < 1 or env.cells.dtype not in ("int8", "uint8", "int16", "int32")):
+        problems.append(f"cells is {env.cells!r}: Cells(n, dtype), n at least 1, of int8, uint8, int16 or int32")
+    if not isinstance(env.scratch, int) or env.scratch < 0:
+        problems.append(f"scratch is {env.scratch!r}: a whole number, 0 or more")
+    if not isinstance(env.parts, int) or env.parts < 0:
+        problems.append(f"parts is {env.parts!r}: a whole number, 0 or more")
+    if not isinstance(env.tally, tuple) or not all(isinstance(name, str) for name in env.tally):
+        problems.append(f'tally is {env.tally!r}: a tuple of names, such as ("score",)')
+    problems += _playing_problems(env)
+    try:
+        hash(env)
+    except TypeError as error:
+        problems.append(f"bounds must be numbers or tuples, not lists or arrays ({error})")
+    return problems
+
+
+def _space_problems(env: Env) -> Iterator[str]:
+    for name, space in (("observation", env.observation), ("action", env.action)):
+        if name == "action" and isinstance(space, (Discrete, MultiDiscrete)):
+            sizes = (space.n,) if isinstance(space, Discrete) else tuple(space.n)
+            if not sizes or not all(isinstance(n, int) and n >= 1 for n in sizes):
+                yield f"action is {space!r}: each n must be a whole number, at least 1"
+        elif not isinstance(space, Box):
+            yield f"{name} is {space!r}: it must be {'a Box' if name == 'observation' else 'Discrete, MultiDiscrete or a Box'}"
+        elif not isinstance(space.size, int) or space.size < 1:
+            yield f"{name} has size {space.size!r}: at least 1"
+        elif any(len(bound) != space.size for bound in space.bounds()):
+            yield f"{name} has {space.size} numbers, but bounds for {[len(bound) for bound in space.bounds()]}"
+        elif not all(low <= high for low, high in zip(*space.bounds(), strict=True)):
+            yield f"{name} has a lower bound above its upper bound"
+        elif space.dtype not in (("float32", "uint8") if name == "observation" else ("float32",)):
+            yield f"{name} has dtype {space.dtype!r}: float32{' or uint8' if name == 'observation' else ''}"
+        elif space.shape and math.prod(space.shape) != space.size:
+            yield f"{name} has shape {space.shape}, which is not {space.size} numbers"
+        elif isinstance(space.kinds, tuple) and len(space.kinds) != space.size:
+            yield f"{name} has {space.size} numbers, but kinds for {len(space.kinds)}: one for each, 0 for an amount"
+        elif not all(isinstance(kinds, int) for kinds in space.named()):
+            yield f"{name} has kinds {space.kinds!r}: a whole number for all, or a tuple of one for each, 0 for an amount"
+        elif wrong := [(kinds, high) for kinds, high in zip(space.named(), space.bounds()[1], strict=True) if kinds and not _may_name(space, kinds, high)]:
+            kinds, _high = wrong[0]
+            yield f"{name} names {kinds} kinds: these are bytes from 0 to {kinds - 1}, so dtype is uint8 and high is at most that"
+    if env.legal is not None and isinstance(env.action, Box):
+        yield "`legal` judges actions of Discrete and MultiDiscrete: a Box action can only be bounded"
+
+
+def _may_name(space: Box, kinds: int, high: float) -> bool:
+    """Whether a number up to `high` may name one of so many kinds."""
+    return space.dtype == "uint8" and 2 <= kinds <= 256 and high <= kinds - 1
+
+
+def _playing_problems(env: Env) -> Iterator[str]:
+    """What is wrong with what an environment says of how it is played."""
+    names = env.actions
+    if not isinstance(names, tuple) or not all(isinstance(name, str) and name and name.isprintable() for name in names):
+        yield f'actions is {names!r}: a tuple of names, such as ("left", "right")'
+    elif names and not isinstance(env.action, Discrete):
+        yield "`actions` names the actions of a Discrete: this action is none"
+    elif names and isinstance(env.action, Discrete) and len(names) != env.action.n:
+        yield f"actions has {len(names)} name{'s' * (len(names) != 1)}, but action is {env.action!r}: one for each, or none at all"
+    elif len({name.lower() for name in names}) != len(names):
+        yield f"actions has a name twice: {', '.join(sorted({name for name in names if [other.lower() for other in names].count(name.lower()) > 1}))}"
+    if not isinstance(env.turns, bool):
+        yield f"turns is {env.turns!r}: True or False"
+    if env.step_s is not None and (not isinstance(env.step_s, (int, float)) or not 0.0 < env.step_s < math.inf):
+        yield f"step_s is {env.step_s!r}: seconds, above 0, or None"
+
+
+def _function_problems(env: Env) -> Iterator[str]:
+    grid = "cells, scratch, " if env.cells is not None or env.scratch else ""
+    seen = "cells, " if env.cells is not None else ""  # by what may run in several threads at once
+    wanted = {"reset": f"s, {grid}p, key", "step": f"s, {grid}action, p, key, tally", "shade": f"s, {seen}p, x, y"}
+    for name, out in (("observe", "obs"), ("legal", "mask")):
+        wanted[name] = f"s, {seen}{out}, p, part" if env.parts else f"s, {grid}{out}, p"
+    for name, arguments in wanted.items():
+        function = getattr(env, name)
+        if function is None and name in ("shade", "legal"):
+            continue
+        if not isinstance(function, Dispatcher):
+            yield f"`{name}` is not a device function: write @device above it"
+            continue
+        given = list(inspect.signature(function.py_func).parameters)
+        if len(given) != arguments.count(",") + 1:
+            yield f"`{name}` takes {len(given)} arguments: it must be {name}({arguments})"
+        elif name in ("observe", "legal") and (given[-1] == "part") != bool(env.parts):  # beside cells, as many arguments either way
+            yield f"`{name}` is {name}({', '.join(given)}): where parts is {env.parts}, it must be {name}({arguments})"
+
+
+def _compiles_for_cuda(guarded: Guarded) -> list[Finding]:
+    name, names = "compiles for CUDA", ", ".join(f"sm_{major}{minor}" for major, minor in ARCHITECTURES)
+    instructions: list[str] = []
+    for capability in ARCHITECTURES:
+        for call in guarded.calls.values():
+            try:
+                ptx = compile_ptx(*call, capability)
+            except Exception as error:
+                return [Finding(name, False, essence(error))]
+            if calls := undefined_calls(ptx):
+                return [Finding(name, False, f"it calls functions that a GPU does not have: {', '.join(calls)}")]
+            instructions += float64_lines(ptx)
+    compiled = Finding(name, True, names)
+    if not instructions:
+        return [compiled, Finding("float32 only", True, "no float64 instruction in any of them")]
+    places = guarded.float64_places()
+    detail = "; ".join(places) if places else f"the instruction `{instructions[0]}`"
+    return [compiled, Finding("float32 only", False, f"float64 arithmetic, where every literal should be float32(...): {detail}")]
+
+
+def _keeps_to_its_columns(guarded: Guarded, steps: int) -> Finding:
+    name, generator = "keeps to its columns", np.random.default_rng(1)
+    try:
+        guarded.run("reset")
+        for t in range(steps):
+            guarded.slot.action.copy_(trial_actions(guarded.env, generator, t, guarded.count, guarded.slot.legal))
+            guarded.run("step")
+    except IndexError:
+        return Finding(name, False, _index_error(guarded.env) or "an index is outside s, cells, scratch, obs, mask, action or tally")
+    if buffer := guarded.trespass():
+        return Finding(name, False, f"something was written beside {buffer}, outside this lane's column: look at the indices in the helpers")
+    return Finding(name, True, f"{steps} steps with every index checked")
+
+
+def _index_error(env: Env) -> str | None:
+    """Where an index is out of range, found by running the functions as the plain Python they are; None where that does not show it."""
+    cells = [np.zeros(env.cells.n if env.cells else 0, env.cells.dtype if env.cells else "int8"), np.zeros(env.scratch, np.int32)]
+    grid = cells if env.cells is not None or env.scratch else []
+    s, obs, mask = np.zeros(env.fields, np.float32), np.zeros(env.observation.size, env.observation.dtype), np.zeros(env.mask_size, np.uint8)
+    p, tally, generator = device_params(env.Params()), np.zeros(len(env.tally), np.float32), np.random.default_rng(1)
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            for t in range(FREE_STEPS):
+                key = tuple(np.uint32(word) for word in (1, 0, 0, t, 0, 0))
+                if t == 0:
+                    _plain(env.reset)(s, *grid, p, key)
+                column = trial_actions(env, generator, t, 2)[:, t % 2].numpy()
+                _, terminated = _plain(env.step)(s, *grid, column[0] if isinstance(env.action, Discrete) else column, p, key, tally)
+                for function, out in ((env.observe, obs), (env.legal, mask)):
+                    if function is not None and env.parts:
+                        for part in range(env.parts):
+                            _plain(function)(s, *cells[: env.cells is not None], out, p, np.int32(part))
+                    elif function is not None:
+                        _plain(function)(s, *grid, out, p)
+                if terminated:
+                    _plain(env.reset)(s, *grid, p, key)
+    except IndexError as error:
+        return _place_of(env, error)
+    except Exception:
+        return None
+    return None
+
+
+def _place_of(env: Env, error: IndexError) -> str | None:
+    """The line of the author's file at which an error came up, and the error; None where it was in none of its lines."""
+    trace, line = error.__traceback__, 0
+    while trace is not None:
+        line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == source_of(env) else line
+        trace = trace.tb_next
+    return f"{quoted(source_of(env), line)}: {error}" if line else None
+
+
+def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
+    """Two trials alike but for what lay in their buffers before: whatever then differs was left unwritten, or read before it was written."""
+    name, generator = "writes what it declares", np.random.default_rng(1)
+    trials = Trial(env, lanes, 1), Trial(env, lanes, 1)
+    for t in range(steps + 1):
+        action = trial_actions(env, generator, t, lanes, trials[0].slot.legal)
+        for trial, fill in zip(trials, (85, 42), strict=True):
+            left_over = [trial.slot.observation, trial.slot.final_observation, trial.slot.legal, trial.world.lanes.scratch]
+            for tensor in left_over + ([] if t else [trial.world.lanes.state, trial.world.lanes.cells]):
+                if tensor is not None:
+                    tensor.fill_(fill)
+            trial.step(action) if t else trial.reset()
+        one, other = (trial.outcome() for trial in trials)
+        who = "reset" if t == 0 else "step"
+        if env.fields and (rows := _rows_apart(one["state"], other["state"])):
+            what = "the episode before" if t == 0 else "the scratch memory"
+            return Finding(name, False, f"after `{who}`, s{rows} depends on what {what} left there: `{who}` must write it")
+        if env.cells and (rows := _rows_apart(one["cells"], other["cells"])):
+            return Finding(name, False, f"after `{who}`, cells{rows[:8]} depend on what lay in cells or scratch before: `{who}` must write them")
+        for which in ("observation", "final observation"):
+            if rows := _rows_apart(one[which], other[which]):
+                return Finding(name, False, f"`observe` leaves obs{rows} unwritten (the observation is declared with {env.observation.size} numbers)")
+        if env.mask_size and (rows := _rows_apart(one["legal"], other["legal"])):
+            return Finding(name, False, f"`legal` leaves mask{rows[:8]} unwritten (the action is declared with {env.mask_size} choices), or reads scratch")
+    if env.parts and (wrong := trial_of_parts(env, lanes, min(steps, PART_STEPS))):
+        return Finding(name, False, wrong)
+    masks = ", legal the whole mask" if env.mask_size else ""
+    masks += f", in {env.parts} parts that keep apart" if env.parts else ""
+    return Finding(name, True, f"reset writes the whole state, observe the whole observation{masks}")
+
+
+def _rows_apart(one: torch.Tensor, other: torch.Tensor) -> list[int]:
+    return [row for row in range(one.shape[0]) if not same_bits(one[row], other[row])]
+
+
+def _picture(guarded: Guarded) -> Finding:
+    """Small pictures of lanes that have been played: `shade` reads what it has, changes nothing, and returns colours."""
+    name, env, lanes = "picture", guarded.env, guarded.lanes
+    assert env.shade is not None
+    before = [None if tensor is None else tensor.clone() for tensor in (lanes.state, lanes.cells)]
+    try:
+        colours = guarded.draw()
+    except IndexError:
+        return Finding(name, False, _shade_index_error(guarded) or "`shade`: an index is outside s or cells")
+    for what, then, now in zip(("s", "cells"), before, (lanes.state, lanes.cells), strict=True):
+        if then is not None and not same_bits(then, now):
+            return Finding(name, False, f"`shade` writes into {what}, which belongs to the training: it may only read")
+    if buffer := guarded.trespass():
+        return Finding(name, False, f"`shade` writes beside {buffer}: it may only read")
+    wrong = (~((colours >= 0.0) & (colours <= 1.0))).any(dim=-1)
+    if bool(wrong.any()):
+        lane, row, column = wrong.nonzero()[0].tolist()
+        said = ", ".join(f"{part:g}" for part in colours[lane, row, column].tolist())
+        x, y = ((place + 0.5) / PICTURE_SIDE for place in (column, row))
+        return Finding(name, False, f"`shade` returned ({said}) at x = {x:g}, y = {y:g}: red, green and blue must each be from 0 to 1")
+    return Finding(name, True, f"{len(colours)} of {PICTURE_SIDE} x {PICTURE_SIDE} points, every index checked, colours from 0 to 1")
+
+
+def _shade_index_error(guarded: Guarded) -> str | None:
+    """Where an index of `shade` is out of range, found by running it as the plain Python it is."""
+    env, lanes, p = guarded.env, guarded.lanes, device_params(guarded.env.Params())
+    points = [np.float32((k + 0.5) / PICTURE_SIDE) for k in range(PICTURE_SIDE)]
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            for lane in range(len(guarded.colours)):
+                cells = (lanes.cells[:, lane].numpy(),) if lanes.cells is not None else ()
+                for x, y in itertools.product(points, points):
+                    _plain(env.shade)(lanes.state[:, lane].numpy(), *cells, p, x, y)
+    except IndexError as error:
+        return _place_of(env, error)
+    except Exception:
+        return None
+    return None
+
+
+def _devices(env: Env, lanes: int) -> Finding:
+    """A free run where the dynamics allow it; a chaotic system pulls any two roundings apart, so it is judged step by step."""
+    name, steps = "CPU = CUDA", FREE_STEPS
+    share, worst = compare_devices(env, lanes, steps)
+    if share >= 0.99:
+        return Finding(name, True, f"{share:.1%} of lanes agree over {steps} free steps, largest error {worst:.1e} (tolerance {DEVICE_TOLERANCE:g})")
+    each, worst = compare_devices(env, lanes, steps, resynchronise=True)
+    detail = f"{each:.1%} of lanes agree step by step over {steps} steps, largest error {worst:.1e} (tolerance {DEVICE_TOLERANCE:g}); "
+    return Finding(name, each >= 0.99, detail + f"left alone, {share:.1%} stay together")
+
+
+def _speed(env: Env) -> Finding:
+    parts = []
+    for device, lanes in [("cpu", 65_536)] + ([("cuda", 1 << 20)] if torch.cuda.is_available() else []):
+        trial, generator = Trial(env, lanes, 1, device), np.random.default_rng(1)
+        trial.reset()
+        action = trial_actions(env, generator, 0, lanes).to(device)
+        best = math.inf
+        for _ in range(4):  # the first compiles
+            began = time.perf_counter()
+            for _ in range(20):
+                trial.step(action)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            best = min(best, (time.perf_counter() - began) / 20)
+        what = f"the CPU ({get_num_threads()} threads)" if device == "cpu" else torch.cuda.get_device_name()
+        parts.append(f"{count(lanes / best)} steps/s on {what} with {lanes:,} lanes")
+    return Finding("speed", True, "; ".join(parts))
+
+
+def _attempt(name: str, look: Callable[[], Finding], looking: Callable[[str], None]) -> Finding:
+    """A finding, or the failure of whatever the author's code raised."""
+    looking(name)
+    try:
+        return look()
+    except Exception as error:
+        return Finding(name, False, f"{type(error).__name__}: {essence(error)}")
+
+
+def check(env: Env, *, lanes: int = 256, steps: int = 1000, looking: Callable[[str], None] = lambda name: None) -> Iterator[Finding]:
+    """Everything that can be found out about an environment here, in order, each as soon as it is known. Raises nothing for what an author can get wrong.
+
+    It ends early at a failure that later findings would only repeat. `looking` is told the name of what is looked at next: it may take minutes.
+    """
+    problems = declaration_problems(env)
+    yield Finding("declaration", not problems, "; ".join(problems) or f"{env.fields} fields, {env.observation.size} observed")
+    if problems:
+        return
+    looking("compiles for the CPU")
+    guarded = Guarded(env, min(lanes, 64))
+    try:
+        guarded.compile()
+    except Exception as error:
+        yield Finding("compiles for the CPU", False, essence(error))
+        return
+    if places := guarded.prints():
+        yield Finding("compiles for the CPU", False, f"it prints, once for every lane and step: {'; '.join(places)}")
+        return
+    yield Finding("compiles for the CPU", True, ", ".join(guarded.calls))
+    sound = True
+    for finding in _of_what_compiles(env, guarded, lanes, steps, looking):
+        sound &= finding.passed
+        yield finding
+        if finding.name in _LAST and not finding.passed:
+            return
+    if torch.cuda.is_available() and sound:
+        yield _attempt("CPU = CUDA", lambda: _devices(env, lanes), looking)
+    yield _attempt("speed", lambda: _speed(env), looking)
+
+
+def _of_what_compiles(env: Env, guarded: Guarded, lanes: int, steps: int, looking: Callable[[str], None]) -> Iterator[Finding]:
+    """What is found out on one device, of an environment that compiles for it. After a failure of one in `_LAST` nothing more is to be asked."""
+    looking("compiles for CUDA")
+    yield from _compiles_for_cuda(guarded)
+    yield _attempt("keeps to its columns", lambda: _keeps_to_its_columns(guarded, min(steps, FREE_STEPS)), looking)
+    looking("repeatable")
+    try:
+        seen = long_trial(env, lanes, steps)
+    except Exception as error:
+        yield Finding("runs", False, f"{type(error).__name__}: {essence(error)}")
+        return
+    yield from _of_thelong_trial(env, seen, lanes, steps)
+    if seen.not_repeated is None:
+        yield _attempt("writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, FREE_STEPS)), looking)
+    if env.shade is not None and seen.not_finite is None:
+        yield _attempt("picture", lambda: _picture(guarded), looking)
+
+
+def _of_thelong_trial(env: Env, seen: Seen, lanes: int, steps: int) -> Iterator[Finding]:
+    over = f"{steps:,} steps of {lanes:,} lanes"
+    if seen.not_repeated is not None:
+        advice = "draw random numbers by operant.compute.rng alone, and keep no state outside s"
+        yield Finding("repeatable", False, f"the same seed gave other bits at {seen.not_repeated}; {advice}")
+    else:
+        other = "another seed gives others" if seen.seed_matters else "another seed gives the same: it draws no random numbers"
+        yield Finding("repeatable", True, f"the same seed gives the same bits over {over}; {other}")
+    yield Finding("finite", seen.not_finite is None, seen.not_finite or f"under extreme and random actions, {over}")
+    yield Finding("within bounds", seen.outside is None, f"{seen.outside}, outside the declared bounds" if seen.outside else f"observations, {over}")
+    if env.mask_size:
+        tried = f"{seen.legal_share:.0%} of actions legal; {seen.illegal:,} illegal ones were tried, too"
+        yield Finding("legal actions", seen.mask is None, seen.mask or f"always one at least, {tried}, {over}")
+    limit = "no time limit" if env.time_limit is None else f"time limit {env.time_limit:,}"
+    ended = f"{seen.episodes:,.0f} episodes ended, mean length {seen.length:.1f}, mean return {seen.mean_return:.4g}" if seen.episodes else "none ended"
+    yield Finding("episodes end", True, f"{ended} in {over} ({limit})")

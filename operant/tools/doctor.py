@@ -1,0 +1,235 @@
+"""What `operant doctor` looks at: whether this machine can train, and what to do where it cannot. Knows nothing of runs beyond the folder they go into.
+
+Each check is a function that returns one finding; one that breaks is a finding too, so that a broken machine still gets the whole list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from configparser import ConfigParser
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from operant import __version__
+
+OK, NOTE, PROBLEM = "ok", "note", "problem"
+_LEAST_BYTES, _COMFORTABLE_BYTES = 64 << 20, 2 << 30
+_LOGIND = ("/usr/lib/systemd", "/run/systemd", "/etc/systemd")
+
+
+class Finding(NamedTuple):
+    """One line: what was looked at, `ok`, `note` (works, could be better) or `problem` (breaks training), what was found, what to do."""
+
+    name: str
+    status: str
+    found: str
+    advice: str = ""
+
+
+def examine(root: Path) -> list[Finding]:
+    """Look at everything. `root` is the folder that runs go into. Takes as long as importing torch and numba does."""
+    checks: list[tuple[str, Callable[[], Finding]]] = [
+        ("python", _python),
+        ("operant", lambda: Finding("operant", OK, __version__)),
+        ("torch", _torch),
+        ("numba", _numba),
+        ("driver", _driver),
+        ("gpu", _gpu),
+        ("numba-cuda", _numba_cuda),
+        ("triton", _triton),
+        ("terminal", _terminal),
+        ("sessions", _sessions),
+        ("runs", lambda: _runs(root)),
+        ("disk", lambda: _disk(root)),
+        ("cache", _cache),
+    ]
+    return [_guarded(name, check) for name, check in checks]
+
+
+def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except Exception as error:  # a check that breaks tells something about the machine, and must not hide the others
+        return Finding(name, NOTE, f"could not be examined: {type(error).__name__}: {error}")
+
+
+# PROGRAMS
+
+
+def _python() -> Finding:
+    return Finding("python", OK, f"{platform.python_version()} on {platform.system()} {platform.machine()}, {_cores()} cores")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _torch() -> Finding:
+    try:
+        import torch
+    except Exception as error:
+        return Finding("torch", PROBLEM, f"cannot be imported: {type(error).__name__}: {error}", "install it again: pip install --force-reinstall torch")
+    if torch.version.cuda is None:
+        advice = "on a machine with an NVIDIA GPU, install a CUDA build of torch" if _devices() else ""
+        return Finding("torch", NOTE if advice else OK, f"{torch.__version__}, a CPU build", advice)
+    return Finding("torch", OK, f"{torch.__version__}, built for CUDA {torch.version.cuda}")
+
+
+def _numba() -> Finding:
+    try:
+        import numba
+        import numpy
+    except Exception as error:
+        return Finding("numba", PROBLEM, f"cannot be imported: {type(error).__name__}: {error}", "install it again: pip install --force-reinstall numba")
+    return Finding("numba", OK, f"{numba.__version__}, numpy {numpy.__version__}, threads by {_threading_layer()}")
+
+
+def _threading_layer() -> str:
+    for layer in ("tbbpool", "omppool", "workqueue"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"numba.np.ufunc.{layer}")
+            return layer
+    return "no layer"
+
+
+def _driver() -> Finding:
+    devices = _devices()
+    if devices is None:
+        return Finding("driver", OK, "no NVIDIA driver: training runs on the CPU")
+    version, names = devices
+    return Finding("driver", OK, f"{version}, {len(names)} GPU{'s' if len(names) != 1 else ''}: {', '.join(names) or 'none'}")
+
+
+def _devices() -> tuple[str, list[str]] | None:
+    """The driver's version and the GPUs it knows; None without a driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        names = [f"{pynvml.nvmlDeviceGetName(handle)} ({pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30:.0f} GiB)" for handle in handles]
+        return pynvml.nvmlSystemGetDriverVersion(), names
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu() -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(torch.cuda.device_count())]
+        return Finding("gpu", OK, ", ".join(names))
+    if not _devices():
+        return Finding("gpu", OK, "none: run.device=auto means the CPU")
+    return Finding("gpu", NOTE, "the driver knows GPUs, torch cannot use them", "install a CUDA build of torch that fits the driver, or update the driver")
+
+
+def _numba_cuda() -> Finding:
+    try:
+        version = metadata.version("numba-cuda")
+    except metadata.PackageNotFoundError:
+        return Finding("numba-cuda", NOTE, "not installed: environments run on the CPU only", "pip install 'numba-cuda[cu13]'")
+    numpy = tuple(map(int, metadata.version("numpy").split(".")[:2]))
+    if numpy >= (2, 5):
+        return Finding("numba-cuda", PROBLEM, f"{version} does not work with numpy {'.'.join(map(str, numpy))}", "pip install 'numpy<2.5'")
+    from numba import cuda
+
+    usable = "usable" if cuda.is_available() else "finds no GPU"
+    return Finding("numba-cuda", OK, f"{version}, {usable}")
+
+
+def _triton() -> Finding:
+    try:
+        return Finding("triton", OK, metadata.version("triton"))
+    except metadata.PackageNotFoundError:
+        return Finding("triton", OK, "not installed; it comes with torch's CUDA builds")
+
+
+# SURROUNDINGS
+
+
+def _terminal() -> Finding:
+    if not sys.stderr.isatty():
+        return Finding("terminal", OK, "none: progress comes as plain lines")
+    columns, lines = shutil.get_terminal_size()
+    found = f"{os.environ.get('TERM', 'unknown')}, {columns} x {lines}, {getattr(sys.stderr, 'encoding', None) or 'ascii'}"
+    if columns < 40 or lines < 10:
+        return Finding("terminal", NOTE, found, "the monitor needs 40 x 10")
+    return Finding("terminal", OK, found)
+
+
+def _sessions() -> Finding:
+    """Whether logind ends a user's processes when the user logs out."""
+    if not _kills_user_processes():
+        return Finding("sessions", OK, "runs go on after you log out")
+    import getpass
+
+    user = getpass.getuser()
+    if Path("/var/lib/systemd/linger", user).exists():
+        return Finding("sessions", OK, "runs go on after you log out (linger is on)")
+    return Finding("sessions", NOTE, "runs end when you log out (KillUserProcesses=yes)", f"loginctl enable-linger {user}")
+
+
+def _kills_user_processes() -> bool:
+    answer = False
+    for folder in _LOGIND:
+        files = [Path(folder, "logind.conf"), *sorted(Path(folder, "logind.conf.d").glob("*.conf"))]
+        for file in files:
+            parser = ConfigParser(strict=False, interpolation=None)
+            with contextlib.suppress(Exception):  # another's file: what cannot be read says nothing
+                parser.read(file)
+            with contextlib.suppress(ValueError):
+                answer = parser.getboolean("Login", "KillUserProcesses", fallback=answer)
+    return answer
+
+
+def _runs(root: Path) -> Finding:
+    place = _nearest(root)
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"operant")
+            file.flush()
+    except OSError as error:
+        return Finding("runs", PROBLEM, f"{root} cannot be written ({error.strerror})", "choose another folder with --runs or $OPERANT_RUNS")
+    return Finding("runs", OK, f"{root} {'can be written' if place == root else 'can be made'}")
+
+
+def _disk(root: Path) -> Finding:
+    free_bytes = shutil.disk_usage(_nearest(root)).free
+    found = f"{free_bytes / 2**30:.1f} GiB free in {root}"
+    if free_bytes >= _COMFORTABLE_BYTES:
+        return Finding("disk", OK, found)
+    advice = "free some space, or choose another folder with --runs or $OPERANT_RUNS"
+    return Finding("disk", PROBLEM if free_bytes < _LEAST_BYTES else NOTE, found, advice)
+
+
+def _cache() -> Finding:
+    """Where compiled kernels are kept, so that later starts need not compile them."""
+    from operant.compute.code_store import CodeStore, UntrustedError, folder
+
+    place = folder()
+    if place is None:
+        return Finding("cache", OK, "off: each start compiles its kernels")
+    try:
+        count, size_bytes = CodeStore(place).measure()
+    except UntrustedError as error:
+        return Finding("cache", NOTE, f"not used: {error}", f"each start compiles its kernels; remove {place}")
+    return Finding("cache", OK, f"{count} compiled kernels, {size_bytes / 2**20:.1f} MiB in {place}")
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or the nearest one above it that exists."""
+    return next(place for place in (path, *path.parents) if place.exists())

@@ -1,0 +1,384 @@
+"""Where an iteration's time goes: phases, launches, shares of what the device can do, memory, and a trace to look at. What `operant profile` does.
+
+Trains a fresh trainer of a configuration for a few iterations and writes no run. Knows the trainers' `collect` and `update`, and by name the parts that a
+trainer offers as `phases`; prints nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import itertools
+import os
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+
+from operant import algos
+from operant.compute.runtime import find_device, set_threads
+from operant.config.load import Config
+from operant.tools import trace as tracefile
+from operant.tools.roofline import Peak, Work, iteration_work, peak
+from operant.training import auto_lanes
+from operant.worlds.device_world import World
+
+TRACED = 2
+"""Iterations in a trace: more only make it larger."""
+
+WARM_UP = 3  # plain, captured, replayed
+TOP = 12  # kernels that are named
+OTHER = "other"
+PHASES: Mapping[str, str] = {"world.step": "environment", "policy.forward": "network"}
+"""Where a trainer says nothing itself: attribute -> phase."""
+
+
+class Phase(NamedTuple):
+    """A part of an iteration. On a GPU `seconds` is what its kernels took; `launches` counts them, and is None on a CPU."""
+
+    name: str
+    seconds: float
+    share: float  # of all phases
+    launches: int | None
+
+
+class Moment(NamedTuple):
+    """Memory at one moment, in bytes. On a CPU both are what the process holds."""
+
+    when: str
+    allocated: int
+    reserved: int
+    peak: int  # the most that was allocated since the moment before
+
+
+class Profile(NamedTuple):
+    """What was found; times are of one iteration, medians."""
+
+    environment: str
+    algorithm: str
+    device: str
+    precision: str
+    kernels: str  # "fused", "torch" or "explicit"
+    lanes: int
+    horizon: int
+    iterations: int
+    threads: int
+    iteration_s: float
+    collect_s: float
+    update_s: float
+    sps: float
+    phases: list[Phase]
+    kernel_launches: int | None  # of one iteration: nodes of its graphs, and what is launched one by one
+    copies: int | None
+    host_launches: int | None  # calls by which the host asks for them
+    busy_share: float | None  # of the wall time in which some kernel or copy ran
+    top_kernels: list[tracefile.Kernel]  # of one iteration
+    work: Work
+    peak: Peak
+    memory: list[Moment]
+    trace: Path | None
+
+    @property
+    def flops(self) -> float:
+        """Operations a second."""
+        return self.work.flops / self.iteration_s
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second."""
+        return self.work.bytes / self.iteration_s
+
+    def document(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "schema": 1,
+            **{name: value for name, value in self._asdict().items() if name not in ("phases", "top_kernels", "work", "peak", "memory", "trace")},
+            "phases": [phase._asdict() for phase in self.phases],
+            "top_kernels": [kernel._asdict() for kernel in self.top_kernels],
+            "work": {**self.work._asdict(), "flops_per_s": self.flops, "bytes_per_s": self.bandwidth},
+            "peak": {"flops_per_s": self.peak.flops, "bytes_per_s": self.peak.bytes, "product": self.peak.product},
+            "memory": [moment._asdict() for moment in self.memory],
+            "trace": None if self.trace is None else str(self.trace),
+        }
+
+
+class _Memory:
+    """The memory timeline."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.moments = device, list[Moment]()
+
+    def note(self, when: str) -> None:
+        """Write down this moment. Waits for the device."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            found = (torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device), torch.cuda.max_memory_allocated(self._device))
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            resident = psutil.Process().memory_info().rss
+            before = self.moments[-1].allocated if self.moments else 0
+            found = (resident, resident, max(resident, before))
+        self.moments.append(Moment(when, *found))
+
+
+class _Stopwatch:
+    """Seconds of calls: by CUDA events, read at the end, or by the host's clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: list[list[Any]] = []
+
+    def lap(self, *works: Callable[[], object]) -> None:
+        """Call one after the other, and note the time before, between and after them."""
+        marks = [self._mark()]
+        for work in works:
+            work()
+            marks.append(self._mark())
+        self._marks.append(marks)
+
+    def _mark(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def medians_s(self) -> list[float]:
+        """The median of each work, and of all of them together."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        spans = [[*itertools.pairwise(marks), (marks[0], marks[-1])] for marks in self._marks]
+        return [statistics.median(self._span_s(*lap[k]) for lap in spans) for k in range(len(spans[0]))]
+
+    def _span_s(self, begin: Any, end: Any) -> float:
+        return begin.elapsed_time(end) / 1e3 if self._cuda else end - begin
+
+
+class _HostPhases:
+    """Seconds of the host's clock in each phase, those of phases within it taken off."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._open: list[float] = []  # time spent inside, of each phase that is open
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """A phase."""
+        self._open.append(0.0)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - began
+            self.seconds[name] += spent - self._open.pop()
+            if self._open:
+                self._open[-1] += spent
+
+
+@contextlib.contextmanager
+def _named(trainer: Any, around: Callable[[str], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Every part that the trainer names, called within `around(its phase)`."""
+    restore: list[Callable[[], None]] = []
+    try:
+        for path, phase in getattr(trainer, "phases", PHASES).items():
+            *owners, attribute = path.split(".")
+            owner = functools.reduce(lambda found, part: getattr(found, part, None), owners, trainer)
+            function = getattr(owner, attribute, None)
+            if function is not None:
+                restore.append(_replace(owner, attribute, _within(function, phase, around)))
+        yield
+    finally:
+        for undo in reversed(restore):
+            undo()
+
+
+def _within(function: Callable[..., Any], phase: str, around: Callable[[str], contextlib.AbstractContextManager[Any]]) -> Callable[..., Any]:
+    def called(*arguments: Any, **named: Any) -> Any:
+        with around(phase):
+            return function(*arguments, **named)
+
+    return called
+
+
+def _replace(owner: Any, attribute: str, value: Any) -> Callable[[], None]:
+    """Set an attribute of one object; what undoes it."""
+    own = vars(owner)
+    if attribute in own:
+        before = own[attribute]
+        setattr(owner, attribute, value)
+        return lambda: setattr(owner, attribute, before)
+    setattr(owner, attribute, value)
+    return lambda: delattr(owner, attribute)
+
+
+@contextlib.contextmanager
+def _recorded(device: torch.device, path: Path) -> Iterator[None]:
+    """A trace of what happens inside, written to `path`; of all threads."""
+    kinds = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    threads = torch.profiler._ExperimentalConfig(profile_all_threads=True)
+    recorder = torch.profiler.profile(activities=kinds, experimental_config=threads)
+    with _without_stderr():
+        recorder.start()
+    try:
+        yield
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    finally:
+        with _without_stderr():
+            recorder.stop()
+    recorder.export_chrome_trace(str(path))
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Nothing reaches the process's stderr meanwhile: torch's profiler tells there that it starts and stops."""
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, report: Callable[[str], None] = lambda line: None) -> Profile:
+    """Train a fresh trainer for `iterations` (1 or more) iterations after a warm-up and tell what they cost; `trace` is where the trace goes.
+
+    `report` takes a line about each part that takes a while. Raises MachineError where the device is not there.
+    """
+    device = find_device(config.run.device)
+    threads = set_threads(config.run.threads)
+    config = auto_lanes.resolved(config, device, report=report)
+    memory = _Memory(device)
+    memory.note("before")
+    report("compiling, and capturing what is captured")
+    trainer = _trainer(config, device)
+    memory.note("trainer built")
+    trainer.start()
+    for k in range(WARM_UP):
+        for name, work in (("collect", trainer.collect), ("update", trainer.update)):
+            work()
+            memory.note(f"{name} {k + 1}")
+    report(f"training {iterations} iterations")
+    stopwatch = _Stopwatch(device)
+    for _ in range(iterations):
+        stopwatch.lap(trainer.collect, trainer.update)
+    collect_s, update_s, iteration_s = stopwatch.medians_s()
+    memory.note("trained")
+    with tempfile.TemporaryDirectory() as folder:
+        report("tracing")
+        found = _trace(trainer, device, trace or Path(folder, "trace.json"))
+        policy, horizon = trainer.policy, config.algo.horizon
+        precision = getattr(config.algo, "precision", "fp32") if device.type == "cuda" else "fp32"
+        work = iteration_work(policy, trainer.steps_per_iteration, config.lanes, config.algo.epochs)
+        kernels = _kernels(trainer)
+        samples = trainer.steps_per_iteration
+        if device.type == "cuda":
+            del trainer
+            gc.collect()
+            trainer = _trainer(config, device, eager=True)
+            trainer.start()
+            phases = _device_phases(trainer, device, Path(folder, "phases.json"))
+        else:
+            phases = _host_phases(trainer, iterations)
+        del trainer
+    report("measuring what the device can do")
+    return Profile(
+        environment=config.environment.name, algorithm=config.algo_name, device=_device_name(device), precision=precision, kernels=kernels,
+        lanes=config.lanes, horizon=horizon, iterations=iterations, threads=threads, iteration_s=iteration_s, collect_s=collect_s, update_s=update_s,
+        sps=samples / iteration_s, phases=phases, busy_share=None if found.busy_s is None else min(1.0, found.busy_s / iteration_s),
+        kernel_launches=found.kernels, copies=found.copies, host_launches=found.host_launches, top_kernels=found.top,
+        work=work, peak=peak(device, precision), memory=memory.moments, trace=trace,
+    )  # fmt: skip
+
+
+def _trainer(config: Config, device: torch.device, *, eager: bool = False) -> Any:
+    world = World(config.environment, config.lanes, seed=config.run.seed, device=device, params=config.params)
+    return algos.load(config.algo_name)(world, config.algo, config.net, seed=config.run.seed, steps=config.run.steps, eager=eager)
+
+
+def _kernels(trainer: Any) -> str:
+    """Whose kernels the trainer computes with."""
+    return next((name for name in ("fused", "explicit") if getattr(trainer, name, None) is not None), "torch")
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+
+
+class _Found(NamedTuple):
+    """What a trace says of one iteration; None where there is no GPU."""
+
+    kernels: int | None
+    copies: int | None
+    host_launches: int | None
+    busy_s: float | None
+    top: list[tracefile.Kernel]
+
+
+def _trace(trainer: Any, device: torch.device, path: Path) -> _Found:
+    """Record some iterations as they are trained."""
+    with _recorded(device, path):
+        for _ in range(TRACED):
+            for name, work in (("collect", trainer.collect), ("update", trainer.update)):
+                with torch.profiler.record_function(name):
+                    work()
+    if device.type != "cuda":
+        return _Found(None, None, None, None, [])
+    events = tracefile.load(path)
+    on_device = tracefile.device_events(events)
+    kernels = sum(event["cat"] == tracefile.KERNEL for event in on_device)
+    top = [tracefile.Kernel(kernel.name, kernel.busy_s / TRACED, round(kernel.launches / TRACED)) for kernel in tracefile.kernels(on_device)[:TOP]]
+    return _Found(
+        round(kernels / TRACED), round((len(on_device) - kernels) / TRACED), round(tracefile.host_launches(events) / TRACED),
+        tracefile.busy_s(on_device) / TRACED, top,
+    )  # fmt: skip
+
+
+def _device_phases(trainer: Any, device: torch.device, path: Path) -> list[Phase]:
+    """Kernel time by phase, of iterations launched one kernel at a time: inside a graph there are no names."""
+    for _ in range(WARM_UP):
+        trainer.collect()
+        trainer.update()
+    names = [*getattr(trainer, "phases", PHASES).values(), "collect", "update"]
+    with _named(trainer, torch.profiler.record_function), _recorded(device, path):
+        for _ in range(TRACED):
+            for name, work in (("collect", trainer.collect), ("update", trainer.update)):
+                with torch.profiler.record_function(name):
+                    work()
+                    torch.cuda.synchronize(device)
+    found = tracefile.by_range(tracefile.load(path), names)
+    rows: list[tuple[str, float, int | None]] = [
+        (name or OTHER, item.busy_s / TRACED, round((item.kernels + item.copies) / TRACED)) for name, item in found.items()
+    ]
+    return _phases(rows)
+
+
+def _host_phases(trainer: Any, iterations: int) -> list[Phase]:
+    """Time by phase on a CPU, medians."""
+    clock = _HostPhases()
+    laps: list[dict[str, float]] = []
+    with _named(trainer, clock):
+        for _ in range(iterations):
+            clock.seconds.clear()
+            for name, work in (("collect", trainer.collect), ("update", trainer.update)):
+                with clock(name):
+                    work()
+            laps.append(dict(clock.seconds))
+    names = dict.fromkeys(name for lap in laps for name in lap)
+    return _phases([(name, statistics.median(lap.get(name, 0.0) for lap in laps), None) for name in names])
+
+
+def _phases(rows: list[tuple[str, float, int | None]]) -> list[Phase]:
+    """The largest first; what belongs to no named part of collect or update is called so."""
+    total = sum(seconds for _, seconds, _ in rows) or 1.0
+    renamed = {"collect": "collect, the rest", "update": "update, the rest"}
+    return sorted((Phase(renamed.get(name, name), seconds, seconds / total, launches) for name, seconds, launches in rows), key=lambda phase: -phase.seconds)

@@ -1,0 +1,204 @@
+"""The agent as it plays, for whoever watches: a few lanes of their own, advanced by the policy as it is, drawn and handed to the metrics file.
+
+With nobody watching it costs one comparison an iteration. Watching changes no trained bit: the lanes have a world, buffers and a random stream of their own,
+and the policy is only read. Everything is made at the first wish. Knows nothing of who watches, nor of how a picture gets onto a screen.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+
+from operant.compute.graphs import Graphed
+from operant.compute.kernel import bind, kernel, native
+from operant.data import noise
+from operant.envs import Env
+from operant.nn.policy import Policy
+from operant.worlds.device_world import World
+from operant.worlds.pixels import Painter
+
+STREAM = 2
+"""The random stream of what is watched: see `rng.stream_seed`."""
+
+LANES = 4
+
+SMALLEST, LARGEST = 16, 96
+"""Pixels along a side of one lane's picture."""
+
+FRAME_BYTES = LANES * LARGEST * LARGEST * 3
+"""What a writer of frames needs room for."""
+
+Mode = Literal["greedy", "sampled"]
+
+log = logging.getLogger("operant")
+
+
+class FrameWriter(Protocol):
+    """Where pictures go: a `metricsfile.Writer`."""
+
+    def frame(self, step: int, pixels: memoryview, *, lanes: int, height: int, width: int, mode: str) -> None:
+        """Take a copy of the pictures of a moment: (lanes, height, width, 3) bytes."""
+
+
+class _Wish(NamedTuple):
+    """What somebody wants to see, and until when."""
+
+    mode: Mode
+    size: int
+    until_s: float
+
+
+class _Drawn(NamedTuple):
+    """A picture on its way to the host."""
+
+    step: int
+    size: int
+    mode: Mode
+
+
+class Stage:
+    """The lanes that are watched, and their pictures on the device and on the host."""
+
+    def __init__(self, policy: Policy, env: Env, params: Any, *, seed: int, device: torch.device, stream: int, lanes: int) -> None:
+        self.lanes, self._policy = lanes, policy
+        self._world = World(env, lanes, seed=seed, device=device, params=params, stream=stream)
+        self._slot = self._world.slot()
+        self._bound = self._world.bind(self._slot)
+        self._uniform = torch.zeros(1, policy.head.uniform_rows, lanes, device=device)
+        self._uniforms = bind(noise.Uniforms(self._uniform))
+        self._fill = kernel(noise.uniform_body, device)
+        self._clock = bind(noise.Clock(self._world.lanes.tick, self._world.lanes.seed, 0))
+        self._plays = {"greedy": Graphed(self._play_greedily, device), "sampled": Graphed(self._play_sampling, device)}
+        self._painter = Painter(self._world)
+        # One piece of memory for every size: another one allocates nothing and captures nothing.
+        self._pixels = torch.zeros(lanes * LARGEST * LARGEST * 3, dtype=torch.uint8, device=device)
+        self._canvases = functools.cache(self._canvas)
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        self._host = torch.zeros(len(self._pixels), dtype=torch.uint8, pin_memory=True) if self._event is not None else self._pixels
+        self._bytes = memoryview(native(self._host))
+        self._world.reset(self._bound)
+
+    def draw(self, size: int, mode: Mode) -> None:
+        """Take a step in every lane and begin to copy `size` x `size` pictures of what came of it to the host. Waits for nothing."""
+        self._plays[mode]()
+        self._painter(self._canvases(size))
+        if self._event is not None:
+            used = self._used(size)
+            self._host[:used].copy_(self._pixels[:used], non_blocking=True)
+            self._event.record()
+
+    def arrived(self) -> bool:
+        """Whether the last pictures are on the host."""
+        return self._event is None or self._event.query()
+
+    def pictures(self, size: int) -> memoryview:
+        """The last pictures, once they have arrived and until the next are drawn: (lanes, size, size, 3) bytes."""
+        return self._bytes[: self._used(size)]
+
+    def _used(self, size: int) -> int:
+        return self.lanes * size * size * 3
+
+    def _canvas(self, size: int) -> Any:
+        return self._painter.bind(self._pixels[: self._used(size)].view(self.lanes, size, size, 3))
+
+    def _play_greedily(self) -> None:
+        self._play(None)
+
+    def _play_sampling(self) -> None:
+        self._fill(self.lanes, self._clock, self._uniforms)
+        self._play(self._uniform[0])
+
+    @torch.no_grad()
+    def _play(self, uniform: torch.Tensor | None) -> None:
+        self._slot.action.copy_(self._policy.act(self._slot.observation, uniform, self._slot.legal))
+        self._world.step(self._bound)
+        self._world.advance(1)
+
+
+class Watcher:
+    """Shows the policy at play while somebody wants to see it, at most once in `minimum_interval_s` seconds.
+
+    `params` are the environment's. What goes wrong in here ends the watching, with a line in the log, and never the training. (What a `shade` destroys
+    by writing where it must not is beyond that.)
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        environment: Env,
+        params: Any,
+        *,
+        seed: int,
+        device: torch.device,
+        writer: FrameWriter,
+        lanes: int = LANES,
+        stream: int = STREAM,
+        minimum_interval_s: float = 0.1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._make_stage = functools.partial(Stage, policy, environment, params, seed=seed, device=device, stream=stream, lanes=lanes)
+        self._writer, self._interval_s, self._clock = writer, minimum_interval_s, clock
+        self._stage: Stage | None = None
+        self._drawn: _Drawn | None = None
+        self._drawn_s = -math.inf
+        # One thread writes the first, the other the second: nobody watches where both are the same, and no wish is lost between them.
+        self._wish: _Wish | None = None
+        self._over: _Wish | None = None
+        self.absence = "" if environment.shade is not None else f"{environment.name or 'the environment'} draws no picture"
+
+    @property
+    def available(self) -> bool:
+        """Whether there can be pictures; `absence` says why not."""
+        return not self.absence
+
+    def want(self, mode: Mode, size: int, until_s: float) -> None:
+        """Show pictures of `size` pixels a side (16 to 96) until `until_s` on the clock (`time.monotonic`). From any thread; the last wish counts."""
+        if self.available:
+            self._wish = _Wish("sampled" if mode == "sampled" else "greedy", min(max(int(size), SMALLEST), LARGEST), until_s)
+
+    def after(self, step: int) -> None:
+        """Once an iteration, from the thread that trains, with the environment steps so far."""
+        wish = self._wish
+        if wish is not self._over:
+            assert wish is not None
+            try:
+                self._show(wish, step)
+            except Exception as error:
+                self._give_up(error)
+
+    def close(self) -> None:
+        """Watch no more, and let go of all buffers."""
+        self.absence = self.absence or "the run has ended"
+        self._over, self._stage, self._drawn = self._wish, None, None
+
+    def _show(self, wish: _Wish, step: int) -> None:
+        now_s = self._clock()
+        if not (self.available and now_s < wish.until_s):
+            self._over, self._drawn = wish, None
+            return
+        if self._stage is None:
+            self._stage = self._make_stage()
+        self._publish(self._stage)
+        if self._drawn is None and now_s - self._drawn_s >= self._interval_s:
+            self._stage.draw(wish.size, wish.mode)
+            self._drawn, self._drawn_s = _Drawn(step, wish.size, wish.mode), self._clock()
+            self._publish(self._stage)
+
+    def _publish(self, stage: Stage) -> None:
+        drawn = self._drawn
+        if drawn is not None and stage.arrived():
+            self._drawn = None
+            pixels = stage.pictures(drawn.size)
+            self._writer.frame(drawn.step, pixels, lanes=stage.lanes, height=drawn.size, width=drawn.size, mode=drawn.mode)
+
+    def _give_up(self, error: Exception) -> None:
+        lines = str(error).strip().splitlines()
+        self.absence = f"{type(error).__name__}: {lines[0] if lines else 'no further word'}"
+        self.close()
+        log.warning("the agent can no longer be watched, training goes on: %s", self.absence)

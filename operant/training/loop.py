@@ -1,0 +1,389 @@
+"""One training run, from its resolved configuration to its end: the loop, and what happens between two iterations.
+
+Knows the run folder, the clock of the loop, and what an evaluation, a checkpoint, a request or a broken number asks for; knows no algorithm's parts and
+never draws. How a folder becomes a trainer is operant/training/worker.py, how it is asked for something operant/training/requests.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from operant import __version__, algos, runs, text
+from operant.compute.runtime import out_of_memory
+from operant.config.load import Config
+from operant.errors import ConfigError, DeviceError, DivergedError, MachineError, OperantError, StoppedError
+from operant.runs.checkpoints import Checkpoint, Store
+from operant.runs.control import Inbox, Order
+from operant.runs.history import History, salvage
+from operant.runs.metrics import TERMINAL, Writer
+from operant.training.evaluate import Evaluator
+from operant.training.live_agent import FRAME_BYTES, Watcher
+from operant.training.meters import Meters, NotFinite, metrics_for
+from operant.training.requests import Attendant, Heartbeat, Orders, Stop
+from operant.worlds.device_world import World
+
+_PAUSE_LOOK_S = 0.05
+_FILE_LOOK_S = 5.0
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_LEVELS = {"info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
+
+log = logging.getLogger("operant")
+
+
+class _Save(NamedTuple):
+    """A checkpoint that a thread is still writing, and who waits for it."""
+
+    step: int
+    best: bool
+    orders: list[Order]
+
+
+class Trainer:
+    """One run, from its resolved configuration to its end."""
+
+    def __init__(self, folder: Path, document: dict[str, Any], config: Config, device: torch.device, checkpoint: Checkpoint | None, orders: Orders) -> None:
+        self.folder, self.config, self.orders = folder, config, orders
+        self.session, run_uuid = document["session"], bytes.fromhex(document["uuid"])
+        world = World(config.environment, config.lanes, seed=config.run.seed, device=device, params=config.params)
+        self.algo = algos.load(config.algo_name)(world, config.algo, config.net, seed=config.run.seed, steps=config.run.steps)
+        self.iteration, self.step = 0, 0
+        self.total_iterations = -(-config.run.steps // self.algo.steps_per_iteration)
+        self.best_mean, self.last_evaluation, self._evaluation = float("-inf"), -1, float("nan")
+        self.store = Store(folder / "checkpoints", run_uuid=document["uuid"], keep=config.checkpoint.keep, report=self._not_saved)
+        self._unconfirmed: _Save | None = None
+        self._failures, self._problem = 0, ""
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        self.evaluator = None
+        if config.eval.every:
+            self.evaluator = Evaluator(self.algo.policy, config.environment, config.params, episodes=config.eval.episodes, seed=config.run.seed)
+        orders.begin()
+        metrics_path, history_path = folder / "metrics.mm", folder / "history"
+        if checkpoint is not None:
+            salvage(history_path, metrics_path)
+        self.writer = Writer(
+            metrics_path, metrics_for(self.algo), run_uuid=run_uuid, session=self.session, version=__version__,
+            frame_bytes=FRAME_BYTES if config.environment.shade is not None else 0,
+        )  # fmt: skip
+        rewind_to = self.step if checkpoint is not None else None
+        self.history = History(history_path, metrics_path, writer=self.writer, run_uuid=run_uuid, session=self.session, rewind_to=rewind_to)
+        self.watcher = Watcher(self.algo.policy, config.environment, config.params, seed=config.run.seed, device=device, writer=self.writer)
+        self.inbox = Inbox(folder, run_uuid, report=lambda line: self.say(line, level="warn", code="control"))
+        self._state_turn, self._over = threading.Lock(), False
+        self._looked_s, self._told_write_errors, self._told_absence = time.monotonic(), False, False
+        where = f"{config.environment.name}, {config.algo_name}, {config.lanes:,} lanes on {document.get('device_name', device)}"
+        resumed = f"resumed from {checkpoint.path.name} (session {self.session})" if checkpoint is not None else "started"
+        self.say(f"{resumed}: {where}", code="resume" if checkpoint is not None else "note")
+
+    # WORDS
+
+    def say(self, line: str, *, level: str = "info", code: str = "note") -> None:
+        """A line for the log and the events. From any thread."""
+        log.log(_LEVELS[level], "%s", line)
+        self._tell(line, level=level, code=code)
+
+    def _tell(self, line: str, *, level: str = "info", code: str = "note") -> None:
+        """A line for the events alone: what the log does not need, or has in other words."""
+        self.writer.event(line, level=level, code=code, step=self.step)
+
+    def _set_state(self, state: str, *, reason: int = 0, exit_code: int = 0) -> None:
+        """From any thread; after the last word nothing more is said."""
+        with self._state_turn:
+            if not self._over:
+                self._over = state in TERMINAL
+                self.writer.set_state(state, reason=reason, exit_code=exit_code)
+
+    def _note(self, **fields: Any) -> None:
+        """Add to the run's document; a full disk costs the note, not the run."""
+        try:
+            runs.update_document(self.folder, **fields)
+        except MachineError as error:
+            log.warning("%s", error)
+
+    # REQUESTS (called by the attendant's thread)
+
+    def ending(self) -> None:
+        """The run stops, as soon as the loop looks."""
+        self._set_state("stopping", reason=0 if self.orders.stop is None else self.orders.stop.number)
+
+    def acknowledge(self, sequence: int, result: int) -> None:
+        """Request number `sequence` has come to `result`."""
+        self.writer.acknowledge(sequence, result)
+
+    def watch(self, mode: str, size: int, until_s: float) -> None:
+        """Somebody wants to see the agent until then, by `time.monotonic`."""
+        self.watcher.want("sampled" if mode == "sampled" else "greedy", size, until_s)
+        if self.watcher.absence and not self._told_absence:
+            self._told_absence = True
+            self._tell(f"the agent cannot be watched: {self.watcher.absence}")
+
+    # LOOP
+
+    def run(self, lock: runs.Lock) -> None:
+        """Train until the steps are done, the target is reached, or somebody stops it. Leaves the last checkpoint and a terminal state."""
+        self._lock = lock
+        self.orders.last_word = self._out_of_time
+        self.history.start()
+        with Heartbeat(self.writer.heartbeat), Attendant(self.inbox, self.orders, self):
+            try:
+                self._loop()
+            except OperantError as error:
+                states = {DivergedError: "diverged", StoppedError: "stopped", DeviceError: "gpu_fault"}
+                self._end(states.get(type(error), "failed"), error)
+                raise
+            except Exception as error:
+                told = device_error(error)
+                self._end(("oom" if "memory" in str(told) else "gpu_fault") if told else "failed", told or error)
+                if told is not None:
+                    raise told from error
+                raise
+            self._end("finished", None)
+
+    def _loop(self) -> None:
+        algo, config = self.algo, self.config
+        self.meters = meters = Meters(algo, self.writer, record_hz=config.run.record_hz, iteration=self.iteration, step=self.step)
+        if self.best_mean > float("-inf"):  # of the session before
+            meters.evaluated(self._evaluation, self.best_mean)
+        if self.iteration == 0:
+            algo.start()
+        self._set_state("running")
+        solved = False
+        while self.iteration < self.total_iterations and not solved:
+            self.writer.set_phase("rollout")
+            meters.measure("collect", algo.collect)
+            self.writer.set_phase("update")
+            meters.measure("update", algo.update)
+            self.iteration += 1
+            self.step += algo.steps_per_iteration
+            self.writer.tick()
+            if not_finite := meters.after(self.step):
+                self._diverged(not_finite)
+            if self.evaluator is not None and self.iteration % config.eval.every == 0:
+                solved = self._evaluate()
+            if self.iteration % config.checkpoint.every == 0:
+                self._save()
+            self._confirm(wait=False)
+            self._look_after_the_files()
+            self.watcher.after(self.step)
+            if self.orders.pending and not solved:
+                self._obey()
+        if self.evaluator is not None and self.last_evaluation != self.iteration:
+            solved = self._evaluate()
+        self._finish()
+        reached = f"target {config.run.target:g} reached" if solved and config.run.target is not None else "all steps done"
+        self.say(f"finished: {reached} after {self.step:,} steps")
+
+    def _obey(self) -> None:
+        """Do what was asked, between two iterations; stays here while paused."""
+        if self.orders.checkpoint:
+            self._save()
+        if self.orders.paused_by is not None and self.orders.stop is None:
+            self._pause(self.orders.paused_by)
+        if self.orders.stop is not None:
+            self._stop(self.orders.stop)
+
+    def _pause(self, by: str) -> None:
+        """Wait until somebody says to go on, or to stop. Nothing of the training changes meanwhile; checkpoints and the agent's picture are to be had."""
+        orders, began_s, saving_s = self.orders, time.monotonic(), 0.0
+        orders.waiting = True
+        self._note(paused_by=by, paused_boottime_ns=time.clock_gettime_ns(_BOOTTIME))
+        self._set_state("paused")
+        self.writer.set_phase("idle")
+        self.say(f"paused by {by} at step {self.step:,}", code="pause")
+        while orders.paused_by is not None and orders.stop is None:
+            orders.answer("pause", "done", f"paused at step {self.step:,}")
+            if orders.checkpoint:
+                saved_s = time.monotonic()
+                self._save()
+                self.writer.set_phase("idle")
+                saving_s += time.monotonic() - saved_s
+            self._confirm(wait=False)
+            self._look_after_the_files()
+            self.watcher.after(self.step)
+            time.sleep(_PAUSE_LOOK_S)  # a signal's handler cannot wake an Event without the risk of waiting for itself
+        orders.waiting = False
+        waited_s = time.monotonic() - began_s
+        self.meters.paused(waited_s - saving_s)
+        if orders.stop is None:
+            self._set_state("running")
+            self.say(f"goes on after a pause of {text.duration(waited_s)}", code="unpause")
+        orders.answer("unpause", "done", f"it trains again, from step {self.step:,}")
+
+    def _finish(self) -> None:
+        """The last record and the last checkpoint, both complete."""
+        if not_finite := self.meters.flush(self.step):
+            self._diverged(not_finite)
+        self._save(wait=True)
+
+    def _stop(self, stop: Stop) -> None:
+        self.ending()
+        if not stop.number:
+            self._note(stopped_by=stop.by)
+        self._finish()
+        saved = "with a checkpoint" if not self._failures else f"without a checkpoint: {self._problem}"
+        raise StoppedError(f"stopped by {stop.by} at step {self.step:,}, {saved}")
+
+    def _end(self, state: str, error: Exception | None) -> None:
+        """The last word, once a checkpoint that is still being written is complete and the history is safe."""
+        self._confirm(wait=True)
+        self._tell_write_errors()
+        if error is not None:  # the log has it in full
+            line = str(error).split("\n", 1)[0] if isinstance(error, OperantError) else f"{type(error).__name__}: {error}"
+            about = {"stopped": "stop", "diverged": "diverged"}.get(state, "fault")
+            self._tell(line, level="info" if state == "stopped" else "error", code=about)
+        for verb in ("stop", "pause", "unpause", "checkpoint"):
+            self.orders.answer(verb, "done" if verb == "stop" else "failed", f"{state} at step {self.step:,}")
+        self.watcher.close()
+        self.history.close(timeout_s=1.0 if state in ("gpu_fault", "oom") else 5.0)
+        stop = self.orders.stop
+        code = 0 if error is None else error.exit_code if isinstance(error, OperantError) else 1
+        self._set_state(state, reason=stop.number if stop is not None and state == "stopped" else 0, exit_code=code)
+
+    def _out_of_time(self) -> None:
+        """A stop took too long: the process leaves, as it is."""
+        assert self.orders.stop is not None
+        self._tell("the stop took too long: left without a checkpoint", level="warn", code="stop")
+        self._set_state("stopped", reason=self.orders.stop.number, exit_code=StoppedError.exit_code)
+
+    def _look_after_the_files(self) -> None:
+        """Put back what somebody deleted or replaced. Raises BusyError where the folder has another trainer, MachineError where it takes no lock."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s > _FILE_LOOK_S:
+            self._looked_s = now_s
+            if self._lock.restore():
+                self.say("run.lock had been deleted or replaced, and was put back", level="warn", code="file")
+            self._tell_write_errors()
+            with contextlib.suppress(MachineError):
+                if self.writer.restore():
+                    self.say("metrics.mm had been deleted or replaced, and was put back", level="warn", code="file")
+
+    def _tell_write_errors(self) -> None:
+        if self.writer.write_errors and not self._told_write_errors:
+            self._told_write_errors = True
+            self.say("metrics.mm could not be written (is the disk full?): training goes on, what it shows is incomplete", level="warn", code="file")
+
+    # EVALUATION
+
+    def _evaluate(self) -> bool:
+        """Play greedy episodes; True where the target is reached. A new best is saved as such."""
+        evaluator = self.evaluator
+        assert evaluator is not None
+        self.writer.set_phase("eval")
+        result = self.meters.measure("evaluate", lambda: evaluator.run(self.iteration))
+        self.last_evaluation = self.iteration
+        best = result.mean > self.best_mean
+        self.best_mean = max(self.best_mean, result.mean)
+        self.meters.evaluated(result.mean, self.best_mean)
+        self.say(f"eval {result.mean:.1f} ±{result.ci95:.1f} (n={result.episodes}) at step {self.step:,}{', best' if best else ''}", code="eval")
+        self._write_evaluation({"schema": 1, "step": self.step, "iteration": self.iteration, "session": self.session, **result._asdict()})
+        self._evaluation = result.mean
+        target = self.config.run.target
+        solved = target is not None and result.mean >= target
+        if best:
+            self._save(best=True, wait=solved)
+        return solved
+
+    def _write_evaluation(self, evaluation: dict[str, Any]) -> None:
+        """A line in eval/evaluations.jsonl; a full disk costs the line, not the run."""
+        try:
+            (self.folder / "eval").mkdir(mode=0o700, exist_ok=True)
+            with open(self.folder / "eval" / "evaluations.jsonl", "a", encoding="utf-8") as lines:
+                lines.write(json.dumps(evaluation) + "\n")
+        except OSError as error:
+            self.say(f"eval/evaluations.jsonl could not be written: {error.strerror}", level="warn", code="file")
+
+    # CHECKPOINTS
+
+    def _document(self) -> dict[str, Any]:
+        """What a resumed run needs beside the tensors."""
+        return {
+            "step": self.step,
+            "iteration": self.iteration,
+            "evaluation": self._evaluation,
+            "best_value": self.best_mean,
+            "last_evaluation": self.last_evaluation,
+        }
+
+    def _save(self, *, best: bool = False, wait: bool = False) -> None:
+        """Make a checkpoint, for whoever asked for one too."""
+        self.orders.checkpoint = False
+        save = _Save(self.step, best, self.orders.take("checkpoint"))
+        self.writer.set_phase("checkpoint")
+        self.meters.measure("checkpoint", lambda: self._snapshot(save, wait=wait))
+
+    def _snapshot(self, save: _Save, *, wait: bool) -> None:
+        tensors = {name: value.detach().to("cpu", copy=True) for name, value in self.algo.tensors().items()}  # sync: a checkpoint
+        self._confirm(wait=True)
+        self.store.save_async(self.step, tensors, self._document(), session=self.session, best=save.best, must_be_finite=["policy/parameters"])
+        self._unconfirmed = save
+        self._confirm(wait=wait)
+
+    def _confirm(self, *, wait: bool) -> None:
+        """Say that a checkpoint is safe, once it is, or that it is not."""
+        save = self._unconfirmed
+        if save is None or (self.store.saving and not wait):
+            return
+        path, self._unconfirmed = self.store.wait(), None
+        if path is None:
+            self._failures += 1
+            self.orders.tell(save.orders, "failed", self._problem)
+        else:
+            self._failures = 0
+            self.writer.set_checkpoint(save.step)
+            self.meters.checkpointed()
+            self.history.sync()
+            self._tell(f"checkpoint of step {save.step:,}{', best' if save.best else ''}", code="checkpoint")
+            self.orders.tell(save.orders, "done", f"checkpoints/{path.name}")
+        self.writer.set_checkpoint_failures(self._failures)
+
+    def _not_saved(self, line: str) -> None:
+        """What the store has to say: why there is no checkpoint, what was passed over or could not be deleted. From its thread, too."""
+        self._problem = line
+        self.say(line, level="warn", code="checkpoint")
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        own = self.algo.tensors()
+        odd = [
+            f"{name}: the checkpoint has {tuple(there.shape) if there is not None else 'nothing'}, this configuration {tuple(here.shape)}"
+            for name, here in own.items()
+            if (there := checkpoint.tensors.get(name)) is None or there.shape != here.shape
+        ]
+        if odd:
+            raise ConfigError(str(self.folder / "config.toml"), [f"does not fit checkpoint {checkpoint.path.name}: {line}" for line in odd])
+        with torch.no_grad():
+            for name, here in own.items():
+                here.copy_(checkpoint.tensors[name])
+        document = checkpoint.document
+        self.step, self.iteration = document["step"], document["iteration"]
+        self.best_mean, self.last_evaluation, self._evaluation = document["best_value"], document["last_evaluation"], document["evaluation"]
+
+    def _diverged(self, not_finite: NotFinite) -> None:
+        """Name what broke, keep the broken state for a post-mortem, and end: the checkpoints before it stay."""
+        parameters = self.algo.policy.flat.not_finite()
+        names = ", ".join([*parameters[:6], *not_finite.columns[:6]]) or "a loss"
+        self.store.wait()
+        tensors = {name: value.detach().to("cpu", copy=True) for name, value in self.algo.tensors().items()}  # sync: the run is over
+        self.store.quarantine(self.step, tensors, self._document(), session=self.session)
+        steps = self.store.steps()
+        kept = f"the last finite checkpoint is that of step {steps[-1]:,}" if steps else "there is no checkpoint yet"
+        raise DivergedError(
+            f"diverged in iteration {not_finite.iteration:,}: {names} not finite; {kept}. "
+            "Try a lower algo.learning_rate or algo.max_gradient_norm, or algo.normalize_rewards=true"
+        )
+
+
+def device_error(error: Exception) -> DeviceError | None:
+    """The error of a device, in a sentence: out of memory, or a fault after which nothing works. None for all others."""
+    if out_of_memory(error):
+        return DeviceError(f"out of memory: {str(error).splitlines()[0]}. Use fewer env.lanes or a shorter algo.horizon")
+    if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error) or type(error).__name__ == "CudaAPIError":
+        return DeviceError(f"the GPU failed: {str(error).splitlines()[0]}")
+    return None

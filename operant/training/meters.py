@@ -1,0 +1,237 @@
+"""From numbers on the device to records in the metrics file, an iteration late. Knows the algorithm's columns; knows nothing of loops or checkpoints.
+
+Sums over iterations stay on the device. At most `record_hz` times a second they are copied to pinned memory, without waiting, and published once the copy has
+arrived. The cadence changes no trained bit. This module holds the training loop's only routine synchronisation: the host stays at most one iteration ahead.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+
+from operant.compute.graphs import Graphed
+from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, Metric, Writer
+from operant.worlds.device_world import EPISODES, LENGTH, RETURN, TALLIES
+
+_NEVER = -1
+
+
+class NotFinite(NamedTuple):
+    """Where training first produced a number that is not finite."""
+
+    iteration: int
+    columns: tuple[str, ...]  # those of the record's means that are not finite
+
+
+def metrics_for(algo: Any) -> list[Metric]:
+    """The columns of a run's metrics file, in order: episodes, evaluation, the algorithm's own, time, memory, the environment's tallies.
+
+    Counters are sums over a record's iterations: where a history merges records, theirs are added up.
+    """
+    own = [Metric(name, must_be_finite=True) for name in algo.columns if name != "not_finite"]
+    return [
+        Metric("return", unit="reward", higher_better=True),
+        Metric("length", unit="steps"),
+        Metric("episodes", "counter"),
+        Metric("iterations", "counter"),
+        Metric("sps", "rate", unit="steps/s", higher_better=True),
+        Metric("eval/return", unit="reward", higher_better=True),
+        Metric("eval/best_return", unit="reward", higher_better=True),
+        *own,
+        *(Metric(f"seconds/{phase}", "counter", unit="s") for phase in ("collect", "update", "evaluate", "checkpoint")),
+        Metric("memory/allocated_bytes", unit="bytes"),
+        Metric("memory/reserved_bytes", unit="bytes"),
+        *(Metric(f"tally/{name}") for name in algo.world.env.tally),
+    ]
+
+
+class _Pending(NamedTuple):
+    """A copy under way: what the host knew when it began."""
+
+    step: int
+    iterations: int
+    training_s: float
+    seconds: dict[str, float]
+    event: torch.cuda.Event | None
+
+
+class Meters:
+    """Accumulates an algorithm's numbers and publishes records. Call `measure` around each phase and `after` once an iteration."""
+
+    def __init__(self, algo: Any, writer: Writer, *, record_hz: float, iteration: int = 0, step: int = 0) -> None:
+        self._algo, self._writer, self._period_s = algo, writer, 1.0 / record_hz
+        self._device = algo.device
+        self._cuda = self._device.type == "cuda"
+        stats, sums = len(algo.columns), TALLIES + len(algo.world.env.tally)
+        self._stats_window, self._sums_window = slice(0, stats), slice(stats, stats + sums)
+        self._bad_row = algo.columns.index("not_finite")
+        self._totals = torch.zeros(stats + sums, dtype=torch.float64, device=self._device)
+        self._iteration = torch.full((1,), iteration, dtype=torch.int64, device=self._device)
+        self._first_bad = torch.full((1,), _NEVER, dtype=torch.int64, device=self._device)
+        self._host = torch.zeros(stats + sums, dtype=torch.float64, pin_memory=self._cuda)
+        self._host_bad = torch.full((1,), _NEVER, dtype=torch.int64, pin_memory=self._cuda)
+        self._accumulate = Graphed(self._accumulate_once, self._device)
+        self._timed: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._seconds: dict[str, float] = dict.fromkeys(("collect", "update", "evaluate", "checkpoint"), 0.0)
+        self._pending: _Pending | None = None
+        self._iterations, self._published_step = 0, step
+        self._eval_return = self._best_return = math.nan
+        self._unpublished_evaluation = self._unpublished_checkpoint = False
+        self._last_values: Mapping[str, float] = {}
+        self._since = self._last_copy = time.perf_counter()
+        self._not_finite_total = 0
+        self._process = psutil.Process()
+
+    # MEASURE
+
+    def measure(self, phase: str, work: Callable[[], Any]) -> Any:
+        """Do `work` and add its seconds to the phase: by events on a GPU's stream for collect and update, else by the host's clock."""
+        if self._cuda and phase in ("collect", "update"):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            result = work()
+            end.record()
+            self._timed.append((phase, begin, end))
+            return result
+        began = time.perf_counter()
+        result = work()
+        self._seconds[phase] += time.perf_counter() - began
+        return result
+
+    def evaluated(self, mean: float, best: float) -> None:
+        """Take note of an evaluation: the following records show it, and the next one is marked."""
+        self._eval_return, self._best_return = mean, best
+        self._unpublished_evaluation = True
+
+    def checkpointed(self) -> None:
+        """Take note that a checkpoint is safe: the next record is marked."""
+        self._unpublished_checkpoint = True
+
+    def paused(self, seconds: float) -> None:
+        """Take note that training waited, which is no part of its rate."""
+        self._since += seconds
+
+    def _evaluation(self) -> dict[str, float]:
+        return {"eval/return": self._eval_return, "eval/best_return": self._best_return}
+
+    # RECORD
+
+    def after(self, step: int) -> NotFinite | None:
+        """Once an iteration, with the environment steps so far. Tells where training stopped being finite, as soon as the host knows."""
+        self._accumulate()
+        self._iterations += 1
+        self._keep_pace()
+        not_finite = self._publish_arrived()
+        if self._pending is None and time.perf_counter() - self._last_copy >= self._period_s:
+            self._begin_copy(step)
+            if not self._cuda:
+                not_finite = not_finite or self._publish_arrived()
+        return not_finite
+
+    def flush(self, step: int) -> NotFinite | None:
+        """Publish what is left, and wait for it: the last record of a run."""
+        not_finite = self._publish_arrived(wait=True)
+        if self._iterations:
+            self._drain(keep=0)
+            self._begin_copy(step)
+            not_finite = self._publish_arrived(wait=True) or not_finite
+        elif self._unpublished_evaluation and self._last_values:
+            self._publish(step, {**self._last_values, "iterations": 0.0, "episodes": 0.0, **self._evaluation()})
+        return not_finite
+
+    def _accumulate_once(self) -> None:
+        stats = self._algo.stats
+        self._totals[self._stats_window] += stats
+        self._totals[self._sums_window] += self._algo.take()
+        self._iteration += 1
+        bad = (stats[self._bad_row] > 0) & (self._first_bad < 0)
+        self._first_bad.copy_(torch.where(bad, self._iteration, self._first_bad))
+
+    def _keep_pace(self) -> None:
+        if self._cuda:
+            self._drain(keep=2)
+
+    def _drain(self, keep: int) -> None:
+        """Turn measured pairs of events into seconds, all but the last `keep`."""
+        while len(self._timed) > keep:
+            phase, begin, end = self._timed.popleft()
+            end.synchronize()  # sync: waits for the iteration before the one just launched
+            self._seconds[phase] += begin.elapsed_time(end) / 1e3
+
+    def _begin_copy(self, step: int) -> None:
+        self._host.copy_(self._totals, non_blocking=True)
+        self._host_bad.copy_(self._first_bad, non_blocking=True)
+        event = None
+        if self._cuda:
+            event = torch.cuda.Event()
+            event.record()
+        self._totals.zero_()
+        now = time.perf_counter()
+        # Evaluations and checkpoints have columns of their own: what is left is training.
+        training_s = now - self._since - self._seconds["evaluate"] - self._seconds["checkpoint"]
+        self._pending = _Pending(step, self._iterations, training_s, self._seconds, event)
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        self._iterations, self._since, self._last_copy = 0, now, now
+
+    def _publish_arrived(self, *, wait: bool = False) -> NotFinite | None:
+        pending = self._pending
+        if pending is None:
+            return None
+        if pending.event is not None and not pending.event.query():
+            if not wait:
+                return None
+            pending.event.synchronize()  # sync: the last record of a run
+        self._pending = None
+        values = self._values(pending, self._host.tolist())
+        self._publish(pending.step, values)
+        first_bad = int(self._host_bad)
+        if first_bad == _NEVER:
+            return None
+        odd = tuple(metric.name for metric in self._writer.metrics if metric.must_be_finite and not math.isfinite(values[metric.name]))
+        self._not_finite_total += 1
+        self._writer.set_nonfinite(self._not_finite_total)
+        return NotFinite(first_bad, odd)
+
+    def _publish(self, step: int, values: Mapping[str, float]) -> None:
+        flags = (FLAG_EVAL if self._unpublished_evaluation else 0) | (FLAG_CHECKPOINT if self._unpublished_checkpoint else 0)
+        self._writer.publish(step, [values[metric.name] for metric in self._writer.metrics], flags=flags)
+        self._published_step, self._last_values = step, values
+        self._unpublished_evaluation = self._unpublished_checkpoint = False
+
+    def _values(self, pending: _Pending, totals: list[float]) -> Mapping[str, float]:
+        """A record by column name: means over its iterations, sums and means over its episodes."""
+        algo = self._algo
+        sums = totals[self._sums_window]
+        episodes = sums[EPISODES]
+
+        def mean(row: int) -> float:
+            return sums[row] / episodes if episodes else math.nan
+
+        steps = pending.step - self._published_step
+        allocated, reserved = self._memory()
+        values = {
+            "return": mean(RETURN),
+            "length": mean(LENGTH),
+            "episodes": episodes,
+            "iterations": float(pending.iterations),
+            # The first record's time is mostly compilation, and would be no rate of training.
+            "sps": steps / pending.training_s if self._last_values and pending.training_s > 0 else math.nan,
+            **self._evaluation(),
+            "memory/allocated_bytes": allocated,
+            "memory/reserved_bytes": reserved,
+        }
+        values |= {name: total / pending.iterations for name, total in zip(algo.columns, totals[self._stats_window], strict=True)}
+        values |= {f"seconds/{phase}": seconds for phase, seconds in pending.seconds.items()}
+        return values | {f"tally/{name}": mean(TALLIES + k) for k, name in enumerate(algo.world.env.tally)}
+
+    def _memory(self) -> tuple[float, float]:
+        """Bytes that tensors hold and bytes the allocator holds, on a GPU; on a CPU the process's resident bytes, and none."""
+        if self._cuda:
+            return float(torch.cuda.memory_allocated(self._device)), float(torch.cuda.memory_reserved(self._device))
+        return float(self._process.memory_info().rss), math.nan

@@ -1,0 +1,242 @@
+"""What is asked of a training loop, by signals and by requests in files, and the threads that answer for it. Standard library only.
+
+A handler or a thread only sets what the loop looks at between two iterations; the loop decides when it is done. Knows nothing of training, checkpoints
+or run folders, and of the metrics file only what it is told to call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, Protocol
+
+from operant.errors import StoppedError
+from operant.runs.control import RESULTS, Inbox, Order
+
+STOP_DEADLINE_S = 20.0
+"""How long a stop may take, checkpoint included, before the process leaves without one: below the grace of Slurm and Kubernetes."""
+HEARTBEAT_S: Final = 0.25
+_LOOK_S = 0.2
+_LONGEST_WATCH_S = 60.0
+
+
+class Stop(NamedTuple):
+    """Who wants the run to end: a signal's number (0: a request), and its name or that of a person."""
+
+    number: int
+    by: str
+
+
+class Orders:
+    """What was asked and is not done yet.
+
+    Before training begins there is nothing to save, and a stop interrupts: leaving the `with` turns it into a StoppedError.
+    """
+
+    def __init__(self) -> None:
+        self.stop: Stop | None = None
+        self.checkpoint = False
+        self.paused_by: str | None = None  # somebody wants the loop to wait
+        self.waiting = False  # it does
+        self.last_word: Callable[[], None] = lambda: None  # said when a stop takes too long
+        self.answered = threading.Event()  # there are answers to be written down
+        self._turn = threading.Lock()
+        self._unanswered: dict[str, list[Order]] = {}
+        self._answers: deque[tuple[Order, str, str]] = deque()
+        self._starting = True
+        self._before: dict[signal.Signals, Any] = {}
+        self._deadline = threading.Timer(STOP_DEADLINE_S, self._leave)
+        self._deadline.daemon = True
+
+    # SIGNALS
+
+    def __enter__(self) -> Orders:
+        """SIGTERM, SIGINT: stop with a checkpoint. SIGUSR1: checkpoint. SIGUSR2: stacks into the log. SIGHUP: nothing."""
+        handlers: dict[signal.Signals, Any] = {
+            signal.SIGTERM: self._on_stop, signal.SIGINT: self._on_stop, signal.SIGUSR1: self._on_checkpoint, signal.SIGHUP: signal.SIG_IGN,
+        }  # fmt: skip
+        self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # a stderr without a file descriptor
+            faulthandler.register(signal.SIGUSR2, all_threads=True)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
+        # Interrupted imports of C extensions make an ImportError of it, and worse.
+        if self.stop is not None and error is not None and (self._starting or isinstance(error, SystemExit)):
+            raise StoppedError(f"stopped by {self.stop.by} before the first update, with nothing to save") from None
+
+    def begin(self) -> None:
+        """Training begins: from here on a stop waits for the loop."""
+        self._starting = False
+        if self.stop is not None:  # the interruption was lost in a callback from C
+            sys.exit(StoppedError.exit_code)
+
+    def restore(self) -> None:
+        """Give the signals back, in a process that goes on."""
+        self._deadline.cancel()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        faulthandler.unregister(signal.SIGUSR2)
+
+    def _on_stop(self, number: int, frame: object) -> None:
+        self.ask_stop(Stop(number, signal.Signals(number).name))
+        if self._starting:
+            sys.exit(StoppedError.exit_code)  # no library takes a SystemExit for an error of its own
+
+    def _on_checkpoint(self, number: int, frame: object) -> None:
+        self.checkpoint = True
+
+    # ASKING
+
+    @property
+    def pending(self) -> bool:
+        """Whether the loop has something to do between two iterations."""
+        return self.checkpoint or self.stop is not None or self.paused_by is not None
+
+    def ask_stop(self, stop: Stop) -> None:
+        """End the run: the first who asks counts. From any thread or handler."""
+        if self.stop is None:
+            self.stop = stop
+            with contextlib.suppress(RuntimeError):  # a handler that interrupted this very call has started it
+                self._deadline.start()
+
+    def ask(self, order: Order) -> str:
+        """Take an order that is done later; what to tell who asked. From one thread alone."""
+        with self._turn:
+            self._unanswered.setdefault(order.verb, []).append(order)
+        if order.verb == "stop":
+            self.ask_stop(Stop(0, order.by))
+            return "it stops after this iteration"
+        if order.verb == "checkpoint":
+            self.checkpoint = True
+            return "a checkpoint is made after this iteration"
+        if order.verb == "pause":
+            self.answer("unpause", "failed", f"paused again by {order.by}")
+            paused, self.paused_by = self.paused_by, self.paused_by or order.by
+            return "it pauses after this iteration" if paused is None else f"it has been paused by {paused}"
+        paused, self.paused_by = self.paused_by, None
+        if not self.waiting:
+            self.answer("pause", "failed", f"taken back by {order.by}")
+            self.answer("unpause", "done", "it was not paused" if paused is None else "it had not paused yet")
+        return "it goes on"
+
+    def _leave(self) -> None:
+        self.last_word()
+        os._exit(StoppedError.exit_code)
+
+    # ANSWERING
+
+    def take(self, verb: str) -> list[Order]:
+        """All who asked for `verb`: it is for the caller to `tell` them what came of it."""
+        with self._turn:
+            return self._unanswered.pop(verb, [])
+
+    def tell(self, orders: Iterable[Order], result: str, text: str) -> None:
+        """Answer orders that were taken: `result` of control.RESULTS and a sentence. From any thread; waits for no disk."""
+        self._answers.extend((order, result, text) for order in orders)
+        self.answered.set()
+
+    def answer(self, verb: str, result: str, text: str) -> None:
+        """Tell all who asked for `verb` what came of it."""
+        self.tell(self.take(verb), result, text)
+
+    def take_answer(self) -> tuple[Order, str, str] | None:
+        """The next answer to be written down: order, result, sentence."""
+        with contextlib.suppress(IndexError):
+            return self._answers.popleft()
+        return None
+
+
+class Teller(Protocol):
+    """Who speaks for the run: a trainer."""
+
+    def say(self, text: str, *, level: str = "info", code: str = "note") -> None:
+        """A line for the log and the events."""
+
+    def ending(self) -> None:
+        """The run stops, as soon as the loop looks."""
+
+    def watch(self, mode: str, size: int, until_s: float) -> None:
+        """Somebody wants to see the agent until then, by `time.monotonic`."""
+
+    def acknowledge(self, sequence: int, result: int) -> None:
+        """Request number `sequence` has come to `result`."""
+
+
+class Attendant:
+    """A thread that takes requests and answers them at once, while the loop is busy. A thread of its own: the heart must not wait for a disk."""
+
+    def __init__(self, inbox: Inbox, orders: Orders, teller: Teller) -> None:
+        self._inbox, self._orders, self._teller = inbox, orders, teller
+        self._sequence, self._last = 0, ""
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="requests", daemon=True)
+
+    def __enter__(self) -> Attendant:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Answer what is left, and stop."""
+        self._over = True
+        self._orders.answered.set()
+        self._thread.join()
+        for order in self._inbox.poll():
+            if order.verb != "watch":
+                self._inbox.settle(order, "failed", "the run has ended")
+        self._write_answers()
+
+    def _run(self) -> None:
+        while not self._over:
+            self._orders.answered.wait(_LOOK_S)
+            self._orders.answered.clear()
+            for order in self._inbox.poll():
+                self._accept(order)
+            self._write_answers()
+
+    def _accept(self, order: Order) -> None:
+        if order.verb == "watch":
+            self._teller.watch(order.arguments["mode"], order.arguments["size"], time.monotonic() + min(order.left_s, _LONGEST_WATCH_S))
+            return
+        self._sequence, self._last = self._sequence + 1, order.name
+        text = self._orders.ask(order)
+        if order.verb == "stop":
+            self._teller.ending()
+        self._inbox.settle(order, "accepted", text)
+        self._teller.acknowledge(self._sequence, RESULTS.index("accepted"))
+        self._teller.say(f"{order.verb} asked for by {order.by}", code="control")
+
+    def _write_answers(self) -> None:
+        while (found := self._orders.take_answer()) is not None:
+            order, result, text = found
+            self._inbox.settle(order, result, text)
+            if order.name == self._last:
+                self._teller.acknowledge(self._sequence, RESULTS.index(result))
+
+
+class Heartbeat:
+    """A thread that says four times a second that the process lives."""
+
+    def __init__(self, beat: Callable[[], None]) -> None:
+        self._beat, self._over = beat, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._beat()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(HEARTBEAT_S):
+            self._beat()

@@ -1,0 +1,239 @@
+"""The worker: `python -m operant.training.worker RUN_DIR`. Trains one run from its folder, headless, and ends with the exit code of how it went.
+
+Turns a folder into a trainer (operant/training/loop.py) and its ending into an exit code; knows nothing of the loop.
+Everything heavy is imported after the run's lock is held, so that a viewer sees a living run from the first moment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from operant import runs
+from operant.compute.runtime import find_device, importing, quiet_threads, set_threads, wake_gpu
+from operant.errors import DeviceError, MachineError, OperantError, StoppedError
+from operant.text import safe
+from operant.training.requests import Orders
+
+if TYPE_CHECKING:
+    from operant.config.load import Config
+    from operant.training.loop import Trainer
+
+log = logging.getLogger("operant")
+_LOG_CELLS = 4000  # of a line
+
+
+def _device_error(error: Exception) -> DeviceError | None:
+    """The error of a device, in a sentence; None for all others, such as that of an import."""
+    judge = getattr(sys.modules.get("operant.training.loop"), "device_error", None)
+    return judge(error) if judge is not None else None
+
+
+def _keep_sources(folder: Path, config: Config) -> dict[str, str]:
+    """Copy the user's own files into the run folder, so that an evaluation or a resume uses what was trained with; their names there."""
+    names: dict[str, str] = {}
+    for key, source in (("environment_file", config.environment_file), ("network_file", config.network_file)):
+        if source is None:
+            continue
+        kept = folder / "source" / source.name
+        if source.resolve() != kept.resolve():
+            kept.parent.mkdir(mode=0o700, exist_ok=True)
+            shutil.copyfile(source, kept)
+        names[key] = f"source/{source.name}"
+    return names
+
+
+def _git_commit(folder: Path) -> str | None:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=5, check=True)
+        return done.stdout.strip()
+    return None
+
+
+def _asked(folder: Path, request: dict[str, Any], resume: bool) -> tuple[Path | None, list[str], Path]:
+    """The configuration's file, overrides, and the folder that files of overrides are relative to: of the request of a new run, or of a resume."""
+    from operant.config.recipes import find_source
+
+    directory = Path(request["directory"])
+    if resume:
+        return folder / "config.toml", list(request.get("resume_overrides", ())), Path(request.get("resume_directory", directory))
+    overrides = list(request["overrides"])
+    if request.get("environment_file"):
+        overrides.append(f"env.name={request['environment_file']}")
+    return find_source(request["config"]) if request["config"] else None, overrides, directory
+
+
+def _likely_device(source: Path | None, overrides: list[str]) -> str:
+    """`run.device` as it was written, before anybody has checked it."""
+    from operant.config import raw
+
+    section = raw.read(source, overrides).data.get("run")
+    return str(section.get("device", "auto")) if isinstance(section, dict) else "auto"
+
+
+def prepare(folder: Path, *, resume: str | None, orders: Orders, trusted: bool = False) -> Trainer:
+    """Everything up to the first iteration. Raises OperantError for all that can be wrong before it."""
+
+    def phase(text: str, **fields: Any) -> None:
+        runs.update_document(folder, phase=text, **fields)
+
+    document = runs.read_json(folder / "run.json")
+    source, overrides, directory = _asked(folder, document["request"], resume is not None)
+    wake_gpu(_likely_device(source, overrides))
+    with importing():
+        import numba
+        import torch
+
+        from operant.config import load as configuration
+        from operant.config import trust
+        from operant.runs.checkpoints import Store
+        from operant.training import auto_lanes
+        from operant.training.loop import Trainer
+
+        phase("reading the configuration")
+        config = configuration.load(source, overrides, folder=directory, trusted=trusted)
+    device = find_device(config.run.device)
+    # What was chosen here is written down, so that a resume chooses the same and ends in the same bits.
+    config = replace(config, run=config.run.model_copy(update={"threads": set_threads(config.run.threads), "device": str(device)}))
+    if config.env.lanes == "auto":
+        phase("trying how many lanes fit")
+        config = auto_lanes.resolved(config, device, report=log.info)
+    checkpoint = None
+    if resume is not None:
+        which = int(resume) if resume.isdecimal() else resume
+        checkpoint = Store(folder / "checkpoints", run_uuid=document["uuid"], report=log.warning).load(which)
+    document = runs.update_document(
+        folder,
+        phase="compiling kernels",
+        env=config.environment.name,
+        algo=config.algo_name,
+        lanes=config.lanes,
+        steps=config.run.steps,
+        target=config.run.target,
+        device=str(device),
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        seed=config.run.seed,
+        draws=config.environment.shade is not None,
+        session=document.get("session", 0) + 1,
+        git_commit=_git_commit(directory),
+        python=sys.version.split()[0],
+        torch=torch.__version__,
+        numba=numba.__version__,
+    )
+
+    def write(config: Config) -> None:
+        kept = _keep_sources(folder, config)
+        _replace(folder / "config.toml", configuration.to_toml(config, **kept))
+        runs.update_document(folder, sources=trust.hashes(folder, kept.values()))
+
+    if checkpoint is None:
+        write(config)
+    trainer = Trainer(folder, document, config, device, checkpoint, orders)  # which refuses a checkpoint that does not fit: until then nothing is overwritten
+    if checkpoint is not None or trainer.algo.config != config.algo:
+        write(replace(config, algo=trainer.algo.config))  # with what the algorithm has chosen in its turn
+    return trainer
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises MachineError."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, path)
+    except OSError as error:
+        raise MachineError(f"{path} cannot be written ({error.strerror})") from None
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _train(folder: Path, resume: str | None, orders: Orders, lock: runs.Lock, trusted: bool) -> None:
+    """Train the run of a folder whose lock this process holds. Raises OperantError."""
+    runs.update_document(folder, **runs.identity(), folder_inode=folder.stat().st_ino, phase="importing torch", paused_by=None, stopped_by=None)
+    quiet_threads()
+    try:
+        trainer = prepare(folder, resume=resume, orders=orders, trusted=trusted)
+    except OperantError:
+        raise
+    except Exception as error:
+        if (told := _device_error(error)) is not None:
+            raise told from error
+        raise
+    trainer.run(lock)
+
+
+def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
+    """Train the run of a folder in a process that goes on: its lock and the signals are taken, and given back. Raises OperantError.
+
+    `trusted`: see `config.load`.
+    """
+    lock, orders = runs.acquire(folder), Orders()
+    try:
+        with orders:
+            _train(folder, resume, orders, lock, trusted)
+    finally:
+        orders.restore()
+        if runs.integer_of(runs.read_json(folder / "run.json"), "pid") == os.getpid():
+            with contextlib.suppress(MachineError):
+                runs.update_document(folder, pid_start_ticks=None)  # this process lives on, the run's worker does not
+        lock.release()
+
+
+def _worked(folder: Path, resume: str | None, trusted: bool = False) -> int:
+    """Train, with every word of how it went in the log; the exit code."""
+    try:
+        with Orders() as orders:
+            lock = runs.acquire(folder)  # and kept: it goes with the process
+            _train(folder, resume, orders, lock, trusted)
+    except StoppedError as error:
+        log.info("%s", error)
+        return error.exit_code
+    except OperantError as error:
+        sys.stderr.write(f"error: {safe(error, _LOG_CELLS, lines=True)}\n")
+        return error.exit_code
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return safe(super().format(record), _LOG_CELLS, lines=True)
+
+
+def write_log() -> None:
+    """The log goes to stderr: what Operant says, and others' warnings, as plain text, since it may be a terminal."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Plain("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    log.setLevel(logging.INFO)
+
+
+def main() -> NoReturn:
+    """The worker's command line: ends the process with the exit code of how training went."""
+    parser = argparse.ArgumentParser(prog="python -m operant.training.worker", description="Train the run of a folder (what `operant train` starts)")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--resume", metavar="last|best|STEP", default=None)
+    parser.add_argument("--trust", action="store_true")
+    arguments = parser.parse_args()
+    write_log()
+    code = _worked(arguments.folder, arguments.resume, arguments.trust)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    # At once: taking torch apart costs a second, in which the lock must not be free, or the run would be neither living nor ended.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

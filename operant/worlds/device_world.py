@@ -1,0 +1,243 @@
+"""N lanes of one environment on a device: buffers, and the kernels that step and reset them. Knows no policy and no algorithm, and of a step only its parts.
+
+Layout is field-major: state (F, N), observations (O, N), so that neighbouring threads touch neighbouring addresses. Observations that are pictures are an
+(O, N) view of memory that holds one after the other, (N, O), as whoever draws them and whoever reads them wants it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from operant.compute import rng
+from operant.compute.kernel import Kernel, bind
+from operant.envs import Box, Env, ranges
+from operant.worlds import pixels
+from operant.worlds.lane import begin_body, end_body, has_cells, parts_body, reset_body, step_body
+
+EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of what `take` returns; an environment's own tallies follow
+
+
+class Lanes(NamedTuple):
+    """What a lane keeps from step to step. Tensors outside the kernel, arrays inside."""
+
+    state: Any  # (F, N) float32
+    cells: Any  # (C, N) of the environment's type; None where it has none: every buffer that a launch names costs it time
+    scratch: Any  # (S, N) int32, worth nothing between calls; None likewise
+    age: Any  # (N) int32, steps since the last reset
+    running: Any  # (1 + K, N) float32, sums over the episode under way: return, tallies
+    finished: Any  # (K, N) float32, tallies of the episodes that ended since `take`; None where K is 0
+    tick: Any  # (1) int64, steps this world has taken; a captured graph reads it, so it lives on the device
+    seed: Any  # (2) uint32, as int32
+    lane0: int  # global number of the first lane
+
+
+class Slot(NamedTuple):
+    """Where one step's action is read and its outcome written."""
+
+    action: Any  # (A, N) int32 or float32; a Box action is clipped to its bounds in place
+    observation: Any  # (O, N), of the state after the step (and after the reset where the episode ended)
+    # (O, N), written only in lanes that were truncated (or ended at all: see `World`): what an observer would have seen. None where that is a picture and
+    # nothing is ever truncated.
+    final_observation: Any
+    reward: Any  # (N) float32
+    terminated: Any  # (N) uint8
+    truncated: Any  # (N) uint8
+    legal: Any  # (H, N) uint8, 1 for each action that may be taken at `observation`; None where the environment judges none
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """The device with its number: "cuda" and "cuda:0" would otherwise be two, and compile twice."""
+    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
+
+
+FEWEST_PARTS = 8
+"""On a GPU an observation of fewer parts is written by the thread that steps its lane: a launch of its own would cost more than it spares. On an H200, M steps
+a second at 8,192 lanes by the parts and by one thread: Breakout (5) 930 and 1,116, Go (9) 41 and 37, Pacman (13) 648 and 606, Snake (25) 537 and 445."""
+
+
+class _Kernels(NamedTuple):
+    """The launches of a reset and of a step, in the order of a step; None for what an environment does without."""
+
+    reset: Kernel
+    step: Kernel
+    show_final: Kernel | None  # pictures
+    end: Kernel | None
+    show: Kernel | None  # pictures, or an observation in parts
+
+
+@functools.cache
+def _kernels(env: Env, params: Any, device: torch.device, every_final: bool, threads: int) -> _Kernels:
+    """Compiled once for all worlds of the same rules in this process (a run has two: its own and its evaluation's)."""
+    if threads > 1:
+        show = Kernel(parts_body(env, params, threads), device)
+        return _Kernels(Kernel(reset_body(env, params, True), device), Kernel(step_body(env, params, every_final, True), device), None, None, show)
+    reset = Kernel(reset_body(env, params), device)
+    if not env.pixels:
+        return _Kernels(reset, Kernel(step_body(env, params, every_final), device), None, None, None)
+    show = Kernel(pixels.observe_body(env, params), device)
+    if not _shows_finals(env, every_final):
+        return _Kernels(reset, Kernel(step_body(env, params, every_final), device), None, None, show)
+    show_final = Kernel(pixels.observe_final_body(env, params, every_final), device)
+    return _Kernels(reset, Kernel(begin_body(env, params), device), show_final, Kernel(end_body(env, params), device), show)
+
+
+def _shows_finals(env: Env, every_final: bool) -> bool:
+    """Whether anybody can ask for a final observation."""
+    return every_final or env.time_limit is not None
+
+
+class World:
+    """N lanes of an environment on a device.
+
+    `seed` and `stream` name the random numbers (stream 0 is the run's own, others are independent of it); `lane0` is the global number of the first lane.
+    `every_final` asks for the final observation of terminated episodes too, not only of truncated ones. `threads` is how many threads write a lane's
+    observation: by default one for each of its parts (on a GPU where there are many), at least one, which then is the thread that steps the lane. Raises
+    ValueError for others, and UsageError for `params` that are not the environment's or out of their ranges.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        lanes: int,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        params: Any = None,
+        lane0: int = 0,
+        stream: int = 0,
+        every_final: bool = False,
+        threads: int | None = None,
+    ) -> None:
+        self.env, self.count, self.device = env, lanes, _indexed(torch.device(device))
+        # Floats are floats there: 10 and 10.0 compare equal, and must not compile to different kernels.
+        self.params = ranges.checked(env, params)
+        N, K = lanes, len(env.tally)
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        words = rng.split(rng.stream_seed(seed, stream)).view(np.int32)
+        cells = env.cells
+        self.lanes = Lanes(
+            state=zeros(max(env.fields, 1), N),
+            cells=zeros(cells.n if cells else 1, N, dtype=getattr(torch, cells.dtype if cells else "int8")) if has_cells(env) else None,
+            scratch=zeros(max(env.scratch, 1), N, dtype=torch.int32) if has_cells(env) else None,
+            age=zeros(N, dtype=torch.int32),
+            running=zeros(1 + K, N),
+            finished=zeros(K, N) if K else None,
+            tick=zeros(1, dtype=torch.int64),
+            seed=torch.from_numpy(words.copy()).to(self.device),
+            lane0=lane0,
+        )
+        self._carried = zeros(2, dtype=torch.float64)  # sums over all lanes of age and running return when `take` was called last
+        self._bound = bind(self.lanes)
+        self._scene = bind(pixels.Scene(self.lanes.state, self.lanes.cells))
+        most = 1 if env.pixels else max(env.parts, 1)
+        if threads is None:
+            threads = most if self.device.type == "cpu" or most >= FEWEST_PARTS else 1
+        if not 1 <= threads <= most:
+            raise ValueError(f"{threads} threads a lane: its observation is written in {most}, at most")
+        self._kernels = _kernels(env, self.params, self.device, every_final, threads)
+        self._shown = lanes * (env.pixels**2 if env.pixels else threads)  # threads that write observations
+        self._shows_finals = not env.pixels or _shows_finals(env, every_final)
+        # A lane is truncated at most once within so many steps: their final pictures have room in one buffer, a small part of a rollout's.
+        self.final_window = env.time_limit if env.pixels and env.time_limit is not None and not every_final else 1
+
+    def slot(self, steps: int | None = None) -> Slot:
+        """Fresh buffers for one step, or with `steps` T for a rollout, each with a leading T (observations and legal actions T + 1: see `bind`).
+
+        Final observations have a leading T / W, rounded up, where `final_window` is W.
+        """
+        env, N = self.env, self.count
+        T = () if steps is None else (steps,)
+        after = () if steps is None else (steps + 1,)
+        actions = torch.float32 if isinstance(env.action, Box) else torch.int32
+
+        def zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        def seen(*lead: int) -> torch.Tensor:
+            O, kind = env.observation.size, getattr(torch, env.observation.dtype)
+            return zeros((*lead, N, O), kind).transpose(-1, -2) if env.pixels else zeros((*lead, O, N), kind)
+
+        return Slot(
+            action=zeros((*T, env.action_size, N), actions),
+            observation=seen(*after),
+            final_observation=seen(*(-(-length // self.final_window) for length in T)) if self._shows_finals else None,
+            reward=zeros((*T, N)),
+            terminated=zeros((*T, N), torch.uint8),
+            truncated=zeros((*T, N), torch.uint8),
+            legal=zeros((*after, env.mask_size, N), torch.uint8) if env.mask_size else None,
+        )
+
+    def bind(self, slot: Slot, step: int | None = None) -> Slot:
+        """A slot as `step` wants it: of one step, or step t of a rollout, which writes the observation and the legal actions of t + 1.
+
+        Step -1 of a rollout is what `reset` wants: it writes those of step 0.
+        """
+        if step is not None:
+            places = {"observation": step + 1, "legal": step + 1, "final_observation": max(step, 0) // self.final_window}
+            slot = Slot(*(None if buffer is None else buffer[places.get(name, step)] for name, buffer in slot._asdict().items()))
+        return bind(slot._replace(observation=self._pictures(slot.observation), final_observation=self._pictures(slot.final_observation)))
+
+    def _pictures(self, seen: torch.Tensor | None) -> torch.Tensor | None:
+        """Observations (O, N) as whoever writes them wants them: pictures as (N, H, W, 3)."""
+        return seen.t().unflatten(1, self.env.observation.shape) if seen is not None and self.env.pixels else seen
+
+    def reset(self, slot: Slot) -> None:
+        """Begin every lane anew and write the first observations to the slot (a bound one). Counts as one tick."""
+        self._kernels.reset(self.count, self._bound, slot)
+        self._show(self._kernels.show, slot)
+        self.lanes.tick.add_(1)
+        self._carried.zero_()
+
+    def step(self, slot: Slot, offset: int = 0) -> None:
+        """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see `advance`."""
+        kernels = self._kernels
+        kernels.step(self.count, self._bound, slot, offset)
+        if kernels.show is not None:
+            self._show(kernels.show_final, slot)
+            if kernels.end is not None:
+                kernels.end(self.count, self._bound, slot, offset)
+            self._show(kernels.show, slot)
+
+    def _show(self, kernel: Kernel | None, slot: Slot) -> None:
+        """Draw the pictures of all lanes, or those that the kernel picks, or write their observations; nothing where there is no such kernel."""
+        if kernel is not None:
+            kernel(self._shown, self._scene, slot)
+
+    def advance(self, steps: int) -> None:
+        """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""
+        self.lanes.tick.add_(steps)
+
+    def take(self, slot: Slot) -> torch.Tensor:
+        """Sums over the episodes that ended in the steps of a slot (unbound), which are all steps since the last call: (3 + K) float64.
+
+        Episodes, their lengths and returns, tallies. What all lanes gained is what ended episodes add up to, and what is under way now, less what was
+        under way before. Summed in a fixed order.
+        """
+        lanes = self.lanes
+        now = torch.stack([lanes.age.sum(dtype=torch.float64), lanes.running[0].sum(dtype=torch.float64)])
+        gained = torch.stack([torch.full_like(now[0], slot.reward.numel()), slot.reward.sum(dtype=torch.float64)])
+        episodes = (slot.terminated | slot.truncated).sum(dtype=torch.float64)
+        sums = [episodes[None], gained + self._carried - now]
+        self._carried.copy_(now)
+        if lanes.finished is not None:
+            sums.append(lanes.finished.sum(dim=1, dtype=torch.float64))
+            lanes.finished.zero_()
+        return torch.cat(sums)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that a resumed run needs to go on as if nothing had happened, by name."""
+        own = {name: value for name, value in self.lanes._asdict().items() if isinstance(value, torch.Tensor) and name not in ("scratch", "seed")}
+        return {**own, "carried": self._carried}
+
+    @property
+    def can_truncate(self) -> bool:
+        """Whether a time limit can end an episode."""
+        return self.env.time_limit is not None and math.isfinite(self.env.time_limit)

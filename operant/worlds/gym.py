@@ -1,0 +1,412 @@
+"""A world as a Gymnasium vector environment (`make_vec`) and as a Stable-Baselines3 one (`SB3VecEnv`). Knows no policy and no algorithm.
+
+Resets happen in the step that ends an episode (Gymnasium's `AutoresetMode.SAME_STEP`): `step` returns the first observation of the next
+episode, and the last one of the old is in `info`, under the keys that Gymnasium's own `SyncVectorEnv` uses with its
+`RecordEpisodeStatistics` around each environment:
+
+    info["final_obs"], info["_final_obs"]                 the true last observations, and in which lanes
+    info["final_info"]["episode"]["r" | "l" | "t"]        the episode's return, length, and seconds
+    info["final_info"]["tally"][name]                     the environment's own sums, where it keeps any
+
+Where an environment says which actions are legal, `reset` and `step` put into `info`
+
+    info["action_mask"]                                   (N, H) int8, 1 for each action that may be taken now; of MultiDiscrete one block after the other
+
+With `output="numpy"` the keys of ended episodes are there in the steps in which an episode ended, and every array is a copy. With `output="torch"` nothing
+leaves the device and nothing waits for it, so nobody can know whether an episode ended: the keys are always there, the masks say where
+they hold, and there is no "t".
+
+Needs `gymnasium`, and for SB3VecEnv `stable_baselines3`; both are optional in this package.
+"""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from operant import envs
+from operant.envs import Box, Discrete, Env
+from operant.errors import MachineError, OperantError, UsageError
+from operant.worlds.device_world import Slot, World
+
+try:
+    import gymnasium
+    from gymnasium.vector import AutoresetMode, VectorEnv
+    from gymnasium.vector.utils import batch_space
+except ImportError as missing:
+    raise MachineError('operant.gym needs Gymnasium 1.2 or later, which is not installed: pip install "gymnasium>=1.2,<2"') from missing
+
+try:
+    from stable_baselines3.common.vec_env import VecEnv
+
+    _SB3 = True
+except ImportError:
+    VecEnv, _SB3 = object, False  # type: ignore[assignment, misc]
+
+__all__ = ["OperantVectorEnv", "SB3VecEnv", "make_vec"]
+
+_OUTPUTS = ("numpy", "torch")
+
+
+def make_vec(
+    name: str | Env,
+    num_envs: int = 1,
+    *,
+    device: str | torch.device = "cpu",
+    seed: int | None = None,
+    output: str = "numpy",
+    params: Mapping[str, Any] | tuple[Any, ...] | None = None,
+    pixels: int | None = None,
+) -> OperantVectorEnv:
+    """`num_envs` lanes of an environment as a `gymnasium.vector.VectorEnv`.
+
+    `name` is an environment's name, its Gymnasium id, or the path of a file ending in `.py`; an `Env` is taken as it is. `params` are
+    values of its `Params` by name, or a whole `Params`. Without a `seed` the operating system picks one. `output="torch"` returns tensors
+    on `device`; "numpy" returns arrays. With `pixels` observations are pictures, (pixels, pixels, 3) bytes each.
+
+    Raises UsageError (a name, number or parameter that is not allowed, an environment without pictures), MachineError (no such device),
+    NotFoundError (no such file).
+    """
+    env = name if isinstance(name, Env) else _find(name)
+    if num_envs < 1:
+        raise UsageError(f"num_envs is {num_envs}: it must be at least 1")
+    if pixels is not None:
+        env = _with_pixels(env, pixels)
+    if output not in _OUTPUTS:
+        raise UsageError(f"output is {output!r}: it must be 'numpy' or 'torch'")
+    seed = secrets.randbits(63) if seed is None else _checked_seed(seed)
+    return OperantVectorEnv(env, num_envs, device=_checked_device(device), seed=seed, output=output, params=params)
+
+
+class _Ended(NamedTuple):
+    """What a step's episode adds up to in each lane, worth something where it ended."""
+
+    length: Any  # (N)
+    total: Any  # (N), the return
+    tallies: Any  # (K, N)
+
+
+class OperantVectorEnv(VectorEnv):
+    """See `make_vec`, which checks what it hands in here.
+
+    `world` is the world underneath. Its episodes are counted into `info`, so do not call its `take` as well.
+    """
+
+    def __init__(self, env: Env, num_envs: int, *, device: torch.device, seed: int, output: str, params: Any) -> None:
+        self.num_envs = num_envs
+        self.world = World(env, num_envs, seed=seed, device=device, params=params, every_final=True)
+        self.single_observation_space = _observation_space(env.observation, bounded=self.world.params == env.Params())
+        self.single_action_space = _action_space(env.action)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
+        self._numpy = output == "numpy"
+        self._seed = seed
+        # Two slots in turn, so that with torch output the observation before a step outlives the step.
+        self._slots = [(slot, self.world.bind(slot)) for slot in (self.world.slot(), self.world.slot())]
+        self._choices = None if isinstance(env.action, Box) else torch.tensor(env.action.n).reshape(-1, 1)  # (A, 1)
+        self._begun = np.zeros(num_envs)  # (N), when each lane's episode began, by time.perf_counter
+        self._no_tallies = torch.zeros(0, num_envs, device=self.world.device)
+        self._everywhere = torch.ones(num_envs, dtype=torch.bool, device=self.world.device)
+        self._started = False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin every lane anew: the observations (N, O), and an info that is empty but for the mask of legal actions, where there is one.
+
+        A `seed` starts the same numbers again from the beginning; without one they go on (the first time, from the seed of `make_vec`).
+        There are no `options`. Raises UsageError.
+        """
+        self._require_open()
+        if options:
+            raise UsageError(f"reset got the options {sorted(options)}: it takes none; ended lanes reset by themselves")
+        if seed is not None:
+            self._seed = _checked_seed(seed)
+            self.world = World(self.world.env, self.num_envs, seed=self._seed, device=self.world.device, params=self.world.params, every_final=True)
+        super().reset(seed=self._seed if seed is not None or not self._started else None)
+        slot, bound = self._next_slot()
+        self.world.reset(bound)
+        self._begun[:] = time.perf_counter()
+        self._started = True
+        return self._observations(slot.observation), self._mask(slot)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """One step of every lane.
+
+        `actions` are an array or tensor of `action_space.shape`: (N) for Discrete, else (N, A). Box actions are clipped to their bounds.
+        Whole numbers are checked against theirs, unless they come as a tensor on a GPU, which only a wait could read.
+
+        Returns observations (N, O), rewards (N), terminations (N), truncations (N), info. As arrays: copies, rewards float64. As tensors:
+        observations are a transposed view, rewards float32, and what a step returns holds until the step after the next. Raises UsageError.
+        """
+        self._require_open()
+        if not self._started:
+            raise UsageError("step was called before reset: call reset() once first")
+        slot, bound = self._next_slot()
+        slot.action.copy_(self._checked_actions(actions))
+        lanes = self.world.lanes
+        length, before = lanes.age + 1, lanes.running[0].clone()
+        self.world.step(bound)
+        self.world.advance(1)
+        ended = _Ended(length, before + slot.reward, self._tallies())
+        observations = self._observations(slot.observation)
+        if self._numpy:
+            terminated, truncated = (flags.cpu().numpy().astype(np.bool_) for flags in (slot.terminated, slot.truncated))
+            info = self._numpy_info(slot, _Ended(*(column.cpu().numpy() for column in ended)), terminated | truncated)
+            return observations, slot.reward.cpu().numpy().astype(np.float64), terminated, truncated, info | self._mask(slot)
+        terminated, truncated = slot.terminated.view(torch.bool), slot.truncated.view(torch.bool)
+        return observations, slot.reward, terminated, truncated, self._torch_info(slot, ended, terminated | truncated) | self._mask(slot)
+
+    def action_masks(self) -> Any:
+        """Which actions may be taken now, (N, H), as truth values: what MaskablePPO of sb3-contrib asks for. Raises UsageError where nothing says so."""
+        self._require_open()
+        legal = self._slots[0][0].legal
+        if legal is None:
+            raise UsageError(f"{self.world.env.name or 'the environment'} says of no action whether it is legal")
+        return legal.T.cpu().numpy() == 1 if self._numpy else legal.T == 1
+
+    def _mask(self, slot: Slot) -> dict[str, Any]:
+        """What an info says of legal actions."""
+        if slot.legal is None:
+            return {}
+        if self._numpy:
+            return _masked({"action_mask": slot.legal.T.cpu().numpy().astype(np.int8)}, np.ones(self.num_envs, dtype=np.bool_))
+        return _masked({"action_mask": slot.legal.T.view(torch.int8)}, self._everywhere)
+
+    def _tallies(self) -> torch.Tensor:
+        """Tallies of the episodes that this step ended, (K, N)."""
+        finished = self.world.lanes.finished
+        if finished is None:
+            return self._no_tallies
+        tallies = finished.clone()
+        finished.zero_()
+        return tallies
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Let go of the buffers."""
+        del self.world, self._slots
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise UsageError("this vector environment is closed: make another with make_vec")
+
+    def _next_slot(self) -> tuple[Slot, Slot]:
+        """The slot that the step before the last wrote, and the same as the world wants it."""
+        self._slots.reverse()
+        return self._slots[0]
+
+    def _observations(self, field_major: torch.Tensor) -> Any:
+        """(O, N) as (N, O), or with the shape that the environment gives its observations: a view as a tensor, a copy as an array."""
+        shape = self.single_observation_space.shape
+        assert shape is not None
+        if self._numpy:
+            return field_major.cpu().numpy().T.copy().reshape(-1, *shape)
+        return field_major.T.unflatten(1, shape)
+
+    def _checked_actions(self, actions: Any) -> torch.Tensor:
+        """The actions as a field-major tensor (A, N). Raises UsageError."""
+        try:
+            tensor = actions.detach() if isinstance(actions, torch.Tensor) else torch.from_numpy(np.array(actions))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"actions cannot be read as an array of numbers: {error}") from error
+        shape = self.action_space.shape
+        if tuple(tensor.shape) != shape:
+            raise UsageError(f"actions have the shape {tuple(tensor.shape)}: it must be {shape}")
+        column = tensor.reshape(self.num_envs, -1).T
+        if self._choices is not None:
+            if column.is_floating_point() or column.is_complex():
+                raise UsageError(f"actions are {str(tensor.dtype).removeprefix('torch.')}: {self.single_action_space} takes whole numbers")
+            if not column.is_cuda and bool(((column < 0) | (column >= self._choices)).any()):
+                low, high = int(column.min()), int(column.max())
+                raise UsageError(f"an action is not in {self.single_action_space}: they run from {low} to {high}")
+        return column
+
+    def _numpy_info(self, slot: Slot, sums: _Ended, ended: np.ndarray) -> dict[str, Any]:
+        lanes = np.flatnonzero(ended)
+        if not lanes.size:
+            return {}
+        now = time.perf_counter()
+        seconds = np.where(ended, np.round(now - self._begun, 6), 0.0)
+        self._begun[ended] = now
+        final_obs = np.full(self.num_envs, None, dtype=object)
+        rows = self._observations(slot.final_observation[:, torch.from_numpy(lanes).to(slot.reward.device)])
+        for lane, row in zip(lanes, rows, strict=True):
+            final_obs[lane] = row
+        length, total = (np.where(ended, column, 0) for column in (sums.length, sums.total))
+        episode = {"r": total.astype(np.float64), "l": length.astype(np.int64), "t": seconds}
+        tally = {name: row.astype(np.float64) for name, row in zip(self.world.env.tally, sums.tallies, strict=True)}
+        return _masked({"final_obs": final_obs, "final_info": _final_info(episode, tally, ended)}, ended)
+
+    def _torch_info(self, slot: Slot, sums: _Ended, ended: torch.Tensor) -> dict[str, Any]:
+        episode = {"r": torch.where(ended, sums.total, 0.0), "l": torch.where(ended, sums.length, 0).to(torch.int64)}
+        tally = dict(zip(self.world.env.tally, sums.tallies, strict=True))
+        return _masked({"final_obs": self._observations(slot.final_observation), "final_info": _final_info(episode, tally, ended)}, ended)
+
+
+class SB3VecEnv(VecEnv):
+    """`num_envs` lanes of an environment as a `stable_baselines3` VecEnv: see `make_vec` for the arguments.
+
+    `infos[i]` of a lane whose episode ended holds "terminal_observation", "TimeLimit.truncated" and, as SB3's Monitor writes it, "episode"
+    (r, l, t, and the environment's own tallies). MaskablePPO of sb3-contrib finds the masks of legal actions.
+    The lanes are no Python objects: `set_attr` and `env_method` have nothing to work on.
+
+    Raises MachineError without stable_baselines3, and what `make_vec` raises.
+    """
+
+    def __init__(
+        self,
+        name: str | Env,
+        num_envs: int = 1,
+        *,
+        device: str | torch.device = "cpu",
+        seed: int | None = None,
+        params: Mapping[str, Any] | tuple[Any, ...] | None = None,
+        pixels: int | None = None,
+    ) -> None:
+        if not _SB3:
+            raise MachineError('SB3VecEnv needs Stable-Baselines3, which is not installed: pip install "stable-baselines3>=2.3"')
+        self.vector = make_vec(name, num_envs, device=device, seed=seed, params=params, pixels=pixels)
+        self._actions: np.ndarray | None = None
+        super().__init__(num_envs, self.vector.single_observation_space, self.vector.single_action_space)
+
+    def reset(self) -> np.ndarray:
+        """Begin every lane anew, with the seed of the last `seed` if there was one: observations (N, O)."""
+        if any(self._options):
+            raise UsageError("reset has no options here: call set_options() to clear them")
+        observations, _ = self.vector.reset(seed=self._seeds[0])
+        self._reset_seeds()
+        return observations
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Keep the actions, (N) or (N, A), for `step_wait`."""
+        self._actions = actions
+
+    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """Observations (N, O), rewards (N) float32, whether the episode ended (N), and an info for each lane."""
+        observations, rewards, terminated, truncated, info = self.vector.step(self._actions)
+        ended = terminated | truncated
+        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
+        for i in np.flatnonzero(ended):
+            final = info["final_info"]
+            sums = {"r": final["episode"]["r"], "l": final["episode"]["l"], "t": final["episode"]["t"], **self._tallies(final)}
+            infos[i] = {
+                "TimeLimit.truncated": bool(truncated[i] and not terminated[i]),
+                "terminal_observation": info["final_obs"][i],
+                "episode": {key: values[i].item() for key, values in sums.items()},
+            }
+        return observations, rewards.astype(np.float32), ended, infos
+
+    def close(self) -> None:
+        """Let go of the buffers."""
+        self.vector.close()
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """The attribute of the vector environment, once for each lane asked for. Raises AttributeError."""
+        if attr_name == "action_masks" and not self.vector.world.env.mask_size:
+            raise AttributeError("this environment says of no action whether it is legal")
+        value = getattr(self.vector, attr_name)
+        return [value for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Raises UsageError: see the class."""
+        raise UsageError(f"{attr_name!r} cannot be set: lanes are columns of a tensor, not objects; parameters go to SB3VecEnv(params=...)")
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+        """Of "action_masks", each lane's mask, (H); of any other method raises UsageError: see the class."""
+        if method_name == "action_masks":
+            return list(self.vector.action_masks()[list(self._get_indices(indices))])
+        raise UsageError(f"{method_name!r} cannot be called: lanes are columns of a tensor, not objects")
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
+        """No lane is wrapped."""
+        return [False for _ in self._get_indices(indices)]
+
+    def _tallies(self, final_info: dict[str, Any]) -> dict[str, np.ndarray]:
+        return {name: final_info["tally"][name] for name in self.vector.world.env.tally}
+
+
+def _masked(values: dict[str, Any], mask: Any) -> dict[str, Any]:
+    """Gymnasium's convention: beside each key, `_key` says in which lanes it holds."""
+    masked = {}
+    for key, value in values.items():
+        masked[key], masked[f"_{key}"] = value, mask
+    return masked
+
+
+def _final_info(episode: dict[str, Any], tally: dict[str, Any], ended: Any) -> dict[str, Any]:
+    """What `SyncVectorEnv` makes of the last infos of the lanes that ended."""
+    info = {"episode": _masked(episode, ended)}
+    if tally:
+        info["tally"] = _masked(tally, ended)
+    return _masked(info, ended)
+
+
+def _observation_space(box: Box, *, bounded: bool = True) -> gymnasium.Space:
+    """A Gymnasium Box with the environment's bounds; where a byte has none declared, those of its type.
+
+    The bounds of floats are those of the environment's own parameters: with others they are not `bounded`.
+    """
+    shape, dtype = box.shape or (box.size,), np.dtype(box.dtype)
+    low, high = (np.array(bounds, dtype=np.float64).reshape(shape) for bounds in box.bounds())
+    if dtype.kind == "f" and not bounded:
+        low, high = np.full(shape, -np.inf), np.full(shape, np.inf)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        low, high = np.maximum(low, limits.min), np.minimum(high, limits.max)
+    return gymnasium.spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype.type)
+
+
+def _action_space(action: Any) -> gymnasium.Space:
+    if isinstance(action, Box):
+        return _observation_space(action)
+    return gymnasium.spaces.Discrete(action.n) if isinstance(action, Discrete) else gymnasium.spaces.MultiDiscrete(action.n)
+
+
+def _find(name: str) -> Env:
+    try:
+        return envs.find(name)
+    except KeyError:
+        near = _nearest(name, envs.names())
+        raise UsageError(f"there is no environment {name!r}{near}: give a name, a Gymnasium id, or a path ending in .py") from None
+
+
+def _with_pixels(env: Env, pixels: Any) -> Env:
+    if not isinstance(pixels, int) or not 1 <= pixels <= 4096:
+        raise UsageError(f"pixels is {pixels!r}: it must be a whole number, the side of a picture")
+    try:
+        return envs.with_pixels(env, pixels)
+    except OperantError as error:
+        raise UsageError(str(error)) from None
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else f" (there are: {', '.join(known)})"
+
+
+def _checked_seed(seed: Any) -> int:
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        raise UsageError(f"seed is {seed!r}: it must be one whole number, from which every lane draws its own") from None
+    if not 0 <= number < 2**63:
+        raise UsageError(f"seed is {number}: it must be at least 0 and below 2^63")
+    return number
+
+
+def _checked_device(device: str | torch.device) -> torch.device:
+    try:
+        checked = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"device is {device!r}: it must be 'cpu', 'cuda' or 'cuda:<number>'") from error
+    if checked.type not in ("cpu", "cuda"):
+        raise UsageError(f"device is {str(device)!r}: it must be 'cpu', 'cuda' or 'cuda:<number>'")
+    if checked.type == "cuda" and not torch.cuda.is_available():
+        raise MachineError(f"device is {str(device)!r}, and this machine has no CUDA that torch can use: take device='cpu'")
+    return checked

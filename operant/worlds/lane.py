@@ -1,0 +1,337 @@
+"""The one body that steps a lane of any environment, and that which resets it. Knows the environment contract; knows no buffers but by their names.
+
+What every environment would otherwise get wrong by itself lives here once: automatic resets, time limits, the true final observation, episode sums, random
+numbers. One step of a lane, at tick t:
+
+    clip a Box action -> step -> age + 1 -> truncated when the age reaches the time limit
+    when it ended: write the true final observation; add its tallies to `finished`; reset (with the numbers of tick t)
+    observe, and judge which actions are legal now, where the environment says so
+
+Where an environment is observed by its picture (`Env.pixels`), pictures are drawn by kernels of their own, one thread a pixel, and a step is cut where they
+come in: `begin_body`, the final pictures, `end_body`, the pictures.
+
+Where an environment's observation is written in parts (`Env.parts`), all lanes are stepped first, and then a thread for each lane and part writes them
+(`parts_body`), the first part of all lanes before the second. So few lanes as a training has leave most of a GPU idle, and one thread alone would wait for each
+of its numbers; a CPU, too, writes a row of many lanes faster than the rows of one. The final observation of a lane that was truncated is still written by the
+one thread that steps it: that happens too rarely to be worth launches of its own in each step.
+
+`lanes` and `slot` are a `world.Lanes` and a `world.Slot` of arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numpy import float32, uint32
+
+from operant.compute import rng
+from operant.compute.device import device, device_params
+from operant.envs import Box, Discrete, Env
+
+_LOW_32 = 0xFFFFFFFF
+
+
+class _Functions(NamedTuple):
+    """An environment's functions in one shape: each takes all lanes and an index, so that the lane body need not know which buffers there are."""
+
+    reset: Any  # (lanes, i, p, key)
+    step: Any  # (lanes, i, action column, p, key) -> reward, terminated
+    show: Any  # (lanes, i, slot, p): the observation
+    show_final: Any  # (lanes, i, slot, p)
+    judge: Any  # (lanes, i, slot, p): the legal actions, where there is somewhere to write them
+    add_tallies: Any  # (lanes, i): an episode's tallies to those of the ended ones
+
+
+@device
+def _nothing(lanes, i, slot, p):
+    pass
+
+
+def _functions(env: Env) -> _Functions:
+    """Wrap an environment's functions: with cells and scratch where it declared them, with the tallies it has."""
+    reset_, step_ = env.reset, env.step
+    if has_cells(env):
+
+        @device
+        def reset(lanes, i, p, key):
+            reset_(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], p, key)
+
+        @device
+        def act(lanes, i, action, p, key):
+            return step_(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], action, p, key, lanes.running[1:, i])
+
+    else:
+
+        @device
+        def reset(lanes, i, p, key):
+            reset_(lanes.state[:, i], p, key)
+
+        @device
+        def act(lanes, i, action, p, key):
+            return step_(lanes.state[:, i], action, p, key, lanes.running[1:, i])
+
+    return _Functions(reset, _taking_columns(env, act), *_showing(env), _judging(env), _tallying(len(env.tally)))
+
+
+def _writing(env: Env, function: Any) -> Any:
+    """`observe` or `legal` in one shape, `(lanes, i, out, p)`: all its parts, one after the other, where it has any."""
+    parts = env.parts
+    if parts and env.cells is not None:
+
+        @device
+        def whole(lanes, i, out, p):
+            s, cells = lanes.state[:, i], lanes.cells[:, i]
+            for part in range(parts):
+                function(s, cells, out, p, uint32(part))
+
+    elif parts:
+
+        @device
+        def whole(lanes, i, out, p):
+            s = lanes.state[:, i]
+            for part in range(parts):
+                function(s, out, p, uint32(part))
+
+    elif has_cells(env):
+
+        @device
+        def whole(lanes, i, out, p):
+            function(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], out, p)
+
+    else:
+
+        @device
+        def whole(lanes, i, out, p):
+            function(lanes.state[:, i], out, p)
+
+    return whole
+
+
+def part_function(env: Env, function: Any) -> Any:
+    """`observe` or `legal` of an environment with parts in one shape, `(lanes, i, out, p, part)`."""
+    if env.cells is not None:
+
+        @device
+        def write(lanes, i, out, p, part):
+            function(lanes.state[:, i], lanes.cells[:, i], out, p, part)
+
+    else:
+
+        @device
+        def write(lanes, i, out, p, part):
+            function(lanes.state[:, i], out, p, part)
+
+    return write
+
+
+def _showing(env: Env) -> tuple[Any, Any]:
+    """What writes a lane's observation, and its final one; pictures are not the lane body's to draw."""
+    if env.pixels:
+        return _nothing, _nothing
+    observe = _writing(env, env.observe)
+
+    @device
+    def show(lanes, i, slot, p):
+        observe(lanes, i, slot.observation[:, i], p)
+
+    @device
+    def show_final(lanes, i, slot, p):
+        observe(lanes, i, slot.final_observation[:, i], p)
+
+    return show, show_final
+
+
+def _judging(env: Env) -> Any:
+    """What writes the legal actions of a lane; without any there is no buffer to touch."""
+    if not env.mask_size:
+        return _nothing
+    legal = _writing(env, env.legal)
+
+    @device
+    def judge(lanes, i, slot, p):
+        legal(lanes, i, slot.legal[:, i], p)
+
+    return judge
+
+
+def has_cells(env: Env) -> bool:
+    """Whether its functions take cells and scratch."""
+    return env.cells is not None or env.scratch > 0
+
+
+def _taking_columns(env: Env, act: Any) -> Any:
+    """`act` for a column of actions: the only one of it for Discrete, clipped for a Box."""
+    if isinstance(env.action, Discrete):
+
+        @device
+        def step(lanes, i, column, p, key):
+            return act(lanes, i, column[0], p, key)
+
+    elif isinstance(env.action, Box):
+        lows, highs = (tuple(float32(bound) for bound in bounds) for bounds in env.action.bounds())
+
+        @device
+        def step(lanes, i, column, p, key):
+            for k in range(len(lows)):
+                column[k] = min(max(column[k], lows[k]), highs[k])
+            return act(lanes, i, column, p, key)
+
+    else:
+        step = act
+    return step
+
+
+def _tallying(tallies: int) -> Any:
+    """What an episode's end does with `tallies` tallies; without any there is no buffer to touch."""
+
+    @device
+    def add_tallies(lanes, i):
+        for k in range(tallies):
+            lanes.finished[k, i] += lanes.running[1 + k, i]
+            lanes.running[1 + k, i] = float32(0.0)
+
+    @device
+    def nothing(lanes, i):
+        pass
+
+    return add_tallies if tallies else nothing
+
+
+@device
+def _key(lanes, i, offset, purpose):
+    """What names the random numbers of lane i at tick + offset."""
+    tick = lanes.tick[0] + offset
+    lane = uint32(uint32(lanes.lane0) + i)
+    return uint32(lanes.seed[0]), uint32(lanes.seed[1]), lane, uint32(tick & _LOW_32), uint32(tick >> 32), uint32(purpose)
+
+
+def step_body(env: Env, params: Any, every_final: bool = True, apart: bool = False) -> Any:
+    """The lane body: one step of lane i, as the module's docstring tells it; `apart`, without its end, which `parts_body` does.
+
+    Stores of a lane here and there cost a GPU far more than those of neighbouring lanes together. So what an episode's end adds up to is worked out
+    by `take` from what is stored anyway, and without `every_final` a terminated lane's final observation, which nobody bootstraps from, is not written.
+    """
+    reset, step, show, show_final, judge, add_tallies = _functions(env)
+    if apart:
+        show, judge = _nothing, _nothing
+    p = device_params(params)
+    limit = env.time_limit if env.time_limit is not None else 2**31 - 1
+
+    @device
+    def body(i, lanes, slot, offset):
+        tick = lanes.tick[0] + offset
+        tick_low, tick_high = uint32(tick & _LOW_32), uint32(tick >> 32)
+        lane = uint32(uint32(lanes.lane0) + i)
+        seed_low, seed_high = uint32(lanes.seed[0]), uint32(lanes.seed[1])
+
+        # Everything that the end of a step needs is asked for at its beginning: one wait for memory instead of several.
+        age, episode_return = lanes.age[i] + 1, lanes.running[0, i]
+        key = (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.STEP))
+        reward, terminated = step(lanes, i, slot.action[:, i], p, key)
+        truncated = age >= limit
+        episode_return += float32(reward)
+        slot.reward[i] = float32(reward)
+        slot.terminated[i] = 1 if terminated else 0
+        slot.truncated[i] = 1 if truncated else 0
+
+        if terminated or truncated:
+            if every_final or not terminated:
+                show_final(lanes, i, slot, p)
+            reset(lanes, i, p, (seed_low, seed_high, lane, tick_low, tick_high, uint32(rng.RESET)))
+            add_tallies(lanes, i)
+            age, episode_return = 0, float32(0.0)
+        lanes.age[i] = age
+        lanes.running[0, i] = episode_return
+        show(lanes, i, slot, p)
+        judge(lanes, i, slot, p)
+
+    return body
+
+
+def begin_body(env: Env, params: Any) -> Any:
+    """The body that takes a step of lane i as `step_body` does, up to where its episode ends: `end_body` does the rest, once the final pictures are drawn."""
+    step = _functions(env).step
+    p = device_params(params)
+    limit = env.time_limit if env.time_limit is not None else 2**31 - 1
+
+    @device
+    def body(i, lanes, slot, offset):
+        age, episode_return = lanes.age[i] + 1, lanes.running[0, i]
+        reward, terminated = step(lanes, i, slot.action[:, i], p, _key(lanes, i, offset, rng.STEP))
+        slot.reward[i] = float32(reward)
+        slot.terminated[i] = 1 if terminated else 0
+        slot.truncated[i] = 1 if age >= limit else 0
+        lanes.age[i] = age
+        lanes.running[0, i] = episode_return + float32(reward)
+
+    return body
+
+
+def end_body(env: Env, params: Any) -> Any:
+    """The body that ends lane i's episode where `begin_body` found that it is over, and judges."""
+    reset, _, _, _, judge, add_tallies = _functions(env)
+    p = device_params(params)
+
+    @device
+    def body(i, lanes, slot, offset):
+        if slot.terminated[i] != 0 or slot.truncated[i] != 0:
+            reset(lanes, i, p, _key(lanes, i, offset, rng.RESET))
+            add_tallies(lanes, i)
+            lanes.age[i] = 0
+            lanes.running[0, i] = float32(0.0)
+        judge(lanes, i, slot, p)
+
+    return body
+
+
+def reset_body(env: Env, params: Any, apart: bool = False) -> Any:
+    """The body that begins lane i anew, with the numbers of the tick before the next; `apart`, without what `parts_body` does."""
+    reset, _, show, _, judge, _ = _functions(env)
+    if apart:
+        show, judge = _nothing, _nothing
+    p = device_params(params)
+    rows = 1 + len(env.tally)
+
+    @device
+    def body(i, lanes, slot, offset):
+        reset(lanes, i, p, _key(lanes, i, offset, rng.RESET))
+        lanes.age[i] = 0
+        for k in range(rows):
+            lanes.running[k, i] = float32(0.0)
+        show(lanes, i, slot, p)
+        judge(lanes, i, slot, p)
+
+    return body
+
+
+def parts_body(env: Env, params: Any, threads: int) -> Any:
+    """The body that writes what lane i % N shows, and which actions are legal there: of all parts the share of thread i // N of `threads`.
+
+    So neighbouring threads write the same rows of neighbouring lanes. `scene` is a `pictures.Scene` of arrays. A launch of N at an offset k is thread k alone.
+    """
+    observe = part_function(env, env.observe)
+    judge: Any = part_function(env, env.legal) if env.mask_size else None
+    p, parts = device_params(params), env.parts
+
+    @device
+    def write(scene, lane, slot, part):
+        observe(scene, lane, slot.observation[:, lane], p, part)
+
+    @device
+    def write_and_judge(scene, lane, slot, part):
+        observe(scene, lane, slot.observation[:, lane], p, part)
+        judge(scene, lane, slot.legal[:, lane], p, part)
+
+    one = write if judge is None else write_and_judge
+
+    @device
+    def body(i, scene, slot, offset):
+        count = uint32(scene.state.shape[1])
+        thread, lane = uint32(uint32(i // count) + uint32(offset)), uint32(i % count)
+        if threads == parts:
+            one(scene, lane, slot, thread)
+        else:
+            for part in range(thread * parts // threads, (thread + 1) * parts // threads):
+                one(scene, lane, slot, uint32(part))
+
+    return body

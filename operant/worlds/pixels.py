@@ -1,0 +1,141 @@
+"""Shades the lanes of a world: the pixels of N pictures at once, one thread a pixel. Knows the environment contract; knows no policy and no file format.
+
+The same body serves whoever wants a picture: a viewer of the agent as it plays, pixel observations, a film. A picture's size is read from the canvas when
+the kernel runs, so that one compilation serves every size.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from numpy import float32, uint8
+
+from operant.compute.device import device, device_params
+from operant.compute.kernel import Kernel, bind
+from operant.envs import Env
+
+if TYPE_CHECKING:
+    from operant.worlds.device_world import World
+
+
+class Scene(NamedTuple):
+    """What is to be seen. Tensors outside the kernel, arrays inside."""
+
+    state: Any  # (F, N) float32
+    cells: Any  # (C, N) of the environment's type; None where it has none
+
+
+class Canvas(NamedTuple):
+    """Where it is drawn."""
+
+    pixels: Any  # (N, H, W, 3) uint8, written: red, green and blue of each pixel, from the top row down; N * H * W < 2^32
+
+
+@device
+def _level(value: Any) -> Any:
+    """A colour's part, 0 to 1, as a byte. What is outside is cut off, and what is no number is 0."""
+    inside = min(float32(value), float32(1.0)) if float32(value) > float32(0.0) else float32(0.0)
+    return uint8(inside * float32(255.0) + float32(0.5))
+
+
+def colour_function(env: Env, params: Any) -> Any:
+    """`env.shade` in one shape, `(scene, lane, x, y)` to red, green and blue, so that its callers need not know which buffers there are."""
+    shade, p = env.shade, device_params(params)
+    assert shade is not None, "this environment draws no picture"
+    if env.cells is not None:
+
+        @device
+        def colour(scene: Any, lane: Any, x: Any, y: Any) -> Any:
+            return shade(scene.state[:, lane], scene.cells[:, lane], p, x, y)
+
+    else:
+
+        @device
+        def colour(scene: Any, lane: Any, x: Any, y: Any) -> Any:
+            return shade(scene.state[:, lane], p, x, y)
+
+    return colour
+
+
+def _paint_function(env: Env, params: Any) -> Any:
+    """`(scene, i, pixels)`: give pixel i of all N * H * W the colour of the point at its centre."""
+    colour = colour_function(env, params)
+
+    @device
+    def paint(scene: Any, i: Any, pixels: Any) -> None:
+        height, width = pixels.shape[1], pixels.shape[2]
+        column, above = i % width, i // width
+        row, lane = above % height, above // height
+        x = (float32(column) + float32(0.5)) / float32(width)
+        y = (float32(row) + float32(0.5)) / float32(height)
+        red, green, blue = colour(scene, lane, x, y)
+        pixels[lane, row, column, 0] = _level(red)
+        pixels[lane, row, column, 1] = _level(green)
+        pixels[lane, row, column, 2] = _level(blue)
+
+    return paint
+
+
+def shade_body(env: Env, params: Any) -> Any:
+    """The body that shades pixel i of all N * H * W of a canvas."""
+    paint = _paint_function(env, params)
+
+    @device
+    def body(i: Any, scene: Any, canvas: Any, offset: Any) -> None:
+        paint(scene, i, canvas.pixels)
+
+    return body
+
+
+def observe_body(env: Env, params: Any) -> Any:
+    """The body that shades pixel i of a step's observations: a `world.Slot`, whose pictures are (N, H, W, 3)."""
+    paint = _paint_function(env, params)
+
+    @device
+    def body(i: Any, scene: Any, slot: Any, offset: Any) -> None:
+        paint(scene, i, slot.observation)
+
+    return body
+
+
+def observe_final_body(env: Env, params: Any, every_final: bool) -> Any:
+    """As `observe_body`, of a step's true final observations: those of lanes that were truncated, or with `every_final` ended at all; all else returns."""
+    paint = _paint_function(env, params)
+
+    @device
+    def body(i: Any, scene: Any, slot: Any, offset: Any) -> None:
+        pixels = slot.final_observation
+        lane = i // (pixels.shape[1] * pixels.shape[2])
+        terminated = slot.terminated[lane] != 0
+        if (slot.truncated[lane] != 0 or terminated) and (every_final or not terminated):
+            paint(scene, i, pixels)
+
+    return body
+
+
+@functools.cache
+def _shader(env: Env, params: Any, device: torch.device) -> Kernel:
+    """Compiled once in a process for all worlds of the same rules."""
+    return Kernel(shade_body(env, params), device)
+
+
+class Painter:
+    """Draws a world's lanes as they are. Compiles at its first call, which must therefore happen before a capture."""
+
+    def __init__(self, world: World) -> None:
+        self._count = world.count
+        self._scene = bind(Scene(world.lanes.state, world.lanes.cells))
+        self._shader = _shader(world.env, world.params, world.device)
+
+    def bind(self, pixels: torch.Tensor) -> Canvas:
+        """A canvas (N, H, W, 3) of contiguous bytes on the world's device, as a call wants it. Raises ValueError for any other tensor."""
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or (pixels.shape[0], pixels.shape[3]) != (self._count, 3) or not pixels.is_contiguous():
+            raise ValueError(f"a canvas is uint8 ({self._count}, H, W, 3) without gaps, not {pixels.dtype} {tuple(pixels.shape)}")
+        return bind(Canvas(pixels))
+
+    def __call__(self, canvas: Canvas) -> None:
+        """Shade every pixel of a bound canvas, on the current stream."""
+        lanes, height, width, _ = canvas.pixels.shape
+        self._shader(lanes * height * width, self._scene, canvas)

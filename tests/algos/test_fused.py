@@ -1,0 +1,464 @@
+"""The fused kernels without a GPU: fp32 through Triton's interpreter beside float64 autograd and beside the torch path, and every variant compiled to
+machine code for four generations of GPUs. What tf32 and bf16 compute only a GPU can tell: benches/fused.py."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+
+import pytest
+import torch
+from fused_probe import interpreted, wide
+from toys import COUNT, GATE, PICK, PUSH, SEEN, ppo_on
+
+from operant.algos.ppo import fused
+from operant.algos.ppo.algorithm import PPO
+from operant.envs import Box, Discrete, Env, find
+from operant.errors import ConfigError
+from operant.kernels.spec import Spec, deep_padded, describe, padded, why_not
+from operant.kernels.tiles import LayeredShape, candidates, from_text
+from operant.nn import mlp
+from operant.nn.distributions import Gaussian
+from operant.nn.policy import Policy
+from operant.worlds.device_world import World
+
+triton = pytest.importorskip("triton")
+
+CPU = torch.device("cpu")
+PLAIN = {"entropy_coefficient": 0.03}
+CLIPPED = {**PLAIN, "value_clip": 0.1, "normalize_observations": True}
+
+
+# NUMBERS
+# The loss's numbers have more room than the gradient: the KL divergence is what is left of two float32 numbers that are nearly the same.
+
+GRADIENTS = [
+    ("categorical", {"hidden": [16, 16]}, PLAIN),
+    ("categorical", {"hidden": [24, 16, 5], "activation": "relu"}, PLAIN),
+    ("multi", {"hidden": [16], "shared": True, "activation": "silu"}, CLIPPED),
+    ("multi", {"hidden": [16, 16]}, {**PLAIN, "normalize_advantages": False}),
+    ("gaussian", {"hidden": [16, 20], "activation": "gelu", "squash": True}, CLIPPED),
+    ("gaussian", {"hidden": [16], "shared": True}, PLAIN),
+    ([20, 17], {"hidden": [16]}, PLAIN),
+    ("judged", {"hidden": [16], "shared": True}, PLAIN),
+    ("board", {"hidden": [16]}, CLIPPED),
+]
+
+# Two tiles of rows a chunk, the last chunk a part of one; several tiles of columns, several steps of a sum.
+SMALL = "layered rows=16 columns=32 depth=16 warps=4 stages=1 programs=2 chunk=32"
+BROAD = "layered rows=32 columns=32 depth=16 warps=4 stages=1 programs=3 chunk=32"
+LAYERED = [
+    ("categorical", {"hidden": [24, 40]}, CLIPPED, SMALL),
+    ("multi", {"hidden": [24, 16, 33], "shared": True, "activation": "silu"}, CLIPPED, BROAD),
+    ("gaussian", {"hidden": [20], "activation": "gelu", "squash": True}, PLAIN, SMALL),
+    ("gaussian", {"hidden": [16, 16], "shared": True, "activation": "relu"}, {**PLAIN, "normalize_advantages": False}, BROAD),
+]
+
+# What a first layer reads that is wider than a tile and no power of two; and a head whose tiles have fewer rows than the other layers'.
+WIDE = "layered rows=32 columns=128 depth=32 warps=4 stages=1 programs=2 chunk=32"
+TALL = "layered rows=64 columns=128 depth=64 warps=4 stages=1 programs=2 chunk=64"
+BYTES = {"observation": 150, "actions": 4, "seen": "uint8"}
+NAMES = {"observation": 16, "actions": 5, "seen": "uint8", "kinds": 9, "judged": True}
+MIXED = {"observation": 20, "actions": 3, "seen": "uint8", "kinds": [0, 31, 0, 0, 2, *[0] * 8, 28, 5, *[0] * 5]}
+MANY = {"observation": 150, "actions": [2, 90], "judged": True}
+LAYERED += [
+    (BYTES, {"hidden": [24], "activation": "relu"}, CLIPPED, WIDE),
+    (NAMES, {"hidden": [24]}, PLAIN, WIDE),
+    (MIXED, {"hidden": [24]}, PLAIN, WIDE),
+    (MIXED, {"hidden": [24, 16], "shared": True}, CLIPPED, None),
+    (MANY, {"hidden": [16, 24, 16], "shared": True}, PLAIN, TALL),
+]
+ROUGH = [(precision, shape) for precision in ("tf32", "bf16") for shape in (None, SMALL)]
+LIMITS = {"ieee": 1e-5, "tf32": 2e-3, "bf16": 2e-2}
+
+
+@functools.cache
+def plain_run():
+    """What both plain tests look at, from one process: it compiles each environment once."""
+    gradients = [{"env": e, "net": n, "algo": a} for e, n, a in GRADIENTS]
+    layered = [{"env": e, "net": n, "algo": a, "shape": shape} for e, n, a, shape in LAYERED]
+    # A tile of the head ends within one of the other layers', and so do the samples.
+    layered.append({"env": MANY, "net": {"hidden": [16, 24, 16], "shared": True}, "algo": PLAIN, "shape": TALL, "lanes": 10})
+    rough = [{"env": "categorical", "net": {"hidden": [24, 40]}, "algo": PLAIN, "shape": shape, "precision": precision} for precision, shape in ROUGH]
+    small = {"net": {"hidden": [16], "shared": True}, "algo": CLIPPED, "shape": WIDE}
+    rough += [{"env": env, **small, "precision": precision} for precision, env in itertools.product(("tf32", "bf16"), (BYTES, NAMES, MIXED))]
+    cases = [("gradient", case) for case in gradients + layered + rough] + [("iteration", case) for case in ITERATIONS]
+    found = interpreted(cases)
+    return list(zip(cases, found, strict=True))
+
+
+def test_the_gradient_is_float64_autograds():
+    """In float32, and as nearly as their operands' bits allow in tf32 and bf16: the interpreter is taught their products, but not the GPU's own tanh."""
+    for (kind, case), found in plain_run():
+        if kind == "gradient":
+            precision = case.get("precision", "ieee")
+            assert found["gradient"] <= LIMITS[precision] and found["numbers"] <= 5 * LIMITS[precision], (case, found)
+            assert precision == "ieee" or found["gradient"] > 1e-5, (case, found)
+
+
+@pytest.mark.soak
+def test_the_gradient_of_every_combination_is_float64_autograds():
+    activations, widths = ("tanh", "relu", "gelu", "silu"), ([64, 64], [128], [33, 17, 64], [128, 128])
+    every = [
+        ("gradient", {"env": env, "net": {"hidden": hidden, "activation": activation, "shared": shared}, "algo": CLIPPED if shared else PLAIN, "lanes": 32})
+        for env, activation, hidden, shared in itertools.product(("categorical", "multi", "gaussian"), activations, widths, (False, True))
+    ]
+    every.append(("gradient", {"env": [118, 3], "net": {"hidden": [128, 128]}, "algo": PLAIN, "shape": {"rows": 32}}))
+    every.append(("gradient", {"env": [128, 2], "net": {"hidden": [32]}, "algo": PLAIN}))
+    wide = {"env": [118, 3], "net": {"hidden": [256, 256]}, "algo": PLAIN, "lanes": 64}
+    wide_shape = "layered rows=64 columns=128 depth=32 warps=4 stages=1 programs=3 chunk=128"
+    every += [("gradient", {**wide, "shape": wide_shape, "precision": precision}) for precision in LIMITS]
+    every += [
+        ("gradient", {"env": env, "net": {"hidden": hidden, "activation": activation, "shared": shared}, "algo": CLIPPED, "lanes": 32, "shape": SMALL})
+        for env, activation, hidden, shared in itertools.product(("categorical", "multi", "gaussian"), activations, ([48], [33, 17, 64]), (False, True))
+    ]
+    for case, found in zip(every, interpreted(every), strict=True):
+        limit = LIMITS[case[1].get("precision", "ieee")]
+        assert found["gradient"] <= limit and found["numbers"] <= 5 * limit, (case, found)
+
+
+ITERATIONS = [
+    {"env": "categorical", "net": {"hidden": [16]}, "algo": {"normalize_rewards": True, "normalize_observations": True}},
+    {"env": "multi", "net": {"hidden": [16], "shared": True}, "algo": {"value_clip": 0.2, "anneal": False, "horizon": 10}},
+    {"env": "gaussian", "net": {"hidden": [16], "squash": True}, "algo": {"target_kl": 1e-7, "learning_rate": 0.01, "normalize_advantages": False}},
+    {"env": "gaussian", "net": {"hidden": [24]}, "algo": {"target_kl": 0.01, "normalize_observations": True, "horizon": 8, "kernels_shape": BROAD}},
+    {"env": "board", "net": {"hidden": [16], "shared": True}, "algo": {"horizon": 8, "kernels_shape": WIDE}},
+    {"env": "judged", "net": {"hidden": [16]}, "algo": {"normalize_observations": True, "horizon": 4}},
+    {"env": "categorical", "net": {"hidden": [16]}, "algo": {}, "broken": True, "iterations": 1},
+]
+
+
+def test_whole_iterations_are_the_torch_paths():
+    """Rollout, advantages, several steps of Adam, moments, statistics, what a checkpoint holds; and the early stop, whose skipped steps are not counted."""
+    *runs, (_, broken) = ((case, found) for (kind, case), found in plain_run() if kind == "iteration")
+    found = [differences for _, differences in runs]
+    for case, differences in runs:
+        assert differences["actions"] == 0, (case, differences)
+        assert max(differences["stats"], differences["state"], differences["rollout"]) <= 2e-5, (case, differences)
+        assert differences["moved"] > 1e-3, (case, differences)
+        assert differences["not_finite"] == [0.0, 0.0]
+    truncated = [differences["final"] for differences in found if differences["final"] is not None]
+    assert truncated and max(truncated) <= 2e-5, "no episode was truncated: the values of final observations are not put to the test"
+    assert all(count > 0 for count in broken["not_finite"]), "a broken parameter goes unnoticed"
+
+
+# CHOICE
+
+
+def policy_of(env, **net):
+    return Policy(env, mlp.Config(**net), seed=1, device=CPU, normalize=False)
+
+
+def broad(observation, actions):
+    rules = find("cartpole")
+    return Env(
+        rules.Params, rules.fields, observation=Box(observation), action=Discrete(actions), time_limit=9,
+        reset=rules.reset, step=rules.step, observe=rules.observe,
+    )  # fmt: skip
+
+
+def test_what_cannot_be_fused_is_said(tmp_path):
+    (tmp_path / "net.py").write_text(
+        "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, o, h):\n        super().__init__()\n        self.l = torch.nn.Linear(o, h)\n"
+        "    def forward(self, x):\n        return self.l(x), x[:, 0]\n"
+    )
+    cartpole = find("cartpole")
+    assert why_not(policy_of(cartpole, hidden=(16, 256, 48)), 1000) is None
+    assert "not one of Operant's own" in why_not(policy_of(cartpole, kind=f"{tmp_path / 'net.py'}:Net"), 1000)
+    assert "[513, 16]" in why_not(policy_of(cartpole, hidden=(513, 16)), 1000)
+    assert "up to 3 hidden layers" in why_not(policy_of(cartpole, hidden=(16,) * 4), 1000)
+    assert why_not(policy_of(wide(1024, 127, seen="uint8")), 1000) is None
+    assert why_not(policy_of(wide(64, 4, seen="uint8", kinds=16, judged=True)), 1000) is None
+    assert "1025 wide, and" in why_not(policy_of(broad(1025, 2)), 1000)
+    assert "1040 wide (65 numbers of 16 kinds)" in why_not(policy_of(wide(65, 4, seen="uint8", kinds=16)), 1000)
+    assert "1026 wide (3 numbers, some of kinds)" in why_not(policy_of(wide(3, 4, seen="uint8", kinds=(1024, 0, 1))), 1000)
+    assert "128 parameters" in why_not(policy_of(broad(4, 128)), 1000)
+    assert "a picture" in why_not(policy_of(SEEN), 1000)
+    assert "a convolutional one" in why_not(policy_of(SEEN, kind="cnn", cnn="impala", channels=(4,)), 1000)
+    assert "2^31" in why_not(policy_of(cartpole), 2**29)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interprets")
+def test_a_cpu_takes_torchs_kernels_unless_told_otherwise():
+    assert ppo_on(COUNT, 4, horizon=4, start=False).fused is None
+    assert ppo_on(COUNT, 4, horizon=4, start=False, kernels="torch").fused is None
+    with pytest.raises(ConfigError, match="there is no GPU"):
+        PPO(World(COUNT, 4, seed=1), PPO.Config(horizon=4, kernels="fused"), mlp.Config(), seed=1, steps=100)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("hidden", [(16,), (64, 64), (128, 100), (256, 256, 256)])
+def test_shapes_suit_their_work(hidden, precision):
+    """None has more programs than tiles, every product can be cut so, buffers stay bounded, and a wide network never comes whole."""
+    spec = describe(policy_of(broad(118, 3) if len(hidden) > 1 else find("cartpole"), hidden=hidden), precision)
+    for minibatch in (1, 64, 8192, 131_072, 2**20):
+        groups = list(candidates(spec, minibatch, 132))
+        assert all(groups) and all(len(set(group)) == len(group) for group in groups)
+        for shape in itertools.chain(*groups):
+            assert from_text(str(shape)) == shape
+            if isinstance(shape, LayeredShape):
+                assert shape.rows % shape.depth == 0 and shape.chunk % max(shape.rows, 32) == 0 and shape.columns <= 128
+                assert shape.programs >= 1 and shape.chunk * spec.towers * sum(spec.widths) * 12 <= 2**31 and shape.chunk < minibatch + 128
+            else:
+                assert 1 <= shape.programs <= math.ceil(minibatch / shape.rows) and max(hidden) <= 128
+                assert hidden != (128, 100) or precision != "tf32", "more shared memory than a GPU has"
+        assert isinstance(groups[-1][0], LayeredShape)
+
+
+@pytest.mark.parametrize("name", ["breakout", "g2048", "go", "pacman", "platformer", "snake"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_games_have_shapes(name, precision):
+    """Every game's policy can run fused; where its first layer is wide, a layer at a time, in tiles that its sums can be cut into."""
+    policy = policy_of(find(name), hidden=(256, 256), shared=True)
+    assert why_not(policy, 8193 * 64) is None
+    spec = describe(policy, precision)
+    assert spec.columns < spec.columns_pad <= spec.columns + 64 + 64 * (spec.columns < 128) and len(policy.net.first_weight[0]) == spec.columns
+    for shape in itertools.chain(*candidates(spec, 65536, 132)):
+        assert isinstance(shape, LayeredShape) and spec.columns_pad % shape.depth == 0
+
+
+def choice_of(env, precision, net, **algo):
+    """What a trainer hands to whoever chooses its fused kernels' shape, with 2,048 samples in a minibatch."""
+    from operant.algos.ppo.fused.select import Choice
+
+    given: list = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "build", lambda *arguments, **_: given.extend(arguments))
+        PPO(World(env, 64, seed=1), PPO.Config(horizon=32, minibatches=1, target_kl=0.1, **algo), mlp.Config(**net), seed=1, steps=100)
+    choice = Choice(describe(given[0], precision), *given, block=32, minibatches=1)
+    choice._multiprocessors = 132
+    return choice
+
+
+@pytest.fixture
+def forgetful(monkeypatch, tmp_path):
+    """A cache folder of its own."""
+    monkeypatch.delenv("OPERANT_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "operant" / "shapes"
+
+
+def test_the_fastest_shape_is_taken_and_remembered(forgetful, caplog):
+    caplog.set_level("INFO")
+    choice = choice_of(broad(118, 3), "bf16", {"hidden": (128, 128)})
+    rollout = [buffer for buffer in choice.buffers.rollout if buffer is not None]
+    before = [tensor.clone() for tensor in (*choice.buffers[1:], *rollout, *choice.optimizer.tensors().values(), choice.policy.flat.gradient)]
+    asked = []
+
+    def measure(learner, minibatches):
+        """As a GPU on which 128 rows are the fastest; it scribbles over all that a measurement may touch."""
+        asked.append(learner.shape)
+        buffers = learner.buffers
+        for scratch in (buffers.raw, buffers.samples, buffers.final_value, buffers.rollout.action, buffers.skip, buffers.stats, learner._gradient):
+            scratch.fill_(7)
+        learner._adam["step"] += 1
+        assert minibatches == 1 and len(set(buffers.order.flatten().tolist())) == 64, "the order is no shuffled one"
+        return {32: 0.9, 64: 1.0, 128: 0.7}[learner.shape.rows] + 0.01 * len(asked)
+
+    chosen = choice.learner(None, measure)
+    assert len(asked) == len(set(asked)) == 4 and chosen.shape == asked[1] and chosen.shape.rows == 128
+    assert chosen.buffers is choice.buffers, "it would learn from the copies that it was measured with"
+    after = (*choice.buffers[1:], *rollout, *choice.optimizer.tensors().values(), choice.policy.flat.gradient)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "a measurement has left traces"
+    assert f"{chosen.shape} (the fastest of 4" in caplog.text
+
+    asked.clear()
+    assert choice.learner(None, measure).shape == chosen.shape and not asked and "earlier start" in caplog.text
+    assert choice_of(broad(118, 3), "tf32", {"hidden": (128, 64)}).learner(None, measure).shape and asked, "another precision is another question"
+    asked.clear()
+    for file in forgetful.iterdir():
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+    assert choice.learner(None, measure).shape == chosen.shape and asked, "a damaged file was believed"
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_shape_that_is_barely_faster_or_cannot_be_launched_is_not_taken():
+    from triton.runtime.errors import OutOfResources
+
+    def measure(learner, minibatches):
+        if learner.shape.rows == 64:
+            raise OutOfResources(1, 0, "registers")
+        return {128: 1.0, 32: 0.98}[learner.shape.rows]
+
+    assert choice_of(broad(118, 3), "bf16", {"hidden": (128, 128)}).learner(None, measure).shape.rows == 128
+
+
+def test_a_run_keeps_the_shape_it_began_with(caplog):
+    choice, other = choice_of(find("cartpole"), "tf32", {}), choice_of(find("cartpole"), "tf32", {"hidden": (200,)})
+    given = from_text("whole rows=32 warps=2 programs=7 act_rows=16 act_warps=1")
+
+    def measure(learner, minibatches):
+        raise AssertionError("nothing is to be measured")
+
+    assert choice.learner(given, measure).shape == given and not caplog.records
+    assert str(choice.learner(given, measure).shape) == "whole rows=32 warps=2 programs=7 act_rows=16 act_warps=1 most_registers=0"
+    assert isinstance(other.learner(given, None).shape, LayeredShape) and "does not suit" in caplog.text
+
+
+def test_a_line_that_is_no_shape_is_an_error_of_the_configuration(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ConfigError, match=r"algo\.kernels_shape: a shape begins with"):
+        PPO(World(COUNT, 4, seed=1), PPO.Config(horizon=4, kernels="fused", kernels_shape="square"), mlp.Config(), seed=1, steps=100)
+
+
+@pytest.mark.parametrize("line", ["", "round rows=3", "whole", "whole rows=64 warps=four programs=1 act_rows=64 act_warps=4", "layered rows=1 columns"])
+def test_what_is_no_shape_is_said(line):
+    with pytest.raises(ValueError, match=r"a shape |a tile "):
+        from_text(line)
+
+
+def test_where_parameters_lie():
+    for env, net in ((find("cartpole"), {}), (PICK, {"shared": True, "hidden": (7,)}), (PUSH, {"hidden": (16, 9, 33)})):
+        policy = policy_of(env, **net)
+        spec, values = describe(policy, "fp32"), policy.flat.values.data
+        values.copy_(torch.arange(len(values)))
+        assert policy.net.first_weight.flatten()[0] == spec.first_weight and policy.net.first_bias.flatten()[0] == spec.first_bias
+        assert [weight.flatten()[0].item() for weight in policy.net.weights] == list(spec.weights)
+        assert [bias.flatten()[0].item() for bias in policy.net.biases] == list(spec.biases)
+        assert policy.net.head_weight.flatten()[0] == spec.head_weight and policy.net.head_bias.flatten()[0] == spec.head_bias
+        assert policy.net.value_weight.flatten()[0] == spec.value_weight and policy.net.value_bias.flatten()[0] == spec.value_bias
+        assert spec.log_std == (policy.head.log_std.flatten()[0] if isinstance(policy.head, Gaussian) else -1)
+        assert spec.starts[-1] == sum(spec.sizes)
+
+
+@pytest.mark.parametrize(("width", "tile", "deep"), [(1, 16, 16), (16, 16, 16), (17, 32, 32), (64, 64, 64), (65, 128, 128), (301, 512, 320), (385, 512, 448)])
+def test_padding(width, tile, deep):
+    assert padded(width) == tile and deep_padded(width) == deep
+
+
+# MACHINE CODE
+
+
+def launches(env: Env, precision: str, net: dict, shape: str | None = None, **algo) -> list[tuple]:
+    """(kernel, arguments, options) of each launch of an iteration, by a trainer that has no GPU to launch them on; in the first shape or a given one."""
+    from operant.algos.ppo.fused.select import cut
+
+    choice = choice_of(env, precision, net, **algo)
+    learner = choice.learner(None, None)
+    learner = cut(learner, from_text(shape)) if shape else learner
+    found: list[tuple] = []
+    learner._launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
+    learner.prepare()
+    learner.act(0)
+    learner.leftovers(True)
+    learner.update(1, 1)
+    assert {"begin", "adam", "finish"} <= {kernel.__name__ for kernel, *_ in found}
+    return found
+
+
+KINDS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64", torch.uint8: "*u8", int: "i32", float: "fp32"}
+
+
+def spec_of(env: Env, precision: str, **net) -> Spec:
+    return describe(policy_of(env, **net), precision)
+
+
+def compile_for(architecture: int, kernel, arguments, options) -> int:
+    """One launch's kernel to a cubin; the bytes of shared memory that it asks for. Raises where it does not compile."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    constants = {name: value for name, value in options.items() if name in kernel.arg_names}
+    signature = dict.fromkeys(kernel.arg_names, "constexpr")
+    multiples = {}
+    for place, (name, value) in enumerate(zip(kernel.arg_names, arguments, strict=False)):
+        signature[name] = KINDS[value.dtype if isinstance(value, torch.Tensor) else type(value)]
+        address = value.data_ptr() if isinstance(value, torch.Tensor) else value
+        if address % 16 == 0 and kernel.params[place].do_not_specialize is False:
+            multiples[(place,)] = [["tt.divisibility", 16]]
+    assert len(arguments) + len(constants) == len(signature)
+    source = ASTSource(kernel, signature, constants, multiples)
+    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={k: v for k, v in options.items() if k not in constants})
+    assert len(compiled.asm["cubin"]) > 1000
+    return compiled.metadata.shared
+
+
+def compile_all(architecture: int, *arguments, most_shared: int = 227 << 10, **more) -> None:
+    """Every kernel of an iteration: a GPU must have the shared memory."""
+    seen = set()
+    for kernel, values, options in launches(*arguments, **more):
+        kinds = tuple(value.dtype if isinstance(value, torch.Tensor) else value for value in values)
+        if (key := (kernel.__name__, kinds, repr(options))) not in seen:
+            seen.add(key)
+            assert compile_for(architecture, kernel, values, options) <= most_shared
+
+
+needs_compiler = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interprets")
+FEW = "layered rows=32 columns=32 depth=16 warps=4 stages=2 programs=4 chunk=1024"
+TILES = "layered rows=64 columns=32 depth=32 warps=4 stages=3 programs=4 chunk=1024"
+BROADER = "layered rows=128 columns=128 depth=64 warps=8 stages=3 programs=4 chunk=1024"
+LEAST_SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+"""Bytes of shared memory that a program may take on each architecture."""
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("architecture", "env", "precision", "net", "shape"),
+    [
+        (75, PUSH, "fp32", {"hidden": (16,), "activation": "gelu"}, None),
+        (86, PICK, "tf32", {"hidden": (16, 16)}, None),
+        (90, find("cartpole"), "bf16", {}, None),
+        (100, PUSH, "bf16", {"hidden": (32, 16), "squash": True, "shared": True}, None),
+        (75, GATE, "fp32", {"hidden": (32,), "shared": True, "activation": "silu"}, FEW),
+        (90, find("cartpole"), "bf16", {"hidden": (40, 64)}, TILES),
+        (86, GATE, "tf32", {"hidden": (16,), "shared": True}, None),
+        (90, wide(300, 4, seen="uint8"), "bf16", {"hidden": (64,), "activation": "relu", "shared": True}, BROADER),
+        (86, wide(16, 4, seen="uint8", kinds=18, judged=True), "tf32", {"hidden": (32,), "shared": True}, TILES),
+        (100, wide(9, 82, seen="uint8", judged=True), "bf16", {"hidden": (32,), "shared": True}, BROADER),
+    ],
+)
+def test_kernels_compile(architecture, env, precision, net, shape):
+    compile_all(architecture, env, precision, net, shape, most_shared=LEAST_SHARED[architecture])
+
+
+@needs_compiler
+@pytest.mark.soak
+@pytest.mark.parametrize("architecture", [75, 86, 90, 100])
+def test_every_variant_compiles(architecture):
+    """Turing has neither tf32 nor bf16 products: there both run through torch."""
+    precisions = ("fp32",) if architecture < 80 else ("fp32", "tf32", "bf16")
+    networks = [{"hidden": (64, 64), "activation": activation} for activation in ("tanh", "relu", "gelu", "silu")]
+    networks += [{"hidden": (16,)}, {"hidden": (32, 64, 16), "shared": True}]
+    for precision, env, net in itertools.product(precisions, (find("cartpole"), PICK, PUSH), networks):
+        if precision == "fp32":
+            net = {**net, "hidden": tuple(min(width, 32) for width in net["hidden"])}
+        compile_all(architecture, env, precision, net, normalize_observations=net["hidden"] == (16,), value_clip=0.1 if len(net["hidden"]) == 3 else None)
+    for precision in precisions[1:]:
+        compile_all(architecture, broad(118, 3), precision, {"hidden": (128, 128)})
+
+
+@needs_compiler
+@pytest.mark.soak
+@pytest.mark.parametrize("architecture", [75, 86, 90, 100])
+def test_every_shape_of_a_wide_network_compiles(architecture):
+    """In all precisions that the GPU has; the last shape must fit into its shared memory, and on the larger GPUs every one does.
+
+    But for Blackwell Triton 3.6 compiles a shared trunk's head in the last shape alone.
+    """
+    precisions = ("fp32",) if architecture < 80 else ("fp32", "tf32", "bf16")
+    for precision, net in itertools.product(precisions, ({"hidden": (256, 256)}, {"hidden": (200, 129, 16), "shared": True, "activation": "gelu"})):
+        env = broad(118, 3) if "shared" not in net else PUSH
+        groups = list(candidates(spec_of(env, precision, **net), 131_072, 132))
+        last_alone = architecture == 100 and "shared" in net and precision != "fp32"
+        for shape in groups[-1] if last_alone else itertools.chain(*groups):
+            room = LEAST_SHARED[architecture] if shape == groups[-1][-1] or architecture >= 90 else 227 << 10
+            compile_all(architecture, env, precision, net, str(shape), most_shared=room)
+
+
+@needs_compiler
+@pytest.mark.soak
+@pytest.mark.parametrize("architecture", [75, 86, 90, 100])
+@pytest.mark.parametrize(
+    ("name", "hidden", "shared"), [("snake", (128, 64), True), ("pacman", (128, 128), False), ("g2048", (512, 512), True), ("go", (256, 256), True)]
+)
+def test_every_shape_of_a_games_network_compiles(name, hidden, shared, architecture):
+    """As above: with few outputs a shared trunk's head compiles for Blackwell in the last shape alone; with many it has few rows in every shape."""
+    env, net = find(name), {"hidden": hidden, "shared": shared, "activation": "relu"}
+    for precision in ("fp32",) if architecture < 80 else ("tf32", "bf16"):
+        groups = list(candidates(spec_of(env, precision, **net), 131_072, 132))
+        last_alone = architecture == 100 and shared and name != "go"
+        for shape in groups[-1] if last_alone else itertools.chain(*groups):
+            room = LEAST_SHARED[architecture] if shape == groups[-1][-1] or architecture >= 90 else 227 << 10
+            compile_all(architecture, env, precision, net, str(shape), most_shared=room)

@@ -1,0 +1,193 @@
+"""Every kernel body compiled to PTX for four generations of GPUs, without one: no float64, no function that a GPU does not have.
+
+A new body is a new line in `GROUPS`; a test fails until it is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from numba.cuda import compiler
+from numpy import float32
+from toys import FILL, GATE
+
+import operant
+from operant import envs
+from operant.compute import ptx
+from operant.compute.kernel import cuda_shell
+from operant.compute.ptx import ARCHITECTURES, compile_ptx, float64_lines, undefined_calls
+from operant.compute.rng import integer
+from operant.data import noise, returns
+from operant.envs import Box, Cells, Env, MultiDiscrete, device, with_pixels
+from operant.worlds import pixels
+from operant.worlds.device_world import World
+from operant.worlds.lane import begin_body, end_body, parts_body, reset_body, step_body
+
+T, U, N = 4, 2, 64
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def clock() -> noise.Clock:
+    return noise.Clock(tick=zeros(1, dtype=torch.int64), seed=zeros(2, dtype=torch.int32), lane0=0)
+
+
+def trace() -> returns.Trace:
+    flags = zeros(T, N, dtype=torch.uint8)
+    return returns.Trace(zeros(T, N), zeros(T + 1, N), zeros(T, N), flags, flags, zeros(T, N), zeros(T, N))
+
+
+def accrual() -> returns.Accrual:
+    flags = zeros(T, N, dtype=torch.uint8)
+    return returns.Accrual(zeros(T, N), flags, flags, zeros(N), zeros(T, N))
+
+
+def discount() -> returns.Discount:
+    return returns.Discount(float32(0.99), float32(0.95))  # a Python float would be a float64 argument
+
+
+GROUPS = {  # the two groups each body is launched with
+    noise.uniform_body: lambda: (clock(), noise.Uniforms(zeros(T, U, N))),
+    noise.order_body: lambda: (clock(), noise.Order(zeros(T, N, dtype=torch.int32))),
+    returns.advantage_body: lambda: (discount(), trace()),
+    returns.accrual_body: lambda: (discount(), accrual()),
+}
+
+
+class NoParams(NamedTuple):
+    pass
+
+
+@device
+def grid_reset(s, cells, scratch, p, key):
+    for k in range(9):
+        cells[k] = integer(key, k, 3)
+
+
+@device
+def grid_step(s, cells, scratch, action, p, key, tally):
+    scratch[0] = 3 * action[0] + action[1]
+    found = float32(cells[scratch[0]])
+    cells[scratch[0]] = 0
+    tally[0] += found
+    return found, found == float32(0.0)
+
+
+@device
+def grid_observe(s, cells, scratch, obs, p):
+    for k in range(9):
+        obs[k] = cells[k]
+
+
+@device
+def grid_shade(s, cells, p, x, y):
+    grey = float32(cells[3 * int(float32(3.0) * y) + int(float32(3.0) * x)]) / float32(2.0)
+    return grey, grey, grey
+
+
+GRID = Env(
+    NoParams,
+    0,
+    observation=Box(9, 0, 255, dtype="uint8"),
+    action=MultiDiscrete((3, 3)),
+    time_limit=None,
+    reset=grid_reset,
+    step=grid_step,
+    observe=grid_observe,
+    shade=grid_shade,
+    cells=Cells(9, "int8"),
+    scratch=1,
+    tally=("coins",),
+)
+WORLDS = {**{name: envs.find(name) for name in envs.names()}, "a grid": GRID, "masked": GATE, "a masked grid": FILL}
+
+
+@device
+def gate_shade(s, p, x, y):
+    return x, y, s[0] * float32(0.5)
+
+
+def ptx_of_all(body, lanes, slot) -> dict[tuple[int, int], str]:
+    """The PTX for each generation, from one lowering: numba makes no difference between these, and lowering is most of the work."""
+    with ptx._pretended_device(ARCHITECTURES[0]):
+        types = ptx.signature(lanes, slot)
+        library, _ = compiler._compile_pyfunc_with_fixup(cuda_shell(body), types, device=False, fastmath=True, cc=ARCHITECTURES[0], abi="numba")
+    return {capability: library.get_asm_str(cc=capability) for capability in ARCHITECTURES}
+
+
+def check_ptx(body, lanes, slot) -> None:
+    for capability, text in ptx_of_all(body, lanes, slot).items():
+        check_text(text, capability)
+
+
+def check_text(ptx: str, capability: tuple[int, int]) -> None:
+    major, minor = capability
+    assert f".target sm_{major}{minor}" in ptx
+    assert ".visible .entry" in ptx
+    assert float64_lines(ptx) == []
+    assert undefined_calls(ptx) == []
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_environments(name):
+    env = WORLDS[name]
+    world = World(env, N, seed=1)
+    slot = world.slot()
+    apart = env.parts > 1
+    for body in (step_body(env, world.params, apart=apart), reset_body(env, world.params, apart)):
+        check_ptx(body, world.lanes, slot)
+    if apart:
+        check_ptx(parts_body(env, world.params, env.parts), pixels.Scene(world.lanes.state, world.lanes.cells), slot)
+    if env.shade is not None:
+        scene, canvas = pixels.Scene(world.lanes.state, world.lanes.cells), pixels.Canvas(zeros(N, 8, 8, 3, dtype=torch.uint8))
+        check_ptx(pixels.shade_body(env, world.params), scene, canvas)
+
+
+@pytest.mark.parametrize("name", ["masked", "with cells", "cartpole"])
+def test_environments_observed_by_their_pictures(name):
+    env = with_pixels({"masked": dataclasses.replace(GATE, shade=gate_shade), "with cells": FILL, "cartpole": envs.find("cartpole")}[name], 16)
+    world = World(env, N, seed=1, every_final=True)
+    slot = world.bind(world.slot())
+    for body in (begin_body(env, world.params), end_body(env, world.params), step_body(env, world.params), reset_body(env, world.params)):
+        check_ptx(body, world.lanes, slot)
+    scene = pixels.Scene(world.lanes.state, world.lanes.cells)
+    for body in (pixels.observe_body(env, world.params), pixels.observe_final_body(env, world.params, every_final=False)):
+        check_ptx(body, scene, slot)
+
+
+@pytest.mark.parametrize("body", GROUPS, ids=lambda body: body.py_func.__name__)
+def test_bodies(body):
+    check_ptx(body, *GROUPS[body]())
+
+
+@pytest.mark.parametrize("capability", ARCHITECTURES[1:], ids=lambda capability: "sm_{}{}".format(*capability))
+def test_one_lowering_serves_all(capability):
+    """As a launch on such a GPU would compile it, from the beginning."""
+
+    def nameless(text: str) -> str:
+        return re.sub(r"_ZN\w+", "", text)  # names hold the order of compilation
+
+    groups = GROUPS[noise.uniform_body]()
+    assert nameless(ptx_of_all(noise.uniform_body, *groups)[capability]) == nameless(compile_ptx(noise.uniform_body, *groups, capability))
+
+
+def test_no_body_is_forgotten():
+    built = {"step_body", "begin_body", "end_body", "reset_body", "parts_body", "shade_body", "observe_body", "observe_final_body"}
+    listed = {body.py_func.__name__ for body in GROUPS} | built
+    source = "\n".join(path.read_text() for path in Path(operant.__file__).parent.rglob("*.py"))
+    assert set(re.findall(r"^def ([a-z]\w*_body)\(", source, re.MULTILINE)) == listed
+
+
+def test_a_float64_shows():
+    @device
+    def body(i, clock, out, offset):
+        out.uniform[0, 0, i] = out.uniform[0, 0, i] * 0.1
+
+    assert float64_lines(compile_ptx(body, clock(), noise.Uniforms(zeros(T, U, N)), (9, 0))) != []

@@ -1,0 +1,539 @@
+import math
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import tomli
+import tomli_w
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from operant import envs
+from operant.config import load as config
+from operant.config import messages, raw, toml_positions
+from operant.config.load import find_source, load, origins, schema, shipped, to_toml
+from operant.errors import ConfigError, NotFoundError, OperantError
+from operant.settings import Section
+
+ENVIRONMENT_FILE = '''
+from typing import NamedTuple
+from operant.envs import Box, Discrete, Env
+
+class Params(NamedTuple):
+    gravity: float = 9.8
+    pieces: int = 3
+    wind: bool = False
+
+def nothing(*arguments):
+    return None
+
+ENV = Env(Params, 1, observation=Box(1), action=Discrete(2), time_limit=9, reset=nothing, step=nothing, observe=nothing)
+'''
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write `ppo.toml` into the working directory of the test, beside an environment and two broken ones."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_env.py").write_text(ENVIRONMENT_FILE)
+    (tmp_path / "empty_env.py").write_text("")
+    (tmp_path / "broken_env.py").write_text("import nothing_of_that_name\n")
+    (tmp_path / "my_net.py").write_text("class MyNet: ...\n")
+
+    def write(text: str | bytes, name: str = "ppo.toml") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+# WHAT WORKS
+
+
+def test_no_file_is_the_default_recipe():
+    got = load(None)
+    assert (got.env.name, got.algo_name, got.env.lanes, got.net.kind) == ("cartpole", "ppo", 1024, "mlp")
+    assert got.environment == envs.find("cartpole")
+    assert got.params == got.environment.Params()
+
+
+@pytest.mark.parametrize("text", ['"20M"', "20_000_000", "2e7", '"2e7"', '"20_000k"', '"0.02G"', '" 20M "'])
+def test_a_number_may_be_written_in_many_ways(write, text):
+    assert load(write(f"[run]\nsteps = {text}\n")).run.steps == 20_000_000
+    steps = load(None, [f"run.steps={text.strip(chr(34))}"]).run.steps
+    assert (steps, type(steps)) == (20_000_000, int)
+
+
+def test_pictures_in_place_of_what_is_observed(write):
+    plain, got = load(None), load(write("[env]\npixels = 48\n"))
+    assert got.environment == envs.with_pixels(plain.environment, 48) and got.environment.name == "cartpole"
+    assert (got.environment.observation.shape, got.environment.observation.size, got.environment.observation.dtype) == ((48, 48, 3), 6912, "uint8")
+    assert (plain.env.pixels, plain.environment.pixels) == (None, 0)
+
+
+def test_overrides_win_over_the_file_and_later_ones_over_earlier(write):
+    source = write("[algo]\nlearning_rate = 1e-3\n[env.params]\ngravity = 1.0\nforce = 2.0\n")
+    overrides = ["algo.learning_rate=1e-4", "algo.learning_rate=3e-4", "run.steps=20M", "net.hidden=[32,16]", "env.params.gravity=3.7", "net.shared=true"]
+    got = load(source, overrides)
+    assert (got.algo.learning_rate, got.run.steps, got.net.hidden, got.net.shared) == (3e-4, 20_000_000, (32, 16), True)
+    assert (got.params.gravity, got.params.force) == (3.7, 2.0)
+
+
+def test_a_table_as_override_replaces_the_table(write):
+    got = load(write("[env.params]\ngravity = 1.0\nforce = 2.0\n"), ["env.params={gravity=3}"])
+    assert (got.params.gravity, got.params.force) == (3.0, 10.0)
+
+
+@pytest.mark.parametrize(("text", "name"), [("123", "123"), ("4e5", "4e5"), ("true", "true"), ('"a b"'.replace(" ", "."), "a.b"), ("2024-01-01", "2024-01-01")])
+def test_an_override_of_a_text_needs_no_quotes(text, name):
+    assert load(None, [f"run.name={text}"]).run.name == name
+
+
+def test_a_gymnasium_id_is_the_environment():
+    assert load(None, ["env.name=CartPole-v1"]) == load(None)
+
+
+def test_files_are_relative_to_the_file_that_names_them(write, tmp_path):
+    source = write('[env]\nname = "../my_env.py"\n[net]\nkind = "../my_net.py:MyNet"\n', "sub/ppo.toml")
+    got = load(source, folder=tmp_path / "sub")
+    assert (got.environment_file, got.network_file) == (tmp_path / "my_env.py", tmp_path / "my_net.py")
+    assert got.environment.name == "my_env"
+    assert load(source, ["env.name=my_env.py"]).environment_file == tmp_path / "my_env.py"
+    assert load(None, ["env.name=../my_env.py"], folder=tmp_path / "sub").environment_file == tmp_path / "my_env.py"
+
+
+def test_parameters_keep_their_kind(write):
+    got = load(write('[env]\nname = "my_env.py"\nparams = {gravity = 3, pieces = 4.0, wind = true}\n'))
+    assert [(value, type(value)) for value in got.params] == [(3.0, float), (4, int), (True, bool)]
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_read(write):
+    source = write(b"\xef\xbb\xbf[run]\r\nsteps = 5\r\n\r\n[algo]\r\ngamma = 0.5\r\n")
+    assert load(source).run.steps == 5
+    assert {row.key: row.origin for row in origins(source)}["algo.gamma"] == "ppo.toml:5"
+
+
+def test_a_configuration_is_frozen():
+    got = load(None)
+    with pytest.raises(AttributeError):
+        got.run = None
+    with pytest.raises(ValueError, match="frozen"):
+        got.run.steps = 1
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["run.target=-1.5", "run.name=a.b-c_9", "algo.target_kl=0.02", "algo.anneal_steps=1e6", "env.params.gravity=1e-30", "net.hidden=[7]"],
+        ["env.name=my_env.py", "env.params.pieces=-2", "net.kind=my_net.py:MyNet", "net.activation=relu", "run.seed=9223372036854775807"],
+    ],
+)
+def test_the_resolved_file_reads_back_equal(write, overrides):
+    got = load(None, overrides)
+    again = load(write(to_toml(got), "elsewhere/config.toml"))
+    assert again == got
+    assert to_toml(again) == to_toml(got)
+    assert load(None, [*overrides, "run.steps=3"]) != got
+
+
+def test_the_resolved_file_names_every_key(write):
+    text = to_toml(load(None))
+    for row in origins(None):
+        name = row.key.rpartition(".")[2]
+        assert re.search(rf"^(# )?{name} (=|is not set)", text, re.MULTILINE), row.key
+    assert "hidden = [64, 64]\n" in text
+
+
+def test_the_resolved_file_can_name_copies(write):
+    got = load(None, ["env.name=my_env.py", "net.kind=my_net.py:MyNet"])
+    tables = tomli.loads(to_toml(got, environment_file="source/my_env.py", network_file="source/my_net.py"))
+    assert (tables["env"]["name"], tables["net"]["kind"]) == ("source/my_env.py", "source/my_net.py:MyNet")
+    shipped_one = to_toml(load(None), environment_file="source/my_env.py", network_file="source/my_net.py")
+    assert shipped_one == to_toml(load(None))
+
+
+def test_origins_name_the_line_the_command_line_or_the_default(write):
+    source = write("[run]\nseed = 7\n\n[env]\nparams = { gravity = 2 }\n[algo]\ngamma = 0.9\nclip = 0.3\n")
+    rows = {row.key: row for row in origins(source, ["algo.clip=0.1", "net={hidden=[8]}"])}
+    assert (rows["run.seed"].value, rows["run.seed"].origin) == (7, "ppo.toml:2")
+    assert rows["env.params.gravity"].origin == "ppo.toml:5"
+    assert rows["algo.gamma"].origin == "ppo.toml:7"
+    assert (rows["algo.clip"].value, rows["algo.clip"].origin) == (0.1, "command line")
+    assert rows["net.hidden"].origin == "command line"
+    assert {rows[key].origin for key in ("run.steps", "net.kind", "env.params.tau", "env.lanes", "algo.name")} == {"default"}
+
+
+# THE SHIPPED FILES AND THE SCHEMA
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_configurations_load(name):
+    source = find_source(name)
+    assert source == find_source(f"{name}.toml")
+    text = source.read_text()
+    assert load(source).environment.name in envs.names()
+    assert re.search(r"(?i)expected", text.split("[", 1)[0]), "a recipe states its expected result above its first table"
+
+
+def test_a_path_goes_before_a_shipped_name(write):
+    assert "ppo" in shipped()
+    source = write("", "ppo")
+    assert find_source("ppo") == source
+    source.unlink()
+    assert find_source("ppo").name == "ppo.toml"
+
+
+def test_a_wheel_holds_its_configurations_inside(tmp_path, monkeypatch):
+    inside = tmp_path / "operant" / "configs"
+    inside.mkdir(parents=True)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "of_another_package.toml").touch()
+    (inside / "ppo.toml").touch()
+    monkeypatch.setattr("operant.config.recipes._PACKAGE", tmp_path / "operant")
+    monkeypatch.chdir(tmp_path)
+    assert shipped() == ["ppo"]
+    assert find_source("ppo") == inside / "ppo.toml"
+
+
+@pytest.mark.parametrize(("text", "said"), [("po", "did you mean 'ppo'"), ("no/such.toml", "no/such.toml"), ("a\0b", "a\\x00b"), ("x" * 5000, "xxx")])
+def test_a_missing_configuration_names_what_ships(text, said):
+    with pytest.raises(NotFoundError) as caught:
+        find_source(text)
+    assert said in str(caught.value)
+    assert "ppo" in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+def test_a_missing_file_is_not_found(tmp_path):
+    for source in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(NotFoundError, match=re.escape(str(source))):
+            load(source)
+
+
+def test_the_schema_has_every_key_with_its_default_and_description():
+    whole = schema()
+    assert set(whole["properties"]) == set(config.SECTIONS)
+    for row in origins(None):
+        section, _, key = row.key.partition(".")
+        if key.startswith("params."):
+            continue
+        part = whole["properties"][section]["properties"][key]
+        if (section, key) == ("env", "lanes"):
+            number, auto = part["anyOf"]
+            assert (number["minimum"], part["default"], number["type"], auto["const"]) == (1, 1024, ["integer", "string"], "auto")
+        assert part["description"], row.key
+        default = part["default"]
+        assert (tuple(default) if isinstance(default, list) else default) == row.value, row.key
+    steps = whole["properties"]["run"]["properties"]["steps"]
+    for good in ("20M", "1e7", "10_000_000", "0.5k"):
+        assert re.search(steps["pattern"], good)
+    for bad in ("20X", "", "M", "ten"):
+        assert not re.search(steps["pattern"], bad)
+
+
+def test_the_schema_has_every_algorithm(monkeypatch):
+    class Other:
+        class Config(Section):
+            depth: int = 3
+
+    monkeypatch.setattr("operant.algos.names", lambda: ["other", "ppo"])
+    real = __import__("operant.algos.ppo", fromlist=["ALGO"]).ALGO
+    monkeypatch.setattr("operant.algos.load", lambda name: Other if name == "other" else real)
+    other, ppo = schema()["properties"]["algo"]["anyOf"]
+    assert other["properties"]["name"]["const"] == "other"
+    assert other["required"] == ["name"]
+    assert "horizon" in ppo["properties"]
+    assert "required" not in ppo
+
+
+# WHAT IS BROKEN: name -> (text of ppo.toml, overrides, what the message says: each in one line of problems, in this order)
+
+DEEP = "[run]\nseed = " + "[" * 3000 + "]" * 3000
+
+BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
+    # unknown sections and keys
+    "misspelt key": ("[algo]\n\nlearning_rte = 1\n", [], ["ppo.toml:3: unknown key 'algo.learning_rte' - did you mean 'algo.learning_rate'?"]),
+    "misspelt section": ("[run]\n[chekpoint]\nevery = 1\n", [], ["ppo.toml:2: unknown key 'chekpoint' - did you mean 'checkpoint'?"]),
+    "unknown section": ("[zzz]\n", [], ["ppo.toml:1: unknown key 'zzz' (known here: run, env, algo, net, checkpoint, eval)"]),
+    "unlike any key": ("[eval]\nqqqqq = 1\n", [], ["ppo.toml:2: unknown key 'eval.qqqqq' (known here: every, episodes)"]),
+    "key of another section": ("[run]\nlanes = 4\n", [], ["ppo.toml:2: unknown key 'run.lanes' - did you mean 'env.lanes'?"]),
+    "key outside sections": ("learning_rate = 1\n", [], ["ppo.toml:1: unknown key 'learning_rate' - did you mean 'algo.learning_rate'?"]),
+    "parameter outside params": ("[env]\ngravity = 1\n", [], ["ppo.toml:2: unknown key 'env.gravity' - did you mean 'env.params.gravity'?"]),
+    "section that is a value": ("run = 5\n", [], ["ppo.toml:1: run: a section should be a table: [run] (got 5)"]),
+    "section that is a list": ("[[algo]]\ngamma = 1\n", [], ["ppo.toml:1: algo: a section should be a table: [algo]"]),
+    "dotted key": ("algo.gama = 1\n", [], ["ppo.toml:1: unknown key 'algo.gama' - did you mean 'algo.gamma'?"]),
+    "inline table": ("\nalgo = { gamma = 0.9, clp = 1 }\n", [], ["ppo.toml:2: unknown key 'algo.clp' - did you mean 'algo.clip'?"]),
+    "control characters": ('[run]\n"\\u001b[2J" = 1\n', [], ["ppo.toml:2: unknown key 'run.\\x1b[2J'"]),
+    # types
+    "suffix nobody knows": ('[run]\nsteps = "20X"\n', [], ["ppo.toml:2: run.steps: input should be a whole number, such as", "(got '20X')"]),
+    "pixels without a picture": ('[env]\nname = "my_env.py"\npixels = 64\n', [], ["ppo.toml:3: env.pixels: my_env draws no picture"]),
+    "few pixels": ("[env]\npixels = 15\n", [], ["ppo.toml:2: env.pixels: input should be greater than or equal to 16 (got 15)"]),
+    "many pixels": ("", ["env.pixels=129"], ["command line: env.pixels: input should be less than or equal to 128 (got 129)"]),
+    "half a pixel": ("[env]\npixels = 64.5\n", [], ["ppo.toml:2: env.pixels: input should be a whole number"]),
+    "fraction for a count": ("[env]\nlanes = 10.5\n", [], ["ppo.toml:2: env.lanes: input should be a whole number", "(got 10.5)"]),
+    "boolean for a count": ("[run]\nseed = true\n", [], ["ppo.toml:2: run.seed: input should be a whole number", "(got true)"]),
+    "boolean for a number": ("[algo]\ngamma = false\n", [], ["ppo.toml:2: algo.gamma: input should be a number", "(got false)"]),
+    "text for a number": ('[algo]\ngamma = "high"\n', [], ["ppo.toml:2: algo.gamma: input should be a number", "(got 'high')"]),
+    "text for a list": ('[net]\nhidden = "64"\n', [], ["ppo.toml:2: net.hidden: input should be a list, such as [64, 64] (got '64')"]),
+    "number for a list": ("[net]\nhidden = 64\n", [], ["ppo.toml:2: net.hidden: input should be a list, such as [64, 64] (got 64)"]),
+    "text in a list": ('[net]\nhidden = [64,\n"big"]\n', [], ["ppo.toml:2: net.hidden[1]: input should be a whole number", "(got 'big')"]),
+    "empty list": ("[net]\nhidden = []\n", [], ["ppo.toml:2: net.hidden: input should have at least 1 item (got [])"]),
+    "number for a text": ("[net]\nactivation = 1\n", [], ["ppo.toml:2: net.activation: input should be 'tanh', 'relu'", "(got 1)"]),
+    "number for a name": ("[run]\nname = 1\n", [], ["ppo.toml:2: run.name: input should be a text in quotes", "(got 1)"]),
+    "table for a number": ("[run]\nseed = {a = 1}\n", [], ["ppo.toml:2: run.seed: input should be a whole number"]),
+    "date for a number": ("[algo]\nclip = 2024-01-01\n", [], ["ppo.toml:2: algo.clip: input should be a number"]),
+    "no such choice": ('[net]\nactivation = "tahn"\n', [], ["ppo.toml:2: net.activation: input should be 'tanh'", "did you mean 'tanh'? (got 'tahn')"]),
+    "maybe": ('[net]\nshared = "maybe"\n', [], ["ppo.toml:2: net.shared: input should be true or false (got 'maybe')"]),
+    # ranges
+    "zero lanes": ("[env]\nlanes = 0\n", [], ["ppo.toml:2: env.lanes: input should be greater than or equal to 1 or should be 'auto' (got 0)"]),
+    "negative steps": ('[run]\nsteps = "-1M"\n', [], ["ppo.toml:2: run.steps: input should be greater than 0 (got '-1M')"]),
+    "seed too large": ("[run]\nseed = 0xffffffffffffffff\n", [], ["ppo.toml:2: run.seed: input should be less than 9223372036854775808"]),
+    "negative seed": ("[run]\nseed = -1\n", [], ["ppo.toml:2: run.seed: input should be greater than or equal to 0 (got -1)"]),
+    "discount above one": ("[algo]\ngamma = 1.5\n", [], ["ppo.toml:2: algo.gamma: input should be less than or equal to 1 (got 1.5)"]),
+    "not a number": ("[algo]\nlearning_rate = nan\n", [], ["ppo.toml:2: algo.learning_rate: input should be a finite number (got nan)"]),
+    "infinite": ("[run]\ntarget = inf\n", [], ["ppo.toml:2: run.target: input should be a finite number (got inf)"]),
+    "infinite in a text": ('[run]\nsteps = "1e999"\n', [], ["ppo.toml:2: run.steps: input should be a finite number (got '1e999')"]),
+    "lanes without end": ("[env]\nlanes = 1e300\n", [],
+                          ["ppo.toml:2: env.lanes: input should be less than or equal to 1073741824 or should be 'auto' (got 1e+300)"]),
+    "lanes in a word": ("", ["env.lanes=atuo"], ["command line: env.lanes: input should be a whole number", "'auto' - did you mean 'auto'?", "(got 'atuo')"]),
+    "no lanes divide": ("[env]\nlanes = \"auto\"\n[algo]\nminibatches = 5\n", [],
+                        ["ppo.toml:4: algo.minibatches: 65,536 lanes x 16 steps", "do not divide"]),
+    "no records": ("[run]\nrecord_hz = 0\n", [], ["ppo.toml:2: run.record_hz: input should be greater than or equal to 0.1 (got 0)"]),
+    "negative cadence": ("[eval]\nevery = -1\n", [], ["ppo.toml:2: eval.every: input should be greater than or equal to 0 (got -1)"]),
+    "no such device": ('[run]\ndevice = "gpu"\n', [], ["ppo.toml:2: run.device: input should be auto, cpu, cuda or cuda:N, such as cuda:0 (got 'gpu')"]),
+    "device without number": ('[run]\ndevice = "cuda:"\n', [], ["ppo.toml:2: run.device: input should be auto, cpu, cuda or cuda:N"]),
+    "name that is a path": ('[run]\nname = "../x"\n', [], ["ppo.toml:2: run.name: input should be 1 to 64 letters, digits", "(got '../x')"]),
+    "empty name": ('[run]\nname = ""\n', [], ["ppo.toml:2: run.name: input should be 1 to 64 letters"]),
+    # what does not fit together
+    "minibatches do not divide": ("[env]\nlanes = 96\n[algo]\nhorizon = 5\nminibatches = 4\n", [],
+                                  ["ppo.toml:5: algo.minibatches: 96 lanes x 5 steps", "do not divide"]),
+    "lanes do not divide": ("[env]\nlanes = 32\n[algo]\nhorizon = 1\n", [], ["ppo.toml:2: algo.minibatches: 32 lanes x 1 steps", "do not divide"]),
+    "override does not divide": ("", ["algo.minibatches=7"], ["command line: algo.minibatches: 1,024 lanes x 16 steps", "do not divide"]),
+    # environments, algorithms, networks
+    "unknown environment": ('[env]\nname = "cartpol"\n', [], ["ppo.toml:2: env.name: unknown environment 'cartpol' - did you mean 'cartpole'? Available: "]),
+    "wrong version of an id": ('[env]\nname = "CartPole-v0"\n', [], ["ppo.toml:2: env.name: unknown environment 'CartPole-v0' - did you mean 'cartpole'?"]),
+    "unlike any environment": ("", ["env.name=zzz"], ["command line: env.name: unknown environment 'zzz'. Available: ", "cartpole"]),
+    "empty environment": ('[env]\nname = ""\n', [], ["ppo.toml:2: env.name: ", "at least 1 character (got '')"]),
+    "number for an environment": ("[env]\nname = 3\n", [], ["ppo.toml:2: env.name: input should be a text in quotes", "(got 3)"]),
+    "missing environment file": ('[env]\nname = "none.py"\n', [], ["ppo.toml:2: env.name: there is no file 'none.py' (looked in "]),
+    "missing file in an override": ("", ["env.name=sub/none.py"], ["command line: env.name: there is no file 'sub/none.py' (looked in "]),
+    "unreadable name of a file": ('[env]\nname = "a\\u0000b.py"\n', [], ["ppo.toml:2: env.name: there is no file 'a\\x00b.py'"]),
+    "name of a file too long": ('[env]\nname = "' + "a" * 5000 + '.py"\n', [], ["ppo.toml:2: env.name: there is no file 'aaaa"]),
+    "file without environment": ('[env]\nname = "empty_env.py"\n', [], ["ppo.toml:2: env.name: ", "exports no environment"]),
+    "file that fails": ('[env]\nname = "broken_env.py"\n', [], ["ppo.toml:2: env.name: ", "could not be imported: ModuleNotFoundError: "]),
+    "unknown algorithm": ('[algo]\nname = "poo"\n', [], ["ppo.toml:2: algo.name: unknown algorithm 'poo' - did you mean 'ppo'? Available: ppo"]),
+    "unlike any algorithm": ('[algo]\nname = "zzz"\nx = 1\n', [], ["ppo.toml:2: algo.name: unknown algorithm 'zzz'. Available: ppo"]),
+    "number for an algorithm": ("[algo]\nname = 3\n", [], ["ppo.toml:2: algo.name: input should be one of ppo (got 3)"]),
+    "missing network file": ('[net]\nkind = "none.py:Net"\n', [], ["ppo.toml:2: net.kind: there is no file 'none.py' (looked in "]),
+    "network without class": ('[net]\nkind = "my_net.py"\n', [],
+                              ["ppo.toml:2: net.kind: input should be 'mlp', 'cnn', or a network of your own as FILE.py:CLASS", "(got 'my_net.py')"]),
+    "unknown network": ('[net]\nkind = "mpl"\n', [], ["ppo.toml:2: net.kind: input should be 'mlp', 'cnn'", "did you mean 'mlp'? (got 'mpl')"]),
+    # an environment's parameters
+    "misspelt parameter": ("[env.params]\ngravty = 1\n", [], ["ppo.toml:2: unknown key 'env.params.gravty' - did you mean 'env.params.gravity'?"]),
+    "parameter that is a text": ("[env]\nparams = { gravity = 'x' }\n", [], ["ppo.toml:2: env.params.gravity: input should be a number", "(got 'x')"]),
+    "parameter not finite": ("[env.params]\ngravity = inf\n", [], ["ppo.toml:2: env.params.gravity: input should be a finite number (got inf)"]),
+    "parameter beyond its range": ("[env.params]\ngravity = 1e39\n", [], ["ppo.toml:2: env.params.gravity: input should be from -1_000 to 1_000 (got 1e+39)"]),
+    "parameter beyond float32": ("env.name = 'mountaincar'\nenv.params.gravity = 1e39\n", [],
+        ["ppo.toml:2: env.params.gravity: input should fit into a float32"]),
+    "fraction for a whole parameter": ("", ["env.name=my_env.py", "env.params.pieces=1.5"],
+        ["command line: env.params.pieces: input should be a whole number", "(got 1.5)"]),
+    "whole parameter beyond int32": ("", ["env.name=my_env.py", "env.params.pieces=3G"],
+        ["command line: env.params.pieces: input should be from -2_147_483_648 to 2_147_483_647 (got '3G')"]),
+    "number for a switch": ("", ["env.name=my_env.py", "env.params.wind=1"], ["command line: env.params.wind: input should be true or false (got 1)"]),
+    "params that are a list": ("[env]\nparams = [1]\n", [], ["ppo.toml:2: env.params: input should be a table (got [1])"]),
+    # TOML itself
+    "unclosed quote": ('[run]\nname = "x\nseed = 1\n', [], ["ppo.toml:2: not valid TOML: a string is not closed"]),
+    "key twice": ("[run]\nseed = 1\nseed = 2\n", [], ["ppo.toml:3: not valid TOML: a key is given twice"]),
+    "table twice": ("[run]\n[env]\n[run]\n", [], ["ppo.toml:3: not valid TOML: the table [run] is given twice"]),
+    "no value": ("[run]\nseed =\nsteps = 1\n", [], ["ppo.toml:2: not valid TOML: a value is missing or is no TOML value"]),
+    "text without quotes": ("[net]\n\nactivation = tanh\n", [], ["ppo.toml:3: not valid TOML: a value is missing or is no TOML value (text needs quotes)"]),
+    "unclosed table": ("[run\nseed = 1\n", [], ["ppo.toml:1: not valid TOML: "]),
+    "unclosed list": ("[net]\nhidden = [64,\n", [], ["ppo.toml:2: not valid TOML: "]),
+    "suffix outside quotes": ("[run]\nsteps = 20M\n", [], ["ppo.toml:2: not valid TOML: "]),
+    "not UTF-8": (b"[run]\n# \xff\n", [], ["ppo.toml:2: the file is not UTF-8: byte 0xff"]),
+    "yaml": ("run:\n  seed: 1\n", [], ["ppo.toml:1: not valid TOML: "]),
+    "number without end": ("[run]\nseed = " + "9" * 5000 + "\n", [], ["ppo.toml:", "not valid TOML: a number has too many digits"]),
+    "hexadecimal without end": ("[run]\nseed = 0x" + "f" * 5000 + "\n", [], ["ppo.toml:2: run.seed: ", "too long to show"]),
+    "nested without end": (DEEP, [], ["ppo.toml:", ""]),
+    "a megabyte": ("#" * (1 << 20) + "\n", [], ["ppo.toml:1: the file is larger than 1 MiB"]),
+    # overrides
+    "override without value": ("", ["algo.gamma"], ["command line: 'algo.gamma' is no override: write section.key=value"]),
+    "override without key": ("", ["=3"], ["command line: '=3' is no override"]),
+    "override of nothing": ("", ["algo..gamma=1"], ["command line: 'algo..gamma=1' is no override"]),
+    "misspelt override": ("", ["algo.gama=1"], ["command line: unknown key 'algo.gama' - did you mean 'algo.gamma'?"]),
+    "override without section": ("", ["lanes=4"], ["command line: unknown key 'lanes' - did you mean 'env.lanes'?"]),
+    "override into a value": ("[env]\nlanes = 8\n", ["env.lanes.x=1"], ["command line: env.lanes.x: 'env.lanes' is a value, not a table"]),
+    "override of a section": ("", ["run=5"], ["command line: run: a section should be a table: [run] (got 5)"]),
+    "empty override": ("", ["run.steps="], ["command line: run.steps: input should be a whole number", "(got '')"]),
+    "override with a line break": ("", ["run.seed=1\nx=2"], ["command line: run.seed: input should be a whole number", "(got '1\\nx=2')"]),
+    "override of a good value": ("[env]\nlanes = 8\n", ["env.lanes=0"], ["command line: env.lanes: input should be greater than or equal to 1", "(got 0)"]),
+}  # fmt: skip
+
+
+def problems_of(source, overrides=()) -> ConfigError:
+    with pytest.raises(OperantError) as caught:
+        load(source, overrides)
+    assert isinstance(caught.value, ConfigError)
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_configuration_is_told_in_one_line(write, name):
+    text, overrides, said = BROKEN[name]
+    error = problems_of(write(text), overrides)
+    assert len(error.problems) == 1, error
+    (line,) = error.problems
+    assert line.startswith(said[0]), line
+    assert all(part in line for part in said), line
+    assert line.isprintable()
+    assert "pydantic" not in line
+    assert len(line) < 700
+    assert error.source == ("ppo.toml" if line.startswith("ppo.toml") else "command line")
+
+
+def test_there_are_forty_broken_configurations():
+    assert len(BROKEN) >= 40
+
+
+def test_all_problems_are_told_at_once_in_the_order_of_the_file(write):
+    text = """\
+colour = "red"
+[run]
+steps = "10X"
+[net]
+hidden = [64, 0.5]
+activation = "sine"
+[algo]
+learning_rte = 3e-4
+gamma = 1.5
+name = "poo"
+[env]
+lanes = 0
+name = "pendulumm"
+[env.params]
+gravty = 1
+[polcy]
+[eval]
+episodes = 0
+"""
+    error = problems_of(write(text), ["run.seed=-1", "nonsense", "checkpoint.keep=0"])
+    places = [line.partition(": ")[0] for line in error.problems]
+    assert places == [f"ppo.toml:{line}" for line in (1, 3, 5, 6, 8, 9, 10, 12, 13, 15, 16, 18)] + ["command line"] * 3
+    assert "did you mean 'pendulum'" in error.problems[8]
+    assert [line.split()[2].strip("':") for line in error.problems[12:]] == ["run.seed", "nonsense", "checkpoint.keep"]
+    assert str(error).startswith("ppo.toml has 15 problems\n  ppo.toml:1: unknown key 'colour'")
+    assert str(error).endswith("\n  see all keys with their defaults: operant config show")
+
+
+def test_what_names_what_there_is_gets_no_further_advice(write):
+    assert str(problems_of(write('[env]\nname = "pendulumm"\n'))).count("\n") == 1
+
+
+def test_a_bad_override_is_told_together_with_bad_toml(write):
+    assert len(problems_of(write("[run\n"), ["algo.gamma=2"]).problems) == 2
+
+
+def test_the_same_key_twice_on_the_command_line_is_judged_by_the_last():
+    assert load(None, ["env.lanes=0", "env.lanes=64"]).env.lanes == 64
+
+
+def test_a_parameters_class_that_is_no_named_tuple_is_refused(write, monkeypatch):
+    class Bare(NamedTuple):
+        gravity: float
+
+    for params in (dict, Bare):
+        monkeypatch.setattr("operant.envs.find", lambda name, params=params: envs.Env(params, 1, envs.Box(1), envs.Discrete(2), 9, *[print] * 3, name="odd"))
+        (line,) = problems_of(write('\n[env]\nname = "odd"\n')).problems
+        assert line.startswith("ppo.toml:3: env.name: Params of odd must be a NamedTuple whose fields all have a default")
+
+
+# PARTS
+
+
+WORDS = st.sampled_from(["run", "env", "algo", "net", "name", "params", "lanes", "gamma", "hidden", "kind", "a b", "é", 'q"', "x.y", "", "1"])
+VALUES = st.recursive(
+    st.one_of(st.integers(-(2**70), 2**70), st.floats(), st.booleans(), st.text(max_size=8), st.dates()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(WORDS, inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+def paths(value, above=()):
+    for name, inner in value.items():
+        yield (*above, name)
+        if isinstance(inner, dict):
+            yield from paths(inner, (*above, name))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(WORDS, VALUES, max_size=5), st.booleans())
+def test_every_key_of_a_toml_text_has_its_line(tables, multiline):
+    text = "# first\n" + tomli_w.dumps(tables, multiline_strings=multiline)
+    found = toml_positions.lines(text)
+    expected = set(paths(tomli.loads(text)))
+    assert expected <= set(found)
+    for path, line in found.items():
+        written = text.split("\n")[line - 1]
+        assert path[-1] in written or tomli_w.dumps({path[-1]: 0})[1:-6] in written, (path, line)
+
+
+def test_the_lines_of_a_toml_text_by_hand():
+    text = (
+        '# [no]\n[run] # x\nseed = 1\n"a.b" = """x\n[no]\n\'y\' = 1\n"""\n[ env . params ]\nlist = [ # c ]\n  1, "}]", {q = 1},\n]\n'
+        "'l' = '''\n[no]'''\ni = { a = 1,\n  b.c = \"}\", d = [[], {}],\n  e = {f = 1} }\n[[many]]\nlast = 2024-01-01 00:00:00\n"
+    )
+    assert toml_positions.lines(text) == {
+        ("run",): 2, ("run", "seed"): 3, ("run", "a.b"): 4,
+        ("env",): 8, ("env", "params"): 8, ("env", "params", "list"): 9, ("env", "params", "l"): 12, ("env", "params", "i"): 14,
+        ("env", "params", "i", "a"): 14, ("env", "params", "i", "b"): 15, ("env", "params", "i", "b", "c"): 15, ("env", "params", "i", "d"): 15,
+        ("env", "params", "i", "e"): 16, ("env", "params", "i", "e", "f"): 16, ("many",): 17, ("many", "last"): 18,
+    }  # fmt: skip
+
+
+LINES = st.one_of(
+    st.sampled_from(["[run]", "[env]", "[env.params]", "[algo]", "[net]", "[[eval]]", "[checkpoint]", "[", '"', "'''", "}", "#", ""]),
+    st.tuples(
+        st.sampled_from(["seed", "lanes", "name", "env.name", "hidden", "kind", "gamma", "gravity", "params", "minibatches", "algo.name", "device", "é"]),
+        st.sampled_from(["=", " = ", "", "=="]),
+        st.one_of(
+            st.sampled_from(["1", "-1", "1e400", "nan", "true", '"20M"', '"ppo"', '"cartpole"', "[1,2]", "{a=1}",
+                             '"x.py"', '"x.py:N"', "0xffffffffffffffffffff", "1979-05-27"]),
+            VALUES.filter(lambda value: not (isinstance(value, float) and math.isnan(value))).map(lambda value: tomli_w.dumps({"v": [value]})[3:]),
+            st.text(max_size=6),
+        ),
+    ).map("".join),
+)  # fmt: skip
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.lists(LINES, max_size=10).map("\n".join) | st.text(max_size=40) | st.binary(max_size=40), overrides=st.lists(LINES | st.text(), max_size=2))
+def test_nothing_but_a_config_error_escapes(write, text, overrides):
+    source = write(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
+    try:
+        assert isinstance(load(source, overrides), config.Config)
+    except ConfigError as error:
+        assert error.problems
+        assert all(re.match(r"ppo\.toml:\d+: |command line: ", line) for line in error.problems), error
+
+
+def test_alternatives_of_a_type_become_one_sentence():
+    class Either(Section):
+        size: int | list[int] = 3
+
+    with pytest.raises(ValueError, match="size") as caught:
+        Either(size={"a": 1})
+    ((key, _, sentence, value),) = messages.problems(caught.value, {"size": {"a": 1}})
+    assert (key, value) == (("size",), {"a": 1})
+    assert sentence == "input should be a whole number, such as 20_000_000, 1e7 or '20M' or should be a list, such as [64, 64]"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(True, "true"), ([1, False, "x"], "[1, false, 'x']"), ("\x1b[0m", "'\\x1b[0m'"), ("x" * 99, "'" + "x" * 75 + " ...")]
+)
+def test_values_in_messages_are_short_and_harmless(value, said):
+    assert raw.quoted(value) == said

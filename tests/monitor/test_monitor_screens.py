@@ -1,0 +1,68 @@
+"""The screen as text, for every state and four sizes, against files a person has looked at: tests/golden/screens.
+
+After a wanted change: OPERANT_UPDATE_GOLDEN=1 pytest tests/monitor/test_monitor_screens.py, then read the difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from fake_snapshots import FakeLibrary, FakeSource, states
+
+from monitor.screen.app import MonitorApp, text_of
+from operant.runs.states import ENDED, LIVE
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "screens"
+UPDATE = os.environ.get("OPERANT_UPDATE_GOLDEN") == "1"
+SIZES = ((160, 48), (120, 36), (80, 24), (40, 12))
+
+
+def screens(size: tuple[int, int]) -> dict[str, str]:
+    """Every state in one app of a size, one after the other: what each leaves behind would show in the next."""
+    app = MonitorApp(FakeSource(next(iter(states().values()))), FakeLibrary(), theme="dark")
+    found: dict[str, str] = {}
+
+    async def whole() -> None:
+        async with app.run_test(size=size) as pilot:
+            for version, (state, snapshot) in enumerate(states().items(), 2):
+                app.source.now = snapshot._replace(version=version)
+                app.tick()
+                await pilot.pause()
+                await pilot.pause()
+                found[state] = text_of(app) + "\n"
+
+    asyncio.run(whole())
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_every_state(size):
+    folder = GOLDEN / f"{size[0]}x{size[1]}"
+    shown = screens(size)
+    if UPDATE:
+        folder.mkdir(parents=True, exist_ok=True)
+        for state, text in shown.items():
+            (folder / f"{state}.txt").write_text(text, encoding="utf-8")
+    differ = [state for state, text in shown.items() if text != (folder / f"{state}.txt").read_text(encoding="utf-8")]
+    for state in differ[:2]:
+        assert shown[state].split("\n") == (folder / f"{state}.txt").read_text(encoding="utf-8").split("\n"), state
+    assert not differ
+    assert {path.stem for path in folder.iterdir()} == set(states())
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_what_must_be_said_is_said(size):
+    """Read from the files, so that no update takes it away unseen."""
+    for state, snapshot in states().items():
+        text = (GOLDEN / f"{size[0]}x{size[1]}" / f"{state}.txt").read_text(encoding="utf-8")
+        lines = text.removesuffix("\n").split("\n")
+        assert len(lines) == size[1] and max(map(len, lines)) <= size[0]
+        assert state.upper().replace("_", " ") in lines[0] and "cartpole-ppo-4f2a" in lines[0]
+        if state in ENDED:
+            assert snapshot.ending is not None and snapshot.ending.commands[0] in text
+            assert snapshot.ending.sentence[:30] in text
+        elif state in LIVE - {"running"}:
+            assert snapshot.cause is not None and snapshot.cause.split(" (")[0][:20] in text

@@ -1,0 +1,630 @@
+"""Films: every frame is the picture that was handed over, at its time; what cannot be made is refused before anything is computed; and `operant render`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from numpy import float32
+from toys import COUNT, PICK, PUSH
+
+from operant import cli
+from operant.envs import Box, Cells, Discrete, Env, device, find, names, step_seconds, with_pixels
+from operant.errors import MachineError, NotFoundError, UsageError
+from operant.nn import mlp
+from operant.nn.policy import Policy
+from operant.play import film as render
+from operant.play.film import Gif, Length, Mp4, Sheet, pace, shoot, tiled
+from operant.play.stage import Performer, Show
+from operant.training.evaluate import Evaluator
+
+Image = pytest.importorskip("PIL.Image")
+CPU = torch.device("cpu")
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def pictures(count, height=20, width=24, colours=8, seed=1):
+    """Random pictures of few colours, in which a square moves."""
+    draw = np.random.default_rng(seed)
+    palette = draw.integers(0, 256, (colours, 3), dtype=np.uint8)
+    ground = palette[draw.integers(0, colours, (height, width))]
+    found = []
+    for k in range(count):
+        picture = ground.copy()
+        picture[k % (height - 4) : k % (height - 4) + 4, 3:9] = palette[k % colours]
+        found.append(picture)
+    return found
+
+
+def read_gif(path):
+    """Frames (T, H, W, 3) and their durations in milliseconds."""
+    frames, durations = [], []
+    with Image.open(path) as image:
+        for k in range(image.n_frames):
+            image.seek(k)
+            frames.append(np.asarray(image.convert("RGB")).copy())
+            durations.append(image.info["duration"])
+        return frames, durations, image.info.get("loop")
+
+
+def film_of(film, shown):
+    for picture in shown:
+        film.add(picture)
+    return film.finish()
+
+
+# GIF
+
+
+@pytest.mark.parametrize("colours", [2, 8, 200])
+def test_a_gif_of_few_colours_is_exact(tmp_path, colours):
+    shown = pictures(12, colours=colours)
+    assert film_of(Gif(tmp_path / "a.gif", 25.0), shown) == 12
+    frames, durations, loop = read_gif(tmp_path / "a.gif")
+    assert len(frames) == 12 and loop == 0 and durations == [40] * 12
+    assert all(np.array_equal(frame, picture) for frame, picture in zip(frames, shown, strict=True))
+
+
+@pytest.mark.parametrize("fps", [7.5, 15.0, 30.0, 50.0])
+def test_a_gif_keeps_time(tmp_path, fps):
+    film_of(Gif(tmp_path / "a.gif", fps), pictures(30))
+    _, durations, _ = read_gif(tmp_path / "a.gif")
+    assert sum(durations) == 10 * round(100 * 30 / fps)
+    assert max(durations) - min(durations) <= 10
+
+
+def test_a_gif_is_never_so_fast_that_viewers_show_it_slowly(tmp_path):
+    film_of(Gif(tmp_path / "a.gif", 200.0), pictures(5))
+    assert set(read_gif(tmp_path / "a.gif")[1]) == {20}
+
+
+def test_a_picture_that_stays_is_one_frame_that_lasts(tmp_path):
+    one, other = pictures(2)
+    assert film_of(Gif(tmp_path / "a.gif", 10.0), [one, one, one, other]) == 4
+    frames, durations, _ = read_gif(tmp_path / "a.gif")
+    assert len(frames) == 2 and durations == [300, 100] and np.array_equal(frames[0], one) and np.array_equal(frames[1], other)
+
+
+def test_a_gif_of_one_picture(tmp_path):
+    (one,) = pictures(1)
+    assert film_of(Gif(tmp_path / "a.gif", 10.0), [one]) == 1
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "a.gif").convert("RGB")), one)
+
+
+def test_many_colours_become_the_nearest_and_what_is_small_keeps_its_own(tmp_path):
+    x = np.linspace(0, 255, 64).astype(np.uint8)
+    picture = np.stack([np.tile(x, (64, 1)), np.tile(x[:, None], (1, 64)), np.full((64, 64), 30, np.uint8)], axis=2)
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 1000
+    picture[10:12, 10:12] = (255, 0, 255)
+    film_of(Gif(tmp_path / "a.gif", 10.0), [picture])
+    (frame,), _, _ = read_gif(tmp_path / "a.gif")
+    apart = np.abs(frame.astype(int) - picture.astype(int))
+    assert apart.mean() < 8 and apart.max() < 64
+    assert np.abs(frame[10:12, 10:12].astype(int) - (255, 0, 255)).max() < 24
+
+
+def test_one_palette_serves_all_frames(tmp_path):
+    shown = pictures(20)
+    film_of(Gif(tmp_path / "a.gif", 10.0), shown)
+    data = (tmp_path / "a.gif").read_bytes()
+    local = 0
+    place = 13 + 3 * 2 ** ((data[10] & 7) + 1)
+    while data[place] != 0x3B:
+        if data[place] == 0x21:
+            place += 2
+        else:
+            local += data[place + 9] >> 7
+            place += 11 if not data[place + 9] >> 7 else 11 + 3 * 2 ** ((data[place + 9] & 7) + 1)
+        while data[place]:
+            place += data[place] + 1
+        place += 1
+    assert local == 0
+
+
+def test_the_same_pictures_are_the_same_bytes(tmp_path):
+    for name in ("a.gif", "b.gif"):
+        film_of(Gif(tmp_path / name, 10.0), pictures(10))
+    assert (tmp_path / "a.gif").read_bytes() == (tmp_path / "b.gif").read_bytes()
+
+
+def test_a_gif_too_large_for_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(render, "MOST_BYTES", 3 * 20 * 24)
+    film = Gif(tmp_path / "a.gif", 10.0)
+    for picture in pictures(3):
+        film.add(picture)
+    with pytest.raises(UsageError, match=r"more than 3 such frames does not fit.*\.mp4"):
+        film.add(pictures(1)[0])
+
+
+# PNG
+
+
+def test_a_png_is_the_last_picture(tmp_path):
+    shown = pictures(7)
+    assert film_of(Sheet(tmp_path / "a.png", 1), shown) == 1
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), shown[-1])
+
+
+@pytest.mark.parametrize(("frames", "there", "wanted"), [(4, 10, [0, 3, 6, 9]), (3, 3, [0, 1, 2]), (5, 2, [0, 1]), (2, 9, [0, 8]), (3, 1, [0])])
+def test_a_sheet_goes_evenly_from_the_first_to_the_last(tmp_path, frames, there, wanted):
+    shown = pictures(there)
+    assert film_of(Sheet(tmp_path / "a.png", frames), shown) == len(wanted)
+    whole = np.asarray(Image.open(tmp_path / "a.png"))
+    across = math.ceil(math.sqrt(len(wanted)))
+    for place, k in enumerate(wanted):
+        top, left = place // across * 24, place % across * 28
+        assert np.array_equal(whole[top : top + 20, left : left + 24], shown[k])
+
+
+def test_pictures_side_by_side():
+    four = np.arange(1, 6, dtype=np.uint8)[:, None, None, None] * np.ones((5, 2, 3, 3), np.uint8)
+    whole = tiled(four, 3, 1, 9)
+    assert whole[..., 0].tolist() == [[1, 1, 1, 9, 2, 2, 2, 9, 3, 3, 3]] * 2 + [[9] * 11] + [[4, 4, 4, 9, 5, 5, 5, 9, 9, 9, 9]] * 2
+
+
+# MP4
+
+
+def test_an_mp4_holds_the_pictures_and_their_pace(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    shown = [np.full((33, 21, 3), 0, np.uint8) for _ in range(6)]  # odd sides are padded
+    for k, picture in enumerate(shown):
+        picture[:, :] = (40 * k, 200, 20 * k)
+    assert film_of(Mp4(tmp_path / "a.mp4", 12.0), shown) == 6
+    command = [render.ffmpeg(), "-loglevel", "error", "-i", str(tmp_path / "a.mp4"), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    raw = subprocess.run(command, capture_output=True, check=True).stdout
+    frames = np.frombuffer(raw, np.uint8).reshape(-1, 34, 22, 3)
+    assert len(frames) == 6
+    for frame, picture in zip(frames, shown, strict=True):
+        assert np.abs(frame[4:28, 4:18].astype(int) - picture[4:28, 4:18].astype(int)).max() <= 12
+    told = subprocess.run([render.ffmpeg(), "-i", str(tmp_path / "a.mp4")], capture_output=True, text=True, check=False).stderr
+    assert "12 fps" in told and "h264" in told and "yuv420p" in told
+
+
+def test_what_ffmpeg_cannot_write_has_its_words(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    film = Mp4(tmp_path / "nowhere" / "a.mp4", 12.0)
+    with pytest.raises(MachineError, match=r"ffmpeg could not write it: .*No such file"):
+        for picture in pictures(500, 256, 256):
+            film.add(picture)
+        film.finish()
+    film.abandon()
+
+
+def test_an_abandoned_film_leaves_no_process(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    film = Mp4(tmp_path / "a.mp4", 12.0)
+    film.add(pictures(1)[0])
+    process = film._process
+    film.abandon()
+    assert process.returncode is not None
+
+
+# BEFORE ANYTHING IS COMPUTED
+
+
+@pytest.mark.parametrize("name", ["agent.jpg", "agent", "agent.gif.txt", ".gif"])
+def test_another_ending_is_refused(tmp_path, name):
+    with pytest.raises(UsageError, match=r"must end in \.gif, \.png or \.mp4"):
+        render.check(tmp_path / name, force=True)
+
+
+def test_what_is_there_is_replaced_only_by_force(tmp_path):
+    (tmp_path / "a.gif").write_text("mine")
+    with pytest.raises(UsageError, match=r"is there already: another name, or --force"):
+        render.check(tmp_path / "a.gif", force=False)
+    assert render.check(tmp_path / "a.gif", force=True) == "gif"
+    (tmp_path / "b.gif").mkdir()
+    with pytest.raises(UsageError, match="which is a folder"):
+        render.check(tmp_path / "b.gif", force=True)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(NotFoundError, match="there is no folder"):
+        render.check(tmp_path / "none" / "a.gif", force=False)
+    with pytest.raises(UsageError, match="cannot be a file's name"):
+        render.check(tmp_path / ("x" * 300 + ".gif"), force=False)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
+def test_a_folder_that_may_only_be_read(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(MachineError, match="may only be read"):
+        render.check(tmp_path / "a.gif", force=False)
+
+
+def test_without_pillow_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
+    for name in ("a.gif", "a.PNG"):
+        with pytest.raises(MachineError, match=r"needs Pillow.*pip install 'operant\[gif\]'"):
+            render.check(tmp_path / name, force=False)
+    assert MachineError.exit_code == 4
+
+
+def test_without_ffmpeg_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(render.shutil, "which", lambda name: None)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(MachineError, match=r"needs ffmpeg.*pip install 'operant\[mp4\]'"):
+        render.check(tmp_path / "a.mp4", force=False)
+    monkeypatch.setattr(render.shutil, "which", lambda name: "/bin/ffmpeg")
+    assert render.check(tmp_path / "a.mp4", force=False) == "mp4"
+
+
+def test_a_file_takes_its_name_only_when_it_is_whole(tmp_path):
+    out = tmp_path / "a.gif"
+    out.write_text("old")
+    with pytest.raises(KeyboardInterrupt), render.replacing(out) as part:
+        part.write_text("half")
+        raise KeyboardInterrupt
+    assert out.read_text() == "old" and list(tmp_path.iterdir()) == [out]
+    with render.replacing(out) as part:
+        part.write_text("new")
+        assert out.read_text() == "old"
+    assert out.read_text() == "new" and list(tmp_path.iterdir()) == [out]
+    mask = os.umask(0)
+    os.umask(mask)
+    assert out.stat().st_mode & 0o777 == 0o666 & ~mask
+    with pytest.raises(MachineError, match="cannot be written"), render.replacing(tmp_path / "none" / "a.gif"):
+        pass
+
+
+# PACE AND LENGTH
+
+
+@pytest.mark.parametrize(
+    ("step_s", "fps", "every", "wanted"),
+    [
+        (None, None, None, (15.0, 1)), (None, 20.0, 3, (20.0, 3)), (4 / 60, None, None, (15.0, 1)), (1 / 60, None, None, (30.0, 2)),
+        (0.02, None, None, (25.0, 2)), (0.2, None, None, (5.0, 1)), (1 / 30, None, None, (30.0, 1)), (0.02, 10.0, None, (10.0, 2)),
+        (0.02, None, 5, (10.0, 5)), (1e-3, None, None, (1000 / 34, 34)),
+    ],
+)  # fmt: skip
+def test_a_film_keeps_its_worlds_pace(step_s, fps, every, wanted):
+    assert pace(step_s, fps, every) == pytest.approx(wanted)
+
+
+def test_an_environment_says_how_long_a_step_is():
+    wanted = {"cartpole": 0.02, "snake": 1 / 8, "pacman": 1 / 8, "platformer": 1 / 15, "breakout": 4 / 60, "pong": 8 / 60, "go": 0.5, "g2048": 1 / 8}
+    assert {name: step_seconds(find(name), find(name).Params()) for name in wanted} == pytest.approx(wanted)
+    assert step_seconds(COUNT, SimpleNamespace()) is None and step_seconds(replace(COUNT, step_s=0.3), SimpleNamespace()) == 0.3
+    assert step_seconds(COUNT, SimpleNamespace(tau=0.0)) is None and step_seconds(COUNT, SimpleNamespace(tau=math.nan)) is None
+    assert step_seconds(replace(COUNT, step_s=0.3), SimpleNamespace(tau=0.5, frames=3)) == 1.5
+    assert all(step_seconds(find(name), find(name).Params()) is not None for name in names())
+
+
+class Counting:
+    """A show of lanes whose picture is their number of steps, and that end every `ends[k]` steps."""
+
+    def __init__(self, *ends):
+        self.lanes, self._ends = len(ends), np.array(ends)
+        self.ages, self.returns, self.ended, self.time = np.zeros(self.lanes, int), np.zeros(self.lanes), np.zeros(self.lanes, bool), 0
+
+    def canvas(self, side):
+        return side
+
+    def picture(self, side):
+        return np.full((self.lanes, side, side, 3), self.time, np.uint8)
+
+    def step(self):
+        self.time += 1
+        self.ages = np.where(self.ended, 0, self.ages) + 1
+        self.returns = self.ages * 2.0
+        self.ended = self.ages == self._ends
+
+
+class Kept(list):
+    def add(self, picture):
+        self.append(int(picture[0, 0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("ends", "every", "length", "hold", "wanted", "steps", "cut"),
+    [
+        ((99,), 1, Length(4, 999, 0), 0, [0, 1, 2, 3], 3, False),
+        ((99,), 3, Length(3, 999, 0), 0, [0, 3, 6], 6, False),
+        ((99,), 2, Length(99, 5, 0), 0, [0, 2, 4], 5, False),
+        ((4,), 3, Length(6, 999, 0), 2, [0, 3, 4, 4, 4, 6], 6, False),  # an end is seen, and stays
+        ((4,), 1, Length(6, 999, 0), 9, [0, 1, 2, 3, 4, 4], 4, False),
+        ((4,), 3, Length(99, 999, 2), 1, [0, 3, 4, 4, 6, 8, 8], 8, False),
+        ((4,), 1, Length(6, 999, 2), 0, [0, 1, 2, 3, 4, 5], 5, True),
+        ((4,), 1, Length(99, 3, 1), 0, [0, 1, 2, 3], 3, True),
+        ((5, 2), 4, Length(99, 999, 1), 7, [0, 4, 5], 5, False),  # of several lanes the first decides, and none is waited for
+    ],
+)
+def test_a_film_has_the_frames_that_were_asked_for(ends, every, length, hold, wanted, steps, cut):
+    show, film, told = Counting(*ends), Kept(), []
+    shot = shoot(show, show.step, film, side=1, every=every, length=length, hold=hold, report=told.append)
+    assert (film, shot.steps, shot.cut) == (wanted, steps, cut)
+    assert told == list(range(1, len(wanted) + 1))
+    seen = [(k, step) for step in range(1, steps + 1) for k, end in enumerate(ends) if step % end == 0]
+    assert [(episode["lane"], episode["length"], episode["return"]) for episode in shot.episodes] == [(k, ends[k], 2.0 * ends[k]) for k, _ in seen]
+
+
+# SHOWS
+
+
+def first_episodes(env, policy, *, greedy, lanes=4, seed=3, number=7):
+    """Return and length of each lane's first episode, as a show plays it."""
+    show = Show(env, env.Params(), seed=seed, lanes=lanes, number=number)
+    performer, found = Performer(show, policy, greedy=greedy), {}
+    while len(found) < lanes:
+        performer.step()
+        for k in np.flatnonzero(show.ended):
+            found.setdefault(int(k), (float(show.returns[k]), int(show.ages[k])))
+    return np.array([found[k] for k in range(lanes)])
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("env", [find("cartpole"), PUSH, PICK, with_pixels(find("cartpole"), 16)], ids=["cartpole", "push", "pick", "pixels"])
+def test_what_is_shown_is_what_an_evaluation_plays(env, greedy):
+    policy = Policy(env, mlp.Config(hidden=(8,)), seed=2, device=CPU, normalize=False)
+    played = first_episodes(env, policy, greedy=greedy)
+    wanted = Evaluator(policy, env, env.Params(), episodes=4, seed=3, greedy=greedy).run(7)
+    assert played[:, 0].mean() == pytest.approx(wanted.mean, abs=1e-4) and played[:, 1].mean() == wanted.length
+    assert (played[:, 0].min(), played[:, 0].max()) == pytest.approx((wanted.minimum, wanted.maximum), abs=1e-4)
+
+
+def test_later_episodes_are_those_of_a_world_that_resets_by_itself():
+    from operant.training import evaluate
+    from operant.worlds.device_world import World
+
+    env = find("cartpole")
+    show = Show(env, env.Params(), seed=5, lanes=3)
+    world = World(env, 3, seed=5, stream=evaluate.STREAM)
+    slot = world.slot()
+    bound = world.bind(slot)
+    world.reset(bound)
+    ends = 0
+    for step in range(200):
+        show.renew()
+        assert torch.equal(show.observation, slot.observation)
+        action = torch.tensor([[step % 2, step // 5 % 2, 1]], dtype=torch.int32)
+        show.step(action)
+        slot.action.copy_(action)
+        world.step(bound)
+        world.advance(1)
+        ends += int(show.ended.sum())
+        assert np.array_equal(show.ended, (slot.terminated | slot.truncated).numpy() != 0)
+        assert np.array_equal(show.reward, slot.reward.numpy())
+    assert ends > 10
+
+
+def test_a_lane_that_ended_is_seen_as_it_ended():
+    show = Show(COUNT, COUNT.Params(), seed=1, lanes=3)
+    action = torch.zeros(1, 3, dtype=torch.int32)
+    counts, ends = [], []
+    for _ in range(4):
+        show.step(action)
+        counts.append(show.observation[0].tolist())
+        ends.append(show.ended.tolist())
+    # Lane 0 is truncated after 3, lane 1 ends after 1, lane 2 after 2: each shows its last count, and then begins at 1 again.
+    assert counts == [[1, 1, 1], [2, 1, 2], [3, 1, 1], [1, 1, 2]]
+    assert ends == [[False, True, False], [False, True, True], [True, True, False], [False, True, True]]
+    assert show.returns.tolist() == [1.0, 1.0, 3.0] and show.ages.tolist() == [1, 1, 2]
+    assert show.terminated.tolist() == [False, True, True]
+
+
+@device
+def _board_reset(s, cells, scratch, p, key):
+    for k in range(4):
+        cells[k] = 7
+    s[0] = float32(0.0)
+
+
+@device
+def _board_step(s, cells, scratch, action, p, key, tally):
+    cells[action] += 1
+    tally[0] += float32(2.0)
+    return float32(1.0), cells[action] == 9
+
+
+@device
+def _board_observe(s, cells, scratch, obs, p):
+    for k in range(4):
+        obs[k] = cells[k]
+
+
+@device
+def _board_legal(s, cells, scratch, mask, p):
+    for k in range(4):
+        mask[k] = 1 if cells[k] < 8 else 0
+
+
+@device
+def _board_shade(s, cells, p, x, y):
+    return float32(cells[int(float32(4.0) * x)]) / float32(10.0), float32(0.0), float32(0.0)
+
+
+BOARD = Env(
+    COUNT.Params, 1, observation=Box(4), action=Discrete(4), time_limit=None, reset=_board_reset, step=_board_step, observe=_board_observe,
+    shade=_board_shade, legal=_board_legal, cells=Cells(4), tally=("twos",),
+)  # fmt: skip
+
+
+def test_boards_masks_and_tallies():
+    show = Show(BOARD, None, seed=1, lanes=2)
+    assert show.observation.T.tolist() == [[7, 7, 7, 7]] * 2 and show.legal.T.tolist() == [[1, 1, 1, 1]] * 2 and show.tallies == {"twos": 0.0}
+    show.step(torch.tensor([[1, 2]], dtype=torch.int32))
+    assert show.observation.T.tolist() == [[7, 8, 7, 7], [7, 7, 8, 7]] and show.legal.T.tolist() == [[1, 0, 1, 1], [1, 1, 0, 1]]
+    show.step(torch.tensor([[1, 0]], dtype=torch.int32))
+    assert show.ended.tolist() == [True, False] and show.tallies == {"twos": 4.0}
+    seen = show.picture(show.canvas(4))
+    assert seen[0, 0, :, 0].tolist() == [int(25.5 * k + 0.5) for k in (7, 9, 7, 7)]
+    assert seen[1, 3, :, 0].tolist() == [int(25.5 * k + 0.5) for k in (8, 7, 8, 7)]
+    show.step(torch.tensor([[3, 3]], dtype=torch.int32))
+    assert show.observation.T.tolist() == [[7, 7, 7, 8], [8, 7, 8, 8]] and show.tallies == {"twos": 2.0}
+    show.restart()
+    assert show.observation.T.tolist() == [[7, 7, 7, 7]] * 2 and show.legal.all() and show.ages.tolist() == [0, 0] and show.tallies == {"twos": 0.0}
+
+
+def test_a_policy_takes_only_what_is_legal():
+    policy = Policy(BOARD, mlp.Config(hidden=(8,)), seed=2, device=CPU, normalize=False)
+    show = Show(BOARD, None, seed=1, lanes=8)
+    for greedy in (True, False):
+        performer = Performer(show, policy, greedy=greedy)
+        for _ in range(20):
+            show.renew()
+            legal = show.legal.clone()
+            performer.step()
+            if not show.ended.any():
+                assert (legal.gather(0, torch.from_numpy(show.action).long()) == 1).all()
+
+
+# THE COMMAND
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of a few thousand steps."""
+    place = tmp_path_factory.mktemp("trained")
+    words = ["train", "cartpole", "--name", "small", "--device", "cpu", "run.threads=1", "env.lanes=32", "algo.horizon=16", "run.steps=5120", "eval.episodes=4"]
+    environment = {**os.environ, "XDG_STATE_HOME": str(place / "state")}
+    environment.pop("OPERANT_RUNS", None)
+    done = subprocess.run([sys.executable, "-m", "operant.cli", *words], cwd=place, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return place / "runs" / "small"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    """`operant WORDS` in this process, in a folder of its own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("OPERANT_RUNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["operant", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return SimpleNamespace(code=ended.value.code or 0, out=out, err=err)
+
+    return call
+
+
+def test_render_makes_a_small_gif_by_default(trained, here, tmp_path):
+    done = here("render", trained, "--out", "agent.gif")
+    assert done.code == 0 and done.err == "", done.err
+    frames, durations, loop = read_gif(tmp_path / "agent.gif")
+    assert frames[0].shape == (256, 256, 3) and loop == 0
+    assert sum(durations) == pytest.approx(10_000, abs=100) and (tmp_path / "agent.gif").stat().st_size < 1_000_000
+    assert sum(not np.array_equal(one, other) for one, other in pairwise(frames)) > 10, "nothing moves"
+    assert done.out.startswith("agent.gif  250 frames, 10.0 s at 25 a second") and "small  cartpole  step 5,120  (greedy, cpu, seed 1)" in done.out
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".gif"] == ["agent.gif"]
+
+
+def test_render_shows_the_episodes_of_eval(trained, here):
+    made = json.loads(here("render", trained, "--out", "a.png", "--lanes", "3", "--steps", "500", "--json").out)
+    first = {}
+    for episode in made["episodes"]:
+        first.setdefault(episode["lane"], episode["return"])
+    played = json.loads(here("eval", trained, "--episodes", "3", "--greedy", "--json").out)
+    assert len(first) == 3 and sum(first.values()) / 3 == pytest.approx(played["mean"])
+    assert {"schema": 1, "id": "small", "env": "cartpole", "mode": "greedy", "seed": 1, "format": "png", "frames": 1, "lanes": 3}.items() <= made.items()
+
+
+def test_render_is_the_same_bytes_again_and_others_for_another_seed(trained, here, tmp_path):
+    for name, seed in (("a.gif", 1), ("b.gif", 1), ("c.gif", 2)):
+        assert here("render", trained, "-o", name, "--seconds", "1", "--size", "64", "--seed", seed, "--sampled").code == 0
+    first, again, other = ((tmp_path / name).read_bytes() for name in ("a.gif", "b.gif", "c.gif"))
+    assert first == again != other
+
+
+def test_render_stops_after_an_episode(trained, here, tmp_path):
+    made = json.loads(here("render", trained, "-o", "a.gif", "--episodes", "2", "--size", "32", "--fps", "50", "--every", "1", "--json").out)
+    assert len(made["episodes"]) == 2 and made["steps"] == sum(episode["length"] for episode in made["episodes"])
+    assert made["frames"] == 1 + made["steps"] + 2 * 25  # each end stays for half a second
+    cut = here("render", trained, "-o", "b.gif", "--episodes", "50", "--size", "32", "--seconds", "1")
+    assert cut.code == 0 and "ended before episode 50 did" in cut.err
+
+
+def test_render_makes_sheets_and_grids(trained, here, tmp_path):
+    assert here("render", trained, "-o", "sheet.png", "--frames", "6", "--size", "40", "--seconds", "2").code == 0
+    assert Image.open(tmp_path / "sheet.png").size == (3 * 40 + 2 * 4, 2 * 40 + 4)
+    assert here("render", trained, "-o", "grid.gif", "--lanes", "5", "--size", "100", "--seconds", "0.5").code == 0
+    assert Image.open(tmp_path / "grid.gif").size == (3 * 32 + 4, 2 * 32 + 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("-o", "a.jpg"), 2, "must end in .gif, .png or .mp4"),
+        (("-o", "none/a.gif"), 3, "there is no folder 'none'"),
+        (("-o", "~nobodyatall/a.gif"), 3, "there is no folder '~nobodyatall'"),
+        (("-o", "a.gif", "--greedy", "--sampled"), 2, "--greedy and --sampled exclude each other"),
+        (("-o", "a.gif", "--seconds", "1", "--steps", "1"), 2, "--seconds and --steps exclude each other"),
+        (("-o", "a.gif", "--size", "9"), 2, "--size is 9; it must be between 16 and 2,048"),
+        (("-o", "a.gif", "--size", "64", "--lanes", "16"), 2, "--size 64 leaves 14 pixels for each of 16 games, of the 16 it takes: at least --size 72"),
+        (("-o", "a.gif", "--lanes", "0"), 2, "--lanes is 0"),
+        (("-o", "a.gif", "--fps", "0"), 2, "--fps is 0"),
+        (("-o", "a.gif", "--fps", "nan"), 2, "--fps is nan"),
+        (("-o", "a.gif", "--every", "0"), 2, "--every is 0"),
+        (("-o", "a.gif", "--seconds", "-1"), 2, "--seconds is -1"),
+        (("-o", "a.gif", "--frames", "4"), 2, "--frames is of a .png"),
+        (("-o", "a.gif", "--checkpoint", "first"), 2, "--checkpoint is 'first'"),
+        (("-o", "a.gif", "--checkpoint", "7"), 3, "7"),
+        (("-o", "a.gif", "--device", "tpu"), 2, "is no device"),
+        ((), 2, "Missing option '--out'"),
+    ],
+)
+def test_what_a_user_gets_wrong_has_a_sentence_and_a_code(trained, here, tmp_path, words, code, said):
+    done = here("render", trained, *words)
+    assert (done.code, done.out) == (code, "") and said in done.err
+    assert not [path for path in tmp_path.iterdir() if path.suffix in (".gif", ".png", ".jpg")]
+
+
+def test_a_file_that_is_there_costs_no_computation(trained, here, tmp_path, monkeypatch):
+    from operant.play import load_policy
+
+    (tmp_path / "a.gif").write_text("mine")
+    monkeypatch.setattr(load_policy, "load", None)
+    done = here("render", trained, "-o", "a.gif")
+    assert done.code == 2 and "--force" in done.err and (tmp_path / "a.gif").read_text() == "mine"
+
+
+def test_a_run_that_is_not_there(here):
+    assert here("render", "nosuch", "-o", "a.gif").code == 3
+
+
+def test_an_environment_without_a_picture(trained, here, tmp_path, monkeypatch):
+    from operant.play import load_policy
+
+    load = load_policy.load
+    config = SimpleNamespace(environment=replace(find("cartpole"), shade=None), run=SimpleNamespace(seed=1))
+    monkeypatch.setattr(load_policy, "load", lambda *words, **how: load(*words, **how)._replace(config=config))
+    done = here("render", trained, "-o", "a.gif")
+    assert done.code == 2 and "cartpole draws no picture" in done.err and not (tmp_path / "a.gif").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak), (signal.SIGTERM, 143)])
+def test_a_film_that_is_broken_off_leaves_nothing(trained, tmp_path, number, code):
+    command = [sys.executable, "-m", "operant.cli", "render", str(trained), "-o", "a.mp4", "--seconds", "3600"]
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    pytest.importorskip("imageio_ffmpeg")
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 90
+    while not list(tmp_path.glob(".a-*")):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(number)
+    words = process.communicate(timeout=60)[1]
+    assert process.returncode == code and "Traceback" not in words
+    assert [path.name for path in Path(tmp_path).iterdir() if path.suffix == ".mp4"] == []

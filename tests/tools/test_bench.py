@@ -1,0 +1,222 @@
+"""`operant bench`: medians on a clock of the test's own, what is measured where, the comparison with JAX through a program that only says so, and the
+command's tables and JSON. How fast anything is, no test asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+
+import pytest
+import torch
+from toys import PICK, PUSH
+from typer.testing import CliRunner
+
+from operant import envs
+from operant.cli import speed
+from operant.cli.speed import app
+from operant.errors import MachineError, UsageError
+from operant.tools import bench
+from operant.tools.bench import Bench, Training
+from operant.tools.roofline import step_bytes
+
+CPU = torch.device("cpu")
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Makes a Python that has JAX, so it says, and runs the comparison as the test wants."""
+
+    def make(answer: str, *, has_jax: bool = True) -> str:
+        path = tmp_path / "python"
+        path.write_text(f'#!/bin/sh\nif [ "$1" = "-c" ]; then exit {0 if has_jax else 1}; fi\necho "$@" >> {tmp_path}/calls\n{answer}\n')
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return str(path)
+
+    return make
+
+
+# TIME
+
+
+def test_the_median_region_counts_after_a_warm_up(monkeypatch):
+    """Work takes 2 s, then 1 s each while it is warmed up and looked at, then regions of two calls: 6, 2, 4, 8 and 2 s. The median is 4 s, 2 s a call."""
+    spans = iter([2.0, 1.0, 1.0, 1.0, *(3.0, 3.0), *(1.0, 1.0), *(2.0, 2.0), *(4.0, 4.0), *(1.0, 1.0)])
+    now = 0.0
+
+    def work():
+        nonlocal now
+        now += next(spans)
+
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: now)
+    assert bench.seconds(work, CPU, repeats=5, least_s=2.0) == 2.0
+    assert next(spans, None) is None
+
+
+# STEPPING
+
+
+def test_every_environment_is_stepped_and_the_first_at_every_size():
+    plan = [(env.name, lanes) for env, lanes in bench._stepping_plan((), (1024, 65_536, 1 << 24))]
+    assert plan[:3] == [("cartpole", 1024), ("cartpole", 65_536), ("cartpole", 1 << 24)]
+    assert sorted(plan[3:]) == sorted((name, 65_536) for name in envs.names() if name != "cartpole")
+    assert [(env.name, lanes) for env, lanes in bench._stepping_plan(["pendulum"], (1 << 22,))] == [("pendulum", 1 << 22)]
+    with pytest.raises(UsageError, match="nowhere"):
+        bench._stepping_plan(["nowhere"], (8,))
+
+
+@pytest.mark.parametrize("env", [envs.find("cartpole"), PUSH, PICK], ids=["cartpole", "push", "pick"])
+def test_actions_are_those_that_the_environment_takes(env):
+    shape = torch.zeros(env.action_size, 1000, dtype=torch.float32 if env is PUSH else torch.int32)
+    one, other = bench._actions(env, shape, 2)
+    assert one.dtype == shape.dtype and one.shape == shape.shape and not torch.equal(one, other)
+    lows, highs = ((-1.0, 0.0), (1.0, 1.0)) if env is PUSH else ((0, 0), (1,)) if env is not PICK else ((0, 0), (2, 1))
+    for row, (low, high) in enumerate(zip(lows, highs, strict=False)):
+        assert low <= one[row].min() and one[row].max() <= high
+        assert one[row].max() - one[row].min() > 0.9 * (high - low)
+
+
+def test_stepping_counts_what_a_step_moves():
+    found = bench.stepping(envs.find("pendulum"), 64, CPU, repeats=1, least_s=0.001)
+    assert (found.environment, found.lanes) == ("pendulum", 64) and found.sps > 0.0
+    assert found.bytes_per_s == found.sps * step_bytes(envs.find("pendulum"))
+
+
+# TRAINING
+
+
+def test_training_tells_its_size_and_its_halves():
+    found = bench.training(64, 8, "tf32", CPU, repeats=1, least_s=0.001)
+    assert found[:3] == (64, 8, "fp32"), "a CPU computes in fp32 whatever is asked"
+    assert found.sps == pytest.approx(64 * 8 / found.iteration_s)
+    assert min(found.collect_s, found.update_s) > 0.0
+
+
+@pytest.mark.parametrize(("target", "reached"), [(20, True), (501, False)])
+def test_solving_ends_at_the_target_or_at_the_last_step(target, reached):
+    small = ["env.lanes=64", "algo.horizon=8", "run.steps=1536", f"run.target={target}"]
+    found = bench.solve(1, CPU, small)
+    assert found.reached is reached and (found.mean_return >= target) is reached
+    assert found.steps % 512 == 0 and (0 < found.steps <= 1536 if reached else found.steps == 1536)
+    assert 0.0 <= found.training_s < found.whole_s
+
+
+# JAX
+
+ROWS = [
+    Training(1024, 16, "tf32", "torch", 200.0, 1.0, 0.5, 0.5), Training(1024, 16, "bf16", "torch", 300.0, 1.0, 0.5, 0.5),
+    Training(8, 4, "fp32", "torch", 50.0, 1.0, 0.5, 0.5),
+]  # fmt: skip
+ANSWER = {"sps": 100.0, "iteration_s": 2.0, "jax": "9.9", "platform": "cpu", "device": "a CPU"}
+
+
+def test_jax_is_run_once_a_size_and_compared_with_the_fastest(python, tmp_path):
+    found, said = bench._jax(ROWS, CPU, python(f"echo '{json.dumps(ANSWER)}'"), 3)
+    assert [(row.lanes, row.horizon, row.ratio) for row in found] == [(1024, 16, 3.0), (8, 4, 0.5)]
+    assert "JAX 9.9 on a CPU" in said and "not the same device" not in said
+    first, second = (tmp_path / "calls").read_text().splitlines()
+    assert first.endswith("jax_ppo.py --json --lanes 1024 --horizon 16 --repeats 3") and "--lanes 8 --horizon 4" in second
+    assert "not the same device" in bench._jax(ROWS[:1], torch.device("cuda"), python(f"echo '{json.dumps(ANSWER)}'"), 3)[1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"), [("echo oh >&2; echo no >&2; exit 3", "JAX failed: no"), ("exit 1", "without a word"), ("echo nothing", "JSONDecodeError")]
+)
+def test_jax_that_fails_is_said_in_one_line(python, answer, text):
+    found, said = bench._jax(ROWS, CPU, python(answer), 3)
+    assert found == [] and text in said and "\n" not in said
+
+
+def test_without_jax_one_line_says_so(python, monkeypatch, tmp_path):
+    assert "not installed" in bench._jax(ROWS, CPU, python("", has_jax=False), 3)[1]
+    assert "cannot be run" in bench._jax(ROWS, CPU, str(tmp_path / "gone"), 3)[1]
+    monkeypatch.setattr(bench, "JAX_PROGRAM", tmp_path / "gone.py")
+    assert "checkout" in bench._jax(ROWS, CPU, sys.executable, 3)[1]
+
+
+@pytest.mark.skipif(not bench.JAX_PROGRAM.is_file(), reason="installed, not checked out")
+def test_the_comparison_imports_jax_and_the_standard_library_alone():
+    words = [line.split()[1].split(".")[0] for line in bench.JAX_PROGRAM.read_text().splitlines() if line.startswith(("import ", "from "))]
+    assert set(words) - sys.stdlib_module_names == {"jax"}
+
+
+# ALL OF IT
+
+
+def small_bench(**changes) -> Bench:
+    asked = {"device": "cpu", "threads": 1, "environments": ["cartpole"], "lanes": [32], "sizes": [(32, 4)], "repeats": 1, "least_s": 0.001}
+    return bench.bench(**{**asked, **changes})
+
+
+def test_parts_that_are_not_asked_for_stay_empty():
+    lines: list[str] = []
+    found = small_bench(sections=["stepping", "ppo"], report=lines.append)
+    assert [(row.environment, row.lanes) for row in found.stepping] == [("cartpole", 32)] and [row.lanes for row in found.ppo] == [32]
+    assert found.solve == found.jax == [] and "not asked for" in found.jax_said
+    assert lines == ["stepping cartpole, 32 lanes", "PPO, 32 lanes x 4, fp32"]
+    document = json.loads(json.dumps(found.document()))
+    assert document["schema"] == 1 and document["ppo"][0]["sps"] == found.ppo[0].sps and document["stepping"][0]["environment"] == "cartpole"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ({"sections": ["speed"]}, UsageError),
+        ({"sections": []}, UsageError),
+        ({"sections": ["ppo"], "device": "gpu"}, UsageError),
+        ({"sections": ["ppo"], "device": "cuda:99"}, MachineError),
+    ],
+)
+def test_what_is_not_there_is_refused(words, error):
+    with pytest.raises(error):
+        small_bench(**words)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_bench_on_a_gpu():
+    found = small_bench(device="cuda", sections=["stepping", "ppo", "solve"], lanes=[8192], sizes=[(1024, 16)], seeds=[1], least_s=0.05)
+    assert found.stepping[0].sps > 1e8 and {row.precision for row in found.ppo} == {"bf16", "tf32", "fp32"} and found.solve[0].reached
+
+
+# THE COMMAND
+
+
+def run(*words):
+    return CliRunner().invoke(app, ["bench", *map(str, words)])
+
+
+def test_the_command_prints_tables_and_json(monkeypatch):
+    whole = small_bench(sections=["stepping", "ppo"])._replace(
+        solve=[bench.Solved(1, True, 0.5, 2.0, 1000, 480.0), bench.Solved(2, False, 0.5, 2.0, 1000, 80.0)],
+        jax=[bench.Jax(32, 4, 5e6, 0.001, 2.5)], jax_said="JAX 9.9 on a CPU",
+    )  # fmt: skip
+    asked = {}
+    monkeypatch.setattr(bench, "bench", lambda **words: asked.update(words) or whole)
+    done = run("--only", "stepping, ppo", "--lanes", "32,64", "--sizes", "32x4,64x8", "--precision", "fp32", "--repeats", 3, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert (asked["sections"], asked["lanes"], asked["sizes"]) == (["stepping", "ppo"], [32, 64], [(32, 4), (64, 8)])
+    assert (asked["precisions"], asked["repeats"], asked["device"], asked["jax_python"]) == (["fp32"], 3, "cpu", sys.executable)
+    for text in ("stepping", "PPO, CartPole", "CartPole from nothing", "80.0, not reached", "Operant / JAX", "2.50", "JAX 9.9 on a CPU", "5 M"):
+        assert text in done.output
+    assert json.loads(run("--json").stdout)["jax"][0]["ratio"] == 2.5
+
+
+@pytest.mark.parametrize("words", [("--sizes", "2048"), ("--sizes", "axb"), ("--lanes", "0"), ("--lanes", "many"), ("--precision", "fp8")])
+def test_words_that_mean_nothing_are_refused(words):
+    assert isinstance(run(*words).exception, UsageError)
+
+
+@pytest.mark.parametrize(("number", "text"), [(0.00000123, "1.23 us"), (0.0456, "45.6 ms"), (12.0, "12 s"), (0.9999, "1 s"), (0.00099, "990 us")])
+def test_times_in_few_figures(number, text):
+    assert speed._time(number) == text
+
+
+def test_this_process_is_left_as_it_was():
+    before = dict(os.environ)
+    small_bench(sections=["ppo"])
+    assert dict(os.environ) == before

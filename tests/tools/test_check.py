@@ -1,0 +1,408 @@
+"""`operant check`: a sound file passes, and each way to break one gives its own sentence."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from toys import FILL, FILL_IN_PARTS, GATE, GATE_IN_PARTS
+
+from operant import envs
+from operant.compute.ptx import essence, float64_lines, undefined_calls
+from operant.envs import Box, Cells, Discrete, MultiDiscrete, device
+from operant.errors import NotFoundError, OperantError
+from operant.tools import check as module
+from operant.tools.check import Finding, check, declaration_problems
+from operant.tools.rollouts import compare_devices, trial_actions, trial_of_parts
+
+GOOD = '''"""A point on a line that a push moves; it pays to stand at zero."""
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy import float32
+
+from operant.envs import Box, Cells, Discrete, Env, device, device_call
+from operant.rng import uniform
+
+X, X_DOT, FIELDS = range(3)
+
+
+class Params(NamedTuple):
+    push: float = 0.1  # m/s^2
+
+
+@device
+def reset(s, p, key):
+    s[X] = uniform(key, 0) - float32(0.5)
+    s[X_DOT] = float32(0.0)
+
+
+@device
+def step(s, action, p, key, tally):
+    s[X_DOT] += p.push * float32(action - 1)
+    s[X] += s[X_DOT]
+    return -abs(s[X]), abs(s[X]) > float32(2.0)
+
+
+@device
+def observe(s, obs, p):
+    obs[0] = s[X]
+    obs[1] = s[X_DOT]
+
+
+@device
+def shade(s, p, x, y):
+    return x, y, float32(0.5)
+
+
+ENV = Env(
+    Params, FIELDS, observation=Box(2, low=-9.0, high=9.0), action=Discrete(3), time_limit=100, reset=reset, step=step, observe=observe, shade=shade
+)
+'''
+
+MOVE = "    s[X] += s[X_DOT]\n"
+
+
+@pytest.fixture
+def findings(tmp_path, monkeypatch):
+    """Check GOOD with replacements: one architecture, no measurement of speed."""
+    monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
+    monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
+
+    def run(*replacements: tuple[str, str]) -> dict[str, Finding]:
+        path = tmp_path / "mine.py"
+        text = GOOD
+        for old, new in replacements:
+            assert old in text
+            text = text.replace(old, new)
+        path.write_text(text)
+        return {finding.name: finding for finding in check(envs.load_file(path), lanes=32, steps=60)}
+
+    return run
+
+
+def test_what_is_looked_at_is_told_before_it_is_found(monkeypatch):
+    monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
+    monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
+    told = []
+    for finding in check(FILL_IN_PARTS, lanes=16, steps=20, looking=told.append):
+        told.append(finding)
+    names = [item.name if isinstance(item, Finding) else item for item in told]
+    looks = [item for item in told if isinstance(item, str)]
+    assert looks[:4] == ["compiles for the CPU", "compiles for CUDA", "keeps to its columns", "repeatable"] and looks[-1] == "speed"
+    for look in looks:
+        assert isinstance(told[names.index(look) + 1], Finding) and names[names.index(look) + 1] == look, names
+
+
+def test_a_good_file_passes_everything(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(GOOD)
+    found = {finding.name: finding for finding in check(envs.load_file(path), lanes=64, steps=120)}
+
+    assert all(finding.passed for finding in found.values()), found
+    assert list(found)[:3] == ["declaration", "compiles for the CPU", "compiles for CUDA"]
+    assert {"float32 only", "keeps to its columns", "repeatable", "writes what it declares", "finite", "within bounds", "episodes end", "picture"} <= set(found)
+    assert "sm_75, sm_86, sm_90, sm_100" in found["compiles for CUDA"].detail
+    assert "time limit 100" in found["episodes end"].detail
+    assert re.search(r"\d [kM] steps/s on ", found["speed"].detail)
+
+
+PLACE = "mine.py:27"
+COMPILES, COLUMNS, WRITES = "compiles for the CPU", "keeps to its columns", "writes what it declares"
+SPILL = ("@device\ndef reset", "@device_call\ndef spill(s):\n    s[2] = float32(1.0)\n\n\n@device\ndef reset")
+
+COLOUR = "return x, y, float32(0.5)"
+
+BROKEN = {  # what is replaced, and which findings then fail with which words
+    "a name nobody knows": ([(MOVE, "    s[X] += s[X_DOTT]\n")], {COMPILES: [f"{PLACE} (`s[X] += s[X_DOTT]`)", "'X_DOTT' is not defined"]}),
+    "types that do not fit": ([(MOVE, '    s[X] += "a"\n')], {COMPILES: [PLACE, "No implementation of function", "float32"]}),
+    "a parameter nobody knows": ([("p.push", "p.pull")], {COMPILES: ["mine.py:26", "Unknown attribute 'pull'"]}),
+    "an import inside": ([(MOVE, "    import os\n")], {COMPILES: [PLACE, "IMPORT_NAME"]}),
+    "one value returned": ([("return -abs(s[X]), abs(s[X]) > float32(2.0)", "return -abs(s[X])")], {COMPILES: ["two values"]}),
+    "three values returned": ([("return -abs(s[X]), abs", "return -abs(s[X]), True, abs")], {COMPILES: ["`step` must return two values"]}),
+    "a print": ([(MOVE, '    print("x")\n')], {COMPILES: ["it prints", PLACE]}),
+    "an argument short": ([("action, p, key, tally", "action, p, key")], {"declaration": ["takes 4 arguments: it must be step(s, action, p, key, tally)"]}),
+    "no decorator": ([("@device\ndef observe", "def observe")], {"declaration": ["write @device above it"]}),
+    "fewer observations declared": ([("Box(2", "Box(1")], {COLUMNS: ["mine.py:34 (`obs[1] = s[X_DOT]`)", "out of bounds"]}),
+    "a write from a helper": ([(MOVE, f"    spill(s)\n{MOVE}"), SPILL], {COLUMNS: ["written beside state"]}),
+    "an exception": ([(MOVE, '    if s[X] > float32(0.0):\n        raise ValueError("no")\n')], {COLUMNS: ["ValueError: no"]}),
+    "its own random numbers": ([(MOVE, "    s[X] += float32(np.random.random())\n")], {"repeatable": ["step 1", "operant.compute.rng"]}),
+    "more observations declared": ([("Box(2", "Box(3")], {WRITES: ["leaves obs[2] unwritten", "3 numbers"]}),
+    "not a number, and a reset that forgets": (
+        [(MOVE, "    s[X] = math.sqrt(s[X_DOT] - float32(3.0))\n"), ("    s[X_DOT] = float32(0.0)\n", "")],
+        {"finite": ["observation[0] is nan after step 1 in lane 0"], WRITES: ["after `reset`, s[1] depends on", "the episode before"]},
+    ),
+    "a bare literal, bounds too narrow, a colour beyond one": (
+        [(MOVE, "    s[X] += s[X_DOT] * 0.5\n"), ("low=-9.0", "low=-0.6"), ("return x, y, float32(0.5)", "return x, y, float32(1.5)")],
+        {
+            "float32 only": [PLACE, "s[X] += s[X_DOT] * 0.5"],
+            "within bounds": ["observation[0] is -", "outside the declared bounds"],
+            "picture": ["`shade` returned (0.03125, 0.03125, 1.5) at x = 0.03125, y = 0.03125: red, green and blue must each be from 0 to 1"],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_gives_a_clear_sentence(name, findings, monkeypatch):
+    replacements, expected = BROKEN[name]
+    if "float32 only" not in expected:
+        monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
+    found = findings(*replacements)
+
+    assert {finding.name for finding in found.values() if not finding.passed} == set(expected)
+    for finding, sentences in expected.items():
+        for sentence in sentences:
+            assert sentence in found[finding].detail
+    for finding in found.values():
+        assert "Traceback" not in finding.detail and "\n" not in finding.detail
+
+
+SHADES = {  # `shade` alone: what it returns or does, and the sentence for it
+    "math.sqrt(y - float32(2.0))": "`shade` returned (0.03125, 0.03125, nan) at x = 0.03125, y = 0.03125",
+    "s[2]": "mine.py:39 (`return x, y, s[2]`): index 2 is out of bounds",
+    "min(abs(s[int(y * float32(3.0))]), float32(1.0))": "index 2 is out of bounds",
+    "blue": "mine.py:39 (`return x, y, blue`): NameError: name 'blue' is not defined",
+    "float32(0.5), y": "`shade` must return three values, red, green and blue",
+    "forget(s)": "`shade` writes into s, which belongs to the training: it may only read",
+    "s[X]": "",
+}
+
+
+@pytest.mark.parametrize("blue", SHADES)
+def test_a_broken_shade_gives_a_clear_sentence(blue, tmp_path):
+    path = tmp_path / "mine.py"
+    helper = "@device\ndef forget(s):\n    s[X] = float32(1.0)\n    return s[X]\n\n\n@device\ndef reset" if "forget" in blue else "@device\ndef reset"
+    path.write_text(GOOD.replace(COLOUR, f"return x, y, {blue}").replace("@device\ndef reset", helper))
+    guarded = module.Guarded(envs.load_file(path), 4)
+    del guarded.calls["step"], guarded.calls["reset"]
+    try:
+        guarded.compile()
+    except Exception as error:
+        assert SHADES[blue] in essence(error)
+    else:
+        finding = module._picture(guarded)
+        assert SHADES[blue] in finding.detail and finding.passed == (not SHADES[blue])
+
+
+def test_double_precision_of_a_shade_is_found_by_its_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
+    path = tmp_path / "mine.py"
+    path.write_text(GOOD.replace(COLOUR, "return x, y, x * 0.1"))
+    guarded = module.Guarded(envs.load_file(path), 4)
+    del guarded.calls["step"], guarded.calls["reset"]
+    guarded.compile()
+    compiled, precision = module._compiles_for_cuda(guarded)
+    assert compiled.passed and not precision.passed and "mine.py:39 (`return x, y, x * 0.1`)" in precision.detail
+
+
+def test_what_cannot_go_on_stops_the_list(findings):
+    assert list(findings((MOVE, "    s[X] += s[X_DOTT]\n"))) == ["declaration", "compiles for the CPU"]
+
+
+def test_what_a_gpu_does_not_know_fails_there_alone(findings):
+    found = findings((MOVE, "    s[[k for k in range(1)][0]] += s[X_DOT]\n"), ("s[X] = uniform(key, 0) - float32(0.5)", "s[X] = float32(0.5)"))
+    assert found["compiles for the CPU"].passed and not found["compiles for CUDA"].passed
+    assert PLACE in found["compiles for CUDA"].detail
+
+
+def test_a_game_without_chance_is_sound_and_says_so(findings, monkeypatch):
+    monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
+    found = findings(("uniform(key, 0) - float32(0.5)", "float32(0.25)"))
+    assert found["repeatable"].passed and "draws no random numbers" in found["repeatable"].detail
+
+
+def test_grids_are_checked_with_their_cells_and_scratch(findings, monkeypatch):
+    to_grid = [
+        ("def reset(s, p, key):", "def reset(s, cells, scratch, p, key):\n    for k in range(4):\n        cells[k] = 0"),
+        ("def step(s, action, p, key, tally):", "def step(s, cells, scratch, action, p, key, tally):\n    scratch[1] = action\n    cells[scratch[1]] += 1"),
+        ("def observe(s, obs, p)", "def observe(s, cells, scratch, obs, p)"),
+        ("def shade(s, p, x, y)", "def shade(s, cells, p, x, y)"),
+        ("Params, FIELDS,", 'Params, FIELDS, cells=Cells(4, "int8"), scratch=2,'),
+    ]
+    found = findings(*to_grid)
+    assert all(finding.passed for finding in found.values()), found
+
+    monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
+    found = findings(*to_grid, ("    scratch[1] = action\n", "    s[X] += float32(scratch[1] % 7)\n    scratch[1] = action\n"))
+    assert "the scratch memory left there" in found["writes what it declares"].detail
+    found = findings(*to_grid, ("cells[scratch[1]] += 1", "cells[scratch[1] + 2] += 1"))
+    assert "out of bounds" in found["keeps to its columns"].detail
+
+
+@device
+def _shared_row(s, obs, p, part):
+    obs[part] = 0
+    obs[0] = part
+
+
+@device
+def _reads_another(s, obs, p, part):
+    obs[part] = 1 if part == 0 else obs[0]
+
+
+@device
+def _moves_what_it_sees(s, cells, obs, p, part):
+    obs[2 * part] = 0
+    obs[2 * part + 1] = 0
+    cells[part] += 1
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (replace(GATE_IN_PARTS, observe=_shared_row), "part 0 writes obs[0] otherwise than another part does"),
+        (replace(GATE_IN_PARTS, observe=_reads_another), "obs[1, 2] are what no part writes by itself"),
+        (replace(FILL_IN_PARTS, observe=_moves_what_it_sees), "writes into cells: in parts, they may only read"),
+    ],
+    ids=["a row of two parts", "a part that waits for another", "a part that plays"],
+)
+def test_parts_that_do_not_keep_apart(env, words):
+    assert words in (trial_of_parts(env, 8, 3) or "")
+
+
+def test_parts_are_checked_alone_and_together(monkeypatch):
+    monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
+    monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
+    found = {finding.name: finding for finding in check(FILL_IN_PARTS, lanes=16, steps=20)}
+    assert all(finding.passed for finding in found.values()), found
+    assert "legal the whole mask, in 3 parts that keep apart" in found[WRITES].detail
+    assert declaration_problems(replace(GATE_IN_PARTS, parts=0)) == [
+        "`observe` takes 4 arguments: it must be observe(s, obs, p)", "`legal` takes 4 arguments: it must be legal(s, mask, p)"
+    ]
+    assert declaration_problems(replace(FILL, parts=3)) == [
+        "`observe` is observe(s, cells, scratch, obs, p): where parts is 3, it must be observe(s, cells, obs, p, part)",
+        "`legal` is legal(s, cells, scratch, mask, p): where parts is 3, it must be legal(s, cells, mask, p, part)",
+    ]
+    assert declaration_problems(replace(GATE_IN_PARTS, parts=-1)) == ["parts is -1: a whole number, 0 or more"]
+
+
+LEGAL = "@device\ndef legal(s, mask, p):\n    mask[0] = 1 if s[X] > float32(-1.0) else 0\n    mask[1] = 1\n    mask[2] = 1\n\n\nENV = Env(\n    legal=legal, "
+MASKED = [("ENV = Env(\n    Params, FIELDS, ", LEGAL + "Params=Params, fields=FIELDS, ")]
+MASKS = {
+    "a mask": ([], {}),
+    "what is neither 0 nor 1, and float64": (
+        [("mask[2] = 1", "mask[2] = 2"), ("s[X] > float32(-1.0)", "s[X] * 0.5 > float32(-1.0)")],
+        {"legal actions": ["mask[2] is 2 after step 0 in lane 0: 1 is legal"], "float32 only": ["mine.py:44"]},
+    ),
+    "no way out, and chance": (
+        [("mask[1] = 1", "mask[1] = mask[0]"), ("mask[2] = 1", "mask[2] = mask[0] * np.random.randint(0, 2)")],
+        {"legal actions": ["no action is legal after step"], "repeatable": ["the legal"]},
+    ),
+    "a mask too short": ([("    mask[2] = 1\n", "")], {WRITES: ["`legal` leaves mask[2] unwritten", "3 choices"]}),
+    "a mask too long": ([("mask[2] = 1", "mask[3] = 1")], {COLUMNS: ["`mask[3] = 1`", "out of bounds"]}),
+    "an argument too many": ([("legal(s, mask, p)", "legal(s, mask, p, key)")], {"declaration": ["`legal` takes 4 arguments: it must be legal(s, mask, p)"]}),
+    "no device function": ([("@device\ndef legal", "def legal")], {"declaration": ["`legal` is not a device function"]}),
+    "a push that cannot be illegal": ([("Discrete(3)", "Box(1)"), ("action - 1", "action[0]")], {"declaration": ["`legal` judges actions of Discrete"]}),
+}
+
+
+@pytest.mark.parametrize("what", MASKS)
+def test_masks(what, findings, monkeypatch):
+    replacements, wanted = MASKS[what]
+    if "float32 only" not in wanted:
+        monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
+    found = findings(*MASKED, *replacements)
+    assert {name for name, finding in found.items() if not finding.passed} == set(wanted), found
+    for name, words in wanted.items():
+        assert all(word in found[name].detail for word in words), found[name].detail
+    if not wanted:
+        assert re.search(r"always one at least, \d+% of actions legal; [1-9]\d* illegal ones", found["legal actions"].detail)
+        assert "legal the whole mask" in found[WRITES].detail
+
+
+@pytest.mark.soak
+def test_a_masked_grid_passes(monkeypatch):
+    monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
+    monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
+    found = list(check(FILL, lanes=32, steps=40))
+    assert all(finding.passed for finding in found), found
+
+
+def test_trial_actions_are_legal_in_every_other_lane_of_chance():
+    generator, legal = np.random.default_rng(0), torch.tensor([[0, 1, 0, 0, 1]], dtype=torch.uint8).t().expand(5, 64)
+    drawn = torch.stack([trial_actions(GATE, generator, t, 64, legal) for t in range(20)])
+    assert (drawn[:, 0, ::4] == 1).all() and (drawn[:, 1, ::4] == 1).all()
+    assert set(drawn[:, 0, 2::4].flatten().tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"observation": Box(3, low=(0.0, 1.0))}, "observation has 3 numbers, but bounds for [2, 3]"),
+        ({"observation": Box(4, dtype="float64")}, "float32 or uint8"),
+        ({"observation": Discrete(4)}, "it must be a Box"),
+        ({"observation": Box(4, shape=(2, 3))}, "not 4 numbers"),
+        ({"observation": Box(4, low=1.0, high=0.0)}, "lower bound above"),
+        ({"action": MultiDiscrete((3, 0))}, "at least 1"),
+        ({"action": None}, "Discrete, MultiDiscrete or a Box"),
+        ({"time_limit": 0}, "time_limit is 0"),
+        ({"fields": 0}, "fields is 0"),
+        ({"cells": Cells(9, "float32")}, "int8, uint8, int16 or int32"),
+        ({"scratch": -1}, "scratch is -1"),
+        ({"tally": "score"}, "a tuple of names"),
+        ({"Params": dict}, "NamedTuple"),
+        ({"Params": tuple}, "NamedTuple"),
+        ({"observation": Box(4, dtype="uint8", kinds=3)}, "names 3 kinds: these are bytes from 0 to 2"),
+        ({"observation": Box(4, low=0, high=2, kinds=3)}, "so dtype is uint8"),
+        ({"observation": Box(4, low=0, high=0, dtype="uint8", kinds=(0, 1, 0, 0))}, "names 1 kinds"),
+        ({"observation": Box(4, low=0, high=9, dtype="uint8", kinds=(0, 10, 0, 9))}, "names 9 kinds: these are bytes from 0 to 8"),
+        ({"observation": Box(4, low=0, high=2, dtype="uint8", kinds=(3, 0, 3.0, 0))}, "has kinds (3, 0, 3.0, 0): a whole number for all"),
+        ({"observation": Box(4, low=0, high=2, dtype="uint8", kinds=None)}, "has kinds None"),
+        ({"observation": Box(4, low=0, high=2, dtype="uint8", kinds=(3, 0, 3))}, "has 4 numbers, but kinds for 3"),
+        ({"actions": ("left",)}, "actions has 1 name, but action is Discrete(n=2): one for each, or none at all"),
+        ({"actions": ("left", "stay", "right")}, "actions has 3 names"),
+        ({"actions": ["left", "right"]}, 'a tuple of names, such as ("left", "right")'),
+        ({"actions": ("left", 2)}, "a tuple of names"),
+        ({"actions": ("left", "Left")}, "a name twice: Left, left"),
+        ({"action": Box(1), "actions": ("left", "right")}, "this action is none"),
+        ({"turns": 1}, "turns is 1"),
+        ({"step_s": 0.0}, "step_s is 0.0: seconds, above 0"),
+        ({"step_s": math.inf}, "step_s is inf"),
+    ],
+)
+def test_declarations(change, sentence):
+    env = envs.find("cartpole")
+    assert declaration_problems(env) == []
+    assert any(sentence in problem for problem in declaration_problems(replace(env, **change)))
+
+
+def test_kinds_that_are_alike_are_one_number():
+    assert [Box(3, dtype="uint8", kinds=kinds).kinds for kinds in ([4, 4, 4], (0, 0, 0), (4, 0, 4))] == [4, 0, (4, 0, 4)]
+    assert [Box(3, dtype="uint8", kinds=kinds).columns for kinds in (4, 0, (4, 0, 2))] == [12, 3, 7]
+
+
+def test_trial_actions_stay_in_bounds_and_reach_them():
+    generator = np.random.default_rng(0)
+    for name, low, high in (("pendulum", -2.0, 2.0), ("acrobot", 0, 2)):
+        drawn = torch.cat([trial_actions(envs.find(name), generator, t, 64) for t in range(20)])
+        assert float(drawn.min()) == low and float(drawn.max()) == high
+        assert len(drawn[:, ::2].unique()) > 2
+
+
+def test_the_same_device_twice_agrees_in_every_lane():
+    for resynchronise in (False, True):
+        assert compare_devices(envs.find("cartpole"), 32, 30, device="cpu", resynchronise=resynchronise) == (1.0, 0.0)
+
+
+def test_instructions_and_symbols_are_read_from_the_text():
+    ptx = "\t.reg .f64 \t%fd<4>;\n\tadd.f64 %fd1, %fd2, %fd3;\n// .f64\n.extern .func  (.param .b32 r) vprintf\n.extern .func lost\n(\n);\n"
+    assert float64_lines(ptx) == ["add.f64 %fd1, %fd2, %fd3;"]
+    assert undefined_calls(ptx) == ["lost", "vprintf"]
+    assert "on the CPU only" in essence(RecursionError())
+
+
+def test_a_file_that_cannot_be_imported_is_refused_before(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def broken(:\n")
+    with pytest.raises(OperantError, match="could not be imported: SyntaxError"):
+        envs.load_file(path)
+    with pytest.raises(NotFoundError):
+        envs.load_file(tmp_path / "other.py")
+    with pytest.raises(NotFoundError, match="there is no environment file"):
+        envs.load_file(tmp_path / f"{'x' * 300}.py")  # longer than a name may be

@@ -1,0 +1,137 @@
+import math
+
+import pytest
+import torch
+from toys import COUNT, iterate, ppo_on
+
+from operant.runs.history import read, salvage
+from operant.runs.history.thinning import thin
+from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, Reader, Writer
+from operant.training import meters
+from operant.training.meters import Meters, metrics_for
+
+SELDOM, ALWAYS = 1e-3, 1e6  # records a second: only what `flush` publishes, and every iteration
+
+
+class Watched:
+    """A small PPO, its meters and the file they write."""
+
+    def __init__(self, folder, record_hz):
+        self.ppo = ppo_on(COUNT, 8, horizon=4, minibatches=1)
+        self.writer = Writer(folder / "metrics.mm", metrics_for(self.ppo), run_uuid=bytes(16), version="0")
+        self.meters = Meters(self.ppo, self.writer, record_hz=record_hz)
+        self.reader = Reader(folder / "metrics.mm")
+        self.step = 0
+
+    def iterate(self):
+        iterate(self.ppo, 1)
+        self.step += self.ppo.steps_per_iteration
+        return self.meters.after(self.step)
+
+    def records(self):
+        names = [metric.name for metric in self.reader.metrics]
+        return [(record, dict(zip(names, record.values, strict=True))) for record in self.reader.since(0)]
+
+
+def test_a_record_covers_all_iterations_since_the_last(tmp_path):
+    watched = Watched(tmp_path, SELDOM)
+    losses, episodes, total = [], 0, 0.0
+    for _ in range(7):
+        watched.iterate()
+        losses.append(watched.ppo.stats[watched.ppo.columns.index("loss/value")].item())
+        rollout = watched.ppo.rollout
+        episodes += int((rollout.terminated | rollout.truncated).sum())
+        total += rollout.reward.sum().item()
+    assert watched.records() == []
+    watched.meters.flush(watched.step)
+    ((record, values),) = watched.records()
+    assert record.step == 7 * watched.ppo.steps_per_iteration
+    assert values["iterations"] == 7 and values["episodes"] == episodes > 0
+    assert values["loss/value"] == pytest.approx(sum(losses) / 7, rel=1e-6)
+    under_way = watched.ppo.world.lanes.running[0].sum().item()
+    assert values["return"] == pytest.approx((total - under_way) / episodes, rel=1e-6)
+    assert values["length"] == pytest.approx((record.step - watched.ppo.world.lanes.age.sum().item()) / episodes)
+    watched.meters.flush(watched.step)
+    assert len(watched.records()) == 1, "nothing new was published again"
+
+
+def test_the_first_record_claims_no_rate_and_later_ones_do(tmp_path):
+    watched, ended = Watched(tmp_path, ALWAYS), []
+    for _ in range(3):
+        watched.iterate()
+        ended.append(int((watched.ppo.rollout.terminated | watched.ppo.rollout.truncated).sum()))
+    assert [values["episodes"] for _, values in watched.records()] == ended, "a record counts again what an earlier one has told"
+    rates = [values["sps"] for _, values in watched.records()]
+    assert len(rates) == 3 and math.isnan(rates[0]) and all(rate > 0 for rate in rates[1:])
+
+
+def test_a_pause_is_no_part_of_the_rate(tmp_path, monkeypatch):
+    watched = Watched(tmp_path, ALWAYS)
+    watched.iterate()
+    now = meters.time.perf_counter
+    monkeypatch.setattr(meters.time, "perf_counter", lambda: now() + 1000.0)
+    watched.meters.paused(1000.0)
+    watched.iterate()
+    (_, (_, values)) = watched.records()
+    assert values["sps"] > watched.ppo.steps_per_iteration / 100.0
+
+
+def test_the_first_record_after_a_checkpoint_is_marked(tmp_path):
+    watched = Watched(tmp_path, ALWAYS)
+    watched.iterate()
+    watched.meters.checkpointed()
+    watched.iterate()
+    watched.iterate()
+    assert [bool(record.flags & FLAG_CHECKPOINT) for record, _ in watched.records()] == [False, True, False]
+
+
+def test_without_an_ended_episode_there_is_no_return(tmp_path):
+    watched = Watched(tmp_path, ALWAYS)
+    # Nobody ends in a rollout in which no flag is set.
+    watched.ppo.update()
+    watched.meters.after(32)
+    ((_, values),) = watched.records()
+    assert values["episodes"] == 0 and math.isnan(values["return"]) and math.isnan(values["length"])
+
+
+def test_an_evaluation_after_the_last_record_gets_one_of_its_own(tmp_path):
+    watched = Watched(tmp_path, ALWAYS)
+    watched.iterate()
+    watched.meters.evaluated(12.5, 15.0)
+    watched.meters.flush(watched.step)
+    (first, before), (last, after) = watched.records()
+    assert math.isnan(before["eval/return"]) and not first.flags & FLAG_EVAL
+    assert (after["eval/return"], after["eval/best_return"]) == (12.5, 15.0) and last.flags & FLAG_EVAL
+    assert last.step == first.step and after["iterations"] == after["episodes"] == 0
+
+
+@pytest.mark.parametrize("record_hz", [SELDOM, ALWAYS])
+def test_the_first_iteration_that_is_not_finite_is_named(tmp_path, record_hz):
+    watched = Watched(tmp_path, record_hz)
+    assert [watched.iterate() for _ in range(2)] == [None, None]
+    with torch.no_grad():
+        watched.ppo.policy.flat.values[0] = math.nan
+    found = watched.iterate()
+    if record_hz == SELDOM:
+        assert found is None
+        watched.iterate()
+        found = watched.meters.flush(watched.step)
+    assert found.iteration == 3 and "loss/policy" in found.columns
+    assert watched.reader.status().nonfinite_total == 1
+
+
+def test_where_records_are_merged_nothing_is_counted_less(tmp_path):
+    watched = Watched(tmp_path, ALWAYS)
+    for _ in range(8):
+        watched.meters.measure("collect", lambda: None)
+        watched.iterate()
+    records = watched.records()
+    assert len(records) == salvage(tmp_path / "history", tmp_path / "metrics.mm") == 8
+    (path,) = (tmp_path / "history").iterdir()
+    for _ in thin(path):
+        pass
+    (chunk,) = read(tmp_path / "history")
+    assert len(chunk.n) == 2
+    for name in ("iterations", "episodes", "seconds/collect"):
+        total = sum(values[name] for _, values in records)
+        assert total > 0 and sum(chunk.columns[name]) == pytest.approx(total), name

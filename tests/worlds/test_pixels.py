@@ -1,0 +1,167 @@
+"""Pictures: every pixel is what the plain Python of `shade` says of its centre, at any size, with cells, and whatever a colour may be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy import float32
+from toys import COUNT, NoParams
+
+from operant.compute.device import device_params
+from operant.compute.kernel import SERIAL_BELOW
+from operant.envs import Box, Cells, Discrete, Env, device, find, names
+from operant.tools.rollouts import trial_actions
+from operant.worlds import pixels as pictures
+from operant.worlds.device_world import World
+from operant.worlds.pixels import Painter
+
+
+def painted(world: World, height: int, width: int) -> np.ndarray:
+    pixels = torch.full((world.count, height, width, 3), 77, dtype=torch.uint8)
+    painter = Painter(world)
+    painter(painter.bind(pixels))
+    return pixels.numpy()
+
+
+def plain(world: World, lane: int, height: int, width: int, shift: float = 0.0) -> np.ndarray:
+    """One lane's picture by the Python of `shade` itself, a pixel at a time: (height, width, 3) bytes. `shift` moves every point down and right."""
+    shade, p, s = world.env.shade.py_func, device_params(world.params), world.lanes.state[:, lane].numpy()
+    cells = () if world.env.cells is None else (world.lanes.cells[:, lane].numpy(),)
+    found = np.zeros((height, width, 3), np.uint8)
+    for row in range(height):
+        for column in range(width):
+            x, y = (column + 0.5) / width + shift, (row + 0.5) / height + shift
+            # To the nearest byte, in float32: 0.9 * 255 lies half way.
+            found[row, column] = [int(float32(part) * float32(255.0) + float32(0.5)) for part in shade(s, *cells, p, float32(x), float32(y))]
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in names() if find(name).shade is not None])
+def test_every_pixel_is_what_shade_says_of_its_centre(name):
+    env, height, width = find(name), 24, 36
+    world = World(env, 3, seed=7)
+    slot = world.slot()
+    world.reset(world.bind(slot))
+    for t in range(25):  # lanes apart, by enough to be seen, in states that can occur
+        slot.action.copy_(trial_actions(env, np.random.default_rng(t), 0, 3, slot.legal))
+        world.step(world.bind(slot), t)
+    world.advance(25)
+    pixels = painted(world, height, width)
+    for lane in range(3):
+        # A point on an edge may fall to either side, by the last bit: there the colour is that of a neighbour a hair away.
+        allowed = [plain(world, lane, height, width, shift) for shift in (0.0, 1e-5, -1e-5)]
+        right = np.any([np.all(pixels[lane] == one, axis=2) for one in allowed], axis=0)
+        assert right.all(), f"lane {lane}: {(~right).sum()} pixels are wrong"
+        assert np.mean(np.all(pixels[lane] == allowed[0], axis=2)) > 0.99
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) >= 3
+    assert len({picture.tobytes() for picture in pixels}) > 1
+
+
+def test_the_five_environments_of_classic_control_have_pictures():
+    drawn = {name for name in names() if find(name).shade is not None}
+    assert drawn >= {f"{first}{second}" for first, second in (("acro", "bot"), ("cart", "pole"), ("mountain", "car"), ("pend", "ulum"))}
+    assert "mountaincar_continuous" in drawn
+
+
+@device
+def _place_shade(s, p, x, y):
+    return x, y, s[0]
+
+
+PLACE = replace(COUNT, shade=_place_shade)
+
+
+def test_x_goes_right_y_goes_down_and_lanes_follow_each_other():
+    world = World(PLACE, 2, seed=1)
+    world.lanes.state[0] = torch.tensor([0.0, 1.0])
+    pixels = painted(world, 2, 4)
+    # Centres at 1/8, 3/8, 5/8, 7/8 and at 1/4, 3/4; times 255, to the nearest.
+    assert pixels[0, 0, :, 0].tolist() == [32, 96, 159, 223]
+    assert pixels[1, :, 2, 1].tolist() == [64, 191]
+    assert (pixels[0, :, :, 2] == 0).all() and (pixels[1, :, :, 2] == 255).all()
+
+
+@pytest.mark.parametrize(
+    ("value", "byte"), [(0.0, 0), (0.5, 128), (1.0, 255), (0.0019, 0), (0.002, 1), (-3.0, 0), (7.0, 255), (math.inf, 255), (-math.inf, 0), (math.nan, 0)]
+)
+def test_a_colour_becomes_a_byte(value, byte):
+    world = World(PLACE, 1, seed=1)
+    world.lanes.state[0] = value
+    assert (painted(world, 3, 3)[..., 2] == byte).all()
+
+
+@device
+def _board_reset(s, cells, scratch, p, key):
+    for k in range(6):
+        cells[k] = k
+
+
+@device
+def _board_step(s, cells, scratch, action, p, key, tally):
+    return float32(0.0), False
+
+
+@device
+def _board_observe(s, cells, scratch, obs, p):
+    obs[0] = cells[0]
+
+
+@device
+def _board_shade(s, cells, p, x, y):
+    grey = float32(cells[3 * int(float32(2.0) * y) + int(float32(3.0) * x)]) / float32(255.0)
+    return grey, grey, float32(1.0)
+
+
+BOARD = Env(NoParams, 0, Box(1), Discrete(2), None, reset=_board_reset, step=_board_step, observe=_board_observe, shade=_board_shade, cells=Cells(6, "uint8"))
+
+
+def test_cells_are_seen():
+    world = World(BOARD, 2, seed=1)
+    world.reset(world.bind(world.slot()))
+    world.lanes.cells[:, 1] += 100
+    pixels = painted(world, 4, 6)
+    assert pixels[0, :, :, 0].tolist() == [[0, 0, 1, 1, 2, 2]] * 2 + [[3, 3, 4, 4, 5, 5]] * 2
+    assert (pixels[1, :, :, 1] == pixels[0, :, :, 0] + 100).all() and (pixels[..., 2] == 255).all()
+
+
+def test_one_compilation_serves_every_size_and_number_of_lanes():
+    assert 3 * 64 * 64 > SERIAL_BELOW > 64 * 64
+    world = World(find("cartpole"), 3, seed=1)
+    world.reset(world.bind(world.slot()))
+    together = painted(world, 64, 64)  # on all threads
+    kernel = pictures._shader(world.env, world.params, world.device)
+    compiled = (len(kernel._serial.signatures), len(kernel._parallel.signatures))
+    for lane in range(3):
+        alone = World(find("cartpole"), 1, seed=1)
+        alone.lanes.state.copy_(world.lanes.state[:, lane : lane + 1])
+        assert (painted(alone, 64, 64)[0] == together[lane]).all()  # on one thread
+    assert painted(world, 1, 1).shape == (3, 1, 1, 3) and painted(world, 5, 96).shape == (3, 5, 96, 3)
+    assert pictures._shader(alone.env, alone.params, alone.device) is kernel
+    assert (len(kernel._serial.signatures), len(kernel._parallel.signatures)) == compiled
+
+
+def test_a_picture_changes_nothing():
+    world = World(find("acrobot"), 3, seed=1)
+    world.reset(world.bind(world.slot()))
+    before = {name: tensor.clone() for name, tensor in world.tensors().items()}
+    painted(world, 20, 20)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in world.tensors().items())
+
+
+@pytest.mark.parametrize(
+    "canvas",
+    [
+        torch.zeros(3, 8, 8, 3),
+        torch.zeros(2, 8, 8, 3, dtype=torch.uint8),
+        torch.zeros(3, 8, 8, 4, dtype=torch.uint8),
+        torch.zeros(3, 64, 3, dtype=torch.uint8),
+        torch.zeros(3, 8, 16, 3, dtype=torch.uint8)[:, :, ::2],
+    ],
+)
+def test_what_is_no_canvas_is_refused(canvas):
+    with pytest.raises(ValueError, match=r"a canvas is uint8 \(3, H, W, 3\)"):
+        Painter(World(PLACE, 3, seed=1)).bind(canvas)
