@@ -1,7 +1,7 @@
 """The viewer of a run: draws its progress from the metrics file, and turns Ctrl-C into a request to stop. Standard library only.
 
 The trainer neither knows nor notices: a viewer holds nothing of the run, and may be killed at any time.
-Knows nothing of how a run is started (operant/runs/launch.py) or of what a state means (operant/runs/states.py).
+Knows nothing of how a waiter works (operant/runs/launch.py) or of what a state means (operant/runs/states.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TextIO
 
@@ -22,9 +22,10 @@ from operant import runs, text
 from operant.cli import progress
 from operant.cli.progress import Progress, Screen, ViewerGoneError
 from operant.errors import BadFileError
-from operant.runs import Judgement, Observation, Run, states
+from operant.runs import Judgement, Observation, Run, launch, states
 from operant.runs import folder as runfolder
 from operant.runs.folder import integer_of, number_of
+from operant.runs.log import log_end
 from operant.runs.metrics import FLAG_EVAL, Reader, Record
 
 TIMEOUT_CODE = 124
@@ -35,9 +36,6 @@ _EXIT_GRACE_S = 2.0  # how long a free lock waits for exit.json: a waiter that w
 _ONE_PRESS_S = 0.3  # interrupts closer than this are one: wrappers often pass on what the terminal has sent already
 _UNREACHABLE_S = 3.0
 _RATE_WINDOW_NS = 10 * 10**9
-_LOG_TAIL_BYTES, _LOG_LINES, _ERROR_LINES = 65536, 20, 60
-SESSION_MARK = "operant: session started "
-"""How the line of log.txt begins that stands before all that one worker prints."""
 _GLYPHS = {"finished": "✔", "stopped": "■"}
 _LINGER = "(Ctrl-C again: stop now{}. To leave it running next time: --detach)"
 
@@ -67,33 +65,14 @@ def wait(run: Run, timeout_s: float | None, *, stream: TextIO | None = None) -> 
     return _Viewer(run, stream or sys.stderr).watch(timeout_s=math.inf if timeout_s is None else timeout_s)
 
 
-def discard_unstarted(run: Run, code: int) -> bool:
-    """Delete the folder of a fresh run that ended with `code` 2, 3 or 4 before its first record, as nothing was made; whether it was deleted."""
-    look = runs.observe(run)
-    if code not in (2, 3, 4) or look.held is not False or look.record is not None or any(run.checkpoints_path.glob("step-*")):
-        return False
-    runs.remove(run)
-    return True
+def start_and_wait_first_record(run: Run, worker_argv: Sequence[str], *, stream: TextIO | None = None) -> int:
+    """`launch.start` for --detach: returns 0 once the first record is there, saying how to come back; or, if the run ends before, what `follow` returns.
 
-
-def log_end(run: Run) -> str:
-    """What log.txt says of the last worker's end: from its last line that begins with `error: ` on, or else its last 20 lines; printable."""
-    try:
-        descriptor = os.open(run.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        raw = os.pread(descriptor, _LOG_TAIL_BYTES, max(0, os.fstat(descriptor).st_size - _LOG_TAIL_BYTES))
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
-    lines = raw.decode("utf-8", "replace").rstrip().split("\n")
-    begins = [index for index, line in enumerate(lines) if line.startswith(SESSION_MARK)]
-    lines = lines[begins[-1] + 1 :] if begins else lines
-    errors = [index for index, line in enumerate(lines) if line.startswith("error: ")]
-    lines = lines[errors[-1] :][:_ERROR_LINES] if errors else lines[-_LOG_LINES:]
-    return text.safe("\n".join(lines), 400, lines=True)
+    Raises UsageError where a detached run would be killed with its job (Slurm, Kubernetes), and what `launch.start` raises.
+    """
+    notice = launch.detach_obstacle()
+    launch.start(run, worker_argv)
+    return follow_to_first_record(run, stream=stream, notice=notice)
 
 
 class _Feed:

@@ -88,7 +88,6 @@ def _trusted(trust: bool, source: Path | None, overrides: Sequence[str]) -> bool
 
 def _train(asked: Request, after: After, root: str | None, trusted: bool) -> None:
     from operant import runs as folders
-    from operant.cli import follow
     from operant.runs import launch
 
     notice = launch.detach_obstacle() if after is After.DETACH else None
@@ -99,9 +98,9 @@ def _train(asked: Request, after: After, root: str | None, trusted: bool) -> Non
     try:
         code = _start(run, ["--trust"] * trusted, after, notice)
     except OperantError as error:
-        follow.discard_unstarted(run, error.exit_code)
+        folders.discard_unstarted(run, error.exit_code)
         raise
-    follow.discard_unstarted(run, code)
+    folders.discard_unstarted(run, code)
     raise typer.Exit(code)
 
 
@@ -127,14 +126,14 @@ def _start(run: Run, more: Sequence[str], after: After, notice: str | None) -> i
 
 def _train_here(run: Run, trusted: bool) -> None:
     """Worker and viewer in this process: the log comes to stderr, a breakpoint works."""
-    from operant.cli import follow
+    from operant import runs as folders
     from operant.training import worker
 
     worker.write_log()
     try:
         worker.work(run.path, resume=None, trusted=trusted)
     except OperantError as error:
-        follow.discard_unstarted(run, error.exit_code)
+        folders.discard_unstarted(run, error.exit_code)
         raise
     say(f"{run.id}  next: operant eval {run.short}   operant show {run.short}")
 

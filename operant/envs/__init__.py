@@ -7,7 +7,7 @@ An environment is one file that exports `ENV`. This is a complete one:
     from typing import NamedTuple
     from numpy import float32
     from operant.envs import Box, Discrete, Env, device
-    from operant.rng import uniform
+    from operant.compute.rng import uniform
 
     X, X_DOT, FIELDS = range(3)                      # rows of the float32 state (F, N)
 

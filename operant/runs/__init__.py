@@ -23,12 +23,11 @@ from operant.runs.folder import (
     worker,
     write_json,
 )
-from operant.runs.index import Reach, create, list_ids, list_runs, load, reach, recorded, remove, resolve, root, shown, taken
+from operant.runs.index import Reach, create, discard_unstarted, list_ids, list_runs, load, reach, recorded, remove, resolve, root, shown, taken
 from operant.runs.states import Judgement, Observation, State, describe, exit_code, judge, observe, state
 
 __all__ = [
-    "ID", "Judgement", "Lock", "Observation", "Reach", "Run", "State", "acquire", "boot_id", "busy", "create", "describe", "exit_code", "holder", "host",
-    "identity", "integer_of", "is_local", "judge", "list_ids", "list_runs", "load", "observe", "probe", "reach", "read_json", "recorded", "remove",
-    "resolve", "root",
-    "shown", "start_ticks", "state", "taken", "update_document", "worker", "write_json",
+    "ID", "Judgement", "Lock", "Observation", "Reach", "Run", "State", "acquire", "boot_id", "busy", "create", "describe", "discard_unstarted", "exit_code",
+    "holder", "host", "identity", "integer_of", "is_local", "judge", "list_ids", "list_runs", "load", "observe", "probe", "reach", "read_json", "recorded",
+    "remove", "resolve", "root", "shown", "start_ticks", "state", "taken", "update_document", "worker", "write_json",
 ]  # fmt: skip

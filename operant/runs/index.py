@@ -307,3 +307,12 @@ def _unknown(text: str, runs: list[Run], root: Path) -> str:
     ids = list(dict.fromkeys(run.id for run in runs[:1000]))
     near = difflib.get_close_matches(text[:64], ids, n=3, cutoff=0.0)
     return f"no run is called '{safe(text, 80)}'. Closest: {', '.join(safe(id_) for id_ in near)}"
+
+
+def discard_unstarted(run: Run, code: int) -> bool:
+    """Delete the folder of a fresh run that ended with `code` 2, 3 or 4 before its first record, as nothing was made; whether it was deleted."""
+    look = observe(run)
+    if code not in (2, 3, 4) or look.held is not False or look.record is not None or any(run.checkpoints_path.glob("step-*")):
+        return False
+    remove(run)
+    return True

@@ -20,16 +20,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 from operant import runs, text
-from operant.cli.follow import SESSION_MARK, discard_unstarted, follow, follow_to_first_record, log_end
 from operant.errors import BadFileError, BusyError, MachineError, UsageError
 from operant.runs import Run
 from operant.runs.folder import signal_worker
+from operant.runs.log import SESSION_MARK, log_end
 from operant.runs.metrics import Reader
 
-__all__ = ["detach_obstacle", "discard_unstarted", "follow", "log_end", "main", "oom_kills", "signal_worker", "start", "start_and_wait_first_record"]
+__all__ = ["detach_obstacle", "main", "oom_kills", "signal_worker", "start"]
 
 _WAITER_POLL_S = 0.01
 _BUSY_CODE = BusyError.exit_code
@@ -57,16 +57,6 @@ def start(run: Run, worker_argv: Sequence[str]) -> None:
         with contextlib.suppress(OSError):
             os.kill(waiter, signal.SIGTERM)
         _await_worker(run, waiter)
-
-
-def start_and_wait_first_record(run: Run, worker_argv: Sequence[str], *, stream: TextIO | None = None) -> int:
-    """`start` for --detach: returns 0 once the first record is there, saying how to come back; or, if the run ends before, what `follow` returns.
-
-    Raises UsageError where a detached run would be killed with its job (Slurm, Kubernetes), and what `start` raises.
-    """
-    notice = detach_obstacle()
-    start(run, worker_argv)
-    return follow_to_first_record(run, stream=stream, notice=notice)
 
 
 def _await_worker(run: Run, waiter: int) -> None:

@@ -16,6 +16,9 @@ from operant.text import safe
 
 _MOST_BYTES = 8 << 20  # of a log that is shown
 _POLL_S = 0.2
+_LOG_TAIL_BYTES, _LOG_LINES, _ERROR_LINES = 65536, 20, 60
+SESSION_MARK = "operant: session started "
+"""How the line of log.txt begins that stands before all that one worker prints."""
 _CLOCK: Final = re.compile(r"([0-9]{2}:[0-9]{2}:[0-9]{2}) (.*)")
 
 
@@ -59,3 +62,23 @@ def _has_ended(run: Run) -> bool:
 
 def _text(line: bytes) -> str:
     return safe(line.decode("utf-8", "replace"), 4000)
+
+
+def log_end(run: Run) -> str:
+    """What log.txt says of the last worker's end: from its last line that begins with `error: ` on, or else its last 20 lines; printable."""
+    try:
+        descriptor = os.open(run.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        raw = os.pread(descriptor, _LOG_TAIL_BYTES, max(0, os.fstat(descriptor).st_size - _LOG_TAIL_BYTES))
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+    lines = raw.decode("utf-8", "replace").rstrip().split("\n")
+    begins = [index for index, line in enumerate(lines) if line.startswith(SESSION_MARK)]
+    lines = lines[begins[-1] + 1 :] if begins else lines
+    errors = [index for index, line in enumerate(lines) if line.startswith("error: ")]
+    lines = lines[errors[-1] :][:_ERROR_LINES] if errors else lines[-_LOG_LINES:]
+    return safe("\n".join(lines), 400, lines=True)

@@ -229,10 +229,10 @@ def branching(factor):
 NUMBERED = """
 import itertools, sys
 from numba.core.bytecode import FunctionIdentity
-sys.path.insert(0, {tests!r})
-import test_compiled as own
+sys.path[:0] = [{tests!r}, {tests!r} + "/compute"]
+import test_jit_cache as own
 from compiled_probe import counter
-from operant.device import LEAST_NUMBER
+from operant.compute.device import LEAST_NUMBER
 count = counter()
 if {same}:
     FunctionIdentity._unique_ids = itertools.count(LEAST_NUMBER)

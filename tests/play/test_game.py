@@ -651,7 +651,7 @@ def test_watching_keeps_the_environments_pace(scripted):
 PROGRAM = """
 import sys, time, os
 sys.path.insert(0, {home!r})
-from operant.console import Console, TerminalGoneError
+from operant.play.console import Console, TerminalGoneError
 try:
     with Console() as terminal:
         terminal.write("READY")
@@ -703,7 +703,7 @@ def test_the_terminal_is_put_back(tmp_path, end, code):
 FORGETTING = """
 import fcntl, struct, sys, termios, time
 sys.path.insert(0, {home!r})
-from operant.console import Console
+from operant.play.console import Console
 with Console() as terminal:
     terminal.write("READY")
     terminal.write(f"<{{terminal.key(None)}}>")

@@ -499,8 +499,8 @@ import os, shutil, sys
 from pathlib import Path
 root, source, template, uuid, step, content = sys.argv[1:]
 sys.path[:0] = [root]
-from operant import durable
-from operant.checkpoint import Store
+from operant.runs import atomic
+from operant.runs.checkpoints import Store
 exec(source)
 k, status = 0, 9
 while status == 9:
@@ -509,7 +509,7 @@ while status == 9:
     shutil.copytree(template, folder)
     child = os.fork()
     if not child:
-        durable.os = FaultyOs(k, "half")
+        atomic.os = FaultyOs(k, "half")
         store = Store(Path(folder), run_uuid=uuid, keep=2, report=lambda line: None)
         store.save_files(int(step), content.encode(), b"{}", session=1)
         os._exit(0)

@@ -107,7 +107,8 @@ def test_a_watch_with_wrong_arguments_is_dropped(run, inbox, arguments):
 
 
 def test_two_senders_are_two_files(run, inbox):
-    program = "import sys, pathlib; from operant import control, runs; control.send(runs.load(pathlib.Path(sys.argv[1])), sys.argv[2], eval(sys.argv[3]))"
+    program = "import sys, pathlib; from operant import runs; from operant.runs import control; "
+    program += "control.send(runs.load(pathlib.Path(sys.argv[1])), sys.argv[2], eval(sys.argv[3]))"
     environment = os.environ | {"PYTHONPATH": str(Path(runs.__file__).parents[2])}
     for verb, arguments in (("watch", "{'mode': 'sampled', 'size': 8}"), ("pause", "None")):
         control.send(run, verb, {"mode": "greedy", "size": 8} if verb == "watch" else None)

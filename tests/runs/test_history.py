@@ -716,8 +716,8 @@ def test_the_quota_is_kept_and_nothing_is_forgotten(tmp_path, monkeypatch):
 TRAINER = """
 import mmap, sys, time
 from pathlib import Path
-from operant.history import History, salvage
-from operant.metricsfile import Metric, Writer
+from operant.runs.history import History, salvage
+from operant.runs.metrics import Metric, Writer
 folder, session = Path(sys.argv[1]), int(sys.argv[2])
 path = folder / "metrics.mm"
 salvage(folder / "history", path)

@@ -24,7 +24,7 @@ from operant import runs
 from operant.cli import follow, progress
 from operant.cli.progress import Progress
 from operant.errors import BusyError, MachineError, UsageError
-from operant.runs import control, launch
+from operant.runs import control, launch, log
 from operant.runs.metrics import Reader
 
 PACKAGE_PARENT = str(Path(runs.__file__).parents[2])
@@ -39,8 +39,9 @@ if terminal != "-":  # the leader of a session without a terminal gets the one i
         os.dup2(descriptor, target)
 if hangup == "ignore":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-from operant import launch, runs
-sys.exit(launch.follow(runs.load(pathlib.Path(folder))))
+from operant import runs
+from operant.cli import follow
+sys.exit(follow.follow(runs.load(pathlib.Path(folder))))
 """
 
 
@@ -238,7 +239,7 @@ def test_the_worker_outlives_its_waiter(started):
     wait_until(lambda: runs.probe(run.path) is False)
     assert state(run) == ("crashed", "unknown") and not run.exit_path.exists()
     stream = io.StringIO()
-    assert launch.follow(runs.load(run.path), stream=stream) == 137
+    assert follow.follow(runs.load(run.path), stream=stream) == 137
     assert "crashed  cartpole-ppo-4f2a   unknown" in stream.getvalue()
 
 
@@ -259,7 +260,7 @@ def test_a_worker_that_cannot_be_started_is_an_error_in_the_log(fresh):
     run = fresh()
     launch.start(run, ["/nonexistent/python", "-m", "x"])
     assert ending(run)["exit"] == MachineError.exit_code
-    assert launch.log_end(run).startswith("error: the trainer cannot be started: /nonexistent/python (No such file")
+    assert log.log_end(run).startswith("error: the trainer cannot be started: /nonexistent/python (No such file")
 
 
 def test_a_folder_without_room_for_a_log_is_a_sentence(fresh):
@@ -481,30 +482,30 @@ def test_a_killed_viewer_does_not_disturb_the_run(started, view):
 def test_an_error_before_the_first_record_is_shown_from_the_log(started):
     run = started("early")
     stream = io.StringIO()
-    assert launch.follow(run, stream=stream) == 2
+    assert follow.follow(run, stream=stream) == 2
     assert stream.getvalue().endswith("error: ppo.toml has 1 problem\n  ppo.toml:3: unknown key 'algo.learning_rte'\n")
     assert "noise" not in stream.getvalue() and "show" not in stream.getvalue()
-    assert launch.discard_unstarted(run, 2) and not run.path.exists()
+    assert runs.discard_unstarted(run, 2) and not run.path.exists()
 
 
 def test_a_failure_in_training_shows_the_traceback_and_keeps_the_run(started):
     run = started("raise")
     stream = io.StringIO()
-    assert launch.follow(run, stream=stream) == 1
+    assert follow.follow(run, stream=stream) == 1
     shown = stream.getvalue()
     assert "Traceback (most recent call last)" in shown and "RuntimeError: the sky fell" in shown
     assert "✖ failed  cartpole-ppo-4f2a   60 k steps in 0:00:" in shown and "operant show 4f2a" in shown
-    assert not launch.discard_unstarted(run, 1) and not launch.discard_unstarted(run, 2) and run.path.exists()
+    assert not runs.discard_unstarted(run, 1) and not runs.discard_unstarted(run, 2) and run.path.exists()
 
 
 def test_the_log_of_an_earlier_session_is_not_shown(fresh):
     run = fresh()
     run.log_path.write_text(f"{follow.SESSION_MARK}1\nerror: of yesterday\n{follow.SESSION_MARK}2\n" + "".join(f"line {k}\x1b[2J\n" for k in range(30)))
-    assert launch.log_end(run).split("\n") == [f"line {k}[2J" for k in range(10, 30)]
+    assert log.log_end(run).split("\n") == [f"line {k}[2J" for k in range(10, 30)]
     run.log_path.write_bytes(b"\xff" * 100_000 + b"\nerror: one\nerror: two\n  more\n")
-    assert launch.log_end(run) == "error: two\n  more"
+    assert log.log_end(run) == "error: two\n  more"
     run.log_path.unlink()
-    assert launch.log_end(run) == ""
+    assert log.log_end(run) == ""
 
 
 def test_resuming_is_followed_by_the_new_session_only(started):
@@ -520,14 +521,14 @@ def test_resuming_is_followed_by_the_new_session_only(started):
     ending(run)
     launch.start(run, fake(run, "finish"))
     stream = io.StringIO()
-    assert launch.follow(runs.load(run.path), stream=stream) == 0
+    assert follow.follow(runs.load(run.path), stream=stream) == 0
     assert "✔ finished" in stream.getvalue()
 
 
 def test_detached_runs_go_on(fresh):
     run = fresh()
     stream = io.StringIO()
-    assert launch.start_and_wait_first_record(run, fake(run, "forever"), stream=stream) == 0
+    assert follow.start_and_wait_first_record(run, fake(run, "forever"), stream=stream) == 0
     assert stream.getvalue().endswith(
         f"Detached. Still training: reattach `operant monitor 4f2a` · stop `operant stop 4f2a` · log {run.log_path}\n"
     )
@@ -542,9 +543,10 @@ terminal, folder, *command = sys.argv[1:]
 descriptor = os.open(terminal, os.O_RDWR)  # the leader of a session without a terminal gets the one it opens
 for target in (0, 1, 2):
     os.dup2(descriptor, target)
-from operant import launch, runs
+from operant import runs
+from operant.cli import follow
 bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-launch.start_and_wait_first_record(runs.load(pathlib.Path(folder)), command)
+follow.start_and_wait_first_record(runs.load(pathlib.Path(folder)), command)
 print("bystander", bystander.pid, flush=True)
 bystander.wait()
 """
@@ -576,7 +578,7 @@ def test_a_detached_run_outlives_its_terminal_and_its_session(fresh):
 def test_detaching_reports_the_first_error(fresh):
     run = fresh()
     stream = io.StringIO()
-    assert launch.start_and_wait_first_record(run, fake(run, "early"), stream=stream) == 2
+    assert follow.start_and_wait_first_record(run, fake(run, "early"), stream=stream) == 2
     assert "error: ppo.toml has 1 problem" in stream.getvalue() and "Detached" not in stream.getvalue()
 
 
@@ -585,7 +587,7 @@ def test_detaching_is_refused_where_a_job_manager_would_kill_it(fresh, monkeypat
     monkeypatch.setenv(variable, "1")
     run = fresh()
     with pytest.raises(UsageError, match="--detach does not work under"):
-        launch.start_and_wait_first_record(run, fake(run, "forever"), stream=io.StringIO())
+        follow.start_and_wait_first_record(run, fake(run, "forever"), stream=io.StringIO())
     assert not run.log_path.exists()
 
 
@@ -636,4 +638,4 @@ def test_a_stream_without_unicode_gets_plain_letters():
 def test_a_closed_stream_is_a_viewer_that_is_gone(started):
     stream = io.StringIO()
     stream.close()
-    assert launch.follow(started("finish"), stream=stream) == follow.VIEWER_GONE_CODE
+    assert follow.follow(started("finish"), stream=stream) == follow.VIEWER_GONE_CODE

@@ -636,7 +636,7 @@ FORK = """
 import gc, os, sys
 from pathlib import Path
 from operant.errors import OperantError
-from operant.metricsfile import Metric, Reader, Writer
+from operant.runs.metrics import Metric, Reader, Writer
 path, backend = Path(sys.argv[1]), sys.argv[2]
 writer = Writer(path, [Metric("a")], run_uuid=bytes(16), version="t", backend=backend, frame_bytes=64)
 writer.publish(1, [1.0])
@@ -1152,7 +1152,7 @@ def test_many_mutants(tmp_path):
 PUBLISH = """
 import mmap, os, struct, sys
 from pathlib import Path
-from operant.metricsfile import Metric, Writer
+from operant.runs.metrics import Metric, Writer
 folder, backend, columns, capacity = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 metrics = [Metric(f"m{i}") for i in range(columns)]
 options = {"run_uuid": bytes(16), "version": "t", "capacity": capacity, "event_capacity": capacity, "frame_bytes": 4 * 32 * 32 * 3, "backend": backend}

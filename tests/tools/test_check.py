@@ -27,7 +27,7 @@ import numpy as np
 from numpy import float32
 
 from operant.envs import Box, Cells, Discrete, Env, device, device_call
-from operant.rng import uniform
+from operant.compute.rng import uniform
 
 X, X_DOT, FIELDS = range(3)
 
