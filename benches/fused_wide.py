@@ -238,7 +238,7 @@ def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[
     whole_s, collect_s, update_s = one_s(both), one_s(ppo.collect), one_s(ppo.update)
     samples, towers, seen = sizes.lanes * sizes.horizon, 1 if ppo.policy.net.config.shared else 2, ppo.policy.env.observation
     widths = (seen.columns, *hidden)
-    weights = towers * sum(a * b for a, b in itertools.pairwise(widths)) + (ppo.policy.head.parameter_rows + 1) * hidden[-1]
+    weights = towers * sum(a * b for a, b in itertools.pairwise(widths)) + (ppo.policy.distribution.parameter_rows + 1) * hidden[-1]
     # Two a weight forward and four backward, but none for the slopes of the observation.
     done = (6 * weights - 2 * towers * widths[0] * widths[1]) * samples * ppo.config.epochs
     return {

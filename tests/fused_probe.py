@@ -76,9 +76,9 @@ class Doubled:
     """A policy's network and distribution in float64, apart from the policy."""
 
     def __init__(self, policy) -> None:
-        self.net, self.head = copy.deepcopy(policy.net).double(), copy.deepcopy(policy.head).double()
+        self.net, self.distribution = copy.deepcopy(policy.net).double(), copy.deepcopy(policy.distribution).double()
         self.features, self.moments = policy.features, policy.moments
-        self.parameters = [*self.net.parameters(), *self.head.parameters()]
+        self.parameters = [*self.net.parameters(), *self.distribution.parameters()]
 
     def forward(self, observation, legal=None):
         # Kinds, and amounts among them, are read by the network itself; amounts alone it would normalise in float32, too.
@@ -119,7 +119,7 @@ def _leave_thresholds(ppo: PPO, margin: float = 0.05) -> None:
         legal = None if ppo.rollout.legal is None else ppo.rollout.legal[:-1].transpose(0, 1).flatten(1)
         parameters, value = Doubled(policy).forward(everything, legal)
         action = ppo._raw.transpose(0, 1).flatten(1)
-        log_probability = Doubled(policy).head.log_probability_and_entropy(parameters, action)[0].view_as(ppo._log_probability)
+        log_probability = Doubled(policy).distribution.log_probability_and_entropy(parameters, action)[0].view_as(ppo._log_probability)
     ratio = (log_probability - ppo._log_probability).exp()
     close = ((ratio - 1.0).abs() - config.clip).abs() < margin
     ppo._log_probability.copy_(torch.where(close, log_probability.float(), ppo._log_probability))
@@ -147,7 +147,7 @@ def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor,
     advantage = (batch.advantage - ppo._advantage.mean()) / (ppo._advantage.std() + 1e-8) if config.normalize_advantages else batch.advantage
     exact = Batch(
         batch.observation,
-        batch.action.double() if isinstance(policy.head, Gaussian) else batch.action,
+        batch.action.double() if isinstance(policy.distribution, Gaussian) else batch.action,
         *(x.double() for x in (batch.log_probability, batch.value, advantage, batch.returns)),
         batch.legal,
     )

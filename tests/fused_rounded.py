@@ -56,7 +56,7 @@ class Rounded:
 
     def __init__(self, policy: Policy, precision: str) -> None:
         assert isinstance(policy.net, mlp.MLP) and policy.net.config.activation == "relu"
-        self.net, self.head, self.moments, self.precision = policy.net, policy.head, policy.moments, precision
+        self.net, self.distribution, self.moments, self.precision = policy.net, policy.distribution, policy.moments, precision
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As `Policy.forward`."""

@@ -1,6 +1,6 @@
 """What fused kernels are generated from: a network's and a distribution's shape as plain numbers, or the sentence that says why there are none.
 
-Knows nets, heads and where their parameters lie in the flat vector; knows no Triton.
+Knows networks, distributions and where their parameters lie in the flat vector; knows no Triton.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def why_not(policy: Policy, samples: int) -> str | None:
     seen = policy.env.observation
     if policy.env.pixels:
         return "the observation is a picture, which lies in memory in another order than fused kernels read"
-    config, columns, outputs = net.config, seen.columns, policy.head.parameter_rows + 1
+    config, columns, outputs = net.config, seen.columns, policy.distribution.parameter_rows + 1
     if columns > MOST_COLUMNS:
         kinds = f" of {net.kinds} kinds" if isinstance(net.kinds, int) else ", some of kinds"
         width = f"{columns} wide ({seen.size} numbers{kinds})" if net.kinds else f"{columns} wide"
@@ -99,21 +99,21 @@ def why_not(policy: Policy, samples: int) -> str | None:
         return f"fused kernels take up to {MOST_LAYERS} hidden layers of up to {MOST_WIDTH}, and net.hidden is {list(config.hidden)}"
     if outputs > MOST_OUTPUTS:
         return f"the action has {outputs - 1} parameters, and fused kernels take up to {MOST_OUTPUTS - 1}"
-    if samples * max(seen.size, policy.head.uniform_rows, policy.env.mask_size) >= 2**31:
+    if samples * max(seen.size, policy.distribution.uniform_rows, policy.env.mask_size) >= 2**31:
         return "an iteration holds more than 2^31 numbers"
     return None
 
 
 def describe(policy: Policy, precision: str) -> Spec:
     """The spec of a policy that `why_not` lets pass; `precision` is "fp32", "tf32" or "bf16", the last two on a GPU."""
-    net, head = policy.net, policy.head
+    net, distribution = policy.net, policy.distribution
     assert isinstance(net, mlp.MLP)
     begin = dict(zip(policy.flat.names, policy.flat.offsets, strict=True))
-    gaussian = isinstance(head, Gaussian)
-    sizes = () if isinstance(head, Gaussian) else head.sizes
+    gaussian = isinstance(distribution, Gaussian)
+    sizes = () if isinstance(distribution, Gaussian) else distribution.sizes
     hidden = net.config.hidden
     later = range(len(hidden) - 1)
-    towers, out_pad, hidden_pad = 1 if net.config.shared else 2, padded(head.parameter_rows + 1), tuple(padded(width) for width in hidden)
+    towers, out_pad, hidden_pad = 1 if net.config.shared else 2, padded(distribution.parameter_rows + 1), tuple(padded(width) for width in hidden)
     seen, columns = policy.env.observation, policy.env.observation.columns
     inputs, widths = (deep_padded(columns + 1), *hidden_pad), (*hidden_pad, out_pad)
     packed = [towers * inputs[k] * widths[k] for k in range(1, len(widths)) for _ in range(2)]
@@ -128,12 +128,12 @@ def describe(policy: Policy, precision: str) -> Spec:
         hidden_pad=hidden_pad,
         shared=net.config.shared,
         activation=net.config.activation,
-        head_rows=head.parameter_rows,
+        head_rows=distribution.parameter_rows,
         out_pad=out_pad,
         sizes=sizes,
         starts=tuple(sum(sizes[:k]) for k in range(len(sizes) + 1)),
         legal=policy.env.mask_size > 0,
-        squash=isinstance(head, Gaussian) and head.squash,
+        squash=isinstance(distribution, Gaussian) and distribution.squash,
         normalize=policy.moments is not None,
         precision="ieee" if precision == "fp32" else precision,
         approximate=precision != "fp32",

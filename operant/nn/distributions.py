@@ -1,7 +1,7 @@
 """Action distributions: from a network's outputs to actions, log-probabilities and entropies. Knows nothing of networks or algorithms.
 
 Everything is feature-major, (rows, B). Randomness comes in as uniform numbers, so that every device and every path draws the same actions.
-A head's raw action is what the algorithm stores and scores; `to_env` turns it into what the environment takes: scaled to its bounds, and clipped.
+The raw action is what the algorithm stores and scores; `to_env` turns it into what the environment takes: scaled to its bounds, and clipped.
 """
 
 from __future__ import annotations
@@ -118,10 +118,10 @@ class Gaussian(nn.Module):
         return torch.addcmul(self.centre, self.reach, inside)
 
 
-Head = Categorical | Gaussian
+Distribution = Categorical | Gaussian
 
 
-def head_for(env: Env, *, squash: bool, initial_log_std: float) -> Head:
+def distribution_for(env: Env, *, squash: bool, initial_log_std: float) -> Distribution:
     """The distribution that an environment's actions ask for."""
     if isinstance(env.action, Box):
         return Gaussian(env.action.bounds(), squash=squash, initial_log_std=initial_log_std)

@@ -12,7 +12,7 @@ from operant.compute import user_file
 from operant.envs import Env
 from operant.errors import ConfigError
 from operant.nn import cnn, mlp
-from operant.nn.distributions import head_for, masked
+from operant.nn.distributions import distribution_for, masked
 from operant.nn.normalization import RunningMoments, Scaling
 
 log = logging.getLogger("operant.nn.policy")
@@ -31,10 +31,10 @@ class Policy:
     def __init__(self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32") -> None:
         self.env, self.device = env, device
         generator = torch.Generator().manual_seed(seed)
-        self.head = head_for(env, squash=config.squash, initial_log_std=config.initial_log_std)
-        self.net = _network(env, config, self.head.parameter_rows, generator, device, precision).to(device)
-        self.head.to(device)
-        self.flat = mlp.FlatVector((self.net, self.head), device)
+        self.distribution = distribution_for(env, squash=config.squash, initial_log_std=config.initial_log_std)
+        self.net = _network(env, config, self.distribution.parameter_rows, generator, device, precision).to(device)
+        self.distribution.to(device)
+        self.flat = mlp.FlatVector((self.net, self.distribution), device)
         unscaled = all(env.observation.named()) or isinstance(self.net, cnn.Convolutional)
         if normalize and unscaled:
             log.info("observations are not normalised: %s", "they name kinds" if env.observation.kinds else "a convolutional network reads byte / 255")
@@ -64,8 +64,8 @@ class Policy:
     def act(self, observation: Tensor, uniform: Tensor | None, legal: Tensor | None = None) -> Tensor:
         """What the environment is to be given, (A, B): drawn with `uniform` (U, B), or the likeliest where that is None; only what `legal` (H, B) allows."""
         parameters, _ = self.forward(observation, legal)
-        raw = self.head.mode(parameters) if uniform is None else self.head.sample(parameters, uniform)
-        return self.head.to_env(raw)
+        raw = self.distribution.mode(parameters) if uniform is None else self.distribution.sample(parameters, uniform)
+        return self.distribution.to_env(raw)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold, by name."""

@@ -152,7 +152,7 @@ class Performer:
 
     def __init__(self, show: Show, policy: Policy, *, greedy: bool) -> None:
         self._show, self._policy, self._greedy = show, policy, greedy
-        self._uniform = torch.zeros(1, policy.head.uniform_rows, show.lanes, device=show.device)
+        self._uniform = torch.zeros(1, policy.distribution.uniform_rows, show.lanes, device=show.device)
         self._fill = kernel(noise.uniform_body, show.device)
         lanes = show._world.lanes
         self._clock, self._uniforms = bind(noise.Clock(lanes.tick, lanes.seed, 0)), bind(noise.Uniforms(self._uniform))

@@ -37,7 +37,7 @@ class Peak(NamedTuple):
 
 def network_flops(policy: Policy) -> tuple[int, int]:
     """Operations of the products of one sample, forward and backward; a multiplication and an addition are two. Activations are not counted."""
-    net, O, H = policy.net, policy.env.observation.size, policy.head.parameter_rows
+    net, O, H = policy.net, policy.env.observation.size, policy.distribution.parameter_rows
     if not isinstance(net, mlp.MLP):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             net(torch.zeros(O, 2, device=policy.device))
@@ -66,12 +66,12 @@ def iteration_work(policy: Policy, samples: int, lanes: int, passes: int) -> Wor
 
     Bytes are those of the rollout's arrays alone: weights and activations would stay on the chip if all went well.
     """
-    env, head = policy.env, policy.head
+    env, distribution = policy.env, policy.distribution
     forward, backward = network_flops(policy)
-    raw = 4 * head.action_rows * (1 if isinstance(env.action, Box) else 2)  # what was drawn, and what the environment is given
-    acting = observation_bytes(env) + env.mask_size + 2 * 4 * head.uniform_rows + raw + 4 + 4  # log-probability, value
+    raw = 4 * distribution.action_rows * (1 if isinstance(env.action, Box) else 2)  # what was drawn, and what the environment is given
+    acting = observation_bytes(env) + env.mask_size + 2 * 4 * distribution.uniform_rows + raw + 4 + 4  # log-probability, value
     estimating = 4 + 4 + 1 + 1 + 4 + 4  # reward, value, two flags; advantage, return
-    learning = observation_bytes(env) + env.mask_size + 4 * head.action_rows + 4 * 4
+    learning = observation_bytes(env) + env.mask_size + 4 * distribution.action_rows + 4 * 4
     flops = forward * (samples + lanes) + passes * samples * (forward + backward)
     return Work(float(flops), float(samples * (step_bytes(env) + acting + estimating + passes * learning)))
 

@@ -54,7 +54,7 @@ class Evaluator:
         self._total = torch.zeros(episodes, dtype=torch.float64, device=device)
         self._length = torch.zeros(episodes, dtype=torch.int64, device=device)
         self._tally = torch.zeros(len(env.tally), episodes, device=device)
-        self._uniform = torch.zeros(_CHUNK, policy.head.uniform_rows, episodes, device=device)
+        self._uniform = torch.zeros(_CHUNK, policy.distribution.uniform_rows, episodes, device=device)
         self._fill = kernel(noise.uniform_body, device)
         self._clock = bind(noise.Clock(self._world.lanes.tick, self._world.lanes.seed, 0))
         self._uniforms = bind(noise.Uniforms(self._uniform))

@@ -70,7 +70,7 @@ class Stage:
         self._world = World(env, lanes, seed=seed, device=device, params=params, stream=stream)
         self._slot = self._world.slot()
         self._bound = self._world.bind(self._slot)
-        self._uniform = torch.zeros(1, policy.head.uniform_rows, lanes, device=device)
+        self._uniform = torch.zeros(1, policy.distribution.uniform_rows, lanes, device=device)
         self._uniforms = bind(noise.Uniforms(self._uniform))
         self._fill = kernel(noise.uniform_body, device)
         self._clock = bind(noise.Clock(self._world.lanes.tick, self._world.lanes.seed, 0))

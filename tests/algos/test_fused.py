@@ -319,7 +319,7 @@ def test_where_parameters_lie():
         assert [bias.flatten()[0].item() for bias in policy.net.biases] == list(spec.biases)
         assert policy.net.head_weight.flatten()[0] == spec.head_weight and policy.net.head_bias.flatten()[0] == spec.head_bias
         assert policy.net.value_weight.flatten()[0] == spec.value_weight and policy.net.value_bias.flatten()[0] == spec.value_bias
-        assert spec.log_std == (policy.head.log_std.flatten()[0] if isinstance(policy.head, Gaussian) else -1)
+        assert spec.log_std == (policy.distribution.log_std.flatten()[0] if isinstance(policy.distribution, Gaussian) else -1)
         assert spec.starts[-1] == sum(spec.sizes)
 
 

@@ -59,8 +59,8 @@ def batch_for(ppo, samples=B):
         policy.moments.update(3.0 * normal(size, 50) + 1.0)
     with torch.no_grad():
         parameters, value = policy.forward(observation, legal)
-        action = policy.head.sample(parameters, torch.rand(policy.head.uniform_rows, samples, generator=generator))
-        log_probability = policy.head.log_probability_and_entropy(parameters, action)[0]
+        action = policy.distribution.sample(parameters, torch.rand(policy.distribution.uniform_rows, samples, generator=generator))
+        log_probability = policy.distribution.log_probability_and_entropy(parameters, action)[0]
     old = log_probability + 0.25 * normal(samples)
     return Batch(observation, action, old, value + 0.2 * normal(samples), normal(samples), value + normal(samples), legal)
 
@@ -76,17 +76,17 @@ def by_autograd(ppo, batch):
 def by_autograd_in_double(ppo, batch):
     """The same in float64, which says how far either may be from the truth."""
     policy = ppo.policy
-    net, head = copy.deepcopy(policy.net).double(), copy.deepcopy(policy.head).double()
+    net, distribution = copy.deepcopy(policy.net).double(), copy.deepcopy(policy.distribution).double()
 
     def forward(observation, legal=None):
         parameters, value = net(policy.features(observation).double())
         return parameters if legal is None else parameters.masked_fill(legal == 0, -1e9), value
 
-    double = SimpleNamespace(head=head, forward=forward)
+    double = SimpleNamespace(distribution=distribution, forward=forward)
     action = batch.action.double() if batch.action.is_floating_point() else batch.action
     wide = Batch(batch.observation, action, *(field.double() for field in batch[2:6]), batch.legal)
     loss, numbers = ppo_loss(double, wide, ppo.config)
-    named = {name: parameter for module in (net, head) for name, parameter in module.named_parameters()}
+    named = {name: parameter for module in (net, distribution) for name, parameter in module.named_parameters()}
     gradients = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
     return dict(zip(named, gradients, strict=True)), torch.stack([number.double() for number in numbers])
 

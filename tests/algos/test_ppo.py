@@ -93,15 +93,15 @@ def test_what_is_collected_belongs_together(env, kernels):
     first = ppo.rollout.observation[-1].clone()
     ppo.collect()
     assert torch.equal(ppo.rollout.observation[0], first), "a rollout does not begin where the last one ended"
-    head = ppo.policy.head
+    distribution = ppo.policy.distribution
     for t in range(8):
         legal = None if ppo.rollout.legal is None else ppo.rollout.legal[t]
         parameters, value = ppo._forward(ppo.rollout.observation[t], legal)
         torch.testing.assert_close((parameters, value), ppo.policy.forward(ppo.rollout.observation[t], legal))
-        assert torch.equal(ppo._raw[t], head.sample(parameters, ppo._uniform[t]))
-        assert torch.equal(ppo._log_probability[t], head.log_probability_and_entropy(parameters, ppo._raw[t])[0])
+        assert torch.equal(ppo._raw[t], distribution.sample(parameters, ppo._uniform[t]))
+        assert torch.equal(ppo._log_probability[t], distribution.log_probability_and_entropy(parameters, ppo._raw[t])[0])
         assert torch.equal(ppo._value[t], value)
-        torch.testing.assert_close(ppo.rollout.action[t], head.to_env(ppo._raw[t]))
+        torch.testing.assert_close(ppo.rollout.action[t], distribution.to_env(ppo._raw[t]))
     assert torch.equal(ppo._value[8], ppo._forward(ppo.rollout.observation[8])[1])
     truncated = ppo.rollout.truncated.nonzero()
     for t, i in truncated.tolist():
@@ -284,8 +284,8 @@ def samples_for(ppo, B):
         observation = normal(env.observation.size, B)
     with torch.no_grad():
         parameters, value = policy.forward(observation, legal)
-        action = policy.head.sample(parameters, torch.rand(policy.head.uniform_rows, B, generator=generator))
-        log_probability = policy.head.log_probability_and_entropy(parameters, action)[0]
+        action = policy.distribution.sample(parameters, torch.rand(policy.distribution.uniform_rows, B, generator=generator))
+        log_probability = policy.distribution.log_probability_and_entropy(parameters, action)[0]
     return Batch(observation, action, log_probability + 0.25 * normal(B), value + 0.2 * normal(B), normal(B), value + normal(B), legal)
 
 

@@ -109,7 +109,7 @@ def test_it_is_the_plain_network(case):
     observation = drawn(env, 7)
     head, value = built.forward(observation)
     expected_head, expected_value, leaf = plain(built, observation)
-    assert head.shape == (built.head.parameter_rows, 7) and value.shape == (7,) and head.dtype == value.dtype == torch.float32
+    assert head.shape == (built.distribution.parameter_rows, 7) and value.shape == (7,) and head.dtype == value.dtype == torch.float32
     torch.testing.assert_close(head.t().double(), expected_head, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(value.double(), expected_value, rtol=1e-4, atol=1e-5)
     assert float(expected_head.detach().std(dim=0).min()) > 1e-3, "every sample looks alike"

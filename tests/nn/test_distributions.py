@@ -9,7 +9,7 @@ import torch
 from torch import distributions
 
 from operant.envs import Box, Discrete, Env, MultiDiscrete
-from operant.nn.distributions import Categorical, Gaussian, head_for, masked
+from operant.nn.distributions import Categorical, Gaussian, distribution_for, masked
 
 LARGEST = 1.0 - 2.0**-24  # of a uniform in [0, 1)
 
@@ -49,11 +49,11 @@ def test_multi_discrete_by_hand():
 @pytest.mark.parametrize("sizes", [(1,), (2,), (7,), (2, 3), (1, 4, 2), (5, 5, 5)])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 50.0])
 def test_categorical_as_torch_has_it(sizes, scale):
-    head, B = Categorical(sizes), 64
+    distribution, B = Categorical(sizes), 64
     logits = random(sum(sizes), B, scale=scale).requires_grad_()
     generator = torch.Generator().manual_seed(1)
     action = torch.stack([torch.randint(size, (B,), generator=generator, dtype=torch.int32) for size in sizes])
-    log_probability, entropy = head.log_probability_and_entropy(logits, action)
+    log_probability, entropy = distribution.log_probability_and_entropy(logits, action)
 
     other = [distributions.Categorical(logits=block.t()) for block in logits.split(sizes)]
     expected = sum(each.log_prob(row) for each, row in zip(other, action, strict=True))
@@ -116,14 +116,14 @@ def test_categorical_mode():
 @pytest.mark.parametrize("sizes", [(4,), (3, 2), (1, 5, 2)])
 def test_what_is_illegal_is_as_if_it_were_not_there(sizes):
     """Against a softmax over the legal actions alone, in float64: the same probabilities, entropies and gradients, and none for the others, exactly."""
-    B, head, generator = 200, Categorical(sizes), torch.Generator().manual_seed(5)
+    B, distribution, generator = 200, Categorical(sizes), torch.Generator().manual_seed(5)
     logits = random(sum(sizes), B, scale=3.0).float().requires_grad_()
     legal = torch.randint(0, 2, (sum(sizes), B), generator=generator, dtype=torch.uint8)
     for rows in legal.split(sizes):
         rows[torch.randint(0, len(rows), (B,), generator=generator), torch.arange(B)] = 1
     parameters = masked(logits, legal)
-    action = head.sample(parameters, torch.rand(len(sizes), B, generator=generator))
-    log_probability, entropy = head.log_probability_and_entropy(parameters, action)
+    action = distribution.sample(parameters, torch.rand(len(sizes), B, generator=generator))
+    log_probability, entropy = distribution.log_probability_and_entropy(parameters, action)
     (gradient,) = torch.autograd.grad(log_probability.sum() + 0.3 * entropy.sum(), logits)
 
     double = logits.detach().double().requires_grad_()
@@ -145,7 +145,7 @@ def test_what_is_illegal_is_as_if_it_were_not_there(sizes):
     torch.testing.assert_close(entropy.double(), wanted_entropy, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradient.double(), wanted, rtol=1e-4, atol=1e-6)
     assert not gradient[legal == 0].any()
-    assert torch.cat([rows.gather(0, row[None].long()) for rows, row in zip(legal.split(sizes), head.mode(parameters), strict=True)]).all()
+    assert torch.cat([rows.gather(0, row[None].long()) for rows, row in zip(legal.split(sizes), distribution.mode(parameters), strict=True)]).all()
 
 
 @pytest.mark.parametrize("legal", [(1, 0, 0, 0), (0, 0, 0, 1), (0, 1, 0, 1), (1, 0, 0, 1), (0, 1, 1, 0)])
@@ -164,17 +164,17 @@ def test_gaussian_by_hand():
     # The standard normal at 0 and at 1: -ln(2 pi)/2 and that less 1/2; H = ln(2 pi e)/2. With std 2: less ln 2, H more by ln 2.
     half = 0.9189385332046727
     for log_std, mean, action, expected in ((0.0, 0.0, 0.0, -half), (0.0, 0.0, 1.0, -half - 0.5), (math.log(2.0), 1.0, 5.0, -half - math.log(2.0) - 2.0)):
-        head = gaussian(log_std=log_std).double()
-        log_probability, entropy = head.log_probability_and_entropy(*(torch.full((1, 1), x, dtype=torch.float64) for x in (mean, action)))
+        distribution = gaussian(log_std=log_std).double()
+        log_probability, entropy = distribution.log_probability_and_entropy(*(torch.full((1, 1), x, dtype=torch.float64) for x in (mean, action)))
         assert log_probability.item() == pytest.approx(expected, abs=1e-7)
         assert entropy.item() == pytest.approx(half + 0.5 + log_std, abs=1e-7)
 
 
 def test_squashed_by_hand():
     # At 0 tanh has slope 1 and changes nothing. Elsewhere the density is divided by 1 - tanh^2 = 1 / cosh^2.
-    head = gaussian(squash=True).double()
+    distribution = gaussian(squash=True).double()
     action = torch.tensor([[0.0, 1.0, -2.0]], dtype=torch.float64)
-    log_probability, _ = head.log_probability_and_entropy(torch.zeros_like(action), action)
+    log_probability, _ = distribution.log_probability_and_entropy(torch.zeros_like(action), action)
     half = 0.9189385332046727
     expected = [-half, -half - 0.5 + 2 * math.log(math.cosh(1.0)), -half - 2.0 + 2 * math.log(math.cosh(2.0))]
     assert log_probability.tolist() == pytest.approx(expected, abs=1e-12)
@@ -184,14 +184,14 @@ def test_squashed_by_hand():
 @pytest.mark.parametrize("rows", [1, 3])
 def test_gaussian_as_torch_has_it(rows, squash):
     B = 128
-    head = gaussian(rows, squash=squash).double()
+    distribution = gaussian(rows, squash=squash).double()
     with torch.no_grad():
-        head.log_std.copy_(random(rows, 1, seed=5, scale=0.5))
+        distribution.log_std.copy_(random(rows, 1, seed=5, scale=0.5))
     mean, action = random(rows, B, seed=6).requires_grad_(), random(rows, B, seed=7)
-    log_probability, entropy = head.log_probability_and_entropy(mean, action)
+    log_probability, entropy = distribution.log_probability_and_entropy(mean, action)
     assert log_probability.shape == entropy.shape == (B,)
 
-    normal = distributions.Normal(mean.t(), head.log_std.exp().t())
+    normal = distributions.Normal(mean.t(), distribution.log_std.exp().t())
     if squash:
         transformed = distributions.TransformedDistribution(normal, distributions.transforms.TanhTransform())
         expected = transformed.log_prob(action.t().tanh()).sum(1)
@@ -199,17 +199,17 @@ def test_gaussian_as_torch_has_it(rows, squash):
         expected = normal.log_prob(action.t()).sum(1)
     torch.testing.assert_close(log_probability, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(entropy, normal.entropy().sum(1), rtol=1e-9, atol=1e-9)
-    wanted = [mean, head.log_std]
+    wanted = [mean, distribution.log_std]
     ours, theirs = (torch.autograd.grad(a.sum() + 0.3 * b.sum(), wanted) for a, b in ((log_probability, entropy), (expected, normal.entropy().sum(1))))
     torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
 
 
 def test_squashed_far_out_stays_finite():
     # 1 - tanh^2 x rounds to 0 in float32 from |x| = 9.02 on; its logarithm tends to ln 4 - 2 |x|.
-    head = gaussian(squash=True)
+    distribution = gaussian(squash=True)
     action = torch.tensor([[12.0, -12.0, 300.0, -300.0]])
     mean = action.clone().requires_grad_()
-    log_probability, _ = head.log_probability_and_entropy(mean, action)
+    log_probability, _ = distribution.log_probability_and_entropy(mean, action)
     expected = [-0.9189385 - (math.log(4.0) - 2.0 * x) for x in (12.0, 12.0, 300.0, 300.0)]
     assert log_probability.tolist() == pytest.approx(expected, rel=1e-6)
     assert torch.isfinite(torch.autograd.grad(log_probability.sum(), mean)[0]).all()
@@ -217,9 +217,9 @@ def test_squashed_far_out_stays_finite():
 
 def test_box_muller_by_hand():
     # sqrt(-2 ln(1 - u)) = 1 at u = 1 - e^(-1/2); cos 0 = 1, cos pi = -1, cos(pi / 2) = 0. Then mean + std * e.
-    head = gaussian(log_std=math.log(3.0))
+    distribution = gaussian(log_std=math.log(3.0))
     radius = 1.0 - math.exp(-0.5)
-    action = head.sample(torch.full((1, 3), 10.0), torch.tensor([[radius] * 3, [0.0, 0.5, 0.25]]))
+    action = distribution.sample(torch.full((1, 3), 10.0), torch.tensor([[radius] * 3, [0.0, 0.5, 0.25]]))
     assert action[0].tolist() == pytest.approx([13.0, 7.0, 10.0], abs=1e-5)
 
 
@@ -245,19 +245,19 @@ def test_gaussian_frequencies():
 
 
 def test_each_row_of_a_gaussian_has_uniforms_of_its_own():
-    head = gaussian(2)
-    assert head.uniform_rows == 4
+    distribution = gaussian(2)
+    assert distribution.uniform_rows == 4
     uniform = torch.full((4, 1), 0.3)
-    base = head.sample(torch.zeros(2, 1), uniform)
+    base = distribution.sample(torch.zeros(2, 1), uniform)
     for k in range(4):
         changed = uniform.clone()
         changed[k] = 0.8
-        moved = head.sample(torch.zeros(2, 1), changed) != base
+        moved = distribution.sample(torch.zeros(2, 1), changed) != base
         assert moved[:, 0].tolist() == [k % 2 == 0, k % 2 == 1]
 
 
 def test_to_env_scales_and_clips():
-    head = Gaussian(((-2.0, 0.0, -math.inf, 0.0), (2.0, 10.0, math.inf, math.inf)))
+    distribution = Gaussian(((-2.0, 0.0, -math.inf, 0.0), (2.0, 10.0, math.inf, math.inf)))
     raw = torch.tensor([[0.0, 0.5, -1.0, 7.0, -7.0]]).expand(4, -1)
     expected = [
         [0.0, 1.0, -2.0, 2.0, -2.0],
@@ -265,12 +265,12 @@ def test_to_env_scales_and_clips():
         [0.0, 0.5, -1.0, 7.0, -7.0],
         [0.0, 0.5, -1.0, 7.0, -7.0],  # half-bounded: as it is; the world clips it
     ]
-    assert head.to_env(raw).tolist() == expected
+    assert distribution.to_env(raw).tolist() == expected
 
 
 def test_squash_carries_into_the_bounds():
-    head = gaussian(low=-3.0, high=1.0, squash=True)
-    action = head.to_env(torch.tensor([[-50.0, 0.0, math.atanh(0.5), 50.0]]))
+    distribution = gaussian(low=-3.0, high=1.0, squash=True)
+    action = distribution.to_env(torch.tensor([[-50.0, 0.0, math.atanh(0.5), 50.0]]))
     assert action[0].tolist() == pytest.approx([-3.0, -1.0, 0.0, 1.0], abs=1e-6)
 
 
@@ -292,8 +292,8 @@ def test_bounds_as_wide_as_float32_allow_numbers():
     ],
 )
 def test_head_for(action, kind, parameter_rows, action_rows, uniform_rows):
-    head = head_for(env_with(action), squash=False, initial_log_std=-0.5)
-    assert isinstance(head, kind)
-    assert (head.parameter_rows, head.action_rows, head.uniform_rows) == (parameter_rows, action_rows, uniform_rows)
+    distribution = distribution_for(env_with(action), squash=False, initial_log_std=-0.5)
+    assert isinstance(distribution, kind)
+    assert (distribution.parameter_rows, distribution.action_rows, distribution.uniform_rows) == (parameter_rows, action_rows, uniform_rows)
     if kind is Gaussian:
-        assert head.log_std.flatten().tolist() == [-0.5] * 3
+        assert distribution.log_std.flatten().tolist() == [-0.5] * 3

@@ -183,7 +183,7 @@ def test_not_finite_names_the_parameters():
     assert built.flat.not_finite() == []
     with torch.no_grad():
         built.net.value_bias.fill_(math.inf)
-        built.head.log_std[1] = math.nan
+        built.distribution.log_std[1] = math.nan
     assert built.flat.not_finite() == ["value_bias", "log_std"]
 
 
@@ -200,7 +200,7 @@ def test_acting():
     built = policy(hidden=(4,), initial_log_std=1.0)
     observation = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
     greedy = built.act(observation, None)
-    assert torch.equal(greedy, built.head.to_env(built.forward(observation)[0])) and not greedy.requires_grad
+    assert torch.equal(greedy, built.distribution.to_env(built.forward(observation)[0])) and not greedy.requires_grad
     drawn = built.act(observation, torch.rand(4, 6, generator=torch.Generator().manual_seed(0)))
     assert greedy.shape == drawn.shape == (2, 6) and not torch.equal(greedy, drawn)
     assert (drawn[0].abs() <= 1).all() and (drawn[1] >= 0).all() and (drawn[1] <= 1).all()
@@ -285,7 +285,7 @@ def test_a_network_may_have_parameters_that_it_does_not_use_or_train(tmp_path):
     built = policy(kind=written(tmp_path, text))
     head, value = built.forward(torch.randn(3, 5))
     built.flat._gradient_views[0].fill_(1.0)
-    built.flat.backward(head.sum() + value.sum() + built.head.log_std.sum())
+    built.flat.backward(head.sum() + value.sum() + built.distribution.log_std.sum())
     gradient = {name: built.flat.gradient[offset] for name, offset in offsets(built.flat).items()}
     assert gradient["module.spare"] == 0 and gradient["module.body.bias"] == 0
     assert gradient["module.body.weight"] != 0 and gradient["module.value.bias"] == 5 and gradient["log_std"] == 1

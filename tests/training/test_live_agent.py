@@ -190,7 +190,7 @@ def test_a_frame_is_the_next_step_of_the_policy_in_its_own_world(name, mode):
     # The same played by hand: stream 2, four lanes, uniforms of each tick.
     world = World(env, 4, seed=1, stream=2)
     slot = world.slot()
-    bound, uniform = world.bind(slot), torch.zeros(1, policy.head.uniform_rows, 4)
+    bound, uniform = world.bind(slot), torch.zeros(1, policy.distribution.uniform_rows, 4)
     world.reset(bound)
     for step, (told, told_mode, pixels) in enumerate(frames.kept):
         kernel(uniform_body, CPU)(4, bind(Clock(world.lanes.tick, world.lanes.seed, 0)), bind(Uniforms(uniform)))

@@ -149,7 +149,7 @@ class Batch(NamedTuple):
 def ppo_loss(policy: Policy, batch: Batch, config: PPOConfig) -> tuple[Tensor, list[Tensor]]:
     """The loss of a minibatch, and [policy loss, value loss, entropy, approximate KL, clip fraction]."""
     parameters, value = policy.forward(batch.observation, batch.legal)
-    log_probability, entropy = policy.head.log_probability_and_entropy(parameters, batch.action)
+    log_probability, entropy = policy.distribution.log_probability_and_entropy(parameters, batch.action)
 
     # L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)], r = pi(a|s) / pi_old(a|s): equation 7.
     log_ratio = log_probability - batch.log_probability
@@ -196,13 +196,13 @@ class PPO:
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
 
         # The rollout: the world writes its outcome straight into it, one slot a step.
-        head = self.policy.head
+        distribution = self.policy.distribution
         self.rollout = world.slot(T)
         self._slots = [world.bind(self.rollout, t) for t in range(T)]
         self._first = world.bind(self.rollout, -1)
         raw_type = torch.int32 if self.rollout.action.dtype == torch.int32 else torch.float32
-        self._raw = torch.zeros(T, head.action_rows, N, dtype=raw_type, device=device)
-        self._uniform = torch.zeros(T, head.uniform_rows, N, device=device)
+        self._raw = torch.zeros(T, distribution.action_rows, N, dtype=raw_type, device=device)
+        self._uniform = torch.zeros(T, distribution.uniform_rows, N, device=device)
         # One buffer, so that whoever gathers samples reads all their numbers at one distance from each other.
         samples = torch.zeros(4 * T * N + N, device=device)
         advantage, log_probability, target, value = samples.split([T * N, T * N, T * N, T * N + N])
@@ -283,7 +283,7 @@ class PPO:
     @torch.no_grad()
     def _collect(self) -> None:
         """T steps of every lane by the policy as it is."""
-        head, rollout, T = self.policy.head, self.rollout, self.config.horizon
+        distribution, rollout, T = self.policy.distribution, self.rollout, self.config.horizon
         self._fill_uniform(self.world.count, self._tick, self._uniforms)
         if self.fused is not None:
             self.fused.prepare()
@@ -297,9 +297,9 @@ class PPO:
             self._outputs.refresh()
         for t in range(T):
             parameters, self._value[t] = self._forward(rollout.observation[t], None if rollout.legal is None else rollout.legal[t])
-            self._raw[t] = head.sample(parameters, self._uniform[t])
-            self._log_probability[t] = head.log_probability_and_entropy(parameters, self._raw[t])[0]
-            rollout.action[t] = head.to_env(self._raw[t])
+            self._raw[t] = distribution.sample(parameters, self._uniform[t])
+            self._log_probability[t] = distribution.log_probability_and_entropy(parameters, self._raw[t])[0]
+            rollout.action[t] = distribution.to_env(self._raw[t])
             self.world.step(self._slots[t], t)
         self._value[T] = self._forward(rollout.observation[T])[1]
         self._bootstrap()

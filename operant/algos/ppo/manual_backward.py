@@ -2,7 +2,7 @@
 
 Autograd allocates every intermediate anew, and on a CPU the pages of fresh memory cost more than the arithmetic. Here the same derivatives are written out:
 those of the loss by hand, those of the layers as products added, chunk after chunk in one order, to the gradients of a thread, which are then summed in
-order. Equal to autograd of `ppo_loss` to rounding. Knows the MLP of `nets` and the distributions of `heads`; knows no rollout and no optimiser.
+order. Equal to autograd of `ppo_loss` to rounding. Knows the MLP and the distributions of `operant.nn`; knows no rollout and no optimiser.
 
 Shape letters: O observation, G towers, M and K widths of layers, H numbers of the head, A actions, n samples of a chunk, B of a minibatch.
 """
@@ -236,12 +236,12 @@ class _Categorical:
     d log p_a / d x_j = 1[j = a] - p_j;  d H / d x_j = -p_j (log p_j + H)
     """
 
-    def __init__(self, head: Categorical, weights: _Weights, n: int) -> None:
-        ends = list(itertools.accumulate(head.sizes))
-        rows = [slice(end - size, end) for end, size in zip(ends, head.sizes, strict=True)]
-        self._log_p, self._p, self._taken, self._row = torch.empty(4, head.parameter_rows, n)  # (H, n) each
-        self._negative_entropy = torch.empty(head.action_rows, n)
-        self._blocks = [(row, self._log_p[row], self._taken[row], self._row[row], head.row_values[row]) for row in rows]
+    def __init__(self, distribution: Categorical, weights: _Weights, n: int) -> None:
+        ends = list(itertools.accumulate(distribution.sizes))
+        rows = [slice(end - size, end) for end, size in zip(ends, distribution.sizes, strict=True)]
+        self._log_p, self._p, self._taken, self._row = torch.empty(4, distribution.parameter_rows, n)  # (H, n) each
+        self._negative_entropy = torch.empty(distribution.action_rows, n)
+        self._blocks = [(row, self._log_p[row], self._taken[row], self._row[row], distribution.row_values[row]) for row in rows]
 
     def forward(self, logits: Tensor, action: Tensor, log_probability: Tensor, entropy: Tensor) -> None:
         """Write log p(a) and H, (n) each, of actions (A, n)."""
@@ -270,9 +270,9 @@ class _Gaussian:
     d log p / d mu = z exp(-s);  d log p / d s = z^2 - 1;  d H / d s = 1
     """
 
-    def __init__(self, head: Gaussian, weights: _Weights, n: int) -> None:
-        self._squash, self._log_std = head.squash, weights.log_std
-        self._standard, self._square, self._row = torch.empty(3, head.action_rows, n)  # (A, n) each
+    def __init__(self, distribution: Gaussian, weights: _Weights, n: int) -> None:
+        self._squash, self._log_std = distribution.squash, weights.log_std
+        self._standard, self._square, self._row = torch.empty(3, distribution.action_rows, n)  # (A, n) each
         self._minus_inverse_std = torch.empty_like(self._log_std)
 
     def forward(self, mean: Tensor, action: Tensor, log_probability: Tensor, entropy: Tensor) -> None:
@@ -300,10 +300,10 @@ class _Chunk:
     """The loss and its gradient on chunks of n samples, as sums over them: whoever adds chunks up divides by B."""
 
     def __init__(self, policy: Policy, weights: _Weights, config: PPOConfig, n: int) -> None:
-        head = policy.head
+        distribution = policy.distribution
         self._config = config
         self._network = _Network(policy, weights, n).with_backward()
-        self._head = _Categorical(head, weights, n) if isinstance(head, Categorical) else _Gaussian(head, weights, n)
+        self._distribution = _Categorical(distribution, weights, n) if isinstance(distribution, Categorical) else _Gaussian(distribution, weights, n)
         self._terms = torch.empty(TERMS, n)
         self._surrogate, self._error, self._entropy, self._kl, self._clipped = self._terms
         self._log_ratio, self._slope, self._unclipped, self._near, self._moved, self._sign = torch.empty(6, n)
@@ -315,9 +315,9 @@ class _Chunk:
         network.forward(samples.observation)
         if samples.legal is not None:  # whose logits are set by hand get no gradient: p - 1[taken] and p log p are exactly 0
             network.parameters.masked_fill_(torch.eq(samples.legal, 0, out=self._illegal), ILLEGAL)
-        self._head.forward(network.parameters, samples.action, self._log_ratio, self._entropy)
+        self._distribution.forward(network.parameters, samples.action, self._log_ratio, self._entropy)
         slope = self._policy_slope(samples)
-        self._head.backward(slope, self._config.entropy_coefficient, network.parameters_gradient, gradient)
+        self._distribution.backward(slope, self._config.entropy_coefficient, network.parameters_gradient, gradient)
         self._value_slope(samples, network.value, network.value_gradient)
         network.backward(gradient)
         totals.add_(self._terms.sum(dim=1))
@@ -480,7 +480,7 @@ class Forward:
 
     def __init__(self, policy: Policy, N: int, team: Team) -> None:
         self._parameters, self._team, self._sizes = _Parameters(policy), team, team.cut(N)
-        self._heads, self._values = torch.empty(policy.head.parameter_rows, N), torch.empty(N)
+        self._heads, self._values = torch.empty(policy.distribution.parameter_rows, N), torch.empty(N)
         into = zip(self._heads.split(self._sizes, dim=-1), self._values.split(self._sizes), strict=True)
         self._shares = [_Look(policy, self._parameters, *stretch) for stretch in into]
 

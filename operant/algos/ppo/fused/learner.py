@@ -44,8 +44,9 @@ class Learner:
         self._squares = torch.zeros(size // 32, device=device)
         self._totals, self._scalars = torch.zeros(8, device=device), torch.zeros(8, device=device)
         self._parts = torch.zeros(5, MOMENT_PARTS, device=device)
-        head, moments = policy.head, policy.moments
-        self._bounds = torch.cat([head.centre, head.reach, head.limit]).flatten() if isinstance(head, Gaussian) else self._totals
+        distribution, moments = policy.distribution, policy.moments
+        gaussian = distribution if isinstance(distribution, Gaussian) else None
+        self._bounds = torch.cat([gaussian.centre, gaussian.reach, gaussian.limit]).flatten() if gaussian is not None else self._totals
         # Shift and scale side by side: copied before a rollout, since the moments stand still until the next.
         self._moments = torch.zeros(2, moments.shift.shape[0], device=device) if moments is not None else self._totals
         self._mixed = policy.net.mixed if isinstance(policy.net, mlp.MLP) else None
