@@ -289,7 +289,7 @@ def test_a_list_longer_than_the_terminal_is_cut_and_says_so():
 
 def test_a_run_that_has_ended_is_described_once_until_it_goes_on(started, monkeypatch):
     run = started("finish")
-    wait_until(lambda: state(run).word == "finished" and not runs.probe(run.path))
+    wait_until(lambda: state(run).word == "finished" and not runs.probe(run.path) and runs.worker(run.path) is None)
     seen = listing.Listing(runs.Reach(run.path.parent), ())
     (first,) = seen.rows()
     described = []

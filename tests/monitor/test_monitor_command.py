@@ -199,7 +199,7 @@ def test_nothing_heavy_is_imported_before_a_screen_is_opened():
     program = "import sys; from monitor import command; print(sorted({'textual', 'rich', 'asyncio', 'torch', 'numba', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=Path(command.__file__).parent.parent, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stderr
-    program = "import sys, monitor.app; print(sorted({'torch', 'numba', 'numpy', 'pydantic', 'typer', 'psutil'} & set(sys.modules)))"
+    program = "import sys, monitor.screen.app; print(sorted({'torch', 'numba', 'numpy', 'pydantic', 'typer', 'psutil'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=Path(command.__file__).parent.parent, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stderr
 

@@ -203,8 +203,8 @@ pathlib.Path(sys.argv[1], "facts").write_text(json.dumps(facts))
     assert facts.pop("session") != os.getsid(0)
     expected_safe = sys.version_info >= (3, 11)
     assert facts == {"stdin": "/dev/null", "stdout": str(run.log_path), "umask": 0o077, "terminal": False, "term": True, "safe": expected_safe}
-    log = run.log_path.read_text().splitlines()
-    assert log[0].startswith(follow.SESSION_MARK) and log[1:] == ["to the log", "errors too"]
+    lines = run.log_path.read_text().splitlines()
+    assert lines[0].startswith(log.SESSION_MARK) and lines[1:] == ["to the log", "errors too"]
 
 
 def test_the_waiter_is_no_child_of_the_starter(started):
@@ -500,7 +500,7 @@ def test_a_failure_in_training_shows_the_traceback_and_keeps_the_run(started):
 
 def test_the_log_of_an_earlier_session_is_not_shown(fresh):
     run = fresh()
-    run.log_path.write_text(f"{follow.SESSION_MARK}1\nerror: of yesterday\n{follow.SESSION_MARK}2\n" + "".join(f"line {k}\x1b[2J\n" for k in range(30)))
+    run.log_path.write_text(f"{log.SESSION_MARK}1\nerror: of yesterday\n{log.SESSION_MARK}2\n" + "".join(f"line {k}\x1b[2J\n" for k in range(30)))
     assert log.log_end(run).split("\n") == [f"line {k}[2J" for k in range(10, 30)]
     run.log_path.write_bytes(b"\xff" * 100_000 + b"\nerror: one\nerror: two\n  more\n")
     assert log.log_end(run) == "error: two\n  more"
