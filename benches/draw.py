@@ -4,7 +4,7 @@
 
 `growing`: the whole history of a run that writes 100 records a second (600,000 there already), in a window that grows in jumps, so that only the newest
 columns change: what a monitor shows by default. `sliding`: the newest 3,000 records, so that every column changes with every picture: the worst case.
-`still`: nothing new. `plain`: growing, without `monitor.thrift`. CPU is of one core, by the process's own user and system time; it includes asking the series.
+`still`: nothing new. `plain`: growing, without the diff renderer. CPU is of one core, by the process's own user and system time; it includes asking the series.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A chart: a titled frame with the newest value in it, axes, marks, and the plot of `monitor.braille`.
+"""A chart: a titled frame with the newest value in it, axes, marks, and the plot of `monitor.charts.braille`.
 
 `draw_chart` is pure; `Chart` is the widget around it. Knows nothing of runs and of where points come from.
 """

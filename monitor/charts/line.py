@@ -1,7 +1,7 @@
 """Lines of text as a screen shows them: pieces with an ink, cut and padded by cells. Standard library only.
 
 The choke point for text is here: `clean` passes what a terminal would neither obey nor hide. Knows nothing of runs, of widgets, or of what colours look like:
-an ink is a token of `monitor.palette`.
+an ink is a token of `monitor.charts.palette`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The buckets that a metric's history is summed up in: their edges, their contents, and how new records fall into them. Standard library only.
 
-Knows nothing of how many levels of buckets there are, nor of threads: see `monitor.series`.
+Knows nothing of how many levels of buckets there are, nor of threads: see `monitor.data.series`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The live feed: a thread that reads a run and makes the snapshots a screen shows. Standard library only. Knows no widget.
 
 The thread looks four times a second (or as often as the screen asks) while a run lives, and once a second after its end. A look at which nothing has changed
-makes no new snapshot. Snapshots share their curves, which stay alive: `monitor.series` says how threads share them. Requests to the trainer wait for their
+makes no new snapshot. Snapshots share their curves, which stay alive: `monitor.data.series` says how threads share them. Requests to the trainer wait for their
 answers in threads of their own; figures of the machine come from another, once a second.
 """
 
@@ -38,7 +38,7 @@ _SAID: Final = {"stop": "stop", "pause": "pause", "unpause": "go on", "checkpoin
 
 
 class LiveFeed:
-    """A `monitor.snapshot.Source` of a run's folder, whether the run lives or ended long ago. The first snapshot is there once this is made."""
+    """A `monitor.data.snapshot.Source` of a run's folder, whether the run lives or ended long ago. The first snapshot is there once this is made."""
 
     def __init__(self, run: Run, *, readonly: bool = False) -> None:
         self.readonly = readonly

@@ -1,6 +1,6 @@
 """From what is known of a run to what a screen shows of it. Standard library only. Pure: reads no file, knows no clock but the one it is given.
 
-`monitor.feed` gathers (a document, an observation, a track, the log's end), the functions here word it. All text that comes from outside is made printable.
+`data.feed` gathers (a document, an observation, a track, the log's end), the functions here word it. All text that comes from outside is made printable.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class Reading:
     # ------------------------------------------------------------------------------------------------------------------------------- knowledge
 
     def known(self, now_s: float) -> Known:
-        """What was found, for `monitor.model`."""
+        """What was found, for `monitor.data.model`."""
         header, look = self.header, self.look
         boot_ns: int = time.clock_gettime_ns(_BOOTTIME)
         same_boot = header is not None and bool(runfolder.boot_id()) and header.boot_id.hex() == runfolder.boot_id().replace("-", "")

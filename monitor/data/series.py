@@ -243,7 +243,7 @@ class Table:
 
 
 class Curve:
-    """One metric of a table: `monitor.snapshot.Series`. Alive: it shows the newest records whenever it is asked."""
+    """One metric of a table: `monitor.data.snapshot.Series`. Alive: it shows the newest records whenever it is asked."""
 
     def __init__(self, table: Table, column: Column) -> None:
         self.name, self.label, self.unit, self.higher_better, self.log_axis, self._must_be_finite = column
