@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from monitor.charts.chart import ChartData, ChartMark, ChartMemory, Layout, draw_chart
-from monitor.charts.palette import Look
+from monitor.charts.palette import Palette
 from monitor.charts.picture import draw_picture
 from monitor.charts.scale import window
 from monitor.data.series import Column, Table
@@ -81,7 +81,7 @@ class Run:
 def pure() -> None:
     """Microseconds a chart, from points to cells."""
     width, height = 42, 14
-    look, layout = Look(), Layout.of(width, height)
+    palette, layout = Palette(), Layout.of(width, height)
     print(f"one chart of {width}x{height}, microseconds a picture (median of 300): asking the series / drawing")
     for case in ("growing", "sliding", "still"):
         run = Run()
@@ -95,7 +95,7 @@ def pure() -> None:
             start = time.perf_counter()
             data = run.data(index, 2 * layout.plot_width, case)
             middle = time.perf_counter()
-            draw_chart(data, width, height, look, memories[index])
+            draw_chart(data, width, height, palette, memories[index])
             asked.append(middle - start)
             drawn.append(time.perf_counter() - middle)
         print(f"  {case:8s} {1e6 * sorted(asked)[150]:6.0f} / {1e6 * sorted(drawn)[150]:6.0f}")
@@ -104,7 +104,7 @@ def pure() -> None:
 
 def picture() -> None:
     """Microseconds a picture of four lanes, each with something that moves."""
-    side, width, height, look = 40, 83, 12, Look()
+    side, width, height, palette = 40, 83, 12, Palette()
     spent = {}
     for mode in ("braille", "blocks"):
         times = []
@@ -115,7 +115,7 @@ def picture() -> None:
                 lane[place : place + 12] = bytes((230, 159, 0)) * 4
             frame = Frame(number, 0, 4, side, side, bytes(lane) * 4)
             start = time.perf_counter()
-            draw_picture(frame, width, height, look, mode)  # type: ignore[arg-type]
+            draw_picture(frame, width, height, palette, mode)  # type: ignore[arg-type]
             times.append(time.perf_counter() - start)
         spent[mode] = 1e6 * sorted(times)[100]
     print(f"four lanes of {side}x{side} on {width}x{height}, microseconds a picture: " + ", ".join(f"{mode} {value:.0f}" for mode, value in spent.items()))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monitor.charts.cells import beside, inked, line
-from monitor.charts.palette import UNICODE, Cell, Glyphs, Ink, Row, Rows
+from monitor.charts.cells import beside, line, styled
+from monitor.charts.palette import UNICODE, Cell, Glyphs, Row, Rows, Style
 from monitor.data.snapshot import Level, PhaseShare
 from operant.text import number, safe
 
@@ -22,12 +22,12 @@ def percent(share: float | None) -> str:
     return f"{min(value, 99.4) if value < 100 else value:.0f} %"
 
 
-def progress_bar(share: float | None, width: int, glyphs: Glyphs = UNICODE, ink: Ink = Ink("focus")) -> Row:  # noqa: B008 (a constant)
+def progress_bar(share: float | None, width: int, glyphs: Glyphs = UNICODE, style: Style = Style("focus")) -> Row:  # noqa: B008 (a constant)
     """A heavy line over a light one, to half a cell. Full only when all is done; an unknown share (None, NaN) is an empty bar."""
     halves = int(2 * width * min(max(share, 0.0), 1.0)) if share is not None and share == share else 0
     full, half = divmod(halves, 2)
-    done = (Cell(glyphs.bar_full, ink),) * full + (Cell(glyphs.bar_half, ink),) * half
-    return done + (Cell(glyphs.bar_rest, Ink("border")),) * (width - len(done))
+    done = (Cell(glyphs.bar_full, style),) * full + (Cell(glyphs.bar_half, style),) * half
+    return done + (Cell(glyphs.bar_rest, Style("border")),) * (width - len(done))
 
 
 def portions(shares: Sequence[float], width: int) -> list[int]:
@@ -43,17 +43,17 @@ def portions(shares: Sequence[float], width: int) -> list[int]:
     return whole
 
 
-def phase_ink(index: int) -> Ink:
+def phase_style(index: int) -> Style:
     """The colour of the k-th phase, in the bar and in its legend."""
-    return Ink(f"series.{index % 8}")
+    return Style(f"series.{index % 8}")
 
 
 def phase_bar(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE) -> Row:
     """Phases side by side, in the order of the legend; time that is no phase's stays empty."""
     cells: list[Cell] = []
     for index, size in enumerate(portions([phase.share for phase in phases], width)):
-        cells += [Cell(glyphs.shades[index % len(glyphs.shades)], phase_ink(index))] * size
-    return tuple(cells) + (Cell(glyphs.bar_rest, Ink("border")),) * (width - len(cells))
+        cells += [Cell(glyphs.shades[index % len(glyphs.shades)], phase_style(index))] * size
+    return tuple(cells) + (Cell(glyphs.bar_rest, Style("border")),) * (width - len(cells))
 
 
 def phase_legend(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE) -> Rows:
@@ -63,7 +63,7 @@ def phase_legend(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNIC
         name = safe(phase.name, max(1, width - 20))
         figures = f"{percent(phase.share):>6}  {milliseconds(phase.milliseconds):>8}"
         rows.append(
-            beside([(f"{glyphs.shades[index % len(glyphs.shades)]} ", phase_ink(index)), (name, Ink("text"))], [(figures, Ink("dim"))], width)
+            beside([(f"{glyphs.shades[index % len(glyphs.shades)]} ", phase_style(index)), (name, Style("text"))], [(figures, Style("dim"))], width)
         )  # fmt: skip
     return rows
 
@@ -77,9 +77,9 @@ def milliseconds(value: float) -> str:
 
 def meter(label: str, share: float | None, text: str, width: int, glyphs: Glyphs = UNICODE, level: Level | None = None, label_width: int = 6) -> Row:
     """A small bar between its name and its figure: `util   ━━━━━━━╸──  97 %`. Without a share there is no bar, and narrow ones leave it out."""
-    name, figure = inked(f"{label:<{label_width}} ", Ink("text")), inked(f" {text}", Ink("bright"))
+    name, figure = styled(f"{label:<{label_width}} ", Style("text")), styled(f" {text}", Style("bright"))
     room = width - len(name) - len(figure)
     if share is None or room < 4:
-        return line([(f"{label:<{label_width}} ", Ink("text")), (text, Ink("bright"))], width)
-    bar = progress_bar(share, room, glyphs, Ink(_LEVELS.get(level or "", "series.0")))
+        return line([(f"{label:<{label_width}} ", Style("text")), (text, Style("bright"))], width)
+    bar = progress_bar(share, room, glyphs, Style(_LEVELS.get(level or "", "series.0")))
     return name + bar + figure

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from monitor.charts.palette import Cell, Glyphs, Ink, Row, Rows
+from monitor.charts.palette import Cell, Glyphs, Row, Rows, Style
 from monitor.charts.scale import Range
 from monitor.data.snapshot import Point
 
@@ -158,19 +158,19 @@ def _covered(band: Dots, top: int) -> int:
     return max(0, min(band[1], top + 3) - max(band[0], top) + 1)
 
 
-class Inks(NamedTuple):
-    """The inks of one plot, each without and with the band behind."""
+class Styles(NamedTuple):
+    """The styles of one plot, each without and with the band behind."""
 
-    line: tuple[Ink, Ink]
-    overlay: tuple[Ink, Ink]
-    quiet: tuple[Ink, Ink]  # empty cells and vertical lines
-    target: tuple[Ink, Ink]
+    line: tuple[Style, Style]
+    overlay: tuple[Style, Style]
+    quiet: tuple[Style, Style]  # empty cells and vertical lines
+    target: tuple[Style, Style]
 
 
 class Stamps(NamedTuple):
     """All cells of one plot, made once: by what is in them, band, dots."""
 
-    inks: Inks
+    styles: Styles
     line: tuple[tuple[Cell, ...], tuple[Cell, ...]]
     overlay: tuple[tuple[Cell, ...], tuple[Cell, ...]]
     target: tuple[tuple[Cell, ...], tuple[Cell, ...]]
@@ -181,9 +181,9 @@ class Stamps(NamedTuple):
 def stamps(colour: int, overlay_colour: int) -> Stamps:
     """The stamps of two of the palette's series."""
     band = f"band.{colour}"
-    line, overlay, quiet, target = ((Ink(token), Ink(token, band)) for token in (f"series.{colour}", f"series.{overlay_colour}", "faint", "dim"))
-    tables = [tuple(tuple(Cell(chr(0x2800 + mask), ink) for mask in range(256)) for ink in inks) for inks in (line, overlay, target)]
-    return Stamps(Inks(line, overlay, quiet, target), tables[0], tables[1], tables[2], (Cell(" ", quiet[0]), Cell(" ", quiet[1])))  # type: ignore[arg-type]
+    line, overlay, quiet, target = ((Style(token), Style(token, band)) for token in (f"series.{colour}", f"series.{overlay_colour}", "faint", "dim"))
+    tables = [tuple(tuple(Cell(chr(0x2800 + mask), style) for mask in range(256)) for style in styles) for styles in (line, overlay, target)]
+    return Stamps(Styles(line, overlay, quiet, target), tables[0], tables[1], tables[2], (Cell(" ", quiet[0]), Cell(" ", quiet[1])))  # type: ignore[arg-type]
 
 
 def _braille_column(
@@ -198,7 +198,7 @@ def _braille_column(
     if target is not None:
         cells[target // 4] = stamp.target[behind[target // 4]][_LEFT[target % 4]]
     if upright:
-        cells = [Cell(upright, stamp.inks.quiet[band]) for band in behind]
+        cells = [Cell(upright, stamp.styles.quiet[band]) for band in behind]
     for dots, table in ((over, stamp.overlay), (line, stamp.line)):
         left, right = dots
         if left is _NOTHING and right is _NOTHING:
@@ -215,7 +215,7 @@ def _ascii_column(
     r"""The same in characters: `-` level, `/` and `\` steep, `|` upright, `:` the band, `.` the overlay. One dot row is one row of cells."""
     cells: list[Cell] = []
     left, right = line
-    inks = stamp.inks
+    styles = stamp.styles
     for row in range(height):
         inside = [stretch for stretch in line if stretch[0] <= row <= stretch[1]]
         if inside:
@@ -225,17 +225,17 @@ def _ascii_column(
                 character = "/" if left[0] + left[1] > right[0] + right[1] else "\\"
             else:
                 character = "-" if len(inside) == 2 else "*"
-            cells.append(Cell(character, inks.line[0]))
+            cells.append(Cell(character, styles.line[0]))
         elif any(stretch[0] <= row <= stretch[1] for stretch in over):
-            cells.append(Cell("+", inks.overlay[0]))
+            cells.append(Cell("+", styles.overlay[0]))
         elif upright:
-            cells.append(Cell(upright, inks.quiet[0]))
+            cells.append(Cell(upright, styles.quiet[0]))
         elif any(stretch[0] <= row <= stretch[1] for stretch in bands):
-            cells.append(Cell(":", Ink("faint")))
+            cells.append(Cell(":", Style("faint")))
         elif row == target:
-            cells.append(Cell(".", inks.target[0]))
+            cells.append(Cell(".", styles.target[0]))
         else:
-            cells.append(Cell(" ", inks.quiet[0]))
+            cells.append(Cell(" ", styles.quiet[0]))
     return tuple(cells)
 
 
@@ -245,7 +245,7 @@ def _dotted(stretch: Dots, index: int) -> Dots:
 
 
 def _lit(column: Row, token: str) -> Row:
-    return tuple(Cell(cell.character, cell.ink._replace(back=token)) for cell in column)
+    return tuple(Cell(cell.character, cell.style._replace(back=token)) for cell in column)
 
 
 def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Memory) -> Rows:
@@ -272,4 +272,3 @@ def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Memor
             cells = store[key] = draw_column(height, key[0:2], key[2:4], key[4:6], target, key[7], stamp)
         columns.append(_lit(cells, "cursor") if column == plot.cursor else cells)
     return list(zip(*columns, strict=True))
-

@@ -8,13 +8,13 @@ from __future__ import annotations
 from itertools import groupby
 
 from rich.segment import Segment
-from rich.style import Style
+from rich.style import Style as RichStyle
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
 from monitor.charts.cells import blank
-from monitor.charts.palette import Cell, Ink, Look, Row, Rows
+from monitor.charts.palette import Cell, Palette, Row, Rows, Style
 
 _NEAR = 4  # cells: changed runs this near to each other are one, as moving the cursor costs more than writing them
 
@@ -43,25 +43,25 @@ class Canvas(Widget):
         super().__init__(name=name, id=id, classes=classes)
         self._rows: Rows | None = None
         self._drawn_for: tuple[object, ...] = ()
-        self._canvas_look: Look | None = None
-        self._ink_styles: dict[Ink, Style] = {}
+        self._palette: Palette | None = None
+        self._rich_styles: dict[Style, RichStyle] = {}
 
-    def draw(self, width: int, height: int, look: Look) -> Rows:
+    def draw(self, width: int, height: int, palette: Palette) -> Rows:
         """`height` rows of `width` cells (both >= 1)."""
         return blank(width, height)
 
     @property
-    def look(self) -> Look:
+    def palette(self) -> Palette:
         """Colours and glyphs of the app's theme on this widget's ground."""
-        if self._canvas_look is None:
-            self._canvas_look = Look(self.app.current_theme.dark, self.background_colors[1].hex6, bool(getattr(self.app, "ascii_only", False)))
-            self._ink_styles = {}
-        return self._canvas_look
+        if self._palette is None:
+            self._palette = Palette(self.app.current_theme.dark, self.background_colors[1].hex6, bool(getattr(self.app, "ascii_only", False)))
+            self._rich_styles = {}
+        return self._palette
 
     def notify_style_update(self) -> None:
         """The theme, focus or a style changed: all colours may have."""
         super().notify_style_update()
-        self._canvas_look = None
+        self._palette = None
         self._drawn_for = ()
 
     def redraw(self) -> None:
@@ -78,31 +78,31 @@ class Canvas(Widget):
             self.refresh(*regions)
 
     def _draw(self) -> Rows:
-        look = self.look
+        palette = self.palette
         width, height = self.size
-        self._rows = self.draw(width, height, look)
-        self._drawn_for = (width, height, look.key)
+        self._rows = self.draw(width, height, palette)
+        self._drawn_for = (width, height, palette.key)
         return self._rows
 
     def render_line(self, y: int) -> Strip:
         """One line, out of the cells drawn last; drawn anew where size or colours are no longer those."""
         width, height = self.size
         rows = self._rows
-        if rows is None or self._drawn_for != (width, height, self.look.key):
+        if rows is None or self._drawn_for != (width, height, self.palette.key):
             rows = self._draw()
         if not 0 <= y < len(rows):
             return Strip.blank(width)
-        segments = [Segment("".join([cell[0] for cell in run]), self.style_of(ink)) for ink, run in groupby(rows[y], _ink)]
+        segments = [Segment("".join([cell[0] for cell in run]), self.style_of(style)) for style, run in groupby(rows[y], _style)]
         return Strip(segments, width)
 
-    def style_of(self, ink: Ink) -> Style:
-        """The style of an ink, made once."""
-        style = self._ink_styles.get(ink)
-        if style is None:
-            look = self.look
-            style = self._ink_styles[ink] = Style(color=look.hex(ink.fore), bgcolor=look.hex(ink.back), bold=ink.bold or None)
-        return style
+    def style_of(self, style: Style) -> RichStyle:
+        """The Rich style of a cell style, made once."""
+        found = self._rich_styles.get(style)
+        if found is None:
+            palette = self.palette
+            found = self._rich_styles[style] = RichStyle(color=palette.hex(style.fore), bgcolor=palette.hex(style.back), bold=style.bold or None)
+        return found
 
 
-def _ink(cell: Cell) -> Ink:
+def _style(cell: Cell) -> Style:
     return cell[1]

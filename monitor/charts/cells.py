@@ -5,12 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from monitor.charts.palette import Cell, Ink, Look, Row, Rows
+from monitor.charts.palette import Cell, Palette, Row, Rows, Style
 from operant.text import cells as cells_of
 
-Piece = tuple[str, Ink]
+Piece = tuple[str, Style]
 
-EMPTY = Cell(" ", Ink())
+EMPTY = Cell(" ", Style())
 
 
 def blank(width: int, height: int) -> Rows:
@@ -18,22 +18,22 @@ def blank(width: int, height: int) -> Rows:
     return [(EMPTY,) * width] * height
 
 
-def inked(text: str, ink: Ink) -> Row:
+def styled(text: str, style: Style) -> Row:
     """One cell a character; what is not printable or not one cell wide becomes a question mark, so that columns stay where they are."""
     if not (text.isascii() and text.isprintable()):
         text = "".join(character if character.isprintable() and cells_of(character) == 1 else "?" for character in text)
-    return tuple(Cell(character, ink) for character in text)
+    return tuple(Cell(character, style) for character in text)
 
 
 def line(pieces: Iterable[Piece], width: int, rest: Cell = EMPTY) -> Row:
     """Pieces one after the other; the first words are cut if they must be, what else does not fit is left out, and all after it. `rest` fills the line."""
     row: Row = ()
-    for text, ink in pieces:
+    for text, style in pieces:
         if len(row) + len(text) > width:
             if not any(cell.character != " " for cell in row):
-                row += inked(text[: width - len(row)], ink)
+                row += styled(text[: width - len(row)], style)
             break
-        row += inked(text, ink)
+        row += styled(text, style)
     return row + (rest,) * (width - len(row))
 
 
@@ -45,15 +45,15 @@ def beside(left: Iterable[Piece], right: Iterable[Piece], width: int) -> Row:
     length = sum(len(text) for text, _ in right)
     if used >= width or length > room:
         return line(left, width)
-    return line([*left, (" " * (width - used - length), Ink()), *right], width)
+    return line([*left, (" " * (width - used - length), Style()), *right], width)
 
 
-def framed(inside: Rows, title: Iterable[Piece], width: int, look: Look, *, focused: bool = False, bottom: Sequence[Cell | None] = ()) -> Rows:
+def framed(inside: Rows, title: Iterable[Piece], width: int, palette: Palette, *, focused: bool = False, bottom: Sequence[Cell | None] = ()) -> Rows:
     """`inside` (rows of `width` - 2, `width` >= 6) in a frame with its title in the upper edge; what `bottom` has lies in the lower one."""
-    ink = Ink("focus" if focused else "border")
-    top_left, across, top_right, upright, bottom_right, bottom_left = (Cell(c, ink) for c in (look.glyphs.box_focused if focused else look.glyphs.box))
+    style = Style("focus" if focused else "border")
+    top_left, across, top_right, upright, bottom_right, bottom_left = (Cell(c, style) for c in (palette.glyphs.box_focused if focused else palette.glyphs.box))
     words = [piece for piece in title if piece[0]]
-    top = line([(" ", Ink()), *words, (" ", Ink())], width - 4, across) if words else (across,) * (width - 4)
+    top = line([(" ", Style()), *words, (" ", Style())], width - 4, across) if words else (across,) * (width - 4)
     below = [cell or across for cell in bottom] + [across] * (width - 2 - len(bottom))
     return [(top_left, across, *top, across, top_right), *((upright, *row, upright) for row in inside), (bottom_left, *below, bottom_right)]
 
@@ -64,7 +64,7 @@ def sentence(text: str, width: int, height: int) -> Rows:
     lines = textwrap.wrap(text, max(1, width))[:height]
     above = (height - len(lines)) // 2
     for index, words in enumerate(lines):
-        rows[above + index] = line([(" " * ((width - len(words)) // 2) + words, Ink("dim"))], width)
+        rows[above + index] = line([(" " * ((width - len(words)) // 2) + words, Style("dim"))], width)
     return rows
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from monitor.charts.braille import Memory, Plot, draw_plot
 from monitor.charts.canvas import Canvas
-from monitor.charts.cells import Piece, framed, inked, line, sentence
-from monitor.charts.palette import Cell, Glyphs, Ink, Look, Rows
+from monitor.charts.cells import Piece, framed, line, sentence, styled
+from monitor.charts.palette import Cell, Glyphs, Palette, Rows, Style
 from monitor.charts.scale import Range, tick_text, tick_value, ticks, y_range
 from monitor.data.snapshot import Level, Point
 
@@ -84,14 +84,14 @@ class Layout(NamedTuple):
         return cls(framed, titled, gutter, inner - gutter, height - (2 if framed else titled))
 
 
-def draw_chart(data: ChartData, width: int, height: int, look: Look, memory: ChartMemory, focused: bool = False) -> Rows:
+def draw_chart(data: ChartData, width: int, height: int, palette: Palette, memory: ChartMemory, focused: bool = False) -> Rows:
     """`height` rows of `width` cells (both >= 1)."""
     layout = Layout.of(width, height)
-    inner = _inside(data, layout, look.glyphs, memory)
+    inner = _inside(data, layout, palette.glyphs, memory)
     title = _title_pieces(data, width - 6 if layout.framed else width)
     if not layout.framed:
         return [*([line(title, width)] if layout.titled else []), *inner]
-    return framed(inner, title, width, look, focused=focused, bottom=_x_axis(data, layout, look.glyphs))
+    return framed(inner, title, width, palette, focused=focused, bottom=_x_axis(data, layout, palette.glyphs))
 
 
 def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartMemory) -> Rows:
@@ -115,8 +115,8 @@ def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartMemory
 
 def _gutter(shown: Range, height: int, width: int) -> Rows:
     labels = y_labels(shown, height, width - 1)
-    ink = Ink("dim")
-    return [tuple(Cell(character, ink) for character in f"{labels.get(y, ''):>{width - 1}} ") for y in range(height)]
+    style = Style("dim")
+    return [tuple(Cell(character, style) for character in f"{labels.get(y, ''):>{width - 1}} ") for y in range(height)]
 
 
 def y_labels(shown: Range, height: int, cells: int) -> dict[int, str]:
@@ -146,31 +146,31 @@ def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs) -> list[Cell | None
     broken = [index for index, point in enumerate(data.points[: 2 * layout.plot_width]) if point is not None and point[3]]
     for index in broken:
         cells[layout.gutter + index // 2] = _mark_cell("not_finite", glyphs)
-    ink = Ink("dim")
+    style = Style("dim")
     if data.x_left and len(data.x_left) + 2 <= max(layout.gutter, width // 3):
-        cells[: len(data.x_left) + 2] = inked(f" {data.x_left} ", ink)
+        cells[: len(data.x_left) + 2] = styled(f" {data.x_left} ", style)
     if data.x_right and len(data.x_right) + 2 <= width // 2:
-        cells[-len(data.x_right) - 2 :] = inked(f" {data.x_right} ", ink)
+        cells[-len(data.x_right) - 2 :] = styled(f" {data.x_right} ", style)
     return cells
 
 
 def _mark_cell(kind: str, glyphs: Glyphs) -> Cell:
     if kind == "not_finite":
-        return Cell(glyphs.not_finite, Ink("bad", bold=True))
+        return Cell(glyphs.not_finite, Style("bad", bold=True))
     character = {"checkpoint": glyphs.checkpoint, "eval": glyphs.eval}.get(kind, glyphs.resume)
-    return Cell(character, Ink("text" if kind == "eval" else "dim"))
+    return Cell(character, Style("text" if kind == "eval" else "dim"))
 
 
 def _title_pieces(data: ChartData, width: int) -> list[Piece]:
     """Name, newest value, trend, best: as much as fits, the rate the first to go, then the best, then the arrow."""
-    pieces: list[Piece] = [(data.title, Ink("text"))]
+    pieces: list[Piece] = [(data.title, Style("text"))]
     if data.value:
-        pieces.append((f" {data.value}", Ink("bright", bold=True)))
-    trend = Ink({"ok": "good", "warn": "warn", "bad": "bad"}.get(data.trend_level or "", "dim"))
-    arrow, rate, best = (f" {data.trend}", trend), (f" {data.rate}", Ink("dim")), (f"  {data.best}", Ink("dim"))
+        pieces.append((f" {data.value}", Style("bright", bold=True)))
+    trend = Style({"ok": "good", "warn": "warn", "bad": "bad"}.get(data.trend_level or "", "dim"))
+    arrow, rate, best = (f" {data.trend}", trend), (f" {data.rate}", Style("dim")), (f"  {data.best}", Style("dim"))
     choices: tuple[list[Piece], ...] = ([arrow, rate, best], [arrow, best], [arrow])
     if data.reading:
-        choices = ([(f"  {data.reading}", Ink("focus"))],)
+        choices = ([(f"  {data.reading}", Style("focus"))],)
     room = width - sum(len(text) for text, _ in pieces)
     for choice in choices:
         chosen = [piece for piece in choice if piece[0].strip()]
@@ -208,9 +208,9 @@ class Chart(Canvas, can_focus=True):
         column = x - layout.gutter - layout.framed
         return 2 * column if 0 <= column < layout.plot_width else None
 
-    def draw(self, width: int, height: int, look: Look) -> Rows:
+    def draw(self, width: int, height: int, palette: Palette) -> Rows:
         """The chart in a size."""
-        return draw_chart(self.data, width, height, look, self.memory, self.has_focus)
+        return draw_chart(self.data, width, height, palette, self.memory, self.has_focus)
 
     def on_focus(self) -> None:
         """The frame says so."""

@@ -1,7 +1,7 @@
-"""Lines of text as a screen shows them: pieces with an ink, cut and padded by cells. Standard library only.
+"""Lines of text as a screen shows them: styled pieces, cut and padded by cells. Standard library only.
 
 The choke point for text is here: `clean` passes what a terminal would neither obey nor hide. Knows nothing of runs, of widgets, or of what colours look like:
-an ink is a token of `monitor.charts.palette`.
+a style names tokens of `monitor.charts.palette`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
-from monitor.charts.palette import Cell, Ink, Row
+from monitor.charts.palette import Cell, Row, Style
 from operant.text import cells, safe
 
 _LONGEST_CELLS = 2000
 
 
 class Piece(NamedTuple):
-    """A stretch of text in one ink. `action` is what a click on it does, an action's name: a constant of this program, never data."""
+    """A stretch of text in one style. `action` is what a click on it does, an action's name: a constant of this program, never data."""
 
     text: str
     fore: str = "text"
@@ -54,11 +54,11 @@ def clean(text: str, *, ascii_only: bool = False) -> str:
 
 def of_cells(row: Row) -> Line:
     """A row of cells as pieces."""
-    return tuple(Piece("".join([cell.character for cell in run]), ink.fore, ink.bold, ink.back) for ink, run in groupby(row, _ink))
+    return tuple(Piece("".join([cell.character for cell in run]), style.fore, style.bold, style.back) for style, run in groupby(row, _style))
 
 
-def _ink(cell: Cell) -> Ink:
-    return cell.ink
+def _style(cell: Cell) -> Style:
+    return cell.style
 
 
 def width_of(text: str) -> int:

@@ -1,6 +1,6 @@
 """Colours and glyphs: the one place that says what a meaning looks like, for dark and light themes, with and without UTF-8. Standard library only.
 
-Knows nothing of Textual, of runs or of what is drawn. A drawing says what a cell means (`Ink`: tokens), a `Look` says what that is on this terminal. Every
+Knows nothing of Textual, of runs or of what is drawn. A drawing says what a cell means (`Style`: tokens), a `Palette` says what that is on this terminal. Every
 meaning that has a colour has a glyph or a word as well, so that nothing is lost under NO_COLOR or to a colour-blind eye.
 """
 
@@ -15,8 +15,8 @@ _ON_LIGHT = {"#F0E442": "#8C7A00"}
 _LINE_CONTRAST = 3.0  # WCAG's least for graphics
 
 
-class Ink(NamedTuple):
-    """What a cell is drawn with: tokens of a `Look`, or `#rrggbb`. An empty `back` is the theme's own background."""
+class Style(NamedTuple):
+    """What a cell is drawn with: tokens of a `Palette`, or `#rrggbb`. An empty `back` is the theme's own background."""
 
     fore: str = "text"
     back: str = ""
@@ -24,10 +24,10 @@ class Ink(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One character, one cell wide, and its ink."""
+    """One character, one cell wide, and its style."""
 
     character: str
-    ink: Ink
+    style: Style
 
 
 Row = tuple[Cell, ...]
@@ -98,8 +98,8 @@ def readable(colour: str, ground: str, least: float = _LINE_CONTRAST) -> str:
     return pole
 
 
-class Look:
-    """What tokens and glyphs are on one terminal. Two looks that draw alike have the same `key`."""
+class Palette:
+    """What tokens and glyphs are on one terminal. Two palettes that draw alike have the same `key`."""
 
     def __init__(self, dark: bool = True, ground: str | None = None, ascii_only: bool = False) -> None:
         self.dark = dark

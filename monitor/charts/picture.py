@@ -17,7 +17,7 @@ from textual.message import Message
 
 from monitor.charts.canvas import Canvas
 from monitor.charts.cells import EMPTY, Piece, blank, framed, sentence
-from monitor.charts.palette import Cell, Ink, Look, Row, Rows, hexadecimal, readable
+from monitor.charts.palette import Cell, Palette, Row, Rows, Style, hexadecimal, readable
 from monitor.data.snapshot import Frame
 
 Mode = Literal["braille", "blocks", "ascii"]
@@ -135,13 +135,13 @@ def _braille_cell(dots: tuple[DotRow, ...], ground: str) -> Cell:
         mask = sum(bit for pair, bits in zip(dots, _DOTS, strict=True) for dot, bit in zip(pair, bits, strict=True) if dot == colour)
     else:
         mask = sum(bit for pair, bits in zip(dots, _DOTS, strict=True) for dot, bit in zip(pair, bits, strict=True) if dot is not None)
-    return Cell(chr(0x2800 + mask), Ink(shown_colour(colour, ground), back))
+    return Cell(chr(0x2800 + mask), Style(shown_colour(colour, ground), back))
 
 
 @functools.lru_cache(8192)
 def _ascii_cell(dots: tuple[DotRow, ...], ground: str) -> Cell:
     lit = [dot for pair in dots for dot in pair if dot is not None]
-    return Cell(_DENSITY[len(lit)], Ink(shown_colour(Counter(lit).most_common(1)[0][0], ground))) if lit else EMPTY
+    return Cell(_DENSITY[len(lit)], Style(shown_colour(Counter(lit).most_common(1)[0][0], ground))) if lit else EMPTY
 
 
 @functools.lru_cache(8192)
@@ -150,15 +150,15 @@ def _block_cell(upper: Dot, lower: Dot, ground: str, glyph: str) -> Cell:
         return EMPTY
     above, below = (shown_colour(dot, ground) if dot is not None else "" for dot in (upper, lower))
     # Equal halves are a plain cell: nothing in it depends on the font.
-    return Cell(" ", Ink("text", above)) if above == below else Cell(glyph, Ink(above or "ground", below))
+    return Cell(" ", Style("text", above)) if above == below else Cell(glyph, Style(above or "ground", below))
 
 
-def _lane(pixels: bytes, frame: Frame, ground: bytes, width: int, height: int, look: Look, mode: Mode) -> Rows:
+def _lane(pixels: bytes, frame: Frame, ground: bytes, width: int, height: int, palette: Palette, mode: Mode) -> Rows:
     """One lane as `height` rows of `width` cells."""
     if mode == "blocks":
         dots = sampled(pixels, frame.width, frame.height, width, 2 * height, ground)
-        glyph = look.glyphs.upper_half
-        return [tuple([_block_cell(a, b, look.ground, glyph) for a, b in zip(dots[2 * y], dots[2 * y + 1], strict=True)]) for y in range(height)]
+        glyph = palette.glyphs.upper_half
+        return [tuple([_block_cell(a, b, palette.ground, glyph) for a, b in zip(dots[2 * y], dots[2 * y + 1], strict=True)]) for y in range(height)]
     dots = sampled(pixels, frame.width, frame.height, 2 * width, 4 * height, ground)
     draw = _braille_cell if mode == "braille" else _ascii_cell
     rows: Rows = []
@@ -167,11 +167,11 @@ def _lane(pixels: bytes, frame: Frame, ground: bytes, width: int, height: int, l
         if not any(map(any, four)):
             rows.append((EMPTY,) * width)
         else:
-            rows.append(tuple([draw(tuple([row[x : x + 2] for row in four]), look.ground) for x in range(0, 2 * width, 2)]))
+            rows.append(tuple([draw(tuple([row[x : x + 2] for row in four]), palette.ground) for x in range(0, 2 * width, 2)]))
     return rows
 
 
-def draw_picture(frame: Frame, width: int, height: int, look: Look, mode: Mode = "braille", ground: bytes | None = None) -> Rows:
+def draw_picture(frame: Frame, width: int, height: int, palette: Palette, mode: Mode = "braille", ground: bytes | None = None) -> Rows:
     """All lanes of a frame in `height` rows of `width` cells (both >= 1), in the middle. A frame whose bytes do not match its shape shows nothing.
 
     `ground` is the colour that is not drawn; None: that of the frame alone, see `ground_of`.
@@ -182,8 +182,8 @@ def draw_picture(frame: Frame, width: int, height: int, look: Look, mode: Mode =
     grid = Grid.of(frame.lanes, frame.width, frame.height, width, height)
     if grid is None:
         return blank(width, height)
-    mode = "ascii" if not look.glyphs.braille else mode
-    lanes = [_lane(bytes(frame.pixels[k * size : (k + 1) * size]), frame, ground, grid.width, grid.height, look, mode) for k in range(frame.lanes)]
+    mode = "ascii" if not palette.glyphs.braille else mode
+    lanes = [_lane(bytes(frame.pixels[k * size : (k + 1) * size]), frame, ground, grid.width, grid.height, palette, mode) for k in range(frame.lanes)]
     rows: Rows = []
     for first in range(0, frame.lanes, grid.across):
         rows += [_joined(some, width) for some in zip(*lanes[first : first + grid.across], strict=True)]
@@ -253,12 +253,12 @@ class AgentPicture(Canvas, can_focus=True):
         """The side of a lane's picture, in pixels, that fits best."""
         return wanted_size(lanes, *self.inside)
 
-    def draw(self, width: int, height: int, look: Look) -> Rows:
+    def draw(self, width: int, height: int, palette: Palette) -> Rows:
         """The picture in a size."""
         edge = self._has_edge(width, height)
         inner = (width - 2, height - 2) if edge else (width, height)
-        rows = sentence(self._absent, *inner) if self._frame is None else draw_picture(self._frame, *inner, look, self._mode, self._ground)
-        return framed(rows, self._title, width, look, focused=self.has_focus) if edge else rows
+        rows = sentence(self._absent, *inner) if self._frame is None else draw_picture(self._frame, *inner, palette, self._mode, self._ground)
+        return framed(rows, self._title, width, palette, focused=self.has_focus) if edge else rows
 
     def on_focus(self) -> None:
         """The edge says so."""

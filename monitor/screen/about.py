@@ -50,7 +50,7 @@ def _head(text: str) -> Line:
 def description(snapshot: Snapshot) -> list[Line]:
     """What is known about the run, a line a fact."""
     run, now = snapshot.run, snapshot.progress
-    glyph, word, ink = label_of(snapshot.state)
+    glyph, word, style = label_of(snapshot.state)
     facts = [
         ("folder", run.path),
         ("environment", run.env),
@@ -69,7 +69,7 @@ def description(snapshot: Snapshot) -> list[Line]:
         ("checkpoint", f"at {count(now.checkpoint_step)} steps" if now.checkpoint_step is not None else None),
         ("last record", f"{age(now.record_age_s)} ago" if now.record_age_s is not None else None),
     ]
-    state = (Piece(f"{glyph} {word.lower()}", ink, bold=True), Piece(f"  {snapshot.cause or ''}", "text"))
+    state = (Piece(f"{glyph} {word.lower()}", style, bold=True), Piece(f"  {snapshot.cause or ''}", "text"))
     lines: list[Line] = [(Piece(padded("state", _NAME_CELLS), "dim"), *state)]
     lines += [(Piece(padded(name, _NAME_CELLS), "dim"), Piece(told, "text")) for name, told in facts if told]
     if snapshot.ending is not None:

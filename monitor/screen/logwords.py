@@ -39,11 +39,11 @@ def _fitting(model: Model) -> Sequence[LogLine]:
 
 def _said(line: LogLine, width: int, *, whole: bool = False) -> list[Line]:
     """A line of the log; whole, it goes on below its beginning where it is longer than the panel is wide."""
-    ink = {"warn": "warn", "bad": "bad"}.get(line.level, "text" if line.is_event else "dim")
+    style = {"warn": "warn", "bad": "bad"}.get(line.level, "text" if line.is_event else "dim")
     clock = f"{line.clock} " if line.clock else ""
     text = clean(line.text)
     indent = width_of(clock) if width >= 3 * width_of(clock) else 0
     parts = broken(text, width - width_of(clock)) if whole and width_of(clock) + width_of(text) > width else [text]
     if len(parts) > 1:
         parts = [parts[0], *broken(text[len(parts[0]) :], width - indent)]
-    return [(Piece(clock, "dim"), Piece(parts[0], ink)), *((Piece(" " * indent), Piece(part, ink)) for part in parts[1:])]
+    return [(Piece(clock, "dim"), Piece(parts[0], style)), *((Piece(" " * indent), Piece(part, style)) for part in parts[1:])]

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.segment import Segment
-from rich.style import Style
+from rich.style import Style as RichStyle
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
 from monitor.charts.line import Line, Piece, clean, cut, fit, length, width_of
-from monitor.charts.palette import Look
+from monitor.charts.palette import Palette
 from operant.text import cells
 
 Draw = Callable[[Any, int, int], Sequence[Line]]
@@ -40,21 +40,21 @@ class Panel(Widget):
         self._model: Any = None
         self._lines: list[Line] = []
         self._drawn_for: tuple[object, ...] = ()
-        self._look: Look | None = None
-        self._styles: dict[Piece, Style] = {}
+        self._palette: Palette | None = None
+        self._styles: dict[Piece, RichStyle] = {}
 
     @property
-    def look(self) -> Look:
+    def palette(self) -> Palette:
         """Colours and glyphs of the app's theme on this panel's ground."""
-        if self._look is None:
-            self._look = Look(self.app.current_theme.dark, self.background_colors[1].hex6, bool(getattr(self.app, "ascii_only", False)))
+        if self._palette is None:
+            self._palette = Palette(self.app.current_theme.dark, self.background_colors[1].hex6, bool(getattr(self.app, "ascii_only", False)))
             self._styles = {}
-        return self._look
+        return self._palette
 
     def notify_style_update(self) -> None:
         """The theme or a style changed: all colours may have."""
         super().notify_style_update()
-        self._look = None
+        self._palette = None
         self._drawn_for = ()
 
     def show(self, model: Any) -> None:
@@ -65,7 +65,7 @@ class Panel(Widget):
         before, drawn_for = self._lines, self._drawn_for
         if self._sees is not None:
             seen, self._seen = self._seen, self._sees(model)
-            if seen == self._seen and drawn_for == (*self.size, self.look.key):
+            if seen == self._seen and drawn_for == (*self.size, self.palette.key):
                 return
         lines = self._make()
         if drawn_for != self._drawn_for:
@@ -86,14 +86,14 @@ class Panel(Widget):
 
     def _make(self) -> list[Line]:
         width, height = self.size
-        look = self.look
+        palette = self.palette
         self._lines = self._framed(width, height) if self._has_frame(width, height) else self._filled(width, height)
-        self._drawn_for = (width, height, look.key)
+        self._drawn_for = (width, height, palette.key)
         return self._lines
 
     def _filled(self, width: int, height: int) -> list[Line]:
         """Exactly `height` lines of `width` cells."""
-        ascii_only = not self.look.glyphs.braille
+        ascii_only = not self.palette.glyphs.braille
         made = [] if self._model is None or width < 1 else self._draw_lines(self._model, width, height)
         lines = [fit([piece._replace(text=clean(piece.text)) for piece in line], width) for line in made[:height]]
         if ascii_only:  # last, as cutting leaves an ellipsis
@@ -101,9 +101,9 @@ class Panel(Widget):
         return lines + [(Piece(" " * width),)] * (height - len(lines))
 
     def _framed(self, width: int, height: int) -> list[Line]:
-        top_left, across, top_right, upright, bottom_right, bottom_left = (Piece(c, "border") for c in self.look.glyphs.box)
+        top_left, across, top_right, upright, bottom_right, bottom_left = (Piece(c, "border") for c in self.palette.glyphs.box)
         told = self._title if isinstance(self._title, str) else "" if self._model is None else self._title(self._model)
-        title = clean(cut(clean(f" {told} "), width - 4), ascii_only=not self.look.glyphs.braille)
+        title = clean(cut(clean(f" {told} "), width - 4), ascii_only=not self.palette.glyphs.braille)
         rest = across.text * (width - 3 - width_of(title)) + top_right.text
         top = (Piece(top_left.text + across.text, "border"), Piece(title, "text"), Piece(rest, "border"))
         inside = self._filled(width - 4, height - 2)
@@ -112,20 +112,20 @@ class Panel(Widget):
 
     def render_line(self, y: int) -> Strip:
         """One line, out of those made last; made anew where size or colours are no longer those."""
-        if self._drawn_for != (*self.size, self.look.key):
+        if self._drawn_for != (*self.size, self.palette.key):
             self._make()
         if not 0 <= y < len(self._lines):
             return Strip.blank(self.size.width)
         return Strip([Segment(piece.text, self._style_of(piece)) for piece in self._lines[y]], self.size.width)
 
-    def _style_of(self, piece: Piece) -> Style:
+    def _style_of(self, piece: Piece) -> RichStyle:
         key = piece._replace(text="")
-        style = self._styles.get(key)
-        if style is None:
+        found = self._styles.get(key)
+        if found is None:
             meta = {"@click": piece.action} if piece.action else None
-            style = Style(color=self.look.hex(piece.fore), bgcolor=self.look.hex(piece.back), bold=piece.bold or None, meta=meta)
-            self._styles[key] = style
-        return style
+            found = RichStyle(color=self.palette.hex(piece.fore), bgcolor=self.palette.hex(piece.back), bold=piece.bold or None, meta=meta)
+            self._styles[key] = found
+        return found
 
 
 def _changes(before: Line, after: Line) -> list[tuple[int, int]]:
@@ -144,13 +144,13 @@ def _changes(before: Line, after: Line) -> list[tuple[int, int]]:
 
 
 def _cells(line: Line) -> list[tuple[str, Piece]] | None:
-    """A line cell by cell, each a character and its ink; None where a character is not one cell wide."""
+    """A line cell by cell, each a character and its style; None where a character is not one cell wide."""
     found: list[tuple[str, Piece]] = []
     for piece in line:
         if not piece.text.isascii() and any(map(_uneven, piece.text)):
             return None
-        ink = piece._replace(text="")
-        found += [(character, ink) for character in piece.text]
+        style = piece._replace(text="")
+        found += [(character, style) for character in piece.text]
     return found
 
 

@@ -132,10 +132,10 @@ def _list_lines(model: Listed, width: int, height: int) -> list[Line]:
     lines = [search, fit([Piece("  " + _joined(heads, widths), "dim")], width)]
     for index, row in enumerate(model.rows[first : first + room], first):
         here = index == model.cursor
-        glyph, ink = STATES.get(row.state, ("?", "bad"))
+        glyph, style = STATES.get(row.state, ("?", "bad"))
         back = "cursor" if here else ""
         text = _joined(_values(row, len(heads)), widths)
-        lines.append(fit([Piece(f"{glyph} ", ink, back=back), Piece(padded(text, width - 2), "bright" if here else "text", bold=here, back=back)], width))
+        lines.append(fit([Piece(f"{glyph} ", style, back=back), Piece(padded(text, width - 2), "bright" if here else "text", bold=here, back=back)], width))
     return [*lines, (), hint]
 
 

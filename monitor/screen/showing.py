@@ -268,7 +268,7 @@ class Showing(App[None]):
         if names:
             self._paint_charts(snapshot, names)
         if self.plan.agent:
-            title = [(clean(text, ascii_only=self.ascii_only), ink) for text, ink in words.agent_title(snapshot)]
+            title = [(clean(text, ascii_only=self.ascii_only), style) for text, style in words.agent_title(snapshot)]
             self.agent.show(snapshot.frame, absent=clean(snapshot.agent_absent, ascii_only=self.ascii_only), title=title)
         self._watch()
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from monitor.charts import bars
 from monitor.charts.figures import of_figure
 from monitor.charts.line import Line, Piece, cut, fit, flow, length, of_cells, padded, spread, width_of, wrapped
-from monitor.charts.palette import Ink
+from monitor.charts.palette import Style
 from monitor.data.snapshot import Figure, Finding, Snapshot
 from monitor.plain import value
 from monitor.screen.view import PAGES, SMOOTHING, View
@@ -34,7 +34,7 @@ STATES: Final = {
     "remote": ("⌁", "focus"),
     "unreadable": ("?", "bad"),
 }
-"""Glyph and ink of every state; the word beside them says the same without either."""
+"""Glyph and style of every state; the word beside them says the same without either."""
 _LEAST_BAR = 8
 LEVELS: Final = {"ok": ("✔", "good"), "warn": ("!", "warn"), "bad": ("✖", "bad")}
 _SENTENCES: Final = {
@@ -64,9 +64,9 @@ class Model(NamedTuple):
 
 
 def label_of(state: str) -> tuple[str, str, str]:
-    """Glyph, word in capitals, ink."""
-    glyph, ink = STATES.get(state, ("?", "bad"))
-    return glyph, state.upper().replace("_", " "), ink
+    """Glyph, word in capitals, style."""
+    glyph, style = STATES.get(state, ("?", "bad"))
+    return glyph, state.upper().replace("_", " "), style
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------- the header
@@ -75,8 +75,8 @@ def label_of(state: str) -> tuple[str, str, str]:
 def header(model: Model, width: int, height: int) -> list[Line]:
     """Who and how, in one line: the state, the run; at the right the facts that fit, the most telling ones last to go."""
     snapshot = model.snapshot
-    glyph, word, ink = label_of(snapshot.state)
-    left = [Piece(f" {glyph} {word}", ink, bold=True), Piece(f"  {snapshot.run.id}", "bright", bold=True)]
+    glyph, word, style = label_of(snapshot.state)
+    left = [Piece(f" {glyph} {word}", style, bold=True), Piece(f"  {snapshot.run.id}", "bright", bold=True)]
     facts = _facts(model)
     room = width - length(left) - 3
     while facts and sum(width_of(text) + 3 for _, text in facts) - 3 > room:
@@ -115,7 +115,7 @@ def progress(model: Model, width: int, height: int) -> list[Line]:
     while len(parts) > 1 and length(parts) + _LEAST_BAR + 3 > width:
         parts.pop()
     room = width - length(parts) - 3
-    bar = of_cells(bars.progress_bar(now.share, room, ink=Ink(label_of(model.snapshot.state)[2]))) if room >= _LEAST_BAR and now.share is not None else ()
+    bar = of_cells(bars.progress_bar(now.share, room, style=Style(label_of(model.snapshot.state)[2]))) if room >= _LEAST_BAR and now.share is not None else ()
     return [fit((Piece(" "), *bar, Piece(" "), *parts), width)]
 
 
@@ -218,12 +218,12 @@ def footer(model: Model, width: int, height: int) -> list[Line]:
     return [fit([*shown, *(parts[-1] if parts else ())], width)]
 
 
-def agent_title(snapshot: Snapshot) -> list[tuple[str, Ink]]:
+def agent_title(snapshot: Snapshot) -> list[tuple[str, Style]]:
     """What stands above the agent's picture."""
-    pieces = [("Agent", Ink("text"))]
+    pieces = [("Agent", Style("text"))]
     if snapshot.frame is not None:
         told = " · ".join(part for part in (snapshot.frame.caption, f"step {count(snapshot.frame.step)}") if part)
-        pieces.append((f" {told}", Ink("dim")))
+        pieces.append((f" {told}", Style("dim")))
     return pieces
 
 
@@ -262,8 +262,8 @@ def health(model: Model, width: int, height: int) -> list[Line]:
 
 
 def _finding(finding: Finding, width: int) -> Line:
-    glyph, ink = LEVELS[finding.level]
-    left = [Piece(f"{glyph} ", ink, bold=True), Piece(finding.title, "text" if finding.level == "ok" else "bright")]
+    glyph, style = LEVELS[finding.level]
+    left = [Piece(f"{glyph} ", style, bold=True), Piece(finding.title, "text" if finding.level == "ok" else "bright")]
     right = [Piece(f" {finding.wanted}", "dim")] if finding.wanted else []
     return spread(left, right, width) if length(left) + length(right) <= width else fit(left, width)
 
@@ -322,15 +322,15 @@ def machine(model: Model, width: int, height: int) -> list[Line]:
     lines.append(_pairs([("trainer", _share(system.cpu_share)), ("mem", _bytes(system.memory_bytes))], width))
     lines.append(_pairs([("machine", _share(system.machine_cpu)), ("mem", _share(system.machine_memory))], width))
     low = system.disk_free_bytes is not None and system.disk_free_bytes < 2 << 30
-    lines.append(_pairs([("disk", f"{_bytes(system.disk_free_bytes)} free")], width, ink="warn" if low else "text"))
+    lines.append(_pairs([("disk", f"{_bytes(system.disk_free_bytes)} free")], width, style="warn" if low else "text"))
     return lines
 
 
-def _pairs(pairs: list[tuple[str, str]], width: int, ink: str = "text") -> Line:
+def _pairs(pairs: list[tuple[str, str]], width: int, style: str = "text") -> Line:
     half = width // len(pairs) if len(pairs) > 1 else width
     pieces: list[Piece] = []
     for index, (name, told) in enumerate(pairs):
-        pieces += [Piece(padded(name, 8 if index == 0 else 5), "dim"), Piece(padded(told, max(1, half - (8 if index == 0 else 5))), ink)]
+        pieces += [Piece(padded(name, 8 if index == 0 else 5), "dim"), Piece(padded(told, max(1, half - (8 if index == 0 else 5))), style)]
     return fit(pieces, width)
 
 
@@ -414,10 +414,10 @@ def numbers(model: Model, width: int, height: int) -> list[Line]:
         lines.append((Piece(f" {share} ", "bright"), Piece(f"{count(progress.step)}{of}", "text"), Piece(eta, "dim")))
     for figure in snapshot.figures:
         said = of_figure(figure)
-        ink = LEVELS[said.level][1] if said.level else "dim"
+        style = LEVELS[said.level][1] if said.level else "dim"
         best = f" best {value(figure.metric, figure.best)}" if figure.higher_better and figure.best is not None else ""
         told = Piece(padded(value(figure.metric, figure.value), 9), "bright", bold=True)
-        lines.append((Piece(f" {padded(figure.label, 11)}", "dim"), told, Piece(said.trend or " ", ink), Piece(best, "dim")))
+        lines.append((Piece(f" {padded(figure.label, 11)}", "dim"), told, Piece(said.trend or " ", style), Piece(best, "dim")))
     worst = [finding for finding in snapshot.health if finding.level != "ok"]
     for finding in sorted(worst, key=lambda one: one.level):
         lines.append(fit([Piece(" "), *_finding(finding, width - 2)], width))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.segment import Segment
-from rich.style import Style
+from rich.style import Style as RichStyle
 from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.app import App
 from textual.strip import Strip
@@ -23,13 +23,13 @@ from monitor.charts.braille import Memory, Plot, bridged, draw_plot
 from monitor.charts.canvas import changed_runs
 from monitor.charts.cells import beside, line, text_of
 from monitor.charts.chart import Chart, ChartData, ChartMark, ChartMemory, Layout, draw_chart, y_labels
-from monitor.charts.palette import ASCII, OKABE_ITO, UNICODE, Cell, Ink, Look, channels, contrast, luminance, mix, readable
+from monitor.charts.palette import ASCII, OKABE_ITO, UNICODE, Cell, Palette, Style, channels, contrast, luminance, mix, readable
 from monitor.charts.scale import Range, nice_step, tick_text, tick_value, ticks, window, y_range
 from monitor.data.snapshot import Point
 from monitor.screen.diff_renderer import Thrift
 from operant.text import cells
 
-DARK, LIGHT, PLAIN = Look(), Look(dark=False), Look(ascii_only=True)
+DARK, LIGHT, PLAIN = Palette(), Palette(dark=False), Palette(ascii_only=True)
 
 
 def points_of(means, spread=0.0):
@@ -43,7 +43,7 @@ def dots_of(rows, tokens=None):
         (2 * x + column, 4 * y + row)
         for y, cells_ in enumerate(rows)
         for x, cell in enumerate(cells_)
-        if 0x2800 <= ord(cell.character) < 0x2900 and (tokens is None or cell.ink.fore in tokens)
+        if 0x2800 <= ord(cell.character) < 0x2900 and (tokens is None or cell.style.fore in tokens)
         for column, row, bit in bits
         if ord(cell.character) - 0x2800 & bit
     }
@@ -67,27 +67,27 @@ some_data = st.builds(
 some_charts = (st.lists(some_data, min_size=1, max_size=3), st.integers(1, 70), st.integers(1, 20), st.sampled_from([DARK, LIGHT, PLAIN]), st.booleans())
 
 
-def check_that_a_chart_is_a_full_grid_of_plain_cells(datas, width, height, look, focused):
+def check_that_a_chart_is_a_full_grid_of_plain_cells(datas, width, height, palette, focused):
     memory = ChartMemory()
     for data in datas:
-        rows = draw_chart(data, width, height, look, memory, focused)
+        rows = draw_chart(data, width, height, palette, memory, focused)
         assert [len(row) for row in rows] == [width] * height
         for cell in {cell for row in rows for cell in row}:
             assert len(cell.character) == 1 and cell.character.isprintable() and cells(cell.character) == 1
-            assert re.fullmatch("#[0-9A-F]{6}", look.hex(cell.ink.fore)) and re.fullmatch("#[0-9A-F]{6}", look.hex(cell.ink.back))
+            assert re.fullmatch("#[0-9A-F]{6}", palette.hex(cell.style.fore)) and re.fullmatch("#[0-9A-F]{6}", palette.hex(cell.style.back))
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(*some_charts)
-def test_any_chart_is_a_full_grid_of_plain_cells(datas, width, height, look, focused):
-    check_that_a_chart_is_a_full_grid_of_plain_cells(datas, width, height, look, focused)
+def test_any_chart_is_a_full_grid_of_plain_cells(datas, width, height, palette, focused):
+    check_that_a_chart_is_a_full_grid_of_plain_cells(datas, width, height, palette, focused)
 
 
 @pytest.mark.soak
 @settings(max_examples=15_000, deadline=None)
 @given(*some_charts)
-def test_very_many_charts_are_full_grids_of_plain_cells(datas, width, height, look, focused):
-    check_that_a_chart_is_a_full_grid_of_plain_cells(datas, width, height, look, focused)
+def test_very_many_charts_are_full_grids_of_plain_cells(datas, width, height, palette, focused):
+    check_that_a_chart_is_a_full_grid_of_plain_cells(datas, width, height, palette, focused)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -149,8 +149,8 @@ def test_gaps_stay_gaps_and_wide_buckets_are_none(rows, expected):
 def test_the_band_reaches_from_smallest_to_largest_value():
     # 8 rows of cells for values 0 to 31: a dot row each. The band from 8 to 23 is the four middle rows.
     rows = draw_plot(Plot([Point(8.0, 16.0, 23.0)] * 6, Range(0.0, 31.0)), 3, 8, UNICODE, Memory())
-    assert [[bool(cell.ink.back) for cell in row] for row in rows] == [[False] * 3] * 2 + [[True] * 3] * 4 + [[False] * 3] * 2
-    assert {cell.ink.back for row in rows[2:6] for cell in row} == {"band.0"}
+    assert [[bool(cell.style.back) for cell in row] for row in rows] == [[False] * 3] * 2 + [[True] * 3] * 4 + [[False] * 3] * 2
+    assert {cell.style.back for row in rows[2:6] for cell in row} == {"band.0"}
 
 
 def test_a_log_axis_has_decades_of_one_height_and_no_place_for_zero():
@@ -172,15 +172,15 @@ def test_an_overlaid_run_differs_without_colour():
 def test_target_resume_and_cursor_are_drawn():
     plot = Plot(points_of([0.0] * 20), Range(0.0, 10.0), target=10.0, upright={4: "┊"}, cursor=7)
     rows = draw_plot(plot, 10, 4, UNICODE, Memory())
-    assert all(cell.character == "⠁" and cell.ink.fore == "dim" for x, cell in enumerate(rows[0]) if x != 4)
+    assert all(cell.character == "⠁" and cell.style.fore == "dim" for x, cell in enumerate(rows[0]) if x != 4)
     assert [row[4].character for row in rows[:3]] == ["┊"] * 3
-    assert [[cell.ink.back == "cursor" for cell in row] for row in rows] == [[x == 7 for x in range(10)]] * 4
+    assert [[cell.style.back == "cursor" for cell in row] for row in rows] == [[x == 7 for x in range(10)]] * 4
 
 
 @pytest.mark.parametrize(("means", "drawn"), [(range(10), "/"), (range(9, -1, -1), "\\"), ([0] * 5 + [9] * 5, "-|"), ([4] * 8, "-")])
 def test_ascii_lines_have_a_direction(means, drawn):
     rows = draw_plot(Plot(points_of(map(float, means)), Range(0.0, 9.0)), len(means) // 2, 10, ASCII, Memory())
-    assert {cell.character for row in rows for cell in row if cell.ink.fore == "series.0"} == set(drawn)
+    assert {cell.character for row in rows for cell in row if cell.style.fore == "series.0"} == set(drawn)
 
 
 # RANGES AND TICKS
@@ -331,7 +331,7 @@ def test_the_newest_value_is_bold_and_marks_lie_under_their_place():
     marks = [ChartMark("checkpoint", 0.25), ChartMark("eval", 0.5), ChartMark("checkpoint", 0.5), ChartMark("resume", 0.75), ChartMark("eval", 2.0)]
     points = [*points_of([1.0] * 20), Point(1.0, 1.0, 1.0, True)]
     rows = draw_chart(ChartData("return", "487.3", points=points, marks=marks, x_left="0", x_right="400 M"), 48, 9, DARK, ChartMemory())
-    assert "".join(cell.character for cell in rows[0] if cell.ink.bold).strip() == "487.3"
+    assert "".join(cell.character for cell in rows[0] if cell.style.bold).strip() == "487.3"
     layout = Layout.of(48, 9)
     start = 1 + layout.gutter
     bottom = text_of(rows)[-1]
@@ -363,24 +363,24 @@ def test_no_data_is_a_sentence_and_so_is_a_log_axis_without_a_place():
 
 
 def test_lines_of_text_are_cut_padded_and_without_wide_characters():
-    row = line([("ab", Ink()), ("漢\x1b[x", Ink()), ("far too long", Ink())], 9)
+    row = line([("ab", Style()), ("漢\x1b[x", Style()), ("far too long", Style())], 9)
     assert "".join(cell.character for cell in row) == "ab??[x   "
-    assert "".join(cell.character for cell in line([("abcdef", Ink())], 4)) == "abcd"
-    assert "".join(cell.character for cell in beside([("ab", Ink())], [("cd", Ink())], 8)) == "ab    cd"
-    assert "".join(cell.character for cell in beside([("ab", Ink())], [("cd", Ink())], 4)) == "ab  "
+    assert "".join(cell.character for cell in line([("abcdef", Style())], 4)) == "abcd"
+    assert "".join(cell.character for cell in beside([("ab", Style())], [("cd", Style())], 8)) == "ab    cd"
+    assert "".join(cell.character for cell in beside([("ab", Style())], [("cd", Style())], 4)) == "ab  "
 
 
 # COLOURS
 
 
-@pytest.mark.parametrize("look", [DARK, LIGHT, Look(ground="#000000"), Look(dark=False, ground="#FFFFFF")])
-def test_all_that_is_said_can_be_read(look):
+@pytest.mark.parametrize("palette", [DARK, LIGHT, Palette(ground="#000000"), Palette(dark=False, ground="#FFFFFF")])
+def test_all_that_is_said_can_be_read(palette):
     for token in ("text", "bright", "dim", "good", "warn", "bad", "focus", *(f"series.{k}" for k in range(8))):
-        assert contrast(look.hex(token), look.ground) >= 2.9, token
+        assert contrast(palette.hex(token), palette.ground) >= 2.9, token
     for k in range(8):
         # The band is seen, and the line is seen on it.
-        assert 1.1 < contrast(look.hex(f"band.{k}"), look.ground) < contrast(look.hex(f"series.{k}"), look.ground)
-        assert contrast(look.hex(f"series.{k}"), look.hex(f"band.{k}")) > 1.8
+        assert 1.1 < contrast(palette.hex(f"band.{k}"), palette.ground) < contrast(palette.hex(f"series.{k}"), palette.ground)
+        assert contrast(palette.hex(f"series.{k}"), palette.hex(f"band.{k}")) > 1.8
 
 
 def test_the_first_series_are_told_apart_with_deuteranopia():
@@ -410,7 +410,7 @@ def test_colour_arithmetic():
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("ab")), min_size=1, max_size=40))
 def test_changed_runs_cover_all_changes_and_begin_and_end_with_one(pairs):
-    before, after = ([Cell(pair[k], Ink()) for pair in pairs] for k in (0, 1))
+    before, after = ([Cell(pair[k], Style()) for pair in pairs] for k in (0, 1))
     covered = list(before)
     end = -9
     for start, length in changed_runs(tuple(before), tuple(after)):
@@ -453,7 +453,7 @@ def test_a_widget_repaints_only_what_changed_and_shows_what_it_should():
             assert all(region.x >= 1 + 6 + 24 and region.right <= 1 + 6 + 27 for region in plot)
             assert sum(region.area for some in regions for region in some) < 40
             # What is composed is what a fresh chart would be.
-            fresh = text_of(draw_chart(chart.data, 44, 12, chart.look, chart.memory))
+            fresh = text_of(draw_chart(chart.data, 44, 12, chart.palette, chart.memory))
             shown = [strip.text[:44] for strip in app.screen._compositor.render_strips()[:12]]
             assert shown == fresh
             assert chart.plot_columns == 2 * (44 - 2 - 6) and chart.column_at(7) == 0 and chart.column_at(6) is None and chart.column_at(43) is None
@@ -462,7 +462,7 @@ def test_a_widget_repaints_only_what_changed_and_shows_what_it_should():
             assert app.screen._compositor.render_strips()[0].text.startswith("┏")
             app.theme = "textual-light"
             await pilot.pause()
-            assert not chart.look.dark
+            assert not chart.palette.dark
 
     asyncio.run(main())
 
@@ -511,7 +511,7 @@ def strip_of(row):
 def test_thrift_brings_the_screen_to_what_it_should_be_in_fewer_bytes():
     draw = random.Random(5)
     console = Console(color_system="truecolor", force_terminal=True)
-    styles = [Style(color=a, bgcolor=b, bold=bold) for a in ("#112233", "#445566", None) for b in ("#000000", "#FFFFFF") for bold in (None, True)] + [None]
+    styles = [RichStyle(color=a, bgcolor=b, bold=bold) for a in ("#112233", "#445566", None) for b in ("#000000", "#FFFFFF") for bold in (None, True)] + [None]
     width, height, cuts = 40, 6, [0, 15, 40]
     thrift, screen = Thrift(), Screen()
     wanted = [[(" ", None)] * width for _ in range(height)]

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from textual.app import App
 
 from monitor.charts.cells import text_of
-from monitor.charts.palette import Ink, Look, channels, contrast
+from monitor.charts.palette import Palette, Style, channels, contrast
 from monitor.charts.picture import AgentPicture, Grid, draw_picture, ground_of, sampled, shown_colour, wanted_size
 from monitor.data.snapshot import Frame
 from operant.text import cells
 
-DARK, LIGHT, PLAIN = Look(), Look(dark=False), Look(ascii_only=True)
+DARK, LIGHT, PLAIN = Palette(), Palette(dark=False), Palette(ascii_only=True)
 GROUND, RED, BLUE = bytes((9, 9, 9)), bytes((255, 0, 0)), bytes((0, 0, 255))
 COLOURS = {".": GROUND, "r": RED, "b": BLUE}
 
@@ -58,17 +58,17 @@ def test_a_picture_comes_out_dot_for_dot():
     rows = draw_picture(frame_of(PICTURE), 4, 2, DARK)
     assert lit(rows) == {(x, y) for y, line in enumerate(PICTURE.split()) for x, letter in enumerate(line) if letter != "."}
     red, blue = shown_colour(RED, DARK.ground), shown_colour(BLUE, DARK.ground)
-    assert [[cell.ink.fore for cell in row] for row in rows] == [[red, "text", blue, blue], ["text", blue, blue, "text"]]
-    assert all(cell.ink.back == "" for row in rows for cell in row)
+    assert [[cell.style.fore for cell in row] for row in rows] == [[red, "text", blue, blue], ["text", blue, blue, "text"]]
+    assert all(cell.style.back == "" for row in rows for cell in row)
 
 
 def test_two_colours_without_ground_lie_one_behind_the_other():
     rows = draw_picture(frame_of("..........\n" + "....rr....\n" * 3 + "....bb....\n" + "..........\n" * 3), 5, 2, DARK)
     cell = rows[0][2]
     # Three rows of red over a row of ground is one colour; shifted by one, red and blue fill a cell.
-    assert cell.ink == Ink(shown_colour(RED, DARK.ground), "")
+    assert cell.style == Style(shown_colour(RED, DARK.ground), "")
     rows = draw_picture(frame_of("....rr....\n" * 3 + "....bb....\n" + "..........\n" * 4), 5, 2, DARK)
-    assert rows[0][2].ink == Ink(shown_colour(BLUE, DARK.ground), shown_colour(RED, DARK.ground))
+    assert rows[0][2].style == Style(shown_colour(BLUE, DARK.ground), shown_colour(RED, DARK.ground))
     assert lit(rows) == {(4, 3), (5, 3)}
 
 
@@ -76,7 +76,7 @@ def test_half_blocks_hold_two_pixels():
     rows = draw_picture(frame_of("....\n.rb.\n.rr.\n....\n...."), 4, 3, DARK, "blocks")
     red, blue = shown_colour(RED, DARK.ground), shown_colour(BLUE, DARK.ground)
     # The picture is 4 x 5: as wide as the room it would be 2.5 cells high, so 4 x 2 cells are 4 x 4 of its pixels, in the middle of three lines.
-    shown = [[(cell.character, *cell.ink[:2]) for cell in row] for row in rows]
+    shown = [[(cell.character, *cell.style[:2]) for cell in row] for row in rows]
     assert any(("▀", "ground", red) in row for row in shown)
     assert any(("▀", blue, red) in row or ("▀", "ground", blue) in row for row in shown)
     equal = draw_picture(frame_of("....\n.rr.\n.rr.\n....") , 4, 2, DARK, "blocks")
@@ -86,7 +86,7 @@ def test_half_blocks_hold_two_pixels():
 def test_equal_halves_are_plain_cells():
     rows = draw_picture(frame_of("....\n....\n.rr.\n.rr."), 4, 2, DARK, "blocks")
     assert [cell.character for cell in rows[1]] == [" "] * 4
-    assert [cell.ink.back for cell in rows[1]] == ["", *[shown_colour(RED, DARK.ground)] * 2, ""]
+    assert [cell.style.back for cell in rows[1]] == ["", *[shown_colour(RED, DARK.ground)] * 2, ""]
 
 
 def test_ascii_is_as_dense_as_the_picture():
@@ -158,14 +158,14 @@ def test_scaled_down_nothing_gets_lost_and_scaled_up_nothing_is_added(picture, c
     st.builds(Frame, st.just(1), st.just(0), st.integers(-1, 9), st.integers(-1, 20), st.integers(-1, 20), st.binary(max_size=6000)),
     st.integers(1, 50), st.integers(1, 20), st.sampled_from([DARK, LIGHT, PLAIN]), st.sampled_from(["braille", "blocks", "ascii"]),
 )  # fmt: skip
-def test_any_frame_at_any_size_is_a_full_grid(frame, width, height, look, mode):
-    rows = draw_picture(frame, width, height, look, mode)
+def test_any_frame_at_any_size_is_a_full_grid(frame, width, height, palette, mode):
+    rows = draw_picture(frame, width, height, palette, mode)
     assert [len(row) for row in rows] == [width] * height
     for cell in {cell for row in rows for cell in row}:
         assert len(cell.character) == 1 and cell.character.isprintable() and cells(cell.character) == 1
-        assert look is not PLAIN or cell.character.isascii()
-        look.hex(cell.ink.fore)
-        look.hex(cell.ink.back)
+        assert palette is not PLAIN or cell.character.isascii()
+        palette.hex(cell.style.fore)
+        palette.hex(cell.style.back)
 
 
 @pytest.mark.parametrize(("lanes", "pixel_width", "pixel_height", "width", "height"), [
@@ -200,12 +200,12 @@ def test_a_picture_of_the_wanted_size_is_not_scaled():
     assert wanted_size(4, 1, 1) == 32 and wanted_size(1, 500, 500) == 96
 
 
-@pytest.mark.parametrize("look", [DARK, LIGHT])
-def test_every_colour_is_seen_and_there_are_few(look):
+@pytest.mark.parametrize("palette", [DARK, LIGHT])
+def test_every_colour_is_seen_and_there_are_few(palette):
     draw = random.Random(1)
     some = [bytes(draw.randrange(256) for _ in range(3)) for _ in range(3000)]
-    shown = {shown_colour(pixel, look.ground) for pixel in some}
-    assert all(contrast(colour, look.ground) >= 1.95 for colour in shown)
+    shown = {shown_colour(pixel, palette.ground) for pixel in some}
+    assert all(contrast(colour, palette.ground) >= 1.95 for colour in shown)
     assert len(shown) < 2600
     # A colour that is seen anyway stays what it is, to half a step of a channel.
     assert all(abs(a - b) <= 8 for a, b in zip(channels(shown_colour(bytes((86, 180, 233)), DARK.ground)), (86, 180, 233), strict=True))
@@ -227,8 +227,8 @@ def test_a_widget_keeps_its_ground_from_frame_to_frame():
             async def shown(*lanes, number):
                 picture.show(frame_of(*lanes, number=number) if lanes else None)
                 await pilot.pause()
-                assert [strip.text for strip in app.screen._compositor.render_strips()] == text_of(picture.draw(4, 2, picture.look))
-                return lit(picture.draw(4, 2, picture.look))
+                assert [strip.text for strip in app.screen._compositor.render_strips()] == text_of(picture.draw(4, 2, picture.palette))
+                return lit(picture.draw(4, 2, picture.palette))
 
             earth = {(x, y) for y, line in enumerate(HILL.split()) for x, letter in enumerate(line) if letter != "."}
             inverted = {(x, y) for y, line in enumerate(HILL.split()) for x, letter in enumerate(line) if letter != "b"}
@@ -246,10 +246,10 @@ def test_a_widget_repaints_only_what_changed():
         app = OnePicture()
         async with app.run_test(size=(30, 8)) as pilot:
             picture = app.query_one(AgentPicture)
-            picture.show(None, absent="asking the trainer", title=[("agent", Ink())])
+            picture.show(None, absent="asking the trainer", title=[("agent", Style())])
             await pilot.pause()
             assert "asking the trainer" in "".join(strip.text for strip in app.screen._compositor.render_strips())
-            picture.show(frame_of(PICTURE), title=[("agent", Ink())])
+            picture.show(frame_of(PICTURE), title=[("agent", Style())])
             await pilot.pause()
             regions = []
             refresh = picture.refresh
@@ -259,13 +259,13 @@ def test_a_widget_repaints_only_what_changed():
                 return refresh(*some, **options)
 
             picture.refresh = recorded
-            picture.show(frame_of(PICTURE, number=2), title=[("agent", Ink())])
+            picture.show(frame_of(PICTURE, number=2), title=[("agent", Style())])
             assert regions == []
-            picture.show(frame_of(PICTURE.replace(".r....b.", "........"), number=3), title=[("agent", Ink())])
+            picture.show(frame_of(PICTURE.replace(".r....b.", "........"), number=3), title=[("agent", Style())])
             await pilot.pause()
             assert regions and None not in regions and sum(region.area for region in regions) < 28 * 6 / 2
             shown = [strip.text for strip in app.screen._compositor.render_strips()]
-            assert shown == text_of(picture.draw(30, 8, picture.look))
+            assert shown == text_of(picture.draw(30, 8, picture.palette))
             assert picture.wanted_size(1) == 32
 
     asyncio.run(main())
