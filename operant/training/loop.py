@@ -23,10 +23,10 @@ from operant.errors import ConfigError, DeviceError, DivergedError, MachineError
 from operant.runs.checkpoints import Checkpoint, Store
 from operant.runs.control import Inbox, Order
 from operant.runs.history import History, salvage
-from operant.runs.metrics import TERMINAL, Writer
+from operant.runs.metrics import TERMINAL, Writer, spec
 from operant.training.evaluate import Evaluator
 from operant.training.live_agent import FRAME_BYTES, Watcher
-from operant.training.meters import Meters, NotFinite, metrics_for
+from operant.training.meters import Meters, NotFinite, metrics_for, specs_for
 from operant.training.requests import Attendant, Heartbeat, Orders, Stop
 from operant.worlds.device_world import World
 
@@ -69,6 +69,7 @@ class Trainer:
         metrics_path, history_path = folder / "metrics.mm", folder / "history"
         if checkpoint is not None:
             salvage(history_path, metrics_path)
+        runs.write_json(folder / spec.FILE, spec.encode(specs_for(self.algo)))  # before the metrics file: who finds that finds what its metrics mean
         self.writer = Writer(
             metrics_path, metrics_for(self.algo), run_uuid=run_uuid, session=self.session, version=__version__,
             frame_bytes=FRAME_BYTES if config.environment.shade is not None else 0,

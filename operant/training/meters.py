@@ -17,9 +17,11 @@ import torch
 
 from operant.compute.graphs import Graphed
 from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, Metric, Writer
+from operant.runs.metrics.spec import BOOKKEEPING, MetricSpec, Threshold
 from operant.worlds.device_world import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
+_PHASES = ("collect", "update", "evaluate", "checkpoint")
 
 
 class NotFinite(NamedTuple):
@@ -29,26 +31,37 @@ class NotFinite(NamedTuple):
     columns: tuple[str, ...]  # those of the record's means that are not finite
 
 
-def metrics_for(algo: Any) -> list[Metric]:
-    """The columns of a run's metrics file, in order: episodes, evaluation, the algorithm's own, time, memory, the environment's tallies.
+def specs_for(algo: Any) -> tuple[MetricSpec, ...]:
+    """What a run's metrics mean, in the order of its metrics file: episodes, evaluation, the algorithm's own, time, memory, the environment's tallies.
 
     Counters are sums over a record's iterations: where a history merges records, theirs are added up.
     """
-    own = [Metric(name, must_be_finite=True) for name in algo.columns if name != "not_finite"]
-    return [
-        Metric("return", unit="reward", higher_better=True),
-        Metric("length", unit="steps"),
-        Metric("episodes", "counter"),
-        Metric("iterations", "counter"),
-        Metric("sps", "rate", unit="steps/s", higher_better=True),
-        Metric("eval/return", unit="reward", higher_better=True),
-        Metric("eval/best_return", unit="reward", higher_better=True),
-        *own,
-        *(Metric(f"seconds/{phase}", "counter", unit="s") for phase in ("collect", "update", "evaluate", "checkpoint")),
-        Metric("memory/allocated_bytes", unit="bytes"),
-        Metric("memory/reserved_bytes", unit="bytes"),
-        *(Metric(f"tally/{name}") for name in algo.world.env.tally),
-    ]
+    slower = "slower than the minute before: something else uses this machine, or its clock is held down"
+    return (
+        MetricSpec("return", "return", "reward", higher_better=True, figure="return", order=10),
+        MetricSpec("length", "length", "steps", figure="length", order=100),
+        MetricSpec("episodes", kind="counter", order=BOOKKEEPING),
+        MetricSpec("iterations", kind="counter", order=BOOKKEEPING),
+        MetricSpec(
+            "sps", "SPS", "steps/s", higher_better=True, figure="SPS", order=20,
+            thresholds=(Threshold("warn", below=0.75, relative_to="minute", advice=slower),),
+            kind="rate", explanation="Environment steps a second of training, as the median of the newest records, against that of the last minute.",
+        ),
+        MetricSpec("eval/return", "eval return", "reward", higher_better=True, figure="eval", order=30),
+        MetricSpec("eval/best_return", "best eval return", "reward", higher_better=True, order=130),
+        *algo.metrics,
+        *(MetricSpec(f"seconds/{phase}", f"{phase} time", "s", kind="counter", order=BOOKKEEPING + 10) for phase in _PHASES),
+        MetricSpec("memory/allocated_bytes", "memory in use", "bytes", order=BOOKKEEPING + 20),
+        MetricSpec("memory/reserved_bytes", "memory reserved", "bytes", order=BOOKKEEPING + 20),
+        *(MetricSpec(f"tally/{name}", name.replace("_", " "), order=200) for name in algo.world.env.tally),
+    )  # fmt: skip
+
+
+def metrics_for(algo: Any) -> list[Metric]:
+    """The columns of a run's metrics file. What the algorithm computes must be finite."""
+    own = {spec.name for spec in algo.metrics}
+    specs = specs_for(algo)
+    return [Metric(spec.name, spec.kind, unit=spec.unit, higher_better=spec.higher_better, must_be_finite=spec.name in own) for spec in specs]
 
 
 class _Pending(NamedTuple):
@@ -78,7 +91,7 @@ class Meters:
         self._host_bad = torch.full((1,), _NEVER, dtype=torch.int64, pin_memory=self._cuda)
         self._accumulate = Graphed(self._accumulate_once, self._device)
         self._timed: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._seconds: dict[str, float] = dict.fromkeys(("collect", "update", "evaluate", "checkpoint"), 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
         self._pending: _Pending | None = None
         self._iterations, self._published_step = 0, step
         self._eval_return = self._best_return = math.nan

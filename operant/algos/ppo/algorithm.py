@@ -18,7 +18,7 @@ from numpy import float32
 from pydantic import Field
 from torch import Tensor
 
-from operant.algos.ppo import fused, manual_backward
+from operant.algos.ppo import fused, manual_backward, metrics
 from operant.compute.graphs import Graphed
 from operant.compute.kernel import bind, kernel
 from operant.data import noise, returns
@@ -122,7 +122,7 @@ class Stats(NamedTuple):
     not_finite: Tensor  # parameters and losses that are NaN or infinite
 
 
-COLUMNS = tuple({"policy_loss": "loss/policy", "value_loss": "loss/value"}.get(name, name) for name in Stats._fields)
+COLUMNS = (*(spec.name for spec in metrics.specs()), "not_finite")
 """The names of the numbers in the metrics file, in the order of `Stats`."""
 
 
@@ -235,6 +235,7 @@ class PPO:
         self._trace = bind(returns.Trace(self._reward, self._value, self._final_value, rollout.terminated, rollout.truncated, self._advantage, self._returns))
         self._accrual = bind(returns.Accrual(rollout.reward, rollout.terminated, rollout.truncated, self._carried, self._accrued))
 
+        self.metrics = metrics.specs(getattr(distribution, "sizes", ()))
         self.stats = torch.zeros(len(Stats._fields), device=device)
         self.fused = self._fused(samples)
         self.explicit, self._outputs = self._explicit()
