@@ -18,7 +18,7 @@ _SAME: Final = 150  # characters: an event's text is cut to 208 bytes
 _DAY_S = 86_400
 
 
-class Journal:
+class EventLog:
     """The newest lines; `take` adds what is new. For one thread."""
 
     def __init__(self) -> None:

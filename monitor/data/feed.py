@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from monitor.data import health, model
-from monitor.data.event_log import Journal
+from monitor.data.event_log import EventLog
 from monitor.data.model import Known
 from monitor.data.reading import Past, Reading, load_history
 from monitor.data.snapshot import Finding, Frame, Level, LogLine, PhaseShare, Series, Snapshot
 from monitor.data.system import Sampler
-from monitor.data.timeline import Track
+from monitor.data.timeline import Timeline
 from operant import text
 from operant.errors import OperantError
 from operant.runs import control
@@ -43,7 +43,7 @@ class LiveFeed:
     def __init__(self, run: Run, *, readonly: bool = False) -> None:
         self.readonly = readonly
         self._reading = Reading(run)
-        self._journal = Journal()
+        self._event_log = EventLog()
         self._interval_s = _LIVE_S
         self._wanted: tuple[str, int] | None = None
         self._watch_s, self._watch_problem = float("-inf"), ""
@@ -51,7 +51,7 @@ class LiveFeed:
         self._frame: Frame | None = None
         self._answers: deque[tuple[str, Level]] = deque()
         self._notice: tuple[str, Level, float] = ("", "ok", 0.0)
-        self._judgement: tuple[float, str, Track, tuple[PhaseShare, ...], tuple[Finding, ...]] | None = None
+        self._judgement: tuple[float, str, Timeline, tuple[PhaseShare, ...], tuple[Finding, ...]] | None = None
         self._at: float | None = None
         self._at_made: tuple[int, float, Snapshot] | None = None
         self._turn, self._wake, self._shown, self._over = threading.Lock(), threading.Event(), threading.Event(), False
@@ -140,7 +140,7 @@ class LiveFeed:
             sentence, level = self._answers.popleft()
             self._notice = (sentence, level, now_s + _NOTICE_S)
             if level != "ok":  # what was done is an event of the trainer's
-                self._journal.add(LogLine(time.strftime("%H:%M:%S"), level, sentence))
+                self._event_log.add(LogLine(time.strftime("%H:%M:%S"), level, sentence))
         if self._notice[0] and now_s > self._notice[2]:
             self._notice = ("", "ok", 0.0)
         self._publish(known, now_s)
@@ -171,22 +171,22 @@ class LiveFeed:
         for event in events:
             if event.text.startswith(_NO_PICTURE):
                 self._unwatchable = (-1 if self._reading.header is None else self._reading.header.session, event.text.removeprefix(_NO_PICTURE))
-        self._journal.take(self._reading.log.poll(), [LogLine(_clock(event.realtime_ns), _LEVELS[event.level], event.text, True) for event in events])
+        self._event_log.take(self._reading.log.poll(), [LogLine(_clock(event.realtime_ns), _LEVELS[event.level], event.text, True) for event in events])
 
     def _judged(self, known: Known, now_s: float) -> tuple[tuple[PhaseShare, ...], tuple[Finding, ...]]:
         """Phases and health: once a second, as they look at the last ten, and at once where the state or the records have changed as a whole."""
-        track, state = known.track, known.state.word
-        if track is None:
+        timeline, state = known.timeline, known.state.word
+        if timeline is None:
             return (), ()
-        if self._judgement is None or now_s - self._judgement[0] >= _JUDGE_S or self._judgement[1:3] != (state, track):
-            said = health.findings(health.recent(track.table), health.circumstances(known, self._sampler.latest))
-            self._judgement = (now_s, state, track, model.phases(track), said)
+        if self._judgement is None or now_s - self._judgement[0] >= _JUDGE_S or self._judgement[1:3] != (state, timeline):
+            said = health.findings(health.recent(timeline.table), health.circumstances(known, self._sampler.latest))
+            self._judgement = (now_s, state, timeline, model.phases(timeline), said)
         return self._judgement[3:]
 
     def _publish(self, known: Known, now_s: float) -> None:
-        track = known.track
-        curves: Mapping[str, Series] = track.table.curves if track is not None else {}
-        filled = track.table.version if track is not None else 0
+        timeline = known.timeline
+        curves: Mapping[str, Series] = timeline.table.curves if timeline is not None else {}
+        filled = timeline.table.version if timeline is not None else 0
         phases, findings = self._judged(known, now_s)
         new = Snapshot(
             version=0,
@@ -194,13 +194,13 @@ class LiveFeed:
             state=known.state.word,
             cause=model.cause(known),
             progress=model.progress(known),
-            figures=model.figures(track) if track is not None else (),
+            figures=model.figures(timeline) if timeline is not None else (),
             series=curves,
-            marks=track.marks if track is not None else (),
+            marks=timeline.marks if timeline is not None else (),
             phases=phases,
             health=findings,
             system=self._sampler.latest,
-            log=tuple(self._journal.lines),
+            log=tuple(self._event_log.lines),
             frame=self._frame if self._wanted else None,
             agent_absent="" if self._frame is not None and self._wanted else self._absent(known),
             ending=model.ending(known),
@@ -216,15 +216,15 @@ class LiveFeed:
 
     def _snapshot_at(self, newest: Snapshot, step: float) -> Snapshot:
         known = self._known
-        track = known.track
-        if track is None:
+        timeline = known.timeline
+        if timeline is None:
             return newest
         return newest._replace(
             version=self._version,
             progress=model.progress_at(known, step),
-            figures=model.figures(track, step),
-            phases=model.phases(track, step),
-            health=health.findings(health.recent(track.table, step), health.circumstances(known, None, step)),
+            figures=model.figures(timeline, step),
+            phases=model.phases(timeline, step),
+            health=health.findings(health.recent(timeline.table, step), health.circumstances(known, None, step)),
             at_step=step,
         )
 

@@ -80,12 +80,12 @@ class Circumstances(NamedTuple):
 
 def circumstances(known: Known, system: System | None, step: float | None = None) -> Circumstances:
     """Those of a run now, or at a step."""
-    track, document = known.track, known.run.document
-    if track is None:
+    timeline, document = known.timeline, known.run.document
+    if timeline is None:
         return Circumstances()
-    curves, place = track.table.curves, track.table.last if step is None else track.table.place(step)
+    curves, place = timeline.table.curves, timeline.table.last if step is None else timeline.table.place(step)
     done, steps = (0.0, 0.0, 0.0) if place is None else place, integer_of(document, "steps")
-    minute = track.table.window(*_MINUTE, ("sps", "gradient_norm", "learning_rate", "entropy"), step=step)
+    minute = timeline.table.window(*_MINUTE, ("sps", "gradient_norm", "learning_rate", "entropy"), step=step)
     usual = {name: _median(values) for name in ("sps", "gradient_norm") if (values := _finite(minute.values.get(name, [])))}
     highest = {name: curves[name].highest(step) for name in ("entropy", "learning_rate") if name in curves}
     rate, rates = highest.get("learning_rate"), _finite(minute.values.get("learning_rate", []))
@@ -98,7 +98,7 @@ def circumstances(known: Known, system: System | None, step: float | None = None
         entropy_highest=highest.get("entropy"),
         learning_rate_share=rates[-1] / rate if rate and rates and rate > 0 else 1.0,
         usual=usual,
-        evaluation=track.evaluations(step),
+        evaluation=timeline.evaluations(step),
         target=number_of(document, "target"),
         gpu=system.gpu if system is not None and live else None,
         checkpoint_failures=0 if status is None else status.checkpoint_failures,

@@ -1,6 +1,6 @@
 """From what is known of a run to what a screen shows of it. Standard library only. Pure: reads no file, knows no clock but the one it is given.
 
-`data.feed` gathers (a document, an observation, a track, the log's end), the functions here word it. All text that comes from outside is made printable.
+`data.feed` gathers (a document, an observation, a timeline, the log's end), the functions here word it. All text that comes from outside is made printable.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from monitor.data.snapshot import Ending, Figure, PhaseShare, Progress, RunFacts
-from monitor.data.timeline import Track
+from monitor.data.timeline import Timeline
 from operant import text
 from operant.runs import shown
 from operant.runs.folder import Run, integer_of, number_of, text_of
@@ -47,7 +47,7 @@ class Known(NamedTuple):
     run: Run
     state: State
     look: Observation
-    track: Track | None
+    timeline: Timeline | None
     header: Header | None = None
     checkpoint_age_s: float | None = None
     iterations_per_s: float | None = None
@@ -98,13 +98,13 @@ def clock(moment_s: float, now_s: float) -> str | None:
 
 def progress(known: Known) -> Progress:
     """How far the run is now. Ages are rounded down: to seconds (ten, once the run has ended), from a minute on to minutes, from an hour on to hours."""
-    look, document, track = known.look, known.run.document, known.track
+    look, document, timeline = known.look, known.run.document, known.timeline
     live = known.state.word in LIVE
-    last = track.table.last if track is not None else None
+    last = timeline.table.last if timeline is not None else None
     step = int(last[0]) if last is not None else None if look.record is None else look.record.step
     steps = integer_of(document, "steps")
     moving = known.state.word == "running"
-    rate = track.steps_per_s if track is not None and moving else None
+    rate = timeline.steps_per_s if timeline is not None and moving else None
     eta_s = float(math.ceil((steps - step) / rate)) if rate and steps and step is not None and steps > step else None
     status = look.status
     return Progress(
@@ -123,8 +123,8 @@ def progress(known: Known) -> Progress:
 
 def progress_at(known: Known, step: float) -> Progress:
     """How far the run was at a step."""
-    place = known.track.table.place(step) if known.track is not None else None
-    marks = known.track.marks if known.track is not None else ()
+    place = known.timeline.table.place(step) if known.timeline is not None else None
+    marks = known.timeline.marks if known.timeline is not None else ()
     saved = [mark.step for mark in marks if mark.kind == "checkpoint" and mark.step <= step]
     if place is None:
         return progress(known)
@@ -149,11 +149,11 @@ def _minute(moment_s: float) -> str | None:
 # ------------------------------------------------------------------------------------------------------------------------------------- figures
 
 
-def figures(track: Track, step: float | None = None) -> tuple[Figure, ...]:
+def figures(timeline: Timeline, step: float | None = None) -> tuple[Figure, ...]:
     """The key figures that the run has, now or at a step."""
-    curves = track.table.curves
+    curves = timeline.table.curves
     wanted = [metric for metric, _ in FIGURES if step is not None or metric in _STEADY]
-    window = track.table.window(*(_NEWEST if step is None else _LAST), wanted, step=step)
+    window = timeline.table.window(*(_NEWEST if step is None else _LAST), wanted, step=step)
     found = []
     for metric, label in FIGURES:
         if metric not in curves:
@@ -171,9 +171,9 @@ def figures(track: Track, step: float | None = None) -> tuple[Figure, ...]:
     return tuple(found)
 
 
-def phases(track: Track, step: float | None = None) -> tuple[PhaseShare, ...]:
+def phases(timeline: Timeline, step: float | None = None) -> tuple[PhaseShare, ...]:
     """Where the wall time of the last ten seconds of records went; () where the run does not tell."""
-    window = track.table.window(*_RECENT, [f"seconds/{name}" for name in _PHASES], step=step)
+    window = timeline.table.window(*_RECENT, [f"seconds/{name}" for name in _PHASES], step=step)
     named = [(name, window.values[f"seconds/{name}"]) for name in _PHASES if f"seconds/{name}" in window.values]
     if not named or not window.walls:
         return ()
@@ -276,13 +276,13 @@ def _crash_remark(known: Known) -> str:
 def _wall(known: Known) -> float | None:
     """How long an ended run took: as its waiter says, or of a run that was resumed the time of all its sessions that has records."""
     wall_s = number_of(known.look.exit or {}, "wall_s")
-    last = known.track.table.last if known.track is not None else None
+    last = known.timeline.table.last if known.timeline is not None else None
     once = known.header is None or known.header.session <= 1
     return wall_s if wall_s is not None and (once or last is None) else None if last is None else last[1]
 
 
 def _latest(known: Known, metric: str) -> float | None:
-    curve = known.track.table.curves.get(metric) if known.track is not None else None
+    curve = known.timeline.table.curves.get(metric) if known.timeline is not None else None
     return None if curve is None else curve.latest
 
 
@@ -307,8 +307,8 @@ def _ending_facts(known: Known) -> list[str]:
 
 def _mean_sps(known: Known) -> float | None:
     """Steps over wall time, evaluations and checkpoints included."""
-    track = known.track
-    extent = track.table.extent() if track is not None else None
+    timeline = known.timeline
+    extent = timeline.table.extent() if timeline is not None else None
     if extent is None:
         return None
     (first, first_s, _), (last, last_s, _) = extent

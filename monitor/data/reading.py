@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from monitor.data.logtail import LogTail
 from monitor.data.model import Known
-from monitor.data.timeline import Track
+from monitor.data.timeline import Timeline
 from operant import text
 from operant.errors import BadFileError
 from operant.runs import folder as runfolder
@@ -34,9 +34,9 @@ _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Past(NamedTuple):
-    """A run's history as a track, and the session and number of its last record."""
+    """A run's history as a timeline, and the session and number of its last record."""
 
-    track: Track
+    timeline: Timeline
     session: int
     n: int
 
@@ -51,9 +51,9 @@ def load_history(run: Run, metrics: Sequence[Metric] | None) -> Past | None:
         metrics = next((chunk.metrics for chunk in history.read(folder)), None)
         if metrics is None:
             return None
-    track = Track(metrics)
-    session, n = track.add_chunks(history.read(folder))
-    return Past(track, session, n) if n >= 0 else None
+    timeline = Timeline(metrics)
+    session, n = timeline.add_chunks(history.read(folder))
+    return Past(timeline, session, n) if n >= 0 else None
 
 
 class Reading:
@@ -62,7 +62,7 @@ class Reading:
     def __init__(self, run: Run) -> None:
         self.run, self.notice, self.config = run, "", ""
         self.state, self.look = State("starting"), Observation(None)
-        self.track: Track | None = None
+        self.timeline: Timeline | None = None
         self.header: Header | None = None
         self.reader: Reader | None = None
         self.log = LogTail(run.log_path)
@@ -97,7 +97,7 @@ class Reading:
         self.look, self._judgement, self.state = look, judgement, judgement.state
         if self.state.word != self._state_since[0]:
             self._state_since = (self.state.word, now_s)
-        if self.state.word == "unreadable" and self.track is not None:
+        if self.state.word == "unreadable" and self.timeline is not None:
             self.notice = "the metrics file cannot be read any more: what was read before stays"
         self._take_records()
         self._take_status(now_s)
@@ -118,7 +118,7 @@ class Reading:
         return self._free_since_s is not None and self.state.word in LIVE
 
     def _lost(self, why: str) -> None:
-        self.state, self.notice = State("unreadable", why), f"{why}: what was read before stays" if self.track is not None else ""
+        self.state, self.notice = State("unreadable", why), f"{why}: what was read before stays" if self.timeline is not None else ""
         self._judgement = None
 
     def _reload_document(self, now_s: float) -> None:
@@ -158,8 +158,8 @@ class Reading:
             self._next, self._next_event, self._checkpoint_step = 0, 0, None
             self._pace.clear()
             self.wants_history = True
-        if self.track is not None and self.track.metrics != new.metrics:
-            self.track = None
+        if self.timeline is not None and self.timeline.metrics != new.metrics:
+            self.timeline = None
 
     def _take_records(self) -> None:
         if self.reader is None:
@@ -175,15 +175,15 @@ class Reading:
             return
         if records:
             # A viewer that slept longer than the ring reaches back finds what it missed in the history.
-            self.wants_history = self.wants_history or (self.track is not None and self._next > 0 and records[0].n > self._next)
-            if self.track is None:
-                self.track = Track(self.reader.metrics)
-            self.track.add(records)
+            self.wants_history = self.wants_history or (self.timeline is not None and self._next > 0 and records[0].n > self._next)
+            if self.timeline is None:
+                self.timeline = Timeline(self.reader.metrics)
+            self.timeline.add(records)
             self._next = records[-1].n + 1
 
     def join(self, past: Past) -> None:
         """Go on from a history that was loaded meanwhile: it takes the place of what was known, and the ring's later records are added to it."""
-        if self.reader is not None and past.track.metrics != self.reader.metrics:
+        if self.reader is not None and past.timeline.metrics != self.reader.metrics:
             self.wants_history = True  # the file was replaced in between
             return
         if self.reader is not None:
@@ -192,9 +192,9 @@ class Reading:
                 newer = self.reader.since(past.n + 1 if past.session == session else 0) if past.session <= session else []
             except BadFileError:
                 return
-            past.track.add(newer)
+            past.timeline.add(newer)
             self._next = max(self._next, newer[-1].n + 1 if newer else 0)
-        self.track = past.track
+        self.timeline = past.timeline
         self._checkpoint_step, self._checkpoints_seen = None, False
 
     def frame(self, after: int) -> RawFrame | None:
@@ -206,16 +206,16 @@ class Reading:
 
     def _take_status(self, now_s: float) -> None:
         status = self.look.status
-        if not self._checkpoints_seen and self.track is not None and self.track.table.last is not None:
+        if not self._checkpoints_seen and self.timeline is not None and self.timeline.table.last is not None:
             self._checkpoints_seen = True
             for kept in _checkpoint_steps(self.run.checkpoints_path):
                 self.has_checkpoint = True
-                self.track.checkpoint(kept)
+                self.timeline.checkpoint(kept)
         if status is None:
             return
         step = status.last_checkpoint_step
-        if step is not None and step != self._checkpoint_step and self.track is not None:
-            self.track.checkpoint(step)
+        if step is not None and step != self._checkpoint_step and self.timeline is not None:
+            self.timeline.checkpoint(step)
             self._checkpoint_step, self.has_checkpoint = step, True
         if not self._pace or self._pace[-1][1] != status.main_count:
             self._pace.append((now_s, status.main_count))
@@ -242,7 +242,7 @@ class Reading:
             run=self.run,
             state=self.state,
             look=look,
-            track=self.track,
+            timeline=self.timeline,
             header=header,
             checkpoint_age_s=checkpoint_age_s,
             iterations_per_s=self._iterations_per_s(now_s),

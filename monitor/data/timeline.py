@@ -67,7 +67,7 @@ class _Block(NamedTuple):
     values: list[array[float]]
 
 
-class Track:
+class Timeline:
     """A run's curves and marks so far. Records are added in their order; those of a resume take back what they repeat."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from monitor.data import feed as feeds
-from monitor.data.event_log import Journal
+from monitor.data.event_log import EventLog
 from monitor.data.feed import LiveFeed
 from monitor.data.listing import Listing
 from monitor.data.logtail import SESSION_MARK, LogTail
@@ -368,13 +368,13 @@ def with_history(trainer):
 def test_the_history_joins_the_ring(with_history, opened):
     trainer = with_history
     feed = opened(trainer.run)
-    assert feed._reading.track.table.records == 1024  # at once
+    assert feed._reading.timeline.table.records == 1024  # at once
     snapshot = until(feed, lambda one: len([mark for mark in one.marks if mark.kind == "eval"]) == 500)
     curve = snapshot.series["return"]
-    assert feed._reading.track.table.records == 5000 and curve.extent("step") == (0.0, 500_000.0) and curve.extent("iteration") == (0.0, 5000.0)
+    assert feed._reading.timeline.table.records == 5000 and curve.extent("step") == (0.0, 500_000.0) and curve.extent("iteration") == (0.0, 5000.0)
     trainer.record(10)
     snapshot = until(feed, lambda one: one.progress.step == 501_000)
-    assert feed._reading.track.table.records == 5010 and returns(snapshot) == [float(n) for n in range(4911, 5011)]
+    assert feed._reading.timeline.table.records == 5010 and returns(snapshot) == [float(n) for n in range(4911, 5011)]
 
 
 def test_a_replay_needs_the_folder_alone(with_history, opened, tmp_path):
@@ -395,8 +395,8 @@ def test_a_damaged_history_is_no_error(with_history):
         raw[len(raw) // 2 : len(raw) // 2 + 100] = b"x" * 100
         path.write_bytes(raw[:-3])
     past = load_history(trainer.run, METRICS)
-    assert past is not None and 0 < past.track.table.records < 5000
-    assert load_history(trainer.run, [Metric("other")]).track.table.curves["other"].extent("step") is None
+    assert past is not None and 0 < past.timeline.table.records < 5000
+    assert load_history(trainer.run, [Metric("other")]).timeline.table.curves["other"].extent("step") is None
 
 
 def test_a_viewer_that_slept_asks_for_the_history(trainer):
@@ -409,7 +409,7 @@ def test_a_viewer_that_slept_asks_for_the_history(trainer):
     assert not reading.wants_history
     trainer.record(2000)
     reading.poll(2.0)
-    assert reading.wants_history and reading.track.table.last[0] == 251_000.0
+    assert reading.wants_history and reading.timeline.table.last[0] == 251_000.0
     reading.close()
 
 
@@ -569,8 +569,8 @@ def event(text, clock, level="ok"):
     return LogLine(clock, level, text, True)
 
 
-def journal(*takes):
-    made = Journal()
+def event_log(*takes):
+    made = EventLog()
     for lines, events in takes:
         made.take(lines, events)
     return [(one.text, one.is_event) for one in made.lines]
@@ -578,24 +578,25 @@ def journal(*takes):
 
 def test_lines_and_events_stand_in_their_order():
     lines, events = [line("a", "10:00:00"), line("a2"), line("b", "10:00:05")], [event("e", "10:00:02"), event("f", "10:00:05")]
-    assert journal((lines, events)) == [("a", False), ("a2", False), ("e", True), ("b", False), ("f", True)]
+    assert event_log((lines, events)) == [("a", False), ("a2", False), ("e", True), ("b", False), ("f", True)]
     night = [line("a", "23:59:50"), line("b", "23:59:59"), line("c", "00:00:09"), line("d", "00:00:20")]
     late = [event("e", "23:59:55"), event("f", "00:00:02"), event("g", "00:00:30")]
-    assert [text for text, _ in journal((night, late))] == ["a", "e", "b", "f", "c", "d", "g"]
+    assert [text for text, _ in event_log((night, late))] == ["a", "e", "b", "f", "c", "d", "g"]
 
 
 def test_a_line_and_its_event_are_one_whatever_the_clocks_of_another_time_zone_say():
     lines = [line("eval 1", "03:00:00"), line("  a warning"), line("eval 2", "03:00:01")]
     events = [event("eval 1", "09:00:00"), event("checkpoint", "09:00:00"), event("eval 2", "09:00:01"), event("paused", "09:00:09")]
     wanted = [("eval 1", True), ("  a warning", False), ("checkpoint", True), ("eval 2", True), ("paused", True)]
-    assert journal((lines, events)) == wanted
-    assert journal((lines, []), ([], events[2:])) == [("eval 1", False), ("  a warning", False), ("eval 2", True), ("paused", True)]
-    assert journal(([], events[:1]), (lines[:1], [])) == [("eval 1", True)]
+    assert event_log((lines, events)) == wanted
+    assert event_log((lines, []), ([], events[2:])) == [("eval 1", False), ("  a warning", False), ("eval 2", True), ("paused", True)]
+    assert event_log(([], events[:1]), (lines[:1], [])) == [("eval 1", True)]
 
 
 def test_of_many_events_none_is_told_twice():
     lines, events = [line(f"eval {n}", "10:00:00") for n in range(900)], [event(f"eval {n}", "10:00:00") for n in range(900)]
-    assert journal((lines, events)) == journal((lines, []), ([], events)) == journal(([], events), (lines, [])) == [(f"eval {n}", True) for n in range(900)]
+    wanted = [(f"eval {n}", True) for n in range(900)]
+    assert event_log((lines, events)) == event_log((lines, []), ([], events)) == event_log(([], events), (lines, [])) == wanted
 
 
 def test_what_two_sessions_said_alike_was_said_twice():
@@ -604,18 +605,18 @@ def test_what_two_sessions_said_alike_was_said_twice():
     wanted = [(SESSION_MARK + "1", False), ("eval 500.0", False), (SESSION_MARK + "2", False), ("checkpoint", True), ("eval 500.0", True)]
     # The clock of the second session's first event would put it before the first session's lines.
     events = [event("checkpoint", "09:59:00"), event("eval 500.0", "11:00:00")]
-    assert journal(([*first, *second], events)) == wanted
-    assert journal((first, [event("eval 500.0", "10:00:00")]), (second, events)) == [wanted[0], ("eval 500.0", True), *wanted[2:]]
+    assert event_log(([*first, *second], events)) == wanted
+    assert event_log((first, [event("eval 500.0", "10:00:00")]), (second, events)) == [wanted[0], ("eval 500.0", True), *wanted[2:]]
 
 
 def test_an_error_is_told_once_and_before_its_details():
     long = "diverged in iteration 7: " + "x" * 300
     lines = [line("step", "10:00:00"), LogLine("", "bad", f"error: {long}"), line("  ppo.toml:3: a detail")]
-    made = Journal()
+    made = EventLog()
     made.take(lines, [event(long[:200] + "…", "10:00:01", "bad")])
     assert list(made.lines) == [lines[0], LogLine("10:00:01", "bad", long, True), lines[2]]
     trace = [line("Traceback (most recent call last):"), line("ValueError: no")]
-    assert journal((trace, [event("ValueError: no", "10:00:01", "bad")])) == [("Traceback (most recent call last):", False), ("ValueError: no", True)]
+    assert event_log((trace, [event("ValueError: no", "10:00:01", "bad")])) == [("Traceback (most recent call last):", False), ("ValueError: no", True)]
 
 
 def test_the_logs_tail(tmp_path):

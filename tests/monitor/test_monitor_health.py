@@ -9,7 +9,7 @@ from monitor.data.health import Circumstances, findings
 from monitor.data.model import Known
 from monitor.data.series import Window
 from monitor.data.snapshot import Gpu, System
-from monitor.data.timeline import Track
+from monitor.data.timeline import Timeline
 from operant.runs.folder import Run
 from operant.runs.metrics import Metric, Record
 from operant.runs.states import Observation, State
@@ -97,12 +97,12 @@ STEPS = 1_000_000
 
 def course(tmp_path, columns, *, share=1.0, target=None):
     """The findings as they are said along a run: (share of the steps, findings) after each of 100 records."""
-    track, run = Track([Metric(name) for name in NAMES]), Run("x", tmp_path, {"steps": STEPS, "target": target})
+    timeline, run = Timeline([Metric(name) for name in NAMES]), Run("x", tmp_path, {"steps": STEPS, "target": target})
     for n in range(100):
         step = int(STEPS * share * (n + 1) / 100)
-        track.add([Record(n, step, n * 10**9 // 2, 0, 1, 0, tuple(column[n // 10] for column in columns))])
-        known = Known(run, State("running"), Observation(True), track)
-        yield step / STEPS, findings(health.recent(track.table), health.circumstances(known, None))
+        timeline.add([Record(n, step, n * 10**9 // 2, 0, 1, 0, tuple(column[n // 10] for column in columns))])
+        known = Known(run, State("running"), Observation(True), timeline)
+        yield step / STEPS, findings(health.recent(timeline.table), health.circumstances(known, None))
 
 
 @pytest.mark.parametrize("name", LEARNED)
@@ -237,13 +237,13 @@ def test_the_gravest_first_and_nothing_of_nothing():
 
 
 def test_circumstances_of_a_run(tmp_path):
-    track = Track([Metric("entropy"), Metric("sps"), Metric("eval/return"), Metric("learning_rate"), Metric("loss/value", must_be_finite=True)])
+    timeline = Timeline([Metric("entropy"), Metric("sps"), Metric("eval/return"), Metric("learning_rate"), Metric("loss/value", must_be_finite=True)])
     for n in range(100):
-        track.add([Record(n, 100 * (n + 1), n * 10**9, 0, 1, 0, (0.69 - n / 200, 1000.0, float(n), 1.0 - n / 200, NAN if n == 50 else 1.0))])
-    known = Known(Run("x", tmp_path, {"steps": 20_000, "target": 40.0}), State("running"), Observation(True), track)
+        timeline.add([Record(n, 100 * (n + 1), n * 10**9, 0, 1, 0, (0.69 - n / 200, 1000.0, float(n), 1.0 - n / 200, NAN if n == 50 else 1.0))])
+    known = Known(Run("x", tmp_path, {"steps": 20_000, "target": 40.0}), State("running"), Observation(True), timeline)
     now = health.circumstances(known, System(gpu=Gpu("x", 0.5)))
     assert now.share == 0.5 and now.actions == 2 and now.entropy_highest == 0.69 and now.usual["sps"] == 1000.0 and now.evaluation == (0.0, 99.0, 99.0)
     assert now.target == 40.0 and now.gpu == Gpu("x", 0.5) and now.not_finite == ("loss/value",) and now.learning_rate_share == pytest.approx(0.505, abs=0.02)
     then = health.circumstances(known, None, 3000.0)
     assert then.share == 0.15 and then.evaluation == (0.0, 29.0, 29.0) and then.gpu is None and then.not_finite == ()
-    assert health.circumstances(known._replace(track=None), None) == Circumstances()
+    assert health.circumstances(known._replace(timeline=None), None) == Circumstances()

@@ -7,7 +7,7 @@ import pytest
 
 from monitor.data import model
 from monitor.data.model import Known
-from monitor.data.timeline import Track, label
+from monitor.data.timeline import Timeline, label
 from operant import runs, text
 from operant.runs.folder import Run
 from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, FLAG_NONFINITE, Header, Metric, Record, Status
@@ -25,15 +25,16 @@ def record(n, values, *, step=None, seconds=None, session=1, flags=0):
     return Record(n, 100 * (n + 1) if step is None else step, int((n if seconds is None else seconds) * SECOND), 0, session, flags, tuple(values))
 
 
-def track(rows, metrics=METRICS, **how):
-    made = Track(metrics)
+def timeline(rows, metrics=METRICS, **how):
+    made = Timeline(metrics)
     made.add([record(n, row, **how) for n, row in enumerate(rows)])
     return made
 
 
 def known(tmp_path, word="running", cause=None, **fields):
     document = fields.pop("document", {"steps": 10_000, "pid": 7})
-    return Known(Run("cartpole-ppo-4f2a", tmp_path, document), State(word, cause), fields.pop("look", Observation(True)), fields.pop("track", None), **fields)
+    run, look = Run("cartpole-ppo-4f2a", tmp_path, document), fields.pop("look", Observation(True))
+    return Known(run, State(word, cause), look, fields.pop("timeline", None), **fields)
 
 
 def status(**fields):
@@ -46,9 +47,9 @@ def status(**fields):
 
 
 def test_a_run_begins_before_its_first_record():
-    made = track([[1.0, 10.0, 4.0, NAN]] * 5)
+    made = timeline([[1.0, 10.0, 4.0, NAN]] * 5)
     assert made.table.extent() == ((0.0, 0.0, 0.0), (500.0, 5.0, 20.0))
-    timed = track([[1.0, 0.2, 0.1], [1.0, 0.5, 0.4]], [Metric("iterations"), Metric("seconds/collect"), Metric("seconds/update")])
+    timed = timeline([[1.0, 0.2, 0.1], [1.0, 0.5, 0.4]], [Metric("iterations"), Metric("seconds/collect"), Metric("seconds/update")])
     assert timed.table.extent() == ((0.0, 0.0, 0.0), (200.0, pytest.approx(1.3), 2.0))
 
 
@@ -57,7 +58,7 @@ def test_a_pause_takes_no_time():
     metrics = [Metric("iterations", "counter"), Metric("seconds/collect", "counter"), Metric("seconds/update", "counter")]
     seconds = [1.0, 2.0, 3.0, 3604.0, 3605.0, 3625.0, 7225.0, 7226.0, 7326.0]
     values = [[1.0, 0.3, 0.7]] * 8 + [[1.0, 40.0, 60.0]]
-    whole, one_by_one = Track(metrics), Track(metrics)
+    whole, one_by_one = Timeline(metrics), Timeline(metrics)
     records = [record(n, row, seconds=at) for n, (at, row) in enumerate(zip(seconds, values, strict=True))]
     whole.add(records)
     for one in records:
@@ -68,18 +69,18 @@ def test_a_pause_takes_no_time():
 
 
 def test_iterations_of_a_ring_that_begins_in_the_middle_follow_from_the_steps():
-    made = Track(METRICS)
+    made = Timeline(METRICS)
     made.add([record(n, [1.0, 1.0, 2.0, NAN], step=1_000_000 + 400 * n) for n in range(3)])
     assert made.table.extent() == ((999_600.0, 0.0, 4998.0), (1_000_800.0, 3.0, 5004.0))
 
 
 def test_a_file_without_iterations_counts_records():
-    made = track([[1.0], [2.0]], [Metric("return")])
+    made = timeline([[1.0], [2.0]], [Metric("return")])
     assert made.table.last == (200.0, 2.0, 2.0)
 
 
 def test_a_resume_goes_on_where_its_first_record_begins():
-    made = track([[float(n), 1.0, 2.0, NAN] for n in range(10)])
+    made = timeline([[float(n), 1.0, 2.0, NAN] for n in range(10)])
     made.add([record(n, [100.0 + n, 1.0, 2.0, NAN], step=700 + 100 * n, seconds=5000 + n, session=2) for n in range(3)])
     last = made.table.last
     assert last == (900.0, 6.0 + 3.0, 12.0 + 6.0)  # between the sessions no time passes
@@ -88,19 +89,19 @@ def test_a_resume_goes_on_where_its_first_record_begins():
 
 
 def test_a_record_without_an_iteration_took_no_time_again():
-    made = track([[1.0, 0.5], [1.0, 0.5], [0.0, 0.5]], [Metric("iterations"), Metric("seconds/update")])
+    made = timeline([[1.0, 0.5], [1.0, 0.5], [0.0, 0.5]], [Metric("iterations"), Metric("seconds/update")])
     assert model.phases(made)[0].milliseconds == pytest.approx(500.0)
 
 
 def test_marks_are_thinned_and_keep_first_and_last():
-    made = Track([Metric("return")])
+    made = Timeline([Metric("return")])
     made.add([record(n, [1.0], flags=FLAG_EVAL) for n in range(5000)])
     assert 200 < len(made.marks) <= 512 and made.marks[0].step == 100.0 and made.marks[-1].step == 500_000.0
     assert len({mark.step for mark in made.marks}) == len(made.marks)
 
 
 def test_flags_become_marks():
-    made = Track([Metric("return")])
+    made = Timeline([Metric("return")])
     made.add([record(n, [1.0], flags=flags) for n, flags in enumerate((0, FLAG_EVAL | FLAG_CHECKPOINT, FLAG_NONFINITE))])
     assert sorted((mark.kind, mark.step) for mark in made.marks) == [("checkpoint", 200.0), ("eval", 200.0), ("not_finite", 300.0)]
 
@@ -116,7 +117,7 @@ def test_labels(name, said):
 
 
 def test_figures_are_the_newest_values_there_are():
-    made = track([[10.0, 5.0, 1.0, 100.0], [30.0, 6.0, 1.0, 900.0], [20.0, 7.0, 1.0, 110.0], [NAN, 8.0, 1.0, 120.0]])
+    made = timeline([[10.0, 5.0, 1.0, 100.0], [30.0, 6.0, 1.0, 900.0], [20.0, 7.0, 1.0, 110.0], [NAN, 8.0, 1.0, 120.0]])
     found = {figure.metric: figure for figure in model.figures(made)}
     assert list(found) == ["return", "length", "sps"] and [figure.label for figure in found.values()] == ["return", "length", "SPS"]
     assert (found["return"].value, found["return"].best, found["return"].unit, found["return"].higher_better) == (20.0, 30.0, "", True)
@@ -125,30 +126,30 @@ def test_figures_are_the_newest_values_there_are():
 
 
 def test_figures_of_a_step():
-    made = track([[float(n), 1.0, 1.0, 50.0] for n in range(2000)])
+    made = timeline([[float(n), 1.0, 1.0, 50.0] for n in range(2000)])
     found = {figure.metric: figure for figure in model.figures(made, 150_000.0)}
     assert found["return"].value == 1499.0 and 1499.0 <= found["return"].best < 1510.0 and found["return"].trend_per_min is None
 
 
 def test_phases_are_shares_of_the_wall_time():
     rows = [[2.0, 0.1, 0.5, NAN if n % 2 else 0.2, 0.0] for n in range(40)]
-    found = {share.name: share for share in model.phases(track(rows, [Metric("iterations"), *PHASES]))}
+    found = {share.name: share for share in model.phases(timeline(rows, [Metric("iterations"), *PHASES]))}
     assert list(found) == ["collect", "update", "evaluate", "checkpoint", "other"]
     assert found["collect"].share == pytest.approx(0.1, abs=0.02) and found["update"].share == pytest.approx(0.5, abs=0.05)
     assert sum(share.share for share in found.values()) == pytest.approx(1.0, abs=0.005)
     assert found["update"].milliseconds == pytest.approx(250.0, rel=0.05)
-    assert model.phases(track([[1.0] * 4] * 3)) == ()
+    assert model.phases(timeline([[1.0] * 4] * 3)) == ()
 
 
 def test_phases_longer_than_the_wall_time_are_still_shares():
     rows = [[1.0, 5.0, 5.0, 0.0, 0.0] for _ in range(20)]
-    assert sum(share.share for share in model.phases(track(rows, [Metric("iterations"), *PHASES]))) == pytest.approx(1.0)
+    assert sum(share.share for share in model.phases(timeline(rows, [Metric("iterations"), *PHASES]))) == pytest.approx(1.0)
 
 
 def test_progress(tmp_path):
-    made = track([[1.0] * 4] * 50)  # 100 steps a second
+    made = timeline([[1.0] * 4] * 50)  # 100 steps a second
     look = Observation(True, status=status(last_checkpoint_step=3000), record_age_s=0.7)
-    now = model.progress(known(tmp_path, track=made, look=look, iterations_per_s=2.5, up_s=61.9, checkpoint_age_s=125.0, now_s=1e9))
+    now = model.progress(known(tmp_path, timeline=made, look=look, iterations_per_s=2.5, up_s=61.9, checkpoint_age_s=125.0, now_s=1e9))
     assert (now.step, now.steps, now.share, now.iterations, now.iterations_per_s) == (5000, 10_000, 0.5, 40, 2.5)
     assert now.eta_s == pytest.approx(50.0, abs=1.1) and now.done_at == time.strftime("%H:%M", time.localtime(1e9 + now.eta_s))
     assert (now.up_s, now.checkpoint_step, now.checkpoint_age_s, now.record_age_s) == (61.0, 3000, 120.0, 0.0)
@@ -156,7 +157,7 @@ def test_progress(tmp_path):
 
 @pytest.mark.parametrize("word", ["paused", "stalled", "suspended", "crashed", "finished", "remote", "stopping"])
 def test_what_does_not_move_has_no_rest_time(tmp_path, word):
-    now = model.progress(known(tmp_path, word, track=track([[1.0] * 4] * 50), iterations_per_s=2.5, now_s=1e9))
+    now = model.progress(known(tmp_path, word, timeline=timeline([[1.0] * 4] * 50), iterations_per_s=2.5, now_s=1e9))
     assert now.eta_s is None and now.done_at is None and now.iterations_per_s is None and now.step == 5000
 
 
@@ -198,8 +199,8 @@ def test_what_has_not_ended_has_no_ending(tmp_path, word):
 
 
 def test_a_target_that_was_reached_early(tmp_path):
-    made = track([[480.0]] * 5, [Metric("eval/return", higher_better=True)])
-    found = model.ending(known(tmp_path, "finished", track=made, document={"steps": 10_000, "target": 475.0}, has_checkpoint=True,
+    made = timeline([[480.0]] * 5, [Metric("eval/return", higher_better=True)])
+    found = model.ending(known(tmp_path, "finished", timeline=made, document={"steps": 10_000, "target": 475.0}, has_checkpoint=True,
                                look=Observation(False, exit={"wall_s": 161.5})))  # fmt: skip
     assert found.sentence == "target 475 reached in 0:02:41" and found.commands == ("operant eval 4f2a", "operant show 4f2a") and found.traceback == ()
     assert found.facts == ("eval 480.0 (target 475 reached)", "500 of 10 k steps in 0:02:41", "mean SPS 100")
@@ -209,7 +210,7 @@ def test_a_target_that_was_reached_early(tmp_path):
 def test_an_ending_names_the_checkpoint_and_the_next_command(tmp_path, word):
     log = ("error: the device is out of memory: 12 GiB asked for",)
     look = Observation(False, status=status(last_checkpoint_step=12_100_000), exit={"exit": 7})
-    found = model.ending(known(tmp_path, word, log_end=log, has_checkpoint=True, look=look, track=track([[1.0] * 4] * 3)))
+    found = model.ending(known(tmp_path, word, log_end=log, has_checkpoint=True, look=look, timeline=timeline([[1.0] * 4] * 3)))
     assert found.traceback == log and "checkpoint at 12.1 M steps" in found.facts
     assert found.commands == ("operant resume 4f2a", "operant logs 4f2a", "operant show 4f2a")
     assert ("12 GiB" in found.sentence) == (word != "crashed")
@@ -224,11 +225,11 @@ def test_a_log_that_ends_without_an_error_is_cut(tmp_path):
 def test_a_resumed_run_took_the_time_of_all_its_sessions(tmp_path):
     """The waiter knows only how long the last one took."""
     header = Header((1, 1), 1, b"", b"", 1, 1, 1, 1, 1, 1, "", "", 8, 8, 8, 0)
-    made = Track(METRICS)
+    made = Timeline(METRICS)
     for session in (1, 2):
         made.add([record(n, [1.0, 1.0, 1.0, NAN], step=session * 1000 + 100 * n, seconds=1000 * session + n, session=session) for n in range(61)])
     look = Observation(True, exit={"exit": 0, "wall_s": 30.0})
-    once, twice = (known(tmp_path, "finished", look=look, track=made, header=header._replace(session=session)) for session in (1, 2))
+    once, twice = (known(tmp_path, "finished", look=look, timeline=made, header=header._replace(session=session)) for session in (1, 2))
     assert model.progress(once).up_s == 30.0 and "in 0:00:30" in model.ending(once).sentence
     assert model.progress(twice).up_s == made.table.last[1] // 1 > 60 and f"in {text.duration(made.table.last[1])}" in model.ending(twice).sentence
 
