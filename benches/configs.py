@@ -21,11 +21,12 @@ from pathlib import Path
 from operant.runs.history import read
 
 MARKS = {
-    "ppo": 475, "cartpole_continuous": 475, "mountaincar": -110, "mountaincar_continuous": 90, "acrobot": -80, "pendulum": -170,
+    "cartpole": 475, "cartpole_continuous": 475, "mountaincar": -110, "mountaincar_continuous": 90, "acrobot": -80, "pendulum": -170,
     "breakout": 860, "pong": 20, "snake": 26, "swingup": 3300,
 }  # fmt: skip
 """What counts as learnt, in greedy return: the thresholds of the field where it has any, else those of this project's games, by whose rules a return of 26 at
-snake is a mean length of 30: three cells at the start, one taken off for the death. Of the configurations that ship, those that one number judges."""
+snake is a mean length of 30: three cells at the start, one taken off for the death. Recipes by their
+environments; of those that ship, those that one number judges."""
 
 
 def operant(*words: str, folder: Path) -> str:

@@ -34,6 +34,7 @@ from records import Records
 
 from operant.algos.ppo.algorithm import PPO
 from operant.config import load as config
+from operant.config import recipes
 from operant.envs import find
 from operant.nn import mlp
 
@@ -70,7 +71,7 @@ class Game(Task):
 
 def game(name: str, precision: str, *, tiny: bool = False) -> Game:
     """A game as it ships, or nearly so."""
-    shipped = config.load(Path(__file__).resolve().parents[1] / "configs" / f"{name}.toml")
+    shipped = config.load(recipes.find_source(f"ppo/{name}"))
     algo = {key: value for key, value in shipped.algo.model_dump().items() if key not in LEFT_OUT}
     net = shipped.net.model_dump() if shipped.net.kind == "mlp" else DENSE
     if tiny:

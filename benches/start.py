@@ -106,7 +106,7 @@ def start(wanted: dict[str, Any]) -> dict[str, Any]:
 
         marks("operant")
         device = find_device(wanted["device"])
-        found = config.load(recipes.find_source("ppo"), [*wanted["overrides"], f"run.device={device}"])
+        found = config.load(recipes.find_source("ppo/cartpole"), [*wanted["overrides"], f"run.device={device}"])
         set_threads(0)
     marks("configuration")
     if device.type == "cuda":
@@ -319,7 +319,7 @@ def solve(recipe: Recipe, seed: int, device: Any, *, most_s: float) -> Solved:
     from operant.worlds.device_world import World
 
     more = ["algo.kernels_shape=first"] if device.type == "cuda" else []  # not the fastest, but none is measured for each recipe
-    found = config.load(recipes.find_source("ppo"), [*recipe.overrides(), *more, f"run.device={device}"])
+    found = config.load(recipes.find_source("ppo/cartpole"), [*recipe.overrides(), *more, f"run.device={device}"])
     world = World(found.environment, recipe.lanes, seed=seed, device=device, params=found.params)
     algo = algos.load(found.algo_name)(world, found.algo, found.net, seed=seed, steps=found.run.steps)
     evaluator = Evaluator(algo.policy, found.environment, found.params, episodes=128, seed=seed)

@@ -362,7 +362,7 @@ def test_a_wheel_holds_the_configurations_and_finds_them_from_anywhere(tmp_path)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
         names = set(archive.namelist())
-    shipped = sorted(path.stem for path in (HOME / "configs").glob("*.toml"))
+    shipped = sorted(f"{path.parent.name}/{path.stem}" for path in (HOME / "configs").glob("*/*.toml"))
     assert {f"operant/configs/{name}.toml" for name in shipped} <= names
     assert not [name for name in names if name.split("/")[0] not in ("operant", "monitor") and ".dist-info/" not in name]
     (tmp_path / "elsewhere").mkdir()

@@ -48,7 +48,8 @@ def test_every_command_is_one(text):
         context = command.make_context(command.name, list(words))  # raises what is wrong with its options
         name = context.params.get("environment")
         assert name is None or name.endswith(".py") or name in envs.names(), words
-        assert context.params.get("config") in (None, *recipes.shipped(), *(words[k] for k in range(len(words)) if words[k].endswith(".toml"))), words
+        source = context.params.get("config")
+        assert source is None or source in ("my.toml", "ppo.toml") or recipes.find_source(source), words
 
 
 def test_its_environment_is_sound(text, tmp_path):

@@ -34,8 +34,9 @@ def environments(incomplete: str) -> list[str]:
 
 
 def configurations(incomplete: str) -> list[str]:
-    """Configurations that ship, and the user's own files."""
-    return [*(name for name in recipes.shipped() if name.startswith(incomplete)), *_files(incomplete, ".toml")]
+    """Recipes that ship, by their short names once something is typed, and the user's own files."""
+    names = [*recipes.shipped(), *(recipes.short_names() if incomplete else ())]
+    return [*(name for name in names if name.startswith(incomplete)), *_files(incomplete, ".toml")]
 
 
 def python_files(incomplete: str) -> list[str]:

@@ -48,11 +48,11 @@ EnvironmentFile = Annotated[
 def list_envs(as_json: JsonOption = False) -> None:
     """List the environments that ship."""
     from operant import envs
-    from operant.config import request
+    from operant.config import recipes
 
     rows = []
     for name in envs.names():
-        env, recipe = envs.find(name), request.recipe_for(name)
+        env, recipe = envs.find(name), recipes.recipe(recipes.algorithm_of(name), name)
         rows.append(
             {
                 "name": name,
@@ -68,7 +68,7 @@ def list_envs(as_json: JsonOption = False) -> None:
                 "tally": list(env.tally),
                 "params": env.Params()._asdict(),
                 "ranges": {parameter: list(bounds) for parameter, bounds in env.ranges.items()},
-                "config": recipe.stem if recipe is not None else None,
+                "config": recipes.name_of(recipe) if recipe is not None else None,
             }
         )
     if as_json:

@@ -15,20 +15,16 @@ from typing import Any, NamedTuple
 import tomli_w
 from pydantic import BaseModel, StrictBool, TypeAdapter, ValidationError
 
-from operant.config import messages, raw, trust
+from operant.config import messages, raw, recipes, trust
 from operant.config.raw import Draft, Key, quoted
-from operant.config.recipes import find_source, shipped
 from operant.config.sections import AUTO_LANES, Checkpoint, Environment, Evaluation, Run
 from operant.envs import ranges
 from operant.errors import NotFoundError, OperantError
 from operant.settings import Count, Real
 
-__all__ = [
-    "Checkpoint", "Config", "Environment", "Evaluation", "Origin", "Run", "find_source", "load", "origins", "schema", "shipped", "to_toml",
-]  # fmt: skip
+__all__ = ["Checkpoint", "Config", "Environment", "Evaluation", "Origin", "Run", "load", "origins", "schema", "to_toml"]
 
 SECTIONS = ("run", "env", "algo", "net", "checkpoint", "eval")
-ALGORITHM = "ppo"  # the default of algo.name
 _NUMBER = r"^\s*[-+]?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?[kMG]?\s*$"
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}  # what pydantic writes within a choice of types
 
@@ -200,7 +196,7 @@ def _algorithm(draft: Draft) -> tuple[Any, str]:
     """The class of `algo.name` and its name. Where there is none, a problem, and the one that was probably meant, to check the rest by."""
     from operant import algos
 
-    name = _written(draft, "algo", "name", ALGORITHM)
+    name = _written(draft, "algo", "name", recipes.algorithm_of(str(_written(draft, "env", "name", recipes.ENVIRONMENT))))
     if isinstance(name, str) and name in algos.names():
         return algos.load(name), name
     place, listing = draft.place(("algo", "name")), ", ".join(algos.names())
@@ -342,10 +338,10 @@ def _section_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _algorithm_schema(name: str, model: type[BaseModel]) -> dict[str, Any]:
-    part = _section_schema(model)
+    part, default = _section_schema(model), recipes.algorithm_of(recipes.ENVIRONMENT)
     description = {"description": "The algorithm; the other keys of this section are its own."}
-    part["properties"] = {"name": {"const": name, "default": ALGORITHM, **description}, **part.get("properties", {})}
-    if name != ALGORITHM:
+    part["properties"] = {"name": {"const": name, "default": default, **description}, **part.get("properties", {})}
+    if name != default:
         part["required"] = ["name", *part.get("required", ())]
     return part
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from operant.config.raw import Key
+from operant.config.recipes import plain_name
 
 _COUNT = "input should be a whole number, such as 20_000_000, 1e7 or '20M'"
 _PLAIN = {
@@ -33,8 +34,8 @@ _PLAIN = {
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of some names that a mistyped one probably means."""
-    plain = {_plain(other): other for other in names}
-    found = difflib.get_close_matches(_plain(name[:100]), plain, n=1)
+    plain = {plain_name(other): other for other in names}
+    found = difflib.get_close_matches(plain_name(name[:100]), plain, n=1)
     return plain[found[0]] if found else None
 
 
@@ -108,8 +109,3 @@ def _sentence(item: Mapping[str, Any]) -> str:
     else:
         text = _PLAIN.get(item["type"], item["msg"])
     return text[:1].lower() + text[1:]
-
-
-def _plain(name: str) -> str:
-    """A name without what people vary: `CartPole-v1` and `cart_pole` become `cartpole`; dots stay."""
-    return re.sub(r"-v\d+$", "", name).lower().replace("_", "").replace("-", "")

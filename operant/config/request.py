@@ -14,9 +14,6 @@ from typing import Any
 from operant.config import raw, recipes
 from operant.errors import MachineError, NotFoundError, UsageError
 
-STANDARD = "ppo"
-"""The shipped configuration that `operant train` uses when nothing else is said: it solves CartPole."""
-ALGORITHM = "ppo"  # only to name a run; what is trained is the worker's to find out
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -68,20 +65,16 @@ def make(words: Sequence[str], *, config: str | None, environment_file: str | No
     if environment is not None and environment_file is not None:
         raise UsageError(f"two environments, {environment!r} and --env {environment_file!r}: give one")
 
-    source: Path | None
-    if config is not None:
-        source = recipes.find_source(config)
-    elif environment is not None:
-        source = recipe_for(environment)
-    else:
-        source = recipes.find_source(STANDARD) if environment_file is None else None
     if environment is not None:
         overrides.insert(0, f"env.name={environment}")
     overrides += [f"{key}={value}" for key, value in settings.items() if value is not None]
     file = _existing(environment_file, directory) if environment_file is not None else None
+    source = recipes.find_source(config) if config is not None else _recipe(raw.read(None, overrides), file)
     draft = raw.read(source, overrides)
-    prefix = f"{file.stem if file is not None else _plain_name(draft)}-{_text(draft, 'algo', 'name') or ALGORITHM}"
+    env_name = str(file) if file is not None else _text(draft, "env", "name") or recipes.ENVIRONMENT
+    algorithm = _text(draft, "algo", "name") or recipes.algorithm_of(env_name)
     name = _text(draft, "run", "name")
+    prefix = f"{_short_name(env_name)}-{_short_name(algorithm)}"
     return Request(source, tuple(overrides), file, directory, name if name and _NAME.fullmatch(name) else None, prefix)
 
 
@@ -100,29 +93,21 @@ def _existing(file: str, directory: Path) -> Path:
             return path
     except (OSError, ValueError, RuntimeError):  # a name too long, a NUL in it, no home
         pass
-    shipped = f"; one that ships is asked for by its name alone: operant train {file}" if recipe_for(file) is not None else ""
+    shipped = f"; one that ships is asked for by its name alone: operant train {file}" if recipes.recipe(recipes.algorithm_of(file), file) is not None else ""
     raise NotFoundError(f"there is no environment file {raw.quoted(file)}{shipped}")
 
 
-def recipe_for(environment: str) -> Path | None:
-    """The shipped configuration of an environment, by its own name or by what it says of `env.name`; None where there is none."""
-    wanted = _plain(environment)
-    names = sorted(recipes.shipped(), key=lambda name: (_plain(name) != wanted, name != STANDARD, name))
-    for name in names:
-        source = recipes.find_source(f"{name}.toml")
-        if _plain(name) == wanted or _plain(_text(raw.read(source), "env", "name") or "") == wanted:
-            return source
-    return None
+def _recipe(draft: raw.Draft, environment_file: Path | None) -> Path | None:
+    """The recipe for the environment and the algorithm of some overrides; None for a file of the user's own, which no recipe is made for."""
+    environment = _text(draft, "env", "name") or recipes.ENVIRONMENT
+    algorithm = _text(draft, "algo", "name") or recipes.algorithm_of(environment)
+    return recipes.recipe(algorithm, environment) if environment_file is None else None
 
 
-def _plain_name(draft: raw.Draft) -> str:
-    """The environment's name as it goes into an id: `cartpole` for cartpole, CartPole-v1 and path/to/cartpole.py."""
-    return re.sub(r"-v\d+$", "", Path(_text(draft, "env", "name") or "cartpole").stem).lower()
-
-
-def _plain(name: str) -> str:
-    """A name without what people vary: `MountainCarContinuous-v0` and `mountaincar_continuous` are one."""
-    return re.sub(r"-v\d+$", "", name).lower().replace("_", "").replace("-", "")
+def _short_name(name: str) -> str:
+    """A name as it goes into an id: `cartpole` for cartpole, CartPole-v1 and path/to/cartpole.py, `a2c` for a2c.py:A2C."""
+    path = name.rpartition(":")[0] if ".py:" in name else name
+    return re.sub(r"-v\d+$", "", Path(path).stem).lower()
 
 
 def _text(draft: raw.Draft, section: str, key: str) -> str | None:

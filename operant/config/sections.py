@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from operant.config import recipes
 from operant.settings import Count, Real, Section
 
 _DEVICE = r"^(auto|cpu|cuda|cuda:[0-9]{1,3})$"
@@ -56,7 +57,7 @@ class Run(Section, use_attribute_docstrings=True):
 class Environment(Section, use_attribute_docstrings=True):
     """Which environment, and how many of it."""
 
-    name: str = Field("cartpole", min_length=1)
+    name: str = Field(recipes.ENVIRONMENT, min_length=1)
     """A shipped environment, its Gymnasium id, or a file of your own: my_env.py."""
     lanes: Annotated[Count, Field(ge=1, le=2**30)] | Literal["auto"] = 1024
     """Copies that run side by side; "auto": as many as fit into memory and are of use, which the run then keeps."""

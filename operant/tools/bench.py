@@ -33,7 +33,7 @@ from operant.worlds.device_world import World
 
 SECTIONS = ("stepping", "ppo", "solve", "jax")
 REPEATS = 5
-RECIPE = "ppo"
+RECIPE = "ppo/cartpole"
 """The shipped configuration that solves CartPole."""
 JAX_PROGRAM = Path(__file__).resolve().parents[2] / "benches" / "jax_ppo.py"
 _JAX_LIMIT_S = 900.0

@@ -811,7 +811,7 @@ def test_dry_run_shows_origins_and_memory_and_starts_nothing(here, tmp_path):
     assert done.code == 0
     lines = {line.split(" = ")[0]: line for line in done.out.splitlines() if " = " in line}
     assert lines["horizon"].split("#")[1].strip() == "command line"
-    assert lines["seed"].startswith("seed = 3 ") and lines["gamma"].split("#")[1].strip().partition(":")[0].endswith("ppo.toml")
+    assert lines["seed"].startswith("seed = 3 ") and lines["gamma"].split("#")[1].strip().partition(":")[0].endswith("ppo/cartpole.toml")
     assert lines["adam_epsilon"].endswith("# default")
     assert "device memory: about" in done.out
     assert not (tmp_path / "runs").exists()
@@ -948,10 +948,10 @@ def test_lingering_is_asked_for_where_logind_ends_processes(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("words", "source", "overrides", "prefix"),
     [
-        ((), "ppo", (), "cartpole-ppo"),
-        (("cartpole",), "ppo", ("env.name=cartpole",), "cartpole-ppo"),
-        (("CartPole-v1", "run.seed=2"), "ppo", ("env.name=CartPole-v1", "run.seed=2"), "cartpole-ppo"),
-        (("env.name=pendulum",), "ppo", ("env.name=pendulum",), "pendulum-ppo"),
+        ((), "cartpole", (), "cartpole-ppo"),
+        (("cartpole",), "cartpole", ("env.name=cartpole",), "cartpole-ppo"),
+        (("CartPole-v1", "run.seed=2"), "cartpole", ("env.name=CartPole-v1", "run.seed=2"), "cartpole-ppo"),
+        (("env.name=pendulum",), "pendulum", ("env.name=pendulum",), "pendulum-ppo"),
         (("nosuch",), None, ("env.name=nosuch",), "nosuch-ppo"),
     ],
 )
@@ -962,17 +962,9 @@ def test_words_become_a_request(tmp_path, monkeypatch, words, source, overrides,
     assert made.directory == tmp_path and made.name is None
 
 
-def test_an_environment_with_a_recipe_of_its_own_gets_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(recipes, "_folders", lambda: [tmp_path])
-    (tmp_path / "ppo.toml").write_text('[env]\nname = "cartpole"\n')
-    (tmp_path / "mountaincar_continuous.toml").write_text('[env]\nname = "mountaincar_continuous"\n')
-    found = {name: request.recipe_for(name) for name in ("mountaincar_continuous", "MountainCarContinuous-v0", "cartpole", "mountaincar")}
-    assert {name: path and path.stem for name, path in found.items()} == {
-        "mountaincar_continuous": "mountaincar_continuous",
-        "MountainCarContinuous-v0": "mountaincar_continuous",
-        "cartpole": "ppo",
-        "mountaincar": None,
-    }
+def test_an_environment_is_found_by_its_gymnasium_id():
+    for name in ("MountainCarContinuous-v0", "mountaincar_continuous"):
+        assert request.make((name,), config=None, environment_file=None, settings={}).source.stem == "mountaincar_continuous"
 
 
 def test_options_win_over_overrides_and_files_are_absolute(tmp_path, monkeypatch):

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from operant import envs
 from operant.config import load as config
-from operant.config import messages, raw, toml_positions
-from operant.config.load import find_source, load, origins, schema, shipped, to_toml
+from operant.config import messages, raw, request, toml_positions
+from operant.config.load import load, origins, schema, to_toml
+from operant.config.recipes import find_source, shipped
 from operant.errors import ConfigError, NotFoundError, OperantError
 from operant.settings import Section
 
@@ -180,31 +181,97 @@ def test_shipped_configurations_load(name):
 
 
 def test_a_path_goes_before_a_shipped_name(write):
-    assert "ppo" in shipped()
-    source = write("", "ppo")
-    assert find_source("ppo") == source
-    source.unlink()
-    assert find_source("ppo").name == "ppo.toml"
+    for name in ("ppo", "pendulum"):
+        source = write("", name)
+        assert find_source(name) == source
+        source.unlink()
 
 
-def test_a_wheel_holds_its_configurations_inside(tmp_path, monkeypatch):
-    inside = tmp_path / "operant" / "configs"
-    inside.mkdir(parents=True)
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "of_another_package.toml").touch()
-    (inside / "ppo.toml").touch()
+def recipes_in(folder, *names):
+    """Empty recipes, as a wheel holds them: `operant/configs/NAME.toml`."""
+    for name in names:
+        path = folder / "operant" / "configs" / f"{name}.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    """A package without a checkout around it, whose recipes a test makes."""
     monkeypatch.setattr("operant.config.recipes._PACKAGE", tmp_path / "operant")
     monkeypatch.chdir(tmp_path)
-    assert shipped() == ["ppo"]
-    assert find_source("ppo") == inside / "ppo.toml"
+    return tmp_path
 
 
-@pytest.mark.parametrize(("text", "said"), [("po", "did you mean 'ppo'"), ("no/such.toml", "no/such.toml"), ("a\0b", "a\\x00b"), ("x" * 5000, "xxx")])
+def test_a_wheel_holds_its_recipes_inside(wheel):
+    recipes_in(wheel, "ppo/cartpole")
+    (wheel / "configs" / "ppo").mkdir(parents=True)
+    (wheel / "configs" / "ppo" / "of_another_package.toml").touch()
+    assert shipped() == ["ppo/cartpole"]
+    assert find_source("ppo/cartpole") == wheel / "operant" / "configs" / "ppo" / "cartpole.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("ppo", "ppo/cartpole"), ("ppo.toml", "ppo/cartpole"), ("ppo/cartpole.toml", "ppo/cartpole"), ("dqn/cartpole", "dqn/cartpole"),
+        ("cartpole", "ppo/cartpole"), ("cartpole.toml", "ppo/cartpole"), ("snake", "dqn/snake"), ("snake_pixels", "dqn/snake_pixels"),
+    ],
+)  # fmt: skip
+def test_a_recipe_is_named_in_full_or_by_its_environment(wheel, monkeypatch, text, found):
+    recipes_in(wheel, "ppo/cartpole", "dqn/cartpole", "dqn/snake", "dqn/snake_pixels")
+    configs = wheel / "operant" / "configs"
+    for folder in (wheel, configs):  # in the second ppo is a folder
+        monkeypatch.chdir(folder)
+        assert find_source(text).resolve() == configs / f"{found}.toml", folder
+
+
+def test_a_name_of_several_recipes_is_an_error_that_lists_them(wheel):
+    recipes_in(wheel, "dqn/snake", "sac/snake", "ppo/cartpole")
+    with pytest.raises(NotFoundError, match="'snake' is the name of several recipes: dqn/snake, sac/snake"):
+        find_source("snake")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ((), "ppo/cartpole"), (("cartpole",), "ppo/cartpole"), (("CartPole-v1",), "ppo/cartpole"), (("snake",), "ppo/snake"),
+        (("env.name=snake",), "ppo/snake"), (("snake", "algo.name=dqn"), "dqn/snake"), (("snake", 'algo.name="dqn"'), "dqn/snake"),
+        (("cartpole", "algo.name=dqn"), None),
+        (("algo.name=dqn",), None), (("cartpole", "algo.name=mine.py:Mine"), None), (("pong",), None), (("env.name=my_env.py",), None),
+    ],
+)  # fmt: skip
+def test_a_request_takes_the_recipe_of_its_algorithm_and_environment_or_none(wheel, words, found):
+    recipes_in(wheel, "ppo/cartpole", "ppo/snake", "dqn/snake", "dqn/pong")
+    made = request.make(words, config=None, environment_file=None, settings={})
+    assert made.source == (found and wheel / "operant" / "configs" / f"{found}.toml")
+
+
+def test_another_algorithm_takes_its_own_defaults(monkeypatch):
+    class Other:
+        class Config(Section):
+            temperature: float = 1.0
+
+            def problems(self, lanes):
+                return []
+
+    monkeypatch.setattr("operant.algos.names", lambda: ["other", "ppo"])
+    monkeypatch.setattr("operant.algos.load", lambda name: Other)
+    made = request.make(("cartpole", "algo.name=other"), config=None, environment_file=None, settings={})
+    got = load(made.source, made.all_overrides())
+    assert (got.env.name, got.algo_name, got.algo.temperature, made.prefix) == ("cartpole", "other", 1.0, "cartpole-other")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("po", "did you mean 'ppo'"), ("pendulm", "did you mean 'pendulum'"), ("ppo/pendulm", "did you mean 'ppo/pendulum'"), ("configs/ppo.toml", "mean 'ppo'"),
+     ("no/such.toml", "no/such.toml"), ("a\0b", "a\\x00b"), ("x" * 5000, "xxx"), (".", "is a folder")],
+)  # fmt: skip
 def test_a_missing_configuration_names_what_ships(text, said):
     with pytest.raises(NotFoundError) as caught:
         find_source(text)
     assert said in str(caught.value)
-    assert "ppo" in str(caught.value)
+    assert "ppo/cartpole" in str(caught.value)
     assert caught.value.exit_code == 3
 
 
