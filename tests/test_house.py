@@ -132,7 +132,6 @@ NOT_YET = {
     ("operant.kernels.backward", "operant.algos.ppo.fused.loss"),
     ("operant.kernels.layers", "operant.algos.ppo.fused.loss"),
     ("operant.kernels.spec", "operant.worlds.device_world"),
-    ("operant.worlds.device_world", "operant.worlds.pixels"),
     ("operant.algos.ppo.manual_backward", "operant.algos.ppo.algorithm"),
 }
 """Imports that are still to be cut."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from operant.envs import Env
+from operant.envs.base import Env
 from operant.errors import UsageError
 
 LARGEST_FLOAT32 = 3.4028234663852886e38

@@ -21,7 +21,7 @@ from operant.envs import Env, step_seconds
 from operant.nn.policy import Policy
 from operant.training import evaluate
 from operant.worlds.device_world import World
-from operant.worlds.pixels import Painter
+from operant.worlds.painter import Painter
 
 _TICKS = 1 << 32  # of an evaluation: its number N begins at tick N * 2^32
 

@@ -21,7 +21,7 @@ from operant.data import noise
 from operant.envs import Env
 from operant.nn.policy import Policy
 from operant.worlds.device_world import World
-from operant.worlds.pixels import Painter
+from operant.worlds.painter import Painter
 
 STREAM = 2
 """The random stream of what is watched: see `rng.stream_seed`."""

@@ -18,7 +18,7 @@ from operant import envs
 from operant.compute.device import device_params
 from operant.envs import g2048 as rules
 from operant.worlds.device_world import EPISODES, TALLIES, World
-from operant.worlds.pixels import Painter
+from operant.worlds.painter import Painter
 
 SEED = 7
 UP, RIGHT, DOWN, LEFT = range(4)

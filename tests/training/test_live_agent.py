@@ -25,7 +25,7 @@ from operant.runs.metrics import Metric, Reader, Writer
 from operant.training import live_agent
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.worlds.device_world import World
-from operant.worlds.pixels import Painter
+from operant.worlds.painter import Painter
 
 CPU = torch.device("cpu")
 CARTPOLE = find("cartpole")

@@ -20,7 +20,7 @@ from operant.errors import MachineError, UsageError
 from operant.worlds import gym
 from operant.worlds.device_world import World
 from operant.worlds.gym import SB3VecEnv, make_vec
-from operant.worlds.pixels import Painter
+from operant.worlds.painter import Painter
 
 SHORT = dataclasses.replace(cartpole.ENV, time_limit=12)  # ends both ways under random pushes
 

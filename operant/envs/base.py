@@ -1,0 +1,202 @@
+'''The environment contract: `Env`, its spaces, and what each function of an environment takes. Knows nothing of lanes, devices or training.
+
+An environment is one file that exports `ENV`. This is a complete one:
+
+    """A point on a line that a push moves; it pays to stand at zero."""
+    import math
+    from typing import NamedTuple
+    from numpy import float32
+    from operant.envs import Box, Discrete, Env, device
+    from operant.compute.rng import uniform
+
+    X, X_DOT, FIELDS = range(3)                      # rows of the float32 state (F, N)
+
+    class Params(NamedTuple):
+        push: float = 0.1                            # m/s^2
+
+    @device
+    def reset(s, p, key):                            # writes the lane's F numbers
+        s[X] = uniform(key, 0) - float32(0.5)
+        s[X_DOT] = float32(0.0)
+
+    @device
+    def step(s, action, p, key, tally):              # changes s; returns reward, terminated
+        s[X_DOT] += p.push * float32(action - 1)
+        s[X] += s[X_DOT]
+        return -abs(s[X]), abs(s[X]) > float32(2.0)
+
+    @device
+    def observe(s, obs, p):                          # writes O numbers
+        obs[0] = s[X]
+        obs[1] = s[X_DOT]
+
+    ENV = Env(Params, FIELDS, observation=Box(2), action=Discrete(3), time_limit=100, reset=reset, step=step, observe=observe)
+
+The rules
+- `s` is the lane's column of the field-major state (F, N). `p` is `Params` with its floats as float32 and its ints as int32.
+- Every literal is written `float32(...)`: a bare 0.5 is a float64 and drags the arithmetic with it, and so does float32 + int (`operant check` refuses it).
+- Read what you need of `s` into names first and write afterwards: a compiler cannot know that two arrays lie apart, and a GPU would wait for each in turn.
+- `action` is an integer for `Discrete`; for `MultiDiscrete` and `Box` a column of A integers or floats. A `Box` action is clipped to its bounds before `step`
+  sees it.
+- `key` names this lane's random numbers for this step: `uniform(key, draw)` in [0, 1), the same on every device (see `operant.compute.rng`).
+- `tally[k] += x` sums a metric of your own over an episode: `Env(..., tally=("score",))`. Add unconditionally, 0 where there is nothing to add: a branch
+  around a sum makes a CPU step lanes one by one.
+- Time limits, automatic resets, episode sums, seeding, layout and the device belong to `operant.worlds.device_world`. `step` never resets and never counts.
+
+What else it carries, without a change of shape
+- **Grids, boards and scratch memory**: `Env(..., cells=Cells(n, "int8"), scratch=m)`. Each function then takes the lane's columns `cells` (n of that type)
+  and `scratch` (m int32) right after `s`: `step(s, cells, scratch, action, p, key, tally)`. There is no local array that both backends know; scratch is
+  that, and keeps no promise between calls.
+- **Pixels**: `shade(s, p, x, y) -> (r, g, b)`, each in [0, 1], is the colour of the point (x, y) in [0, 1)^2, x to the right, y down, called once per pixel
+  by whoever wants a picture: a viewer, or an agent that learns from pictures (`env.pixels = 64`). With cells it is `shade(s, cells, p, x, y)`: it has no
+  scratch, since a lane's pixels are shaded at the same time, and changes nothing.
+- **Byte observations**: `observation=Box(n, dtype="uint8")`; `observe` then writes integers, and nothing widens them before the network reads them. Bytes that
+  name one of k kinds (the pieces of a board) rather than an amount: `Box(n, dtype="uint8", high=k - 1, kinds=k)`; a network reads them one-hot. Where only
+  some do (the row and the column that somebody is in): `kinds=(31, 28, 0, ...)`, one for each byte, 0 for an amount.
+- **Illegal actions**: `Env(..., legal=legal)` with `legal(s, mask, p)` (with cells `legal(s, cells, scratch, mask, p)`), which writes 1 for each action that
+  may be taken now and 0 for each other: n bytes for `Discrete`, one block after the other for `MultiDiscrete`, at least one 1 in each block. The policy never
+  takes a 0. A person, or a policy that looks at no mask, still may: `step` has to survive that.
+- **Ranges of parameters**: `Env(..., ranges={"gravity": (0.0, None), "steps": (1, 10_000)})`: least and greatest value, both allowed, None for no bound.
+  Whoever gives another is told so in a sentence, before anything runs. Name what `step` could not bear: what divides by zero, counts beyond the cells, leads
+  bytes out of their bounds, or turns a loop so often that a GPU hangs. Values are finite and fit into int32 and float32 in any case.
+- **How it is played**: `actions=("stay", "left", "right")` names the actions of a `Discrete`, in the order of their numbers, "left+jump" two at once: whoever
+  plays finds them on the keys, and whoever watches reads them. `turns=True` is a game that waits for its player. `step_s` is how long a step lasts for whoever
+  watches, where `Params` does not say it: by `tau`, s, times `frames`, if it has such (frames alone are sixtieths of a second).
+- **Observations written by several threads**: `Env(..., parts=k)` where they are many numbers. `observe(s, obs, p, part)` (with cells
+  `observe(s, cells, obs, p, part)`) is then called for each part 0 ... k - 1 and writes that part's share of the rows; together they write them all, and none
+  reads what another wrote, in whatever order. As with `shade`, there is no scratch, and nothing is changed but `obs`. `legal` likewise is
+  `legal(s, mask, p, part)`, with cells `legal(s, cells, mask, p, part)`. `part` has no sign (uint32). Ten to forty rows make a good part.
+- **Several frames a step, or a scripted opponent**: a loop, or the opponent's move, inside `step`.
+- **Recurrent policies and several GPUs** ask nothing of an environment: lanes are numbered globally, so a lane's random numbers do not depend on which device
+  runs it.
+- **Parameters that differ by lane** (later): `p` is already handed to every call, and nothing may assume that two lanes share it.
+'''
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from operant.errors import OperantError
+
+
+@dataclass(frozen=True)
+class Box:
+    """`size` numbers of one type, each within its bounds (a number for all, or one for each)."""
+
+    size: int
+    low: float | tuple[float, ...] = -math.inf
+    high: float | tuple[float, ...] = math.inf
+    dtype: str = "float32"
+    shape: tuple[int, ...] = ()
+    kinds: int | tuple[int, ...] = 0  # of uint8: each number names one of so many kinds (a number for all, or one for each); 0: it is an amount
+
+    def __post_init__(self) -> None:
+        # Lists are as good as tuples to whoever writes them, but cannot be a key of the cache of kernels.
+        for name in ("low", "high", "shape", "kinds"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        if isinstance(self.kinds, tuple) and len(self.kinds) == self.size and len(set(self.kinds)) == 1:
+            object.__setattr__(self, "kinds", self.kinds[0])
+
+    def bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Lower and upper bound of each number, (size,) and (size,)."""
+        low = self.low if isinstance(self.low, tuple) else (self.low,) * self.size
+        high = self.high if isinstance(self.high, tuple) else (self.high,) * self.size
+        return low, high
+
+    def named(self) -> tuple[int, ...]:
+        """Of how many kinds each number names one; 0 for an amount, (size,)."""
+        return self.kinds if isinstance(self.kinds, tuple) else (self.kinds,) * self.size
+
+    @property
+    def columns(self) -> int:
+        """What a fully connected layer reads of it: a number for an amount, and one for each kind of what names kinds."""
+        return sum(max(kinds, 1) for kinds in self.named())
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """One of `n` actions."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """One of `n[k]` actions for each k."""
+
+    n: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n", tuple(self.n))
+
+
+@dataclass(frozen=True)
+class Cells:
+    """`n` small integers a lane: a board, a grid."""
+
+    n: int
+    dtype: str = "int8"
+
+
+@dataclass(frozen=True)
+class Env:
+    """The rules of one kind of environment: see the module's docstring."""
+
+    Params: type
+    fields: int
+    observation: Box
+    action: Discrete | MultiDiscrete | Box
+    time_limit: int | None
+    reset: Callable[..., Any]
+    step: Callable[..., Any]
+    observe: Callable[..., Any]
+    shade: Callable[..., Any] | None = None
+    legal: Callable[..., Any] | None = None
+    cells: Cells | None = None
+    scratch: int = 0
+    parts: int = 0  # in how many `observe` and `legal` write; 0: they take no `part`
+    pixels: int = 0  # the side of the pictures that are observed in place of what `observe` writes: see `with_pixels`
+    tally: tuple[str, ...] = ()
+    actions: tuple[str, ...] = ()  # what each action of a Discrete is called
+    turns: bool = False  # whether it waits for whoever plays
+    step_s: float | None = None  # how long a step lasts for whoever watches, where Params does not say it: see `step_seconds`
+    gymnasium: str | None = None
+    ranges: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict, compare=False)  # least and greatest value by parameter, None: any
+    name: str = field(default="", compare=False)
+
+    @property
+    def action_size(self) -> int:
+        """How many numbers an action is: A."""
+        if isinstance(self.action, Box):
+            return self.action.size
+        return len(self.action.n) if isinstance(self.action, MultiDiscrete) else 1
+
+    @property
+    def mask_size(self) -> int:
+        """How many actions `legal` judges, over all choices; 0 where every action is legal."""
+        if self.legal is None or isinstance(self.action, Box):
+            return 0
+        return self.action.n if isinstance(self.action, Discrete) else sum(self.action.n)
+
+
+def with_pixels(env: Env, side: int) -> Env:
+    """The same rules, observed as pictures of `side` x `side` pixels, (side, side, 3) bytes. Raises OperantError for an environment that draws no picture."""
+    if env.shade is None:
+        raise OperantError(f"{env.name or 'the environment'} draws no picture that could be observed: it has no `shade`")
+    return replace(env, observation=Box(3 * side * side, low=0, high=255, dtype="uint8", shape=(side, side, 3)), pixels=side)
+
+
+def step_seconds(env: Env, params: Any) -> float | None:
+    """How long a step lasts for whoever watches, s: `tau` x `frames` of the parameters, where there is either, else what the environment says.
+
+    None where nobody says.
+    """
+    tau, frames = getattr(params, "tau", None), getattr(params, "frames", None)
+    if tau is None and frames is None:
+        return env.step_s
+    seconds = float(1 / 60 if tau is None else tau) * float(1 if frames is None else frames)
+    return seconds if math.isfinite(seconds) and seconds > 0.0 else None

@@ -1,0 +1,39 @@
+"""Draws the lanes of a world into a tensor of pixels. Knows worlds and their shaders; knows no policy, screen or file format."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from operant.compute.kernel import Kernel, bind
+from operant.envs import Env
+from operant.worlds.device_world import World
+from operant.worlds.pixels import Canvas, Scene, shade_body
+
+
+@functools.cache
+def _shader(env: Env, params: Any, device: torch.device) -> Kernel:
+    """Compiled once in a process for all worlds of the same rules."""
+    return Kernel(shade_body(env, params), device)
+
+
+class Painter:
+    """Draws a world's lanes as they are. Compiles at its first call, which must therefore happen before a capture."""
+
+    def __init__(self, world: World) -> None:
+        self._count = world.count
+        self._scene = bind(Scene(world.lanes.state, world.lanes.cells))
+        self._shader = _shader(world.env, world.params, world.device)
+
+    def bind(self, pixels: torch.Tensor) -> Canvas:
+        """A canvas (N, H, W, 3) of contiguous bytes on the world's device, as a call wants it. Raises ValueError for any other tensor."""
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or (pixels.shape[0], pixels.shape[3]) != (self._count, 3) or not pixels.is_contiguous():
+            raise ValueError(f"a canvas is uint8 ({self._count}, H, W, 3) without gaps, not {pixels.dtype} {tuple(pixels.shape)}")
+        return bind(Canvas(pixels))
+
+    def __call__(self, canvas: Canvas) -> None:
+        """Shade every pixel of a bound canvas, on the current stream."""
+        lanes, height, width, _ = canvas.pixels.shape
+        self._shader(lanes * height * width, self._scene, canvas)
