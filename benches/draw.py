@@ -124,17 +124,15 @@ def picture() -> None:
 def app(case: str, hz: float) -> None:
     """Inside the pseudo-terminal."""
     from textual.app import App, ComposeResult
-    from textual.screen import Screen
 
     from monitor.charts.chart import Chart
-    from monitor.screen.diff_renderer import Thrift
+    from monitor.screen.terminal import QuietDriver
 
     class Six(App[None]):
         CSS = "Screen { layout: grid; grid-size: 3; }"
 
         def __init__(self) -> None:
-            super().__init__()
-            self.thrift = Thrift() if case != "plain" else None
+            super().__init__(driver_class=None if case == "plain" else QuietDriver)
             self.run_ = Run()
             self.run_.advance(HISTORY)
 
@@ -150,9 +148,6 @@ def app(case: str, hz: float) -> None:
                 self.run_.advance(round(HZ / hz))
             for index, chart in enumerate(self.query(Chart)):
                 chart.show(self.run_.data(index, chart.plot_columns, case))
-
-        def _display(self, screen: Screen, renderable: Any) -> None:
-            super()._display(screen, self.thrift.thin(renderable) if self.thrift else renderable)
 
     Six().run()
 

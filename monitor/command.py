@@ -164,7 +164,8 @@ def _without_screen(run: Run | None, reach: runs.Reach, *, once: bool = False, a
 
 
 def _print_once(feed: LiveFeed, *, ascii_only: bool, theme: str | None) -> int:
-    from monitor.screen.app import MonitorApp, picture
+    from monitor.screen.app import MonitorApp
+    from monitor.screen.capture import picture
 
     columns, lines = shutil.get_terminal_size(_ONCE) if sys.stdout.isatty() else _ONCE
     app = MonitorApp(feed, ascii_only=ascii_only, theme=theme)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from textual import events
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.screen import Screen
 
 from monitor.data.snapshot import RunRow
@@ -177,21 +177,3 @@ class MonitorApp(Looking):
 
 def _title(key: Key) -> str:
     return key.id.replace("_", " ").capitalize()
-
-
-def picture(app: MonitorApp, size: tuple[int, int]) -> str:
-    """The screen as text, in so many columns and lines, without a terminal."""
-    found: list[str] = []
-
-    def take() -> None:
-        found.append(text_of(app))
-        app.exit()
-
-    app.call_later(app.call_after_refresh, app.call_after_refresh, take)
-    app.run(headless=True, size=size)
-    return found[0] if found else ""
-
-
-def text_of(app: App[Any]) -> str:
-    """What is on the screen, line by line, without colours."""
-    return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in app.screen._compositor.render_strips())

@@ -1,124 +1,103 @@
-"""Fewest bytes to the terminal: of a partial update, only the cells that differ from what the terminal shows.
+"""Fewest bytes to the terminal: of everything that is drawn, only the cells that differ from what the terminal shows.
 
-Textual 8.2.8 writes more than a changed region: `ChopsUpdate` cuts a line at the region's right edge, but begins at the left edge of the widget, and every
-segment carries its whole style and a reset. On a slow line that is most of the traffic of a screen that changes a little at a time. `Thrift` remembers what it
-wrote, writes only cells that changed, and of a style only what differs from the style before.
-
-Use: an app's `_display(screen, update)` passes `thrift.thin(update)` on. It rests on Textual's private `CompositorUpdate` classes; any other update goes
-through as it is, and afterwards nothing is taken to be known of the screen.
+Textual 8.2.8 writes more than a changed region: it cuts a line at the region's right edge but begins at the widget's left edge, and every segment carries its
+whole style and a reset. On a slow line that is most of the traffic of a screen that changes a little at a time. `DiffRenderer` reads the escape sequences on
+their way to the terminal (monitor/screen/terminal.py), keeps the cells that the terminal shows, and writes the cells that changed; of a style only what
+differs from the style before. Knows no Textual: text in, text out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
-
-from rich.cells import cell_len
-from rich.color import ColorSystem
-from rich.console import Console
-from rich.style import Style
-from textual._compositor import ChopsUpdate, CompositorUpdate
-from textual.strip import Strip
+import functools
+import re
+from collections.abc import Sequence
 
 from operant.text import cells
 
-_NEAR = 4  # cells: to write so many unchanged ones again is no dearer than to jump over them
-_KEEP_STYLES = 4096
+_NEAR = 4  # cells: writing so many unchanged ones again costs no more than moving the cursor over them
+_DRAWN = re.compile(r"([\d;]*)([mH])([^\x00-\x1f\x7f]*)\n?")  # a style or a cursor position, and the text that follows
+_NARROW = re.compile("[ -~\u2500-\u259f\u2800-\u28ff]*")  # text whose characters are one cell wide each, told at once: ASCII, boxes, braille
+_SYNCHRONIZED = ("\x1b[?2026h", "\x1b[?2026l")  # begin and end of an update: no cell changes
 
-Codes = tuple[str, str, str]  # SGR parameters of attributes, foreground, background; empty for the terminal's own
-Shown = tuple[str, Codes]
-
-_PLAIN: Codes = ("", "", "")
+Codes = tuple[str, str, str]  # SGR parameters of attributes, foreground, background; empty for the terminal's default
 
 
-class Thrift:
-    """What the terminal shows, as far as partial updates were written through here."""
+class DiffRenderer:
+    """The cells that the terminal shows, as far as they are known."""
 
     def __init__(self) -> None:
-        self._shown: dict[int, dict[int, Shown]] = {}  # by line and column
-        self._codes: dict[Style, Codes] = {}
+        self._lines: dict[int, _Line] = {}
 
     def forget(self) -> None:
-        """The terminal may show anything: what comes next is written in full."""
-        self._shown.clear()
+        """The terminal may show anything: every cell is written again."""
+        self._lines.clear()
 
-    def thin(self, update: Any) -> Any:
-        """The same update, in fewer bytes where it is a partial one."""
-        if type(update) is ChopsUpdate:
-            return _Thinned(update, self)
-        if update is not None:
+    def shorten(self, data: str) -> str:
+        """The same effect on the terminal in fewer bytes. Data with other control sequences pass as they are, and nothing is known after them."""
+        if data in _SYNCHRONIZED:
+            return data
+        before, *rest = data.split("\x1b[")
+        parts = [_DRAWN.fullmatch(part) for part in rest]
+        if before or not all(parts):
             self.forget()
-        return update
-
-    def write(self, update: ChopsUpdate, console: Console) -> str:
-        """Escape sequences that bring a partial update to the terminal."""
-        system = console._color_system or ColorSystem.TRUECOLOR
-        pen = _Pen()
-        for y, x1, x2 in update.spans:
-            shown = self._shown.setdefault(y, {})
-            for end, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
-                if strip is not None and x < x2 and end > x1:
-                    self._write_part(strip, x, max(x, x1), min(end, x2), _Line(y, shown, pen, system))
-        return pen.text()
-
-    def _write_part(self, strip: Strip, column: int, left: int, right: int, to: _Line) -> None:
-        """Write the cells from `left` to `right` of a strip that begins at `column`. No `Strip.crop`: making strips costs more than all else here."""
-        y, shown, pen, system = to
-        for text, style, control in strip:
-            if control:
-                continue
-            if column >= right:
-                break
-            codes = self._codes_of(style, system)
-            if text.isascii() or len(text) == cell_len(text):
-                for place in range(max(left, column), min(right, column + len(text))):
-                    cell = (text[place - column], codes)
-                    if shown.get(place) != cell:
-                        shown[place] = cell
-                        pen.put(place, y, cell, shown)
-                column += len(text)
-                continue
-            for cluster, width in _clusters(text):
-                # The right half of a wide character is no cell that could be written alone: it is known to be taken.
-                for place, cell in [(column, (cluster, codes)), *((column + half, ("", codes)) for half in range(1, width))]:
-                    if left <= place < right and shown.get(place) != cell:
-                        shown[place] = cell
-                        pen.put(place, y, cell, shown)
-                column += width
-
-    def _codes_of(self, style: Style | None, system: ColorSystem) -> Codes:
-        if style is None:
-            return _PLAIN
-        found = self._codes.get(style)
-        if found is None:
-            if len(self._codes) > _KEEP_STYLES:
-                self._codes.clear()
-            fore = ";".join(style.color.downgrade(system).get_ansi_codes()) if style.color else ""
-            back = ";".join(style.bgcolor.downgrade(system).get_ansi_codes(False)) if style.bgcolor else ""
-            found = self._codes[style] = (Strip.render_ansi(style.without_color, system), fore, back)
-        return found
+            return data
+        pen, sgr = _Pen(), ""
+        x = y = 0
+        moved = False
+        for part in parts:
+            assert part is not None
+            parameters, command, text = part.groups()
+            if command == "H":
+                line, _, column = parameters.partition(";")
+                y, x = int(line or 1) - 1, int(column or 1) - 1
+            else:
+                sgr = "" if parameters in ("", "0") else f"{sgr};{parameters}" if sgr else parameters
+            moved = command == "H" and not text
+            if text:
+                x = self._lines.setdefault(y, _Line()).write(x, y, text, sgr, pen)
+        return pen.text(y, x, moved=moved)
 
 
-class _Line(NamedTuple):
-    """Where cells are written to."""
+class _Line:
+    """One line of the terminal: the character in each cell, and its style; None where a cell is not known."""
 
-    y: int
-    shown: dict[int, Shown]
-    pen: _Pen
-    system: ColorSystem
+    def __init__(self) -> None:
+        self.characters: list[str | None] = []
+        self.styles: list[str] = []
+
+    def write(self, x: int, y: int, text: str, sgr: str, pen: _Pen) -> int:
+        """Hand the cells that change to the pen. Returns the column after the text."""
+        characters = list(text) if _NARROW.fullmatch(text) else _characters(text)
+        end = x + len(characters)
+        if (missing := end - len(self.styles)) > 0:
+            self.characters += [None] * missing
+            self.styles += [""] * missing
+        if self.characters[x:end] != characters or self.styles[x:end] != [sgr] * len(characters):
+            for column, character in enumerate(characters, x):
+                if self.characters[column] != character or self.styles[column] != sgr:
+                    self.characters[column], self.styles[column] = character, sgr
+                    pen.put(column, y, self)
+        return end
+
+    def between(self, first: int, last: int, sgr: str) -> str | None:
+        """The text of a few cells, if it is known, plain and all in one style; else None."""
+        known = self.characters[first:last]
+        same = all(character and character.isascii() for character in known) and self.styles[first:last] == [sgr] * (last - first)
+        return "".join(character or "" for character in known) if same else None
 
 
-def _clusters(text: str) -> Iterator[tuple[str, int]]:
-    """Characters with the combining ones that follow them, and how many cells they take."""
-    cluster, width = "", 0
+def _characters(text: str) -> list[str]:
+    """One item a cell: a character with the combining ones that follow it, and an empty one for the right half of a wide character."""
+    found: list[str] = []
+    base = 0
     for character in text:
-        own = cells(character)
-        if own and cluster:
-            yield cluster, width
-            cluster, width = "", 0
-        cluster, width = cluster + character, width + own
-    if cluster:
-        yield cluster, width
+        width = cells(character)
+        if width or not found:
+            base = len(found)
+            found += [character, ""][: max(1, width)]
+        else:
+            found[base] += character
+    return found
 
 
 class _Pen:
@@ -127,57 +106,69 @@ class _Pen:
     def __init__(self) -> None:
         self._out: list[str] = []
         self._x = self._y = -1
-        self._codes: Codes = _PLAIN
+        self._sgr = ""
 
-    def put(self, x: int, y: int, cell: Shown, line: dict[int, Shown]) -> None:
-        """Write one cell; `line` is what its line shows."""
-        character, codes = cell
+    def put(self, x: int, y: int, line: _Line) -> None:
+        """Write one cell of a line. The right half of a wide character comes with its left half."""
+        character, sgr = line.characters[x], line.styles[x]
         if not character:
             return
         if y != self._y or x < self._x:
             self._out.append(f"\x1b[{y + 1};{x + 1}H")
         elif x > self._x:
-            between = [line.get(column) for column in range(self._x, x)] if x - self._x <= _NEAR else [None]
-            if all(other is not None and other[1] == self._codes and other[0].isascii() and other[0] for other in between):
-                self._out.extend(other[0] for other in between if other is not None)
-            else:
-                self._out.append(f"\x1b[{x - self._x}C")
-        if codes != self._codes:
-            self._out.append(self._turn(codes))
-            self._codes = codes
+            again = line.between(self._x, x, self._sgr) if x - self._x <= _NEAR else None
+            self._out.append(f"\x1b[{x - self._x}C" if again is None else again)
+        if sgr != self._sgr:
+            self._out.append(_turn(self._sgr, sgr))
+            self._sgr = sgr
         self._out.append(character)
-        # A character not one cell wide may be drawn otherwise than it is counted: after it the place is told anew.
+        # A character that is not one cell wide may be drawn otherwise than it is counted: after it the position is written anew.
         self._x, self._y = (x + 1, y) if len(character) == 1 and cells(character) == 1 else (-1, -1)
 
-    def _turn(self, codes: Codes) -> str:
-        attributes, fore, back = codes
-        before_attributes, before_fore, before_back = self._codes
-        parts: list[str] = []
-        if attributes != before_attributes:
-            if before_attributes:
-                parts.append("0")
-                before_fore = before_back = ""
-            if attributes:
-                parts.append(attributes)
-        if fore != before_fore:
-            parts.append(fore or "39")
-        if back != before_back:
-            parts.append(back or "49")
-        return f"\x1b[{';'.join(parts)}m"
-
-    def text(self) -> str:
-        """All that is to be written; the terminal's own style is set at its end."""
-        if self._codes != _PLAIN:
+    def text(self, y: int, x: int, *, moved: bool) -> str:
+        """All that was put, with the default style at its end, and the cursor where the data `moved` it to."""
+        if not self._out:
+            return ""
+        if self._sgr:
             self._out.append("\x1b[0m")
-            self._codes = _PLAIN
+        if moved:
+            self._out.append(f"\x1b[{y + 1};{x + 1}H")
         return "".join(self._out)
 
 
-class _Thinned(CompositorUpdate):
-    """A partial update that is written through a `Thrift`."""
+@functools.lru_cache(4096)
+def _turn(before: str, after: str) -> str:
+    """The shortest sequence from one style to another."""
+    (old_attributes, old_fore, old_back), (attributes, fore, back) = _codes(before), _codes(after)
+    parts: list[str] = []
+    if attributes != old_attributes:
+        if old_attributes:
+            parts.append("0")
+            old_fore = old_back = ""
+        if attributes:
+            parts.append(attributes)
+    if fore != old_fore:
+        parts.append(fore or "39")
+    if back != old_back:
+        parts.append(back or "49")
+    return f"\x1b[{';'.join(parts)}m" if parts else ""
 
-    def __init__(self, update: ChopsUpdate, thrift: Thrift) -> None:
-        self._update, self._thrift = update, thrift
 
-    def render_segments(self, console: Console) -> str:
-        return self._thrift.write(self._update, console)
+def _codes(sgr: str) -> Codes:
+    """A style's parameters, sorted; the later of two colours counts."""
+    attributes: list[str] = []
+    fore = back = ""
+    numbers: Sequence[str] = sgr.split(";") if sgr else ()
+    at = 0
+    while at < len(numbers):
+        number = numbers[at]
+        size = 1 if number not in ("38", "48") else 5 if numbers[at + 1] == "2" else 3
+        code = ";".join(numbers[at : at + size])
+        at += size
+        if number == "38" or (len(number) == 2 and number[0] in "39"):
+            fore = "" if number == "39" else code
+        elif number == "48" or len(number) == 3 or (len(number) == 2 and number[0] == "4"):
+            back = "" if number == "49" else code
+        else:
+            attributes.append(code)
+    return ";".join(attributes), fore, back

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol
 
-from rich.console import RenderableType
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Container
 from textual.driver import Driver
 from textual.filter import ANSIToTruecolor, LineFilter
-from textual.screen import Screen
 from textual.theme import Theme
 from textual.timer import Timer
 from textual.widget import Widget
@@ -28,7 +26,7 @@ from monitor.charts.picture import AgentPicture
 from monitor.charts.plots import Held, Stage
 from monitor.data.snapshot import Series, Snapshot, Source
 from monitor.screen import keys, layout, logwords, view, words
-from monitor.screen.diff_renderer import Thrift
+from monitor.screen.diff_renderer import DiffRenderer
 from monitor.screen.keys import KEYS
 from monitor.screen.layout import REST, Plan
 from monitor.screen.panel import Panel
@@ -102,7 +100,7 @@ class Showing(App[None]):
         self._message: tuple[str, float, bool] = ("", 0.0, False)
         self._watched: tuple[object, ...] = (None,)
         self._timer: Timer | None = None
-        self._thrift = Thrift()
+        self.renderer = DiffRenderer()  # which the driver writes through
 
     # ------------------------------------------------------------------------------------------------------------------------------ making it
 
@@ -147,7 +145,8 @@ class Showing(App[None]):
             self.say(self._keys_notice, alarm=True)
 
     def on_resize(self, event: events.Resize) -> None:
-        """The terminal has another size."""
+        """The terminal has another size, and may show anything."""
+        self.renderer.forget()
         self._columns, self._lines = event.size
         self._lay_out()
 
@@ -178,10 +177,8 @@ class Showing(App[None]):
 
     def action_redraw(self) -> None:
         """Write every cell again, whatever the terminal shows."""
-        self._display(self.screen, self.screen._compositor.render_full_update())
-
-    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
-        super()._display(screen, self._thrift.thin(renderable))
+        self.renderer.forget()
+        self.refresh()
 
     # ----------------------------------------------------------------------------------------------------------------------------- what is new
 

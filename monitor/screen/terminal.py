@@ -13,9 +13,11 @@ import signal
 import sys
 import threading
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from textual.drivers.linux_driver import LinuxDriver
+
+from monitor.screen.diff_renderer import DiffRenderer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +30,19 @@ _GRACE_S = 2.0
 
 
 class QuietDriver(LinuxDriver):
-    """Asks the terminal for clicks and the wheel, not for every movement of the mouse: each would be input to read, and a line of bytes over SSH."""
+    """Writes only the cells that change, by the app's `renderer`.
+
+    Asks the terminal for clicks and the wheel, not for every movement of the mouse: each would be input to read, and a line of bytes over SSH.
+    """
+
+    def __init__(self, app: App[Any], **options: Any) -> None:
+        super().__init__(app, **options)
+        self._renderer: DiffRenderer = getattr(app, "renderer", None) or DiffRenderer()
+
+    def write(self, data: str) -> None:
+        """Write what is drawn, in fewer bytes."""
+        if shorter := self._renderer.shorten(data):
+            super().write(shorter)
 
     def _enable_mouse_support(self) -> None:
         if self._mouse:

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 from fake_snapshots import STEPS, FakeLibrary, FakeSource, ended, running, states, table
-from textual._compositor import LayoutUpdate
+from rich.segment import Segment
 from textual.pilot import Pilot
+from textual.strip import Strip
 
 from monitor.data.snapshot import LogLine
-from monitor.screen.app import MonitorApp, text_of
+from monitor.screen import capture
+from monitor.screen.app import MonitorApp
+from monitor.screen.capture import text_of
 from monitor.screen.keys import KEYS
 from monitor.screen.screens import ConfirmScreen, FilterBar, ListScreen, TextScreen
 from operant.runs.states import ENDED
@@ -63,9 +66,8 @@ def test_the_first_picture_has_data():
 
 def test_the_same_snapshot_draws_nothing_and_a_new_one_only_what_changed():
     async def body(app: Any, pilot: Pilot[None]) -> None:
-        drawn: list[Any] = []
-        display = app._display
-        app._display = lambda screen, renderable: (drawn.append(renderable), display(screen, renderable))
+        drawn: list[int] = []
+        app.post_display_hook = lambda: drawn.append(1)
         for _ in range(3):
             app.tick()
             await pilot.pause()
@@ -97,14 +99,14 @@ def test_a_changed_number_is_repainted_alone():
 
 def test_ctrl_l_writes_every_cell_again():
     async def body(app: Any, pilot: Pilot[None]) -> None:
-        drawn: list[Any] = []
-        display = app._display
-        app._display = lambda screen, renderable: (drawn.append(renderable), display(screen, renderable))
-        app._thrift._shown[0] = {0: ("x", ("", "", ""))}
-        await press(pilot, "ctrl+l")
-        assert type(drawn[0]) is LayoutUpdate and (drawn[0].region.width, drawn[0].region.height) == (120, 36) and not app._thrift._shown
-        await press(pilot, "question_mark", "ctrl+l")
-        assert isinstance(app.screen, TextScreen) and type(drawn[-1]) is LayoutUpdate, "in a dialog too"
+        drawn: list[int] = []
+        app.post_display_hook = lambda: drawn.append(1)
+        for keys in (["ctrl+l"], ["question_mark", "ctrl+l"]):  # in a dialog too
+            app.renderer.shorten("\x1b[1;1Hx")
+            drawn.clear()
+            await press(pilot, *keys)
+            assert drawn and app.renderer.shorten("\x1b[1;1Hx"), "what the terminal shows was forgotten"
+        assert isinstance(app.screen, TextScreen)
 
     act(body)
 
@@ -628,7 +630,7 @@ def test_without_colour_everything_is_still_said(monkeypatch):
             text = await show(app, pilot, snapshot._replace(version=app.snapshot.version + 1))
             assert state.upper().replace("_", " ") in text.split("\n")[0]
         for filter_ in app.get_line_filters():
-            strips = [strip.apply_filter(filter_, app.screen.background_colors[1]) for strip in app.screen._compositor.render_strips()]
+            strips = [Strip([Segment(*cell) for cell in line]).apply_filter(filter_, app.screen.background_colors[1]) for line in capture.cells(app)]
         colours = {style.color.triplet for strip in strips for _, style, _ in strip if style and style.color and style.color.triplet}
         assert colours and all(red == green == blue for red, green, blue in colours)
 
@@ -643,8 +645,8 @@ def test_the_theme_turns_and_everything_stays_readable():
         for _ in range(2):
             pairs = [
                 (style.color.get_truecolor().hex, style.bgcolor.get_truecolor().hex)
-                for strip in app.screen._compositor.render_strips()
-                for text, style, _ in strip
+                for line in capture.cells(app)
+                for text, style in line
                 if text.strip() and text.isascii() and style and style.color and style.bgcolor
             ]
             assert pairs and all(contrast(fore, back) > 2.9 for fore, back in set(pairs)), min((contrast(*pair), pair) for pair in set(pairs))

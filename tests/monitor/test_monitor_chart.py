@@ -11,12 +11,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
-from rich.segment import Segment
-from rich.style import Style as RichStyle
-from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.app import App
-from textual.strip import Strip
 
 from monitor.charts import figures
 from monitor.charts.braille import Memory, Plot, bridged, draw_plot
@@ -26,7 +21,8 @@ from monitor.charts.chart import Chart, ChartData, ChartMark, ChartMemory, Layou
 from monitor.charts.palette import ASCII, OKABE_ITO, UNICODE, Cell, Palette, Style, channels, contrast, luminance, mix, readable
 from monitor.charts.scale import Range, nice_step, tick_text, tick_value, ticks, window, y_range
 from monitor.data.snapshot import Point
-from monitor.screen.diff_renderer import Thrift
+from monitor.screen import capture
+from monitor.screen.diff_renderer import DiffRenderer
 from operant.text import cells
 
 DARK, LIGHT, PLAIN = Palette(), Palette(dark=False), Palette(ascii_only=True)
@@ -454,12 +450,11 @@ def test_a_widget_repaints_only_what_changed_and_shows_what_it_should():
             assert sum(region.area for some in regions for region in some) < 40
             # What is composed is what a fresh chart would be.
             fresh = text_of(draw_chart(chart.data, 44, 12, chart.palette, chart.memory))
-            shown = [strip.text[:44] for strip in app.screen._compositor.render_strips()[:12]]
-            assert shown == fresh
+            assert [line[:44] for line in capture.text_of(app).split("\n")[:12]] == [line.rstrip() for line in fresh]
             assert chart.plot_columns == 2 * (44 - 2 - 6) and chart.column_at(7) == 0 and chart.column_at(6) is None and chart.column_at(43) is None
             chart.focus()
             await pilot.pause()
-            assert app.screen._compositor.render_strips()[0].text.startswith("┏")
+            assert capture.text_of(app).startswith("┏")
             app.theme = "textual-light"
             await pilot.pause()
             assert not chart.palette.dark
@@ -468,7 +463,7 @@ def test_a_widget_repaints_only_what_changed_and_shows_what_it_should():
 
 
 class Screen:
-    """A terminal that knows what `Thrift` writes: where to go, how far to the right, and colours."""
+    """A terminal that knows what `DiffRenderer` writes: where to go, how far to the right, and colours."""
 
     def __init__(self):
         self.cells = {}
@@ -504,20 +499,20 @@ class Screen:
         assert state == {}
 
 
-def strip_of(row):
-    return Strip([Segment(character, style) for character, style in row])
+def written(cells, x, y):
+    """What Textual writes of some cells of a line: every cell with its whole style and a reset."""
+    return f"\x1b[{y + 1};{x + 1}H" + "".join(f"\x1b[{sgr}m{character}\x1b[0m" if sgr else character for character, sgr in cells)
 
 
-def test_thrift_brings_the_screen_to_what_it_should_be_in_fewer_bytes():
+def test_the_diff_renderer_brings_the_screen_to_what_it_should_be_in_fewer_bytes():
     draw = random.Random(5)
-    console = Console(color_system="truecolor", force_terminal=True)
-    styles = [RichStyle(color=a, bgcolor=b, bold=bold) for a in ("#112233", "#445566", None) for b in ("#000000", "#FFFFFF") for bold in (None, True)] + [None]
-    width, height, cuts = 40, 6, [0, 15, 40]
-    thrift, screen = Thrift(), Screen()
-    wanted = [[(" ", None)] * width for _ in range(height)]
+    styles = ["", *(f"{bold}38;2;{a};48;2;{b}" for bold in ("", "1;") for a in ("17;34;51", "68;85;102") for b in ("0;0;0", "255;255;255"))]
+    width, height = 40, 6
+    renderer, screen = DiffRenderer(), Screen()
+    wanted = [[(" ", "")] * width for _ in range(height)]
     sent = plain = 0
     for turn in range(300):
-        spans = []
+        spans, update = [], ""
         for y in sorted(draw.sample(range(height), draw.randint(1, 3))):
             left = draw.randint(0, width - 1)
             right = draw.randint(left + 1, width)
@@ -525,30 +520,45 @@ def test_thrift_brings_the_screen_to_what_it_should_be_in_fewer_bytes():
                 if draw.random() < 0.3:
                     wanted[y][x] = (draw.choice("ab⠿é"), draw.choice(styles))
             spans.append((y, left, right))
-        chops = [{start: strip_of(wanted[y][start:end]) for start, end in itertools.pairwise(cuts)} for y in range(height)]
-        update = ChopsUpdate(chops, spans, [cuts[1:]] * height)
+            update += written(wanted[y][left:right], left, y) + "\n"
         if turn == 100:
-            assert isinstance(thrift.thin(LayoutUpdate([], None)), LayoutUpdate)
-        text = thrift.thin(update).render_segments(console)
-        screen.feed(text)
-        sent, plain = sent + len(text), plain + len(update.render_segments(console))
+            assert renderer.shorten("\x1b[?1049h") == "\x1b[?1049h", "another screen: what it shows is not known"
+            assert len(renderer.shorten(update)) > len(update) / 3
+        text = renderer.shorten(update) if turn != 100 else update
+        screen.feed(text.replace("\n", ""))
+        sent, plain = sent + len(text), plain + len(update)
         for y, left, right in spans:
             for x in range(left, right):
-                character, style = wanted[y][x]
-                state = {} if style is None else {38: style.color and (2, *style.color.triplet), 48: (2, *style.bgcolor.triplet), 1: style.bold}
-                assert screen.cells[x, y] == (character, {key: value for key, value in state.items() if value})
+                character, sgr = wanted[y][x]
+                probe = Screen()
+                probe.feed(written([(character, sgr)], x, y))
+                assert screen.cells[x, y] == probe.cells[x, y]
     assert sent < plain / 3
-    again = ChopsUpdate(chops, spans, [cuts[1:]] * height)
-    assert thrift.thin(again).render_segments(console) == ""
-    assert thrift.thin(None) is None
+    assert renderer.shorten(update) == "", "nothing changed"
+    renderer.forget()
+    assert renderer.shorten(update), "everything is written again"
 
 
-def test_thrift_keeps_wide_and_combining_characters_whole():
-    console, thrift, screen = Console(color_system="truecolor", force_terminal=True), Thrift(), Screen()
+def test_the_diff_renderer_passes_what_it_does_not_know():
+    renderer = DiffRenderer()
+    renderer.shorten("\x1b[1;1Hx")
+    for sequence in ("\x1b[?2026h", "\x1b[?2026l"):
+        assert renderer.shorten(sequence) == sequence and renderer.shorten("\x1b[1;1Hx") == "", "an update's begin and end change no cell"
+    for sequence in ("\x1b]52;c;eA==\x07", "\x1b[2J", "\x1b[?25l", "x", "\x1b[1;1Hx\ty", "\x07"):
+        assert renderer.shorten(sequence) == sequence
+        assert renderer.shorten("\x1b[1;1Hx") == "\x1b[1;1Hx", "what the terminal shows is not known any more"
+
+
+def test_the_cursor_ends_where_it_was_put():
+    renderer = DiffRenderer()
+    assert renderer.shorten("\x1b[2;3Hab\x1b[9;5H") == "\x1b[2;3Hab\x1b[9;5H"
+    assert renderer.shorten("\x1b[2;3Hac\x1b[9;5H") == "\x1b[2;4Hc\x1b[9;5H"
+
+
+def test_the_diff_renderer_keeps_wide_and_combining_characters_whole():
+    renderer, screen = DiffRenderer(), Screen()
     for text in ("漢字 ok", "x漢字ok", "e\u0301漢 ok", "plain o"):
-        strip = Strip([Segment(text)])
-        thrift_text = thrift.thin(ChopsUpdate([{0: strip}], [(0, 0, strip.cell_length)], [[strip.cell_length]])).render_segments(console)
-        screen.feed(thrift_text.replace("\u0301", ""))
+        screen.feed(renderer.shorten(f"\x1b[1;1H{text}").replace("\u0301", ""))
     assert "".join(screen.cells[x, 0][0] for x in range(7)) == "plain o"
 
 

@@ -15,6 +15,7 @@ from monitor.charts.cells import text_of
 from monitor.charts.palette import Palette, Style, channels, contrast
 from monitor.charts.picture import AgentPicture, Grid, draw_picture, ground_of, sampled, shown_colour, wanted_size
 from monitor.data.snapshot import Frame
+from monitor.screen import capture
 from operant.text import cells
 
 DARK, LIGHT, PLAIN = Palette(), Palette(dark=False), Palette(ascii_only=True)
@@ -227,7 +228,7 @@ def test_a_widget_keeps_its_ground_from_frame_to_frame():
             async def shown(*lanes, number):
                 picture.show(frame_of(*lanes, number=number) if lanes else None)
                 await pilot.pause()
-                assert [strip.text for strip in app.screen._compositor.render_strips()] == text_of(picture.draw(4, 2, picture.palette))
+                assert capture.text_of(app) == "\n".join(line.rstrip() for line in text_of(picture.draw(4, 2, picture.palette)))
                 return lit(picture.draw(4, 2, picture.palette))
 
             earth = {(x, y) for y, line in enumerate(HILL.split()) for x, letter in enumerate(line) if letter != "."}
@@ -248,7 +249,7 @@ def test_a_widget_repaints_only_what_changed():
             picture = app.query_one(AgentPicture)
             picture.show(None, absent="asking the trainer", title=[("agent", Style())])
             await pilot.pause()
-            assert "asking the trainer" in "".join(strip.text for strip in app.screen._compositor.render_strips())
+            assert "asking the trainer" in capture.text_of(app)
             picture.show(frame_of(PICTURE), title=[("agent", Style())])
             await pilot.pause()
             regions = []
@@ -264,8 +265,7 @@ def test_a_widget_repaints_only_what_changed():
             picture.show(frame_of(PICTURE.replace(".r....b.", "........"), number=3), title=[("agent", Style())])
             await pilot.pause()
             assert regions and None not in regions and sum(region.area for region in regions) < 28 * 6 / 2
-            shown = [strip.text for strip in app.screen._compositor.render_strips()]
-            assert shown == text_of(picture.draw(30, 8, picture.palette))
+            assert capture.text_of(app) == "\n".join(line.rstrip() for line in text_of(picture.draw(30, 8, picture.palette)))
             assert picture.wanted_size(1) == 32
 
     asyncio.run(main())

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from fake_snapshots import FakeLibrary, FakeSource, states
 
-from monitor.screen.app import MonitorApp, text_of
+from monitor.screen.app import MonitorApp
+from monitor.screen.capture import text_of
 from operant.runs.states import ENDED, LIVE
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "screens"

@@ -17,7 +17,8 @@ from monitor.charts import line
 from monitor.charts.line import Piece
 from monitor.data.snapshot import Ending, LogLine
 from monitor.screen import keys, layout, logwords, view, words
-from monitor.screen.app import MonitorApp, text_of
+from monitor.screen.app import MonitorApp
+from monitor.screen.capture import text_of
 from monitor.screen.layout import REST
 from monitor.screen.panel import _changes
 from monitor.screen.view import PAGES, View
