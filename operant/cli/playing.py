@@ -7,10 +7,12 @@ import math
 import os
 import re
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from operant.play.film import Length, Pace
     from operant.play.load_policy import Loaded
     from operant.play.stage import Performer, Show
+    from operant.play.view import Playable
     from operant.runs import Reach
 
 app = typer.Typer(**TYPER)
@@ -39,6 +42,21 @@ def within(option: str, value: float | None, low: float, high: float) -> None:
     """Raise UsageError for an option's number that is out of bounds, or none."""
     if value is not None and not low <= value <= high:
         raise UsageError(f"{option} is {value:g}; it must be between {low:g} and {high:,g}")
+
+
+@contextlib.contextmanager
+def _signals_raised() -> Iterator[None]:
+    """While inside, SIGTERM and SIGHUP raise SystemExit with the shell's code for them, so that no partial file is left."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 @app.command()
@@ -90,7 +108,6 @@ def render(
         raise UsageError(f"--frames is of a .png; a .{form} is as long as --seconds or --steps say")
 
     from operant.play import load_policy
-    from operant.play.console import ended_in_order
 
     reach = folders.reach(runs)
     loaded = consented(trust, lambda trusted: load_policy.load(what, reach, which=checkpoint, device=device, report=say, trusted=trusted))
@@ -98,7 +115,7 @@ def render(
     show, performer = stage(loaded, lanes=lanes, seed=seed, greedy=not sampled)
     pace = films.pace(show.step_s, fps, every)
     length = _length(films, pace, seconds, steps, episodes)
-    with ended_in_order(), films.replacing(path) as part, _progress(length) as report:
+    with _signals_raised(), films.replacing(path) as part, _progress(length) as report:
         film = films.open_film(part, form, fps=pace.fps, frames=frames)
         try:
             shot = films.shoot(show, performer.step, film, side=side, every=pace.every, length=length, hold=round(_HOLD_S * pace.fps), report=report)
@@ -128,13 +145,13 @@ def play(
     turns: Annotated[bool | None, typer.Option("--turns/--clock", help="wait for a key at each step, or go on without  [default: by the game]")] = None,
     keys: Annotated[str, typer.Option(metavar="KEY=ACTION,...", help="other keys, such as left=1,right=2")] = "",
 ) -> None:
-    """Play an environment yourself, in the terminal, with the arrow keys or wasd; ? tells the others."""
-    from operant.play import console
+    """Play an environment yourself in the terminal: arrows or wasd."""
     from operant.play import game as games
+    from operant.play import screen
 
     within("--size", size, *_SIDES)
     within("--fps", fps, 0.1, 120)
-    console.require("operant play")
+    screen.require("operant play")
     config = _configured(environment, param or ())
     from operant.play.keys import Buttons
     from operant.play.stage import Show
@@ -142,18 +159,27 @@ def play(
     env = config.environment
     buttons = Buttons(env)
     buttons.bind(keys)
-    waits = games.waits(env) if turns is None else turns
+    waits = games.takes_turns(env) if turns is None else turns
     if not waits and not buttons.keys:
         raise UsageError(f"{safe(env.name)} has more actions than keys: without --clock it is played in turns; or give it --keys")
     with _preparing(env.name):
         show = Show(env, config.params, seed=secrets.randbelow(1 << 31) if seed is None else seed)
-    rate = games.rate_of(show.step_s) if fps is None else fps
-    try:
-        with console.Console() as terminal:
-            score = games.Game(show, terminal, buttons, turns=waits, rate=rate, title=env.name, largest=size).play()
-    except console.TerminalGoneError:
-        raise typer.Exit(129) from None
-    out(f"{safe(env.name)}  {_games(score.returns)}  {score.steps:,} steps")
+    game = games.Game(show, buttons, turns=waits, rate=games.rate_of(show.step_s) if fps is None else fps, title=env.name)
+    _on_screen(game, show, largest=size)
+    out(f"{safe(env.name)}  {_games(game.score.returns)}  {game.score.steps:,} steps")
+
+
+def _on_screen(game: Playable, show: Show, *, largest: int | None = None) -> None:
+    """Show a game until it is done. Raises typer.Exit where a signal or an error ended it."""
+    from monitor.screen.terminal import tied_to_terminal
+    from operant.play.screen import GameScreen
+    from operant.play.view import View
+
+    app = GameScreen(game, View(show, largest=largest))
+    with tied_to_terminal(app):
+        app.run(mouse=False)
+    if app.return_code:
+        raise typer.Exit(app.return_code)
 
 
 @contextlib.contextmanager
@@ -192,23 +218,20 @@ def spectate(
     what: str, reach: Reach, *, which: str | None, device: str, seed: int | None, greedy: bool, episodes: int, fps: float | None, trust: bool
 ) -> None:
     """Show a checkpoint at play on the terminal, and print how it went. Raises what `playback.load` does."""
-    from operant.play import console, load_policy
-    from operant.play import viewer as watching
+    from operant.play import film, load_policy, screen, viewer
 
     within("--episodes", episodes, 1, 1_000_000)
     within("--fps", fps, 0.1, 120)
-    console.require("--render term")
+    screen.require("--render term")
     loaded = consented(trust, lambda trusted: load_policy.load(what, reach, which=which, device=device, report=say, trusted=trusted))
     seed = loaded.config.run.seed if seed is None else seed
     with _preparing(loaded.config.environment.name):
         show, performer = stage(loaded, lanes=1, seed=seed, greedy=greedy)
     title = f"{loaded.id}  {loaded.config.environment.name}  checkpoint {loaded.step:,}  {'greedy' if greedy else 'sampled'}"
-    try:
-        with console.Console() as terminal:
-            seen = watching.spectate(show, performer, terminal, title=title, episodes=episodes, fps=fps)
-    except console.TerminalGoneError:
-        raise typer.Exit(129) from None
-    out(f"{safe(title, 400)}  {_games(seen.returns)}  {seen.steps:,} steps")
+    pace = film.pace(show.step_s, fps, 1 if fps is not None else None, usual_fps=viewer.USUAL_FPS)
+    game = viewer.Viewer(show, performer, title=title, episodes=episodes, pace=pace)
+    _on_screen(game, show)
+    out(f"{safe(title, 400)}  {_games(game.seen.returns)}  {game.seen.steps:,} steps")
 
 
 def _games(returns: Sequence[float]) -> str:

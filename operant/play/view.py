@@ -1,4 +1,4 @@
-"""A show on a terminal: one lane's picture in half blocks, as large as fits, with lines of words below it. Knows no policy and no key.
+"""What a game shows: one lane as rows of cells, its picture in half blocks as large as fits, and text. Knows no terminal, no policy and no key.
 
 An environment that draws no picture is shown by its observation, in numbers.
 """
@@ -6,89 +6,90 @@ An environment that draws no picture is shown by its observation, in numbers.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from operant import text
-from operant.play import console
-from operant.play.halfblocks import Drawing, cells_of, style_of
-from operant.play.stage import Show
+from operant.play.halfblocks import Cell, Rows, Style, cells_of
 
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
-"""Around what a terminal that knows them shows at once."""
+if TYPE_CHECKING:
+    from operant.play.stage import Show
 
 _MOST_SIDE = 240  # pixels: no more is worth sending
-_LINES = 2  # of words
+_BLANK: Cell = (" ", None, None)
+
+Mark = tuple[float, float, float]
+"""A square on a picture: x, y and half a side, as shares of the picture."""
+
+
+class Shown(NamedTuple):
+    """What is on the screen beside the picture."""
+
+    score: str
+    prompt: str
+    box: Sequence[str] = ()  # lines over the picture
+    mark: Mark | None = None
+
+
+class Playable(Protocol):
+    """A game as its screen knows it. Times are those of `time.monotonic`."""
+
+    done: bool  # the screen closes
+
+    @property
+    def due_s(self) -> float | None:
+        """When `tick` is to be called next; None: only a key changes anything."""
+
+    def press(self, key: str, now_s: float) -> None:
+        """A key: an arrow, space, enter, tab, backspace, esc or a printable ASCII character."""
+
+    def tick(self, now_s: float) -> None:
+        """The time that `due_s` named has come."""
+
+    def pause(self) -> None:
+        """Wait for a key."""
+
+    def shown(self) -> Shown:
+        """What is to be seen now."""
 
 
 class View:
-    """Draws a show's first lane. `largest` bounds the picture's side, in pixels."""
+    """Draws a stage's first lane. `largest` bounds the picture's side, in pixels."""
 
-    def __init__(self, show: Show, terminal: console.Console, *, largest: int | None = None) -> None:
-        self._show, self._terminal, self._largest = show, terminal, largest or _MOST_SIDE
-        self._style = style_of(os.environ, terminal.encoding)
-        self._drawing, self._words = Drawing(), [""] * _LINES
-        self._layout: tuple[tuple[int, int], tuple[str, ...]] = ((0, 0), ())
-        self._shown = ""  # numbers
-        self._canvas: torch.Tensor | None = None
+    def __init__(self, stage: Show, *, largest: int | None = None) -> None:
+        self._stage, self._largest = stage, largest or _MOST_SIDE
+        self._canvas: torch.Tensor | None = None  # (N, side, side, 3) bytes
 
-    def prepare(self) -> None:
-        """Do what takes long the first time, compiling the picture, and show nothing yet."""
-        if self._show.env.shade is not None:
-            columns, lines = console.size()
-            self._picture(columns, lines - _LINES, None)
+    def rows(self, width: int, height: int, style: Style, mark: Mark | None = None) -> Rows:
+        """The lane as it is now, as `height` rows of `width` cells."""
+        if self._stage.env.shade is None:
+            rows, across = self._numbers(width, height), width
+        else:
+            rows, across = self._picture(width, height, style, mark)
+        left = (width - across) // 2
+        top = (height - len(rows)) // 2 if self._stage.env.shade is not None else 0
+        padded = [[_BLANK] * left + row + [_BLANK] * (width - left - len(row)) for row in rows]
+        blank = [_BLANK] * width
+        return [blank] * top + padded + [blank] * (height - top - len(rows))
 
-    def draw(self, words: Sequence[str], *, over: Sequence[str] = (), mark: tuple[float, float, float] | None = None) -> None:
-        """Show the lane as it is, words below it, and lines `over` it in a box. `mark`: x, y and half a side, as shares of the picture."""
-        parts = []
-        layout = (console.size(), tuple(over))
-        if layout != self._layout:
-            self._layout, self._words, self._shown = layout, [""] * _LINES, ""
-            self._drawing.forget()
-            parts.append("\x1b[0m\x1b[2J")
-        (columns, lines), _ = layout
-        seen = self._picture(columns, lines - _LINES, mark) if self._show.env.shade is not None else self._numbers(columns, lines - _LINES)
-        if over and (seen or parts):
-            seen += _box(over, columns, lines - _LINES)
-        parts.append(seen)
-        for k, line in enumerate(words[:_LINES]):
-            shown = text.safe(line, max(1, columns - 1))
-            if shown != self._words[k]:
-                self._words[k] = shown
-                parts.append(f"\x1b[{lines - _LINES + 1 + k};1H\x1b[0m{shown}\x1b[K")
-        if any(parts):
-            self._terminal.write("".join([_BEGIN, *parts, _END]))
-
-    def _picture(self, columns: int, lines: int, mark: tuple[float, float, float] | None) -> str:
-        side = max(2, min(columns, 2 * lines, self._largest)) // 2 * 2
+    def _picture(self, width: int, height: int, style: Style, mark: Mark | None) -> tuple[Rows, int]:
+        side = max(2, min(width, 2 * height, self._largest)) // 2 * 2
         if self._canvas is None or self._canvas.shape[1] != side:
-            self._canvas = self._show.canvas(side)
-        pixels = self._show.picture(self._canvas)[0]
+            self._canvas = self._stage.canvas(side)
+        pixels = self._stage.picture(self._canvas)[0]
         if mark is not None:
             pixels = _marked(pixels, *mark)
-        rows = cells_of(pixels.tobytes(), side, side, self._style)
-        return self._drawing.show(rows, 1 + (lines - len(rows)) // 2, 1 + (columns - side) // 2)
+        return cells_of(pixels.tobytes(), side, side, style), side
 
-    def _numbers(self, columns: int, lines: int) -> str:
-        values = [f"{value:9.4g}" for value in self._show.observation[:, 0].tolist()]
-        per_line = max(1, columns // 10)
-        rows = [" ".join(values[k : k + per_line]) for k in range(0, len(values), per_line)]
-        if len(rows) > lines:
-            rows = [*rows[: lines - 1], f"... and {len(values) - (lines - 1) * per_line} more numbers"]
-        shown = "".join(f"\x1b[{1 + k};1H\x1b[0m{row[:columns]}\x1b[K" for k, row in enumerate(rows))
-        before, self._shown = self._shown, shown
-        return shown if shown != before else ""
-
-
-def _box(over: Sequence[str], columns: int, lines: int) -> str:
-    """Lines in the middle of what is shown."""
-    shown = [text.safe(line, max(1, columns - 4)) for line in over[: max(1, lines)]]
-    width = max(map(len, shown))
-    top, left = 1 + max(0, (lines - len(shown)) // 2), 1 + max(0, (columns - width - 2) // 2)
-    return "".join(f"\x1b[{top + k};{left}H\x1b[0;7m {line.ljust(width)} \x1b[0m" for k, line in enumerate(shown))
+    def _numbers(self, width: int, height: int) -> Rows:
+        values = [f"{value:9.4g}" for value in self._stage.observation[:, 0].tolist()]
+        per_line = max(1, width // 10)
+        lines = [" ".join(values[k : k + per_line]) for k in range(0, len(values), per_line)]
+        if len(lines) > height:
+            lines = [*lines[: height - 1], f"... and {len(values) - (height - 1) * per_line} more numbers"]
+        return [[(character, None, None) for character in line[:width]] for line in lines]
 
 
 def _marked(pixels: np.ndarray, x: float, y: float, reach: float) -> np.ndarray:

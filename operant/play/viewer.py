@@ -1,24 +1,21 @@
-"""A policy at play on the terminal: what `operant eval --render term` shows. Knows no run and no checkpoint.
+"""A policy at play: what `operant eval --render term` shows. Knows no run, no checkpoint and no screen.
 
-It goes at the environment's own pace, and no faster than it can be followed.
+It plays at the environment's own pace, and no faster than a person can follow.
 """
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
 from operant import text
-from operant.play import film as render
-from operant.play.console import Console
+from operant.play.film import Pace
 from operant.play.keys import Buttons
 from operant.play.stage import Performer, Show
-from operant.play.view import View
+from operant.play.view import Shown
 
+USUAL_FPS = 12.0
+"""Steps a second, for an environment that does not say how long its step is."""
 _HOLD_S = 0.8  # how long an episode's end stays
-_LOOK_S = 0.2  # between two looks at the terminal's size while nothing moves
-_LEAVE = ("q", "esc")
-_FPS = 12.0  # of an environment that has no pace of its own
 
 
 class Watched(NamedTuple):
@@ -28,42 +25,58 @@ class Watched(NamedTuple):
     steps: int
 
 
-def spectate(show: Show, performer: Performer, terminal: Console, *, title: str, episodes: int, fps: float | None, largest: int | None = None) -> Watched:
-    """Play `episodes` episodes on the terminal, or until somebody has seen enough: q, esc or Ctrl-C. Space waits and goes on.
+class Viewer:
+    """Plays `episodes` episodes, or until q or esc. Space pauses."""
 
-    `fps` None is the environment's own pace, with no more than 30 pictures a second.
-    """
-    pace = render.pace(show.step_s, fps, 1 if fps is not None else None, usual_fps=_FPS)
-    view, buttons = View(show, terminal, largest=largest), Buttons(show.env)
-    returns: list[float] = []
-    steps = 0
-    action = "-"
-    paused = False
-    next_s = time.monotonic()
-    try:
-        while True:
-            number = len(returns) + (0 if show.ended[0] else 1)
-            score = f"episode {number} of {episodes}   step {int(show.ages[0]):,}   return {text.number(float(show.returns[0]))}   action {action}"
-            mean = f"   mean of {len(returns)}: {text.number(sum(returns) / len(returns))}" if returns else ""
-            view.draw([score + mean, f"{title}   {'waiting: space goes on' if paused else 'space waits'}, q leaves"])
-            if show.ended[0] and len(returns) >= episodes:
-                next_s = time.monotonic() + _HOLD_S
-            key = terminal.key(_LOOK_S if paused else max(0.0, next_s - time.monotonic()))
-            if key in _LEAVE:
-                return Watched(returns, steps)
-            paused ^= key == "space"
-            if key is not None or paused:
-                continue
-            if len(returns) >= episodes:
-                return Watched(returns, steps)
-            for _ in range(pace.every):
-                performer.step()
-                steps += 1
-                action = buttons.named(tuple(show.action[:, 0].tolist()))
-                if show.ended[0]:
-                    returns.append(float(show.returns[0]))
-                    break
-            # A slow machine, or a slow line, plays more slowly: it does not catch up.
-            next_s = max(next_s + 1.0 / pace.fps, time.monotonic()) + (_HOLD_S if show.ended[0] else 0.0)
-    except KeyboardInterrupt:
-        return Watched(returns, steps)
+    def __init__(self, stage: Show, performer: Performer, *, title: str, episodes: int, pace: Pace) -> None:
+        self._stage, self._performer, self._title, self._episodes, self._pace = stage, performer, title, episodes, pace
+        self._buttons = Buttons(stage.env)
+        self._returns: list[float] = []
+        self._steps = 0
+        self._action = "-"  # taken last
+        self._paused = False
+        self._next_s = 0.0
+        self.done = False
+
+    @property
+    def seen(self) -> Watched:
+        """What was seen so far."""
+        return Watched(self._returns, self._steps)
+
+    @property
+    def due_s(self) -> float | None:
+        """When the next step is due; None while paused."""
+        return None if self._paused else self._next_s
+
+    def pause(self) -> None:
+        """Wait for space."""
+        self._paused = True
+
+    def press(self, key: str, now_s: float) -> None:
+        """What a key does."""
+        self.done = key in ("q", "esc")
+        self._paused ^= key == "space"
+
+    def tick(self, now_s: float) -> None:
+        """The steps from one picture to the next."""
+        if len(self._returns) >= self._episodes:
+            self.done = True
+            return
+        stage = self._stage
+        for _ in range(self._pace.every):
+            self._performer.step()
+            self._steps += 1
+            self._action = self._buttons.named(tuple(stage.action[:, 0].tolist()))
+            if stage.ended[0]:
+                self._returns.append(float(stage.returns[0]))
+                break
+        # A slow machine, or a slow line, plays more slowly: it does not catch up.
+        self._next_s = max((self._next_s or now_s) + 1.0 / self._pace.fps, now_s) + (_HOLD_S if stage.ended[0] else 0.0)
+
+    def shown(self) -> Shown:
+        """The episode under way, and the mean of those before."""
+        stage, returns = self._stage, self._returns
+        number = len(returns) + (0 if stage.ended[0] else 1)
+        score = f"episode {number} of {self._episodes}   step {int(stage.ages[0]):,}   return {text.number(float(stage.returns[0]))}   action {self._action}"
+        mean = f"   mean of {len(returns)}: {text.number(sum(returns) / len(returns))}" if returns else ""
+        return Shown(score + mean, f"{self._title}   {'paused: space goes on' if self._paused else 'space pauses'}, q leaves")

@@ -1,0 +1,172 @@
+"""The screen of a game, a Textual app: the picture, two lines of text below it and a box over it. Knows no rules, no policy and no run.
+
+What is shown and what keys do is a `Playable`'s matter: a person's game (operant/play/game.py) or a policy at play (operant/play/viewer.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from itertools import groupby
+from typing import ClassVar
+
+from rich.color import Color
+from rich.segment import Segment
+from rich.style import Style as TextStyle
+from textual import events
+from textual.app import App, ComposeResult
+from textual.containers import Container
+from textual.geometry import Region
+from textual.message import Message
+from textual.strip import Strip
+from textual.timer import Timer
+from textual.widget import Widget
+from textual.widgets import Static
+
+from operant.errors import UsageError
+from operant.play.halfblocks import Cell, Rows, Style
+from operant.play.view import Playable, Shown, View
+from operant.text import safe
+
+SMALLEST = (24, 8)
+"""Columns and lines that a picture and its text need."""
+_NAMES = {"escape": "esc", "up": "up", "down": "down", "left": "left", "right": "right", "enter": "enter", "tab": "tab", "backspace": "backspace"}
+
+
+def require(what: str) -> None:
+    """Raise UsageError where `what` (such as "--render term") could not be shown."""
+    streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    if not all(stream is not None and not stream.closed and stream.isatty() for stream in streams) or os.environ.get("TERM", "") in ("", "dumb"):
+        raise UsageError(f"{what} needs a terminal, as input and output")
+    columns, lines = os.get_terminal_size(sys.__stdout__.fileno() if sys.__stdout__ is not None else 1)
+    if columns and lines and (columns < SMALLEST[0] or lines < SMALLEST[1]):
+        raise UsageError(f"terminal is {columns}×{lines}; {what} needs {SMALLEST[0]}×{SMALLEST[1]}")
+
+
+@functools.lru_cache(8192)
+def _style(fore: bytes | None, back: bytes | None) -> TextStyle:
+    front, behind = (Color.from_rgb(*colour) if colour is not None else None for colour in (fore, back))
+    return TextStyle(color=front, bgcolor=behind)
+
+
+def _colours(cell: Cell) -> tuple[bytes | None, bytes | None]:
+    return cell[1:]
+
+
+class Picture(Widget):
+    """Rows of cells, of which only those that changed are sent: fit for SSH."""
+
+    class Resized(Message):
+        """The widget has another size: the rows are to be made anew."""
+
+    def __init__(self) -> None:
+        super().__init__(id="picture")
+        self._rows: Rows = []
+
+    def show(self, rows: Rows) -> None:
+        """Show rows of cells in place of those before."""
+        before, self._rows = self._rows, rows
+        if [len(row) for row in before] != [len(row) for row in rows]:
+            self.refresh()
+            return
+        changed = []
+        for y, (old, new) in enumerate(zip(before, rows, strict=True)):
+            if old is not new and old != new:
+                places = [x for x, (one, other) in enumerate(zip(old, new, strict=True)) if one != other]
+                changed.append(Region(places[0], y, places[-1] + 1 - places[0], 1))
+        if changed:
+            self.refresh(*changed)
+
+    def on_resize(self) -> None:
+        """Ask for rows of the new size."""
+        self.post_message(self.Resized())
+
+    def render_line(self, y: int) -> Strip:
+        """One line, padded to the widget's width."""
+        row = self._rows[y] if y < len(self._rows) else []
+        segments = [Segment("".join(cell[0] for cell in run), _style(*colours)) for colours, run in groupby(row, _colours)]
+        return Strip(segments).adjust_cell_length(self.size.width)
+
+
+class GameScreen(App[None], inherit_bindings=False):
+    """Shows a game until it is done, or until Ctrl-C. Ctrl-Z suspends it."""
+
+    CSS = """
+    Screen, Container, Static { background: ansi_default; color: ansi_default; }
+    #field { height: 1fr; align: center middle; layers: below above; }
+    #picture { layer: below; width: 100%; height: 100%; }
+    #box { layer: above; width: auto; height: auto; padding: 0 1; text-style: reverse; }
+    #score, #prompt { height: 1; text-wrap: nowrap; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    ALLOW_SELECT: ClassVar[bool] = False
+
+    def __init__(self, game: Playable, view: View) -> None:
+        super().__init__(ansi_color=True)  # the terminal's own background
+        self._game, self._view = game, view
+        encoding = (getattr(sys.__stderr__, "encoding", None) or "ascii").lower()  # where Textual draws
+        self._style = Style(not self.no_color, encoding.replace("-", "").replace("_", "") == "utf8")
+        self._timer: Timer | None = None
+        self._first_s: float | None = None  # when the first picture was painted
+
+    def compose(self) -> ComposeResult:
+        """The picture with its box, and two lines."""
+        with Container(id="field"):
+            yield Picture()
+            yield Static(id="box", markup=False)
+        yield Static(id="score", markup=False)
+        yield Static(id="prompt", markup=False)
+
+    def on_picture_resized(self) -> None:
+        """The picture has its size, or another one."""
+        self._draw()
+
+    def on_key(self, event: events.Key) -> None:
+        """Hand a key to the game. What was typed before there was a picture to see is dropped."""
+        event.prevent_default()
+        if event.key == "ctrl+c":
+            self.exit()
+        elif event.key == "ctrl+z":
+            self._game.pause()
+            self._draw()
+            self.action_suspend_process()
+        elif self._first_s is not None and event.time >= self._first_s:
+            character = event.character or ""
+            key = "space" if character == " " else character if "!" <= character <= "~" and len(character) == 1 else _NAMES.get(event.key)
+            if key is not None:
+                self._game.press(key, time.monotonic())
+                self._draw()
+
+    def _tick(self) -> None:
+        self._game.tick(time.monotonic())
+        self._draw()
+
+    def _draw(self) -> None:
+        """Show the game as it is, and wait for what comes next."""
+        if self._timer is not None:
+            self._timer.stop()
+        if self._game.done:
+            self.exit()
+            return
+        self._show(self._game.shown())
+        if self._first_s is None:
+            self._first_s = time.monotonic()
+        if (due_s := self._game.due_s) is not None:
+            self._timer = self.set_timer(max(0.001, due_s - time.monotonic()), self._tick)
+
+    def _show(self, shown: Shown) -> None:
+        picture = self.query_one(Picture)
+        width, height = picture.size
+        if width > 0 and height > 0:
+            picture.show(self._view.rows(width, height, self._style, shown.mark))
+        box = self.query_one("#box", Static)
+        lines = "\n".join(safe(line, max(1, width - 4)) for line in shown.box[: max(1, height)])
+        if lines != str(box.content):
+            box.update(lines)
+        box.display = bool(lines)
+        for name, line in (("#score", shown.score), ("#prompt", shown.prompt)):
+            static, text = self.query_one(name, Static), safe(line, max(1, width - 1))
+            if text != str(static.content):
+                static.update(text, layout=False)
