@@ -20,7 +20,7 @@ _NEAR = 4  # cells: changed runs this near to each other are one, as moving the 
 
 
 def changed_runs(before: Row, after: Row) -> list[tuple[int, int]]:
-    """(start, length) of the stretches in which two rows of one width differ."""
+    """(start, length) of the runs in which two rows of one width differ; the whole row where a character is not one cell wide."""
     runs: list[tuple[int, int]] = []
     for x, (old, new) in enumerate(zip(before, after, strict=True)):
         if old is not new and old != new:
@@ -28,7 +28,8 @@ def changed_runs(before: Row, after: Row) -> list[tuple[int, int]]:
                 runs[-1] = (runs[-1][0], x + 1 - runs[-1][0])
             else:
                 runs.append((x, 1))
-    return runs
+    # A region that ends within a wide character would be drawn with half of it.
+    return [(0, len(after))] if runs and any(len(cell[0]) != 1 for row in (before, after) for cell in row) else runs
 
 
 class Canvas(Widget):
@@ -66,7 +67,8 @@ class Canvas(Widget):
 
     def redraw(self) -> None:
         """Draw again and repaint the cells that changed; nothing where none did."""
-        if not self.is_mounted or not self.size:
+        if not self.is_mounted or not self.size or not self.display:
+            self._drawn_for = ()
             return
         before, drawn_for = self._rows, self._drawn_for
         rows = self._draw()
@@ -99,8 +101,9 @@ class Canvas(Widget):
         """The Rich style of a cell style, made once."""
         found = self._rich_styles.get(style)
         if found is None:
-            palette = self.palette
-            found = self._rich_styles[style] = RichStyle(color=palette.hex(style.fore), bgcolor=palette.hex(style.back), bold=style.bold or None)
+            colour, ground = self.palette.hex(style.fore), self.palette.hex(style.back)
+            meta = {"@click": style.action} if style.action else None
+            found = self._rich_styles[style] = RichStyle(color=colour, bgcolor=ground, bold=style.bold or None, meta=meta)
         return found
 
 

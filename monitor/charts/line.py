@@ -52,6 +52,31 @@ def clean(text: str, *, ascii_only: bool = False) -> str:
     return text if text.isprintable() else safe(text, _LONGEST_CELLS)
 
 
+def characters(text: str) -> list[str]:
+    """One item a cell: a character with the combining ones that follow it, and an empty text for the right half of a wide character."""
+    if text.isascii():
+        return list(text)
+    found: list[str] = []
+    base = 0
+    for character in text:
+        taken = cells(character)
+        if taken or not found:
+            base = len(found)
+            found += [character, ""][: max(1, taken)]
+        else:
+            found[base] += character
+    return found
+
+
+def row_of(line: Line) -> Row:
+    """A line as cells."""
+    row: list[Cell] = []
+    for text, fore, bold, back, action in line:
+        style = Style(fore, back, bold, action)
+        row += [Cell(character, style) for character in characters(text)]
+    return tuple(row)
+
+
 def of_cells(row: Row) -> Line:
     """A row of cells as pieces."""
     return tuple(Piece("".join([cell.character for cell in run]), style.fore, style.bold, style.back) for style, run in groupby(row, _style))

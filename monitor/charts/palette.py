@@ -16,15 +16,19 @@ _LINE_CONTRAST = 3.0  # WCAG's least for graphics
 
 
 class Style(NamedTuple):
-    """What a cell is drawn with: tokens of a `Palette`, or `#rrggbb`. An empty `back` is the theme's own background."""
+    """What a cell is drawn with: tokens of a `Palette`, or `#rrggbb`. An empty `back` is the theme's own background.
+
+    `action` is what a click does, an action's name: a constant of this program, never data.
+    """
 
     fore: str = "text"
     back: str = ""
     bold: bool = False
+    action: str = ""
 
 
 class Cell(NamedTuple):
-    """One character, one cell wide, and its style."""
+    """One character and its style. A wide character is followed by a cell with an empty one, for its right half."""
 
     character: str
     style: Style

@@ -10,7 +10,7 @@ from textual.app import App
 from textual.errors import NoWidget
 from textual.widget import Widget
 
-from operant.text import cells as width_of
+from monitor.charts.line import characters
 
 Drawn = tuple[str, Style | None]
 
@@ -45,10 +45,6 @@ def cells(app: App[Any]) -> list[list[Drawn]]:
         for place, widget in sorted(((place, widget) for place, widget in places if widget.visible), key=lambda one: one[0].order):
             shown = place.visible_region
             for y, strip in zip(shown.line_range, widget.render_lines(shown.translate(-place.region.offset)), strict=False):
-                drawn = [(character, style) for text, style, _ in strip for character in _characters(text)]
+                drawn = [(character, style) for text, style, _ in strip for character in characters(text)]
                 lines[y][shown.x : shown.x + len(drawn)] = drawn
     return lines
-
-
-def _characters(text: str) -> list[str]:
-    return [half for character in text for half in (character, "")[: max(1, width_of(character))]]

@@ -12,6 +12,7 @@ import functools
 import re
 from collections.abc import Sequence
 
+from monitor.charts.line import characters
 from operant.text import cells
 
 _NEAR = 4  # cells: writing so many unchanged ones again costs no more than moving the cursor over them
@@ -67,13 +68,13 @@ class _Line:
 
     def write(self, x: int, y: int, text: str, sgr: str, pen: _Pen) -> int:
         """Hand the cells that change to the pen. Returns the column after the text."""
-        characters = list(text) if _NARROW.fullmatch(text) else _characters(text)
-        end = x + len(characters)
+        new = list(text) if _NARROW.fullmatch(text) else characters(text)
+        end = x + len(new)
         if (missing := end - len(self.styles)) > 0:
             self.characters += [None] * missing
             self.styles += [""] * missing
-        if self.characters[x:end] != characters or self.styles[x:end] != [sgr] * len(characters):
-            for column, character in enumerate(characters, x):
+        if self.characters[x:end] != new or self.styles[x:end] != [sgr] * len(new):
+            for column, character in enumerate(new, x):
                 if self.characters[column] != character or self.styles[column] != sgr:
                     self.characters[column], self.styles[column] = character, sgr
                     pen.put(column, y, self)
@@ -84,20 +85,6 @@ class _Line:
         known = self.characters[first:last]
         same = all(character and character.isascii() for character in known) and self.styles[first:last] == [sgr] * (last - first)
         return "".join(character or "" for character in known) if same else None
-
-
-def _characters(text: str) -> list[str]:
-    """One item a cell: a character with the combining ones that follow it, and an empty one for the right half of a wide character."""
-    found: list[str] = []
-    base = 0
-    for character in text:
-        width = cells(character)
-        if width or not found:
-            base = len(found)
-            found += [character, ""][: max(1, width)]
-        else:
-            found[base] += character
-    return found
 
 
 class _Pen:

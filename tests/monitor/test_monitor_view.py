@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from textual.widget import Widget
 
 from monitor.charts import line
+from monitor.charts.canvas import changed_runs
 from monitor.charts.line import Piece
 from monitor.data.snapshot import Ending, LogLine
 from monitor.screen import keys, layout, logwords, view, words
 from monitor.screen.app import MonitorApp
 from monitor.screen.capture import text_of
 from monitor.screen.layout import REST
-from monitor.screen.panel import _changes
 from monitor.screen.view import PAGES, View
 from monitor.screen.words import Model
 
@@ -60,14 +60,14 @@ def test_flow_breaks_between_parts():
 
 @given(st.text("ab ", min_size=8, max_size=8), st.text("ab ", min_size=8, max_size=8))
 def test_changed_stretches_hold_every_change(before, after):
-    runs = _changes((Piece(before),), (Piece(after),))
+    runs = changed_runs(line.row_of((Piece(before),)), line.row_of((Piece(after),)))
     inside = {x for start, cells in runs for x in range(start, start + cells)}
     assert {x for x in range(8) if before[x] != after[x]} <= inside
     assert bool(runs) == (before != after)
 
 
 def test_a_line_with_wide_characters_is_repainted_whole():
-    assert _changes((Piece("日本 a"),), (Piece("日本 b"),)) == [(0, 6)]
+    assert changed_runs(line.row_of((Piece("日本 a"),)), line.row_of((Piece("日本 b"),))) == [(0, 6)]
 
 
 # PLANS
