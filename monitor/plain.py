@@ -49,7 +49,7 @@ def line(snapshot: Snapshot) -> str:
     if progress.step is not None:
         of = f" / {count(progress.steps)}" if progress.steps else ""
         parts.append(f"{count(progress.step)}{of} steps")
-    parts += [f"{one.label} {value(one.metric, one.value)}{' ' + one.unit if one.unit else ''}" for one in snapshot.figures if one.value is not None]
+    parts += [f"{one.label} {value(one.kind, one.value)}{' ' + one.unit if one.unit else ''}" for one in snapshot.figures if one.value is not None]
     if progress.eta_s is not None:
         parts.append(f"ETA {duration(progress.eta_s)}")
     return safe("   ".join(parts), 400)
@@ -63,6 +63,6 @@ def ending(snapshot: Snapshot) -> list[str]:
     return [safe(text, 400) for text in (found.sentence, *found.traceback, *found.facts, *(f"next: {command}" for command in found.commands)) if text]
 
 
-def value(metric: str, measured: float | None) -> str:
+def value(kind: str, measured: float | None) -> str:
     """A metric's value in words: rates and counts with a decimal unit, all others as measured."""
-    return count(measured) if measured is not None and metric in ("sps", "episodes", "step") else number(measured)
+    return count(measured) if measured is not None and kind in ("rate", "counter") else number(measured)

@@ -1,38 +1,34 @@
-"""Is training well? Sentences from a run's recent numbers. Standard library only. Pure: nothing is stored, whoever shows it computes it.
+"""Is training well? Sentences from a run's recent numbers. Standard library only. Pure: nothing is stored; the caller shows what is computed here.
 
-The rules judge medians over the newest ten seconds of records (twenty records at least), so that a single odd one changes nothing. They are heuristics, each
-says in its explanation what it looks at. `bad` is only said after a twentieth of the run, and for what has not been seen in a run that learned: the
-thresholds were set on the shipped configurations, which must show no `bad`, and on runs broken on purpose (learning rates of 1, 0.1, 0.05 and 1e-6),
-which must.
+What counts as a warning is declared by the run's metrics (`operant.runs.metrics.spec.Threshold`); this module applies those rules and adds the few that belong
+to no metric: values that are not finite, the evaluation, the GPU, checkpoints. Rules judge the newest ten seconds of records (twenty at least), so that a
+single odd record changes nothing. `bad` is only said after a twentieth of the run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from monitor.data.model import Known
-from monitor.data.series import Table, Window
+from monitor.data.series import Window
 from monitor.data.snapshot import Finding, Gpu, Level, System
 from monitor.data.system import POWER_LIMIT
-from monitor.data.timeline import label
+from monitor.data.timeline import Timeline
 from operant.runs.folder import integer_of, number_of
+from operant.runs.metrics.spec import MetricSpec, Threshold
 from operant.text import count, number, safe
 
 SETTLED_SHARE: Final = 0.05
 """Before this share of the run nothing is called bad: first numbers are odd in every run."""
-_SETTLED_ITERATIONS = 50  # the same, where nobody knows how long the run will be
-_EARLY, _HALF = 0.2, 0.5
-_HIGH_KL, _WILD_KL, _SMALL_KL, _STILL_KL = 0.05, 0.15, 3e-5, 1e-6
-_HIGH_CLIP, _WILD_CLIP = 0.4, 0.7
-_WEAK_CRITIC = 0.5
-_COLLAPSED, _UNDECIDED = 0.02, 0.95  # of the largest entropy
-_NORM_JUMP, _SLOWER, _IDLE_GPU = 10.0, 0.75, 0.6
+_SETTLED_ITERATIONS = 50  # the same, where the run's length is not known
+_EARLY, _LATE = 0.2, 0.9
+_IDLE_GPU = 0.6
 _NEXT_TO_BEST, _LOST_HALF, _LOST_MOST = 0.02, 0.5, 0.8
 _RECENT, _MINUTE = (10.0, 20), (60.0, 20)  # seconds, and at least so many records
-_MEASURES: Final = ("approx_kl", "clip_fraction", "explained_variance", "entropy", "gradient_norm", "sps")
+_MOST_JUDGED = 64  # metrics with thresholds
 _ORDER: Final[dict[Level, int]] = {"bad": 0, "warn": 1, "ok": 2}
 
 
@@ -41,10 +37,9 @@ class Circumstances(NamedTuple):
 
     share: float | None = None  # of the steps that are done
     iterations: float = 0.0
-    actions: int | None = None  # a policy chooses between so many; None: unknown or continuous
-    entropy_highest: float | None = None
-    learning_rate_share: float = 1.0  # of its highest
-    usual: Mapping[str, float] = MappingProxyType({})  # medians of the last minute, of sps and gradient_norm
+    usual: Mapping[str, float] = MappingProxyType({})  # medians of the last minute
+    highest: Mapping[str, float] = MappingProxyType({})  # the largest values so far
+    newest: Mapping[str, float] = MappingProxyType({})  # newest values of metrics that other rules depend on
     evaluation: tuple[float, float, float] | None = None  # where the run began (training or evaluation, the lower), the best evaluation and the newest
     target: float | None = None
     gpu: Gpu | None = None
@@ -66,16 +61,41 @@ class Circumstances(NamedTuple):
         return (best - newest) / (best - began) if best > began else 0.0
 
     @property
+    def at_target(self) -> bool:
+        """The newest evaluation has reached the target."""
+        return self.evaluation is not None and self.target is not None and self.evaluation[2] >= self.target
+
+    @property
     def at_its_best(self) -> bool:
         """The target is reached, or the newest evaluation is next to the best one."""
-        if self.evaluation is None:
-            return False
-        began, best, newest = self.evaluation
-        return (self.target is not None and newest >= self.target) or (best > began and self.lost < _NEXT_TO_BEST)
+        return self.at_target or (self.evaluation is not None and self.evaluation[1] > self.evaluation[0] and self.lost < _NEXT_TO_BEST)
 
     def past(self, share: float) -> bool:
         """Whether at least this share of the run is done, where that is known."""
-        return self.share is not None and self.share >= share
+        return share <= 0 or (self.share is not None and self.share >= share)
+
+    def reference(self, name: str, rule: Threshold) -> float:
+        """What a rule's bounds are multiplied by; NaN where that is not known."""
+        if not rule.relative_to:
+            return 1.0
+        found = (self.usual if rule.relative_to == "minute" else self.highest).get(name, math.nan)
+        return found if found > 0 else math.nan
+
+    def scheduled(self, rule: Threshold) -> bool:
+        """Whether the metric that a rule depends on, if any, is large enough for it."""
+        highest, newest = self.highest.get(rule.while_metric, 0.0), self.newest.get(rule.while_metric)
+        return newest is None or highest <= 0 or newest > rule.while_share * highest
+
+    def excuse(self, rule: Threshold) -> str:
+        """Why a rule does not count now; "" if it does."""
+        if (rule.unless == "target" and self.at_target) or (rule.unless == "best" and self.at_its_best):
+            return "at its best"
+        return "" if self.past(rule.after) else "too early to tell"
+
+
+def judged(timeline: Timeline) -> tuple[MetricSpec, ...]:
+    """The metrics that declare thresholds."""
+    return tuple(spec for spec in timeline.specs.values() if spec.thresholds)[:_MOST_JUDGED]
 
 
 def circumstances(known: Known, system: System | None, step: float | None = None) -> Circumstances:
@@ -85,19 +105,19 @@ def circumstances(known: Known, system: System | None, step: float | None = None
         return Circumstances()
     curves, place = timeline.table.curves, timeline.table.last if step is None else timeline.table.place(step)
     done, steps = (0.0, 0.0, 0.0) if place is None else place, integer_of(document, "steps")
-    minute = timeline.table.window(*_MINUTE, ("sps", "gradient_norm", "learning_rate", "entropy"), step=step)
-    usual = {name: _median(values) for name in ("sps", "gradient_norm") if (values := _finite(minute.values.get(name, [])))}
-    highest = {name: curves[name].highest(step) for name in ("entropy", "learning_rate") if name in curves}
-    rate, rates = highest.get("learning_rate"), _finite(minute.values.get("learning_rate", []))
+    rules = [(spec.name, rule) for spec in judged(timeline) for rule in spec.thresholds]
+    usual = {name for name, rule in rules if rule.relative_to == "minute"}
+    others = {rule.while_metric for _, rule in rules if rule.while_metric in curves}
+    minute = {name: _finite(some) for name, some in timeline.table.window(*_MINUTE, usual | others, step=step).values.items()}
+    highest = {name: curves[name].highest(step) for name in others | {name for name, rule in rules if rule.relative_to == "highest"}}
     status = known.look.status if step is None else None
     live = known.state.live and step is None
     return Circumstances(
         share=min(1.0, done[0] / steps) if steps else None,
         iterations=done[2],
-        actions=integer_of(document, "actions") or _actions(highest.get("entropy"), _finite(minute.values.get("entropy", []))),
-        entropy_highest=highest.get("entropy"),
-        learning_rate_share=rates[-1] / rate if rate and rates and rate > 0 else 1.0,
-        usual=usual,
+        usual={name: _median(minute[name]) for name in usual if minute[name]},
+        highest={name: value for name, value in highest.items() if value is not None},
+        newest={name: minute[name][-1] for name in others if minute[name]},
         evaluation=timeline.evaluations(step),
         target=number_of(document, "target"),
         gpu=system.gpu if system is not None and live else None,
@@ -107,130 +127,92 @@ def circumstances(known: Known, system: System | None, step: float | None = None
     )
 
 
-def _actions(highest: float | None, entropies: Sequence[float]) -> int | None:
-    """How many actions a policy chooses between, by the entropy it began with: ln n, a little less. Told apart from a normal distribution only for few."""
-    if highest is None or not entropies or min(entropies) < 0:
-        return None
-    return next((n for n in (2, 3, 4) if 0.97 * math.log(n) <= highest <= 1.001 * math.log(n)), None)
-
-
-def recent(table: Table, step: float | None = None) -> Window:
+def recent(timeline: Timeline, step: float | None = None) -> Window:
     """The records that are judged: those of the last ten seconds up to a step (None: the newest), twenty at least."""
-    return table.window(*_RECENT, _MEASURES, step=step)
+    return timeline.table.window(*_RECENT, [spec.name for spec in judged(timeline)], step=step)
 
 
-def findings(recent: Window, now: Circumstances) -> tuple[Finding, ...]:
-    """What there is to say, the gravest first."""
+def findings(recent: Window, specs: Mapping[str, MetricSpec], now: Circumstances) -> tuple[Finding, ...]:
+    """What there is to say, the gravest first, in the order of the metrics."""
     values = {name: finite for name, some in recent.values.items() if (finite := _finite(some))}
-    said = [finding for rule in _RULES if (finding := rule(values, now)) is not None]
+    said = [_finiteness(specs, now), _evaluation(now), *(_judge(specs[name], some, now) for name, some in values.items() if name in specs), _gpu(now)]
+    found = [finding for finding in (*said, _safety(now)) if finding is not None]
     if not now.settled:
-        said = [finding._replace(level="warn") if finding.level == "bad" else finding for finding in said]
-    return tuple(sorted(said, key=lambda finding: _ORDER[finding.level]))
+        found = [finding._replace(level="warn") if finding.level == "bad" else finding for finding in found]
+    return tuple(sorted(found, key=lambda finding: _ORDER[finding.level]))
 
 
-# --------------------------------------------------------------------------------------------------------------------------------------- rules
+def _finite(values: Sequence[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
 
 
-def _kl(values: dict[str, list[float]], now: Circumstances) -> Finding | None:
-    if "approx_kl" not in values:
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+# ----------------------------------------------------------------------------------------------------------------------- rules of the metrics
+
+
+class _Rule(NamedTuple):
+    """A threshold with its bounds in the metric's own unit."""
+
+    threshold: Threshold
+    low: float
+    high: float
+
+    def holds(self, values: Sequence[float]) -> bool:
+        """Whether enough of the recent values lie between the bounds."""
+        if self.threshold.records <= 0:
+            return self.low <= values[-1] < self.high
+        return sum(self.low <= value < self.high for value in values) >= self.threshold.records * len(values)
+
+
+def _judge(spec: MetricSpec, values: Sequence[float], now: Circumstances) -> Finding | None:
+    """A metric by its thresholds: the first that holds counts. None where none of them can be judged yet."""
+    rules = [_rule(threshold, reference) for threshold in spec.thresholds if (reference := now.reference(spec.name, threshold)) == reference]
+    if not rules:
         return None
-    kl = _median(values["approx_kl"])
-    level: Level = "ok"
-    advice, wanted = "", f"below {number(_HIGH_KL)}"
-    if kl > _HIGH_KL:
-        level, advice = "bad" if kl > _WILD_KL else "warn", "updates tear the policy about: lower algo.learning_rate, or fewer algo.epochs"
-    elif kl < _SMALL_KL and now.learning_rate_share > 0.2:
-        level, advice = "bad" if kl < _STILL_KL else "warn", "the policy stands still: raise algo.learning_rate, unless its entropy is gone"
-        wanted = f"above {number(_SMALL_KL)}"
-    return Finding(
-        level, f"KL {number(kl)}", wanted, advice,
-        "How far an iteration's updates move the policy: the mean of (ratio - 1) - log ratio (Schulman 2020). Runs that learn have 0.0003 to 0.04, most at the "
-        "start, and less as the learning rate is annealed. Beyond 0.05 the samples no longer fit the policy that learns from them.",
-    )  # fmt: skip
+    wanted = [rule for rule in rules if now.scheduled(rule.threshold) and (rule.threshold.until >= 1 or not now.past(rule.threshold.until))]
+    holding = [rule for rule in wanted if rule.holds(values)]
+    fired = next((rule for rule in holding if not now.excuse(rule.threshold)), None)
+    value = values[-1] if all(rule.threshold.records <= 0 for rule in rules) else _median(values)
+    said = count if spec.kind == "rate" else number
+    unit = f" {spec.unit}" if spec.unit and spec.kind != "rate" and spec.unit != "reward" else ""
+    excuse = next((now.excuse(rule.threshold) for rule in holding), "") if fired is None else ""
+    limits = excuse or _limits([fired] if fired is not None else wanted or rules, value, said)
+    level: Level = "ok" if fired is None else "bad" if fired.threshold.level == "bad" else "warn"
+    advice = "" if fired is None else fired.threshold.advice or spec.advice
+    return Finding(level, f"{spec.label} {said(value)}{unit}", limits, advice, spec.explanation)
 
 
-def _clip(values: dict[str, list[float]], now: Circumstances) -> Finding | None:
-    if "clip_fraction" not in values:
-        return None
-    clipped = _median(values["clip_fraction"])
-    level: Level = "bad" if clipped > _WILD_CLIP else "warn" if clipped > _HIGH_CLIP else "ok"
-    advice = "most of each step is cut off: lower algo.learning_rate, or fewer algo.epochs" if level != "ok" else ""
-    return Finding(
-        level, f"clip fraction {number(clipped)}", f"below {_HIGH_CLIP:g}", advice,
-        "The share of samples whose probability ratio left 1 ± algo.clip, so that PPO no longer learns from them. 0.01 to 0.35 is usual.",
-    )  # fmt: skip
+def _rule(threshold: Threshold, reference: float) -> _Rule:
+    low, high = threshold.at_least, threshold.below
+    return _Rule(threshold, -math.inf if low is None else low * reference, math.inf if high is None else high * reference)
 
 
-def _critic(values: dict[str, list[float]], now: Circumstances) -> Finding | None:
-    if "explained_variance" not in values:
-        return None
-    explained = _median(values["explained_variance"])
-    level: Level = "ok"
-    advice = ""
-    if not now.at_its_best and explained < 0 and now.past(_EARLY):
-        level, advice = "bad", "the critic predicts worse than a constant would: lower algo.learning_rate, or set algo.normalize_rewards=true"
-    elif not now.at_its_best and explained < _WEAK_CRITIC and now.past(_HALF):
-        level, advice = "warn", "the critic lags: raise algo.value_coefficient or algo.epochs, or widen net.hidden"
-    forgiven = "at its best" if now.at_its_best else "too early to tell"
-    wanted = forgiven if level == "ok" and explained < _WEAK_CRITIC else f"above {_WEAK_CRITIC:g}"
-    return Finding(
-        level, f"explained variance {number(explained)}", wanted, advice,
-        "How much of the spread of the returns the critic explains: 1 all of it, 0 no more than a constant, less than 0 worse than that. Usual in the first "
-        "tenth of a run, where returns are rare, and of a policy at its best, whose returns are all alike.",
-    )  # fmt: skip
+def _limits(rules: Sequence[_Rule], value: float, said: Callable[[float], str]) -> str:
+    """Where a value should lie, by the widest of the ranges where it should not."""
+    above = max((rule.high for rule in rules if rule.high < math.inf and value >= rule.low), default=None)
+    below = min((rule.low for rule in rules if rule.high == math.inf), default=None)
+    if above is not None and below is not None:
+        return f"{said(above)} to {said(below)}"
+    return f"above {said(above)}" if above is not None else f"below {said(below)}" if below is not None else ""
 
 
-def _entropy(values: dict[str, list[float]], now: Circumstances) -> Finding | None:
-    if "entropy" not in values:
-        return None
-    entropies = values["entropy"]
-    entropy = _median(entropies)
-    if now.actions is None:
-        # A normal distribution's entropy may have any sign, so only a policy that began among few actions can be measured; but none stays next to zero.
-        most = max(math.log(2), now.entropy_highest or 0.0)
-    else:
-        most = math.log(now.actions)
-    level: Level = "ok"
-    advice = ""
-    failing = now.target is None or now.evaluation is None or now.evaluation[2] < now.target
-    most_of_them = sorted(entropies)[3 * len(entropies) // 4]
-    if min(entropies) >= 0 and most_of_them < _COLLAPSED * most and failing:
-        level = "bad" if not now.past(_HALF) or most_of_them < 0.001 * most else "warn"
-        advice = "the policy no longer tries anything else: raise algo.entropy_coefficient, or lower algo.learning_rate"
-    elif now.actions is not None and entropy > _UNDECIDED * most and now.past(_EARLY):
-        level, advice = "warn", "the policy has not begun to choose: raise algo.learning_rate, lower algo.entropy_coefficient, or the reward says too little"
-    of = f" of {number(most)}" if now.actions is not None else ""
-    wanted = f"{number(_COLLAPSED * most)} to {number(_UNDECIDED * most)}" if now.actions is not None else "falling slowly"
-    return Finding(
-        level, f"entropy {number(entropy)}{of}", wanted, advice,
-        "How undecided the policy is, in nats: ln n where all n actions are alike, 0 where one is certain; of a normal distribution any number. It falls as "
-        "the policy learns. Near 0 while the goal is far, exploration has ended too early; near ln n after a fifth of the run, nothing was learned.",
-    )  # fmt: skip
+# ------------------------------------------------------------------------------------------------------------------------- rules of the run
 
 
-def _gradient(values: dict[str, list[float]], now: Circumstances) -> Finding | None:
-    if "gradient_norm" not in values:
-        return None
-    newest, usual = values["gradient_norm"][-1], now.usual.get("gradient_norm", math.nan)
-    jumped = newest > _NORM_JUMP * usual > 0
-    return Finding(
-        "warn" if jumped else "ok", f"gradient norm {number(newest)}", f"below {number(_NORM_JUMP * usual)}" if usual > 0 else "",
-        "ten times the last minute's median: if it stays, lower algo.learning_rate or algo.max_gradient_norm" if jumped else "",
-        "The length of the loss's gradient before it is clipped to algo.max_gradient_norm. Its size depends on the task; what matters is a jump.",
-    )  # fmt: skip
-
-
-def _finiteness(values: dict[str, list[float]], now: Circumstances) -> Finding | None:
+def _finiteness(specs: Mapping[str, MetricSpec], now: Circumstances) -> Finding | None:
     if not now.not_finite:
         return None
-    named = ", ".join(label(name) for name in now.not_finite[:4])
+    odd = [specs.get(name, MetricSpec(name, name)) for name in now.not_finite[:4]]
     return Finding(
-        "bad", f"not finite: {named}", "only numbers", "lower algo.learning_rate or algo.max_gradient_norm, or set algo.normalize_rewards=true",
+        "bad", f"not finite: {', '.join(spec.label for spec in odd)}", "only numbers", next((spec.advice for spec in odd if spec.advice), ""),
         "NaN or an infinity where there must be a number. It does not go away by itself: go back to a checkpoint from before.",
     )  # fmt: skip
 
 
-def _evaluation(values: dict[str, list[float]], now: Circumstances) -> Finding | None:
+def _evaluation(now: Circumstances) -> Finding | None:
     if now.evaluation is None:
         return None
     _, best, newest = now.evaluation
@@ -240,7 +222,7 @@ def _evaluation(values: dict[str, list[float]], now: Circumstances) -> Finding |
     if lost > _LOST_HALF and now.past(_EARLY):
         level = "bad" if lost > _LOST_MOST else "warn"
         advice = f"it was {number(best)}: most of what was learned is lost. The best policy is kept (operant eval RUN --checkpoint best)"
-    elif now.target is not None and newest < now.target and now.past(0.9):
+    elif now.target is not None and newest < now.target and now.past(_LATE):
         near = "all steps are done" if now.past(1.0) else "the end is near"
         level, advice = "warn", f"{near} and the target is not reached: more run.steps, or another seed"
     wanted = f"target {number(now.target).removesuffix('.0')}" if now.target is not None else f"near the best, {number(best)}"
@@ -250,20 +232,7 @@ def _evaluation(values: dict[str, list[float]], now: Circumstances) -> Finding |
     )  # fmt: skip
 
 
-def _speed(values: dict[str, list[float]], now: Circumstances) -> Finding | None:
-    usual = now.usual.get("sps")
-    if usual is None or "sps" not in values:
-        return None
-    sps = _median(values["sps"])
-    slower = sps < _SLOWER * usual
-    return Finding(
-        "warn" if slower else "ok", f"SPS {count(sps)}", f"near {count(usual)}",
-        f"{100 * (1 - sps / usual):.0f} % slower than the minute before: something else uses this machine, or its clock is held down" if slower else "",
-        "Environment steps a second of training, as the median of the newest records, against that of the last minute.",
-    )  # fmt: skip
-
-
-def _gpu(values: dict[str, list[float]], now: Circumstances) -> Finding | None:
+def _gpu(now: Circumstances) -> Finding | None:
     gpu = now.gpu
     if gpu is None:
         return None
@@ -282,7 +251,7 @@ def _gpu(values: dict[str, list[float]], now: Circumstances) -> Finding | None:
     )  # fmt: skip
 
 
-def _safety(values: dict[str, list[float]], now: Circumstances) -> Finding | None:
+def _safety(now: Circumstances) -> Finding | None:
     failures = now.checkpoint_failures
     if failures:
         return Finding(
@@ -296,14 +265,3 @@ def _safety(values: dict[str, list[float]], now: Circumstances) -> Finding | Non
             "Records beyond the newest thousand are kept in the run's history, and the disk does not take them. Training is not touched.",
         )  # fmt: skip
     return None
-
-
-_RULES: Final = (_finiteness, _evaluation, _kl, _entropy, _critic, _clip, _gradient, _speed, _gpu, _safety)
-
-
-def _finite(values: Sequence[float]) -> list[float]:
-    return [value for value in values if math.isfinite(value)]
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]

@@ -17,20 +17,10 @@ from operant import text
 from operant.runs import shown
 from operant.runs.folder import Run, integer_of, number_of, text_of
 from operant.runs.metrics import Header
+from operant.runs.metrics.spec import EVALUATION, SECONDS
 from operant.runs.states import LIVE, Observation, State
 
-FIGURES: Final = (
-    ("return", "return"),
-    ("eval/return", "eval"),
-    ("length", "length"),
-    ("sps", "SPS"),
-    ("entropy", "entropy"),
-    ("approx_kl", "KL"),
-    ("explained_variance", "expl. var."),
-)
-"""The key figures of the header, the most wanted first, and what they are called there."""
-_STEADY: Final = frozenset(("sps",))  # shown as the median of the newest records: a rate of 20 ms says little
-_PHASES: Final = ("collect", "update", "evaluate", "checkpoint")
+_MOST_FIGURES, _MOST_PHASES = 16, 16
 _RECENT, _NEWEST, _LAST = (10.0, 20), (1.0, 9), (0.0, 32)  # seconds, and at least so many records
 _PLAIN_LINES = 6  # of a log that ends without an error
 _PROCESS_STATES: Final = {
@@ -150,31 +140,27 @@ def _minute(moment_s: float) -> str | None:
 
 
 def figures(timeline: Timeline, step: float | None = None) -> tuple[Figure, ...]:
-    """The key figures that the run has, now or at a step."""
-    curves = timeline.table.curves
-    wanted = [metric for metric, _ in FIGURES if step is not None or metric in _STEADY]
+    """The key figures that the run's metrics declare, now or at a step. A rate is the median of the newest records: one of 20 ms says little."""
+    specs = [spec for spec in timeline.specs.values() if spec.figure][:_MOST_FIGURES]
+    wanted = [spec.name for spec in specs if step is not None or spec.kind == "rate"]
     window = timeline.table.window(*(_NEWEST if step is None else _LAST), wanted, step=step)
     found = []
-    for metric, label in FIGURES:
-        if metric not in curves:
-            continue
-        curve = curves[metric]
-        recent = [value for value in window.values.get(metric, ()) if not math.isnan(value)]
+    for spec in specs:
+        curve = timeline.table.curves[spec.name]
+        recent = [value for value in window.values.get(spec.name, ()) if not math.isnan(value)]
         value = curve.latest if step is None else recent[-1] if recent else None
-        if metric in _STEADY and recent:
+        if spec.kind == "rate" and recent:
             value = sorted(recent)[len(recent) // 2]
-        unit = "" if metric == "sps" or curve.unit == "reward" else curve.unit
-        if step is None:
-            found.append(Figure(metric, label, value, unit, curve.trend_per_min, curve.best, curve.higher_better or None))
-        else:
-            found.append(Figure(metric, label, value, unit, None, curve.highest(step) if curve.higher_better else None, curve.higher_better or None))
+        unit = "" if spec.kind == "rate" or spec.unit == "reward" else spec.unit
+        trend, best = (curve.trend_per_min, curve.best) if step is None else (None, curve.highest(step) if spec.higher_better else None)
+        found.append(Figure(spec.name, spec.figure, value, unit, trend, best, spec.higher_better or None, spec.kind))
     return tuple(found)
 
 
 def phases(timeline: Timeline, step: float | None = None) -> tuple[PhaseShare, ...]:
     """Where the wall time of the last ten seconds of records went; () where the run does not tell."""
-    window = timeline.table.window(*_RECENT, [f"seconds/{name}" for name in _PHASES], step=step)
-    named = [(name, window.values[f"seconds/{name}"]) for name in _PHASES if f"seconds/{name}" in window.values]
+    window = timeline.table.window(*_RECENT, [name for name in timeline.specs if name.startswith(SECONDS)][:_MOST_PHASES], step=step)
+    named = [(name.removeprefix(SECONDS), values) for name, values in window.values.items()]
     if not named or not window.walls:
         return ()
     seconds = [(name, sum(s * n for s, n in zip(values, window.records, strict=True) if not math.isnan(s))) for name, values in named]
@@ -256,7 +242,7 @@ def ending(known: Known) -> Ending | None:
 def _finished(known: Known) -> str:
     took = _wall(known)
     step, steps = progress(known).step, integer_of(known.run.document, "steps")
-    target, score = number_of(known.run.document, "target"), _latest(known, "eval/return")
+    target, score = number_of(known.run.document, "target"), _latest(known, EVALUATION)
     early = step is not None and steps is not None and step < steps
     solved = early and target is not None and score is not None and score >= target
     done = f"target {text.number(target).removesuffix('.0')} reached" if solved else "all steps done"
@@ -287,7 +273,7 @@ def _latest(known: Known, metric: str) -> float | None:
 
 
 def _ending_facts(known: Known) -> list[str]:
-    target, score = number_of(known.run.document, "target"), _latest(known, "eval/return")
+    target, score = number_of(known.run.document, "target"), _latest(known, EVALUATION)
     found = []
     if score is not None:
         reached = "" if target is None else f" (target {text.number(target).removesuffix('.0')} {'reached' if score >= target else 'not reached'})"

@@ -23,7 +23,8 @@ from operant.errors import BadFileError
 from operant.runs import folder as runfolder
 from operant.runs import history, states
 from operant.runs.folder import Run, integer_of
-from operant.runs.metrics import Event, Header, Metric, RawFrame, Reader
+from operant.runs.metrics import Event, Header, Metric, RawFrame, Reader, spec
+from operant.runs.metrics.spec import MetricSpec
 from operant.runs.states import LIVE, Judgement, Observation, State
 
 _EXIT_GRACE_S = 0.3  # how long a free lock waits for exit.json: the waiter writes it some milliseconds after the end
@@ -41,6 +42,11 @@ class Past(NamedTuple):
     n: int
 
 
+def read_specs(run: Run) -> dict[str, MetricSpec]:
+    """What the run says its metrics mean, by name; {} for a run without metrics.json, or with one that cannot be read."""
+    return spec.decode(runfolder.read_json(run.path / spec.FILE, spec.LIMIT_BYTES))
+
+
 def load_history(run: Run, metrics: Sequence[Metric] | None) -> Past | None:
     """All records that the history of a run has; `metrics` are those of the metrics file, None where it cannot be read. None where there is no history.
 
@@ -51,7 +57,7 @@ def load_history(run: Run, metrics: Sequence[Metric] | None) -> Past | None:
         metrics = next((chunk.metrics for chunk in history.read(folder)), None)
         if metrics is None:
             return None
-    timeline = Timeline(metrics)
+    timeline = Timeline(metrics, read_specs(run))
     session, n = timeline.add_chunks(history.read(folder))
     return Past(timeline, session, n) if n >= 0 else None
 
@@ -177,7 +183,7 @@ class Reading:
             # A viewer that slept longer than the ring reaches back finds what it missed in the history.
             self.wants_history = self.wants_history or (self.timeline is not None and self._next > 0 and records[0].n > self._next)
             if self.timeline is None:
-                self.timeline = Timeline(self.reader.metrics)
+                self.timeline = Timeline(self.reader.metrics, read_specs(self.run))
             self.timeline.add(records)
             self._next = records[-1].n + 1
 

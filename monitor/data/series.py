@@ -41,6 +41,7 @@ class Column(NamedTuple):
     higher_better: bool = False
     log_axis: bool = False
     must_be_finite: bool = False
+    kind: str = "gauge"
 
 
 class Window(NamedTuple):
@@ -246,7 +247,7 @@ class Curve:
     """One metric of a table: `monitor.data.snapshot.Series`. Alive: it shows the newest records whenever it is asked."""
 
     def __init__(self, table: Table, column: Column) -> None:
-        self.name, self.label, self.unit, self.higher_better, self.log_axis, self._must_be_finite = column
+        self.name, self.label, self.unit, self.higher_better, self.log_axis, self._must_be_finite, self.kind = column
         self.latest: float | None = None  # the newest finite value
         self.not_finite = 0
         self._table = table

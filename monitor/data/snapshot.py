@@ -62,6 +62,7 @@ class Figure(NamedTuple):
     trend_per_min: float | None = None  # slope over the last minute or so, None where it cannot be told
     best: float | None = None
     higher_better: bool | None = None
+    kind: str = "gauge"  # of the metrics file: rates and counters are shown as counts
 
 
 class Point(NamedTuple):
@@ -81,6 +82,7 @@ class Series(Protocol):
     unit: str
     higher_better: bool
     log_axis: bool  # the schema's hint
+    kind: str  # gauge, counter or rate
     latest: float | None
     not_finite: int  # values that were NaN (where they must not be) or infinite
 
@@ -192,7 +194,7 @@ class Snapshot(NamedTuple):
     cause: str | None = None
     progress: Progress = Progress()
     figures: tuple[Figure, ...] = ()
-    series: Mapping[str, Series] = {}  # by metric name, in the file's order, hidden ones left out
+    series: Mapping[str, Series] = {}  # by metric name, in the order of interest, hidden ones left out
     marks: tuple[Mark, ...] = ()
     phases: tuple[PhaseShare, ...] = ()
     health: tuple[Finding, ...] = ()

@@ -9,52 +9,42 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, groupby
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple
 
 from monitor.data.series import Column, Table
 from monitor.data.snapshot import Mark
 from operant.runs.history import Chunk
 from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, FLAG_NONFINITE, Metric, Record
+from operant.runs.metrics.spec import BOOKKEEPING, EVALUATION, ITERATIONS, RETURN, SECONDS, UNORDERED, MetricSpec
 from operant.text import safe
 
-_LABELS: Final = {
-    "sps": "SPS",
-    "eval/return": "eval return",
-    "eval/best_return": "best eval return",
-    "loss/policy": "policy loss",
-    "loss/value": "value loss",
-    "approx_kl": "approx KL",
-    "clip_fraction": "clip fraction",
-    "gradient_norm": "gradient norm",
-    "explained_variance": "explained variance",
-    "learning_rate": "learning rate",
-    "seconds/collect": "time collecting",
-    "seconds/update": "time updating",
-    "seconds/evaluate": "time evaluating",
-    "seconds/checkpoint": "time checkpointing",
-    "memory/allocated_bytes": "memory in use",
-    "memory/reserved_bytes": "memory reserved",
-}
+_DEFAULT_FIGURES = 4  # of a run that declares none
 _MOST_MARKS = 512  # of a kind
 _RATE, _RATE_SHORTEST_S = (20.0, 8), 0.5  # seconds, and at least so many records
 _BLOCK_RECORDS = 1 << 14
 _IDLE_S = 30.0
 
 
-def label(name: str) -> str:
-    """What a metric is called on a screen; printable."""
-    return _LABELS.get(name) or safe(name.removeprefix("tally/").replace("_", " "), 40)
+def described(metrics: Sequence[Metric], specs: Mapping[str, MetricSpec]) -> list[MetricSpec]:
+    """What each metric means: as the run declares it, and where it declares nothing, as far as the schema tells."""
+    figures = {metric.name for metric in [one for one in metrics if one.higher_better or one.kind == "rate"][:_DEFAULT_FIGURES]} if not specs else set()
+    found = []
+    for metric in metrics:
+        label = safe(metric.name.removeprefix("tally/").replace("_", " "), 40)
+        last = metric.kind == "counter" or metric.unit == "bytes"
+        default = MetricSpec(
+            metric.name, label, safe(metric.unit, 40), metric.higher_better, label if metric.name in figures else "", BOOKKEEPING if last else UNORDERED
+        )
+        spec = specs.get(metric.name, default)
+        found.append(spec._replace(label=spec.label or label, kind=metric.kind))
+    return found
 
 
-def columns(metrics: Iterable[Metric]) -> list[Column]:
-    """The curves of a file's metrics, hidden ones left out."""
-    return [
-        Column(metric.name, label(metric.name), safe(metric.unit, 40), metric.higher_better, metric.axis == "log", metric.must_be_finite)
-        for metric in metrics
-        if not metric.hidden
-    ]
+def _column(metric: Metric, spec: MetricSpec) -> Column:
+    return Column(metric.name, spec.label, spec.unit, spec.higher_better, metric.axis == "log", metric.must_be_finite, spec.kind)
 
 
 class _Block(NamedTuple):
@@ -68,17 +58,19 @@ class _Block(NamedTuple):
 
 
 class Timeline:
-    """A run's curves and marks so far. Records are added in their order; those of a resume take back what they repeat."""
+    """A run's curves and marks so far, the curves in the order its metrics declare. Records are added in their order; a resume's replace what they repeat."""
 
-    def __init__(self, metrics: Sequence[Metric]) -> None:
+    def __init__(self, metrics: Sequence[Metric], specs: Mapping[str, MetricSpec] = MappingProxyType({})) -> None:
         self.metrics = tuple(metrics)
-        self.table = Table(columns(metrics))
-        self._shown = [index for index, metric in enumerate(metrics) if not metric.hidden]
+        found = described(metrics, specs)
+        self._shown = sorted((index for index, metric in enumerate(metrics) if not metric.hidden), key=lambda index: found[index].order)
+        self.specs = {found[index].name: found[index] for index in self._shown}
+        self.table = Table(_column(metrics[index], found[index]) for index in self._shown)
         names = [metric.name for metric in metrics]
-        self._counter = names.index("iterations") if "iterations" in names else None
+        self._counter = names.index(ITERATIONS) if ITERATIONS in names else None
         self._marks: dict[str, list[Mark]] = {"checkpoint": [], "eval": [], "resume": [], "not_finite": []}
         self._unflagged = False  # the last checkpoint is known by its step, and the record that tells of it is still to come
-        self._seconds = [index for index, metric in enumerate(metrics) if metric.name.startswith("seconds/")]
+        self._seconds = [index for index, metric in enumerate(metrics) if metric.name.startswith(SECONDS)]
         self._session: int | None = None
         self._before_s, self._zero_ns = 0.0, 0
         self._origin = (0.0, 0.0, 0.0)  # where the next record begins: step, wall seconds, iteration
@@ -219,8 +211,8 @@ class Timeline:
 
     def evaluations(self, step: float | None = None) -> tuple[float, float, float] | None:
         """Where the run began (its first return in training or evaluation, the lower one), the best evaluation and the newest, up to a step (None: all)."""
-        courses = [self.table.curves[name].course(step) for name in ("eval/return", "return") if name in self.table.curves]
-        if not courses or courses[0] is None or "eval/return" not in self.table.curves:
+        courses = [self.table.curves[name].course(step) for name in (EVALUATION, RETURN) if name in self.table.curves]
+        if not courses or courses[0] is None or EVALUATION not in self.table.curves:
             return None
         return min(course[0] for course in courses if course is not None), courses[0][1], courses[0][2]
 

@@ -10,8 +10,10 @@ from monitor.data.model import Known
 from monitor.data.series import Window
 from monitor.data.snapshot import Gpu, System
 from monitor.data.timeline import Timeline
+from operant.algos.ppo import metrics as ppo
 from operant.runs.folder import Run
 from operant.runs.metrics import Metric, Record
+from operant.runs.metrics.spec import MetricSpec, Threshold
 from operant.runs.states import Observation, State
 
 NAN = math.nan
@@ -65,6 +67,7 @@ LEARNED = {
         [0.4385, 0.2524, 0.3641, 0.468, 0.4765, 0.4906, 0.7642, 0.779, 0.729, 0.8371],
         [0.0009674, 0.0008913, 0.0008043, 0.0007283, 0.0006413, 0.0005543, 0.0004783, 0.0003913, 0.0003152, 0.0002283]]),
 }  # fmt: skip
+ACTIONS = {"acrobot": (3,), "cartpole": (2,), "mountaincar": (3,)}
 TARGETS = {"acrobot": -75.5, "cartpole": 475.0, "mountaincar": -104.5, "mountaincar_continuous": 93.0, "pendulum": -152.0}
 BROKEN = {  # the same of runs whose learning rate was 1, 0.1, 0.05 and 1e-6
     "rate 1": [
@@ -95,26 +98,30 @@ BROKEN = {  # the same of runs whose learning rate was 1, 0.1, 0.05 and 1e-6
 STEPS = 1_000_000
 
 
-def course(tmp_path, columns, *, share=1.0, target=None):
+def specs(actions=(), *more):
+    return {spec.name: spec for spec in (*ppo.specs(actions), *more)}
+
+
+def course(tmp_path, columns, actions, *, share=1.0, target=None):
     """The findings as they are said along a run: (share of the steps, findings) after each of 100 records."""
-    timeline, run = Timeline([Metric(name) for name in NAMES]), Run("x", tmp_path, {"steps": STEPS, "target": target})
+    timeline, run = Timeline([Metric(name) for name in NAMES], specs(actions)), Run("x", tmp_path, {"steps": STEPS, "target": target})
     for n in range(100):
         step = int(STEPS * share * (n + 1) / 100)
         timeline.add([Record(n, step, n * 10**9 // 2, 0, 1, 0, tuple(column[n // 10] for column in columns))])
         known = Known(run, State("running"), Observation(True), timeline)
-        yield step / STEPS, findings(health.recent(timeline.table), health.circumstances(known, None))
+        yield step / STEPS, findings(health.recent(timeline), timeline.specs, health.circumstances(known, None))
 
 
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_run_that_learned_is_never_called_bad(tmp_path, name):
     share, columns = LEARNED[name]
-    for done, said in course(tmp_path, columns, share=share, target=TARGETS[name]):
+    for done, said in course(tmp_path, columns, ACTIONS.get(name, ()), share=share, target=TARGETS[name]):
         assert said and not [(done, finding) for finding in said if finding.level == "bad"]
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_run_that_was_broken_is_called_bad_soon(tmp_path, name):
-    for done, said in course(tmp_path, BROKEN[name], target=475.0 if "0.05" not in name else -152.0):
+    for done, said in course(tmp_path, BROKEN[name], (2,) if "0.05" not in name else (), target=475.0 if "0.05" not in name else -152.0):
         bad = [finding for finding in said if finding.level == "bad"]
         assert not bad or done >= health.SETTLED_SHARE
         if 0.2 <= done <= 0.75:
@@ -124,9 +131,13 @@ def test_a_run_that_was_broken_is_called_bad_soon(tmp_path, name):
 # RULE BY RULE
 
 
-def said(now=None, **values):
+SLOWER = Threshold("warn", below=0.75, relative_to="minute", advice="something else uses this machine")
+
+
+def said(now=None, actions=(), **values):
     columns = {name: value if isinstance(value, list) else [value] * 20 for name, value in values.items()}
-    return findings(Window((0.0,) * 3, [1.0], [1.0], [1.0], [1], columns), now or Circumstances(share=0.5))
+    declared = specs(actions, MetricSpec("sps", "SPS", kind="rate", thresholds=(SLOWER,)))
+    return findings(Window((0.0,) * 3, [1.0], [1.0], [1.0], [1], columns), declared, now or Circumstances(share=0.5))
 
 
 def levels(*found):
@@ -142,7 +153,7 @@ def test_kl(value, level):
 
 
 def test_a_policy_that_stands_still_because_its_rate_is_annealed_is_well():
-    assert levels(*said(Circumstances(share=0.98, learning_rate_share=0.02), approx_kl=1e-8)) == ["ok"]
+    assert levels(*said(Circumstances(share=0.98, highest={"learning_rate": 1e-3}, newest={"learning_rate": 2e-5}), approx_kl=1e-8)) == ["ok"]
 
 
 def test_one_odd_record_changes_nothing():
@@ -176,24 +187,22 @@ def test_the_critic(value, share, evaluation, level):
 @pytest.mark.parametrize(
     "entropy,actions,share,level",
     [
-        (0.69, 2, 0.1, "ok"), (0.69, 2, 0.3, "warn"), (0.3, 2, 0.3, "ok"), (0.05, 3, 0.3, "ok"), (0.005, 2, 0.3, "bad"), (0.005, 2, 0.7, "warn"),
-        (0.0, 2, 0.7, "bad"), (1.9, None, 0.9, "ok"), (-3.0, None, 0.9, "ok"), (0.0, None, 0.3, "bad"),
+        (0.69, (2,), 0.1, "ok"), (0.69, (2,), 0.3, "warn"), (0.3, (2,), 0.3, "ok"), (0.05, (3,), 0.3, "ok"), (0.005, (2,), 0.3, "bad"),
+        (0.005, (2,), 0.7, "warn"), (0.0, (2,), 0.7, "bad"), (1.37, (2, 2), 0.7, "warn"), (1.9, (), 0.9, "ok"), (-3.0, (), 0.9, "ok"), (0.0, (), 0.3, "bad"),
     ],
 )  # fmt: skip
 def test_entropy(entropy, actions, share, level):
-    assert levels(*said(Circumstances(share=share, actions=actions, entropy_highest=1.0), entropy=entropy)) == [level]
+    assert levels(*said(Circumstances(share=share), actions, entropy=entropy)) == [level]
+
+
+def test_a_policy_at_its_target_may_be_certain():
+    now = Circumstances(share=0.4, evaluation=(10.0, 480.0, 480.0), target=475.0)
+    assert levels(*said(now, (2,), entropy=0.0)) == ["ok", "ok"]
+    assert levels(*said(now._replace(target=490.0), (2,), entropy=0.0)) == ["bad", "ok"]
 
 
 def test_a_normal_distributions_entropy_may_pass_zero():
     assert levels(*said(Circumstances(share=0.4), entropy=[0.05 - 0.004 * n for n in range(20)])) == ["ok"]
-
-
-@pytest.mark.parametrize(
-    "highest,entropies,actions",
-    [(0.688, [0.5], 2), (1.09, [0.2], 3), (1.38, [0.2], 4), (0.86, [0.5], None), (1.9, [1.8], None), (0.69, [-0.1], None), (None, [], None)],
-)
-def test_how_many_actions_there_are_is_seen_in_the_first_entropy(highest, entropies, actions):
-    assert health._actions(highest, entropies) == actions
 
 
 @pytest.mark.parametrize("newest,level", [(500.0, "ok"), (300.0, "ok"), (200.0, "warn"), (50.0, "bad")])
@@ -237,13 +246,52 @@ def test_the_gravest_first_and_nothing_of_nothing():
 
 
 def test_circumstances_of_a_run(tmp_path):
-    timeline = Timeline([Metric("entropy"), Metric("sps"), Metric("eval/return"), Metric("learning_rate"), Metric("loss/value", must_be_finite=True)])
+    declared = specs((2,), MetricSpec("sps", thresholds=(SLOWER,)))
+    metrics = [Metric("entropy"), Metric("sps"), Metric("eval/return"), Metric("learning_rate"), Metric("approx_kl"), Metric("loss/value", must_be_finite=True)]
+    timeline = Timeline(metrics, declared)
     for n in range(100):
-        timeline.add([Record(n, 100 * (n + 1), n * 10**9, 0, 1, 0, (0.69 - n / 200, 1000.0, float(n), 1.0 - n / 200, NAN if n == 50 else 1.0))])
+        values = (0.69 - n / 200, 1000.0, float(n), 1.0 - n / 200, 0.01, NAN if n == 50 else 1.0)
+        timeline.add([Record(n, 100 * (n + 1), n * 10**9, 0, 1, 0, values)])
     known = Known(Run("x", tmp_path, {"steps": 20_000, "target": 40.0}), State("running"), Observation(True), timeline)
     now = health.circumstances(known, System(gpu=Gpu("x", 0.5)))
-    assert now.share == 0.5 and now.actions == 2 and now.entropy_highest == 0.69 and now.usual["sps"] == 1000.0 and now.evaluation == (0.0, 99.0, 99.0)
-    assert now.target == 40.0 and now.gpu == Gpu("x", 0.5) and now.not_finite == ("loss/value",) and now.learning_rate_share == pytest.approx(0.505, abs=0.02)
+    assert now.share == 0.5 and now.usual == {"sps": 1000.0} and now.evaluation == (0.0, 99.0, 99.0)
+    assert now.target == 40.0 and now.gpu == Gpu("x", 0.5) and now.not_finite == ("loss/value",)
+    assert now.highest == {"learning_rate": 1.0} and now.newest["learning_rate"] == pytest.approx(0.505, abs=0.02)
     then = health.circumstances(known, None, 3000.0)
     assert then.share == 0.15 and then.evaluation == (0.0, 29.0, 29.0) and then.gpu is None and then.not_finite == ()
     assert health.circumstances(known._replace(timeline=None), None) == Circumstances()
+
+
+# THRESHOLDS AS DATA
+
+
+def judged(threshold, values, now=None, **how):
+    spec = MetricSpec("x", "an x", thresholds=(Threshold(*threshold, **how),), advice="try less")
+    return findings(Window((0.0,) * 3, [1.0], [1.0], [1.0], [1], {"x": values}), {"x": spec}, now or Circumstances(share=0.5))
+
+
+@pytest.mark.parametrize(
+    "how,values,level",
+    [
+        ({}, [1.0] * 20, "ok"), ({}, [3.0] * 20, "warn"), ({}, [3.0] * 9 + [1.0] * 11, "ok"), ({"records": 0.4}, [3.0] * 9 + [1.0] * 11, "warn"),
+        ({"records": 0.0}, [1.0] * 19 + [3.0], "warn"), ({"records": 0.0}, [3.0] * 19 + [1.0], "ok"), ({"after": 0.6}, [3.0] * 20, "ok"),
+        ({"after": 0.4}, [3.0] * 20, "warn"), ({"until": 0.4}, [3.0] * 20, "ok"), ({"until": 0.6}, [3.0] * 20, "warn"),
+        ({"relative_to": "highest"}, [300.0] * 20, "warn"), ({"relative_to": "highest"}, [199.0] * 20, "ok"),
+        ({"while_metric": "y", "while_share": 0.2}, [3.0] * 20, "ok"), ({"while_metric": "y", "while_share": 0.1}, [3.0] * 20, "warn"),
+        ({"while_metric": "unknown", "while_share": 0.9}, [3.0] * 20, "warn"),
+    ],
+)  # fmt: skip
+def test_what_a_threshold_can_say(how, values, level):
+    now = Circumstances(share=0.5, highest={"x": 100.0, "y": 10.0}, newest={"y": 1.5})
+    (found,) = judged(("warn", 2.0), values, now, **how)
+    assert found.level == level and found.title.startswith("an x ") and (found.advice == "try less") == (level != "ok")
+
+
+def test_a_threshold_without_its_reference_is_not_judged():
+    assert judged(("warn", 2.0), [3.0] * 20, relative_to="minute") == ()
+
+
+def test_a_value_in_a_range_that_does_not_count_yet_says_why():
+    assert judged(("bad", 2.0), [3.0] * 20, after=0.9)[0].wanted == "too early to tell"
+    at_its_best = Circumstances(share=0.5, evaluation=(1.0, 9.0, 9.0))
+    assert judged(("bad", 2.0), [3.0] * 20, at_its_best, unless="best")[-1].wanted == "at its best"

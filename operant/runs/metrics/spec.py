@@ -20,9 +20,11 @@ MOST: Final = 4096
 LEVELS: Final = ("warn", "bad")
 RELATIONS: Final = ("", "minute", "highest")
 EXCEPTIONS: Final = ("", "best", "target")
+RETURN, EVALUATION, ITERATIONS, SECONDS = "return", "eval/return", "iterations", "seconds/"
+"""Names that mean the same in every run, whatever its algorithm: the training's and the evaluation's mean return, iterations a record, time a phase."""
 BOOKKEEPING: Final = 900
 """The order from which on a metric is bookkeeping: behind those that declare none."""
-_UNORDERED = 500
+UNORDERED: Final = 500
 _MOST_THRESHOLDS = 16
 _NAME: Final = re.compile(r"[A-Za-z0-9_./-]{1,63}")
 _CELLS: Final = {"label": 40, "unit": 40, "figure": 16, "advice": 300, "explanation": 600, "kind": 8}
@@ -52,7 +54,7 @@ class MetricSpec(NamedTuple):
     unit: str = ""
     higher_better: bool = False
     figure: str = ""  # what it is called among the key figures; "": it is none of them
-    order: int = _UNORDERED  # among charts and figures, the lowest first; from BOOKKEEPING on: last
+    order: int = UNORDERED  # among charts and figures, the lowest first; from BOOKKEEPING on: last
     thresholds: tuple[Threshold, ...] = ()  # the first that applies counts; with none the metric has no health line
     advice: str = ""  # what to try where a threshold says nothing of its own, and where a value is not finite
     explanation: str = ""  # what the number is, and what is usual
