@@ -9,12 +9,12 @@ from monitor.data.series import Column, Table
 from monitor.data.snapshot import Ending, Figure, Finding, Frame, Gpu, LogLine, Mark, PhaseShare, Progress, RunFacts, RunRow, Snapshot, System  # fmt: skip
 
 COLUMNS = (
-    Column("return", "return", "reward", higher_better=True), Column("length", "length"), Column("sps", "SPS", "1/s"),
-    Column("eval/return", "eval return", "reward", higher_better=True), Column("loss/policy", "policy loss"), Column("loss/value", "value loss", log_axis=True),
-    Column("entropy", "entropy"), Column("approx_kl", "approx KL"), Column("clip_fraction", "clip fraction"),
-    Column("explained_variance", "explained variance", higher_better=True), Column("gradient_norm", "gradient norm", log_axis=True),
-    Column("learning_rate", "learning rate"), Column("iterations", "iterations"), Column("episodes", "episodes"),
-    Column("seconds/collect", "collect", "s"), Column("seconds/update", "update", "s"),
+    Column("return", "return", "reward", higher_better=True), Column("sps", "SPS", "1/s", kind="rate"),
+    Column("eval/return", "eval return", "reward", higher_better=True), Column("entropy", "entropy"), Column("approx_kl", "approx KL"),
+    Column("explained_variance", "explained variance", higher_better=True), Column("loss/value", "value loss", log_axis=True),
+    Column("loss/policy", "policy loss"), Column("clip_fraction", "clip fraction"), Column("length", "length"),
+    Column("gradient_norm", "gradient norm", log_axis=True), Column("learning_rate", "learning rate"), Column("iterations", "iterations", kind="counter"),
+    Column("episodes", "episodes", kind="counter"), Column("seconds/collect", "collect", "s"), Column("seconds/update", "update", "s"),
 )  # fmt: skip
 RECORDS, STEPS = 600, 500_000_000
 TRACEBACK = (
@@ -102,7 +102,7 @@ def running(version: int = 1, history: Table | None = None, **changes: Any) -> S
             Figure("return", "return", 487.3, "", 5.1, 495.0, True),
             Figure("eval/return", "eval", 500.0, "", 0.0, 500.0, True),
             Figure("length", "length", 488.0),
-            Figure("sps", "SPS", 4_710_000.0, "", -1e4),
+            Figure("sps", "SPS", 4_710_000.0, "", -1e4, kind="rate"),
             Figure("entropy", "entropy", 0.31, "", -0.01),
             Figure("approx_kl", "KL", 0.0083),
             Figure("explained_variance", "expl. var.", 0.21, "", None, None, True),

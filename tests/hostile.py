@@ -254,11 +254,25 @@ def document_of(strings: Sequence[str]) -> dict[str, object]:
     }  # fmt: skip
 
 
+def declared(strings: Sequence[str]) -> dict[str, object]:
+    """A metrics.json with a string in turn for every text."""
+    turn = itertools.cycle(strings)
+    metrics = [
+        {
+            "name": name, "label": next(turn), "unit": next(turn), "figure": next(turn), "advice": next(turn), "explanation": next(turn), "order": order,
+            "thresholds": [{"level": "bad", "at_least": -1e9, "advice": next(turn)}, {"level": next(turn), "below": 1.0, "while_metric": next(turn)}],
+        }
+        for order, name in enumerate(FIRST)
+    ]  # fmt: skip
+    return {"schema": 1, "metrics": [*metrics, {"name": next(turn), next(turn): next(turn)}]}
+
+
 def write_files(folder: Path, strings: Sequence[str]) -> None:
-    """log.txt, config.toml, git.diff and the answers to requests that nobody sent: every string in each."""
+    """log.txt, config.toml, metrics.json and the answers to requests that nobody sent: every string in each."""
     lines = [b"operant: session started 2026\n", *(raw(text) + b"\n" for text in strings), *(b"12:00:00 " + raw(text) + b"\n" for text in strings[:40])]
     (folder / "log.txt").write_bytes(b"".join(lines) + b"error: " + raw(strings[0]) + b"\n")
     (folder / "config.toml").write_bytes(b"".join(b"[" + raw(text) + b"]\nkey = " + raw(text) + b"\n" for text in strings))
+    (folder / "metrics.json").write_text(json.dumps(declared(strings)))
     done = folder / "ctl" / "done"
     done.mkdir(parents=True, mode=0o700, exist_ok=True)
     for index, text in enumerate(strings[:20]):

@@ -51,7 +51,7 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
     better = True if series.higher_better else None
     unit = "" if series.unit == "reward" else series.unit
     said = figures.words(held.latest, unit, held.trend_per_min, held.best if better else None, better, stage.glyphs)
-    if series.name == "sps":  # a count of steps; how many more of them each minute tells nobody anything
+    if series.kind == "rate":  # shown as a count; its change a minute is of no use
         best = f"best {count(held.best)}" if held.best is not None else ""
         said = said._replace(value=count(held.latest) if held.latest is not None else "-", rate="", best=best)
     value = f"{said.value:<6}"  # so that what follows does not move with every record
@@ -70,7 +70,7 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
     if stage.at is not None and cursor is not None and view.inspected != series.name:
         # Scrubbed: the title says what was, not what came of it.
         point = _nearest(points, cursor)
-        then = "-" if point is None else count(point.mean) if series.name == "sps" else figures.with_unit(point.mean, unit)
+        then = "-" if point is None else count(point.mean) if series.kind == "rate" else figures.with_unit(point.mean, unit)
         head, said = head._replace(value=f"{then:<6}"), said._replace(trend="", rate="", level=None)
     second = () if other is None else other.view(view.axis, first, last, columns, view.smooth)
     return head._replace(
@@ -86,12 +86,12 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
         x_right=figures.on_axis(view.axis, last),
         cursor=cursor,
         reading="" if cursor is None or view.inspected != series.name else _reading(points, cursor, stage, second),
-        target=stage.target if series.name in ("return", "eval/return") else None,
+        target=stage.target if series.unit == "reward" else None,
     )
 
 
 def _latest(series: Series, unit: str) -> str:
-    return count(series.latest) if series.name == "sps" and series.latest is not None else figures.with_unit(series.latest, unit)
+    return count(series.latest) if series.kind == "rate" and series.latest is not None else figures.with_unit(series.latest, unit)
 
 
 def _cut_title(title: str, value_cells: int, columns: int) -> str:

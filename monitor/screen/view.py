@@ -18,11 +18,6 @@ AXES: Final[tuple[Axis, ...]] = ("step", "wall", "iteration")
 SMOOTHING: Final = (0.0, 0.6, 0.9, 0.99)
 _ZOOM_MOST: Final = 10  # halvings of the window
 _GRAINS: Final = 8  # a zoomed window that follows moves on by this part of its length: columns stay in between
-_FIRST: Final = (
-    "return", "sps", "eval/return", "entropy", "approx_kl", "explained_variance", "loss/value", "loss/policy", "clip_fraction", "length", "gradient_norm",
-    "learning_rate",
-)  # fmt: skip
-_LAST: Final = ("iterations", "episodes", "seconds/", "memory/", "counter/")
 
 
 class View(NamedTuple):
@@ -112,11 +107,8 @@ def window(view: View, whole: tuple[float, float], newest: float) -> tuple[float
 
 
 def chosen(series: Iterable[str], pattern: str = "") -> list[str]:
-    """Metrics in the order of interest: what says how well it learns, the rest as the file has it, bookkeeping last. `pattern`: see `matches`."""
-    names = [name for name in series if matches(name, pattern)]
-    first = [name for name in _FIRST if name in names]
-    last = [name for name in names if name not in first and name.startswith(_LAST)]
-    return [*first, *(name for name in names if name not in first and name not in last), *last]
+    """The metrics that fit a pattern (see `matches`), in their order."""
+    return [name for name in series if matches(name, pattern)]
 
 
 def matches(name: str, pattern: str) -> bool:

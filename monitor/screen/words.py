@@ -129,8 +129,8 @@ def remaining(seconds: float | None) -> str:
 def figures(model: Model, width: int, height: int) -> list[Line]:
     """The key figures, as many as fit in `height` lines, each in a slot of its own. Those that charts and health tell too come last."""
     figures, progress = model.snapshot.figures, model.snapshot.progress
-    first = next((place for place, figure in enumerate(figures, 1) if figure.metric == "sps"), 0)
-    slots = [_slot(figure) for figure in figures[:first]]
+    first = next((place for place, figure in enumerate(figures, 1) if figure.kind == "rate"), 0)
+    slots = [_slot(figure, detailed=place == 0) for place, figure in enumerate(figures[:first])]
     if progress.iterations is not None:
         rate = f" @ {number(progress.iterations_per_s)}/s" if progress.iterations_per_s is not None else ""
         slots.append([Piece("update ", "dim"), Piece(padded(f"{progress.iterations:,}", 7), "text"), Piece(padded(rate, 11), "dim")])
@@ -140,17 +140,17 @@ def figures(model: Model, width: int, height: int) -> list[Line]:
     return [fit((Piece(" "), *line), width) for line in flow(slots, width - 2)[:height]]
 
 
-def _slot(figure: Figure) -> list[Piece]:
+def _slot(figure: Figure, *, detailed: bool = False) -> list[Piece]:
     said = of_figure(figure)
     pieces = [Piece(f"{figure.label} ", "dim"), Piece(f"{measured(figure):<{8 + (len(figure.unit) + 1 if figure.unit else 0)}}", "bright", bold=True)]
-    if figure.metric == "return":
+    if detailed:
         pieces += [Piece(f" {said.trend or ' '}", LEVELS[said.level][1] if said.level else "dim"), Piece(padded(f" {said.best}", 12), "dim")]
     return pieces
 
 
 def measured(figure: Figure) -> str:
     """A figure's value; rates as counts."""
-    return value(figure.metric, figure.value) + (f" {figure.unit}" if figure.unit and figure.value is not None else "")
+    return value(figure.kind, figure.value) + (f" {figure.unit}" if figure.unit and figure.value is not None else "")
 
 
 def message(model: Model, width: int, height: int) -> list[Line]:
@@ -415,8 +415,8 @@ def numbers(model: Model, width: int, height: int) -> list[Line]:
     for figure in snapshot.figures:
         said = of_figure(figure)
         style = LEVELS[said.level][1] if said.level else "dim"
-        best = f" best {value(figure.metric, figure.best)}" if figure.higher_better and figure.best is not None else ""
-        told = Piece(padded(value(figure.metric, figure.value), 9), "bright", bold=True)
+        best = f" best {value(figure.kind, figure.best)}" if figure.higher_better and figure.best is not None else ""
+        told = Piece(padded(value(figure.kind, figure.value), 9), "bright", bold=True)
         lines.append((Piece(f" {padded(figure.label, 11)}", "dim"), told, Piece(said.trend or " ", style), Piece(best, "dim")))
     worst = [finding for finding in snapshot.health if finding.level != "ok"]
     for finding in sorted(worst, key=lambda one: one.level):

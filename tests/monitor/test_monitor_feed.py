@@ -19,12 +19,13 @@ from operant import runs, text
 from operant.runs.control import Inbox
 from operant.runs.history import History
 from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, Metric, Reader, Writer
+from operant.runs.metrics.spec import MetricSpec, Threshold, encode
 
 DEADLINE_S = 60.0
 BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 NAN = float("nan")
 METRICS = [
-    Metric("return", unit="reward", higher_better=True), Metric("iterations", "counter"), Metric("sps", higher_better=True),
+    Metric("return", unit="reward", higher_better=True), Metric("iterations", "counter"), Metric("sps", "rate", higher_better=True),
     Metric("eval/return", higher_better=True), Metric("entropy", must_be_finite=True), Metric("seconds/collect"), Metric("seconds/update"),
     Metric("secret", hidden=True),
 ]  # fmt: skip
@@ -34,12 +35,14 @@ STEPS_PER_ITERATION = 100
 class Trainer:
     """This process as the worker of a run."""
 
-    def __init__(self, root, run=None, *, metrics=METRICS, session=1, frame_bytes=0, **document):
+    def __init__(self, root, run=None, *, metrics=METRICS, session=1, frame_bytes=0, specs=(), **document):
         self.run = run or runs.create(root, "cartpole-ppo-4f2a", "x", {})
         self.lock = runs.acquire(self.run.path)
         fields = {"env": "cartpole", "algo": "ppo", "steps": 1_000_000, "device": "cpu", "seed": 1, "lanes": 8, "target": 475.0, **document}
         runs.update_document(self.run.path, **runs.identity(), **fields)
         self.metrics = metrics
+        if specs:
+            runs.write_json(self.run.path / "metrics.json", encode(specs))
         self.writer = Writer(self.run.metrics_path, metrics, run_uuid=self.run.uuid, session=session, version="0.1.0", frame_bytes=frame_bytes)
         self.writer.set_state("running")
         self.writer.heartbeat()
@@ -116,8 +119,8 @@ def test_the_first_snapshot_has_data_at_once(trainer, opened):
     assert snapshot.state == "running" and snapshot.run.env == "cartpole" and snapshot.run.short == "4f2a"
     assert snapshot.progress.step == 5000 and snapshot.progress.steps == 1_000_000 and snapshot.progress.iterations == 50
     assert returns(snapshot) == [float(n) for n in range(1, 51)]
-    assert list(snapshot.series) == [metric.name for metric in METRICS if not metric.hidden]
-    assert {figure.metric: figure.value for figure in snapshot.figures} == {"return": 50.0, "eval/return": 450.0, "sps": 1e6, "entropy": 0.5}
+    assert list(snapshot.series) == ["return", "sps", "eval/return", "entropy", "seconds/collect", "seconds/update", "iterations"]
+    assert {figure.metric: figure.value for figure in snapshot.figures} == {"return": 50.0, "sps": 1e6, "eval/return": 450.0}
     assert [share.name for share in snapshot.phases] == ["collect", "update", "other"] and snapshot.health and snapshot.ending is None
 
 
@@ -416,7 +419,9 @@ def test_a_viewer_that_slept_asks_for_the_history(trainer):
 # LOOKING BACK
 
 
-def test_a_step_of_before(trainer, opened):
+def test_a_step_of_before(tmp_path, opened):
+    spec = MetricSpec("entropy", figure="entropy", order=40, thresholds=(Threshold("warn", below=0.1),))
+    trainer = Trainer(tmp_path / "runs", specs=(spec, MetricSpec("return", figure="return", higher_better=True, order=10)))
     trainer.record(300, entropy=0.6)
     trainer.record(300, entropy=0.2, **{"return": -5.0})
     trainer.leave("finished", exit=0, wall_s=1.0)

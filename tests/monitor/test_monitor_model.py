@@ -2,21 +2,24 @@
 
 import math
 import time
+from types import MappingProxyType
 
 import pytest
 
 from monitor.data import model
 from monitor.data.model import Known
-from monitor.data.timeline import Timeline, label
+from monitor.data.timeline import Timeline, described
 from operant import runs, text
 from operant.runs.folder import Run
 from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, FLAG_NONFINITE, Header, Metric, Record, Status
+from operant.runs.metrics.spec import MetricSpec
 from operant.runs.states import Observation, State
 
 NAN = math.nan
 SECOND = 10**9
 METRICS = [
-    Metric("return", unit="reward", higher_better=True), Metric("length", unit="steps"), Metric("iterations", "counter"), Metric("sps", higher_better=True)
+    Metric("return", unit="reward", higher_better=True), Metric("length", unit="steps"), Metric("iterations", "counter"),
+    Metric("sps", "rate", higher_better=True),
 ]  # fmt: skip
 PHASES = [Metric(f"seconds/{name}") for name in ("collect", "update", "evaluate", "checkpoint")]
 
@@ -25,8 +28,8 @@ def record(n, values, *, step=None, seconds=None, session=1, flags=0):
     return Record(n, 100 * (n + 1) if step is None else step, int((n if seconds is None else seconds) * SECOND), 0, session, flags, tuple(values))
 
 
-def timeline(rows, metrics=METRICS, **how):
-    made = Timeline(metrics)
+def timeline(rows, metrics=METRICS, specs=MappingProxyType({}), **how):
+    made = Timeline(metrics, specs)
     made.add([record(n, row, **how) for n, row in enumerate(rows)])
     return made
 
@@ -43,7 +46,7 @@ def status(**fields):
                       "cuda_error": 0} | fields))  # fmt: skip
 
 
-# TRACKS
+# TIMELINES
 
 
 def test_a_run_begins_before_its_first_record():
@@ -106,20 +109,29 @@ def test_flags_become_marks():
     assert sorted((mark.kind, mark.step) for mark in made.marks) == [("checkpoint", 200.0), ("eval", 200.0), ("not_finite", 300.0)]
 
 
-@pytest.mark.parametrize(
-    "name,said", [("sps", "SPS"), ("tally/score", "score"), ("loss/policy", "policy loss"), ("my_thing", "my thing"), ("x" * 63, "x" * 39 + "…")]
-)
-def test_labels(name, said):
-    assert label(name) == said
+@pytest.mark.parametrize("name,said", [("sps", "sps"), ("tally/score", "score"), ("loss/x", "loss/x"), ("my_thing", "my thing"), ("x" * 63, "x" * 39 + "…")])
+def test_without_a_declaration_a_metric_is_called_by_its_name(name, said):
+    assert described([Metric(name)], {})[0].label == described([Metric(name)], {"other": MetricSpec("other")})[0].label == said
+    assert described([Metric(name)], {name: MetricSpec(name, "the label")})[0].label == "the label"
+
+
+def test_curves_and_figures_follow_what_the_run_declares():
+    specs = {spec.name: spec for spec in (MetricSpec("sps", "SPS", figure="SPS", order=1), MetricSpec("return", order=2), MetricSpec("nowhere", figure="?"))}
+    made = timeline([[10.0, 5.0, 1.0, 100.0]] * 5, specs=specs)
+    assert list(made.table.curves) == ["sps", "return", "length", "iterations"] and [figure.label for figure in model.figures(made)] == ["SPS"]
+    assert made.table.curves["sps"].latest == 100.0 and made.table.curves["return"].latest == 10.0
 
 
 # FIGURES, PHASES, PROGRESS
 
 
 def test_figures_are_the_newest_values_there_are():
-    made = timeline([[10.0, 5.0, 1.0, 100.0], [30.0, 6.0, 1.0, 900.0], [20.0, 7.0, 1.0, 110.0], [NAN, 8.0, 1.0, 120.0]])
+    specs = {name: MetricSpec(name, unit=unit, figure=label, higher_better=name != "length", order=order) for name, unit, label, order in (
+        ("return", "reward", "return", 1), ("sps", "steps/s", "SPS", 2), ("length", "steps", "length", 3)
+    )}  # fmt: skip
+    made = timeline([[10.0, 5.0, 1.0, 100.0], [30.0, 6.0, 1.0, 900.0], [20.0, 7.0, 1.0, 110.0], [NAN, 8.0, 1.0, 120.0]], specs=specs)
     found = {figure.metric: figure for figure in model.figures(made)}
-    assert list(found) == ["return", "length", "sps"] and [figure.label for figure in found.values()] == ["return", "length", "SPS"]
+    assert list(found) == ["return", "sps", "length"] and [figure.label for figure in found.values()] == ["return", "SPS", "length"]
     assert (found["return"].value, found["return"].best, found["return"].unit, found["return"].higher_better) == (20.0, 30.0, "", True)
     assert (found["length"].value, found["length"].best, found["length"].unit) == (8.0, None, "steps")
     assert found["sps"].value == 120.0  # the median of the newest: one odd rate is none

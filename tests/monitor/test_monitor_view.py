@@ -127,10 +127,10 @@ def test_a_window_that_follows_moves_in_jumps():
     assert len(ends) <= 9, "every eighth of its length, not with every record"
 
 
-def test_metrics_come_in_the_order_of_interest():
+def test_metrics_come_in_their_order():
     names = view.chosen(table().curves)
     assert names[:3] == ["return", "sps", "eval/return"] and names[-1] == "seconds/update"
-    assert view.chosen(["zeta", "alpha", "return"]) == ["return", "zeta", "alpha"], "the file's order for what nobody knows"
+    assert view.chosen(["zeta", "alpha", "return"]) == ["zeta", "alpha", "return"], "in the order the run declares"
     assert view.chosen(table().curves, "LOSS kl") == ["approx_kl", "loss/value", "loss/policy"]
     assert view.chosen(table().curves, "loss/*y") == ["loss/policy"]
     assert view.chosen(table().curves, "[") == []
