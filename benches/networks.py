@@ -67,8 +67,8 @@ def error_and_bits(policy: Policy, observation: Tensor) -> tuple[float, bool]:
     flat = policy.flat
     net = copy.deepcopy(policy.net).double().cpu()
     net.dtype = None
-    moments = policy.moments and SimpleNamespace(CLIP=policy.moments.CLIP, shift=policy.moments.shift.cpu(), scale=policy.moments.scale.cpu())
-    head, value = net(observation.cpu(), moments)
+    normalizer = policy.normalizer and SimpleNamespace(CLIP=policy.normalizer.CLIP, mean=policy.normalizer.mean.cpu(), inv_std=policy.normalizer.inv_std.cpu())
+    head, value = net(observation.cpu(), normalizer)
     wanted = torch.autograd.grad(head.square().mean() + (value - 1.0).square().mean(), list(net.parameters()))
     found = []
     graphed = Graphed(lambda: learn(policy, observation), CUDA)
@@ -103,8 +103,8 @@ def row(name: str, precision: str, samples: int, repeats: int) -> str:
     env, net, normalize = CASES[name]
     policy = Policy(env, mlp.Config(**net), seed=1, device=CUDA, normalize=normalize, precision=precision)
     torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"  # as PPO does
-    if policy.moments is not None:
-        policy.moments.update(observations(env, 1000, seed=2))
+    if policy.normalizer is not None:
+        policy.normalizer.update(observations(env, 1000, seed=2))
     error, same = error_and_bits(policy, observations(env, CHECKED))
     batch = observations(env, samples)
     with torch.no_grad():

@@ -77,12 +77,12 @@ class Doubled:
 
     def __init__(self, policy) -> None:
         self.net, self.distribution = copy.deepcopy(policy.net).double(), copy.deepcopy(policy.distribution).double()
-        self.features, self.moments = policy.features, policy.moments
+        self.features, self.normalizer = policy.features, policy.normalizer
         self.parameters = [*self.net.parameters(), *self.distribution.parameters()]
 
     def forward(self, observation, legal=None):
         # Kinds, and amounts among them, are read by the network itself; amounts alone it would normalise in float32, too.
-        parameters, value = self.net(observation, self.moments) if self.net.kinds else self.net(self.features(observation).double())
+        parameters, value = self.net(observation, self.normalizer) if self.net.kinds else self.net(self.features(observation).double())
         return (parameters if legal is None else masked(parameters, legal)), value
 
 
@@ -98,8 +98,8 @@ def prepared(ppo: PPO, seed: int = 5) -> None:
 
     ppo.policy.flat.values.data.add_(0.1 * noise(ppo.policy.flat.values))
     ppo.collect()
-    if ppo.policy.moments is not None:  # which so far tell nothing of what is seen
-        ppo._moments()
+    if ppo.policy.normalizer is not None:  # which so far tell nothing of what is seen
+        ppo._update_normalizers()
         ppo._carry_on()
         ppo.collect()
     ppo._advantages()

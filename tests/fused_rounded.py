@@ -56,7 +56,7 @@ class Rounded:
 
     def __init__(self, policy: Policy, precision: str) -> None:
         assert isinstance(policy.net, mlp.MLP) and policy.net.config.activation == "relu"
-        self.net, self.distribution, self.moments, self.precision = policy.net, policy.distribution, policy.moments, precision
+        self.net, self.distribution, self.normalizer, self.precision = policy.net, policy.distribution, policy.normalizer, precision
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As `Policy.forward`."""
@@ -66,9 +66,9 @@ class Rounded:
             return _Product.apply(weight, features, there, there)
 
         if observation.dtype == torch.uint8:
-            seen, first = net.reader(self.moments)(observation), there
+            seen, first = net.reader(self.normalizer)(observation), there
         else:  # whose first product never has fewer bits than tf32
-            seen = observation if self.moments is None else self.moments.normalize(observation)
+            seen = observation if self.normalizer is None else self.normalizer.normalize(observation)
             first = ROUND["ieee" if self.precision == "ieee" else "tf32"]
         # The first bias is a column of its weight; the others are added in float32, and what is handed back to them has not been rounded yet.
         weight = torch.cat([net.first_weight, net.first_bias], dim=1)

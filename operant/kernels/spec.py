@@ -134,7 +134,7 @@ def describe(policy: Policy, precision: str) -> Spec:
         starts=tuple(sum(sizes[:k]) for k in range(len(sizes) + 1)),
         legal=policy.env.mask_size > 0,
         squash=isinstance(distribution, Gaussian) and distribution.squash,
-        normalize=policy.moments is not None,
+        normalize=policy.normalizer is not None,
         precision="ieee" if precision == "fp32" else precision,
         approximate=precision != "fp32",
         first_weight=begin["first_weight"],

@@ -4,7 +4,7 @@
 - impala: Espeholt et al. 2018, "IMPALA", figure 3, its larger network: stacks of a convolution, a pooling that halves, and two residual blocks; a dense layer.
 - board: convolutions of 3 x 3 that keep the size, for boards of a few cells, and a dense layer.
 
-Bytes are read by `operant.nn.inputs`, as amounts from 0 to 1 (byte / 255) or as kinds one-hot, each kind a channel; they are never normalised by moments.
+Bytes are read by `operant.nn.inputs`, as amounts from 0 to 1 (byte / 255) or as kinds one-hot, each kind a channel; they are never normalised by normalizer.
 On a GPU with bf16 all but the heads computes in bf16, from parameters in float32, to which gradients come back; otherwise it computes in the parameters' type.
 Channels lie last in memory everywhere: a picture of the world is read as it lies, weights are (M, k, k, C), and the dense layer's columns follow (h, w, C).
 
@@ -28,7 +28,7 @@ from operant.nn import linear
 from operant.nn.mlp import Config, orthogonal
 
 if TYPE_CHECKING:
-    from operant.nn.normalization import RunningMoments
+    from operant.nn.normalization import RunningNormalizer
 
 CHANNELS = {"nature": (32, 64, 64), "impala": (16, 32, 32), "board": (64, 64, 64)}
 SMALLEST_NATURE = 36  # pixels of a side that leave one number of each channel
@@ -171,8 +171,8 @@ class Convolutional(nn.Module):
         self.value_weight = nn.Parameter(orthogonal(1, widths[-1], 1.0, generator))
         self.value_bias = nn.Parameter(torch.zeros(1, 1))
 
-    def forward(self, observation: Tensor, moments: RunningMoments | None = None) -> tuple[Tensor, Tensor]:
-        """(O, B) -> head parameters (H, B), value (B), both of the parameters' type. Moments are not looked at."""
+    def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> tuple[Tensor, Tensor]:
+        """(O, B) -> head parameters (H, B), value (B), both of the parameters' type. The normalizer is not read."""
         if torch.is_grad_enabled() or observation.shape[1] <= self._together:
             return self._forward(observation)
         heads, values = zip(*(self._forward(part) for part in observation.split(self._together, dim=1)), strict=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from operant.nn import linear as products
 
 if TYPE_CHECKING:
-    from operant.nn.normalization import RunningMoments
+    from operant.nn.normalization import RunningNormalizer
 
 CPU_NUMBERS, GPU_NUMBERS = 2**18, 2**23
 """Numbers that a chunk is turned into, at most: what stays in the cache of a core, and about what stays in that of a large GPU."""
@@ -29,12 +29,12 @@ Reader = Callable[[Tensor], Tensor]
 """What turns bytes (O, n) into the numbers (K, n) that weights are multiplied with."""
 
 
-def amounts(observation: Tensor, moments: RunningMoments | None = None) -> Tensor:
-    """Bytes that are amounts as floats, (O, n) -> (O, n), normalised where there are moments."""
-    if moments is None:
+def amounts(observation: Tensor, normalizer: RunningNormalizer | None = None) -> Tensor:
+    """Bytes that are amounts as floats, (O, n) -> (O, n), normalised where there is a normalizer."""
+    if normalizer is None:
         return observation.float()
     # A difference of a byte and a float is a float: no copy of the bytes comes before it.
-    return (observation - moments.shift).mul_(moments.scale).clamp_(-moments.CLIP, moments.CLIP)
+    return (observation - normalizer.mean).mul_(normalizer.inv_std).clamp_(-normalizer.CLIP, normalizer.CLIP)
 
 
 def one_hot(observation: Tensor, kinds: int) -> Tensor:
@@ -67,12 +67,12 @@ class Mixed(nn.Module):
         for label, table in (("field", field), ("name", name.to(torch.uint8)[:, None]), ("rows", rows), ("amounts", field[rows])):
             self.register_buffer(label, table, persistent=False)
 
-    def forward(self, observation: Tensor, moments: RunningMoments | None = None) -> Tensor:
-        """(O, n) -> (K, n). A byte that is none of its kinds has none: its columns are 0. Amounts are normalised where there are moments."""
+    def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> Tensor:
+        """(O, n) -> (K, n). A byte that is none of its kinds has none: its columns are 0. Amounts are normalised where there is a normalizer."""
         numbers = torch.eq(observation.index_select(0, self.field), self.name).float()
         seen = observation.index_select(0, self.amounts).float()
-        if moments is not None:
-            seen = seen.sub_(moments.shift[self.amounts]).mul_(moments.scale[self.amounts]).clamp_(-moments.CLIP, moments.CLIP)
+        if normalizer is not None:
+            seen = seen.sub_(normalizer.mean[self.amounts]).mul_(normalizer.inv_std[self.amounts]).clamp_(-normalizer.CLIP, normalizer.CLIP)
         return numbers.index_copy_(0, self.rows, seen)
 
 

@@ -20,7 +20,7 @@ from operant.nn import inputs, linear
 from operant.settings import Count, Real, Section
 
 if TYPE_CHECKING:
-    from operant.nn.normalization import RunningMoments
+    from operant.nn.normalization import RunningNormalizer
 
 PAD_FLOATS = 32
 """Each parameter begins at a multiple of this in the flat vector: 128 bytes."""
@@ -142,30 +142,30 @@ class MLP(nn.Module):
         self.value_weight = nn.Parameter(orthogonal(1, widths[-1], 1.0, generator))
         self.value_bias = nn.Parameter(torch.zeros(1, 1))
 
-    def reader(self, moments: RunningMoments | None) -> inputs.Reader:
+    def reader(self, normalizer: RunningNormalizer | None) -> inputs.Reader:
         """What turns bytes (O, n) into the numbers (K, n) that the first weight is multiplied with."""
         if self.mixed is not None:
-            return functools.partial(self.mixed, moments=moments)
+            return functools.partial(self.mixed, normalizer=normalizer)
         named = isinstance(self.kinds, int) and self.kinds
-        return functools.partial(inputs.one_hot, kinds=named) if named else functools.partial(inputs.amounts, moments=moments)
+        return functools.partial(inputs.one_hot, kinds=named) if named else functools.partial(inputs.amounts, normalizer=normalizer)
 
-    def _first(self, observation: Tensor, moments: RunningMoments | None) -> Tensor:
+    def _first(self, observation: Tensor, normalizer: RunningNormalizer | None) -> Tensor:
         """The first layer before its activation, (G H, B)."""
         if self.kinds or observation.dtype == torch.uint8:
-            return inputs.linear(self.first_weight, self.first_bias, observation, self.reader(moments))
-        features = observation if moments is None else moments.normalize(observation)
+            return inputs.linear(self.first_weight, self.first_bias, observation, self.reader(normalizer))
+        features = observation if normalizer is None else normalizer.normalize(observation)
         return linear.linear(self.first_weight[None], self.first_bias[None], features[None])
 
-    def _features(self, observation: Tensor, moments: RunningMoments | None) -> Tensor:
+    def _features(self, observation: Tensor, normalizer: RunningNormalizer | None) -> Tensor:
         """Both towers' last hidden layer, (G, H, B)."""
-        features = self._activation(self._first(observation, moments)).view(self._towers, -1, observation.shape[1])
+        features = self._activation(self._first(observation, normalizer)).view(self._towers, -1, observation.shape[1])
         for weight, bias in zip(self.weights, self.biases, strict=True):
             features = self._activation(linear.linear(weight, bias, features))
         return features
 
-    def forward(self, observation: Tensor, moments: RunningMoments | None = None) -> tuple[Tensor, Tensor]:
-        """(O, B) -> head parameters (H, B), value (B). Amounts are normalised by `moments`, kinds are not."""
-        towers = self._features(observation, moments).split(1)
+    def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> tuple[Tensor, Tensor]:
+        """(O, B) -> head parameters (H, B), value (B). Amounts are normalised by `normalizer`, kinds are not."""
+        towers = self._features(observation, normalizer).split(1)
         head = linear.linear(self.head_weight[None], self.head_bias[None], towers[0])
         value = linear.linear(self.value_weight[None], self.value_bias[None], towers[-1])
         return head[0], value[0, 0]

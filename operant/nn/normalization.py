@@ -13,63 +13,63 @@ CPU_NUMBERS, GPU_NUMBERS = 2**18, 2**24
 """Bytes that are made floats at a time, at most."""
 
 
-class RunningMoments:
+class RunningNormalizer:
     """Mean and variance of D features over all samples seen. Begins as mean 0, variance 1, weight 1e-4."""
 
     CLIP = 10.0
     EPSILON = 1e-8
 
     def __init__(self, features: int, device: torch.device) -> None:
-        self.mean = torch.zeros(features, 1, dtype=torch.float64, device=device)  # (D, 1)
-        self.variance = torch.ones(features, 1, dtype=torch.float64, device=device)  # (D, 1)
-        self.weight = torch.full((1,), 1e-4, dtype=torch.float64, device=device)  # samples seen
-        # What readers use, in float32: y = (x - shift) * scale.
-        self.shift = torch.zeros(features, 1, device=device)
-        self.scale = torch.ones(features, 1, device=device)
+        self.running_mean = torch.zeros(features, 1, dtype=torch.float64, device=device)  # (D, 1)
+        self.running_variance = torch.ones(features, 1, dtype=torch.float64, device=device)  # (D, 1)
+        self.count = torch.full((1,), 1e-4, dtype=torch.float64, device=device)  # samples seen
+        # What readers use, in float32: y = (x - mean) * inv_std.
+        self.mean = torch.zeros(features, 1, device=device)
+        self.inv_std = torch.ones(features, 1, device=device)
         self._freeze()
 
     def _freeze(self) -> None:
-        self.shift.copy_(self.mean)
-        self.scale.copy_((self.variance + self.EPSILON).rsqrt())
+        self.mean.copy_(self.running_mean)
+        self.inv_std.copy_((self.running_variance + self.EPSILON).rsqrt())
 
     def update(self, batch: torch.Tensor) -> None:
         """Take in a batch, features first: (D, ...) of any type. Bytes are taken in part after part, so that they are never all floats at once."""
         if batch.dtype == torch.uint8:
             for part in _parts(batch):
-                self._merge(*_moments(part), part[0].numel())
+                self._merge(*_mean_and_variance(part), part[0].numel())
         else:
             flat = batch.flatten(1).float()
             variance, mean = torch.var_mean(flat, dim=1, correction=0, keepdim=True)
             self._merge(mean, variance, flat.shape[1])
         self._freeze()
 
-    def _merge(self, batch_mean: torch.Tensor, batch_variance: torch.Tensor, count: int) -> None:
-        """Take in the moments (D, 1) of so many samples."""
+    def _merge(self, batch_mean: torch.Tensor, batch_variance: torch.Tensor, samples: int) -> None:
+        """Take in the mean and the variance (D, 1) of so many samples."""
         batch_mean, batch_variance = batch_mean.double(), batch_variance.double()
-        delta = batch_mean - self.mean
-        total = self.weight + count
+        delta = batch_mean - self.running_mean
+        total = self.count + samples
         # M2 = M2_a + M2_b + delta^2 n_a n_b / (n_a + n_b)
-        squares = self.variance * self.weight + batch_variance * count + delta.square() * self.weight * count / total
-        self.mean.add_(delta * (count / total))
-        self.variance.copy_(squares / total)
-        self.weight.copy_(total)
+        squares = self.running_variance * self.count + batch_variance * samples + delta.square() * self.count * samples / total
+        self.running_mean.add_(delta * (samples / total))
+        self.running_variance.copy_(squares / total)
+        self.count.copy_(total)
 
     def normalize(self, features: torch.Tensor) -> torch.Tensor:
         """(x - mean) / std, clipped to +-10. Features first: (D, B) -> (D, B)."""
-        return ((features - self.shift) * self.scale).clamp_(-self.CLIP, self.CLIP)
+        return ((features - self.mean) * self.inv_std).clamp_(-self.CLIP, self.CLIP)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint must hold."""
-        return {"mean": self.mean, "variance": self.variance, "weight": self.weight, "shift": self.shift, "scale": self.scale}
+        """What a checkpoint must hold. The names are those on disk: "shift" and "scale" are `mean` and `inv_std`."""
+        return {"mean": self.running_mean, "variance": self.running_variance, "weight": self.count, "shift": self.mean, "scale": self.inv_std}
 
 
-class Scaling(RunningMoments):
-    """What stands in for moments where bytes are not normalised: y = x / high, whatever is seen. `high` are the bytes' upper bounds, (D)."""
+class FixedScale(RunningNormalizer):
+    """In place of running statistics, where bytes are not normalised: y = x / high, whatever is seen. `high` are the bytes' upper bounds, (D)."""
 
     def __init__(self, high: Sequence[float], device: torch.device) -> None:
         super().__init__(len(high), device)
-        self.shift.zero_()
-        self.scale.copy_(torch.tensor(high, device=device)[:, None].clamp(1.0, 255.0).reciprocal())
+        self.mean.zero_()
+        self.inv_std.copy_(torch.tensor(high, device=device)[:, None].clamp(1.0, 255.0).reciprocal())
 
     def update(self, batch: torch.Tensor) -> None:
         """Nothing."""
@@ -87,7 +87,7 @@ def _parts(batch: torch.Tensor) -> Iterator[torch.Tensor]:
             yield part.float()
 
 
-def _moments(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _mean_and_variance(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and variance, (D, 1) each, of floats (D, ...), which are overwritten."""
     axes = tuple(range(1, part.ndim))
     if part.is_cuda:

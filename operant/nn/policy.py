@@ -1,4 +1,4 @@
-"""A policy: observation moments, network and action distribution, as one thing that acts. Knows no algorithm; training and evaluation both stand on it."""
+"""A policy: observation normalizer, network and action distribution, as one thing that acts. Knows no algorithm; training and evaluation both stand on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from operant.envs import Env
 from operant.errors import ConfigError
 from operant.nn import cnn, mlp
 from operant.nn.distributions import distribution_for, masked
-from operant.nn.normalization import RunningMoments, Scaling
+from operant.nn.normalization import FixedScale, RunningNormalizer
 
 log = logging.getLogger("operant.nn.policy")
 
@@ -22,7 +22,7 @@ class Policy:
     """Maps raw observations (O, B) to actions and values on one device. Its numbers begin the same on every device, from `seed` alone.
 
     `normalize` asks for observations of mean 0 and deviation 1. Bytes that name kinds are read one-hot instead (by a user's own network as they are), and a
-    convolutional network reads byte / 255: where there is nothing else to read, there are no moments. Bytes that are amounts and not normalised are read as
+    convolutional network reads byte / 255: where there is nothing else to read, there is no normalizer. Bytes that are amounts and not normalised are read as
     shares of their upper bound. `precision` is that of a convolutional network on a GPU ("fp32", "tf32" or "bf16"); see `operant.nn.cnn`.
 
     `initial_state` and `tensors` leave room for recurrent policies; a feed-forward one carries nothing from step to step.
@@ -38,7 +38,7 @@ class Policy:
         unscaled = all(env.observation.named()) or isinstance(self.net, cnn.Convolutional)
         if normalize and unscaled:
             log.info("observations are not normalised: %s", "they name kinds" if env.observation.kinds else "a convolutional network reads byte / 255")
-        self.moments = _moments(env, self.net, device, normalize=normalize) if not unscaled else None
+        self.normalizer = _normalizer(env, self.net, device, normalize=normalize) if not unscaled else None
         named = env.observation.named()
         self._named = torch.tensor(named, device=device)[:, None] > 0 if any(named) else None  # (O, 1)
 
@@ -49,15 +49,15 @@ class Policy:
     def features(self, observation: Tensor) -> Tensor:
         """What a user's own network reads, all of it at once: the observation (O, B) as float32, amounts normalised where asked for, names as they are."""
         observation = observation.float()
-        if self.moments is None:
+        if self.normalizer is None:
             return observation
-        normalized = self.moments.normalize(observation)
+        normalized = self.normalizer.normalize(observation)
         return normalized if self._named is None else torch.where(self._named, observation, normalized)
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Head parameters (H, B) and values (B) of raw observations (O, B); -1e9 for actions that `legal` (H, B) calls 0, which are then never taken."""
         own = isinstance(self.net, mlp.SampleMajor)
-        parameters, value = self.net(self.features(observation)) if own else self.net(observation, self.moments)
+        parameters, value = self.net(self.features(observation)) if own else self.net(observation, self.normalizer)
         return (parameters if legal is None else masked(parameters, legal)), value
 
     @torch.no_grad()
@@ -69,16 +69,16 @@ class Policy:
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold, by name."""
-        moments = {f"observation/{name}": value for name, value in self.moments.tensors().items()} if self.moments is not None else {}
-        return {"parameters": self.flat.values.data, **moments}
+        statistics = {f"observation/{name}": value for name, value in self.normalizer.tensors().items()} if self.normalizer is not None else {}
+        return {"parameters": self.flat.values.data, **statistics}
 
 
-def _moments(env: Env, net: nn.Module, device: torch.device, *, normalize: bool) -> RunningMoments | None:
+def _normalizer(env: Env, net: nn.Module, device: torch.device, *, normalize: bool) -> RunningNormalizer | None:
     """What observations are shifted and scaled by; None for numbers that are read as they are."""
     if normalize:
-        return RunningMoments(env.observation.size, device)
+        return RunningNormalizer(env.observation.size, device)
     own = isinstance(net, mlp.SampleMajor)  # reads numbers as they are, as its author was told
-    return Scaling(env.observation.bounds()[1], device) if env.observation.dtype == "uint8" and not own else None
+    return FixedScale(env.observation.bounds()[1], device) if env.observation.dtype == "uint8" and not own else None
 
 
 def _network(env: Env, config: mlp.Config, head_rows: int, generator: torch.Generator, device: torch.device, precision: str) -> nn.Module:

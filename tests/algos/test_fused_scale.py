@@ -101,7 +101,7 @@ def errors(algo: PPO) -> list[tuple[float, float]]:
         gradient, wanted = both_gradients(algo, k)
         learner.descend()
         found.append((relative_error(gradient, wanted), float(wanted.norm())))
-    algo._moments()
+    algo._update_normalizers()
     algo._carry_on()
     return found
 

@@ -55,8 +55,8 @@ def batch_for(ppo, samples=B):
     size = env.observation.size
     observation = torch.randint(0, 4, (size, samples), generator=generator, dtype=torch.uint8) if env in (PICK, GATE) else normal(size, samples)
     legal = torch.tensor([[0, 1, 1, 1, 1], [1, 0, 1, 1, 0], [1, 0, 0, 1, 1]], dtype=torch.uint8).t()[:, torch.arange(samples) % 3] if env is GATE else None
-    if policy.moments is not None:
-        policy.moments.update(3.0 * normal(size, 50) + 1.0)
+    if policy.normalizer is not None:
+        policy.normalizer.update(3.0 * normal(size, 50) + 1.0)
     with torch.no_grad():
         parameters, value = policy.forward(observation, legal)
         action = policy.distribution.sample(parameters, torch.rand(policy.distribution.uniform_rows, samples, generator=generator))

@@ -22,7 +22,7 @@ from operant.algos.ppo.algorithm import COLUMNS, PPO, Batch, PPOConfig, Stats, b
 from operant.compute import kernel
 from operant.envs import find
 from operant.nn import mlp
-from operant.nn.normalization import RunningMoments
+from operant.nn.normalization import RunningNormalizer
 from operant.training.evaluate import Evaluator
 from operant.worlds.device_world import EPISODES, TALLIES, World
 
@@ -487,7 +487,7 @@ def recorded(ppo):
     return steps
 
 
-def test_moments_stand_still_during_an_iteration():
+def test_normalizers_stand_still_during_an_iteration():
     ppo = ppo_on(PUSH, 16, horizon=8, normalize_observations=True, normalize_rewards=True)
     samples, accrued, carried = [], [], torch.zeros(16)
     for _ in range(3):
@@ -505,23 +505,23 @@ def test_moments_stand_still_during_an_iteration():
         names = [name for name in before if name.startswith(("policy/observation", "return/"))]
         assert len(names) == 10
         for _, after in steps:
-            assert all(torch.equal(before[name], after[name]) for name in names), "moments moved within an iteration"
+            assert all(torch.equal(before[name], after[name]) for name in names), "a normalizer moved within an iteration"
         torch.testing.assert_close(ppo._reward, (reward * before["return/scale"]).clamp(-10, 10))
         # After it they are those of everything seen so far (the weight of their beginning is 1e-4).
         seen, spread = torch.cat(samples, dim=1).double(), torch.stack(accrued).double()
-        torch.testing.assert_close(ppo.policy.moments.mean[:, 0], seen.mean(1), rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(ppo.policy.moments.variance[:, 0], seen.var(1, correction=0), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(ppo.return_moments.variance.flatten()[0], spread.var(correction=0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ppo.policy.normalizer.running_mean[:, 0], seen.mean(1), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(ppo.policy.normalizer.running_variance[:, 0], seen.var(1, correction=0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ppo.return_normalizer.running_variance.flatten()[0], spread.var(correction=0), rtol=1e-4, atol=1e-5)
         del ppo._descend
-    assert ppo.return_moments.scale.item() != 1.0
+    assert ppo.return_normalizer.inv_std.item() != 1.0
 
 
 def test_scaled_rewards_are_clipped():
     ppo = ppo_on(COUNT, 4, horizon=3, normalize_rewards=True)
     ppo.collect()
-    ppo.return_moments.scale.fill_(5.0)
+    ppo.return_normalizer.inv_std.fill_(5.0)
     ppo._advantages()
-    assert RunningMoments.CLIP == 10.0
+    assert RunningNormalizer.CLIP == 10.0
     assert ppo._reward[:, 0].tolist() == [5.0, 10.0, 10.0]
     assert ppo.rollout.reward[:, 0].tolist() == [1.0, 2.0, 3.0]
 

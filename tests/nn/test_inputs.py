@@ -18,7 +18,7 @@ from operant.algos.ppo import manual_backward
 from operant.algos.ppo.algorithm import ppo_loss
 from operant.envs import Box, device, find
 from operant.nn import inputs, mlp, normalization
-from operant.nn.normalization import RunningMoments
+from operant.nn.normalization import RunningNormalizer
 from operant.nn.policy import Policy
 
 CPU = torch.device("cpu")
@@ -114,9 +114,9 @@ def test_amounts(normalized, layout, small_chunks):
     seen = None
     features = observation.double()
     if normalized:
-        seen = RunningMoments(9, CPU)
+        seen = RunningNormalizer(9, CPU)
         seen.update(random_bytes(9, 50, most=20, seed=5))
-        features = ((features - seen.mean) / (seen.variance + 1e-8).sqrt()).clamp(-10.0, 10.0)
+        features = ((features - seen.running_mean) / (seen.running_variance + 1e-8).sqrt()).clamp(-10.0, 10.0)
         assert (features == 10.0).any() and (features.abs() < 10.0).any()
     assert inputs.chunk_samples(101, 9, cuda=False) == 7
     for found, expected in zip(
@@ -152,18 +152,18 @@ def test_256_kinds():
 def test_some_are_amounts_and_some_name_kinds(normalized, layout, small_chunks):
     kinds, observation = (3, 0, 5, 0, 0, 2), random_bytes(6, 101, most=7, layout=layout)
     observation[4, 9] = observation[0, 9] = 255
-    seen = RunningMoments(6, CPU)
+    seen = RunningNormalizer(6, CPU)
     seen.update(random_bytes(6, 50, most=20, seed=5))
     rows = []
     for place, count in enumerate(kinds):
         for kind in range(count):
             rows.append([1.0 if byte == kind else 0.0 for byte in observation[place].tolist()])
         if count == 0:
-            mean, deviation = float(seen.mean[place]), (float(seen.variance[place]) + 1e-8) ** 0.5
+            mean, deviation = float(seen.running_mean[place]), (float(seen.running_variance[place]) + 1e-8) ** 0.5
             rows.append([min(max((byte - mean) / deviation, -10.0), 10.0) if normalized else byte for byte in observation[place].tolist()])
     features = torch.tensor(rows, dtype=torch.float64)
     assert features.shape == (13, 101) and (not normalized or (features == 10.0).any())
-    mixed = functools.partial(inputs.Mixed(kinds), moments=seen if normalized else None)
+    mixed = functools.partial(inputs.Mixed(kinds), normalizer=seen if normalized else None)
     torch.testing.assert_close(mixed(observation).double(), features, rtol=2e-5, atol=1e-5)
     weight, bias = normal(6, 13), normal(6, 1, seed=1)
     for found, expected in zip(first_layer(weight, bias, observation, mixed), plain_layer(weight, bias, features), strict=True):
@@ -175,7 +175,7 @@ def test_nothing_is_widened_as_a_whole_or_read_back(kinds, small_chunks):
     observation = random_bytes(50, 400, most=4)
     net = mlp.MLP(50, 2, mlp.Config(hidden=(8,)), torch.Generator().manual_seed(0), kinds=kinds)
     with Watch() as watch:
-        head, value = net(observation, RunningMoments(50, CPU))
+        head, value = net(observation, RunningNormalizer(50, CPU))
         torch.autograd.grad(head.sum() + value.sum(), list(net.parameters()))
     assert {"addmm", "mm"} <= watch.operations and not watch.operations & READ_BACK
     assert watch.largest == 2 * 8 * 400, "something larger than the first layer's output was made"
@@ -202,20 +202,20 @@ def test_an_mlp_of_kinds_begins_as_one_of_their_one_hots():
 # POLICIES
 
 
-def test_kinds_have_no_moments():
+def test_kinds_are_not_normalised():
     built = Policy(NAMES, mlp.Config(hidden=(8,)), seed=1, device=CPU, normalize=True)
-    assert built.moments is None and built.net.kinds == 4 and built.net.first_weight.shape == (16, 12)
+    assert built.normalizer is None and built.net.kinds == 4 and built.net.first_weight.shape == (16, 12)
     assert set(built.tensors()) == {"parameters"}
 
 
-def test_only_amounts_have_moments_that_are_looked_at():
+def test_only_amounts_are_normalised():
     for normalize in (False, True):
         built = Policy(MIXED, mlp.Config(hidden=(8,)), seed=1, device=CPU, normalize=normalize)
-        assert built.moments is not None and built.net.first_weight.shape == (16, 6)
+        assert built.normalizer is not None and built.net.first_weight.shape == (16, 6)
         observation = torch.tensor([[1, 3], [2, 2], [255, 0]], dtype=torch.uint8)
         if normalize:
-            built.moments.update(observation)
-        read = built.net.reader(built.moments)(observation)
+            built.normalizer.update(observation)
+        read = built.net.reader(built.normalizer)(observation)
         expected = [[-1, 1], [0, 0], [0, 0], [1, 1], [0, 0], [1, -1]] if normalize else [[1 / 3, 1], [0, 0], [0, 0], [1, 1], [0, 0], [1, 0]]
         torch.testing.assert_close(read, torch.tensor(expected, dtype=torch.float32), rtol=0, atol=1e-3)
 
@@ -267,7 +267,7 @@ def test_a_checkpoint_of_kinds_goes_on_to_the_bit(env):
 
 def test_snake_has_its_explicit_gradient():
     ppo = ppo_on(find("snake"), 8, mlp.Config(hidden=(16,)), horizon=4, normalize_observations=True)
-    assert ppo.explicit is not None and ppo.policy.moments is not None
+    assert ppo.explicit is not None and ppo.policy.normalizer is not None
 
 
 def test_amounts_that_are_not_normalised_are_read_as_shares_of_their_bound():
@@ -277,7 +277,7 @@ def test_amounts_that_are_not_normalised_are_read_as_shares_of_their_bound():
     shares = torch.tensor([[0.0, 0.5, 1.0], [0.0, 0.2, 1.0]])
     torch.testing.assert_close(built.forward(seen), built.net(shares))
     before = clones(built)
-    built.moments.update(seen)
+    built.normalizer.update(seen)
     torch.testing.assert_close(built.forward(seen), built.net(shares))
     assert set(built.tensors()) == set(before) == {"parameters"}
 
@@ -287,32 +287,32 @@ def test_amounts_that_are_not_normalised_are_read_as_shares_of_their_bound():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("most", [1, 40, 10**6])
-def test_moments_of_bytes_are_those_of_all_of_them(layout, most, monkeypatch):
+def test_the_mean_and_variance_of_bytes_are_those_of_all_of_them(layout, most, monkeypatch):
     """(D, T, N), as a rollout is handed over: whichever axis is cut."""
     monkeypatch.setattr(normalization, "CPU_NUMBERS", most)
     rollout = torch.randint(0, 256, (6, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))  # (T, D, N)
     rollout[:, 2] = 9
     if layout == LAYOUTS[1]:
         rollout = rollout.transpose(1, 2).contiguous().transpose(1, 2)
-    seen = RunningMoments(5, CPU)
+    seen = RunningNormalizer(5, CPU)
     seen.update(rollout.transpose(0, 1))
     numbers = rollout.double().transpose(0, 1).flatten(1)
     total = 42 + 1e-4
     mean = numbers.sum(dim=1) / total
     variance = ((numbers.square().sum(dim=1) + 1e-4) / total) - mean.square()
-    torch.testing.assert_close(seen.mean[:, 0], mean, rtol=1e-6, atol=0)
-    torch.testing.assert_close(seen.variance[:, 0], variance, rtol=1e-5, atol=1e-6)
-    assert float(seen.weight) == pytest.approx(total)
-    assert torch.equal(seen.scale, (seen.variance + 1e-8).rsqrt().float())
+    torch.testing.assert_close(seen.running_mean[:, 0], mean, rtol=1e-6, atol=0)
+    torch.testing.assert_close(seen.running_variance[:, 0], variance, rtol=1e-5, atol=1e-6)
+    assert float(seen.count) == pytest.approx(total)
+    assert torch.equal(seen.inv_std, (seen.running_variance + 1e-8).rsqrt().float())
 
 
-def test_moments_widen_no_more_than_a_part(monkeypatch):
+def test_the_normalizer_widens_no_more_than_a_part(monkeypatch):
     monkeypatch.setattr(normalization, "CPU_NUMBERS", 200)
-    seen = RunningMoments(10, CPU)
+    seen = RunningNormalizer(10, CPU)
     with Watch() as watch:
         seen.update(random_bytes(10, 4000).view(10, 40, 100))
     assert watch.largest == 200 and not watch.operations & READ_BACK
-    assert float(seen.weight) == 4000 + 1e-4
+    assert float(seen.count) == 4000 + 1e-4
 
 
 # PICTURES
@@ -375,5 +375,5 @@ def test_pictures_are_not_widened_as_a_whole(small_chunks):
     with Watch() as watch:
         head, value = built.forward(random_bytes(50, 400, layout=LAYOUTS[1]))
         torch.autograd.grad(head.sum() + value.sum(), built.flat.parameters[:4], allow_unused=True)
-    assert built.moments is None and not watch.operations & READ_BACK
+    assert built.normalizer is None and not watch.operations & READ_BACK
     assert watch.largest == math.prod((400, 1, 5, 5)), "something larger than the first convolution's output was made"

@@ -272,7 +272,7 @@ def test_a_network_of_ones_own_gets_names_of_kinds_as_they_are(tmp_path, normali
     built = policy(env, kind=written(tmp_path, GOOD), normalize=normalize)
     observation = torch.tensor([[10, 30], [3, 17], [200, 200]], dtype=torch.uint8)
     if normalize:
-        built.moments.update(observation)
+        built.normalizer.update(observation)
     read = built.features(observation)
     expected = torch.tensor([[-1.0, 1.0], [3.0, 17.0], [0.0, 0.0]]) if normalize else observation.float()
     torch.testing.assert_close(read, expected, rtol=0, atol=2e-2)

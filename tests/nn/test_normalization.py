@@ -1,4 +1,4 @@
-"""Running moments against numpy over everything seen, their frozen copy, and what normalising does."""
+"""Running normalizer against numpy over everything seen, their frozen copy, and what normalising does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from operant.nn.normalization import RunningMoments
+from operant.nn.normalization import RunningNormalizer
 
 CPU = torch.device("cpu")
 FIRST_WEIGHT = 1e-4  # of the mean 0 and variance 1 they begin with
@@ -14,14 +14,14 @@ FIRST_WEIGHT = 1e-4  # of the mean 0 and variance 1 they begin with
 
 def test_by_hand():
     # Samples 1, 3 | 5 with an imagined 1e-4 samples of mean 0 and variance 1 before them: mean 9 / 3.0001, E[x^2] = (35 + 1e-4) / 3.0001.
-    moments = RunningMoments(1, CPU)
-    moments.update(torch.tensor([[1.0, 3.0]]))
-    moments.update(torch.tensor([[5.0]]))
+    normalizer = RunningNormalizer(1, CPU)
+    normalizer.update(torch.tensor([[1.0, 3.0]]))
+    normalizer.update(torch.tensor([[5.0]]))
     mean = 9 / 3.0001
-    assert moments.weight.item() == pytest.approx(3.0001, abs=1e-12)
-    assert moments.mean.item() == pytest.approx(mean, abs=1e-12)
-    assert moments.variance.item() == pytest.approx(35.0001 / 3.0001 - mean**2, abs=1e-9)
-    scaled = moments.normalize(torch.tensor([[5.0]])).item()
+    assert normalizer.count.item() == pytest.approx(3.0001, abs=1e-12)
+    assert normalizer.running_mean.item() == pytest.approx(mean, abs=1e-12)
+    assert normalizer.running_variance.item() == pytest.approx(35.0001 / 3.0001 - mean**2, abs=1e-9)
+    scaled = normalizer.normalize(torch.tensor([[5.0]])).item()
     assert scaled == pytest.approx((5 - mean) / (35.0001 / 3.0001 - mean**2) ** 0.5, rel=1e-6)
 
 
@@ -30,55 +30,55 @@ def test_batches_add_up_to_their_concatenation(shapes):
     generator = torch.Generator().manual_seed(0)
     scale = torch.tensor([1.0, 100.0, 1e-3])
     batches = [torch.randn(3, *shape, generator=generator) * scale.view(3, *(1 for _ in shape)) + 5.0 for shape in shapes]
-    moments = RunningMoments(3, CPU)
+    normalizer = RunningNormalizer(3, CPU)
     for batch in batches:
-        moments.update(batch)
+        normalizer.update(batch)
     seen = np.concatenate([batch.flatten(1).double().numpy() for batch in batches], axis=1)
     count = seen.shape[1]
     total = count + FIRST_WEIGHT
     mean = seen.mean(axis=1) * count / total
     variance = (seen.var(axis=1) * count + FIRST_WEIGHT + seen.mean(axis=1) ** 2 * count * FIRST_WEIGHT / total) / total
-    np.testing.assert_allclose(moments.mean[:, 0].numpy(), mean, rtol=2e-6)
-    np.testing.assert_allclose(moments.variance[:, 0].numpy(), variance, rtol=1e-4, atol=1e-9)
-    np.testing.assert_allclose(moments.weight.item(), total, rtol=1e-12)
+    np.testing.assert_allclose(normalizer.running_mean[:, 0].numpy(), mean, rtol=2e-6)
+    np.testing.assert_allclose(normalizer.running_variance[:, 0].numpy(), variance, rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(normalizer.count.item(), total, rtol=1e-12)
 
 
 def test_many_batches_lose_nothing():
     # A thousand equal batches far from zero: the spread of one of them is the spread of all.
-    moments = RunningMoments(1, CPU)
+    normalizer = RunningNormalizer(1, CPU)
     batch = torch.tensor([[999.0, 1001.0]])
     for _ in range(1000):
-        moments.update(batch)
-    assert moments.mean.item() == pytest.approx(1000.0, abs=1e-3)
-    assert moments.variance.item() == pytest.approx(1.0 + 1e6 * FIRST_WEIGHT / 2000, rel=1e-4)
+        normalizer.update(batch)
+    assert normalizer.running_mean.item() == pytest.approx(1000.0, abs=1e-3)
+    assert normalizer.running_variance.item() == pytest.approx(1.0 + 1e6 * FIRST_WEIGHT / 2000, rel=1e-4)
 
 
 def test_before_anything_is_seen_they_change_nothing():
     features = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(RunningMoments(2, CPU).normalize(features), features)
+    torch.testing.assert_close(RunningNormalizer(2, CPU).normalize(features), features)
 
 
 def test_normalizing():
-    moments = RunningMoments(2, CPU)
+    normalizer = RunningNormalizer(2, CPU)
     batch = torch.randn(2, 4000, generator=torch.Generator().manual_seed(0)) * torch.tensor([[3.0], [0.5]]) + torch.tensor([[10.0], [-2.0]])
-    moments.update(batch)
+    normalizer.update(batch)
     features = batch.clone()
-    normal = moments.normalize(features)
+    normal = normalizer.normalize(features)
     assert torch.equal(features, batch), "the features were changed in place"
     torch.testing.assert_close(normal.mean(dim=1), torch.zeros(2), rtol=0, atol=1e-3)
     torch.testing.assert_close(normal.std(dim=1), torch.ones(2), rtol=0, atol=1e-3)
-    assert moments.normalize(torch.tensor([[1e6], [-1e6]])).flatten().tolist() == [10.0, -10.0]
+    assert normalizer.normalize(torch.tensor([[1e6], [-1e6]])).flatten().tolist() == [10.0, -10.0]
 
 
 def test_a_feature_that_never_changes_is_no_division_by_zero():
-    moments = RunningMoments(1, CPU)
+    normalizer = RunningNormalizer(1, CPU)
     for _ in range(100):
-        moments.update(torch.full((1, 100_000), 4.0))
-    assert torch.isfinite(moments.normalize(torch.tensor([[4.0, 5.0]]))).all()
+        normalizer.update(torch.full((1, 100_000), 4.0))
+    assert torch.isfinite(normalizer.normalize(torch.tensor([[4.0, 5.0]]))).all()
 
 
 def test_what_readers_use_belongs_to_the_checkpoint():
-    first, second = RunningMoments(2, CPU), RunningMoments(2, CPU)
+    first, second = RunningNormalizer(2, CPU), RunningNormalizer(2, CPU)
     batch = torch.randn(2, 30, generator=torch.Generator().manual_seed(1))
     first.update(batch)
     for name, tensor in second.tensors().items():
@@ -90,7 +90,7 @@ def test_what_readers_use_belongs_to_the_checkpoint():
 
 
 def test_bytes_are_taken_in_as_numbers():
-    moments = RunningMoments(1, CPU)
-    moments.update(torch.tensor([[0, 255]], dtype=torch.uint8))
-    assert moments.mean.item() == pytest.approx(127.5, rel=1e-4)
-    assert moments.variance.item() == pytest.approx(127.5**2, rel=1e-3)
+    normalizer = RunningNormalizer(1, CPU)
+    normalizer.update(torch.tensor([[0, 255]], dtype=torch.uint8))
+    assert normalizer.running_mean.item() == pytest.approx(127.5, rel=1e-4)
+    assert normalizer.running_variance.item() == pytest.approx(127.5**2, rel=1e-3)

@@ -24,7 +24,7 @@ from operant.tools import profile, roofline
 from operant.tools import trace as tracefile
 from operant.tools.roofline import Peak
 
-HOST_PHASES = ["environment", "network", "advantages", "shuffle", "gradient", "optimiser", "moments", "collect, the rest", "update, the rest"]
+HOST_PHASES = ["environment", "network", "advantages", "shuffle", "gradient", "optimiser", "normalizers", "collect, the rest", "update, the rest"]
 SMALL = ["env.lanes=64", "algo.horizon=4", "algo.minibatches=2", "algo.epochs=2", "net.hidden=[8]", "run.threads=1"]
 
 

@@ -24,7 +24,7 @@ from operant.compute.kernel import bind, kernel
 from operant.data import noise, returns
 from operant.nn import mlp
 from operant.nn.distributions import masked
-from operant.nn.normalization import RunningMoments
+from operant.nn.normalization import RunningNormalizer
 from operant.nn.optimizer import Adam
 from operant.nn.policy import Policy
 from operant.settings import Count, Real, Section
@@ -183,7 +183,7 @@ class PPO:
     columns = COLUMNS
     phases: ClassVar[Mapping[str, str]] = {
         "world.step": "environment", "_forward": "network", "_bootstrap": "network", "_advantages": "advantages", "_shuffled": "shuffle",
-        "_gradient": "gradient", "_optimizer.step": "optimiser", "_moments": "moments", "fused.act": "network", "fused.leftovers": "network",
+        "_gradient": "gradient", "_optimizer.step": "optimiser", "_update_normalizers": "normalizers", "fused.act": "network", "fused.leftovers": "network",
         "fused.begin": "advantages", "fused.gradient": "gradient", "fused.add_parts": "gradient", "fused.descend": "optimiser",
     }  # fmt: skip
     """What a profile calls the time of which part."""
@@ -212,7 +212,7 @@ class PPO:
         self._reward = torch.zeros(T, N, device=device)
         self._carried = torch.zeros(N, device=device)
         self._accrued = torch.zeros(T, N, device=device)
-        self.return_moments = RunningMoments(1, device) if config.normalize_rewards else None
+        self.return_normalizer = RunningNormalizer(1, device) if config.normalize_rewards else None
 
         # The optimiser: one vector, a learning rate that a captured graph can see change, and no step at all where `_skip` is one.
         self._learning_rate = torch.tensor(config.learning_rate, device=device)
@@ -347,32 +347,32 @@ class PPO:
         """Rewards (scaled), advantages (normalised over the whole iteration, unless whoever reads them does it) and returns."""
         lanes = self.world.count
         self._reward.copy_(self.rollout.reward)
-        if self.return_moments is not None:
-            self._reward.mul_(self.return_moments.scale).clamp_(-RunningMoments.CLIP, RunningMoments.CLIP)
+        if self.return_normalizer is not None:
+            self._reward.mul_(self.return_normalizer.inv_std).clamp_(-RunningNormalizer.CLIP, RunningNormalizer.CLIP)
         self._estimate(lanes, self._discount, self._trace)
         if self.config.normalize_advantages and self.fused is None:
             variance, mean = torch.var_mean(self._advantage)
             self._advantage.sub_(mean).div_(variance.sqrt() + 1e-8)
 
     @torch.no_grad()
-    def _moments(self) -> None:
-        """Take the iteration into the running moments, after the update: during an iteration they stand still."""
-        if self.policy.moments is not None:
-            self.policy.moments.update(self.rollout.observation[:-1].transpose(0, 1))
-        if self.return_moments is not None:
+    def _update_normalizers(self) -> None:
+        """Take the iteration into the normalizers, after the update: during an iteration they stand still."""
+        if self.policy.normalizer is not None:
+            self.policy.normalizer.update(self.rollout.observation[:-1].transpose(0, 1))
+        if self.return_normalizer is not None:
             self._accrue(self.world.count, self._discount, self._accrual)
-            self.return_moments.update(self._accrued[None])
+            self.return_normalizer.update(self._accrued[None])
 
     # UPDATE
 
     def _update(self) -> None:
-        """Epochs over the rollout in minibatches, then the moments."""
+        """Epochs over the rollout in minibatches, then the normalizers."""
         config = self.config
         self._advantages()
         if self.fused is not None:
             self._fill_order(self._order.numel(), self._turn, self._orders)
             self.fused.update(config.epochs, config.minibatches)
-            self._moments()
+            self._update_normalizers()
             self._carry_on()
             return
         variance = self._returns.var()
@@ -388,7 +388,7 @@ class PPO:
                 totals += self._descend(batch)
         totals /= config.epochs * config.minibatches
 
-        self._moments()
+        self._update_normalizers()
         self._iteration += 1
         self._carry_on()
         not_finite = (~torch.isfinite(self.policy.flat.values.data)).sum() + (~torch.isfinite(totals)).sum()
@@ -481,7 +481,7 @@ class PPO:
         named |= {"algo/iteration": self._iteration, "algo/carried": self._carried, "algo/observation": self.rollout.observation[0]}
         if self.rollout.legal is not None:
             named["algo/legal"] = self.rollout.legal[0]
-        if self.return_moments is not None:
-            named |= {f"return/{name}": value for name, value in self.return_moments.tensors().items()}
+        if self.return_normalizer is not None:
+            named |= {f"return/{name}": value for name, value in self.return_normalizer.tensors().items()}
         return named
 

@@ -148,7 +148,7 @@ class _Network:
         assert isinstance(policy.net, mlp.MLP)
         config = policy.net.config
         G = 1 if config.shared else 2
-        self._moments, self._weights = policy.moments, weights
+        self._normalizer, self._weights = policy.normalizer, weights
         self._activate, self._deactivate = _FORWARD[config.activation], _BACKWARD[config.activation]
         self._observation = torch.empty(weights.first.shape[1], n)
         self._mixed, kinds = policy.net.mixed, policy.net.kinds
@@ -194,9 +194,9 @@ class _Network:
             return into
         if self._mixed is not None:
             return self._mixed_features(observation, self._mixed)
-        if self._moments is not None:
-            torch.sub(observation, self._moments.shift, out=into)
-            return into.mul_(self._moments.scale).clamp_(-self._moments.CLIP, self._moments.CLIP)
+        if self._normalizer is not None:
+            torch.sub(observation, self._normalizer.mean, out=into)
+            return into.mul_(self._normalizer.inv_std).clamp_(-self._normalizer.CLIP, self._normalizer.CLIP)
         return into.copy_(observation)
 
     def _mixed_features(self, observation: Tensor, mixed: inputs.Mixed) -> Tensor:
@@ -204,8 +204,8 @@ class _Network:
         torch.index_select(observation, 0, mixed.field, out=self._chosen)
         into = torch.eq(self._chosen, mixed.name, out=self._observation)
         seen = self._amounts.copy_(torch.index_select(observation, 0, mixed.amounts, out=self._chosen[: len(mixed.amounts)]))
-        if self._moments is not None:
-            seen.sub_(self._moments.shift[mixed.amounts]).mul_(self._moments.scale[mixed.amounts]).clamp_(-self._moments.CLIP, self._moments.CLIP)
+        if self._normalizer is not None:
+            seen.sub_(self._normalizer.mean[mixed.amounts]).mul_(self._normalizer.inv_std[mixed.amounts]).clamp_(-self._normalizer.CLIP, self._normalizer.CLIP)
         return into.index_copy_(0, mixed.rows, seen)
 
     def backward(self, gradient: _Weights) -> None:

@@ -44,11 +44,11 @@ class Learner:
         self._squares = torch.zeros(size // 32, device=device)
         self._totals, self._scalars = torch.zeros(8, device=device), torch.zeros(8, device=device)
         self._parts = torch.zeros(5, MOMENT_PARTS, device=device)
-        distribution, moments = policy.distribution, policy.moments
+        distribution, normalizer = policy.distribution, policy.normalizer
         gaussian = distribution if isinstance(distribution, Gaussian) else None
         self._bounds = torch.cat([gaussian.centre, gaussian.reach, gaussian.limit]).flatten() if gaussian is not None else self._totals
-        # Shift and scale side by side: copied before a rollout, since the moments stand still until the next.
-        self._moments = torch.zeros(2, moments.shift.shape[0], device=device) if moments is not None else self._totals
+        # Mean and inverse standard deviation side by side: copied before a rollout, since the normalizer stands still until the next.
+        self._moments = torch.zeros(2, normalizer.mean.shape[0], device=device) if normalizer is not None else self._totals
         self._mixed = policy.net.mixed if isinstance(policy.net, mlp.MLP) else None
         if self._mixed is not None:
             mixed = self._mixed
@@ -56,7 +56,7 @@ class Learner:
             self._moments[0] = mixed.field
             self._moments[1] = mixed.name[:, 0].float().index_fill_(0, mixed.rows, -1.0)
             self._moments[3] = 1.0
-            self._named = (self._moments[1] >= 0.0).float()  # whose shift is 0, and whose scale is 1
+            self._named = (self._moments[1] >= 0.0).float()  # whose mean is 0, and whose inv_std is 1
             self._amount = 1.0 - self._named
         self._legal = buffers.rollout.legal if self.spec.legal else buffers.rollout.truncated  # or bytes that nobody reads
         self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
@@ -91,14 +91,14 @@ class Learner:
     # COLLECT
 
     def prepare(self) -> None:
-        """Take the moments as they are for a rollout and its update."""
-        moments = self.policy.moments
-        if moments is not None and self._mixed is not None:
-            shift, scale = self._moments[2:]
-            torch.index_select(moments.shift[:, 0], 0, self._mixed.field, out=shift).mul_(self._amount)
-            torch.index_select(moments.scale[:, 0], 0, self._mixed.field, out=scale).mul_(self._amount).add_(self._named)
-        elif moments is not None:
-            torch.cat([moments.shift.t(), moments.scale.t()], out=self._moments)
+        """Take the normalizer as it is for a rollout and its update."""
+        normalizer = self.policy.normalizer
+        if normalizer is not None and self._mixed is not None:
+            mean, inv_std = self._moments[2:]
+            torch.index_select(normalizer.mean[:, 0], 0, self._mixed.field, out=mean).mul_(self._amount)
+            torch.index_select(normalizer.inv_std[:, 0], 0, self._mixed.field, out=inv_std).mul_(self._amount).add_(self._named)
+        elif normalizer is not None:
+            torch.cat([normalizer.mean.t(), normalizer.inv_std.t()], out=self._moments)
 
     def act(self, t: int) -> None:
         """Actions, log-probabilities and values of step t."""
