@@ -188,7 +188,7 @@ def parts(repeats: int) -> Iterator[str]:
                 "act": lambda f=learner: f.act(1),
                 "step": lambda p=ppo: p.world.step(p._slots[1], 1),
                 "leftovers": lambda f=learner: f.leftovers(True),
-                "uniforms": lambda p=ppo: p._fill_uniform(p.world.count, p._tick, p._uniforms),
+                "uniforms": lambda p=ppo: p._fill_noise(p.world.count, p._tick, p._noise_buffers),
                 "advantages": lambda p=ppo: p._advantages(),
                 "begin": lambda f=learner: f.begin(),
                 "order": lambda p=ppo: p._fill_order(p._order.numel(), p._turn, p._orders),

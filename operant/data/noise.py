@@ -1,4 +1,4 @@
-"""Bodies that fill buffers with the random numbers an algorithm needs: uniforms for a rollout's actions, and the order of minibatches.
+"""Bodies that fill buffers with the random numbers an algorithm needs: noise for a rollout's actions, and the order of minibatches.
 
 Both are pure functions of (seed, tick or iteration, index), so every device draws the same. Knows nothing of policies or losses.
 """
@@ -24,25 +24,25 @@ class Clock(NamedTuple):
     lane0: int  # global number of the first lane
 
 
-class Uniforms(NamedTuple):
-    """Where a rollout's uniforms go."""
+class Noise(NamedTuple):
+    """The random buffer of a rollout."""
 
-    uniform: Any  # (T, U, N) float32, written
+    noise: Any  # (T, U, N) float32, written
 
 
 @device
-def uniform_body(i, clock, out, offset):
-    """U uniforms for each of the T steps of lane i: draw k // 4, word k % 4, at tick + t."""
+def noise_body(i, clock, out, offset):
+    """U uniform numbers in [0, 1) for each of the T steps of lane i: draw k // 4, word k % 4, at tick + t."""
     lane, seed_low, seed_high = uint32(uint32(clock.lane0) + i), uint32(clock.seed[0]), uint32(clock.seed[1])
-    count = out.uniform.shape[1]
-    for t in range(out.uniform.shape[0]):
+    count = out.noise.shape[1]
+    for t in range(out.noise.shape[0]):
         tick = clock.tick[0] + offset + t
         key = (seed_low, seed_high, lane, uint32(tick & _LOW_32), uint32(tick >> 32), uint32(rng.ACTION))
         for draw in range((count + 3) // 4):
             words = rng.uniform4(key, draw)
             for k in range(4):
                 if 4 * draw + k < count:
-                    out.uniform[t, 4 * draw + k, i] = words[k]
+                    out.noise[t, 4 * draw + k, i] = words[k]
 
 
 class Order(NamedTuple):

@@ -99,7 +99,7 @@ def why_not(policy: Policy, samples: int) -> str | None:
         return f"fused kernels take up to {MOST_LAYERS} hidden layers of up to {MOST_WIDTH}, and net.hidden is {list(config.hidden)}"
     if outputs > MOST_OUTPUTS:
         return f"the action has {outputs - 1} parameters, and fused kernels take up to {MOST_OUTPUTS - 1}"
-    if samples * max(seen.size, policy.distribution.uniform_rows, policy.env.mask_size) >= 2**31:
+    if samples * max(seen.size, policy.distribution.noise_rows, policy.env.mask_size) >= 2**31:
         return "an iteration holds more than 2^31 numbers"
     return None
 
@@ -161,7 +161,7 @@ class Buffers(NamedTuple):
 
     rollout: Slot
     raw: Tensor  # (T, A, N)
-    uniform: Tensor  # (T, U, N)
+    noise: Tensor  # (T, U, N), uniform in [0, 1)
     samples: Tensor  # flat: advantages, log-probabilities and returns (T, N) each, then values (T + 1, N)
     final_value: Tensor  # (T, N)
     order: Tensor  # (E, M) int32

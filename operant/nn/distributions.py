@@ -1,6 +1,6 @@
 """Action distributions: from a network's outputs to actions, log-probabilities and entropies. Knows nothing of networks or algorithms.
 
-Everything is feature-major, (rows, B). Randomness comes in as uniform numbers, so that every device and every path draws the same actions.
+Everything is feature-major, (rows, B). Randomness comes in as noise, uniform in [0, 1), so that every device and every path draws the same actions.
 The raw action is what the algorithm stores and scores; `to_env` turns it into what the environment takes: scaled to its bounds, and clipped.
 """
 
@@ -36,20 +36,20 @@ class Categorical(nn.Module):
         self.sizes = tuple(sizes)
         self.parameter_rows = sum(sizes)
         self.action_rows = len(sizes)
-        self.uniform_rows = len(sizes)
+        self.noise_rows = len(sizes)
         # Which value each row of logits stands for: compared with an action it marks the row that was taken.
         self.register_buffer("row_values", torch.cat([torch.arange(size, dtype=torch.int32) for size in sizes])[:, None], persistent=False)
 
     def _log_probabilities(self, logits: Tensor) -> list[Tensor]:
         return [block.log_softmax(dim=0) for block in logits.split(self.sizes)]
 
-    def sample(self, logits: Tensor, uniform: Tensor) -> Tensor:
-        """The actions, (A, B) int32, by the inverse distribution function of `uniform` (A, B)."""
+    def sample(self, logits: Tensor, noise: Tensor) -> Tensor:
+        """The actions, (A, B) int32, by the inverse distribution function of `noise` (A, B)."""
         actions = []
         for k, log_probability in enumerate(self._log_probabilities(logits)):
             cumulative = log_probability.exp().cumsum(dim=0)
-            # The sum may round to just below 1: scaled to it, no uniform lands beyond it, on a value whose probability is 0.
-            actions.append((uniform[k] * cumulative[-1] >= cumulative[:-1]).sum(dim=0, dtype=torch.int32))
+            # The sum may round to just below 1: scaled to it, no number lands beyond it, on a value whose probability is 0.
+            actions.append((noise[k] * cumulative[-1] >= cumulative[:-1]).sum(dim=0, dtype=torch.int32))
         return torch.stack(actions)
 
     def mode(self, logits: Tensor) -> Tensor:
@@ -82,16 +82,16 @@ class Gaussian(nn.Module):
         rows = low.shape[0]
         self.squash = squash
         self.parameter_rows = self.action_rows = rows
-        self.uniform_rows = 2 * rows
+        self.noise_rows = 2 * rows
         self.log_std = nn.Parameter(torch.full((rows, 1), initial_log_std))
         # A bounded action is centre + reach * x for x in [-1, 1]; an unbounded one is x.
         self.register_buffer("centre", torch.where(bounded, low / 2 + high / 2, 0.0), persistent=False)
         self.register_buffer("reach", torch.where(bounded, high / 2 - low / 2, 1.0), persistent=False)
         self.register_buffer("limit", torch.where(bounded, 1.0, math.inf), persistent=False)
 
-    def sample(self, mean: Tensor, uniform: Tensor) -> Tensor:
-        """Mean + std * e with e ~ N(0, 1) by Box & Muller 1958, from `uniform` (2 A, B): sqrt(-2 ln(1 - u)) cos(2 pi v)."""
-        radius_uniform, angle_uniform = uniform.split(self.action_rows)
+    def sample(self, mean: Tensor, noise: Tensor) -> Tensor:
+        """Mean + std * e with e ~ N(0, 1) by Box & Muller 1958, from `noise` (2 A, B): sqrt(-2 ln(1 - u)) cos(2 pi v)."""
+        radius_uniform, angle_uniform = noise.split(self.action_rows)
         normal = torch.sqrt(-2.0 * torch.log1p(-radius_uniform)) * torch.cos((2.0 * math.pi) * angle_uniform)
         return torch.addcmul(mean, self.log_std.exp(), normal)
 

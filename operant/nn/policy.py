@@ -61,10 +61,10 @@ class Policy:
         return (parameters if legal is None else masked(parameters, legal)), value
 
     @torch.no_grad()
-    def act(self, observation: Tensor, uniform: Tensor | None, legal: Tensor | None = None) -> Tensor:
-        """What the environment is to be given, (A, B): drawn with `uniform` (U, B), or the likeliest where that is None; only what `legal` (H, B) allows."""
+    def act(self, observation: Tensor, noise: Tensor | None, legal: Tensor | None = None) -> Tensor:
+        """What the environment is to be given, (A, B): drawn with `noise` (U, B), or the likeliest where that is None; only what `legal` (H, B) allows."""
         parameters, _ = self.forward(observation, legal)
-        raw = self.distribution.mode(parameters) if uniform is None else self.distribution.sample(parameters, uniform)
+        raw = self.distribution.mode(parameters) if noise is None else self.distribution.sample(parameters, noise)
         return self.distribution.to_env(raw)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -152,10 +152,10 @@ class Performer:
 
     def __init__(self, show: Show, policy: Policy, *, greedy: bool) -> None:
         self._show, self._policy, self._greedy = show, policy, greedy
-        self._uniform = torch.zeros(1, policy.distribution.uniform_rows, show.lanes, device=show.device)
-        self._fill = kernel(noise.uniform_body, show.device)
+        self._noise = torch.zeros(1, policy.distribution.noise_rows, show.lanes, device=show.device)
+        self._fill = kernel(noise.noise_body, show.device)
         lanes = show._world.lanes
-        self._clock, self._uniforms = bind(noise.Clock(lanes.tick, lanes.seed, 0)), bind(noise.Uniforms(self._uniform))
+        self._clock, self._noise_buffers = bind(noise.Clock(lanes.tick, lanes.seed, 0)), bind(noise.Noise(self._noise))
 
     @torch.no_grad()
     def step(self) -> None:
@@ -163,5 +163,5 @@ class Performer:
         show = self._show
         show.renew()
         if not self._greedy:
-            self._fill(show.lanes, self._clock, self._uniforms)
-        show.step(self._policy.act(show.observation, None if self._greedy else self._uniform[0], show.legal))
+            self._fill(show.lanes, self._clock, self._noise_buffers)
+        show.step(self._policy.act(show.observation, None if self._greedy else self._noise[0], show.legal))

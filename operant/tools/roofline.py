@@ -69,7 +69,7 @@ def iteration_work(policy: Policy, samples: int, lanes: int, passes: int) -> Wor
     env, distribution = policy.env, policy.distribution
     forward, backward = network_flops(policy)
     raw = 4 * distribution.action_rows * (1 if isinstance(env.action, Box) else 2)  # what was drawn, and what the environment is given
-    acting = observation_bytes(env) + env.mask_size + 2 * 4 * distribution.uniform_rows + raw + 4 + 4  # log-probability, value
+    acting = observation_bytes(env) + env.mask_size + 2 * 4 * distribution.noise_rows + raw + 4 + 4  # log-probability, value
     estimating = 4 + 4 + 1 + 1 + 4 + 4  # reward, value, two flags; advantage, return
     learning = observation_bytes(env) + env.mask_size + 4 * distribution.action_rows + 4 * 4
     flops = forward * (samples + lanes) + passes * samples * (forward + backward)

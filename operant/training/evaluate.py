@@ -54,10 +54,10 @@ class Evaluator:
         self._total = torch.zeros(episodes, dtype=torch.float64, device=device)
         self._length = torch.zeros(episodes, dtype=torch.int64, device=device)
         self._tally = torch.zeros(len(env.tally), episodes, device=device)
-        self._uniform = torch.zeros(_CHUNK, policy.distribution.uniform_rows, episodes, device=device)
-        self._fill = kernel(noise.uniform_body, device)
+        self._noise = torch.zeros(_CHUNK, policy.distribution.noise_rows, episodes, device=device)
+        self._fill = kernel(noise.noise_body, device)
         self._clock = bind(noise.Clock(self._world.lanes.tick, self._world.lanes.seed, 0))
-        self._uniforms = bind(noise.Uniforms(self._uniform))
+        self._noise_buffers = bind(noise.Noise(self._noise))
         self._play = Graphed(self._play_chunk, device)
 
     def run(self, number: int) -> Evaluation:
@@ -95,9 +95,9 @@ class Evaluator:
     @torch.no_grad()
     def _play_chunk(self) -> None:
         if not self._greedy:
-            self._fill(self._world.count, self._clock, self._uniforms)
+            self._fill(self._world.count, self._clock, self._noise_buffers)
         for t in range(_CHUNK):
-            self._slot.action.copy_(self._policy.act(self._slot.observation, None if self._greedy else self._uniform[t], self._slot.legal))
+            self._slot.action.copy_(self._policy.act(self._slot.observation, None if self._greedy else self._noise[t], self._slot.legal))
             self._world.step(self._bound, t)
             # Not a product: a reward of a later episode that is not a number must not count.
             self._total.add_(torch.where(self._playing, self._slot.reward, 0.0))

@@ -70,9 +70,9 @@ class Stage:
         self._world = World(env, lanes, seed=seed, device=device, params=params, stream=stream)
         self._slot = self._world.slot()
         self._bound = self._world.bind(self._slot)
-        self._uniform = torch.zeros(1, policy.distribution.uniform_rows, lanes, device=device)
-        self._uniforms = bind(noise.Uniforms(self._uniform))
-        self._fill = kernel(noise.uniform_body, device)
+        self._noise = torch.zeros(1, policy.distribution.noise_rows, lanes, device=device)
+        self._noise_buffers = bind(noise.Noise(self._noise))
+        self._fill = kernel(noise.noise_body, device)
         self._clock = bind(noise.Clock(self._world.lanes.tick, self._world.lanes.seed, 0))
         self._plays = {"greedy": Graphed(self._play_greedily, device), "sampled": Graphed(self._play_sampling, device)}
         self._painter = Painter(self._world)
@@ -111,12 +111,12 @@ class Stage:
         self._play(None)
 
     def _play_sampling(self) -> None:
-        self._fill(self.lanes, self._clock, self._uniforms)
-        self._play(self._uniform[0])
+        self._fill(self.lanes, self._clock, self._noise_buffers)
+        self._play(self._noise[0])
 
     @torch.no_grad()
-    def _play(self, uniform: torch.Tensor | None) -> None:
-        self._slot.action.copy_(self._policy.act(self._slot.observation, uniform, self._slot.legal))
+    def _play(self, noise: torch.Tensor | None) -> None:
+        self._slot.action.copy_(self._policy.act(self._slot.observation, noise, self._slot.legal))
         self._world.step(self._bound)
         self._world.advance(1)
 

@@ -59,7 +59,7 @@ def batch_for(ppo, samples=B):
         policy.normalizer.update(3.0 * normal(size, 50) + 1.0)
     with torch.no_grad():
         parameters, value = policy.forward(observation, legal)
-        action = policy.distribution.sample(parameters, torch.rand(policy.distribution.uniform_rows, samples, generator=generator))
+        action = policy.distribution.sample(parameters, torch.rand(policy.distribution.noise_rows, samples, generator=generator))
         log_probability = policy.distribution.log_probability_and_entropy(parameters, action)[0]
     old = log_probability + 0.25 * normal(samples)
     return Batch(observation, action, old, value + 0.2 * normal(samples), normal(samples), value + normal(samples), legal)

@@ -98,7 +98,7 @@ def test_what_is_collected_belongs_together(env, kernels):
         legal = None if ppo.rollout.legal is None else ppo.rollout.legal[t]
         parameters, value = ppo._forward(ppo.rollout.observation[t], legal)
         torch.testing.assert_close((parameters, value), ppo.policy.forward(ppo.rollout.observation[t], legal))
-        assert torch.equal(ppo._raw[t], distribution.sample(parameters, ppo._uniform[t]))
+        assert torch.equal(ppo._raw[t], distribution.sample(parameters, ppo._noise[t]))
         assert torch.equal(ppo._log_probability[t], distribution.log_probability_and_entropy(parameters, ppo._raw[t])[0])
         assert torch.equal(ppo._value[t], value)
         torch.testing.assert_close(ppo.rollout.action[t], distribution.to_env(ppo._raw[t]))
@@ -196,9 +196,9 @@ def test_legal_actions_are_shuffled_with_their_samples():
 def test_every_iteration_has_random_numbers_of_its_own():
     ppo = ppo_on(CARTPOLE, 8, horizon=4)
     ppo.collect()
-    first = ppo._uniform.clone()
+    first = ppo._noise.clone()
     ppo.collect()
-    assert not torch.isin(ppo._uniform, first).any()
+    assert not torch.isin(ppo._noise, first).any()
 
 
 # THE LOSS
@@ -284,7 +284,7 @@ def samples_for(ppo, B):
         observation = normal(env.observation.size, B)
     with torch.no_grad():
         parameters, value = policy.forward(observation, legal)
-        action = policy.distribution.sample(parameters, torch.rand(policy.distribution.uniform_rows, B, generator=generator))
+        action = policy.distribution.sample(parameters, torch.rand(policy.distribution.noise_rows, B, generator=generator))
         log_probability = policy.distribution.log_probability_and_entropy(parameters, action)[0]
     return Batch(observation, action, log_probability + 0.25 * normal(B), value + 0.2 * normal(B), normal(B), value + normal(B), legal)
 

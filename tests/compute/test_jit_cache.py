@@ -452,7 +452,7 @@ def test_every_shipped_body_can_be_kept_for_a_gpu(pretended_gpu, place):
     clock = noise.Clock(tick=torch.zeros(1, dtype=torch.int64), seed=torch.zeros(2, dtype=torch.int32), lane0=0)
     flags, discount = torch.zeros(4, 8, dtype=torch.uint8), returns.Discount(float32(0.9), float32(0.8))
     accrual = returns.Accrual(zeros[:, 0], flags, flags, zeros[0, 0], zeros[:, 1])
-    groups = {noise.uniform_body: (clock, noise.Uniforms(zeros)), returns.accrual_body: (discount, accrual)}
+    groups = {noise.noise_body: (clock, noise.Noise(zeros)), returns.accrual_body: (discount, accrual)}
     from numba import cuda
 
     for body, (lanes, slot) in groups.items():

@@ -54,7 +54,7 @@ def discount() -> returns.Discount:
 
 
 GROUPS = {  # the two groups each body is launched with
-    noise.uniform_body: lambda: (clock(), noise.Uniforms(zeros(T, U, N))),
+    noise.noise_body: lambda: (clock(), noise.Noise(zeros(T, U, N))),
     noise.order_body: lambda: (clock(), noise.Order(zeros(T, N, dtype=torch.int32))),
     returns.advantage_body: lambda: (discount(), trace()),
     returns.accrual_body: lambda: (discount(), accrual()),
@@ -174,8 +174,8 @@ def test_one_lowering_serves_all(capability):
     def nameless(text: str) -> str:
         return re.sub(r"_ZN\w+", "", text)  # names hold the order of compilation
 
-    groups = GROUPS[noise.uniform_body]()
-    assert nameless(ptx_of_all(noise.uniform_body, *groups)[capability]) == nameless(compile_ptx(noise.uniform_body, *groups, capability))
+    groups = GROUPS[noise.noise_body]()
+    assert nameless(ptx_of_all(noise.noise_body, *groups)[capability]) == nameless(compile_ptx(noise.noise_body, *groups, capability))
 
 
 def test_no_body_is_forgotten():
@@ -188,6 +188,6 @@ def test_no_body_is_forgotten():
 def test_a_float64_shows():
     @device
     def body(i, clock, out, offset):
-        out.uniform[0, 0, i] = out.uniform[0, 0, i] * 0.1
+        out.noise[0, 0, i] = out.noise[0, 0, i] * 0.1
 
-    assert float64_lines(compile_ptx(body, clock(), noise.Uniforms(zeros(T, U, N)), (9, 0))) != []
+    assert float64_lines(compile_ptx(body, clock(), noise.Noise(zeros(T, U, N)), (9, 0))) != []

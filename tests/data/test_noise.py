@@ -43,7 +43,7 @@ def clock(seed, tick, lane0=0):
 
 def uniforms(T, U, N, *, seed=1, tick=0, lane0=0, offset=0):
     out = torch.full((T, U, N), -1.0)
-    compiled(noise.uniform_body)(N, clock(seed, tick, lane0), bind(noise.Uniforms(out)), offset)
+    compiled(noise.noise_body)(N, clock(seed, tick, lane0), bind(noise.Noise(out)), offset)
     return out
 
 

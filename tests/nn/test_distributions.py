@@ -246,7 +246,7 @@ def test_gaussian_frequencies():
 
 def test_each_row_of_a_gaussian_has_uniforms_of_its_own():
     distribution = gaussian(2)
-    assert distribution.uniform_rows == 4
+    assert distribution.noise_rows == 4
     uniform = torch.full((4, 1), 0.3)
     base = distribution.sample(torch.zeros(2, 1), uniform)
     for k in range(4):
@@ -284,16 +284,16 @@ def test_bounds_as_wide_as_float32_allow_numbers():
 
 
 @pytest.mark.parametrize(
-    ("action", "kind", "parameter_rows", "action_rows", "uniform_rows"),
+    ("action", "kind", "parameter_rows", "action_rows", "noise_rows"),
     [
         (Discrete(5), Categorical, 5, 1, 1),
         (MultiDiscrete((3, 2)), Categorical, 5, 2, 2),
         (Box(3, low=-1.0, high=1.0), Gaussian, 3, 3, 6),
     ],
 )
-def test_head_for(action, kind, parameter_rows, action_rows, uniform_rows):
+def test_distribution_for(action, kind, parameter_rows, action_rows, noise_rows):
     distribution = distribution_for(env_with(action), squash=False, initial_log_std=-0.5)
     assert isinstance(distribution, kind)
-    assert (distribution.parameter_rows, distribution.action_rows, distribution.uniform_rows) == (parameter_rows, action_rows, uniform_rows)
+    assert (distribution.parameter_rows, distribution.action_rows, distribution.noise_rows) == (parameter_rows, action_rows, noise_rows)
     if kind is Gaussian:
         assert distribution.log_std.flatten().tolist() == [-0.5] * 3

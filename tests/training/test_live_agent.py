@@ -17,7 +17,7 @@ from toys import COUNT, PICK, PUSH, SEEN, iterate
 
 from operant.algos.ppo.algorithm import PPO
 from operant.compute.kernel import bind, kernel
-from operant.data.noise import Clock, Uniforms, uniform_body
+from operant.data.noise import Clock, Noise, noise_body
 from operant.envs import device, find
 from operant.nn import mlp
 from operant.nn.policy import Policy
@@ -190,10 +190,10 @@ def test_a_frame_is_the_next_step_of_the_policy_in_its_own_world(name, mode):
     # The same played by hand: stream 2, four lanes, uniforms of each tick.
     world = World(env, 4, seed=1, stream=2)
     slot = world.slot()
-    bound, uniform = world.bind(slot), torch.zeros(1, policy.distribution.uniform_rows, 4)
+    bound, uniform = world.bind(slot), torch.zeros(1, policy.distribution.noise_rows, 4)
     world.reset(bound)
     for step, (told, told_mode, pixels) in enumerate(frames.kept):
-        kernel(uniform_body, CPU)(4, bind(Clock(world.lanes.tick, world.lanes.seed, 0)), bind(Uniforms(uniform)))
+        kernel(noise_body, CPU)(4, bind(Clock(world.lanes.tick, world.lanes.seed, 0)), bind(Noise(uniform)))
         slot.action.copy_(policy.act(slot.observation, uniform[0] if mode == "sampled" else None, slot.legal))
         world.step(bound)
         world.advance(1)

@@ -202,7 +202,7 @@ class PPO:
         self._first = world.bind(self.rollout, -1)
         raw_type = torch.int32 if self.rollout.action.dtype == torch.int32 else torch.float32
         self._raw = torch.zeros(T, distribution.action_rows, N, dtype=raw_type, device=device)
-        self._uniform = torch.zeros(T, distribution.uniform_rows, N, device=device)
+        self._noise = torch.zeros(T, distribution.noise_rows, N, device=device)
         # One buffer, so that whoever gathers samples reads all their numbers at one distance from each other.
         samples = torch.zeros(4 * T * N + N, device=device)
         advantage, log_probability, target, value = samples.split([T * N, T * N, T * N, T * N + N])
@@ -224,11 +224,11 @@ class PPO:
         # The kernels beside the world's, and what they read and write.
         self._block = block_lanes(N)
         self._order = torch.zeros(config.epochs, T * N // self._block, dtype=torch.int32, device=device)
-        self._fill_uniform, self._fill_order = kernel(noise.uniform_body, device), kernel(noise.order_body, device)
+        self._fill_noise, self._fill_order = kernel(noise.noise_body, device), kernel(noise.order_body, device)
         self._estimate, self._accrue = kernel(returns.advantage_body, device), kernel(returns.accrual_body, device)
         self._tick = bind(noise.Clock(world.lanes.tick, world.lanes.seed, world.lanes.lane0))
         self._turn = bind(noise.Clock(self._iteration, world.lanes.seed, 0))
-        self._uniforms, self._orders = bind(noise.Uniforms(self._uniform)), bind(noise.Order(self._order))
+        self._noise_buffers, self._orders = bind(noise.Noise(self._noise)), bind(noise.Order(self._order))
         # float32, or the kernels would compute in float64.
         self._discount = returns.Discount(float32(config.gamma), float32(config.gamma * config.gae_lambda))  # type: ignore[arg-type]
         rollout = self.rollout
@@ -252,7 +252,7 @@ class PPO:
         """The fused kernels over this trainer's buffers; None where torch's are to do the work."""
         config = self.config
         buffers = fused.Buffers(
-            self.rollout, self._raw, self._uniform, samples, self._final_value, self._order, self._iteration, self._skip, self._learning_rate, self.stats
+            self.rollout, self._raw, self._noise, samples, self._final_value, self._order, self._iteration, self._skip, self._learning_rate, self.stats
         )
         loss = fused.Loss(
             config.clip, config.value_clip, config.entropy_coefficient, config.value_coefficient, config.max_gradient_norm, config.normalize_advantages,
@@ -285,7 +285,7 @@ class PPO:
     def _collect(self) -> None:
         """T steps of every lane by the policy as it is."""
         distribution, rollout, T = self.policy.distribution, self.rollout, self.config.horizon
-        self._fill_uniform(self.world.count, self._tick, self._uniforms)
+        self._fill_noise(self.world.count, self._tick, self._noise_buffers)
         if self.fused is not None:
             self.fused.prepare()
             for t in range(T):
@@ -298,7 +298,7 @@ class PPO:
             self._outputs.refresh()
         for t in range(T):
             parameters, self._value[t] = self._forward(rollout.observation[t], None if rollout.legal is None else rollout.legal[t])
-            self._raw[t] = distribution.sample(parameters, self._uniform[t])
+            self._raw[t] = distribution.sample(parameters, self._noise[t])
             self._log_probability[t] = distribution.log_probability_and_entropy(parameters, self._raw[t])[0]
             rollout.action[t] = distribution.to_env(self._raw[t])
             self.world.step(self._slots[t], t)

@@ -1,6 +1,6 @@
 """The fast path: a policy's acting and PPO's learning as a few Triton kernels, in place of torch's many.
 
-`operant.algos.ppo.algorithm` is the specification and this is checked against it: the same buffers, the same uniforms, the same order of minibatches, and no
+`operant.algos.ppo.algorithm` is the specification and this is checked against it: the same buffers, the same noise, the same order of minibatches, and no
 sum of
 floats whose order could change. `spec` says what can run fused and `forms` how it may be cut, `choice` takes the fastest cut; `launches`, `whole` and `layered`
 launch; `parts`, `loss`, `act`, `descend`, `operands`, `layers` and `step` are the kernels, generated from a spec when they are compiled. What imports Triton is

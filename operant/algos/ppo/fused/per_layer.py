@@ -116,7 +116,7 @@ class Layered(Learner):
             self._forward(buffers.rollout.observation, (t * self._lanes + first) // self.block, count)
             self._launch(
                 act_head, (-(-count // self._head_rows), spec.towers),
-                self._hidden[-1], self._packed, self._values, self._bounds, self._legal, buffers.uniform, buffers.raw, buffers.rollout.action,
+                self._hidden[-1], self._packed, self._values, self._bounds, self._legal, buffers.noise, buffers.raw, buffers.rollout.action,
                 self._place("log_probability"), self._place("value"), t, first, count, self._lanes, shape.chunk,
                 SPEC=spec, **cut,
             )  # fmt: skip

@@ -18,7 +18,7 @@ class Whole(Learner):
         buffers, shape = self.buffers, self.shape
         self._launch(
             act, (-(-self._lanes // shape.act_rows), self.spec.towers),
-            buffers.rollout.observation, self._legal, buffers.uniform, buffers.raw, buffers.rollout.action, self._place("log_probability"),
+            buffers.rollout.observation, self._legal, buffers.noise, buffers.raw, buffers.rollout.action, self._place("log_probability"),
             self._place("value"), self._values, self._moments, self._bounds, t, self._lanes,
             SPEC=self.spec, ROWS=shape.act_rows, num_warps=shape.act_warps, num_stages=0,
         )  # fmt: skip
