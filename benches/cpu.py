@@ -2,7 +2,7 @@
 
     python benches/cpu.py [--repeats 9] [--only stepping,ppo,chunks] [--jax PYTHON]
 
-PPO is measured with the explicit gradient, with autograd, and with JAX where PYTHON has it, in turns: on a machine that others use only ratios within one
+PPO is measured with the manual backward pass, with autograd, and with JAX where PYTHON has it, in turns: on a machine that others use only ratios within one
 run mean anything. Prints Markdown for benches/LOG.md; medians. On two cores one busy neighbour halves every number.
 """
 
@@ -58,7 +58,7 @@ def trainer(kernels: str) -> PPO:
 
 def ppo(repeats: int, jax_python: str | None) -> None:
     """The table of PPO."""
-    trainers = {"explicit gradient": trainer("auto"), "autograd": trainer("torch")}
+    trainers = {"manual backward": trainer("auto"), "autograd": trainer("torch")}
     works: dict[str, Callable[[], object]] = {}
     for name, algo in trainers.items():
         works |= {f"{name}|collect": algo.collect, f"{name}|update": algo.update}
@@ -77,20 +77,20 @@ def ppo(repeats: int, jax_python: str | None) -> None:
 
 
 def chunks(repeats: int) -> None:
-    """The explicit gradient of one minibatch by the size of its chunks, beside autograd's."""
+    """The manual backward pass of one minibatch by the size of its chunks, beside autograd's."""
     algo = trainer("torch")
     algo.collect()
     algo.update()
     batch = next(algo._minibatches(algo._order[0].long()))
     size = len(batch.returns)
-    team = manual_backward.Team(torch.get_num_threads())
+    pool = manual_backward.ThreadPool(torch.get_num_threads())
     works: dict[str, Callable[[], object]] = {}
     for chunk in (256, 512, 1024, 2048, 4096):
         manual_backward.CHUNK = chunk
-        works[f"chunks of {chunk:,}"] = functools.partial(manual_backward.Gradient(algo.policy, algo.config, size, team), batch)
-    explicit_times = in_turns(works, repeats, 10)
+        works[f"chunks of {chunk:,}"] = functools.partial(manual_backward.Gradient(algo.policy, algo.config, size, pool), batch)
+    manual_times = in_turns(works, repeats, 10)
     print(f"\n| gradient of {size:,} samples | ms |\n|---|---|")
-    for name, spent in explicit_times.items():
+    for name, spent in manual_times.items():
         print(f"| {name} | {statistics.median(spent) * 1e3:.2f} |")
 
 

@@ -54,7 +54,7 @@ def advantage_body(i, discount, trace, offset):
 
 
 class Accrual(NamedTuple):
-    """Discounted returns as they accrue forward, whose spread scales rewards."""
+    """Discounted returns as they accrue forward, whose standard deviation scales rewards."""
 
     reward: Any  # (T, N) float32
     terminated: Any  # (T, N) uint8

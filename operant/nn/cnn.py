@@ -39,7 +39,7 @@ MOST_NUMBERS = 2**28
 NATURE_KERNELS = ((8, 4), (4, 2), (3, 1))  # side and stride
 
 
-def why_not(observation: Box, config: Config) -> str | None:
+def unsupported_reason(observation: Box, config: Config) -> str | None:
     """What keeps a convolutional network from reading such observations, in a sentence; None where nothing does."""
     shape = observation.shape
     if observation.dtype != "uint8" or len(shape) not in (2, 3) or math.prod(shape) != observation.size:

@@ -69,7 +69,10 @@ class Categorical(nn.Module):
 
 
 class Gaussian(nn.Module):
-    """A diagonal normal whose spread does not depend on the state; parameters are the means, (A, B). With `squash`, tanh carries it into the bounds."""
+    """A diagonal normal whose standard deviation does not depend on the state; parameters are the means, (A, B).
+
+    With `squash`, tanh carries it into the bounds.
+    """
 
     centre: Tensor
     reach: Tensor

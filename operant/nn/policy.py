@@ -21,9 +21,9 @@ log = logging.getLogger("operant.nn.policy")
 class Policy:
     """Maps raw observations (O, B) to actions and values on one device. Its numbers begin the same on every device, from `seed` alone.
 
-    `normalize` asks for observations of mean 0 and deviation 1. Bytes that name kinds are read one-hot instead (by a user's own network as they are), and a
-    convolutional network reads byte / 255: where there is nothing else to read, there is no normalizer. Bytes that are amounts and not normalised are read as
-    shares of their upper bound. `precision` is that of a convolutional network on a GPU ("fp32", "tf32" or "bf16"); see `operant.nn.cnn`.
+    `normalize` asks for observations of mean 0 and standard deviation 1. Categorical features are read one-hot instead (by a user's own network as they are),
+    and a convolutional network reads byte / 255: where there is nothing else to read, there is no normalizer. Numeric bytes that are not normalised are divided
+    by their upper bound. `precision` is that of a convolutional network on a GPU ("fp32", "tf32" or "bf16"); see `operant.nn.cnn`.
 
     `initial_state` and `tensors` leave room for recurrent policies; a feed-forward one carries nothing from step to step.
     """
@@ -88,9 +88,9 @@ def _network(env: Env, config: mlp.Config, head_rows: int, generator: torch.Gene
     if config.kind == "mlp":
         return mlp.MLP(env.observation.size, head_rows, config, generator, kinds=env.observation.kinds)
     if config.kind == "cnn":
-        obstacle = cnn.why_not(env.observation, config)
-        if obstacle is not None:
-            raise ConfigError("the network", [obstacle])
+        reason = cnn.unsupported_reason(env.observation, config)
+        if reason is not None:
+            raise ConfigError("the network", [reason])
         if device.type == "cuda":
             cnn.settle(precision)
         dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None

@@ -188,7 +188,7 @@ def training(lanes: int, horizon: int, precision: str, device: torch.device, *, 
 
     iteration_s = seconds(both, device, repeats=repeats, least_s=least_s)
     collect_s, update_s = (seconds(half, device, repeats=repeats, least_s=least_s / 2) for half in (algo.collect, algo.update))
-    kernels = next((name for name in ("fused", "explicit") if getattr(algo, name, None) is not None), "torch")
+    kernels = next((name for name in ("fused", "manual_backward") if getattr(algo, name, None) is not None), "torch")
     shown = precision if device.type == "cuda" else "fp32"
     return Training(lanes, horizon, shown, kernels, lanes * horizon / iteration_s, iteration_s, collect_s, update_s)
 

@@ -65,7 +65,7 @@ class Profile(NamedTuple):
     algorithm: str
     device: str
     precision: str
-    kernels: str  # "fused", "torch" or "explicit"
+    kernels: str  # "fused", "torch" or "manual_backward"
     lanes: int
     horizon: int
     iterations: int
@@ -307,7 +307,7 @@ def _trainer(config: Config, device: torch.device, *, eager: bool = False) -> An
 
 def _kernels(trainer: Any) -> str:
     """Whose kernels the trainer computes with."""
-    return next((name for name in ("fused", "explicit") if getattr(trainer, name, None) is not None), "torch")
+    return next((name for name in ("fused", "manual_backward") if getattr(trainer, name, None) is not None), "torch")
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,7 +1,7 @@
 """How much device memory a configuration will take, measured on a small CPU copy of it and extrapolated. Knows no algorithm's parts.
 
 By autograd over whole minibatches every buffer and every activation grows linearly with the number of lanes, so an update at two small numbers of lanes
-tells what it takes at any. What works in parts (fused kernels, the explicit gradient, `algo.microbatch`) takes less in an update: then it is a bound.
+tells what it takes at any. What works in parts (fused kernels, the manual backward pass, `algo.microbatch`) takes less in an update: then it is a bound.
 """
 
 from __future__ import annotations

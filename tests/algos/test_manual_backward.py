@@ -1,4 +1,4 @@
-"""The explicit gradient: equal to autograd in float32 and float64 for every network and distribution, however it is cut into chunks and threads; the same
+"""The manual backward pass: equal to autograd in float32 and float64 for every network and distribution, however it is cut into chunks and threads; the same
 bits again; nothing broken is hidden; and PPO that descends by it does what PPO does."""
 
 from __future__ import annotations
@@ -98,16 +98,16 @@ def gradients_of(flat):
     }
 
 
-def team():
+def pool():
     """As many threads as torch has."""
-    return manual_backward.Team(torch.get_num_threads())
+    return manual_backward.ThreadPool(torch.get_num_threads())
 
 
 def gradient_of(ppo, samples=B):
-    return manual_backward.Gradient(ppo.policy, ppo.config, samples, team())
+    return manual_backward.Gradient(ppo.policy, ppo.config, samples, pool())
 
 
-def explicitly(ppo, batch):
+def by_hand(ppo, batch):
     flat = ppo.policy.flat
     flat.gradient.fill_(7.0)  # whatever the last minibatch left there is replaced
     numbers = gradient_of(ppo, batch.returns.shape[0])(batch)
@@ -135,7 +135,7 @@ def test_the_gradient_is_autograds(head, activation, small_chunks):
     for hidden, shared, value_clip in COMBINATIONS:
         ppo = trainer(head, activation=activation, hidden=hidden, shared=shared, value_clip=value_clip)
         batch = batch_for(ppo)
-        found = explicitly(ppo, batch)
+        found = by_hand(ppo, batch)
         assert_equal(found, by_autograd_in_double(ppo, batch))
         assert_equal(found, by_autograd(ppo, batch))
         assert 0.1 < found[1][4] < 0.9, "the clip is not put to the test"
@@ -145,7 +145,7 @@ def test_the_gradient_is_autograds(head, activation, small_chunks):
 def test_observations_are_normalised_as_the_policy_does(head, small_chunks):
     ppo = trainer(head, normalize=True)
     batch = batch_for(ppo)
-    assert_equal(explicitly(ppo, batch), by_autograd_in_double(ppo, batch))
+    assert_equal(by_hand(ppo, batch), by_autograd_in_double(ppo, batch))
 
 
 @pytest.mark.parametrize("samples", [1, 2, 37, 74, 75, 160])
@@ -154,7 +154,7 @@ def test_chunks_and_threads_change_the_rounding_alone(samples, threads, small_ch
     torch.set_num_threads(threads)
     ppo = trainer("multi")
     batch = batch_for(ppo, samples)
-    assert_equal(explicitly(ppo, batch), by_autograd_in_double(ppo, batch))
+    assert_equal(by_hand(ppo, batch), by_autograd_in_double(ppo, batch))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -189,7 +189,7 @@ def test_where_both_value_errors_are_equal_each_counts_half():
         ppo.policy.net.value_bias.fill_(0.5)
     batch = batch_for(ppo, 1)
     batch = batch._replace(value=torch.zeros(1), returns=torch.tensor([0.3125]))
-    gradients, numbers = explicitly(ppo, batch)
+    gradients, numbers = by_hand(ppo, batch)
     assert gradients["value_bias"].item() == 0.5 * 0.1875 * 0.5
     assert numbers[1].item() == 0.5 * 0.1875**2
     assert torch.equal(by_autograd(ppo, batch)[0]["value_bias"], gradients["value_bias"])
@@ -203,7 +203,7 @@ def test_what_is_broken_shows(where):
         ppo.policy.net.first_weight.data[0, 0] = float("nan")
     else:
         getattr(batch, where)[3] = float("nan")
-    gradients, numbers = explicitly(ppo, batch)
+    gradients, numbers = by_hand(ppo, batch)
     assert not numbers.isfinite().all()
     assert not torch.cat([gradient.flatten() for gradient in gradients.values()]).isfinite().all()
 
@@ -224,7 +224,7 @@ def test_what_fails_in_a_thread_is_raised(small_chunks):
 
 def test_threads_compute_alone_and_leave_torchs_number_as_it_was():
     torch.set_num_threads(2)
-    team, seen, met = manual_backward.Team(3), [], threading.Barrier(3)
+    pool, seen, met = manual_backward.ThreadPool(3), [], threading.Barrier(3)
     assert torch.get_num_threads() == 2
     torch.set_num_threads(4)
 
@@ -234,12 +234,12 @@ def test_threads_compute_alone_and_leave_torchs_number_as_it_was():
         seen.append((threading.get_ident(), torch.get_num_threads()))
 
     for _ in range(3):
-        team.run([look] * 3)
+        pool.run([look] * 3)
     assert [count for _, count in seen] == [1] * 9 and len({thread for thread, _ in seen}) == 3
     assert torch.get_num_threads() == 4
 
 
-def test_a_team_waits_for_all_before_it_raises():
+def test_a_thread_pool_waits_for_all_before_it_raises():
     """Who calls again must not find a thread still at work on the buffers."""
     done = []
 
@@ -253,13 +253,13 @@ def test_a_team_waits_for_all_before_it_raises():
     torch.set_num_threads(2)
     for work in ([broken, slow], [slow, broken]):
         with pytest.raises(ZeroDivisionError):
-            manual_backward.Team(2).run(work)
+            manual_backward.ThreadPool(2).run(work)
     assert len(done) == 2 and torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize(("threads", "samples", "sizes"), [(1, 999, [999]), (2, 511, [511]), (2, 513, [256, 257]), (3, 5000, [1666, 1667, 1667])])
-def test_a_team_is_cut_where_a_thread_is_worth_waking(threads, samples, sizes):
-    assert manual_backward.FEWEST == 256 and manual_backward.Team(threads).cut(samples) == sizes
+def test_a_thread_pool_is_cut_where_a_thread_is_worth_waking(threads, samples, sizes):
+    assert manual_backward.FEWEST == 256 and manual_backward.ThreadPool(threads).cut(samples) == sizes
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -268,7 +268,7 @@ def test_a_team_is_cut_where_a_thread_is_worth_waking(threads, samples, sizes):
 def test_forward_is_the_policys(head, activation, threads, small_chunks):
     torch.set_num_threads(threads)
     ppo = trainer(head, activation=activation, normalize=True)
-    batch, forward = batch_for(ppo), manual_backward.Forward(ppo.policy, B, team())
+    batch, forward = batch_for(ppo), manual_backward.Forward(ppo.policy, B, pool())
     for _ in range(2):
         forward.refresh()
         found, expected = forward(batch.observation), ppo.policy.forward(batch.observation)
@@ -291,8 +291,8 @@ class Net(torch.nn.Module):
 def test_what_it_cannot_compute_it_says(tmp_path):
     (tmp_path / "net.py").write_text(USER)
     own = ppo_on(CARTPOLE, 8, mlp.Config(kind=f"{tmp_path / 'net.py'}:Net"), horizon=8, start=False)
-    assert manual_backward.obstacle(own.policy) == "its network is no built-in MLP"
-    assert manual_backward.obstacle(trainer().policy) is None
+    assert manual_backward.unsupported_reason(own.policy) == "its network is no built-in MLP"
+    assert manual_backward.unsupported_reason(trainer().policy) is None
 
 
 # IN PPO
@@ -308,7 +308,7 @@ def test_ppo_descends_by_it(env, threads, small_chunks):
     torch.set_num_threads(threads)
     algo = {"env": env, "normalize_observations": True, "value_clip": 0.1, "target_kl": 0.05}
     plain, own = descended("torch", 1, **algo), descended("auto", 1, **algo)
-    assert plain.explicit is None and len(own.explicit._shares) == threads
+    assert plain.manual_backward is None and len(own.manual_backward._shards) == threads
     torch.testing.assert_close(own.rollout.action, plain.rollout.action)
     torch.testing.assert_close(own.policy.flat.values, plain.policy.flat.values, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(own.stats, plain.stats, rtol=1e-3, atol=1e-4)
@@ -328,7 +328,7 @@ def test_the_same_bits_on_several_threads_whatever_their_pace(threads, small_chu
 
         return computed
 
-    for kind in (manual_backward._Share, manual_backward._Look):
+    for kind in (manual_backward._Shard, manual_backward._ForwardWorker):
         monkeypatch.setattr(kind, "compute", unevenly(kind.compute))
     assert bytes_of(descended("auto", 3)) == steady
     assert next(turns) > 0
@@ -347,8 +347,8 @@ def test_a_resumed_run_on_several_threads_ends_in_the_same_bits(small_chunks):
 @pytest.mark.parametrize(
     ("kernels", "own", "line"),
     [
-        ("auto", False, "kernels: torch's, and the gradient explicitly, on 1 thread"),
-        ("auto", True, "kernels: torch's and autograd, not the explicit gradient: its network is no built-in MLP"),
+        ("auto", False, "kernels: torch's, and a manual backward pass, on 1 thread"),
+        ("auto", True, "kernels: torch's and autograd, not the manual backward pass: its network is no built-in MLP"),
         ("torch", False, None),
     ],
 )
@@ -357,5 +357,5 @@ def test_one_line_of_the_log_says_who_computes(kernels, own, line, tmp_path, cap
     caplog.set_level("INFO", "operant")
     ppo = ppo_on(CARTPOLE, 8, mlp.Config(kind=f"{tmp_path / 'net.py'}:Net") if own else None, horizon=8, kernels=kernels)
     assert [record.getMessage() for record in caplog.records] == ([line] if line else [])
-    assert (ppo.explicit is not None) == (kernels == "auto" and not own)
+    assert (ppo.manual_backward is not None) == (kernels == "auto" and not own)
     assert torch.isfinite(iterate(ppo, 1).stats).all()

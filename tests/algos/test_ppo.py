@@ -380,7 +380,7 @@ def test_parts_make_one_step_and_one_stop():
     assert not torch.equal(parts.policy.flat.values, whole.policy.flat.values), "there were no parts"
 
 
-def test_where_the_gradient_is_explicit_parts_change_nothing():
+def test_where_the_backward_pass_is_manual_parts_change_nothing():
     whole, parts = (iterate(ppo_on(PUSH, 32, horizon=8, microbatch=microbatch), 2) for microbatch in (None, 5))
     assert bytes_of(whole) == bytes_of(parts)
 
@@ -622,7 +622,7 @@ RESUMED = [
     pytest.param(PICK, {}, EVERYTHING, id="bytes and several choices, everything on"),
     pytest.param(GATE, {}, EVERYTHING, id="masked, everything on"),
     pytest.param(SEEN, CNN, EVERYTHING, id="pictures, everything on"),
-    pytest.param(SEEN, {}, {"normalize_observations": True}, id="pictures by an MLP, explicitly"),
+    pytest.param(SEEN, {}, {"normalize_observations": True}, id="pictures by an MLP, manual backward"),
     pytest.param(FILL, {}, {"kernels": "torch", "microbatch": 10}, id="masked, by autograd in parts"),
 ]
 

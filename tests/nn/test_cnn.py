@@ -228,9 +228,9 @@ def test_a_configuration_of_a_cnn_survives_its_own_file(tmp_path):
         config.load(None, ["net.kind=cnn", "net.channels=[8, 16]"])
 
 
-def test_neither_fused_kernels_nor_the_explicit_gradient_take_it():
+def test_neither_fused_kernels_nor_the_manual_backward_pass_take_it():
     built = policy(find("snake"), "board", channels=(4,), hidden=(8,))
-    assert why_not(built, 100) is not None and manual_backward.obstacle(built) is not None
+    assert why_not(built, 100) is not None and manual_backward.unsupported_reason(built) is not None
 
 
 # PPO
@@ -248,7 +248,7 @@ SMALL = mlp.Config(kind="cnn", cnn="board", channels=(8,), hidden=(16,))
 
 def test_ppo_learns_by_it():
     ppo = iterate(ppo_on(BOARD, 64, SMALL, horizon=16, learning_rate=2e-2, normalize_observations=True), 10)
-    assert ppo.policy.normalizer is None and ppo.explicit is None
+    assert ppo.policy.normalizer is None and ppo.manual_backward is None
     observation = torch.zeros(6, 3, dtype=torch.uint8)
     for number in range(3):
         observation[[number, number + 3], number] = 255

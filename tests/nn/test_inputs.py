@@ -222,21 +222,21 @@ def test_only_amounts_are_normalised():
 
 @pytest.mark.parametrize("env", [NAMES, PICK, MIXED], ids=["kinds", "amounts", "some of each"])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_the_explicit_gradient_is_autograds(env, normalize):
+def test_the_manual_backward_pass_is_autograds(env, normalize):
     by_hand, plain = (iterate(ppo_on(env, 32, mlp.Config(hidden=(8, 6)), horizon=8, minibatches=2, kernels=kernels, normalize_observations=normalize), 2)
                       for kernels in ("auto", "torch"))  # fmt: skip
-    assert by_hand.explicit is not None and plain.explicit is None
+    assert by_hand.manual_backward is not None and plain.manual_backward is None
     torch.testing.assert_close(by_hand.policy.flat.values, plain.policy.flat.values, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(by_hand.stats, plain.stats, rtol=1e-3, atol=1e-4)
 
 
-def test_explicit_kinds_against_autograd_once():
+def test_manual_backward_of_kinds_against_autograd_once():
     ppo = ppo_on(NAMES, 16, mlp.Config(hidden=(7,)), horizon=8, minibatches=1, kernels="auto")
     ppo.collect()
     ppo._advantages()
     batch = ppo._shuffled(ppo._order[0].long())
     batch.observation[1, 3] = 200  # names no kind
-    numbers = manual_backward.Gradient(ppo.policy, ppo.config, 128, manual_backward.Team(1))(batch)
+    numbers = manual_backward.Gradient(ppo.policy, ppo.config, 128, manual_backward.ThreadPool(1))(batch)
     found = ppo.policy.flat.gradient.clone()
     loss, expected = ppo_loss(ppo.policy, batch, ppo.config)
     ppo.policy.flat.backward(loss)
@@ -265,9 +265,9 @@ def test_a_checkpoint_of_kinds_goes_on_to_the_bit(env):
     assert bytes_of(iterate(first, 2)) == bytes_of(iterate(second, 2))
 
 
-def test_snake_has_its_explicit_gradient():
+def test_snake_has_its_manual_backward_pass():
     ppo = ppo_on(find("snake"), 8, mlp.Config(hidden=(16,)), horizon=4, normalize_observations=True)
-    assert ppo.explicit is not None and ppo.policy.normalizer is not None
+    assert ppo.manual_backward is not None and ppo.policy.normalizer is not None
 
 
 def test_amounts_that_are_not_normalised_are_read_as_shares_of_their_bound():

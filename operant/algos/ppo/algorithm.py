@@ -59,8 +59,8 @@ class PPOConfig(Section):
     value_coefficient: Real = Field(0.5, ge=0, description="weight of the critic's loss")
     max_gradient_norm: Real = Field(0.5, gt=0, description="a longer gradient is shortened to this")
     normalize_advantages: bool = Field(True, description="once an iteration")
-    normalize_observations: bool = Field(False, description="to mean 0 and deviation 1, as seen so far")
-    normalize_rewards: bool = Field(False, description="divide rewards by the spread of the discounted return, and clip them to +-10")
+    normalize_observations: bool = Field(False, description="to mean 0 and standard deviation 1, as seen so far")
+    normalize_rewards: bool = Field(False, description="divide rewards by the standard deviation of the discounted return, and clip them to +-10")
     target_kl: Real | None = Field(None, gt=0, description="skip an iteration's remaining optimiser steps once approx_kl exceeds 1.5 times this")
     adam_epsilon: Real = Field(1e-5, gt=0, description="what Adam adds to the denominator")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
@@ -70,7 +70,7 @@ class PPOConfig(Section):
     kernels: Literal["auto", "torch", "fused"] = Field(
         "auto",
         description="torch: torch's and autograd, the reference; fused: a few of its own for all of PPO; "
-        "auto: those on a GPU, an explicit gradient on a CPU, where they can be",
+        "auto: those on a GPU, a manual backward pass on a CPU, where they can be",
     )
     kernels_shape: str = Field(
         "",
@@ -81,13 +81,13 @@ class PPOConfig(Section):
         None,
         ge=1,
         description="compute a minibatch's gradient in parts of at most so many samples, which takes less memory and gives the same to rounding; "
-        "any number will do. Only for autograd: fused kernels and the explicit gradient work in small parts anyway",
+        "any number will do. Only for autograd: fused kernels and the manual backward pass work in small parts anyway",
     )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """What does not fit together, as (key, sentence)."""
         if self.horizon * lanes < 2:
-            return [("horizon", "one lane x 1 step is a single sample, which has no spread: an iteration needs 2 or more (raise algo.horizon or env.lanes)")]
+            return [("horizon", "one lane x 1 step is a single sample, which has no variance: an iteration needs 2 or more (raise algo.horizon or env.lanes)")]
         blocks = self.horizon * lanes // block_lanes(lanes)
         if blocks % self.minibatches == 0:
             return []
@@ -238,9 +238,9 @@ class PPO:
         self.metrics = metrics.specs(getattr(distribution, "sizes", ()))
         self.stats = torch.zeros(len(Stats._fields), device=device)
         self.fused = self._fused(samples)
-        self.explicit, self._outputs = self._explicit()
+        self.manual_backward, self._outputs = self._manual_backward()
         collect, update = self._collect, self._update
-        if self.explicit is not None:
+        if self.manual_backward is not None:
             collect, update = manual_backward.alone()(collect), manual_backward.alone()(update)
         self.collect, self.update = Graphed(collect, device, eager=eager), Graphed(update, device, eager=eager)
 
@@ -266,18 +266,18 @@ class PPO:
             self.config = config.model_copy(update={"kernels_shape": str(learner.shape)})
         return learner
 
-    def _explicit(self) -> tuple[manual_backward.Gradient | None, manual_backward.Forward | None]:
-        """The explicit gradient of a minibatch and forward pass of all lanes, where "auto" finds a CPU; none where autograd, or another, does the work."""
+    def _manual_backward(self) -> tuple[manual_backward.Gradient | None, manual_backward.Forward | None]:
+        """The manual backward pass of a minibatch and forward pass of all lanes, where "auto" finds a CPU; none where autograd, or another, does the work."""
         if self.config.kernels != "auto" or self.fused is not None or self.device.type != "cpu":
             return None, None
-        obstacle = manual_backward.obstacle(self.policy)
-        if obstacle is not None:
-            log.info("kernels: torch's and autograd, not the explicit gradient: %s", obstacle)
+        unsupported_reason = manual_backward.unsupported_reason(self.policy)
+        if unsupported_reason is not None:
+            log.info("kernels: torch's and autograd, not the manual backward pass: %s", unsupported_reason)
             return None, None
-        team = manual_backward.Team(torch.get_num_threads())
-        log.info("kernels: torch's, and the gradient explicitly, on %d thread%s", team.threads, "" if team.threads == 1 else "s")
-        gradient = manual_backward.Gradient(self.policy, self.config, self.steps_per_iteration // self.config.minibatches, team)
-        return gradient, manual_backward.Forward(self.policy, self.world.count, team)
+        pool = manual_backward.ThreadPool(torch.get_num_threads())
+        log.info("kernels: torch's, and a manual backward pass, on %d thread%s", pool.threads, "" if pool.threads == 1 else "s")
+        gradient = manual_backward.Gradient(self.policy, self.config, self.steps_per_iteration // self.config.minibatches, pool)
+        return gradient, manual_backward.Forward(self.policy, self.world.count, pool)
 
     # COLLECT
 
@@ -449,8 +449,8 @@ class PPO:
 
     def _gradient(self, batch: Batch) -> Tensor:
         """Write the gradient of the minibatch's loss into the flat vector. Returns the loss's numbers, (5)."""
-        if self.explicit is not None:
-            return self.explicit(batch)
+        if self.manual_backward is not None:
+            return self.manual_backward(batch)
         samples, flat = len(batch.returns), self.policy.flat
         count = -(-samples // (self.config.microbatch or samples))
         if count == 1:

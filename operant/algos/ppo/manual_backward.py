@@ -1,4 +1,4 @@
-"""PPO's gradient on the CPU by an explicit forward and backward pass over memory allocated once, in chunks that stay in a core's cache, one thread a core.
+"""PPO's gradient on the CPU by a manual forward and backward pass over memory allocated once, in chunks that stay in a core's cache, one thread a core.
 
 Autograd allocates every intermediate anew, and on a CPU the pages of fresh memory cost more than the arithmetic. Here the same derivatives are written out:
 those of the loss by hand, those of the layers as products added, chunk after chunk in one order, to the gradients of a thread, which are then summed in
@@ -39,7 +39,7 @@ SURROGATE, ERROR, ENTROPY, KL, CLIPPED, TERMS = range(6)  # what a sample adds t
 _aten = torch.ops.aten
 
 
-def obstacle(policy: Policy) -> str | None:
+def unsupported_reason(policy: Policy) -> str | None:
     """Why this policy cannot be computed here, in a few words; None where it can."""
     if policy.device.type != "cpu":
         return "it is not on the CPU"
@@ -48,7 +48,7 @@ def obstacle(policy: Policy) -> str | None:
     return None
 
 
-# ACTIVATIONS: y = f(x) and g <- g f'(x), elementwise, into given memory. The slope follows from y, or where `KEEPS_INPUT`, from x.
+# ACTIVATIONS: y = f(x) and g <- g f'(x), elementwise, into given memory. The derivative follows from y, or where `KEEPS_INPUT`, from x.
 
 KEEPS_INPUT = frozenset(("gelu", "silu"))
 _FORWARD: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -256,16 +256,16 @@ class _Categorical:
             torch.sum(row, dim=0, out=self._negative_entropy[k])
         torch.sum(self._negative_entropy, dim=0, out=entropy).neg_()
 
-    def backward(self, slope: Tensor, entropy_slope: float, gradient: Tensor, weights_gradient: _Weights) -> None:
+    def backward(self, surrogate_gradient: Tensor, entropy_gradient: float, gradient: Tensor, weights_gradient: _Weights) -> None:
         """Write the gradient by the logits (H, n), from those by -log p(a), (n), and by -H, the same for every sample."""
-        torch.sub(self._p, self._taken, out=gradient).mul_(slope)
+        torch.sub(self._p, self._taken, out=gradient).mul_(surrogate_gradient)
         for k, (_, log_p, _, _, _) in enumerate(self._blocks):
             log_p.sub_(self._negative_entropy[k])
-        gradient.addcmul_(self._log_p, self._p, value=entropy_slope)
+        gradient.addcmul_(self._log_p, self._p, value=entropy_gradient)
 
 
 class _Gaussian:
-    """A diagonal normal: log p(a), the entropy, and the loss's gradient by mean mu and logarithm of the deviation s; z = (a - mu) exp(-s).
+    """A diagonal normal: log p(a), the entropy, and the loss's gradient by mean mu and logarithm of the standard deviation s; z = (a - mu) exp(-s).
 
     d log p / d mu = z exp(-s);  d log p / d s = z^2 - 1;  d H / d s = 1
     """
@@ -286,11 +286,11 @@ class _Gaussian:
         torch.sum(self._row, dim=0, out=log_probability)
         entropy.copy_((self._log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum())
 
-    def backward(self, slope: Tensor, entropy_slope: float, gradient: Tensor, weights_gradient: _Weights) -> None:
+    def backward(self, surrogate_gradient: Tensor, entropy_gradient: float, gradient: Tensor, weights_gradient: _Weights) -> None:
         """Write the gradient by the mean (A, n) and add that by s, from those by -log p(a), (n), and by -H, the same for every sample."""
-        torch.mul(self._standard, self._minus_inverse_std, out=gradient).mul_(slope)
-        self._square.sub_(1.0).mul_(slope)
-        weights_gradient.log_std.sub_(self._square.sum(dim=1, keepdim=True)).sub_(entropy_slope * len(slope))
+        torch.mul(self._standard, self._minus_inverse_std, out=gradient).mul_(surrogate_gradient)
+        self._square.sub_(1.0).mul_(surrogate_gradient)
+        weights_gradient.log_std.sub_(self._square.sum(dim=1, keepdim=True)).sub_(entropy_gradient * len(surrogate_gradient))
 
 
 # THE LOSS
@@ -306,7 +306,7 @@ class _Chunk:
         self._distribution = _Categorical(distribution, weights, n) if isinstance(distribution, Categorical) else _Gaussian(distribution, weights, n)
         self._terms = torch.empty(TERMS, n)
         self._surrogate, self._error, self._entropy, self._kl, self._clipped = self._terms
-        self._log_ratio, self._slope, self._unclipped, self._near, self._moved, self._sign = torch.empty(6, n)
+        self._log_ratio, self._ratio_gradient, self._unclipped, self._near, self._moved, self._sign = torch.empty(6, n)
         self._illegal = torch.empty(policy.env.mask_size, n, dtype=torch.bool)
 
     def add(self, samples: Batch, gradient: _Weights, totals: Tensor) -> None:
@@ -316,20 +316,20 @@ class _Chunk:
         if samples.legal is not None:  # whose logits are set by hand get no gradient: p - 1[taken] and p log p are exactly 0
             network.parameters.masked_fill_(torch.eq(samples.legal, 0, out=self._illegal), ILLEGAL)
         self._distribution.forward(network.parameters, samples.action, self._log_ratio, self._entropy)
-        slope = self._policy_slope(samples)
-        self._distribution.backward(slope, self._config.entropy_coefficient, network.parameters_gradient, gradient)
-        self._value_slope(samples, network.value, network.value_gradient)
+        surrogate_gradient = self._surrogate_gradient(samples)
+        self._distribution.backward(surrogate_gradient, self._config.entropy_coefficient, network.parameters_gradient, gradient)
+        self._value_gradient(samples, network.value, network.value_gradient)
         network.backward(gradient)
         totals.add_(self._terms.sum(dim=1))
 
-    def _policy_slope(self, samples: Batch) -> Tensor:
+    def _surrogate_gradient(self, samples: Batch) -> Tensor:
         """B times the gradient of L_CLIP by log pi(a|s), (n).
 
         L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)] and d r / d log pi = r: so r A where the first is the smaller, 0 elsewhere.
         """
-        clip, unclipped, slope = self._config.clip, self._unclipped, self._slope
+        clip, unclipped, gradient = self._config.clip, self._unclipped, self._ratio_gradient
         log_ratio = self._log_ratio.sub_(samples.log_probability)
-        ratio = torch.exp(log_ratio, out=slope)
+        ratio = torch.exp(log_ratio, out=gradient)
         torch.sub(ratio, 1.0, out=unclipped)
         torch.sub(unclipped, log_ratio, out=self._kl)
         torch.gt(unclipped.abs_(), clip, out=self._clipped)
@@ -337,13 +337,13 @@ class _Chunk:
         ratio.clamp_(1.0 - clip, 1.0 + clip).mul_(samples.advantage)
         torch.minimum(unclipped, ratio, out=self._surrogate)
         # A product, not a choice: 0 * NaN stays NaN, and a broken number is not hidden.
-        return torch.eq(unclipped, self._surrogate, out=slope).mul_(unclipped)
+        return torch.eq(unclipped, self._surrogate, out=gradient).mul_(unclipped)
 
-    def _value_slope(self, samples: Batch, value: Tensor, slope: Tensor) -> None:
+    def _value_gradient(self, samples: Batch, value: Tensor, gradient: Tensor) -> None:
         """Write B c1 times the gradient of L_VF by V, (n): V - R; of the larger error where value_clip is set, half of each where they are equal."""
         reach = self._config.value_clip
-        torch.sub(value, samples.returns, out=slope)
-        torch.mul(slope, slope, out=self._error)
+        torch.sub(value, samples.returns, out=gradient)
+        torch.mul(gradient, gradient, out=self._error)
         if reach is not None:
             moved, near, sign = self._moved, self._near, self._sign
             torch.sub(value, samples.value, out=moved)
@@ -353,9 +353,9 @@ class _Chunk:
             moved.mul_(near)
             near.mul_(near)
             torch.sub(self._error, near, out=sign).sign_()
-            slope.addcmul_(slope, sign).add_(moved).addcmul_(moved, sign, value=-1.0).mul_(0.5)
+            gradient.addcmul_(gradient, sign).add_(moved).addcmul_(moved, sign, value=-1.0).mul_(0.5)
             torch.maximum(self._error, near, out=self._error)
-        slope.mul_(self._config.value_coefficient)
+        gradient.mul_(self._config.value_coefficient)
 
 
 def _evenly(samples: int, parts: int) -> list[int]:
@@ -384,13 +384,13 @@ def _join(meeting: threading.Barrier) -> None:
     meeting.wait()  # so that each thread of a pool does this once
 
 
-class Team:
+class ThreadPool:
     """So many threads, the caller's among them, that each compute alone: they meet once a minibatch, where torch's own would meet in every operation."""
 
     def __init__(self, threads: int) -> None:
         self.threads, self._pool = threads, None
         if threads > 1:
-            self._pool = ThreadPoolExecutor(threads - 1, "explicit")
+            self._pool = ThreadPoolExecutor(threads - 1, "manual_backward")
             meeting = threading.Barrier(threads - 1)
             everyone = torch.get_num_threads()
             for future in [self._pool.submit(_join, meeting) for _ in range(threads - 1)]:
@@ -398,7 +398,7 @@ class Team:
             torch.set_num_threads(everyone)  # which a thread cannot choose for itself alone, were it not asked once before
 
     def cut(self, samples: int) -> list[int]:
-        """So many samples in about equal stretches, one for each thread that is worth waking."""
+        """So many samples in about equal slices, one for each thread that is worth waking."""
         return _evenly(samples, max(1, min(self.threads, samples // FEWEST)))
 
     def run(self, work: Sequence[Callable[[], None]]) -> None:
@@ -413,8 +413,8 @@ class Team:
             future.result()
 
 
-class _Share:
-    """What one thread computes of every minibatch: a stretch of its samples, in chunks, and the sums over them."""
+class _Shard:
+    """What one thread computes of every minibatch: a part of its samples, in chunks, and the sums over them."""
 
     def __init__(self, policy: Policy, parameters: _Parameters, config: PPOConfig, samples: int) -> None:
         self._sizes = _evenly(samples, -(-samples // CHUNK))
@@ -423,20 +423,20 @@ class _Share:
         self.totals = torch.zeros(TERMS)
 
     @torch.no_grad()
-    def compute(self, stretch: Batch) -> None:
+    def compute(self, part: Batch) -> None:
         """Fill `vector` and `totals` anew."""
         self.vector.zero_()
         self.totals.zero_()
-        for n, samples in zip(self._sizes, stretch.split(self._sizes), strict=True):
+        for n, samples in zip(self._sizes, part.split(self._sizes), strict=True):
             self._chunks[n].add(samples, self._gradient, self.totals)
 
 
 class Gradient:
     """The gradient of `ppo_loss` on minibatches of B samples."""
 
-    def __init__(self, policy: Policy, config: PPOConfig, B: int, team: Team) -> None:
-        self._parameters, self._team, self._sizes = _Parameters(policy), team, team.cut(B)
-        self._shares = [_Share(policy, self._parameters, config, size) for size in self._sizes]
+    def __init__(self, policy: Policy, config: PPOConfig, B: int, pool: ThreadPool) -> None:
+        self._parameters, self._threads, self._sizes = _Parameters(policy), pool, pool.cut(B)
+        self._shards = [_Shard(policy, self._parameters, config, size) for size in self._sizes]
         self._sum, self._gradient = self._parameters.gradients()
         self._totals = torch.empty(TERMS)
         self._factors = torch.tensor([-1.0, 0.5, 1.0, 1.0, 1.0]) / B
@@ -445,20 +445,20 @@ class Gradient:
     def __call__(self, batch: Batch) -> Tensor:
         """Write it into the policy's gradient vector; [policy loss, value loss, entropy, approximate KL, clip fraction], (5)."""
         self._parameters.refresh()
-        work = zip(self._shares, batch.split(self._sizes), strict=True)
-        self._team.run([functools.partial(share.compute, stretch) for share, stretch in work])
+        work = zip(self._shards, batch.split(self._sizes), strict=True)
+        self._threads.run([functools.partial(shard.compute, part) for shard, part in work])
         self._sum.zero_()
         self._totals.zero_()
-        for share in self._shares:
-            self._sum.add_(share.vector)
-            self._totals.add_(share.totals)
+        for shard in self._shards:
+            self._sum.add_(shard.vector)
+            self._totals.add_(shard.totals)
         self._sum.div_(sum(self._sizes))
         self._parameters.write(self._gradient)
         return self._totals * self._factors
 
 
-class _Look:
-    """What one thread computes of every forward pass: a stretch of the lanes, in chunks, into its part of the outputs."""
+class _ForwardWorker:
+    """What one thread computes of every forward pass: a part of the lanes, in chunks, into its part of the outputs."""
 
     def __init__(self, policy: Policy, parameters: _Parameters, heads: Tensor, values: Tensor) -> None:
         self._sizes = _evenly(len(values), -(-len(values) // CHUNK))
@@ -466,9 +466,9 @@ class _Look:
         self._heads, self._values = heads.split(self._sizes, dim=-1), values.split(self._sizes)
 
     @torch.no_grad()
-    def compute(self, stretch: Tensor) -> None:
+    def compute(self, part: Tensor) -> None:
         """Fill the outputs anew."""
-        for n, seen, head, value in zip(self._sizes, stretch.split(self._sizes, dim=-1), self._heads, self._values, strict=True):
+        for n, seen, head, value in zip(self._sizes, part.split(self._sizes, dim=-1), self._heads, self._values, strict=True):
             network = self._networks[n]
             network.forward(seen)
             head.copy_(network.parameters)
@@ -478,11 +478,11 @@ class _Look:
 class Forward:
     """The network's outputs for N observations, which every call overwrites: without fresh memory, and without autograd's bookkeeping."""
 
-    def __init__(self, policy: Policy, N: int, team: Team) -> None:
-        self._parameters, self._team, self._sizes = _Parameters(policy), team, team.cut(N)
+    def __init__(self, policy: Policy, N: int, pool: ThreadPool) -> None:
+        self._parameters, self._threads, self._sizes = _Parameters(policy), pool, pool.cut(N)
         self._heads, self._values = torch.empty(policy.distribution.parameter_rows, N), torch.empty(N)
         into = zip(self._heads.split(self._sizes, dim=-1), self._values.split(self._sizes), strict=True)
-        self._shares = [_Look(policy, self._parameters, *stretch) for stretch in into]
+        self._shards = [_ForwardWorker(policy, self._parameters, *part) for part in into]
 
     def refresh(self) -> None:
         """Take the policy's weights as they are now: once a rollout."""
@@ -490,6 +490,6 @@ class Forward:
 
     def __call__(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """(O, N) -> head parameters (H, N) and values (N)."""
-        stretches = observation.split(self._sizes, dim=-1)
-        self._team.run([functools.partial(share.compute, stretch) for share, stretch in zip(self._shares, stretches, strict=True)])
+        slices = observation.split(self._sizes, dim=-1)
+        self._threads.run([functools.partial(shard.compute, part) for shard, part in zip(self._shards, slices, strict=True)])
         return self._heads, self._values
