@@ -29,20 +29,21 @@ CUDA = torch.device("cuda", 0)
 CHECKED = 512  # samples
 
 
-def showing(*shape: int, kinds: int = 0) -> Env:
+def showing(*shape: int, categories: int = 0) -> Env:
     """Rules that do not matter, with an observation of this shape."""
     size = 1
     for length in shape:
         size *= length
-    return replace(envs.find("snake"), observation=Box(size, low=0, high=kinds - 1 if kinds else 255, dtype="uint8", shape=shape, kinds=kinds))
+    seen = Box(size, low=0, high=categories - 1 if categories else 255, dtype="uint8", shape=shape, categories=categories)
+    return replace(envs.find("snake"), observation=seen)
 
 
 CASES: dict[str, tuple[Env, dict[str, Any], bool]] = {
-    "mlp, amounts, Snake": (showing(10, 10, 3), {"hidden": (128, 64), "activation": "relu", "shared": True}, True),
-    "mlp, 16 kinds, 2048": (showing(4, 4, kinds=16), {"hidden": (256, 256), "activation": "relu"}, False),
-    "mlp, 4 kinds, 19 x 19": (showing(19, 19, kinds=4), {"hidden": (256, 256), "activation": "relu"}, False),
+    "mlp, numeric, Snake": (showing(10, 10, 3), {"hidden": (128, 64), "activation": "relu", "shared": True}, True),
+    "mlp, 16 categories, 2048": (showing(4, 4, categories=16), {"hidden": (256, 256), "activation": "relu"}, False),
+    "mlp, 4 categories, 19 x 19": (showing(19, 19, categories=4), {"hidden": (256, 256), "activation": "relu"}, False),
     "board, Snake": (showing(10, 10, 3), {"kind": "cnn", "cnn": "board"}, False),
-    "board, 4 kinds, 9 x 9": (showing(9, 9, kinds=4), {"kind": "cnn", "cnn": "board"}, False),
+    "board, 4 categories, 9 x 9": (showing(9, 9, categories=4), {"kind": "cnn", "cnn": "board"}, False),
     "impala, Snake": (showing(10, 10, 3), {"kind": "cnn", "cnn": "impala"}, False),
     "nature, 64 x 64 x 3": (showing(64, 64, 3), {"kind": "cnn", "cnn": "nature"}, False),
     "impala, 64 x 64 x 3": (showing(64, 64, 3), {"kind": "cnn", "cnn": "impala"}, False),
@@ -52,7 +53,7 @@ CASES: dict[str, tuple[Env, dict[str, Any], bool]] = {
 def observations(env: Env, samples: int, *, seed: int = 0) -> Tensor:
     """Random bytes (O, B): sample after sample in memory where they are pictures, feature after feature else."""
     box, generator = env.observation, torch.Generator().manual_seed(seed)
-    drawn = torch.randint(0, box.kinds or 256, (samples, box.size), dtype=torch.uint8, generator=generator).to(CUDA)
+    drawn = torch.randint(0, box.categories or 256, (samples, box.size), dtype=torch.uint8, generator=generator).to(CUDA)
     return drawn.t() if len(box.shape) == 3 and box.shape[0] > 20 else drawn.t().contiguous()
 
 

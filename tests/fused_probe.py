@@ -23,14 +23,14 @@ CARTPOLE = find("cartpole")
 
 
 @functools.cache
-def wide(observation: int, actions: int | tuple[int, ...], *, seen: str = "float32", kinds: int | tuple[int, ...] = 0, judged: bool = False) -> Env:
-    """CartPole seen through more numbers, with more actions than it heeds. Bytes are `seen` as amounts or, with `kinds`, as names of kinds or of none.
+def wide(observation: int, actions: int | tuple[int, ...], *, seen: str = "float32", categories: int | tuple[int, ...] = 0, judged: bool = False) -> Env:
+    """CartPole seen through more numbers, with more actions than it heeds. Bytes are numeric or, with `categories`, categorical, some in none of them.
 
     Where actions are `judged` a third of them, never the first of a choice, is illegal and does nothing else.
     """
     rules, advance = CARTPOLE, CARTPOLE.step
     choices = (actions,) if isinstance(actions, int) else actions
-    most = max(kinds) + 9 if isinstance(kinds, tuple) else kinds + 1 if kinds else 256
+    most = max(categories) + 9 if isinstance(categories, tuple) else categories + 1 if categories else 256
     first = tuple(sum(choices[:k]) for k in range(len(choices)))
     single = len(choices) == 1
 
@@ -57,7 +57,8 @@ def wide(observation: int, actions: int | tuple[int, ...], *, seen: str = "float
 
     sum_of_choices = sum(choices)
     return Env(
-        rules.Params, rules.fields, observation=Box(observation, dtype=seen, kinds=kinds), action=Discrete(actions) if single else MultiDiscrete(choices),
+        rules.Params, rules.fields, observation=Box(observation, dtype=seen, categories=categories),
+        action=Discrete(actions) if single else MultiDiscrete(choices),
         time_limit=500, reset=rules.reset, step=step, observe=observe if seen == "float32" else observe_bytes, legal=legal if judged else None,
     )  # fmt: skip
 
@@ -81,8 +82,8 @@ class Doubled:
         self.parameters = [*self.net.parameters(), *self.distribution.parameters()]
 
     def forward(self, observation, legal=None):
-        # Kinds, and amounts among them, are read by the network itself; amounts alone it would normalise in float32, too.
-        parameters, value = self.net(observation, self.normalizer) if self.net.kinds else self.net(self.features(observation).double())
+        # Categorical features, and numeric ones among them, are read by the network itself; numeric ones alone it would normalise in float32, too.
+        parameters, value = self.net(observation, self.normalizer) if self.net.categories else self.net(self.features(observation).double())
         return (parameters if legal is None else masked(parameters, legal)), value
 
 

@@ -208,7 +208,7 @@ def _fill_shade(s, cells, p, x, y):
 FILL = Env(
     NoParams,
     1,
-    observation=Box(SQUARES, low=0, high=1, dtype="uint8", kinds=2),
+    observation=Box(SQUARES, low=0, high=1, dtype="uint8", categories=2),
     action=Discrete(SQUARES),
     time_limit=4,
     reset=_fill_reset,

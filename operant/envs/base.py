@@ -50,9 +50,9 @@ What else it carries, without a change of shape
 - **Pixels**: `shade(s, p, x, y) -> (r, g, b)`, each in [0, 1], is the colour of the point (x, y) in [0, 1)^2, x to the right, y down, called once per pixel
   by whoever wants a picture: a viewer, or an agent that learns from pictures (`env.pixels = 64`). With cells it is `shade(s, cells, p, x, y)`: it has no
   scratch, since a lane's pixels are shaded at the same time, and changes nothing.
-- **Byte observations**: `observation=Box(n, dtype="uint8")`; `observe` then writes integers, and nothing widens them before the network reads them. Bytes that
-  name one of k kinds (the pieces of a board) rather than an amount: `Box(n, dtype="uint8", high=k - 1, kinds=k)`; a network reads them one-hot. Where only
-  some do (the row and the column that somebody is in): `kinds=(31, 28, 0, ...)`, one for each byte, 0 for an amount.
+- **Byte observations**: `observation=Box(n, dtype="uint8")`; `observe` then writes integers, and nothing widens them before the network reads them. Bytes
+  that are categorical features with k categories (a board's pieces): `Box(n, dtype="uint8", high=k - 1, categories=k)`, read one-hot. Where only
+  some are (the row and the column of a player): `categories=(31, 28, 0, ...)`, one for each byte, 0 for a numeric feature.
 - **Illegal actions**: `Env(..., legal=legal)` with `legal(s, mask, p)` (with cells `legal(s, cells, scratch, mask, p)`), which writes 1 for each action that
   may be taken now and 0 for each other: n bytes for `Discrete`, one block after the other for `MultiDiscrete`, at least one 1 in each block. The policy never
   takes a 0. A person, or a policy that looks at no mask, still may: `step` has to survive that.
@@ -76,7 +76,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 from operant.errors import OperantError
@@ -91,15 +91,18 @@ class Box:
     high: float | tuple[float, ...] = math.inf
     dtype: str = "float32"
     shape: tuple[int, ...] = ()
-    kinds: int | tuple[int, ...] = 0  # of uint8: each number names one of so many kinds (a number for all, or one for each); 0: it is an amount
+    categories: int | tuple[int, ...] = 0  # of uint8 features (a number for all, or one for each): read one-hot; 0: a numeric feature
+    kinds: InitVar[object] = None  # refused: the former name of `categories`
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, kinds: object) -> None:
+        if kinds is not None:
+            raise TypeError(f"Box(kinds={kinds!r}): this is called categories now; write Box(categories={kinds!r})")
         # Lists are as good as tuples to whoever writes them, but cannot be a key of the cache of kernels.
-        for name in ("low", "high", "shape", "kinds"):
+        for name in ("low", "high", "shape", "categories"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        if isinstance(self.kinds, tuple) and len(self.kinds) == self.size and len(set(self.kinds)) == 1:
-            object.__setattr__(self, "kinds", self.kinds[0])
+        if isinstance(self.categories, tuple) and len(self.categories) == self.size and len(set(self.categories)) == 1:
+            object.__setattr__(self, "categories", self.categories[0])
 
     def bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Lower and upper bound of each number, (size,) and (size,)."""
@@ -107,14 +110,14 @@ class Box:
         high = self.high if isinstance(self.high, tuple) else (self.high,) * self.size
         return low, high
 
-    def named(self) -> tuple[int, ...]:
-        """Of how many kinds each number names one; 0 for an amount, (size,)."""
-        return self.kinds if isinstance(self.kinds, tuple) else (self.kinds,) * self.size
+    def category_counts(self) -> tuple[int, ...]:
+        """How many categories each number has; 0 for a numeric feature, (size,)."""
+        return self.categories if isinstance(self.categories, tuple) else (self.categories,) * self.size
 
     @property
     def columns(self) -> int:
-        """What a fully connected layer reads of it: a number for an amount, and one for each kind of what names kinds."""
-        return sum(max(kinds, 1) for kinds in self.named())
+        """The numbers that a fully connected layer reads of it: one for a numeric feature, k for a categorical one with k categories."""
+        return sum(max(k, 1) for k in self.category_counts())
 
 
 @dataclass(frozen=True)

@@ -375,7 +375,7 @@ def shade(s, p, x, y):
 ENV = Env(
     Params,
     FIELDS,
-    observation=Box(SIDE * SIDE, low=0, high=KINDS - 1, dtype="uint8", shape=(SIDE, SIDE), kinds=KINDS),
+    observation=Box(SIDE * SIDE, low=0, high=KINDS - 1, dtype="uint8", shape=(SIDE, SIDE), categories=KINDS),
     action=Discrete(4),
     time_limit=None,  # it fills its board, or loses its patience, before that
     reset=reset,

@@ -28,8 +28,8 @@ What looks like an oversight is kept: to scatter, not to chase, for good (`mode_
 The observation, 291 bytes; "whether" is 255 or 0. Of Pacman 11: column, row; whether he heads up, right, down, left; whether these ways are open; 255 x the
 share of the frightened steps that is left, rounded down. Of Blinky, Pinky, Inky and Clyde 9 each: column, row; whether it heads up, right, down, left; whether
 it hunts, is frightened, is eyes. Of the pickups 244: whether each is there still, along the rows from the top left. Modes and waits are not seen (nor are they
-in PufferLib, whose floats hold the same). Columns and rows are names of places rather than amounts, and a network reads them one-hot: in a maze, what is right
-in one column says nothing of the next (as amounts two recipes brought 178 and 189 pickups, one-hot the same 206 to 209 and 205 to 215: benches/LOG.md).
+in PufferLib, whose floats hold the same). Columns and rows are categorical features, and a network reads them one-hot: in a maze, what is right
+in one column says nothing of the next (as numbers two recipes brought 178 and 189 pickups, one-hot the same 206 to 209 and 205 to 215: benches/LOG.md).
 
 Random numbers. Of a reset: Pacman's cell is draw 0, `integer(key, 0, 240)` along the rows from the top left; the waits of Blinky, Pinky, Inky and Clyde are
 draws 1 to 4, `integer(key, 1 + ghost, wait_steps)`. Of a step: a frightened ghost's turn is draw `ghost` (0 to 3), `integer(key, ghost, n)` among its n ways in
@@ -456,18 +456,18 @@ def shade(s, cells, p, x, y):
     return _shade_maze(cells, column, row)
 
 
-def _kinds() -> tuple[int, ...]:
-    """Of each byte of an observation how many kinds it names one of: as many as there are columns, or rows; 0 for an amount."""
-    kinds = [0] * SEEN
+def _categories() -> tuple[int, ...]:
+    """How many categories each byte of an observation has: as many as there are columns, or rows; 0 for a numeric one."""
+    categories = [0] * SEEN
     for at in POSITIONS_SEEN:
-        kinds[at : at + 2] = WIDTH, HEIGHT
-    return tuple(kinds)
+        categories[at : at + 2] = WIDTH, HEIGHT
+    return tuple(categories)
 
 
 ENV = Env(
     Params,
     0,
-    observation=Box(SEEN, low=0, high=tuple(kinds - 1 if kinds else 255 for kinds in _kinds()), dtype="uint8", kinds=_kinds()),
+    observation=Box(SEEN, low=0, high=tuple(k - 1 if k else 255 for k in _categories()), dtype="uint8", categories=_categories()),
     action=Discrete(4),
     time_limit=10_000,
     reset=reset,

@@ -189,24 +189,24 @@ def network(parameters, tower, SPEC: tl.constexpr):
 @triton.jit
 def field_of(column, moments, SPEC: tl.constexpr):
     """Which number of an observation a column of the first layer reads; beyond the last column one that there is not."""
-    if SPEC.mixed:
+    if SPEC.partial_one_hot:
         return tl.load(moments + column, mask=column < SPEC.columns, other=SPEC.observation).to(tl.int32)
     else:
-        return column // SPEC.kinds if SPEC.kinds > 0 else column
+        return column // SPEC.categories if SPEC.categories > 0 else column
 
 
 @triton.jit
 def chosen(raw, column, moments, SPEC: tl.constexpr):
-    """Numbers of an observation (rows, columns) as columns read them: of those that name kinds 1 or 0, whether it is the column's; amounts as they are.
+    """Numbers of an observation (rows, columns) as columns read them: of categorical features 1 or 0, whether it is the column's; numeric ones as they are.
 
-    A number of as many kinds or more names none, and has none here.
+    A number that is in none of its categories has columns of 0.
     """
-    if SPEC.mixed:
-        kind = tl.load(moments + SPEC.columns + column, mask=column < SPEC.columns, other=-1.0)[None, :]
-        return tl.where(kind < 0.0, raw, tl.where(raw.to(tl.float32) == kind, 1, 0).to(raw.dtype))
-    elif SPEC.kinds > 0:
-        named = (raw.to(tl.int32) == (column % SPEC.kinds)[None, :]) & (column < SPEC.columns)[None, :]
-        return tl.where(named, 1, 0).to(raw.dtype)
+    if SPEC.partial_one_hot:
+        category = tl.load(moments + SPEC.columns + column, mask=column < SPEC.columns, other=-1.0)[None, :]
+        return tl.where(category < 0.0, raw, tl.where(raw.to(tl.float32) == category, 1, 0).to(raw.dtype))
+    elif SPEC.categories > 0:
+        hot = (raw.to(tl.int32) == (column % SPEC.categories)[None, :]) & (column < SPEC.columns)[None, :]
+        return tl.where(hot, 1, 0).to(raw.dtype)
     else:
         return raw
 
@@ -215,13 +215,13 @@ def chosen(raw, column, moments, SPEC: tl.constexpr):
 def features(raw, column, moments, SPEC: tl.constexpr):
     """What some columns of the first layer read, (rows, columns), of what `chosen` leaves: normalised where asked for; ones behind the last.
 
-    `moments`: shift (O), scale (O). Where some name kinds and some do not: of each column the number that it reads, the kind that it stands for (-1: it is an
-    amount), shift and scale, (4, K).
+    `moments`: shift (O), scale (O). Where some are categorical and some numeric: of each column the number that it reads, the category that it stands for (-1:
+    numeric), shift and scale, (4, K).
     """
     x = raw.to(tl.float32)
     if SPEC.normalize:
         known = column < SPEC.columns
-        if SPEC.mixed:
+        if SPEC.partial_one_hot:
             moments += 2 * SPEC.columns
         shift = tl.load(moments + column, mask=known, other=0.0)
         scale = tl.load(moments + SPEC.columns + column, mask=known, other=0.0)

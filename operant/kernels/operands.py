@@ -130,7 +130,7 @@ def gather(
 ):  # fmt: skip
     """What layer 0 reads of `count` samples, whole blocks: order[first], ... or with ORDERED off first, ... Program 1 takes FIELDS of its columns.
 
-    In bf16 `copy` has them as products take them. Bytes stay bytes: amounts as they are, and of kinds ones and zeros.
+    In bf16 `copy` has them as products take them. Bytes stay bytes: numeric ones as they are, and of categories ones and zeros.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     # Asked of blocks, not of rows, since then the compiler sees that all rows of one are loaded or none, and loads many bytes at once.

@@ -17,7 +17,7 @@ from operant.nn.policy import Policy
 from operant.worlds.device_world import Slot
 
 MOST_COLUMNS = 1024
-"""Numbers that the first layer reads: those of an observation, or as many for each as there are kinds."""
+"""Numbers that the first layer reads: those of an observation, or as many for each as there are categories."""
 MOST_WIDTH = 512
 MOST_LAYERS = 3
 MOST_OUTPUTS = 128
@@ -33,8 +33,8 @@ class Spec:
 
     observation: int
     bytes: bool  # of uint8; otherwise float32
-    kinds: int  # so many columns for each byte, which is read one-hot; 0: a column each
-    mixed: bool  # some bytes are read one-hot, of different numbers of kinds, and some are not: which, is data
+    categories: int  # k columns for each byte, which is read one-hot; 0: numeric, a column each
+    partial_one_hot: bool  # some bytes are read one-hot, with different numbers of categories, and some are numeric: which, is data
     columns: int  # what the first layer reads of an observation
     columns_pad: int  # at least one column is spare, and holds ones: the first layer's bias is a row of its weight
     hidden: tuple[int, ...]
@@ -92,8 +92,8 @@ def why_not(policy: Policy, samples: int) -> str | None:
         return "the observation is a picture, which lies in memory in another order than fused kernels read"
     config, columns, outputs = net.config, seen.columns, policy.distribution.parameter_rows + 1
     if columns > MOST_COLUMNS:
-        kinds = f" of {net.kinds} kinds" if isinstance(net.kinds, int) else ", some of kinds"
-        width = f"{columns} wide ({seen.size} numbers{kinds})" if net.kinds else f"{columns} wide"
+        categories = f" of {net.categories} categories" if isinstance(net.categories, int) else ", some categorical"
+        width = f"{columns} wide ({seen.size} numbers{categories})" if net.categories else f"{columns} wide"
         return f"the observation is {width}, and fused kernels take up to {MOST_COLUMNS}"
     if len(config.hidden) > MOST_LAYERS or max(config.hidden) > MOST_WIDTH:
         return f"fused kernels take up to {MOST_LAYERS} hidden layers of up to {MOST_WIDTH}, and net.hidden is {list(config.hidden)}"
@@ -120,8 +120,8 @@ def describe(policy: Policy, precision: str) -> Spec:
     return Spec(
         observation=seen.size,
         bytes=seen.dtype == "uint8",
-        kinds=net.kinds if isinstance(net.kinds, int) else 0,
-        mixed=net.mixed is not None,
+        categories=net.categories if isinstance(net.categories, int) else 0,
+        partial_one_hot=net.partial_one_hot is not None,
         columns=columns,
         columns_pad=inputs[0],
         hidden=hidden,

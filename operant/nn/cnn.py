@@ -4,7 +4,7 @@
 - impala: Espeholt et al. 2018, "IMPALA", figure 3, its larger network: stacks of a convolution, a pooling that halves, and two residual blocks; a dense layer.
 - board: convolutions of 3 x 3 that keep the size, for boards of a few cells, and a dense layer.
 
-Bytes are read by `operant.nn.inputs`, as amounts from 0 to 1 (byte / 255) or as kinds one-hot, each kind a channel; they are never normalised by normalizer.
+Bytes are read by `operant.nn.inputs`, as numbers from 0 to 1 (byte / 255) or as categories one-hot, each category a channel; they are never normalised.
 On a GPU with bf16 all but the heads computes in bf16, from parameters in float32, to which gradients come back; otherwise it computes in the parameters' type.
 Channels lie last in memory everywhere: a picture of the world is read as it lies, weights are (M, k, k, C), and the dense layer's columns follow (h, w, C).
 
@@ -46,8 +46,8 @@ def unsupported_reason(observation: Box, config: Config) -> str | None:
         what = f"{observation.size} numbers of {observation.dtype}" + (f" of the shape {shape}" if shape else "")
         instead = 'use "mlp", or pictures: env.pixels = 64'
         return f'net.kind = "cnn" reads pictures and boards: bytes of a shape (H, W, C) or (H, W); this environment shows {what} ({instead})'
-    if isinstance(observation.kinds, tuple):
-        return 'net.kind = "cnn" reads bytes that are alike, all amounts or names of as many kinds; here they differ (use "mlp", or pictures: env.pixels = 64)'
+    if isinstance(observation.categories, tuple):
+        return 'net.kind = "cnn" reads bytes that are alike, all numeric or all with k categories; here they differ (use "mlp", or pictures: env.pixels = 64)'
     height, width = shape[:2]
     if config.cnn == "nature" and min(height, width) < SMALLEST_NATURE:
         side = f"{SMALLEST_NATURE} x {SMALLEST_NATURE}"
@@ -78,16 +78,16 @@ class _Filter(nn.Module):
         weight, bias = self.weight.to(features.dtype).permute(0, 3, 1, 2), self.bias.to(features.dtype)
         return torch.conv2d(features, weight, bias, stride=self._stride, padding=self._padding)
 
-    def read(self, picture: Tensor, kinds: int, dtype: torch.dtype) -> Tensor:
+    def read(self, picture: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
         """Bytes (B, H, W, C) -> (B, M, h', w')."""
-        scale = 1.0 if kinds else 1.0 / 255.0
+        scale = 1.0 if categories else 1.0 / 255.0
         if self._stride == 1:
-            return reading.convolve(self.weight, self.bias, picture, kinds=kinds, scale=scale, padding=self._padding, dtype=dtype)
+            return reading.convolve(self.weight, self.bias, picture, categories=categories, scale=scale, padding=self._padding, dtype=dtype)
         times = self._side // self._stride
         rows, columns = (self.size(length) + times - 1 for length in picture.shape[1:3])
         parts = self.weight.unflatten(1, (times, self._stride)).unflatten(3, (times, self._stride)).transpose(2, 3)
         squares = reading.folded(picture, self._stride, rows, columns)
-        return reading.convolve(parts.flatten(3), self.bias, squares, kinds=kinds, scale=scale, dtype=dtype)
+        return reading.convolve(parts.flatten(3), self.bias, squares, categories=categories, scale=scale, dtype=dtype)
 
     def size(self, length: int) -> int:
         """What is left of a side."""
@@ -101,10 +101,10 @@ class _Plain(nn.Module):
         super().__init__()
         self.filters, self._ordered = nn.ModuleList(filters), filters
 
-    def forward(self, picture: Tensor, kinds: int, dtype: torch.dtype) -> Tensor:
+    def forward(self, picture: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
         """Bytes (B, H, W, C) -> (B, M, h, w)."""
         first, *others = self._ordered
-        features = torch.relu(first.read(picture, kinds, dtype))
+        features = torch.relu(first.read(picture, categories, dtype))
         for layer in others:
             features = torch.relu(layer(features))
         return features
@@ -123,11 +123,11 @@ class _Residual(nn.Module):
             self._stacks.append((_Filter(before, after, 3, generator, gain=1.0, padding=1), *blocks))
         self.filters = nn.ModuleList([layer for stack in self._stacks for layer in stack])
 
-    def forward(self, picture: Tensor, kinds: int, dtype: torch.dtype) -> Tensor:
+    def forward(self, picture: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
         """Bytes (B, H, W, C) -> (B, M, h, w)."""
         features: Tensor | None = None
         for entry, *blocks in self._stacks:
-            features = entry.read(picture, kinds, dtype) if features is None else entry(features)
+            features = entry.read(picture, categories, dtype) if features is None else entry(features)
             features = torch.max_pool2d(features, 3, stride=2, padding=1)
             for inner, outer in zip(blocks[::2], blocks[1::2], strict=True):
                 features = features + outer(torch.relu(inner(torch.relu(features))))
@@ -140,10 +140,10 @@ class Convolutional(nn.Module):
 
     def __init__(self, observation: Box, head: int, config: Config, generator: torch.Generator, *, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        assert isinstance(observation.kinds, int)
-        self.config, self.kinds, self.dtype = config, observation.kinds, dtype
+        assert isinstance(observation.categories, int)
+        self.config, self.categories, self.dtype = config, observation.categories, dtype
         height, width, planes = (*observation.shape, 1)[:3]
-        self._shape, inputs, channels = (height, width, planes), planes * max(self.kinds, 1), config.channels or CHANNELS[config.cnn]
+        self._shape, inputs, channels = (height, width, planes), planes * max(self.categories, 1), config.channels or CHANNELS[config.cnn]
         self.body: _Plain | _Residual
         if config.cnn == "impala":
             self.body = _Residual(channels, inputs, generator)
@@ -181,7 +181,7 @@ class Convolutional(nn.Module):
     def _forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         own = self.head_weight.dtype
         dtype = self.dtype or own
-        features = self.body(reading.picture_of(observation, self._shape), self.kinds, dtype)
+        features = self.body(reading.picture_of(observation, self._shape), self.categories, dtype)
         features = features.permute(0, 2, 3, 1).flatten(1)
         for weight, bias in zip(self.weights, self.biases, strict=True):
             features = torch.relu(nn.functional.linear(features, weight.to(dtype), bias.to(dtype)))

@@ -2,7 +2,7 @@
 
 A chunk of the batch is turned into numbers, multiplied, and forgotten; the backward pass turns it into numbers once more. How many chunks there are follows
 from shapes alone, and they are added up in their order: the same bits every time, and nothing that a CUDA graph could not hold.
-Bytes are amounts, or name kinds, which are read one-hot, or some are this and some that. Knows no environment and no network.
+A byte is a numeric feature, or a categorical feature with k categories, which is read one-hot. Knows no environment and no network.
 """
 
 from __future__ import annotations
@@ -29,51 +29,53 @@ Reader = Callable[[Tensor], Tensor]
 """What turns bytes (O, n) into the numbers (K, n) that weights are multiplied with."""
 
 
-def amounts(observation: Tensor, normalizer: RunningNormalizer | None = None) -> Tensor:
-    """Bytes that are amounts as floats, (O, n) -> (O, n), normalised where there is a normalizer."""
+def numeric(observation: Tensor, normalizer: RunningNormalizer | None = None) -> Tensor:
+    """Numeric features as floats, bytes (O, n) -> (O, n), normalised where there is a normalizer."""
     if normalizer is None:
         return observation.float()
     # A difference of a byte and a float is a float: no copy of the bytes comes before it.
     return (observation - normalizer.mean).mul_(normalizer.inv_std).clamp_(-normalizer.CLIP, normalizer.CLIP)
 
 
-def one_hot(observation: Tensor, kinds: int) -> Tensor:
-    """Bytes that name one of k kinds, (O, n) -> (O k, n): row o k + c is 1 where byte o names kind c. A byte of k or more names none: its rows are 0."""
-    names, (rows, samples) = torch.arange(kinds, dtype=torch.uint8, device=observation.device), observation.shape
+def one_hot(observation: Tensor, categories: int) -> Tensor:
+    """Bytes of k categories one-hot, (O, n) -> (O k, n): row o k + c is 1 where byte o is c. A byte of k or more is in none of them: its rows are 0."""
+    every, (rows, samples) = torch.arange(categories, dtype=torch.uint8, device=observation.device), observation.shape
     if observation.stride(0) == 1 and samples > 1:  # samples lie one after the other: so shall what is read of them
-        numbers = torch.empty(samples, rows, kinds, device=observation.device)
-        return torch.eq(observation.t()[:, :, None], names, out=numbers).flatten(1).t()
-    numbers = torch.empty(rows, kinds, samples, device=observation.device)
-    return torch.eq(observation[:, None], names[:, None], out=numbers).flatten(0, 1)
+        numbers = torch.empty(samples, rows, categories, device=observation.device)
+        return torch.eq(observation.t()[:, :, None], every, out=numbers).flatten(1).t()
+    numbers = torch.empty(rows, categories, samples, device=observation.device)
+    return torch.eq(observation[:, None], every[:, None], out=numbers).flatten(0, 1)
 
 
-class Mixed(nn.Module):
-    """Bytes of which some name kinds and some are amounts: k columns for one that names k kinds, and a column for an amount, in the order of the bytes.
+class PartialOneHot(nn.Module):
+    """Bytes of which some are categorical features and some numeric: k columns for one with k categories, one for a numeric one, in the order of the bytes.
 
-    It has no parameters. `kinds`: of how many each byte names one, 0 for an amount, (O).
+    It has no parameters. `categories`: how many each byte has, 0 for a numeric feature, (O).
     """
 
-    field: Tensor  # the byte that each column reads, (K)
-    name: Tensor  # the kind that each column stands for, (K, 1)
-    rows: Tensor  # which columns are amounts, (A)
-    amounts: Tensor  # of which bytes, (A)
+    feature: Tensor  # the byte that each column reads, (K)
+    category: Tensor  # the category that each column stands for, (K, 1)
+    numeric_columns: Tensor  # which columns are numeric, (A)
+    numeric_features: Tensor  # which bytes they read, (A)
 
-    def __init__(self, kinds: Sequence[int]) -> None:
+    def __init__(self, categories: Sequence[int]) -> None:
         super().__init__()
-        widths = torch.tensor([max(k, 1) for k in kinds])
-        field = torch.repeat_interleave(torch.arange(len(kinds)), widths)
-        name = torch.arange(len(field)) - (widths.cumsum(0) - widths)[field]
-        rows = (torch.tensor(kinds)[field] == 0).nonzero()[:, 0]
-        for label, table in (("field", field), ("name", name.to(torch.uint8)[:, None]), ("rows", rows), ("amounts", field[rows])):
-            self.register_buffer(label, table, persistent=False)
+        widths = torch.tensor([max(k, 1) for k in categories])
+        feature = torch.repeat_interleave(torch.arange(len(categories)), widths)
+        category = torch.arange(len(feature)) - (widths.cumsum(0) - widths)[feature]
+        columns = (torch.tensor(categories)[feature] == 0).nonzero()[:, 0]
+        tables = {"feature": feature, "category": category.to(torch.uint8)[:, None], "numeric_columns": columns, "numeric_features": feature[columns]}
+        for name, table in tables.items():
+            self.register_buffer(name, table, persistent=False)
 
     def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> Tensor:
-        """(O, n) -> (K, n). A byte that is none of its kinds has none: its columns are 0. Amounts are normalised where there is a normalizer."""
-        numbers = torch.eq(observation.index_select(0, self.field), self.name).float()
-        seen = observation.index_select(0, self.amounts).float()
+        """(O, n) -> (K, n). A byte that is in none of its categories has columns of 0. Numeric features are normalised where there is a normalizer."""
+        encoded = torch.eq(observation.index_select(0, self.feature), self.category).float()
+        seen = observation.index_select(0, self.numeric_features).float()
         if normalizer is not None:
-            seen = seen.sub_(normalizer.mean[self.amounts]).mul_(normalizer.inv_std[self.amounts]).clamp_(-normalizer.CLIP, normalizer.CLIP)
-        return numbers.index_copy_(0, self.rows, seen)
+            mean, inv_std = normalizer.mean[self.numeric_features], normalizer.inv_std[self.numeric_features]
+            seen = seen.sub_(mean).mul_(inv_std).clamp_(-normalizer.CLIP, normalizer.CLIP)
+        return encoded.index_copy_(0, self.numeric_columns, seen)
 
 
 def chunk_samples(samples: int, width: int, *, cuda: bool) -> int:
@@ -138,12 +140,12 @@ class _ReadPicture(torch.autograd.Function):
     """The convolution of bytes: see `convolve`."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor, picture: Tensor, kinds: int, scale: float, padding: int, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, bias: Tensor, picture: Tensor, categories: int, scale: float, padding: int, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(weight, picture)
-        ctx.kinds, ctx.scale, ctx.padding, ctx.dtype = kinds, scale, padding, dtype
-        ctx.size = chunk_samples(len(picture), picture[0].numel() * max(kinds, 1), cuda=picture.is_cuda)
+        ctx.categories, ctx.scale, ctx.padding, ctx.dtype = categories, scale, padding, dtype
+        ctx.size = chunk_samples(len(picture), picture[0].numel() * max(categories, 1), cuda=picture.is_cuda)
         filters, offset = _filters(weight, scale, dtype), bias.to(dtype)
-        parts = [torch.conv2d(_planes(chunk, kinds, dtype), filters, offset, padding=padding) for chunk in picture.split(ctx.size)]
+        parts = [torch.conv2d(_planes(chunk, categories, dtype), filters, offset, padding=padding) for chunk in picture.split(ctx.size)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @staticmethod
@@ -153,7 +155,7 @@ class _ReadPicture(torch.autograd.Function):
         weight_sum, bias_sum = torch.zeros_like(weight), weight.new_zeros(len(weight))
         for g, chunk in zip(gradient.split(ctx.size), picture.split(ctx.size), strict=True):
             _, by_weight, by_bias = torch.ops.aten.convolution_backward(
-                g, _planes(chunk, ctx.kinds, ctx.dtype), filters, [len(weight)], ones, padding, ones, False, [0, 0], 1, [False, True, True]
+                g, _planes(chunk, ctx.categories, ctx.dtype), filters, [len(weight)], ones, padding, ones, False, [0, 0], 1, [False, True, True]
             )
             weight_sum.add_(by_weight.permute(0, 2, 3, 1))
             bias_sum.add_(by_bias)
@@ -165,10 +167,10 @@ def _filters(weight: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     return (weight * scale).to(dtype).permute(0, 3, 1, 2)
 
 
-def _planes(picture: Tensor, kinds: int, dtype: torch.dtype) -> Tensor:
-    """Bytes (n, h, w, ...) as numbers (n, C, h, w), with channels last in memory: amounts, or kinds one-hot."""
-    if kinds:
-        picture = torch.eq(picture[..., None], torch.arange(kinds, dtype=torch.uint8, device=picture.device))
+def _planes(picture: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
+    """Bytes (n, h, w, ...) as numbers (n, C, h, w), with channels last in memory: numeric, or categories one-hot."""
+    if categories:
+        picture = torch.eq(picture[..., None], torch.arange(categories, dtype=torch.uint8, device=picture.device))
     return picture.to(dtype, memory_format=torch.contiguous_format).flatten(3).permute(0, 3, 1, 2)
 
 
@@ -182,14 +184,14 @@ def folded(picture: Tensor, fold: int, rows: int, columns: int) -> Tensor:
 
 
 def convolve(
-    weight: Tensor, bias: Tensor, picture: Tensor, *, kinds: int = 0, scale: float = 1.0, padding: int = 0, dtype: torch.dtype = torch.float32
+    weight: Tensor, bias: Tensor, picture: Tensor, *, categories: int = 0, scale: float = 1.0, padding: int = 0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """The convolution of bytes (B, h, w, ...) times `scale`, or of kinds one-hot: (M, k, k, C) over (B, C, h, w) plus (M) -> (B, M, h', w') of `dtype`.
+    """The convolution of bytes (B, h, w, ...) times `scale`, or of categories one-hot: (M, k, k, C) over (B, C, h, w) plus (M) -> (B, M, h', w') of `dtype`.
 
-    All axes of the bytes from the fourth on, and then the kinds, are channels, in that order. Weights and their gradients keep their own type; the scale goes
-    to the weights, since there are fewer of them.
+    All axes of the bytes from the fourth on, and then the categories, are channels, in that order. Weights and their gradients keep their own type; the scale
+    goes to the weights, since there are fewer of them.
     """
-    return _ReadPicture.apply(weight, bias, picture, kinds, scale, padding, dtype)
+    return _ReadPicture.apply(weight, bias, picture, categories, scale, padding, dtype)
 
 
 def picture_of(observation: Tensor, shape: Sequence[int]) -> Tensor:

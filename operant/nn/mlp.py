@@ -116,15 +116,15 @@ def orthogonal(rows: int, columns: int, gain: float, generator: torch.Generator)
 class MLP(nn.Module):
     """Two towers, or one trunk, of fully connected layers; orthogonal weights, zero biases (Engstrom et al. 2020).
 
-    Observations are floats, or bytes; with `kinds` k each names one of so many kinds, and is read one-hot: the first weight has a column for each kind of each.
-    Several `kinds` are one for each byte, 0 for an amount, which has one column.
+    Observations are floats, or bytes; with `categories` k each is a categorical feature with k categories, read one-hot: the first weight has k columns for it.
+    Several `categories` are one for each byte, 0 for a numeric feature, which has one column.
     """
 
-    def __init__(self, observation: int, head: int, config: Config, generator: torch.Generator, *, kinds: int | tuple[int, ...] = 0) -> None:
+    def __init__(self, observation: int, head: int, config: Config, generator: torch.Generator, *, categories: int | tuple[int, ...] = 0) -> None:
         super().__init__()
-        self.config, self.kinds = config, kinds
-        self.mixed = None if isinstance(kinds, int) else inputs.Mixed(kinds)
-        columns = observation * max(kinds, 1) if isinstance(kinds, int) else sum(max(k, 1) for k in kinds)
+        self.config, self.categories = config, categories
+        self.partial_one_hot = None if isinstance(categories, int) else inputs.PartialOneHot(categories)
+        columns = observation * max(categories, 1) if isinstance(categories, int) else sum(max(k, 1) for k in categories)
         self._towers = 1 if config.shared else 2
         self._activation = _ACTIVATIONS[config.activation]
         G, widths, gain = self._towers, config.hidden, math.sqrt(2.0)
@@ -144,14 +144,14 @@ class MLP(nn.Module):
 
     def reader(self, normalizer: RunningNormalizer | None) -> inputs.Reader:
         """What turns bytes (O, n) into the numbers (K, n) that the first weight is multiplied with."""
-        if self.mixed is not None:
-            return functools.partial(self.mixed, normalizer=normalizer)
-        named = isinstance(self.kinds, int) and self.kinds
-        return functools.partial(inputs.one_hot, kinds=named) if named else functools.partial(inputs.amounts, normalizer=normalizer)
+        if self.partial_one_hot is not None:
+            return functools.partial(self.partial_one_hot, normalizer=normalizer)
+        categories = self.categories if isinstance(self.categories, int) else 0
+        return functools.partial(inputs.one_hot, categories=categories) if categories else functools.partial(inputs.numeric, normalizer=normalizer)
 
     def _first(self, observation: Tensor, normalizer: RunningNormalizer | None) -> Tensor:
         """The first layer before its activation, (G H, B)."""
-        if self.kinds or observation.dtype == torch.uint8:
+        if self.categories or observation.dtype == torch.uint8:
             return inputs.linear(self.first_weight, self.first_bias, observation, self.reader(normalizer))
         features = observation if normalizer is None else normalizer.normalize(observation)
         return linear.linear(self.first_weight[None], self.first_bias[None], features[None])
@@ -164,7 +164,7 @@ class MLP(nn.Module):
         return features
 
     def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> tuple[Tensor, Tensor]:
-        """(O, B) -> head parameters (H, B), value (B). Amounts are normalised by `normalizer`, kinds are not."""
+        """(O, B) -> head parameters (H, B), value (B). Numeric features are normalised by `normalizer`, categorical ones are not."""
         towers = self._features(observation, normalizer).split(1)
         head = linear.linear(self.head_weight[None], self.head_bias[None], towers[0])
         value = linear.linear(self.value_weight[None], self.value_bias[None], towers[-1])

@@ -35,24 +35,25 @@ class Policy:
         self.net = _network(env, config, self.distribution.parameter_rows, generator, device, precision).to(device)
         self.distribution.to(device)
         self.flat = mlp.FlatVector((self.net, self.distribution), device)
-        unscaled = all(env.observation.named()) or isinstance(self.net, cnn.Convolutional)
+        unscaled = all(env.observation.category_counts()) or isinstance(self.net, cnn.Convolutional)
         if normalize and unscaled:
-            log.info("observations are not normalised: %s", "they name kinds" if env.observation.kinds else "a convolutional network reads byte / 255")
+            reason = "they are categorical" if env.observation.categories else "a convolutional network reads byte / 255"
+            log.info("observations are not normalised: %s", reason)
         self.normalizer = _normalizer(env, self.net, device, normalize=normalize) if not unscaled else None
-        named = env.observation.named()
-        self._named = torch.tensor(named, device=device)[:, None] > 0 if any(named) else None  # (O, 1)
+        counts = env.observation.category_counts()
+        self._categorical = torch.tensor(counts, device=device)[:, None] > 0 if any(counts) else None  # (O, 1)
 
     def initial_state(self, lanes: int) -> tuple[Tensor, ...]:
         """What the policy remembers at an episode's start: nothing."""
         return ()
 
     def features(self, observation: Tensor) -> Tensor:
-        """What a user's own network reads, all of it at once: the observation (O, B) as float32, amounts normalised where asked for, names as they are."""
+        """What a user's own network reads, (O, B) as float32: numeric features normalised where asked for, categories as they are."""
         observation = observation.float()
         if self.normalizer is None:
             return observation
         normalized = self.normalizer.normalize(observation)
-        return normalized if self._named is None else torch.where(self._named, observation, normalized)
+        return normalized if self._categorical is None else torch.where(self._categorical, observation, normalized)
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Head parameters (H, B) and values (B) of raw observations (O, B); -1e9 for actions that `legal` (H, B) calls 0, which are then never taken."""
@@ -82,11 +83,12 @@ def _normalizer(env: Env, net: nn.Module, device: torch.device, *, normalize: bo
 
 
 def _network(env: Env, config: mlp.Config, head_rows: int, generator: torch.Generator, device: torch.device, precision: str) -> nn.Module:
-    kinds = env.observation.kinds
-    if isinstance(kinds, tuple) and len(kinds) != env.observation.size:
-        raise ConfigError("the environment", [f"its observation has {env.observation.size} numbers, but kinds for {len(kinds)}: one for each, 0 for an amount"])
+    categories = env.observation.categories
+    if isinstance(categories, tuple) and len(categories) != env.observation.size:
+        problem = f"its observation has {env.observation.size} numbers, but categories for {len(categories)}: one for each, 0 for a numeric one"
+        raise ConfigError("the environment", [problem])
     if config.kind == "mlp":
-        return mlp.MLP(env.observation.size, head_rows, config, generator, kinds=env.observation.kinds)
+        return mlp.MLP(env.observation.size, head_rows, config, generator, categories=env.observation.categories)
     if config.kind == "cnn":
         reason = cnn.unsupported_reason(env.observation, config)
         if reason is not None:

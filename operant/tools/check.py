@@ -93,20 +93,20 @@ def _space_problems(env: Env) -> Iterator[str]:
             yield f"{name} has dtype {space.dtype!r}: float32{' or uint8' if name == 'observation' else ''}"
         elif space.shape and math.prod(space.shape) != space.size:
             yield f"{name} has shape {space.shape}, which is not {space.size} numbers"
-        elif isinstance(space.kinds, tuple) and len(space.kinds) != space.size:
-            yield f"{name} has {space.size} numbers, but kinds for {len(space.kinds)}: one for each, 0 for an amount"
-        elif not all(isinstance(kinds, int) for kinds in space.named()):
-            yield f"{name} has kinds {space.kinds!r}: a whole number for all, or a tuple of one for each, 0 for an amount"
-        elif wrong := [(kinds, high) for kinds, high in zip(space.named(), space.bounds()[1], strict=True) if kinds and not _may_name(space, kinds, high)]:
-            kinds, _high = wrong[0]
-            yield f"{name} names {kinds} kinds: these are bytes from 0 to {kinds - 1}, so dtype is uint8 and high is at most that"
+        elif isinstance(space.categories, tuple) and len(space.categories) != space.size:
+            yield f"{name} has {space.size} numbers, but categories for {len(space.categories)}: one for each, 0 for a numeric one"
+        elif not all(isinstance(categories, int) for categories in space.category_counts()):
+            yield f"{name} has categories {space.categories!r}: a whole number for all, or a tuple of one for each, 0 for a numeric one"
+        elif wrong := [k for k, high in zip(space.category_counts(), space.bounds()[1], strict=True) if k and not _may_be_categorical(space, k, high)]:
+            categories = wrong[0]
+            yield f"{name} has {categories} categories: these are bytes from 0 to {categories - 1}, so dtype is uint8 and high is at most that"
     if env.legal is not None and isinstance(env.action, Box):
         yield "`legal` judges actions of Discrete and MultiDiscrete: a Box action can only be bounded"
 
 
-def _may_name(space: Box, kinds: int, high: float) -> bool:
-    """Whether a number up to `high` may name one of so many kinds."""
-    return space.dtype == "uint8" and 2 <= kinds <= 256 and high <= kinds - 1
+def _may_be_categorical(space: Box, categories: int, high: float) -> bool:
+    """Whether a number up to `high` may be one of so many categories."""
+    return space.dtype == "uint8" and 2 <= categories <= 256 and high <= categories - 1
 
 
 def _playing_problems(env: Env) -> Iterator[str]:

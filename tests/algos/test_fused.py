@@ -60,8 +60,8 @@ LAYERED = [
 WIDE = "layered rows=32 columns=128 depth=32 warps=4 stages=1 programs=2 chunk=32"
 TALL = "layered rows=64 columns=128 depth=64 warps=4 stages=1 programs=2 chunk=64"
 BYTES = {"observation": 150, "actions": 4, "seen": "uint8"}
-NAMES = {"observation": 16, "actions": 5, "seen": "uint8", "kinds": 9, "judged": True}
-MIXED = {"observation": 20, "actions": 3, "seen": "uint8", "kinds": [0, 31, 0, 0, 2, *[0] * 8, 28, 5, *[0] * 5]}
+NAMES = {"observation": 16, "actions": 5, "seen": "uint8", "categories": 9, "judged": True}
+MIXED = {"observation": 20, "actions": 3, "seen": "uint8", "categories": [0, 31, 0, 0, 2, *[0] * 8, 28, 5, *[0] * 5]}
 MANY = {"observation": 150, "actions": [2, 90], "judged": True}
 LAYERED += [
     (BYTES, {"hidden": [24], "activation": "relu"}, CLIPPED, WIDE),
@@ -170,10 +170,10 @@ def test_what_cannot_be_fused_is_said(tmp_path):
     assert "[513, 16]" in why_not(policy_of(cartpole, hidden=(513, 16)), 1000)
     assert "up to 3 hidden layers" in why_not(policy_of(cartpole, hidden=(16,) * 4), 1000)
     assert why_not(policy_of(wide(1024, 127, seen="uint8")), 1000) is None
-    assert why_not(policy_of(wide(64, 4, seen="uint8", kinds=16, judged=True)), 1000) is None
+    assert why_not(policy_of(wide(64, 4, seen="uint8", categories=16, judged=True)), 1000) is None
     assert "1025 wide, and" in why_not(policy_of(broad(1025, 2)), 1000)
-    assert "1040 wide (65 numbers of 16 kinds)" in why_not(policy_of(wide(65, 4, seen="uint8", kinds=16)), 1000)
-    assert "1026 wide (3 numbers, some of kinds)" in why_not(policy_of(wide(3, 4, seen="uint8", kinds=(1024, 0, 1))), 1000)
+    assert "1040 wide (65 numbers of 16 categories)" in why_not(policy_of(wide(65, 4, seen="uint8", categories=16)), 1000)
+    assert "1026 wide (3 numbers, some categorical)" in why_not(policy_of(wide(3, 4, seen="uint8", categories=(1024, 0, 1))), 1000)
     assert "128 parameters" in why_not(policy_of(broad(4, 128)), 1000)
     assert "a picture" in why_not(policy_of(SEEN), 1000)
     assert "a convolutional one" in why_not(policy_of(SEEN, kind="cnn", cnn="impala", channels=(4,)), 1000)
@@ -405,7 +405,7 @@ LEAST_SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
         (90, find("cartpole"), "bf16", {"hidden": (40, 64)}, TILES),
         (86, GATE, "tf32", {"hidden": (16,), "shared": True}, None),
         (90, wide(300, 4, seen="uint8"), "bf16", {"hidden": (64,), "activation": "relu", "shared": True}, BROADER),
-        (86, wide(16, 4, seen="uint8", kinds=18, judged=True), "tf32", {"hidden": (32,), "shared": True}, TILES),
+        (86, wide(16, 4, seen="uint8", categories=18, judged=True), "tf32", {"hidden": (32,), "shared": True}, TILES),
         (100, wide(9, 82, seen="uint8", judged=True), "bf16", {"hidden": (32,), "shared": True}, BROADER),
     ],
 )

@@ -30,8 +30,8 @@ BROAD = "layered rows=64 columns=128 depth=64 warps=4 stages=1 programs=2 chunk=
 SMALL = "layered rows=16 columns=32 depth=16 warps=4 stages=1 programs=2 chunk=32"
 NORMALIZED = {"normalize_observations": True, "value_clip": 0.1}
 FLOATS, MANY = {"observation": 20, "actions": 4}, {"observation": 20, "actions": [2, 90], "judged": True}
-AMOUNTS, NAMES = {**FLOATS, "seen": "uint8"}, {**FLOATS, "seen": "uint8", "kinds": 5}
-MIXED = {"observation": 6, "actions": 3, "seen": "uint8", "kinds": [0, 31, 0, 2, 28, 0]}
+AMOUNTS, NAMES = {**FLOATS, "seen": "uint8"}, {**FLOATS, "seen": "uint8", "categories": 5}
+MIXED = {"observation": 6, "actions": 3, "seen": "uint8", "categories": [0, 31, 0, 2, 28, 0]}
 CASES = [
     ("tf32", FLOATS, {"hidden": [24], "shared": True}, {}, BROAD),
     ("bf16", FLOATS, {"hidden": [24, 40]}, NORMALIZED, BROAD),

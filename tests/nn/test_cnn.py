@@ -25,12 +25,12 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def showing(*shape, kinds=0):
+def showing(*shape, categories=0):
     """PICK with another observation: one whose first bytes it writes, and the rest stay 0."""
     size = 1
     for length in shape:
         size *= length
-    return replace(PICK, observation=Box(size, low=0, high=kinds - 1 if kinds else 255, dtype="uint8", shape=shape, kinds=kinds))
+    return replace(PICK, observation=Box(size, low=0, high=categories - 1 if categories else 255, dtype="uint8", shape=shape, categories=categories))
 
 
 def policy(env, cnn, *, seed=1, normalize=False, precision="fp32", **more):
@@ -46,7 +46,7 @@ def policy(env, cnn, *, seed=1, normalize=False, precision="fp32", **more):
 def drawn(env, samples, *, most=None, seed=0):
     """Observations (O, B), samples one after the other in memory."""
     box = env.observation
-    most = most or (box.kinds + 1 if box.kinds else 256)  # a byte more than there are kinds
+    most = most or (box.categories + 1 if box.categories else 256)  # a byte more than there are categories
     return torch.randint(0, most, (samples, box.size), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)).t()
 
 
@@ -59,8 +59,8 @@ def plain(built, observation):
     box, name = built.env.observation, built.net.config.cnn
     height, width, planes = (*box.shape, 1)[:3]
     picture = observation.t().reshape(-1, height, width, planes)
-    if box.kinds:
-        named = one_hot(picture.long().clamp(max=box.kinds), box.kinds + 1)[..., : box.kinds]
+    if box.categories:
+        named = one_hot(picture.long().clamp(max=box.categories), box.categories + 1)[..., : box.categories]
         features = named.flatten(3).double().permute(0, 3, 1, 2)
     else:
         features = picture.double().permute(0, 3, 1, 2) / 255.0
@@ -92,13 +92,13 @@ CASES = {
     "nature, 64 x 64": ("nature", showing(64, 64, 3), {"hidden": (64,)}),
     "nature, 84 x 84, one channel": ("nature", showing(84, 84), {"hidden": (32,), "channels": (8, 8, 8)}),
     "nature, the smallest": ("nature", showing(36, 45, 2), {"hidden": (16, 8), "channels": (4, 6, 5)}),
-    "nature, kinds": ("nature", showing(40, 36, 1, kinds=3), {"hidden": (16,), "channels": (4, 6, 5)}),
+    "nature, categories": ("nature", showing(40, 36, 1, categories=3), {"hidden": (16,), "channels": (4, 6, 5)}),
     "impala, 24 x 20": ("impala", showing(24, 20, 3), {}),
     "impala, 10 x 9": ("impala", showing(10, 9, 3), {"hidden": (16,), "channels": (4, 6)}),
-    "impala, kinds": ("impala", showing(5, 5, kinds=4), {"hidden": (16,), "channels": (4,)}),
+    "impala, categories": ("impala", showing(5, 5, categories=4), {"hidden": (16,), "channels": (4,)}),
     "board, Snake": ("board", find("snake"), {"hidden": (32,)}),
-    "board, kinds": ("board", showing(4, 4, kinds=16), {"hidden": (16, 12), "channels": (8, 4)}),
-    "board, planes of kinds": ("board", showing(9, 9, 2, kinds=3), {"hidden": (16,), "channels": (8,)}),
+    "board, categories": ("board", showing(4, 4, categories=16), {"hidden": (16, 12), "channels": (8, 4)}),
+    "board, planes of categories": ("board", showing(9, 9, 2, categories=3), {"hidden": (16,), "channels": (8,)}),
 }
 
 
@@ -122,7 +122,7 @@ def test_it_is_the_plain_network(case):
         assert gradient.norm() > 0 and error <= 1e-4 * gradient.norm(), f"{name}: {error / gradient.norm():.1e}"
 
 
-@pytest.mark.parametrize("case", ["nature, the smallest", "impala, 10 x 9", "board, Snake", "board, kinds"])
+@pytest.mark.parametrize("case", ["nature, the smallest", "impala, 10 x 9", "board, Snake", "board, categories"])
 def test_both_layouts_and_the_same_bits_again(case):
     cnn, env, more = CASES[case]
     built, observation = policy(env, cnn, **more), drawn(env, 12)
@@ -144,7 +144,7 @@ def test_sizes():
     # Fifteen convolutions, and 8 x 8 x 32 numbers into 256.
     convolutions = (27 * 16 + 16) + 4 * (144 * 16 + 16) + (144 * 32 + 32) + 4 * (288 * 32 + 32) + 5 * (288 * 32 + 32)
     assert trunk("impala", showing(64, 64, 3)) == convolutions + 2048 * 256 + 256
-    assert trunk("board", showing(9, 9, kinds=3)) == 27 * 64 + 64 + 2 * (576 * 64 + 64) + 81 * 64 * 256 + 256
+    assert trunk("board", showing(9, 9, categories=3)) == 27 * 64 + 64 + 2 * (576 * 64 + 64) + 81 * 64 * 256 + 256
 
 
 def test_beginnings():
@@ -166,7 +166,7 @@ def test_beginnings():
 # HALF PRECISION: what a GPU does with bf16, done on a CPU.
 
 
-@pytest.mark.parametrize("case", ["nature, the smallest", "impala, 10 x 9", "board, planes of kinds"])
+@pytest.mark.parametrize("case", ["nature, the smallest", "impala, 10 x 9", "board, planes of categories"])
 def test_half_precision(case):
     cnn, env, more = CASES[case]
     built, observation = policy(env, cnn, **more), drawn(env, 30)
@@ -198,7 +198,7 @@ def test_a_cpu_computes_in_float32_whatever_is_asked():
         (find("snake"), "nature", r'net.cnn = "nature" reads pictures of at least 36 x 36, and these are 10 x 10 \(use "board" or "impala"\)'),
         (showing(35, 64, 3), "nature", "35 x 64"),
         (showing(2, 2, 2, 2), "board", r"\(2, 2, 2, 2\)"),
-        (replace(PICK, observation=Box(4, high=3, dtype="uint8", shape=(2, 2), kinds=(4, 4, 4, 0))), "board", "bytes that are alike"),
+        (replace(PICK, observation=Box(4, high=3, dtype="uint8", shape=(2, 2), categories=(4, 4, 4, 0))), "board", "bytes that are alike"),
         (replace(PICK, observation=Box(12, dtype="uint8", shape=(2, 2, 2))), "board", "12 numbers"),
     ],
 )

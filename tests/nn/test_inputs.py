@@ -42,12 +42,12 @@ def _named(s, obs, p):
     obs[2] = int(s[1] * float32(0.5))
 
 
-# As PICK, but each byte names one of four kinds.
-NAMES = replace(PICK, observation=Box(3, low=0, high=3, dtype="uint8", kinds=4), observe=_named)
+# As PICK, but each byte names one of four categories.
+NAMES = replace(PICK, observation=Box(3, low=0, high=3, dtype="uint8", categories=4), observe=_named)
 
 
-# Only the second of them: the first and the last are amounts.
-MIXED = replace(NAMES, observation=Box(3, low=0, high=(3, 3, 255), dtype="uint8", kinds=(0, 4, 0)))
+# Only the second of them: the first and the last are numeric.
+MIXED = replace(NAMES, observation=Box(3, low=0, high=(3, 3, 255), dtype="uint8", categories=(0, 4, 0)))
 
 
 def random_bytes(rows, samples, *, most=256, layout=LAYOUTS[0], seed=0):
@@ -109,7 +109,7 @@ def plain_layer(weight, bias, features):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("normalized", [False, True])
-def test_amounts(normalized, layout, small_chunks):
+def test_numeric_bytes(normalized, layout, small_chunks):
     weight, bias, observation = normal(6, 9), normal(6, 1, seed=1), random_bytes(9, 101, layout=layout)
     seen = None
     features = observation.double()
@@ -120,14 +120,14 @@ def test_amounts(normalized, layout, small_chunks):
         assert (features == 10.0).any() and (features.abs() < 10.0).any()
     assert inputs.chunk_samples(101, 9, cuda=False) == 7
     for found, expected in zip(
-        first_layer(weight, bias, observation, lambda chunk: inputs.amounts(chunk, seen)), plain_layer(weight, bias, features), strict=True
+        first_layer(weight, bias, observation, lambda chunk: inputs.numeric(chunk, seen)), plain_layer(weight, bias, features), strict=True
     ):
         torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=2e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_kinds(layout, small_chunks):
-    # Bytes of 5 and more name none of five kinds.
+def test_categories(layout, small_chunks):
+    # Bytes of 5 and more name none of five categories.
     weight, bias, observation = normal(6, 3 * 5), normal(6, 1, seed=1), random_bytes(3, 101, most=8, layout=layout)
     observation[1, 7] = 255
     features = torch.zeros(15, 101, dtype=torch.float64)
@@ -142,20 +142,20 @@ def test_kinds(layout, small_chunks):
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_256_kinds():
+def test_256_categories():
     every = torch.arange(256, dtype=torch.uint8)[None]
     assert torch.equal(inputs.one_hot(every, 256), torch.eye(256))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("normalized", [False, True])
-def test_some_are_amounts_and_some_name_kinds(normalized, layout, small_chunks):
-    kinds, observation = (3, 0, 5, 0, 0, 2), random_bytes(6, 101, most=7, layout=layout)
+def test_some_are_numeric_and_some_categorical(normalized, layout, small_chunks):
+    categories, observation = (3, 0, 5, 0, 0, 2), random_bytes(6, 101, most=7, layout=layout)
     observation[4, 9] = observation[0, 9] = 255
     seen = RunningNormalizer(6, CPU)
     seen.update(random_bytes(6, 50, most=20, seed=5))
     rows = []
-    for place, count in enumerate(kinds):
+    for place, count in enumerate(categories):
         for kind in range(count):
             rows.append([1.0 if byte == kind else 0.0 for byte in observation[place].tolist()])
         if count == 0:
@@ -163,17 +163,17 @@ def test_some_are_amounts_and_some_name_kinds(normalized, layout, small_chunks):
             rows.append([min(max((byte - mean) / deviation, -10.0), 10.0) if normalized else byte for byte in observation[place].tolist()])
     features = torch.tensor(rows, dtype=torch.float64)
     assert features.shape == (13, 101) and (not normalized or (features == 10.0).any())
-    mixed = functools.partial(inputs.Mixed(kinds), normalizer=seen if normalized else None)
+    mixed = functools.partial(inputs.PartialOneHot(categories), normalizer=seen if normalized else None)
     torch.testing.assert_close(mixed(observation).double(), features, rtol=2e-5, atol=1e-5)
     weight, bias = normal(6, 13), normal(6, 1, seed=1)
     for found, expected in zip(first_layer(weight, bias, observation, mixed), plain_layer(weight, bias, features), strict=True):
         torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=2e-5 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("kinds", [0, 4, (0, 4) * 25])
-def test_nothing_is_widened_as_a_whole_or_read_back(kinds, small_chunks):
+@pytest.mark.parametrize("categories", [0, 4, (0, 4) * 25])
+def test_nothing_is_widened_as_a_whole_or_read_back(categories, small_chunks):
     observation = random_bytes(50, 400, most=4)
-    net = mlp.MLP(50, 2, mlp.Config(hidden=(8,)), torch.Generator().manual_seed(0), kinds=kinds)
+    net = mlp.MLP(50, 2, mlp.Config(hidden=(8,)), torch.Generator().manual_seed(0), categories=categories)
     with Watch() as watch:
         head, value = net(observation, RunningNormalizer(50, CPU))
         torch.autograd.grad(head.sum() + value.sum(), list(net.parameters()))
@@ -181,17 +181,17 @@ def test_nothing_is_widened_as_a_whole_or_read_back(kinds, small_chunks):
     assert watch.largest == 2 * 8 * 400, "something larger than the first layer's output was made"
 
 
-@pytest.mark.parametrize("kinds", [0, 4])
-def test_the_same_bits_again(kinds):
-    observation, weight, bias = random_bytes(60, 3000, most=4), normal(16, 60 * max(kinds, 1)), normal(16, 1)
-    read = (lambda chunk: inputs.one_hot(chunk, kinds)) if kinds else inputs.amounts
+@pytest.mark.parametrize("categories", [0, 4])
+def test_the_same_bits_again(categories):
+    observation, weight, bias = random_bytes(60, 3000, most=4), normal(16, 60 * max(categories, 1)), normal(16, 1)
+    read = (lambda chunk: inputs.one_hot(chunk, categories)) if categories else inputs.numeric
     first, second = (first_layer(weight, bias, observation, read) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-def test_an_mlp_of_kinds_begins_as_one_of_their_one_hots():
+def test_an_mlp_of_categories_begins_as_one_of_their_one_hots():
     config = mlp.Config(hidden=(8, 6))
-    net = mlp.MLP(5, 3, config, torch.Generator().manual_seed(2), kinds=4)
+    net = mlp.MLP(5, 3, config, torch.Generator().manual_seed(2), categories=4)
     wide = mlp.MLP(20, 3, config, torch.Generator().manual_seed(2))
     assert all(torch.equal(one, other) for one, other in zip(net.parameters(), wide.parameters(), strict=True))
     observation = random_bytes(5, 33, most=6)
@@ -202,13 +202,13 @@ def test_an_mlp_of_kinds_begins_as_one_of_their_one_hots():
 # POLICIES
 
 
-def test_kinds_are_not_normalised():
+def test_categories_are_not_normalised():
     built = Policy(NAMES, mlp.Config(hidden=(8,)), seed=1, device=CPU, normalize=True)
-    assert built.normalizer is None and built.net.kinds == 4 and built.net.first_weight.shape == (16, 12)
+    assert built.normalizer is None and built.net.categories == 4 and built.net.first_weight.shape == (16, 12)
     assert set(built.tensors()) == {"parameters"}
 
 
-def test_only_amounts_are_normalised():
+def test_only_numeric_bytes_are_normalised():
     for normalize in (False, True):
         built = Policy(MIXED, mlp.Config(hidden=(8,)), seed=1, device=CPU, normalize=normalize)
         assert built.normalizer is not None and built.net.first_weight.shape == (16, 6)
@@ -220,7 +220,7 @@ def test_only_amounts_are_normalised():
         torch.testing.assert_close(read, torch.tensor(expected, dtype=torch.float32), rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("env", [NAMES, PICK, MIXED], ids=["kinds", "amounts", "some of each"])
+@pytest.mark.parametrize("env", [NAMES, PICK, MIXED], ids=["categories", "numeric", "some of each"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_the_manual_backward_pass_is_autograds(env, normalize):
     by_hand, plain = (iterate(ppo_on(env, 32, mlp.Config(hidden=(8, 6)), horizon=8, minibatches=2, kernels=kernels, normalize_observations=normalize), 2)
@@ -230,7 +230,7 @@ def test_the_manual_backward_pass_is_autograds(env, normalize):
     torch.testing.assert_close(by_hand.stats, plain.stats, rtol=1e-3, atol=1e-4)
 
 
-def test_manual_backward_of_kinds_against_autograd_once():
+def test_manual_backward_of_categories_against_autograd_once():
     ppo = ppo_on(NAMES, 16, mlp.Config(hidden=(7,)), horizon=8, minibatches=1, kernels="auto")
     ppo.collect()
     ppo._advantages()
@@ -246,7 +246,7 @@ def test_manual_backward_of_kinds_against_autograd_once():
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_ppo_learns_from_kinds(normalize):
+def test_ppo_learns_from_categories(normalize):
     # What is named first is the number that pays.
     ppo = iterate(ppo_on(NAMES, 128, mlp.Config(hidden=(16,)), horizon=16, learning_rate=1e-2, normalize_observations=normalize), 20)
     with torch.no_grad():
@@ -254,8 +254,8 @@ def test_ppo_learns_from_kinds(normalize):
         assert ppo.policy.act(observation, None)[0].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("env", [NAMES, MIXED], ids=["kinds", "some of each"])
-def test_a_checkpoint_of_kinds_goes_on_to_the_bit(env):
+@pytest.mark.parametrize("env", [NAMES, MIXED], ids=["categories", "some of each"])
+def test_a_checkpoint_of_categories_goes_on_to_the_bit(env):
     config = {"horizon": 8, "minibatches": 2, "normalize_observations": True}
     first = iterate(ppo_on(env, 32, **config), 2)
     second = ppo_on(env, 32, **config, start=False)
@@ -270,7 +270,7 @@ def test_snake_has_its_manual_backward_pass():
     assert ppo.manual_backward is not None and ppo.policy.normalizer is not None
 
 
-def test_amounts_that_are_not_normalised_are_read_as_shares_of_their_bound():
+def test_numeric_bytes_that_are_not_normalised_are_read_as_shares_of_their_bound():
     env = replace(find("snake"), observation=Box(2, low=0, high=(4.0, math.inf), dtype="uint8"))
     built = Policy(env, mlp.Config(hidden=(8,)), seed=1, device=CPU, normalize=False)
     seen = torch.tensor([[0, 2, 4], [0, 51, 255]], dtype=torch.uint8)
@@ -344,15 +344,15 @@ def plain_convolution(weight, bias, picture, padding=0, stride=1):
 
 
 @pytest.mark.parametrize("padding", [0, 1])
-@pytest.mark.parametrize("kinds", [0, 3])
+@pytest.mark.parametrize("categories", [0, 3])
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_convolution_of_bytes(padding, kinds, whole, monkeypatch):
+def test_a_convolution_of_bytes(padding, categories, whole, monkeypatch):
     monkeypatch.setattr(inputs, "FEWEST", 4)
     monkeypatch.setattr(inputs, "CPU_NUMBERS", 10**6 if whole else 100)
-    picture = inputs.picture_of(random_bytes(40, 19, most=4 if kinds else 256, layout=LAYOUTS[1]), (5, 4, 2))
-    features = torch.stack([picture == k for k in range(kinds)], dim=-1).flatten(3).double() if kinds else picture.double() / 255.0
+    picture = inputs.picture_of(random_bytes(40, 19, most=4 if categories else 256, layout=LAYOUTS[1]), (5, 4, 2))
+    features = torch.stack([picture == k for k in range(categories)], dim=-1).flatten(3).double() if categories else picture.double() / 255.0
     weight, bias = normal(4, 3, 3, features.shape[3]).requires_grad_(), normal(4, seed=1).requires_grad_()
-    found = inputs.convolve(weight, bias, picture, kinds=kinds, scale=1.0 if kinds else 1 / 255, padding=padding)
+    found = inputs.convolve(weight, bias, picture, categories=categories, scale=1.0 if categories else 1 / 255, padding=padding)
     expected = plain_convolution(weight, bias, features, padding)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     slope = normal(*found.shape, seed=2)

@@ -260,15 +260,15 @@ def test_a_network_of_ones_own(tmp_path):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_kinds_for_fewer_bytes_than_there_are_have_a_sentence():
-    env = replace(PUSH, observation=Box(3, low=0, high=255, dtype="uint8", kinds=(0, 31)))
-    with pytest.raises(ConfigError, match="3 numbers, but kinds for 2"):
+def test_categories_for_fewer_bytes_than_there_are_have_a_sentence():
+    env = replace(PUSH, observation=Box(3, low=0, high=255, dtype="uint8", categories=(0, 31)))
+    with pytest.raises(ConfigError, match="3 numbers, but categories for 2"):
         Policy(env, nets.Config(hidden=(4,)), seed=1, device=torch.device("cpu"), normalize=False)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_a_network_of_ones_own_gets_names_of_kinds_as_they_are(tmp_path, normalize):
-    env = replace(PUSH, observation=Box(3, low=0, high=(255, 30, 255), dtype="uint8", kinds=(0, 31, 0)))
+def test_a_network_of_ones_own_gets_names_of_categories_as_they_are(tmp_path, normalize):
+    env = replace(PUSH, observation=Box(3, low=0, high=(255, 30, 255), dtype="uint8", categories=(0, 31, 0)))
     built = policy(env, kind=written(tmp_path, GOOD), normalize=normalize)
     observation = torch.tensor([[10, 30], [3, 17], [200, 200]], dtype=torch.uint8)
     if normalize:

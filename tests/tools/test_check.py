@@ -348,13 +348,13 @@ def test_trial_actions_are_legal_in_every_other_lane_of_chance():
         ({"tally": "score"}, "a tuple of names"),
         ({"Params": dict}, "NamedTuple"),
         ({"Params": tuple}, "NamedTuple"),
-        ({"observation": Box(4, dtype="uint8", kinds=3)}, "names 3 kinds: these are bytes from 0 to 2"),
-        ({"observation": Box(4, low=0, high=2, kinds=3)}, "so dtype is uint8"),
-        ({"observation": Box(4, low=0, high=0, dtype="uint8", kinds=(0, 1, 0, 0))}, "names 1 kinds"),
-        ({"observation": Box(4, low=0, high=9, dtype="uint8", kinds=(0, 10, 0, 9))}, "names 9 kinds: these are bytes from 0 to 8"),
-        ({"observation": Box(4, low=0, high=2, dtype="uint8", kinds=(3, 0, 3.0, 0))}, "has kinds (3, 0, 3.0, 0): a whole number for all"),
-        ({"observation": Box(4, low=0, high=2, dtype="uint8", kinds=None)}, "has kinds None"),
-        ({"observation": Box(4, low=0, high=2, dtype="uint8", kinds=(3, 0, 3))}, "has 4 numbers, but kinds for 3"),
+        ({"observation": Box(4, dtype="uint8", categories=3)}, "has 3 categories: these are bytes from 0 to 2"),
+        ({"observation": Box(4, low=0, high=2, categories=3)}, "so dtype is uint8"),
+        ({"observation": Box(4, low=0, high=0, dtype="uint8", categories=(0, 1, 0, 0))}, "has 1 categories"),
+        ({"observation": Box(4, low=0, high=9, dtype="uint8", categories=(0, 10, 0, 9))}, "has 9 categories: these are bytes from 0 to 8"),
+        ({"observation": Box(4, low=0, high=2, dtype="uint8", categories=(3, 0, 3.0, 0))}, "has categories (3, 0, 3.0, 0): a whole number for all"),
+        ({"observation": Box(4, low=0, high=2, dtype="uint8", categories=None)}, "has categories None"),
+        ({"observation": Box(4, low=0, high=2, dtype="uint8", categories=(3, 0, 3))}, "has 4 numbers, but categories for 3"),
         ({"actions": ("left",)}, "actions has 1 name, but action is Discrete(n=2): one for each, or none at all"),
         ({"actions": ("left", "stay", "right")}, "actions has 3 names"),
         ({"actions": ["left", "right"]}, 'a tuple of names, such as ("left", "right")'),
@@ -372,9 +372,14 @@ def test_declarations(change, sentence):
     assert any(sentence in problem for problem in declaration_problems(replace(env, **change)))
 
 
-def test_kinds_that_are_alike_are_one_number():
-    assert [Box(3, dtype="uint8", kinds=kinds).kinds for kinds in ([4, 4, 4], (0, 0, 0), (4, 0, 4))] == [4, 0, (4, 0, 4)]
-    assert [Box(3, dtype="uint8", kinds=kinds).columns for kinds in (4, 0, (4, 0, 2))] == [12, 3, 7]
+def test_the_former_name_of_categories_is_refused_with_the_new_one():
+    with pytest.raises(TypeError, match=r"called categories now; write Box\(categories=4\)"):
+        Box(3, dtype="uint8", kinds=4)
+
+
+def test_categories_that_are_alike_are_one_number():
+    assert [Box(3, dtype="uint8", categories=categories).categories for categories in ([4, 4, 4], (0, 0, 0), (4, 0, 4))] == [4, 0, (4, 0, 4)]
+    assert [Box(3, dtype="uint8", categories=categories).columns for categories in (4, 0, (4, 0, 2))] == [12, 3, 7]
 
 
 def test_trial_actions_stay_in_bounds_and_reach_them():

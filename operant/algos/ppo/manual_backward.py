@@ -151,11 +151,11 @@ class _Network:
         self._normalizer, self._weights = policy.normalizer, weights
         self._activate, self._deactivate = _FORWARD[config.activation], _BACKWARD[config.activation]
         self._observation = torch.empty(weights.first.shape[1], n)
-        self._mixed, kinds = policy.net.mixed, policy.net.kinds
-        self._kinds = torch.arange(kinds if isinstance(kinds, int) else 0, dtype=torch.uint8)[:, None]
-        if self._mixed is not None:
-            self._chosen = torch.empty(len(self._mixed.field), n, dtype=torch.uint8)
-            self._amounts = torch.empty(len(self._mixed.amounts), n)
+        self._partial_one_hot, categories = policy.net.partial_one_hot, policy.net.categories
+        self._categories = torch.arange(categories if isinstance(categories, int) else 0, dtype=torch.uint8)[:, None]
+        if self._partial_one_hot is not None:
+            self._chosen = torch.empty(len(self._partial_one_hot.feature), n, dtype=torch.uint8)
+            self._numeric = torch.empty(len(self._partial_one_hot.numeric_features), n)
         self._after = [torch.empty(G, width, n) for width in config.hidden]
         self._before = [torch.empty(G, width, n) for width in config.hidden] if config.activation in KEEPS_INPUT else self._after
         self._first_before, self._last_after = self._before[0].view(-1, n), self._after[-1].view(-1, n)
@@ -189,24 +189,25 @@ class _Network:
     def _features(self, observation: Tensor) -> Tensor:
         """What the first layer reads (see `reading`), without fresh memory."""
         into = self._observation
-        if len(self._kinds):
-            torch.eq(observation[:, None], self._kinds, out=into.view(len(observation), len(self._kinds), -1))
+        if len(self._categories):
+            torch.eq(observation[:, None], self._categories, out=into.view(len(observation), len(self._categories), -1))
             return into
-        if self._mixed is not None:
-            return self._mixed_features(observation, self._mixed)
+        if self._partial_one_hot is not None:
+            return self._partly_one_hot(observation, self._partial_one_hot)
         if self._normalizer is not None:
             torch.sub(observation, self._normalizer.mean, out=into)
             return into.mul_(self._normalizer.inv_std).clamp_(-self._normalizer.CLIP, self._normalizer.CLIP)
         return into.copy_(observation)
 
-    def _mixed_features(self, observation: Tensor, mixed: inputs.Mixed) -> Tensor:
-        """The same where some bytes name kinds and others are amounts."""
-        torch.index_select(observation, 0, mixed.field, out=self._chosen)
-        into = torch.eq(self._chosen, mixed.name, out=self._observation)
-        seen = self._amounts.copy_(torch.index_select(observation, 0, mixed.amounts, out=self._chosen[: len(mixed.amounts)]))
+    def _partly_one_hot(self, observation: Tensor, encoder: inputs.PartialOneHot) -> Tensor:
+        """The same where some features are categorical and others numeric."""
+        torch.index_select(observation, 0, encoder.feature, out=self._chosen)
+        into = torch.eq(self._chosen, encoder.category, out=self._observation)
+        seen = self._numeric.copy_(torch.index_select(observation, 0, encoder.numeric_features, out=self._chosen[: len(encoder.numeric_features)]))
         if self._normalizer is not None:
-            seen.sub_(self._normalizer.mean[mixed.amounts]).mul_(self._normalizer.inv_std[mixed.amounts]).clamp_(-self._normalizer.CLIP, self._normalizer.CLIP)
-        return into.index_copy_(0, mixed.rows, seen)
+            mean, inv_std = self._normalizer.mean[encoder.numeric_features], self._normalizer.inv_std[encoder.numeric_features]
+            seen.sub_(mean).mul_(inv_std).clamp_(-self._normalizer.CLIP, self._normalizer.CLIP)
+        return into.index_copy_(0, encoder.numeric_columns, seen)
 
     def backward(self, gradient: _Weights) -> None:
         """Add to the weights' gradient what follows from `parameters_gradient` (H, n) and `value_gradient` (n).

@@ -49,15 +49,15 @@ class Learner:
         self._bounds = torch.cat([gaussian.centre, gaussian.reach, gaussian.limit]).flatten() if gaussian is not None else self._totals
         # Mean and inverse standard deviation side by side: copied before a rollout, since the normalizer stands still until the next.
         self._moments = torch.zeros(2, normalizer.mean.shape[0], device=device) if normalizer is not None else self._totals
-        self._mixed = policy.net.mixed if isinstance(policy.net, mlp.MLP) else None
-        if self._mixed is not None:
-            mixed = self._mixed
-            self._moments = torch.zeros(4, len(mixed.field), device=device)
-            self._moments[0] = mixed.field
-            self._moments[1] = mixed.name[:, 0].float().index_fill_(0, mixed.rows, -1.0)
+        self._partial_one_hot = policy.net.partial_one_hot if isinstance(policy.net, mlp.MLP) else None
+        if self._partial_one_hot is not None:
+            encoder = self._partial_one_hot
+            self._moments = torch.zeros(4, len(encoder.feature), device=device)
+            self._moments[0] = encoder.feature
+            self._moments[1] = encoder.category[:, 0].float().index_fill_(0, encoder.numeric_columns, -1.0)
             self._moments[3] = 1.0
-            self._named = (self._moments[1] >= 0.0).float()  # whose mean is 0, and whose inv_std is 1
-            self._amount = 1.0 - self._named
+            self._categorical = (self._moments[1] >= 0.0).float()  # whose mean is 0, and whose inv_std is 1
+            self._numeric = 1.0 - self._categorical
         self._legal = buffers.rollout.legal if self.spec.legal else buffers.rollout.truncated  # or bytes that nobody reads
         self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
 
@@ -93,10 +93,10 @@ class Learner:
     def prepare(self) -> None:
         """Take the normalizer as it is for a rollout and its update."""
         normalizer = self.policy.normalizer
-        if normalizer is not None and self._mixed is not None:
+        if normalizer is not None and self._partial_one_hot is not None:
             mean, inv_std = self._moments[2:]
-            torch.index_select(normalizer.mean[:, 0], 0, self._mixed.field, out=mean).mul_(self._amount)
-            torch.index_select(normalizer.inv_std[:, 0], 0, self._mixed.field, out=inv_std).mul_(self._amount).add_(self._named)
+            torch.index_select(normalizer.mean[:, 0], 0, self._partial_one_hot.feature, out=mean).mul_(self._numeric)
+            torch.index_select(normalizer.inv_std[:, 0], 0, self._partial_one_hot.feature, out=inv_std).mul_(self._numeric).add_(self._categorical)
         elif normalizer is not None:
             torch.cat([normalizer.mean.t(), normalizer.inv_std.t()], out=self._moments)
 
