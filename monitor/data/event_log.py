@@ -10,8 +10,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from monitor.data.logtail import SESSION_MARK
-from monitor.data.snapshot import LogLine
+from monitor.data.snapshot import Level, LogLine
+from operant.runs.log import LEFT_OUT, SESSION_MARK, clock_and_text
 
 _MOST_LINES, _MOST_WAITING = 1000, 1024  # so many events the metrics file has
 _SAME: Final = 150  # characters: an event's text is cut to 208 bytes
@@ -26,7 +26,7 @@ class EventLog:
         self._waiting: deque[LogLine] = deque(maxlen=_MOST_WAITING)  # events whose line may still come
 
     def add(self, line: LogLine) -> None:
-        """A word of somebody else's."""
+        """A line that comes from neither."""
         self.lines.append(line)
 
     def take(self, lines: Sequence[LogLine], events: Sequence[LogLine]) -> None:
@@ -55,6 +55,13 @@ class EventLog:
         new = [(place, known[place]) for place in range(first_new, len(known)) if place not in repeated]
         self.lines = deque(known[:first_new], maxlen=_MOST_LINES)
         self.lines.extend(_merged(new, left, own, told))
+
+
+def log_line(line: str) -> LogLine:
+    """A line of log.txt."""
+    clock, text = clock_and_text(line)
+    level: Level = "bad" if text.startswith(("error: ", "Traceback (")) else "warn" if text.startswith(LEFT_OUT) else "ok"
+    return LogLine(clock or "", level, text)
 
 
 def _merged(lines: Sequence[tuple[int, LogLine]], events: Iterable[tuple[int, LogLine]], own: int, told: dict[int, int]) -> Iterable[LogLine]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from monitor.data import health, model
-from monitor.data.event_log import EventLog
+from monitor.data.event_log import EventLog, log_line
 from monitor.data.model import Known
 from monitor.data.reading import Past, Reading, load_history
 from monitor.data.snapshot import Finding, Frame, Level, LogLine, PhaseShare, Series, Snapshot
@@ -171,7 +171,8 @@ class LiveFeed:
         for event in events:
             if event.text.startswith(_NO_PICTURE):
                 self._unwatchable = (-1 if self._reading.header is None else self._reading.header.session, event.text.removeprefix(_NO_PICTURE))
-        self._event_log.take(self._reading.log.poll(), [LogLine(_clock(event.realtime_ns), _LEVELS[event.level], event.text, True) for event in events])
+        lines = [log_line(line) for line in self._reading.log.poll()]
+        self._event_log.take(lines, [LogLine(_clock(event.realtime_ns), _LEVELS[event.level], event.text, True) for event in events])
 
     def _judged(self, known: Known, now_s: float) -> tuple[tuple[PhaseShare, ...], tuple[Finding, ...]]:
         """Phases and health: once a second, as they look at the last ten, and at once where the state or the records have changed as a whole."""

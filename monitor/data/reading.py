@@ -15,14 +15,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from monitor.data.logtail import LogTail
 from monitor.data.model import Known
 from monitor.data.timeline import Timeline
 from operant import text
 from operant.errors import BadFileError
 from operant.runs import folder as runfolder
-from operant.runs import history, states
+from operant.runs import history
 from operant.runs.folder import Run, integer_of
+from operant.runs.follow import Follower
+from operant.runs.log import Tail
 from operant.runs.metrics import Event, Header, Metric, RawFrame, Reader, spec
 from operant.runs.metrics.spec import MetricSpec
 from operant.runs.states import LIVE, Judgement, Observation, State
@@ -66,19 +67,14 @@ class Reading:
     """What a viewer knows of a run. `poll` looks again; the fields are what it found."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.notice, self.config = run, "", ""
+        self.notice, self.config = "", ""
         self.state, self.look = State("starting"), Observation(None)
         self.timeline: Timeline | None = None
-        self.header: Header | None = None
-        self.reader: Reader | None = None
-        self.log = LogTail(run.log_path)
+        self.log = Tail(run.log_path)
         self.has_checkpoint = False
         self.wants_history = True  # what is known of the past is not all there is: `load_history`, then `join`
         self.events: list[Event] = []  # those that are new with this look
-        self._next_event = 0
-        self._judgement: Judgement | None = None
-        self._next = 0
-        self._document_signature: tuple[int, int] = (0, 0)
+        self._follower, self._looked = Follower(run), False
         self._phase: tuple[str | None, float] = (None, 0.0)  # and when it began, by this viewer's clock
         self._state_since: tuple[str, float] = ("", 0.0)
         self._free_since_s: float | None = None
@@ -86,21 +82,42 @@ class Reading:
         self._checkpoint_step: int | None = None
         self._checkpoints_seen = False
 
+    @property
+    def run(self) -> Run:
+        """The run, with its newest document."""
+        return self._follower.run
+
+    @property
+    def header(self) -> Header | None:
+        """Who wrote the last metrics file there was."""
+        return self._follower.header
+
+    @property
+    def reader(self) -> Reader | None:
+        """The metrics file, while there is one that can be read."""
+        return self._follower.reader
+
     # -------------------------------------------------------------------------------------------------------------------------------- looking
 
     def poll(self, now_s: float) -> None:
-        """Look once; `now_s` is any clock of this viewer that nobody sets."""
+        """Look once; `now_s` is any monotonic clock of this viewer."""
+        follower = self._follower
         if not os.path.isdir(self.run.path):
             self._lost("the run's folder is gone")
             return
-        self.notice, self.events = "", []
-        self._reload_document(now_s)
-        self._attach()
-        look = states.observe(self.run, self.reader)
-        judgement = states.judge(look, self._judgement, now_s)
-        if self._too_early(judgement, look, now_s):
+        self.events = []
+        follower.poll(now_s)
+        self.notice = follower.notice
+        if follower.document_time_s is not None:
+            self._take_document(follower.document_time_s, now_s)
+        if follower.restarted:
+            self._checkpoint_step, self.wants_history = None, True
+            self._pace.clear()
+        if self.timeline is not None and self.reader is not None and self.timeline.metrics != self.reader.metrics:
+            self.timeline = None
+        if self._too_early(follower.judgement, follower.look, now_s):
             return
-        self.look, self._judgement, self.state = look, judgement, judgement.state
+        self.look, self.state, self._looked = follower.look, follower.state, True
         if self.state.word != self._state_since[0]:
             self._state_since = (self.state.word, now_s)
         if self.state.word == "unreadable" and self.timeline is not None:
@@ -113,7 +130,7 @@ class Reading:
         if judgement.state.word != "crashed" or look.exit is not None:
             self._free_since_s = None
             return False
-        if self.state.word not in LIVE or self._judgement is None:
+        if self.state.word not in LIVE or not self._looked:
             return False
         self._free_since_s = now_s if self._free_since_s is None else self._free_since_s
         return now_s - self._free_since_s < _EXIT_GRACE_S
@@ -125,67 +142,25 @@ class Reading:
 
     def _lost(self, why: str) -> None:
         self.state, self.notice = State("unreadable", why), f"{why}: what was read before stays" if self.timeline is not None else ""
-        self._judgement = None
+        self._follower.forget()
 
-    def _reload_document(self, now_s: float) -> None:
-        try:
-            found = os.stat(self.run.path / "run.json", follow_symlinks=False)
-        except OSError:
-            return
-        signature = (found.st_ino, found.st_mtime_ns)
-        if signature == self._document_signature:
-            return
-        self._document_signature = signature
-        self.run = self.run._replace(document=runfolder.read_json(self.run.path / "run.json") or self.run.document)
+    def _take_document(self, replaced_s: float, now_s: float) -> None:
+        """What the run's document says now; it was replaced at `replaced_s` of the wall clock."""
         phase = runfolder.text_of(self.run.document, "phase")
         if phase != self._phase[0]:
-            self._phase = (phase, now_s - min(max(time.time() - found.st_mtime, 0.0), 3600.0))
+            self._phase = (phase, now_s - min(max(time.time() - replaced_s, 0.0), 3600.0))
         self.config = _read_text(self.run.config_path)
 
-    def _attach(self) -> None:
-        """See to it that the reader reads the file that lies in the folder now; keep the old one while there is none."""
-        if self.reader is not None and not self.reader.replaced():
-            return
-        try:
-            new = Reader(self.run.metrics_path)
-        except BadFileError:
-            if self.reader is not None and os.path.lexists(self.run.metrics_path):
-                self.reader.close()  # `observe` says what is wrong with the new one
-                self.reader = None
-            elif self.reader is not None:
-                self.notice = "metrics.mm was deleted: what the trainer still writes into it is shown"
-            return
-        old = self.header
-        if self.reader is not None:
-            self.reader.close()
-        self.reader, self.header = new, new.header
-        same = old is not None and (old.session, old.pid, old.start_boottime_ns) == (new.header.session, new.header.pid, new.header.start_boottime_ns)
-        if not same:
-            self._next, self._next_event, self._checkpoint_step = 0, 0, None
-            self._pace.clear()
-            self.wants_history = True
-        if self.timeline is not None and self.timeline.metrics != new.metrics:
-            self.timeline = None
-
     def _take_records(self) -> None:
-        if self.reader is None:
-            return
-        try:
-            status = self.reader.status()
-            records = self.reader.since(self._next) if status.head > self._next else []
-            if status.event_head > self._next_event:
-                self.events = self.reader.events(self._next_event)
-                self._next_event = status.event_head
-        except BadFileError as error:
-            self.notice = text.safe(error, 300)
-            return
-        if records:
+        expected, records = self._follower.next, self._follower.new_records()
+        self.events = self._follower.new_events()
+        self.notice = self._follower.notice or self.notice
+        if records and self.reader is not None:
             # A viewer that slept longer than the ring reaches back finds what it missed in the history.
-            self.wants_history = self.wants_history or (self.timeline is not None and self._next > 0 and records[0].n > self._next)
+            self.wants_history = self.wants_history or (self.timeline is not None and expected > 0 and records[0].n > expected)
             if self.timeline is None:
                 self.timeline = Timeline(self.reader.metrics, read_specs(self.run))
             self.timeline.add(records)
-            self._next = records[-1].n + 1
 
     def join(self, past: Past) -> None:
         """Go on from a history that was loaded meanwhile: it takes the place of what was known, and the ring's later records are added to it."""
@@ -199,7 +174,7 @@ class Reading:
             except BadFileError:
                 return
             past.timeline.add(newer)
-            self._next = max(self._next, newer[-1].n + 1 if newer else 0)
+            self._follower.next = max(self._follower.next, newer[-1].n + 1 if newer else 0)
         self.timeline = past.timeline
         self._checkpoint_step, self._checkpoints_seen = None, False
 
@@ -270,9 +245,7 @@ class Reading:
 
     def close(self) -> None:
         """Let go of the files."""
-        if self.reader is not None:
-            self.reader.close()
-            self.reader = None
+        self._follower.close()
 
 
 def process_state(document: Mapping[str, Any]) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
 import sys
 import threading
@@ -21,12 +20,13 @@ from typing import TextIO
 from operant import runs, text
 from operant.cli import progress
 from operant.cli.progress import Progress, Screen, ViewerGoneError
-from operant.errors import BadFileError
-from operant.runs import Judgement, Observation, Run, launch, states
+from operant.runs import Observation, Run, launch, states
 from operant.runs import folder as runfolder
 from operant.runs.folder import integer_of, number_of
+from operant.runs.follow import Follower
 from operant.runs.log import log_end
-from operant.runs.metrics import FLAG_EVAL, Reader, Record
+from operant.runs.metrics import FLAG_EVAL, Record
+from operant.runs.metrics.spec import EVALUATION, RETURN
 
 TIMEOUT_CODE = 124
 VIEWER_GONE_CODE = 129  # 128 + SIGHUP: what a shell reports of a viewer that its terminal's end has killed
@@ -75,39 +75,6 @@ def start_and_wait_first_record(run: Run, worker_argv: Sequence[str], *, stream:
     return follow_to_first_record(run, stream=stream, notice=notice)
 
 
-class _Feed:
-    """Reads a run again and again, cheaply: the document only when it was replaced, the metrics file through one open reader."""
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.judgement = run, Judgement(states.State("starting"))
-        self._judged: Judgement | None = None
-        self._reader: Reader | None = None
-        self._next, self._signature = 0, (0, 0)
-
-    def poll(self, now_s: float) -> tuple[Observation, list[tuple[Record, dict[str, float]]]]:
-        """A look, and the records that are new since the last one, each with its finite values by name."""
-        with contextlib.suppress(OSError):
-            found = os.stat(self.run.path / "run.json", follow_symlinks=False)
-            if (found.st_ino, found.st_mtime_ns) != self._signature:
-                self._signature = (found.st_ino, found.st_mtime_ns)
-                self.run = self.run._replace(document=runs.read_json(self.run.path / "run.json") or self.run.document)
-        if self._reader is not None and self._reader.replaced():
-            self._reader.close()
-            self._reader, self._next = None, 0
-        if self._reader is None and os.path.lexists(self.run.metrics_path):
-            with contextlib.suppress(BadFileError):  # `observe` says what is wrong with it
-                self._reader = Reader(self.run.metrics_path)
-        look = runs.observe(self.run, self._reader)
-        self.judgement = self._judged = runs.judge(look, self._judged, now_s)
-        records: list[tuple[Record, dict[str, float]]] = []
-        if self._reader is not None and look.status is not None and not look.earlier:  # those of an earlier session say nothing of this one
-            with contextlib.suppress(BadFileError):
-                records = [(record, states.values_of(self._reader, record)) for record in self._reader.since(self._next)]
-        if records:
-            self._next = records[-1][0].n + 1
-        return look, records
-
-
 class Presses:
     """Counts Ctrl-C and SIGTERM while it is `counted`, in place of dying of them. Outside the main thread it counts nothing.
 
@@ -147,7 +114,7 @@ class _Viewer:
     """One watching of one run."""
 
     def __init__(self, run: Run, stream: TextIO, *, presses: Presses | None = None) -> None:
-        self._feed, self._screen, self.presses = _Feed(run), Screen(stream), presses or Presses()
+        self._follower, self._screen, self.presses = Follower(run), Screen(stream), presses or Presses()
         self._values: dict[str, float] = {}
         self._record: Record | None = None
         self._evaluation: float | None = None
@@ -163,8 +130,9 @@ class _Viewer:
                 self._screen.above(notice)
             while True:
                 now_s = time.monotonic()
-                look, records = self._feed.poll(now_s)
-                self._take(records)
+                self._follower.poll(now_s)
+                look = self._follower.look
+                self._take(self._new_records())
                 if self._has_ended(look, now_s):
                     return self._close(look)
                 if until_first_record and self._record is not None:
@@ -178,7 +146,7 @@ class _Viewer:
                 left_s = self._begin_s + timeout_s - now_s
                 if left_s <= 0:
                     self._screen.end()
-                    self._screen.above(f"{text.safe(self._feed.run.id)} has not ended within {timeout_s:g} s: {self._feed.judgement.state.word}")
+                    self._screen.above(f"{text.safe(self._follower.run.id)} has not ended within {timeout_s:g} s: {self._follower.state.word}")
                     return TIMEOUT_CODE
                 time.sleep(min(_POLL_S, left_s))
         except ViewerGoneError:
@@ -188,11 +156,18 @@ class _Viewer:
                 self._screen.end()
             raise
 
+    def _new_records(self) -> list[tuple[Record, dict[str, float]]]:
+        """Each with its finite values by name. Those of an earlier session say nothing of this one."""
+        reader, look = self._follower.reader, self._follower.look
+        if reader is None or look.status is None or look.earlier:
+            return []
+        return [(record, states.values_of(reader, record)) for record in self._follower.new_records()]
+
     def _take(self, records: list[tuple[Record, dict[str, float]]]) -> None:
         """Remember what new records say, and announce evaluations: all of them, but of what was there before this viewer only the last."""
         announcements = []
         for record, values in records:
-            score = values.get("eval/return")
+            score = values.get(EVALUATION)
             if score is not None and (score != self._evaluation or record.flags & FLAG_EVAL):
                 best = values.get("eval/best_return")
                 remark = "" if best is None else "  (the best so far)" if score >= best else f"  (best {text.number(best)})"
@@ -214,7 +189,7 @@ class _Viewer:
         if look.exit is not None:
             return True
         if look.held is None:
-            return self._feed.judgement.state.ended
+            return self._follower.state.ended
         self._free_s = now_s if self._free_s is None else self._free_s
         return now_s - self._free_s >= _EXIT_GRACE_S
 
@@ -226,7 +201,7 @@ class _Viewer:
         if wanted <= self._sent:
             self._wanted_s = now_s
             return
-        if runfolder.signal_worker(self._feed.run, signal.SIGKILL if wanted == 2 else signal.SIGTERM):
+        if runfolder.signal_worker(self._follower.run, signal.SIGKILL if wanted == 2 else signal.SIGTERM):
             self._sent, self._told = wanted, False
             if wanted == 2:
                 self._screen.above("Stopping now, without saving.")
@@ -251,7 +226,7 @@ class _Viewer:
 
     def _content(self, now_s: float) -> tuple[str, str]:
         """The line, and which kind of line it is: a first one of a kind is never held back."""
-        state = self._feed.judgement.state
+        state = self._follower.state
         if self._record is None:
             waited = text.duration(now_s - self._begin_s)
             phase = state.cause if state.word == "starting" and state.cause else state.word
@@ -259,14 +234,14 @@ class _Viewer:
         note = state.word if state.word not in ("running", "starting", *states.ENDED) else ""
         left_s = self._left_s() if state.live and state.word != "paused" else None
         shown = Progress(
-            self._record.step, integer_of(self._feed.run.document, "steps"), self._values.get("sps"), self._values.get("return"), left_s,
+            self._record.step, integer_of(self._follower.run.document, "steps"), self._values.get("sps"), self._values.get(RETURN), left_s,
             f"{note}: {state.cause}" if note and state.cause else note,
         )  # fmt: skip
         return (progress.line(shown, self._screen.columns) if self._screen.is_terminal else progress.plain(shown)), f"running {note}"
 
     def _left_s(self) -> float | None:
         """Seconds to the planned end at the rate of the last seconds, evaluations and checkpoints included."""
-        steps, step = integer_of(self._feed.run.document, "steps"), 0 if self._record is None else self._record.step
+        steps, step = integer_of(self._follower.run.document, "steps"), 0 if self._record is None else self._record.step
         (first_ns, first), (last_ns, last) = self._track[0], self._track[-1]
         rate = (last - first) * 1e9 / (last_ns - first_ns) if last_ns - first_ns > 5 * 10**8 else self._values.get("sps", 0.0)
         return max(0.0, (steps - step) / rate) if steps and rate > 0 else None
@@ -274,7 +249,7 @@ class _Viewer:
     # -------------------------------------------------------------------------------------------------------------------------------- closing
 
     def _leave(self, detach: bool) -> int:
-        run = self._feed.run
+        run = self._follower.run
         self._screen.end()
         short = text.safe(run.short)
         if detach:
@@ -284,7 +259,7 @@ class _Viewer:
 
     def _close(self, look: Observation) -> int:
         """Say how it ended and what to type next; the run's exit code."""
-        run, state = self._feed.run, self._feed.judgement.state
+        run, state = self._follower.run, self._follower.state
         code = states.exit_code(look) or 0
         if self._record is not None and not self._screen.is_terminal:
             self._draw(time.monotonic(), last=True)
@@ -303,9 +278,9 @@ class _Viewer:
 
     def _facts(self, look: Observation) -> list[str]:
         """The cause, the last evaluation against the target, steps, time, and the checkpoint where the run can go on from it."""
-        state, document = self._feed.judgement.state, self._feed.run.document
+        state, document = self._follower.state, self._follower.run.document
         facts = [state.cause] if state.cause else []
-        target, score = number_of(document, "target"), self._values.get("eval/return")
+        target, score = number_of(document, "target"), self._values.get(EVALUATION)
         if score is not None:
             reached = "" if target is None else f" (target {text.number(target).removesuffix('.0')} {'reached' if score >= target else 'not reached'})"
             facts.append(f"eval {text.number(score)}{reached}")

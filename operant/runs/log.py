@@ -1,11 +1,13 @@
-"""Reads a run's log.txt, to its end or for as long as the run lives. Standard library only. Knows nothing of what the lines say."""
+"""Reads a run's log.txt: all of it, its end, or what is added while the run lives. Standard library only. Knows of the lines only how errors begin."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from operant.errors import NotFoundError
@@ -14,12 +16,98 @@ from operant.runs import states
 from operant.runs.folder import Run
 from operant.text import safe
 
-_MOST_BYTES = 8 << 20  # of a log that is shown
-_POLL_S = 0.2
-_LOG_TAIL_BYTES, _LOG_LINES, _ERROR_LINES = 65536, 20, 60
-SESSION_MARK = "operant: session started "
+SESSION_MARK: Final = "operant: session started "
 """How the line of log.txt begins that stands before all that one worker prints."""
+LEFT_OUT: Final = "… left out here: "
+"""How the line begins that stands for what a `Tail` skipped."""
+_MOST_BYTES, _MOST_CELLS = 8 << 20, 4000  # of a log that is shown as a whole, and of its lines
+_END_BYTES, _STEP_BYTES, _LINE_BYTES, _END_CELLS = 1 << 16, 1 << 18, 1 << 14, 400
+_KEPT, _LAST_LINES, _ERROR_LINES = 1000, 20, 60
+_POLL_S = 0.2
 _CLOCK: Final = re.compile(r"([0-9]{2}:[0-9]{2}:[0-9]{2}) (.*)")
+
+
+class Tail:
+    """The newest lines of a log; `poll` reads what was added, in bounded steps and bounded memory.
+
+    Survives a log that is absent, truncated, replaced, or no regular file. It begins `first_bytes` before the end, and of more than `step_bytes` that were
+    added between two calls it reads only the end.
+    """
+
+    def __init__(self, path: Path, *, first_bytes: int = _END_BYTES, step_bytes: int = _STEP_BYTES, cells: int = _END_CELLS) -> None:
+        self._path, self._first_bytes, self._step_bytes, self._cells = path, first_bytes, step_bytes, cells
+        self._place, self._inode, self._rest = 0, 0, b""
+        self._size = -1
+        self.lines: deque[str] = deque(maxlen=_KEPT)
+
+    @property
+    def rest(self) -> str:
+        """The last line, as long as it has no end; printable."""
+        return self._text(self._rest)
+
+    def poll(self) -> list[str]:
+        """The lines that are new since the last call, printable. Costs one `stat` while nothing is added."""
+        try:
+            found = os.stat(self._path, follow_symlinks=False)
+        except OSError:
+            return []
+        if (found.st_ino, found.st_size) == (self._inode, self._size):
+            return []
+        first = found.st_ino != self._inode or found.st_size < self._place
+        if first:
+            self._place, self._rest = max(0, found.st_size - self._first_bytes), b""
+        skipped = max(0, found.st_size - self._place - max(self._step_bytes, self._first_bytes))
+        new: list[str] = []
+        if skipped:
+            self._place, self._rest = found.st_size - self._first_bytes, b""
+            new.append(f"{LEFT_OUT}{skipped >> 10} KiB, which are in log.txt")
+        raw = self._read(found.st_size - self._place)
+        if raw is None:
+            return []
+        self._inode, self._size = found.st_ino, self._place + len(raw)
+        cut = (first and self._place > 0) or skipped
+        self._place += len(raw)
+        *whole, rest = (self._rest + raw).split(b"\n")
+        if cut and whole:
+            del whole[0]  # it begins before what was read
+        self._rest = rest[-_LINE_BYTES:]
+        new += map(self._text, whole)
+        self.lines.extend(new)
+        return new
+
+    def _text(self, line: bytes) -> str:
+        return safe(line[:_LINE_BYTES].decode("utf-8", "replace"), self._cells)
+
+    def _read(self, size: int) -> bytes | None:
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            return os.pread(descriptor, size, self._place)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+
+    def last_words(self) -> tuple[str, ...]:
+        """What the last worker said of its end: from its last traceback or line that begins with `error: ` on, or else its last 20 lines."""
+        texts = [*self.lines, *([self.rest] if self._rest.strip() else [])]
+        begins = _last(texts, (SESSION_MARK,))
+        texts = texts[begins + 1 :] if begins is not None else texts
+        error = _last(texts, ("error: ", "Traceback (most recent call last)"))
+        texts = texts[error:] if error is not None else texts[-_LAST_LINES:]
+        return tuple(texts[:20] + texts[-_ERROR_LINES + 20 :] if len(texts) > _ERROR_LINES else texts)
+
+
+def _last(texts: Sequence[str], openings: tuple[str, ...]) -> int | None:
+    return next((index for index in range(len(texts) - 1, -1, -1) if texts[index].startswith(openings)), None)
+
+
+def clock_and_text(line: str) -> tuple[str | None, str]:
+    """A line's local time of day, None where it has none, and its text."""
+    found = _CLOCK.fullmatch(line)
+    return (found[1], found[2]) if found else (None, line)
 
 
 def lines(run: Run, *, tail: int = 0, follow: bool = False) -> Iterator[str]:
@@ -28,31 +116,30 @@ def lines(run: Run, *, tail: int = 0, follow: bool = False) -> Iterator[str]:
     Raises NotFoundError where there is no log.
     """
     try:
-        descriptor = os.open(run.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.close(os.open(run.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:
         raise NotFoundError(f"{safe(run.id)} has no log that can be read ({error.strerror})") from None
-    with open(descriptor, "rb") as file:
-        file.seek(max(0, os.fstat(descriptor).st_size - _MOST_BYTES))
-        *whole, rest = file.read(_MOST_BYTES).split(b"\n")
-        if not follow and rest:
-            whole.append(rest)
-        yield from map(_text, whole[-tail:] if tail else whole)
-        while follow:
-            over = _has_ended(run)  # asked before the last look, or the last lines would be missed
-            *whole, rest = (rest + file.read(_MOST_BYTES)).split(b"\n")
-            yield from map(_text, whole)
-            if over:
-                if rest:
-                    yield _text(rest)
-                return
-            if not whole:
-                time.sleep(_POLL_S)
+    log = Tail(run.log_path, first_bytes=_MOST_BYTES, cells=_MOST_CELLS)
+    found = log.poll()
+    if not follow and log.rest:
+        found.append(log.rest)
+    yield from found[-tail:] if tail else found
+    while follow:
+        over = _has_ended(run)  # asked before the last look, or the last lines would be missed
+        found = log.poll()
+        yield from found
+        if over:
+            if log.rest:
+                yield log.rest
+            return
+        if not found:
+            time.sleep(_POLL_S)
 
 
 def document(line: str) -> dict[str, Any]:
     """A line as `operant logs --json` prints it: the trainer's local time of day, null where the line has none, and the text."""
-    found = _CLOCK.fullmatch(line)
-    return {"schema": 1, "clock": found[1], "text": found[2]} if found else {"schema": 1, "clock": None, "text": line}
+    clock, text = clock_and_text(line)
+    return {"schema": 1, "clock": clock, "text": text}
 
 
 def _has_ended(run: Run) -> bool:
@@ -60,25 +147,8 @@ def _has_ended(run: Run) -> bool:
     return not runfolder.probe(run.path) and states.state(run._replace(document=document)).ended
 
 
-def _text(line: bytes) -> str:
-    return safe(line.decode("utf-8", "replace"), 4000)
-
-
 def log_end(run: Run) -> str:
-    """What log.txt says of the last worker's end: from its last line that begins with `error: ` on, or else its last 20 lines; printable."""
-    try:
-        descriptor = os.open(run.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        raw = os.pread(descriptor, _LOG_TAIL_BYTES, max(0, os.fstat(descriptor).st_size - _LOG_TAIL_BYTES))
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
-    lines = raw.decode("utf-8", "replace").rstrip().split("\n")
-    begins = [index for index, line in enumerate(lines) if line.startswith(SESSION_MARK)]
-    lines = lines[begins[-1] + 1 :] if begins else lines
-    errors = [index for index, line in enumerate(lines) if line.startswith("error: ")]
-    lines = lines[errors[-1] :][:_ERROR_LINES] if errors else lines[-_LOG_LINES:]
-    return safe("\n".join(lines), 400, lines=True)
+    """The last words of log.txt, printable, one string; "" where there is no log."""
+    log = Tail(run.log_path)
+    log.poll()
+    return "\n".join(log.last_words())

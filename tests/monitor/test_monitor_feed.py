@@ -9,15 +9,15 @@ import time
 import pytest
 
 from monitor.data import feed as feeds
-from monitor.data.event_log import EventLog
+from monitor.data.event_log import EventLog, log_line
 from monitor.data.feed import LiveFeed
 from monitor.data.listing import Listing
-from monitor.data.logtail import SESSION_MARK, LogTail
 from monitor.data.reading import Reading, load_history, process_state
 from monitor.data.snapshot import LogLine
 from operant import runs, text
 from operant.runs.control import Inbox
 from operant.runs.history import History
+from operant.runs.log import LEFT_OUT, SESSION_MARK
 from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, Metric, Reader, Writer
 from operant.runs.metrics.spec import MetricSpec, Threshold, encode
 
@@ -624,37 +624,15 @@ def test_an_error_is_told_once_and_before_its_details():
     assert event_log((trace, [event("ValueError: no", "10:00:01", "bad")])) == [("Traceback (most recent call last):", False), ("ValueError: no", True)]
 
 
-def test_the_logs_tail(tmp_path):
-    path = tmp_path / "log.txt"
-    tail = LogTail(path)
-    assert tail.poll() == [] and tail.last_words() == ()
-    path.write_bytes(b"14:03:11 hello\nhalf")
-    assert tail.poll() == [LogLine("14:03:11", "ok", "hello")] and tail.poll() == []
-    with open(path, "ab") as file:
-        file.write(b" a line\n" + b"x" * 300_000 + b"\nerror: it broke\n")
-    assert [line.text[:20] for line in tail.poll()][-1] == "error: it broke" and tail.lines[-1].level == "bad"
-    with open(path, "ab") as file:
-        file.write(b"flood\n" * 500_000)
-    flood = tail.poll()
-    assert len(flood) < 20_000 and "left out" in flood[0].text and len(tail.lines) == 1000
-    path.write_bytes(b"new\n")
-    assert [line.text for line in tail.poll()] == ["new"]
-    path.unlink()
-    os.mkfifo(path)
-    assert tail.poll() == []
-
-
-def test_the_last_words_are_those_of_the_last_worker(tmp_path):
-    path = tmp_path / "log.txt"
-    path.write_text(f"error: of the first\n{SESSION_MARK}2\n" + "".join(f"12:00:00 line {n}\n" for n in range(30)) + "Killed")
-    tail = LogTail(path)
-    tail.poll()
-    assert tail.last_words() == (*(f"12:00:00 line {n}" for n in range(11, 30)), "Killed")
-    with open(path, "a") as file:
-        file.write("\nTraceback (most recent call last):\n" + "".join(f"  frame {n}\n" for n in range(100)) + "ValueError: no\n")
-    tail.poll()
-    words = tail.last_words()
-    assert words[0].startswith("Traceback") and words[-1] == "ValueError: no" and len(words) == 60
+@pytest.mark.parametrize(
+    "line,wanted",
+    [
+        ("14:03:11 hello", ("14:03:11", "ok", "hello")), ("a line", ("", "ok", "a line")), ("error: it broke", ("", "bad", "error: it broke")),
+        ("14:03:11 Traceback (most recent", ("14:03:11", "bad", "Traceback (most recent")), (f"{LEFT_OUT}9 KiB", ("", "warn", f"{LEFT_OUT}9 KiB")),
+    ],
+)  # fmt: skip
+def test_a_line_of_the_log_as_it_is_shown(line, wanted):
+    assert log_line(line) == LogLine(*wanted)
 
 
 # THREADS

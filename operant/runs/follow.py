@@ -1,0 +1,106 @@
+"""Reads one run again and again, cheaply, for whatever shows it while it trains. Standard library only. For one thread; knows no screen.
+
+Everything is opened for reading and may vanish at any time: a metrics file that was replaced (a resume) is attached to anew, and one that was deleted goes on
+being read, as its trainer still writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from operant.errors import BadFileError
+from operant.runs import folder as runfolder
+from operant.runs import states
+from operant.runs.folder import Run
+from operant.runs.metrics import Event, Header, Reader, Record
+from operant.runs.states import Judgement, Observation, State
+from operant.text import safe
+
+
+class Follower:
+    """`poll` looks once; the fields are what it found. Records and events are handed out once each."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.look = run, Observation(None)
+        self.judgement = Judgement(State("starting"))
+        self.reader: Reader | None = None
+        self.header: Header | None = None  # of the last metrics file there was
+        self.notice = ""  # one sentence about the reading itself
+        self.document_time_s: float | None = None  # when run.json was replaced, by the wall clock, where this look found a new one
+        self.restarted = False  # this look found the metrics file of another worker
+        self.next = 0  # number of the next record
+        self._next_event, self._signature = 0, (0, 0)
+        self._judged: Judgement | None = None
+
+    @property
+    def state(self) -> State:
+        """The run's state, as of the last look."""
+        return self.judgement.state
+
+    def poll(self, now_s: float) -> None:
+        """Look once; `now_s` is any monotonic clock of this viewer."""
+        self.notice = ""
+        self._reload_document()
+        self._attach()
+        self.look = states.observe(self.run, self.reader)
+        self.judgement = self._judged = states.judge(self.look, self._judged, now_s)
+
+    def _reload_document(self) -> None:
+        self.document_time_s = None
+        with contextlib.suppress(OSError):
+            found = os.stat(self.run.path / "run.json", follow_symlinks=False)
+            if (found.st_ino, found.st_mtime_ns) != self._signature:
+                self._signature, self.document_time_s = (found.st_ino, found.st_mtime_ns), found.st_mtime
+                self.run = self.run._replace(document=runfolder.read_json(self.run.path / "run.json") or self.run.document)
+
+    def _attach(self) -> None:
+        """Read the metrics file that lies in the folder now; keep the old one while there is none."""
+        self.restarted = False
+        if self.reader is not None and not self.reader.replaced():
+            return
+        try:
+            new = Reader(self.run.metrics_path)
+        except BadFileError:  # `observe` says what is wrong with a new one
+            if self.reader is not None and os.path.lexists(self.run.metrics_path):
+                self.close()
+            elif self.reader is not None:
+                self.notice = "metrics.mm was deleted: what the trainer still writes into it is shown"
+            return
+        self.close()
+        old, self.reader, self.header = self.header, new, new.header
+        if old is None or (old.session, old.pid, old.start_boottime_ns) != (new.header.session, new.header.pid, new.header.start_boottime_ns):
+            self.next, self._next_event, self.restarted = 0, 0, True
+
+    def new_records(self) -> list[Record]:
+        """The records since the last call, as far back as the ring reaches."""
+        records: list[Record] = []
+        try:
+            if self.reader is not None and self.reader.status().head > self.next:
+                records = self.reader.since(self.next)
+        except BadFileError as error:
+            self.notice = safe(error, 300)
+        if records:
+            self.next = records[-1].n + 1
+        return records
+
+    def new_events(self) -> list[Event]:
+        """The events since the last call, as far back as the ring reaches."""
+        events: list[Event] = []
+        try:
+            if self.reader is not None and (head := self.reader.status().event_head) > self._next_event:
+                events = self.reader.events(self._next_event)
+                self._next_event = head
+        except BadFileError as error:
+            self.notice = safe(error, 300)
+        return events
+
+    def forget(self) -> None:
+        """Judge the next look without the ones before it: the folder was gone in between."""
+        self._judged = None
+
+    def close(self) -> None:
+        """Let go of the metrics file."""
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
