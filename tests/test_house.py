@@ -82,11 +82,12 @@ def own_imports(name: str) -> frozenset[str]:
 
 # IMPORTS GO ONE WAY
 
-ROOT = {"errors", "text", "settings"}
+ROOT = {"errors", "text", "settings", "old_names"}
 LEARNING = {"compute", "envs", "worlds", "nn", "data", "kernels"}
 TRAINING = LEARNING | {"runs", "config", "algos", "training"}
 RANKS: dict[str, set[str]] = {
     "errors": set(),
+    "old_names": set(),
     "text": {"errors"},
     "settings": {"errors"},
     "runs": ROOT,

@@ -9,9 +9,15 @@ An `ALGO` is a class with
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib
 import pkgutil
+from pathlib import Path
 from typing import Any
+
+from operant.compute import user_file
+from operant.errors import NotFoundError, OperantError
 
 
 def names() -> list[str]:
@@ -20,7 +26,33 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Any:
-    """The `ALGO` of `operant/algos/<name>.py`. Raises KeyError where there is none."""
+    """The `ALGO` of `operant/algos/<name>.py`, or the class of a user's own file, `path/to/file.py:CLASS`.
+
+    Raises KeyError where no algorithm has this name; NotFoundError and OperantError for a file that is not there or cannot be used.
+    """
+    path, colon, class_name = name.rpartition(":")
+    if colon:
+        return _load_file(Path(path), class_name)
     if name not in names():
         raise KeyError(name)
     return importlib.import_module(f"{__name__}.{name}").ALGO
+
+
+def _load_file(path: Path, class_name: str) -> Any:
+    try:
+        text = path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise NotFoundError(f"the algorithm file {str(path)!r} cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    return _class(path, class_name, hashlib.sha256(text).hexdigest())
+
+
+@functools.cache  # the same text gives the same class, however often a configuration is read
+def _class(path: Path, class_name: str, text_hash: str) -> Any:
+    try:
+        module = user_file.load(path, f"operant_user_algo_{path.stem}_{text_hash[:16]}")
+    except (Exception, SystemExit) as error:
+        raise OperantError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
+    found = getattr(module, class_name, None)
+    if not isinstance(getattr(found, "Config", None), type):
+        raise OperantError(f"{path} has no algorithm {class_name!r}: a class with a `Config`, such as operant.algos.ppo.PPO")
+    return found

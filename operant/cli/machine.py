@@ -187,9 +187,9 @@ def config_check(
 @config_app.command("schema")
 def config_schema() -> None:
     """Print the JSON Schema of configurations, for editors."""
-    from operant.config import load as configuration
+    from operant.config.schema import schema
 
-    print_json(configuration.schema())
+    print_json(schema())
 
 
 def show_origins(origins: Iterable[Origin]) -> None:

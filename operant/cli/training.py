@@ -79,11 +79,11 @@ def _after(**given: bool) -> After:
 
 def _trusted(trust: bool, source: Path | None, overrides: Sequence[str]) -> bool:
     """What the worker, which has no terminal to ask on, is told of the code that a configuration names. Raises UntrustedError."""
-    from operant.config import raw
+    from operant.config.raw import read
     from operant.config.trust import check
 
-    draft = raw.read(source, overrides)
-    return consented(trust, lambda trusted: check(draft, trusted))
+    raw = read(source, overrides)
+    return consented(trust, lambda trusted: check(raw, trusted))
 
 
 def _train(asked: Request, after: After, root: str | None, trusted: bool) -> None:

@@ -1,4 +1,7 @@
-"""Runs a user's own Python file as a module. Standard library only; knows nothing of what is in it, or whether it may be run (operant/config/trust.py)."""
+"""Runs a user's own Python file as a module, also one written with the names of before (operant/old_names.py).
+
+Standard library only; knows nothing of what is in it, or whether it may be run (operant/config/trust.py).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from operant import old_names
+
 
 class _FromText(SourceFileLoader):
     """Takes the text alone: compiled code that lies beside it, in `__pycache__`, may be of an older text, or of another author."""
 
     def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
+        return compile(old_names.translated(self.get_data(self.path), self.path), self.path, "exec", dont_inherit=True)
 
 
 def load(path: Path, name: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""Turns what pydantic says of a section into plain sentences with a suggestion. Knows no section, no file and no line."""
+"""Turns pydantic's errors into plain messages with a suggestion. Knows no section, no file and no line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from operant.config.raw import Key
+from operant import old_names
+from operant.config.raw import Key, quoted
 from operant.config.recipes import plain_name
 
 _COUNT = "input should be a whole number, such as 20_000_000, 1e7 or '20M'"
@@ -39,22 +40,40 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return plain[found[0]] if found else None
 
 
-def asked(name: str | None) -> str:
+def did_you_mean(name: str | None) -> str:
     """A suggestion, ready to follow what it corrects; nothing for None."""
     return f" - did you mean {name!r}?" if name else ""
 
 
-def nearest_key(key: Key, known: Mapping[str, Sequence[str]]) -> str:
-    """The suggestion for an unknown key: one spelt alike in its section, else its last part in another place, else a section or key spelt alike."""
-    inside = nearest(".".join(key), [f"{key[0]}.{name}" for name in known.get(key[0], ())]) if len(key) > 1 else None
-    elsewhere = [f"{section}.{name}" for section, names in known.items() for name in names if name.split(".")[-1] == key[-1]]
+def dotted(key: Key) -> str:
+    """`net.hidden[1]`: the key as people write it."""
+    return "".join(f"[{part}]" if at and part.isdigit() else f"{'.' if at else ''}{part}" for at, part in enumerate(key))
+
+
+def unknown_key(key: Key, known: Mapping[str, Sequence[str]], names: Iterable[str]) -> str:
+    """The message about an unknown key: with the one that was probably meant, or else all `names` that could stand there."""
+    return f"unknown key {quoted(dotted(key))}" + (_nearest_key(key, known) or f" (known here: {', '.join(names)})")
+
+
+def _nearest_key(key: Key, known: Mapping[str, Sequence[str]]) -> str:
+    """The suggestion for an unknown key: its new name, or its name here where other libraries call it so; else one spelt alike in its section, its last part
+    in another place, a section or key spelt alike.
+    """
+    name, names = ".".join(key), [f"{section}.{other}" for section, keys in known.items() for other in keys]
+    if (new := old_names.KEYS.get(name)) in names:
+        return f" - it is called {new!r} now"
+    inside = nearest(name, [f"{key[0]}.{other}" for other in known.get(key[0], ())]) if len(key) > 1 else None
+    elsewhere = [other for other in names if other.split(".")[-1] == key[-1]]
+    if not elsewhere and (synonym := old_names.SYNONYMS.get(key[-1])) in names:
+        note = old_names.NOTES.get(key[-1])
+        return did_you_mean(synonym) + (f" ({note})" if note else "")
     if inside or elsewhere:
-        return asked(elsewhere[0] if elsewhere else inside)
-    last = {name.split(".")[-1]: f"{section}.{name}" for section, names in known.items() for name in names}
+        return did_you_mean(elsewhere[0] if elsewhere else inside)
+    last = {other.split(".")[-1]: other for other in names}
     if len(key) == 1:
         last |= {section: section for section in known}
     found = nearest(key[-1], last)
-    return asked(last[found]) if found else ""
+    return did_you_mean(last[found]) if found else ""
 
 
 class Problem(NamedTuple):
@@ -62,7 +81,7 @@ class Problem(NamedTuple):
 
     key: Key  # within the section
     kind: str  # pydantic's word for it
-    sentence: str
+    message: str
     value: object  # as it was written
 
 
@@ -74,7 +93,7 @@ def problems(error: ValidationError, data: Mapping[str, Any]) -> Iterator[Proble
     for location, items in grouped.items():
         if any(other != location and other[: len(location)] == location for other in grouped):
             continue  # what is wrong inside says enough: a list of one bad item is not also too short
-        written = list(dict.fromkeys(map(_sentence, items)))
+        written = list(dict.fromkeys(map(_message, items)))
         joined = " or ".join([written[0], *(text.removeprefix("input ") for text in written[1:])])
         # Not pydantic's input: that is what a validator has already made of "20M".
         value: Any = data
@@ -83,10 +102,10 @@ def problems(error: ValidationError, data: Mapping[str, Any]) -> Iterator[Proble
         yield Problem(tuple(map(str, location)), items[0]["type"], joined, value)
 
 
-def _location(place: Sequence[int | str], data: Any) -> tuple[int | str, ...]:
+def _location(loc: Sequence[int | str], data: Any) -> tuple[int | str, ...]:
     """The part of pydantic's location that is a key; what follows names the member of a union."""
     path: list[int | str] = []
-    for part in place:
+    for part in loc:
         inside = part in data if isinstance(data, Mapping) else isinstance(data, list) and isinstance(part, int) and part < len(data)
         if inside:
             data = data[part]
@@ -96,13 +115,13 @@ def _location(place: Sequence[int | str], data: Any) -> tuple[int | str, ...]:
     return tuple(path)
 
 
-def _sentence(item: Mapping[str, Any]) -> str:
+def _message(item: Mapping[str, Any]) -> str:
     context = item.get("ctx") or {}
     if item["type"] == "value_error":
         text = str(context.get("error", item["msg"].removeprefix("Value error, ")))
     elif item["type"] == "literal_error":
         allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
-        text = item["msg"] + (asked(nearest(item["input"], allowed)) if isinstance(item["input"], str) else "")
+        text = item["msg"] + (did_you_mean(nearest(item["input"], allowed)) if isinstance(item["input"], str) else "")
     elif item["type"] in ("too_short", "too_long"):
         most, count = item["type"] == "too_long", context.get("max_length", context.get("min_length"))
         text = f"input should have {'at most' if most else 'at least'} {count} item{'' if count == 1 else 's'}"

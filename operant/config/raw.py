@@ -1,6 +1,6 @@
-"""A configuration as it was written: its values, the place of each, and what is wrong so far. Knows no section and no key.
+"""A raw configuration: its values as they were written, the source location of each, and the problems found so far. Knows no section and no key.
 
-A draft grows in three steps: a TOML file, then the overrides of the command line, then whoever validates adds problems.
+It is made in three steps: a TOML file is read, then the overrides of the command line, then the checks of `operant.config.load` add problems.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 
 import tomli
 
+from operant import old_names
 from operant.config import toml_positions
 from operant.errors import ConfigError, NotFoundError
 
 Key = tuple[str, ...]
-Place = tuple[int, int]  # (0, line of the file), (1, number of the override); NOWHERE for a value nobody wrote
+Location = tuple[int, int]  # (0, line of the file), (1, number of the override); DEFAULT for a value that was not written
 
-NOWHERE: Place = (2, 0)
+DEFAULT: Location = (2, 0)
 COMMAND_LINE = "command line"
 _MOST_BYTES = 1 << 20
 _ADVICE = "see all keys with their defaults: operant config show"
@@ -29,27 +30,27 @@ _WORD = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass
-class Draft:
-    """Values by section, the place of every key that was written, and the problems found."""
+class RawConfig:
+    """Values by section, the source location of every key that was written, and the problems found."""
 
     source: Path | None
     data: dict[str, Any] = field(default_factory=dict)
-    places: dict[Key, Place] = field(default_factory=dict)
+    locations: dict[Key, Location] = field(default_factory=dict)
     texts: dict[Key, str] = field(default_factory=dict)  # of overrides, before they were read as TOML values
-    problems: list[tuple[Place, str]] = field(default_factory=list)
+    problems: list[tuple[Location, str]] = field(default_factory=list)
 
     @property
     def title(self) -> str:
         """What the whole configuration is called in a message."""
         return COMMAND_LINE if self.source is None else shown(self.source)
 
-    def place(self, *keys: Key) -> Place:
-        """The place of the first of these keys that was written, else of the nearest table around the first."""
+    def location(self, *keys: Key) -> Location:
+        """The source location of the first of these keys that was written, else of the nearest table around the first."""
         for key in keys:
-            if key in self.places:
-                return self.places[key]
+            if key in self.locations:
+                return self.locations[key]
         around = (keys[0][:end] for end in range(len(keys[0]) - 1, 0, -1))
-        return next((self.places[key] for key in around if key in self.places), NOWHERE)
+        return next((self.locations[key] for key in around if key in self.locations), DEFAULT)
 
     def typed(self, key: Key) -> bool:
         """Whether an override gives the value of a key, or of a table around it, and not the file."""
@@ -64,39 +65,39 @@ class Draft:
         """`FILE:LINE`, `command line` or `default`: where the value of a key comes from."""
         if not has(self.data, key):
             return "default"
-        return self.words(self.place(key))
+        return self.words(self.location(key))
 
-    def words(self, place: Place) -> str:
-        """A place in words."""
-        if place[0] == 0:
-            return f"{self.title}:{place[1]}"
-        return COMMAND_LINE if place[0] == 1 else "default"
+    def words(self, location: Location) -> str:
+        """A source location in words: `FILE:LINE`, `command line` or `default`."""
+        if location[0] == 0:
+            return f"{self.title}:{location[1]}"
+        return COMMAND_LINE if location[0] == 1 else "default"
 
-    def problem(self, place: Place, sentence: str) -> None:
+    def problem(self, location: Location, message: str) -> None:
         """Note one thing that is wrong."""
-        self.problems.append((place, sentence))
+        self.problems.append((location, message))
 
     def raise_problems(self) -> None:
         """Raise a ConfigError with all problems, in the order of the file and then of the command line; none, and nothing happens."""
         if not self.problems:
             return
         ordered = sorted(dict.fromkeys(self.problems), key=lambda problem: problem[0])
-        source = self.title if any(place[0] != 1 for place, _ in ordered) else COMMAND_LINE
-        keys_help = any(not sentence.startswith(_SELF_EXPLAINED) for _, sentence in ordered)
-        raise ConfigError(source, [f"{self.words(place)}: {sentence}" for place, sentence in ordered], advice=_ADVICE if keys_help else None)
+        source = self.title if any(location[0] != 1 for location, _ in ordered) else COMMAND_LINE
+        keys_help = any(not message.startswith(_SELF_EXPLAINED) for _, message in ordered)
+        raise ConfigError(source, [f"{self.words(location)}: {message}" for location, message in ordered], advice=_ADVICE if keys_help else None)
 
 
-def read(source: Path | None, overrides: Sequence[str] = ()) -> Draft:
-    """The draft of a file (or of nothing) and of overrides `section.key=value`, of which a later one wins.
+def read(source: Path | None, overrides: Sequence[str] = ()) -> RawConfig:
+    """The raw configuration of a file (or of nothing) and of overrides `section.key=value`, of which a later one wins.
 
-    Raises NotFoundError for a file that is not there; anything else wrong becomes a problem of the draft.
+    Raises NotFoundError for a file that is not there; anything else wrong becomes one of its problems.
     """
-    draft = Draft(source)
+    raw = RawConfig(source)
     if source is not None:
-        _read_file(draft, source)
+        _read_file(raw, source)
     for number, text in enumerate(overrides):
-        _override(draft, (1, number), text)
-    return draft
+        _override(raw, (1, number), text)
+    return raw
 
 
 def shown(path: Path) -> str:
@@ -127,7 +128,7 @@ def flat(data: Mapping[str, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
             yield (*above, name), value
 
 
-def _read_file(draft: Draft, source: Path) -> None:
+def _read_file(raw: RawConfig, source: Path) -> None:
     try:
         if not source.is_file():
             raise NotFoundError(f"there is no configuration file {str(source)!r}")
@@ -136,18 +137,34 @@ def _read_file(draft: Draft, source: Path) -> None:
         reason = getattr(error, "strerror", None) or error
         raise NotFoundError(f"the configuration file {str(source)!r} cannot be read: {reason}") from error
     if content is None:
-        draft.problem((0, 1), "the file is larger than 1 MiB: this is no configuration")
+        raw.problem((0, 1), "the file is larger than 1 MiB: this is no configuration")
         return
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        draft.problem((0, content.count(b"\n", 0, error.start) + 1), f"the file is not UTF-8: byte {content[error.start]:#04x}")
+        raw.problem((0, content.count(b"\n", 0, error.start) + 1), f"the file is not UTF-8: byte {content[error.start]:#04x}")
         return
     try:
-        draft.data = tomli.loads(text)
-        draft.places = {key: (0, line) for key, line in toml_positions.lines(text).items()}
+        raw.data = tomli.loads(text)
+        raw.locations = {key: (0, line) for key, line in toml_positions.lines(text).items()}
     except (ValueError, RecursionError) as error:
-        draft.problem((0, _line(error, text)), f"not valid TOML: {_reason(error)}")
+        raw.problem((0, _line(error, text)), f"not valid TOML: {_reason(error)}")
+    of_a_run = source.name == "config.toml" and (source.parent / "run.json").is_file()
+    for old, new in {**old_names.ALIASES, **(old_names.KEYS if of_a_run else {})}.items():
+        _rename(raw, old, new)
+
+
+def _rename(raw: RawConfig, old: str, new: str) -> None:
+    """Give the value of a key `section.name` of the file another name; a problem where that has a value of its own."""
+    (section, before), (_, after) = key, new_key = tuple(old.split(".")), tuple(new.split("."))
+    table = raw.data.get(section)
+    if not isinstance(table, dict) or before not in table:
+        return
+    if after in table:
+        raw.problem(raw.location(key), f"{old} is another name of {new}, which is given too: remove one of them")
+    value, location = table.pop(before), raw.location(key)
+    table.setdefault(after, value)
+    raw.locations.setdefault(new_key, location)
 
 
 def _line(error: Exception, text: str) -> int:
@@ -176,23 +193,24 @@ def _reason(error: Exception) -> str:
     return known.get(reason, reason[:1].lower() + reason[1:])
 
 
-def _override(draft: Draft, place: Place, text: str) -> None:
+def _override(raw: RawConfig, location: Location, text: str) -> None:
     left, equals, right = text.partition("=")
     key = tuple(part.strip() for part in left.split("."))
+    key = tuple(old_names.ALIASES.get(".".join(key), ".".join(key)).split("."))
     if not equals or not all(_WORD.fullmatch(part) for part in key):
-        draft.problem(place, f"{quoted(text)} is no override: write section.key=value, such as algo.learning_rate=3e-4")
+        raw.problem(location, f"{quoted(text)} is no override: write section.key=value, such as algo.learning_rate=3e-4")
         return
-    table = draft.data
+    table = raw.data
     for end, part in enumerate(key[:-1], 1):
         table = table.setdefault(part, {})
-        draft.places.setdefault(key[:end], place)
+        raw.locations.setdefault(key[:end], location)
         if not isinstance(table, dict):
-            draft.problem(place, f"{'.'.join(key)}: {'.'.join(key[:end])!r} is a value, not a table, and has no keys")
+            raw.problem(location, f"{'.'.join(key)}: {'.'.join(key[:end])!r} is a value, not a table, and has no keys")
             return
     table[key[-1]] = _value(right.strip())
-    for below in [other for other in draft.places if other[: len(key)] == key]:
-        del draft.places[below]
-    draft.places[key], draft.texts[key] = place, right.strip()
+    for below in [other for other in raw.locations if other[: len(key)] == key]:
+        del raw.locations[below]
+    raw.locations[key], raw.texts[key] = location, right.strip()
 
 
 def _value(text: str) -> Any:

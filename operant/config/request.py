@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from operant.config import raw, recipes
+from operant.config import recipes
+from operant.config.raw import RawConfig, quoted, read
 from operant.errors import MachineError, NotFoundError, UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -69,11 +70,11 @@ def make(words: Sequence[str], *, config: str | None, environment_file: str | No
         overrides.insert(0, f"env.name={environment}")
     overrides += [f"{key}={value}" for key, value in settings.items() if value is not None]
     file = _existing(environment_file, directory) if environment_file is not None else None
-    source = recipes.find_source(config) if config is not None else _recipe(raw.read(None, overrides), file)
-    draft = raw.read(source, overrides)
-    env_name = str(file) if file is not None else _text(draft, "env", "name") or recipes.ENVIRONMENT
-    algorithm = _text(draft, "algo", "name") or recipes.algorithm_of(env_name)
-    name = _text(draft, "run", "name")
+    source = recipes.find_source(config) if config is not None else _recipe(read(None, overrides), file)
+    raw = read(source, overrides)
+    env_name = str(file) if file is not None else _text(raw, "env", "name") or recipes.ENVIRONMENT
+    algorithm = _text(raw, "algo", "name") or recipes.algorithm_of(env_name)
+    name = _text(raw, "run", "name")
     prefix = f"{_short_name(env_name)}-{_short_name(algorithm)}"
     return Request(source, tuple(overrides), file, directory, name if name and _NAME.fullmatch(name) else None, prefix)
 
@@ -94,13 +95,13 @@ def _existing(file: str, directory: Path) -> Path:
     except (OSError, ValueError, RuntimeError):  # a name too long, a NUL in it, no home
         pass
     shipped = f"; one that ships is asked for by its name alone: operant train {file}" if recipes.recipe(recipes.algorithm_of(file), file) is not None else ""
-    raise NotFoundError(f"there is no environment file {raw.quoted(file)}{shipped}")
+    raise NotFoundError(f"there is no environment file {quoted(file)}{shipped}")
 
 
-def _recipe(draft: raw.Draft, environment_file: Path | None) -> Path | None:
+def _recipe(raw: RawConfig, environment_file: Path | None) -> Path | None:
     """The recipe for the environment and the algorithm of some overrides; None for a file of the user's own, which no recipe is made for."""
-    environment = _text(draft, "env", "name") or recipes.ENVIRONMENT
-    algorithm = _text(draft, "algo", "name") or recipes.algorithm_of(environment)
+    environment = _text(raw, "env", "name") or recipes.ENVIRONMENT
+    algorithm = _text(raw, "algo", "name") or recipes.algorithm_of(environment)
     return recipes.recipe(algorithm, environment) if environment_file is None else None
 
 
@@ -110,8 +111,8 @@ def _short_name(name: str) -> str:
     return re.sub(r"-v\d+$", "", Path(path).stem).lower()
 
 
-def _text(draft: raw.Draft, section: str, key: str) -> str | None:
-    """A text of the draft, as it was written; None where there is none."""
-    table = draft.data.get(section)
-    value = draft.texts.get((section, key)) or (table.get(key) if isinstance(table, dict) else None)
+def _text(raw: RawConfig, section: str, key: str) -> str | None:
+    """A text of a raw configuration, as it was written; None where there is none."""
+    table = raw.data.get(section)
+    value = raw.texts.get((section, key)) or (table.get(key) if isinstance(table, dict) else None)
     return value.strip("\"'") if isinstance(value, str) else None

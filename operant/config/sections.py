@@ -83,3 +83,9 @@ class Evaluation(Section, use_attribute_docstrings=True):
     """Iterations from one evaluation to the next; 0: never."""
     episodes: Count = Field(100, ge=1, le=2**24)
     """Episodes of one evaluation."""
+
+
+SECTIONS = ("run", "env", "algo", "net", "checkpoint", "eval")
+"""The sections of a configuration, in the order of the file."""
+MODELS: dict[str, type[Section]] = {"run": Run, "env": Environment, "checkpoint": Checkpoint, "eval": Evaluation}
+"""The models of those that stand here."""

@@ -1,6 +1,6 @@
 """Whose code a configuration would have imported: told from files alone, before anything is imported. Knows nothing of what code does.
 
-What a person types is theirs to run: an environment's or a network's file on the command line, or one that is named in a configuration file of their own.
+What a person types is theirs to run: a file of code on the command line, or one that is named in a configuration file of their own.
 A run folder may come from anywhere, and so may what its config.toml names. Such code is imported without a question only from a file inside the run folder, of
 a run that this user's index holds (see operant/runs/index.py), where folder and files are this user's and run.json holds the file's hash.
 """
@@ -13,21 +13,21 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from operant import runs
-from operant.config.raw import Draft
+from operant.config.raw import RawConfig
 from operant.errors import UntrustedError
 
 
-def check(draft: Draft, trusted: bool = False) -> bool:
+def check(raw: RawConfig, trusted: bool = False) -> bool:
     """Raise UntrustedError where a configuration file would have code imported that is not known to be this user's, unless it is `trusted` all the same.
 
     Returns `trusted`.
     """
-    if draft.source is None or trusted:
+    if raw.source is None or trusted:
         return trusted
-    found = [(path, _doubt(draft.source, path)) for path in _code(draft)]
+    found = [(path, _doubt(raw.source, path)) for path in _code(raw)]
     if lines := [f"{runs.shown(path)}: {doubt}" for path, doubt in found if doubt is not None]:
         advice = "to run it all the same, once you have read it: add --trust"
-        raise UntrustedError("\n  ".join([f"{runs.shown(draft.source)} names code that is not known to be yours, and was not run", *lines, advice]))
+        raise UntrustedError("\n  ".join([f"{runs.shown(raw.source)} names code that is not known to be yours, and was not run", *lines, advice]))
     return trusted
 
 
@@ -36,15 +36,15 @@ def hashes(folder: Path, names: Iterable[str]) -> dict[str, str]:
     return {name: _sha256(folder / name) for name in names}
 
 
-def _code(draft: Draft) -> Iterator[Path]:
+def _code(raw: RawConfig) -> Iterator[Path]:
     """The files of code that the configuration file names, absolute; not those of the command line, nor any that is not there."""
-    for key in (("env", "name"), ("net", "kind")):
-        table = draft.data.get(key[0])
+    for key in (("env", "name"), ("algo", "name"), ("net", "kind")):
+        table = raw.data.get(key[0])
         value = table.get(key[1]) if isinstance(table, dict) else None
-        if not isinstance(value, str) or draft.typed(key):
+        if not isinstance(value, str) or raw.typed(key):
             continue
-        name = value.rpartition(":")[0] if key[0] == "net" else value
-        if name.endswith(".py") and os.path.isfile(path := draft.path(key, name)):
+        name = value if key[0] == "env" else value.rpartition(":")[0]
+        if name.endswith(".py") and os.path.isfile(path := raw.path(key, name)):
             yield path
 
 

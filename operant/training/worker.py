@@ -41,7 +41,8 @@ def _device_error(error: Exception) -> DeviceError | None:
 def _keep_sources(folder: Path, config: Config) -> dict[str, str]:
     """Copy the user's own files into the run folder, so that an evaluation or a resume uses what was trained with; their names there."""
     names: dict[str, str] = {}
-    for key, source in (("environment_file", config.environment_file), ("network_file", config.network_file)):
+    own = {"environment_file": config.environment_file, "algorithm_file": config.algorithm_file, "network_file": config.network_file}
+    for key, source in own.items():
         if source is None:
             continue
         kept = folder / "source" / source.name

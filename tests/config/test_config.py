@@ -9,11 +9,12 @@ import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from operant import envs
+from operant import envs, old_names
 from operant.config import load as config
-from operant.config import messages, raw, request, toml_positions
-from operant.config.load import load, origins, schema, to_toml
+from operant.config import messages, raw, request, sections, toml_positions
+from operant.config.load import load, origins, to_toml
 from operant.config.recipes import find_source, shipped
+from operant.config.schema import schema
 from operant.errors import ConfigError, NotFoundError, OperantError
 from operant.settings import Section
 
@@ -283,7 +284,7 @@ def test_a_missing_file_is_not_found(tmp_path):
 
 def test_the_schema_has_every_key_with_its_default_and_description():
     whole = schema()
-    assert set(whole["properties"]) == set(config.SECTIONS)
+    assert set(whole["properties"]) == set(sections.SECTIONS)
     for row in origins(None):
         section, _, key = row.key.partition(".")
         if key.startswith("params."):
@@ -604,3 +605,75 @@ def test_alternatives_of_a_type_become_one_sentence():
 )
 def test_values_in_messages_are_short_and_harmless(value, said):
     assert raw.quoted(value) == said
+
+
+# OLD NAMES, AND OTHERS' NAMES
+
+
+def test_an_accepted_alias_is_the_key_itself(write):
+    assert load(write("[env]\nnum_envs = 64\n")).env.lanes == 64
+    source = write("[env]\nlanes = 64\n")
+    assert load(source, ["env.num_envs=128"]).env.lanes == 128
+    assert {row.key: row.origin for row in origins(write("[env]\nnum_envs = 64\n"))}["env.lanes"] == "ppo.toml:2"
+    with pytest.raises(ConfigError, match=r"ppo.toml:3: env.num_envs is another name of env.lanes, which is given too: remove one of them"):
+        load(write("[env]\nlanes = 64\nnum_envs = 64\n"))
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("algo.lr", "algo.learning_rate"), ("algo.n_steps", "algo.horizon"), ("algo.ent_coef", "algo.entropy_coefficient"), ("lr", "algo.learning_rate"),
+        ("algo.vf_coef", "algo.value_coefficient"), ("run.num_envs", "env.lanes"), ("run.total_timesteps", "run.steps"), ("net.net_arch", "net.hidden"),
+        ("algo.batch_size", "algo.minibatches'? (a minibatch holds env.lanes x algo.horizon / algo.minibatches samples"),
+    ],
+)  # fmt: skip
+def test_what_others_call_a_key_is_told_its_name_here(key, meant):
+    with pytest.raises(ConfigError) as caught:
+        load(None, [f"{key}=8"])
+    assert f"unknown key {key!r} - did you mean '{meant}" in str(caught.value)
+
+
+def test_every_synonym_names_a_key_that_exists():
+    keys = {row.key for row in origins(None)}
+    assert {*old_names.SYNONYMS.values(), *old_names.ALIASES.values(), *old_names.KEYS.values()} <= keys
+    assert not keys & {*old_names.ALIASES, *old_names.KEYS}
+
+
+def test_a_key_of_before_is_an_error_with_its_new_name_but_not_in_a_run(write, monkeypatch):
+    monkeypatch.setitem(old_names.KEYS, "algo.discounting", "algo.gamma")
+    source = write("[algo]\ndiscounting = 0.9\n", "config.toml")
+    with pytest.raises(ConfigError, match=r"config.toml:2: unknown key 'algo.discounting' - it is called 'algo.gamma' now"):
+        load(source)
+    write("{}", "run.json")
+    assert load(source).algo.gamma == 0.9
+    assert {row.key: row.origin for row in origins(source)}["algo.gamma"] == "config.toml:2"
+    with pytest.raises(ConfigError, match=r"command line: unknown key 'algo.discounting' - it is called 'algo.gamma' now"):
+        load(source, ["algo.discounting=0.8"])
+
+
+# AN ALGORITHM IN A FILE
+
+
+MY_ALGORITHM = """
+from operant.settings import Section
+
+class Mine:
+    class Config(Section):
+        temperature: float = 1.0
+
+        def problems(self, lanes):
+            return []
+"""
+
+
+def test_an_algorithm_of_a_users_own_is_named_by_file_and_class(write, tmp_path):
+    write(MY_ALGORITHM, "my_algo.py")
+    got = load(None, ["algo.name=my_algo.py:Mine", "algo.temperature=2"])
+    assert (got.algo_name, got.algorithm_file, got.algo.temperature) == (f"{tmp_path}/my_algo.py:Mine", tmp_path / "my_algo.py", 2.0)
+    assert load(write(to_toml(got))) == got
+    assert tomli.loads(to_toml(got, algorithm_file="source/my_algo.py"))["algo"]["name"] == "source/my_algo.py:Mine"
+    for name, said in {
+        "none.py:Mine": "there is no file 'none.py'", "my_algo.py:Yours": "has no algorithm 'Yours'", "broken_env.py:Mine": "could not be imported",
+    }.items():  # fmt: skip
+        with pytest.raises(ConfigError, match=f"command line: algo.name: .*{said}"):
+            load(None, [f"algo.name={name}"])

@@ -115,6 +115,14 @@ def test_opening_a_strangers_run_runs_none_of_its_code(here, home, theirs, ran, 
     assert not ran.exists() and content(theirs) == before and os.listdir(home / "runs") == ["mine"]
 
 
+def test_a_strangers_algorithm_is_not_run_either(here, theirs, ran):
+    (theirs / "source" / "algo.py").write_text(telling("", ran))
+    path = theirs / "config.toml"
+    path.write_text(path.read_text().replace('name = "ppo"', 'name = "source/algo.py:Theirs"').replace('"source/my_env.py"', '"cartpole"'))
+    done = here("config", "check", path, "net.kind=mlp", "env.params={}")
+    assert done.code == 2 and "source/algo.py: the run is not in your own index of runs" in done.err and not ran.exists()
+
+
 def test_trust_runs_it(here, theirs, ran):
     assert here("config", "check", theirs / "config.toml", "--trust").code == 0 and ran.exists()
     played = here("eval", theirs, "--episodes", "2", "--trust", "--json")

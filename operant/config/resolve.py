@@ -1,0 +1,154 @@
+"""What the names in a raw configuration stand for: an algorithm, an environment with its parameters, a network; shipped ones and a user's own files.
+
+What does not exist becomes a problem of the configuration, and the nearest thing that exists is returned, so that the rest can still be checked.
+Knows nothing of the other keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import StrictBool, TypeAdapter, ValidationError
+
+from operant import algos, envs
+from operant.config import messages, recipes
+from operant.config.raw import Key, RawConfig, quoted
+from operant.envs import ranges
+from operant.errors import NotFoundError, OperantError
+from operant.settings import Count, Real
+
+
+def value_of(raw: RawConfig, section: str, key: str, default: Any) -> Any:
+    """The value of a key as it was written, whatever its type, before its section is checked."""
+    table = raw.data.get(section)
+    value = table.get(key, default) if isinstance(table, dict) else default
+    return value if isinstance(value, str | dict) else raw.texts.get((section, key), value)
+
+
+def algorithm(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
+    """The class of `algo.name`, and the name it is found by again: a shipped one's, or the absolute path of a user's file, a colon and the class."""
+    key, default = ("algo", "name"), recipes.algorithm_of(str(value_of(raw, "env", "name", recipes.ENVIRONMENT)))
+    name, location, shipped = value_of(raw, *key, default), raw.location(key), ", ".join(algos.names())
+    if not isinstance(name, str):
+        raw.problem(location, f"algo.name: input should be one of {shipped} (got {quoted(name)})")
+        return None, ""
+    if name in algos.names():
+        return algos.load(name), name
+    path, _, class_name = name.rpartition(":")
+    if path.endswith(".py") and class_name.isidentifier():
+        try:
+            found = f"{user_file(path, raw, key, folder)}:{class_name}"
+            return algos.load(found), found
+        except OperantError as error:
+            raw.problem(location, f"algo.name: {error}")
+            return None, name
+    nearest = messages.nearest(name, algos.names())
+    available = f"Available: {shipped}, or one of your own as FILE.py:CLASS, such as my_algo.py:MyAlgo"
+    raw.problem(location, f"algo.name: unknown algorithm {quoted(name)}{messages.did_you_mean(nearest) or '.'} {available}")
+    return nearest and algos.load(nearest), name
+
+
+def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
+    """The environment of `env.name`, and the name it is found by again: a shipped one's, or the absolute path of a user's file."""
+    name, location = value_of(raw, "env", "name", recipes.ENVIRONMENT), raw.location(("env", "name"))
+    if not isinstance(name, str) or not name:
+        return None, ""
+    try:
+        if name.endswith(".py"):
+            path = str(user_file(name, raw, ("env", "name"), folder))
+            return envs.find(path), path
+        found = envs.find(name)
+        return found, found.name
+    except KeyError:
+        nearest = messages.nearest(name, envs.names())
+        available = f"Available: {', '.join(envs.names())}, or a file of your own, such as my_env.py"
+        raw.problem(location, f"env.name: unknown environment {quoted(name)}{messages.did_you_mean(nearest) or '.'} {available}")
+        return nearest and envs.find(nearest), name
+    except OperantError as error:
+        raw.problem(location, f"env.name: {error}")
+        return None, name
+
+
+def observed(raw: RawConfig, env: Any, pixels: int | None) -> Any:
+    """The environment, observed as pictures where `env.pixels` says so; a problem where it draws none."""
+    if env is None or pixels is None:
+        return env
+    try:
+        return envs.with_pixels(env, pixels)
+    except OperantError as error:
+        raw.problem(raw.location(("env", "pixels")), f"env.pixels: {error}")
+        return env
+
+
+def params(raw: RawConfig, env: Any, known: Mapping[str, Sequence[str]]) -> Any:
+    """The environment's Params with the values that were written; None, and a problem for each thing that is wrong."""
+    given = value_of(raw, "env", "params", {})
+    if env is None or not isinstance(given, dict):
+        return None
+    fields, defaults = getattr(env.Params, "_fields", None), getattr(env.Params, "_field_defaults", {})
+    name_location, problems = raw.location(("env", "name")), len(raw.problems)
+    if fields is None or set(fields) != set(defaults):
+        raw.problem(name_location, f"env.name: Params of {env.name} must be a NamedTuple whose fields all have a default")
+        return None
+    for message in ranges.declaration_problems(env):
+        raw.problem(name_location, f"env.name: {env.name}: {message}")
+    if len(raw.problems) > problems:
+        return None
+    values = {}
+    for name, value in given.items():
+        key = ("env", "params", name)
+        if name not in fields:
+            raw.problem(raw.location(key), messages.unknown_key(key, known, fields))
+            continue
+        try:
+            values[name] = _parameter_type(defaults[name]).validate_python(value)
+        except ValidationError as error:
+            for problem in messages.problems(error, {}):
+                raw.problem(raw.location(key), f"{messages.dotted(key)}: {problem.message} (got {quoted(value)})")
+            continue
+        if problem_text := ranges.refusal(env, name, values[name]):
+            raw.problem(raw.location(key), f"{messages.dotted(key)}: {problem_text} (got {quoted(value)})")
+    return env.Params(**values) if len(raw.problems) == problems else None
+
+
+def _parameter_type(default: object) -> TypeAdapter[Any]:
+    """How a parameter of this default is written; `operant.envs.ranges` knows what it may be."""
+    if isinstance(default, bool):
+        return TypeAdapter(StrictBool)
+    if isinstance(default, int):
+        return TypeAdapter(Count)
+    return TypeAdapter(Real)
+
+
+def network_kind(raw: RawConfig, folder: Path | None, built_in: Sequence[str]) -> str:
+    """`net.kind`, of a user's own file with its absolute path; a problem where it is neither that nor one of `built_in`, whose first is the default."""
+    default, key = built_in[0], ("net", "kind")
+    kind = value_of(raw, *key, default)
+    if not isinstance(kind, str):
+        return default
+    if kind in built_in:
+        return kind
+    path, _, name = kind.rpartition(":")
+    if not path.endswith(".py") or not name.isidentifier():
+        hint = messages.did_you_mean(messages.nearest(kind, built_in))
+        allowed = f"input should be {', '.join(map(repr, built_in))}, or a network of your own as FILE.py:CLASS, such as 'my_net.py:MyNet'"
+        raw.problem(raw.location(key), f"net.kind: {allowed}{hint} (got {quoted(kind)})")
+        return default
+    try:
+        return f"{user_file(path, raw, key, folder)}:{name}"
+    except NotFoundError as error:
+        raw.problem(raw.location(key), f"net.kind: {error}")
+        return default
+
+
+def user_file(name: str, raw: RawConfig, key: Key, folder: Path | None) -> Path:
+    """The absolute path of a user's file that is named under a key. Raises NotFoundError."""
+    try:
+        path = raw.path(key, name, folder)
+        if path.is_file():
+            return path
+    except (OSError, ValueError):  # a name too long, a NUL in it, a folder that may not be read
+        pass
+    raise NotFoundError(f"there is no file {quoted(name)} (looked in {raw.path(key, '', folder)})")

@@ -1,0 +1,87 @@
+"""Names that have changed, in one table: keys of configurations, and what a user's Python file imports and calls. Standard library only.
+
+Three readers: a run's own configuration is read with the keys of its time; an unknown key's message names the new one; a user's file is translated while it is
+loaded. Knows nothing of what the names mean, and of no file but its text.
+"""
+
+from __future__ import annotations
+
+import ast
+
+KEYS: dict[str, str] = {}
+"""Keys of configurations. Runs made before keep theirs; anywhere else the old key is an error that names the new one."""
+
+ALIASES = {"env.num_envs": "env.lanes"}
+"""Keys that are accepted everywhere beside Operant's own."""
+
+SYNONYMS = {
+    "lr": "algo.learning_rate", "n_steps": "algo.horizon", "num_steps": "algo.horizon", "rollout_length": "algo.horizon", "n_epochs": "algo.epochs",
+    "num_epochs": "algo.epochs", "update_epochs": "algo.epochs", "batch_size": "algo.minibatches", "minibatch_size": "algo.minibatches",
+    "mini_batch_size": "algo.minibatches", "n_minibatches": "algo.minibatches", "num_minibatches": "algo.minibatches", "num_mini_batches": "algo.minibatches",
+    "discount": "algo.gamma", "discount_factor": "algo.gamma", "lam": "algo.gae_lambda", "lambda": "algo.gae_lambda", "clip_range": "algo.clip",
+    "clip_coef": "algo.clip", "clip_epsilon": "algo.clip", "clip_range_vf": "algo.value_clip", "ent_coef": "algo.entropy_coefficient",
+    "entropy_coef": "algo.entropy_coefficient", "vf_coef": "algo.value_coefficient", "value_coef": "algo.value_coefficient",
+    "max_grad_norm": "algo.max_gradient_norm", "anneal_lr": "algo.anneal", "norm_adv": "algo.normalize_advantages",
+    "normalize_advantage": "algo.normalize_advantages", "norm_obs": "algo.normalize_observations", "norm_reward": "algo.normalize_rewards",
+    "adam_eps": "algo.adam_epsilon", "num_envs": "env.lanes", "n_envs": "env.lanes", "env_id": "env.name", "total_timesteps": "run.steps",
+    "total_steps": "run.steps", "max_steps": "run.steps", "hidden_sizes": "net.hidden", "hidden_size": "net.hidden", "hidden_dim": "net.hidden",
+    "net_arch": "net.hidden", "log_std_init": "net.initial_log_std", "eval_freq": "eval.every", "n_eval_episodes": "eval.episodes",
+    "save_freq": "checkpoint.every",
+}  # fmt: skip
+"""What other libraries call a key, by its last part: a hint in the message about an unknown key."""
+
+NOTES = {
+    "batch_size": "a minibatch holds env.lanes x algo.horizon / algo.minibatches samples",
+    "minibatch_size": "a minibatch holds env.lanes x algo.horizon / algo.minibatches samples",
+    "mini_batch_size": "a minibatch holds env.lanes x algo.horizon / algo.minibatches samples",
+}
+"""Where a key of another library counts something else than Operant's."""
+
+MODULES = {
+    "operant.device": "operant.compute.device",
+    "operant.rng": "operant.compute.rng",
+    "operant.shapes": "operant.envs.drawing",
+    "operant.ranges": "operant.envs.ranges",
+}
+"""Modules that a user's file may import."""
+
+NAMES: dict[str, str] = {}
+"""What a user's file may import from `operant.envs`."""
+
+KEYWORDS = {"kinds": "categories"}
+"""Keywords of `Env(...)` and `Box(...)`, and of `dataclasses.replace` of one."""
+
+
+def translated(text: str | bytes, filename: str) -> ast.Module:
+    """The syntax tree of a user's Python file in today's names; lines stay where they are. Raises SyntaxError."""
+    tree = _Translation().visit(ast.parse(text, filename))
+    return ast.fix_missing_locations(tree)
+
+
+class _Translation(ast.NodeTransformer):
+    def visit_Import(self, node: ast.Import) -> ast.Import:
+        for alias in node.names:
+            if alias.name in MODULES and alias.asname is not None:
+                alias.name = MODULES[alias.name]
+        return node
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> list[ast.ImportFrom]:
+        node.module = MODULES.get(node.module or "", node.module)
+        parts = [node]
+        for alias in list(node.names):
+            if node.module == "operant.envs" and alias.name in NAMES:
+                alias.asname, alias.name = alias.asname or alias.name, NAMES[alias.name]
+            # from operant import rng
+            elif (moved := MODULES.get(f"{node.module}.{alias.name}")) is not None:
+                package, _, name = moved.rpartition(".")
+                node.names.remove(alias)
+                parts.append(ast.copy_location(ast.ImportFrom(package, [ast.alias(name, alias.asname or alias.name)], 0), node))
+        return [part for part in parts if part.names]
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+        if name in ("Box", "Env", "replace"):
+            for keyword in node.keywords:
+                keyword.arg = KEYWORDS.get(keyword.arg or "", keyword.arg)
+        self.generic_visit(node)
+        return node
