@@ -123,9 +123,9 @@ def repeatable(precision: str, iterations: int = 200) -> str:
         ppo = trainer(CARTPOLE, mlp.Config(), lanes=2048, where="cuda", seed=seed, eager=eager, **algo)
         for iteration in range(iterations):
             if iteration == break_at:
-                saved = {name: value.clone() for name, value in ppo.tensors().items()}
+                saved = {name: value.clone() for name, value in ppo.state("all").items()}
                 ppo = trainer(CARTPOLE, mlp.Config(), lanes=2048, where="cuda", seed=seed, eager=eager, **algo)
-                for name, value in ppo.tensors().items():
+                for name, value in ppo.state("all").items():
                     value.copy_(saved[name])
             ppo.collect()
             ppo.update()

@@ -40,7 +40,7 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
         teach()
     lanes, horizon, iterations = (8, 4, 3) if tiny else (LANES, HORIZON, ITERATIONS)
     # "first": what is measured beside other processes is no measurement.
-    algo = {"horizon": horizon, "precision": precision, "kernels": kernels, "anneal_steps": lanes * horizon * iterations, "kernels_shape": "first"}
+    algo = {"horizon": horizon, "precision": precision, "kernels": kernels, "anneal_steps": lanes * horizon * iterations, "kernel_config": "first"}
     episodes, returns = [], []
     try:
         net = mlp.Config(hidden=(16,) if tiny else (64, 64))
@@ -48,14 +48,14 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
         for _ in range(iterations):
             ppo.collect()
             ppo.update()
-            ended, _, total = ppo.take().tolist()[:3]
+            ended, _, total = ppo.world.take(ppo.rollout).tolist()[:3]
             episodes.append(int(ended))
             returns.append(total)
     except Exception as error:
         traceback.print_exc(limit=-5)
         return {"verdict": f"FAILED: {type(error).__name__}: {str(error)[:200]}"}
     verdict = "ok" if ppo.stats[8] == 0 and (ppo.fused is not None) == (kernels == "fused") else "FAILED: not finite, or the wrong path"
-    return {"lanes": lanes, "horizon": horizon, "shape": ppo.config.kernels_shape, "episodes": episodes, "returns": returns, "verdict": verdict}
+    return {"lanes": lanes, "horizon": horizon, "shape": ppo.config.kernel_config, "episodes": episodes, "returns": returns, "verdict": verdict}
 
 
 # FIGURES

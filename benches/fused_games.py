@@ -43,7 +43,7 @@ GAMES = ("snake", "pacman", "g2048", "go", "breakout")
 DENSE = {"hidden": [256, 256], "activation": "relu", "shared": True}
 """The network of a game that ships with convolutions."""
 
-LEFT_OUT = ("precision", "kernels", "kernels_shape", "horizon", "anneal_steps", "microbatch")
+LEFT_OUT = ("precision", "kernels", "kernel_config", "horizon", "anneal_steps", "microbatch")
 """What a bench chooses itself of a configuration's [algo]."""
 
 SIZES = Sizes(horizon=32, iterations=200)
@@ -65,7 +65,7 @@ class Game(Task):
 
     def trainer(self, sizes: Sizes, lanes: int, horizon: int, kernels: str = "fused", **more: Any) -> PPO:
         """A trainer of it."""
-        given = {"precision": self.precision, "kernels_shape": self.shape or "first", **self.algo, **more}
+        given = {"precision": self.precision, "kernel_config": self.shape or "first", **self.algo, **more}
         return trainer(find(self.env), mlp.Config(**self.net), lanes=lanes, horizon=horizon, where=sizes.where, kernels=kernels, **given)
 
 
@@ -121,7 +121,7 @@ def speeds(name: str, sizes: Sizes, peak: dict[str, float]) -> Iterator[tuple[st
         try:
             task = game(name, precision, tiny=sizes.where == "cpu")
             task = replace(task, algo={**task.algo, "anneal": False, "learning_rate": 2.5e-4})
-            ppo = task.trainer(sizes, sizes.lanes, sizes.horizon, kernels=kernels, kernels_shape="")
+            ppo = task.trainer(sizes, sizes.lanes, sizes.horizon, kernels=kernels, kernel_config="")
             yield "speed", {**said, "net": task.net["hidden"], **rates(ppo, sizes, tuple(task.net["hidden"]), peak.get(precision, float("nan")))}
             if ppo.fused is not None and sizes.where == "cuda":
                 costs = Collected()

@@ -71,7 +71,7 @@ class Task:
     def trainer(self, sizes: Sizes, lanes: int, horizon: int, kernels: str = "fused", **more: Any) -> PPO:
         """A trainer of it. `env`: one of the tests' environments, or as a number CartPole through so many numbers with three actions."""
         rules = wide(int(self.env), 3) if self.env.isdecimal() else ENVS[self.env]
-        config = {"precision": self.precision, "kernels_shape": self.shape or "first", **self.algo, **more}
+        config = {"precision": self.precision, "kernel_config": self.shape or "first", **self.algo, **more}
         return trainer(rules, mlp.Config(**self.net), lanes=lanes, horizon=horizon, where=sizes.where, kernels=kernels, **config)
 
 
@@ -113,9 +113,9 @@ def bits(task: Task, sizes: Sizes) -> dict[str, Any]:
         ppo = task.trainer(sizes, sizes.run_lanes, 16, seed=seed, eager=eager, target_kl=0.05)
         for iteration in range(sizes.iterations):
             if iteration == break_at:
-                saved = {name: value.clone() for name, value in ppo.tensors().items()}
+                saved = {name: value.clone() for name, value in ppo.state("all").items()}
                 ppo = task.trainer(sizes, sizes.run_lanes, 16, seed=seed, eager=eager, target_kl=0.05)
-                for name, value in ppo.tensors().items():
+                for name, value in ppo.state("all").items():
                     value.copy_(saved[name])
             ppo.collect()
             ppo.update()
@@ -213,7 +213,7 @@ def speed(records: Records, sizes: Sizes, stop_s: float, peak: dict[str, float])
             continue
         try:
             ppo = Task("speed", sizes.observation, {"hidden": hidden}, {"anneal": False, "learning_rate": 2.5e-4}, precision).trainer(
-                sizes, sizes.lanes, sizes.horizon, kernels=kernels, kernels_shape=""
+                sizes, sizes.lanes, sizes.horizon, kernels=kernels, kernel_config=""
             )
             records.add("speed", hidden=hidden, kernels=kernels, precision=precision, **rates(ppo, sizes, hidden, peak.get(precision, float("nan"))))
             if ppo.fused is not None and sizes.where == "cuda":
@@ -242,7 +242,7 @@ def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[
     # Two a weight forward and four backward, but none for the slopes of the observation.
     done = (6 * weights - 2 * towers * widths[0] * widths[1]) * samples * ppo.config.epochs
     return {
-        "shape": ppo.config.kernels_shape, "sps": samples / whole_s, "iteration_ms": whole_s * 1e3, "collect_ms": collect_s * 1e3, "update_ms": update_s * 1e3,
+        "shape": ppo.config.kernel_config, "sps": samples / whole_s, "iteration_ms": whole_s * 1e3, "collect_ms": collect_s * 1e3, "update_ms": update_s * 1e3,
         "tflops": done / update_s / 1e12, "peak_tflops": peak / 1e12, "share": done / update_s / peak, "not_finite": float(ppo.stats[8]), "verdict": "ok",
     }  # fmt: skip
 

@@ -21,8 +21,8 @@ from gpu import copy_bandwidth, seconds
 
 from operant import envs
 from operant.compute.graphs import Graphed
+from operant.nn.work import step_bytes
 from operant.tools.rollouts import Trial, compare_devices, trial_actions
-from operant.tools.roofline import step_bytes
 from operant.worlds.device_world import World
 
 CUDA = torch.device("cuda", 0)

@@ -20,8 +20,8 @@ from operant.algos.ppo.algorithm import PPO
 from operant.algos.ppo.algorithm import PPOConfig as Config
 from operant.compute.graphs import Graphed
 from operant.nn import mlp
+from operant.nn.work import step_bytes
 from operant.tools.rollouts import compare_devices
-from operant.tools.roofline import step_bytes
 from operant.training.evaluate import Evaluator
 from operant.worlds.device_world import World
 
@@ -167,9 +167,9 @@ def train_bytes(seed: int, iterations: int, *, eager: bool = False, break_at: in
     algo.start()
     for iteration in range(iterations):
         if iteration == break_at:
-            saved = {name: value.cpu() for name, value in algo.tensors().items()}
+            saved = {name: value.cpu() for name, value in algo.state("all").items()}
             algo = fresh()
-            for name, value in algo.tensors().items():
+            for name, value in algo.state("all").items():
                 value.copy_(saved[name])
         algo.collect()
         algo.update()

@@ -64,7 +64,7 @@ def settled(policy: Policy, config: Config) -> float:
     world.reset(bound)
     total = torch.zeros((), dtype=torch.float64, device=policy.device)
     for t in range(2 * SWING_S - 1):
-        slot.action.copy_(policy.act(slot.observation, None))
+        slot.action.copy_(policy.act(slot.observation, ())[0])
         world.step(bound)
         world.advance(1)
         if t >= SWING_S:

@@ -318,7 +318,7 @@ def solve(recipe: Recipe, seed: int, device: Any, *, most_s: float) -> Solved:
     from operant.training.evaluate import Evaluator
     from operant.worlds.device_world import World
 
-    more = ["algo.kernels_shape=first"] if device.type == "cuda" else []  # not the fastest, but none is measured for each recipe
+    more = ["algo.kernel_config=first"] if device.type == "cuda" else []  # not the fastest, but none is measured for each recipe
     found = config.load(recipes.find_source("ppo/cartpole"), [*recipe.overrides(), *more, f"run.device={device}"])
     world = World(found.environment, recipe.lanes, seed=seed, device=device, params=found.params)
     algo = algos.load(found.algo_name)(world, found.algo, found.net, seed=seed, steps=found.run.steps)

@@ -71,7 +71,7 @@ class Loop:
 
     def bytes(self):
         """Everything that a checkpoint would hold."""
-        return {name: tensor.cpu().numpy().tobytes() for name, tensor in self.algo.tensors().items()}
+        return {name: tensor.cpu().numpy().tobytes() for name, tensor in self.algo.state("all").items()}
 
 
 def same_bytes(alone, shown, rounds):

@@ -102,7 +102,7 @@ def iteration_case(env, net, algo, iterations=2, broken=False):
     """Differences between the two paths after whole iterations from the same seed."""
     config = {"lanes": 12, "horizon": 6, "epochs": 2, "minibatches": 2, **algo}
     ours, theirs = (trainer(env_of(env), mlp.Config(**net), kernels=kernels, **config) for kernels in ("fused", "torch"))
-    assert ours.config.kernels_shape == str(ours.fused.shape) and algo.get("kernels_shape", "whole") in ours.config.kernels_shape
+    assert ours.config.kernel_config == str(ours.fused.shape) and algo.get("kernel_config", "whole") in ours.config.kernel_config
     for ppo in (ours, theirs):
         if broken:
             ppo.policy.flat.values.data[3] = float("nan")
@@ -113,11 +113,11 @@ def iteration_case(env, net, algo, iterations=2, broken=False):
     def difference(a, b):
         return float((a.double() - b.double()).abs().max())
 
-    tensors = ours.tensors()
+    tensors = ours.state("all")
     return {
         "actions": int((ours._raw.float() - theirs._raw.float()).abs().gt(1e-4).sum()),
         "stats": difference(ours.stats, theirs.stats),
-        "state": max(difference(tensors[name], other) for name, other in theirs.tensors().items()),
+        "state": max(difference(tensors[name], other) for name, other in theirs.state("all").items()),
         "rollout": max(difference(getattr(ours, name), getattr(theirs, name)) for name in ("_value", "_log_probability", "_returns")),
         "final": difference(ours._final_value[ours.rollout.truncated != 0], theirs._final_value[theirs.rollout.truncated != 0])
         if ours.rollout.truncated.any()

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from operant import algos
 from operant.config import load as config
 from operant.config import recipes
-from operant.worlds.device_world import TALLIES, World
+from operant.training.build import build
+from operant.worlds.device_world import TALLIES
 
 
 def learnt(name: str, overrides: Sequence[str], iterations: int, parts: int = 4) -> list[np.ndarray]:
     """Sums over the episodes that ended in each of so many parts of a training, seed 1: those of `World.take`, (3 + K)."""
     recipe = config.load(recipes.find_source(name), overrides)
-    world = World(recipe.environment, recipe.lanes, seed=1)
-    algo = algos.load(recipe.algo_name)(world, recipe.algo, recipe.net, seed=1, steps=recipe.run.steps)
+    algo = build(recipe, "cpu")
+    world = algo.world
     algo.start()
     sums = np.zeros((parts, TALLIES + len(world.env.tally)))
     for part in sums:
         for _ in range(iterations // parts):
-            algo.collect()
-            algo.update()
+            for phase in algo.phases:
+                phase.run()
             part += world.take(algo.rollout).numpy()
     return list(sums)

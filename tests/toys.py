@@ -274,12 +274,12 @@ def iterate(ppo: PPO, times: int) -> PPO:
 
 def bytes_of(ppo: PPO) -> dict[str, bytes]:
     """Everything that a checkpoint would hold, as bytes."""
-    return {name: tensor.numpy().tobytes() for name, tensor in ppo.tensors().items()}
+    return {name: tensor.numpy().tobytes() for name, tensor in ppo.state("all").items()}
 
 
 def clones(ppo: PPO) -> dict[str, torch.Tensor]:
     """Everything that a checkpoint would hold, set aside."""
-    return {name: tensor.clone() for name, tensor in ppo.tensors().items()}
+    return {name: tensor.clone() for name, tensor in ppo.state("all").items()}
 
 
 # A USER'S OWN FILES, as texts

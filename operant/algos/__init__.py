@@ -1,11 +1,4 @@
-"""Finds algorithms by file name: `operant/algos/<name>.py` exports `ALGO`. Knows nothing of any algorithm.
-
-An `ALGO` is a class with
-
-- `Config`: a `settings.Section` with every key of `[algo]` but `name`, and its default;
-- `Config.problems(lanes) -> list[tuple[str, str]]`: (key, sentence) for what does not fit together;
-- the members `operant.training.worker` calls: see `operant.algos.ppo.algorithm.PPO`.
-"""
+"""Finds algorithms by file name: `operant/algos/<name>.py` exports `ALGO`, an `operant.algos.base.Algorithm`. Knows nothing of any algorithm."""
 
 from __future__ import annotations
 
@@ -22,7 +15,7 @@ from operant.errors import NotFoundError, OperantError
 
 def names() -> list[str]:
     """The algorithms there are, sorted."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
 
 
 def load(name: str) -> Any:

@@ -69,7 +69,7 @@ def _place(trace: str) -> Path:
 
 def _print_profile(found: Profile) -> None:
     out(f"{found.environment}  {found.algorithm}  {found.lanes:,} lanes x {found.horizon}  {found.precision}, {found.kernels} kernels  {found.device}")
-    halves = f"collect {_time(found.collect_s)}, update {_time(found.update_s)}"
+    halves = ", ".join(f"{name} {_time(seconds)}" for name, seconds in found.phase_s.items())
     out(f"{_time(found.iteration_s)} an iteration ({halves}), medians of {found.iterations}: {_count(found.sps)} steps/s", "")
     heads = ("phase", "time", "share", "launches")
     rows = [(phase.name, _time(phase.seconds), f"{phase.share:.0%}", "-" if phase.launches is None else f"{phase.launches:,}") for phase in found.phases]

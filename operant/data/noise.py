@@ -1,7 +1,4 @@
-"""Bodies that fill buffers with the random numbers an algorithm needs: noise for a rollout's actions, and the order of minibatches.
-
-Both are pure functions of (seed, tick or iteration, index), so every device draws the same. Knows nothing of policies or losses.
-"""
+"""The order of minibatches: a pure function of (seed, iteration, index), so every device draws the same. Knows nothing of policies or losses."""
 
 from __future__ import annotations
 
@@ -14,35 +11,6 @@ from operant.compute.device import device
 
 _ROUNDS = 12  # with 8, places of an order of 5 blocks are up to 12 % off uniform; with 12, no deviation is found in 27,000 orders
 _LOW_32 = 0xFFFFFFFF
-
-
-class Clock(NamedTuple):
-    """Whose numbers, and when."""
-
-    tick: Any  # (1) int64: the world's tick, or the iteration
-    seed: Any  # (2) uint32, as int32
-    lane0: int  # global number of the first lane
-
-
-class Noise(NamedTuple):
-    """The random buffer of a rollout."""
-
-    noise: Any  # (T, U, N) float32, written
-
-
-@device
-def noise_body(i, clock, out, offset):
-    """U uniform numbers in [0, 1) for each of the T steps of lane i: draw k // 4, word k % 4, at tick + t."""
-    lane, seed_low, seed_high = uint32(uint32(clock.lane0) + i), uint32(clock.seed[0]), uint32(clock.seed[1])
-    count = out.noise.shape[1]
-    for t in range(out.noise.shape[0]):
-        tick = clock.tick[0] + offset + t
-        key = (seed_low, seed_high, lane, uint32(tick & _LOW_32), uint32(tick >> 32), uint32(rng.ACTION))
-        for draw in range((count + 3) // 4):
-            words = rng.uniform4(key, draw)
-            for k in range(4):
-                if 4 * draw + k < count:
-                    out.noise[t, 4 * draw + k, i] = words[k]
 
 
 class Order(NamedTuple):

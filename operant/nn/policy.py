@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,37 @@ from operant.nn.normalization import FixedScale, RunningNormalizer
 
 log = logging.getLogger("operant.nn.policy")
 
+State = tuple[Tensor, ...]
+"""What an actor remembers of each lane from step to step, tensors (..., N); empty for a feed-forward network."""
+
+
+class Actor(Protocol):
+    """What chooses actions: all that evaluation, the live agent, play and export know of a policy."""
+
+    @property
+    def env(self) -> Env:
+        """Whose observations it reads."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it acts."""
+
+    @property
+    def noise_rows(self) -> int:
+        """U, the uniform numbers that an action drawn at random takes."""
+
+    def initial_state(self, lanes: int) -> State:
+        """What it remembers at an episode's start."""
+
+    def act(self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None) -> tuple[Tensor, State]:
+        """Actions (A, N) for observations (O, N), and the state after them: drawn with `noise` (U, N), or greedy; only what `legal` (H, N) allows."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of it, by name: copy into these to load."""
+
+    def not_finite(self) -> list[str]:
+        """Names of the parameters that hold a NaN or an infinity. Reads back from the device."""
+
 
 class Policy:
     """Maps raw observations (O, B) to actions and values on one device. Its numbers begin the same on every device, from `seed` alone.
@@ -25,7 +57,7 @@ class Policy:
     and a convolutional network reads byte / 255: where there is nothing else to read, there is no normalizer. Numeric bytes that are not normalised are divided
     by their upper bound. `precision` is that of a convolutional network on a GPU ("fp32", "tf32" or "bf16"); see `operant.nn.cnn`.
 
-    `initial_state` and `tensors` leave room for recurrent policies; a feed-forward one carries nothing from step to step.
+    An `Actor` without a state.
     """
 
     def __init__(self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32") -> None:
@@ -43,7 +75,12 @@ class Policy:
         counts = env.observation.category_counts()
         self._categorical = torch.tensor(counts, device=device)[:, None] > 0 if any(counts) else None  # (O, 1)
 
-    def initial_state(self, lanes: int) -> tuple[Tensor, ...]:
+    @property
+    def noise_rows(self) -> int:
+        """Uniform numbers that an action drawn at random takes."""
+        return self.distribution.noise_rows
+
+    def initial_state(self, lanes: int) -> State:
         """What the policy remembers at an episode's start: nothing."""
         return ()
 
@@ -62,16 +99,20 @@ class Policy:
         return (parameters if legal is None else masked(parameters, legal)), value
 
     @torch.no_grad()
-    def act(self, observation: Tensor, noise: Tensor | None, legal: Tensor | None = None) -> Tensor:
-        """What the environment is to be given, (A, B): drawn with `noise` (U, B), or the likeliest where that is None; only what `legal` (H, B) allows."""
+    def act(self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None) -> tuple[Tensor, State]:
+        """Actions (A, N), drawn with `noise` (U, N) or the likeliest where that is None, and the state as it is; only what `legal` (H, N) allows."""
         parameters, _ = self.forward(observation, legal)
         raw = self.distribution.mode(parameters) if noise is None else self.distribution.sample(parameters, noise)
-        return self.distribution.to_env(raw)
+        return self.distribution.to_env(raw), state
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold, by name."""
         statistics = {f"observation/{name}": value for name, value in self.normalizer.tensors().items()} if self.normalizer is not None else {}
         return {"parameters": self.flat.values.data, **statistics}
+
+    def not_finite(self) -> list[str]:
+        """Names of the parameters that hold a NaN or an infinity. Reads back from the device."""
+        return self.flat.not_finite()
 
 
 def _normalizer(env: Env, net: nn.Module, device: torch.device, *, normalize: bool) -> RunningNormalizer | None:

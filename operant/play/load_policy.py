@@ -148,11 +148,9 @@ def _policy(config: Any, checkpoint: Any, device: Any) -> Any:
     """The run's policy with the checkpoint's numbers."""
     import torch
 
-    from operant.nn.policy import Policy
+    from operant.training.build import make_actor
 
-    normalize = getattr(config.algo, "normalize_observations", False)
-    precision = getattr(config.algo, "precision", "fp32")
-    policy = Policy(config.environment, config.net, seed=config.run.seed, device=device, normalize=normalize, precision=precision)
+    policy = make_actor(config, device)
     with torch.no_grad():
         for name, here in policy.tensors().items():
             there = checkpoint.tensors.get(f"policy/{name}")

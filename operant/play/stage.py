@@ -15,11 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from operant.compute.device import device
-from operant.compute.kernel import bind, kernel
-from operant.data import noise
 from operant.envs import Env, step_seconds
-from operant.nn.policy import Policy
+from operant.nn.policy import Actor
 from operant.training import evaluate
+from operant.training.rollout import Rollout
 from operant.worlds.device_world import World
 from operant.worlds.painter import Painter
 
@@ -60,7 +59,7 @@ class Show:
         self.ages = np.zeros(lanes, np.int64)
         self.ended, self.terminated = np.zeros(lanes, bool), np.zeros(lanes, bool)
         self._compile()
-        self._world.lanes.tick.fill_(number * _TICKS + 1)
+        self._world.seek(number * _TICKS + 1)
         self._begin(np.ones(lanes, bool))
 
     def _compile(self) -> None:
@@ -95,6 +94,10 @@ class Show:
         lanes = self._world.lanes
         kept = lanes.finished[:, 0] if self.ended[0] and lanes.finished is not None else lanes.running[1:, 0]
         return dict(zip(self.env.tally, kept.tolist(), strict=True))
+
+    def rollout(self, actor: Actor) -> Rollout:
+        """An actor that chooses for these lanes."""
+        return Rollout(actor, self._world, slot=self._slot)
 
     def renew(self) -> None:
         """Begin the next episode in every lane that has ended. `step` does so by itself."""
@@ -150,18 +153,13 @@ class Show:
 class Performer:
     """A policy that plays a show, greedily or by its own distribution, with the random numbers that an evaluation would draw."""
 
-    def __init__(self, show: Show, policy: Policy, *, greedy: bool) -> None:
-        self._show, self._policy, self._greedy = show, policy, greedy
-        self._noise = torch.zeros(1, policy.distribution.noise_rows, show.lanes, device=show.device)
-        self._fill = kernel(noise.noise_body, show.device)
-        lanes = show._world.lanes
-        self._clock, self._noise_buffers = bind(noise.Clock(lanes.tick, lanes.seed, 0)), bind(noise.Noise(self._noise))
+    def __init__(self, show: Show, actor: Actor, *, greedy: bool) -> None:
+        self._show, self._greedy = show, greedy
+        self._rollout = show.rollout(actor)
 
-    @torch.no_grad()
     def step(self) -> None:
         """One step of every lane."""
-        show = self._show
-        show.renew()
+        self._show.renew()
         if not self._greedy:
-            self._fill(show.lanes, self._clock, self._noise_buffers)
-        show.step(self._policy.act(show.observation, None if self._greedy else self._noise[0], show.legal))
+            self._rollout.draw()
+        self._show.step(self._rollout.choose(greedy=self._greedy))

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from operant import __version__, algos, envs
+from operant import __version__, envs
 from operant.algos.ppo.algorithm import PPO, PPOConfig
 from operant.compute.graphs import Graphed
 from operant.compute.runtime import find_device, set_threads
@@ -27,7 +28,8 @@ from operant.config import recipes
 from operant.envs import Box, Env
 from operant.errors import UsageError
 from operant.nn import mlp
-from operant.tools.roofline import step_bytes
+from operant.nn.work import step_bytes
+from operant.training import build as building
 from operant.training.evaluate import Evaluator
 from operant.worlds.device_world import World
 
@@ -198,15 +200,15 @@ def solve(seed: int, device: torch.device, overrides: Sequence[str] = ()) -> Sol
     started = time.perf_counter()
     recipe = config.load(recipes.find_source(RECIPE), overrides)
     target = math.inf if recipe.run.target is None else recipe.run.target
-    world = World(recipe.environment, recipe.lanes, seed=seed, device=device, params=recipe.params)
-    algo = algos.load(recipe.algo_name)(world, recipe.algo, recipe.net, seed=seed, steps=recipe.run.steps)
-    evaluator = Evaluator(algo.policy, recipe.environment, recipe.params, episodes=128, seed=seed)
+    seeded = replace(recipe, run=recipe.run.model_copy(update={"seed": seed}))
+    algo = building.build(seeded, device)
+    evaluator = Evaluator(algo.actor, recipe.environment, recipe.params, episodes=128, seed=seed)
     algo.start()
     spent_s, iteration, mean = 0.0, 0, -math.inf
 
     def once() -> None:
-        algo.collect()
-        algo.update()
+        for phase in algo.phases:
+            phase.run()
 
     while mean < target and iteration * algo.steps_per_iteration < recipe.run.steps:
         took_s = _region_s(once, device, 1)

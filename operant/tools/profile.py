@@ -1,7 +1,7 @@
 """Where an iteration's time goes: phases, launches, shares of what the device can do, memory, and a trace to look at. What `operant profile` does.
 
-Trains a fresh trainer of a configuration for a few iterations and writes no run. Knows the trainers' `collect` and `update`, and by name the parts that a
-trainer offers as `phases`; prints nothing.
+Trains a fresh trainer of a configuration for a few iterations and writes no run. Knows an algorithm's phases, and the functions that it names as `parts` of
+them; prints nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from operant import algos
+from operant.algos.base import Algorithm
 from operant.compute.runtime import find_device, set_threads
 from operant.config.load import Config
+from operant.nn.work import Work
 from operant.tools import trace as tracefile
-from operant.tools.roofline import Peak, Work, iteration_work, peak
+from operant.tools.roofline import Peak, peak
 from operant.training import auto_lanes
-from operant.worlds.device_world import World
+from operant.training import build as building
 
 TRACED = 2
 """Iterations in a trace: more only make it larger."""
@@ -36,8 +37,8 @@ TRACED = 2
 WARM_UP = 3  # plain, captured, replayed
 TOP = 12  # kernels that are named
 OTHER = "other"
-PHASES: Mapping[str, str] = {"world.step": "environment", "policy.forward": "network"}
-"""Where a trainer says nothing itself: attribute -> phase."""
+PARTS: Mapping[str, str] = {"world.step": "environment", "actor.forward": "network"}
+"""Where an algorithm names no parts itself: function -> phase."""
 
 
 class Phase(NamedTuple):
@@ -71,8 +72,7 @@ class Profile(NamedTuple):
     iterations: int
     threads: int
     iteration_s: float
-    collect_s: float
-    update_s: float
+    phase_s: dict[str, float]  # of each phase of the algorithm
     sps: float
     phases: list[Phase]
     kernel_launches: int | None  # of one iteration: nodes of its graphs, and what is launched one by one
@@ -187,7 +187,7 @@ def _named(trainer: Any, around: Callable[[str], contextlib.AbstractContextManag
     """Every part that the trainer names, called within `around(its phase)`."""
     restore: list[Callable[[], None]] = []
     try:
-        for path, phase in getattr(trainer, "phases", PHASES).items():
+        for path, phase in getattr(trainer, "parts", PARTS).items():
             *owners, attribute = path.split(".")
             owner = functools.reduce(lambda found, part: getattr(found, part, None), owners, trainer)
             function = getattr(owner, attribute, None)
@@ -260,31 +260,30 @@ def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, 
     memory = _Memory(device)
     memory.note("before")
     report("compiling, and capturing what is captured")
-    trainer = _trainer(config, device)
+    trainer = building.build(config, device)
     memory.note("trainer built")
     trainer.start()
     for k in range(WARM_UP):
-        for name, work in (("collect", trainer.collect), ("update", trainer.update)):
-            work()
-            memory.note(f"{name} {k + 1}")
+        for phase in trainer.phases:
+            phase.run()
+            memory.note(f"{phase.name} {k + 1}")
     report(f"training {iterations} iterations")
     stopwatch = _Stopwatch(device)
     for _ in range(iterations):
-        stopwatch.lap(trainer.collect, trainer.update)
-    collect_s, update_s, iteration_s = stopwatch.medians_s()
+        stopwatch.lap(*(phase.run for phase in trainer.phases))
+    *phases_s, iteration_s = stopwatch.medians_s()
     memory.note("trained")
     with tempfile.TemporaryDirectory() as folder:
         report("tracing")
         found = _trace(trainer, device, trace or Path(folder, "trace.json"))
-        policy, horizon = trainer.policy, config.algo.horizon
+        horizon = trainer.steps_per_iteration // config.lanes
+        phase_s = {phase.name: seconds for phase, seconds in zip(trainer.phases, phases_s, strict=True)}
         precision = getattr(config.algo, "precision", "fp32") if device.type == "cuda" else "fp32"
-        work = iteration_work(policy, trainer.steps_per_iteration, config.lanes, config.algo.epochs)
-        kernels = _kernels(trainer)
-        samples = trainer.steps_per_iteration
+        kernels, samples, estimate = _kernels(trainer), trainer.steps_per_iteration, building.estimate(config)
         if device.type == "cuda":
             del trainer
             gc.collect()
-            trainer = _trainer(config, device, eager=True)
+            trainer = building.build(config, device, eager=True)
             trainer.start()
             phases = _device_phases(trainer, device, Path(folder, "phases.json"))
         else:
@@ -293,19 +292,14 @@ def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, 
     report("measuring what the device can do")
     return Profile(
         environment=config.environment.name, algorithm=config.algo_name, device=_device_name(device), precision=precision, kernels=kernels,
-        lanes=config.lanes, horizon=horizon, iterations=iterations, threads=threads, iteration_s=iteration_s, collect_s=collect_s, update_s=update_s,
+        lanes=config.lanes, horizon=horizon, iterations=iterations, threads=threads, iteration_s=iteration_s, phase_s=phase_s,
         sps=samples / iteration_s, phases=phases, busy_share=None if found.busy_s is None else min(1.0, found.busy_s / iteration_s),
         kernel_launches=found.kernels, copies=found.copies, host_launches=found.host_launches, top_kernels=found.top,
-        work=work, peak=peak(device, precision), memory=memory.moments, trace=trace,
+        work=Work(estimate.flops, estimate.bytes), peak=peak(device, precision), memory=memory.moments, trace=trace,
     )  # fmt: skip
 
 
-def _trainer(config: Config, device: torch.device, *, eager: bool = False) -> Any:
-    world = World(config.environment, config.lanes, seed=config.run.seed, device=device, params=config.params)
-    return algos.load(config.algo_name)(world, config.algo, config.net, seed=config.run.seed, steps=config.run.steps, eager=eager)
-
-
-def _kernels(trainer: Any) -> str:
+def _kernels(trainer: Algorithm) -> str:
     """Whose kernels the trainer computes with."""
     return next((name for name in ("fused", "manual_backward") if getattr(trainer, name, None) is not None), "torch")
 
@@ -324,13 +318,13 @@ class _Found(NamedTuple):
     top: list[tracefile.Kernel]
 
 
-def _trace(trainer: Any, device: torch.device, path: Path) -> _Found:
+def _trace(trainer: Algorithm, device: torch.device, path: Path) -> _Found:
     """Record some iterations as they are trained."""
     with _recorded(device, path):
         for _ in range(TRACED):
-            for name, work in (("collect", trainer.collect), ("update", trainer.update)):
-                with torch.profiler.record_function(name):
-                    work()
+            for phase in trainer.phases:
+                with torch.profiler.record_function(phase.name):
+                    phase.run()
     if device.type != "cuda":
         return _Found(None, None, None, None, [])
     events = tracefile.load(path)
@@ -343,42 +337,42 @@ def _trace(trainer: Any, device: torch.device, path: Path) -> _Found:
     )  # fmt: skip
 
 
-def _device_phases(trainer: Any, device: torch.device, path: Path) -> list[Phase]:
+def _device_phases(trainer: Algorithm, device: torch.device, path: Path) -> list[Phase]:
     """Kernel time by phase, of iterations launched one kernel at a time: inside a graph there are no names."""
     for _ in range(WARM_UP):
-        trainer.collect()
-        trainer.update()
-    names = [*getattr(trainer, "phases", PHASES).values(), "collect", "update"]
+        for phase in trainer.phases:
+            phase.run()
+    names = [*getattr(trainer, "parts", PARTS).values(), *(phase.name for phase in trainer.phases)]
     with _named(trainer, torch.profiler.record_function), _recorded(device, path):
         for _ in range(TRACED):
-            for name, work in (("collect", trainer.collect), ("update", trainer.update)):
-                with torch.profiler.record_function(name):
-                    work()
+            for phase in trainer.phases:
+                with torch.profiler.record_function(phase.name):
+                    phase.run()
                     torch.cuda.synchronize(device)
     found = tracefile.by_range(tracefile.load(path), names)
     rows: list[tuple[str, float, int | None]] = [
         (name or OTHER, item.busy_s / TRACED, round((item.kernels + item.copies) / TRACED)) for name, item in found.items()
     ]
-    return _phases(rows)
+    return _phases(trainer, rows)
 
 
-def _host_phases(trainer: Any, iterations: int) -> list[Phase]:
+def _host_phases(trainer: Algorithm, iterations: int) -> list[Phase]:
     """Time by phase on a CPU, medians."""
     clock = _HostPhases()
     laps: list[dict[str, float]] = []
     with _named(trainer, clock):
         for _ in range(iterations):
             clock.seconds.clear()
-            for name, work in (("collect", trainer.collect), ("update", trainer.update)):
-                with clock(name):
-                    work()
+            for phase in trainer.phases:
+                with clock(phase.name):
+                    phase.run()
             laps.append(dict(clock.seconds))
     names = dict.fromkeys(name for lap in laps for name in lap)
-    return _phases([(name, statistics.median(lap.get(name, 0.0) for lap in laps), None) for name in names])
+    return _phases(trainer, [(name, statistics.median(lap.get(name, 0.0) for lap in laps), None) for name in names])
 
 
-def _phases(rows: list[tuple[str, float, int | None]]) -> list[Phase]:
-    """The largest first; what belongs to no named part of collect or update is called so."""
+def _phases(trainer: Algorithm, rows: list[tuple[str, float, int | None]]) -> list[Phase]:
+    """The largest first; what belongs to no named part of an algorithm's phase is called its rest."""
     total = sum(seconds for _, seconds, _ in rows) or 1.0
-    renamed = {"collect": "collect, the rest", "update": "update, the rest"}
+    renamed = {phase.name: f"{phase.name}, the rest" for phase in trainer.phases}
     return sorted((Phase(renamed.get(name, name), seconds, seconds / total, launches) for name, seconds, launches in rows), key=lambda phase: -phase.seconds)

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import psutil
 import torch
 
-from operant import algos
 from operant.compute.runtime import out_of_memory
 from operant.config.load import Config
 from operant.config.sections import AUTO_LANES
 from operant.errors import DeviceError
+from operant.training import build as building
 from operant.training import memory
-from operant.worlds.device_world import World
 
 FEWEST_LANES = 32
 """The fewest that are tried: where not even these fit, lanes are not what is too large."""
@@ -44,9 +42,9 @@ def resolved(config: Config, device: torch.device, *, report: Callable[[str], No
         return config
     fits = _tried if device.type == "cuda" else _estimated
     lanes = 0
-    useful = config.run.steps // (FEWEST_ITERATIONS * config.algo.horizon)
+    useful = config.run.steps // (FEWEST_ITERATIONS * building.estimate(config, 1).steps)
     for lanes in _candidates(config, device, useful):
-        attempt = replace(config, env=config.env.model_copy(update={"lanes": lanes}))
+        attempt = building.with_lanes(config, lanes)
         if fits(attempt, device):
             why = f" (more would leave run.steps fewer than {FEWEST_ITERATIONS} iterations)" if 2 * lanes > useful else ""
             report(f"env.lanes = auto: {lanes:,} lanes{why}")
@@ -88,12 +86,11 @@ def _tried(config: Config, device: torch.device) -> bool:
 
 def _trains(config: Config, device: torch.device) -> bool:
     """Train twice, plainly and captured, after which a trainer asks for no more memory; whether enough is left then. Raises what went wrong."""
-    world = World(config.environment, config.lanes, seed=config.run.seed, device=device, params=config.params)
-    trainer = algos.load(config.algo_name)(world, config.algo, config.net, seed=config.run.seed, steps=config.run.steps)
-    trainer.start()
+    algo = building.build(config, device)
+    algo.start()
     for _ in range(2):
-        trainer.collect()
-        trainer.update()
+        for phase in algo.phases:
+            phase.run()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import torch
 
 from operant.compute.graphs import Graphed
-from operant.compute.kernel import bind, kernel
-from operant.data import noise
 from operant.envs import Env
-from operant.nn.policy import Policy
+from operant.nn.policy import Actor
+from operant.training.rollout import Rollout
 from operant.worlds.device_world import World
 
 STREAM = 1
@@ -39,36 +38,32 @@ class Evaluation(NamedTuple):
 
 
 class Evaluator:
-    """A world of `episodes` lanes and a policy that plays it, greedily or by its own distribution.
+    """A world of `episodes` lanes and an actor that plays it, greedily or by its own distribution.
 
     `max_steps` cuts an episode off; it is rounded up to whole chunks of 32 steps.
     """
 
-    def __init__(self, policy: Policy, env: Env, params: Any, *, episodes: int, seed: int, greedy: bool = True, max_steps: int = 100_000) -> None:
-        device = policy.device
-        self._policy, self._greedy, self._max_steps = policy, greedy, max_steps
-        self._world = World(env, episodes, seed=seed, device=device, params=params, stream=STREAM)
-        self._slot = self._world.slot()
-        self._bound = self._world.bind(self._slot)
+    def __init__(self, actor: Actor, env: Env, params: Any, *, episodes: int, seed: int, greedy: bool = True, max_steps: int = 100_000) -> None:
+        device = actor.device
+        self._greedy, self._max_steps = greedy, max_steps
+        self.actor = actor
+        self.rollout = Rollout(actor, World(env, episodes, seed=seed, device=device, params=params, stream=STREAM), steps=_CHUNK)
         self._playing = torch.ones(episodes, dtype=torch.bool, device=device)
         self._total = torch.zeros(episodes, dtype=torch.float64, device=device)
         self._length = torch.zeros(episodes, dtype=torch.int64, device=device)
         self._tally = torch.zeros(len(env.tally), episodes, device=device)
-        self._noise = torch.zeros(_CHUNK, policy.distribution.noise_rows, episodes, device=device)
-        self._fill = kernel(noise.noise_body, device)
-        self._clock = bind(noise.Clock(self._world.lanes.tick, self._world.lanes.seed, 0))
-        self._noise_buffers = bind(noise.Noise(self._noise))
         self._play = Graphed(self._play_chunk, device)
 
     def run(self, number: int) -> Evaluation:
         """Evaluation `number`: its own episodes, the same whenever this number is run."""
-        self._world.lanes.tick.fill_(number * _TICKS)
-        self._world.reset(self._bound)
+        world = self.rollout.world
+        world.seek(number * _TICKS)
+        self.rollout.reset()
         self._playing.fill_(True)
         self._total.zero_()
         self._length.zero_()
-        if self._world.lanes.finished is not None:
-            self._world.lanes.finished.zero_()
+        if world.lanes.finished is not None:
+            world.lanes.finished.zero_()
         for _ in range(-(-self._max_steps // _CHUNK)):
             self._play()
             if not bool(self._playing.any()):  # sync: an evaluation ends when its last episode does
@@ -89,22 +84,23 @@ class Evaluator:
 
     def _tallies(self) -> dict[str, float]:
         """The environment's own sums, means over the episodes; of those that were cut off, what they had."""
-        sums = torch.where(self._playing, self._world.lanes.running[1:], self._tally)
-        return dict(zip(self._world.env.tally, sums.double().mean(dim=1).tolist(), strict=True))  # sync: the result
+        world = self.rollout.world
+        sums = torch.where(self._playing, world.lanes.running[1:], self._tally)
+        return dict(zip(world.env.tally, sums.double().mean(dim=1).tolist(), strict=True))  # sync: the result
 
     @torch.no_grad()
     def _play_chunk(self) -> None:
+        world, slot = self.rollout.world, self.rollout.slot
         if not self._greedy:
-            self._fill(self._world.count, self._clock, self._noise_buffers)
+            self.rollout.draw()
         for t in range(_CHUNK):
-            self._slot.action.copy_(self._policy.act(self._slot.observation, None if self._greedy else self._noise[t], self._slot.legal))
-            self._world.step(self._bound, t)
+            self.rollout.step(t, greedy=self._greedy)
             # Not a product: a reward of a later episode that is not a number must not count.
-            self._total.add_(torch.where(self._playing, self._slot.reward, 0.0))
+            self._total.add_(torch.where(self._playing, slot.reward, 0.0))
             self._length.add_(self._playing)
-            ended = (self._slot.terminated | self._slot.truncated).bool()
-            if self._world.lanes.finished is not None:
+            ended = (slot.terminated | slot.truncated).bool()
+            if world.lanes.finished is not None:
                 # A lane's finished sums are those of its first episode until its second ends.
-                torch.where(self._playing & ended, self._world.lanes.finished, self._tally, out=self._tally)
+                torch.where(self._playing & ended, world.lanes.finished, self._tally, out=self._tally)
             self._playing.logical_and_(~ended)
-        self._world.advance(_CHUNK)
+        world.advance(_CHUNK)

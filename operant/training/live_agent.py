@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 from operant.compute.graphs import Graphed
-from operant.compute.kernel import bind, kernel, native
-from operant.data import noise
+from operant.compute.kernel import native
 from operant.envs import Env
-from operant.nn.policy import Policy
+from operant.nn.policy import Actor
+from operant.training.rollout import Rollout
 from operant.worlds.device_world import World
 from operant.worlds.painter import Painter
 
@@ -65,15 +65,10 @@ class _Drawn(NamedTuple):
 class Stage:
     """The lanes that are watched, and their pictures on the device and on the host."""
 
-    def __init__(self, policy: Policy, env: Env, params: Any, *, seed: int, device: torch.device, stream: int, lanes: int) -> None:
-        self.lanes, self._policy = lanes, policy
+    def __init__(self, actor: Actor, env: Env, params: Any, *, seed: int, device: torch.device, stream: int, lanes: int) -> None:
+        self.lanes = lanes
         self._world = World(env, lanes, seed=seed, device=device, params=params, stream=stream)
-        self._slot = self._world.slot()
-        self._bound = self._world.bind(self._slot)
-        self._noise = torch.zeros(1, policy.distribution.noise_rows, lanes, device=device)
-        self._noise_buffers = bind(noise.Noise(self._noise))
-        self._fill = kernel(noise.noise_body, device)
-        self._clock = bind(noise.Clock(self._world.lanes.tick, self._world.lanes.seed, 0))
+        self._rollout = Rollout(actor, self._world)
         self._plays = {"greedy": Graphed(self._play_greedily, device), "sampled": Graphed(self._play_sampling, device)}
         self._painter = Painter(self._world)
         # One piece of memory for every size: another one allocates nothing and captures nothing.
@@ -82,7 +77,7 @@ class Stage:
         self._event = torch.cuda.Event() if device.type == "cuda" else None
         self._host = torch.zeros(len(self._pixels), dtype=torch.uint8, pin_memory=True) if self._event is not None else self._pixels
         self._bytes = memoryview(native(self._host))
-        self._world.reset(self._bound)
+        self._rollout.reset()
 
     def draw(self, size: int, mode: Mode) -> None:
         """Take a step in every lane and begin to copy `size` x `size` pictures of what came of it to the host. Waits for nothing."""
@@ -108,16 +103,12 @@ class Stage:
         return self._painter.bind(self._pixels[: self._used(size)].view(self.lanes, size, size, 3))
 
     def _play_greedily(self) -> None:
-        self._play(None)
+        self._rollout.step(greedy=True)
+        self._world.advance(1)
 
     def _play_sampling(self) -> None:
-        self._fill(self.lanes, self._clock, self._noise_buffers)
-        self._play(self._noise[0])
-
-    @torch.no_grad()
-    def _play(self, noise: torch.Tensor | None) -> None:
-        self._slot.action.copy_(self._policy.act(self._slot.observation, noise, self._slot.legal))
-        self._world.step(self._bound)
+        self._rollout.draw()
+        self._rollout.step(greedy=False)
         self._world.advance(1)
 
 
@@ -130,7 +121,7 @@ class Watcher:
 
     def __init__(
         self,
-        policy: Policy,
+        actor: Actor,
         environment: Env,
         params: Any,
         *,
@@ -142,7 +133,7 @@ class Watcher:
         minimum_interval_s: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._make_stage = functools.partial(Stage, policy, environment, params, seed=seed, device=device, stream=stream, lanes=lanes)
+        self._make_stage = functools.partial(Stage, actor, environment, params, seed=seed, device=device, stream=stream, lanes=lanes)
         self._writer, self._interval_s, self._clock = writer, minimum_interval_s, clock
         self._stage: Stage | None = None
         self._drawn: _Drawn | None = None

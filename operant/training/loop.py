@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from operant import __version__, algos, runs, text
+from operant import __version__, runs, text
 from operant.compute.runtime import out_of_memory
 from operant.config.load import Config
 from operant.errors import ConfigError, DeviceError, DivergedError, MachineError, OperantError, StoppedError
@@ -24,13 +24,14 @@ from operant.runs.checkpoints import Checkpoint, Store
 from operant.runs.control import Inbox, Order
 from operant.runs.history import History, salvage
 from operant.runs.metrics import TERMINAL, Writer, spec
+from operant.training.build import build
 from operant.training.evaluate import Evaluator
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.training.meters import Meters, NotFinite, metrics_for, specs_for
 from operant.training.requests import Attendant, Heartbeat, Orders, Stop
-from operant.worlds.device_world import World
 
 _PAUSE_LOOK_S = 0.05
+_SHOWN = {"collect": "rollout"}  # what the metrics file calls an algorithm's phase; every other one is an update
 _FILE_LOOK_S = 5.0
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _LEVELS = {"info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
@@ -52,8 +53,7 @@ class Trainer:
     def __init__(self, folder: Path, document: dict[str, Any], config: Config, device: torch.device, checkpoint: Checkpoint | None, orders: Orders) -> None:
         self.folder, self.config, self.orders = folder, config, orders
         self.session, run_uuid = document["session"], bytes.fromhex(document["uuid"])
-        world = World(config.environment, config.lanes, seed=config.run.seed, device=device, params=config.params)
-        self.algo = algos.load(config.algo_name)(world, config.algo, config.net, seed=config.run.seed, steps=config.run.steps)
+        self.algo = build(config, device, chosen=document.get("chosen"))
         self.iteration, self.step = 0, 0
         self.total_iterations = -(-config.run.steps // self.algo.steps_per_iteration)
         self.best_mean, self.last_evaluation, self._evaluation = float("-inf"), -1, float("nan")
@@ -64,7 +64,7 @@ class Trainer:
             self._restore(checkpoint)
         self.evaluator = None
         if config.eval.every:
-            self.evaluator = Evaluator(self.algo.policy, config.environment, config.params, episodes=config.eval.episodes, seed=config.run.seed)
+            self.evaluator = Evaluator(self.algo.actor, config.environment, config.params, episodes=config.eval.episodes, seed=config.run.seed)
         orders.begin()
         metrics_path, history_path = folder / "metrics.mm", folder / "history"
         if checkpoint is not None:
@@ -76,7 +76,7 @@ class Trainer:
         )  # fmt: skip
         rewind_to = self.step if checkpoint is not None else None
         self.history = History(history_path, metrics_path, writer=self.writer, run_uuid=run_uuid, session=self.session, rewind_to=rewind_to)
-        self.watcher = Watcher(self.algo.policy, config.environment, config.params, seed=config.run.seed, device=device, writer=self.writer)
+        self.watcher = Watcher(self.algo.actor, config.environment, config.params, seed=config.run.seed, device=device, writer=self.writer)
         self.inbox = Inbox(folder, run_uuid, report=lambda line: self.say(line, level="warn", code="control"))
         self._state_turn, self._over = threading.Lock(), False
         self._looked_s, self._told_write_errors, self._told_absence = time.monotonic(), False, False
@@ -158,10 +158,9 @@ class Trainer:
         self._set_state("running")
         solved = False
         while self.iteration < self.total_iterations and not solved:
-            self.writer.set_phase("rollout")
-            meters.measure("collect", algo.collect)
-            self.writer.set_phase("update")
-            meters.measure("update", algo.update)
+            for phase in algo.phases:
+                self.writer.set_phase(_SHOWN.get(phase.name, "update"))
+                meters.measure(phase.name, phase.run)
             self.iteration += 1
             self.step += algo.steps_per_iteration
             self.writer.tick()
@@ -321,9 +320,9 @@ class Trainer:
         self.meters.measure("checkpoint", lambda: self._snapshot(save, wait=wait))
 
     def _snapshot(self, save: _Save, *, wait: bool) -> None:
-        tensors = {name: value.detach().to("cpu", copy=True) for name, value in self.algo.tensors().items()}  # sync: a checkpoint
+        tensors = {name: value.detach().to("cpu", copy=True) for name, value in self.algo.state("all").items()}  # sync: a checkpoint
         self._confirm(wait=True)
-        self.store.save_async(self.step, tensors, self._document(), session=self.session, best=save.best, must_be_finite=["policy/parameters"])
+        self.store.save_async(self.step, tensors, self._document(), session=self.session, best=save.best, must_be_finite=[*self.algo.state("policy")])
         self._unconfirmed = save
         self._confirm(wait=wait)
 
@@ -351,7 +350,7 @@ class Trainer:
         self.say(line, level="warn", code="checkpoint")
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        own = self.algo.tensors()
+        own = self.algo.state("all")
         odd = [
             f"{name}: the checkpoint has {tuple(there.shape) if there is not None else 'nothing'}, this configuration {tuple(here.shape)}"
             for name, here in own.items()
@@ -368,10 +367,10 @@ class Trainer:
 
     def _diverged(self, not_finite: NotFinite) -> None:
         """Name what broke, keep the broken state for a post-mortem, and end: the checkpoints before it stay."""
-        parameters = self.algo.policy.flat.not_finite()
+        parameters = self.algo.actor.not_finite()
         names = ", ".join([*parameters[:6], *not_finite.columns[:6]]) or "a loss"
         self.store.wait()
-        tensors = {name: value.detach().to("cpu", copy=True) for name, value in self.algo.tensors().items()}  # sync: the run is over
+        tensors = {name: value.detach().to("cpu", copy=True) for name, value in self.algo.state("all").items()}  # sync: the run is over
         self.store.quarantine(self.step, tensors, self._document(), session=self.session)
         steps = self.store.steps()
         kept = f"the last finite checkpoint is that of step {steps[-1]:,}" if steps else "there is no checkpoint yet"

@@ -7,15 +7,15 @@ tells what it takes at any. What works in parts (fused kernels, the manual backw
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from operant import algos
 from operant.config.load import Config
-from operant.worlds.device_world import World
+from operant.training import build as building
 
 _SMALL_LANES = 32
 _SMALL_LANES_OF_PICTURES = 4  # whose networks take a CPU seconds
@@ -78,11 +78,11 @@ def estimate(config: Config) -> Footprint:
 
 def _measure(config: Config, lanes: int) -> Footprint:
     with _Storages() as storages:
-        world = World(config.environment, lanes, seed=config.run.seed, device="cpu", params=config.params)
-        settings = config.algo.model_copy(update={"kernels": "torch", "microbatch": None, "epochs": 1})  # each is like the first
-        algo = algos.load(config.algo_name)(world, settings, config.net, seed=config.run.seed, steps=config.run.steps)
+        small = building.with_lanes(config, lanes)
+        algo = building.build(replace(small, algo=building.estimate(small).trial), "cpu")
         algo.start()
         fixed_bytes = storages.living_bytes
         storages.most_bytes = fixed_bytes
-        algo.update()
+        for phase in algo.phases:
+            phase.run()
         return Footprint(fixed_bytes, storages.most_bytes - fixed_bytes)

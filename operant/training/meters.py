@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
+from operant.algos.base import Algorithm
 from operant.compute.graphs import Graphed
 from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, Metric, Writer
 from operant.runs.metrics.spec import BOOKKEEPING, MetricSpec, Threshold
 from operant.worlds.device_world import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
-_PHASES = ("collect", "update", "evaluate", "checkpoint")
+_BETWEEN = ("evaluate", "checkpoint")  # what takes time beside the algorithm's phases
 
 
 class NotFinite(NamedTuple):
@@ -31,7 +32,12 @@ class NotFinite(NamedTuple):
     columns: tuple[str, ...]  # those of the record's means that are not finite
 
 
-def specs_for(algo: Any) -> tuple[MetricSpec, ...]:
+def _timed(algo: Algorithm) -> tuple[str, ...]:
+    """What a record has seconds of: the algorithm's phases, and what comes between iterations."""
+    return (*(phase.name for phase in algo.phases), *_BETWEEN)
+
+
+def specs_for(algo: Algorithm) -> tuple[MetricSpec, ...]:
     """What a run's metrics mean, in the order of its metrics file: episodes, evaluation, the algorithm's own, time, memory, the environment's tallies.
 
     Counters are sums over a record's iterations: where a history merges records, theirs are added up.
@@ -50,14 +56,14 @@ def specs_for(algo: Any) -> tuple[MetricSpec, ...]:
         MetricSpec("eval/return", "eval return", "reward", higher_better=True, figure="eval", order=30),
         MetricSpec("eval/best_return", "best eval return", "reward", higher_better=True, order=130),
         *algo.metrics,
-        *(MetricSpec(f"seconds/{phase}", f"{phase} time", "s", kind="counter", order=BOOKKEEPING + 10) for phase in _PHASES),
+        *(MetricSpec(f"seconds/{phase}", f"{phase} time", "s", kind="counter", order=BOOKKEEPING + 10) for phase in _timed(algo)),
         MetricSpec("memory/allocated_bytes", "memory in use", "bytes", order=BOOKKEEPING + 20),
         MetricSpec("memory/reserved_bytes", "memory reserved", "bytes", order=BOOKKEEPING + 20),
         *(MetricSpec(f"tally/{name}", name.replace("_", " "), order=200) for name in algo.world.env.tally),
     )  # fmt: skip
 
 
-def metrics_for(algo: Any) -> list[Metric]:
+def metrics_for(algo: Algorithm) -> list[Metric]:
     """The columns of a run's metrics file. What the algorithm computes must be finite."""
     own = {spec.name for spec in algo.metrics}
     specs = specs_for(algo)
@@ -77,13 +83,13 @@ class _Pending(NamedTuple):
 class Meters:
     """Accumulates an algorithm's numbers and publishes records. Call `measure` around each phase and `after` once an iteration."""
 
-    def __init__(self, algo: Any, writer: Writer, *, record_hz: float, iteration: int = 0, step: int = 0) -> None:
+    def __init__(self, algo: Algorithm, writer: Writer, *, record_hz: float, iteration: int = 0, step: int = 0) -> None:
         self._algo, self._writer, self._period_s = algo, writer, 1.0 / record_hz
         self._device = algo.device
         self._cuda = self._device.type == "cuda"
-        stats, sums = len(algo.columns), TALLIES + len(algo.world.env.tally)
-        self._stats_window, self._sums_window = slice(0, stats), slice(stats, stats + sums)
-        self._bad_row = algo.columns.index("not_finite")
+        stats, sums = len(algo.stats), TALLIES + len(algo.world.env.tally)
+        self._means_window, self._stats_window, self._sums_window = slice(0, len(algo.metrics)), slice(0, stats), slice(stats, stats + sums)
+        self._phases = tuple(phase.name for phase in algo.phases)
         self._totals = torch.zeros(stats + sums, dtype=torch.float64, device=self._device)
         self._iteration = torch.full((1,), iteration, dtype=torch.int64, device=self._device)
         self._first_bad = torch.full((1,), _NEVER, dtype=torch.int64, device=self._device)
@@ -91,7 +97,7 @@ class Meters:
         self._host_bad = torch.full((1,), _NEVER, dtype=torch.int64, pin_memory=self._cuda)
         self._accumulate = Graphed(self._accumulate_once, self._device)
         self._timed: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._seconds: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(_timed(algo), 0.0)
         self._pending: _Pending | None = None
         self._iterations, self._published_step = 0, step
         self._eval_return = self._best_return = math.nan
@@ -104,8 +110,8 @@ class Meters:
     # MEASURE
 
     def measure(self, phase: str, work: Callable[[], Any]) -> Any:
-        """Do `work` and add its seconds to the phase: by events on a GPU's stream for collect and update, else by the host's clock."""
-        if self._cuda and phase in ("collect", "update"):
+        """Do `work` and add its seconds to the phase: by events on a GPU's stream for the algorithm's own, else by the host's clock."""
+        if self._cuda and phase in self._phases:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             result = work()
@@ -161,9 +167,9 @@ class Meters:
     def _accumulate_once(self) -> None:
         stats = self._algo.stats
         self._totals[self._stats_window] += stats
-        self._totals[self._sums_window] += self._algo.take()
+        self._totals[self._sums_window] += self._algo.world.take(self._algo.rollout)
         self._iteration += 1
-        bad = (stats[self._bad_row] > 0) & (self._first_bad < 0)
+        bad = (stats[-1] > 0) & (self._first_bad < 0)
         self._first_bad.copy_(torch.where(bad, self._iteration, self._first_bad))
 
     def _keep_pace(self) -> None:
@@ -187,7 +193,7 @@ class Meters:
         self._totals.zero_()
         now = time.perf_counter()
         # Evaluations and checkpoints have columns of their own: what is left is training.
-        training_s = now - self._since - self._seconds["evaluate"] - self._seconds["checkpoint"]
+        training_s = now - self._since - sum(self._seconds[name] for name in _BETWEEN)
         self._pending = _Pending(step, self._iterations, training_s, self._seconds, event)
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         self._iterations, self._since, self._last_copy = 0, now, now
@@ -239,7 +245,7 @@ class Meters:
             "memory/allocated_bytes": allocated,
             "memory/reserved_bytes": reserved,
         }
-        values |= {name: total / pending.iterations for name, total in zip(algo.columns, totals[self._stats_window], strict=True)}
+        values |= {spec.name: total / pending.iterations for spec, total in zip(algo.metrics, totals[self._means_window], strict=True)}
         values |= {f"seconds/{phase}": seconds for phase, seconds in pending.seconds.items()}
         return values | {f"tally/{name}": mean(TALLIES + k) for k, name in enumerate(algo.world.env.tally)}
 

@@ -139,8 +139,9 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders, trusted: bool =
     if checkpoint is None:
         write(config)
     trainer = Trainer(folder, document, config, device, checkpoint, orders)  # which refuses a checkpoint that does not fit: until then nothing is overwritten
-    if checkpoint is not None or trainer.algo.config != config.algo:
-        write(replace(config, algo=trainer.algo.config))  # with what the algorithm has chosen in its turn
+    if checkpoint is not None:
+        write(config)
+    runs.update_document(folder, chosen=trainer.algo.chosen)  # which a resume is given again
     return trainer
 
 

@@ -10,14 +10,14 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from operant.compute import rng
-from operant.compute.kernel import Kernel, bind
+from operant.compute.kernel import Kernel, bind, kernel
 from operant.envs import Box, Env, ranges
 from operant.worlds import pixels
 from operant.worlds.lane import begin_body, end_body, has_cells, parts_body, reset_body, step_body
+from operant.worlds.noise import Clock, Noise, noise_body, seed_words
 
 EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of what `take` returns; an environment's own tallies follow
 
@@ -121,7 +121,6 @@ class World:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        words = rng.split(rng.stream_seed(seed, stream)).view(np.int32)
         cells = env.cells
         self.lanes = Lanes(
             state=zeros(max(env.fields, 1), N),
@@ -131,11 +130,12 @@ class World:
             running=zeros(1 + K, N),
             finished=zeros(K, N) if K else None,
             tick=zeros(1, dtype=torch.int64),
-            seed=torch.from_numpy(words.copy()).to(self.device),
+            seed=seed_words(seed, stream, self.device),
             lane0=lane0,
         )
         self._carried = zeros(2, dtype=torch.float64)  # sums over all lanes of age and running return when `take` was called last
         self._bound = bind(self.lanes)
+        self._fill_noise, self._bound_noise = kernel(noise_body, self.device), functools.cache(self._bind_noise)
         self._scene = bind(pixels.Scene(self.lanes.state, self.lanes.cells))
         most = 1 if env.pixels else max(env.parts, 1)
         if threads is None:
@@ -214,6 +214,21 @@ class World:
     def advance(self, steps: int) -> None:
         """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""
         self.lanes.tick.add_(steps)
+
+    def seek(self, tick: int) -> None:
+        """Set the clock: from there on the same actions give the same steps."""
+        self.lanes.tick.fill_(tick)
+
+    def noise(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
+        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of (seed, lane, tick, purpose).
+
+        A buffer that is filled again and again: the world remembers it.
+        """
+        self._fill_noise(self.count, *self._bound_noise(out, purpose))
+
+    def _bind_noise(self, out: torch.Tensor, purpose: int) -> tuple[Clock, Noise]:
+        lanes = self.lanes
+        return bind(Clock(lanes.tick, lanes.seed, lanes.lane0, purpose)), bind(Noise(out))
 
     def take(self, slot: Slot) -> torch.Tensor:
         """Sums over the episodes that ended in the steps of a slot (unbound), which are all steps since the last call: (3 + K) float64.

@@ -123,8 +123,8 @@ ITERATIONS = [
     {"env": "categorical", "net": {"hidden": [16]}, "algo": {"normalize_rewards": True, "normalize_observations": True}},
     {"env": "multi", "net": {"hidden": [16], "shared": True}, "algo": {"value_clip": 0.2, "anneal": False, "horizon": 10}},
     {"env": "gaussian", "net": {"hidden": [16], "squash": True}, "algo": {"target_kl": 1e-7, "learning_rate": 0.01, "normalize_advantages": False}},
-    {"env": "gaussian", "net": {"hidden": [24]}, "algo": {"target_kl": 0.01, "normalize_observations": True, "horizon": 8, "kernels_shape": BROAD}},
-    {"env": "board", "net": {"hidden": [16], "shared": True}, "algo": {"horizon": 8, "kernels_shape": WIDE}},
+    {"env": "gaussian", "net": {"hidden": [24]}, "algo": {"target_kl": 0.01, "normalize_observations": True, "horizon": 8, "kernel_config": BROAD}},
+    {"env": "board", "net": {"hidden": [16], "shared": True}, "algo": {"horizon": 8, "kernel_config": WIDE}},
     {"env": "judged", "net": {"hidden": [16]}, "algo": {"normalize_observations": True, "horizon": 4}},
     {"env": "categorical", "net": {"hidden": [16]}, "algo": {}, "broken": True, "iterations": 1},
 ]
@@ -299,8 +299,8 @@ def test_a_run_keeps_the_shape_it_began_with(caplog):
 
 def test_a_line_that_is_no_shape_is_an_error_of_the_configuration(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with pytest.raises(ConfigError, match=r"algo\.kernels_shape: a shape begins with"):
-        PPO(World(COUNT, 4, seed=1), PPO.Config(horizon=4, kernels="fused", kernels_shape="square"), mlp.Config(), seed=1, steps=100)
+    with pytest.raises(ConfigError, match=r"algo\.kernel_config: a shape begins with"):
+        PPO(World(COUNT, 4, seed=1), PPO.Config(horizon=4, kernels="fused", kernel_config="square"), mlp.Config(), seed=1, steps=100)
 
 
 @pytest.mark.parametrize("line", ["", "round rows=3", "whole", "whole rows=64 warps=four programs=1 act_rows=64 act_warps=4", "layered rows=1 columns"])

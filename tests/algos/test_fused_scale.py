@@ -81,7 +81,7 @@ def trainer(game: str, precision: str, shape: str, *, lanes: int, horizon: int, 
     world = World(envs.find(game), lanes, seed=1, device="cuda")
     config = PPOConfig(
         horizon=horizon, minibatches=MINIBATCHES, epochs=EPOCHS, learning_rate=1e-3, normalize_observations=game in ("snake", "breakout"),
-        normalize_rewards=True, precision=precision, kernels="fused", kernels_shape=shape,
+        normalize_rewards=True, precision=precision, kernels="fused", kernel_config=shape,
     )  # fmt: skip
     algo = PPO(world, config, mlp.Config(hidden=hidden, shared=True, activation="relu"), seed=1, steps=10**9)
     algo.start()

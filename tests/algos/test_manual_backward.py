@@ -337,9 +337,9 @@ def test_the_same_bits_on_several_threads_whatever_their_pace(threads, small_chu
 def test_a_resumed_run_on_several_threads_ends_in_the_same_bits(small_chunks):
     torch.set_num_threads(2)
     whole = descended("auto", 2)
-    saved = {name: tensor.clone() for name, tensor in whole.tensors().items()}
+    saved = {name: tensor.clone() for name, tensor in whole.state("all").items()}
     resumed = ppo_on(PUSH, 64, mlp.Config(hidden=(16, 16)), horizon=16, seed=2, minibatches=2, start=False)
-    for name, tensor in resumed.tensors().items():
+    for name, tensor in resumed.state("all").items():
         tensor.copy_(saved[name])
     assert bytes_of(iterate(resumed, 2)) == bytes_of(iterate(whole, 2))
 

@@ -120,17 +120,17 @@ def test_a_policy_takes_nothing_illegal(env, kernels):
     ppo = ppo_on(env, 32, net, horizon=8, kernels=kernels, learning_rate=0.02)
     for _ in range(8):
         iterate(ppo, 1)
-        sums = ppo.take()
+        sums = ppo.world.take(ppo.rollout)
         assert sums[EPISODES] > 0 and sums[illegal] == 0
         assert torch.isfinite(ppo.stats).all() and stats_of(ppo)["not_finite"] == 0
     for greedy in (True, False):
         evaluation = Evaluator(ppo.policy, env, env.Params(), episodes=16, seed=1, greedy=greedy, max_steps=32)
         evaluation.run(0)
-        assert evaluation._world.take(evaluation._slot)[illegal] == 0
+        assert evaluation.rollout.world.take(evaluation.rollout.slot)[illegal] == 0
 
     unmasked = dataclasses.replace(env, legal=None)
     blind = iterate(ppo_on(unmasked, 32, net, horizon=8, kernels=kernels), 2)
-    assert blind.take()[illegal] > 0
+    assert blind.world.take(blind.rollout)[illegal] > 0
 
 
 CNN = {"kind": "cnn", "cnn": "impala", "channels": (3,), "hidden": (8,)}
@@ -375,7 +375,7 @@ def test_parts_make_one_step_and_one_stop():
         iterate(whole, 1)
         iterate(parts, 1)
         torch.testing.assert_close(parts.stats, whole.stats, rtol=1e-3, atol=1e-4)
-    steps = [int(each.tensors()["adam/step"]) for each in (whole, parts)]
+    steps = [int(each.state("all")["adam/step"]) for each in (whole, parts)]
     assert steps[0] == steps[1] < 3 * 16, "the stop is not put to the test"
     assert not torch.equal(parts.policy.flat.values, whole.policy.flat.values), "there were no parts"
 
@@ -546,7 +546,7 @@ def test_the_kl_stop_skips():
     assert stopped_in == 4, "the stop is not put to the test"
     free = ppo_on(CARTPOLE, 32, horizon=8, learning_rate=0.02, epochs=4, minibatches=4)
     iterate(free, 4)
-    assert int(free.tensors()["adam/step"]) == 64 > int(ppo.tensors()["adam/step"]) >= 4
+    assert int(free.state("all")["adam/step"]) == 64 > int(ppo.state("all")["adam/step"]) >= 4
 
 
 def test_stats():
@@ -633,10 +633,10 @@ def test_what_a_checkpoint_holds_is_enough(env, net, algo):
         return ppo_on(env, 24, mlp.Config(**{"hidden": (8,), **net}), horizon=4, steps=24 * 4 * 8, **algo, **more)
 
     whole = iterate(fresh(), 4)
-    saved = {name: torch.from_numpy(tensor.numpy().copy()) for name, tensor in whole.tensors().items()}
+    saved = {name: torch.from_numpy(tensor.numpy().copy()) for name, tensor in whole.state("all").items()}
     resumed = fresh(start=False)
-    assert set(resumed.tensors()) == set(saved)
-    for name, tensor in resumed.tensors().items():
+    assert set(resumed.state("all")) == set(saved)
+    for name, tensor in resumed.state("all").items():
         assert tensor.shape == saved[name].shape and tensor.dtype == saved[name].dtype
         tensor.copy_(saved[name])
     for _ in range(3):
@@ -705,8 +705,8 @@ def test_a_network_of_ones_own_trains_and_resumes(tmp_path, env):
     moved = {name for name, a, b in zip(first.policy.flat.names, first.policy.flat.parameters, untrained.policy.flat.parameters, strict=True)
              if not torch.equal(a, b)}  # fmt: skip
     assert moved == set(first.policy.flat.names)
-    for name, tensor in untrained.tensors().items():
-        tensor.copy_(first.tensors()[name])
+    for name, tensor in untrained.state("all").items():
+        tensor.copy_(first.state("all")[name])
     assert bytes_of(iterate(untrained, 2)) == bytes_of(iterate(first, 2))
 
 
@@ -735,7 +735,7 @@ def test_sizes_that_do_not_divide(lanes, horizon, minibatches, fits):
         assert found == []
         ppo = ppo_on(COUNT, lanes, horizon=horizon, minibatches=minibatches, epochs=1)
         iterate(ppo, 1)
-        assert int(ppo.tensors()["adam/step"]) == minibatches and torch.isfinite(ppo.stats).all()
+        assert int(ppo.state("all")["adam/step"]) == minibatches and torch.isfinite(ppo.stats).all()
     else:
         [(key, sentence)] = found
         assert key == "minibatches" and str(minibatches) in sentence and str(lanes) in sentence and str(horizon) in sentence
@@ -766,11 +766,11 @@ def test_values_that_are_refused(wrong):
 
 def returns_of(ppo, iterations):
     """The mean return of the episodes that ended in so many iterations."""
-    ppo.take()  # forget what was before
+    ppo.world.take(ppo.rollout)  # forget what was before
     sums = torch.zeros(3, dtype=torch.float64)
     for _ in range(iterations):
         iterate(ppo, 1)
-        sums += ppo.take()
+        sums += ppo.world.take(ppo.rollout)
     return (sums[2] / sums[0]).item()
 
 
@@ -793,8 +793,8 @@ def test_pictures_are_learned_from():
     """FILL's clock allows four stones: on the largest numbers that are empty, so all but the smallest of them."""
     ppo = ppo_on(SEEN, 64, horizon=8, learning_rate=1e-3, steps=64 * 8 * 40, gamma=0.9)
     evaluator = Evaluator(ppo.policy, SEEN, NoParams(), episodes=64, seed=1, max_steps=32)
-    evaluator._world.reset(evaluator._bound)
-    full = [board.index(1) for board in evaluator._world.lanes.cells.T.tolist()]
+    evaluator.rollout.reset()
+    full = [board.index(1) for board in evaluator.rollout.world.lanes.cells.T.tolist()]
     best = sum(15 - first - (1 if first == 0 else 0) for first in full) / 64
     assert evaluator.run(0).mean < best - 0.5
     iterate(ppo, 15)

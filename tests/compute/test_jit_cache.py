@@ -24,9 +24,10 @@ from operant import envs
 from operant.compute import code_store, jit_cache
 from operant.compute.kernel import SERIAL_BELOW, Kernel, bind, cuda_shell
 from operant.compute.ptx import signature
-from operant.data import noise, returns
+from operant.data import returns
 from operant.envs import device, device_call
 from operant.tools import doctor
+from operant.worlds import noise as world_noise
 
 CPU = torch.device("cpu")
 PROBE = Path(__file__).parents[1] / "compiled_probe.py"
@@ -449,10 +450,10 @@ def test_a_cuda_kernel_that_cannot_be_bound_is_compiled_anew(pretended_gpu, coun
 
 def test_every_shipped_body_can_be_kept_for_a_gpu(pretended_gpu, place):
     zeros = torch.zeros(4, 2, 8)
-    clock = noise.Clock(tick=torch.zeros(1, dtype=torch.int64), seed=torch.zeros(2, dtype=torch.int32), lane0=0)
+    clock = world_noise.Clock(tick=torch.zeros(1, dtype=torch.int64), seed=torch.zeros(2, dtype=torch.int32), lane0=0)
     flags, discount = torch.zeros(4, 8, dtype=torch.uint8), returns.Discount(float32(0.9), float32(0.8))
     accrual = returns.Accrual(zeros[:, 0], flags, flags, zeros[0, 0], zeros[:, 1])
-    groups = {noise.noise_body: (clock, noise.Noise(zeros)), returns.accrual_body: (discount, accrual)}
+    groups = {world_noise.noise_body: (clock, world_noise.Noise(zeros)), returns.accrual_body: (discount, accrual)}
     from numba import cuda
 
     for body, (lanes, slot) in groups.items():

@@ -24,6 +24,7 @@ from operant.compute.ptx import ARCHITECTURES, compile_ptx, float64_lines, undef
 from operant.compute.rng import integer
 from operant.data import noise, returns
 from operant.envs import Box, Cells, Env, MultiDiscrete, device, with_pixels
+from operant.worlds import noise as world_noise
 from operant.worlds import pixels
 from operant.worlds.device_world import World
 from operant.worlds.lane import begin_body, end_body, parts_body, reset_body, step_body
@@ -35,8 +36,8 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-def clock() -> noise.Clock:
-    return noise.Clock(tick=zeros(1, dtype=torch.int64), seed=zeros(2, dtype=torch.int32), lane0=0)
+def clock() -> world_noise.Clock:
+    return world_noise.Clock(tick=zeros(1, dtype=torch.int64), seed=zeros(2, dtype=torch.int32), lane0=0)
 
 
 def trace() -> returns.Trace:
@@ -54,7 +55,7 @@ def discount() -> returns.Discount:
 
 
 GROUPS = {  # the two groups each body is launched with
-    noise.noise_body: lambda: (clock(), noise.Noise(zeros(T, U, N))),
+    world_noise.noise_body: lambda: (clock(), world_noise.Noise(zeros(T, U, N))),
     noise.order_body: lambda: (clock(), noise.Order(zeros(T, N, dtype=torch.int32))),
     returns.advantage_body: lambda: (discount(), trace()),
     returns.accrual_body: lambda: (discount(), accrual()),
@@ -174,8 +175,8 @@ def test_one_lowering_serves_all(capability):
     def nameless(text: str) -> str:
         return re.sub(r"_ZN\w+", "", text)  # names hold the order of compilation
 
-    groups = GROUPS[noise.noise_body]()
-    assert nameless(ptx_of_all(noise.noise_body, *groups)[capability]) == nameless(compile_ptx(noise.noise_body, *groups, capability))
+    groups = GROUPS[world_noise.noise_body]()
+    assert nameless(ptx_of_all(world_noise.noise_body, *groups)[capability]) == nameless(compile_ptx(world_noise.noise_body, *groups, capability))
 
 
 def test_no_body_is_forgotten():
@@ -190,4 +191,4 @@ def test_a_float64_shows():
     def body(i, clock, out, offset):
         out.noise[0, 0, i] = out.noise[0, 0, i] * 0.1
 
-    assert float64_lines(compile_ptx(body, clock(), noise.Noise(zeros(T, U, N)), (9, 0))) != []
+    assert float64_lines(compile_ptx(body, clock(), world_noise.Noise(zeros(T, U, N)), (9, 0))) != []

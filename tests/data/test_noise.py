@@ -10,6 +10,7 @@ import torch
 from operant.compute import kernel, rng
 from operant.compute.kernel import Kernel, bind
 from operant.data import noise
+from operant.worlds import noise as world_noise
 
 CPU = torch.device("cpu")
 MASK = 0xFFFFFFFF
@@ -38,12 +39,12 @@ def test_the_plain_philox_is_the_published_one():
 
 def clock(seed, tick, lane0=0):
     words = torch.from_numpy(rng.split(seed).view("int32").copy())
-    return bind(noise.Clock(torch.tensor([tick]), words, lane0))
+    return bind(world_noise.Clock(torch.tensor([tick]), words, lane0))
 
 
 def uniforms(T, U, N, *, seed=1, tick=0, lane0=0, offset=0):
     out = torch.full((T, U, N), -1.0)
-    compiled(noise.noise_body)(N, clock(seed, tick, lane0), bind(noise.Noise(out)), offset)
+    compiled(world_noise.noise_body)(N, clock(seed, tick, lane0), bind(world_noise.Noise(out)), offset)
     return out
 
 

@@ -252,7 +252,7 @@ def test_ppo_learns_by_it():
     observation = torch.zeros(6, 3, dtype=torch.uint8)
     for number in range(3):
         observation[[number, number + 3], number] = 255
-    assert ppo.policy.act(observation, None).tolist() == [[0, 1, 2], [0, 1, 0]]
+    assert ppo.policy.act(observation, ())[0].tolist() == [[0, 1, 2], [0, 1, 0]]
 
 
 def test_minibatches_in_parts_give_the_same_to_rounding_and_the_same_bits_again():

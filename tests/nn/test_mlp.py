@@ -199,9 +199,9 @@ def test_bytes_are_read_as_numbers():
 def test_acting():
     built = policy(hidden=(4,), initial_log_std=1.0)
     observation = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
-    greedy = built.act(observation, None)
+    greedy, _ = built.act(observation, ())
     assert torch.equal(greedy, built.distribution.to_env(built.forward(observation)[0])) and not greedy.requires_grad
-    drawn = built.act(observation, torch.rand(4, 6, generator=torch.Generator().manual_seed(0)))
+    drawn, _ = built.act(observation, (), torch.rand(4, 6, generator=torch.Generator().manual_seed(0)))
     assert greedy.shape == drawn.shape == (2, 6) and not torch.equal(greedy, drawn)
     assert (drawn[0].abs() <= 1).all() and (drawn[1] >= 0).all() and (drawn[1] <= 1).all()
 

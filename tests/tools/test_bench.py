@@ -17,9 +17,9 @@ from operant import envs
 from operant.cli import speed
 from operant.cli.speed import app
 from operant.errors import MachineError, UsageError
+from operant.nn.work import step_bytes
 from operant.tools import bench
 from operant.tools.bench import Bench, Training
-from operant.tools.roofline import step_bytes
 
 CPU = torch.device("cpu")
 

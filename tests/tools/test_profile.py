@@ -14,15 +14,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from toys import PICK, PUSH, ppo_on
 from typer.testing import CliRunner
 
+from operant.algos.base import Phase
 from operant.cli import program, speed
 from operant.cli.speed import app
 from operant.config import load as config
 from operant.envs import find
 from operant.errors import ConfigError, MachineError, UsageError
-from operant.nn import mlp
+from operant.nn import mlp, work
 from operant.tools import profile, roofline
 from operant.tools import trace as tracefile
 from operant.tools.roofline import Peak
+from operant.training import build as building
 
 HOST_PHASES = ["environment", "network", "advantages", "shuffle", "gradient", "optimiser", "normalizers", "collect, the rest", "update, the rest"]
 SMALL = ["env.lanes=64", "algo.horizon=4", "algo.minibatches=2", "algo.epochs=2", "net.hidden=[8]", "run.threads=1"]
@@ -102,7 +104,7 @@ def test_operations_are_those_that_torch_counts(env, hidden, shared):
         parameters, value = policy.forward(observation)
     with FlopCounterMode(display=False) as backward:
         (parameters.sum() + value.sum()).backward()
-    assert roofline.network_flops(policy) == (forward.get_total_flops() // B, backward.get_total_flops() // B)
+    assert work.network_flops(policy) == (forward.get_total_flops() // B, backward.get_total_flops() // B)
 
 
 USER = """
@@ -119,7 +121,7 @@ class Net(torch.nn.Module):
 def test_a_users_network_is_counted_by_running_it(tmp_path):
     (tmp_path / "net.py").write_text(USER)
     policy = ppo_on(find("cartpole"), 8, mlp.Config(kind=f"{tmp_path / 'net.py'}:Net"), start=False).policy
-    assert roofline.network_flops(policy) == (2 * (4 * 2 + 4), 4 * (4 * 2 + 4))
+    assert work.network_flops(policy) == (2 * (4 * 2 + 4), 4 * (4 * 2 + 4))
 
 
 def test_the_work_of_an_iteration_by_hand():
@@ -130,9 +132,9 @@ def test_the_work_of_an_iteration_by_hand():
     10 and writes 8. Learning reads 16 + 4 + 16 = 36, twice.
     """
     policy = ppo_on(find("cartpole"), 8, mlp.Config(hidden=(8,), shared=True), start=False).policy
-    work = roofline.iteration_work(policy, samples=100, lanes=10, passes=2)
-    assert work.flops == 110 * 112 + 2 * 100 * (112 + 160)
-    assert work.bytes == 100 * (74 + 40 + 18 + 2 * 36)
+    found = work.on_policy_work(policy, samples=100, lanes=10, passes=2)
+    assert found.flops == 110 * 112 + 2 * 100 * (112 + 160)
+    assert found.bytes == 100 * (74 + 40 + 18 + 2 * 36)
 
 
 def test_a_peak_is_measured_and_leaves_torch_as_it_was(monkeypatch):
@@ -166,7 +168,7 @@ def test_named_parts_are_called_within_their_phase_and_put_back():
         def work(self, value, *, more):
             return value + more
 
-    trainer = SimpleNamespace(part=Part(), own=lambda: 7, missing=None, phases={"part.work": "a", "own": "b", "missing.work": "c", "gone": "d"})
+    trainer = SimpleNamespace(part=Part(), own=lambda: 7, missing=None, parts={"part.work": "a", "own": "b", "missing.work": "c", "gone": "d"})
     own, seen = trainer.own, []
 
     class Around:
@@ -205,7 +207,7 @@ def test_phases_of_a_cpu_are_medians_of_iterations(monkeypatch):
         nonlocal now
         now += 5.0
 
-    trainer = SimpleNamespace(world=World(), collect=collect, update=update)
+    trainer = SimpleNamespace(world=World(), phases=(Phase("collect", collect), Phase("update", update)))
     monkeypatch.setattr(profile.time, "perf_counter", lambda: now)
     found = {phase.name: phase.seconds for phase in profile._host_phases(trainer, 4)}
     assert found == {"update, the rest": 5.0, "environment": 1.25, "collect, the rest": 1.25}
@@ -221,7 +223,7 @@ def test_a_profile_on_the_cpu(tmp_path, quick_peak):
     assert (found.environment, found.algorithm, found.lanes, found.horizon, found.iterations, found.threads) == ("cartpole", "ppo", 64, 4, 2, 1)
     assert found.precision == "fp32" and found.device == "CPU, 1 threads"
     assert found.sps == pytest.approx(64 * 4 / found.iteration_s)
-    assert 0.0 < found.collect_s < found.iteration_s and 0.0 < found.update_s < found.iteration_s
+    assert list(found.phase_s) == ["collect", "update"] and all(0.0 < seconds < found.iteration_s for seconds in found.phase_s.values())
     assert {phase.name for phase in found.phases} == set(HOST_PHASES)
     assert sum(phase.share for phase in found.phases) == pytest.approx(1.0) and all(phase.launches is None for phase in found.phases)
     assert found.phases == sorted(found.phases, key=lambda phase: -phase.seconds)
@@ -238,8 +240,8 @@ def test_a_profile_on_the_cpu(tmp_path, quick_peak):
 def test_a_profile_changes_nothing_of_what_is_trained(quick_peak, monkeypatch):
     """The trainer that was timed and traced goes on as one that was not."""
     kept = []
-    build = profile._trainer
-    monkeypatch.setattr(profile, "_trainer", lambda *words, **named: kept.append(build(*words, **named)) or kept[-1])
+    build = building.build
+    monkeypatch.setattr(building, "build", lambda *words, **named: kept.append(build(*words, **named)) or kept[-1])
     loaded = config.load(None, SMALL)
     profile.profile(loaded, 1)
     other = build(loaded, torch.device("cpu"))

@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from operant import runs
+from operant.algos.base import Phase
 from operant.compute.runtime import out_of_memory
 from operant.config import load as config
 from operant.config import request
 from operant.config.sections import AUTO_LANES
 from operant.errors import DeviceError
 from operant.training import auto_lanes, memory, worker
+from operant.training import build as building
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 AUTO = ["env.lanes=auto", "run.steps=1G"]
@@ -46,8 +48,8 @@ def card(monkeypatch, young_heap):
     card.error = lambda: torch.OutOfMemoryError("CUDA out of memory")
 
     class Trainer:
-        def __init__(self, lanes, settings, net, *, seed, steps):
-            self.lanes, self.itself = lanes, self  # held by itself, as one with graphs is
+        def __init__(self, lanes):
+            self.lanes, self.phases = lanes, [Phase("collect", self.collect), Phase("update", self.update)]  # held by itself, as one with graphs is
             self.buffer = torch.zeros(1)
             card.living.add(self)
             card.tried.append(lanes)
@@ -63,8 +65,7 @@ def card(monkeypatch, young_heap):
             if self.lanes > card.holds:
                 raise card.error()
 
-    monkeypatch.setattr(auto_lanes, "algos", SimpleNamespace(load=lambda name: Trainer))
-    monkeypatch.setattr(auto_lanes, "World", lambda environment, lanes, **named: lanes)
+    monkeypatch.setattr(building, "build", lambda config, device: Trainer(config.lanes))
     monkeypatch.setattr(auto_lanes.torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(auto_lanes.torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(auto_lanes.torch.cuda, "mem_get_info", lambda device: (card.left, 1600))

@@ -98,7 +98,7 @@ def test_numbers_as_large_as_iterations_get():
     lanes = evaluator(CARTPOLE, 16)
     large = 2**31 - 1
     first = lanes.run(large)
-    assert int(lanes._world.lanes.tick) > large << 32, "the tick overflowed"
+    assert int(lanes.rollout.world.lanes.tick) > large << 32, "the tick overflowed"
     assert first != lanes.run(0) and first == lanes.run(large)
 
 
@@ -115,15 +115,15 @@ def test_sampling_follows_the_policy():
     likely, certain = (evaluator(CARTPOLE, 16, greedy=greedy) for greedy in (False, True))
     for each in (likely, certain):
         with torch.no_grad():
-            each._policy.net.head_bias[1] = 80.0
+            each.actor.net.head_bias[1] = 80.0
     assert likely.run(0) == certain.run(0)
 
 
 def test_an_evaluation_has_episodes_of_its_own():
     training = ppo_on(CARTPOLE, 16, horizon=4)
     lanes = Evaluator(training.policy, CARTPOLE, CARTPOLE.Params(), episodes=16, seed=1)
-    lanes._world.reset(lanes._bound)
-    assert not torch.isclose(training.rollout.observation[0], lanes._slot.observation).any()
+    lanes.rollout.reset()
+    assert not torch.isclose(training.rollout.observation[0], lanes.rollout.slot.observation).any()
 
 
 @pytest.mark.parametrize("greedy", [True, False])
@@ -147,7 +147,7 @@ def test_a_better_policy_scores_better():
     # Push against the pole's angle and its speed: a policy known to balance.
     lanes = evaluator(CARTPOLE, 64)
     random = lanes.run(0)
-    net = lanes._policy.net
+    net = lanes.actor.net
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.zero_()

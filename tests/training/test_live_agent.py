@@ -16,8 +16,6 @@ from numpy import float32
 from toys import COUNT, PICK, PUSH, SEEN, iterate
 
 from operant.algos.ppo.algorithm import PPO
-from operant.compute.kernel import bind, kernel
-from operant.data.noise import Clock, Noise, noise_body
 from operant.envs import device, find
 from operant.nn import mlp
 from operant.nn.policy import Policy
@@ -97,7 +95,7 @@ def watched(env, *, policy=None, writer=None, **more):
 
 
 def bytes_of(ppo):
-    return {name: tensor.cpu().numpy().tobytes() for name, tensor in ppo.tensors().items()}
+    return {name: tensor.cpu().numpy().tobytes() for name, tensor in ppo.state("all").items()}
 
 
 def trainer(env, where=CPU):
@@ -193,8 +191,8 @@ def test_a_frame_is_the_next_step_of_the_policy_in_its_own_world(name, mode):
     bound, uniform = world.bind(slot), torch.zeros(1, policy.distribution.noise_rows, 4)
     world.reset(bound)
     for step, (told, told_mode, pixels) in enumerate(frames.kept):
-        kernel(noise_body, CPU)(4, bind(Clock(world.lanes.tick, world.lanes.seed, 0)), bind(Noise(uniform)))
-        slot.action.copy_(policy.act(slot.observation, uniform[0] if mode == "sampled" else None, slot.legal))
+        world.noise(uniform)
+        slot.action.copy_(policy.act(slot.observation, (), uniform[0] if mode == "sampled" else None, slot.legal)[0])
         world.step(bound)
         world.advance(1)
         expected = torch.zeros(4, 24, 24, 3, dtype=torch.uint8)

@@ -10,25 +10,28 @@ calls it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from numpy import float32
 from pydantic import Field
 from torch import Tensor
 
+from operant.algos.base import Estimate, Phase, Tier, policy_state
 from operant.algos.ppo import fused, manual_backward, metrics
 from operant.compute.graphs import Graphed
 from operant.compute.kernel import bind, kernel
 from operant.data import noise, returns
-from operant.nn import mlp
+from operant.envs import Env
+from operant.nn import mlp, work
 from operant.nn.distributions import masked
 from operant.nn.normalization import RunningNormalizer
 from operant.nn.optimizer import Adam
 from operant.nn.policy import Policy
 from operant.settings import Count, Real, Section
 from operant.worlds.device_world import World
+from operant.worlds.noise import Clock, seed_words
 
 BOOTSTRAP_SAMPLES = 2**19
 """On a GPU, values of final observations are computed for so many samples at a time: fewer launches, and memory that stays small."""
@@ -72,7 +75,7 @@ class PPOConfig(Section):
         description="torch: torch's and autograd, the reference; fused: a few of its own for all of PPO; "
         "auto: those on a GPU, a manual backward pass on a CPU, where they can be",
     )
-    kernels_shape: str = Field(
+    kernel_config: str = Field(
         "",
         description='how fused kernels are cut, which their last bits depend on: as is fastest on this GPU, measured once and kept by the run; or "first": '
         "unmeasured",
@@ -177,11 +180,10 @@ def ppo_loss(policy: Policy, batch: Batch, config: PPOConfig) -> tuple[Tensor, l
 
 
 class PPO:
-    """PPO on a world. `collect` then `update` is one iteration; `stats` holds the update's numbers, in the order of `COLUMNS`, on the device."""
+    """PPO on a world. `collect` then `update` is one iteration; `stats` holds the update's numbers, in the order of `Stats`, on the device."""
 
     Config = PPOConfig
-    columns = COLUMNS
-    phases: ClassVar[Mapping[str, str]] = {
+    parts: ClassVar[dict[str, str]] = {
         "world.step": "environment", "_forward": "network", "_bootstrap": "network", "_advantages": "advantages", "_shuffled": "shuffle",
         "_gradient": "gradient", "_optimizer.step": "optimiser", "_update_normalizers": "normalizers", "fused.act": "network", "fused.leftovers": "network",
         "fused.begin": "advantages", "fused.gradient": "gradient", "fused.add_parts": "gradient", "fused.descend": "optimiser",
@@ -192,7 +194,7 @@ class PPO:
         T, N, device = config.horizon, world.count, world.device
         self.world, self.config, self.device = world, config, device
         self.steps_per_iteration = T * N
-        self.policy = Policy(world.env, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision)
+        self.policy = self.make_actor(world.env, config, net, device, seed=seed)
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
 
         # The rollout: the world writes its outcome straight into it, one slot a step.
@@ -224,11 +226,9 @@ class PPO:
         # The kernels beside the world's, and what they read and write.
         self._block = block_lanes(N)
         self._order = torch.zeros(config.epochs, T * N // self._block, dtype=torch.int32, device=device)
-        self._fill_noise, self._fill_order = kernel(noise.noise_body, device), kernel(noise.order_body, device)
+        self._fill_order = kernel(noise.order_body, device)
         self._estimate, self._accrue = kernel(returns.advantage_body, device), kernel(returns.accrual_body, device)
-        self._tick = bind(noise.Clock(world.lanes.tick, world.lanes.seed, world.lanes.lane0))
-        self._turn = bind(noise.Clock(self._iteration, world.lanes.seed, 0))
-        self._noise_buffers, self._orders = bind(noise.Noise(self._noise)), bind(noise.Order(self._order))
+        self._turn, self._orders = bind(Clock(self._iteration, seed_words(seed, 0, device), 0)), bind(noise.Order(self._order))
         # float32, or the kernels would compute in float64.
         self._discount = returns.Discount(float32(config.gamma), float32(config.gamma * config.gae_lambda))  # type: ignore[arg-type]
         rollout = self.rollout
@@ -237,15 +237,29 @@ class PPO:
 
         self.metrics = metrics.specs(getattr(distribution, "sizes", ()))
         self.stats = torch.zeros(len(Stats._fields), device=device)
+        self.chosen: dict[str, Any] = {}
         self.fused = self._fused(samples)
         self.manual_backward, self._outputs = self._manual_backward()
         collect, update = self._collect, self._update
         if self.manual_backward is not None:
             collect, update = manual_backward.alone()(collect), manual_backward.alone()(update)
         self.collect, self.update = Graphed(collect, device, eager=eager), Graphed(update, device, eager=eager)
+        self.phases, self.actor = (Phase("collect", self.collect), Phase("update", self.update)), self.policy
+
+    @classmethod
+    def make_actor(cls, spec: Env, config: PPOConfig, net: mlp.Config, device: torch.device, *, seed: int = 0) -> Policy:
+        """The policy alone, without what training needs."""
+        return Policy(spec, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision)
+
+    @classmethod
+    def estimate(cls, spec: Env, config: PPOConfig, net: mlp.Config, lanes: int) -> Estimate:
+        """What an iteration takes. In memory all epochs are like the first, and whole minibatches take the most."""
+        samples = config.horizon * lanes
+        flops, moved = work.on_policy_work(cls.make_actor(spec, config, net, torch.device("cpu")), samples, lanes, config.epochs)
+        return Estimate(samples, flops, moved, config.model_copy(update={"kernels": "torch", "microbatch": None, "epochs": 1}))
 
     def start(self) -> None:
-        """Begin every lane anew. A resumed run calls `tensors` and copies into it instead."""
+        """Begin every lane anew. A resumed run copies into `state` instead."""
         self.world.reset(self._first)
 
     def _fused(self, samples: Tensor) -> fused.Learner | None:
@@ -260,10 +274,10 @@ class PPO:
         )  # fmt: skip
         learner = fused.build(
             self.policy, self._optimizer, buffers, loss, block=self._block, minibatches=config.minibatches, kernels=config.kernels,
-            precision=config.precision, shape=config.kernels_shape,
+            precision=config.precision, shape=config.kernel_config,
         )  # fmt: skip
         if learner is not None:
-            self.config = config.model_copy(update={"kernels_shape": str(learner.shape)})
+            self.chosen = {"kernel_config": str(learner.shape)}
         return learner
 
     def _manual_backward(self) -> tuple[manual_backward.Gradient | None, manual_backward.Forward | None]:
@@ -285,7 +299,7 @@ class PPO:
     def _collect(self) -> None:
         """T steps of every lane by the policy as it is."""
         distribution, rollout, T = self.policy.distribution, self.rollout, self.config.horizon
-        self._fill_noise(self.world.count, self._tick, self._noise_buffers)
+        self.world.noise(self._noise)
         if self.fused is not None:
             self.fused.prepare()
             for t in range(T):
@@ -469,13 +483,11 @@ class PPO:
 
     # STATE
 
-    def take(self) -> Tensor:
-        """Sums over the episodes that ended in this iteration, (3 + K): see `World.take`."""
-        return self.world.take(self.rollout)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything that a resumed run needs to go on to the bit, by name: copy into these to load."""
-        named = {f"policy/{name}": value for name, value in self.policy.tensors().items()}
+    def state(self, tier: Tier) -> dict[str, Tensor]:
+        """The tensors of a tier by name: with those of "train" a resumed run goes on to the bit. Copy into these to load."""
+        named = policy_state(self.policy)
+        if tier == "policy":
+            return named
         named |= {f"world/{name}": value for name, value in self.world.tensors().items()}
         named |= {f"adam/{name}": value for name, value in self._optimizer.tensors().items()}
         named |= {"algo/iteration": self._iteration, "algo/carried": self._carried, "algo/observation": self.rollout.observation[0]}
@@ -484,4 +496,3 @@ class PPO:
         if self.return_normalizer is not None:
             named |= {f"return/{name}": value for name, value in self.return_normalizer.tensors().items()}
         return named
-

@@ -66,7 +66,7 @@ def _given(line: str) -> Shape | None:
     try:
         return from_text(line) if line else None
     except ValueError as error:
-        raise ConfigError("the trainer", [f"algo.kernels_shape: {error}"]) from None
+        raise ConfigError("the trainer", [f"algo.kernel_config: {error}"]) from None
 
 
 def _why_not(policy: Policy, samples: int, precision: str) -> str | None:

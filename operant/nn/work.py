@@ -1,0 +1,61 @@
+"""What acting and learning must compute and move at least, counted from the shapes of a policy and its environment. Knows no algorithm and no clock."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from operant.envs import Box, Env
+from operant.nn import mlp
+from operant.nn.policy import Policy
+
+
+class Work(NamedTuple):
+    """Floating-point operations and bytes."""
+
+    flops: float
+    bytes: float
+
+
+def network_flops(policy: Policy) -> tuple[int, int]:
+    """Operations of the products of one sample, forward and backward; a multiplication and an addition are two. Activations are not counted."""
+    net, O, H = policy.net, policy.env.observation.size, policy.distribution.parameter_rows
+    if not isinstance(net, mlp.MLP):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            net(torch.zeros(O, 2, device=policy.device))
+        forward = counter.get_total_flops() // 2
+        return forward, 2 * forward
+    towers, widths = 1 if net.config.shared else 2, net.config.hidden
+    first = 2 * net.first_weight.numel()
+    forward = first + 2 * towers * sum(a * b for a, b in itertools.pairwise(widths)) + 2 * widths[-1] * (H + 1)
+    return forward, 2 * forward - first  # nobody asks for the gradient by the observation
+
+
+def step_bytes(env: Env) -> int:
+    """Bytes that one step of one lane must touch by the contract, each array once a direction."""
+    state = 2 * 4 * env.fields + (2 * env.cells.n * torch.empty(0, dtype=getattr(torch, env.cells.dtype)).element_size() if env.cells else 0)
+    carried = 2 * 4 * (1 + 1 + len(env.tally))  # age, return, tallies
+    return state + carried + 4 * env.action_size + observation_bytes(env) + env.mask_size + 4 + 1 + 1  # reward, two flags
+
+
+def observation_bytes(env: Env) -> int:
+    """Bytes of one observation."""
+    return env.observation.size * torch.empty(0, dtype=getattr(torch, env.observation.dtype)).element_size()
+
+
+def on_policy_work(policy: Policy, samples: int, lanes: int, passes: int) -> Work:
+    """What one iteration must do: act on `samples`, look once more at `lanes` for their values, and learn from all samples `passes` times.
+
+    Bytes are those of the rollout's arrays alone: weights and activations would stay on the chip if all went well.
+    """
+    env, distribution = policy.env, policy.distribution
+    forward, backward = network_flops(policy)
+    raw = 4 * distribution.action_rows * (1 if isinstance(env.action, Box) else 2)  # what was drawn, and what the environment is given
+    acting = observation_bytes(env) + env.mask_size + 2 * 4 * distribution.noise_rows + raw + 4 + 4  # log-probability, value
+    estimating = 4 + 4 + 1 + 1 + 4 + 4  # reward, value, two flags; advantage, return
+    learning = observation_bytes(env) + env.mask_size + 4 * distribution.action_rows + 4 * 4
+    flops = forward * (samples + lanes) + passes * samples * (forward + backward)
+    return Work(float(flops), float(samples * (step_bytes(env) + acting + estimating + passes * learning)))

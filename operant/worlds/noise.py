@@ -1,0 +1,52 @@
+"""Random buffers of a world: uniform numbers for each lane and step. A pure function of (seed, lane, tick, purpose, index), so every device draws the same.
+
+Knows nothing of policies.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy import uint32
+
+from operant.compute import rng
+from operant.compute.device import device
+
+_LOW_32 = 0xFFFFFFFF
+
+
+class Clock(NamedTuple):
+    """Whose numbers, when, and for what."""
+
+    tick: Any  # (1) int64: the world's tick, or the iteration
+    seed: Any  # (2) uint32, as int32
+    lane0: int  # global number of the first lane
+    purpose: int = rng.ACTION
+
+
+class Noise(NamedTuple):
+    """The random buffer of a rollout."""
+
+    noise: Any  # (T, U, N) float32, written
+
+
+def seed_words(seed: int, stream: int, device: torch.device) -> torch.Tensor:
+    """The key of a seed's random stream, (2) uint32 as int32."""
+    return torch.from_numpy(rng.split(rng.stream_seed(seed, stream)).view(np.int32).copy()).to(device)
+
+
+@device
+def noise_body(i, clock, out, offset):
+    """U uniform numbers in [0, 1) for each of the T steps of lane i: draw k // 4, word k % 4, at tick + t."""
+    lane, seed_low, seed_high = uint32(uint32(clock.lane0) + i), uint32(clock.seed[0]), uint32(clock.seed[1])
+    count = out.noise.shape[1]
+    for t in range(out.noise.shape[0]):
+        tick = clock.tick[0] + offset + t
+        key = (seed_low, seed_high, lane, uint32(tick & _LOW_32), uint32(tick >> 32), uint32(clock.purpose))
+        for draw in range((count + 3) // 4):
+            words = rng.uniform4(key, draw)
+            for k in range(4):
+                if 4 * draw + k < count:
+                    out.noise[t, 4 * draw + k, i] = words[k]
