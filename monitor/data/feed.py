@@ -254,17 +254,16 @@ class LiveFeed:
 
     def _ask(self, verb: str) -> None:
         """Send a request and report what came of it in the end; in a thread of its own, as that may take long."""
-        run, said = self._reading.run, _SAID[verb]
+        said = _SAID[verb]
         try:
-            ticket = control.send(run, verb)
-            answer = control.answer(run, ticket, _ANSWER_S, final=True)
+            answer = control.ask(self._reading.run, verb, _ANSWER_S)
         except OperantError as error:
             self._tell(str(error), "bad")
             return
-        if answer is None:
-            accepted = control.answer(run, ticket, 0.0)
-            told = f"has not answered the request to {said}" if accepted is None else f"has not done it yet: {accepted.text}"
-            self._tell(f"after {_ANSWER_S:.0f} s the trainer {told}", "bad")
+        if answer.result == "accepted":
+            self._tell(f"after {_ANSWER_S:.0f} s the trainer has not done it yet: {answer.text}", "bad")
+        elif answer.result == "none":
+            self._tell(f"the trainer has not answered the request to {said}", "bad")
         elif answer.result != "done":
             self._tell(f"the trainer does not {said}: {answer.text or answer.result}", "bad")
         elif verb == "checkpoint":  # of all else the state tells

@@ -22,7 +22,7 @@ app = typer.Typer(**TYPER)
 _ACKNOWLEDGE_S, _KILL_S = 1.0, 5.0
 _STOP_S = 25.0  # what a trainer allows itself, and a little more
 _ANSWER_S = 60.0  # a request's life: a trainer that still imports takes it when it begins
-_LOOK_S, _PATIENCE_S = 0.05, 1.0
+_LOOK_S = 0.05
 _CHECKPOINT = re.compile(r"checkpoints/step-[0-9]+")
 
 
@@ -159,23 +159,19 @@ def _ask(name: str, verb: str, root: str | None) -> tuple[Run, str]:
     from operant import runs as folders
     from operant.runs import control
 
+    def tell(accepted: control.Answer) -> None:
+        say(f"{safe(run.id)}: {accepted.text or f'no answer yet, it is {state_of(run).word}'}")
+
+    def state_of(run: Run) -> folders.State:
+        return folders.state(folders.load(run.path) or run)
+
     run = folders.resolve(name, *folders.reach(root))
-    ticket = control.send(run, verb, expires_s=_ANSWER_S)
-    deadline_s, told = time.monotonic() + _ANSWER_S, False
-    try:
-        while (answer := control.answer(run, ticket, _PATIENCE_S, final=True)) is None:
-            state = folders.state(folders.load(run.path) or run)
-            if not state.live:
-                raise NotFoundError(f"{safe(run.id)} has ended: {state.word}")
-            if time.monotonic() > deadline_s:
-                raise OperantError(f"{safe(run.id)} has not done it within {_ANSWER_S:.0f} s: {state.word}. See: operant logs {safe(run.short)}")
-            if not told:
-                told = True
-                accepted = control.answer(run, ticket, 0.0)
-                say(f"{safe(run.id)}: {accepted.text if accepted is not None else f'no answer yet, it is {state.word}'}")
-    except KeyboardInterrupt:
-        control.withdraw(run, ticket)
-        raise
-    if answer.result != "done":
-        raise OperantError(f"{safe(run.id)}: {answer.text or answer.result}")
-    return run, answer.text
+    answer = control.ask(run, verb, _ANSWER_S, tell)
+    if answer.result == "done":
+        return run, answer.text
+    if answer.result in ("none", "accepted"):
+        state = state_of(run)
+        if not state.live:
+            raise NotFoundError(f"{safe(run.id)} has ended: {state.word}")
+        raise OperantError(f"{safe(run.id)} has not done it within {_ANSWER_S:.0f} s: {state.word}. See: operant logs {safe(run.short)}")
+    raise OperantError(f"{safe(run.id)}: {answer.text or answer.result}")

@@ -42,7 +42,7 @@ MODES: Final = ("greedy", "sampled")
 _VERSION, _LIMIT_BYTES, _ANSWER_BYTES, _MOST_BRACKETS = 1, 4096, 65536, 16
 _KEPT, _MOST_NAMES = 100, 1000
 _SETTLE_S = 2.0  # how long a folder is listed again after a change: the clocks of file times are coarse
-_LOOK_S = 0.02
+_LOOK_S, _PATIENCE_S = 0.02, 1.0
 _REQUEST = re.compile(r"req-[0-9]{20}-[0-9a-f]{32}\.json")
 _WATCH = re.compile(r"watch-[0-9a-f]{32}\.json")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")
@@ -125,6 +125,30 @@ def answer(run: Run, ticket: Ticket, timeout_s: float, *, final: bool = False) -
         if left_s <= 0:
             return None
         time.sleep(min(_LOOK_S, left_s))
+
+
+def ask(run: Run, verb: str, timeout_s: float, waiting: Callable[[Answer], None] | None = None) -> Answer:
+    """Send a request and wait for what comes of it; where the run ends or `timeout_s` passes before that, the answer is `accepted`, or `none`.
+
+    `waiting` is called once, with the answer so far, when it takes longer than a second. An interrupt withdraws the request. Raises what `send` raises.
+    """
+    ticket = send(run, verb)
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        while (found := answer(run, ticket, min(_PATIENCE_S, timeout_s), final=True)) is None:
+            so_far = answer(run, ticket, 0.0) or Answer("none", "")
+            document = runfolder.read_json(run.path / "run.json") or run.document
+            if not states.state(run._replace(document=document)).live:
+                return answer(run, ticket, 0.0) or so_far
+            if waiting is not None:
+                waiting(so_far)
+                waiting = None
+            if time.monotonic() >= deadline_s:
+                return so_far
+    except KeyboardInterrupt:
+        withdraw(run, ticket)
+        raise
+    return found
 
 
 def withdraw(run: Run, ticket: Ticket) -> None:

@@ -201,7 +201,6 @@ def test_a_run_that_cannot_do_it_is_a_sentence(started, here, verb, monkeypatch)
     done = here(verb, run.id)
     assert done.code == 3 and f"{run.id} is not training: finished" in done.err
     monkeypatch.setattr(steering, "_ANSWER_S", 0.5)
-    monkeypatch.setattr(steering, "_PATIENCE_S", 0.1)
     mute = training(started("mute", "mute"))
     done = here(verb, "mute")
     assert done.code == 1 and "mute: no answer yet, it is running" in done.err and "mute has not done it within 0 s: running. See: operant logs" in done.err
