@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 
-KEYS: dict[str, str] = {}
+KEYS = {"algo.kernels_shape": "algo.kernel_config"}
 """Keys of configurations. Runs made before keep theirs; anywhere else the old key is an error that names the new one."""
 
 ALIASES = {"env.num_envs": "env.lanes"}
