@@ -1,4 +1,4 @@
-"""The sections of the configuration that belong to no other module: `[run]`, `[env]`, `[checkpoint]`, `[eval]`. Knows no file and no command line."""
+"""The sections of the configuration that belong to no other package: `[run]`, `[env]`, `[checkpoint]`, `[eval]`. Knows no file and no command line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from operant.settings import Count, Real, Section
 _DEVICE = r"^(auto|cpu|cuda|cuda:[0-9]{1,3})$"
 _RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 AUTO_LANES = 65_536
-"""The most that `env.lanes = "auto"` comes to."""
+"""The upper limit of `env.lanes = "auto"`."""
 
 
 def _check(pattern: str, allowed: str) -> AfterValidator:
-    """A check of a whole text against a pattern, which tells what is allowed in words."""
+    """A validator of a whole text by a pattern; its message says what is allowed."""
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
@@ -36,53 +36,53 @@ RunName = Annotated[
 
 
 class Run(Section, use_attribute_docstrings=True):
-    """One training run: how long, where, and from which random numbers."""
+    """One training run: its length, its device, its seed."""
 
     seed: Count = Field(1, ge=0, lt=2**63)
-    """The seed of every random number; the same seed gives the same bits."""
+    """Seed of all random numbers; the same seed gives the same bits."""
     device: Device = "auto"
-    """auto (a GPU where there is one), cpu, cuda or cuda:N."""
+    """auto (a GPU if available), cpu, cuda or cuda:N."""
     steps: Count = Field(2_000_000, gt=0, lt=2**62)
-    """Environment steps of the whole run, over all lanes; rounded up to whole iterations."""
+    """Environment steps of the run, summed over all lanes; rounded up to whole iterations."""
     target: Real | None = None
-    """Stop as soon as an evaluation's mean return reaches this; not set: train all steps."""
+    """Stop once the mean return of an evaluation reaches this; not set: train for all steps."""
     record_hz: Real = Field(50.0, ge=0.1, le=1000)
-    """The most records a second that reach the metrics file."""
+    """Maximum rate of records in the metrics file, per second."""
     name: RunName | None = None
-    """The id of the run; a suffix is added if the id is taken. Not set: made from environment and algorithm."""
+    """Id of the run; a suffix is added if the id exists. Not set: made from environment and algorithm."""
     threads: Count = Field(0, ge=0, le=4096)
-    """CPU threads; 0: one for each core."""
+    """CPU threads; 0: one per core."""
 
 
 class Environment(Section, use_attribute_docstrings=True):
-    """Which environment, and how many of it."""
+    """The environment, and the number of lanes: copies of it that are stepped in parallel."""
 
     name: str = Field(recipes.ENVIRONMENT, min_length=1)
-    """A shipped environment, its Gymnasium id, or a file of your own: my_env.py."""
+    """A shipped environment, its Gymnasium id, or your own file: my_env.py."""
     lanes: Annotated[Count, Field(ge=1, le=2**30)] | Literal["auto"] = 1024
-    """Copies that run side by side; "auto": as many as fit into memory and are of use, which the run then keeps."""
+    """Parallel copies of the environment; "auto": as many as fit into memory and raise the speed, measured once and kept by the run."""
     pixels: Count | None = Field(None, ge=16, le=128)
-    """Learn from pictures of so many pixels a side, in place of what the environment observes; not set: from that."""
+    """Observe images of this many pixels a side, drawn by the environment; not set: its own observation."""
     params: dict[str, Any] = Field(default_factory=dict)
-    """The environment's own constants, by name (`operant envs` lists them)."""
+    """Parameters of the environment by name; `operant envs --json` lists them."""
 
 
 class Checkpoint(Section, use_attribute_docstrings=True):
-    """When to save, and how much to keep."""
+    """When to save checkpoints, and how many to keep."""
 
     every: Count = Field(200, ge=1, lt=2**31)
-    """Iterations from one checkpoint to the next."""
+    """Iterations between two checkpoints."""
     keep: Count = Field(3, ge=1, lt=2**31)
-    """How many of the latest checkpoints stay; the best one always does."""
+    """Number of latest checkpoints to keep, besides the best one."""
 
 
 class Evaluation(Section, use_attribute_docstrings=True):
-    """Greedy episodes in a world of their own; they change no trained bit."""
+    """Evaluation by greedy episodes in a separate world; it does not affect the training."""
 
     every: Count = Field(10, ge=0, lt=2**31)
-    """Iterations from one evaluation to the next; 0: never."""
+    """Iterations between two evaluations; 0: no evaluation."""
     episodes: Count = Field(100, ge=1, le=2**24)
-    """Episodes of one evaluation."""
+    """Episodes per evaluation."""
 
 
 SECTIONS = ("run", "env", "algo", "net", "checkpoint", "eval")

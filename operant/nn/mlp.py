@@ -37,29 +37,29 @@ class Config(Section):
 
     kind: str = Field(
         "mlp",
-        description='"mlp"; "cnn", for pictures and boards; or "FILE.py:Class": an nn.Module made as Class(O, H) that maps (B, O) to (B, H) and values (B)',
+        description='"mlp"; "cnn" for images and boards; or "FILE.py:Class": an nn.Module, made as Class(O, H), that maps (B, O) to (B, H) and values (B)',
     )
     cnn: Literal["nature", "impala", "board"] = Field(
         "nature",
-        description="which convolutions: three that stride over pictures of 36 x 36 and more; stacks of residual blocks, for pictures of any size; "
-        "three of 3 x 3 that keep a board's size",
+        description="nature: three strided convolutions, for images of 36 x 36 and more; impala: stacks of residual blocks, for images of any size; "
+        "board: three 3 x 3 convolutions that keep the size of the board",
     )
     channels: tuple[Count, ...] | None = Field(
         None,
-        description="of each convolution, or of each stack of impala; by default [32, 64, 64] for nature, [16, 32, 32] for impala, [64, 64, 64] for board",
+        description="channels of each convolution (impala: each stack); not set: [32, 64, 64] for nature, [16, 32, 32] for impala, [64, 64, 64] for board",
         min_length=1,
         max_length=8,
     )
     hidden: tuple[Count, ...] = Field(
         (64, 64),
-        description="width of each hidden layer; of a cnn's dense layers, by default [512] for nature, [256] for the others",
+        description="width of each hidden layer; of a cnn: of its dense layers, by default [512] for nature, [256] for the others",
         min_length=1,
         max_length=8,
     )
-    activation: Literal["tanh", "relu", "gelu", "silu"] = Field("tanh", description="between the layers; a cnn's is always relu")
-    shared: bool = Field(False, description="one trunk for actor and critic instead of two towers; a cnn has always one")
-    squash: bool = Field(False, description="Box actions only: carry the normal into the bounds by tanh instead of clipping it")
-    initial_log_std: Real = Field(0.0, ge=-10, le=2, description="Box actions only: logarithm of the standard deviation at the start")
+    activation: Literal["tanh", "relu", "gelu", "silu"] = Field("tanh", description="activation function of the hidden layers; a cnn always uses relu")
+    shared: bool = Field(False, description="actor and critic share one trunk instead of two towers; a cnn always has one trunk")
+    squash: bool = Field(False, description="Box actions only: tanh-squashed normal distribution instead of clipping to the bounds")
+    initial_log_std: Real = Field(0.0, ge=-10, le=2, description="Box actions only: initial log standard deviation")
 
     @model_validator(mode="before")
     @classmethod

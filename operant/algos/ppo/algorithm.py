@@ -48,47 +48,47 @@ log = logging.getLogger("operant.ppo")
 class PPOConfig(Section):
     """`[algo]`, when its name is "ppo"."""
 
-    horizon: Count = Field(16, ge=1, le=65536, description="T: steps of each lane in an iteration")
-    epochs: Count = Field(4, ge=1, le=1024, description="passes over an iteration's samples")
-    minibatches: Count = Field(4, ge=1, description="parts of a pass, one optimiser step each")
-    learning_rate: Real = Field(2.5e-3, gt=0, le=1, description="of Adam, at the start")
-    anneal: bool = Field(True, description="lower the learning rate linearly to zero over `anneal_steps`")
-    anneal_steps: Count | None = Field(None, ge=1, description="steps to anneal over; by default run.steps")
-    gamma: Real = Field(0.99, ge=0, le=1, description="discount")
-    gae_lambda: Real = Field(0.95, ge=0, le=1, description="0: advantages from one step and the critic; 1: from whole returns")
-    clip: Real = Field(0.2, gt=0, description="epsilon: how far the ratio of probabilities may pay off")
-    value_clip: Real | None = Field(None, gt=0, description="how far a value may move in one iteration and still pay off")
-    entropy_coefficient: Real = Field(0.01, ge=0, description="weight of the entropy, which keeps the policy trying")
-    value_coefficient: Real = Field(0.5, ge=0, description="weight of the critic's loss")
-    max_gradient_norm: Real = Field(0.5, gt=0, description="a longer gradient is shortened to this")
-    normalize_advantages: bool = Field(True, description="once an iteration")
-    normalize_observations: bool = Field(False, description="to mean 0 and standard deviation 1, as seen so far")
-    normalize_rewards: bool = Field(False, description="divide rewards by the standard deviation of the discounted return, and clip them to +-10")
-    target_kl: Real | None = Field(None, gt=0, description="skip an iteration's remaining optimiser steps once approx_kl exceeds 1.5 times this")
-    adam_epsilon: Real = Field(1e-5, gt=0, description="what Adam adds to the denominator")
+    horizon: Count = Field(16, ge=1, le=65536, description="rollout length T: steps of each lane per iteration")
+    epochs: Count = Field(4, ge=1, le=1024, description="passes over the samples of an iteration")
+    minibatches: Count = Field(4, ge=1, description="minibatches per epoch, one optimizer step each")
+    learning_rate: Real = Field(2.5e-3, gt=0, le=1, description="initial learning rate of Adam")
+    anneal: bool = Field(True, description="decay the learning rate linearly to zero over anneal_steps")
+    anneal_steps: Count | None = Field(None, ge=1, description="environment steps of the learning-rate decay; not set: run.steps")
+    gamma: Real = Field(0.99, ge=0, le=1, description="discount factor")
+    gae_lambda: Real = Field(0.95, ge=0, le=1, description="lambda of generalized advantage estimation: 0: one-step TD errors; 1: whole returns")
+    clip: Real = Field(0.2, gt=0, description="epsilon: clip range of the probability ratio")
+    value_clip: Real | None = Field(None, gt=0, description="clip range of the value around its old estimate; not set: the value loss is not clipped")
+    entropy_coefficient: Real = Field(0.01, ge=0, description="weight of the entropy bonus in the loss")
+    value_coefficient: Real = Field(0.5, ge=0, description="weight of the value loss")
+    max_gradient_norm: Real = Field(0.5, gt=0, description="the gradient is clipped to this global norm")
+    normalize_advantages: bool = Field(True, description="to mean 0 and standard deviation 1, over all samples of an iteration")
+    normalize_observations: bool = Field(False, description="by their running mean and standard deviation")
+    normalize_rewards: bool = Field(False, description="divide by the running standard deviation of the discounted return, and clip to +-10")
+    target_kl: Real | None = Field(None, gt=0, description="skip the rest of an update once approx_kl exceeds 1.5 times this; not set: never")
+    adam_epsilon: Real = Field(1e-5, gt=0, description="epsilon in the denominator of Adam")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
         "tf32",
-        description="of matrix products on a GPU; bf16 where kernels are fused or the network is a cnn, else tf32 in its place; a CPU always computes in fp32",
+        description="of matrix products on a GPU; bf16 needs fused kernels or a cnn, otherwise tf32 is used; a CPU always computes in fp32",
     )
     kernels: Literal["auto", "torch", "fused"] = Field(
         "auto",
-        description="torch: torch's and autograd, the reference; fused: a few of its own for all of PPO; "
-        "auto: those on a GPU, a manual backward pass on a CPU, where they can be",
+        description="torch: torch operations and autograd, the reference; fused: Triton kernels; "
+        "auto: fused on a GPU, a manual backward pass on a CPU, each where the network allows it, else torch",
     )
     kernel_config: str = Field(
         "",
-        description='how fused kernels are cut, which their last bits depend on: as is fastest on this GPU, measured once and kept by the run; or "first": '
-        "unmeasured",
+        description='tile config of the fused kernels, which affects the last bits; empty: the fastest on this GPU, measured once and kept by the run; '
+        '"first": not measured',
     )
     microbatch: Count | None = Field(
         None,
         ge=1,
-        description="compute a minibatch's gradient in parts of at most so many samples, which takes less memory and gives the same to rounding; "
-        "any number will do. Only for autograd: fused kernels and the manual backward pass work in small parts anyway",
+        description="gradient accumulation: at most this many samples per backward pass of autograd, to save memory; the result is equal up to rounding. "
+        "Fused kernels and the manual backward pass ignore it",
     )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """What does not fit together, as (key, sentence)."""
+        """Values that do not fit together, as (key, message)."""
         if self.horizon * lanes < 2:
             return [("horizon", "one lane x 1 step is a single sample, which has no variance: an iteration needs 2 or more (raise algo.horizon or env.lanes)")]
         blocks = self.horizon * lanes // block_lanes(lanes)
