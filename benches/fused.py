@@ -32,7 +32,7 @@ import fused_wide
 from fused_probe import CARTPOLE, ENVS, gradients, prepared, relative_error, trainer, wide
 
 from operant.algos.ppo.algorithm import PPO
-from operant.algos.ppo.fused.select import cut
+from operant.algos.ppo.fused.select import with_config
 from operant.compute.graphs import Graphed
 from operant.nn import mlp
 
@@ -177,24 +177,23 @@ def speed(repeats: int) -> Iterator[str]:
 
 def parts(repeats: int) -> Iterator[str]:
     """Microseconds of each launch of an iteration, each in a graph of its own."""
-    yield "| lanes x horizon | precision | act | step | leftovers | uniforms | advantages | begin | order | gradient | add parts | adam |"
+    yield "| lanes x horizon | precision | act | step | bootstrap | uniforms | advantages | begin | order | gradient | reduce | adam |"
     yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
     for lanes, horizon in SIZES:
         for precision in ("bf16", "tf32"):
             ppo = cartpole(lanes, horizon, precision)
             learner = ppo.fused
-            blocks = ppo._order.shape[1] // ppo.config.minibatches
             works = {
                 "act": lambda f=learner: f.act(1),
                 "step": lambda p=ppo: p.world.step(p._slots[1], 1),
-                "leftovers": lambda f=learner: f.leftovers(True),
+                "bootstrap": lambda f=learner: f.bootstrap(True),
                 "uniforms": lambda p=ppo: p._fill_noise(p.world.count, p._tick, p._noise_buffers),
                 "advantages": lambda p=ppo: p._advantages(),
                 "begin": lambda f=learner: f.begin(),
                 "order": lambda p=ppo: p._fill_order(p._order.numel(), p._turn, p._orders),
-                "gradient": lambda f=learner, b=blocks: f.gradient(b, b),
-                "add parts": lambda f=learner: f.add_parts(),
-                "adam": lambda f=learner: f.descend(),
+                "gradient": lambda f=learner: f.backward(1),
+                "reduce": lambda f=learner: f.reduce(),
+                "adam": lambda f=learner: f.step(),
             }
             cells = [f"{timed(work, repeats) * 1e6:.1f}" for work in works.values()]
             yield f"| {lanes:,} x {horizon} | {precision} | {' | '.join(cells)} |"
@@ -213,37 +212,38 @@ def timed(work, repeats: int, inner: int = 20) -> float:
     return seconds(graph, repeats, 3) / inner
 
 
-SHAPES = ((64, 4, None), (64, 4, 168), (64, 8, None), (64, 8, 128), (128, 8, None), (128, 8, 128), (128, 4, None), (32, 4, None), (32, 2, None))
+CONFIGS = ((64, 4, None), (64, 4, 168), (64, 8, None), (64, 8, 128), (128, 8, None), (128, 8, 128), (128, 4, None), (32, 4, None), (32, 2, None))
 """Rows, warps and most registers of the gradient's kernel."""
 
 
 def warm(kind: tuple[str, tuple[int, int, int | None]]) -> None:
-    """Compile one shape into Triton's cache."""
+    """Compile one tile config into Triton's cache."""
     precision, (rows, warps, registers) = kind
     ppo = cartpole(2048, 16, precision)
     with contextlib.suppress(Exception):  # it fails again, and is told, where it is timed
-        cut(ppo.fused, replace(ppo.fused.shape, rows=rows, warps=warps, most_registers=registers or 0)).gradient(0, 64)
+        with_config(ppo.fused, replace(ppo.fused.config, block_m=rows, warps=warps, max_registers=registers or 0)).backward(0)
+
+
+def gradient_us(ppo: PPO, repeats: int, change: dict[str, int]) -> str:
+    """Microseconds of a minibatch's gradient in another tile config, or the error that it raises."""
+    try:
+        learner = with_config(ppo.fused, replace(ppo.fused.config, **change))
+        return f"{timed(lambda: learner.backward(1), repeats, 4) * 1e6:.1f}"
+    except Exception as error:
+        return type(error).__name__
 
 
 def sweep(repeats: int, precisions: tuple[str, ...] = ("bf16",)) -> Iterator[str]:
-    """Microseconds of the gradient's kernel for a minibatch, over shapes."""
-    together(warm, list(itertools.product(precisions, SHAPES)))
-    yield "| precision | rows | warps | registers | programs a tower | 8,192 samples | 131,072 | 1,048,576 |"
+    """Microseconds of the gradient's kernel for a minibatch, over tile configs."""
+    together(warm, list(itertools.product(precisions, CONFIGS)))
+    yield "| precision | rows | warps | registers | chunks | 8,192 samples | 131,072 | 1,048,576 |"
     yield "|---|---|---|---|---|---|---|---|"
     for precision in precisions:
         algos = [cartpole(lanes, horizon, precision) for lanes, horizon in SIZES]
-        for (rows, warps, registers), programs in itertools.product(SHAPES, (66, 132, 198, 264, 396)):
-            cells = []
-            for ppo in algos:
-                blocks = ppo._order.shape[1] // ppo.config.minibatches
-                try:
-                    shape = replace(ppo.fused.shape, rows=rows, warps=warps, programs=programs, most_registers=registers or 0)
-                    learner = cut(ppo.fused, shape)
-                    cells.append(f"{timed(lambda f=learner, b=blocks: f.gradient(b, b), repeats, 4) * 1e6:.1f}")
-                except Exception as error:
-                    cells.append(f"{type(error).__name__}")
-                    break
-            yield f"| {precision} | {rows} | {warps} | {registers or ''} | {programs} | {' | '.join(cells)} |"
+        for (rows, warps, registers), chunks in itertools.product(CONFIGS, (64, 128, 256, 512)):
+            change = {"block_m": rows, "warps": warps, "chunks": chunks, "max_registers": registers or 0}
+            cells = [gradient_us(ppo, repeats, change) for ppo in algos]
+            yield f"| {precision} | {rows} | {warps} | {registers or ''} | {chunks} | {' | '.join(cells)} |"
 
 
 def main() -> None:

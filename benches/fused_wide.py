@@ -23,9 +23,9 @@ from records import Records, side_by_side
 
 from operant.algos.ppo.algorithm import PPO
 from operant.algos.ppo.fused import tuning
-from operant.algos.ppo.fused.select import cut
+from operant.algos.ppo.fused.select import with_config
 from operant.kernels.spec import describe
-from operant.kernels.tiles import LayeredShape, Shape, candidates, from_text
+from operant.kernels.tiles import PerLayer, TileConfig, Work, candidates, from_text
 from operant.nn import mlp
 
 LIMITS = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2}
@@ -51,7 +51,7 @@ class Sizes:
     observation: str = "118"
 
 
-TINY = Sizes("cpu", 8, 4, gradient_lanes=8, run_lanes=8, iterations=2, chunk=128, workers=2, networks=((24,),), observation="20")
+TINY = Sizes("cpu", 8, 4, gradient_lanes=8, run_lanes=8, iterations=2, microbatch=128, workers=2, networks=((24,),), observation="20")
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ def gradient(task: Task, sizes: Sizes) -> dict[str, Any]:
     """Relative error of a minibatch's gradient and of the loss's numbers; layered in several chunks, the last a part of one."""
     line, task = task.shape, replace(task, shape="")
     ppo = task.trainer(sizes, sizes.gradient_lanes, 8, eager=True)
-    shape = from_text(line) if line else ppo.fused.shape
-    if isinstance(shape, LayeredShape):
-        shape = replace(shape, chunk=sizes.chunk)
-    ppo.fused = cut(ppo.fused, shape)
+    shape = from_text(line) if line else ppo.fused.config
+    if isinstance(shape, PerLayer):
+        shape = replace(shape, microbatch=sizes.chunk)
+    ppo.fused = with_config(ppo.fused, shape)
     if sizes.where == "cuda" and not ppo.fused.fits():
         return {"ran": str(shape), "verdict": "does not fit"}
     prepared(ppo)
@@ -155,10 +155,10 @@ def tasks(sizes: Sizes) -> list[Task]:
         net = {"hidden": hidden}
         plain = Task("gradient", sizes.observation, net, PLAIN, "fp32").trainer(sizes, 64, 8, kernels="torch")
         for precision in reversed(precisions):
-            groups = list(candidates(describe(plain.policy, precision), 131_072, multiprocessors))
-            every: list[Shape] = [*groups[0], *groups[-1]] if hidden == sizes.networks[0] or precision != "fp32" else groups[0][:1]
+            groups = list(candidates(describe(plain.policy, precision), Work(131_072, multiprocessors)))
+            every: list[TileConfig] = [*groups[0], *groups[-1]] if hidden == sizes.networks[0] or precision != "fp32" else groups[0][:1]
             # Chunks are cut alike, and programs do not change what is compiled.
-            distinct = {str(replace(shape, chunk=sizes.chunk, programs=7) if isinstance(shape, LayeredShape) else shape): None for shape in every}
+            distinct = {str(replace(shape, microbatch=sizes.chunk, chunks=8) if isinstance(shape, PerLayer) else shape): None for shape in every}
             first, *more = (Task("gradient", sizes.observation, net, PLAIN, precision, line) for line in distinct)
             likely.append(first)
             others += more
@@ -242,7 +242,8 @@ def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[
     # Two a weight forward and four backward, but none for the slopes of the observation.
     done = (6 * weights - 2 * towers * widths[0] * widths[1]) * samples * ppo.config.epochs
     return {
-        "shape": ppo.config.kernel_config, "sps": samples / whole_s, "iteration_ms": whole_s * 1e3, "collect_ms": collect_s * 1e3, "update_ms": update_s * 1e3,
+        "shape": str(ppo.fused and ppo.fused.config),
+        "sps": samples / whole_s, "iteration_ms": whole_s * 1e3, "collect_ms": collect_s * 1e3, "update_ms": update_s * 1e3,
         "tflops": done / update_s / 1e12, "peak_tflops": peak / 1e12, "share": done / update_s / peak, "not_finite": float(ppo.stats[8]), "verdict": "ok",
     }  # fmt: skip
 
@@ -250,11 +251,12 @@ def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[
 def shape_costs(records: Records, ppo: PPO, hidden: tuple[int, ...], precision: str) -> None:
     """Milliseconds an iteration of each shape that was to choose from."""
     spec, spare = ppo.fused.spec, tuning.copies(ppo.fused.buffers)
-    minibatch = ppo.fused.buffers.order.shape[1] * ppo.fused.block // ppo.config.minibatches
-    group = next(candidates(spec, minibatch, torch.cuda.get_device_properties(0).multi_processor_count))
+    layout = ppo.fused.layout
+    minibatch = ppo.fused.buffers.order.shape[1] * layout.block // layout.minibatches
+    group = next(candidates(spec, Work(minibatch, torch.cuda.get_device_properties(0).multi_processor_count, layout.shards)))
     for shape in group:
-        learner = cut(ppo.fused, shape, buffers=spare).spare()
-        cost = tuning.seconds(learner, ppo.config.minibatches) * 1e3 if learner.fits() else None
+        learner = with_config(ppo.fused, shape, buffers=spare).spare()
+        cost = tuning.seconds(learner) * 1e3 if learner.fits() else None
         records.add("shape", hidden=hidden, precision=precision, shape=str(shape), iteration_ms=cost)
 
 

@@ -14,8 +14,8 @@ from triton import language as tl
 from triton._C.libtriton import ir
 from triton.runtime import interpreter
 
-from operant.algos.ppo.fused.select import cut
-from operant.kernels.tiles import WholeShape, from_text
+from operant.algos.ppo.fused.select import with_config
+from operant.kernels.tiles import Resident, from_text
 from operant.nn import mlp
 
 _patch = interpreter._patch_lang_tensor
@@ -62,12 +62,12 @@ class Precise(interpreter.InterpreterBuilder):
     create_fp_ext = create_fp_trunc = lambda self, src, dst_type: self.cast_impl(src, dst_type)
 
 
-def recut(ppo, shape, precision):
-    """Cut the kernels small: by default so that programs have several tiles. Another precision is by a GPU's products, but not by its tanh."""
+def reconfigure(ppo, config, precision):
+    """A small tile config: by default so that chunks have several tiles. Another precision is by a GPU's products, but not by its tanh."""
     spec = replace(ppo.fused.spec, precision=precision)
-    whole = isinstance(ppo.fused.shape, WholeShape)
-    given = from_text(shape) if isinstance(shape, str) else replace(ppo.fused.shape, **(shape or ({"rows": 16, "programs": 2} if whole else {})))
-    ppo.fused = cut(ppo.fused, given, spec=spec)
+    resident = isinstance(ppo.fused.config, Resident)
+    given = from_text(config) if isinstance(config, str) else replace(ppo.fused.config, **(config or ({"block_m": 16, "chunks": 2} if resident else {})))
+    ppo.fused = with_config(ppo.fused, given, spec=spec)
 
 
 def env_of(env):
@@ -79,19 +79,19 @@ def env_of(env):
     return wide(*env)
 
 
-def gradient_case(env, net, algo, lanes=12, shape=None, precision="ieee"):
+def gradient_case(env, net, algo, lanes=12, config=None, precision="ieee"):
     """Errors of a minibatch's gradient and numbers beside float64; minibatches end within a tile."""
     ppo = trainer(env_of(env), mlp.Config(**net), lanes=lanes, horizon=6, minibatches=2, kernels="fused", **algo)
-    recut(ppo, shape, precision)
+    reconfigure(ppo, config, precision)
     prepared(ppo)
     found, wanted, numbers, exact = gradients(ppo)
     return {"gradient": relative_error(found, wanted), "numbers": max(abs(a - b) / (abs(b) + 1e-2) for a, b in zip(numbers.tolist(), exact, strict=True))}
 
 
-def rounded_case(env, net, algo, shape, precision):
+def rounded_case(env, net, algo, config, precision):
     """Distance of a minibatch's gradient from torch's of operands rounded as the kernels round them, and from torch's of operands that are not."""
     ppo = trainer(env_of(env), mlp.Config(**net), lanes=10, horizon=4, minibatches=2, kernels="fused", **algo)
-    recut(ppo, shape, precision)
+    reconfigure(ppo, config, precision)
     prepared(ppo)
     ppo.fused.begin()
     found, wanted = both_gradients(ppo, 1)
@@ -102,7 +102,7 @@ def iteration_case(env, net, algo, iterations=2, broken=False):
     """Differences between the two paths after whole iterations from the same seed."""
     config = {"lanes": 12, "horizon": 6, "epochs": 2, "minibatches": 2, **algo}
     ours, theirs = (trainer(env_of(env), mlp.Config(**net), kernels=kernels, **config) for kernels in ("fused", "torch"))
-    assert ours.config.kernel_config == str(ours.fused.shape) and algo.get("kernel_config", "whole") in ours.config.kernel_config
+    assert algo.get("kernel_config", "resident") in str(ours.fused.config)
     for ppo in (ours, theirs):
         if broken:
             ppo.policy.flat.values.data[3] = float("nan")

@@ -135,13 +135,12 @@ def _leave_thresholds(ppo: PPO, margin: float = 0.05) -> None:
 def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[float]]:
     """Of one minibatch: the fused gradient, float64 autograd's, the fused numbers (5) and the float64 loss's."""
     fused, config, policy = ppo.fused, ppo.config, ppo.policy
-    blocks = ppo._order.shape[1] // config.minibatches
     fused.begin()
-    for buffer in (fused._partial, *getattr(fused, "_back", ())):  # of which nothing may be read that was not written
+    for buffer in (fused._partial, *getattr(fused, "_gradients", ())):  # of which nothing may be read that was not written
         buffer.fill_(float("nan"))
     fused._partial[:, _unused(ppo)] = 0.0
-    fused.gradient(minibatch * blocks, blocks)
-    fused.add_parts()
+    fused.backward(minibatch)
+    fused.reduce()
     found = policy.flat.gradient.double()
 
     batch = list(ppo._minibatches(ppo._order[0].long()))[minibatch]
@@ -162,7 +161,7 @@ def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor,
 
 
 def _unused(ppo: PPO) -> torch.Tensor:
-    """Columns of the parts that no program writes: the padding between parameters, and behind the numbers."""
+    """Columns of the rows of partial sums that no program writes: the padding between parameters, and behind the loss's terms."""
     flat = ppo.policy.flat
     unused = torch.ones(ppo.fused._width, dtype=torch.bool, device=flat.values.device)
     for begin, parameter in zip(flat.offsets, flat.parameters, strict=True):

@@ -1,4 +1,4 @@
-"""What layered fused kernels compute in few bits, in torch: each product's operands rounded where the kernels round them, all else in float32. ReLU alone.
+"""What fused kernels compute a layer at a time in few bits, in torch: operands rounded where the kernels round them, all else in float32. ReLU alone.
 
 What is then left between the two is the order of sums, and what follows where that carries a number over the edge between two roundings.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from operant.algos.ppo.algorithm import PPO, ppo_loss
-from operant.kernels.tiles import LayeredShape
+from operant.kernels.tiles import PerLayer
 from operant.nn import mlp
 from operant.nn.distributions import masked
 from operant.nn.policy import Policy
@@ -84,12 +84,11 @@ class Rounded:
 def both_gradients(ppo: PPO, minibatch: int, precision: str | None = None) -> tuple[Tensor, Tensor]:
     """Of minibatch 0 to epochs x minibatches - 1: the gradient by the fused kernels, which the flat vector then holds, and `expected`."""
     learner = ppo.fused
-    assert learner is not None and isinstance(learner.shape, LayeredShape)
+    assert learner is not None and isinstance(learner.config, PerLayer)
     wanted = expected(ppo, minibatch, learner.spec.precision)
     ppo.policy.flat.gradient.fill_(float("nan"))
-    blocks = len(ppo._order[0]) // ppo.config.minibatches
-    learner.gradient(minibatch * blocks, blocks)
-    learner.add_parts()
+    learner.backward(minibatch)
+    learner.reduce()
     return ppo.policy.flat.gradient.clone(), wanted
 
 

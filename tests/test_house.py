@@ -130,9 +130,6 @@ def may_import(name: str, other: str) -> bool:
 
 
 NOT_YET = {
-    ("operant.kernels.backward", "operant.algos.ppo.fused.loss"),
-    ("operant.kernels.layers", "operant.algos.ppo.fused.loss"),
-    ("operant.kernels.spec", "operant.worlds.device_world"),
     ("operant.algos.ppo.manual_backward", "operant.algos.ppo.algorithm"),
 }
 """Imports that are still to be cut."""

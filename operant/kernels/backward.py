@@ -1,8 +1,8 @@
-"""The Triton kernel of PPO's gradient: forward, loss and backward over tiles of a minibatch, each program into a row of its own.
+"""The Triton kernel of a loss's gradient: forward, loss and backward over tiles of a minibatch, each program into a row of partial sums of its own.
 
-A program takes one tower and every P-th tile, and keeps its sums of gradients in registers from its first tile to its last. No two programs write to the same
-place and tiles go to programs by number, so sums are the same bits every time. While a tile is computed the next one's samples are on their way, and the
-block numbers of the one after it. Knows no optimiser.
+A program takes one tower and one chunk of the minibatch, and keeps its sums of gradients in registers from the chunk's first tile to its last. A row depends
+on its chunk alone, so it has the same bits whichever device computes it. While a tile is computed the next one's samples are on their way, and the block
+numbers of the one after it. Knows no algorithm and no optimizer: the loss is handed over as `operant.kernels.loss.Loss`.
 """
 
 from __future__ import annotations
@@ -10,58 +10,63 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.algos.ppo.fused.loss import STATS, loss, normalised, targets
 from operant.kernels.blocks import (
+    activation_gradient,
     add_product,
-    allowed,
-    chosen,
-    features,
-    field_of,
+    column_mask,
+    compensated,
+    feature_of,
     first_operand,
     forward,
-    masked,
-    network,
+    load_legal_mask,
+    load_log_std,
+    load_network,
+    mask_illegal,
+    normalize,
+    one_hot,
     operand,
     product,
-    restored,
-    slope,
     zeros,
 )
+from operant.kernels.operands import chunk_begin
+
+TERM_COLUMNS = tl.constexpr(32)
+"""Columns behind the gradient's in a row of partial sums: the loss's terms, then zeros. A whole block of the reduction."""
 
 # SAMPLES
 
 
 @triton.jit
-def _blocks(order, tile, count, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Which block of neighbouring lanes each row of a tile lies in, (rows)."""
-    row = tile * ROWS + tl.arange(0, ROWS)
+def _load_blocks(order, tile, count, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr):
+    """Which block of neighbouring lanes each row of a tile lies in, (rows). `order`: where the chunk's blocks begin; `count`: its samples."""
+    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     return tl.load(order + row // BLOCK, mask=row < count, other=0)
 
 
 @triton.jit
-def _gather(
-    block, tile, observation, moments, legal, raw, samples, tower, count, lanes, stride, SPEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+def _load_samples(
+    block, tile, inputs, samples, tower, count, lanes, SPEC: tl.constexpr, LOSS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """A tile's samples: observations (rows, columns_pad), actions, the numbers that the loss asks for, and which actions are legal (all: anything)."""
-    row = tile * ROWS + tl.arange(0, ROWS)
-    here = row < count
-    place = block * BLOCK + row % BLOCK  # t N + n
+    """A tile's observations (rows, columns_pad), what the loss asks for, and which actions are legal (where all are: anything)."""
+    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_bounds = row < count
+    sample = block * BLOCK + row % BLOCK  # t N + n
     t = block // (lanes // BLOCK)
-    field = field_of(tl.arange(0, SPEC.columns_pad), moments, SPEC)
-    at = (place + t * (SPEC.observation - 1) * lanes)[:, None] + field[None, :] * lanes
-    observed = tl.load(observation + at, mask=here[:, None] & (field < SPEC.observation)[None, :], other=0)
-    action, numbers = targets(place, t, here, raw, samples, tower, lanes, stride, SPEC)
-    may = here
+    feature = feature_of(tl.arange(0, SPEC.columns_pad), inputs.normalizer, SPEC)
+    place = (sample + t * (SPEC.observation - 1) * lanes)[:, None] + feature[None, :] * lanes
+    observed = tl.load(inputs.observation + place, mask=in_bounds[:, None] & (feature < SPEC.observation)[None, :], other=0)
+    targets = LOSS.load_targets(samples, sample, t, in_bounds, tower, lanes, SPEC)
+    legal_mask = in_bounds
     if SPEC.legal:
-        may = allowed(legal, place, t, here if SPEC.shared else here & (tower == 0), lanes, SPEC)
-    return observed, action, numbers, may
+        legal_mask = load_legal_mask(inputs.legal_mask, sample, t, in_bounds if SPEC.shared else in_bounds & (tower == 0), lanes, SPEC)
+    return observed, targets, legal_mask
 
 
 # GRADIENT
 
 
 @triton.jit
-def _no_gradients(SPEC: tl.constexpr):
+def _zero_gradients(SPEC: tl.constexpr):
     """Sums to begin with: the first weight's, then of each later layer the weight's and the bias's, then the last weight's (H, out_pad)."""
     sums = (zeros(SPEC.hidden_pad[0], SPEC.columns_pad),)
     for k in tl.static_range(len(SPEC.weights)):
@@ -70,19 +75,22 @@ def _no_gradients(SPEC: tl.constexpr):
 
 
 @triton.jit
-def _backward(sums, slope_out, x, ones, net, hidden, memory, SPEC: tl.constexpr):
-    """Add a tile's gradients to the sums."""
-    _first, weights, _biases, last, _last_bias = net
-    g = operand(slope_out, SPEC)
+def _add_gradients(sums, gradient_out, x, ones, network, hidden, saved, SPEC: tl.constexpr):
+    """Add a tile's gradients to the sums: dW = g^T h and db = g^T 1 of each layer, from the last to the first."""
+    _first, weights, _biases, last, _last_bias = network
+    g = operand(gradient_out, SPEC)
     added = (add_product(tl.trans(hidden[-1]), g, sums[-1], SPEC),)
-    back = product(g, last, SPEC)
+    gradient_hidden = product(g, last, SPEC)
     for k in tl.static_range(len(SPEC.weights) - 1, -1, -1):
-        g = operand(back * slope(memory[k + 1], SPEC), SPEC)
-        turned = tl.trans(g)
-        added = (add_product(turned, hidden[k], sums[1 + 2 * k], SPEC), add_product(turned, ones, sums[2 + 2 * k], SPEC)) + added
-        back = product(g, weights[k], SPEC)
-    g = operand(back * slope(memory[0], SPEC), SPEC)
+        g = operand(gradient_hidden * activation_gradient(saved[k + 1], SPEC), SPEC)
+        transposed = tl.trans(g)
+        added = (add_product(transposed, hidden[k], sums[1 + 2 * k], SPEC), add_product(transposed, ones, sums[2 + 2 * k], SPEC)) + added
+        gradient_hidden = product(g, weights[k], SPEC)
+    g = operand(gradient_hidden * activation_gradient(saved[0], SPEC), SPEC)
     return (add_product(tl.trans(g), operand(x, SPEC), sums[0], SPEC),) + added
+
+
+# STORING
 
 
 @triton.jit
@@ -103,85 +111,86 @@ def _store_first(target, total, tower, SPEC: tl.constexpr):
 
 @triton.jit
 def _store_last(target, total, total_bias, tower, SPEC: tl.constexpr):
-    """The last layer's gradient, (H, out_pad), and its bias's, (out_pad): each column where its tower has it."""
+    """The last layer's gradient, (H, out_pad), and its bias's, (out_pad): the columns that this tower computes."""
     WIDTH: tl.constexpr = SPEC.hidden[-1]
     unit, column = tl.arange(0, SPEC.hidden_pad[-1])[:, None], tl.arange(0, SPEC.out_pad)
-    if SPEC.shared:
-        mine = column <= SPEC.head_rows
-    else:
-        mine = ((column < SPEC.head_rows) & (tower == 0)) | ((column == SPEC.head_rows) & (tower == 1))
+    mask = column_mask(column, tower, SPEC)
     is_head = column < SPEC.head_rows
     head = target + SPEC.head_weight + column[None, :] * WIDTH + unit
     value = target + SPEC.value_weight + 0 * column[None, :] + unit
-    tl.store(tl.where(is_head[None, :], head, value), total, mask=mine[None, :] & (unit < WIDTH))
-    tl.store(tl.where(is_head, target + SPEC.head_bias + column, target + SPEC.value_bias + 0 * column), total_bias, mask=mine)
+    tl.store(tl.where(is_head[None, :], head, value), total, mask=mask[None, :] & (unit < WIDTH))
+    tl.store(tl.where(is_head, target + SPEC.head_bias + column, target + SPEC.value_bias + 0 * column), total_bias, mask=mask)
 
 
-@triton.jit(do_not_specialize=["first_block", "clip", "value_clip", "entropy_coefficient", "value_coefficient"])
-def gradient(
-    order, observation, legal, raw, samples, parameters, moments, scalars, partial,
-    first_block, count, lanes, stride, width, clip, value_clip, entropy_coefficient, value_coefficient,
-    SPEC: tl.constexpr, VALUE_CLIPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The gradient of the loss of a minibatch, in parts: (programs, width), each program one row, each tower its own columns.
-
-    The minibatch is `count` samples in blocks order[first_block], ...; `scalars` holds the advantages' mean and 1 / deviation; `stride` is between
-    the rows of `samples`.
-    """
-    program, tower, programs = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
-    order += first_block
-    net = network(parameters, tower, SPEC)
-    read, column = tl.arange(0, SPEC.columns_pad), tl.arange(0, SPEC.out_pad)
-    mean, inverse = tl.load(scalars), tl.load(scalars + 1)
-    log_std = tl.load(parameters + SPEC.log_std + column, mask=column < (SPEC.head_rows if SPEC.log_std >= 0 else 0), other=0.0)
-    ones = operand(tl.where(tl.arange(0, 16)[None, :] + 0 * tl.arange(0, ROWS)[:, None] == 0, 1.0, 0.0), SPEC)
-    scale = 1.0 / count
-
-    sums = _no_gradients(SPEC)
-    bias_terms = zeros(ROWS, SPEC.out_pad)
-    spread_terms = zeros(ROWS, SPEC.out_pad)
-    totals = ()
-    for _ in tl.static_range(5):
-        totals = totals + (tl.sum(bias_terms, axis=1),)
-
-    tiles = tl.cdiv(count, ROWS)
-    block = _blocks(order, program, count, ROWS, BLOCK)
-    observed, action, numbers, may = _gather(block, program, observation, moments, legal, raw, samples, tower, count, lanes, stride, SPEC, ROWS, BLOCK)
-    block = _blocks(order, program + programs, count, ROWS, BLOCK)
-    for tile in range(program, tiles, programs):
-        following = _gather(block, tile + programs, observation, moments, legal, raw, samples, tower, count, lanes, stride, SPEC, ROWS, BLOCK)
-        block = _blocks(order, tile + 2 * programs, count, ROWS, BLOCK)
-
-        x = first_operand(features(chosen(observed, read, moments, SPEC), read, moments, SPEC), SPEC)
-        out, hidden, memory = forward(x, net, SPEC)
-        here = tile * ROWS + tl.arange(0, ROWS) < count
-        told = normalised(numbers, mean, inverse, tower, SPEC)
-        out = masked(out, may, SPEC)
-        slope_out, slope_spread, terms = loss(
-            out, column, may, here, tower, action, told, log_std, clip, value_clip, entropy_coefficient, value_coefficient, SPEC, VALUE_CLIPPED
-        )
-        slope_out *= scale
-        sums = _backward(sums, slope_out, x, ones, net, hidden, memory, SPEC)
-        bias_terms += slope_out
-        if SPEC.log_std >= 0:
-            spread_terms += slope_spread
-        counted = ()
-        for k in tl.static_range(5):
-            counted = counted + (totals[k] + terms[k],)
-        totals = counted
-        observed, action, numbers, may = following
-
-    target = partial + program * width
-    _store_first(target, restored(sums[0], 1, SPEC), tower, SPEC)
+@triton.jit
+def _store_hidden(target, sums, tower, SPEC: tl.constexpr):
+    """The gradients of the first layer and of the layers behind it."""
+    _store_first(target, compensated(sums[0], 1, SPEC), tower, SPEC)
     for k in tl.static_range(len(SPEC.weights)):
         place = target + SPEC.weights[k] + tower * (SPEC.hidden[k + 1] * SPEC.hidden[k])
-        _store_matrix(place, restored(sums[1 + 2 * k], 2, SPEC), SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k])
-        bias = restored(sums[2 + 2 * k], 1, SPEC)
+        _store_matrix(place, compensated(sums[1 + 2 * k], 2, SPEC), SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k])
+        bias = compensated(sums[2 + 2 * k], 1, SPEC)
         _store_matrix(target + SPEC.biases[k] + tower * SPEC.hidden[k + 1], bias, SPEC.hidden[k + 1], 1, SPEC.hidden_pad[k + 1], 16)
-    _store_last(target, restored(sums[-1], 2, SPEC), tl.sum(bias_terms, axis=0), tower, SPEC)
+
+
+# THE KERNEL
+
+
+@triton.jit(do_not_specialize=["minibatch"])
+def backward(
+    minibatch, inputs, samples, parameters, partial, lanes, width,
+    SPEC: tl.constexpr, LOSS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A minibatch's gradient as rows of partial sums (chunks, width), each with sums of the loss's terms behind it: program 0 is the chunk, 1 the tower."""
+    chunk, tower = tl.program_id(0), tl.program_id(1)
+    begin, blocks = chunk_begin(minibatch, chunk)
+    order, count = minibatch.order + begin, blocks * BLOCK
+    network = load_network(parameters, tower, SPEC)
+    read, column = tl.arange(0, SPEC.columns_pad), tl.arange(0, SPEC.out_pad)
+    scalars = LOSS.load_scalars(samples)
+    log_std = load_log_std(parameters, column, SPEC)
+    ones = operand(tl.where(tl.arange(0, 16)[None, :] + 0 * tl.arange(0, BLOCK_M)[:, None] == 0, 1.0, 0.0), SPEC)
+    scale = 1.0 / minibatch.samples
+
+    # Sums over the chunk's tiles, in registers.
+    sums = _zero_gradients(SPEC)
+    bias_sums = zeros(BLOCK_M, SPEC.out_pad)
+    log_std_sums = zeros(BLOCK_M, SPEC.out_pad)
+    term_sums = ()
+    for _ in tl.static_range(len(LOSS.towers)):
+        term_sums = term_sums + (tl.sum(bias_sums, axis=1),)
+
+    # The first tile's samples, and the block numbers of the second.
+    tiles = tl.cdiv(count, BLOCK_M)
+    block = _load_blocks(order, 0, count, BLOCK_M, BLOCK)
+    observed, targets, legal_mask = _load_samples(block, 0, inputs, samples, tower, count, lanes, SPEC, LOSS, BLOCK_M, BLOCK)
+    block = _load_blocks(order, 1, count, BLOCK_M, BLOCK)
+    for tile in range(0, tiles):
+        following = _load_samples(block, tile + 1, inputs, samples, tower, count, lanes, SPEC, LOSS, BLOCK_M, BLOCK)
+        block = _load_blocks(order, tile + 2, count, BLOCK_M, BLOCK)
+
+        x = first_operand(normalize(one_hot(observed, read, inputs.normalizer, SPEC), read, inputs.normalizer, SPEC), SPEC)
+        out, hidden, saved = forward(x, network, SPEC)
+        in_bounds = tile * BLOCK_M + tl.arange(0, BLOCK_M) < count
+        out = mask_illegal(out, legal_mask, SPEC)
+        gradient_out, gradient_log_std, terms = LOSS.gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC)
+        gradient_out *= scale
+        sums = _add_gradients(sums, gradient_out, x, ones, network, hidden, saved, SPEC)
+        bias_sums += gradient_out
+        if SPEC.log_std >= 0:
+            log_std_sums += gradient_log_std
+        added = ()
+        for k in tl.static_range(len(LOSS.towers)):
+            added = added + (term_sums[k] + terms[k],)
+        term_sums = added
+        observed, targets, legal_mask = following
+
+    # Into the chunk's row: each tower its own columns.
+    target = partial + chunk * width
+    _store_hidden(target, sums, tower, SPEC)
+    _store_last(target, compensated(sums[-1], 2, SPEC), tl.sum(bias_sums, axis=0), tower, SPEC)
     if SPEC.log_std >= 0:
-        tl.store(target + SPEC.log_std + column, scale * tl.sum(spread_terms, axis=0), mask=(column < SPEC.head_rows) & (tower == 0))
-    for k in tl.static_range(5):
-        # The critic's is the second sum, the actor's are the others.
-        if SPEC.shared or tower == (1 if k == 1 else 0):
-            tl.store(target + width - STATS + k, scale * tl.sum(totals[k], axis=0))
+        tl.store(target + SPEC.log_std + column, scale * tl.sum(log_std_sums, axis=0), mask=(column < SPEC.head_rows) & (tower == 0))
+    for k in tl.static_range(len(LOSS.towers)):
+        if SPEC.shared or tower == LOSS.towers[k]:
+            tl.store(target + width - TERM_COLUMNS + k, scale * tl.sum(term_sums[k], axis=0))

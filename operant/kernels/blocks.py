@@ -1,4 +1,4 @@
-"""The parts that fused kernels are put together from, in Triton: products, activations, the network forward, distributions.
+"""Building blocks of the Triton kernels: products, activations, what the first layer reads, the network forward, distributions.
 
 Tiles are sample-major, (rows, features): a product's result then is the next one's left operand without leaving its registers. Rows are samples; columns
 beyond a layer's width are zero, and stay zero through every activation. Everything about a network is known when a kernel is compiled: `SPEC` is a
@@ -6,6 +6,8 @@ beyond a layer's width are zero, and stay zero through every activation. Everyth
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -20,10 +22,19 @@ INVERSE_SQRT_2 = tl.constexpr(0.7071067811865476)
 INVERSE_SQRT_2_PI = tl.constexpr(0.3989422804014327)
 
 
+class Places(tl.constexpr):
+    """A named tuple of numbers that kernels read by name, as in PLACES.second."""
+
+    def __getattr__(self, name: str) -> Any:  # Triton's compiler looks into the value by itself, its interpreter does not
+        if "value" not in self.__dict__:  # while it is copied
+            raise AttributeError(name)
+        return getattr(self.value, name)
+
+
 @triton.jit
-def zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """(ROWS, COLUMNS) of nothing."""
-    return tl.zeros((ROWS, COLUMNS), tl.float32)
+def zeros(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """A tile of zeros in float32."""
+    return tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
 
 
 @triton.jit
@@ -33,7 +44,7 @@ def operand(x, SPEC: tl.constexpr):
 
 
 @triton.jit
-def rounded(x):
+def round_to_tf32(x):
     """The nearest number that tf32 has; NaN stays."""
     nearest = ((x.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
     return tl.where(x == x, nearest, x)
@@ -43,13 +54,13 @@ def rounded(x):
 def weight_operand(w, SPEC: tl.constexpr):
     """A weight as products take it: in tf32 as much larger as the activations that it will meet are made smaller."""
     if SPEC.precision == "tf32" and SPEC.approximate:
-        return rounded(w * (1.0 + CUT))
+        return round_to_tf32(w * (1.0 + CUT))
     else:
         return operand(w, SPEC)
 
 
 @triton.jit
-def restored(total, TIMES: tl.constexpr, SPEC: tl.constexpr):
+def compensated(total, TIMES: tl.constexpr, SPEC: tl.constexpr):
     """A sum of products of activations, `TIMES` of whose operands were cut off rather than rounded."""
     return total * (1.0 + TIMES * CUT) if SPEC.precision == "tf32" and SPEC.approximate else total
 
@@ -104,15 +115,15 @@ def activate(z, SPEC: tl.constexpr):
 
 
 @triton.jit
-def kept(z, h, SPEC: tl.constexpr):
-    """What the slope is worked out from: the activation where that is enough, or what went in."""
+def saved_activation(z, h, SPEC: tl.constexpr):
+    """What the activation's gradient needs: the activation where that is enough, or its argument."""
     return h if SPEC.activation == "tanh" or SPEC.activation == "relu" else operand(z, SPEC)
 
 
 @triton.jit
-def slope(memory, SPEC: tl.constexpr):
-    """f'(z), from what `kept` kept."""
-    x = memory.to(tl.float32)
+def activation_gradient(saved, SPEC: tl.constexpr):
+    """f'(z), from what `saved_activation` has saved."""
+    x = saved.to(tl.float32)
     if SPEC.activation == "tanh":
         return 1.0 - x * x
     elif SPEC.activation == "relu":
@@ -124,18 +135,71 @@ def slope(memory, SPEC: tl.constexpr):
         return 0.5 * (1.0 + tl.erf(x * INVERSE_SQRT_2)) + x * INVERSE_SQRT_2_PI * tl.exp(-0.5 * x * x)
 
 
+# OBSERVATIONS
+
+
+@triton.jit
+def feature_of(column, normalizer, SPEC: tl.constexpr):
+    """Which number of an observation a column of the first layer reads, (columns); beyond the last column an index past the end, which loads mask."""
+    if SPEC.partial_one_hot:
+        return tl.load(normalizer + column, mask=column < SPEC.columns, other=SPEC.observation).to(tl.int32)
+    else:
+        return column // SPEC.categories if SPEC.categories > 0 else column
+
+
+@triton.jit
+def one_hot(observed, column, normalizer, SPEC: tl.constexpr):
+    """An observation's numbers (rows, columns) as the columns read them: 1 or 0 for a category, numeric features as they are.
+
+    A value that is not one of the k categories has 0 in all of their columns.
+    """
+    if SPEC.partial_one_hot:
+        category = tl.load(normalizer + SPEC.columns + column, mask=column < SPEC.columns, other=-1.0)[None, :]
+        return tl.where(category < 0.0, observed, tl.where(observed.to(tl.float32) == category, 1, 0).to(observed.dtype))
+    elif SPEC.categories > 0:
+        equal = (observed.to(tl.int32) == (column % SPEC.categories)[None, :]) & (column < SPEC.columns)[None, :]
+        return tl.where(equal, 1, 0).to(observed.dtype)
+    else:
+        return observed
+
+
+@triton.jit
+def normalize(features, column, normalizer, SPEC: tl.constexpr):
+    """What columns of the first layer read (rows, columns), from what `one_hot` returns: normalized where asked for; 1 in the column behind the last.
+
+    `normalizer`: mean (O), inv_std (O). With a table for each feature (4, K): the feature that each column reads, its category (-1: numeric), mean, inv_std.
+    """
+    x = features.to(tl.float32)
+    if SPEC.normalize:
+        in_bounds = column < SPEC.columns
+        if SPEC.partial_one_hot:
+            normalizer += 2 * SPEC.columns
+        mean = tl.load(normalizer + column, mask=in_bounds, other=0.0)
+        inv_std = tl.load(normalizer + SPEC.columns + column, mask=in_bounds, other=0.0)
+        x = (x - mean[None, :]) * inv_std[None, :]
+        x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))
+    # The column of ones multiplies the bias, which is the last column of the first weight.
+    return tl.where((column == SPEC.columns)[None, :], 1.0, x)
+
+
+@triton.jit
+def first_operand(x, SPEC: tl.constexpr):
+    """What the first layer reads, as its product takes it where that never has fewer bits than tf32. Bytes have no more than those."""
+    return x if SPEC.precision == "ieee" or (SPEC.bytes and not SPEC.normalize) else round_to_tf32(x)
+
+
 # THE NETWORK
 
 
 @triton.jit
-def matrix(start, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PAD: tl.constexpr, COLUMNS_PAD: tl.constexpr):
+def load_matrix(start, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PAD: tl.constexpr, COLUMNS_PAD: tl.constexpr):
     """A row-major matrix as a tile, zero outside."""
     row, column = tl.arange(0, ROWS_PAD)[:, None], tl.arange(0, COLUMNS_PAD)[None, :]
     return tl.load(start + row * COLUMNS + column, mask=(row < ROWS) & (column < COLUMNS), other=0.0)
 
 
 @triton.jit
-def first_matrix(parameters, tower, SPEC: tl.constexpr):
+def load_first(parameters, tower, SPEC: tl.constexpr):
     """The first layer's weight, (H, columns + 1): the last is the bias."""
     WIDTH: tl.constexpr = SPEC.hidden[0]
     row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], tl.arange(0, SPEC.columns_pad)[None, :]
@@ -145,13 +209,13 @@ def first_matrix(parameters, tower, SPEC: tl.constexpr):
 
 
 @triton.jit
-def out_matrix(parameters, tower, SPEC: tl.constexpr):
-    """The last weight, (out_pad, H): rows of the head, then the value's; only those that this tower has."""
+def load_last(parameters, tower, SPEC: tl.constexpr):
+    """The last weight, (out_pad, H): the distribution's rows, then the value's; only those that this tower has."""
     WIDTH: tl.constexpr = SPEC.hidden[-1]
     row, column = tl.arange(0, SPEC.out_pad)[:, None], tl.arange(0, SPEC.hidden_pad[-1])[None, :]
     head = parameters + SPEC.head_weight + row * WIDTH + column
     value = parameters + SPEC.value_weight + 0 * row + column
-    return tl.load(tl.where(row < SPEC.head_rows, head, value), mask=has_column(row, tower, SPEC) & (column < WIDTH), other=0.0)
+    return tl.load(tl.where(row < SPEC.head_rows, head, value), mask=column_mask(row, tower, SPEC) & (column < WIDTH), other=0.0)
 
 
 @triton.jit
@@ -159,12 +223,12 @@ def out_bias(parameters, tower, SPEC: tl.constexpr):
     """The last bias, (out_pad)."""
     column = tl.arange(0, SPEC.out_pad)
     place = tl.where(column < SPEC.head_rows, parameters + SPEC.head_bias + column, parameters + SPEC.value_bias + 0 * column)
-    return tl.load(place, mask=has_column(column, tower, SPEC), other=0.0)
+    return tl.load(place, mask=column_mask(column, tower, SPEC), other=0.0)
 
 
 @triton.jit
-def has_column(column, tower, SPEC: tl.constexpr):
-    """Whether a column of the last product is this tower's to compute."""
+def column_mask(column, tower, SPEC: tl.constexpr):
+    """Which columns of the last product this tower computes: the actor the distribution's, the critic the value's, a shared trunk both."""
     if SPEC.shared:
         return column <= SPEC.head_rows
     else:
@@ -172,109 +236,65 @@ def has_column(column, tower, SPEC: tl.constexpr):
 
 
 @triton.jit
-def network(parameters, tower, SPEC: tl.constexpr):
+def load_log_std(parameters, column, SPEC: tl.constexpr):
+    """A Gaussian's log_std in its columns, zero elsewhere, (columns)."""
+    return tl.load(parameters + SPEC.log_std + column, mask=column < (SPEC.head_rows if SPEC.log_std >= 0 else 0), other=0.0)
+
+
+@triton.jit
+def load_network(parameters, tower, SPEC: tl.constexpr):
     """One tower's parameters: the first weight (float32, with its bias), later weights, later biases, the last weight, the last bias."""
     weights = ()
     biases = ()
     for k in tl.static_range(len(SPEC.weights)):
         place = parameters + SPEC.weights[k] + tower * (SPEC.hidden[k + 1] * SPEC.hidden[k])
-        weights = weights + (weight_operand(matrix(place, SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k]), SPEC),)
+        weights = weights + (weight_operand(load_matrix(place, SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k]), SPEC),)
         unit = tl.arange(0, SPEC.hidden_pad[k + 1])
         biases = biases + (tl.load(parameters + SPEC.biases[k] + tower * SPEC.hidden[k + 1] + unit, mask=unit < SPEC.hidden[k + 1], other=0.0),)
-    last = weight_operand(out_matrix(parameters, tower, SPEC), SPEC)
-    first = first_matrix(parameters, tower, SPEC)
-    return first if SPEC.precision == "ieee" else rounded(first), weights, biases, last, out_bias(parameters, tower, SPEC)
+    last = weight_operand(load_last(parameters, tower, SPEC), SPEC)
+    first = load_first(parameters, tower, SPEC)
+    return first if SPEC.precision == "ieee" else round_to_tf32(first), weights, biases, last, out_bias(parameters, tower, SPEC)
 
 
 @triton.jit
-def field_of(column, moments, SPEC: tl.constexpr):
-    """Which number of an observation a column of the first layer reads; beyond the last column one that there is not."""
-    if SPEC.partial_one_hot:
-        return tl.load(moments + column, mask=column < SPEC.columns, other=SPEC.observation).to(tl.int32)
-    else:
-        return column // SPEC.categories if SPEC.categories > 0 else column
-
-
-@triton.jit
-def chosen(raw, column, moments, SPEC: tl.constexpr):
-    """Numbers of an observation (rows, columns) as columns read them: of categorical features 1 or 0, whether it is the column's; numeric ones as they are.
-
-    A number that is in none of its categories has columns of 0.
-    """
-    if SPEC.partial_one_hot:
-        category = tl.load(moments + SPEC.columns + column, mask=column < SPEC.columns, other=-1.0)[None, :]
-        return tl.where(category < 0.0, raw, tl.where(raw.to(tl.float32) == category, 1, 0).to(raw.dtype))
-    elif SPEC.categories > 0:
-        hot = (raw.to(tl.int32) == (column % SPEC.categories)[None, :]) & (column < SPEC.columns)[None, :]
-        return tl.where(hot, 1, 0).to(raw.dtype)
-    else:
-        return raw
-
-
-@triton.jit
-def features(raw, column, moments, SPEC: tl.constexpr):
-    """What some columns of the first layer read, (rows, columns), of what `chosen` leaves: normalised where asked for; ones behind the last.
-
-    `moments`: shift (O), scale (O). Where some are categorical and some numeric: of each column the number that it reads, the category that it stands for (-1:
-    numeric), shift and scale, (4, K).
-    """
-    x = raw.to(tl.float32)
-    if SPEC.normalize:
-        known = column < SPEC.columns
-        if SPEC.partial_one_hot:
-            moments += 2 * SPEC.columns
-        shift = tl.load(moments + column, mask=known, other=0.0)
-        scale = tl.load(moments + SPEC.columns + column, mask=known, other=0.0)
-        x = (x - shift[None, :]) * scale[None, :]
-        x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))
-    return tl.where((column == SPEC.columns)[None, :], 1.0, x)
-
-
-@triton.jit
-def first_operand(x, SPEC: tl.constexpr):
-    """What the first layer reads, as its product takes it where that never has fewer bits than tf32. Bytes have no more than those."""
-    return x if SPEC.precision == "ieee" or (SPEC.bytes and not SPEC.normalize) else rounded(x)
-
-
-@triton.jit
-def forward(x, net, SPEC: tl.constexpr):
-    """Outputs (rows, out_pad), and of each hidden layer its activations (as operands) and what its slope needs."""
-    first, weights, biases, last, last_bias = net
+def forward(x, network, SPEC: tl.constexpr):
+    """Outputs (rows, out_pad); of each hidden layer its activations (rows, H) as operands, and what its activation's gradient needs."""
+    first, weights, biases, last, last_bias = network
     # Raw observations may be large numbers that differ little: bf16 would lose what they say, so the first product never has fewer bits than tf32.
     z = tl.dot(x, tl.trans(first), input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
     h = operand(activate(z, SPEC), SPEC)
     hidden = (h,)
-    memory = (kept(z, h, SPEC),)
+    saved = (saved_activation(z, h, SPEC),)
     for k in tl.static_range(len(SPEC.weights)):
         z = product(h, tl.trans(weights[k]), SPEC) + biases[k][None, :]
         h = operand(activate(z, SPEC), SPEC)
         hidden = hidden + (h,)
-        memory = memory + (kept(z, h, SPEC),)
-    return product(h, tl.trans(last), SPEC) + last_bias[None, :], hidden, memory
+        saved = saved + (saved_activation(z, h, SPEC),)
+    return product(h, tl.trans(last), SPEC) + last_bias[None, :], hidden, saved
 
 
 # DISTRIBUTIONS
 
 
 @triton.jit
-def allowed(legal, place, t, here, lanes, SPEC: tl.constexpr):
-    """Which columns of the outputs (rows, out_pad) of samples at `place` t N + n may be what they are: all, but for actions that are not legal (T, H, N)."""
+def load_legal_mask(legal_mask, sample, t, in_bounds, lanes, SPEC: tl.constexpr):
+    """The mask (rows, out_pad) of samples t N + n: 0 for actions that are not legal, 1 for all other outputs. `legal_mask`: (T + 1, H, N)."""
     column = tl.arange(0, SPEC.out_pad)
-    judged = here[:, None] & (column < SPEC.head_rows)[None, :]
-    at = (place + t * (SPEC.head_rows - 1) * lanes)[:, None] + column[None, :] * lanes
-    return tl.load(legal + at, mask=judged, other=1)
+    mask = in_bounds[:, None] & (column < SPEC.head_rows)[None, :]
+    place = (sample + t * (SPEC.head_rows - 1) * lanes)[:, None] + column[None, :] * lanes
+    return tl.load(legal_mask + place, mask=mask, other=1)
 
 
 @triton.jit
-def masked(out, may, SPEC: tl.constexpr):
-    """The outputs with the logits of actions that may not be taken as `operant.nn.distributions.masked` has them."""
-    return tl.where(may != 0, out, ILLEGAL) if SPEC.legal else out
+def mask_illegal(out, legal_mask, SPEC: tl.constexpr):
+    """The outputs with the logits of illegal actions as `operant.nn.distributions.masked` sets them."""
+    return tl.where(legal_mask != 0, out, ILLEGAL) if SPEC.legal else out
 
 
 @triton.jit
-def column_of(out, column, WANTED: tl.constexpr):
+def select_column(out, column, SELECTED: tl.constexpr):
     """One column of (rows, columns), as (rows)."""
-    return tl.sum(tl.where((column == WANTED)[None, :], out, 0.0), axis=1)
+    return tl.sum(tl.where((column == SELECTED)[None, :], out, 0.0), axis=1)
 
 
 @triton.jit
@@ -284,6 +304,7 @@ def categorical(out, column, SPEC: tl.constexpr):
     p = tl.zeros_like(out)
     entropy = tl.zeros_like(out)
     for k in tl.static_range(len(SPEC.sizes)):
+        # log softmax: x - max - log sum exp(x - max)
         inside = ((column >= SPEC.starts[k]) & (column < SPEC.starts[k + 1]))[None, :]
         logits = tl.where(inside, out, -float("inf"))
         shifted = logits - tl.max(logits, axis=1)[:, None]
@@ -291,6 +312,7 @@ def categorical(out, column, SPEC: tl.constexpr):
         total = tl.sum(powers, axis=1)
         log_p = tl.where(inside, shifted - tl.log(total)[:, None], log_p)
         p = tl.where(inside, powers * (1.0 / total)[:, None], p)
+        # H = - sum p log p
         entropy = tl.where(inside, -tl.sum(tl.where(inside, p * log_p, 0.0), axis=1)[:, None], entropy)
     return log_p, p, entropy
 
@@ -303,9 +325,10 @@ def softplus(x):
 
 @triton.jit
 def gaussian_log_density(mean, action, log_std, inside, SPEC: tl.constexpr):
-    """Log density of raw actions (rows, out_pad), summed over the columns that are means: (rows). And (a - mean) / std."""
-    standard = tl.where(inside, (action - mean) * tl.exp(-log_std)[None, :], 0.0)
-    density = -0.5 * standard * standard - log_std[None, :] - 0.5 * LOG_2_PI
+    """Log density of raw actions (rows, out_pad), summed over the columns that are means: (rows). And (a - mean) / std, (rows, out_pad)."""
+    standardized = tl.where(inside, (action - mean) * tl.exp(-log_std)[None, :], 0.0)
+    density = -0.5 * standardized * standardized - log_std[None, :] - 0.5 * LOG_2_PI
     if SPEC.squash:
+        # less log |d tanh a / da|: 2 (log 2 - a - softplus(-2 a))
         density = density - 2.0 * (LOG_2 - action - softplus(-2.0 * action))
-    return tl.sum(tl.where(inside, density, 0.0), axis=1), standard
+    return tl.sum(tl.where(inside, density, 0.0), axis=1), standardized

@@ -1,11 +1,12 @@
-"""Triton kernels of a network a layer at a time, for weights that no single program can hold: tiles of rows x columns, summed over steps of DEPTH.
+"""Triton kernels of a network a layer at a time, for weights that no single program can hold: tiles of BLOCK_M x BLOCK_N, summed over steps of BLOCK_K.
 
-Samples go through in chunks. A chunk's activations lie in buffers (towers, capacity, padded width), sample-major, as products take them, and weights are
-packed likewise before they are used: so no product needs a mask, and the backward one is the forward one of other operands. Every sum's order comes from
-places alone: rows within a tile, tiles of a program, programs by number. Knows no optimiser.
+Samples go through in microbatches. A microbatch's activations lie in buffers (towers, capacity, padded width), sample-major, as products take them, and weights
+are packed likewise before they are used: so no product needs a mask, and the backward one is the forward one of other operands. In an update a microbatch
+holds whole chunks, each in a slot of as many rows; rows of a slot beyond its chunk's end have zero gradients. Every sum's order comes from places alone: rows
+within a tile, tiles within a chunk. Know no algorithm and no optimizer: the loss is handed over as `operant.kernels.loss.Loss`.
 
-Layers are numbered from 0; layer L is the head's and the value's. `sums` (towers, tiles, SPEC.sums[-1]) holds of each tile of rows the gradients of the biases
-of layers 1 to L and of log_std, and the terms of the loss; the head's tiles may have fewer rows than the other layers'.
+Layers are numbered from 0; layer L is the distribution's and the value's. `tile_sums` (towers, tiles, SPEC.tile_sums.width) holds of each tile of rows the
+gradients of the biases of layers 1 to L and of log_std, and the terms of the loss; layer L's tiles may have fewer rows than the other layers'.
 """
 
 from __future__ import annotations
@@ -13,242 +14,248 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.algos.ppo.fused.loss import STATS, loss, normalised, targets
-from operant.kernels.act import answer
-from operant.kernels.blocks import activate, allowed, column_of, has_column, kept, masked, out_bias, slope, zeros
-from operant.kernels.operands import add_dot, read, read_tile, stored, tile_of, wanted
+from operant.kernels.act import sample_and_store
+from operant.kernels.backward import TERM_COLUMNS
+from operant.kernels.blocks import (
+    activate,
+    activation_gradient,
+    column_mask,
+    load_legal_mask,
+    load_log_std,
+    mask_illegal,
+    out_bias,
+    saved_activation,
+    select_column,
+    zeros,
+)
+from operant.kernels.operands import add_dot, chunk_begin, needed, read, read_tile, stored, tile_of, weight_place
 
 # FORWARD
 
 
 @triton.jit(do_not_specialize=["first", "count", "first_tower"])
-def layer(
-    source, weights, parameters, moments, truncated, hidden, memory, first_tower, first, count, capacity,
-    SPEC: tl.constexpr, LAYER: tl.constexpr, KEEP: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+def forward_layer(
+    buffers, parameters, normalizer, truncated, first_tower, first, count, capacity,
+    SPEC: tl.constexpr, LAYER: tl.constexpr, SAVE: tl.constexpr, TRUNCATED_ONLY: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """A layer's activations, and with KEEP what their slopes need beside them. Program 0 counts tiles, row by row of them."""
-    WIDE: tl.constexpr = SPEC.widths[LAYER]
-    DEEP: tl.constexpr = SPEC.inputs[LAYER]
+    """A layer's activations, and with SAVE what their gradients need beside them. Program 0 counts tiles, one row of them after the other."""
+    OUT: tl.constexpr = SPEC.widths[LAYER]
+    IN: tl.constexpr = SPEC.inputs[LAYER]
     tower = first_tower + tl.program_id(1)
-    row = tl.program_id(0) // (WIDE // COLUMNS) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) % (WIDE // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
-    if wanted(truncated, first + row, row < count, SOME):
-        weights += tower * WIDE * DEEP
+    row = tl.program_id(0) // (OUT // BLOCK_N) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(0) % (OUT // BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if needed(truncated, first + row, row < count, TRUNCATED_ONLY):
+        # z = W x + b; layer 0's bias is a column of its weight.
+        weights = buffers.weights + tower * OUT * IN
         if LAYER == 0 and SPEC.bytes:
-            z = read_tile(source, moments, weights, row, column, zeros(ROWS, COLUMNS), SPEC, DEEP, DEPTH)
+            z = read_tile(buffers.source, normalizer, weights, row, column, zeros(BLOCK_M, BLOCK_N), SPEC, IN, BLOCK_K)
         else:
+            source = buffers.source
             if LAYER > 0:
-                source += tower * capacity * DEEP
-            z = tile_of(source, weights, row, column, zeros(ROWS, COLUMNS), SPEC, DEEP, DEPTH)
+                source += tower * capacity * IN
+            z = tile_of(source, weights, row, column, zeros(BLOCK_M, BLOCK_N), SPEC, IN, BLOCK_K)
         if LAYER > 0:
             bias = parameters + SPEC.biases[LAYER - 1] + tower * SPEC.hidden[LAYER] + column
             z += tl.load(bias, mask=column < SPEC.hidden[LAYER], other=0.0)[None, :]
-        place = (tower * capacity + row)[:, None] * WIDE + column[None, :]
+        # h = f(z)
+        place = (tower * capacity + row)[:, None] * OUT + column[None, :]
         h = stored(activate(z, SPEC), SPEC)
-        tl.store(hidden + place, h)
-        if KEEP:
-            tl.store(memory + place, kept(z, h, SPEC))
+        tl.store(buffers.hidden + place, h)
+        if SAVE:
+            tl.store(buffers.saved + place, saved_activation(z, h, SPEC))
 
 
 @triton.jit
-def _outputs(hidden, packed, parameters, row, tower, capacity, SPEC: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr):
+def _outputs(hidden, packed, parameters, row, tower, capacity, SPEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
     """Layer L's outputs, (rows, out_pad)."""
-    DEEP: tl.constexpr = SPEC.inputs[-1]
+    IN: tl.constexpr = SPEC.inputs[-1]
     column = tl.arange(0, SPEC.out_pad)
-    weights = packed + SPEC.packed[2 * len(SPEC.hidden) - 2] + tower * SPEC.out_pad * DEEP
-    out = tile_of(hidden + tower * capacity * DEEP, weights, row, column, zeros(ROWS, SPEC.out_pad), SPEC, DEEP, DEPTH)
+    weights = packed + SPEC.packed[2 * len(SPEC.hidden) - 2] + tower * SPEC.out_pad * IN
+    out = tile_of(hidden + tower * capacity * IN, weights, row, column, zeros(BLOCK_M, SPEC.out_pad), SPEC, IN, BLOCK_K)
     return out + out_bias(parameters, tower, SPEC)[None, :]
 
 
 @triton.jit(do_not_specialize=["t", "first", "count"])
 def act_head(
-    hidden, packed, parameters, bounds, legal, uniform, raw, action, log_probability, value, t, first, count, lanes, capacity,
-    SPEC: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    hidden, packed, parameters, legal_mask, acting, t, first, count, lanes, capacity, SPEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
     """Sample, log-probability and value of lanes first, first + 1, ... at step t."""
     tower = tl.program_id(1)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    out = _outputs(hidden, packed, parameters, row, tower, capacity, SPEC, ROWS, DEPTH)
-    answer(out, first + row, row < count, legal, uniform, raw, action, log_probability, value, parameters, bounds, tower, t, lanes, SPEC)
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    out = _outputs(hidden, packed, parameters, row, tower, capacity, SPEC, BLOCK_M, BLOCK_K)
+    sample_and_store(out, first + row, row < count, legal_mask, acting, parameters, tower, t, lanes, SPEC)
 
 
 @triton.jit(do_not_specialize=["first", "count"])
 def value_head(
-    hidden, packed, parameters, truncated, value, first, count, capacity, SPEC: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr
+    hidden, packed, parameters, truncated, value, first, count, capacity,
+    SPEC: tl.constexpr, TRUNCATED_ONLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """V of samples first, first + 1, ..., with SOME of those alone whose lane was truncated."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    asked = row < count
-    if SOME:
-        asked = tl.load(truncated + first + row, mask=asked, other=0) != 0
-    if tl.sum(asked.to(tl.int32), axis=0) > 0:
-        out = _outputs(hidden, packed, parameters, row, 0 if SPEC.shared else 1, capacity, SPEC, ROWS, DEPTH)
-        tl.store(value + first + row, column_of(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows), mask=asked)
+    """V of samples first, first + 1, ..., with TRUNCATED_ONLY of those alone whose lane was truncated."""
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    mask = row < count
+    if TRUNCATED_ONLY:
+        mask = tl.load(truncated + first + row, mask=mask, other=0) != 0
+    if tl.sum(mask.to(tl.int32), axis=0) > 0:
+        out = _outputs(hidden, packed, parameters, row, 0 if SPEC.shared else 1, capacity, SPEC, BLOCK_M, BLOCK_K)
+        tl.store(value + first + row, select_column(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows), mask=mask)
 
 
 # BACKWARD
 
 
-@triton.jit(do_not_specialize=["first", "count", "whole", "tiles", "clip", "value_clip", "entropy_coefficient", "value_coefficient"])
-def head(
-    order, legal, raw, samples, parameters, packed, scalars, hidden, memory, slopes, back, sums,
-    first, count, whole, lanes, stride, capacity, tiles, clip, value_clip, entropy_coefficient, value_coefficient,
-    SPEC: tl.constexpr, VALUE_CLIPPED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit(do_not_specialize=["minibatch", "first_chunk", "slot", "tiles"])
+def backward_head(
+    minibatch, inputs, samples, parameters, buffers, first_chunk, slot, lanes, capacity, tiles,
+    SPEC: tl.constexpr, LOSS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The loss of a tile of rows, its slope in layer L's outputs (`slopes`) and in what layer L - 1 computes before its activation (`back`).
+    """The loss of a tile of rows, its gradient in layer L's outputs and in what layer L - 1 computes before its activation.
 
-    The chunk is `count` samples in blocks order[first], ... of a minibatch of `whole`.
+    Each chunk from `first_chunk` on has `slot` rows; `tiles`: of a tower in `tile_sums`.
     """
-    WIDE: tl.constexpr = SPEC.inputs[-1]
+    IN: tl.constexpr = SPEC.inputs[-1]
     OUT: tl.constexpr = SPEC.out_pad
     tile, tower = tl.program_id(0), tl.program_id(1)
-    row = tile * ROWS + tl.arange(0, ROWS)
-    here = row < count
-    block = tl.load(order + first + row // BLOCK, mask=here, other=0)
-    sample, t = block * BLOCK + row % BLOCK, block // (lanes // BLOCK)
-    action, numbers = targets(sample, t, here, raw, samples, tower, lanes, stride, SPEC)
-    told = normalised(numbers, tl.load(scalars), tl.load(scalars + 1), tower, SPEC)
-    out = _outputs(hidden, packed, parameters, row, tower, capacity, SPEC, ROWS, DEPTH)
+    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    # The tile's samples: `offset` rows into their chunk.
+    begin, blocks = chunk_begin(minibatch, first_chunk + tile * BLOCK_M // slot)
+    offset = tl.multiple_of(tile * BLOCK_M % slot, BLOCK_M) + tl.arange(0, BLOCK_M)
+    in_bounds = offset < blocks * BLOCK
+    block = tl.load(minibatch.order + begin + offset // BLOCK, mask=in_bounds, other=0)
+    sample, t = block * BLOCK + offset % BLOCK, block // (lanes // BLOCK)
+    targets = LOSS.load_targets(samples, sample, t, in_bounds, tower, lanes, SPEC)
+    # The loss of the outputs, and its gradient.
+    out = _outputs(buffers.hidden, buffers.packed, parameters, row, tower, capacity, SPEC, BLOCK_M, BLOCK_K)
     output = tl.arange(0, OUT)
-    log_std = tl.load(parameters + SPEC.log_std + output, mask=output < (SPEC.head_rows if SPEC.log_std >= 0 else 0), other=0.0)
-    may = here
+    log_std = load_log_std(parameters, output, SPEC)
+    legal_mask = in_bounds
     if SPEC.legal:
-        may = allowed(legal, sample, t, here if SPEC.shared else here & (tower == 0), lanes, SPEC)
-    slope_out, slope_spread, terms = loss(
-        masked(out, may, SPEC), output, may, here, tower, action, told, log_std, clip, value_clip, entropy_coefficient, value_coefficient, SPEC, VALUE_CLIPPED
+        legal_mask = load_legal_mask(inputs.legal_mask, sample, t, in_bounds if SPEC.shared else in_bounds & (tower == 0), lanes, SPEC)
+    gradient_out, gradient_log_std, terms = LOSS.gradient(
+        mask_illegal(out, legal_mask, SPEC), targets, legal_mask, in_bounds, tower, log_std, LOSS.load_scalars(samples), SPEC
     )
-    scale = 1.0 / whole
-    slope_out *= scale
-    sums += (tower * tiles + tile) * SPEC.sums[-1]
-    tl.store(sums + SPEC.sums[-4] + output, tl.sum(slope_out, axis=0))
-    tl.store(sums + SPEC.sums[-3] + output, scale * tl.sum(slope_spread, axis=0))
-    for k in tl.static_range(5):
-        tl.store(sums + SPEC.sums[-2] + k, scale * tl.sum(terms[k], axis=0))
+    scale = 1.0 / minibatch.samples
+    gradient_out *= scale
+    tile_sums = buffers.tile_sums + (tower * tiles + tile) * SPEC.tile_sums.width
+    tl.store(tile_sums + SPEC.tile_sums.out_bias + output, tl.sum(gradient_out, axis=0))
+    tl.store(tile_sums + SPEC.tile_sums.log_std + output, scale * tl.sum(gradient_log_std, axis=0))
+    for k in tl.static_range(len(LOSS.towers)):
+        tl.store(tile_sums + SPEC.tile_sums.terms + k, scale * tl.sum(terms[k], axis=0))
 
-    g = stored(slope_out, SPEC)
-    tl.store(slopes + (tower * capacity + row)[:, None] * OUT + output[None, :], g)
-    turned = packed + SPEC.packed[2 * len(SPEC.hidden) - 1] + tower * WIDE * OUT + output[:, None]
-    for start in range(0, WIDE, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        place = (tower * capacity + row)[:, None] * WIDE + column[None, :]
-        returned = add_dot(g, tl.load(turned + column[None, :] * OUT), zeros(ROWS, COLUMNS), SPEC)
-        returned *= slope(tl.load(memory + place), SPEC)
-        tl.store(back + place, stored(returned, SPEC))
+    # Back through layer L, BLOCK_N of its inputs at a time: (g W) f'(z).
+    g = stored(gradient_out, SPEC)
+    tl.store(buffers.gradient_out + (tower * capacity + row)[:, None] * OUT + output[None, :], g)
+    transposed = buffers.packed + SPEC.packed[2 * len(SPEC.hidden) - 1] + tower * IN * OUT + output[:, None]
+    for start in range(0, IN, BLOCK_N):
+        column = start + tl.arange(0, BLOCK_N)
+        place = (tower * capacity + row)[:, None] * IN + column[None, :]
+        gradient_in = add_dot(g, tl.load(transposed + column[None, :] * OUT), zeros(BLOCK_M, BLOCK_N), SPEC)
+        gradient_in *= activation_gradient(tl.load(buffers.saved + place), SPEC)
+        tl.store(buffers.gradient_in + place, stored(gradient_in, SPEC))
         if len(SPEC.hidden) > 1:
-            tl.store(sums + SPEC.sums[len(SPEC.hidden) - 2] + column, tl.sum(returned, axis=0))
+            tl.store(tile_sums + SPEC.tile_sums.biases[len(SPEC.hidden) - 2] + column, tl.sum(gradient_in, axis=0))
 
 
 @triton.jit(do_not_specialize=["tiles"])
-def back_layer(
-    source, packed, memory, back, sums, capacity, tiles,
-    SPEC: tl.constexpr, LAYER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+def backward_layer(
+    gradient_out, packed, saved, gradient_in, tile_sums, capacity, tiles,
+    SPEC: tl.constexpr, LAYER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """From a layer's slopes to those of the layer below it, both before their activations."""
-    WIDE: tl.constexpr = SPEC.inputs[LAYER]
-    DEEP: tl.constexpr = SPEC.widths[LAYER]
+    """From the gradient in what a layer computes before its activation (rows, outputs) to that of the layer below it (rows, inputs)."""
+    IN: tl.constexpr = SPEC.inputs[LAYER]
+    OUT: tl.constexpr = SPEC.widths[LAYER]
     tower = tl.program_id(1)
-    tile = tl.program_id(0) // (WIDE // COLUMNS)
-    row = tile * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) % (WIDE // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
-    weights = packed + SPEC.packed[2 * LAYER - 1] + tower * WIDE * DEEP
-    returned = tile_of(source + tower * capacity * DEEP, weights, row, column, zeros(ROWS, COLUMNS), SPEC, DEEP, DEPTH)
-    place = (tower * capacity + row)[:, None] * WIDE + column[None, :]
-    returned *= slope(tl.load(memory + place), SPEC)
-    tl.store(back + place, stored(returned, SPEC))
+    tile = tl.program_id(0) // (IN // BLOCK_N)
+    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(0) % (IN // BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N)
+    # (g W) f'(z)
+    weights = packed + SPEC.packed[2 * LAYER - 1] + tower * IN * OUT
+    gradient = tile_of(gradient_out + tower * capacity * OUT, weights, row, column, zeros(BLOCK_M, BLOCK_N), SPEC, OUT, BLOCK_K)
+    place = (tower * capacity + row)[:, None] * IN + column[None, :]
+    gradient *= activation_gradient(tl.load(saved + place), SPEC)
+    tl.store(gradient_in + place, stored(gradient, SPEC))
     if LAYER > 1:
-        tl.store(sums + (tower * tiles + tile) * SPEC.sums[-1] + SPEC.sums[LAYER - 2] + column, tl.sum(returned, axis=0))
+        tl.store(tile_sums + (tower * tiles + tile) * SPEC.tile_sums.width + SPEC.tile_sums.biases[LAYER - 2] + column, tl.sum(gradient, axis=0))
 
 
-# SUMS OVER SAMPLES
+# SUMS OVER A CHUNK'S SAMPLES
 
 
-@triton.jit
-def _add_to(place, more, mask, again):
-    """Store what a chunk adds: alone the first time, then on top of what is there."""
-    tl.store(place, tl.load(place, mask=mask & (again != 0), other=0.0) + more, mask=mask)
-
-
-@triton.jit(do_not_specialize=["count", "again"])
+@triton.jit(do_not_specialize=["first_chunk", "slot"])
 def weight_gradient(
-    left, right, moments, partial, count, capacity, width, again,
-    SPEC: tl.constexpr, LAYER: tl.constexpr, TALL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    left, right, normalizer, partial, first_chunk, slot, capacity, width,
+    SPEC: tl.constexpr, LAYER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """A layer's weight gradient: slopes (rows, outputs)^T times what it read (rows, inputs). Program 1 takes its part of the rows into its row of `partial`.
+    """A layer's weight gradient of each chunk, into its row of `partial`: its gradients (rows, outputs)^T times what it read (rows, inputs).
 
-    COLUMNS need not divide the inputs of layer 0.
+    Program 1 counts chunks from `first_chunk` on, of `slot` rows each. BLOCK_M divides the outputs; BLOCK_N need not divide the inputs of layer 0.
     """
-    WIDE: tl.constexpr = SPEC.widths[LAYER]
-    DEEP: tl.constexpr = SPEC.inputs[LAYER]
+    OUT: tl.constexpr = SPEC.widths[LAYER]
+    IN: tl.constexpr = SPEC.inputs[LAYER]
     program, tower = tl.program_id(1), tl.program_id(2)
-    ACROSS: tl.constexpr = (DEEP + COLUMNS - 1) // COLUMNS
-    unit = tl.program_id(0) // ACROSS * TALL + tl.arange(0, TALL)
-    column = tl.program_id(0) % ACROSS * COLUMNS + tl.arange(0, COLUMNS)
-    depth = tl.arange(0, DEPTH)
-    left += tower * capacity * WIDE
+    ACROSS: tl.constexpr = (IN + BLOCK_N - 1) // BLOCK_N
+    unit = tl.program_id(0) // ACROSS * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(0) % ACROSS * BLOCK_N + tl.arange(0, BLOCK_N)
+    depth = tl.arange(0, BLOCK_K)
+    left += tower * capacity * OUT
     if LAYER > 0:
-        right += tower * capacity * DEEP
-    a = left + unit[:, None] + depth[None, :] * WIDE
-    b = right + column[None, :] + depth[:, None] * DEEP
-    steps = tl.cdiv(count, DEPTH)
-    share = tl.cdiv(steps, tl.num_programs(1))
-    total = zeros(TALL, COLUMNS)
-    for step in range(program * share, tl.minimum(program * share + share, steps)):
+        right += tower * capacity * IN
+    a = left + unit[:, None] + depth[None, :] * OUT
+    b = right + column[None, :] + depth[:, None] * IN
+    # dW = g^T x over the chunk's rows.
+    steps = slot // BLOCK_K
+    total = zeros(BLOCK_M, BLOCK_N)
+    for step in range(program * steps, program * steps + steps):
         if LAYER == 0 and SPEC.bytes:
-            total = add_dot(tl.load(a + step * DEPTH * WIDE), read(right, step * DEPTH + depth, column, moments, SPEC), total, SPEC)
-        elif DEEP % COLUMNS == 0:
-            total = add_dot(tl.load(a + step * DEPTH * WIDE), tl.load(b + step * DEPTH * DEEP), total, SPEC)
+            total = add_dot(tl.load(a + step * BLOCK_K * OUT), read(right, step * BLOCK_K + depth, column, normalizer, SPEC), total, SPEC)
+        elif IN % BLOCK_N == 0:
+            total = add_dot(tl.load(a + step * BLOCK_K * OUT), tl.load(b + step * BLOCK_K * IN), total, SPEC)
         else:
-            total = add_dot(tl.load(a + step * DEPTH * WIDE), tl.load(b + step * DEPTH * DEEP, mask=(column < DEEP)[None, :], other=0.0), total, SPEC)
-
-    partial += program * width
-    if LAYER == 0:
-        mine = tower * SPEC.hidden[0] + unit[:, None]
-        place = tl.where(column[None, :] < SPEC.columns, SPEC.first_weight + mine * SPEC.columns + column[None, :], SPEC.first_bias + mine)
-        mask = (unit < SPEC.hidden[0])[:, None] & (column <= SPEC.columns)[None, :]
-    elif len(SPEC.hidden) > LAYER:
-        place = SPEC.weights[LAYER - 1] + (tower * SPEC.hidden[LAYER] + unit)[:, None] * SPEC.hidden[LAYER - 1] + column[None, :]
-        mask = (unit < SPEC.hidden[LAYER])[:, None] & (column < SPEC.hidden[LAYER - 1])[None, :]
-    else:
-        place = tl.where(unit < SPEC.head_rows, SPEC.head_weight + unit * SPEC.hidden[-1], SPEC.value_weight)[:, None] + column[None, :]
-        mask = has_column(unit, tower, SPEC)[:, None] & (column < SPEC.hidden[-1])[None, :]
-    _add_to(partial + place, total, mask, again)
+            total = add_dot(tl.load(a + step * BLOCK_K * OUT), tl.load(b + step * BLOCK_K * IN, mask=(column < IN)[None, :], other=0.0), total, SPEC)
+    place, mask = weight_place(unit[:, None], column[None, :], tower, SPEC, LAYER)
+    tl.store(partial + (first_chunk + program) * width + place, total, mask=mask)
 
 
 @triton.jit
-def _part_sum(sums, program, programs, used, COLUMNS: tl.constexpr, STRIDE: tl.constexpr):
-    """A program's share of the tiles' sums, (COLUMNS): every P-th group of 16 tiles."""
-    column = tl.arange(0, COLUMNS)
-    total = zeros(16, COLUMNS)
-    for group in range(program, tl.cdiv(used, 16), programs):
-        tile = group * 16 + tl.arange(0, 16)
-        total += tl.load(sums + tile[:, None] * STRIDE + column[None, :], mask=(tile < used)[:, None], other=0.0)
+def _sum_tiles(tile_sums, tiles, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
+    """A chunk's tiles' sums added up, (WIDTH), 16 tiles at a time."""
+    column = tl.arange(0, WIDTH)
+    total = zeros(16, WIDTH)
+    for first in range(0, tiles, 16):
+        tile = first + tl.arange(0, 16)
+        total += tl.load(tile_sums + tile[:, None] * STRIDE + column[None, :], mask=(tile < tiles)[:, None], other=0.0)
     return tl.sum(total, axis=0)
 
 
-@triton.jit(do_not_specialize=["tiles", "used", "used_head", "again"])
-def add_sums(sums, partial, tiles, used, used_head, width, again, SPEC: tl.constexpr):
-    """What tiles of rows have summed, as many as were used, into the programs' rows: program 1 is the tower, 2 the section of `sums`."""
-    program, tower, section, programs = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0)
-    sums += tower * tiles * SPEC.sums[-1]
-    partial += program * width
-    output = tl.arange(0, SPEC.out_pad)
+@triton.jit(do_not_specialize=["first_chunk", "tiles", "chunk_tiles", "chunk_head_tiles"])
+def add_tile_sums(
+    tile_sums, partial, first_chunk, tiles, chunk_tiles, chunk_head_tiles, width, SPEC: tl.constexpr, LOSS: tl.constexpr
+):  # fmt: skip
+    """What tiles of rows have summed, into the rows of their chunks: program 0 is the chunk, 1 the tower, 2 the section of `tile_sums`."""
+    program, tower, section = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    STRIDE: tl.constexpr = SPEC.tile_sums.width
+    tile_sums += tower * tiles * STRIDE
+    head_sums = tile_sums + program * chunk_head_tiles * STRIDE
+    partial += (first_chunk + program) * width
+    # Biases of layers 1 to L - 1, a section each; the last one's are the head's tiles' work.
     for k in tl.static_range(len(SPEC.hidden) - 1):
         if section == k:
             unit = tl.arange(0, SPEC.hidden_pad[k + 1])
-            written = used_head if k == len(SPEC.hidden) - 2 else used  # by `head` or by `back_layer`
-            bias = _part_sum(sums + SPEC.sums[k], program, programs, written, SPEC.hidden_pad[k + 1], SPEC.sums[-1])
-            _add_to(partial + SPEC.biases[k] + tower * SPEC.hidden[k + 1] + unit, bias, unit < SPEC.hidden[k + 1], again)
+            count = chunk_head_tiles if k == len(SPEC.hidden) - 2 else chunk_tiles
+            bias = _sum_tiles(tile_sums + program * count * STRIDE + SPEC.tile_sums.biases[k], count, SPEC.hidden_pad[k + 1], STRIDE)
+            tl.store(partial + SPEC.biases[k] + tower * SPEC.hidden[k + 1] + unit, bias, mask=unit < SPEC.hidden[k + 1])
+    # Layer L's bias, log_std and the loss's terms.
     if section == len(SPEC.hidden) - 1:
-        bias = _part_sum(sums + SPEC.sums[-4], program, programs, used_head, SPEC.out_pad, SPEC.sums[-1])
+        output = tl.arange(0, SPEC.out_pad)
+        bias = _sum_tiles(head_sums + SPEC.tile_sums.out_bias, chunk_head_tiles, SPEC.out_pad, STRIDE)
         place = tl.where(output < SPEC.head_rows, SPEC.head_bias + output, SPEC.value_bias)
-        _add_to(partial + place, bias, has_column(output, tower, SPEC), again)
+        tl.store(partial + place, bias, mask=column_mask(output, tower, SPEC))
         if SPEC.log_std >= 0:
-            spread = _part_sum(sums + SPEC.sums[-3], program, programs, used_head, SPEC.out_pad, SPEC.sums[-1])
-            _add_to(partial + SPEC.log_std + output, spread, (output < SPEC.head_rows) & (tower == 0), again)
+            log_std = _sum_tiles(head_sums + SPEC.tile_sums.log_std, chunk_head_tiles, SPEC.out_pad, STRIDE)
+            tl.store(partial + SPEC.log_std + output, log_std, mask=(output < SPEC.head_rows) & (tower == 0))
         term = tl.arange(0, 16)
-        terms = _part_sum(sums + SPEC.sums[-2], program, programs, used_head, 16, SPEC.sums[-1])
-        # The critic's is the second, the actor's are the others.
-        mine = (term < 5) & ((tower == 1) == (term == 1))
-        if SPEC.shared:
-            mine = term < 5
-        _add_to(partial + width - STATS + term, terms, mine, again)
+        terms = _sum_tiles(head_sums + SPEC.tile_sums.terms, chunk_head_tiles, 16, STRIDE)
+        for k in tl.static_range(len(LOSS.towers)):
+            if SPEC.shared or tower == LOSS.towers[k]:
+                tl.store(partial + width - TERM_COLUMNS + term, terms, mask=term == k)

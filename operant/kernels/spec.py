@@ -9,22 +9,32 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from torch import Tensor
-
 from operant.nn import cnn, mlp
 from operant.nn.distributions import Gaussian
 from operant.nn.policy import Policy
-from operant.worlds.device_world import Slot
 
-MOST_COLUMNS = 1024
-"""Numbers that the first layer reads: those of an observation, or as many for each as there are categories."""
-MOST_WIDTH = 512
-MOST_LAYERS = 3
-MOST_OUTPUTS = 128
+MAX_COLUMNS = 1024
+"""Numbers that the first layer reads: a numeric feature is one, a categorical feature with k categories is k."""
+MAX_WIDTH = 512
+MAX_LAYERS = 3
+MAX_OUTPUTS = 128
 """Logits or means, and the value: one product's columns."""
 
-WHOLE_COLUMNS, WHOLE_WIDTH, WHOLE_OUTPUTS = 128, 128, 64
-"""The same of what one program holds whole, padded."""
+TERMS_PAD = 16
+"""Sums that a loss may have beside its gradient."""
+
+RESIDENT_COLUMNS, RESIDENT_WIDTH, RESIDENT_OUTPUTS = 128, 128, 64
+"""The same of a network whose weights one program holds, padded."""
+
+
+class TileSums(NamedTuple):
+    """Where a tile's sums over its rows begin, for networks that run a layer at a time."""
+
+    biases: tuple[int, ...]  # gradients of the biases, from the second layer on
+    out_bias: int  # gradient of the last bias
+    log_std: int
+    terms: int  # of the loss
+    width: int  # of all
 
 
 @dataclass(frozen=True)
@@ -33,23 +43,23 @@ class Spec:
 
     observation: int
     bytes: bool  # of uint8; otherwise float32
-    categories: int  # k columns for each byte, which is read one-hot; 0: numeric, a column each
-    partial_one_hot: bool  # some bytes are read one-hot, with different numbers of categories, and some are numeric: which, is data
+    categories: int  # each byte is a categorical feature with so many, read one-hot; 0: a numeric feature
+    partial_one_hot: bool  # some features are categorical, with different numbers of categories, and some numeric: a table says which
     columns: int  # what the first layer reads of an observation
-    columns_pad: int  # at least one column is spare, and holds ones: the first layer's bias is a row of its weight
+    columns_pad: int  # at least one column is spare, and holds ones: the first layer's bias is a column of its weight
     hidden: tuple[int, ...]
     hidden_pad: tuple[int, ...]
     shared: bool
     activation: str
-    head_rows: int
-    out_pad: int  # columns of the last product: the head's rows, then the value
+    head_rows: int  # parameters of the distribution
+    out_pad: int  # columns of the last product: those parameters, then the value
     sizes: tuple[int, ...]  # of the choices; empty for a Gaussian
     starts: tuple[int, ...]  # the column at which each choice begins, and the last one's end
-    legal: bool  # whether some choices may not be taken at some times
+    legal: bool  # whether there is a mask of legal actions
     squash: bool
     normalize: bool
     precision: str  # "ieee", "tf32" or "bf16"
-    approximate: bool  # a GPU's tf32 or bf16: tanh is its own instruction, and what a tf32 product cuts off is made up for
+    approximate: bool  # on a GPU in tf32 or bf16: tanh is its own instruction, and what a tf32 product cuts off is compensated
     first_weight: int  # where each parameter begins in the flat vector; weights and biases from the second layer on
     first_bias: int
     weights: tuple[int, ...]
@@ -59,10 +69,10 @@ class Spec:
     value_weight: int
     value_bias: int
     log_std: int  # -1 for a Categorical
-    inputs: tuple[int, ...]  # padded width of what each layer reads; the head's is the last
+    inputs: tuple[int, ...]  # padded width of what each layer reads; the last layer is the distribution's and the value's
     widths: tuple[int, ...]  # padded width of what it puts out
-    packed: tuple[int, ...]  # where weights begin for `layers`: from the second layer on each, then its transpose; and their end
-    sums: tuple[int, ...]  # where sums over rows begin: biases from the second layer on, of the head, of log_std, the loss's terms; and their end
+    packed: tuple[int, ...]  # per layer, where weights begin: from the second layer on each, then its transpose; and their end
+    tile_sums: TileSums
 
     @property
     def towers(self) -> int:
@@ -80,7 +90,7 @@ def deep_padded(width: int) -> int:
     return padded(width) if width <= 64 else -(-width // 64) * 64
 
 
-def why_not(policy: Policy, samples: int) -> str | None:
+def unsupported_reason(policy: Policy, samples: int) -> str | None:
     """The sentence that says why this policy cannot run fused, or None where it can. `samples`: (T + 1) N."""
     net = policy.net
     if isinstance(net, cnn.Convolutional):
@@ -91,21 +101,21 @@ def why_not(policy: Policy, samples: int) -> str | None:
     if policy.env.pixels:
         return "the observation is a picture, which lies in memory in another order than fused kernels read"
     config, columns, outputs = net.config, seen.columns, policy.distribution.parameter_rows + 1
-    if columns > MOST_COLUMNS:
+    if columns > MAX_COLUMNS:
         categories = f" of {net.categories} categories" if isinstance(net.categories, int) else ", some categorical"
         width = f"{columns} wide ({seen.size} numbers{categories})" if net.categories else f"{columns} wide"
-        return f"the observation is {width}, and fused kernels take up to {MOST_COLUMNS}"
-    if len(config.hidden) > MOST_LAYERS or max(config.hidden) > MOST_WIDTH:
-        return f"fused kernels take up to {MOST_LAYERS} hidden layers of up to {MOST_WIDTH}, and net.hidden is {list(config.hidden)}"
-    if outputs > MOST_OUTPUTS:
-        return f"the action has {outputs - 1} parameters, and fused kernels take up to {MOST_OUTPUTS - 1}"
+        return f"the observation is {width}, and fused kernels take up to {MAX_COLUMNS}"
+    if len(config.hidden) > MAX_LAYERS or max(config.hidden) > MAX_WIDTH:
+        return f"fused kernels take up to {MAX_LAYERS} hidden layers of up to {MAX_WIDTH}, and net.hidden is {list(config.hidden)}"
+    if outputs > MAX_OUTPUTS:
+        return f"the action has {outputs - 1} parameters, and fused kernels take up to {MAX_OUTPUTS - 1}"
     if samples * max(seen.size, policy.distribution.noise_rows, policy.env.mask_size) >= 2**31:
         return "an iteration holds more than 2^31 numbers"
     return None
 
 
 def describe(policy: Policy, precision: str) -> Spec:
-    """The spec of a policy that `why_not` lets pass; `precision` is "fp32", "tf32" or "bf16", the last two on a GPU."""
+    """The spec of a policy that has no `unsupported_reason`; `precision` is "fp32", "tf32" or "bf16", the last two on a GPU."""
     net, distribution = policy.net, policy.distribution
     assert isinstance(net, mlp.MLP)
     begin = dict(zip(policy.flat.names, policy.flat.offsets, strict=True))
@@ -149,38 +159,10 @@ def describe(policy: Policy, precision: str) -> Spec:
         inputs=inputs,
         widths=widths,
         packed=tuple(accumulate(packed, initial=0)),
-        sums=tuple(accumulate((*hidden_pad[1:], out_pad, out_pad, 16), initial=0)),
+        tile_sums=_tile_sums(hidden_pad, out_pad),
     )
 
 
-# WHAT KERNELS WORK ON
-
-
-class Buffers(NamedTuple):
-    """What a rollout and an update read and write, as the algorithm has it."""
-
-    rollout: Slot
-    raw: Tensor  # (T, A, N)
-    noise: Tensor  # (T, U, N), uniform in [0, 1)
-    samples: Tensor  # flat: advantages, log-probabilities and returns (T, N) each, then values (T + 1, N)
-    final_value: Tensor  # (T, N)
-    order: Tensor  # (E, M) int32
-    iteration: Tensor  # (1) int64
-    skip: Tensor  # one float: whether this iteration's later steps are left out
-    learning_rate: Tensor  # one float
-    stats: Tensor  # (9)
-
-
-class Loss(NamedTuple):
-    """The numbers of the loss and of the step."""
-
-    clip: float
-    value_clip: float | None
-    entropy_coefficient: float
-    value_coefficient: float
-    max_gradient_norm: float
-    normalize_advantages: bool
-    target_kl: float | None
-    adam_epsilon: float
-    start_rate: float
-    anneal_iterations: int | None  # None: the rate stays
+def _tile_sums(hidden_pad: tuple[int, ...], out_pad: int) -> TileSums:
+    *biases, out_bias, log_std, terms, width = accumulate((*hidden_pad[1:], out_pad, out_pad, TERMS_PAD), initial=0)
+    return TileSums(tuple(biases), out_bias, log_std, terms, width)

@@ -1,34 +1,36 @@
-"""How fused kernels are cut: tiles, warps, programs and chunks. Which cuts are worth a try for a spec, best guess first, and a cut as a line of text.
+"""Tile configs of fused kernels: block sizes, warps, and the chunks of a minibatch. Which are worth a try for a spec, best guess first; and one as a line.
 
-The same bits come only from the same cut: it decides in which order sums are added up. Knows no Triton and measures nothing.
+The same bits come only from the same tile config: it decides in which order sums are added up. Knows no Triton and measures nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from operant.kernels.spec import WHOLE_COLUMNS, WHOLE_OUTPUTS, WHOLE_WIDTH, Spec
+from operant.kernels.spec import RESIDENT_COLUMNS, RESIDENT_OUTPUTS, RESIDENT_WIDTH, Spec
 
-MANY_TILES = 24
-"""Of a program; from here on a second wave of programs pays."""
-
-WHOLE_BYTES = 100 << 10
+RESIDENT_BYTES = 100 << 10
 """Of weights in shared memory. On an H200 96 KB went, and 128 KB did not."""
 
 WIDE_FIRST = 128
-"""Columns of a first layer, padded, above which it is worth a shape of its own."""
+"""Columns of a first layer, padded, above which it is worth a tile config of its own."""
 
-CHUNK_BYTES = 2**30
-"""What the buffers of a chunk may take at most."""
+MICROBATCH_BYTES = 2**30
+"""What the buffers of a microbatch may take at most."""
 
-SAMPLES_OF_A_PROGRAM, MOST_PROGRAMS = 512, 64
-"""At least so many samples of a chunk go to a program that sums them up into weight gradients, and no more programs share them: their sums cost time, too."""
+CHUNKS, CHUNKS_OF_MANY, MANY_SAMPLES = 128, 256, 2**19
+"""Chunks of a minibatch for a resident network of two narrow towers, and from MANY_SAMPLES on or with one trunk, as measured on an H200 with 8,000 to 1,000,000
+samples. Of wide towers it takes half as many: a multiprocessor holds two programs of a narrow tower, and one of a wide."""
+
+CHUNK_SAMPLES, MAX_MICROBATCH_CHUNKS = 512, 64
+"""A layer at a time, a chunk has at least so many samples, and a microbatch at most so many chunks: adding up their rows costs time, too."""
 
 
-class _Cut:
-    """As a line, "whole rows=64 warps=4 ...": what a run's configuration keeps."""
+class _TileConfig:
+    """As a line, "resident block_m=64 warps=4 ...": what a run's document keeps."""
 
     name: ClassVar[str]
 
@@ -37,73 +39,78 @@ class _Cut:
 
 
 @dataclass(frozen=True)
-class WholeShape(_Cut):
-    """One program holds a tower's weights: rows of a tile, warps of a program, programs of a tower."""
+class Resident(_TileConfig):
+    """One program holds a tower's weights: samples of a tile, warps of a program; a program a chunk and tower."""
 
-    name: ClassVar = "whole"
-    rows: int
+    name: ClassVar = "resident"
+    block_m: int
     warps: int
-    programs: int
-    act_rows: int
+    chunks: int
+    act_block_m: int
     act_warps: int
-    most_registers: int = 0  # of a thread of the gradient's kernel; 0: as the compiler likes
+    max_registers: int = 0  # of a thread of the backward kernel; 0: as the compiler likes
 
     def __post_init__(self) -> None:
-        _check_tiles(self.rows, self.act_rows, warps=(self.warps, self.act_warps), positive=self.programs)
+        _check(self.block_m, self.act_block_m, warps=(self.warps, self.act_warps), chunks=self.chunks)
 
 
 @dataclass(frozen=True)
-class LayeredShape(_Cut):
-    """A launch a layer: tiles of rows x columns, summed over steps of `depth`; programs that share a chunk's samples when these are summed up."""
+class PerLayer(_TileConfig):
+    """A launch a layer: tiles of block_m samples x block_n outputs, summed over steps of block_k; a microbatch of samples at a time."""
 
-    name: ClassVar = "layered"
-    rows: int
-    columns: int
-    depth: int
+    name: ClassVar = "per-layer"
+    block_m: int
+    block_n: int
+    block_k: int
     warps: int
     stages: int
-    programs: int
-    chunk: int  # samples, a multiple of `rows` and of 32
+    chunks: int
+    microbatch: int  # samples that buffers hold: as many whole chunks as fit, and at least one
 
     def __post_init__(self) -> None:
-        _check_tiles(self.rows, self.columns, self.depth, warps=(self.warps,), positive=min(self.programs, self.stages, self.chunk))
-        if self.chunk % max(self.rows, 32) or self.rows % self.depth:
-            raise ValueError("a chunk is a multiple of its tiles' rows and of 32, and these of the depth")
+        _check(self.block_m, self.block_n, self.block_k, warps=(self.warps,), chunks=self.chunks)
+        if min(self.stages, self.microbatch) < 1 or self.block_m % self.block_k:
+            raise ValueError("a tile config has at least one stage and a microbatch of at least one sample, and block_k divides block_m")
 
 
-def _check_tiles(*sides: int, warps: tuple[int, ...], positive: int) -> None:
-    """Raise ValueError for what no kernel could be cut to."""
-    if any(side not in (16, 32, 64, 128, 256) for side in sides) or any(number not in (1, 2, 4, 8, 16) for number in warps) or positive < 1:
-        raise ValueError("a tile has 16, 32, 64, 128 or 256 rows or columns, a program 1 to 16 warps, both powers of two, and nothing else is below 1")
+def _check(*blocks: int, warps: tuple[int, ...], chunks: int) -> None:
+    """Raise ValueError for what no kernel could be compiled to."""
+    if any(size not in (16, 32, 64, 128, 256) for size in blocks) or any(number not in (1, 2, 4, 8, 16) for number in warps):
+        raise ValueError("a tile config has blocks of 16, 32, 64, 128 or 256, and 1 to 16 warps, a power of two")
+    if chunks not in CHUNK_COUNTS:
+        raise ValueError(f"chunks should be a power of two up to {CHUNK_COUNTS[-1]} (got {chunks})")
 
 
-Shape = WholeShape | LayeredShape
+CHUNK_COUNTS = tuple(2**k for k in range(11))
+"""Chunks that a minibatch may have."""
+
+TileConfig = Resident | PerLayer
 
 
-def from_text(line: str) -> Shape:
-    """The shape of a line. Raises ValueError with a sentence for one that is none."""
+def from_text(line: str) -> TileConfig:
+    """The tile config of a line. Raises ValueError with a sentence for one that is not one."""
     name, *words = line.split() or [""]
-    kind: type[Shape] | None = {"whole": WholeShape, "layered": LayeredShape}.get(name)
+    kind: type[TileConfig] | None = {"resident": Resident, "per-layer": PerLayer}.get(name)
     if kind is None:
-        raise ValueError(f'a shape begins with "whole" or "layered" (got {line!r})')
+        raise ValueError(f'a tile config begins with "resident" or "per-layer" (got {line!r})')
     try:
         return kind(**{key: int(value) if value.isdecimal() else -1 for key, _, value in (word.partition("=") for word in words)})
     except TypeError:
-        raise ValueError(f"a shape is {name} and {', '.join(field.name for field in fields(kind))}, each with a number (got {line!r})") from None
+        raise ValueError(f"a tile config is {name} and {', '.join(field.name for field in fields(kind))}, each with a number (got {line!r})") from None
 
 
-def suits(shape: Shape, spec: Spec) -> bool:
-    """Whether a network can be cut so at all; what a GPU has room for is another question."""
-    return isinstance(shape, LayeredShape) or suits_whole(spec)
+def suits(config: TileConfig, spec: Spec) -> bool:
+    """Whether a network can run in this tile config at all; whether a GPU has enough shared memory is another question."""
+    return isinstance(config, PerLayer) or suits_resident(spec)
 
 
-def suits_whole(spec: Spec) -> bool:
+def suits_resident(spec: Spec) -> bool:
     """Whether a program may hold a tower: of tensor cores' products it has the weights in shared memory, and to compile in vain takes as long as to compile."""
     number = 2 if spec.precision == "bf16" else 4
     weights = [wide * deep for wide, deep in zip(spec.widths, spec.inputs, strict=True)]
     held = 4 * weights[0] + number * sum(weights[1:-1])
-    narrow = max(spec.hidden_pad) <= WHOLE_WIDTH and spec.columns_pad <= WHOLE_COLUMNS and spec.out_pad <= WHOLE_OUTPUTS
-    return narrow and (spec.precision == "ieee" or held <= WHOLE_BYTES)
+    narrow = max(spec.hidden_pad) <= RESIDENT_WIDTH and spec.columns_pad <= RESIDENT_COLUMNS and spec.out_pad <= RESIDENT_OUTPUTS
+    return narrow and (spec.precision == "ieee" or held <= RESIDENT_BYTES)
 
 
 def multiple(number: int, of: int) -> int:
@@ -111,73 +118,96 @@ def multiple(number: int, of: int) -> int:
     return -(-number // of) * of
 
 
-def candidates(spec: Spec, minibatch: int, multiprocessors: int) -> Iterator[list[Shape]]:
-    """Shapes in groups, best guess first: the first group of which any fits a GPU is the one to choose from. Later ones ask for less shared memory."""
-    layered = list(_layered(spec, minibatch, multiprocessors))
-    if suits_whole(spec):
-        first, *smaller = _whole(spec, minibatch, multiprocessors)
-        # From here on either form may be the faster one.
-        yield [*first, layered[0]] if _widest(spec) > 64 and spec.precision != "ieee" else first
+def power_of_two(number: float) -> int:
+    """The largest power of two that is not above a number, and at least 1."""
+    return 1 << max(0, math.floor(math.log2(max(number, 1))))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What tile configs are chosen for: a minibatch's samples, a GPU's multiprocessors, the shards that a minibatch is made of, and its chunks if given."""
+
+    minibatch: int
+    multiprocessors: int
+    shards: int = 1
+    chunks: int | None = None
+
+    def chunk_count(self, guess: float) -> int:
+        """The chunks that are given, or the power of two below a guess that every shard has some of."""
+        return self.chunks or min(max(power_of_two(guess), self.shards), CHUNK_COUNTS[-1])
+
+
+def candidates(spec: Spec, work: Work) -> Iterator[list[TileConfig]]:
+    """Tile configs in groups, best guess first: the first group of which any fits a GPU is the one to choose from. Later ones ask for less shared memory."""
+    per_layer = list(_per_layer(spec, work))
+    if suits_resident(spec):
+        first, *smaller = _resident(spec, work)
+        # From here on either kind may be the faster one.
+        yield [*first, per_layer[0]] if _widest(spec) > 64 and spec.precision != "ieee" else first
         yield from smaller
-    yield list(dict.fromkeys(layered[:-1]))
-    yield layered[-1:]
+    yield list(dict.fromkeys(per_layer[:-1]))
+    yield per_layer[-1:]
 
 
 def _widest(spec: Spec) -> int:
     return max(*spec.inputs, *spec.widths)
 
 
-def _whole(spec: Spec, minibatch: int, multiprocessors: int) -> Iterator[list[Shape]]:
+def resident_chunks(spec: Spec, samples: int, block_m: int) -> int:
+    """Chunks of a minibatch: as measured, but none with less than a tile."""
+    count = CHUNKS_OF_MANY if spec.shared or (samples >= MANY_SAMPLES and spec.precision != "ieee") else CHUNKS
+    return min(count if _widest(spec) <= 64 else count // 2, power_of_two(samples / block_m))
+
+
+def _resident(spec: Spec, work: Work) -> Iterator[list[TileConfig]]:
     """As they were on an H200 (benches/LOG.md)."""
     narrow = _widest(spec) <= 64
 
-    def shape(rows: int, warps: int, waves: int) -> WholeShape:
-        tiles = -(-minibatch // rows)
-        resident = max(1, multiprocessors * (2 if narrow else 1) // spec.towers)  # as many programs of a tower as the GPU holds at once
-        return WholeShape(rows=rows, warps=warps, programs=min(tiles, waves * resident), act_rows=rows, act_warps=warps)
+    def config(block_m: int, warps: int, times: float = 1) -> Resident:
+        chunks = work.chunk_count(times * resident_chunks(spec, work.minibatch, block_m))
+        return Resident(block_m, warps, chunks, act_block_m=block_m, act_warps=warps)
 
-    def distinct(*shapes: Shape) -> list[Shape]:
-        return list(dict.fromkeys(shapes))
+    def distinct(*configs: TileConfig) -> list[TileConfig]:
+        return list(dict.fromkeys(configs))
 
     if spec.precision == "ieee":
         warps = 4 if narrow else 8
-        yield distinct(shape(32, warps, 1), shape(16, warps, 1))
+        yield distinct(config(32, warps), config(16, warps))
     elif narrow:
-        # Twice as many programs where each still gets some tiles: for what is left at the end is less then.
-        likely = shape(64, 4, 1)
-        waves = (2, 1, 3) if -(-minibatch // 64) >= MANY_TILES * likely.programs else (1, 2, 3)
-        yield distinct(*(shape(64, 4, wave) for wave in waves))
-        yield [shape(32, 4, waves[0])]
-        yield [shape(16, 4, waves[0])]
+        yield [config(64, 4)]
+        yield [config(32, 4)]
+        yield [config(16, 4)]
     else:
-        yield distinct(shape(64, 8, 1), shape(128, 8, 1), shape(32, 8, 1))
-        yield [shape(16, 8, 1)]
+        yield distinct(config(64, 8), config(128, 8), config(32, 8))
+        yield [config(16, 8)]
 
 
-def _layered(spec: Spec, minibatch: int, multiprocessors: int) -> Iterator[Shape]:
+def _per_layer(spec: Spec, work: Work) -> Iterator[TileConfig]:
     """Best guess first; the last is the one that fits anywhere."""
     number = 2 if spec.precision == "bf16" else 4
-    # Activations and slopes of each layer, what slopes are worked out from, and what the first layer reads, twice.
+    # Activations and gradients of each layer, what the latter are worked out from, and what the first layer reads, twice.
     row_bytes = spec.towers * number * (3 * sum(spec.hidden_pad) + spec.out_pad) + (1 if spec.bytes else 8) * spec.inputs[0]
 
-    def shape(rows: int, columns: int, depth: int, warps: int, stages: int, chunk: int) -> LayeredShape:
-        chunk = min(multiple(minibatch, 128), chunk, max(128, CHUNK_BYTES // row_bytes // 128 * 128))
-        tiles = [-(-wide // columns) * -(-deep // columns) for wide, deep in zip(spec.widths, spec.inputs, strict=True)]
-        programs = min(2 * multiprocessors // (spec.towers * max(tiles)), chunk // SAMPLES_OF_A_PROGRAM, MOST_PROGRAMS)
-        return LayeredShape(rows, columns, depth, warps, stages, max(1, programs), chunk)
+    def config(block_m: int, block_n: int, block_k: int, warps: int, stages: int, microbatch: int) -> PerLayer:
+        microbatch = min(multiple(work.minibatch, 128), microbatch, max(128, MICROBATCH_BYTES // row_bytes // 128 * 128))
+        # Programs of the widest weight's gradient: a power of two of chunks that gives each multiprocessor two, or up to three.
+        tiles = max(-(-wide // block_n) * -(-deep // block_n) for wide, deep in zip(spec.widths, spec.inputs, strict=True))
+        at_once = min(3 * work.multiprocessors / (spec.towers * tiles), microbatch / CHUNK_SAMPLES, MAX_MICROBATCH_CHUNKS)
+        chunks = work.chunk_count(power_of_two(at_once) * work.minibatch / microbatch)
+        return PerLayer(block_m, block_n, block_k, warps, stages, chunks, microbatch)
 
     if spec.precision == "ieee":
-        yield shape(64, 64, 16, 4, 3, 65536)
-        yield shape(128, 64, 16, 8, 3, 65536)
-        yield shape(32, 32, 16, 4, 2, 65536)
+        yield config(64, 64, 16, 4, 3, 65536)
+        yield config(128, 64, 16, 8, 3, 65536)
+        yield config(32, 32, 16, 4, 2, 65536)
         return
-    depth = 128 // number  # the same bytes in either precision
-    yield shape(128, 128, depth, 8, 3, 65536)
+    block_k = 128 // number  # the same bytes in either precision
+    yield config(128, 128, block_k, 8, 3, 65536)
     if spec.inputs[0] > WIDE_FIRST:
         # A wide first layer is most of the work, and its sums are long: smaller tiles, of which three or four are on a multiprocessor at once, hide its waits.
         # A game's minibatch also has few tiles of 128 rows for as many multiprocessors.
-        yield shape(64, 128, depth, 4, 3, 65536)
-    yield shape(128, 128, depth, 8, 3, 16384)
-    yield shape(128, 64, depth, 4, 3, 65536)
+        yield config(64, 128, block_k, 4, 3, 65536)
+    yield config(128, 128, block_k, 8, 3, 16384)
+    yield config(128, 64, block_k, 4, 3, 65536)
     # Of fewer than 64 rows neither wgmma nor tcgen05 is made: Triton 3.6 cannot compile the latter for a shared trunk's head.
-    yield shape(32, 64, 16, 4, 2, 65536)
+    yield config(32, 64, 16, 4, 2, 65536)

@@ -17,8 +17,8 @@ from operant.algos.ppo import fused
 from operant.algos.ppo.algorithm import PPO
 from operant.envs import Box, Discrete, Env, find
 from operant.errors import ConfigError
-from operant.kernels.spec import Spec, deep_padded, describe, padded, why_not
-from operant.kernels.tiles import LayeredShape, candidates, from_text
+from operant.kernels.spec import Spec, deep_padded, describe, padded, unsupported_reason
+from operant.kernels.tiles import PerLayer, Work, candidates, from_text
 from operant.nn import mlp
 from operant.nn.distributions import Gaussian
 from operant.nn.policy import Policy
@@ -47,8 +47,8 @@ GRADIENTS = [
 ]
 
 # Two tiles of rows a chunk, the last chunk a part of one; several tiles of columns, several steps of a sum.
-SMALL = "layered rows=16 columns=32 depth=16 warps=4 stages=1 programs=2 chunk=32"
-BROAD = "layered rows=32 columns=32 depth=16 warps=4 stages=1 programs=3 chunk=32"
+SMALL = "per-layer block_m=16 block_n=32 block_k=16 warps=4 stages=1 chunks=2 microbatch=32"
+BROAD = "per-layer block_m=32 block_n=32 block_k=16 warps=4 stages=1 chunks=4 microbatch=32"
 LAYERED = [
     ("categorical", {"hidden": [24, 40]}, CLIPPED, SMALL),
     ("multi", {"hidden": [24, 16, 33], "shared": True, "activation": "silu"}, CLIPPED, BROAD),
@@ -57,8 +57,8 @@ LAYERED = [
 ]
 
 # What a first layer reads that is wider than a tile and no power of two; and a head whose tiles have fewer rows than the other layers'.
-WIDE = "layered rows=32 columns=128 depth=32 warps=4 stages=1 programs=2 chunk=32"
-TALL = "layered rows=64 columns=128 depth=64 warps=4 stages=1 programs=2 chunk=64"
+WIDE = "per-layer block_m=32 block_n=128 block_k=32 warps=4 stages=1 chunks=2 microbatch=32"
+TALL = "per-layer block_m=64 block_n=128 block_k=64 warps=4 stages=1 chunks=2 microbatch=64"
 BYTES = {"observation": 150, "actions": 4, "seen": "uint8"}
 NAMES = {"observation": 16, "actions": 5, "seen": "uint8", "categories": 9, "judged": True}
 MIXED = {"observation": 20, "actions": 3, "seen": "uint8", "categories": [0, 31, 0, 0, 2, *[0] * 8, 28, 5, *[0] * 5]}
@@ -78,11 +78,11 @@ LIMITS = {"ieee": 1e-5, "tf32": 2e-3, "bf16": 2e-2}
 def plain_run():
     """What both plain tests look at, from one process: it compiles each environment once."""
     gradients = [{"env": e, "net": n, "algo": a} for e, n, a in GRADIENTS]
-    layered = [{"env": e, "net": n, "algo": a, "shape": shape} for e, n, a, shape in LAYERED]
+    layered = [{"env": e, "net": n, "algo": a, "config": shape} for e, n, a, shape in LAYERED]
     # A tile of the head ends within one of the other layers', and so do the samples.
-    layered.append({"env": MANY, "net": {"hidden": [16, 24, 16], "shared": True}, "algo": PLAIN, "shape": TALL, "lanes": 10})
-    rough = [{"env": "categorical", "net": {"hidden": [24, 40]}, "algo": PLAIN, "shape": shape, "precision": precision} for precision, shape in ROUGH]
-    small = {"net": {"hidden": [16], "shared": True}, "algo": CLIPPED, "shape": WIDE}
+    layered.append({"env": MANY, "net": {"hidden": [16, 24, 16], "shared": True}, "algo": PLAIN, "config": TALL, "lanes": 10})
+    rough = [{"env": "categorical", "net": {"hidden": [24, 40]}, "algo": PLAIN, "config": shape, "precision": precision} for precision, shape in ROUGH]
+    small = {"net": {"hidden": [16], "shared": True}, "algo": CLIPPED, "config": WIDE}
     rough += [{"env": env, **small, "precision": precision} for precision, env in itertools.product(("tf32", "bf16"), (BYTES, NAMES, MIXED))]
     cases = [("gradient", case) for case in gradients + layered + rough] + [("iteration", case) for case in ITERATIONS]
     found = interpreted(cases)
@@ -105,13 +105,13 @@ def test_the_gradient_of_every_combination_is_float64_autograds():
         ("gradient", {"env": env, "net": {"hidden": hidden, "activation": activation, "shared": shared}, "algo": CLIPPED if shared else PLAIN, "lanes": 32})
         for env, activation, hidden, shared in itertools.product(("categorical", "multi", "gaussian"), activations, widths, (False, True))
     ]
-    every.append(("gradient", {"env": [118, 3], "net": {"hidden": [128, 128]}, "algo": PLAIN, "shape": {"rows": 32}}))
+    every.append(("gradient", {"env": [118, 3], "net": {"hidden": [128, 128]}, "algo": PLAIN, "config": {"block_m": 32}}))
     every.append(("gradient", {"env": [128, 2], "net": {"hidden": [32]}, "algo": PLAIN}))
     wide = {"env": [118, 3], "net": {"hidden": [256, 256]}, "algo": PLAIN, "lanes": 64}
-    wide_shape = "layered rows=64 columns=128 depth=32 warps=4 stages=1 programs=3 chunk=128"
-    every += [("gradient", {**wide, "shape": wide_shape, "precision": precision}) for precision in LIMITS]
+    wide_config = "per-layer block_m=64 block_n=128 block_k=32 warps=4 stages=1 chunks=4 microbatch=128"
+    every += [("gradient", {**wide, "config": wide_config, "precision": precision}) for precision in LIMITS]
     every += [
-        ("gradient", {"env": env, "net": {"hidden": hidden, "activation": activation, "shared": shared}, "algo": CLIPPED, "lanes": 32, "shape": SMALL})
+        ("gradient", {"env": env, "net": {"hidden": hidden, "activation": activation, "shared": shared}, "algo": CLIPPED, "lanes": 32, "config": SMALL})
         for env, activation, hidden, shared in itertools.product(("categorical", "multi", "gaussian"), activations, ([48], [33, 17, 64]), (False, True))
     ]
     for case, found in zip(every, interpreted(every), strict=True):
@@ -165,19 +165,19 @@ def test_what_cannot_be_fused_is_said(tmp_path):
         "    def forward(self, x):\n        return self.l(x), x[:, 0]\n"
     )
     cartpole = find("cartpole")
-    assert why_not(policy_of(cartpole, hidden=(16, 256, 48)), 1000) is None
-    assert "not one of Operant's own" in why_not(policy_of(cartpole, kind=f"{tmp_path / 'net.py'}:Net"), 1000)
-    assert "[513, 16]" in why_not(policy_of(cartpole, hidden=(513, 16)), 1000)
-    assert "up to 3 hidden layers" in why_not(policy_of(cartpole, hidden=(16,) * 4), 1000)
-    assert why_not(policy_of(wide(1024, 127, seen="uint8")), 1000) is None
-    assert why_not(policy_of(wide(64, 4, seen="uint8", categories=16, judged=True)), 1000) is None
-    assert "1025 wide, and" in why_not(policy_of(broad(1025, 2)), 1000)
-    assert "1040 wide (65 numbers of 16 categories)" in why_not(policy_of(wide(65, 4, seen="uint8", categories=16)), 1000)
-    assert "1026 wide (3 numbers, some categorical)" in why_not(policy_of(wide(3, 4, seen="uint8", categories=(1024, 0, 1))), 1000)
-    assert "128 parameters" in why_not(policy_of(broad(4, 128)), 1000)
-    assert "a picture" in why_not(policy_of(SEEN), 1000)
-    assert "a convolutional one" in why_not(policy_of(SEEN, kind="cnn", cnn="impala", channels=(4,)), 1000)
-    assert "2^31" in why_not(policy_of(cartpole), 2**29)
+    assert unsupported_reason(policy_of(cartpole, hidden=(16, 256, 48)), 1000) is None
+    assert "not one of Operant's own" in unsupported_reason(policy_of(cartpole, kind=f"{tmp_path / 'net.py'}:Net"), 1000)
+    assert "[513, 16]" in unsupported_reason(policy_of(cartpole, hidden=(513, 16)), 1000)
+    assert "up to 3 hidden layers" in unsupported_reason(policy_of(cartpole, hidden=(16,) * 4), 1000)
+    assert unsupported_reason(policy_of(wide(1024, 127, seen="uint8")), 1000) is None
+    assert unsupported_reason(policy_of(wide(64, 4, seen="uint8", categories=16, judged=True)), 1000) is None
+    assert "1025 wide, and" in unsupported_reason(policy_of(broad(1025, 2)), 1000)
+    assert "1040 wide (65 numbers of 16 categories)" in unsupported_reason(policy_of(wide(65, 4, seen="uint8", categories=16)), 1000)
+    assert "1026 wide (3 numbers, some categorical)" in unsupported_reason(policy_of(wide(3, 4, seen="uint8", categories=(1024, 0, 1))), 1000)
+    assert "128 parameters" in unsupported_reason(policy_of(broad(4, 128)), 1000)
+    assert "a picture" in unsupported_reason(policy_of(SEEN), 1000)
+    assert "a convolutional one" in unsupported_reason(policy_of(SEEN, kind="cnn", cnn="impala", channels=(4,)), 1000)
+    assert "2^31" in unsupported_reason(policy_of(cartpole), 2**29)
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interprets")
@@ -194,17 +194,18 @@ def test_shapes_suit_their_work(hidden, precision):
     """None has more programs than tiles, every product can be cut so, buffers stay bounded, and a wide network never comes whole."""
     spec = describe(policy_of(broad(118, 3) if len(hidden) > 1 else find("cartpole"), hidden=hidden), precision)
     for minibatch in (1, 64, 8192, 131_072, 2**20):
-        groups = list(candidates(spec, minibatch, 132))
+        groups = list(candidates(spec, Work(minibatch, 132)))
         assert all(groups) and all(len(set(group)) == len(group) for group in groups)
         for shape in itertools.chain(*groups):
             assert from_text(str(shape)) == shape
-            if isinstance(shape, LayeredShape):
-                assert shape.rows % shape.depth == 0 and shape.chunk % max(shape.rows, 32) == 0 and shape.columns <= 128
-                assert shape.programs >= 1 and shape.chunk * spec.towers * sum(spec.widths) * 12 <= 2**31 and shape.chunk < minibatch + 128
+            if isinstance(shape, PerLayer):
+                assert shape.block_m % shape.block_k == 0 and shape.microbatch % 32 == 0 and shape.block_n <= 128
+                assert shape.microbatch * spec.towers * sum(spec.widths) * 12 <= 2**31 and shape.microbatch < minibatch + 128
+                assert minibatch <= shape.chunks * shape.microbatch, "no chunk fits into a microbatch"
             else:
-                assert 1 <= shape.programs <= math.ceil(minibatch / shape.rows) and max(hidden) <= 128
+                assert 1 <= shape.chunks <= math.ceil(minibatch / shape.block_m) and max(hidden) <= 128
                 assert hidden != (128, 100) or precision != "tf32", "more shared memory than a GPU has"
-        assert isinstance(groups[-1][0], LayeredShape)
+        assert isinstance(groups[-1][0], PerLayer)
 
 
 @pytest.mark.parametrize("name", ["breakout", "g2048", "go", "pacman", "platformer", "snake"])
@@ -212,22 +213,22 @@ def test_shapes_suit_their_work(hidden, precision):
 def test_games_have_shapes(name, precision):
     """Every game's policy can run fused; where its first layer is wide, a layer at a time, in tiles that its sums can be cut into."""
     policy = policy_of(find(name), hidden=(256, 256), shared=True)
-    assert why_not(policy, 8193 * 64) is None
+    assert unsupported_reason(policy, 8193 * 64) is None
     spec = describe(policy, precision)
     assert spec.columns < spec.columns_pad <= spec.columns + 64 + 64 * (spec.columns < 128) and len(policy.net.first_weight[0]) == spec.columns
-    for shape in itertools.chain(*candidates(spec, 65536, 132)):
-        assert isinstance(shape, LayeredShape) and spec.columns_pad % shape.depth == 0
+    for shape in itertools.chain(*candidates(spec, Work(65536, 132))):
+        assert isinstance(shape, PerLayer) and spec.columns_pad % shape.block_k == 0
 
 
 def choice_of(env, precision, net, **algo):
     """What a trainer hands to whoever chooses its fused kernels' shape, with 2,048 samples in a minibatch."""
-    from operant.algos.ppo.fused.select import Choice
+    from operant.algos.ppo.fused.select import Selection
 
     given: list = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "build", lambda *arguments, **_: given.extend(arguments))
         PPO(World(env, 64, seed=1), PPO.Config(horizon=32, minibatches=1, target_kl=0.1, **algo), mlp.Config(**net), seed=1, steps=100)
-    choice = Choice(describe(given[0], precision), *given, block=32, minibatches=1)
+    choice = Selection(describe(given[0], precision), *given)
     choice._multiprocessors = 132
     return choice
 
@@ -237,7 +238,7 @@ def forgetful(monkeypatch, tmp_path):
     """A cache folder of its own."""
     monkeypatch.delenv("OPERANT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "operant" / "shapes"
+    return tmp_path / "operant" / "tile_configs"
 
 
 def test_the_fastest_shape_is_taken_and_remembered(forgetful, caplog):
@@ -247,65 +248,65 @@ def test_the_fastest_shape_is_taken_and_remembered(forgetful, caplog):
     before = [tensor.clone() for tensor in (*choice.buffers[1:], *rollout, *choice.optimizer.tensors().values(), choice.policy.flat.gradient)]
     asked = []
 
-    def measure(learner, minibatches):
+    def measure(learner):
         """As a GPU on which 128 rows are the fastest; it scribbles over all that a measurement may touch."""
-        asked.append(learner.shape)
+        asked.append(learner.config)
         buffers = learner.buffers
         for scratch in (buffers.raw, buffers.samples, buffers.final_value, buffers.rollout.action, buffers.skip, buffers.stats, learner._gradient):
             scratch.fill_(7)
         learner._adam["step"] += 1
-        assert minibatches == 1 and len(set(buffers.order.flatten().tolist())) == 64, "the order is no shuffled one"
-        return {32: 0.9, 64: 1.0, 128: 0.7}[learner.shape.rows] + 0.01 * len(asked)
+        assert learner.layout.minibatches == 1 and len(set(buffers.order.flatten().tolist())) == 64, "the order is no shuffled one"
+        return {32: 0.9, 64: 1.0, 128: 0.7}[learner.config.block_m] + 0.01 * len(asked)
 
     chosen = choice.learner(None, measure)
-    assert len(asked) == len(set(asked)) == 4 and chosen.shape == asked[1] and chosen.shape.rows == 128
+    assert len(asked) == len(set(asked)) == 4 and chosen.config == asked[1] and chosen.config.block_m == 128
     assert chosen.buffers is choice.buffers, "it would learn from the copies that it was measured with"
     after = (*choice.buffers[1:], *rollout, *choice.optimizer.tensors().values(), choice.policy.flat.gradient)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "a measurement has left traces"
-    assert f"{chosen.shape} (the fastest of 4" in caplog.text
+    assert f"{chosen.config} (the fastest of 4" in caplog.text
 
     asked.clear()
-    assert choice.learner(None, measure).shape == chosen.shape and not asked and "earlier start" in caplog.text
-    assert choice_of(broad(118, 3), "tf32", {"hidden": (128, 64)}).learner(None, measure).shape and asked, "another precision is another question"
+    assert choice.learner(None, measure).config == chosen.config and not asked and "earlier start" in caplog.text
+    assert choice_of(broad(118, 3), "tf32", {"hidden": (128, 64)}).learner(None, measure).config and asked, "another precision is another question"
     asked.clear()
     for file in forgetful.iterdir():
         file.write_bytes(file.read_bytes()[:-1] + b"?")
-    assert choice.learner(None, measure).shape == chosen.shape and asked, "a damaged file was believed"
+    assert choice.learner(None, measure).config == chosen.config and asked, "a damaged file was believed"
 
 
 @pytest.mark.usefixtures("forgetful")
 def test_a_shape_that_is_barely_faster_or_cannot_be_launched_is_not_taken():
     from triton.runtime.errors import OutOfResources
 
-    def measure(learner, minibatches):
-        if learner.shape.rows == 64:
+    def measure(learner):
+        if learner.config.block_m == 64:
             raise OutOfResources(1, 0, "registers")
-        return {128: 1.0, 32: 0.98}[learner.shape.rows]
+        return {128: 1.0, 32: 0.98}[learner.config.block_m]
 
-    assert choice_of(broad(118, 3), "bf16", {"hidden": (128, 128)}).learner(None, measure).shape.rows == 128
+    assert choice_of(broad(118, 3), "bf16", {"hidden": (128, 128)}).learner(None, measure).config.block_m == 128
 
 
 def test_a_run_keeps_the_shape_it_began_with(caplog):
     choice, other = choice_of(find("cartpole"), "tf32", {}), choice_of(find("cartpole"), "tf32", {"hidden": (200,)})
-    given = from_text("whole rows=32 warps=2 programs=7 act_rows=16 act_warps=1")
+    given = from_text("resident block_m=32 warps=2 chunks=8 act_block_m=16 act_warps=1")
 
-    def measure(learner, minibatches):
+    def measure(learner):
         raise AssertionError("nothing is to be measured")
 
-    assert choice.learner(given, measure).shape == given and not caplog.records
-    assert str(choice.learner(given, measure).shape) == "whole rows=32 warps=2 programs=7 act_rows=16 act_warps=1 most_registers=0"
-    assert isinstance(other.learner(given, None).shape, LayeredShape) and "does not suit" in caplog.text
+    assert choice.learner(given, measure).config == given and not caplog.records
+    assert str(choice.learner(given, measure).config) == "resident block_m=32 warps=2 chunks=8 act_block_m=16 act_warps=1 max_registers=0"
+    assert isinstance(other.learner(given, None).config, PerLayer) and "does not suit" in caplog.text
 
 
 def test_a_line_that_is_no_shape_is_an_error_of_the_configuration(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with pytest.raises(ConfigError, match=r"algo\.kernel_config: a shape begins with"):
+    with pytest.raises(ConfigError, match=r"algo\.kernel_config: a tile config begins with"):
         PPO(World(COUNT, 4, seed=1), PPO.Config(horizon=4, kernels="fused", kernel_config="square"), mlp.Config(), seed=1, steps=100)
 
 
-@pytest.mark.parametrize("line", ["", "round rows=3", "whole", "whole rows=64 warps=four programs=1 act_rows=64 act_warps=4", "layered rows=1 columns"])
+@pytest.mark.parametrize("line", ["", "round rows=3", "resident", "resident block_m=64 warps=four chunks=1 act_block_m=64 act_warps=4", "per-layer block_m=1"])
 def test_what_is_no_shape_is_said(line):
-    with pytest.raises(ValueError, match=r"a shape |a tile "):
+    with pytest.raises(ValueError, match=r"a tile config |chunks should be"):
         from_text(line)
 
 
@@ -333,18 +334,18 @@ def test_padding(width, tile, deep):
 
 def launches(env: Env, precision: str, net: dict, shape: str | None = None, **algo) -> list[tuple]:
     """(kernel, arguments, options) of each launch of an iteration, by a trainer that has no GPU to launch them on; in the first shape or a given one."""
-    from operant.algos.ppo.fused.select import cut
+    from operant.algos.ppo.fused.select import with_config
 
     choice = choice_of(env, precision, net, **algo)
     learner = choice.learner(None, None)
-    learner = cut(learner, from_text(shape)) if shape else learner
+    learner = with_config(learner, from_text(shape)) if shape else learner
     found: list[tuple] = []
     learner._launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
     learner.prepare()
     learner.act(0)
-    learner.leftovers(True)
-    learner.update(1, 1)
-    assert {"begin", "adam", "finish"} <= {kernel.__name__ for kernel, *_ in found}
+    learner.bootstrap(True)
+    learner.update(1)
+    assert {"begin", "adam_step", "finish"} <= {kernel.__name__ for kernel, *_ in found}
     return found
 
 
@@ -363,11 +364,19 @@ def compile_for(architecture: int, kernel, arguments, options) -> int:
     constants = {name: value for name, value in options.items() if name in kernel.arg_names}
     signature = dict.fromkeys(kernel.arg_names, "constexpr")
     multiples = {}
-    for place, (name, value) in enumerate(zip(kernel.arg_names, arguments, strict=False)):
-        signature[name] = KINDS[value.dtype if isinstance(value, torch.Tensor) else type(value)]
+
+    def described(value, place, specialize):
+        """An argument's type; a tuple's are a tuple."""
+        if isinstance(value, tuple):
+            kinds = [described(part, (*place, k), specialize) for k, part in enumerate(value)]
+            return type(value)(*kinds)
         address = value.data_ptr() if isinstance(value, torch.Tensor) else value
-        if address % 16 == 0 and kernel.params[place].do_not_specialize is False:
-            multiples[(place,)] = [["tt.divisibility", 16]]
+        if address % 16 == 0 and specialize:
+            multiples[place] = [["tt.divisibility", 16]]
+        return KINDS[value.dtype if isinstance(value, torch.Tensor) else type(value)]
+
+    for place, (name, value) in enumerate(zip(kernel.arg_names, arguments, strict=False)):
+        signature[name] = described(value, (place,), kernel.params[place].do_not_specialize is False)
     assert len(arguments) + len(constants) == len(signature)
     source = ASTSource(kernel, signature, constants, multiples)
     compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={k: v for k, v in options.items() if k not in constants})
@@ -379,16 +388,16 @@ def compile_all(architecture: int, *arguments, most_shared: int = 227 << 10, **m
     """Every kernel of an iteration: a GPU must have the shared memory."""
     seen = set()
     for kernel, values, options in launches(*arguments, **more):
-        kinds = tuple(value.dtype if isinstance(value, torch.Tensor) else value for value in values)
+        kinds = tuple(str(value) if isinstance(value, tuple) else value.dtype if isinstance(value, torch.Tensor) else value for value in values)
         if (key := (kernel.__name__, kinds, repr(options))) not in seen:
             seen.add(key)
             assert compile_for(architecture, kernel, values, options) <= most_shared
 
 
 needs_compiler = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interprets")
-FEW = "layered rows=32 columns=32 depth=16 warps=4 stages=2 programs=4 chunk=1024"
-TILES = "layered rows=64 columns=32 depth=32 warps=4 stages=3 programs=4 chunk=1024"
-BROADER = "layered rows=128 columns=128 depth=64 warps=8 stages=3 programs=4 chunk=1024"
+FEW = "per-layer block_m=32 block_n=32 block_k=16 warps=4 stages=2 chunks=4 microbatch=1024"
+TILES = "per-layer block_m=64 block_n=32 block_k=32 warps=4 stages=3 chunks=4 microbatch=1024"
+BROADER = "per-layer block_m=128 block_n=128 block_k=64 warps=8 stages=3 chunks=4 microbatch=1024"
 LEAST_SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 """Bytes of shared memory that a program may take on each architecture."""
 
@@ -440,7 +449,7 @@ def test_every_shape_of_a_wide_network_compiles(architecture):
     precisions = ("fp32",) if architecture < 80 else ("fp32", "tf32", "bf16")
     for precision, net in itertools.product(precisions, ({"hidden": (256, 256)}, {"hidden": (200, 129, 16), "shared": True, "activation": "gelu"})):
         env = broad(118, 3) if "shared" not in net else PUSH
-        groups = list(candidates(spec_of(env, precision, **net), 131_072, 132))
+        groups = list(candidates(spec_of(env, precision, **net), Work(131_072, 132)))
         last_alone = architecture == 100 and "shared" in net and precision != "fp32"
         for shape in groups[-1] if last_alone else itertools.chain(*groups):
             room = LEAST_SHARED[architecture] if shape == groups[-1][-1] or architecture >= 90 else 227 << 10
@@ -457,7 +466,7 @@ def test_every_shape_of_a_games_network_compiles(name, hidden, shared, architect
     """As above: with few outputs a shared trunk's head compiles for Blackwell in the last shape alone; with many it has few rows in every shape."""
     env, net = find(name), {"hidden": hidden, "shared": shared, "activation": "relu"}
     for precision in ("fp32",) if architecture < 80 else ("tf32", "bf16"):
-        groups = list(candidates(spec_of(env, precision, **net), 131_072, 132))
+        groups = list(candidates(spec_of(env, precision, **net), Work(131_072, 132)))
         last_alone = architecture == 100 and shared and name != "go"
         for shape in groups[-1] if last_alone else itertools.chain(*groups):
             room = LEAST_SHARED[architecture] if shape == groups[-1][-1] or architecture >= 90 else 227 << 10

@@ -16,7 +16,7 @@ from fused_rounded import both_gradients
 
 from operant import envs
 from operant.algos.ppo.algorithm import PPO, PPOConfig
-from operant.kernels.tiles import LayeredShape, candidates
+from operant.kernels.tiles import PerLayer, Work, candidates
 from operant.nn import mlp
 from operant.worlds.device_world import World
 
@@ -26,8 +26,8 @@ log = logging.getLogger("operant.tests")
 
 # WHERE THEY ROUND
 
-BROAD = "layered rows=64 columns=128 depth=64 warps=4 stages=1 programs=2 chunk=64"
-SMALL = "layered rows=16 columns=32 depth=16 warps=4 stages=1 programs=2 chunk=32"
+BROAD = "per-layer block_m=64 block_n=128 block_k=64 warps=4 stages=1 chunks=2 microbatch=64"
+SMALL = "per-layer block_m=16 block_n=32 block_k=16 warps=4 stages=1 chunks=2 microbatch=32"
 NORMALIZED = {"normalize_observations": True, "value_clip": 0.1}
 FLOATS, MANY = {"observation": 20, "actions": 4}, {"observation": 20, "actions": [2, 90], "judged": True}
 AMOUNTS, NAMES = {**FLOATS, "seen": "uint8"}, {**FLOATS, "seen": "uint8", "categories": 5}
@@ -46,7 +46,7 @@ CASES = [
 def test_torch_rounds_where_the_kernels_round():
     """What is left between the two, sums in another order, is small beside what rounding does to each case."""
     cases = [
-        {"env": env, "net": {**net, "activation": "relu"}, "algo": algo, "shape": shape, "precision": precision} for precision, env, net, algo, shape in CASES
+        {"env": env, "net": {**net, "activation": "relu"}, "algo": algo, "config": shape, "precision": precision} for precision, env, net, algo, shape in CASES
     ]
     for case, (error, unrounded) in zip(cases, interpreted([("rounded", case) for case in cases]), strict=True):
         assert error < 0.1 * unrounded and unrounded > 1e-4, (case, error, unrounded)
@@ -99,7 +99,7 @@ def errors(algo: PPO) -> list[tuple[float, float]]:
     learner.begin()
     for k in range(EPOCHS * MINIBATCHES):
         gradient, wanted = both_gradients(algo, k)
-        learner.descend()
+        learner.step()
         found.append((relative_error(gradient, wanted), float(wanted.norm())))
     algo._update_normalizers()
     algo._carry_on()
@@ -115,12 +115,12 @@ def test_every_minibatch_has_the_gradient_that_torch_finds(game, size, precision
     first = trainer(game, precision, "first", **size)
     assert first.fused is not None
     minibatch = size["lanes"] * size["horizon"] // MINIBATCHES
-    group = next(iter(candidates(first.fused.spec, minibatch, torch.cuda.get_device_properties(0).multi_processor_count)))
-    ours = dict.fromkeys([str(first.fused.shape), *(str(shape) for shape in group[1:3])])
+    group = next(iter(candidates(first.fused.spec, Work(minibatch, torch.cuda.get_device_properties(0).multi_processor_count, first.fused.layout.shards))))
+    ours = dict.fromkeys([str(first.fused.config), *(str(shape) for shape in group[1:3])])
     wrong, worst = [], 0.0
     for shape in ours:
         algo = trainer(game, precision, shape, **size)
-        assert algo.fused is not None and str(algo.fused.shape) == shape and isinstance(algo.fused.shape, LayeredShape)
+        assert algo.fused is not None and str(algo.fused.config) == shape and isinstance(algo.fused.config, PerLayer)
         for iteration in range(ITERATIONS):
             for k, (error, length) in enumerate(errors(algo)):
                 worst = max(worst, error)

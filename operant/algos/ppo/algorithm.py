@@ -20,6 +20,7 @@ from torch import Tensor
 
 from operant.algos.base import Estimate, Phase, Tier, policy_state
 from operant.algos.ppo import fused, manual_backward, metrics
+from operant.algos.ppo.stats import Stats
 from operant.compute.graphs import Graphed
 from operant.compute.kernel import bind, kernel
 from operant.data import noise, returns
@@ -80,6 +81,13 @@ class PPOConfig(Section):
         description='tile config of the fused kernels, which affects the last bits; empty: the fastest on this GPU, measured once and kept by the run; '
         '"first": not measured',
     )
+    chunks: Count | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="parts of a minibatch whose gradients fused kernels sum one by one, then in a fixed tree: a power of two; by default by its size and the "
+        "network's, and kept by the run in kernel_config",
+    )
     microbatch: Count | None = Field(
         None,
         ge=1,
@@ -109,20 +117,6 @@ def block_lanes(lanes: int) -> int:
     while lanes % block:
         block //= 2
     return block
-
-
-class Stats(NamedTuple):
-    """The numbers of one update, means over its minibatches; the names become columns of the metrics file."""
-
-    policy_loss: Tensor
-    value_loss: Tensor
-    entropy: Tensor
-    approx_kl: Tensor  # mean of (ratio - 1) - log ratio: Schulman 2020, "Approximating KL divergence"
-    clip_fraction: Tensor
-    gradient_norm: Tensor  # before clipping
-    explained_variance: Tensor
-    learning_rate: Tensor
-    not_finite: Tensor  # parameters and losses that are NaN or infinite
 
 
 COLUMNS = (*(spec.name for spec in metrics.specs()), "not_finite")
@@ -185,8 +179,8 @@ class PPO:
     Config = PPOConfig
     parts: ClassVar[dict[str, str]] = {
         "world.step": "environment", "_forward": "network", "_bootstrap": "network", "_advantages": "advantages", "_shuffled": "shuffle",
-        "_gradient": "gradient", "_optimizer.step": "optimiser", "_update_normalizers": "normalizers", "fused.act": "network", "fused.leftovers": "network",
-        "fused.begin": "advantages", "fused.gradient": "gradient", "fused.add_parts": "gradient", "fused.descend": "optimiser",
+        "_gradient": "gradient", "_optimizer.step": "optimiser", "_update_normalizers": "normalizers", "fused.act": "network", "fused.bootstrap": "network",
+        "fused.begin": "advantages", "fused.backward": "gradient", "fused.reduce": "gradient", "fused.step": "optimiser",
     }  # fmt: skip
     """What a profile calls the time of which part."""
 
@@ -268,16 +262,17 @@ class PPO:
         buffers = fused.Buffers(
             self.rollout, self._raw, self._noise, samples, self._final_value, self._order, self._iteration, self._skip, self._learning_rate, self.stats
         )
-        loss = fused.Loss(
+        coefficients = fused.Coefficients(
             config.clip, config.value_clip, config.entropy_coefficient, config.value_coefficient, config.max_gradient_norm, config.normalize_advantages,
             config.target_kl, config.adam_epsilon, config.learning_rate, self._anneal_iterations if config.anneal else None,
         )  # fmt: skip
+        layout = fused.Layout(self._block, config.minibatches)
         learner = fused.build(
-            self.policy, self._optimizer, buffers, loss, block=self._block, minibatches=config.minibatches, kernels=config.kernels,
-            precision=config.precision, shape=config.kernel_config,
+            self.policy, self._optimizer, buffers, coefficients, layout, kernels=config.kernels, precision=config.precision, config=config.kernel_config,
+            chunks=config.chunks,
         )  # fmt: skip
         if learner is not None:
-            self.chosen = {"kernel_config": str(learner.shape)}
+            self.chosen = {"kernel_config": str(learner.config)}
         return learner
 
     def _manual_backward(self) -> tuple[manual_backward.Gradient | None, manual_backward.Forward | None]:
@@ -305,7 +300,7 @@ class PPO:
             for t in range(T):
                 self.fused.act(t)
                 self.world.step(self._slots[t], t)
-            self.fused.leftovers(self.world.can_truncate)
+            self.fused.bootstrap(self.world.can_truncate)
             self.world.advance(T)
             return
         if self._outputs is not None:
@@ -385,7 +380,7 @@ class PPO:
         self._advantages()
         if self.fused is not None:
             self._fill_order(self._order.numel(), self._turn, self._orders)
-            self.fused.update(config.epochs, config.minibatches)
+            self.fused.update(config.epochs)
             self._update_normalizers()
             self._carry_on()
             return

@@ -1,10 +1,9 @@
 """The fast path: a policy's acting and PPO's learning as a few Triton kernels, in place of torch's many.
 
-`operant.algos.ppo.algorithm` is the specification and this is checked against it: the same buffers, the same noise, the same order of minibatches, and no
-sum of
-floats whose order could change. `spec` says what can run fused and `forms` how it may be cut, `choice` takes the fastest cut; `launches`, `whole` and `layered`
-launch; `parts`, `loss`, `act`, `descend`, `operands`, `layers` and `step` are the kernels, generated from a spec when they are compiled. What imports Triton is
-imported only where it is used, so that whoever runs without it pays nothing.
+`operant.algos.ppo.algorithm` is the specification and this is checked against it: the same buffers, the same noise, the same order of minibatches, and no sum
+of floats whose order could change. `select` takes the fastest tile config; `learner`, `resident` and `per_layer` launch; `loss` and `statistics` are PPO's own
+Triton functions, all other kernels are `operant.kernels`, generated from a spec when they are compiled. What imports Triton is imported only where it is used,
+so that a run without it does not wait for it.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from operant.algos.ppo.fused.buffers import Buffers, Coefficients, Layout
 from operant.errors import ConfigError
-from operant.kernels.spec import Buffers, Loss, describe, why_not
-from operant.kernels.tiles import Shape, from_text
+from operant.kernels import spec as kernel_spec
+from operant.kernels.tiles import CHUNK_COUNTS, TileConfig, from_text
 from operant.nn.optimizer import Adam
 from operant.nn.policy import Policy
 
@@ -26,52 +26,55 @@ if TYPE_CHECKING:
     from operant.algos.ppo.fused.learner import Learner
     from operant.algos.ppo.fused.tuning import Seconds
 
-__all__ = ["Buffers", "Learner", "Loss", "build"]
+__all__ = ["Buffers", "Coefficients", "Layout", "Learner", "build"]
 
 FIRST = "first"
-"""The shape that is likely the best, without a measurement: for whoever compares bits of runs that begin anew."""
+"""The tile config that is likely the best, without a measurement: to compare bits of runs that begin anew."""
 
 log = logging.getLogger("operant.algos.ppo.fused")
 
 
 def build(
-    policy: Policy, optimizer: Adam, buffers: Buffers, loss: Loss, *,
-    block: int, minibatches: int, kernels: str, precision: str, shape: str = "", measure: Seconds | None = None,
+    policy: Policy, optimizer: Adam, buffers: Buffers, coefficients: Coefficients, layout: Layout, *,
+    kernels: str, precision: str, config: str = "", chunks: int | None = None, measure: Seconds | None = None,
 ) -> Learner | None:  # fmt: skip
     """A policy's fused kernels over an algorithm's buffers, or None where torch is to do the work: `kernels` is "auto", "torch" or "fused".
 
-    `shape` is the line of a shape that a run has begun with and so keeps; or "first", which is the same at every start; or "", the fastest as `measure` finds
-    it (by default on a GPU, never on a CPU). One line of the log says which, or where "auto" finds a GPU but cannot, why not. Raises ConfigError where "fused"
-    cannot, and for a line that is no shape.
+    `config` is the line of a tile config that a run has begun with and so keeps; or "first", which is the same at every start; or "", the fastest as `measure`
+    finds it (by default on a GPU, never on a CPU). One line of the log says which, or where "auto" finds a GPU but cannot, why not. Raises ConfigError where
+    "fused" cannot, and for a line that is not a tile config.
     """
     on_gpu = policy.device.type == "cuda"
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
         return None
-    reason = _why_not(policy, (buffers.rollout.reward.shape[0] + 1) * buffers.rollout.reward.shape[1], precision)
+    reason = _unsupported_reason(policy, (buffers.rollout.reward.shape[0] + 1) * buffers.rollout.reward.shape[1], precision)
     if reason is None:
-        from operant.algos.ppo.fused.select import Choice
+        from operant.algos.ppo.fused.select import Selection
 
-        choice = Choice(describe(policy, precision if on_gpu else "fp32"), policy, optimizer, buffers, loss, block, minibatches)
-        learner = choice.first() if shape == FIRST else choice.learner(_given(shape), measure)
+        if chunks is not None and (chunks not in CHUNK_COUNTS or chunks % layout.shards):
+            raise ConfigError("the trainer", [f"algo.chunks should be a power of two from {layout.shards} to {CHUNK_COUNTS[-1]} (got {chunks})"])
+        spec = kernel_spec.describe(policy, precision if on_gpu else "fp32")
+        selection = Selection(spec, policy, optimizer, buffers, coefficients, layout, chunks)
+        learner = selection.first() if config == FIRST else selection.learner(_given(config), measure)
         if learner is not None:
             return learner
-        reason = choice.problem
+        reason = selection.problem
     if kernels == "fused":
         raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason}'])
     log.info("kernels: torch's, not fused ones: %s", reason)
     return None
 
 
-def _given(line: str) -> Shape | None:
+def _given(line: str) -> TileConfig | None:
     try:
         return from_text(line) if line else None
     except ValueError as error:
         raise ConfigError("the trainer", [f"algo.kernel_config: {error}"]) from None
 
 
-def _why_not(policy: Policy, samples: int, precision: str) -> str | None:
+def _unsupported_reason(policy: Policy, samples: int, precision: str) -> str | None:
     """The sentence that says why there are no fused kernels for this policy on this machine, or None where there are."""
-    reason = why_not(policy, samples)
+    reason = kernel_spec.unsupported_reason(policy, samples)
     if reason is not None:
         return reason
     if find_spec("triton") is None:

@@ -1,6 +1,7 @@
-"""PPO's loss in Triton, and the samples it is of: `operant.algos.ppo.algorithm.ppo_loss` with its gradient written out by hand. Knows outputs, no network.
+"""PPO's loss in Triton: `operant.algos.ppo.algorithm.ppo_loss` with its gradient written out by hand. Knows outputs, no network.
 
-Samples lie where a rollout left them, field-major; a minibatch is blocks of neighbouring lanes in the order that the algorithm drew.
+The samples lie where a rollout left them, field-major. The backward kernels of `operant.kernels` call these functions: `PPO_LOSS`, or with value clipping
+`PPO_LOSS_VALUE_CLIPPED`.
 """
 
 from __future__ import annotations
@@ -8,53 +9,48 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.kernels.blocks import categorical, gaussian_log_density
+from operant.algos.ppo.fused.buffers import Scalars, Terms
+from operant.kernels.blocks import Places, categorical, gaussian_log_density, select_column
+from operant.kernels.loss import Loss
 
-STATS = tl.constexpr(32)
-"""Columns behind the gradient's in a program's row: sums of surrogate, squared error, entropy, KL and clipped samples, then nothing."""
-
+SCALAR = Places(Scalars(*range(len(Scalars._fields))))
+"""Places in the buffer of scalars, by name."""
 
 # SAMPLES
 
 
 @triton.jit
-def targets(place, t, here, raw, samples, tower, lanes, stride, SPEC: tl.constexpr):
-    """Of samples at `place` t N + n: actions, and two numbers each (rows), which the tower's half of the loss asks for.
-
-    Those are the advantage and the old log-probability of the actor, the return and the old value of the critic; all four with a shared trunk.
-    """
-    # `samples` holds four rows of `stride`: advantage, log-probability, return, value.
-    first = samples if SPEC.shared else samples + tower * 2 * stride
-    numbers = (tl.load(first + place, mask=here, other=0.0), tl.load(first + stride + place, mask=here, other=0.0))
-    if SPEC.shared:
-        for k in tl.static_range(2, 4):
-            numbers = numbers + (tl.load(samples + k * stride + place, mask=here, other=0.0),)
-
-    acting = here if SPEC.shared else here & (tower == 0)
-    if len(SPEC.sizes) == 1:
-        action = tl.load(raw + place, mask=acting, other=0)
-    else:
-        column = tl.arange(0, SPEC.out_pad)
-        choice = column
-        rows = SPEC.head_rows
-        if len(SPEC.sizes) > 1:
-            rows = len(SPEC.sizes)
-            choice = _choice_of(column, SPEC)
-        begin = place + t * (rows - 1) * lanes
-        action = tl.load(raw + begin[:, None] + choice[None, :] * lanes, mask=acting[:, None] & (column < SPEC.head_rows)[None, :], other=0)
-    return action, numbers
+def load_scalars(samples):
+    """The advantages' mean and 1 / standard deviation."""
+    return tl.load(samples.scalars + SCALAR.advantage_mean), tl.load(samples.scalars + SCALAR.advantage_inv_std), samples.scalars
 
 
 @triton.jit
-def normalised(numbers, mean, inverse, tower, SPEC: tl.constexpr):
-    """The numbers with the advantage less the iteration's mean, times 1 / deviation."""
-    told = numbers
+def load_targets(samples, sample, t, in_bounds, tower, lanes, SPEC: tl.constexpr):
+    """Of samples t N + n: actions (rows) or (rows, out_pad), and two numbers each (rows), which the tower's half of the loss asks for.
+
+    Those are the advantage and the old log-probability of the actor, the return and the old value of the critic; all four with a shared trunk.
+    """
+    first = samples.numbers if SPEC.shared else samples.numbers + tower * 2 * samples.stride
+    numbers = (tl.load(first + sample, mask=in_bounds, other=0.0), tl.load(first + samples.stride + sample, mask=in_bounds, other=0.0))
     if SPEC.shared:
-        told = ((numbers[0] - mean) * inverse, numbers[1], numbers[2], numbers[3])
+        for k in tl.static_range(2, 4):
+            numbers = numbers + (tl.load(samples.numbers + k * samples.stride + sample, mask=in_bounds, other=0.0),)
+
+    # Actions: one of them as it is, several each in the columns of its choice, continuous ones in their columns.
+    mask = in_bounds if SPEC.shared else in_bounds & (tower == 0)
+    if len(SPEC.sizes) == 1:
+        action = tl.load(samples.raw + sample, mask=mask, other=0)
     else:
-        if tower == 0:
-            told = ((numbers[0] - mean) * inverse, numbers[1])
-    return told
+        column = tl.arange(0, SPEC.out_pad)
+        row = column
+        rows = SPEC.head_rows
+        if len(SPEC.sizes) > 1:
+            rows = len(SPEC.sizes)
+            row = _choice_of(column, SPEC)
+        place = (sample + t * (rows - 1) * lanes)[:, None] + row[None, :] * lanes
+        action = tl.load(samples.raw + place, mask=mask[:, None] & (column < SPEC.head_rows)[None, :], other=0)
+    return action, numbers
 
 
 @triton.jit
@@ -79,9 +75,10 @@ def _value_of(column, SPEC: tl.constexpr):
 
 
 @triton.jit
-def _ratio_slope(log_p, old, advantage, clip):
-    """Of the surrogate: its slope in log p, and the sums' terms (surrogate, KL, clipped), all (rows)."""
-    log_ratio = log_p - old
+def _surrogate(log_p, old_log_p, advantage, clip):
+    """The surrogate's gradient in log p, and the terms surrogate, KL and clipped, all (rows)."""
+    # min(r A, clip(r, 1 - epsilon, 1 + epsilon) A), r = p / p_old
+    log_ratio = log_p - old_log_p
     ratio = tl.exp(log_ratio)
     free = ratio * advantage
     limited = tl.where(ratio > 1.0 + clip, 1.0 + clip, tl.where(ratio < 1.0 - clip, 1.0 - clip, ratio)) * advantage
@@ -91,34 +88,37 @@ def _ratio_slope(log_p, old, advantage, clip):
 
 
 @triton.jit
-def _policy_loss(out, column, action, advantage, old, log_std, clip, entropy_coefficient, SPEC: tl.constexpr):
-    """Slope of the loss in the outputs and in log_std (rows, out_pad), times the batch; terms of the sums (rows)."""
+def _policy_loss(out, column, action, advantage, old_log_p, log_std, clip, entropy_coefficient, SPEC: tl.constexpr):
+    """Gradients of the loss in the outputs and in log_std (rows, out_pad), times the batch; the terms surrogate, entropy, KL and clipped (rows)."""
     inside = (column < SPEC.head_rows)[None, :]
     if len(SPEC.sizes) > 0:
+        # d log p(a) / d logits = 1{a} - p; dH / d logits = -p (log p + H)
         log_p, p, entropy = categorical(out, column, SPEC)
-        taken = (action[:, None] == column[None, :]) if len(SPEC.sizes) == 1 else (action == _value_of(column, SPEC)[None, :])
-        taken = tl.where(taken & inside, 1.0, 0.0)
-        of_action, of_choices = tl.sum(log_p * taken, axis=1), -tl.sum(p * log_p, axis=1)
-        pull, surrogate, kl, clipped = _ratio_slope(of_action, old, advantage, clip)
-        slope_out = entropy_coefficient * p * (log_p + entropy) - pull[:, None] * (taken - p)
-        slope_spread = slope_out
+        selected = (action[:, None] == column[None, :]) if len(SPEC.sizes) == 1 else (action == _value_of(column, SPEC)[None, :])
+        selected = tl.where(selected & inside, 1.0, 0.0)
+        action_log_p, sample_entropy = tl.sum(log_p * selected, axis=1), -tl.sum(p * log_p, axis=1)
+        surrogate_gradient, surrogate, kl, clipped = _surrogate(action_log_p, old_log_p, advantage, clip)
+        gradient_out = entropy_coefficient * p * (log_p + entropy) - surrogate_gradient[:, None] * (selected - p)
+        gradient_log_std = gradient_out
     else:
-        of_action, standard = gaussian_log_density(out, action, log_std, inside, SPEC)
-        pull, surrogate, kl, clipped = _ratio_slope(of_action, old, advantage, clip)
-        slope_out = -pull[:, None] * standard * tl.exp(-log_std)[None, :]
-        slope_spread = tl.where(inside, -pull[:, None] * (standard * standard - 1.0) - entropy_coefficient, 0.0)
-        of_choices = tl.zeros_like(of_action)  # the entropy is the same for every sample: added up at the end
-    return slope_out, slope_spread, surrogate, of_choices, kl, clipped
+        # d log p / d mean = z / std; d log p / d log_std = z^2 - 1, z = (a - mean) / std; dH / d log_std = 1
+        action_log_p, standardized = gaussian_log_density(out, action, log_std, inside, SPEC)
+        surrogate_gradient, surrogate, kl, clipped = _surrogate(action_log_p, old_log_p, advantage, clip)
+        gradient_out = -surrogate_gradient[:, None] * standardized * tl.exp(-log_std)[None, :]
+        gradient_log_std = tl.where(inside, -surrogate_gradient[:, None] * (standardized * standardized - 1.0) - entropy_coefficient, 0.0)
+        sample_entropy = tl.zeros_like(action_log_p)  # the entropy is the same for every sample: `statistics.record` adds it
+    return gradient_out, gradient_log_std, surrogate, sample_entropy, kl, clipped
 
 
 @triton.jit
-def _value_loss(value, target, old, value_clip, value_coefficient, VALUE_CLIPPED: tl.constexpr):
-    """Slope of the loss in the value, times the batch, and the squared error, both (rows)."""
+def _value_loss(value, target, old_value, value_clip, value_coefficient, VALUE_CLIPPED: tl.constexpr):
+    """Gradient of the loss in the value, times the batch, and the squared error, both (rows)."""
     error = value - target
     squared = error * error
     if VALUE_CLIPPED:
-        moved = value - old
-        near = old + tl.where(moved > value_clip, value_clip, tl.where(moved < -value_clip, -value_clip, moved)) - target
+        # max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2)
+        moved = value - old_value
+        near = old_value + tl.where(moved > value_clip, value_clip, tl.where(moved < -value_clip, -value_clip, moved)) - target
         clipped = near * near > squared
         error = tl.where(clipped, tl.where(tl.abs(moved) > value_clip, 0.0, near), error)
         squared = tl.where(clipped, near * near, squared)
@@ -126,32 +126,52 @@ def _value_loss(value, target, old, value_clip, value_coefficient, VALUE_CLIPPED
 
 
 @triton.jit
-def loss(
-    out, column, may, here, tower, action, numbers, log_std, clip, value_clip, entropy_coefficient, value_coefficient,
-    SPEC: tl.constexpr, VALUE_CLIPPED: tl.constexpr,
-):  # fmt: skip
-    """Slopes (rows, out_pad) in the outputs and in log_std, times the batch, and five terms of the sums (rows), zero in rows that are no samples.
+def _gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC: tl.constexpr, VALUE_CLIPPED: tl.constexpr):
+    """Gradients (rows, out_pad) in the outputs and in log_std, times the batch, and the loss's terms (rows): all zero out of bounds.
 
-    Of outputs as `parts.masked` leaves them; those that it has set hand nothing on.
+    Outputs that `mask_illegal` has set have no gradient.
     """
-    slope_out = tl.zeros_like(out)
-    slope_spread = tl.zeros_like(out)
-    none = tl.sum(slope_out, axis=1)
+    column = tl.arange(0, SPEC.out_pad)
+    action, numbers = targets
+    mean, inv_std, others = scalars
+    gradient_out = tl.zeros_like(out)
+    gradient_log_std = tl.zeros_like(out)
+    none = tl.sum(gradient_out, axis=1)
     surrogate, squared, entropy, kl, clipped = none, none, none, none, none
     if SPEC.shared or tower == 0:
-        slope_out, slope_spread, surrogate, entropy, kl, clipped = _policy_loss(
-            out, column, action, numbers[0], numbers[1], log_std, clip, entropy_coefficient, SPEC
+        clip, entropy_coefficient = tl.load(others + SCALAR.clip), tl.load(others + SCALAR.entropy_coefficient)
+        advantage = (numbers[0] - mean) * inv_std
+        gradient_out, gradient_log_std, surrogate, entropy, kl, clipped = _policy_loss(
+            out, column, action, advantage, numbers[1], log_std, clip, entropy_coefficient, SPEC
         )
         if SPEC.legal:
-            slope_out = tl.where(may != 0, slope_out, 0.0)
+            gradient_out = tl.where(legal_mask != 0, gradient_out, 0.0)
     if SPEC.shared or tower == 1:
-        value = tl.sum(tl.where((column == SPEC.head_rows)[None, :], out, 0.0), axis=1)
-        slope_value, squared = _value_loss(value, numbers[-2], numbers[-1], value_clip, value_coefficient, VALUE_CLIPPED)
-        slope_out = tl.where((column == SPEC.head_rows)[None, :], slope_value[:, None], slope_out)
-    slope_out = tl.where(here[:, None], slope_out, 0.0)
-    slope_spread = tl.where(here[:, None], slope_spread, 0.0)
-    terms = (surrogate, squared, entropy, kl, clipped)
+        value_clip, value_coefficient = tl.load(others + SCALAR.value_clip), tl.load(others + SCALAR.value_coefficient)
+        value = select_column(out, column, SPEC.head_rows)
+        gradient_value, squared = _value_loss(value, numbers[-2], numbers[-1], value_clip, value_coefficient, VALUE_CLIPPED)
+        gradient_out = tl.where((column == SPEC.head_rows)[None, :], gradient_value[:, None], gradient_out)
+    # Rows out of bounds count nothing.
+    gradient_out = tl.where(in_bounds[:, None], gradient_out, 0.0)
+    gradient_log_std = tl.where(in_bounds[:, None], gradient_log_std, 0.0)
+    terms = (surrogate, squared, entropy, kl, clipped)  # in the order of `Terms`
     counted = ()
-    for k in tl.static_range(5):
-        counted = counted + (tl.where(here, terms[k], 0.0),)
-    return slope_out, slope_spread, counted
+    for k in tl.static_range(len(terms)):
+        counted = counted + (tl.where(in_bounds, terms[k], 0.0),)
+    return gradient_out, gradient_log_std, counted
+
+
+@triton.jit
+def gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC: tl.constexpr):
+    """The gradient of PPO's loss."""
+    return _gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC, False)
+
+
+@triton.jit
+def gradient_value_clipped(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC: tl.constexpr):
+    """The same where a value may move by no more than `value_clip`."""
+    return _gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC, True)
+
+
+PPO_LOSS = Loss(load_scalars, load_targets, gradient, tuple(Terms()))
+PPO_LOSS_VALUE_CLIPPED = Loss(load_scalars, load_targets, gradient_value_clipped, tuple(Terms()))

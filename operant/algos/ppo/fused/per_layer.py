@@ -1,4 +1,4 @@
-"""The fused kernels of wide networks: a launch a layer, over chunks of samples whose activations lie in buffers. Knows no other form."""
+"""The fused kernels of wide networks: a launch a layer, over microbatches of samples whose activations lie in buffers. Knows no other kind."""
 
 from __future__ import annotations
 
@@ -10,44 +10,79 @@ import torch
 from torch import Tensor
 
 from operant.algos.ppo.fused.learner import Learner
-from operant.kernels.layers import act_head, add_sums, back_layer, head, layer, value_head, weight_gradient
-from operant.kernels.operands import gather, pack
-from operant.kernels.tiles import LayeredShape
+from operant.kernels.layers import act_head, add_tile_sums, backward_head, backward_layer, forward_layer, value_head, weight_gradient
+from operant.kernels.operands import gather, gather_chunks, pack
+from operant.kernels.structs import Head, Layer
+from operant.kernels.tiles import PerLayer, multiple, power_of_two
 
-GATHER_ROWS, GATHER_BYTE_ROWS, GATHER_FIELDS = 32, 128, 128
+GATHER_BLOCK_M, GATHER_BYTES_BLOCK_M, GATHER_BLOCK_N = 32, 128, 128
 """Samples, or where they are bytes more of them, and numbers of each that a program gathers."""
 
 HEAD_NUMBERS = 4096
 """Outputs of a tile of the head, at most: half a dozen numbers for each of them are in registers at once."""
 
 
-class Layered(Learner):
-    """Chunks of samples through all layers and back."""
+class PerLayerLearner(Learner):
+    """Microbatches of samples through all layers and back."""
 
-    shape: LayeredShape
+    config: PerLayer
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        spec, chunk, device = self.spec, self.shape.chunk, self.policy.device
+        spec, config, device = self.spec, self.config, self.policy.device
+        # A slot has the rows of a chunk; a microbatch has a power of two of slots.
+        chunk = self._minibatch(0).chunk_blocks * self.layout.block
+        self._slot = multiple(chunk, max(config.block_m, self.layout.block))
+        self._slots = min(config.chunks, power_of_two(config.microbatch / self._slot))
+        capacity = self._capacity = self._slots * self._slot
         kind = torch.bfloat16 if spec.precision == "bf16" else torch.float32
 
         def rows(width: int) -> Tensor:
-            return torch.empty(spec.towers, chunk, width, dtype=kind, device=device)
+            return torch.empty(spec.towers, capacity, width, dtype=kind, device=device)
 
-        self._x = torch.empty(chunk, spec.inputs[0], dtype=torch.uint8 if spec.bytes else torch.float32, device=device)
-        self._copy = self._x if spec.bytes else self._x.to(kind)  # bf16's; otherwise the same tensor
+        self._x = torch.empty(capacity, spec.inputs[0], dtype=torch.uint8 if spec.bytes else torch.float32, device=device)
+        self._rounded = self._x if spec.bytes else self._x.to(kind)  # bf16's; otherwise the same tensor
         self._hidden = [rows(width) for width in spec.hidden_pad]
-        self._memory = self._hidden if spec.activation in ("tanh", "relu") else [rows(width) for width in spec.hidden_pad]
-        self._back = [rows(width) for width in spec.widths]  # slopes of each layer before its activation; the last are the outputs'
-        self._head_rows = min(self.shape.rows, HEAD_NUMBERS // spec.out_pad)
-        self._tiles = chunk // self._head_rows
-        self._sums = torch.empty(spec.towers, self._tiles, spec.sums[-1], device=device)
+        self._saved = self._hidden if spec.activation in ("tanh", "relu") else [rows(width) for width in spec.hidden_pad]
+        self._gradients = [rows(width) for width in spec.widths]  # in what each layer computes before its activation; the last are the outputs'
+        self._head_block_m = min(config.block_m, HEAD_NUMBERS // spec.out_pad)
+        self._tiles = capacity // self._head_block_m
+        self._tile_sums = torch.empty(spec.towers, self._tiles, spec.tile_sums.width, device=device)
         self._first = torch.empty(spec.towers, spec.widths[0], spec.inputs[0], dtype=kind if spec.bytes else torch.float32, device=device)
         self._packed = torch.empty(spec.packed[-1], dtype=kind, device=device)
         self._last = len(spec.hidden)
 
+    # HOW PRODUCTS ARE TILED
+
+    def _tiling(self, wide: int, deep: int) -> dict[str, int]:
+        """Of a product whose result has so many columns and whose sums so many terms."""
+        config = self.config
+        return {"BLOCK_N": min(config.block_n, wide), "BLOCK_K": math.gcd(config.block_k, deep), "num_warps": config.warps, "num_stages": config.stages}
+
+    def _first_tiling(self, tiling: dict[str, int]) -> dict[str, int]:
+        """Of a product that turns bytes into numbers on its way: with fewer stages.
+
+        With three, tiles of 128 x 128 x 64 in bf16, and bytes made one-hot in the product itself (as they no longer are), some rows were garbage on an H200
+        (Triton 3.6), as if registers were overwritten before they had been multiplied. With two, every minibatch agrees with torch
+        (tests/algos/test_fused_scale.py).
+        """
+        return {**tiling, "num_stages": min(2, tiling["num_stages"])} if self.spec.bytes else tiling
+
+    def _head_tiling(self, wide: int) -> dict[str, int]:
+        """Of the head's kernels; `wide`: columns of the product behind it. With many outputs all is smaller: several share a multiprocessor."""
+        config, block_m = self.config, self._head_block_m
+        tiling = self._tiling(min(wide, 2 * HEAD_NUMBERS // self.spec.out_pad), self.spec.inputs[-1])
+        small = {} if block_m == config.block_m else {"num_warps": min(4, config.warps), "num_stages": min(2, config.stages)}
+        return {**tiling, **small, "BLOCK_M": block_m}
+
+    def _gather_tiling(self) -> dict[str, int]:
+        block_m = min(GATHER_BYTES_BLOCK_M if self.spec.bytes else GATHER_BLOCK_M, self.config.block_m)
+        return {"BLOCK_M": block_m, "BLOCK_N": math.gcd(GATHER_BLOCK_N, self.spec.inputs[0]), "BLOCK": self.layout.block, "num_warps": 4}
+
+    # FORWARD
+
     def prepare(self) -> None:
-        """Take moments and weights as they are for a rollout."""
+        """Take normalizer and weights as they are for a rollout."""
         super().prepare()
         self._pack()
 
@@ -55,136 +90,120 @@ class Layered(Learner):
         spec = self.spec
         self._launch(pack, (max(spec.widths) // 16, self._last + 1, spec.towers), self._values, self._first, self._packed, SPEC=spec, num_warps=4)
 
-    def _chunks(self, samples: int) -> Iterator[tuple[int, int]]:
-        """(first, count) of each chunk."""
-        for first in range(0, samples, self.shape.chunk):
-            yield first, min(self.shape.chunk, samples - first)
+    def _microbatches(self, samples: int) -> Iterator[tuple[int, int]]:
+        """(first, count) of each microbatch of samples that lie one after the other."""
+        for first in range(0, samples, self._capacity):
+            yield first, min(self._capacity, samples - first)
 
-    def _cut(self, wide: int, deep: int) -> dict[str, int]:
-        """How a product is cut whose result has so many columns and whose sums so many terms."""
-        shape = self.shape
-        return {"COLUMNS": min(shape.columns, wide), "DEPTH": math.gcd(shape.depth, deep), "num_warps": shape.warps, "num_stages": shape.stages}
-
-    def _first_cut(self, cut: dict[str, int]) -> dict[str, int]:
-        """A cut of a product that turns bytes into numbers on its way: with fewer stages.
-
-        With three, tiles of 128 x 128 x 64 in bf16, and bytes made one-hot in the product itself (as they no longer are), some rows were garbage on an H200
-        (Triton 3.6), as if registers were overwritten before they had been multiplied. With two, every minibatch agrees with torch
-        (tests/algos/test_fused_scale.py).
-        """
-        return {**cut, "num_stages": min(2, cut["num_stages"])} if self.spec.bytes else cut
-
-    def _head_cut(self, wide: int) -> dict[str, int]:
-        """The same of the head's kernels; `wide`: columns of the product behind it. With many outputs all is smaller: several share a multiprocessor."""
-        cut, rows = self._cut(min(wide, 2 * HEAD_NUMBERS // self.spec.out_pad), self.spec.inputs[-1]), self._head_rows
-        small = {} if rows == self.shape.rows else {"num_warps": min(4, self.shape.warps), "num_stages": min(2, self.shape.stages)}
-        return {**cut, **small, "ROWS": rows}
-
-    def _forward(
-        self, observation: Tensor, first: int, count: int, *, ordered: bool = False, some: bool = False, keep: bool = False, critic: bool = False
-    ) -> None:  # fmt: skip
-        """Hidden layers of a chunk: of `count` samples from block `first` of the order or of the rollout on."""
-        spec, shape, buffers = self.spec, self.shape, self.buffers
-        truncated, tiles = buffers.rollout.truncated, -(-count // shape.rows)
-        gathered, fields = min(GATHER_BYTE_ROWS if spec.bytes else GATHER_ROWS, shape.rows), math.gcd(GATHER_FIELDS, spec.inputs[0])
+    def _gather(self, observation: Tensor, first: int, count: int, *, truncated_only: bool = False) -> None:
+        """`count` samples of the rollout from block `first` on."""
+        tiling, spec, config = self._gather_tiling(), self.spec, self.config
         self._launch(
-            gather, (tiles * shape.rows // gathered, spec.inputs[0] // fields),
-            buffers.order, observation, self._moments, truncated, self._x, self._copy, first, count, self._lanes,
-            SPEC=spec, ROWS=gathered, FIELDS=fields, BLOCK=self.block, ORDERED=ordered, SOME=some, num_warps=4,
+            gather, (multiple(count, config.block_m) // tiling["BLOCK_M"], spec.inputs[0] // tiling["BLOCK_N"]),
+            self._inputs()._replace(observation=observation), self.buffers.rollout.truncated, self._x, self._rounded, first, count, self._lanes,
+            SPEC=spec, TRUNCATED_ONLY=truncated_only, **tiling,
         )  # fmt: skip
-        first_tower = 1 if critic and not spec.shared else 0
+
+    def _forward(self, first: int, count: int, *, truncated_only: bool = False, save: bool = False, critic: bool = False) -> None:
+        """Hidden layers of what has been gathered: `count` samples from sample `first` of the rollout on."""
+        spec, config = self.spec, self.config
+        tiles, first_tower = -(-count // config.block_m), 1 if critic and not spec.shared else 0
         for k in range(self._last):
             source, weights = (self._hidden[k - 1], self._packed[spec.packed[2 * k - 2] :]) if k > 0 else (self._x, self._first)
-            cut = self._cut(spec.widths[k], spec.inputs[k])
-            cut = self._first_cut(cut) if k == 0 else cut
+            tiling = self._tiling(spec.widths[k], spec.inputs[k])
+            tiling = self._first_tiling(tiling) if k == 0 else tiling
             if k == 0 and spec.precision == "bf16" and not spec.bytes:  # whose operands are float32
-                cut["DEPTH"] = max(16, cut["DEPTH"] // 2)
+                tiling["BLOCK_K"] = max(16, tiling["BLOCK_K"] // 2)
             self._launch(
-                layer, (tiles * (spec.widths[k] // cut["COLUMNS"]), spec.towers - first_tower),
-                source, weights, self._values, self._moments, truncated, self._hidden[k], self._memory[k], first_tower, first * self.block, count, shape.chunk,
-                SPEC=spec, LAYER=k, KEEP=keep and self._memory is not self._hidden, SOME=some, ROWS=shape.rows, **cut,
+                forward_layer, (tiles * (spec.widths[k] // tiling["BLOCK_N"]), spec.towers - first_tower),
+                Layer(source, weights, self._hidden[k], self._saved[k]), self._values, self._normalizer, self.buffers.rollout.truncated,
+                first_tower, first, count, self._capacity,
+                SPEC=spec, LAYER=k, SAVE=save and self._saved is not self._hidden, TRUNCATED_ONLY=truncated_only, BLOCK_M=config.block_m, **tiling,
             )  # fmt: skip
 
     # COLLECT
 
     def act(self, t: int) -> None:
         """Actions, log-probabilities and values of step t."""
-        spec, shape, buffers = self.spec, self.shape, self.buffers
-        cut = self._head_cut(0)
-        del cut["COLUMNS"]
-        for first, count in self._chunks(self._lanes):
-            self._forward(buffers.rollout.observation, (t * self._lanes + first) // self.block, count)
+        tiling = self._head_tiling(0)
+        del tiling["BLOCK_N"]
+        for first, count in self._microbatches(self._lanes):
+            self._gather(self.buffers.rollout.observation, (t * self._lanes + first) // self.layout.block, count)
+            self._forward(t * self._lanes + first, count)
             self._launch(
-                act_head, (-(-count // self._head_rows), spec.towers),
-                self._hidden[-1], self._packed, self._values, self._bounds, self._legal, buffers.noise, buffers.raw, buffers.rollout.action,
-                self._place("log_probability"), self._place("value"), t, first, count, self._lanes, shape.chunk,
-                SPEC=spec, **cut,
+                act_head, (-(-count // self._head_block_m), self.spec.towers),
+                self._hidden[-1], self._packed, self._values, self._legal_mask, self._acting(), t, first, count, self._lanes, self._capacity,
+                SPEC=self.spec, **tiling,
             )  # fmt: skip
 
-    def leftovers(self, finals: bool) -> None:
+    def bootstrap(self, finals: bool) -> None:
         """V of the observation after the last step, and with `finals` of the true final observations of truncated episodes."""
         rollout = self.buffers.rollout
-        for first, count in self._chunks(self._lanes):
-            self._value(rollout.observation, self._place("value"), self._stride + first, count, some=False)
-        for first, count in self._chunks(self._stride if finals else 0):
-            self._value(rollout.final_observation, self.buffers.final_value, first, count, some=True)
+        for first, count in self._microbatches(self._lanes):
+            self._value(rollout.observation, self._place("value"), self._stride + first, count, truncated_only=False)
+        for first, count in self._microbatches(self._stride if finals else 0):
+            self._value(rollout.final_observation, self.buffers.final_value, first, count, truncated_only=True)
 
-    def _value(self, observation: Tensor, value: Tensor, first: int, count: int, *, some: bool) -> None:
-        """V of samples first, ..., first + count - 1, with `some` only where tiles hold a truncated lane."""
-        cut = self._head_cut(0)
-        del cut["COLUMNS"]
-        self._forward(observation, first // self.block, count, some=some, critic=True)
+    def _value(self, observation: Tensor, value: Tensor, first: int, count: int, *, truncated_only: bool) -> None:
+        """V of samples first, ..., first + count - 1, with `truncated_only` only where tiles hold a truncated lane."""
+        tiling = self._head_tiling(0)
+        del tiling["BLOCK_N"]
+        self._gather(observation, first // self.layout.block, count, truncated_only=truncated_only)
+        self._forward(first, count, truncated_only=truncated_only, critic=True)
         self._launch(
-            value_head, (-(-count // self._head_rows),),
-            self._hidden[-1], self._packed, self._values, self.buffers.rollout.truncated, value, first, count, self.shape.chunk,
-            SPEC=self.spec, SOME=some, **cut,
+            value_head, (-(-count // self._head_block_m),),
+            self._hidden[-1], self._packed, self._values, self.buffers.rollout.truncated, value, first, count, self._capacity,
+            SPEC=self.spec, TRUNCATED_ONLY=truncated_only, **tiling,
         )  # fmt: skip
 
     # UPDATE
 
-    def gradient(self, first: int, blocks: int) -> None:
-        """The gradient of the loss over blocks order[first : first + blocks], in parts."""
+    def backward(self, k: int) -> None:
+        """The gradient of minibatch k's loss as rows of partial sums."""
         self._pack()
-        whole = blocks * self.block
-        for begin, count in self._chunks(whole):
-            self._forward(self.buffers.rollout.observation, first + begin // self.block, count, ordered=True, keep=True)
-            self._backward(first + begin // self.block, count, whole)
-            self._add_up(count, again=int(begin > 0))
+        tiling, minibatch = self._gather_tiling(), self._minibatch(k)
+        for first_chunk in range(0, self.config.chunks, self._slots):
+            self._launch(
+                gather_chunks, (self._capacity // tiling["BLOCK_M"], self.spec.inputs[0] // tiling["BLOCK_N"]),
+                minibatch, self._inputs(), self._x, self._rounded, first_chunk, self._slot, self._lanes, SPEC=self.spec, **tiling,
+            )  # fmt: skip
+            self._forward(0, self._capacity, save=True)
+            self._gradient_layers(k, first_chunk)
+            self._sum(first_chunk)
 
-    def _backward(self, first: int, count: int, whole: int) -> None:
-        """Slopes of every layer of a chunk."""
-        spec, shape, buffers, loss, last = self.spec, self.shape, self.buffers, self.loss, self._last
-        tiles = -(-count // shape.rows)
-        # Of all rows of the other layers' tiles, those behind the last sample too: what is behind them reads their slopes, which are 0.
+    def _gradient_layers(self, k: int, first_chunk: int) -> None:
+        """Gradients of every layer of a microbatch of minibatch k."""
+        spec, config, last = self.spec, self.config, self._last
+        # Of all rows of a slot, those behind the chunk's last sample too: their gradients are 0, which the sums over samples rely on.
+        head = Head(self._hidden[-1], self._saved[-1], self._packed, self._gradients[last], self._gradients[last - 1], self._tile_sums)
         self._launch(
-            head, (tiles * shape.rows // self._head_rows, spec.towers),
-            buffers.order, self._legal, buffers.raw, buffers.samples, self._values, self._packed, self._scalars, self._hidden[-1], self._memory[-1],
-            self._back[last], self._back[last - 1], self._sums,
-            first, count, whole, self._lanes, self._stride, shape.chunk, self._tiles,
-            loss.clip, loss.value_clip or 0.0, loss.entropy_coefficient, loss.value_coefficient,
-            SPEC=spec, VALUE_CLIPPED=loss.value_clip is not None, BLOCK=self.block, **self._head_cut(spec.inputs[last]),
+            backward_head, (self._capacity // self._head_block_m, spec.towers),
+            self._minibatch(k), self._inputs(), self._samples(), self._values, head, first_chunk, self._slot, self._lanes, self._capacity, self._tiles,
+            SPEC=spec, LOSS=self._loss, BLOCK=self.layout.block, **self._head_tiling(spec.inputs[last]),
         )  # fmt: skip
-        for k in range(last - 1, 0, -1):
-            cut = self._cut(spec.inputs[k], spec.widths[k])
+        for layer in range(last - 1, 0, -1):
+            tiling = self._tiling(spec.inputs[layer], spec.widths[layer])
             self._launch(
-                back_layer, (tiles * (spec.inputs[k] // cut["COLUMNS"]), spec.towers),
-                self._back[k], self._packed, self._memory[k - 1], self._back[k - 1], self._sums, shape.chunk, self._tiles,
-                SPEC=spec, LAYER=k, ROWS=shape.rows, **cut,
+                backward_layer, (self._capacity // config.block_m * (spec.inputs[layer] // tiling["BLOCK_N"]), spec.towers),
+                self._gradients[layer], self._packed, self._saved[layer - 1], self._gradients[layer - 1], self._tile_sums, self._capacity, self._tiles,
+                SPEC=spec, LAYER=layer, BLOCK_M=config.block_m, **tiling,
             )  # fmt: skip
 
-    def _add_up(self, count: int, *, again: int) -> None:
-        """A chunk's share of the gradient and of the loss's numbers into the programs' rows, `again`: on top of the chunks before."""
-        spec, shape = self.spec, self.shape
+    def _sum(self, first_chunk: int) -> None:
+        """A microbatch's gradients and loss terms, summed over the samples of each chunk into its row."""
+        spec, config = self.spec, self.config
         for k in range(self._last + 1):
-            tall = min(shape.columns, spec.widths[k])
-            cut = self._cut(spec.inputs[k], min(shape.rows, shape.depth))
-            cut = self._first_cut(cut) if k == 0 else cut
+            outputs = min(config.block_n, spec.widths[k])
+            tiling = self._tiling(spec.inputs[k], min(config.block_m, config.block_k))
+            tiling = self._first_tiling(tiling) if k == 0 else tiling
             self._launch(
-                weight_gradient, (spec.widths[k] // tall * -(-spec.inputs[k] // cut["COLUMNS"]), shape.programs, spec.towers),
-                self._back[k], self._hidden[k - 1] if k > 0 else self._copy, self._moments, self._partial, count, shape.chunk, self._width, again,
-                SPEC=spec, LAYER=k, TALL=tall, **cut,
+                weight_gradient, (spec.widths[k] // outputs * -(-spec.inputs[k] // tiling["BLOCK_N"]), self._slots, spec.towers),
+                self._gradients[k], self._hidden[k - 1] if k > 0 else self._rounded, self._normalizer, self._partial, first_chunk, self._slot,
+                self._capacity, self._width,
+                SPEC=spec, LAYER=k, BLOCK_M=outputs, **tiling,
             )  # fmt: skip
         self._launch(
-            add_sums, (shape.programs, spec.towers, self._last),
-            self._sums, self._partial, self._tiles, -(-count // shape.rows), -(-count // self._head_rows), self._width, again, SPEC=spec, num_warps=4,
+            add_tile_sums, (self._slots, spec.towers, self._last),
+            self._tile_sums, self._partial, first_chunk, self._tiles, self._slot // config.block_m, self._slot // self._head_block_m, self._width,
+            SPEC=spec, LOSS=self._loss, num_warps=4,
         )  # fmt: skip

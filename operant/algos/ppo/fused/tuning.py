@@ -1,4 +1,4 @@
-"""Which shape of fused kernels is the fastest on this GPU: measured once, before a run begins, and remembered on disk for the next.
+"""Which tile config of fused kernels is the fastest on this GPU: measured once, before a run begins, and remembered on disk for the next.
 
 A measurement works on copies of all that it would write, so that a run begins as if there had been none. Knows learners by what they do, not by how.
 """
@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterable
 import torch
 
 from operant import __version__
+from operant.algos.ppo.fused.buffers import Buffers, Layout
 from operant.algos.ppo.fused.learner import Learner
 from operant.compute.code_store import CodeStore, UntrustedError, folder
 from operant.compute.graphs import Graphed
-from operant.kernels.spec import Buffers, Spec
-from operant.kernels.tiles import Shape, from_text
+from operant.kernels.spec import Spec
+from operant.kernels.tiles import TileConfig, from_text
 
 MARGIN = 0.03
-"""A shape is taken instead of an earlier one only where it saves so much: measurements differ by less from one start to the next."""
+"""A tile config is taken instead of an earlier one only where it saves so much: measurements differ by less from one start to the next."""
 
 REGIONS, REGION_S, MOST_REPLAYS = 3, 1e-3, 20
 """Medians of so many regions, each of about so many seconds of replays."""
@@ -30,25 +31,25 @@ _LIMIT_BYTES = 1 << 20
 
 log = logging.getLogger("operant.algos.ppo.fused")
 
-Seconds = Callable[[Learner, int], float]
-"""Of an iteration by a learner with so many minibatches a pass."""
+Seconds = Callable[[Learner], float]
+"""Of an iteration by a learner."""
 
 
 # MEASURE
 
 
-def seconds(learner: Learner, minibatches: int) -> float:
-    """Seconds that an iteration takes on a GPU, of what differs between shapes: acting, and gradients. Over a learner made to `spare` what it works on."""
+def seconds(learner: Learner) -> float:
+    """Seconds that an iteration takes on a GPU, of what differs between tile configs: acting, and gradients. Of a learner made to `spare` its buffers."""
     buffers = learner.buffers
-    updates, acts, blocks = buffers.order.shape[0] * minibatches, len(buffers.rollout.reward), buffers.order.shape[1] // minibatches
+    updates, acts = buffers.order.shape[0] * learner.layout.minibatches, len(buffers.rollout.reward)
     updates_at_once, acts_at_once = max(1, round(updates / acts)), max(1, round(acts / updates))  # both together in the proportion that they have
 
     def work() -> None:
         for _ in range(acts_at_once):
             learner.act(0)
         for _ in range(updates_at_once):
-            learner.gradient(0, blocks)
-            learner.add_parts()
+            learner.backward(0)
+            learner.reduce()
 
     learner.prepare()
     learner.begin()
@@ -80,18 +81,18 @@ def copies(buffers: Buffers) -> Buffers:
     )
 
 
-def fastest(learners: Iterable[Learner], cost: Callable[[Learner], float]) -> tuple[Shape | None, dict[Shape, float]]:
-    """The shape to take, an earlier one unless a later one costs clearly less, and what each has cost; None where none could be measured."""
-    found: Shape | None = None
-    costs: dict[Shape, float] = {}
+def fastest(learners: Iterable[Learner], cost: Callable[[Learner], float]) -> tuple[TileConfig | None, dict[TileConfig, float]]:
+    """The tile config to take, an earlier one unless a later one costs clearly less, and what each has cost; None where none could be measured."""
+    found: TileConfig | None = None
+    costs: dict[TileConfig, float] = {}
     for learner in learners:
         try:
-            costs[learner.shape] = cost(learner)
+            costs[learner.config] = cost(learner)
         except _resource_errors() as error:
-            log.debug("%s: %s", learner.shape, error)
+            log.debug("%s: %s", learner.config, error)
             continue
-        if found is None or costs[learner.shape] < (1.0 - MARGIN) * costs[found]:
-            found = learner.shape
+        if found is None or costs[learner.config] < (1.0 - MARGIN) * costs[found]:
+            found = learner.config
     return found, costs
 
 
@@ -108,24 +109,24 @@ def _resource_errors() -> tuple[type[Exception], ...]:
 class Memory:
     """What was the fastest, by GPU, Triton, spec and sizes, in the user's cache: one small file each. Without a place to keep it, it forgets."""
 
-    def __init__(self, gpu: str, spec: Spec, buffers: Buffers, block: int, minibatches: int) -> None:
+    def __init__(self, gpu: str, spec: Spec, buffers: Buffers, layout: Layout, chunks: int | None) -> None:
         import triton
 
-        asked = (__version__, triton.__version__, gpu, spec, tuple(buffers.rollout.reward.shape), tuple(buffers.order.shape), block, minibatches)
+        asked = (__version__, triton.__version__, gpu, spec, tuple(buffers.rollout.reward.shape), tuple(buffers.order.shape), layout, chunks)
         self._key = hashlib.sha256(repr(asked).encode()).hexdigest()
         kernels = folder()
-        self._store = CodeStore(kernels.with_name("shapes"), limit_bytes=_LIMIT_BYTES) if kernels is not None else None
+        self._store = CodeStore(kernels.with_name("tile_configs"), limit_bytes=_LIMIT_BYTES) if kernels is not None else None
 
-    def recall(self) -> Shape | None:
-        """The shape, where one is remembered."""
+    def recall(self) -> TileConfig | None:
+        """The tile config, where one is remembered."""
         if self._store is not None:
-            with contextlib.suppress(OSError, UntrustedError, ValueError):  # ValueError: of another version's shapes, or no text
+            with contextlib.suppress(OSError, UntrustedError, ValueError):  # ValueError: of another version's, or no text
                 line = self._store.read(self._key)
                 return from_text(line.decode()) if line is not None else None
         return None
 
-    def keep(self, shape: Shape) -> None:
-        """Remember a shape; a disk that is full or read-only costs the measurement at the next start."""
+    def keep(self, config: TileConfig) -> None:
+        """Remember a tile config; a disk that is full or read-only costs the measurement at the next start."""
         if self._store is not None:
             with contextlib.suppress(OSError, UntrustedError):
-                self._store.write(self._key, str(shape).encode())
+                self._store.write(self._key, str(config).encode())
