@@ -57,6 +57,11 @@ class Config:
         return Path(path) if colon else None
 
     @property
+    def algo_label(self) -> str:
+        """What the algorithm is called in words: `ppo`, and `a2c` for a2c.py:A2C."""
+        return self.algo_name if self.algorithm_file is None else self.algorithm_file.stem
+
+    @property
     def network_file(self) -> Path | None:
         """The user's own network file, absolute; None for a built-in network."""
         path, colon, _ = self.net.kind.rpartition(":")

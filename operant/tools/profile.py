@@ -291,7 +291,7 @@ def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, 
         del trainer
     report("measuring what the device can do")
     return Profile(
-        environment=config.environment.name, algorithm=config.algo_name, device=_device_name(device), precision=precision, kernels=kernels,
+        environment=config.environment.name, algorithm=config.algo_label, device=_device_name(device), precision=precision, kernels=kernels,
         lanes=config.lanes, horizon=horizon, iterations=iterations, threads=threads, iteration_s=iteration_s, phase_s=phase_s,
         sps=samples / iteration_s, phases=phases, busy_share=None if found.busy_s is None else min(1.0, found.busy_s / iteration_s),
         kernel_launches=found.kernels, copies=found.copies, host_launches=found.host_launches, top_kernels=found.top,

@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
+from pydantic import ValidationError
 
 from operant import algos
 from operant.algos.base import Algorithm, Estimate
 from operant.config.load import Config
+from operant.errors import ConfigError
 from operant.nn.policy import Actor
 from operant.worlds.device_world import World
 
@@ -21,15 +23,20 @@ def build(config: Config, device: torch.device | str, *, eager: bool = False, ch
     `eager` launches every kernel by itself, without CUDA graphs. `chosen` are the values that an earlier session of the run chose for keys that its
     configuration left open: see `Algorithm.chosen`.
     """
-    settings = config.algo.model_copy(update=_open(config.algo, chosen or {}))
+    settings = _completed(config.algo, chosen)
     world = World(config.environment, config.lanes, seed=config.run.seed, device=device, params=config.params)
     made = algos.load(config.algo_name)(world, settings, config.net, seed=config.run.seed, steps=config.run.steps, eager=eager)
     return cast("Algorithm", made)
 
 
-def _open(settings: Any, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the chosen values those whose keys the configuration leaves open."""
-    return {key: value for key, value in chosen.items() if getattr(settings, key, value) in ("", None)}
+def _completed(settings: Any, chosen: object) -> Any:
+    """An algorithm's configuration with chosen values for the keys that it leaves open. A document's values are checked like any other's."""
+    left_open = {key for key, value in settings if value in ("", None)}
+    taken = {key: value for key, value in chosen.items() if key in left_open} if isinstance(chosen, dict) else {}
+    try:
+        return type(settings).model_validate({**settings.model_dump(), **taken})
+    except ValidationError as error:
+        raise ConfigError("run.json", [f"chosen.{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]) from None
 
 
 def make_actor(config: Config, device: torch.device) -> Actor:

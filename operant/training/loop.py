@@ -80,7 +80,7 @@ class Trainer:
         self.inbox = Inbox(folder, run_uuid, report=lambda line: self.say(line, level="warn", code="control"))
         self._state_turn, self._over = threading.Lock(), False
         self._looked_s, self._told_write_errors, self._told_absence = time.monotonic(), False, False
-        where = f"{config.environment.name}, {config.algo_name}, {config.lanes:,} lanes on {document.get('device_name', device)}"
+        where = f"{config.environment.name}, {config.algo_label}, {config.lanes:,} lanes on {document.get('device_name', device)}"
         resumed = f"resumed from {checkpoint.path.name} (session {self.session})" if checkpoint is not None else "started"
         self.say(f"{resumed}: {where}", code="resume" if checkpoint is not None else "note")
 

@@ -116,7 +116,7 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders, trusted: bool =
         folder,
         phase="compiling kernels",
         env=config.environment.name,
-        algo=config.algo_name,
+        algo=config.algo_label,
         lanes=config.lanes,
         steps=config.run.steps,
         target=config.run.target,

@@ -1,0 +1,149 @@
+"""An algorithm with its metrics, and a network, are one file each: a scratch A2C trains, resumes, evaluates, renders, profiles and shows in the monitor with
+no other edit, as a file that `algo.name` names and as one in `operant/algos/`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from toys import MY_NET
+
+import operant
+from monitor.data.feed import LiveFeed
+from operant import algos, cli, runs
+from operant.config import request
+from operant.training import worker
+
+A2C = Path(__file__).with_name("a2c.py")
+SMALL = ("algo.horizon=8", "run.threads=1", "run.device=cpu", "eval.every=20", "eval.episodes=8", "checkpoint.every=20")
+STEPS = 64 * 8 * 100
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def operant_process(place: Path, *words: str) -> subprocess.CompletedProcess:
+    """`operant WORDS` in a process of its own, in the folder `place`."""
+    variables = {name: value for name, value in os.environ.items() if name not in ("OPERANT_RUNS", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")}
+    variables |= {"XDG_STATE_HOME": str(place / "state"), "PYTHONPATH": str(Path(operant.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-m", "operant.cli", *words], cwd=place, env=variables, capture_output=True, text=True, timeout=180, check=False)
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> SimpleNamespace:
+    """A run of the scratch algorithm, in a folder that holds its file and nothing else."""
+    place = tmp_path_factory.mktemp("scratch")
+    (place / "a2c.py").write_text(A2C.read_text())
+    words = ("cartpole", "algo.name=a2c.py:A2C", *SMALL)
+    done = operant_process(place, "train", *words, "env.lanes=auto", f"run.steps={STEPS}", "--name", "scratch")
+    return SimpleNamespace(place=place, words=words, done=done, path=place / "runs" / "scratch")
+
+
+@pytest.fixture
+def here(trained, monkeypatch, capsys):
+    """`operant WORDS` in this process, in that folder: exit code and output."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(trained.place / "state"))
+    monkeypatch.delenv("OPERANT_RUNS", raising=False)
+    monkeypatch.chdir(trained.place)
+
+    def call(*words: object) -> SimpleNamespace:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["operant", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=ended.value.code or 0, out=out, err=err)
+
+    return call
+
+
+def tensors(run: Path) -> bytes:
+    """Of the last checkpoint."""
+    return (sorted((run / "checkpoints").glob("step-*"))[-1] / "tensors.safetensors").read_bytes()
+
+
+# A FILE OF ONE'S OWN
+
+
+def test_it_trains_with_as_many_lanes_as_fit(trained):
+    assert trained.done.returncode == 0, trained.done.stderr
+    document = json.loads((trained.path / "run.json").read_text())
+    assert (document["algo"], document["lanes"]) == ("a2c", 64) and document["sources"].keys() == {"source/a2c.py"}
+    assert "env.lanes = auto: 64 lanes" in (trained.path / "log.txt").read_text()
+    assert (trained.path / "source" / "a2c.py").read_text() == A2C.read_text()
+    evaluations = [json.loads(line)["mean"] for line in (trained.path / "eval" / "evaluations.jsonl").read_text().splitlines()]
+    assert max(evaluations) > 40.0, "it learned nothing"
+
+
+def test_it_resumes_to_the_bit(trained):
+    done = operant_process(trained.place, "train", *trained.words, "env.lanes=64", f"run.steps={STEPS // 2}", "--name", "halves")
+    assert done.returncode == 0, done.stderr
+    resumed = operant_process(trained.place, "resume", "halves", f"run.steps={STEPS}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert tensors(trained.place / "runs" / "halves") == tensors(trained.path)
+
+
+def test_it_evaluates_and_renders(trained, here):
+    played = here("eval", "scratch", "--episodes", 16, "--json")
+    assert played.code == 0 and json.loads(played.out)["greedy"]["mean"] > 20.0
+    filmed = here("render", "scratch", "--out", "film.png", "--episodes", 1)
+    assert filmed.code == 0 and (trained.place / "film.png").read_bytes().startswith(b"\x89PNG"), filmed.err
+
+
+def test_it_profiles(trained, here):
+    done = here("profile", *trained.words, "env.lanes=64", "--updates", 1, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["algorithm"] == "a2c" and list(found["phase_s"]) == ["collect", "learn"] and found["horizon"] == 8
+    assert {"environment", "network", "learn, the rest"} <= {phase["name"] for phase in found["phases"]} and found["work"]["flops"] > 0
+
+
+def test_the_monitor_shows_its_own_losses(trained):
+    with contextlib.closing(LiveFeed(runs.load(trained.path))) as feed:
+        snapshot = feed.snapshot()
+    assert {"loss/actor", "loss/critic", "entropy"} <= snapshot.series.keys()  # as charts
+    assert ("loss/critic", "critic") in [(figure.metric, figure.label) for figure in snapshot.figures]
+    assert any("the critic is not perfect" in f"{line.title} {line.advice}" for line in snapshot.health), snapshot.health
+    assert {"collect", "learn"} <= {share.name for share in snapshot.phases}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("class A2C: pass", "has no algorithm 'A2C'"), ("import nothing_of_the_kind", "could not be imported"), (None, "there is no file")],
+)
+def test_what_is_wrong_with_a_file_is_said(text, sentence, here, trained):
+    if text is not None:
+        (trained.place / "odd.py").write_text(text)
+    done = here("profile", "algo.name=odd.py:A2C" if text is not None else "algo.name=gone.py:A2C")
+    assert done.code == 2 and sentence in done.err and "Traceback" not in done.err
+
+
+# IN THE PACKAGE, WITH A NETWORK OF ONE'S OWN
+
+
+def test_a_file_in_the_folder_of_algorithms_is_one(tmp_path, monkeypatch):
+    folder = tmp_path / "algos"
+    folder.mkdir()
+    (folder / "a2c.py").write_text(A2C.read_text())
+    (tmp_path / "net.py").write_text(MY_NET)
+    monkeypatch.setattr(algos, "__path__", [*algos.__path__, str(folder)])
+    assert algos.names() == ["a2c", "ppo"]
+    try:
+        words = ("cartpole", "algo.name=a2c", "env.lanes=32", "run.steps=1024", f"net.kind={tmp_path / 'net.py'}:MyNet", *SMALL)
+        asked = request.make(words, config=None, environment_file=None, settings={})
+        run = runs.create(tmp_path / "runs", "inside", asked.prefix, asked.document())
+        worker.work(run.path, resume=None)
+    finally:
+        sys.modules.pop("operant.algos.a2c", None)
+        vars(algos).pop("a2c", None)
+    document = runs.read_json(run.path / "run.json")
+    assert (document["algo"], asked.prefix) == ("a2c", "cartpole-a2c") and document["sources"].keys() == {"source/net.py"}
+    assert torch.get_num_threads() == 1 and len(list((run.path / "checkpoints").glob("step-*"))) >= 1
