@@ -216,8 +216,8 @@ def _open(run: Run | None, reach: runs.Reach, *, readonly: bool, ascii_only: boo
     finally:
         if feed is not None:
             feed.close()
-    if app.source is not None and app.snapshot is not None and not app.return_code:
-        sys.stderr.write(_parting(app.snapshot) + "\n")
+    if app.model is not None and not app.return_code:
+        sys.stderr.write(_parting(app.model.newest) + "\n")
     return app.return_code or 0
 
 

@@ -12,11 +12,9 @@ from monitor.charts.braille import Memory, Plot, draw_plot
 from monitor.charts.canvas import Canvas
 from monitor.charts.cells import Piece, framed, line, sentence, styled
 from monitor.charts.palette import Cell, Glyphs, Palette, Rows, Style
-from monitor.charts.scale import Range, tick_text, tick_value, ticks, y_range
+from monitor.charts.scale import Range, gutter, tick_text, tick_value, ticks, y_range
 from monitor.data.snapshot import Level, Point
 
-_GUTTER = 6  # cells of y labels, the space beside them included
-_GUTTER_FROM = 22  # inner width from which there is a gutter
 _KINDS = ("checkpoint", "eval", "resume", "not_finite")  # of two marks in one cell the later here is seen
 _ROUTINE = ("checkpoint", "eval")
 _CROWDED = 6  # cells: marks of a kind that are on average nearer than this are a crowd
@@ -50,6 +48,7 @@ class ChartData(NamedTuple):
     empty: str = ""  # the sentence for no data
     colour: int = 0  # of the palette's series
     overlay_colour: int = 1
+    chosen: bool = False  # keys apply to this chart: its frame says so
 
 
 class ChartMemory:
@@ -80,8 +79,8 @@ class Layout(NamedTuple):
         framed = width >= 10 and height >= 4
         titled = framed or height >= 2
         inner = width - 2 * framed
-        gutter = _GUTTER if inner >= _GUTTER_FROM else 0
-        return cls(framed, titled, gutter, inner - gutter, height - (2 if framed else titled))
+        labels = gutter(inner)
+        return cls(framed, titled, labels, inner - labels, height - (2 if framed else titled))
 
 
 def draw_chart(data: ChartData, width: int, height: int, palette: Palette, memory: ChartMemory, focused: bool = False) -> Rows:
@@ -179,7 +178,7 @@ def _title_pieces(data: ChartData, width: int) -> list[Piece]:
     return pieces
 
 
-class Chart(Canvas, can_focus=True):
+class Chart(Canvas):
     """The widget. `show` gives it something to draw; `plot_columns` says how many points it wants."""
 
     DEFAULT_CSS = "Chart { width: 1fr; height: 1fr; }"
@@ -210,12 +209,4 @@ class Chart(Canvas, can_focus=True):
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
         """The chart in a size."""
-        return draw_chart(self.data, width, height, palette, self.memory, self.has_focus)
-
-    def on_focus(self) -> None:
-        """The frame says so."""
-        self.redraw()
-
-    def on_blur(self) -> None:
-        """The frame says so."""
-        self.redraw()
+        return draw_chart(self.data, width, height, palette, self.memory, self.data.chosen)

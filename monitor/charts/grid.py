@@ -7,29 +7,54 @@ from collections.abc import Mapping, Sequence
 from textual.message import Message
 from textual.widget import Widget
 
-from monitor.charts.chart import Chart
+from monitor.charts.chart import Chart, ChartData
+from monitor.charts.palette import Palette, Rows
 from monitor.charts.plots import Stage, chart_data
 from monitor.data.snapshot import Series
-from monitor.screen.view import View
 
 
 class MetricChart(Chart):
-    """A chart that knows which metric it shows at the moment."""
+    """A chart of the metric that it shows at the moment."""
 
-    metric: str = ""
+    class Chosen(Message):
+        """A chart was clicked."""
 
-    class Resized(Message):
-        """A chart has another size, and so wants other points."""
+        def __init__(self, metric: str) -> None:
+            super().__init__()
+            self.metric = metric
 
-        bubble = True
+    def __init__(self) -> None:
+        super().__init__()
+        self.series: Series | None = None
+        self._stage: Stage | None = None
+        self._columns = 0  # that the points are made for
 
-        def can_replace(self, message: Message) -> bool:
-            """One is as good as many."""
-            return isinstance(message, MetricChart.Resized)
+    @property
+    def metric(self) -> str:
+        """The name of the metric; empty where the place is."""
+        return "" if self.series is None else self.series.name
 
-    def on_resize(self) -> None:
-        """Ask for points that fit."""
-        self.post_message(self.Resized())
+    def show_series(self, series: Series | None, stage: Stage, *, refit: bool) -> None:
+        """Draw a metric; only cells that changed are repainted."""
+        refit = refit or (series and series.name) != (self.series and self.series.name)
+        self.series, self._stage = series, stage
+        self.visible = series is not None
+        self.show(self._made(), refit=refit)
+
+    def _made(self) -> ChartData:
+        self._columns = self.plot_columns
+        return ChartData() if self.series is None or self._stage is None else chart_data(self.series, self._stage, self._columns)
+
+    def draw(self, width: int, height: int, palette: Palette) -> Rows:
+        """The chart in a size, with as many points as fit."""
+        if self._columns != self.plot_columns:
+            self.data = self._made()
+        return super().draw(width, height, palette)
+
+    def on_click(self) -> None:
+        """Keys apply to this chart from now on."""
+        if self.metric:
+            self.post_message(self.Chosen(self.metric))
 
 
 class ChartGrid(Widget):
@@ -38,8 +63,7 @@ class ChartGrid(Widget):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.charts: list[MetricChart] = []
-        self.names: list[str] = []
-        self._seen: tuple[object, ...] = ()
+        self._fitted_for: tuple[object, ...] = ()
 
     def make_room(self, columns: int, rows: int) -> None:
         """Make room for so many charts; those that are left over are hidden."""
@@ -54,37 +78,11 @@ class ChartGrid(Widget):
             if chart.display != shown:
                 chart.display = shown
 
-    @property
-    def columns(self) -> int:
-        """Charts beside each other."""
-        return self.styles.grid_size_columns or 1
-
-    @property
-    def chosen(self) -> MetricChart | None:
-        """The chart that has the focus."""
-        return next((chart for chart in self.charts if chart.has_focus and chart.metric), None)
-
     def show(self, names: Sequence[str], series: Mapping[str, Series], stage: Stage) -> None:
         """Draw these metrics, one a place."""
-        self.names = list(names)
-        seen = _fitted_for(stage.view, stage)
-        refit, self._seen = seen != self._seen, seen
-        for index, chart in enumerate(self.charts):
-            if not chart.display:
-                continue
-            metric = names[index] if index < len(names) else ""
-            other, chart.metric = metric != chart.metric, metric
-            chart.visible = bool(metric)
-            if metric:
-                chart.show(chart_data(series[metric], stage, chart.plot_columns), refit=refit or other)
-
-    def choose(self, metric: str) -> None:
-        """Give the focus to a metric's chart, where it is on the screen."""
-        for chart in self.charts:
-            if chart.display and chart.metric == metric:
-                chart.focus(scroll_visible=False)
-
-
-def _fitted_for(view: View, stage: Stage) -> tuple[object, ...]:
-    """What a y range is chosen for: when it changes, ranges are chosen anew."""
-    return view.axis, view.zoom, view.end, view.smoothing, stage.overlay is None
+        view = stage.view
+        wanted = (view.axis, view.zoom, view.end, view.smoothing, stage.overlay is None)  # when one of these changes, y ranges are chosen anew
+        refit, self._fitted_for = wanted != self._fitted_for, wanted
+        shown = [chart for chart in self.charts if chart.display]
+        for index, chart in enumerate(shown):
+            chart.show_series(series[names[index]] if index < len(names) else None, stage, refit=refit)

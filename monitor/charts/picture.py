@@ -211,7 +211,7 @@ def wanted_size(lanes: int, width: int, height: int, smallest: int = 32, largest
     return smallest if grid is None else min(max(min(2 * grid.width, 4 * grid.height) // 4 * 4, smallest), largest)
 
 
-class AgentPicture(Canvas, can_focus=True):
+class AgentPicture(Canvas):
     """The widget: a frame of lanes, or a sentence that says why there is none. With a title it draws itself an edge."""
 
     DEFAULT_CSS = "AgentPicture { width: 1fr; height: 1fr; }"
@@ -258,12 +258,4 @@ class AgentPicture(Canvas, can_focus=True):
         edge = self._has_edge(width, height)
         inner = (width - 2, height - 2) if edge else (width, height)
         rows = sentence(self._absent, *inner) if self._frame is None else draw_picture(self._frame, *inner, palette, self._mode, self._ground)
-        return framed(rows, self._title, width, palette, focused=self.has_focus) if edge else rows
-
-    def on_focus(self) -> None:
-        """The edge says so."""
-        self.redraw()
-
-    def on_blur(self) -> None:
-        """The edge says so."""
-        self.redraw()
+        return framed(rows, self._title, width, palette) if edge else rows

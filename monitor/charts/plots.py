@@ -9,21 +9,13 @@ from monitor.charts import figures
 from monitor.charts.chart import ChartData, ChartMark
 from monitor.charts.line import clean, cut
 from monitor.charts.palette import UNICODE, Glyphs
+from monitor.charts.scale import GUTTER, gutter
 from monitor.data.snapshot import Axis, Mark, Point, Series
-from monitor.screen.view import View
+from monitor.screen.view import Held, View
 from operant.text import count
 
 _NEAR = 8  # points
-_GUTTER, _GUTTER_FROM = 6, 22  # cells beside a chart's plot, as monitor/charts/chart.py has them
 _LEAST_TITLE = 6
-
-
-class Held(NamedTuple):
-    """What a chart's title says of a metric: its newest value, or the one at a moment that is held fast."""
-
-    latest: float | None
-    trend_per_min: float | None = None
-    best: float | None = None
 
 
 class Stage(NamedTuple):
@@ -59,6 +51,7 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
         title=clean(_cut_title(series.label or series.name, len(value), columns), ascii_only=not stage.glyphs.braille),
         value=value,
         log_y=view.log_axis(series.name, series.log_axis),
+        chosen=view.chosen == series.name,
         empty=stage.empty if series.extent(view.axis) is None else "no value in this window",
     )
     if stage.window is None or columns < 1:
@@ -96,7 +89,7 @@ def _latest(series: Series, unit: str) -> str:
 
 def _cut_title(title: str, value_cells: int, columns: int) -> str:
     """The value matters more than the end of its name; `columns` are two a cell of the plot."""
-    room = columns // 2 + (_GUTTER if columns // 2 + _GUTTER >= _GUTTER_FROM else 0) - 3
+    room = columns // 2 + gutter(columns // 2 + GUTTER) - 3
     return cut(title, max(_LEAST_TITLE, room - value_cells - 2)) if columns else title
 
 

@@ -19,6 +19,13 @@ _OFF = 0.05  # a label may differ from its tick by so much
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _TINY, _HUGE, _DECADES = 1e-290, 1e290, 300.0  # what is nearer to zero is zero; what is farther is cut
 
+GUTTER, _GUTTER_FROM = 6, 22  # cells of y labels beside a plot, the space between included, where a chart is at least so wide inside
+
+
+def gutter(inner: int) -> int:
+    """Cells that y labels take of a chart that is `inner` cells wide within its frame."""
+    return GUTTER if inner >= _GUTTER_FROM else 0
+
 
 class Range(NamedTuple):
     """From `low` to `high` (low < high), in values; a log range holds exponents of ten."""

@@ -1,28 +1,56 @@
-"""The monitor's app: keys that open something, go to other runs, or ask the trainer. The screen is monitor/screen/showing.py,
-looking at it monitor/screen/actions.py.
+"""The monitor's app: it reads a source, keeps the model, and does what keys ask for. Panels are in monitor/screen/run_view.py, what the keys that change
+the view do in monitor/screen/navigation.py.
 
-Knows no file: runs come from a `Library`, requests go through the source.
+A timer looks at the source; news are one message; the message makes the next model; panels redraw the cells that changed. Knows no file: runs come from a
+`Library`, requests go through the source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from textual import events
-from textual.app import SystemCommand
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding
+from textual.driver import Driver
+from textual.filter import ANSIToTruecolor, LineFilter
+from textual.message import Message
+from textual.reactive import reactive
 from textual.screen import Screen
+from textual.theme import Theme
+from textual.timer import Timer
 
-from monitor.data.snapshot import RunRow
-from monitor.screen import keys
-from monitor.screen.actions import Looking
-from monitor.screen.keys import KEYS, Key
-from monitor.screen.showing import Replay
-from monitor.screen.view import View
+from monitor.charts.grid import MetricChart
+from monitor.charts.line import Line, Piece
+from monitor.data.snapshot import RunRow, Snapshot, Source
+from monitor.screen import keys, navigation
+from monitor.screen.diff_renderer import DiffRenderer
+from monitor.screen.model import Frozen, Model
+from monitor.screen.run_view import RunView
+from monitor.screen.view import Held, View
 from operant.errors import OperantError
 from operant.runs.states import LIVE
 from operant.text import safe
+
+THEMES: Final = (
+    Theme("dark", primary="#56B4E9", background="#101216", surface="#181B20", panel="#181B20", foreground="#D8DADF", dark=True),
+    Theme("light", primary="#0072B2", background="#FBFBF8", surface="#F0F0EA", panel="#F0F0EA", foreground="#202226", dark=False),
+)
+_QUESTIONS: Final = {
+    "checkpoint": ("Save a checkpoint of {run} now?", "Training goes on after it.", "asked for a checkpoint"),
+    "pause": ("Pause {run}?", "It waits, with everything in memory, until P is pressed again.", "asked to pause"),
+    "unpause": ("Let {run} go on?", "It is paused.", "asked to go on"),
+    "stop": ("Stop {run}?", "It finishes its update, saves a checkpoint and ends. Type y.", "asked to save and stop"),
+}
+"""Question, consequence, and what is said once the trainer was asked."""
+_PASTED_CELLS: Final = 200
+_MESSAGE_S: Final = 4.0
+_BLURRED_S: Final = 1.0
+_LANES: Final = 4  # that a trainer plays for its viewers
+_WHEEL_LINES: Final = 3
 
 
 class Library(Protocol):
@@ -31,40 +59,81 @@ class Library(Protocol):
     def rows(self) -> Sequence[RunRow]:
         """A line for each, the newest first."""
 
-    def open(self, path: str) -> Replay:
+    def open(self, path: str) -> Source:
         """A source for one. Raises OperantError."""
 
 
-_QUESTIONS: Final = {
-    "checkpoint": ("Save a checkpoint of {run} now?", "Training goes on after it."),
-    "pause": ("Pause {run}?", "It waits, with everything in memory, until P is pressed again."),
-    "unpause": ("Let {run} go on?", "It is paused."),
-    "stop": ("Stop {run}?", "It finishes its update, saves a checkpoint and ends. Type y."),
-}
-_PASTED_CELLS: Final = 200
-_ASKED: Final = {
-    "checkpoint": "asked for a checkpoint",
-    "pause": "asked to pause",
-    "unpause": "asked to go on",
-    "stop": "asked to save and stop",
-}
+class News(Message):
+    """A source has another snapshot, of the run or of the one that is laid over it."""
+
+    def __init__(self, source: Source, newest: Snapshot, overlay: Snapshot | None) -> None:
+        super().__init__()
+        self.source, self.newest, self.overlay = source, newest, overlay
 
 
-class MonitorApp(Looking):
+class MonitorApp(App[None]):
     """One run on the screen, a second one over it, and the way to others."""
 
-    def __init__(self, source: Replay | None, library: Library | None = None, **how: Any) -> None:
-        super().__init__(source, **how)
-        self.library = library
+    CSS_PATH = "monitor.tcss"
+    TITLE = "operant monitor"
+    AUTO_FOCUS = None
+    ALLOW_SELECT = False
+    ESCAPE_TO_MINIMIZE = False
+    BINDINGS: ClassVar = [
+        Binding("ctrl+c,ctrl+q", "detach", show=False, priority=True),
+        *(Binding(key.keys, key.action, key.words, id=key.id, show=False, priority=key.id in ("redraw", "suspend")) for key in keys.KEYS),
+    ]
+
+    model: reactive[Model | None] = reactive(None, repaint=False)
+
+    def __init__(
+        self,
+        source: Source | None,
+        library: Library | None = None,
+        *,
+        fps: int = 4,
+        ascii_only: bool = False,
+        theme: str | None = None,
+        own_keys: tuple[dict[str, str], str] = ({}, ""),
+        readonly: bool = False,
+        driver_class: type[Driver] | None = None,
+    ) -> None:
+        super().__init__(driver_class=driver_class)
+        self.animation_level = "none"
+        for one in THEMES:
+            self.register_theme(one)
+        self.theme = theme or "dark"
+        self.ascii_only = ascii_only
+        self.source, self.library = source, library
+        self.overlay: Source | None = None
+        self.renderer = DiffRenderer()  # the driver writes through it
+        self._readonly = readonly
+        self._own_keys, self._keys_notice = own_keys
+        self._fps = fps
+        self._timer: Timer | None = None
+        self._message_timer: Timer | None = None
+        self._pictures_of: tuple[object, ...] = (None,)  # the agent's pictures that were asked for last
+
+    def compose(self) -> ComposeResult:
+        """One widget, which shows the model."""
+        self.run_view = RunView(ascii_only=self.ascii_only)
+        yield self.run_view.data_bind(MonitorApp.model)
 
     def on_mount(self) -> None:
-        """Without a run, the choice of one."""
+        """The first picture has everything in it. Without a run, the choice of one."""
+        self.set_keymap(self._own_keys)
+        self.app_resume_signal.subscribe(self, lambda _: self.action_redraw())  # after ctrl+z the terminal shows anything
         if self.source is None:
             self.call_later(self.action_runs)
+        else:
+            self._show(self.source)
+        self.watch_app_focus(True)
+        if self._keys_notice:
+            self.say(self._keys_notice, alarm=True)
 
     def on_unmount(self) -> None:
         """Nothing is read any more."""
-        for source in (self.source, self._overlay):
+        for source in (self.source, self.overlay):
             if source is not None:
                 source.close()
 
@@ -72,9 +141,182 @@ class MonitorApp(Looking):
         """What is pasted is text of a stranger: where it can be typed into, Textual would draw it as it is."""
         await super().on_event(events.Paste(safe(event.text, _PASTED_CELLS)) if isinstance(event, events.Paste) else event)
 
+    def on_resize(self, event: events.Resize) -> None:
+        """The terminal has another size, and may show anything."""
+        self.renderer.forget()
+        self._change(size=(event.size.width, event.size.height))
+
+    def watch_app_focus(self, focused: bool) -> None:
+        """Without the focus, once a second is enough."""
+        interval_s = 1 / self._fps if focused else _BLURRED_S
+        if self._timer is not None:
+            self._timer.stop()
+        self._timer = self.set_interval(interval_s, self.tick)
+        if self.source is not None:
+            self.source.hurry(interval_s)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Without the one for colours by number: there are none here, and it goes over every line that is drawn."""
+        return [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
+
+    # --------------------------------------------------------------------------------------------------------------------------------- the model
+
+    def tick(self) -> None:
+        """Look for news; without any, nothing is drawn."""
+        if self.source is not None and self.model is not None:
+            newest, overlay = self.source.snapshot(), None if self.overlay is None else self.overlay.snapshot()
+            if newest is not self.model.newest or overlay is not self.model.overlay:
+                self.post_message(News(self.source, newest, overlay))
+
+    def on_news(self, news: News) -> None:
+        """What a key did is followed by what came of it."""
+        if news.source is self.source and self.model is not None:
+            told = news.newest.notice and news.newest.notice != self.model.newest.notice
+            self._change(newest=news.newest, overlay=news.overlay, message="" if told else self.model.message)
+
+    def say(self, message: str, *, alarm: bool = False) -> None:
+        """A line of words for a few seconds."""
+        self._change(message=message, alarm=alarm)
+        if self._message_timer is not None:
+            self._message_timer.stop()
+        self._message_timer = self.set_timer(_MESSAGE_S, lambda: self._change(message=""))
+
+    def action_look(self, change: str, first: Any = None, second: Any = None) -> None:
+        """Look at the run in another way: one of `navigation.CHANGES`, with its arguments (Textual hands none to a parameter `*arguments`)."""
+        if self.model is not None and self.source is not None:
+            view = navigation.CHANGES[change](self.model, *(one for one in (first, second) if one is not None))
+            newest = self.model.newest
+            if view.at != self.model.view.at:
+                self.source.at(view.at)
+                newest = self.source.snapshot()
+            self._change(view=view, newest=newest)
+
+    def _change(self, **changes: Any) -> None:
+        if self.model is not None:
+            self.model = self.model.with_(**changes)
+
+    def _show(self, source: Source) -> None:
+        """A source's run, from the beginning; what parts of the screen there are stays as it was."""
+        kept = View() if self.model is None else self.model.view
+        view = View(smoothing=kept.smoothing, sidebar=kept.sidebar, bottom=kept.bottom, log=kept.log, agent=kept.agent)
+        newest, readonly = source.snapshot(), self._readonly or source.readonly
+        overlay = None if self.overlay is None else self.overlay.snapshot()
+        self.source = source
+        self.model = Model(newest, view, overlay, readonly=readonly, own_keys=self._own_keys).with_(size=(self.size.width, self.size.height))
+
+    def watch_model(self) -> None:
+        """Ask for pictures of the agent while there is a place for them, and no longer."""
+        self.on_agent_picture_resized()
+
+    def on_agent_picture_resized(self) -> None:
+        """The agent's picture may be larger, or has to be smaller."""
+        if self.source is None or self.model is None:
+            return
+        agent, sampled = self.run_view.agent, self.model.view.sampled
+        place = self.model.plan.agent and self.model.view.agent and self.model.newest.state in LIVE
+        if place and not agent.size.area:
+            return  # not laid out yet: how large a picture it wants is not known
+        size = agent.wanted_size(_LANES) if place else 0
+        before, self._pictures_of = self._pictures_of, (place, sampled, id(self.source), size)
+        if self._pictures_of != before and (place or before[0]):
+            self.source.watch(bool(place), mode="sampled" if sampled else "greedy", size=size)
+
+    # -------------------------------------------------------------------------------------------------------------------------- keys: how to look
+
+    def action_freeze(self) -> None:
+        """Hold the picture, or go on."""
+        if self.model is not None and self.model.frozen is not None:
+            self._change(frozen=None)
+        elif self.model is not None:
+            held = {name: Held(one.latest, one.trend_per_min, one.best) for name, one in self.model.newest.series.items()}
+            self._change(frozen=Frozen(self.model.newest, time.strftime("%H:%M:%S"), held))
+
+    def action_greedy(self) -> None:
+        """Greedy or sampled actions of the agent."""
+        self.action_look("greedy")
+        if self.model is not None:
+            self.say("the agent samples its actions" if self.model.view.sampled else "the agent takes its likeliest actions")
+
+    def action_maximise(self) -> None:
+        """One chart alone, or the whole traceback of a run that failed."""
+        ending = None if self.model is None else self.model.snapshot.ending
+        if self.model is not None and ending is not None and ending.traceback and self.model.chosen is None and self.model.view.maximised is None:
+            self.read("Last words", [(Piece(text, "text"),) for text in ending.traceback], at_end=True)
+        else:
+            self.action_look("maximise")
+
+    def action_step_back(self) -> None:
+        """Out of what is open, the innermost first."""
+        before = self.model and self.model.view
+        self.action_look("back")
+        if self.model is not None and self.model.frozen is not None and self.model.view == before:
+            self.action_freeze()
+
+    def action_focus_next(self) -> None:
+        """Tab, which Textual's screens take for themselves."""
+        self.action_look("next_chart", 1)
+
+    def action_focus_previous(self) -> None:
+        """Shift and tab."""
+        self.action_look("next_chart", -1)
+
+    def on_mouse_scroll_up(self) -> None:
+        """The wheel."""
+        self._wheel(-_WHEEL_LINES)
+
+    def on_mouse_scroll_down(self) -> None:
+        """The wheel."""
+        self._wheel(_WHEEL_LINES)
+
+    def _wheel(self, lines: int) -> None:
+        if self.model is not None and self.model.view.page in ("log", "config"):
+            self.action_look("move", 0, lines)
+
+    def on_metric_chart_chosen(self, message: MetricChart.Chosen) -> None:
+        """A chart was clicked."""
+        self.action_look("choose", message.metric)
+
+    def action_filter(self) -> None:
+        """Words to choose metrics by, or lines of the log."""
+        from monitor.screen.screens import FilterBar
+
+        if self.model is not None and not self.query(FilterBar):
+            self.run_view.mount(FilterBar(self.model.view.filter))
+
+    def on_filter_bar_narrowed(self, message: Any) -> None:
+        """Words were typed."""
+        self.action_look("narrow", message.words)
+
+    def action_help(self) -> None:
+        """All keys."""
+        from monitor.screen.about import help_lines
+
+        lines = help_lines(self._own_keys, readonly=self.model is not None and self.model.readonly, width=min(92, max(30, self.size.width - 6)))
+        self.read("Keys", lines, width=96)
+
+    def action_describe(self) -> None:
+        """What is known about the run."""
+        from monitor.screen.about import description
+
+        if self.model is not None:
+            self.read(self.model.snapshot.run.id, description(self.model.snapshot))
+
+    def read(self, title: str, lines: Sequence[Line], *, width: int = 100, at_end: bool = False) -> None:
+        """Open a text over the screen."""
+        from monitor.screen.screens import TextScreen
+
+        self.push_screen(TextScreen(title, lines, width=width, at_end=at_end))
+
+    # ------------------------------------------------------------------------------------------------------------------------- keys: the monitor
+
     def action_detach(self) -> None:
         """Leave; the run goes on."""
         self.exit()
+
+    def action_redraw(self) -> None:
+        """Write every cell again, whatever the terminal shows."""
+        self.renderer.forget()
+        self.refresh()
 
     def action_theme(self) -> None:
         """Dark or light."""
@@ -82,84 +324,75 @@ class MonitorApp(Looking):
 
     def action_copy(self) -> None:
         """The run's id into the terminal's clipboard."""
-        if self.snapshot is not None:
-            self.copy_to_clipboard(self.snapshot.run.id)
-            self.say(f"copied {self.snapshot.run.id}, if this terminal allows it")
+        if self.model is not None:
+            self.copy_to_clipboard(self.model.newest.run.id)
+            self.say(f"copied {self.model.newest.run.id}, if this terminal allows it")
 
     def action_runs(self) -> None:
         """Another run."""
-        self._pick("Runs", self._open)
+
+        def opened(source: Source) -> None:
+            if self.source is not None:
+                self.source.close()
+            source.hurry(1 / self._fps)
+            self._show(source)
+
+        self._pick("Runs", opened)
 
     def action_overlay(self) -> None:
         """A second run in the charts, or none."""
-        if self._overlay is not None:
-            self._overlay.close()
-            self._overlay = self._overlaid = None
-            self._whole = None
-            self.paint()
-        else:
-            self._pick("Overlay a run", self._lay_over)
 
-    def _pick(self, title: str, then: Any) -> None:
+        def opened(source: Source) -> None:
+            self.overlay = source
+            self._change(overlay=source.snapshot())
+
+        if self.overlay is not None:
+            self.overlay.close()
+            self.overlay = None
+            self._change(overlay=None)
+        else:
+            self._pick("Overlay a run", opened)
+
+    def _pick(self, title: str, opened: Callable[[Source], None]) -> None:
+        """Let the person choose a run, and open it."""
         from monitor.screen.screens import ListScreen
+
+        def chosen(row: RunRow | None) -> None:
+            assert self.library is not None
+            if row is None:
+                if self.source is None:
+                    self.exit()
+                return
+            try:
+                opened(self.library.open(row.path))
+            except OperantError as error:
+                self.say(str(error), alarm=True)
 
         if self.library is None:
             self.say("there are no other runs here")
-            return
-        self.push_screen(ListScreen(title, self.library.rows()), then)
+        else:
+            self.push_screen(ListScreen(title, self.library.rows()), chosen)
 
-    def _open(self, row: RunRow | None) -> None:
-        if row is None:
-            if self.source is None:
-                self.exit()
-            return
-        opened = self._opened(row)
-        if opened is None:
-            return
-        if self.source is not None:
-            self.source.close()
-        self.source, self.snapshot = opened, opened.snapshot()
-        self._frozen, self._at, self._whole = None, None, None
-        self.view = View(smoothing=self.view.smoothing, sidebar=self.view.sidebar, bottom=self.view.bottom, log=self.view.log, agent=self.view.agent)
-        opened.hurry(1 / self._fps)
-        self._lay_out()
-
-    def _lay_over(self, row: RunRow | None) -> None:
-        opened = self._opened(row) if row is not None else None
-        if opened is not None:
-            self._overlay, self._overlaid = opened, opened.snapshot()
-            self._whole = None
-            self.paint()
-
-    def _opened(self, row: RunRow) -> Replay | None:
-        assert self.library is not None
-        try:
-            return self.library.open(row.path)
-        except OperantError as error:
-            self.say(str(error), alarm=True)
-            return None
-
-    # ------------------------------------------------------------------------------------------------------------------------ keys: the trainer
+    # ------------------------------------------------------------------------------------------------------------------------- keys: the trainer
 
     def action_ask(self, what: str) -> None:
         """Ask the trainer for something, after the person has been asked."""
         from monitor.screen.screens import ConfirmScreen, Question
 
-        snapshot = self.snapshot
-        if self.readonly or snapshot is None or self.source is None:
-            self.say("this monitor is read-only" if self.readonly else "no run is open", alarm=True)
-        elif snapshot.state not in LIVE:
-            self.say(f"the run is {snapshot.state}: there is no trainer to ask", alarm=True)
+        if self.model is None or self.model.readonly:
+            self.say("this monitor is read-only", alarm=True)
+        elif self.model.newest.state not in LIVE:
+            self.say(f"the run is {self.model.newest.state}: there is no trainer to ask", alarm=True)
         else:
-            verb = "unpause" if what == "pause" and snapshot.state == "paused" else what
-            sentence, consequence = _QUESTIONS[verb]
-            question = Question(sentence.format(run=snapshot.run.id), consequence, strict=verb == "stop")
+            verb = "unpause" if what == "pause" and self.model.newest.state == "paused" else what
+            sentence, consequence, _ = _QUESTIONS[verb]
+            question = Question(sentence.format(run=self.model.newest.run.id), consequence, strict=verb == "stop")
             self.push_screen(ConfirmScreen(question), partial(self._answered, verb))
 
     def _answered(self, verb: Any, yes: bool | None) -> None:
         if yes and self.source is not None:
             self.source.request(verb)
-            self.say(_ASKED[verb])
+            self.say(_QUESTIONS[verb][2])
 
     def action_command_palette(self) -> None:
         """Commands by name; where Textual's palette cannot be drawn, all keys."""
@@ -170,10 +403,8 @@ class MonitorApp(Looking):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The palette has our commands and no others."""
-        for key in KEYS:
-            if not (key.trains and self.readonly) and key.id not in ("palette", "left", "right", "up", "down"):
-                yield SystemCommand(_title(key), f"{key.words} ({keys.shown_keys(key, self._own_keys)})", partial(self.run_action, key.action))
-
-
-def _title(key: Key) -> str:
-    return key.id.replace("_", " ").capitalize()
+        readonly = self.model is not None and self.model.readonly
+        for key in keys.KEYS:
+            if not (key.trains and readonly) and key.id not in ("palette", "left", "right", "up", "down"):
+                title = key.id.replace("_", " ").capitalize()
+                yield SystemCommand(title, f"{key.words} ({keys.shown_keys(key, self._own_keys)})", partial(self.run_action, key.action))

@@ -22,6 +22,7 @@ class Plan(NamedTuple):
     """Sizes in cells: 0 for what is not shown, REST for what takes the rest."""
 
     figure_lines: int = 0  # of the header
+    body: int = 1  # lines between the header and the footer
     columns: int = 0  # of the grid of charts
     rows: int = 0
     sidebar: int = 0
@@ -43,13 +44,24 @@ class Plan(NamedTuple):
         return self.columns * self.rows
 
 
+def is_small(width: int, height: int) -> bool:
+    """Whether there is no room for the progress line, and for more than numbers on the overview."""
+    return width < NUMBERS_BELOW[0] or height < NUMBERS_BELOW[1]
+
+
+def inside(width: int, height: int) -> tuple[int, int]:
+    """Cells and lines left within a panel's frame, which it has where there is room for one."""
+    return (width - 4, height - 2) if width > 8 and height > 2 else (width, height)
+
+
 def plan(width: int, height: int, view: View, *, words: int = 0) -> Plan:
     """The plan for a screen. `words`: lines to be said of how the run ended, in the place of the agent."""
-    small = width < NUMBERS_BELOW[0] or height < NUMBERS_BELOW[1]
+    small = is_small(width, height)
     if small and view.page == "overview" and view.maximised is None:
         return Plan(numbers=True, tabs=False)
     base = Plan(figure_lines=0 if small else 1 if width >= SIDEBAR_FROM else 2, tabs=width >= 110)
     body = max(1, height - (3 if small else 4) - base.figure_lines)
+    base = base._replace(body=body)
     if view.maximised is not None:
         return base._replace(columns=1, rows=1)
     if view.page == "overview":

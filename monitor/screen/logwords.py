@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from monitor.charts.line import Line, Piece, broken, clean, fit, width_of
 from monitor.data.snapshot import LogLine
-from monitor.screen.words import Model
+from monitor.screen.model import Model
 
 
 def log(model: Model, width: int, height: int) -> list[Line]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from textual import events
 from textual.app import ComposeResult
+from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
@@ -290,11 +291,17 @@ def _question_lines(model: Question, width: int, height: int) -> list[Line]:
 
 
 class FilterBar(Input):
-    """A line at the bottom in which words are typed; what they narrow is told at every letter. Enter keeps them, escape takes them away."""
+    """A line at the bottom in which words are typed; a message says so at every letter. Enter keeps them, escape takes them away."""
 
-    def __init__(self, before: str, narrowed: Callable[[str], None]) -> None:
+    class Narrowed(Message):
+        """Other words."""
+
+        def __init__(self, words: str) -> None:
+            super().__init__()
+            self.words = words
+
+    def __init__(self, before: str) -> None:
         super().__init__(before, placeholder="words, any of which must fit; * ? and [..] as in a shell", id="filter", compact=True, select_on_focus=False)
-        self._narrowed = narrowed
         self._over = False  # escape was pressed: what was typed just before it is still to be told
 
     def on_mount(self) -> None:
@@ -304,7 +311,7 @@ class FilterBar(Input):
     def on_input_changed(self) -> None:
         """Narrow while it is typed."""
         if not self._over:
-            self._narrowed(self.value)
+            self.post_message(self.Narrowed(self.value))
 
     async def on_input_submitted(self) -> None:
         """Kept."""
@@ -316,5 +323,5 @@ class FilterBar(Input):
             event.stop()
             event.prevent_default()
             self._over = True
-            self._narrowed("")
+            self.post_message(self.Narrowed(""))
             await self.remove()

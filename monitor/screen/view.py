@@ -20,6 +20,14 @@ _ZOOM_MOST: Final = 10  # halvings of the window
 _GRAINS: Final = 8  # a zoomed window that follows moves on by this part of its length: columns stay in between
 
 
+class Held(NamedTuple):
+    """What a chart's title says of a metric: its newest value, or the one at the moment of a frozen picture."""
+
+    latest: float | None
+    trend_per_min: float | None = None
+    best: float | None = None
+
+
 class View(NamedTuple):
     """What the person chose. Everything here is this screen's own; nothing of it reaches a trainer."""
 
@@ -32,9 +40,11 @@ class View(NamedTuple):
     end: float | None = None  # where a zoomed window ends; None: it follows the newest record
     filter: str = ""
     first_chart: int = 0  # of the charts page, by paging
+    chosen: str | None = None  # the metric whose chart keys apply to
     maximised: str | None = None  # a metric
     inspected: str | None = None  # a metric
     cursor: float | None = None  # the inspected x; None: the newest record's
+    at: float | None = None  # the step of an ended run that is looked at; None: its end
     scroll: int = 0  # lines of the log up from its end, or of the configuration down from its beginning
     agent: bool = True
     sampled: bool = False

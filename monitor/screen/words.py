@@ -5,7 +5,7 @@ Numbers stand in slots of fixed width, so that nothing beside them moves when th
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from monitor.charts import bars
 from monitor.charts.figures import of_figure
@@ -13,7 +13,8 @@ from monitor.charts.line import Line, Piece, cut, fit, flow, length, of_cells, p
 from monitor.charts.palette import Style
 from monitor.data.snapshot import Figure, Finding, Snapshot
 from monitor.plain import value
-from monitor.screen.view import PAGES, SMOOTHING, View
+from monitor.screen.model import Model
+from monitor.screen.view import PAGES, SMOOTHING
 from operant.runs.states import ENDED
 from operant.text import age, count, duration, number
 
@@ -46,21 +47,6 @@ _SENTENCES: Final = {
     "starting": "starting",
     "unreadable": "the metrics file cannot be read",
 }
-
-
-class Model(NamedTuple):
-    """What panels are drawn from."""
-
-    snapshot: Snapshot
-    view: View = View()
-    message: str = ""  # one line that takes the place of the state's sentence for a while: what a key did
-    alarm: bool = False  # the message is about something that went wrong
-    readonly: bool = False
-    frozen: str = ""  # "FROZEN at 14:03:11 · training continues (+12.4 M steps)"
-    tabs: bool = True  # pages with their names
-    told: str = ""  # where else on the screen it is told how the run ended: "words", "numbers"
-    footer: tuple[tuple[str, str, str], ...] = ()  # key, word, action
-    overlaid: str = ""  # the run whose curves lie over this one's
 
 
 def label_of(state: str) -> tuple[str, str, str]:
@@ -169,15 +155,15 @@ def _now(model: Model) -> list[Piece]:
     snapshot = model.snapshot
     if model.message:
         return [Piece(model.message, "warn" if model.alarm else "focus")]
-    if model.frozen:
-        return [Piece(model.frozen, "focus", bold=True)]
+    if model.standing:
+        return [Piece(model.standing, "focus", bold=True)]
     if snapshot.notice:
         return [Piece(snapshot.notice, "focus" if snapshot.notice_level == "ok" else LEVELS[snapshot.notice_level][1])]
     sentence = state_sentence(snapshot)
-    if model.told and snapshot.ending is not None:
+    if (model.plan.words or model.plan.numbers) and snapshot.ending is not None:
         hints = ["← → go through its time"] if snapshot.progress.step is not None else []
         hints += ["enter reads all its last words"] if snapshot.ending.traceback else []
-        return [Piece(" · ".join(hints), "dim")] if hints and model.told == "words" and not _chosen(model) else []
+        return [Piece(" · ".join(hints), "dim")] if hints and model.plan.words and not _chosen(model) else []
     return [Piece(sentence, label_of(snapshot.state)[2])] if sentence else []
 
 
@@ -202,8 +188,8 @@ def _tabs(model: Model) -> list[Piece]:
     pieces = []
     for index, page in enumerate(PAGES, 1):
         here = page == model.view.page
-        text = f"{index} {page}" if model.tabs or here else str(index)
-        pieces.append(Piece(f" {text} ", "bright" if here else "dim", bold=here, action=f"app.page('{page}')"))
+        text = f"{index} {page}" if model.plan.tabs or here else str(index)
+        pieces.append(Piece(f" {text} ", "bright" if here else "dim", bold=here, action=f"app.look('page', '{page}')"))
     return pieces
 
 

@@ -72,12 +72,13 @@ def test_the_same_snapshot_draws_nothing_and_a_new_one_only_what_changed():
             app.tick()
             await pilot.pause()
         assert not drawn
-        painted = {name: 0 for name in app.panels}
-        for name, panel in app.panels.items():
+        painted = {name: 0 for name in app.run_view.panels}
+        for name, panel in app.run_view.panels.items():
             panel.refresh = lambda *regions, _name=name, **how: painted.__setitem__(_name, painted[_name] + 1)
         now = app.source.now
         app.source.now = now._replace(version=2, log=(*now.log, LogLine("14:06:00", "ok", "another line")))
         app.tick()
+        await pilot.pause()
         assert [name for name, times in painted.items() if times] == ["log"]
 
     act(body)
@@ -86,11 +87,12 @@ def test_the_same_snapshot_draws_nothing_and_a_new_one_only_what_changed():
 def test_a_changed_number_is_repainted_alone():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         regions: list[Any] = []
-        app.panels["figures"].refresh = lambda *found, **how: regions.extend(found)
+        app.run_view.panels["figures"].refresh = lambda *found, **how: regions.extend(found)
         now = app.source.now
         figures = (now.figures[0]._replace(value=487.4), *now.figures[1:])
         app.source.now = now._replace(version=2, figures=figures)
         app.tick()
+        await pilot.pause()
         (region,) = regions
         assert (region.width, region.height) == (1, 1), "487.3 became 487.4: one cell"
 
@@ -117,7 +119,7 @@ def test_pages():
         for key, words in wanted.items():
             await press(pilot, key)
             assert words in text_of(app), f"page {key}"
-        assert app.view.page == "overview"
+        assert app.model.view.page == "overview"
 
     act(body, size=(160, 48))
 
@@ -165,14 +167,14 @@ def test_a_run_that_ends_is_told_where_the_agent_was():
 def test_axis_smoothing_and_logarithm():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         await press(pilot, "x")
-        assert app.view.axis == "wall" and "x: wall time" in text_of(app) and "0:02:30" in text_of(app)
+        assert app.model.view.axis == "wall" and "x: wall time" in text_of(app) and "0:02:30" in text_of(app)
         await press(pilot, "x")
-        assert app.view.axis == "iteration"
+        assert app.model.view.axis == "iteration"
         await press(pilot, "x", "s")
-        assert app.view.axis == "step" and app.view.smooth == 0.6
+        assert app.model.view.axis == "step" and app.model.view.smooth == 0.6
         await press(pilot, "s", "s", "s")
-        assert app.view.smooth == 0.0
-        charts = {chart.metric: chart for chart in app.charts.charts}
+        assert app.model.view.smooth == 0.0
+        charts = {chart.metric: chart for chart in app.run_view.charts.charts}
         before = charts["entropy"].data.log_y
         await press(pilot, "y")
         assert charts["entropy"].data.log_y is not before
@@ -184,16 +186,16 @@ def test_axis_smoothing_and_logarithm():
 
 def test_zoom_follows_or_is_held():
     async def body(app: Any, pilot: Pilot[None]) -> None:
-        whole = app.window
+        whole = app.model.window
         await press(pilot, "plus")
-        assert app.window[1] - app.window[0] == pytest.approx((whole[1] - whole[0]) / 2)
-        assert app.window[0] < 341e6 < app.window[1]
+        assert app.model.window[1] - app.model.window[0] == pytest.approx((whole[1] - whole[0]) / 2)
+        assert app.model.window[0] < 341e6 < app.model.window[1]
         await press(pilot, "home")
-        assert app.window[0] == whole[0]
+        assert app.model.window[0] == whole[0]
         await press(pilot, "end")
-        assert app.view.end is None
+        assert app.model.view.end is None
         await press(pilot, "minus")
-        assert app.window == whole
+        assert app.model.window == whole
 
     act(body)
 
@@ -201,28 +203,28 @@ def test_zoom_follows_or_is_held():
 def test_maximise_and_back():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         await press(pilot, "tab", "right")
-        assert app._chosen == "sps"
+        assert app.model.chosen == "sps"
         await press(pilot, "down", "enter")
-        assert app.view.maximised == app.charts.names[0] and app.plan.charts == 1
+        assert app.model.view.maximised == app.model.names[0] and app.model.plan.charts == 1
         assert text_of(app).count("╰") + text_of(app).count("┗") == 1
         await press(pilot, "escape")
-        assert app.view.maximised is None and app.plan.charts > 1
+        assert app.model.view.maximised is None and app.model.plan.charts > 1
 
     act(body)
 
 
 def test_charts_are_reached_by_tab_and_arrows():
     async def body(app: Any, pilot: Pilot[None]) -> None:
-        names = app.shown_metrics()
+        names = app.model.names
         for name in names:
             await press(pilot, "tab")
-            assert app._chosen == name
+            assert app.model.chosen == name
         await press(pilot, "tab")
-        assert app._chosen == names[0]
+        assert app.model.chosen == names[0]
         await press(pilot, "shift+tab")
-        assert app._chosen == names[-1]
+        assert app.model.chosen == names[-1]
         await press(pilot, "up", "left")
-        assert app._chosen == names[len(names) - 2 - app.plan.columns]
+        assert app.model.chosen == names[len(names) - 2 - app.model.plan.columns]
 
     act(body)
 
@@ -230,13 +232,13 @@ def test_charts_are_reached_by_tab_and_arrows():
 def test_inspection_reads_what_is_drawn():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         await press(pilot, "tab", "i")
-        chart = app.charts.chosen
-        assert app.view.inspected == "return" and chart.data.cursor is not None
+        chart = next(one for one in app.run_view.charts.charts if one.metric == app.model.chosen)
+        assert app.model.view.inspected == "return" and chart.data.cursor is not None
         first = chart.data.cursor
         await press(pilot, "left", "left")
         assert chart.data.cursor == pytest.approx(first - 4, abs=1) and chart.data.reading.startswith("at 3")
         await press(pilot, "escape")
-        assert app.view.inspected is None and chart.data.cursor is None
+        assert app.model.view.inspected is None and chart.data.cursor is None
 
     act(body)
 
@@ -244,15 +246,15 @@ def test_inspection_reads_what_is_drawn():
 def test_the_filter_narrows_while_it_is_typed():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         await press(pilot, "slash", *"loss")
-        assert app.shown_metrics() == ["loss/value", "loss/policy"]
+        assert app.model.names == ["loss/value", "loss/policy"]
         await press(pilot, "enter")
-        assert not app.query(FilterBar) and app.view.filter == "loss"
+        assert not app.query(FilterBar) and app.model.view.filter == "loss"
         await press(pilot, "escape")
-        assert app.view.filter == ""
+        assert app.model.view.filter == ""
         await press(pilot, "slash", *"zz")
         assert "no metric fits 'zz'" in text_of(app)
         await press(pilot, "escape")
-        assert app.view.filter == "" and "return 487.3" in text_of(app)
+        assert app.model.view.filter == "" and "return 487.3" in text_of(app)
 
     act(body)
 
@@ -260,16 +262,16 @@ def test_the_filter_narrows_while_it_is_typed():
 def test_the_charts_page_turns():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         await press(pilot, "2")
-        seen = list(app.shown_metrics())
+        seen = list(app.model.names)
         while True:
-            before = app.shown_metrics()
+            before = app.model.names
             await press(pilot, "pagedown")
-            if app.shown_metrics() == before:
+            if app.model.names == before:
                 break
-            seen += app.shown_metrics()
-        assert sorted(seen) == sorted(app.snapshot.series)
+            seen += app.model.names
+        assert sorted(seen) == sorted(app.model.newest.series)
         await press(pilot, "pageup")
-        assert app.shown_metrics() != before
+        assert app.model.names != before
 
     act(body, size=(80, 24))
 
@@ -296,7 +298,7 @@ def test_an_ended_run_is_scrubbed():
         await press(pilot, "left", "left")
         first, second = app.source.moments
         assert 0 < second < first < STEPS
-        assert "as it was at" in text_of(app) and app.charts.charts[0].data.cursor is not None
+        assert "as it was at" in text_of(app) and app.run_view.charts.charts[0].data.cursor is not None
         await press(pilot, "end")
         assert app.source.moments[-1] is None and "as it was at" not in text_of(app)
 
@@ -365,7 +367,7 @@ def test_a_picture_is_as_large_as_its_place():
         for page, size in (("1", (120, 36)), ("3", (120, 36)), ("3", (80, 24)), ("3", (160, 48))):
             await pilot.resize_terminal(*size)
             await press(pilot, page)
-            assert app.source.sizes[-1] == app.agent.wanted_size(4), (page, size)
+            assert app.source.sizes[-1] == app.run_view.agent.wanted_size(4), (page, size)
         assert min(app.source.sizes) >= 32 and len(app.source.sizes) <= 8 and app.source.sizes[-1] > app.source.sizes[0]
 
     act(body)
@@ -411,7 +413,7 @@ def test_a_paused_run_is_asked_to_go_on():
 def test_a_run_without_a_trainer_here_is_not_asked():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         for state in sorted(ENDED | {"remote", "unreadable"}):
-            await show(app, pilot, states()[state]._replace(version=app.snapshot.version + 1))
+            await show(app, pilot, states()[state]._replace(version=app.model.newest.version + 1))
             await press(pilot, "S")
             assert not isinstance(app.screen, ConfirmScreen) and f"the run is {state}" in text_of(app)
             assert "S Stop" not in text_of(app)
@@ -481,9 +483,9 @@ def test_the_picker_opens_another_run():
         await press(pilot, *"0002")
         assert "cartpole-ppo-0003" not in text_of(app)
         await press(pilot, "enter")
-        assert app.snapshot.run.id == "cartpole-ppo-0002" and first.closed and "cartpole-ppo-0002" in text_of(app)
+        assert app.model.newest.run.id == "cartpole-ppo-0002" and first.closed and "cartpole-ppo-0002" in text_of(app)
         await press(pilot, "r", "escape")
-        assert app.snapshot.run.id == "cartpole-ppo-0002"
+        assert app.model.newest.run.id == "cartpole-ppo-0002"
 
     act(body, size=(80, 24))
 
@@ -491,7 +493,7 @@ def test_the_picker_opens_another_run():
 def test_a_long_list_is_moved_through():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         await press(pilot, "r", "end", "up", "pageup", "enter")
-        assert app.snapshot.run.id == f"cartpole-ppo-{300 - 11:04x}"
+        assert app.model.newest.run.id == f"cartpole-ppo-{300 - 11:04x}"
 
     act(body, MonitorApp(FakeSource(running()), FakeLibrary(300)), size=(80, 24))
 
@@ -500,7 +502,7 @@ def test_without_a_run_there_is_the_choice_of_one():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         assert isinstance(app.screen, ListScreen)
         await press(pilot, "down", "enter")
-        assert app.snapshot.run.id == "cartpole-ppo-0002"
+        assert app.model.newest.run.id == "cartpole-ppo-0002"
 
     act(body, MonitorApp(None, FakeLibrary()), size=(80, 24))
     left = act(lambda app, pilot: press(pilot, "escape"), MonitorApp(None, FakeLibrary()), size=(80, 24))
@@ -517,9 +519,9 @@ def test_an_empty_list_says_how_to_begin():
 def test_a_second_run_is_laid_over():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         await press(pilot, "o", "down", "enter")
-        chart = app.charts.charts[0]
+        chart = app.run_view.charts.charts[0]
         assert any(chart.data.overlay) and "0002" in chart.data.best and "0002" in text_of(app)
-        overlay = app._overlay
+        overlay = app.overlay
         await press(pilot, "o")
         assert overlay.closed and not chart.data.overlay
 
@@ -549,7 +551,7 @@ def test_leaving_closes_what_is_read():
         await press(pilot, "q")
 
     app = act(body, size=(80, 24))
-    assert app.source.closed and app._overlay is not None and app._overlay.closed and not app.return_code
+    assert app.source.closed and app.overlay is not None and app.overlay.closed and not app.return_code
 
 
 def test_leaving_works_from_within_a_dialog():
@@ -585,9 +587,9 @@ def test_a_persons_own_keys_and_a_notice_about_a_wrong_one():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         assert "is no command" in text_of(app)
         await press(pilot, "f")
-        assert app._frozen and "f Freeze" in text_of(app)
+        assert app.model.frozen and "f Freeze" in text_of(app)
         await press(pilot, "space")
-        assert app._frozen, "the usual key is free"
+        assert app.model.frozen, "the usual key is free"
 
     act(body, MonitorApp(FakeSource(running()), FakeLibrary(), own_keys=({"freeze": "f"}, "keys.toml: 'frieze' is no command")))
 
@@ -597,7 +599,7 @@ def test_clicks_do_what_keys_do():
         lines = text_of(app).split("\n")
         await pilot.click(offset=(lines[3].index("2 charts") + 2, 3))
         await pilot.pause()
-        assert app.view.page == "charts"
+        assert app.model.view.page == "charts"
         await pilot.click(offset=(text_of(app).split("\n")[-1].index("Freeze"), 35))
         await pilot.pause()
         assert "FROZEN" in text_of(app)
@@ -616,7 +618,7 @@ def test_ascii_is_ascii_everywhere():
         await press(pilot, "escape", "1")
         await pilot.resize_terminal(100, 26)
         for state, snapshot in states().items():
-            text = await show(app, pilot, snapshot._replace(version=app.snapshot.version + 1))
+            text = await show(app, pilot, snapshot._replace(version=app.model.newest.version + 1))
             assert text.isascii(), (state, [line for line in text.split("\n") if not line.isascii()])
 
     act(body, ascii_only=True)
@@ -627,7 +629,7 @@ def test_without_colour_everything_is_still_said(monkeypatch):
 
     async def body(app: Any, pilot: Pilot[None]) -> None:
         for state, snapshot in states().items():
-            text = await show(app, pilot, snapshot._replace(version=app.snapshot.version + 1))
+            text = await show(app, pilot, snapshot._replace(version=app.model.newest.version + 1))
             assert state.upper().replace("_", " ") in text.split("\n")[0]
         for filter_ in app.get_line_filters():
             strips = [Strip([Segment(*cell) for cell in line]).apply_filter(filter_, app.screen.background_colors[1]) for line in capture.cells(app)]

@@ -452,7 +452,7 @@ def test_a_widget_repaints_only_what_changed_and_shows_what_it_should():
             fresh = text_of(draw_chart(chart.data, 44, 12, chart.palette, chart.memory))
             assert [line[:44] for line in capture.text_of(app).split("\n")[:12]] == [line.rstrip() for line in fresh]
             assert chart.plot_columns == 2 * (44 - 2 - 6) and chart.column_at(7) == 0 and chart.column_at(6) is None and chart.column_at(43) is None
-            chart.focus()
+            chart.show(chart.data._replace(chosen=True))
             await pilot.pause()
             assert capture.text_of(app).startswith("┏")
             app.theme = "textual-light"

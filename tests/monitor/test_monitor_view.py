@@ -21,8 +21,8 @@ from monitor.screen import keys, layout, logwords, view, words
 from monitor.screen.app import MonitorApp
 from monitor.screen.capture import text_of
 from monitor.screen.layout import REST
+from monitor.screen.model import Model
 from monitor.screen.view import PAGES, View
-from monitor.screen.words import Model
 
 HOSTILE = (
     "\x1b[2J\x1b]0;x\x07", "[/foo]", "[@click=app.detach]x[/]", "[link=file:///etc/passwd]y", "\u202egnp.exe", "a\x00b", "\x9b31m", "\u2028line", "🏴‍☠️é日本語",
@@ -187,7 +187,7 @@ def test_every_panel_can_be_drawn_at_any_size_in_any_state(draw):
     for snapshot in states().values():
         for width in (1, 2, 9, 20, 39, 80, 200):
             for height in (1, 3, 12):
-                draw(Model(snapshot, message="", footer=(("q", "Detach", "detach"),)), width, height)
+                draw(Model(snapshot), width, height)
 
 
 def test_numbers_do_not_move_what_stands_beside_them():
@@ -221,14 +221,15 @@ def test_the_line_below_the_header_tells_what_is_not_as_usual():
     def said(snapshot: Any, **how: Any) -> str:
         return written(words.message(Model(snapshot, **how), 200, 1))
 
-    changed = View(axis="wall", filter="loss")
-    assert "dotted: 77b0" in said(running(), overlaid="77b0") and "x: wall time · filter 'loss'" in said(running(), view=changed)
+    changed = View(axis="wall", filter="loss", page="charts")
+    other = running()._replace(run=running().run._replace(short="77b0"))
+    assert "dotted: 77b0" in said(running(), overlay=other) and "x: wall time · filter 'loss'" in said(running(), view=changed)
     crashed = said(states()["crashed"], view=changed)
     assert crashed.index("killed by SIGKILL") < crashed.index("x: wall time")
     assert "x: wall time" not in written(words.message(Model(states()["crashed"], changed), 120, 1)), "how it ended matters more"
     assert "asked by root@vm, 3 min ago · P goes on" in said(states()["paused"]._replace(cause="by root@vm, 3 min ago"))
     empty = states()["crashed"]._replace(progress=states()["starting"].progress)
-    assert "go through its time" in said(states()["crashed"], told="words") and "go through its time" not in said(empty, told="words")
+    assert "go through its time" in said(states()["crashed"]) and "go through its time" not in said(empty)
 
 
 def test_the_progress_bar_is_full_only_at_the_end():
@@ -286,7 +287,7 @@ def test_random_snapshots_are_never_too_wide():
         width, height = draw.randint(1, 150), draw.randint(1, 20)
         snapshot = poisoned(draw.choice(HOSTILE))
         for panel in PANELS:
-            for made in panel(Model(snapshot, footer=(("q", "Detach", "detach"),)), width, height)[:height]:
+            for made in panel(Model(snapshot), width, height)[:height]:
                 assert line.length(line.fit([piece._replace(text=line.clean(piece.text)) for piece in made], width)) == width
 
 
