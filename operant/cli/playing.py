@@ -45,15 +45,24 @@ def within(option: str, value: float | None, low: float, high: float) -> None:
 
 
 @contextlib.contextmanager
-def _signals_raised() -> Iterator[None]:
-    """While inside, SIGTERM and SIGHUP raise SystemExit with the shell's code for them, so that no partial file is left."""
+def _ended_by_signals() -> Iterator[Callable[[], None]]:
+    """While inside, Ctrl-C, SIGTERM and SIGHUP end the process where the function that is given is called, so that no partial file is left.
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+    A handler that raised could do so where Python drops the exception, as between a fork and its return. A second signal ends the process at once.
+    """
+    received: list[int] = []
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    def check() -> None:
+        if received:
+            raise SystemExit(128 + received[0])
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield
+        yield check
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
@@ -115,11 +124,12 @@ def render(
     show, performer = stage(loaded, lanes=lanes, seed=seed, greedy=not sampled)
     pace = films.pace(show.step_s, fps, every)
     length = _length(films, pace, seconds, steps, episodes)
-    with _signals_raised(), films.replacing(path) as part, _progress(length) as report:
+    with _ended_by_signals() as check, films.replacing(path) as part, _progress(length, check) as report:
         film = films.open_film(part, form, fps=pace.fps, frames=frames)
         try:
             shot = films.shoot(show, performer.step, film, side=side, every=pace.every, length=length, hold=round(_HOLD_S * pace.fps), report=report)
             written = film.finish()
+            check()
         finally:
             film.abandon()
     document = {
@@ -263,8 +273,8 @@ def _length(films: Any, pace: Pace, seconds: float | None, steps: int | None, ep
 
 
 @contextlib.contextmanager
-def _progress(length: Length) -> Iterator[Callable[[int], None]]:
-    """What is told of each frame: a line on a terminal, drawn anew; nothing elsewhere."""
+def _progress(length: Length, check: Callable[[], None]) -> Iterator[Callable[[int], None]]:
+    """What is called with each frame's number: it calls `check`, and on a terminal updates a line of progress."""
     from operant.cli.progress import Screen
 
     screen = Screen(sys.stderr)
@@ -272,6 +282,7 @@ def _progress(length: Length) -> Iterator[Callable[[int], None]]:
 
     def report(count: int) -> None:
         nonlocal told_s
+        check()
         if screen.is_terminal and time.monotonic() - told_s > _TELL_S:
             told_s = time.monotonic()
             screen.show(f"frame {count:,}" + (f" of {length.frames:,}" if length.frames < _MOST_FRAMES else ""))

@@ -1,22 +1,20 @@
 """Films: pictures, one after the other, as a GIF, an MP4 or a PNG. Knows nothing of what is on the pictures, of runs or of policies.
 
-A GIF has one palette for all its frames: their own colours where there are few, as in most environments, else the 255 that come nearest. Pictures wait
-compressed until all colours are known. A file is written beside the one that is asked for, and takes its name only once it is whole.
+Pillow writes GIFs and PNGs, imageio-ffmpeg MP4s. A file is written beside the one that is asked for, and takes its name only once it is complete.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import math
 import os
-import shutil
-import subprocess
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,27 +29,14 @@ FORMATS = (".gif", ".png", ".mp4")
 MOST_BYTES = 1 << 30
 """Pixels of all frames of a GIF, which Pillow holds until it has written them."""
 
-_COLOURS = 255  # one of a GIF's 256 means "as before"
 _GIF_FPS = 50  # viewers take a shorter delay for none at all, and show a tenth of a second
 GAP = 2
 """Pixels between lanes."""
 _BETWEEN = 64  # their grey
 _SHEET_GAP = 4  # pixels between the pictures of a sheet
 _NO_PILLOW = "a GIF or a PNG needs Pillow, which is not installed: pip install 'operant[gif]'"
-_NO_FFMPEG = "an MP4 needs ffmpeg, which is neither installed nor brought by imageio-ffmpeg: pip install 'operant[mp4]', or ask for a .gif"
-
-
-class Film(Protocol):
-    """What pictures of one size are handed to."""
-
-    def add(self, picture: Picture) -> None:
-        """Take a copy of the next picture."""
-
-    def finish(self) -> int:
-        """Write what is left to be written: how many frames there are."""
-
-    def abandon(self) -> None:
-        """Let go of everything, as `finish` does; after it, nothing happens."""
+_NO_FFMPEG = "an MP4 needs imageio-ffmpeg, which brings ffmpeg and is not installed: pip install 'operant[mp4]', or ask for a .gif"
+_FFMPEG_FAILED = "ffmpeg could not write the MP4: see its own message above"
 
 
 class Pace(NamedTuple):
@@ -90,22 +75,15 @@ def check(out: Path, *, force: bool) -> str:
     if not os.access(out.parent, os.W_OK):
         raise MachineError(f"{safe(str(out), 200)} cannot be written: {safe(str(out.parent), 200)} is a folder that may only be read")
     if ending == ".mp4":
-        ffmpeg()
+        try:
+            import imageio_ffmpeg
+
+            imageio_ffmpeg.get_ffmpeg_exe()
+        except (ImportError, RuntimeError):
+            raise MachineError(_NO_FFMPEG) from None
     elif importlib.util.find_spec("PIL") is None:
         raise MachineError(_NO_PILLOW)
     return ending[1:]
-
-
-def ffmpeg() -> str:
-    """The ffmpeg of the machine, else that of imageio-ffmpeg. Raises MachineError where there is neither."""
-    if found := shutil.which("ffmpeg"):
-        return found
-    try:
-        import imageio_ffmpeg
-
-        return str(imageio_ffmpeg.get_ffmpeg_exe())
-    except (ImportError, RuntimeError):
-        raise MachineError(_NO_FFMPEG) from None
 
 
 @contextlib.contextmanager
@@ -129,174 +107,125 @@ def replacing(out: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-class _Reel:
-    """Pictures of one size that wait, compressed: flat colours take a fiftieth."""
+class Film:
+    """Takes pictures of one size, one after the other. They wait compressed: flat colours take a fiftieth."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._waiting: list[bytes] = []
         self._shape: tuple[int, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def add(self, picture: Picture) -> None:
-        """Take a copy."""
+        """Take a copy of the next picture."""
         self._shape = picture.shape
         self._waiting.append(zlib.compress(picture.tobytes(), 1))
 
-    def __getitem__(self, index: int) -> Picture:
+    def picture(self, index: int) -> Picture:
+        """A picture that was added."""
         return np.frombuffer(zlib.decompress(self._waiting[index]), np.uint8).reshape(self._shape)
 
+    def finish(self) -> int:
+        """Write the file: how many frames it has."""
+        raise NotImplementedError
 
-def _packed(picture: Picture) -> NDArray[Any]:
-    """Each pixel's colour as a number of 24 bits."""
-    wide = picture.astype(np.int32)
-    return wide[..., 0] << 16 | wide[..., 1] << 8 | wide[..., 2]
+    def abandon(self) -> None:
+        """Write nothing more; after `finish` this does nothing."""
 
 
-class Gif:
-    """A GIF that plays for ever."""
+class Gif(Film):
+    """A GIF that loops."""
 
     def __init__(self, path: Path, fps: float) -> None:
-        self._path, self._fps, self._reel = path, min(fps, _GIF_FPS), _Reel()
-        self._counts: dict[int, int] = {}
-        self._bytes = 0
+        super().__init__(path)
+        self._fps = min(fps, _GIF_FPS)
 
     def add(self, picture: Picture) -> None:
         """Take a copy of the next picture. Raises UsageError where there are too many."""
-        self._bytes += picture.size // 3
-        if self._bytes > MOST_BYTES:
-            raise UsageError(f"a GIF of more than {len(self._reel):,} such frames does not fit: shorter, a smaller --size, a larger --every, or an .mp4")
-        self._reel.add(picture)
-        for colour, count in zip(*np.unique(_packed(picture), return_counts=True), strict=True):
-            self._counts[int(colour)] = self._counts.get(int(colour), 0) + int(count)
+        count = len(self._waiting)
+        if (count + 1) * picture.size // 3 > MOST_BYTES:
+            raise UsageError(f"a GIF of more than {count:,} such frames does not fit: shorter, a smaller --size, a larger --every, or an .mp4")
+        super().add(picture)
 
     def finish(self) -> int:
-        """Write it."""
+        """Write it. Durations are in hundredths of a second, which is what a GIF counts in, so that a long film stays in step."""
         from PIL import Image
 
-        palette, places = _palette(self._counts)
-        used = set(map(tuple, palette.tolist()))
-        unused = next(colour for k in range(256) if (colour := (k, 0, 255)) not in used)
-        # Handed over as well as set in each frame, it is written once. What is as before is no colour at all, and the smallest part of a file.
-        table_bytes = palette.tobytes() + bytes(unused)
-        table = np.zeros(1 << 24, np.uint8)
-        table[np.fromiter(self._counts, np.int64)] = places
-
-        def frames() -> Iterator[Any]:
-            for k in range(len(self._reel)):
-                frame = Image.fromarray(table[_packed(self._reel[k])])
-                frame.putpalette(table_bytes)
-                yield frame
-
-        # In hundredths of a second, which is what a GIF counts in, so that a long film stays in step.
-        ends = [round(100 * (k + 1) / self._fps) for k in range(len(self._reel))]
-        durations_ms = [10 * (end - start) for start, end in zip([0, *ends], ends, strict=False)]
-        each = frames()
+        count = len(self._waiting)
+        ends = [round(100 * k / self._fps) for k in range(count + 1)]
+        durations_ms = [10 * (end - start) for start, end in itertools.pairwise(ends)]
+        frames = (Image.fromarray(self.picture(k)) for k in range(count))
         with open(self._path, "wb") as file:
-            how = {"palette": table_bytes, "transparency": len(palette), "optimize": True, "disposal": 1}
-            next(each).save(file, "GIF", save_all=True, append_images=each, duration=durations_ms, loop=0, **how)
-        return len(self._reel)
-
-    def abandon(self) -> None:
-        """Nothing is held but memory."""
+            next(frames).save(file, "GIF", save_all=True, append_images=frames, duration=durations_ms, loop=0, optimize=True, disposal=1)
+        return count
 
 
-def _palette(counts: dict[int, int]) -> tuple[Picture, NDArray[np.uint8]]:
-    """A palette (K, 3) for colours of 24 bits, and the place in it of each."""
-    colours = np.array([(colour >> 16, colour >> 8 & 255, colour & 255) for colour in counts], np.uint8)
-    if len(colours) <= _COLOURS:
-        return colours, np.arange(len(colours), dtype=np.uint8)
-    from PIL import Image
-
-    # Median cut sees a colour as often as its share asks for, but at least once, so that what is small keeps its own.
-    weight = np.array(list(counts.values()), np.float64)
-    often = np.maximum(1, np.round(weight / weight.sum() * 65536)).astype(np.int64)
-    cut = Image.fromarray(np.repeat(colours, often, axis=0)[None]).quantize(_COLOURS)
-    palette = np.array(cut.getpalette(), np.uint8).reshape(-1, 3)[:_COLOURS]
-    places = np.empty(len(colours), np.uint8)
-    for first in range(0, len(colours), 4096):
-        apart = colours[first : first + 4096, None].astype(np.int32) - palette[None].astype(np.int32)
-        places[first : first + 4096] = (apart * apart).sum(axis=2).argmin(axis=1)
-    return palette, places
-
-
-class Sheet:
+class Sheet(Film):
     """A PNG of `frames` pictures, evenly spread over all there were, from the first to the last; of one, the last."""
 
     def __init__(self, path: Path, frames: int) -> None:
-        self._path, self._frames, self._reel = path, frames, _Reel()
+        super().__init__(path)
+        self._frames = frames
 
     def add(self, picture: Picture) -> None:
         """Take a copy of the next picture."""
         if self._frames == 1:
-            self._reel = _Reel()
-        self._reel.add(picture)
+            self._waiting.clear()
+        super().add(picture)
 
     def finish(self) -> int:
         """Write it."""
         from PIL import Image
 
-        count = min(self._frames, len(self._reel))
-        wanted = [round(k * (len(self._reel) - 1) / max(1, count - 1)) for k in range(count)] if count > 1 else [len(self._reel) - 1]
-        whole = tiled(np.stack([self._reel[k] for k in wanted]), math.ceil(math.sqrt(count)), _SHEET_GAP, 255)
+        count = min(self._frames, len(self._waiting))
+        places = np.linspace(0, len(self._waiting) - 1, count).round().astype(int)
+        whole = tiled(np.stack([self.picture(k) for k in places]), math.ceil(math.sqrt(count)), _SHEET_GAP, 255)
         with open(self._path, "wb") as file:
             Image.fromarray(whole).save(file, "PNG", optimize=True)
         return count
 
-    def abandon(self) -> None:
-        """Nothing is held but memory."""
 
-
-class Mp4:
+class Mp4(Film):
     """An MP4 (H.264) that ffmpeg writes while the pictures come. Everything plays it: even sides, 4:2:0."""
 
     def __init__(self, path: Path, fps: float) -> None:
-        self._path, self._fps, self._count = path, fps, 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as the film)
+        super().__init__(path)
+        self._fps, self._count = fps, 0
+        self._writer: Generator[None, bytes | None, None] | None = None
 
     def add(self, picture: Picture) -> None:
         """Hand the next picture over. Raises MachineError where ffmpeg has given up."""
-        if self._process is None:
-            self._process = self._start(*picture.shape[:2])
-        assert self._process.stdin is not None
+        if self._writer is None:
+            from imageio_ffmpeg import write_frames
+
+            height, width, _ = picture.shape
+            output = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-crf", "18", "-movflags", "+faststart"]
+            self._writer = write_frames(
+                self._path, (width, height), fps=self._fps, quality=None, codec="libx264", macro_block_size=1, ffmpeg_log_level="error", output_params=output
+            )
+            self._writer.send(None)
         try:
-            self._process.stdin.write(picture.tobytes())
+            self._writer.send(picture.tobytes())
         except OSError:
-            raise self._failure() from None
+            raise MachineError(_FFMPEG_FAILED) from None
         self._count += 1
 
     def finish(self) -> int:
         """Wait until it is whole."""
-        assert self._process is not None and self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        if self._process.wait():
-            raise self._failure()
-        self._words.close()
+        from imageio_ffmpeg import count_frames_and_secs
+
+        self.abandon()
+        try:
+            written, _ = count_frames_and_secs(self._path)
+        except (RuntimeError, OSError):
+            written = 0
+        if written != self._count:
+            raise MachineError(_FFMPEG_FAILED)
         return self._count
 
     def abandon(self) -> None:
         """End ffmpeg."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        self._words.close()
-
-    def _start(self, height: int, width: int) -> subprocess.Popen[bytes]:
-        source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{self._fps:.6f}", "-i", "pipe:0"]
-        target = ["-an", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-c:v", "libx264", "-crf", "18", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
-        command = [ffmpeg(), "-hide_banner", "-loglevel", "error", "-y", *source, *target, "-f", "mp4", str(self._path)]
-        # A session of its own: Ctrl-C is for this program, which then ends it.
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._words, start_new_session=True)
-
-    def _failure(self) -> MachineError:
-        assert self._process is not None
-        self._process.wait()
-        self._words.seek(0)
-        lines = self._words.read().decode("utf-8", "replace").strip().splitlines()
-        return MachineError(f"ffmpeg could not write it: {safe(lines[-1] if lines else f'it ended with {self._process.returncode}', 300)}")
+        if self._writer is not None:
+            self._writer.close()
 
 
 def open_film(path: Path, form: str, *, fps: float, frames: int) -> Film:
