@@ -81,7 +81,7 @@ def chunks(repeats: int) -> None:
     algo = trainer("torch")
     algo.collect()
     algo.update()
-    batch = next(algo._minibatches(algo._order[0].long()))
+    batch = next(algo._batches(algo.minibatches.order[0].long()))
     size = len(batch.returns)
     pool = manual_backward.ThreadPool(torch.get_num_threads())
     works: dict[str, Callable[[], object]] = {}

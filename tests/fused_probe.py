@@ -109,7 +109,7 @@ def prepared(ppo: PPO, seed: int = 5) -> None:
     ppo._returns.copy_(ppo._value[:-1] + 1.0 + noise(ppo._returns))
     ppo._value[:-1].add_(0.2 * noise(ppo._returns))
     _leave_thresholds(ppo)
-    ppo._fill_order(ppo._order.numel(), ppo._turn, ppo._orders)
+    ppo.minibatches.shuffle()
 
 
 def _leave_thresholds(ppo: PPO, margin: float = 0.05) -> None:
@@ -143,7 +143,7 @@ def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor,
     fused.reduce()
     found = policy.flat.gradient.double()
 
-    batch = list(ppo._minibatches(ppo._order[0].long()))[minibatch]
+    batch = list(ppo._batches(ppo.minibatches.order[0].long()))[minibatch]
     advantage = (batch.advantage - ppo._advantage.mean()) / (ppo._advantage.std() + 1e-8) if config.normalize_advantages else batch.advantage
     exact = Batch(
         batch.observation,

@@ -94,8 +94,8 @@ def both_gradients(ppo: PPO, minibatch: int, precision: str | None = None) -> tu
 
 def expected(ppo: PPO, minibatch: int, precision: str) -> Tensor:
     """The gradient of a minibatch by `Rounded`. The flat vector then holds it."""
-    flat, blocks = ppo.policy.flat, len(ppo._order[0]) // ppo.config.minibatches
-    batch = ppo._shuffled(ppo._order.flatten()[minibatch * blocks : (minibatch + 1) * blocks].long())
+    flat, blocks = ppo.policy.flat, len(ppo.minibatches.order[0]) // ppo.config.minibatches
+    batch = ppo._gathered(ppo.minibatches.order.flatten()[minibatch * blocks : (minibatch + 1) * blocks].long())
     if ppo.config.normalize_advantages:
         batch = batch._replace(advantage=(batch.advantage - ppo._advantage.mean()) / (ppo._advantage.std() + 1e-8))
     allowed = torch.backends.cuda.matmul.allow_tf32

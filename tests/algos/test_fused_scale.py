@@ -95,7 +95,7 @@ def errors(algo: PPO) -> list[tuple[float, float]]:
     assert learner is not None
     algo._collect()
     algo._advantages()
-    algo._fill_order(algo._order.numel(), algo._turn, algo._orders)
+    algo.minibatches.shuffle()
     learner.begin()
     for k in range(EPOCHS * MINIBATCHES):
         gradient, wanted = both_gradients(algo, k)

@@ -18,7 +18,7 @@ from toys import COUNT, FILL, GATE, PICK, PUSH, SEEN, NoParams, bytes_of, clones
 
 from operant import algos
 from operant.algos.ppo import algorithm as ppo_module
-from operant.algos.ppo.algorithm import COLUMNS, PPO, Batch, PPOConfig, Stats, block_lanes, ppo_loss
+from operant.algos.ppo.algorithm import COLUMNS, PPO, Batch, PPOConfig, Stats, ppo_loss
 from operant.compute import kernel
 from operant.envs import find
 from operant.nn import mlp
@@ -717,11 +717,6 @@ def test_found_by_its_file_name():
     assert "ppo" in algos.names() and algos.load("ppo") is PPO and PPO.Config is PPOConfig
     with pytest.raises(KeyError):
         algos.load("ppoo")
-
-
-@pytest.mark.parametrize(("lanes", "block"), [(1, 1), (2, 2), (3, 1), (24, 8), (31, 1), (32, 32), (48, 16), (96, 32), (1024, 32), (1000, 8)])
-def test_blocks_of_lanes(lanes, block):
-    assert block_lanes(lanes) == block
 
 
 @pytest.mark.parametrize(

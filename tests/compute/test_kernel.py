@@ -56,7 +56,7 @@ def discount() -> returns.Discount:
 
 GROUPS = {  # the two groups each body is launched with
     world_noise.noise_body: lambda: (clock(), world_noise.Noise(zeros(T, U, N))),
-    noise.order_body: lambda: (clock(), noise.Order(zeros(T, N, dtype=torch.int32))),
+    noise.order_body: lambda: (clock(), noise.Order(zeros(T, N, dtype=torch.int32), 2, 1, 1)),
     returns.advantage_body: lambda: (discount(), trace()),
     returns.accrual_body: lambda: (discount(), accrual()),
 }

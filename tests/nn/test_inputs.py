@@ -234,7 +234,7 @@ def test_manual_backward_of_categories_against_autograd_once():
     ppo = ppo_on(NAMES, 16, mlp.Config(hidden=(7,)), horizon=8, minibatches=1, kernels="auto")
     ppo.collect()
     ppo._advantages()
-    batch = ppo._shuffled(ppo._order[0].long())
+    batch = ppo._gathered(ppo.minibatches.order[0].long())
     batch.observation[1, 3] = 200  # names no kind
     numbers = manual_backward.Gradient(ppo.policy, ppo.config, 128, manual_backward.ThreadPool(1))(batch)
     found = ppo.policy.flat.gradient.clone()

@@ -23,7 +23,7 @@ from operant.algos.ppo import fused, manual_backward, metrics
 from operant.algos.ppo.stats import Stats
 from operant.compute.graphs import Graphed
 from operant.compute.kernel import bind, kernel
-from operant.data import noise, returns
+from operant.data import minibatches, returns
 from operant.envs import Env
 from operant.nn import mlp, work
 from operant.nn.distributions import masked
@@ -32,13 +32,9 @@ from operant.nn.optimizer import Adam
 from operant.nn.policy import Policy
 from operant.settings import Count, Real, Section
 from operant.worlds.device_world import World
-from operant.worlds.noise import Clock, seed_words
 
 BOOTSTRAP_SAMPLES = 2**19
 """On a GPU, values of final observations are computed for so many samples at a time: fewer launches, and memory that stays small."""
-
-BLOCK_LANES = 32
-"""Minibatches permute blocks of this many neighbouring lanes of one tick: a field-major observation is then read in whole sectors of memory."""
 
 log = logging.getLogger("operant.ppo")
 
@@ -85,8 +81,8 @@ class PPOConfig(Section):
         None,
         ge=1,
         le=1024,
-        description="parts of a minibatch whose gradients fused kernels sum one by one, then in a fixed tree: a power of two; by default by its size and the "
-        "network's, and kept by the run in kernel_config",
+        description="C: parts of a minibatch whose gradients are summed one by one, then in a fixed tree: a power of two, a multiple of the shards of lanes. "
+        "The same C gives the same bits on any number of devices. By default chosen by the sizes of minibatch and network; on a GPU kept in kernel_config",
     )
     microbatch: Count | None = Field(
         None,
@@ -99,24 +95,7 @@ class PPOConfig(Section):
         """Values that do not fit together, as (key, message)."""
         if self.horizon * lanes < 2:
             return [("horizon", "one lane x 1 step is a single sample, which has no variance: an iteration needs 2 or more (raise algo.horizon or env.lanes)")]
-        blocks = self.horizon * lanes // block_lanes(lanes)
-        if blocks % self.minibatches == 0:
-            return []
-        return [
-            (
-                "minibatches",
-                f"{lanes:,} lanes x {self.horizon} steps are {blocks:,} blocks of {block_lanes(lanes)} lanes, "
-                f"which {self.minibatches} minibatches do not divide (use a power of two, or change env.lanes or algo.horizon)",
-            )
-        ]
-
-
-def block_lanes(lanes: int) -> int:
-    """Lanes in a block: the largest power of two up to 32 that divides their number."""
-    block = BLOCK_LANES
-    while lanes % block:
-        block //= 2
-    return block
+        return minibatches.problems(self.horizon, lanes, self.minibatches, self.chunks)
 
 
 COLUMNS = (*(spec.name for spec in metrics.specs()), "not_finite")
@@ -178,7 +157,7 @@ class PPO:
 
     Config = PPOConfig
     parts: ClassVar[dict[str, str]] = {
-        "world.step": "environment", "_forward": "network", "_bootstrap": "network", "_advantages": "advantages", "_shuffled": "shuffle",
+        "world.step": "environment", "_forward": "network", "_bootstrap": "network", "_advantages": "advantages", "_gathered": "shuffle",
         "_gradient": "gradient", "_optimizer.step": "optimiser", "_update_normalizers": "normalizers", "fused.act": "network", "fused.bootstrap": "network",
         "fused.begin": "advantages", "fused.backward": "gradient", "fused.reduce": "gradient", "fused.step": "optimiser",
     }  # fmt: skip
@@ -218,11 +197,9 @@ class PPO:
         self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
 
         # The kernels beside the world's, and what they read and write.
-        self._block = block_lanes(N)
-        self._order = torch.zeros(config.epochs, T * N // self._block, dtype=torch.int32, device=device)
-        self._fill_order = kernel(noise.order_body, device)
+        cut = minibatches.layout(T, N, config.minibatches, config.chunks)
+        self.minibatches = minibatches.Minibatches(cut, config.epochs, seed, self._iteration)
         self._estimate, self._accrue = kernel(returns.advantage_body, device), kernel(returns.accrual_body, device)
-        self._turn, self._orders = bind(Clock(self._iteration, seed_words(seed, 0, device), 0)), bind(noise.Order(self._order))
         # float32, or the kernels would compute in float64.
         self._discount = returns.Discount(float32(config.gamma), float32(config.gamma * config.gae_lambda))  # type: ignore[arg-type]
         rollout = self.rollout
@@ -260,13 +237,15 @@ class PPO:
         """The fused kernels over this trainer's buffers; None where torch's are to do the work."""
         config = self.config
         buffers = fused.Buffers(
-            self.rollout, self._raw, self._noise, samples, self._final_value, self._order, self._iteration, self._skip, self._learning_rate, self.stats
+            self.rollout, self._raw, self._noise, samples, self._final_value, self.minibatches.order, self._iteration, self._skip, self._learning_rate,
+            self.stats,
         )
         coefficients = fused.Coefficients(
             config.clip, config.value_clip, config.entropy_coefficient, config.value_coefficient, config.max_gradient_norm, config.normalize_advantages,
             config.target_kl, config.adam_epsilon, config.learning_rate, self._anneal_iterations if config.anneal else None,
         )  # fmt: skip
-        layout = fused.Layout(self._block, config.minibatches)
+        cut = self.minibatches.layout
+        layout = fused.Layout(cut.block, cut.minibatches, cut.shards)
         learner = fused.build(
             self.policy, self._optimizer, buffers, coefficients, layout, kernels=config.kernels, precision=config.precision, config=config.kernel_config,
             chunks=config.chunks,
@@ -379,7 +358,7 @@ class PPO:
         config = self.config
         self._advantages()
         if self.fused is not None:
-            self._fill_order(self._order.numel(), self._turn, self._orders)
+            self.minibatches.shuffle()
             self.fused.update(config.epochs)
             self._update_normalizers()
             self._carry_on()
@@ -389,11 +368,11 @@ class PPO:
         if config.anneal:
             remaining = 1.0 - self._iteration.float() / self._anneal_iterations
             self._learning_rate.copy_((config.learning_rate * remaining.clamp_min(0.0))[0])
-        self._fill_order(self._order.numel(), self._turn, self._orders)
+        self.minibatches.shuffle()
         self._skip.zero_()
         totals = torch.zeros(6, device=self.device)
         for epoch in range(config.epochs):
-            for batch in self._minibatches(self._order[epoch].long()):
+            for batch in self._batches(self.minibatches.order[epoch].long()):
                 totals += self._descend(batch)
         totals /= config.epochs * config.minibatches
 
@@ -403,44 +382,28 @@ class PPO:
         not_finite = (~torch.isfinite(self.policy.flat.values.data)).sum() + (~torch.isfinite(totals)).sum()
         self.stats.copy_(torch.cat([totals, torch.stack([explained, self._learning_rate, not_finite.float()])]))
 
-    def _minibatches(self, order: Tensor) -> Iterator[Batch]:
-        """The samples in the order of their blocks (M), in equal parts."""
+    def _batches(self, order: Tensor) -> Iterator[Batch]:
+        """The samples of an epoch's blocks (M), a minibatch at a time."""
         parts = self.config.minibatches
         if self.world.env.pixels:  # which would take too much room all at once
-            for chunk in order.chunk(parts):
-                yield self._shuffled(chunk)
+            for blocks in order.chunk(parts):
+                yield self._gathered(blocks)
         else:
-            samples = self._shuffled(order)
+            samples = self._gathered(order)
             yield from samples.split([len(samples.returns) // parts] * parts)
 
-    def _shuffled(self, order: Tensor) -> Batch:
-        """The samples of some blocks (M), in this order."""
-        T, N = self._reward.shape
-        groups = N // self._block
-        step, group = (order // groups)[None], (order % groups)[None]
-
-        def rows(buffer: Tensor) -> Tensor:
-            """(T, R, N) -> (R, T N)."""
-            row = torch.arange(buffer.shape[1], device=self.device)[:, None]
-            return buffer.view(T, buffer.shape[1], groups, self._block)[step, row, group].flatten(1)
-
-        def single(buffer: Tensor) -> Tensor:
-            """(T, N) -> (T N)."""
-            return buffer.view(T * groups, self._block).index_select(0, order).flatten()
-
-        def whole(buffer: Tensor) -> Tensor:
-            """Pictures (T, O, N), which lie in memory one after the other -> (O, M block), likewise."""
-            pictures = buffer.transpose(1, 2).reshape(T * groups, self._block, -1)
-            return pictures.index_select(0, order).flatten(0, 1).t()
-
+    def _gathered(self, blocks: Tensor) -> Batch:
+        """The samples of some blocks (m), in this order."""
+        gather, rollout = self.minibatches.gather, self.rollout
+        gather_observation = self.minibatches.gather_pictures if self.world.env.pixels else gather
         return Batch(
-            observation=(whole if self.world.env.pixels else rows)(self.rollout.observation[:-1]),
-            action=rows(self._raw),
-            log_probability=single(self._log_probability),
-            value=single(self._value[:-1]),
-            advantage=single(self._advantage),
-            returns=single(self._returns),
-            legal=None if self.rollout.legal is None else rows(self.rollout.legal[:-1]),
+            observation=gather_observation(rollout.observation[:-1], blocks),
+            action=gather(self._raw, blocks),
+            log_probability=gather(self._log_probability, blocks),
+            value=gather(self._value[:-1], blocks),
+            advantage=gather(self._advantage, blocks),
+            returns=gather(self._returns, blocks),
+            legal=None if rollout.legal is None else gather(rollout.legal[:-1], blocks),
         )
 
     def _descend(self, batch: Batch) -> Tensor:

@@ -1,0 +1,150 @@
+"""Minibatches: which samples of a rollout each optimizer step learns from, and how its sums are cut. Knows lanes and steps; knows no network and no loss.
+
+A *block* is up to 32 neighbouring lanes of one step: a field-major buffer is then read in whole sectors of memory. Lanes form *shards*, aligned ranges of equal
+size; a device owns whole shards. Blocks are permuted within their shard, and every minibatch takes equally many of each: which samples a minibatch holds is a
+function of (seed, iteration, shard), whichever device has them. A minibatch lies shard after shard, cut into *chunks*, each inside one shard: what is summed
+over a minibatch is one row of partial sums a chunk, added in a fixed binary tree (see `tree_sum`), so the sum does not depend on who computed which row.
+
+Shape letters: T steps, N lanes, R rows of a buffer, E epochs, M blocks of a rollout, m of some of its blocks, B samples of a minibatch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from operant.compute.kernel import bind, kernel
+from operant.data import noise
+from operant.worlds.noise import Clock, seed_words
+
+BLOCK_LANES = 32
+"""Lanes of a block, at most."""
+
+MOST_SHARDS = 8
+"""Shards of the lanes, at most, and so devices."""
+
+CPU_CHUNK = 1024
+"""Samples of a chunk on a CPU, at most: with fewer, calls cost more than work; with more, activations leave the cache before the backward pass reads them."""
+
+
+class Layout(NamedTuple):
+    """How T steps of N lanes are cut into minibatches; see `layout`."""
+
+    steps: int
+    lanes: int
+    minibatches: int  # of an epoch
+    block: int  # neighbouring lanes of one step
+    shards: int  # a power of two
+    chunks: int  # of a minibatch: a power of two, a multiple of the shards
+
+    @property
+    def groups(self) -> int:
+        """Blocks of one step."""
+        return self.lanes // self.block
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a rollout, M."""
+        return self.steps * self.groups
+
+    @property
+    def samples(self) -> int:
+        """Samples of a minibatch, B."""
+        return self.steps * self.lanes // self.minibatches
+
+    @property
+    def shard_blocks(self) -> int:
+        """Blocks of one shard in a minibatch."""
+        return self.blocks // (self.minibatches * self.shards)
+
+    @property
+    def chunk_blocks(self) -> int:
+        """Blocks of a chunk; the last chunks of a shard may have fewer, or none."""
+        return -(-self.shard_blocks // (self.chunks // self.shards))
+
+    def chunk_sizes(self) -> list[int]:
+        """The samples of each chunk of a minibatch, in their order; some may be 0."""
+        ends = [min((k + 1) * self.chunk_blocks, self.shard_blocks) for k in range(self.chunks // self.shards)]
+        sizes = [(end - begin) * self.block for begin, end in zip([0, *ends], ends, strict=False)]
+        return sizes * self.shards
+
+
+def block_lanes(lanes: int) -> int:
+    """Lanes of a block: the largest power of two up to 32 that divides their number."""
+    return min(BLOCK_LANES, lanes & -lanes)
+
+
+def layout(steps: int, lanes: int, minibatches: int, chunks: int | None = None) -> Layout:
+    """How a rollout is cut: as many shards up to 8, a power of two, as share lanes and each minibatch evenly; a CPU's number of chunks, where none is given."""
+    block = block_lanes(lanes)
+    groups, shards = lanes // block, MOST_SHARDS
+    while shards > 1 and (groups % shards or steps * groups // shards % minibatches):
+        shards //= 2
+    return Layout(steps, lanes, minibatches, block, shards, chunks or cpu_chunks(steps * lanes // minibatches, shards))
+
+
+def cpu_chunks(samples: int, shards: int) -> int:
+    """Chunks of a minibatch of so many samples on a CPU: the fewest of at most 1,024 samples. A function of the layout, not of the number of threads."""
+    chunks = shards
+    while samples > chunks * CPU_CHUNK:
+        chunks *= 2
+    return chunks
+
+
+def problems(steps: int, lanes: int, minibatches: int, chunks: int | None) -> list[tuple[str, str]]:
+    """Why a rollout cannot be cut so, as (key, sentence)."""
+    block = block_lanes(lanes)
+    blocks = steps * lanes // block
+    if blocks % minibatches:
+        cut = f"{lanes:,} lanes x {steps} steps are {blocks:,} blocks of {block} lanes, which {minibatches} minibatches do not divide"
+        return [("minibatches", f"{cut} (use a power of two, or change env.lanes or algo.horizon)")]
+    if chunks is None:
+        return []
+    found = layout(steps, lanes, minibatches, chunks)
+    most = found.shards * found.shard_blocks
+    if chunks & (chunks - 1) or not found.shards <= chunks <= most:
+        most = 1 << (most.bit_length() - 1)
+        allowed = f"a power of two from {found.shards} (the shards of the lanes) to {most} (the blocks of a minibatch)"
+        return [("chunks", f"{chunks} chunks of a minibatch: this should be {allowed}")]
+    return []
+
+
+class Minibatches:
+    """The minibatches of a rollout, in an order that is drawn anew each iteration."""
+
+    def __init__(self, cut: Layout, epochs: int, seed: int, iteration: Tensor) -> None:
+        """`iteration` (1) int64 is read at each shuffle; the order lies on its device."""
+        self.layout, device = cut, iteration.device
+        self.order = torch.zeros(epochs, cut.blocks, dtype=torch.int32, device=device)  # (E, M): block t N / block + n / block, minibatch after minibatch
+        self._clock = bind(Clock(iteration, seed_words(seed, 0, device), 0))
+        self._fill = kernel(noise.order_body, device)
+        self._order = bind(noise.Order(self.order, cut.groups, cut.shards, cut.minibatches))
+
+    def shuffle(self) -> None:
+        """Draw the order of this iteration, of all its epochs."""
+        self._fill(self.order.numel(), self._clock, self._order)
+
+    def gather(self, buffer: Tensor, blocks: Tensor) -> Tensor:
+        """The samples of some blocks (m), in this order: (T, N) -> (m block), (T, R, N) -> (R, m block)."""
+        T, groups, block = self.layout.steps, self.layout.groups, self.layout.block
+        if buffer.ndim == 2:
+            return buffer.view(T * groups, block).index_select(0, blocks).flatten()
+        row = torch.arange(buffer.shape[1], device=buffer.device)[:, None]
+        return buffer.view(T, buffer.shape[1], groups, block)[(blocks // groups)[None], row, (blocks % groups)[None]].flatten(1)
+
+    def gather_pictures(self, buffer: Tensor, blocks: Tensor) -> Tensor:
+        """The same of pictures (T, R, N), each of which is contiguous in memory -> (R, m block), likewise."""
+        pictures = buffer.transpose(1, 2).reshape(self.layout.blocks, self.layout.block, -1)
+        return pictures.index_select(0, blocks).flatten(0, 1).t()
+
+
+def tree_sum(rows: Tensor) -> Tensor:
+    """The sum over the first axis by a fixed binary tree: neighbours, then neighbours of those ... (C, ...) -> (...); C is a power of two.
+
+    It equals the tree over each shard's rows, then over the shards, and has the same bits however the rows came about.
+    """
+    while len(rows) > 1:
+        rows = rows[0::2] + rows[1::2]
+    return rows[0]
