@@ -1,12 +1,14 @@
 """The buckets that a metric's history is summed up in: their edges, their contents, and how new records fall into them. Standard library only.
 
-Knows nothing of how many levels of buckets there are, nor of threads: see `monitor.data.series`.
+Knows no metric's name and no record: see `monitor.data.series`.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,6 +33,31 @@ class Level:
         for one in (*self.ends, self.filled):
             del one[last:]
             del one[:first]
+
+
+class Levels:
+    """All levels of a run, from single records to the coarsest, which reaches back to the first record. To change or read them, hold `lock`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.all = [Level(1)]
+        self.version = 0  # grows with every change
+
+    @property
+    def last(self) -> tuple[float, float, float] | None:
+        """Step, wall seconds and iteration of the newest record."""
+        ends = self.all[-1].ends
+        return (ends[0][-1], ends[1][-1], ends[2][-1]) if ends[0] else None
+
+    def choose(self, axis: int, first: float, last: float, wanted: int) -> int:
+        """The coarsest level that has `wanted` buckets in [first, last], or else the finest that reaches back to `first`. The lock is held."""
+        reach = [index for index, level in enumerate(self.all) if level.begins and level.begins[axis] <= first]
+        finest = reach[0] if reach else len(self.all) - 1
+        for index in range(len(self.all) - 1, finest, -1):
+            ends = self.all[index].ends[axis]
+            if bisect_right(ends, last) - bisect_left(ends, first) >= wanted:
+                return index
+        return finest
 
 
 class Part:

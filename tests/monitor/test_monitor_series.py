@@ -102,12 +102,12 @@ def test_memory_is_bounded(count, metrics):
     fill(table, [column] * metrics, blocks=(9_000, 25))
     cells = 0
     for curve in table.curves.values():
-        for level, part in zip(table._levels, curve._parts, strict=True):
+        for level, part in zip(table.levels.all, curve.parts, strict=True):
             assert len(part.low) == len(part.high) == len(part.total) == len(part.count) == len(part.bad) == len(level.filled)
             cells += len(part.low)
-    assert sum(table._levels[-1].filled) == table.records == count
-    assert len(table._levels) == max(1, 1 + math.ceil(math.log(count / table._buckets, 4)))
-    assert cells <= metrics * len(table._levels) * 1.25 * BUCKETS * min(1.0, 64 / metrics)
+    assert sum(table.levels.all[-1].filled) == table.records == count
+    assert len(table.levels.all) == max(1, 1 + math.ceil(math.log(count / table.buckets, 4)))
+    assert cells <= metrics * len(table.levels.all) * 1.25 * BUCKETS * min(1.0, 64 / metrics)
 
 
 def test_the_whole_run_is_never_shown_by_few_buckets():
@@ -194,7 +194,7 @@ def test_after_a_rewind_nothing_later_is_left(count, back):
     fill(table, [again], start=max(back, 0) + 1, step=1)
     assert curve.latest == 2_099.0 and curve.best == 2_099.0
     assert [point.mean for point in curve.view("iteration", back + 1901 - 0.5 + (back < 0), back + 2000 + 0.5 + (back < 0), 100)] == again[-100:]
-    assert sum(table._levels[-1].filled) == table.records
+    assert sum(table.levels.all[-1].filled) == table.records
 
 
 def test_a_rewind_among_recent_records_loses_none_of_them():

@@ -1,0 +1,247 @@
+"""One metric's values over a run's levels of buckets: its newest value, best, trend, and its points for a chart. Standard library only.
+
+Knows no file and no screen. One thread writes (through `monitor.data.series.Table`), any number read: each method that reads buckets holds the levels' lock.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from monitor.data.downsampling import Levels, Part, Plan, sum_up
+from monitor.data.snapshot import Axis, Point
+
+_AXES: Final[tuple[Axis, ...]] = ("step", "wall", "iteration")
+_TREND_S, _TREND_SHORTEST_S, _TREND_POINTS, _TREND_FEWEST = 60.0, 4.0, 48, 6
+_FORGOTTEN = 0.02  # the weight below which what came before a window no longer shows in its smoothed line
+
+
+class Column(NamedTuple):
+    """What a metric is, as far as drawing it goes."""
+
+    name: str
+    label: str
+    unit: str = ""
+    higher_better: bool = False
+    log_axis: bool = False
+    must_be_finite: bool = False
+    kind: str = "gauge"
+
+
+class Curve:
+    """One metric of a table: `monitor.data.snapshot.Series`. Alive: it shows the newest records whenever it is asked."""
+
+    def __init__(self, levels: Levels, column: Column) -> None:
+        self.name, self.label, self.unit, self.higher_better, self.log_axis, self._must_be_finite, self.kind = column
+        self.latest: float | None = None  # the newest finite value
+        self.not_finite = 0
+        self.parts: list[Part] = [Part()]  # one for each level
+        self._levels = levels
+        self._best: tuple[int, float | None] = (-1, None)
+        self._trend: tuple[float, float | None] = (-math.inf, None)  # and the wall second it was found in
+
+    # -------------------------------------------------------------------------------------------------------------------------------- writing
+
+    def take(self, index: int, plan: Plan, values: Sequence[float]) -> None:
+        """Add the values of new records to a level, as the plan says. The lock is held."""
+        part, size, strict = self.parts[index], self._levels.all[index].size, self._must_be_finite
+        if plan.emptied:
+            part.cut(0, 0)
+        if plan.joined:
+            part.merge(*sum_up(values[: plan.joined], strict))
+        if size == 1 and math.isfinite(sum(values)):
+            new = values[plan.starts.start :] if plan.starts.start else values
+            for one in (part.low, part.high, part.total):
+                one.extend(new)
+            part.count.extend([1] * len(new))
+            part.bad.extend([0] * len(new))
+            return
+        for start in plan.starts:
+            part.append(*sum_up(values[start : start + size], strict))
+
+    def note(self, values: Sequence[float]) -> None:
+        """Remember the newest finite value of new records, and how many were not finite."""
+        self.latest = next((float(value) for value in reversed(values) if math.isfinite(value)), self.latest)
+        if not math.isfinite(sum(values)):
+            self.not_finite += sum_up(values, self._must_be_finite)[4]
+
+    def recall(self) -> None:
+        """What was noted, found again after a rewind."""
+        self.not_finite, self.latest = sum(self.parts[-1].bad), None
+        for part in self.parts:
+            filled = next((k for k in range(len(part.count) - 1, -1, -1) if part.count[k]), None)
+            if filled is not None:
+                self.latest = part.total[filled] / part.count[filled]
+                return
+
+    # -------------------------------------------------------------------------------------------------------------------------------- reading
+
+    @property
+    def best(self) -> float | None:
+        """The largest value there was, where larger is better; None elsewhere."""
+        if not self.higher_better:
+            return None
+        if self._best[0] != self._levels.version:
+            self._best = (self._levels.version, self.highest())
+        return self._best[1]
+
+    @property
+    def trend_per_min(self) -> float | None:
+        """The slope over the last minute of wall time, by Tukey's resistant line (medians of the first and the last third): outliers do not turn it.
+
+        Found anew when the records have gone on (or back) by a second.
+        """
+        last = self._levels.last
+        if last is not None and abs(last[1] - self._trend[0]) >= 1.0:
+            with self._levels.lock:
+                self._trend = (last[1], self._slope())
+        return self._trend[1]
+
+    def _slope(self) -> float | None:
+        last = self._levels.last
+        if last is None:
+            return None
+        index = self._levels.choose(1, last[1] - _TREND_S, last[1], _TREND_POINTS)
+        ends = self._levels.all[index].ends[1]
+        first = bisect_left(ends, last[1] - _TREND_S)
+        starts = range(first, len(ends), max(1, (len(ends) - first) // _TREND_POINTS))
+        means = self.means(index, starts, len(ends))
+        points = [(ends[min(start + starts.step, len(ends)) - 1], mean) for start, mean in zip(starts, means, strict=True) if not math.isnan(mean)]
+        third = len(points) // 3
+        if len(points) < _TREND_FEWEST or points[-1][0] - points[0][0] < _TREND_SHORTEST_S:
+            return None
+        (early_s, early), (late_s, late) = (
+            (_median([x for x, _ in some]), _median([y for _, y in some])) for some in (points[:third], points[-third:])
+        )
+        slope = (late - early) / (late_s - early_s) * 60.0 if late_s > early_s else math.nan
+        return slope if math.isfinite(slope) else None
+
+    def highest(self, step: float | None = None) -> float | None:
+        """The largest finite value up to a step (None: of all)."""
+        with self._levels.lock:
+            high = self.parts[-1].high
+            largest = max(high if step is None else high[: bisect_left(self._levels.all[-1].ends[0], step) + 1], default=-math.inf)
+        return largest if math.isfinite(largest) else None
+
+    def course(self, step: float | None = None) -> tuple[float, float, float] | None:
+        """The first value (the mean of its bucket), the highest and the newest up to a step (None: of all); None while there is none."""
+        with self._levels.lock:
+            part, end = self.parts[-1], len(self.parts[-1].count)
+            if step is not None:
+                end = min(end, bisect_left(self._levels.all[-1].ends[0], step) + 1)
+            first = next((k for k in range(end) if part.count[k]), None)
+            last = next((k for k in range(end - 1, -1, -1) if part.count[k]), None)
+            if first is None or last is None:
+                return None
+            newest = self.latest if step is None and self.latest is not None else part.total[last] / part.count[last]
+            return part.total[first] / part.count[first], max(part.high[:end]), newest
+
+    def means(self, index: int, starts: range, end: int) -> list[float]:
+        """The means of a level's buckets up to `end`, as many to each as `starts` is apart; NaN where there is no value. The lock is held."""
+        part, size = self.parts[index], starts.step
+        if size == 1:
+            pairs = zip(part.total[starts.start : end], part.count[starts.start : end], strict=True)
+            return [total / count if count else math.nan for total, count in pairs]
+        limits = [(start, min(start + size, end)) for start in starts]
+        return [sum(part.total[start:stop]) / count if (count := sum(part.count[start:stop])) else math.nan for start, stop in limits]
+
+    def extent(self, axis: Axis) -> tuple[float, float] | None:
+        """First and last x there is a value for; None while there is none. The first is where the first bucket begins."""
+        which = _AXES.index(axis)
+        with self._levels.lock:
+            level, part = self._levels.all[-1], self.parts[-1]
+            buckets = range(len(part.count))
+            first = next((k for k in buckets if part.count[k] or part.bad[k]), None)
+            last = next((k for k in reversed(buckets) if part.count[k] or part.bad[k]), None)
+            if first is None or last is None:
+                return None
+            return (level.ends[which][first - 1] if first else level.begins[which]), level.ends[which][last]
+
+    def view(self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0) -> Sequence[Point | None]:
+        """`columns` points that cover [first, last]; None where there is no value.
+
+        A record stands for the time from the one before it to its own x, as it covers those iterations; so one wider than a column fills the columns it
+        covers, and a column is None only before the first record, after the last, or where the records hold no value (no episode ended): whether to draw
+        across such a gap is the chart's matter. A column whose values were all broken is marked, and repeats the value before it.
+        `smoothing` in [0, 1) is the weight of an exponential mean, a column, over the means; bands stay as they are. It begins before the window, so
+        that scrolling does not move the line.
+        """
+        width = (last - first) / columns if columns > 0 else 0.0
+        if not (width > 0.0 and math.isfinite(width)):
+            return [None] * max(0, columns)
+        smoothing = min(max(smoothing, 0.0), 0.999)
+        lead = min(2 * columns, math.ceil(math.log(_FORGOTTEN) / math.log(smoothing))) if smoothing > 0.0 else 0
+        which = _AXES.index(axis)
+        with self._levels.lock:
+            index = self._levels.choose(which, first, last, columns)
+            level, part = self._levels.all[index], self.parts[index]
+            ends = level.ends[which]
+            if not ends:
+                return [None] * columns
+            lead = min(lead, max(0, math.ceil((first - level.begins[which]) / width)))
+            points = self._columns(part, ends, level.begins[which], first - lead * width, width, columns + lead)
+        return _smoothed(points, smoothing)[lead:] if smoothing > 0.0 else points
+
+    @staticmethod
+    def _columns(part: Part, ends: array[float], begin: float, first: float, width: float, columns: int) -> list[Point | None]:
+        points: list[Point | None] = []
+        known: Point | None = None
+        filled, point = (-1, -1), known
+        left = bisect_left(ends, first)
+        for column in range(columns):
+            # Buckets that end in (left edge, right edge], or else the one that reaches across the column.
+            edge = first + (column + 1) * width
+            right = bisect_right(ends, edge, left)
+            if column == columns - 1 and right < len(ends) and ends[right] - edge < 1e-9 * max(abs(edge), 1.0):
+                right += 1
+            span = (left, right) if right > left else (left, left + 1)
+            outside = span[1] > len(ends) or (edge < begin if left == 0 else False)
+            if outside:
+                point, filled = None, (-1, -1)
+            elif span != filled:
+                point, filled = part.point(*span), span
+                if point is None and any(part.bad[slice(*span)]):
+                    before = known.mean if known is not None else 0.0
+                    point = Point(before, before, before, True)
+                elif point is not None:
+                    known = point
+            points.append(point)
+            left = right
+        return points
+
+    def near(self, axis: Axis, x: float) -> tuple[float, Point] | None:
+        """The point nearest to x and its exact x, for inspection: a single record where it is recent, else the finest bucket there is."""
+        which = _AXES.index(axis)
+        with self._levels.lock:
+            for index in range(self._levels.choose(which, x, x, 1 << 30), len(self.parts)):
+                ends, part = self._levels.all[index].ends[which], self.parts[index]
+                at = bisect_left(ends, x)
+                right = next((k for k in range(at, len(ends)) if part.count[k]), None)
+                left = next((k for k in range(min(at, len(ends)) - 1, -1, -1) if part.count[k]), None)
+                found = [k for k in (left, right) if k is not None]
+                if found:
+                    best = min(found, key=lambda k: abs(ends[k] - x))
+                    point = part.point(best, best + 1)
+                    assert point is not None
+                    return ends[best], point
+        return None
+
+
+def _smoothed(points: list[Point | None], weight: float) -> list[Point | None]:
+    """Exponential means, without the pull of an initial zero (Kingma & Ba's correction)."""
+    smooth = mass = 0.0
+    result: list[Point | None] = []
+    for point in points:
+        if point is None:
+            result.append(None)
+            continue
+        smooth, mass = weight * smooth + (1.0 - weight) * point.mean, weight * mass + (1.0 - weight)
+        result.append(point._replace(mean=smooth / mass))
+    return result
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
