@@ -1,6 +1,6 @@
-"""The command `operant monitor`: which run is meant, and whether there is a terminal to show it on. Standard library only, until a screen is opened.
+"""The command `operant monitor`: which run is meant, and whether a terminal can show it. Standard library only, until a screen is opened.
 
-Knows no widget. Errors are OperantError, each with its sentence and its exit code; whoever calls prints them.
+Knows no widget. Errors are OperantError, each with its sentence and its exit code; the caller prints them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ from typing import TYPE_CHECKING, NoReturn
 from monitor import plain
 from operant import runs
 from operant.errors import NotFoundError, UsageError
-from operant.runs import states
 from operant.text import safe
 
 if TYPE_CHECKING:
     from monitor.data.feed import LiveFeed
     from monitor.data.listing import Listing
     from monitor.data.snapshot import RunRow, Snapshot
-    from operant.runs.folder import Run
 
 SMALLEST = (40, 10)
 """Columns and lines that the screen needs."""
-_ONCE = (100, 30)  # of `--once` where there is no terminal
+_ONCE = (100, 30)  # of `--once` without a terminal
 _FPS = (1, 20)
 _THEMES = ("dark", "light")
 
@@ -50,8 +48,8 @@ def main(arguments: list[str]) -> int:
     return _open(run, reach, readonly=options.readonly, ascii_only=options.ascii, fps=fps, theme=options.theme)
 
 
-def open_monitor(run: Run, *, readonly: bool = False, ascii_only: bool = False, fps: int | None = None) -> int:
-    """Show one run until the user leaves: 0. Without a terminal, a line every five seconds until the run's end: the run's exit code.
+def open_monitor(run: runs.Run, *, readonly: bool = False, ascii_only: bool = False, fps: int | None = None) -> int:
+    """Show one run until the user quits: 0. Without a terminal, a line every five seconds until the run's end: the run's exit code.
 
     Raises UsageError where the terminal is too small.
     """
@@ -73,17 +71,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="operant monitor",
         allow_abbrev=False,
-        description="Show a run: live while it trains, or as it ended. Leaving the monitor never touches the run.",
-        epilog="Without RUN: the run that trains; a choice where there are several; the newest where there is none.",
+        description="Show a run: live while it trains, or as it ended. Quitting the monitor does not stop the run.",
+        epilog="Without RUN: the run that trains; a choice where several train; the newest run where none trains.",
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="an id, a unique part of one, a path, latest or live")
     parser.add_argument("--latest", action="store_true", help="the newest run")
-    parser.add_argument("--once", action="store_true", help="print one picture of the screen as text and end")
-    parser.add_argument("--readonly", action="store_true", help="without the keys that stop, pause or checkpoint a run")
+    parser.add_argument("--once", action="store_true", help="print the screen once, as text, and end")
+    parser.add_argument("--readonly", action="store_true", help="disable the keys that stop, pause or checkpoint a run")
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
-    parser.add_argument("--fps", metavar="N", help=f"pictures a second at most, {_FPS[0]} to {_FPS[1]}  [default: $OPERANT_FPS or 4]")
+    parser.add_argument("--fps", metavar="N", help=f"frames a second at most, {_FPS[0]} to {_FPS[1]}  [default: $OPERANT_FPS or 4]")
     parser.add_argument("--theme", choices=_THEMES, help="[default: dark]")
-    parser.add_argument("--runs", metavar="FOLDER", help="where runs lie  [default: $OPERANT_RUNS or ./runs]")
+    parser.add_argument("--runs", metavar="FOLDER", help="folder of the runs  [default: $OPERANT_RUNS or ./runs]")
     return parser
 
 
@@ -95,7 +93,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _fps(given: str | None) -> int:
-    """How often a second the screen may be drawn: the option, $OPERANT_FPS, or 4."""
+    """Frames a second at most: the option, $OPERANT_FPS, or 4."""
     source, value = ("--fps", given) if given is not None else ("$OPERANT_FPS", os.environ.get("OPERANT_FPS") or "4")
     if not value.isascii() or not value.isdecimal() or not _FPS[0] <= int(value[:9]) <= _FPS[1]:
         raise UsageError(f"{source} is '{safe(value, 40)}'; it must be a whole number of {_FPS[0]} to {_FPS[1]}")
@@ -105,7 +103,7 @@ def _fps(given: str | None) -> int:
 # WHICH RUN
 
 
-def _choose(name: str | None, reach: runs.Reach) -> Run | None:
+def _choose(name: str | None, reach: runs.Reach) -> runs.Run | None:
     """The run that is meant; None where the user has to choose between those that train. Raises NotFoundError."""
     if name is not None:
         return runs.resolve(name, *reach)
@@ -117,7 +115,7 @@ def _choose(name: str | None, reach: runs.Reach) -> Run | None:
 
 
 class Folders:
-    """The runs there are, for the picker."""
+    """The runs within reach, for the picker."""
 
     def __init__(self, reach: runs.Reach, *, readonly: bool) -> None:
         self._reach, self._readonly = reach, readonly
@@ -131,19 +129,19 @@ class Folders:
         return self._listing.rows()
 
     def open(self, path: str) -> LiveFeed:
-        """A feed of the run in the folder `path`. Raises NotFoundError where there is none any more."""
+        """A feed of the run in the folder `path`. Raises NotFoundError for a folder that holds no run any more."""
         from monitor.data.feed import LiveFeed
 
         run = runs.load(Path(path))
         if run is None:
-            raise NotFoundError(f"there is no run in '{safe(path, 400)}' any more")
+            raise NotFoundError(f"'{safe(path, 400)}' holds no run any more")
         return LiveFeed(run, readonly=self._readonly)
 
 
 # WITHOUT A SCREEN
 
 
-def _without_screen(run: Run | None, reach: runs.Reach, *, once: bool = False, ascii_only: bool = False, theme: str | None = None) -> int:
+def _without_screen(run: runs.Run | None, reach: runs.Reach, *, once: bool = False, ascii_only: bool = False, theme: str | None = None) -> int:
     from monitor.data.feed import LiveFeed
 
     if run is None:
@@ -159,7 +157,7 @@ def _without_screen(run: Run | None, reach: runs.Reach, *, once: bool = False, a
     if not ended:
         return 128 + signal.SIGHUP
     found = runs.load(run.path) or run
-    code = states.exit_code(states.observe(found))
+    code = runs.exit_code(runs.observe(found))
     return 1 if code is None else code
 
 
@@ -176,7 +174,7 @@ def _print_once(feed: LiveFeed, *, ascii_only: bool, theme: str | None) -> int:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Ctrl-C ends what is printed, never the run; a closed terminal ends this process, even where the parent has SIGHUP ignored."""
+    """Ctrl-C ends the output, never the run; a closed terminal ends this process, even where the parent ignores SIGHUP."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         yield
@@ -187,7 +185,7 @@ def _ended_by_signals() -> Iterator[None]:
 # WITH A SCREEN
 
 
-def _open(run: Run | None, reach: runs.Reach, *, readonly: bool, ascii_only: bool, fps: int, theme: str | None = None) -> int:
+def _open(run: runs.Run | None, reach: runs.Reach, *, readonly: bool, ascii_only: bool, fps: int, theme: str | None = None) -> int:
     columns, lines = shutil.get_terminal_size()
     if columns < SMALLEST[0] or lines < SMALLEST[1]:
         raise UsageError(f"terminal is {columns}×{lines}; the monitor needs {SMALLEST[0]}×{SMALLEST[1]}. `operant runs --watch` works here.")
@@ -228,9 +226,9 @@ def _draws_unicode() -> bool:
 
 
 def _parting(last: Snapshot) -> str:
-    """What is said after the screen is gone: what is true of the run, and how to come back to it."""
+    """The line printed after the screen closes: the run's state, and the command that shows it again."""
     run, word = last.run, last.state
-    if word in states.LIVE:
+    if word in runs.LIVE:
         still = "Still training" if word in ("running", "starting") else f"The run is {word}"
         return safe(f"Detached. {still}: reattach `operant monitor {run.short}` · stop `operant stop {run.short}` · log {run.path}/log.txt", 1000)
     command = f"  next: {last.ending.commands[0]}" if last.ending is not None and last.ending.commands else ""

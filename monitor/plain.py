@@ -1,4 +1,4 @@
-"""A run as lines, where there is no terminal to draw on: one every five seconds, until the run has ended. Standard library only.
+"""A run as lines, for output that is not a terminal: one every five seconds, until the run has ended. Standard library only.
 
 Knows neither files nor signals: it asks a Source.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from monitor.data.snapshot import Snapshot, Source
-from operant.runs.states import ENDED
+from operant.runs import ENDED
 from operant.text import count, duration, number, safe
 
 _LINE_S = 5.0
@@ -18,7 +18,7 @@ _LOOK_S = 0.25
 
 
 def follow(source: Source, stream: TextIO, *, sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic) -> bool:
-    """Write a line on every change of state, and every five seconds one more, until the run has ended: True. False when nobody reads the stream any more."""
+    """Write a line on every change of state, and every five seconds one more, until the run has ended: True. False once the stream is closed."""
     told, line_s = "", float("-inf")
     try:
         while True:
@@ -39,7 +39,7 @@ def follow(source: Source, stream: TextIO, *, sleep: Callable[[float], None] = t
 
 
 def line(snapshot: Snapshot) -> str:
-    """State, steps, key figures and what is left, in one line without anything to align."""
+    """State, steps, key figures and the remaining time, in one line."""
     progress = snapshot.progress
     parts = [f"{snapshot.run.id}  {snapshot.state}"]
     if snapshot.cause:
@@ -56,7 +56,7 @@ def line(snapshot: Snapshot) -> str:
 
 
 def ending(snapshot: Snapshot) -> list[str]:
-    """How the run ended, a line each: the sentence, the log's last words, facts, what to type next."""
+    """How the run ended, a line each: the sentence, the end of the log, facts, the next commands."""
     if snapshot.ending is None:
         return []
     found = snapshot.ending

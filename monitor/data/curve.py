@@ -127,7 +127,7 @@ class Curve:
         return largest if math.isfinite(largest) else None
 
     def course(self, step: float | None = None) -> tuple[float, float, float] | None:
-        """The first value (the mean of its bucket), the highest and the newest up to a step (None: of all); None while there is none."""
+        """The first value (the mean of its bucket), the highest and the newest up to a step (None: of all); None without values."""
         with self._levels.lock:
             part, end = self.parts[-1], len(self.parts[-1].count)
             if step is not None:
@@ -140,7 +140,7 @@ class Curve:
             return part.total[first] / part.count[first], max(part.high[:end]), newest
 
     def means(self, index: int, starts: range, end: int) -> list[float]:
-        """The means of a level's buckets up to `end`, as many to each as `starts` is apart; NaN where there is no value. The lock is held."""
+        """The means of a level's buckets up to `end`, as many to each as `starts` is apart; NaN for a bucket without values. The lock is held."""
         part, size = self.parts[index], starts.step
         if size == 1:
             pairs = zip(part.total[starts.start : end], part.count[starts.start : end], strict=True)
@@ -149,7 +149,7 @@ class Curve:
         return [sum(part.total[start:stop]) / count if (count := sum(part.count[start:stop])) else math.nan for start, stop in limits]
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
-        """First and last x there is a value for; None while there is none. The first is where the first bucket begins."""
+        """First and last x with a value; None without values. The first is where the first bucket begins."""
         which = _AXES.index(axis)
         with self._levels.lock:
             level, part = self._levels.all[-1], self.parts[-1]
@@ -161,7 +161,7 @@ class Curve:
             return (level.ends[which][first - 1] if first else level.begins[which]), level.ends[which][last]
 
     def view(self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0) -> Sequence[Point | None]:
-        """`columns` points that cover [first, last]; None where there is no value.
+        """`columns` points that cover [first, last]; None for a column without values.
 
         A record stands for the time from the one before it to its own x, as it covers those iterations; so one wider than a column fills the columns it
         covers, and a column is None only before the first record, after the last, or where the records hold no value (no episode ended): whether to draw

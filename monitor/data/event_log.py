@@ -1,6 +1,6 @@
-"""What a run said, each thing once and in order: the lines of its log.txt and the events of its metrics file. Standard library only. Reads no file.
+"""A run's messages, each once and in order: the lines of its log.txt and the events of its metrics file. Standard library only. Reads no file.
 
-A trainer says most things in both. Where a line and an event say the same, the line keeps its place and becomes the event; events without a line are put
+A trainer writes most messages to both. Where a line and an event say the same, the line keeps its place and becomes the event; events without a line are put
 between the others by what is around them, and by their clocks. Clocks are those of a day: they go round at midnight.
 """
 

@@ -10,21 +10,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 from monitor.data import health, model
 from monitor.data.event_log import EventLog, log_line
 from monitor.data.model import Known
-from monitor.data.reading import Past, Reading, load_history
+from monitor.data.reading import Past, Reading
 from monitor.data.snapshot import Finding, Frame, Level, LogLine, PhaseShare, Series, Snapshot
 from monitor.data.system import Sampler
-from monitor.data.timeline import Timeline
-from operant import text
+from operant import runs, text
 from operant.errors import OperantError
 from operant.runs import control
-from operant.runs.folder import Run
-from operant.runs.metrics import Metric
 
 _LIVE_S, _ENDED_S, _FASTEST_S = 0.25, 1.0, 0.05
 _PATIENCE_S = 0.5  # how long reading waits for the first picture, so that it does not slow it
@@ -40,7 +37,7 @@ _SAID: Final = {"stop": "stop", "pause": "pause", "unpause": "go on", "checkpoin
 class LiveFeed:
     """A `monitor.data.snapshot.Source` of a run's folder, whether the run lives or ended long ago. The first snapshot is there once this is made."""
 
-    def __init__(self, run: Run, *, readonly: bool = False) -> None:
+    def __init__(self, run: runs.Run, *, readonly: bool = False) -> None:
         self.readonly = readonly
         self._reading = Reading(run)
         self._event_log = EventLog()
@@ -51,7 +48,7 @@ class LiveFeed:
         self._frame: Frame | None = None
         self._answers: deque[tuple[str, Level]] = deque()
         self._notice: tuple[str, Level, float] = ("", "ok", 0.0)
-        self._judgement: tuple[float, str, Timeline, tuple[PhaseShare, ...], tuple[Finding, ...]] | None = None
+        self._judgement: tuple[float, str, object, tuple[PhaseShare, ...], tuple[Finding, ...]] | None = None
         self._at: float | None = None
         self._at_made: tuple[int, float, Snapshot] | None = None
         self._turn, self._wake, self._shown, self._over = threading.Lock(), threading.Event(), threading.Event(), False
@@ -153,14 +150,12 @@ class LiveFeed:
                 self._reading.join(past)
         if self._reading.wants_history and not self._loading and self._shown.is_set() and now_s - self._loaded_s > _RELOAD_S:
             self._loading, self._loaded_s, self._reading.wants_history = True, now_s, False
-            reader = self._reading.reader
-            arguments = (self._reading.run, None if reader is None else reader.metrics)
-            threading.Thread(target=self._load, args=arguments, name="history", daemon=True).start()
+            threading.Thread(target=self._load, args=(self._reading.history_loader(),), name="history", daemon=True).start()
 
-    def _load(self, run: Run, metrics: Sequence[Metric] | None) -> None:
+    def _load(self, load: Callable[[], Past | None]) -> None:
         past: Past | None = None
         try:
-            past = load_history(run, metrics)
+            past = load()
         finally:
             self._past.append(past)
             self._wake.set()

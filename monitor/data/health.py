@@ -13,17 +13,15 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from monitor.data.model import Known
-from monitor.data.series import Window
-from monitor.data.snapshot import Finding, Gpu, Level, System
-from monitor.data.system import POWER_LIMIT
+from monitor.data.snapshot import POWER_LIMIT, Finding, Gpu, Level, System
 from monitor.data.timeline import Timeline
-from operant.runs.folder import integer_of, number_of
-from operant.runs.metrics.spec import MetricSpec, Threshold
+from operant.runs import integer_of, number_of
+from operant.runs.metrics import MetricSpec, Threshold
 from operant.text import count, number, safe
 
 SETTLED_SHARE: Final = 0.05
 """Before this share of the run nothing is called bad: first numbers are odd in every run."""
-_SETTLED_ITERATIONS = 50  # the same, where the run's length is not known
+_SETTLED_ITERATIONS = 50  # the same, for a run of unknown length
 _EARLY, _LATE = 0.2, 0.9
 _IDLE_GPU = 0.6
 _NEXT_TO_BEST, _LOST_HALF, _LOST_MOST = 0.02, 0.5, 0.8
@@ -127,14 +125,14 @@ def circumstances(known: Known, system: System | None, step: float | None = None
     )
 
 
-def recent(timeline: Timeline, step: float | None = None) -> Window:
-    """The records that are judged: those of the last ten seconds up to a step (None: the newest), twenty at least."""
-    return timeline.table.window(*_RECENT, [spec.name for spec in judged(timeline)], step=step)
+def recent(timeline: Timeline, step: float | None = None) -> Mapping[str, Sequence[float]]:
+    """The values that are judged, by metric: those of the last ten seconds up to a step (None: the newest), twenty at least."""
+    return timeline.table.window(*_RECENT, [spec.name for spec in judged(timeline)], step=step).values
 
 
-def findings(recent: Window, specs: Mapping[str, MetricSpec], now: Circumstances) -> tuple[Finding, ...]:
+def findings(recent: Mapping[str, Sequence[float]], specs: Mapping[str, MetricSpec], now: Circumstances) -> tuple[Finding, ...]:
     """What there is to say, the gravest first, in the order of the metrics."""
-    values = {name: finite for name, some in recent.values.items() if (finite := _finite(some))}
+    values = {name: finite for name, some in recent.items() if (finite := _finite(some))}
     said = [_finiteness(specs, now), _evaluation(now), *(_judge(specs[name], some, now) for name, some in values.items() if name in specs), _gpu(now)]
     found = [finding for finding in (*said, _safety(now)) if finding is not None]
     if not now.settled:

@@ -11,12 +11,11 @@ from typing import Any, Final
 
 from monitor.data.snapshot import RunRow
 from operant import runs
-from operant.runs import states
-from operant.runs.folder import Run
+from operant.runs import Run
 from operant.text import age, count, number, safe
 
 _FILES: Final = ("run.json", "exit.json", "metrics.mm")
-_SETTLED: Final = states.ENDED | {"unreadable"}
+_SETTLED: Final = runs.ENDED | {"unreadable"}
 
 
 class Listing:
@@ -35,7 +34,7 @@ class Listing:
             signature = _signature(run)
             known = self._known.get(place)
             if known is None or known[0] != signature or known[1]["state"] not in _SETTLED or runs.probe(run.path):
-                known = (signature, states.describe(run))
+                known = (signature, runs.describe(run))
             kept[place] = known
             found.append(row(run, known[1]))
         self._known = kept
@@ -55,10 +54,10 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def row(run: Run, described: dict[str, Any]) -> RunRow:
-    """A description (`operant.runs.states.describe`) in words; a dash for what there is not."""
+    """A description (`operant.runs.describe`) in words; a dash for what is missing."""
     score = described["best_return"] if described["eval_return"] is None else described["eval_return"]
     share, since_s, left_s = described["progress"], described["age_s"], described["eta_s"]
-    sps, live = described["sps"], described["state"] in states.LIVE
+    sps, live = described["sps"], described["state"] in runs.LIVE
     return RunRow(
         id=safe(run.id, 80),
         path=str(run.path),

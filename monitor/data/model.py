@@ -1,6 +1,6 @@
-"""From what is known of a run to what a screen shows of it. Standard library only. Pure: reads no file, knows no clock but the one it is given.
+"""From what is known of a run to what a screen shows of it. Standard library only. Pure: reads no file, knows only the time it is given.
 
-`data.feed` gathers (a document, an observation, a timeline, the log's end), the functions here word it. All text that comes from outside is made printable.
+`data.feed` gathers (a document, an observation, a timeline, the log's end); these functions turn it into values and sentences. Untrusted text is made printable.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ from typing import Final, NamedTuple
 from monitor.data.snapshot import Ending, Figure, PhaseShare, Progress, RunFacts
 from monitor.data.timeline import Timeline
 from operant import text
-from operant.runs import shown
-from operant.runs.folder import Run, integer_of, number_of, text_of
-from operant.runs.metrics import Header
-from operant.runs.metrics.spec import EVALUATION, SECONDS
-from operant.runs.states import LIVE, Observation, State
+from operant.runs import LIVE, Observation, Run, State, integer_of, number_of, shown, text_of
+from operant.runs.metrics import EVALUATION, SECONDS, Header
 
 _MOST_FIGURES, _MOST_PHASES = 16, 16
 _RECENT, _NEWEST, _LAST = (10.0, 20), (1.0, 9), (0.0, 32)  # seconds, and at least so many records
@@ -32,7 +29,7 @@ _PROCESS_STATES: Final = {
 
 
 class Known(NamedTuple):
-    """All that the feed knows of a run at one moment. Times in seconds by clocks that nobody sets; None for what cannot be told."""
+    """All that the feed knows of a run at one moment. Times in seconds by monotonic clocks; None for what is not known."""
 
     run: Run
     state: State
@@ -46,7 +43,7 @@ class Known(NamedTuple):
     state_age_s: float | None = None  # since this viewer first saw the state
     process_state: str | None = None  # the letter of /proc/PID/stat, where the trainer's process can be seen
     has_checkpoint: bool = False
-    log_end: Sequence[str] = ()  # the last words of the log, printable
+    log_end: Sequence[str] = ()  # the end of the log, printable
     now_s: float = 0.0  # wall clock, only to be displayed
 
 
@@ -76,7 +73,7 @@ def facts(run: Run, header: Header | None, now_s: float) -> RunFacts:
 
 
 def clock(moment_s: float, now_s: float) -> str | None:
-    """Local wall time: hh:mm:ss for the last half day, else the date; None for what is no time."""
+    """Local wall time: hh:mm:ss for the last half day, else the date; None for a time out of range."""
     try:
         return time.strftime("%H:%M:%S" if abs(now_s - moment_s) < 43200 else "%Y-%m-%d %H:%M", time.localtime(moment_s))
     except (OverflowError, ValueError, OSError):
@@ -122,7 +119,7 @@ def progress_at(known: Known, step: float) -> Progress:
 
 
 def _rough(age_s: float | None, *, seconds: bool) -> float | None:
-    """An age in steps that a person tells apart: a screen of what no longer changes is not to be drawn every second."""
+    """An age, rounded down, so that a screen on which nothing else changes is not drawn every second."""
     if age_s is None or not math.isfinite(age_s):
         return None
     grain = (1.0 if seconds else 10.0) if age_s < 60 else 60.0 if age_s < 3600 else 3600.0
@@ -158,7 +155,7 @@ def figures(timeline: Timeline, step: float | None = None) -> tuple[Figure, ...]
 
 
 def phases(timeline: Timeline, step: float | None = None) -> tuple[PhaseShare, ...]:
-    """Where the wall time of the last ten seconds of records went; () where the run does not tell."""
+    """The phases' shares of the wall time of the last ten seconds of records; () for a run without times."""
     window = timeline.table.window(*_RECENT, [name for name in timeline.specs if name.startswith(SECONDS)][:_MOST_PHASES], step=step)
     named = [(name.removeprefix(SECONDS), values) for name, values in window.values.items()]
     if not named or not window.walls:
@@ -218,7 +215,7 @@ _SENTENCES: Final = {
 
 
 def ending(known: Known) -> Ending | None:
-    """How the run ended and what to type next; None while it goes on or where that cannot be told."""
+    """How the run ended, and the next commands; None while it goes on."""
     word, told = known.state
     if not known.state.ended:
         return None
@@ -250,7 +247,7 @@ def _finished(known: Known) -> str:
 
 
 def _crash_remark(known: Known) -> str:
-    """What may have been the cause, where only the system knows it."""
+    """The likely cause of a kill from outside."""
     exit_ = known.look.exit or {}
     if integer_of(exit_, "signal") == signal.SIGKILL and not integer_of(exit_, "oom_kill"):
         return " (kill -9, a job manager, or a memory limit)"
@@ -312,7 +309,7 @@ def _commands(known: Known) -> list[str]:
 
 
 def agent_absent(known: Known, *, wanted: bool, readonly: bool) -> str:
-    """Why there is no picture of the agent. That an environment draws none is said only where the run says so."""
+    """Why no picture of the agent is shown. An environment is said to draw none only where the run's document says so."""
     state, document, header = known.state, known.run.document, known.header
     if state.ended:
         return "the run has ended"

@@ -1,4 +1,4 @@
-"""Reads one run's folder again and again, cheaply, and keeps what it saw. Standard library only. For one thread; knows no screen and starts none.
+"""Reads one run's folder repeatedly and cheaply, and keeps what it found. Standard library only. For one thread; knows no screen.
 
 Everything is opened for reading and may vanish at any time: a file that was replaced (a resume) is attached to anew, one that was truncated or cannot be read
 leaves the last frame with a sentence, a folder that was deleted too. Nothing that a file holds makes it raise.
@@ -7,26 +7,22 @@ leaves the last frame with a sentence, a folder that was deleted too. Nothing th
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from monitor.data.model import Known
 from monitor.data.timeline import Timeline
-from operant import text
-from operant.errors import BadFileError
-from operant.runs import folder as runfolder
-from operant.runs import history
-from operant.runs.folder import Run, integer_of
-from operant.runs.follow import Follower
+from operant import runs, text
+from operant.runs import LIVE, Judgement, Observation, Run, State, history
+from operant.runs.follow import Follower, read_specs
 from operant.runs.log import Tail
-from operant.runs.metrics import Event, Header, Metric, RawFrame, Reader, spec
-from operant.runs.metrics.spec import MetricSpec
-from operant.runs.states import LIVE, Judgement, Observation, State
+from operant.runs.metrics import Event, Header, Metric, RawFrame, Reader
 
 _EXIT_GRACE_S = 0.3  # how long a free lock waits for exit.json: the waiter writes it some milliseconds after the end
 _PACE_S = 3.0
@@ -43,13 +39,8 @@ class Past(NamedTuple):
     n: int
 
 
-def read_specs(run: Run) -> dict[str, MetricSpec]:
-    """What the run says its metrics mean, by name; {} for a run without metrics.json, or with one that cannot be read."""
-    return spec.decode(runfolder.read_json(run.path / spec.FILE, spec.LIMIT_BYTES))
-
-
 def load_history(run: Run, metrics: Sequence[Metric] | None) -> Past | None:
-    """All records that the history of a run has; `metrics` are those of the metrics file, None where it cannot be read. None where there is no history.
+    """All records that the history of a run has; `metrics` are those of the metrics file, None where it cannot be read. None for a run without history.
 
     Takes a second for some hundred thousand records. Never raises for what the files hold.
     """
@@ -126,7 +117,7 @@ class Reading:
         self._take_status(now_s)
 
     def _too_early(self, judgement: Judgement, look: Observation, now_s: float) -> bool:
-        """A trainer has just ended without a last word: the waiter will say why in a moment."""
+        """A trainer has just ended without a terminal state: the waiter writes the cause in a moment."""
         if judgement.state.word != "crashed" or look.exit is not None:
             self._free_since_s = None
             return False
@@ -137,7 +128,7 @@ class Reading:
 
     @property
     def hurried(self) -> bool:
-        """The next look should come soon: an ending is about to be told."""
+        """The next look should come soon: the cause of an ending is about to be written."""
         return self._free_since_s is not None and self.state.word in LIVE
 
     def _lost(self, why: str) -> None:
@@ -146,7 +137,7 @@ class Reading:
 
     def _take_document(self, replaced_s: float, now_s: float) -> None:
         """What the run's document says now; it was replaced at `replaced_s` of the wall clock."""
-        phase = runfolder.text_of(self.run.document, "phase")
+        phase = runs.text_of(self.run.document, "phase")
         if phase != self._phase[0]:
             self._phase = (phase, now_s - min(max(time.time() - replaced_s, 0.0), 3600.0))
         self.config = _read_text(self.run.config_path)
@@ -162,28 +153,26 @@ class Reading:
                 self.timeline = Timeline(self.reader.metrics, read_specs(self.run))
             self.timeline.add(records)
 
+    def history_loader(self) -> Callable[[], Past | None]:
+        """What loads the run's history as it is now; for another thread."""
+        return functools.partial(load_history, self.run, None if self.reader is None else self.reader.metrics)
+
     def join(self, past: Past) -> None:
         """Go on from a history that was loaded meanwhile: it takes the place of what was known, and the ring's later records are added to it."""
         if self.reader is not None and past.timeline.metrics != self.reader.metrics:
             self.wants_history = True  # the file was replaced in between
             return
-        if self.reader is not None:
-            session = self.reader.header.session
-            try:
-                newer = self.reader.since(past.n + 1 if past.session == session else 0) if past.session <= session else []
-            except BadFileError:
+        if self.reader is not None and past.session <= (session := self.reader.header.session):
+            newer = self._follower.records_from(past.n + 1 if past.session == session else 0)
+            if newer is None:
                 return
             past.timeline.add(newer)
-            self._follower.next = max(self._follower.next, newer[-1].n + 1 if newer else 0)
         self.timeline = past.timeline
         self._checkpoint_step, self._checkpoints_seen = None, False
 
     def frame(self, after: int) -> RawFrame | None:
         """The newest picture of the agent, if it is newer than number `after`."""
-        if self.reader is not None:
-            with contextlib.suppress(BadFileError):
-                return self.reader.frame(after)
-        return None
+        return self._follower.frame(after)
 
     def _take_status(self, now_s: float) -> None:
         status = self.look.status
@@ -209,7 +198,7 @@ class Reading:
         """What was found, for `monitor.data.model`."""
         header, look = self.header, self.look
         boot_ns: int = time.clock_gettime_ns(_BOOTTIME)
-        same_boot = header is not None and bool(runfolder.boot_id()) and header.boot_id.hex() == runfolder.boot_id().replace("-", "")
+        same_boot = header is not None and bool(runs.boot_id()) and header.boot_id.hex() == runs.boot_id().replace("-", "")
         checkpoint_age_s = up_s = None
         if header is not None and look.status is not None:
             live = self.state.word in LIVE
@@ -250,8 +239,8 @@ class Reading:
 
 def process_state(document: Mapping[str, Any]) -> str | None:
     """The letter of the trainer's process in /proc (R, S, D, T, Z ...); None where it cannot be seen from here or is another one."""
-    pid, ticks = integer_of(document, "pid"), integer_of(document, "pid_start_ticks")
-    if not pid or ticks is None or not runfolder.is_local(document):
+    pid, ticks = runs.integer_of(document, "pid"), runs.integer_of(document, "pid_start_ticks")
+    if not pid or ticks is None or not runs.is_local(document):
         return None
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path(f"/proc/{pid:d}/stat").read_bytes().rpartition(b")")[2].split()

@@ -64,7 +64,7 @@ class Table:
         return self.levels.last
 
     def extent(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """Where the first record begins and the last one ends (step, wall seconds, iteration); None while there is none."""
+        """Where the first record begins and the last one ends (step, wall seconds, iteration); None without records."""
         with self.levels.lock:
             last, begins = self.last, self.levels.all[-1].begins
             return None if last is None else (tuple(begins), last)
@@ -211,7 +211,7 @@ class Table:
             return Window(begin, steps, wall_s, iterations, records, values)
 
     def place(self, step: float) -> tuple[float, float, float] | None:
-        """Step, wall seconds and iteration of the newest record (or bucket) up to a step; of the first one where there is none."""
+        """Step, wall seconds and iteration of the newest record (or bucket) up to a step; of the first one if all are later."""
         with self.levels.lock:
             index = self.levels.choose(0, step, step, 1)
             ends = self.levels.all[index].ends

@@ -1,13 +1,13 @@
 """What a screen shows: plain values made by the feed and drawn by the panels. Standard library only.
 
-Attributes go down (feed -> model -> snapshot -> panels), wishes come up (`Source.request`). Nothing here reads a file or draws a cell. All text is made
+Attributes go down (feed -> model -> snapshot -> panels), requests come up (`Source.request`). Nothing here reads a file or draws a cell. All text is made
 printable by `operant.text.safe` before it gets into a snapshot; panels show it literally, never as markup.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 Axis = Literal["step", "wall", "iteration"]
 Level = Literal["ok", "warn", "bad"]
@@ -95,7 +95,7 @@ class Series(Protocol):
         """The slope over the last minute of wall time; None where it cannot be told."""
 
     def extent(self, axis: Axis) -> tuple[float, float] | None:
-        """First and last x there is a value for; None while there is none."""
+        """First and last x with a value; None without values."""
 
     def view(self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0) -> Sequence[Point | None]:
         """`columns` points that cover [first, last]; None where the series has no value. `smoothing` in [0, 1) is the weight of an exponential mean."""
@@ -131,6 +131,10 @@ class Finding(NamedTuple):
     explanation: str = ""  # what `?` says: what the number is, where the threshold comes from
 
 
+POWER_LIMIT: Final = "power limit"
+"""The reason for a lower clock that a well-used GPU meets."""
+
+
 class Gpu(NamedTuple):
     """One GPU, sampled here once a second."""
 
@@ -147,7 +151,7 @@ class System(NamedTuple):
     """The machine and the trainer's process, as far as they can be seen from here. None: not to be seen (another host, no NVML, another user)."""
 
     gpu: Gpu | None = None
-    gpu_absent: str = ""  # why there is no GPU panel: "GPU figures unavailable (NVML not found)"
+    gpu_absent: str = ""  # why no GPU panel is shown: "GPU figures unavailable (NVML not found)"
     cpu_share: float | None = None  # of one core, of the trainer's process
     memory_bytes: int | None = None  # resident, of the trainer's process
     machine_cpu: float | None = None  # 0 to 1, of all cores
@@ -201,7 +205,7 @@ class Snapshot(NamedTuple):
     system: System | None = None
     log: tuple[LogLine, ...] = ()  # newest last, bounded
     frame: Frame | None = None
-    agent_absent: str = ""  # why there is no picture: "waiting for the first picture…", "pendulum draws no picture", "the run has ended"
+    agent_absent: str = ""  # why no picture is shown: "waiting for the first picture…", "pendulum draws no picture", "the run has ended"
     ending: Ending | None = None
     config: str = ""  # config.toml, for the config page
     notice: str = ""  # one line about the reading itself ("metrics.mm was truncated: the last frame stays"), or what came of a request
@@ -224,7 +228,7 @@ class RunRow(NamedTuple):
 
 
 class Source(Protocol):
-    """Where the app gets snapshots from: a live feed, or a test's own. All methods return at once; none raises for what a file could hold."""
+    """Where the app gets snapshots from: a live feed, or a test's own. All methods return at once; none raises for a file's content."""
 
     readonly: bool
 

@@ -1,4 +1,4 @@
-"""What the machine does for a run: its GPU, the trainer's process, the disk. Light to import: psutil and NVML are loaded by the thread that asks them.
+"""Figures of the machine that trains a run: its GPU, the trainer's process, the disk. Light to import: the sampling thread loads psutil and NVML.
 
 Sampled once a second, in a thread of its own: a driver may take its time. What cannot be seen from here (another machine, another user, no NVML, no psutil)
 is None, and for the GPU a sentence. Knows nothing of records or screens.
@@ -12,15 +12,14 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
-from monitor.data.snapshot import Gpu, System
-from operant.runs import folder as runfolder
-from operant.runs.folder import Run, integer_of, text_of
+from monitor.data.snapshot import POWER_LIMIT, Gpu, System
+from operant import runs
+from operant.runs import Run, integer_of, text_of
 from operant.text import safe
 
 _PERIOD_S = 1.0
 _FIRST_S = 0.8  # not while the screen is being opened
 _MEBIBYTE = 1 << 20
-POWER_LIMIT: Final = "power limit"
 _REASONS: Final = (
     (0x0000000000000040, "too hot (hardware)"),
     (0x0000000000000080, "power brake"),
@@ -44,7 +43,7 @@ class Sampler:
 
     def follow(self, run: Run, *, live: bool) -> None:
         """The run as its document is now. One that has ended, or trains on another machine, is not sampled: `latest` is None then."""
-        if not live or not runfolder.is_local(run.document):
+        if not live or not runs.is_local(run.document):
             self._run = self.latest = None
             return
         self._run = run
@@ -109,7 +108,7 @@ class Process:
 
     def _own(self, document: Mapping[str, Any]) -> tuple[float | None, int | None]:
         pid, ticks = integer_of(document, "pid"), integer_of(document, "pid_start_ticks")
-        if not pid or ticks is None or text_of(document, "boot_id") != runfolder.boot_id() or runfolder.start_ticks(pid) != ticks:
+        if not pid or ticks is None or text_of(document, "boot_id") != runs.boot_id() or runs.start_ticks(pid) != ticks:
             self._identity = self._process = None
             return None, None
         try:

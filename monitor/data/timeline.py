@@ -17,8 +17,20 @@ from typing import NamedTuple
 from monitor.data.series import Column, Table
 from monitor.data.snapshot import Mark
 from operant.runs.history import Chunk
-from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, FLAG_NONFINITE, Metric, Record
-from operant.runs.metrics.spec import BOOKKEEPING, EVALUATION, ITERATIONS, RETURN, SECONDS, UNORDERED, MetricSpec
+from operant.runs.metrics import (
+    BOOKKEEPING,
+    EVALUATION,
+    FLAG_CHECKPOINT,
+    FLAG_EVAL,
+    FLAG_NONFINITE,
+    ITERATIONS,
+    RETURN,
+    SECONDS,
+    UNORDERED,
+    Metric,
+    MetricSpec,
+    Record,
+)  # fmt: skip
 from operant.text import safe
 
 _DEFAULT_FIGURES = 4  # of a run that declares none

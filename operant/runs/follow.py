@@ -13,9 +13,14 @@ from operant.errors import BadFileError
 from operant.runs import folder as runfolder
 from operant.runs import states
 from operant.runs.folder import Run
-from operant.runs.metrics import Event, Header, Reader, Record
+from operant.runs.metrics import Event, Header, MetricSpec, RawFrame, Reader, Record, spec
 from operant.runs.states import Judgement, Observation, State
 from operant.text import safe
+
+
+def read_specs(run: Run) -> dict[str, MetricSpec]:
+    """What a run says its metrics mean, by name; {} for a run without metrics.json, or with one that cannot be read."""
+    return spec.decode(runfolder.read_json(run.path / spec.FILE, spec.LIMIT_BYTES))
 
 
 class Follower:
@@ -94,6 +99,22 @@ class Follower:
         except BadFileError as error:
             self.notice = safe(error, 300)
         return events
+
+    def frame(self, after: int) -> RawFrame | None:
+        """The newest picture of the agent, if it is newer than number `after`."""
+        with contextlib.suppress(BadFileError):
+            return None if self.reader is None else self.reader.frame(after)
+        return None
+
+    def records_from(self, n: int) -> list[Record] | None:
+        """Records from number `n` on, as far back as the ring reaches, whether handed out or not; None where they cannot be read. The next ones follow them."""
+        records: list[Record] = []
+        try:
+            records = [] if self.reader is None else self.reader.since(n)
+        except BadFileError:
+            return None
+        self.next = max(self.next, records[-1].n + 1 if records else 0)
+        return records
 
     def forget(self) -> None:
         """Judge the next look without the ones before it: the folder was gone in between."""

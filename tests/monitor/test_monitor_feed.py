@@ -714,7 +714,7 @@ def test_a_run_that_no_longer_changes_is_described_once(tmp_path, monkeypatch):
     done.leave("finished", exit=0)
     listing, described = Listing(runs.Reach(tmp_path / "runs")), []
     real = runs.describe
-    monkeypatch.setattr("monitor.data.listing.states.describe", lambda run: described.append(run.id) or real(run))
+    monkeypatch.setattr("monitor.data.listing.runs.describe", lambda run: described.append(run.id) or real(run))
     first = listing.rows()
     assert [row._replace(age="") for row in listing.rows()] == [row._replace(age="") for row in first] and len(described) == 1
     runs.update_document(done.run.path, env="acrobot")

@@ -7,7 +7,6 @@ import pytest
 from monitor.data import health
 from monitor.data.health import Circumstances, findings
 from monitor.data.model import Known
-from monitor.data.series import Window
 from monitor.data.snapshot import Gpu, System
 from monitor.data.timeline import Timeline
 from operant.algos.ppo import metrics as ppo
@@ -137,7 +136,7 @@ SLOWER = Threshold("warn", below=0.75, relative_to="minute", advice="something e
 def said(now=None, actions=(), **values):
     columns = {name: value if isinstance(value, list) else [value] * 20 for name, value in values.items()}
     declared = specs(actions, MetricSpec("sps", "SPS", kind="rate", thresholds=(SLOWER,)))
-    return findings(Window((0.0,) * 3, [1.0], [1.0], [1.0], [1], columns), declared, now or Circumstances(share=0.5))
+    return findings(columns, declared, now or Circumstances(share=0.5))
 
 
 def levels(*found):
@@ -267,7 +266,7 @@ def test_circumstances_of_a_run(tmp_path):
 
 def judged(threshold, values, now=None, **how):
     spec = MetricSpec("x", "an x", thresholds=(Threshold(*threshold, **how),), advice="try less")
-    return findings(Window((0.0,) * 3, [1.0], [1.0], [1.0], [1], {"x": values}), {"x": spec}, now or Circumstances(share=0.5))
+    return findings({"x": values}, {"x": spec}, now or Circumstances(share=0.5))
 
 
 @pytest.mark.parametrize(

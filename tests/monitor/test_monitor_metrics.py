@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 from monitor import command
 from monitor.data.feed import LiveFeed
 from monitor.data.snapshot import Snapshot
-from operant import runs
+from operant import algos, runs
 from operant.runs.metrics import Metric, Writer
 from operant.runs.metrics.spec import LIMIT_BYTES, MOST, MetricSpec, Threshold, decode, encode
 
@@ -72,6 +73,14 @@ def test_a_metric_declared_in_one_line_is_a_chart_a_figure_and_a_health_line(tmp
     assert command.main(["run-0001", "--once"]) == 0
     picture = capsys.readouterr().out
     assert "╭─ the surprise" in picture and "surprise 3.5 nats" in picture and "calm down" in picture
+
+
+def test_no_metric_of_an_algorithm_is_named_in_the_monitor():
+    names = {spec.name for name in algos.names() for spec in algos.load(name).metrics}
+    assert names >= {"approx_kl", "loss/value"}
+    for path in Path(command.__file__).parent.rglob("*.py"):
+        words = {node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        assert not words & names, path
 
 
 def test_a_declaration_goes_there_and_back():

@@ -33,9 +33,11 @@ from operant.runs.metrics.layout import (
     Status,
 )
 from operant.runs.metrics.reader import Reader
+from operant.runs.metrics.spec import BOOKKEEPING, EVALUATION, ITERATIONS, RETURN, SECONDS, UNORDERED, MetricSpec, Threshold
 from operant.runs.metrics.writer import Writer
 
 __all__ = [
-    "ABI", "AXES", "DTYPES", "EVENTS", "FLAG_CHECKPOINT", "FLAG_EVAL", "FLAG_NONE", "FLAG_NONFINITE", "KINDS", "LEVELS", "MAGIC", "MODES", "PHASES",
-    "STATES", "TERMINAL", "Event", "Header", "Metric", "RawFrame", "Reader", "Record", "Status", "Writer",
+    "ABI", "AXES", "BOOKKEEPING", "DTYPES", "EVALUATION", "EVENTS", "FLAG_CHECKPOINT", "FLAG_EVAL", "FLAG_NONE", "FLAG_NONFINITE", "ITERATIONS", "KINDS",
+    "LEVELS", "MAGIC", "MODES", "PHASES", "RETURN", "SECONDS", "STATES", "TERMINAL", "UNORDERED", "Event", "Header", "Metric", "MetricSpec", "RawFrame",
+    "Reader", "Record", "Status", "Threshold", "Writer",
 ]  # fmt: skip
