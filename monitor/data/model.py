@@ -1,6 +1,6 @@
 """From what is known of a run to what a screen shows of it. Standard library only. Pure: reads no file, knows only the time it is given.
 
-`data.feed` gathers (a document, an observation, a timeline, the log's end); these functions turn it into values and sentences. Untrusted text is made printable.
+`monitor.data.feed` collects a document, an observation, a timeline, the log's end; these functions make values and sentences of them, all printable.
 """
 
 from __future__ import annotations
