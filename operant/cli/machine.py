@@ -158,11 +158,10 @@ def config_show(
     words: Words = None, config: ConfigOption = None, env: EnvOption = None, trust: TrustOption = False, as_json: JsonOption = False
 ) -> None:
     """Print every key of a configuration, its value, and where it was set."""
-    from operant.config import load as configuration
     from operant.config import request
 
     asked = request.make(words or (), config=config, environment_file=env, settings={})
-    found = consented(trust, lambda trusted: configuration.origins(asked.source, asked.all_overrides(), folder=asked.directory, trusted=trusted))
+    found = consented(trust, asked.origins)
     if as_json:
         print_json({"schema": 1, "values": {origin.key: {"value": origin.value, "origin": origin.origin} for origin in found}})
     else:
@@ -176,11 +175,10 @@ def config_check(
     trust: TrustOption = False,
 ) -> None:
     """Tell everything that is wrong with a configuration, or `ok`."""
-    from operant.config import load as configuration
     from operant.config import request
 
     asked = request.make(overrides or (), config=file, environment_file=None, settings={})
-    consented(trust, lambda trusted: configuration.load(asked.source, asked.all_overrides(), folder=asked.directory, trusted=trusted))
+    consented(trust, asked.load)
     out("ok")
 
 

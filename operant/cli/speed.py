@@ -39,13 +39,11 @@ def profile(
 
     quiet_threads()  # before torch is imported
 
-    from operant.config import load as configuration
     from operant.config import request
     from operant.tools import profile as profiling
 
     asked = request.make(words or (), config=config, environment_file=env, settings={"run.device": device})
-    overrides = asked.all_overrides()
-    resolved = consented(trust, lambda trusted: configuration.load(asked.source, overrides, folder=asked.directory, trusted=trusted))
+    resolved = consented(trust, asked.load)
     path = _place(trace)
     found = profiling.profile(resolved, updates, trace=path, report=say)
     if as_json:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -66,7 +65,7 @@ def train(
     if dry_run:
         consented(trust, lambda trusted: _dry_run(asked, trusted))
     else:
-        _train(asked, after, runs, _trusted(trust, asked.source, asked.all_overrides()))
+        _train(asked, after, runs, consented(trust, asked.check_trust))
 
 
 def _after(**given: bool) -> After:
@@ -75,15 +74,6 @@ def _after(**given: bool) -> After:
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(f'--{word}' for word in asked)} exclude each other: give one")
     return After(asked[0] if asked else "follow")
-
-
-def _trusted(trust: bool, source: Path | None, overrides: Sequence[str]) -> bool:
-    """What the worker, which has no terminal to ask on, is told of the code that a configuration names. Raises UntrustedError."""
-    from operant.config.raw import read
-    from operant.config.trust import check
-
-    raw = read(source, overrides)
-    return consented(trust, lambda trusted: check(raw, trusted))
 
 
 def _train(asked: Request, after: After, root: str | None, trusted: bool) -> None:
@@ -144,12 +134,10 @@ def _worker(run: Run, *more: str) -> list[str]:
 
 def _dry_run(asked: Request, trusted: bool) -> None:
     from operant.cli.machine import show_origins
-    from operant.config import load as configuration
     from operant.training.memory import CONTEXT_BYTES, estimate
 
-    overrides = asked.all_overrides()
-    show_origins(configuration.origins(asked.source, overrides, folder=asked.directory, trusted=trusted))
-    resolved = configuration.load(asked.source, overrides, folder=asked.directory, trusted=trusted)
+    show_origins(asked.origins(trusted))
+    resolved = asked.load(trusted)
     if resolved.env.lanes == "auto":
         out("", "# device memory: as many lanes as fit are found when the run begins; nothing was started")
         return
@@ -174,7 +162,7 @@ def resume(
 
 def _resume(name: str, overrides: Sequence[str], start: str, after: After, root: str | None, trust: bool) -> None:
     from operant import runs as folders
-    from operant.config.request import working_directory
+    from operant.config import request
     from operant.runs import launch
     from operant.runs.checkpoints import Store
 
@@ -188,11 +176,10 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
     steps = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=say).steps()
     if not steps:
         raise NotFoundError(f"{safe(run.id)} has no checkpoint to go on from. To begin anew: operant train")
-    request = run.document.get("request")
-    request = request if isinstance(request, dict) else {}
-    trusted = _trusted(trust, run.config_path, overrides)
+    asked = request.to_resume(run.config_path, overrides)
+    trusted = consented(trust, asked.check_trust)
     if overrides:
-        _check_overrides(run, overrides, trusted)
+        _check_overrides(asked, trusted)
     planned = folders.integer_of(run.document, "steps")
     changed = any(word.partition("=")[0].strip() == "run.steps" for word in overrides)
     if start == "last" and not changed and planned is not None and steps[-1] >= planned:
@@ -200,8 +187,8 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
         raise UsageError(f"{safe(run.id)} has done its {planned:,} steps. To train on: operant resume {safe(run.short)} run.steps={more}")
     notice = launch.detach_obstacle() if after is After.DETACH else None
     ending = folders.read_json(run.exit_path)
-    asked = {"resume_overrides": list(overrides), "resume_directory": str(working_directory())}
-    folders.update_document(run.path, request={**request, **asked})
+    before = run.document.get("request")
+    folders.update_document(run.path, request={**(before if isinstance(before, dict) else {}), **asked.resume_document()})
     code = _start(run, ["--resume", start, *["--trust"] * trusted], after, notice)
     if code == ConfigError.exit_code and folders.probe(run.path) is False:
         # The worker has refused before it wrote anything but its own identity: the run is again what it was.
@@ -213,15 +200,14 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
     raise typer.Exit(code)
 
 
-def _check_overrides(run: Run, overrides: Sequence[str], trusted: bool) -> None:
+def _check_overrides(asked: Request, trusted: bool) -> None:
     """Raise ConfigError for overrides that the run cannot go on with. Writes nothing."""
     from operant.compute.runtime import quiet_threads
 
     quiet_threads()
     from operant.config import resuming
-    from operant.config.request import working_directory
 
-    resuming.check(run.config_path, overrides, folder=working_directory(), trusted=trusted)
+    resuming.check(asked, trusted)
 
 
 def _bytes(count: float) -> str:

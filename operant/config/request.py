@@ -1,6 +1,6 @@
-"""What a `train` command line asks for: which configuration, which overrides, what the run is to be called. Knows no key's meaning and checks no value.
+"""What a `train` command line asks for: which configuration, which overrides, what the run is to be called. Knows no key's meaning.
 
-The one full check belongs to the worker, because it needs the algorithm and the environment, that is torch and numba; this module imports neither.
+The full check needs the algorithm and the environment, that is torch and numba: they are imported by `load` and `origins` alone.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from operant.config import recipes
+from operant.config import recipes, trust
 from operant.config.raw import RawConfig, quoted, read
 from operant.errors import MachineError, NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from operant.config.load import Config, Origin
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -26,8 +29,8 @@ class Request:
     overrides: tuple[str, ...]
     environment_file: Path | None
     directory: Path
-    name: str | None  # what the run is to be called, if that is said; a name that cannot be one is left to the worker to refuse
-    prefix: str  # `<env>-<algo>`: the beginning of a made-up id
+    name: str | None = None  # the run's id, if one was asked for and it can be one; the worker refuses one that cannot
+    prefix: str = ""  # `<env>-<algo>`: the beginning of a made-up id
 
     def document(self) -> dict[str, Any]:
         """What run.json keeps of it, for the worker."""
@@ -38,9 +41,48 @@ class Request:
             "directory": str(self.directory),
         }
 
+    def resume_document(self) -> dict[str, Any]:
+        """What run.json keeps of a request to resume, beside the run's own."""
+        return {"resume_overrides": list(self.overrides), "resume_directory": str(self.directory)}
+
     def all_overrides(self) -> list[str]:
-        """The overrides as the worker will see them: the user's own environment file is the last."""
+        """The overrides, the user's own environment file as the last."""
         return [*self.overrides, *([f"env.name={self.environment_file}"] if self.environment_file is not None else [])]
+
+    def load(self, trusted: bool = False) -> Config:
+        """The checked configuration. Raises as `operant.config.load.load`."""
+        from operant.config import load
+
+        return load.load(self.source, self.all_overrides(), folder=self.directory, trusted=trusted)
+
+    def origins(self, trusted: bool = False) -> list[Origin]:
+        """Every key, its value, and where it was written. Raises as `load`."""
+        from operant.config import load
+
+        return load.origins(self.source, self.all_overrides(), folder=self.directory, trusted=trusted)
+
+    def check_trust(self, trusted: bool = False) -> bool:
+        """`trusted`. Raises UntrustedError where it is needed and not given."""
+        return trust.check(read(self.source, self.all_overrides()), trusted)
+
+    def device(self) -> str:
+        """`run.device` as it was written, not checked yet."""
+        return _text(read(self.source, self.overrides), "run", "device") or "auto"
+
+
+def to_resume(config: Path, overrides: Sequence[str]) -> Request:
+    """The request to resume the run of a resolved configuration, with overrides. Raises MachineError where the working directory is gone."""
+    return Request(config, tuple(overrides), None, working_directory())
+
+
+def of_run(folder: Path, document: Mapping[str, Any], *, resume: bool) -> Request:
+    """The request that a run's document holds: of the new run, or of its resume, which begins from the run's own configuration."""
+    directory = Path(document["directory"])
+    if resume:
+        directory = Path(document.get("resume_directory", directory))
+        return Request(folder / "config.toml", tuple(document.get("resume_overrides", ())), None, directory)
+    source, file = document["config"], document.get("environment_file")
+    return Request(source and recipes.find_source(source), tuple(document["overrides"]), file and Path(file), directory)
 
 
 def make(words: Sequence[str], *, config: str | None, environment_file: str | None, settings: Mapping[str, object | None]) -> Request:

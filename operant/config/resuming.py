@@ -5,12 +5,11 @@ Knows the keys on which the tensors of a checkpoint depend; knows no run folder,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from operant.config import load as configuration
 from operant.config.raw import COMMAND_LINE, quoted
+from operant.config.request import Request
 from operant.errors import ConfigError
 from operant.text import safe
 
@@ -28,16 +27,16 @@ _NETWORK = "its checkpoints hold the weights of that network"
 _ADVICE = "a run with other values is a new one: operant train"
 
 
-def check(source: Path, overrides: Sequence[str], *, folder: Path | None, trusted: bool = False) -> None:
-    """Raise ConfigError, naming each override as it was typed, where `overrides` of the configuration `source` change what its checkpoints depend on.
+def check(request: Request, trusted: bool = False) -> None:
+    """Raise ConfigError, naming each override as it was typed, where a request to resume changes what the run's checkpoints depend on.
 
-    Also where the configuration is wrong in another way. Files named in an override are relative to `folder` (None: the working directory).
+    Also where the configuration is wrong in another way.
     """
-    own, problems = _values(source, (), folder, trusted), []
-    typed = {"".join(word.partition("=")[0].split()): word for word in overrides}  # the last one of a key wins
+    own, problems = _values(replace(request, overrides=()), trusted), []
+    typed = {"".join(word.partition("=")[0].split()): word for word in request.overrides}  # the last one of a key wins
     for name, word in typed.items():
         try:
-            asked = _values(source, (word,), folder, trusted)
+            asked = _values(replace(request, overrides=(word,)), trusted)
         except ConfigError:  # wrong, or wrong beside the other values: in either case not the value that the run has
             asked = {**own, name: None} if own.get(name) is not None else own
         for key, value in own.items():
@@ -46,12 +45,12 @@ def check(source: Path, overrides: Sequence[str], *, folder: Path | None, truste
                 problems.append(f"{key} cannot change on a resume: {reason}. The run has {_written(value)} (got {safe(word)})")
     if problems:
         raise ConfigError(COMMAND_LINE, problems, advice=_ADVICE)
-    configuration.load(source, overrides, folder=folder, trusted=trusted)
+    request.load(trusted)
 
 
-def _values(source: Path, overrides: Sequence[str], folder: Path | None, trusted: bool) -> dict[str, Any]:
+def _values(request: Request, trusted: bool) -> dict[str, Any]:
     """The value of every key, by its dotted name."""
-    return {key: value for key, value, _ in configuration.origins(source, overrides, folder=folder, trusted=trusted)}
+    return {key: value for key, value, _ in request.origins(trusted)}
 
 
 def _written(value: object) -> str:

@@ -60,36 +60,17 @@ def _git_commit(folder: Path) -> str | None:
     return None
 
 
-def _asked(folder: Path, request: dict[str, Any], resume: bool) -> tuple[Path | None, list[str], Path]:
-    """The configuration's file, overrides, and the folder that files of overrides are relative to: of the request of a new run, or of a resume."""
-    from operant.config.recipes import find_source
-
-    directory = Path(request["directory"])
-    if resume:
-        return folder / "config.toml", list(request.get("resume_overrides", ())), Path(request.get("resume_directory", directory))
-    overrides = list(request["overrides"])
-    if request.get("environment_file"):
-        overrides.append(f"env.name={request['environment_file']}")
-    return find_source(request["config"]) if request["config"] else None, overrides, directory
-
-
-def _likely_device(source: Path | None, overrides: list[str]) -> str:
-    """`run.device` as it was written, before anybody has checked it."""
-    from operant.config import raw
-
-    section = raw.read(source, overrides).data.get("run")
-    return str(section.get("device", "auto")) if isinstance(section, dict) else "auto"
-
-
 def prepare(folder: Path, *, resume: str | None, orders: Orders, trusted: bool = False) -> Trainer:
     """Everything up to the first iteration. Raises OperantError for all that can be wrong before it."""
 
     def phase(text: str, **fields: Any) -> None:
         runs.update_document(folder, phase=text, **fields)
 
+    from operant.config import request
+
     document = runs.read_json(folder / "run.json")
-    source, overrides, directory = _asked(folder, document["request"], resume is not None)
-    wake_gpu(_likely_device(source, overrides))
+    asked = request.of_run(folder, document["request"], resume=resume is not None)
+    wake_gpu(asked.device())
     with importing():
         import numba
         import torch
@@ -101,7 +82,7 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders, trusted: bool =
         from operant.training.loop import Trainer
 
         phase("reading the configuration")
-        config = configuration.load(source, overrides, folder=directory, trusted=trusted)
+        config = asked.load(trusted)
     device = find_device(config.run.device)
     # What was chosen here is written down, so that a resume chooses the same and ends in the same bits.
     config = replace(config, run=config.run.model_copy(update={"threads": set_threads(config.run.threads), "device": str(device)}))
@@ -125,7 +106,7 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders, trusted: bool =
         seed=config.run.seed,
         draws=config.environment.shade is not None,
         session=document.get("session", 0) + 1,
-        git_commit=_git_commit(directory),
+        git_commit=_git_commit(asked.directory),
         python=sys.version.split()[0],
         torch=torch.__version__,
         numba=numba.__version__,
