@@ -105,6 +105,8 @@ def unsupported_reason(policy: Policy, samples: int) -> str | None:
         categories = f" of {net.categories} categories" if isinstance(net.categories, int) else ", some categorical"
         width = f"{columns} wide ({seen.size} numbers{categories})" if net.categories else f"{columns} wide"
         return f"the observation is {width}, and fused kernels take up to {MAX_COLUMNS}"
+    if config.layer_norm:
+        return "the network has layer normalization"
     if len(config.hidden) > MAX_LAYERS or max(config.hidden) > MAX_WIDTH:
         return f"fused kernels take up to {MAX_LAYERS} hidden layers of up to {MAX_WIDTH}, and net.hidden is {list(config.hidden)}"
     if outputs > MAX_OUTPUTS:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from operant.envs import Box
 from operant.nn import inputs as reading
 from operant.nn import linear
-from operant.nn.mlp import Config, orthogonal
+from operant.nn.mlp import LAYER_NORM_EPSILON, Config, orthogonal
 
 if TYPE_CHECKING:
     from operant.nn.normalization import RunningNormalizer
@@ -166,6 +166,9 @@ class Convolutional(nn.Module):
         gain = math.sqrt(2.0)
         self.weights = nn.ParameterList([nn.Parameter(orthogonal(after, before, gain, generator)) for before, after in itertools.pairwise(widths)])
         self.biases = nn.ParameterList([nn.Parameter(torch.zeros(after)) for after in config.hidden])
+        normed = config.hidden if config.layer_norm else ()
+        self.norm_gains = nn.ParameterList([nn.Parameter(torch.ones(width)) for width in normed])
+        self.norm_biases = nn.ParameterList([nn.Parameter(torch.zeros(width)) for width in normed])
         self.head_weight = nn.Parameter(orthogonal(head, widths[-1], 0.01, generator))
         self.head_bias = nn.Parameter(torch.zeros(head, 1))
         self.value_weight = nn.Parameter(orthogonal(1, widths[-1], 1.0, generator))
@@ -183,8 +186,12 @@ class Convolutional(nn.Module):
         dtype = self.dtype or own
         features = self.body(reading.picture_of(observation, self._shape), self.categories, dtype)
         features = features.permute(0, 2, 3, 1).flatten(1)
-        for weight, bias in zip(self.weights, self.biases, strict=True):
-            features = torch.relu(nn.functional.linear(features, weight.to(dtype), bias.to(dtype)))
+        for k, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            features = nn.functional.linear(features, weight.to(dtype), bias.to(dtype))
+            if self.config.layer_norm:
+                gain, shift = self.norm_gains[k].to(dtype), self.norm_biases[k].to(dtype)
+                features = nn.functional.layer_norm(features, gain.shape, gain, shift, LAYER_NORM_EPSILON)
+            features = torch.relu(features)
         last = features.to(own).t()[None]  # (1, M, B)
         head = linear.linear(self.head_weight[None], self.head_bias[None], last)
         value = linear.linear(self.value_weight[None], self.value_bias[None], last)

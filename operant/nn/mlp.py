@@ -1,4 +1,4 @@
-"""Policy networks, and the one flat vector that holds their parameters. Knows observations and head sizes; knows no algorithm and no environment's rules.
+"""Policy networks of fully connected layers, and their configuration. Knows observations and head sizes; knows no algorithm and no environment's rules.
 
 Everything is feature-major: an observation batch is (O, B), and `forward` returns the head's parameters (H, B) and the value (B).
 Actor and critic towers stand side by side in one batched product, W (G, H, H') h (G, H', B), with G = 2 towers, or 1 where they share a trunk.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -21,9 +20,6 @@ from operant.settings import Count, Real, Section
 
 if TYPE_CHECKING:
     from operant.nn.normalization import RunningNormalizer
-
-PAD_FLOATS = 32
-"""Each parameter begins at a multiple of this in the flat vector: 128 bytes."""
 
 KINDS = ("mlp", "cnn")
 """The networks that are built in."""
@@ -57,6 +53,10 @@ class Config(Section):
         max_length=8,
     )
     activation: Literal["tanh", "relu", "gelu", "silu"] = Field("tanh", description="activation function of the hidden layers; a cnn always uses relu")
+    layer_norm: bool = Field(
+        False,
+        description="layer normalization after each hidden linear layer, before the activation; of a cnn, after each dense layer",
+    )
     shared: bool = Field(False, description="actor and critic share one trunk instead of two towers; a cnn always has one trunk")
     squash: bool = Field(False, description="Box actions only: tanh-squashed normal distribution instead of clipping to the bounds")
     initial_log_std: Real = Field(0.0, ge=-10, le=2, description="Box actions only: initial log standard deviation")
@@ -105,6 +105,15 @@ def _tanh(features: Tensor) -> Tensor:
     return features.tanh() if features.is_cuda else _TanhBySigmoid.apply(features)
 
 
+LAYER_NORM_EPSILON = 1e-5
+
+
+def layer_norm(features: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+    """(x - mean) / sqrt(variance + 1e-5) gain + bias over the units of a layer, (G, H, B), gain and bias (G, H, 1): Ba, Kiros & Hinton 2016."""
+    variance, mean = torch.var_mean(features, dim=1, correction=0, keepdim=True)  # (G, 1, B)
+    return torch.addcmul(bias, (features - mean) * (variance + LAYER_NORM_EPSILON).rsqrt(), gain)
+
+
 _ACTIVATIONS = {"tanh": _tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}
 
 
@@ -136,6 +145,10 @@ class MLP(nn.Module):
         self.first_bias = nn.Parameter(torch.zeros(G * widths[0], 1))
         self.weights = nn.ParameterList([stacked(after, before) for before, after in itertools.pairwise(widths)])  # (G, H, H')
         self.biases = nn.ParameterList([nn.Parameter(torch.zeros(G, after, 1)) for after in widths[1:]])
+        # Of each hidden layer; no parameters without layer normalization.
+        normed = widths if config.layer_norm else ()
+        self.norm_gains = nn.ParameterList([nn.Parameter(torch.ones(G, width, 1)) for width in normed])
+        self.norm_biases = nn.ParameterList([nn.Parameter(torch.zeros(G, width, 1)) for width in normed])
         # A head near zero makes the first policy near uniform (Andrychowicz et al. 2021, "What matters in on-policy RL").
         self.head_weight = nn.Parameter(orthogonal(head, widths[-1], 0.01, generator))
         self.head_bias = nn.Parameter(torch.zeros(head, 1))
@@ -158,9 +171,13 @@ class MLP(nn.Module):
 
     def _features(self, observation: Tensor, normalizer: RunningNormalizer | None) -> Tensor:
         """Both towers' last hidden layer, (G, H, B)."""
-        features = self._activation(self._first(observation, normalizer)).view(self._towers, -1, observation.shape[1])
-        for weight, bias in zip(self.weights, self.biases, strict=True):
-            features = self._activation(linear.linear(weight, bias, features))
+        features = self._first(observation, normalizer).view(self._towers, -1, observation.shape[1])
+        for k in range(len(self.config.hidden)):
+            if k > 0:
+                features = linear.linear(self.weights[k - 1], self.biases[k - 1], features)
+            if self.config.layer_norm:
+                features = layer_norm(features, self.norm_gains[k], self.norm_biases[k])
+            features = self._activation(features)
         return features
 
     def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> tuple[Tensor, Tensor]:
@@ -182,43 +199,3 @@ class SampleMajor(nn.Module):
         """(O, B) -> head parameters (H, B), value (B)."""
         head, value = self.module(observation.t().contiguous())  # whoever reshapes with `view` expects it so
         return head.t(), value.reshape(-1)
-
-
-class FlatVector:
-    """All parameters of some modules as views of one vector, and their gradients as views of another.
-
-    One vector makes the optimiser, the norm, a checkpoint and a copy one call each. Load by `values.copy_`; never move the modules afterwards.
-    """
-
-    def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
-        named = [(name, parameter) for module in modules for name, parameter in module.named_parameters()]
-        sizes = [-(-parameter.numel() // PAD_FLOATS) * PAD_FLOATS for _, parameter in named]
-        self.values = nn.Parameter(torch.zeros(sum(sizes), device=device))
-        self.gradient = torch.zeros_like(self.values)
-        self.values.grad = self.gradient
-        self.parameters = [parameter for _, parameter in named]
-        self.names = [name for name, _ in named]
-        self._trained = [parameter for parameter in self.parameters if parameter.requires_grad]
-        self._gradient_views = []  # of those
-        self.offsets: list[int] = []  # where each parameter begins
-        offset = 0
-        for (_, parameter), size in zip(named, sizes, strict=True):
-            window = slice(offset, offset + parameter.numel())
-            self.offsets.append(offset)
-            self.values.data[window].view(parameter.shape).copy_(parameter.data)
-            parameter.data = self.values.data[window].view(parameter.shape)
-            if parameter.requires_grad:
-                self._gradient_views.append(self.gradient[window].view(parameter.shape))
-            offset += size
-
-    def backward(self, loss: Tensor, *, add: bool = False) -> None:
-        """Write the gradient of a loss into the gradient vector, in place of what was there or added to it. Frozen and unused parameters get none."""
-        gradients = torch.autograd.grad(loss, self._trained, materialize_grads=True)
-        if add:
-            torch._foreach_add_(self._gradient_views, list(gradients))
-        else:
-            torch._foreach_copy_(self._gradient_views, list(gradients))
-
-    def not_finite(self) -> list[str]:
-        """Names of the parameters that hold a NaN or an infinity. Reads back from the device."""
-        return [name for name, parameter in zip(self.names, self.parameters, strict=True) if not bool(torch.isfinite(parameter).all())]  # sync: the run is over

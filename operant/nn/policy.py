@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from operant.compute import user_file
 from operant.envs import Env
 from operant.errors import ConfigError
-from operant.nn import cnn, mlp
+from operant.nn import cnn, flat, mlp
 from operant.nn.distributions import distribution_for, masked
 from operant.nn.normalization import FixedScale, RunningNormalizer
 
@@ -66,7 +66,7 @@ class Policy:
         self.distribution = distribution_for(env, squash=config.squash, initial_log_std=config.initial_log_std)
         self.net = _network(env, config, self.distribution.parameter_rows, generator, device, precision).to(device)
         self.distribution.to(device)
-        self.flat = mlp.FlatVector((self.net, self.distribution), device)
+        self.flat = flat.FlatVector((self.net, self.distribution), device)
         unscaled = all(env.observation.category_counts()) or isinstance(self.net, cnn.Convolutional)
         if normalize and unscaled:
             reason = "they are categorical" if env.observation.categories else "a convolutional network reads byte / 255"

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from pydantic import ValidationError
-from torch.nn.functional import conv2d, linear, max_pool2d, one_hot
+from torch.nn.functional import conv2d, layer_norm, linear, max_pool2d, one_hot
 from toys import PICK, bytes_of, iterate, ppo_on
 
 from operant.algos.ppo import manual_backward
 from operant.config import load as config
 from operant.envs import Box, device, find, with_pixels
 from operant.errors import ConfigError
-from operant.kernels.spec import why_not
+from operant.kernels.spec import unsupported_reason
 from operant.nn import cnn as convolution
 from operant.nn import mlp
 from operant.nn.policy import Policy
@@ -83,7 +83,11 @@ def plain(built, observation):
         features = features.relu()
     features = features.permute(0, 2, 3, 1).flatten(1)
     for k in range(len(built.net.config.hidden)):
-        features = linear(features, leaf[f"weights.{k}"], leaf[f"biases.{k}"]).relu()
+        features = linear(features, leaf[f"weights.{k}"], leaf[f"biases.{k}"])
+        if built.net.config.layer_norm:
+            gain = leaf[f"norm_gains.{k}"]
+            features = layer_norm(features, gain.shape, gain, leaf[f"norm_biases.{k}"], eps=1e-5)
+        features = features.relu()
     head = linear(features, leaf["head_weight"], leaf["head_bias"][:, 0])
     return head, linear(features, leaf["value_weight"], leaf["value_bias"][:, 0])[:, 0], leaf
 
@@ -98,6 +102,7 @@ CASES = {
     "impala, categories": ("impala", showing(5, 5, categories=4), {"hidden": (16,), "channels": (4,)}),
     "board, Snake": ("board", find("snake"), {"hidden": (32,)}),
     "board, categories": ("board", showing(4, 4, categories=16), {"hidden": (16, 12), "channels": (8, 4)}),
+    "board, layer normalization": ("board", showing(4, 4, categories=16), {"hidden": (16, 12), "channels": (8, 4), "layer_norm": True}),
     "board, planes of categories": ("board", showing(9, 9, 2, categories=3), {"hidden": (16,), "channels": (8,)}),
 }
 
@@ -230,7 +235,7 @@ def test_a_configuration_of_a_cnn_survives_its_own_file(tmp_path):
 
 def test_neither_fused_kernels_nor_the_manual_backward_pass_take_it():
     built = policy(find("snake"), "board", channels=(4,), hidden=(8,))
-    assert why_not(built, 100) is not None and manual_backward.unsupported_reason(built) is not None
+    assert unsupported_reason(built, 100) is not None and manual_backward.unsupported_reason(built) is not None
 
 
 # PPO

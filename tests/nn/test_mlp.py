@@ -14,7 +14,8 @@ from toys import PICK, PUSH
 from operant.envs import Box
 from operant.errors import ConfigError
 from operant.nn import mlp as nets
-from operant.nn.mlp import MLP, PAD_FLOATS, FlatVector
+from operant.nn.flat import PAD_FLOATS, FlatVector
+from operant.nn.mlp import MLP
 from operant.nn.policy import Policy
 
 CPU = torch.device("cpu")
@@ -49,8 +50,9 @@ def offsets(flat):
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("hidden", [(5,), (6, 4), (4, 7, 3)])
-def test_mlp_is_a_plain_network(activation, shared, hidden):
-    net = shaken(mlp(hidden=hidden, activation=activation, shared=shared))
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_mlp_is_a_plain_network(activation, shared, hidden, layer_norm):
+    net = shaken(mlp(hidden=hidden, activation=activation, shared=shared, layer_norm=layer_norm))
     observation = torch.randn(3, 11, generator=torch.Generator().manual_seed(1))
     head, value = net(observation)
     assert head.shape == (2, 11) and value.shape == (11,)
@@ -62,8 +64,12 @@ def test_mlp_is_a_plain_network(activation, shared, hidden):
         rows = slice(g * width, (g + 1) * width)
         layers = [(net.first_weight[rows], net.first_bias[rows, 0])]
         layers += [(weight[g], bias[g, :, 0]) for weight, bias in zip(net.weights, net.biases, strict=True)]
-        for weight, bias in layers:
-            features = ACTIVATIONS[activation](nn.functional.linear(features, weight.double(), bias.double()))
+        for k, (weight, bias) in enumerate(layers):
+            features = nn.functional.linear(features, weight.double(), bias.double())
+            if layer_norm:
+                gain, shift = net.norm_gains[k][g, :, 0].double(), net.norm_biases[k][g, :, 0].double()
+                features = nn.functional.layer_norm(features, gain.shape, gain, shift, eps=1e-5)
+            features = ACTIVATIONS[activation](features)
         return features
 
     actor, critic = tower(0), tower(0 if shared else 1)
@@ -72,12 +78,26 @@ def test_mlp_is_a_plain_network(activation, shared, hidden):
     torch.testing.assert_close(head.double().t(), expected_head, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(value.double(), expected_value[:, 0], rtol=1e-5, atol=1e-6)
 
+    parameters, weights = dict(net.named_parameters()), (torch.randn(head.shape, generator=torch.Generator().manual_seed(2)), torch.arange(11.0))
+    found = torch.autograd.grad((head * weights[0]).sum() + (value * weights[1]).sum(), list(parameters.values()))
+    exact = torch.autograd.grad((expected_head.t() * weights[0]).sum() + (expected_value[:, 0] * weights[1]).sum(), list(parameters.values()))
+    for name, gradient, expected in zip(parameters, found, exact, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
 
 def test_sizes():
     # Two towers of 4-64-64, a head of 2 and a value; one trunk has half of it but the ends.
     tower, ends = 4 * 64 + 64 + 64 * 64 + 64, 2 * 64 + 2 + 64 + 1
     for shared, towers in ((False, 2), (True, 1)):
         assert sum(parameter.numel() for parameter in mlp(4, 2, shared=shared).parameters()) == towers * tower + ends
+
+
+def test_layer_normalization_begins_as_none_of_its_own_and_adds_two_numbers_a_unit():
+    with_norm, without = mlp(5, 3, hidden=(8, 6), layer_norm=True), mlp(5, 3, hidden=(8, 6))
+    assert all(torch.equal(gain, torch.ones_like(gain)) for gain in with_norm.norm_gains) and not any(bias.any() for bias in with_norm.norm_biases)
+    assert torch.equal(with_norm.first_weight, without.first_weight) and torch.equal(with_norm.head_weight, without.head_weight)
+    sizes = [sum(parameter.numel() for parameter in net.parameters()) for net in (with_norm, without)]
+    assert sizes[0] - sizes[1] == 2 * 2 * (8 + 6)
 
 
 def test_beginnings():

@@ -45,6 +45,8 @@ def unsupported_reason(policy: Policy) -> str | None:
         return "it is not on the CPU"
     if not isinstance(policy.net, mlp.MLP):
         return "its network is no built-in MLP"
+    if policy.net.config.layer_norm:
+        return "its network has layer normalization"
     return None
 
 

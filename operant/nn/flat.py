@@ -1,0 +1,51 @@
+"""One flat vector of all parameters, and one of their gradients. Knows modules; knows nothing of what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+PAD_FLOATS = 32
+"""Each parameter begins at a multiple of this in the flat vector: 128 bytes."""
+
+
+class FlatVector:
+    """All parameters of some modules as views of one vector, and their gradients as views of another.
+
+    One vector makes the optimiser, the norm, a checkpoint and a copy one call each. Load by `values.copy_`; never move the modules afterwards.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
+        named = [(name, parameter) for module in modules for name, parameter in module.named_parameters()]
+        sizes = [-(-parameter.numel() // PAD_FLOATS) * PAD_FLOATS for _, parameter in named]
+        self.values = nn.Parameter(torch.zeros(sum(sizes), device=device))
+        self.gradient = torch.zeros_like(self.values)
+        self.values.grad = self.gradient
+        self.parameters = [parameter for _, parameter in named]
+        self.names = [name for name, _ in named]
+        self._trained = [parameter for parameter in self.parameters if parameter.requires_grad]
+        self._gradient_views = []  # of those
+        self.offsets: list[int] = []  # where each parameter begins
+        offset = 0
+        for (_, parameter), size in zip(named, sizes, strict=True):
+            window = slice(offset, offset + parameter.numel())
+            self.offsets.append(offset)
+            self.values.data[window].view(parameter.shape).copy_(parameter.data)
+            parameter.data = self.values.data[window].view(parameter.shape)
+            if parameter.requires_grad:
+                self._gradient_views.append(self.gradient[window].view(parameter.shape))
+            offset += size
+
+    def backward(self, loss: Tensor, *, add: bool = False) -> None:
+        """Write the gradient of a loss into the gradient vector, in place of what was there or added to it. Frozen and unused parameters get none."""
+        gradients = torch.autograd.grad(loss, self._trained, materialize_grads=True)
+        if add:
+            torch._foreach_add_(self._gradient_views, list(gradients))
+        else:
+            torch._foreach_copy_(self._gradient_views, list(gradients))
+
+    def not_finite(self) -> list[str]:
+        """Names of the parameters that hold a NaN or an infinity. Reads back from the device."""
+        return [name for name, parameter in zip(self.names, self.parameters, strict=True) if not bool(torch.isfinite(parameter).all())]  # sync: the run is over
