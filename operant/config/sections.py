@@ -60,7 +60,7 @@ class Environment(Section, use_attribute_docstrings=True):
     name: str = Field(recipes.ENVIRONMENT, min_length=1)
     """A shipped environment, its Gymnasium id, or your own file: my_env.py."""
     lanes: Annotated[Count, Field(ge=1, le=2**30)] | Literal["auto"] = 1024
-    """Parallel copies of the environment; "auto": as many as fit into memory and raise the speed, measured once and kept by the run."""
+    """Parallel copies of the environment; "auto": as many as fit and raise the speed, measured once, kept by the run. Also `num_envs`."""
     pixels: Count | None = Field(None, ge=16, le=128)
     """Observe images of this many pixels a side, drawn by the environment; not set: its own observation."""
     params: dict[str, Any] = Field(default_factory=dict)

@@ -372,7 +372,8 @@ def test_tab_knows_runs_environments_and_configurations(fresh, tmp_path):
     assert complete(["monitor"], "pend") == ["pendulum-ppo-77b0"] and "--readonly" in complete(["monitor"], "--r")
     assert complete(["show", "--runs", "elsewhere"], "cart") == [], "a folder that is named is the only one asked"
     assert complete(["train"], "pend") == ["pendulum"] and complete(["check"], "my") == ["my_env.py"]
-    assert {"mine.toml", "folder/"} < set(complete(["train", "--config"])) and "pendulum" in complete(["train", "--config"], "pe")
+    assert {"mine.toml", "folder/"} < set(complete(["train", "--config"])) and complete(["train", "--config"], "pe") == ["pendulum"]
+    assert complete(["train", "--config"], "ppo/pe") == ["ppo/pendulum"]
 
 
 LATEST = (
