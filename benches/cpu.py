@@ -20,6 +20,7 @@ from operant.compute.runtime import quiet_threads
 quiet_threads()  # before torch is imported
 
 import torch  # noqa: E402
+from compare_jax import jax_training  # noqa: E402
 
 from operant import envs  # noqa: E402
 from operant.algos.ppo import manual_backward  # noqa: E402
@@ -71,7 +72,7 @@ def ppo(repeats: int, jax_python: str | None) -> None:
         whole = statistics.median(spent)
         print(f"| {name} | {LANES * HORIZON / whole / 1e6:.3f} | {whole * 1e3:.1f} | {halves} | {ratio:.2f} |", flush=True)
     if jax_python is not None:
-        found, problem = bench.jax_training(LANES, HORIZON, CPU, python=jax_python, repeats=repeats)
+        found, problem = jax_training(LANES, HORIZON, "cpu", python=jax_python, repeats=repeats)
         line = f"| JAX {found['jax']} | {found['sps'] / 1e6:.3f} | {found['iteration_s'] * 1e3:.1f} | | | |" if found else f"JAX: {problem}"
         print(line)
 

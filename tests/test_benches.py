@@ -1,4 +1,4 @@
-"""What benches/configs.py judges by: marks of configurations that ship, each a return that its environment can give, no higher than the run's own target."""
+"""Benches: the marks of benches/configs.py are returns that an environment can give, no higher than the run's own target; JAX runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from operant.config import load as config
 from operant.config import recipes
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benches"))
+from compare_jax import PROGRAM, jax_training
+
 from configs import MARKS
 
 # By the rules: a reward of 1 for each of 500 steps; two walls of 432 points; 21 points a game; 97 cells to fill, of 100; up to 4 for each of 1,000 steps.
@@ -27,3 +29,23 @@ def test_a_mark_is_of_a_configuration_that_ships_and_can_be_reached(name):
 
 def test_marks_told_in_other_words():
     assert MARKS["snake"] == 30 - 3 - 1, "a mean length of 30: three cells at the start, one taken off for the death"
+
+
+@pytest.mark.parametrize(
+    ("answer", "figures", "said"),
+    [
+        ("echo '{\"sps\": 100.0}'", {"sps": 100.0}, ""), ("echo oh >&2; echo no >&2; exit 3", {}, "no"), ("exit 1", {}, "it ended without a message"),
+        ("echo nothing", {}, "JSONDecodeError at 8 x 4"),
+    ],
+)  # fmt: skip
+def test_jax_is_asked_in_a_process_of_its_own(tmp_path, answer, figures, said):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{answer}\n')
+    python.chmod(0o755)
+    assert jax_training(8, 4, "cpu", python=str(python), repeats=3) == (figures, said)
+    assert (tmp_path / "calls").read_text().endswith("jax_ppo.py --json --lanes 8 --horizon 4 --repeats 3\n")
+
+
+def test_the_comparison_imports_jax_and_the_standard_library_alone():
+    words = [line.split()[1].split(".")[0] for line in PROGRAM.read_text().splitlines() if line.startswith(("import ", "from "))]
+    assert set(words) - sys.stdlib_module_names == {"jax"}

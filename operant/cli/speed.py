@@ -12,7 +12,7 @@ from operant.cli.common import TYPER, ConfigOption, EnvOption, JsonOption, Trust
 from operant.errors import UsageError
 
 if TYPE_CHECKING:
-    from operant.tools.bench import Bench, Jax, Solved, Stepping, Training
+    from operant.tools.bench import Bench, Solved, Stepping, Training
     from operant.tools.profile import Profile
 
 app = typer.Typer(**TYPER)
@@ -96,22 +96,19 @@ def _print_profile(found: Profile) -> None:
 
 @app.command()
 def bench(
-    only: Annotated[str, typer.Option(metavar="PART,...", help="stepping, ppo, solve, jax")] = "stepping,ppo,solve,jax",
+    only: Annotated[str, typer.Option(metavar="PART,...", help="stepping, ppo, solve")] = "stepping,ppo,solve",
     device: DeviceOption = None,
     lanes: Annotated[str, typer.Option(metavar="N,...", help="lanes to step  [default: what suits the device]")] = "",
     sizes: Annotated[str, typer.Option(metavar="NxT,...", help="lanes x horizon to train, such as 2048x16  [default: likewise]")] = "",
     precision: Annotated[str, typer.Option(metavar="bf16,tf32,fp32", help="on a GPU  [default: all three]")] = "",
     repeats: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="timed regions; their median counts")] = 5,
     threads: Annotated[int, typer.Option(metavar="N", min=0, max=4096, help="CPU threads; 0: one for each core")] = 0,
-    jax: Annotated[str | None, typer.Option(metavar="PYTHON", help="a Python that has JAX  [default: this one]")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure steps per second here: stepping, PPO end to end, the time to solve CartPole; and PPO in JAX beside it."""
+    """Measure steps per second on this machine."""
     from operant.compute.runtime import quiet_threads
 
     quiet_threads()  # before torch is imported
-
-    import sys
 
     from operant.tools import bench as benchmark
 
@@ -120,7 +117,7 @@ def bench(
         raise UsageError(f"--precision: {unknown[0]!r} is none of bf16, tf32, fp32")
     found = benchmark.bench(
         device=device or "auto", threads=threads, sections=_words(only), lanes=[_number(word) for word in _words(lanes)],
-        sizes=[_size(word) for word in _words(sizes)], precisions=precisions, repeats=repeats, jax_python=jax or sys.executable, report=say,
+        sizes=[_size(word) for word in _words(sizes)], precisions=precisions, repeats=repeats, report=say,
     )  # fmt: skip
     if as_json:
         print_json(found.document())
@@ -151,8 +148,6 @@ def _print_bench(found: Bench) -> None:
     _print_part(("stepping", "lanes", "steps/s", "moved at least"), [_stepping_row(row) for row in found.stepping])
     _print_part(("PPO, CartPole", "precision", "kernels", "steps/s", "iteration", "collect", "update"), [_training_row(row) for row in found.ppo])
     _print_part(("CartPole from nothing", "training", "with compilation", "steps", "return"), [_solved_row(row) for row in found.solve])
-    _print_part(("JAX", "steps/s", "iteration", "Operant / JAX"), [_jax_row(row) for row in found.jax])
-    out("", found.jax_said)
 
 
 def _print_part(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -173,10 +168,6 @@ def _training_row(row: Training) -> Sequence[str]:
 def _solved_row(row: Solved) -> Sequence[str]:
     reached = "" if row.reached else ", not reached"
     return f"seed {row.seed}", _time(row.training_s), _time(row.whole_s), f"{row.steps:,}", f"{row.mean_return:.1f}{reached}"
-
-
-def _jax_row(row: Jax) -> Sequence[str]:
-    return f"{row.lanes:,} x {row.horizon}", _count(row.sps), _time(row.iteration_s), f"{row.ratio:.2f}"
 
 
 # NUMBERS

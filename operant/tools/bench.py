@@ -1,44 +1,38 @@
-"""How fast Operant is here: stepping alone, PPO end to end, and the time until CartPole is solved; beside a PPO in JAX where that is installed.
+"""How fast Operant is on this machine: stepping alone, PPO end to end, and the time until CartPole is solved.
 
-What `operant bench` does. Knows environments, PPO and the clock; writes no run and prints nothing. Every figure is a median after a warm-up.
+What `operant bench` measures. Writes no run and prints nothing. Every figure is a median after a warm-up. Comparisons and claims: benches/.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from operant import __version__, envs
-from operant.algos.ppo.algorithm import PPO, PPOConfig
 from operant.compute.graphs import Graphed
 from operant.compute.runtime import find_device, set_threads
 from operant.config import load as config
 from operant.config import recipes
 from operant.envs import Box, Env
 from operant.errors import UsageError
-from operant.nn import mlp
 from operant.nn.work import step_bytes
+from operant.tools import profile
 from operant.training import build as building
 from operant.training.evaluate import Evaluator
 from operant.worlds.device_world import World
 
-SECTIONS = ("stepping", "ppo", "solve", "jax")
+SECTIONS = ("stepping", "ppo", "solve")
 REPEATS = 5
 RECIPE = "ppo/cartpole"
 """The shipped configuration that solves CartPole."""
-JAX_PROGRAM = Path(__file__).resolve().parents[2] / "benches" / "jax_ppo.py"
-_JAX_LIMIT_S = 900.0
 
 
 class Stepping(NamedTuple):
@@ -74,16 +68,6 @@ class Solved(NamedTuple):
     mean_return: float
 
 
-class Jax(NamedTuple):
-    """The same PPO in JAX, and how much faster Operant was."""
-
-    lanes: int
-    horizon: int
-    sps: float
-    iteration_s: float
-    ratio: float
-
-
 class Bench(NamedTuple):
     """Everything that was measured; a part that was not asked for is empty."""
 
@@ -95,8 +79,6 @@ class Bench(NamedTuple):
     stepping: list[Stepping]
     ppo: list[Training]
     solve: list[Solved]
-    jax: list[Jax]
-    jax_said: str  # which JAX was used, or why none was
 
     def document(self) -> dict[str, Any]:
         """For `--json`."""
@@ -134,7 +116,7 @@ def _region_s(work: Callable[[], object], device: torch.device, calls: int) -> f
     return begin.elapsed_time(end) / 1e3
 
 
-# WHAT IS MEASURED
+# MEASUREMENTS
 
 
 def default_lanes(device: torch.device) -> tuple[int, ...]:
@@ -180,17 +162,18 @@ def _actions(env: Env, like: torch.Tensor, draws: int) -> list[torch.Tensor]:
 
 def training(lanes: int, horizon: int, precision: str, device: torch.device, *, repeats: int = REPEATS, least_s: float = 0.5) -> Training:
     """Train PPO on CartPole at one size."""
-    settings = PPOConfig.model_validate({"horizon": horizon, "precision": precision, "anneal": False, "learning_rate": 2.5e-4})
-    algo = PPO(World(envs.find("cartpole"), lanes, seed=1, device=device), settings, mlp.Config.model_validate({}), seed=1, steps=1 << 40)
+    sizes = [f"env.lanes={lanes}", f"algo.horizon={horizon}", f"algo.precision={precision}"]
+    algo = building.build(config.load(None, ["env.name=cartpole", "algo.anneal=false", "algo.learning_rate=2.5e-4", *sizes]), device)
     algo.start()
+    runs = [phase.run for phase in algo.phases]
 
-    def both() -> None:
-        algo.collect()
-        algo.update()
+    def iteration() -> None:
+        for run in runs:
+            run()
 
-    iteration_s = seconds(both, device, repeats=repeats, least_s=least_s)
-    collect_s, update_s = (seconds(half, device, repeats=repeats, least_s=least_s / 2) for half in (algo.collect, algo.update))
-    kernels = next((name for name in ("fused", "manual_backward") if getattr(algo, name, None) is not None), "torch")
+    iteration_s = seconds(iteration, device, repeats=repeats, least_s=least_s)
+    collect_s, update_s = (seconds(run, device, repeats=repeats, least_s=least_s / 2) for run in runs)
+    kernels = profile.kernels_of(algo)
     shown = precision if device.type == "cuda" else "fp32"
     return Training(lanes, horizon, shown, kernels, lanes * horizon / iteration_s, iteration_s, collect_s, update_s)
 
@@ -218,50 +201,6 @@ def solve(seed: int, device: torch.device, overrides: Sequence[str] = ()) -> Sol
     return Solved(seed, mean >= target, spent_s, time.perf_counter() - started, iteration * algo.steps_per_iteration, mean)
 
 
-# JAX
-
-
-def jax_obstacle(python: str = sys.executable) -> str | None:
-    """Why the PPO in JAX cannot be run by this Python, in a few words; None where it can."""
-    if not JAX_PROGRAM.is_file():
-        return "the comparison with JAX is in a checkout's benches, not in an installed package"
-    try:
-        asked = subprocess.run([python, "-c", "import jax"], capture_output=True, check=False, timeout=120)
-    except (OSError, subprocess.TimeoutExpired):
-        return f"{python} cannot be run"
-    return None if asked.returncode == 0 else f"JAX is not installed for {python}"
-
-
-def jax_training(lanes: int, horizon: int, device: torch.device, *, python: str = sys.executable, repeats: int = REPEATS) -> tuple[dict[str, Any], str]:
-    """The same PPO in JAX, in a process of its own: its figures, or else the reason why there are none."""
-    command = [python, str(JAX_PROGRAM), "--json", "--lanes", str(lanes), "--horizon", str(horizon), "--repeats", str(repeats)]
-    # A card that torch has used is not all free, and JAX would ask for three quarters of all of it.
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **({} if device.type == "cuda" else {"JAX_PLATFORMS": "cpu"})}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_JAX_LIMIT_S, env=environment)
-        return (json.loads(done.stdout), "") if done.returncode == 0 else ({}, (done.stderr.strip().splitlines() or ["it ended without a word"])[-1])
-    except (subprocess.TimeoutExpired, ValueError, OSError) as error:
-        return {}, f"{type(error).__name__} at {lanes:,} x {horizon}"
-
-
-def _jax(rows: Sequence[Training], device: torch.device, python: str, repeats: int) -> tuple[list[Jax], str]:
-    """JAX at the sizes that PPO was measured at (in the fastest precision), and what is to be said of it."""
-    if obstacle := jax_obstacle(python):
-        return [], f"no comparison with JAX: {obstacle}"
-    found: list[Jax] = []
-    said = ""
-    fastest = {(row.lanes, row.horizon): max(other.sps for other in rows if (other.lanes, other.horizon) == (row.lanes, row.horizon)) for row in rows}
-    for (lanes, horizon), sps in fastest.items():
-        result, problem = jax_training(lanes, horizon, device, python=python, repeats=repeats)
-        if not result:
-            return found, f"JAX failed: {problem}"
-        said = f"JAX {result['jax']} on {result['device']}, the same work by benches/jax_ppo.py"
-        if (device.type == "cuda") != (result["platform"] in ("gpu", "cuda")):
-            said += ", which is not the same device"
-        found.append(Jax(lanes, horizon, result["sps"], result["iteration_s"], sps / result["sps"]))
-    return found, said
-
-
 # ALL OF IT
 
 
@@ -277,7 +216,6 @@ def bench(
     seeds: Sequence[int] = (1, 2, 3),
     repeats: int = REPEATS,
     least_s: float = 0.2,
-    jax_python: str = sys.executable,
     report: Callable[[str], None] = lambda line: None,
 ) -> Bench:
     """Measure what is asked for; what is left empty takes on what suits the device. `report` takes a line before each part.
@@ -287,9 +225,10 @@ def bench(
     """
     wanted = tuple(sections)
     if unknown := [name for name in wanted if name not in SECTIONS]:
-        raise UsageError(f"unknown part {unknown[0]!r}: they are {', '.join(SECTIONS)}")
+        more = "; a comparison with JAX: benches/compare_jax.py in a checkout" if unknown[0] == "jax" else ""
+        raise UsageError(f"unknown part {unknown[0]!r}: they are {', '.join(SECTIONS)}{more}")
     if not wanted:
-        raise UsageError(f"nothing is asked for: the parts are {', '.join(SECTIONS)}")
+        raise UsageError(f"no part was named: they are {', '.join(SECTIONS)}")
     where = find_device(device)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     count = set_threads(threads)
@@ -298,7 +237,7 @@ def bench(
         for env, number in _stepping_plan(environments, tuple(lanes) or default_lanes(where)):
             report(f"stepping {env.name}, {number:,} lanes")
             stepped.append(stepping(env, number, where, repeats=repeats, least_s=least_s))
-    if "ppo" in wanted or "jax" in wanted:
+    if "ppo" in wanted:
         for number, horizon in tuple(sizes) or default_sizes(where):
             for precision in tuple(precisions) or (("bf16", "tf32", "fp32") if where.type == "cuda" else ("fp32",)):
                 report(f"PPO, {number:,} lanes x {horizon}, {precision}")
@@ -307,16 +246,9 @@ def bench(
         for seed in seeds:
             report(f"CartPole from nothing, seed {seed}")
             solved.append(solve(seed, where))
-    compared: list[Jax] = []
-    said = "no comparison with JAX: not asked for"
-    if "jax" in wanted:
-        report("PPO in JAX")
-        if where.type == "cuda":
-            torch.cuda.empty_cache()
-        compared, said = _jax(trained, where, jax_python, repeats)
     versions = {"operant": __version__, "torch": torch.__version__, "python": sys.version.split()[0]}
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {count} threads"
-    return Bench(name, count, load, versions, repeats, stepped, trained, solved, compared, said)
+    return Bench(name, count, load, versions, repeats, stepped, trained, solved)
 
 
 def _stepping_plan(environments: Sequence[str], lanes: Sequence[int]) -> list[tuple[Env, int]]:

@@ -279,7 +279,7 @@ def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, 
         horizon = trainer.steps_per_iteration // config.lanes
         phase_s = {phase.name: seconds for phase, seconds in zip(trainer.phases, phases_s, strict=True)}
         precision = getattr(config.algo, "precision", "fp32") if device.type == "cuda" else "fp32"
-        kernels, samples, estimate = _kernels(trainer), trainer.steps_per_iteration, building.estimate(config)
+        kernels, samples, estimate = kernels_of(trainer), trainer.steps_per_iteration, building.estimate(config)
         if device.type == "cuda":
             del trainer
             gc.collect()
@@ -299,7 +299,7 @@ def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, 
     )  # fmt: skip
 
 
-def _kernels(trainer: Algorithm) -> str:
+def kernels_of(trainer: Algorithm) -> str:
     """Whose kernels the trainer computes with."""
     return next((name for name in ("fused", "manual_backward") if getattr(trainer, name, None) is not None), "torch")
 

@@ -1,12 +1,9 @@
-"""`operant bench`: medians on a clock of the test's own, what is measured where, the comparison with JAX through a program that only says so, and the
-command's tables and JSON. How fast anything is, no test asks."""
+"""`operant bench`: medians on a clock of the test's own, what is measured where, and the command's tables and JSON. How fast anything is, no test asks."""
 
 from __future__ import annotations
 
 import json
 import os
-import stat
-import sys
 
 import pytest
 import torch
@@ -19,25 +16,12 @@ from operant.cli.speed import app
 from operant.errors import MachineError, UsageError
 from operant.nn.work import step_bytes
 from operant.tools import bench
-from operant.tools.bench import Bench, Training
+from operant.tools.bench import Bench
 
 CPU = torch.device("cpu")
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture
-def python(tmp_path):
-    """Makes a Python that has JAX, so it says, and runs the comparison as the test wants."""
-
-    def make(answer: str, *, has_jax: bool = True) -> str:
-        path = tmp_path / "python"
-        path.write_text(f'#!/bin/sh\nif [ "$1" = "-c" ]; then exit {0 if has_jax else 1}; fi\necho "$@" >> {tmp_path}/calls\n{answer}\n')
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        return str(path)
-
-    return make
 
 
 # TIME
@@ -105,45 +89,6 @@ def test_solving_ends_at_the_target_or_at_the_last_step(target, reached):
     assert 0.0 <= found.training_s < found.whole_s
 
 
-# JAX
-
-ROWS = [
-    Training(1024, 16, "tf32", "torch", 200.0, 1.0, 0.5, 0.5), Training(1024, 16, "bf16", "torch", 300.0, 1.0, 0.5, 0.5),
-    Training(8, 4, "fp32", "torch", 50.0, 1.0, 0.5, 0.5),
-]  # fmt: skip
-ANSWER = {"sps": 100.0, "iteration_s": 2.0, "jax": "9.9", "platform": "cpu", "device": "a CPU"}
-
-
-def test_jax_is_run_once_a_size_and_compared_with_the_fastest(python, tmp_path):
-    found, said = bench._jax(ROWS, CPU, python(f"echo '{json.dumps(ANSWER)}'"), 3)
-    assert [(row.lanes, row.horizon, row.ratio) for row in found] == [(1024, 16, 3.0), (8, 4, 0.5)]
-    assert "JAX 9.9 on a CPU" in said and "not the same device" not in said
-    first, second = (tmp_path / "calls").read_text().splitlines()
-    assert first.endswith("jax_ppo.py --json --lanes 1024 --horizon 16 --repeats 3") and "--lanes 8 --horizon 4" in second
-    assert "not the same device" in bench._jax(ROWS[:1], torch.device("cuda"), python(f"echo '{json.dumps(ANSWER)}'"), 3)[1]
-
-
-@pytest.mark.parametrize(
-    ("answer", "text"), [("echo oh >&2; echo no >&2; exit 3", "JAX failed: no"), ("exit 1", "without a word"), ("echo nothing", "JSONDecodeError")]
-)
-def test_jax_that_fails_is_said_in_one_line(python, answer, text):
-    found, said = bench._jax(ROWS, CPU, python(answer), 3)
-    assert found == [] and text in said and "\n" not in said
-
-
-def test_without_jax_one_line_says_so(python, monkeypatch, tmp_path):
-    assert "not installed" in bench._jax(ROWS, CPU, python("", has_jax=False), 3)[1]
-    assert "cannot be run" in bench._jax(ROWS, CPU, str(tmp_path / "gone"), 3)[1]
-    monkeypatch.setattr(bench, "JAX_PROGRAM", tmp_path / "gone.py")
-    assert "checkout" in bench._jax(ROWS, CPU, sys.executable, 3)[1]
-
-
-@pytest.mark.skipif(not bench.JAX_PROGRAM.is_file(), reason="installed, not checked out")
-def test_the_comparison_imports_jax_and_the_standard_library_alone():
-    words = [line.split()[1].split(".")[0] for line in bench.JAX_PROGRAM.read_text().splitlines() if line.startswith(("import ", "from "))]
-    assert set(words) - sys.stdlib_module_names == {"jax"}
-
-
 # ALL OF IT
 
 
@@ -156,7 +101,7 @@ def test_parts_that_are_not_asked_for_stay_empty():
     lines: list[str] = []
     found = small_bench(sections=["stepping", "ppo"], report=lines.append)
     assert [(row.environment, row.lanes) for row in found.stepping] == [("cartpole", 32)] and [row.lanes for row in found.ppo] == [32]
-    assert found.solve == found.jax == [] and "not asked for" in found.jax_said
+    assert found.solve == []
     assert lines == ["stepping cartpole, 32 lanes", "PPO, 32 lanes x 4, fp32"]
     document = json.loads(json.dumps(found.document()))
     assert document["schema"] == 1 and document["ppo"][0]["sps"] == found.ppo[0].sps and document["stepping"][0]["environment"] == "cartpole"
@@ -166,6 +111,7 @@ def test_parts_that_are_not_asked_for_stay_empty():
     ("words", "error"),
     [
         ({"sections": ["speed"]}, UsageError),
+        ({"sections": ["jax"]}, UsageError),
         ({"sections": []}, UsageError),
         ({"sections": ["ppo"], "device": "gpu"}, UsageError),
         ({"sections": ["ppo"], "device": "cuda:99"}, MachineError),
@@ -193,17 +139,16 @@ def run(*words):
 def test_the_command_prints_tables_and_json(monkeypatch):
     whole = small_bench(sections=["stepping", "ppo"])._replace(
         solve=[bench.Solved(1, True, 0.5, 2.0, 1000, 480.0), bench.Solved(2, False, 0.5, 2.0, 1000, 80.0)],
-        jax=[bench.Jax(32, 4, 5e6, 0.001, 2.5)], jax_said="JAX 9.9 on a CPU",
-    )  # fmt: skip
+    )
     asked = {}
     monkeypatch.setattr(bench, "bench", lambda **words: asked.update(words) or whole)
     done = run("--only", "stepping, ppo", "--lanes", "32,64", "--sizes", "32x4,64x8", "--precision", "fp32", "--repeats", 3, "--device", "cpu")
     assert done.exit_code == 0, done.output
     assert (asked["sections"], asked["lanes"], asked["sizes"]) == (["stepping", "ppo"], [32, 64], [(32, 4), (64, 8)])
-    assert (asked["precisions"], asked["repeats"], asked["device"], asked["jax_python"]) == (["fp32"], 3, "cpu", sys.executable)
-    for text in ("stepping", "PPO, CartPole", "CartPole from nothing", "80.0, not reached", "Operant / JAX", "2.50", "JAX 9.9 on a CPU", "5 M"):
+    assert (asked["precisions"], asked["repeats"], asked["device"]) == (["fp32"], 3, "cpu")
+    for text in ("stepping", "PPO, CartPole", "CartPole from nothing", "80.0, not reached"):
         assert text in done.output
-    assert json.loads(run("--json").stdout)["jax"][0]["ratio"] == 2.5
+    assert json.loads(run("--json").stdout)["solve"][0]["mean_return"] == 480.0
 
 
 @pytest.mark.parametrize("words", [("--sizes", "2048"), ("--sizes", "axb"), ("--lanes", "0"), ("--lanes", "many"), ("--precision", "fp8")])
