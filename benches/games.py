@@ -5,7 +5,7 @@
 Equal: the same actions from the same seed, step after step without a correction. Games of whole numbers must agree in every bit of every buffer; those of
 fractions are held to one step from a shared state, since a ball that just meets a brick on one device may just miss it on the other.
 Stepping: a captured graph of random (where the rules judge them, legal) actions. A share of bandwidth is the bytes that a step must touch by the contract,
-each buffer once a direction, beside a measured copy. Threads are those that write a lane's observation (0: one for each of its parts); where that is 1, the
+each buffer once a direction, beside a measured copy. Threads are those that write a lane's observation (0: one for each of its shards); where that is 1, the
 thread that steps the lane writes it, too. Limits: registers and local memory of a thread of each kernel of a step, as the compiler gives them.
 """
 
@@ -153,8 +153,8 @@ def main() -> None:
         say(f"Copy bandwidth {bandwidth / 1e12:.2f} TB/s.\n")
         say("| game | lanes | threads | M SPS | us a step | bytes a step | share of copy bandwidth |\n|---|---|---|---|---|---|---|")
         for name in names:
-            parts = max(envs.find(name).parts, 1)
-            wanted_threads = dict.fromkeys(min(int(threads), parts) or parts for threads in arguments.threads.split(","))
+            shards = max(envs.find(name).observation_shards, 1)
+            wanted_threads = dict.fromkeys(min(int(threads), shards) or shards for threads in arguments.threads.split(","))
             for lanes, threads in itertools.product((int(lanes) for lanes in arguments.lanes.split(",")), wanted_threads):
                 rate, size = stepping(name, lanes, threads, arguments.repeats)
                 say(f"| {name} | {lanes:,} | {threads} | {rate / 1e6:,.0f} | {lanes / rate * 1e6:.1f} | {size} | {rate * size / bandwidth:.1%} |")

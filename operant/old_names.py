@@ -45,10 +45,10 @@ MODULES = {
 }
 """Modules that a user's file may import."""
 
-NAMES: dict[str, str] = {}
+NAMES = {"Cells": "IntState"}
 """What a user's file may import from `operant.envs`."""
 
-KEYWORDS = {"kinds": "categories"}
+KEYWORDS = {"kinds": "categories", "parts": "observation_shards", "scratch": "workspace", "cells": "int_state", "shade": "pixel_shader"}
 """Keywords of `Env(...)` and `Box(...)`, and of `dataclasses.replace` of one."""
 
 

@@ -10,7 +10,7 @@ from numpy import float32
 
 from operant.algos.ppo.algorithm import PPO
 from operant.compute.rng import integer, uniform
-from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete, device, with_pixels
+from operant.envs import Box, Discrete, Env, IntState, MultiDiscrete, device, with_pixels
 from operant.nn import mlp
 from operant.worlds.device_world import World
 
@@ -170,7 +170,7 @@ SQUARES = 6
 
 
 @device
-def _fill_reset(s, cells, scratch, p, key):
+def _fill_reset(s, cells, workspace, p, key):
     first = integer(key, 0, SQUARES)
     for k in range(SQUARES):
         cells[k] = 1 if k == first else 0
@@ -178,7 +178,7 @@ def _fill_reset(s, cells, scratch, p, key):
 
 
 @device
-def _fill_step(s, cells, scratch, action, p, key, tally):
+def _fill_step(s, cells, workspace, action, p, key, tally):
     free = cells[action] == 0
     cells[action] = 1
     s[0] += float32(1.0) if free else float32(0.0)
@@ -187,13 +187,13 @@ def _fill_step(s, cells, scratch, action, p, key, tally):
 
 
 @device
-def _fill_observe(s, cells, scratch, obs, p):
+def _fill_observe(s, cells, workspace, obs, p):
     for k in range(SQUARES):
         obs[k] = cells[k]
 
 
 @device
-def _fill_legal(s, cells, scratch, mask, p):
+def _fill_legal(s, cells, workspace, mask, p):
     for k in range(SQUARES):
         mask[k] = 1 - cells[k]
 
@@ -214,43 +214,43 @@ FILL = Env(
     reset=_fill_reset,
     step=_fill_step,
     observe=_fill_observe,
-    shade=_fill_shade,
+    pixel_shader=_fill_shade,
     legal=_fill_legal,
-    cells=Cells(SQUARES, "int8"),
-    scratch=1,
+    int_state=IntState(SQUARES, "int8"),
+    workspace=1,
     tally=("illegal",),
 )
 
 
-# GATE and FILL, whose observations and masks are written in three parts.
+# GATE and FILL, whose observations and masks are written in three shards.
 
 
 @device
-def _gate_observe_part(s, obs, p, part):
-    obs[part] = 255 if int(s[0]) == part else 0
+def _gate_observe_shard(s, obs, p, shard):
+    obs[shard] = 255 if int(s[0]) == shard else 0
 
 
 @device
-def _gate_legal_part(s, mask, p, part):
-    mask[part] = 0 if int(s[0]) == part else 1
-    if part > 0:
-        mask[2 + part] = 0 if part == 2 and int(s[0]) == 1 else 1
+def _gate_legal_shard(s, mask, p, shard):
+    mask[shard] = 0 if int(s[0]) == shard else 1
+    if shard > 0:
+        mask[2 + shard] = 0 if shard == 2 and int(s[0]) == 1 else 1
 
 
 @device
-def _fill_observe_part(s, cells, obs, p, part):
-    obs[2 * part] = cells[2 * part]
-    obs[2 * part + 1] = cells[2 * part + 1]
+def _fill_observe_shard(s, cells, obs, p, shard):
+    obs[2 * shard] = cells[2 * shard]
+    obs[2 * shard + 1] = cells[2 * shard + 1]
 
 
 @device
-def _fill_legal_part(s, cells, mask, p, part):
-    mask[2 * part] = 1 - cells[2 * part]
-    mask[2 * part + 1] = 1 - cells[2 * part + 1]
+def _fill_legal_shard(s, cells, mask, p, shard):
+    mask[2 * shard] = 1 - cells[2 * shard]
+    mask[2 * shard + 1] = 1 - cells[2 * shard + 1]
 
 
-GATE_IN_PARTS = replace(GATE, parts=3, observe=_gate_observe_part, legal=_gate_legal_part)
-FILL_IN_PARTS = replace(FILL, parts=3, observe=_fill_observe_part, legal=_fill_legal_part)
+GATE_IN_SHARDS = replace(GATE, observation_shards=3, observe=_gate_observe_shard, legal=_gate_legal_shard)
+FILL_IN_SHARDS = replace(FILL, observation_shards=3, observe=_fill_observe_shard, legal=_fill_legal_shard)
 
 SEEN = with_pixels(FILL, 16)
 """FILL, observed by its picture."""

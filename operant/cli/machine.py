@@ -61,7 +61,7 @@ def list_envs(as_json: JsonOption = False) -> None:
                 "action": _space(env.action),
                 "actions": list(env.actions),
                 "masked": bool(env.mask_size),
-                "draws": env.shade is not None,
+                "draws": env.pixel_shader is not None,
                 "turns": env.turns,
                 "step_s": envs.step_seconds(env, env.Params()),
                 "time_limit": env.time_limit,

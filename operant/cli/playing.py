@@ -258,8 +258,8 @@ def stage(loaded: Loaded, *, lanes: int, seed: int, greedy: bool) -> tuple[Show,
     from operant.play.stage import Performer, Show
 
     environment = loaded.config.environment
-    if environment.shade is None:
-        raise UsageError(f"{safe(environment.name)} draws no picture: its file has no `shade` (see the docstring of operant/envs/base.py)")
+    if environment.pixel_shader is None:
+        raise UsageError(f"{safe(environment.name)} draws no picture: its file has no `pixel_shader` (see the docstring of operant/envs/base.py)")
     show = Show(environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=load_policy.NUMBER)
     return show, Performer(show, loaded.policy, greedy=greedy)
 

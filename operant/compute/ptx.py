@@ -19,7 +19,7 @@ ARCHITECTURES = ((7, 5), (8, 6), (9, 0), (10, 0))
 
 _RETURNED = {
     "reward, terminated": "`step` must return two values, the reward and whether the episode terminated",
-    "red, green, blue": "`shade` must return three values, red, green and blue",
+    "red, green, blue": "`pixel_shader` must return three values, red, green and blue",
 }
 """What an environment's functions return, by the names it is unpacked into."""
 

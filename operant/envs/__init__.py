@@ -11,10 +11,10 @@ from types import ModuleType
 
 from operant.compute import user_file
 from operant.compute.device import device, device_call
-from operant.envs.base import Box, Cells, Discrete, Env, MultiDiscrete, step_seconds, with_pixels
+from operant.envs.base import Box, Discrete, Env, IntState, MultiDiscrete, step_seconds, with_pixels
 from operant.errors import NotFoundError, OperantError
 
-__all__ = ["Box", "Cells", "Discrete", "Env", "MultiDiscrete", "device", "device_call", "find", "load_file", "names", "step_seconds", "with_pixels"]
+__all__ = ["Box", "Discrete", "Env", "IntState", "MultiDiscrete", "device", "device_call", "find", "load_file", "names", "step_seconds", "with_pixels"]
 
 
 def names() -> list[str]:

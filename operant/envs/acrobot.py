@@ -106,7 +106,7 @@ def observe(s, obs, p):
 
 
 @device
-def shade(s, p, x, y):
+def pixel_shader(s, p, x, y):
     reach = float32(1.1) * (p.length_1 + p.length_2)
     right, up = reach * (float32(2.0) * x - float32(1.0)), reach * (float32(1.0) - float32(2.0) * y)
     both = s[THETA_1] + s[THETA_2]
@@ -133,7 +133,7 @@ ENV = Env(
     reset=reset,
     step=step,
     observe=observe,
-    shade=shade,
+    pixel_shader=pixel_shader,
     actions=("left", "rest", "right"),
     ranges={
         # Without inertia there may be no acceleration that solves the equations; and what is heavy, long and fast all at once leaves float32 within a step.

@@ -44,28 +44,28 @@ The rules
 - Time limits, automatic resets, episode sums, seeding, layout and the device belong to `operant.worlds.device_world`. `step` never resets and never counts.
 
 What else it carries, without a change of shape
-- **Grids, boards and scratch memory**: `Env(..., cells=Cells(n, "int8"), scratch=m)`. Each function then takes the lane's columns `cells` (n of that type)
-  and `scratch` (m int32) right after `s`: `step(s, cells, scratch, action, p, key, tally)`. There is no local array that both backends know; scratch is
-  that, and keeps no promise between calls.
-- **Pixels**: `shade(s, p, x, y) -> (r, g, b)`, each in [0, 1], is the colour of the point (x, y) in [0, 1)^2, x to the right, y down, called once per pixel
-  by whoever wants a picture: a viewer, or an agent that learns from pictures (`env.pixels = 64`). With cells it is `shade(s, cells, p, x, y)`: it has no
-  scratch, since a lane's pixels are shaded at the same time, and changes nothing.
+- **Grids and boards**: `Env(..., int_state=IntState(n, "int8"), workspace=m)`. Each function then takes the lane's columns `ints` (n of that type) and
+  `workspace` (m int32) right after `s`: `step(s, ints, workspace, action, p, key, tally)`; a game calls `ints` what it is, a board or cells. There is no local
+  array that both backends know; the workspace is that, and what it holds is lost between calls.
+- **Pixels**: `pixel_shader(s, p, x, y) -> (r, g, b)`, each in [0, 1], is the colour of the point (x, y) in [0, 1)^2, x to the right, y down. It is called
+  once per pixel of a picture: for a viewer, or for an agent that learns from pictures (`env.pixels = 64`). With int state it is
+  `pixel_shader(s, ints, p, x, y)`: it has no workspace, since a lane's pixels are shaded at the same time, and changes nothing.
 - **Byte observations**: `observation=Box(n, dtype="uint8")`; `observe` then writes integers, and nothing widens them before the network reads them. Bytes
   that are categorical features with k categories (a board's pieces): `Box(n, dtype="uint8", high=k - 1, categories=k)`, read one-hot. Where only
   some are (the row and the column of a player): `categories=(31, 28, 0, ...)`, one for each byte, 0 for a numeric feature.
-- **Illegal actions**: `Env(..., legal=legal)` with `legal(s, mask, p)` (with cells `legal(s, cells, scratch, mask, p)`), which writes 1 for each action that
-  may be taken now and 0 for each other: n bytes for `Discrete`, one block after the other for `MultiDiscrete`, at least one 1 in each block. The policy never
-  takes a 0. A person, or a policy that looks at no mask, still may: `step` has to survive that.
+- **Illegal actions**: `Env(..., legal=legal)` with `legal(s, mask, p)` (with int state `legal(s, ints, workspace, mask, p)`), which writes 1 for each
+  action that may be taken now and 0 for each other: n bytes for `Discrete`, one block after the other for `MultiDiscrete`, at least one 1 in each block. The
+  policy never takes a 0. A person, or a policy that looks at no mask, still may: `step` has to survive that.
 - **Ranges of parameters**: `Env(..., ranges={"gravity": (0.0, None), "steps": (1, 10_000)})`: least and greatest value, both allowed, None for no bound.
   Whoever gives another is told so in a sentence, before anything runs. Name what `step` could not bear: what divides by zero, counts beyond the cells, leads
   bytes out of their bounds, or turns a loop so often that a GPU hangs. Values are finite and fit into int32 and float32 in any case.
 - **How it is played**: `actions=("stay", "left", "right")` names the actions of a `Discrete`, in the order of their numbers, "left+jump" two at once: whoever
   plays finds them on the keys, and whoever watches reads them. `turns=True` is a game that waits for its player. `step_s` is how long a step lasts for whoever
   watches, where `Params` does not say it: by `tau`, s, times `frames`, if it has such (frames alone are sixtieths of a second).
-- **Observations written by several threads**: `Env(..., parts=k)` where they are many numbers. `observe(s, obs, p, part)` (with cells
-  `observe(s, cells, obs, p, part)`) is then called for each part 0 ... k - 1 and writes that part's share of the rows; together they write them all, and none
-  reads what another wrote, in whatever order. As with `shade`, there is no scratch, and nothing is changed but `obs`. `legal` likewise is
-  `legal(s, mask, p, part)`, with cells `legal(s, cells, mask, p, part)`. `part` has no sign (uint32). Ten to forty rows make a good part.
+- **Observations written by several threads**: `Env(..., observation_shards=k)` where they are many numbers. `observe(s, obs, p, shard)` (with int state
+  `observe(s, ints, obs, p, shard)`) is then called for each shard 0 ... k - 1 and writes that shard of the rows; together they write all rows, and none
+  reads what another wrote, in whatever order. As with `pixel_shader`, there is no workspace, and nothing is changed but `obs`. `legal` likewise is
+  `legal(s, mask, p, shard)`, with int state `legal(s, ints, mask, p, shard)`. `shard` has no sign (uint32). Ten to forty rows make a good shard.
 - **Several frames a step, or a scripted opponent**: a loop, or the opponent's move, inside `step`.
 - **Recurrent policies and several GPUs** ask nothing of an environment: lanes are numbered globally, so a lane's random numbers do not depend on which device
   runs it.
@@ -80,6 +80,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 from operant.errors import OperantError
+from operant.old_names import KEYWORDS
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,8 @@ class MultiDiscrete:
 
 
 @dataclass(frozen=True)
-class Cells:
-    """`n` small integers a lane: a board, a grid."""
+class IntState:
+    """`n` integers a lane, beside its float32 state: a board, a grid."""
 
     n: int
     dtype: str = "int8"
@@ -149,6 +150,12 @@ class Cells:
 class Env:
     """The rules of one kind of environment: see the module's docstring."""
 
+    def __new__(cls, *args: Any, **fields: Any) -> Env:
+        """Raises OperantError for a field's name of an earlier version."""
+        for old in KEYWORDS.keys() & fields:
+            raise OperantError(f"Env({old}=...) is called {KEYWORDS[old]} now: write Env({KEYWORDS[old]}=...)")
+        return super().__new__(cls)
+
     Params: type
     fields: int
     observation: Box
@@ -157,11 +164,11 @@ class Env:
     reset: Callable[..., Any]
     step: Callable[..., Any]
     observe: Callable[..., Any]
-    shade: Callable[..., Any] | None = None
+    pixel_shader: Callable[..., Any] | None = None
     legal: Callable[..., Any] | None = None
-    cells: Cells | None = None
-    scratch: int = 0
-    parts: int = 0  # in how many `observe` and `legal` write; 0: they take no `part`
+    int_state: IntState | None = None
+    workspace: int = 0
+    observation_shards: int = 0  # how many threads may share the work of `observe` and `legal`; 0: these take no `shard`
     pixels: int = 0  # the side of the pictures that are observed in place of what `observe` writes: see `with_pixels`
     tally: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()  # what each action of a Discrete is called
@@ -188,8 +195,8 @@ class Env:
 
 def with_pixels(env: Env, side: int) -> Env:
     """The same rules, observed as pictures of `side` x `side` pixels, (side, side, 3) bytes. Raises OperantError for an environment that draws no picture."""
-    if env.shade is None:
-        raise OperantError(f"{env.name or 'the environment'} draws no picture that could be observed: it has no `shade`")
+    if env.pixel_shader is None:
+        raise OperantError(f"{env.name or 'the environment'} draws no picture that could be observed: it has no `pixel_shader`")
     return replace(env, observation=Box(3 * side * side, low=0, high=255, dtype="uint8", shape=(side, side, 3)), pixels=side)
 
 

@@ -32,7 +32,7 @@ from typing import NamedTuple
 from numpy import float32, int32
 
 from operant.compute.rng import integer
-from operant.envs import Box, Cells, Discrete, Env, device, device_call
+from operant.envs import Box, Discrete, Env, IntState, device, device_call
 from operant.envs.drawing import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW, in_box, in_disc
 
 # Rows of the state: the left edges of paddle and ball and the ball's upper edge (pixels), the ball's velocity (pixels a frame), the speed that the paddle gives
@@ -169,7 +169,7 @@ def _points(brick):
 
 
 @device
-def reset(s, cells, scratch, p, key):
+def reset(s, cells, workspace, p, key):
     s[PADDLE_X], s[PADDLE_WIDTH] = float32(0.5) * (p.width - p.paddle_width), p.paddle_width
     s[BALL_X], s[BALL_Y] = float32(0.5) * (p.width - p.ball), p.ball_y
     s[BALL_VX], s[BALL_VY] = float32(0.0), float32(0.0)
@@ -180,7 +180,7 @@ def reset(s, cells, scratch, p, key):
 
 
 @device_call
-def step(s, cells, scratch, action, p, key, tally):
+def step(s, cells, workspace, action, p, key, tally):
     paddle_x, paddle_width, x, y, vx, vy = s[PADDLE_X], s[PADDLE_WIDTH], s[BALL_X], s[BALL_Y], s[BALL_VX], s[BALL_VY]
     speed, hits, score, balls = s[SPEED], s[HITS], s[SCORE], s[BALLS]
     words = (cells[0], cells[1], cells[2], cells[3])
@@ -271,18 +271,18 @@ def _observe_numbers(s, obs, p):
 
 
 @device_call
-def observe(s, cells, obs, p, part):
-    """A part is a word of bricks; the last is the other numbers."""
-    if part < WORDS - 1:
-        _observe_word(obs, SEEN + 32 * part, 32, cells[part])
-    elif part == WORDS - 1:
-        _observe_word(obs, SEEN + 32 * part, BRICKS - 32 * (WORDS - 1), cells[part])
+def observe(s, cells, obs, p, shard):
+    """A shard is a word of bricks; the last is the other numbers."""
+    if shard < WORDS - 1:
+        _observe_word(obs, SEEN + 32 * shard, 32, cells[shard])
+    elif shard == WORDS - 1:
+        _observe_word(obs, SEEN + 32 * shard, BRICKS - 32 * (WORDS - 1), cells[shard])
     else:
         _observe_numbers(s, obs, p)
 
 
 @device
-def shade(s, cells, p, x, y):
+def pixel_shader(s, cells, p, x, y):
     # The field fills the square: it is drawn higher than it is, and the ball round all the same.
     right, down = x * p.width, y * p.height
     half_ball = float32(0.5) * p.ball
@@ -320,7 +320,7 @@ ENV = Env(
     reset=reset,
     step=step,
     observe=observe,
-    shade=shade,
+    pixel_shader=pixel_shader,
     ranges={
         # Wall, paddle and ball have their places in the field, the ball is as broad as its way of a frame, and six balls are all that can be observed.
         "frames": (1, 100),
@@ -341,8 +341,8 @@ ENV = Env(
         "brick_height": (4.0, 20.0),
         "spare_balls": (0, 5),
     },
-    parts=WORDS + 1,
-    cells=Cells(WORDS, "int32"),
+    observation_shards=WORDS + 1,
+    int_state=IntState(WORDS, "int32"),
     tally=("scored", "won", "returns"),
     actions=("stay", "left", "right"),
 )

@@ -66,7 +66,7 @@ def observe(s, obs, p):
 
 
 @device
-def shade(s, p, x, y):
+def pixel_shader(s, p, x, y):
     # The view reaches beyond the limits, so that the cart is whole where it fails.
     width = float32(2.0) * p.x_limit + float32(1.2)
     right, up = (x - float32(0.5)) * width, (float32(0.75) - y) * width
@@ -95,7 +95,7 @@ ENV = Env(
     reset=reset,
     step=step,
     observe=observe,
-    shade=shade,
+    pixel_shader=pixel_shader,
     actions=("left", "right"),
     ranges={
         # It begins within 0.05 of the middle. (What falls late, or fast, is seen further out than the observation's bounds, which are those of the defaults.)

@@ -7,7 +7,7 @@ from numpy import float32
 
 from operant.envs import Box, Env, device
 from operant.envs.cartpole import ENV as CARTPOLE
-from operant.envs.cartpole import FIELDS, THETA, THETA_DOT, X_DOT, Params, X, observe, reset, shade
+from operant.envs.cartpole import FIELDS, THETA, THETA_DOT, X_DOT, Params, X, observe, pixel_shader, reset
 from operant.envs.swingup import accelerations
 
 
@@ -33,6 +33,6 @@ ENV = Env(
     reset=reset,
     step=step,
     observe=observe,
-    shade=shade,
+    pixel_shader=pixel_shader,
     ranges=CARTPOLE.ranges,
 )

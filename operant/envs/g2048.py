@@ -355,7 +355,7 @@ def inked(exponent, across, down):
 
 
 @device_call
-def shade(s, p, x, y):
+def pixel_shader(s, p, x, y):
     """The tiles with their numbers, the higher the warmer; made for 64 x 64 pixels, where each dot is one."""
     across, down = int32(x * float32(SIDE * DOTS)), int32(y * float32(SIDE * DOTS))
     column, row = across // int32(DOTS), down // int32(DOTS)
@@ -381,7 +381,7 @@ ENV = Env(
     reset=reset,
     step=step,
     observe=observe,
-    shade=shade,
+    pixel_shader=pixel_shader,
     legal=legal,
     tally=("score", "best_exponent", "reached_2048", "invalid_moves"),
     actions=("up", "right", "down", "left"),

@@ -37,7 +37,7 @@ from typing import NamedTuple
 from numpy import float32, int32
 
 from operant.compute.rng import integer
-from operant.envs import Box, Cells, Discrete, Env, device, device_call
+from operant.envs import Box, Discrete, Env, IntState, device, device_call
 from operant.envs.drawing import GROUND, RED, in_box, in_disc
 
 PLIES, KO, LAST, PASSED, LEAD, SKIPPED, FIELDS = range(7)
@@ -104,29 +104,29 @@ def within(name, first, second, third, fourth):
 
 
 @device_call
-def count_liberties(cells, scratch, size):
-    """Write each stone's chain's liberties, from the names of the chains and the stones' colours. `scratch` has a 0 for each name."""
+def count_liberties(cells, workspace, size):
+    """Write each stone's chain's liberties, from the names of the chains and the stones' colours. `workspace` has a 0 for each name."""
     count = size * size
     for row in range(size):
         for column in range(size):
             if cells[count + row * size + column] == NOBODY:
                 above, left, right, below = neighbours(cells, size, count, row, column, NOBODY)
                 if above != NOBODY:
-                    scratch[above] += 1
+                    workspace[above] += 1
                 if left != NOBODY and left != above:
-                    scratch[left] += 1
+                    workspace[left] += 1
                 if right != NOBODY and not within(right, above, left, NOBODY, NOBODY):
-                    scratch[right] += 1
+                    workspace[right] += 1
                 if below != NOBODY and not within(below, above, left, right, NOBODY):
-                    scratch[below] += 1
+                    workspace[below] += 1
     for point in range(count):
         name, liberties = cells[count + point], cells[point]
         if name != NOBODY:
-            cells[point] = scratch[name] if liberties > 0 else -scratch[name]
+            cells[point] = workspace[name] if liberties > 0 else -workspace[name]
 
 
 @device_call
-def play(cells, scratch, size, point, colour):
+def play(cells, workspace, size, point, colour):
     """Put a stone on a point where it may be, and take off what that leaves without liberties. How many stones, and the point that ko now forbids, or -1."""
     count = size * size
     row, column = point // size, point % size
@@ -140,7 +140,7 @@ def play(cells, scratch, size, point, colour):
     taken, place = 0, -1
     for other in range(count):
         name = cells[count + other]
-        scratch[other] = 0
+        workspace[other] = 0
         if name != NOBODY:
             if within(name, taken_0, taken_1, taken_2, taken_3):
                 cells[other] = EMPTY
@@ -150,7 +150,7 @@ def play(cells, scratch, size, point, colour):
                 cells[count + other] = point
     cells[point] = colour
     cells[count + point] = point
-    count_liberties(cells, scratch, size)
+    count_liberties(cells, workspace, size)
     alone = max(joined_0, joined_1, joined_2, joined_3) == NOBODY
     return taken, place if taken == 1 and alone and cells[point] == colour else -1
 
@@ -166,8 +166,8 @@ def urgency(liberties):
 
 
 @device_call
-def choose(cells, scratch, size, ko, key):
-    """The point that white plays, or -1: a pass. `scratch` keeps each point's kind between the two passes."""
+def choose(cells, workspace, size, ko, key):
+    """The point that white plays, or -1: a pass. `workspace` keeps each point's kind between the two passes."""
     best, found = ILLEGAL, 0
     for row in range(size):
         for column in range(size):
@@ -176,14 +176,14 @@ def choose(cells, scratch, size, ko, key):
                 above, left, right, below = neighbours(cells, size, 0, row, column, BEYOND)
                 if opens(above, WHITE) or opens(left, WHITE) or opens(right, WHITE) or opens(below, WHITE):
                     kind = min(urgency(above), urgency(left), urgency(right), urgency(below))
-            scratch[point] = kind
+            workspace[point] = kind
             found = 1 if kind < best else found + 1 if kind == best else found
             best = min(kind, best)
     if best == ILLEGAL:
         return -1
     ahead = int32(integer(key, 0, found))
     for point in range(size * size):
-        if scratch[point] == best:
+        if workspace[point] == best:
             if ahead == 0:
                 return point
             ahead -= 1
@@ -191,29 +191,29 @@ def choose(cells, scratch, size, ko, key):
 
 
 @device
-def root(scratch, point):
+def root(workspace, point):
     """The point that stands for an empty one's region, shortening the way to it."""
-    while scratch[point] >= 0:
-        above = scratch[point]
-        if scratch[above] >= 0:
-            scratch[point] = scratch[above]
+    while workspace[point] >= 0:
+        above = workspace[point]
+        if workspace[above] >= 0:
+            workspace[point] = workspace[above]
         point = above
     return point
 
 
 @device
-def join(scratch, other, point):
+def join(workspace, other, point):
     """Make `point`, which stands for its region, stand for another's too."""
     if other != point:
-        scratch[point] = -1 - ((-1 - scratch[point]) | (-1 - scratch[other]))
-        scratch[other] = point
+        workspace[point] = -1 - ((-1 - workspace[point]) | (-1 - workspace[other]))
+        workspace[other] = point
 
 
 @device_call
-def area(cells, scratch, size):
+def area(cells, workspace, size):
     """Black's area less white's.
 
-    In `scratch` an empty point names another of its region, and the one that stands for the region holds -1, less 1 for black beside it, less 2 for white.
+    In `workspace` an empty point names another of its region, and the one that stands for the region holds -1, less 1 for black beside it, less 2 for white.
     """
     lead = 0
     for row in range(size):
@@ -225,14 +225,14 @@ def area(cells, scratch, size):
             above, left, right, below = neighbours(cells, size, 0, row, column, EMPTY)
             black = above > 0 or left > 0 or right > 0 or below > 0
             white = above < 0 or left < 0 or right < 0 or below < 0
-            scratch[point] = -1 - ((1 if black else 0) | (2 if white else 0))
+            workspace[point] = -1 - ((1 if black else 0) | (2 if white else 0))
             if row > 0 and above == EMPTY:
-                join(scratch, root(scratch, point - size), point)
+                join(workspace, root(workspace, point - size), point)
             if column > 0 and left == EMPTY:
-                join(scratch, root(scratch, point - 1), point)
+                join(workspace, root(workspace, point - 1), point)
     for point in range(size * size):
         if cells[point] == EMPTY:
-            beside = -1 - scratch[root(scratch, point)]
+            beside = -1 - workspace[root(workspace, point)]
             lead += (1 if beside == 1 else 0) - (1 if beside == 2 else 0)
     return lead
 
@@ -278,7 +278,7 @@ def go(size: int = 9) -> Env:
     count, limit = size * size, 3 * size * size
 
     @device_call
-    def reset(s, cells, scratch, p, key):
+    def reset(s, cells, workspace, p, key):
         for point in range(count):
             cells[point] = EMPTY
             cells[count + point] = NOBODY
@@ -286,27 +286,27 @@ def go(size: int = 9) -> Env:
         s[LEAD], s[SKIPPED] = float32(0.0), float32(0.0)
 
     @device_call
-    def step(s, cells, scratch, action, p, key, tally):
+    def step(s, cells, workspace, action, p, key, tally):
         plies, passed, before = int32(s[PLIES]) + 1, s[PASSED] > float32(0.0), int32(s[LEAD])
         lead, taken, lost, margin, answer, skipped = before, 0, 0, float32(0.0), -1, s[SKIPPED]
         moves = action >= 0 and action < count and may_play(cells, size, action, BLACK, int32(s[KO]))
         ko = -1
         if moves:
-            taken, ko = play(cells, scratch, size, action, BLACK)
+            taken, ko = play(cells, workspace, size, action, BLACK)
             lead += 1 + taken
         ended = plies == limit or (passed and not moves)
         if not ended:
             plies += 1
-            answer = choose(cells, scratch, size, ko, key)
+            answer = choose(cells, workspace, size, ko, key)
             ko = -1
             if answer >= 0:
-                lost, ko = play(cells, scratch, size, answer, WHITE)
+                lost, ko = play(cells, workspace, size, answer, WHITE)
                 lead -= 1 + lost
             ended = plies == limit or (answer < 0 and not moves)
         else:
             ko = -1  # it forbade white, who moves no more
         if ended:
-            margin = float32(area(cells, scratch, size)) - p.komi
+            margin = float32(area(cells, workspace, size)) - p.komi
 
         s[PLIES], s[KO], s[LAST], s[LEAD] = float32(plies), float32(ko), float32(answer), float32(lead)
         s[PASSED] = float32(1.0) if answer < 0 else float32(0.0)
@@ -323,10 +323,10 @@ def go(size: int = 9) -> Env:
         return (float32(1.0) + p.passing * skipped if won else loss - p.passing * skips) + p.stone * float32((0 if ended else lead) - before), ended
 
     @device_call
-    def observe(s, cells, obs, p, part):
-        """A part is a row of the board."""
+    def observe(s, cells, obs, p, shard):
+        """A shard is a row of the board."""
         last, ko, clock = int32(s[LAST]), int32(s[KO]), int32(s[PLIES]) * 255 // limit
-        for point in range(part * size, (part + 1) * size):
+        for point in range(shard * size, (shard + 1) * size):
             liberties, first = int32(cells[point]), PLANES * point
             obs[first] = 255 if liberties > 0 else 0
             obs[first + 1] = 255 if liberties < 0 else 0
@@ -336,19 +336,19 @@ def go(size: int = 9) -> Env:
             obs[first + 4] = clock
 
     @device_call
-    def legal(s, cells, mask, p, part):
-        """A part is a row of the board; the last has the pass, too."""
+    def legal(s, cells, mask, p, shard):
+        """A shard is a row of the board; the last has the pass, too."""
         ko = int32(s[KO])
         for column in range(size):
-            point = part * size + column
-            above, left, right, below = neighbours(cells, size, 0, part, column, -BLACK * BEYOND)
+            point = shard * size + column
+            above, left, right, below = neighbours(cells, size, 0, shard, column, -BLACK * BEYOND)
             allowed = opens(above, BLACK) or opens(left, BLACK) or opens(right, BLACK) or opens(below, BLACK)
             mask[point] = 1 if allowed and cells[point] == EMPTY and point != ko else 0
-        if part == size - 1:
+        if shard == size - 1:
             mask[count] = 1
 
     @device_call
-    def shade(s, cells, p, x, y):
+    def pixel_shader(s, cells, p, x, y):
         return shade_board(cells, size, int32(s[KO]), int32(s[LAST]), x, y)
 
     return Env(
@@ -361,10 +361,10 @@ def go(size: int = 9) -> Env:
         step=step,
         observe=observe,
         legal=legal,
-        shade=shade,
-        parts=size,
-        cells=Cells(2 * count, "int8" if count < 128 else "int16"),
-        scratch=count,
+        pixel_shader=pixel_shader,
+        observation_shards=size,
+        int_state=IntState(2 * count, "int8" if count < 128 else "int16"),
+        workspace=count,
         tally=("won", "margin", "captures", "lost", "plies", "passes"),
         actions=(*(f"{COLUMNS[point % size]}{size - point // size}" for point in range(count)), "pass"),
         turns=True,

@@ -61,7 +61,7 @@ def incline(position):
 
 
 @device
-def shade(s, p, x, y):
+def pixel_shader(s, p, x, y):
     # The view reaches beyond the walls, so that the car is whole there.
     width = p.max_position - p.min_position + float32(0.2)
     right, up = p.min_position - float32(0.1) + x * width, (float32(0.88) - y) * width
@@ -90,7 +90,7 @@ ENV = Env(
     reset=reset,
     step=step,
     observe=observe,
-    shade=shade,
+    pixel_shader=pixel_shader,
     actions=("left", "coast", "right"),
     step_s=1 / 30,
     ranges={

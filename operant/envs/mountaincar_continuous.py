@@ -9,7 +9,7 @@ from typing import NamedTuple
 from numpy import float32
 
 from operant.envs import Box, Env, device
-from operant.envs.mountaincar import FIELDS, POSITION, VELOCITY, observe, reset, shade
+from operant.envs.mountaincar import FIELDS, POSITION, VELOCITY, observe, pixel_shader, reset
 
 
 class Params(NamedTuple):
@@ -51,7 +51,7 @@ ENV = Env(
     reset=reset,
     step=step,
     observe=observe,
-    shade=shade,
+    pixel_shader=pixel_shader,
     step_s=1 / 30,
     ranges={
         "min_position": (-100.0, -0.6),

@@ -44,7 +44,7 @@ import numpy as np
 from numpy import float32, int32
 
 from operant.compute.rng import integer
-from operant.envs import Box, Cells, Discrete, Env, device, device_call
+from operant.envs import Box, Discrete, Env, IntState, device, device_call
 from operant.envs.drawing import BLUE, GROUND, ORANGE, YELLOW, in_box, in_disc
 
 MAZE = (
@@ -283,7 +283,7 @@ def _targets(pacman, blinky, clyde, chasing):
 
 
 @device_call
-def reset(s, cells, scratch, p, key):
+def reset(s, cells, workspace, p, key):
     """All pickups in their places, everyone at his start."""
     for w in range(WORDS):
         cells[w] = int32(-1 if w < WORDS - 1 else (1 << (PICKUPS - 32 * (WORDS - 1))) - 1)
@@ -294,7 +294,7 @@ def reset(s, cells, scratch, p, key):
 
 
 @device_call
-def step(s, cells, scratch, action, p, key, tally):
+def step(s, cells, workspace, action, p, key, tally):
     """A step: see the module's docstring."""
     pacman, clock, fright, remaining = cells[PACMAN], cells[CLOCK] + int32(1), cells[FRIGHT], cells[REMAINING]
     blinky, pinky, inky, clyde = cells[GHOSTS], cells[GHOSTS + 1], cells[GHOSTS + 2], cells[GHOSTS + 3]
@@ -378,17 +378,17 @@ def _observe_bits(obs, at, word, count):
 
 
 @device_call
-def observe(s, cells, obs, p, part):
-    """A part is that of one of a lane's words: 32 pickups, or fewer, Pacman, or a ghost."""
-    word, fright = cells[part], cells[FRIGHT]  # read before anything is written: a compiler cannot know that cells and obs lie apart
-    if part < WORDS - 1:
-        _observe_bits(obs, PICKUPS_SEEN + 32 * part, word, 32)
-    elif part == WORDS - 1:
-        _observe_bits(obs, PICKUPS_SEEN + 32 * part, word, PICKUPS - 32 * (WORDS - 1))
-    elif part == PACMAN:
+def observe(s, cells, obs, p, shard):
+    """A shard is that of one of a lane's words: 32 pickups, or fewer, Pacman, or a ghost."""
+    word, fright = cells[shard], cells[FRIGHT]  # read before anything is written: a compiler cannot know that cells and obs lie apart
+    if shard < WORDS - 1:
+        _observe_bits(obs, PICKUPS_SEEN + 32 * shard, word, 32)
+    elif shard == WORDS - 1:
+        _observe_bits(obs, PICKUPS_SEEN + 32 * shard, word, PICKUPS - 32 * (WORDS - 1))
+    elif shard == PACMAN:
         _observe_pacman(obs, word, fright, p)
     else:
-        _observe_ghost(obs, PLAYER_SEEN + GHOST_SEEN * (part - GHOSTS), word)
+        _observe_ghost(obs, PLAYER_SEEN + GHOST_SEEN * (shard - GHOSTS), word)
 
 
 @device
@@ -437,7 +437,7 @@ def _shade_ghost(word, column, row, colour):
 
 
 @device_call
-def shade(s, cells, p, x, y):
+def pixel_shader(s, cells, p, x, y):
     """The maze in the middle of a square of 32 cells; a frightened ghost is deep blue, an eaten one a pair of eyes."""
     column, row = float32(32.0) * x - float32((32 - WIDTH) / 2), float32(32.0) * y - float32((32 - HEIGHT) / 2)
     if column < float32(0.0) or column >= float32(WIDTH) or row < float32(0.0) or row >= float32(HEIGHT):
@@ -473,9 +473,9 @@ ENV = Env(
     reset=reset,
     step=step,
     observe=observe,
-    shade=shade,
-    parts=WORDS + 5,
-    cells=Cells(CELLS, "int32"),
+    pixel_shader=pixel_shader,
+    observation_shards=WORDS + 5,
+    int_state=IntState(CELLS, "int32"),
     tally=("score", "pickups", "ghosts", "cleared", "caught"),
     actions=("up", "right", "down", "left"),
     step_s=1 / 8,

@@ -57,7 +57,7 @@ def observe(s, obs, p):
 
 
 @device
-def shade(s, p, x, y):
+def pixel_shader(s, p, x, y):
     right, up = float32(2.6) * (x - float32(0.5)), float32(2.6) * (float32(0.5) - y)  # rod lengths
     if in_disc(right, up, float32(0.0), float32(0.0), float32(0.09)):
         return GREY
@@ -75,7 +75,7 @@ ENV = Env(
     reset=reset,
     step=step,
     observe=observe,
-    shade=shade,
+    pixel_shader=pixel_shader,
     ranges={
         "gravity": (-100.0, 100.0),
         "mass": (0.001, 1000.0),

@@ -45,7 +45,7 @@ from typing import NamedTuple
 from numpy import float32, int32, uint64
 
 from operant.compute import rng
-from operant.envs import Box, Cells, Discrete, Env, device, device_call
+from operant.envs import Box, Discrete, Env, IntState, device, device_call
 from operant.envs.drawing import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW, in_box, in_disc
 
 # Rows of the state: the middle of its feet, its velocity (tiles a frame), whether it stands (1 or 0), the furthest x so far, steps taken.
@@ -275,7 +275,7 @@ def _is_spiked(word, y):
 
 
 @device_call
-def step(s, cells, scratch, action, p, key, tally):
+def step(s, cells, workspace, action, p, key, tally):
     x, y, vx, vy, stands, best, clock = s[X], s[Y], s[VX], s[VY], s[STANDS] > float32(0.0), s[BEST], s[CLOCK] + float32(1.0)
     jumps = action >= JUMP
     way = p.speed * float32(int32((action - JUMP if jumps else action) - STAY))
@@ -359,10 +359,10 @@ def _observe_rest(s, obs, width, p):
 
 
 @device_call
-def observe(s, cells, obs, p, part):
-    """A part is a column; the last is the rest."""
-    if part < SEEN_COLUMNS:
-        _observe_column(obs, part, _word(cells, int32(_floor(s[X]) + part - BEHIND)), _floor(s[Y]))
+def observe(s, cells, obs, p, shard):
+    """A shard is a column; the last is the rest."""
+    if shard < SEEN_COLUMNS:
+        _observe_column(obs, shard, _word(cells, int32(_floor(s[X]) + shard - BEHIND)), _floor(s[Y]))
     else:
         _observe_rest(s, obs, float32(int32(cells.shape[0])), p)
 
@@ -407,13 +407,13 @@ def platformer(rows: int = 12, columns: int = 64) -> Env:
     highest = rows - 8  # the ground: a wall of four tiles, and a jump from there, are to be seen
 
     @device_call
-    def reset(s, cells, scratch, p, key):
+    def reset(s, cells, workspace, p, key):
         s[Y] = float32(_generate(cells, int32(highest), key))
         s[X], s[BEST] = float32(START_X), float32(START_X)
         s[VX], s[VY], s[STANDS], s[CLOCK] = float32(0.0), float32(0.0), float32(1.0), float32(0.0)
 
     @device_call
-    def shade(s, cells, p, x, y):
+    def pixel_shader(s, cells, p, x, y):
         side = float32(rows) + BAR
         across, down = x * side, y * side
         if down < BAR:
@@ -446,7 +446,7 @@ def platformer(rows: int = 12, columns: int = 64) -> Env:
         reset=reset,
         step=step,
         observe=observe,
-        shade=shade,
+        pixel_shader=pixel_shader,
         ranges={
             "progress": (-1e6, 1e6),
             "coin": (-1e6, 1e6),
@@ -462,8 +462,8 @@ def platformer(rows: int = 12, columns: int = 64) -> Env:
             "gravity": (1 / 256, 1.0),
             "fall": (1 / 256, 0.99),
         },
-        parts=SEEN_COLUMNS + 1,
-        cells=Cells(columns, "int16"),
+        observation_shards=SEEN_COLUMNS + 1,
+        int_state=IntState(columns, "int16"),
         tally=("goal", "coins", "progress", "spiked", "fell", "too_late"),
         actions=("left", "stay", "right", "left+jump", "jump", "right+jump"),
     )

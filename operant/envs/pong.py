@@ -137,7 +137,7 @@ def observe(s, obs, p):
 
 
 @device
-def shade(s, p, x, y):
+def pixel_shader(s, p, x, y):
     # The paddles stand beside the field, and the scores above it: bars that grow from the middle, half the picture for 21 points.
     margin, thickness, head = float32(0.1) * p.width, float32(0.055) * p.width, float32(0.09) * p.height
     right = x * (p.width + float32(2.0) * margin) - margin
@@ -174,7 +174,7 @@ ENV = Env(
     reset=reset,
     step=step,
     observe=observe,
-    shade=shade,
+    pixel_shader=pixel_shader,
     ranges={
         # The ball is never faster than what is observed as 1, and moves a tenth of the field in a frame at most: it is put back, or turned, only then.
         "frames": (1, 100),

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from numpy import float32, int32
 
 from operant.compute.rng import integer
-from operant.envs import Box, Cells, Discrete, Env, device, device_call
+from operant.envs import Box, Discrete, Env, IntState, device, device_call
 from operant.envs.drawing import GREEN, GREY, GROUND, RED, YELLOW, in_box, in_disc
 
 ROW, COLUMN, HEADING, LENGTH, FOOD, CLOCK, HUNGER, FIELDS = range(8)
@@ -33,7 +33,7 @@ UP, RIGHT, DOWN, LEFT = range(4)
 START_LENGTH = 3
 MOST_CELLS = 4096  # whose square, the most that the clock reads, is the largest whole number that a float32 counts to
 PLANES = 3  # bytes of a cell in the observation
-TOGETHER = 4  # cells of a part of the observation, which are read before any is written; a board has a whole number of such parts
+TOGETHER = 4  # cells of a shard of the observation, which are read before any is written; a board has a whole number of such shards
 
 
 class Params(NamedTuple):
@@ -77,7 +77,7 @@ def snake(height: int = 10, width: int = 10) -> Env:
     count = height * width
 
     @device_call
-    def reset(s, cells, scratch, p, key):
+    def reset(s, cells, workspace, p, key):
         for cell in range(count):
             cells[cell] = -count
         row, column = height // 2, width // 2
@@ -91,7 +91,7 @@ def snake(height: int = 10, width: int = 10) -> Env:
         s[FOOD] = float32(food if food <= head - START_LENGTH else int32(food + START_LENGTH))
 
     @device
-    def step(s, cells, scratch, action, p, key, tally):
+    def step(s, cells, workspace, action, p, key, tally):
         row, column, heading, length = int32(s[ROW]), int32(s[COLUMN]), int32(s[HEADING]), int32(s[LENGTH])
         food, clock, hunger = int32(s[FOOD]), int32(s[CLOCK]) + 1, int32(s[HUNGER]) + 1
         if action != heading ^ 2:  # the opposite of up is down, of right left
@@ -131,8 +131,8 @@ def snake(height: int = 10, width: int = 10) -> Env:
         return p.food, True
 
     @device_call
-    def observe(s, cells, obs, p, part):
-        cell = TOGETHER * part
+    def observe(s, cells, obs, p, shard):
+        cell = TOGETHER * shard
         length, food = int32(s[LENGTH]), int32(s[FOOD])
         last = length - int32(s[CLOCK])
         # A compiler cannot know that cells and obs lie apart, and would wait for each cell before it writes the next.
@@ -143,7 +143,7 @@ def snake(height: int = 10, width: int = 10) -> Env:
         paint(obs, cell + 3, int32(last + four), length, food)
 
     @device_call
-    def shade(s, cells, p, x, y):
+    def pixel_shader(s, cells, p, x, y):
         # The board, and a wall around it of half a cell.
         side = float32(max(height, width) + 1)
         right, down = x * side - float32(0.5) * (side - float32(width)), y * side - float32(0.5) * (side - float32(height))
@@ -181,14 +181,14 @@ def snake(height: int = 10, width: int = 10) -> Env:
         reset=reset,
         step=step,
         observe=observe,
-        shade=shade,
+        pixel_shader=pixel_shader,
         ranges={
             "food": (-1e6, 1e6),
             "death": (-1e6, 1e6),
         },
         # The clock never passes a board's worth of steps for each cell.
-        parts=count // TOGETHER,
-        cells=Cells(count, "int16" if count * count < 2**15 else "int32"),
+        observation_shards=count // TOGETHER,
+        int_state=IntState(count, "int16" if count * count < 2**15 else "int32"),
         tally=("length", "won", "hit_wall", "hit_itself", "starved"),
         actions=("up", "right", "down", "left"),
         step_s=1 / 8,

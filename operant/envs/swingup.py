@@ -94,7 +94,7 @@ def observe(s, obs, p):
 
 
 @device
-def shade(s, p, x, y):
+def pixel_shader(s, p, x, y):
     width = float32(2.0) * p.x_limit + float32(1.6)
     right, up = (x - float32(0.5)) * width, (float32(0.5) - y) * width
     # The pole is drawn at nearly twice its length, or it would be lost in a small picture.
@@ -121,7 +121,7 @@ ENV = Env(
     reset=reset,
     step=step,
     observe=observe,
-    shade=shade,
+    pixel_shader=pixel_shader,
     ranges={
         # It begins within 1 m, 0.5 m/s and 0.5 rad/s, and what is observed are shares of the limits.
         "gravity": (-100.0, 100.0),

@@ -36,7 +36,7 @@ def network_flops(policy: Policy) -> tuple[int, int]:
 
 def step_bytes(env: Env) -> int:
     """Bytes that one step of one lane must touch by the contract, each array once a direction."""
-    state = 2 * 4 * env.fields + (2 * env.cells.n * torch.empty(0, dtype=getattr(torch, env.cells.dtype)).element_size() if env.cells else 0)
+    state = 2 * 4 * env.fields + (2 * env.int_state.n * torch.empty(0, dtype=getattr(torch, env.int_state.dtype)).element_size() if env.int_state else 0)
     carried = 2 * 4 * (1 + 1 + len(env.tally))  # age, return, tallies
     return state + carried + 4 * env.action_size + observation_bytes(env) + env.mask_size + 4 + 1 + 1  # reward, two flags
 

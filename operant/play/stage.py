@@ -34,10 +34,10 @@ def _without_reset(env: Env) -> Env:
         pass
 
     @device
-    def nothing_with_cells(s: Any, cells: Any, scratch: Any, p: Any, key: Any) -> None:
+    def nothing_with_ints(s: Any, ints: Any, workspace: Any, p: Any, key: Any) -> None:
         pass
 
-    return replace(env, reset=nothing if env.cells is None and env.scratch == 0 else nothing_with_cells)
+    return replace(env, reset=nothing if env.int_state is None and env.workspace == 0 else nothing_with_ints)
 
 
 class Show:
@@ -54,7 +54,7 @@ class Show:
         self.step_s = step_seconds(env, self._world.params)
         self._slot, self._reset_slot = self._world.slot(), self._resets.slot()
         self._bound, self._reset_bound = self._world.bind(self._slot), self._resets.bind(self._reset_slot)
-        self._painter = Painter(self._world) if env.shade is not None else None
+        self._painter = Painter(self._world) if env.pixel_shader is not None else None
         self.reward, self.returns = np.zeros(lanes, np.float32), np.zeros(lanes, np.float64)
         self.ages = np.zeros(lanes, np.int64)
         self.ended, self.terminated = np.zeros(lanes, bool), np.zeros(lanes, bool)
@@ -134,12 +134,12 @@ class Show:
         """Begin lanes anew with the numbers of the last tick, as a world does at an episode's end."""
         old, new = self._world.lanes, self._resets.lanes
         new.state.copy_(old.state)
-        if new.cells is not None:
-            new.cells.copy_(old.cells)
+        if new.int_state is not None:
+            new.int_state.copy_(old.int_state)
         new.tick.copy_(old.tick).sub_(1)
         self._resets.reset(self._reset_bound)
         chosen = torch.from_numpy(which).to(self.device)
-        pairs = [(old.state, new.state), (old.cells, new.cells), (self._slot.observation, self._reset_slot.observation)]
+        pairs = [(old.state, new.state), (old.int_state, new.int_state), (self._slot.observation, self._reset_slot.observation)]
         for there, here in (*pairs, (self._slot.legal, self._reset_slot.legal)):
             if there is not None:
                 there.copy_(torch.where(chosen, here, there))

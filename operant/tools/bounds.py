@@ -49,7 +49,7 @@ class Guarded:
     def __init__(self, env: Env, lanes: int) -> None:
         world, self.env, self.count = World(env, lanes, seed=1, every_final=True), env, lanes
         self._whole: dict[str, torch.Tensor] = {}
-        exact = {"state": env.fields, "cells": env.cells.n if env.cells else 0, "scratch": env.scratch, "running": 1 + len(env.tally)}
+        exact = {"state": env.fields, "int_state": env.int_state.n if env.int_state else 0, "workspace": env.workspace, "running": 1 + len(env.tally)}
         self.lanes: Lanes = self._between_guards(world.lanes, exact)
         O, A = env.observation.size, env.action_size
         self.slot: Slot = self._between_guards(world.slot(), {"observation": O, "final_observation": O, "action": A, "legal": env.mask_size})
@@ -57,9 +57,9 @@ class Guarded:
             "step": Call(step_body(env, world.params), self.lanes, self.slot),
             "reset": Call(reset_body(env, world.params), self.lanes, self.slot),
         }
-        if env.shade is not None:
+        if env.pixel_shader is not None:
             self.colours = torch.zeros(min(lanes, PICTURES), PICTURE_SIDE, PICTURE_SIDE, 3)
-            self.calls["shade"] = Call(_colour_body(env, world.params), Scene(self.lanes.state, self.lanes.cells), Colours(self.colours))
+            self.calls["pixel_shader"] = Call(_colour_body(env, world.params), Scene(self.lanes.state, self.lanes.int_state), Colours(self.colours))
         self._shells = {name: _checked_shell(call.body) for name, call in self.calls.items()}
 
     def _between_guards(self, group: Any, rows: dict[str, int]) -> Any:
@@ -85,8 +85,8 @@ class Guarded:
         self.lanes.tick.add_(1)
 
     def draw(self) -> torch.Tensor:
-        """Pictures of the first lanes as they are: (N, H, W, 3) float32, as `shade` returned them. Raises as `run` does."""
-        self._run("shade", self.colours.numel() // 3)
+        """Pictures of the first lanes as they are: (N, H, W, 3) float32, as `pixel_shader` returned them. Raises as `run` does."""
+        self._run("pixel_shader", self.colours.numel() // 3)
         return self.colours
 
     def _run(self, name: str, count: int) -> None:

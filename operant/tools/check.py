@@ -21,12 +21,12 @@ from numba.core.dispatcher import Dispatcher
 
 from operant.compute.device import device_params
 from operant.compute.ptx import ARCHITECTURES, compile_ptx, essence, float64_lines, quoted, undefined_calls
-from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete, ranges
+from operant.envs import Box, Discrete, Env, IntState, MultiDiscrete, ranges
 from operant.text import count
 from operant.tools.bounds import PICTURE_SIDE, Guarded, source_of
-from operant.tools.rollouts import DEVICE_TOLERANCE, Seen, Trial, compare_devices, long_trial, same_bits, trial_actions, trial_of_parts
+from operant.tools.rollouts import DEVICE_TOLERANCE, Seen, Trial, compare_devices, long_trial, same_bits, trial_actions, trial_of_shards
 
-FREE_STEPS, PART_STEPS = 200, 20
+FREE_STEPS, SHARD_STEPS = 200, 20
 
 _LAST = ("keeps to its columns", "runs")  # where one of these fails, later findings would only repeat it
 
@@ -55,16 +55,17 @@ def declaration_problems(env: Env) -> list[str]:
             problems += ranges.declaration_problems(env)
     except TypeError as error:
         problems.append(f"every field of Params needs a default ({error})")
-    if not isinstance(env.fields, int) or env.fields < 0 or (env.fields == 0 and env.cells is None):
-        problems.append(f"fields is {env.fields!r}: the number of rows of the state, at least 1 (or 0 beside cells)")
+    if not isinstance(env.fields, int) or env.fields < 0 or (env.fields == 0 and env.int_state is None):
+        problems.append(f"fields is {env.fields!r}: the number of rows of the state, at least 1 (or 0 beside int_state)")
     if env.time_limit is not None and (not isinstance(env.time_limit, int) or env.time_limit < 1):
         problems.append(f"time_limit is {env.time_limit!r}: a whole number of steps, at least 1, or None")
-    if env.cells is not None and (not isinstance(env.cells, Cells) or env.cells.n < 1 or env.cells.dtype not in ("int8", "uint8", "int16", "int32")):
-        problems.append(f"cells is {env.cells!r}: Cells(n, dtype), n at least 1, of int8, uint8, int16 or int32")
-    if not isinstance(env.scratch, int) or env.scratch < 0:
-        problems.append(f"scratch is {env.scratch!r}: a whole number, 0 or more")
-    if not isinstance(env.parts, int) or env.parts < 0:
-        problems.append(f"parts is {env.parts!r}: a whole number, 0 or more")
+    ints = env.int_state
+    if ints is not None and (not isinstance(ints, IntState) or ints.n < 1 or ints.dtype not in ("int8", "uint8", "int16", "int32")):
+        problems.append(f"int_state is {ints!r}: IntState(n, dtype), n at least 1, of int8, uint8, int16 or int32")
+    if not isinstance(env.workspace, int) or env.workspace < 0:
+        problems.append(f"workspace is {env.workspace!r}: a whole number, 0 or more")
+    if not isinstance(env.observation_shards, int) or env.observation_shards < 0:
+        problems.append(f"observation_shards is {env.observation_shards!r}: a whole number, 0 or more")
     if not isinstance(env.tally, tuple) or not all(isinstance(name, str) for name in env.tally):
         problems.append(f'tally is {env.tally!r}: a tuple of names, such as ("score",)')
     problems += _playing_problems(env)
@@ -127,14 +128,14 @@ def _playing_problems(env: Env) -> Iterator[str]:
 
 
 def _function_problems(env: Env) -> Iterator[str]:
-    grid = "cells, scratch, " if env.cells is not None or env.scratch else ""
-    seen = "cells, " if env.cells is not None else ""  # by what may run in several threads at once
-    wanted = {"reset": f"s, {grid}p, key", "step": f"s, {grid}action, p, key, tally", "shade": f"s, {seen}p, x, y"}
+    grid = "ints, workspace, " if env.int_state is not None or env.workspace else ""
+    seen = "ints, " if env.int_state is not None else ""  # by what may run in several threads at once
+    wanted = {"reset": f"s, {grid}p, key", "step": f"s, {grid}action, p, key, tally", "pixel_shader": f"s, {seen}p, x, y"}
     for name, out in (("observe", "obs"), ("legal", "mask")):
-        wanted[name] = f"s, {seen}{out}, p, part" if env.parts else f"s, {grid}{out}, p"
+        wanted[name] = f"s, {seen}{out}, p, shard" if env.observation_shards else f"s, {grid}{out}, p"
     for name, arguments in wanted.items():
         function = getattr(env, name)
-        if function is None and name in ("shade", "legal"):
+        if function is None and name in ("pixel_shader", "legal"):
             continue
         if not isinstance(function, Dispatcher):
             yield f"`{name}` is not a device function: write @device above it"
@@ -142,8 +143,8 @@ def _function_problems(env: Env) -> Iterator[str]:
         given = list(inspect.signature(function.py_func).parameters)
         if len(given) != arguments.count(",") + 1:
             yield f"`{name}` takes {len(given)} arguments: it must be {name}({arguments})"
-        elif name in ("observe", "legal") and (given[-1] == "part") != bool(env.parts):  # beside cells, as many arguments either way
-            yield f"`{name}` is {name}({', '.join(given)}): where parts is {env.parts}, it must be {name}({arguments})"
+        elif name in ("observe", "legal") and (given[-1] == "shard") != bool(env.observation_shards):  # beside int state, as many arguments either way
+            yield f"`{name}` is {name}({', '.join(given)}): where observation_shards is {env.observation_shards}, it must be {name}({arguments})"
 
 
 def _compiles_for_cuda(guarded: Guarded) -> list[Finding]:
@@ -174,7 +175,7 @@ def _keeps_to_its_columns(guarded: Guarded, steps: int) -> Finding:
             guarded.slot.action.copy_(trial_actions(guarded.env, generator, t, guarded.count, guarded.slot.legal))
             guarded.run("step")
     except IndexError:
-        return Finding(name, False, _index_error(guarded.env) or "an index is outside s, cells, scratch, obs, mask, action or tally")
+        return Finding(name, False, _index_error(guarded.env) or "an index is outside s, int_state, workspace, obs, mask, action or tally")
     if buffer := guarded.trespass():
         return Finding(name, False, f"something was written beside {buffer}, outside this lane's column: look at the indices in the helpers")
     return Finding(name, True, f"{steps} steps with every index checked")
@@ -182,8 +183,8 @@ def _keeps_to_its_columns(guarded: Guarded, steps: int) -> Finding:
 
 def _index_error(env: Env) -> str | None:
     """Where an index is out of range, found by running the functions as the plain Python they are; None where that does not show it."""
-    cells = [np.zeros(env.cells.n if env.cells else 0, env.cells.dtype if env.cells else "int8"), np.zeros(env.scratch, np.int32)]
-    grid = cells if env.cells is not None or env.scratch else []
+    ints = [np.zeros(env.int_state.n if env.int_state else 0, env.int_state.dtype if env.int_state else "int8"), np.zeros(env.workspace, np.int32)]
+    grid = ints if env.int_state is not None or env.workspace else []
     s, obs, mask = np.zeros(env.fields, np.float32), np.zeros(env.observation.size, env.observation.dtype), np.zeros(env.mask_size, np.uint8)
     p, tally, generator = device_params(env.Params()), np.zeros(len(env.tally), np.float32), np.random.default_rng(1)
     try:
@@ -196,9 +197,9 @@ def _index_error(env: Env) -> str | None:
                 column = trial_actions(env, generator, t, 2)[:, t % 2].numpy()
                 _, terminated = _plain(env.step)(s, *grid, column[0] if isinstance(env.action, Discrete) else column, p, key, tally)
                 for function, out in ((env.observe, obs), (env.legal, mask)):
-                    if function is not None and env.parts:
-                        for part in range(env.parts):
-                            _plain(function)(s, *cells[: env.cells is not None], out, p, np.int32(part))
+                    if function is not None and env.observation_shards:
+                        for shard in range(env.observation_shards):
+                            _plain(function)(s, *ints[: env.int_state is not None], out, p, np.int32(shard))
                     elif function is not None:
                         _plain(function)(s, *grid, out, p)
                 if terminated:
@@ -226,27 +227,27 @@ def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
     for t in range(steps + 1):
         action = trial_actions(env, generator, t, lanes, trials[0].slot.legal)
         for trial, fill in zip(trials, (85, 42), strict=True):
-            left_over = [trial.slot.observation, trial.slot.final_observation, trial.slot.legal, trial.world.lanes.scratch]
-            for tensor in left_over + ([] if t else [trial.world.lanes.state, trial.world.lanes.cells]):
+            left_over = [trial.slot.observation, trial.slot.final_observation, trial.slot.legal, trial.world.lanes.workspace]
+            for tensor in left_over + ([] if t else [trial.world.lanes.state, trial.world.lanes.int_state]):
                 if tensor is not None:
                     tensor.fill_(fill)
             trial.step(action) if t else trial.reset()
         one, other = (trial.outcome() for trial in trials)
         who = "reset" if t == 0 else "step"
         if env.fields and (rows := _rows_apart(one["state"], other["state"])):
-            what = "the episode before" if t == 0 else "the scratch memory"
+            what = "the episode before" if t == 0 else "the workspace"
             return Finding(name, False, f"after `{who}`, s{rows} depends on what {what} left there: `{who}` must write it")
-        if env.cells and (rows := _rows_apart(one["cells"], other["cells"])):
-            return Finding(name, False, f"after `{who}`, cells{rows[:8]} depend on what lay in cells or scratch before: `{who}` must write them")
+        if env.int_state and (rows := _rows_apart(one["int_state"], other["int_state"])):
+            return Finding(name, False, f"after `{who}`, int_state{rows[:8]} depend on what lay in int_state or workspace before: `{who}` must write them")
         for which in ("observation", "final observation"):
             if rows := _rows_apart(one[which], other[which]):
                 return Finding(name, False, f"`observe` leaves obs{rows} unwritten (the observation is declared with {env.observation.size} numbers)")
         if env.mask_size and (rows := _rows_apart(one["legal"], other["legal"])):
-            return Finding(name, False, f"`legal` leaves mask{rows[:8]} unwritten (the action is declared with {env.mask_size} choices), or reads scratch")
-    if env.parts and (wrong := trial_of_parts(env, lanes, min(steps, PART_STEPS))):
+            return Finding(name, False, f"`legal` leaves mask{rows[:8]} unwritten (the action has {env.mask_size} choices), or reads the workspace")
+    if env.observation_shards and (wrong := trial_of_shards(env, lanes, min(steps, SHARD_STEPS))):
         return Finding(name, False, wrong)
     masks = ", legal the whole mask" if env.mask_size else ""
-    masks += f", in {env.parts} parts that keep apart" if env.parts else ""
+    masks += f", in {env.observation_shards} shards that keep apart" if env.observation_shards else ""
     return Finding(name, True, f"reset writes the whole state, observe the whole observation{masks}")
 
 
@@ -255,39 +256,39 @@ def _rows_apart(one: torch.Tensor, other: torch.Tensor) -> list[int]:
 
 
 def _picture(guarded: Guarded) -> Finding:
-    """Small pictures of lanes that have been played: `shade` reads what it has, changes nothing, and returns colours."""
+    """Small pictures of lanes that have been played: `pixel_shader` reads what it has, changes nothing, and returns colours."""
     name, env, lanes = "picture", guarded.env, guarded.lanes
-    assert env.shade is not None
-    before = [None if tensor is None else tensor.clone() for tensor in (lanes.state, lanes.cells)]
+    assert env.pixel_shader is not None
+    before = [None if tensor is None else tensor.clone() for tensor in (lanes.state, lanes.int_state)]
     try:
         colours = guarded.draw()
     except IndexError:
-        return Finding(name, False, _shade_index_error(guarded) or "`shade`: an index is outside s or cells")
-    for what, then, now in zip(("s", "cells"), before, (lanes.state, lanes.cells), strict=True):
+        return Finding(name, False, _shade_index_error(guarded) or "`pixel_shader`: an index is outside s or int_state")
+    for what, then, now in zip(("s", "int_state"), before, (lanes.state, lanes.int_state), strict=True):
         if then is not None and not same_bits(then, now):
-            return Finding(name, False, f"`shade` writes into {what}, which belongs to the training: it may only read")
+            return Finding(name, False, f"`pixel_shader` writes into {what}, which belongs to the training: it may only read")
     if buffer := guarded.trespass():
-        return Finding(name, False, f"`shade` writes beside {buffer}: it may only read")
+        return Finding(name, False, f"`pixel_shader` writes beside {buffer}: it may only read")
     wrong = (~((colours >= 0.0) & (colours <= 1.0))).any(dim=-1)
     if bool(wrong.any()):
         lane, row, column = wrong.nonzero()[0].tolist()
         said = ", ".join(f"{part:g}" for part in colours[lane, row, column].tolist())
         x, y = ((place + 0.5) / PICTURE_SIDE for place in (column, row))
-        return Finding(name, False, f"`shade` returned ({said}) at x = {x:g}, y = {y:g}: red, green and blue must each be from 0 to 1")
+        return Finding(name, False, f"`pixel_shader` returned ({said}) at x = {x:g}, y = {y:g}: red, green and blue must each be from 0 to 1")
     return Finding(name, True, f"{len(colours)} of {PICTURE_SIDE} x {PICTURE_SIDE} points, every index checked, colours from 0 to 1")
 
 
 def _shade_index_error(guarded: Guarded) -> str | None:
-    """Where an index of `shade` is out of range, found by running it as the plain Python it is."""
+    """Where an index of `pixel_shader` is out of range, found by running it as the plain Python it is."""
     env, lanes, p = guarded.env, guarded.lanes, device_params(guarded.env.Params())
     points = [np.float32((k + 0.5) / PICTURE_SIDE) for k in range(PICTURE_SIDE)]
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             for lane in range(len(guarded.colours)):
-                cells = (lanes.cells[:, lane].numpy(),) if lanes.cells is not None else ()
+                ints = (lanes.int_state[:, lane].numpy(),) if lanes.int_state is not None else ()
                 for x, y in itertools.product(points, points):
-                    _plain(env.shade)(lanes.state[:, lane].numpy(), *cells, p, x, y)
+                    _plain(env.pixel_shader)(lanes.state[:, lane].numpy(), *ints, p, x, y)
     except IndexError as error:
         return _place_of(env, error)
     except Exception:
@@ -379,7 +380,7 @@ def _of_what_compiles(env: Env, guarded: Guarded, lanes: int, steps: int, lookin
     yield from _of_thelong_trial(env, seen, lanes, steps)
     if seen.not_repeated is None:
         yield _attempt("writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, FREE_STEPS)), looking)
-    if env.shade is not None and seen.not_finite is None:
+    if env.pixel_shader is not None and seen.not_finite is None:
         yield _attempt("picture", lambda: _picture(guarded), looking)
 
 

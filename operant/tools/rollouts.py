@@ -11,7 +11,7 @@ import torch
 from operant.compute.kernel import Kernel, bind
 from operant.envs import Box, Discrete, Env, MultiDiscrete
 from operant.worlds.device_world import EPISODES, LENGTH, RETURN, TALLIES, World
-from operant.worlds.lane import parts_body
+from operant.worlds.lane import shards_body
 from operant.worlds.pixels import Scene
 
 DEVICE_TOLERANCE = 1e-3
@@ -67,8 +67,8 @@ class Trial:
         tensors |= {"state": lanes.state, "running": lanes.running}
         if slot.legal is not None:
             tensors["legal"] = slot.legal
-        if lanes.cells is not None:
-            tensors["cells"] = lanes.cells
+        if lanes.int_state is not None:
+            tensors["int_state"] = lanes.int_state
         tensors["final observation"] = torch.where(ended, slot.final_observation, torch.zeros_like(slot.final_observation))
         return {name: tensor.cpu() for name, tensor in tensors.items()}
 
@@ -156,21 +156,21 @@ def _first(t: int, wrong: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> str |
     return None
 
 
-def trial_of_parts(env: Env, lanes: int, steps: int) -> str | None:
-    """What keeps an environment's parts from being written by several threads at once, in words; None where nothing does.
+def trial_of_shards(env: Env, lanes: int, steps: int) -> str | None:
+    """What keeps the shards of an observation from being written by several threads at once, in words; None where nothing does.
 
-    Each part is written alone, twice, into buffers that differ: what then is equal is what it wrote.
+    Each shard is written alone, twice, into buffers that differ: what then is equal is what it wrote.
     """
     trial, generator = Trial(env, lanes, 1), np.random.default_rng(1)
-    write = Kernel(parts_body(env, trial.world.params, env.parts), torch.device("cpu"))
-    scene, bound = Scene(trial.world.lanes.state, trial.world.lanes.cells), trial.world.bind(trial.slot)
+    write = Kernel(shards_body(env, trial.world.params, env.observation_shards), torch.device("cpu"))
+    scene, bound = Scene(trial.world.lanes.state, trial.world.lanes.int_state), trial.world.bind(trial.slot)
     buffers = {"obs": trial.slot.observation} | ({} if trial.slot.legal is None else {"mask": trial.slot.legal})
     bits = {name: buffer.view(torch.uint8 if buffer.dtype == torch.uint8 else torch.int32) for name, buffer in buffers.items()}
 
-    def alone(part: int, fill: int) -> dict[str, torch.Tensor]:
+    def alone(shard: int, fill: int) -> dict[str, torch.Tensor]:
         for buffer in buffers.values():
             buffer.fill_(fill)
-        write(lanes, bind(scene), bound, part)
+        write(lanes, bind(scene), bound, shard)
         return {name: value.clone() for name, value in bits.items()}
 
     for t in range(steps + 1):
@@ -178,19 +178,19 @@ def trial_of_parts(env: Env, lanes: int, steps: int) -> str | None:
         trial.step(action) if t else trial.reset()
         right, before = {name: value.clone() for name, value in bits.items()}, [None if rows is None else rows.clone() for rows in scene]
         missing = {name: torch.ones_like(value, dtype=torch.bool) for name, value in bits.items()}
-        for part in range(env.parts):
-            one, other = alone(part, 85), alone(part, 42)
-            for what, then, now in zip(("s", "cells"), before, scene, strict=True):
+        for shard in range(env.observation_shards):
+            one, other = alone(shard, 85), alone(shard, 42)
+            for what, then, now in zip(("s", "int_state"), before, scene, strict=True):
                 if then is not None and not same_bits(then, now):
-                    return f"`observe` or `legal` writes into {what}: in parts, they may only read"
+                    return f"`observe` or `legal` writes into {what}: in shards, they may only read"
             for name, whole in right.items():
                 written = one[name] == other[name]
                 missing[name] &= ~written
                 if rows := (written & (one[name] != whole)).any(dim=1).nonzero().flatten().tolist():
-                    return f"part {part} writes {name}{rows[:8]} otherwise than another part does: each row must be one part's"
+                    return f"shard {shard} writes {name}{rows[:8]} otherwise than another shard does: each row must be one shard's"
         for name, none in missing.items():
             if rows := none.any(dim=1).nonzero().flatten().tolist():
-                return f"{name}{rows[:8]} are what no part writes by itself: none may read what another one wrote"
+                return f"{name}{rows[:8]} are what no shard writes by itself: none may read what another one wrote"
         for name, value in bits.items():
             value.copy_(right[name])
     return None

@@ -115,7 +115,7 @@ class Stage:
 class Watcher:
     """Shows the policy at play while somebody wants to see it, at most once in `minimum_interval_s` seconds.
 
-    `params` are the environment's. What goes wrong in here ends the watching, with a line in the log, and never the training. (What a `shade` destroys
+    `params` are the environment's. What goes wrong in here ends the watching, with a line in the log, and never the training. (What a `pixel_shader` destroys
     by writing where it must not is beyond that.)
     """
 
@@ -141,7 +141,7 @@ class Watcher:
         # One thread writes the first, the other the second: nobody watches where both are the same, and no wish is lost between them.
         self._wish: _Wish | None = None
         self._over: _Wish | None = None
-        self.absence = "" if environment.shade is not None else f"{environment.name or 'the environment'} draws no picture"
+        self.absence = "" if environment.pixel_shader is not None else f"{environment.name or 'the environment'} draws no picture"
 
     @property
     def available(self) -> bool:

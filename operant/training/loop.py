@@ -72,7 +72,7 @@ class Trainer:
         runs.write_json(folder / spec.FILE, spec.encode(specs_for(self.algo)))  # before the metrics file: who finds that finds what its metrics mean
         self.writer = Writer(
             metrics_path, metrics_for(self.algo), run_uuid=run_uuid, session=self.session, version=__version__,
-            frame_bytes=FRAME_BYTES if config.environment.shade is not None else 0,
+            frame_bytes=FRAME_BYTES if config.environment.pixel_shader is not None else 0,
         )  # fmt: skip
         rewind_to = self.step if checkpoint is not None else None
         self.history = History(history_path, metrics_path, writer=self.writer, run_uuid=run_uuid, session=self.session, rewind_to=rewind_to)

@@ -104,7 +104,7 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders, trusted: bool =
         device=str(device),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         seed=config.run.seed,
-        draws=config.environment.shade is not None,
+        draws=config.environment.pixel_shader is not None,
         session=document.get("session", 0) + 1,
         git_commit=_git_commit(asked.directory),
         python=sys.version.split()[0],

@@ -16,7 +16,7 @@ from operant.compute import rng
 from operant.compute.kernel import Kernel, bind, kernel
 from operant.envs import Box, Env, ranges
 from operant.worlds import pixels
-from operant.worlds.lane import begin_body, end_body, has_cells, parts_body, reset_body, step_body
+from operant.worlds.lane import begin_body, end_body, has_int_state, reset_body, shards_body, step_body
 from operant.worlds.noise import Clock, Noise, noise_body, seed_words
 
 EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of what `take` returns; an environment's own tallies follow
@@ -26,8 +26,8 @@ class Lanes(NamedTuple):
     """What a lane keeps from step to step. Tensors outside the kernel, arrays inside."""
 
     state: Any  # (F, N) float32
-    cells: Any  # (C, N) of the environment's type; None where it has none: every buffer that a launch names costs it time
-    scratch: Any  # (S, N) int32, worth nothing between calls; None likewise
+    int_state: Any  # (C, N) of the environment's type; None where it has none: every buffer that a launch names costs it time
+    workspace: Any  # (S, N) int32, worth nothing between calls; None likewise
     age: Any  # (N) int32, steps since the last reset
     running: Any  # (1 + K, N) float32, sums over the episode under way: return, tallies
     finished: Any  # (K, N) float32, tallies of the episodes that ended since `take`; None where K is 0
@@ -55,9 +55,9 @@ def _indexed(device: torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
 
 
-FEWEST_PARTS = 8
-"""On a GPU an observation of fewer parts is written by the thread that steps its lane: a launch of its own would cost more than it spares. On an H200, M steps
-a second at 8,192 lanes by the parts and by one thread: Breakout (5) 930 and 1,116, Go (9) 41 and 37, Pacman (13) 648 and 606, Snake (25) 537 and 445."""
+FEWEST_SHARDS = 8
+"""On a GPU an observation of fewer shards is written by the thread that steps its lane: a launch of its own would cost more than it spares. On an H200, M steps
+a second at 8,192 lanes by the shards and by one thread: Breakout (5) 930 and 1,116, Go (9) 41 and 37, Pacman (13) 648 and 606, Snake (25) 537 and 445."""
 
 
 class _Kernels(NamedTuple):
@@ -67,14 +67,14 @@ class _Kernels(NamedTuple):
     step: Kernel
     show_final: Kernel | None  # pictures
     end: Kernel | None
-    show: Kernel | None  # pictures, or an observation in parts
+    show: Kernel | None  # pictures, or an observation in shards
 
 
 @functools.cache
 def _kernels(env: Env, params: Any, device: torch.device, every_final: bool, threads: int) -> _Kernels:
     """Compiled once for all worlds of the same rules in this process (a run has two: its own and its evaluation's)."""
     if threads > 1:
-        show = Kernel(parts_body(env, params, threads), device)
+        show = Kernel(shards_body(env, params, threads), device)
         return _Kernels(Kernel(reset_body(env, params, True), device), Kernel(step_body(env, params, every_final, True), device), None, None, show)
     reset = Kernel(reset_body(env, params), device)
     if not env.pixels:
@@ -96,7 +96,7 @@ class World:
 
     `seed` and `stream` name the random numbers (stream 0 is the run's own, others are independent of it); `lane0` is the global number of the first lane.
     `every_final` asks for the final observation of terminated episodes too, not only of truncated ones. `threads` is how many threads write a lane's
-    observation: by default one for each of its parts (on a GPU where there are many), at least one, which then is the thread that steps the lane. Raises
+    observation: by default one for each of its shards (on a GPU where there are many), at least one, which then is the thread that steps the lane. Raises
     ValueError for others, and UsageError for `params` that are not the environment's or out of their ranges.
     """
 
@@ -121,11 +121,11 @@ class World:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        cells = env.cells
+        ints = env.int_state
         self.lanes = Lanes(
             state=zeros(max(env.fields, 1), N),
-            cells=zeros(cells.n if cells else 1, N, dtype=getattr(torch, cells.dtype if cells else "int8")) if has_cells(env) else None,
-            scratch=zeros(max(env.scratch, 1), N, dtype=torch.int32) if has_cells(env) else None,
+            int_state=zeros(ints.n if ints else 1, N, dtype=getattr(torch, ints.dtype if ints else "int8")) if has_int_state(env) else None,
+            workspace=zeros(max(env.workspace, 1), N, dtype=torch.int32) if has_int_state(env) else None,
             age=zeros(N, dtype=torch.int32),
             running=zeros(1 + K, N),
             finished=zeros(K, N) if K else None,
@@ -136,10 +136,10 @@ class World:
         self._carried = zeros(2, dtype=torch.float64)  # sums over all lanes of age and running return when `take` was called last
         self._bound = bind(self.lanes)
         self._fill_noise, self._bound_noise = kernel(noise_body, self.device), functools.cache(self._bind_noise)
-        self._scene = bind(pixels.Scene(self.lanes.state, self.lanes.cells))
-        most = 1 if env.pixels else max(env.parts, 1)
+        self._scene = bind(pixels.Scene(self.lanes.state, self.lanes.int_state))
+        most = 1 if env.pixels else max(env.observation_shards, 1)
         if threads is None:
-            threads = most if self.device.type == "cpu" or most >= FEWEST_PARTS else 1
+            threads = most if self.device.type == "cpu" or most >= FEWEST_SHARDS else 1
         if not 1 <= threads <= most:
             raise ValueError(f"{threads} threads a lane: its observation is written in {most}, at most")
         self._kernels = _kernels(env, self.params, self.device, every_final, threads)
@@ -249,7 +249,8 @@ class World:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything that a resumed run needs to go on as if nothing had happened, by name."""
-        own = {name: value for name, value in self.lanes._asdict().items() if isinstance(value, torch.Tensor) and name not in ("scratch", "seed")}
+        kept = {name: value for name, value in self.lanes._asdict().items() if isinstance(value, torch.Tensor) and name not in ("workspace", "seed")}
+        own = {"cells" if name == "int_state" else name: value for name, value in kept.items()}  # by its name in checkpoints
         return {**own, "carried": self._carried}
 
     @property

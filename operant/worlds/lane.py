@@ -10,10 +10,10 @@ numbers. One step of a lane, at tick t:
 Where an environment is observed by its picture (`Env.pixels`), pictures are drawn by kernels of their own, one thread a pixel, and a step is cut where they
 come in: `begin_body`, the final pictures, `end_body`, the pictures.
 
-Where an environment's observation is written in parts (`Env.parts`), all lanes are stepped first, and then a thread for each lane and part writes them
-(`parts_body`), the first part of all lanes before the second. So few lanes as a training has leave most of a GPU idle, and one thread alone would wait for each
-of its numbers; a CPU, too, writes a row of many lanes faster than the rows of one. The final observation of a lane that was truncated is still written by the
-one thread that steps it: that happens too rarely to be worth launches of its own in each step.
+Where an environment's observation is written in shards (`Env.observation_shards`), all lanes are stepped first, and then a thread for each lane and shard
+writes them (`shards_body`), the first shard of all lanes before the second. A training's lanes are so few that they leave most of a GPU idle, and one thread
+alone would wait for each of its numbers; a CPU, too, writes a row of many lanes faster than the rows of one. The final observation of a lane that was truncated
+is still written by the one thread that steps it: that happens too rarely to be worth launches of its own in each step.
 
 `lanes` and `slot` are a `world.Lanes` and a `world.Slot` of arrays.
 """
@@ -48,17 +48,17 @@ def _nothing(lanes, i, slot, p):
 
 
 def _functions(env: Env) -> _Functions:
-    """Wrap an environment's functions: with cells and scratch where it declared them, with the tallies it has."""
+    """Wrap an environment's functions: with int state and workspace where it declared them, with the tallies it has."""
     reset_, step_ = env.reset, env.step
-    if has_cells(env):
+    if has_int_state(env):
 
         @device
         def reset(lanes, i, p, key):
-            reset_(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], p, key)
+            reset_(lanes.state[:, i], lanes.int_state[:, i], lanes.workspace[:, i], p, key)
 
         @device
         def act(lanes, i, action, p, key):
-            return step_(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], action, p, key, lanes.running[1:, i])
+            return step_(lanes.state[:, i], lanes.int_state[:, i], lanes.workspace[:, i], action, p, key, lanes.running[1:, i])
 
     else:
 
@@ -74,29 +74,29 @@ def _functions(env: Env) -> _Functions:
 
 
 def _writing(env: Env, function: Any) -> Any:
-    """`observe` or `legal` in one shape, `(lanes, i, out, p)`: all its parts, one after the other, where it has any."""
-    parts = env.parts
-    if parts and env.cells is not None:
+    """`observe` or `legal` in one shape, `(lanes, i, out, p)`: all its shards, one after the other, where it has any."""
+    shards = env.observation_shards
+    if shards and env.int_state is not None:
 
         @device
         def whole(lanes, i, out, p):
-            s, cells = lanes.state[:, i], lanes.cells[:, i]
-            for part in range(parts):
-                function(s, cells, out, p, uint32(part))
+            s, ints = lanes.state[:, i], lanes.int_state[:, i]
+            for shard in range(shards):
+                function(s, ints, out, p, uint32(shard))
 
-    elif parts:
+    elif shards:
 
         @device
         def whole(lanes, i, out, p):
             s = lanes.state[:, i]
-            for part in range(parts):
-                function(s, out, p, uint32(part))
+            for shard in range(shards):
+                function(s, out, p, uint32(shard))
 
-    elif has_cells(env):
+    elif has_int_state(env):
 
         @device
         def whole(lanes, i, out, p):
-            function(lanes.state[:, i], lanes.cells[:, i], lanes.scratch[:, i], out, p)
+            function(lanes.state[:, i], lanes.int_state[:, i], lanes.workspace[:, i], out, p)
 
     else:
 
@@ -107,19 +107,19 @@ def _writing(env: Env, function: Any) -> Any:
     return whole
 
 
-def part_function(env: Env, function: Any) -> Any:
-    """`observe` or `legal` of an environment with parts in one shape, `(lanes, i, out, p, part)`."""
-    if env.cells is not None:
+def shard_function(env: Env, function: Any) -> Any:
+    """`observe` or `legal` of an environment with shards in one shape, `(lanes, i, out, p, shard)`."""
+    if env.int_state is not None:
 
         @device
-        def write(lanes, i, out, p, part):
-            function(lanes.state[:, i], lanes.cells[:, i], out, p, part)
+        def write(lanes, i, out, p, shard):
+            function(lanes.state[:, i], lanes.int_state[:, i], out, p, shard)
 
     else:
 
         @device
-        def write(lanes, i, out, p, part):
-            function(lanes.state[:, i], out, p, part)
+        def write(lanes, i, out, p, shard):
+            function(lanes.state[:, i], out, p, shard)
 
     return write
 
@@ -154,9 +154,9 @@ def _judging(env: Env) -> Any:
     return judge
 
 
-def has_cells(env: Env) -> bool:
-    """Whether its functions take cells and scratch."""
-    return env.cells is not None or env.scratch > 0
+def has_int_state(env: Env) -> bool:
+    """Whether its functions take int state and workspace."""
+    return env.int_state is not None or env.workspace > 0
 
 
 def _taking_columns(env: Env, act: Any) -> Any:
@@ -206,7 +206,7 @@ def _key(lanes, i, offset, purpose):
 
 
 def step_body(env: Env, params: Any, every_final: bool = True, apart: bool = False) -> Any:
-    """The lane body: one step of lane i, as the module's docstring tells it; `apart`, without its end, which `parts_body` does.
+    """The lane body: one step of lane i, as the module's docstring tells it; `apart`, without its end, which `shards_body` does.
 
     Stores of a lane here and there cost a GPU far more than those of neighbouring lanes together. So what an episode's end adds up to is worked out
     by `take` from what is stored anyway, and without `every_final` a terminated lane's final observation, which nobody bootstraps from, is not written.
@@ -285,7 +285,7 @@ def end_body(env: Env, params: Any) -> Any:
 
 
 def reset_body(env: Env, params: Any, apart: bool = False) -> Any:
-    """The body that begins lane i anew, with the numbers of the tick before the next; `apart`, without what `parts_body` does."""
+    """The body that begins lane i anew, with the numbers of the tick before the next; `apart`, without what `shards_body` does."""
     reset, _, show, _, judge, _ = _functions(env)
     if apart:
         show, judge = _nothing, _nothing
@@ -304,23 +304,23 @@ def reset_body(env: Env, params: Any, apart: bool = False) -> Any:
     return body
 
 
-def parts_body(env: Env, params: Any, threads: int) -> Any:
-    """The body that writes what lane i % N shows, and which actions are legal there: of all parts the share of thread i // N of `threads`.
+def shards_body(env: Env, params: Any, threads: int) -> Any:
+    """The body that writes what lane i % N shows, and which actions are legal there: of all shards the share of thread i // N of `threads`.
 
     So neighbouring threads write the same rows of neighbouring lanes. `scene` is a `pictures.Scene` of arrays. A launch of N at an offset k is thread k alone.
     """
-    observe = part_function(env, env.observe)
-    judge: Any = part_function(env, env.legal) if env.mask_size else None
-    p, parts = device_params(params), env.parts
+    observe = shard_function(env, env.observe)
+    judge: Any = shard_function(env, env.legal) if env.mask_size else None
+    p, shards = device_params(params), env.observation_shards
 
     @device
-    def write(scene, lane, slot, part):
-        observe(scene, lane, slot.observation[:, lane], p, part)
+    def write(scene, lane, slot, shard):
+        observe(scene, lane, slot.observation[:, lane], p, shard)
 
     @device
-    def write_and_judge(scene, lane, slot, part):
-        observe(scene, lane, slot.observation[:, lane], p, part)
-        judge(scene, lane, slot.legal[:, lane], p, part)
+    def write_and_judge(scene, lane, slot, shard):
+        observe(scene, lane, slot.observation[:, lane], p, shard)
+        judge(scene, lane, slot.legal[:, lane], p, shard)
 
     one = write if judge is None else write_and_judge
 
@@ -328,10 +328,10 @@ def parts_body(env: Env, params: Any, threads: int) -> Any:
     def body(i, scene, slot, offset):
         count = uint32(scene.state.shape[1])
         thread, lane = uint32(uint32(i // count) + uint32(offset)), uint32(i % count)
-        if threads == parts:
+        if threads == shards:
             one(scene, lane, slot, thread)
         else:
-            for part in range(thread * parts // threads, (thread + 1) * parts // threads):
-                one(scene, lane, slot, uint32(part))
+            for shard in range(thread * shards // threads, (thread + 1) * shards // threads):
+                one(scene, lane, slot, uint32(shard))
 
     return body

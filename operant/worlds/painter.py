@@ -24,7 +24,7 @@ class Painter:
 
     def __init__(self, world: World) -> None:
         self._count = world.count
-        self._scene = bind(Scene(world.lanes.state, world.lanes.cells))
+        self._scene = bind(Scene(world.lanes.state, world.lanes.int_state))
         self._shader = _shader(world.env, world.params, world.device)
 
     def bind(self, pixels: torch.Tensor) -> Canvas:

@@ -18,7 +18,7 @@ class Scene(NamedTuple):
     """What is to be seen. Tensors outside the kernel, arrays inside."""
 
     state: Any  # (F, N) float32
-    cells: Any  # (C, N) of the environment's type; None where it has none
+    int_state: Any  # (C, N) of the environment's type; None where it has none
 
 
 class Canvas(NamedTuple):
@@ -35,14 +35,14 @@ def _level(value: Any) -> Any:
 
 
 def colour_function(env: Env, params: Any) -> Any:
-    """`env.shade` in one shape, `(scene, lane, x, y)` to red, green and blue, so that its callers need not know which buffers there are."""
-    shade, p = env.shade, device_params(params)
+    """`env.pixel_shader` in one shape, `(scene, lane, x, y)` to red, green and blue, so that its callers need not know which buffers there are."""
+    shade, p = env.pixel_shader, device_params(params)
     assert shade is not None, "this environment draws no picture"
-    if env.cells is not None:
+    if env.int_state is not None:
 
         @device
         def colour(scene: Any, lane: Any, x: Any, y: Any) -> Any:
-            return shade(scene.state[:, lane], scene.cells[:, lane], p, x, y)
+            return shade(scene.state[:, lane], scene.int_state[:, lane], p, x, y)
 
     else:
 

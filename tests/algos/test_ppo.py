@@ -789,7 +789,7 @@ def test_pictures_are_learned_from():
     ppo = ppo_on(SEEN, 64, horizon=8, learning_rate=1e-3, steps=64 * 8 * 40, gamma=0.9)
     evaluator = Evaluator(ppo.policy, SEEN, NoParams(), episodes=64, seed=1, max_steps=32)
     evaluator.rollout.reset()
-    full = [board.index(1) for board in evaluator.rollout.world.lanes.cells.T.tolist()]
+    full = [board.index(1) for board in evaluator.rollout.world.lanes.int_state.T.tolist()]
     best = sum(15 - first - (1 if first == 0 else 0) for first in full) / 64
     assert evaluator.run(0).mean < best - 0.5
     iterate(ppo, 15)

@@ -23,11 +23,11 @@ from operant.compute.kernel import cuda_shell
 from operant.compute.ptx import ARCHITECTURES, compile_ptx, float64_lines, undefined_calls
 from operant.compute.rng import integer
 from operant.data import noise, returns
-from operant.envs import Box, Cells, Env, MultiDiscrete, device, with_pixels
+from operant.envs import Box, Env, IntState, MultiDiscrete, device, with_pixels
 from operant.worlds import noise as world_noise
 from operant.worlds import pixels
 from operant.worlds.device_world import World
-from operant.worlds.lane import begin_body, end_body, parts_body, reset_body, step_body
+from operant.worlds.lane import begin_body, end_body, reset_body, shards_body, step_body
 
 T, U, N = 4, 2, 64
 
@@ -67,22 +67,22 @@ class NoParams(NamedTuple):
 
 
 @device
-def grid_reset(s, cells, scratch, p, key):
+def grid_reset(s, cells, workspace, p, key):
     for k in range(9):
         cells[k] = integer(key, k, 3)
 
 
 @device
-def grid_step(s, cells, scratch, action, p, key, tally):
-    scratch[0] = 3 * action[0] + action[1]
-    found = float32(cells[scratch[0]])
-    cells[scratch[0]] = 0
+def grid_step(s, cells, workspace, action, p, key, tally):
+    workspace[0] = 3 * action[0] + action[1]
+    found = float32(cells[workspace[0]])
+    cells[workspace[0]] = 0
     tally[0] += found
     return found, found == float32(0.0)
 
 
 @device
-def grid_observe(s, cells, scratch, obs, p):
+def grid_observe(s, cells, workspace, obs, p):
     for k in range(9):
         obs[k] = cells[k]
 
@@ -102,9 +102,9 @@ GRID = Env(
     reset=grid_reset,
     step=grid_step,
     observe=grid_observe,
-    shade=grid_shade,
-    cells=Cells(9, "int8"),
-    scratch=1,
+    pixel_shader=grid_shade,
+    int_state=IntState(9, "int8"),
+    workspace=1,
     tally=("coins",),
 )
 WORLDS = {**{name: envs.find(name) for name in envs.names()}, "a grid": GRID, "masked": GATE, "a masked grid": FILL}
@@ -141,24 +141,24 @@ def test_environments(name):
     env = WORLDS[name]
     world = World(env, N, seed=1)
     slot = world.slot()
-    apart = env.parts > 1
+    apart = env.observation_shards > 1
     for body in (step_body(env, world.params, apart=apart), reset_body(env, world.params, apart)):
         check_ptx(body, world.lanes, slot)
     if apart:
-        check_ptx(parts_body(env, world.params, env.parts), pixels.Scene(world.lanes.state, world.lanes.cells), slot)
-    if env.shade is not None:
-        scene, canvas = pixels.Scene(world.lanes.state, world.lanes.cells), pixels.Canvas(zeros(N, 8, 8, 3, dtype=torch.uint8))
+        check_ptx(shards_body(env, world.params, env.observation_shards), pixels.Scene(world.lanes.state, world.lanes.int_state), slot)
+    if env.pixel_shader is not None:
+        scene, canvas = pixels.Scene(world.lanes.state, world.lanes.int_state), pixels.Canvas(zeros(N, 8, 8, 3, dtype=torch.uint8))
         check_ptx(pixels.shade_body(env, world.params), scene, canvas)
 
 
 @pytest.mark.parametrize("name", ["masked", "with cells", "cartpole"])
 def test_environments_observed_by_their_pictures(name):
-    env = with_pixels({"masked": dataclasses.replace(GATE, shade=gate_shade), "with cells": FILL, "cartpole": envs.find("cartpole")}[name], 16)
+    env = with_pixels({"masked": dataclasses.replace(GATE, pixel_shader=gate_shade), "with cells": FILL, "cartpole": envs.find("cartpole")}[name], 16)
     world = World(env, N, seed=1, every_final=True)
     slot = world.bind(world.slot())
     for body in (begin_body(env, world.params), end_body(env, world.params), step_body(env, world.params), reset_body(env, world.params)):
         check_ptx(body, world.lanes, slot)
-    scene = pixels.Scene(world.lanes.state, world.lanes.cells)
+    scene = pixels.Scene(world.lanes.state, world.lanes.int_state)
     for body in (pixels.observe_body(env, world.params), pixels.observe_final_body(env, world.params, every_final=False)):
         check_ptx(body, scene, slot)
 
@@ -180,7 +180,7 @@ def test_one_lowering_serves_all(capability):
 
 
 def test_no_body_is_forgotten():
-    built = {"step_body", "begin_body", "end_body", "reset_body", "parts_body", "shade_body", "observe_body", "observe_final_body"}
+    built = {"step_body", "begin_body", "end_body", "reset_body", "shards_body", "shade_body", "observe_body", "observe_final_body"}
     listed = {body.py_func.__name__ for body in GROUPS} | built
     source = "\n".join(path.read_text() for path in Path(operant.__file__).parent.rglob("*.py"))
     assert set(re.findall(r"^def ([a-z]\w*_body)\(", source, re.MULTILINE)) == listed

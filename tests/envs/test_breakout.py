@@ -194,7 +194,7 @@ def bits(bricks: Iterable[int]) -> int:
 
 
 def set_bricks(world: World, lane: int, gone: int) -> None:
-    world.lanes.cells[:, lane] = torch.from_numpy(np.frombuffer(gone.to_bytes(16, "little"), np.int32).copy())
+    world.lanes.int_state[:, lane] = torch.from_numpy(np.frombuffer(gone.to_bytes(16, "little"), np.int32).copy())
 
 
 def start_late(world: World, lanes: list[int], generator: np.random.Generator) -> None:
@@ -217,7 +217,7 @@ def start_late(world: World, lanes: list[int], generator: np.random.Generator) -
 
 def words_of(world: World) -> list[list[int]]:
     """The bricks' bits of each lane, without signs."""
-    found: list[list[int]] = world.lanes.cells.numpy().view(np.uint32).T.tolist()
+    found: list[list[int]] = world.lanes.int_state.numpy().view(np.uint32).T.tolist()
     return found
 
 
@@ -423,12 +423,12 @@ def test_games_end_with_the_last_ball_or_the_last_brick(play):
 
 
 def test_the_picture_shows_bricks_score_and_balls():
-    shade, p = ENV.shade.py_func, device_params(Params())
+    pixel_shader, p = ENV.pixel_shader.py_func, device_params(Params())
     state = np.array([257, 62, 272, 135, 0, 0, 256, 0, 432, 3], np.float32)
     cells = np.array([1, 0, 0, 0], np.int32)
 
     def seen(x: float, y: float) -> str:
-        colour = shade(state, cells, p, np.float32(x / 576), np.float32(y / 330))
+        colour = pixel_shader(state, cells, p, np.float32(x / 576), np.float32(y / 330))
         names = {"blue": BLUE, "green": GREEN, "grey": GREY, "ground": GROUND, "orange": ORANGE, "red": RED, "yellow": YELLOW}
         names |= {f"dark {name}": tuple(part * np.float32(0.75) for part in names[name]) for name in ("red", "orange", "green")}
         return next(name for name, other in names.items() if colour == other)

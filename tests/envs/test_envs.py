@@ -12,6 +12,7 @@ import operant.compute.kernel
 from operant import envs
 from operant.envs import Box, Discrete, Env
 from operant.envs.drawing import RED, in_box, in_disc, in_rod
+from operant.errors import OperantError
 from operant.tools.rollouts import trial_actions
 from operant.worlds.device_world import Slot, World
 
@@ -208,7 +209,7 @@ def test_same_seed_same_bits(name):
 
 @pytest.mark.parametrize("name", [name if name in ("cartpole", "snake") else pytest.param(name, marks=pytest.mark.soak) for name in NAMES])
 def test_all_threads_come_to_the_bits_of_one(name, monkeypatch):
-    """The loop over all threads is the same for every environment: numbers alone, and cells and scratch, stand for the others."""
+    """The loop over all threads is the same for every environment: numbers alone, and cells and workspace, stand for the others."""
     env = envs.find(name)
     one, generator = Trainer(env, 48), np.random.default_rng(5)
     monkeypatch.setattr(operant.compute.kernel, "SERIAL_BELOW", 0)
@@ -223,11 +224,11 @@ def test_all_threads_come_to_the_bits_of_one(name, monkeypatch):
 
 
 def picture(env: Env, state: list[float], side: int = 48) -> np.ndarray:
-    """The lane's picture, (side, side, 3), by the plain Python of `shade`."""
+    """The lane's picture, (side, side, 3), by the plain Python of `pixel_shader`."""
     p = World(env, 1, seed=1).params
     s = np.array(state, np.float32)
     centres = (np.arange(side, dtype=np.float32) + np.float32(0.5)) / np.float32(side)
-    return np.array([[env.shade(s, p, x, y) for x in centres] for y in centres])
+    return np.array([[env.pixel_shader(s, p, x, y) for x in centres] for y in centres])
 
 
 POSES = {
@@ -274,3 +275,23 @@ def test_every_environment_is_found_by_name_and_by_gymnasium_id():
             assert envs.find(env.gymnasium) == env
     with pytest.raises(KeyError):
         envs.find("tetris")
+
+
+OLD = """
+from typing import NamedTuple
+from operant.envs import Box, Cells, Discrete, Env
+
+class Params(NamedTuple):
+    a: float = 1.0
+
+ENV = Env(Params, 1, Box(1), Discrete(2), 9, reset=None, step=None, observe=None, shade=len, cells=Cells(4, "int16"), scratch=3, parts=2)
+"""
+
+
+def test_the_fields_of_an_earlier_version(tmp_path):
+    """A file that has them is read as it was meant; a program is told the new name."""
+    (tmp_path / "old.py").write_text(OLD)
+    env = envs.find(str(tmp_path / "old.py"))
+    assert (env.pixel_shader, env.int_state, env.workspace, env.observation_shards) == (len, envs.IntState(4, "int16"), 3, 2)
+    with pytest.raises(OperantError, match=r"Env\(scratch=...\) is called workspace now: write Env\(workspace=...\)"):
+        Env(scratch=3)

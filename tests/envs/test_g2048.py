@@ -23,7 +23,7 @@ from operant.worlds.painter import Painter
 SEED = 7
 UP, RIGHT, DOWN, LEFT = range(4)
 PATIENCE = 100
-# For each action the cells of its four lines, each from the side that the tiles slide to. Cells are numbered along the rows.
+# For each action the cells of its four lines, each from the side that the tiles slide to. IntState are numbered along the rows.
 LINES = {
     UP: [[column + 4 * k for k in range(4)] for column in range(4)],
     DOWN: [[column + 12 - 4 * k for k in range(4)] for column in range(4)],

@@ -216,12 +216,12 @@ class Board:
         game = Game.drawn(diagram)
         self.size = game.size
         self.cells = game.cells().astype(np.int8)
-        self.scratch = np.full(game.size**2, 12345, np.int32)
+        self.workspace = np.full(game.size**2, 12345, np.int32)
 
     def play(self, colour: str, row: int, column: int) -> tuple[int, tuple[int, int] | None]:
         """How many stones the move takes, and the point that ko then forbids."""
         assert self.legal(colour, row, column)
-        taken, ko = rules.play(self.cells, self.scratch, self.size, row * self.size + column, SIGN[colour])
+        taken, ko = rules.play(self.cells, self.workspace, self.size, row * self.size + column, SIGN[colour])
         return taken, None if ko < 0 else divmod(ko, self.size)
 
     def legal(self, colour: str, row: int, column: int, ko: tuple[int, int] | None = None) -> bool:
@@ -229,7 +229,7 @@ class Board:
         return bool(rules.may_play(self.cells, self.size, row * self.size + column, SIGN[colour], forbidden))
 
     def area(self) -> int:
-        return int(rules.area(self.cells, self.scratch, self.size))
+        return int(rules.area(self.cells, self.workspace, self.size))
 
     def drawing(self) -> str:
         marks = np.array([".", BLACK, WHITE])[np.sign(self.cells[: self.size**2])].reshape(self.size, self.size)
@@ -475,7 +475,7 @@ class Play:
         self.slot = self.world.slot()
         self._bound = self.world.bind(self.slot)
         self.world.reset(self._bound)
-        self.state, self.cells = self.world.lanes.state.numpy(), self.world.lanes.cells.numpy()
+        self.state, self.cells = self.world.lanes.state.numpy(), self.world.lanes.int_state.numpy()
 
     def load(self, lane: int, game: Game) -> None:
         """Put a lane into a game's position."""
@@ -736,7 +736,7 @@ def test_many_steps_are_those_of_the_reference():
 @pytest.mark.parametrize("size", [5, pytest.param(13, marks=pytest.mark.soak), 19])
 def test_other_sizes_are_those_of_the_reference(size):
     env = FIVE if size == 5 else rules.go(size)
-    assert env.cells is not None and env.cells.dtype == ("int8" if size == 5 else "int16")
+    assert env.int_state is not None and env.int_state.dtype == ("int8" if size == 5 else "int16")
     happened = compare(env, lanes=32 if size == 5 else 8, steps=120 if size == 5 else 40, every=4)
     assert min(happened[what] for what in (happened if size == 5 else ("ended", "lost"))) > 0, happened
 
@@ -761,8 +761,8 @@ def test_what_holds_in_every_position(choices, greed):
         ko = -1
         if point is not None:
             place = point[0] * 5 + point[1]
-            expected = rules.play(board.cells, board.scratch, 5, place, SIGN[colour])
-            assert rules.play(mirrored.cells, mirrored.scratch, 5, place, -SIGN[colour]) == expected
+            expected = rules.play(board.cells, board.workspace, 5, place, SIGN[colour])
+            assert rules.play(mirrored.cells, mirrored.workspace, 5, place, -SIGN[colour]) == expected
             ko = expected[1]
         assert expected[0] == taken
         forbidden = game.forbidden_by_ko(OTHER[colour])
@@ -787,7 +787,7 @@ def test_the_picture_shows_board_stones_last_move_and_ko():
     s[rules.KO], s[rules.LAST] = 7, 6
 
     def at(row: float, column: float) -> tuple[float, ...]:
-        return env.shade.py_func(s, cells, p, np.float32((column + 1) / 6), np.float32((row + 1) / 6))
+        return env.pixel_shader.py_func(s, cells, p, np.float32((column + 1) / 6), np.float32((row + 1) / 6))
 
     assert at(0, 1) == rules.BLACK_STONE and at(0, 2) == at(1, 1.3) == rules.WHITE_STONE
     assert at(1, 1) == RED, "white's last stone"

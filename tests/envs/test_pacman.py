@@ -212,7 +212,7 @@ def compare(lanes: int, steps: int, finals: bool = False) -> dict[str, int]:
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
-    cells, seen, final, reward = world.lanes.cells.numpy(), slot.observation.numpy(), slot.final_observation.numpy(), slot.reward.numpy()
+    cells, seen, final, reward = world.lanes.int_state.numpy(), slot.observation.numpy(), slot.final_observation.numpy(), slot.reward.numpy()
     games = [Game(Key(SEED, lane, 0, RESET)) for lane in range(lanes)]
     assert all(np.array_equal(seen[:, lane], game.observation()) for lane, game in enumerate(games))
     generator, ages = np.random.default_rng(5), np.zeros(lanes, int)
@@ -303,7 +303,7 @@ def test_starts_are_as_likely_on_every_dot(serial_worlds):
     lanes = 240 * 300
     world = World(envs.find("pacman"), lanes, seed=3)
     world.reset(world.bind(world.slot()))
-    cells = world.lanes.cells.numpy()
+    cells = world.lanes.int_state.numpy()
     places, counts = np.unique(cells[rules.PACMAN] & 1023, return_counts=True)
     assert places.tolist() == sorted(column + 32 * row for column, row in DOTS)
     # Chi-squared with 239 degrees of freedom: deviation 21.9.
@@ -340,8 +340,8 @@ class Lanes:
         self.slot = self.world.slot()
         self.bound = self.world.bind(self.slot)
         self.world.reset(self.bound)
-        self.cells = self.world.lanes.cells.numpy()
-        self.cells[:] = np.array([game.words() for game in positions], np.int32).T
+        self.int_state = self.world.lanes.int_state.numpy()
+        self.int_state[:] = np.array([game.words() for game in positions], np.int32).T
 
     def step(self, *actions: int) -> list[float]:
         """The rewards. The last action is that of all further lanes."""
@@ -353,11 +353,11 @@ class Lanes:
 
     def ghost(self, lane: int, name: str) -> tuple[Cell, str]:
         """Where it is, and its mood."""
-        word = int(self.cells[rules.GHOSTS + NAMES.index(name), lane])
+        word = int(self.int_state[rules.GHOSTS + NAMES.index(name), lane])
         return (word & 31, word >> 5 & 31), MOODS[word >> 12 & 3]
 
     def pacman(self, lane: int = 0) -> Cell:
-        word = int(self.cells[rules.PACMAN, lane])
+        word = int(self.int_state[rules.PACMAN, lane])
         return word & 31, word >> 5 & 31
 
 
@@ -451,7 +451,7 @@ def test_a_frightened_ghost_is_eaten_and_comes_back_from_home():
             break
         assert cell != (13, 11) and not lanes.slot.terminated.any()
     assert (cell, mood) == ((13, 11), "hunting")
-    assert lanes.cells[rules.FRIGHT, 0] > 0 and lanes.ghost(0, "clyde")[1] == "frightened", "it hunts while others are frightened still"
+    assert lanes.int_state[rules.FRIGHT, 0] > 0 and lanes.ghost(0, "clyde")[1] == "frightened", "it hunts while others are frightened still"
 
 
 def test_he_is_caught_from_beside_and_across_the_seam_but_not_round_a_corner():
@@ -475,7 +475,7 @@ def test_the_last_pickup_clears_the_maze_even_beside_a_ghost():
     assert lanes.step(DOWN) == [1.0, 1.0] and lanes.slot.terminated.tolist() == [1, 1]
     finished = lanes.world.lanes.finished
     assert finished[rules.CLEARED].tolist() == [1.0, 1.0] and finished[rules.CAUGHT].tolist() == [0.0, 0.0]
-    assert lanes.cells[rules.REMAINING].tolist() == [244, 244]
+    assert lanes.int_state[rules.REMAINING].tolist() == [244, 244]
 
 
 def test_the_tunnel_wraps_both_ways_and_walls_hold():
@@ -494,7 +494,7 @@ def test_parameters():
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
-    cells = world.lanes.cells.numpy()
+    cells = world.lanes.int_state.numpy()
     assert (cells[rules.PACMAN] & 1023).tolist() == [13 + 32 * 23] * 2 and not (cells[rules.GHOSTS : rules.GHOSTS + 4] >> 16).any()
     # Changes before the steps 6, 13 and 18, and never again: in a corridor without another way, Blinky turns back thrice.
     turns = []
@@ -522,7 +522,7 @@ def test_what_holds_in_every_game(seed, actions, often):
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
-    cells, running, open_places = world.lanes.cells.numpy(), world.lanes.running.numpy(), {column + 32 * row for column, row in OPEN}
+    cells, running, open_places = world.lanes.int_state.numpy(), world.lanes.running.numpy(), {column + 32 * row for column, row in OPEN}
     before = cells.copy()
     for row in itertools.chain.from_iterable([row] * often for row in actions):
         slot.action.copy_(torch.tensor([row], dtype=torch.int32))
@@ -550,10 +550,10 @@ def test_the_picture_shows_who_is_where():
     game = position((6, 5), LEFT, CHASE, left={(1, 3), (12, 1)}, blinky=((6, 12), UP, "frightened"), pinky=((21, 12), UP, "hunting"))
     game.ghosts[2].cell, game.ghosts[3].cell, game.ghosts[3].mood = (1, 29), (13, 11), "eyes"
     lanes = Lanes(game)
-    s, cells, p = lanes.world.lanes.state[:, 0].numpy(), lanes.cells[:, 0].copy(), device_params(env.Params())
+    s, cells, p = lanes.world.lanes.state[:, 0].numpy(), lanes.int_state[:, 0].copy(), device_params(env.Params())
 
     def at(column: float, row: float) -> tuple[float, ...]:
-        return env.shade.py_func(s, cells, p, np.float32((column + 0.5 + 2) / 32), np.float32((row + 0.5 + 0.5) / 32))
+        return env.pixel_shader.py_func(s, cells, p, np.float32((column + 0.5 + 2) / 32), np.float32((row + 0.5 + 0.5) / 32))
 
     assert at(6.3, 5) == YELLOW and at(5.7, 5) == GROUND, "he heads left, with his mouth open"
     assert at(6, 12.4) == rules.SCARED and at(21, 12.4) == rules.PINK and at(1, 29.4) == BLUE and at(13, 11.4) == GROUND

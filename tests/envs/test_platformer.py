@@ -103,7 +103,7 @@ def compare(steps: int, every: int, finals: bool = False) -> Counter[str]:
     trial.reset()
     games = [Game(level_of(lane, 0)) for lane in range(LANES)]
     players, seen, tallies = Players(games), Counter(), np.zeros(len(ENV.tally))
-    state, slot, columns = trial.world.lanes.state.numpy(), trial.slot, trial.world.lanes.cells.numpy()
+    state, slot, columns = trial.world.lanes.state.numpy(), trial.slot, trial.world.lanes.int_state.numpy()
     for t in range(1, steps + 1):
         actions = players()
         trial.step(torch.from_numpy(actions))
@@ -146,7 +146,7 @@ def check_solvable(lanes: int, seed: int) -> None:
     ways = []
     for lane in range(lanes):
         level = Level.of_key(Key(seed, lane, 0, RESET))
-        assert trial.world.lanes.cells[:, lane].tolist() == level.words(), lane
+        assert trial.world.lanes.int_state[:, lane].tolist() == level.words(), lane
         way = plain.solve(level)
         assert way is not None, lane
         ways.append(way)
@@ -209,7 +209,7 @@ class Played:
         self.slot = self.world.slot()
         self._bound = self.world.bind(self.slot)
         self.world.reset(self._bound)
-        self.world.lanes.cells[:, 0] = torch.tensor(level.words(), dtype=torch.int16)
+        self.world.lanes.int_state[:, 0] = torch.tensor(level.words(), dtype=torch.int16)
         start = plain.start(level) if body is None else body
         numbers = [start.x / 256, start.y / 256, start.vx / 256, start.vy / 256, float(start.stands), start.x / 256, 0.0]
         self.world.lanes.state[:, 0] = torch.tensor(numbers)
@@ -284,7 +284,7 @@ def test_a_coin_is_taken_once_and_pays():
     game = Played(level)
     game.step(RIGHT, 12)
     game.step(rules.LEFT, 12)
-    assert sum(game.rewards) == pytest.approx(0.75 + 0.5 * (game[rules.BEST] - 2.5), abs=1e-5) and int(game.world.lanes.cells[6, 0]) == 1
+    assert sum(game.rewards) == pytest.approx(0.75 + 0.5 * (game[rules.BEST] - 2.5), abs=1e-5) and int(game.world.lanes.int_state[6, 0]) == 1
     assert float(game.world.lanes.running[1 + rules.COINS, 0]) == 1.0
 
 
@@ -337,11 +337,11 @@ def test_what_holds_in_every_game(seed, actions, times):
     trial = Trial(ENV, 8, seed, every_final=False)
     trial.reset()
     lanes = trial.world.lanes
-    state, coins_before, best_before = lanes.state.numpy(), (lanes.cells.numpy() >> 10 > 0).sum(axis=0), np.full(8, 2.5, np.float32)
+    state, coins_before, best_before = lanes.state.numpy(), (lanes.int_state.numpy() >> 10 > 0).sum(axis=0), np.full(8, 2.5, np.float32)
     for row in actions:
         for _ in range(times):
             trial.step(torch.tensor([row], dtype=torch.int32))
-            cells, ended = lanes.cells.numpy(), trial.slot.terminated.numpy().astype(bool)
+            cells, ended = lanes.int_state.numpy(), trial.slot.terminated.numpy().astype(bool)
             coins = (cells >> 10 > 0).sum(axis=0)
             for lane in np.nonzero(~ended)[0]:
                 x, y, vx, vy, stands, best, clock = state[:, lane].tolist()
@@ -388,7 +388,7 @@ def test_another_size_has_levels_like_the_references():
     world.reset(world.bind(world.slot()))
     for lane in range(lanes):
         level = Level.of_key(Key(SEED, lane, 0, RESET), 15, 40)
-        assert world.lanes.cells[:, lane].tolist() == level.words()
+        assert world.lanes.int_state[:, lane].tolist() == level.words()
         assert lane > 8 or plain.solve(level) is not None
 
 
@@ -401,7 +401,7 @@ def test_the_picture_shows_everything():
 
     def seen(x: float, y: float, left: float = 0.0) -> str:
         """The colour at a place of the world, whose left edge is shown."""
-        colour = ENV.shade.py_func(state, cells, p, np.float32((x - left) / 12.8), np.float32((12.8 - y) / 12.8))
+        colour = ENV.pixel_shader.py_func(state, cells, p, np.float32((x - left) / 12.8), np.float32((12.8 - y) / 12.8))
         names = {"player": rules.WHITE, "grass": GREEN, "earth": rules.EARTH, "sky": rules.SKY, "plank": ORANGE, "block": GREY, "spikes": RED, "coin": YELLOW}
         names |= {"bar": BLUE, "dark": GROUND}
         return next((name for name, other in names.items() if colour == other), str(tuple(round(float(part), 3) for part in colour)))

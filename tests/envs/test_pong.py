@@ -217,8 +217,8 @@ def test_a_return_can_be_paid(pay):
 
 
 def colour(state: list[float], x: float, y: float) -> tuple[float, ...]:
-    shade = ENV.shade.py_func
-    return tuple(round(float(part), 2) for part in shade(np.array(state, np.float32), device_params(Params()), np.float32(x), np.float32(y)))
+    pixel_shader = ENV.pixel_shader.py_func
+    return tuple(round(float(part), 2) for part in pixel_shader(np.array(state, np.float32), device_params(Params()), np.float32(x), np.float32(y)))
 
 
 def test_the_picture_shows_who_leads():

@@ -178,7 +178,7 @@ def test_a_small_board_is_filled_and_won():
 @pytest.mark.soak
 def test_a_board_of_more_cells_than_a_byte_counts():
     env = rules.snake(16, 18)
-    assert env.cells is not None and env.cells.dtype == "int32"
+    assert env.int_state is not None and env.int_state.dtype == "int32"
     ends = compare(env, lanes=8, steps=50_000, every=1)
     assert ends["won"] > 0, ends
 
@@ -263,10 +263,10 @@ def test_the_picture_shows_body_head_food_and_wall():
     world = World(env, 1, seed=SEED)
     world.reset(world.bind(world.slot()))
     world.lanes.state[rules.FOOD] = 22.0
-    s, cells, p = world.lanes.state[:, 0].numpy(), world.lanes.cells[:, 0].numpy(), device_params(env.Params())
+    s, cells, p = world.lanes.state[:, 0].numpy(), world.lanes.int_state[:, 0].numpy(), device_params(env.Params())
 
     def at(row: float, column: float) -> tuple[float, ...]:
-        return env.shade.py_func(s, cells, p, np.float32((column + 1) / 11), np.float32((row + 1) / 11))
+        return env.pixel_shader.py_func(s, cells, p, np.float32((column + 1) / 11), np.float32((row + 1) / 11))
 
     assert (at(5, 5), at(5, 4), at(5, 3), at(2, 2), at(8, 8)) == (YELLOW, GREEN, GREEN, RED, GROUND)
     assert at(5, 3.5) == GREEN and at(5.5, 3) == GROUND, "segments that follow each other touch"

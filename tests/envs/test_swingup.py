@@ -175,7 +175,7 @@ def test_the_picture_shows_pole_cart_and_rail():
 
     def at(theta: float, right: float, up: float) -> tuple[float, ...]:
         s = np.array([1.0, 0.0, theta, 0.0], np.float32)
-        return env.shade.py_func(s, p, np.float32(0.5 + right / 9.6), np.float32(0.5 - up / 9.6))
+        return env.pixel_shader.py_func(s, p, np.float32(0.5 + right / 9.6), np.float32(0.5 - up / 9.6))
 
     assert at(0.0, 1.0, 3.5) == ORANGE and at(math.pi, 1.0, -3.5) == ORANGE and at(math.pi / 2, 4.5, 0.0) == ORANGE
     assert at(0.0, 1.5, 0.3) == BLUE and at(0.0, 1.0, 0.0) == GREY

@@ -23,7 +23,7 @@ from numpy import float32
 from toys import COUNT, PICK, PUSH
 
 from operant import cli
-from operant.envs import Box, Cells, Discrete, Env, device, find, names, step_seconds, with_pixels
+from operant.envs import Box, Discrete, Env, IntState, device, find, names, step_seconds, with_pixels
 from operant.errors import MachineError, NotFoundError, UsageError
 from operant.nn import mlp
 from operant.nn.policy import Policy
@@ -432,7 +432,7 @@ def _board_shade(s, cells, p, x, y):
 
 BOARD = Env(
     COUNT.Params, 1, observation=Box(4), action=Discrete(4), time_limit=None, reset=_board_reset, step=_board_step, observe=_board_observe,
-    shade=_board_shade, legal=_board_legal, cells=Cells(4), tally=("twos",),
+    pixel_shader=_board_shade, legal=_board_legal, int_state=IntState(4), tally=("twos",),
 )  # fmt: skip
 
 
@@ -587,7 +587,7 @@ def test_an_environment_without_a_picture(trained, here, tmp_path, monkeypatch):
     from operant.play import load_policy
 
     load = load_policy.load
-    config = SimpleNamespace(environment=replace(find("cartpole"), shade=None), run=SimpleNamespace(seed=1))
+    config = SimpleNamespace(environment=replace(find("cartpole"), pixel_shader=None), run=SimpleNamespace(seed=1))
     monkeypatch.setattr(load_policy, "load", lambda *words, **how: load(*words, **how)._replace(config=config))
     done = here("render", trained, "-o", "a.gif")
     assert done.code == 2 and "cartpole draws no picture" in done.err and not (tmp_path / "a.gif").exists()

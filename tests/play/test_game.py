@@ -168,11 +168,11 @@ def characters(rows):
 
 
 def test_without_a_picture_there_are_numbers():
-    env = replace(WALK, shade=None)
+    env = replace(WALK, pixel_shader=None)
     _, stage, _ = a_game("right", "right", env=env, turns=True)
     rows = characters(View(stage).rows(60, 18, Style(True, True)))
     assert rows[0].strip() == "2" and {len(row) for row in rows} == {60} and len(rows) == 18
-    snake = replace(find("snake"), shade=None)
+    snake = replace(find("snake"), pixel_shader=None)
     assert "more numbers" in characters(View(Show(snake, snake.Params(), seed=1)).rows(40, 8, Style(True, True)))[7]
 
 

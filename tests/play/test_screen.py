@@ -128,7 +128,7 @@ def test_another_size_is_drawn_anew():
     assert game.score.steps == 1, "however small, it goes on"
 
 
-@pytest.mark.parametrize("env", [WALK, replace(WALK, shade=None)])
+@pytest.mark.parametrize("env", [WALK, replace(WALK, pixel_shader=None)])
 def test_without_colours_there_are_none(monkeypatch, env):
     monkeypatch.setenv("NO_COLOR", "1")
     app, _, _ = walk_screen(env=env)

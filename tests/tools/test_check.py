@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from toys import FILL, FILL_IN_PARTS, GATE, GATE_IN_PARTS
+from toys import FILL, FILL_IN_SHARDS, GATE, GATE_IN_SHARDS
 
 from operant import envs
 from operant.compute.ptx import essence, float64_lines, undefined_calls
-from operant.envs import Box, Cells, Discrete, MultiDiscrete, device
+from operant.envs import Box, Discrete, IntState, MultiDiscrete, device
 from operant.errors import NotFoundError, OperantError
 from operant.tools import check as module
 from operant.tools.check import Finding, check, declaration_problems
-from operant.tools.rollouts import compare_devices, trial_actions, trial_of_parts
+from operant.tools.rollouts import compare_devices, trial_actions, trial_of_shards
 
 GOOD = '''"""A point on a line that a push moves; it pays to stand at zero."""
 import math
@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import float32
 
-from operant.envs import Box, Cells, Discrete, Env, device, device_call
+from operant.envs import Box, IntState, Discrete, Env, device, device_call
 from operant.compute.rng import uniform
 
 X, X_DOT, FIELDS = range(3)
@@ -56,12 +56,13 @@ def observe(s, obs, p):
 
 
 @device
-def shade(s, p, x, y):
+def pixel_shader(s, p, x, y):
     return x, y, float32(0.5)
 
 
 ENV = Env(
-    Params, FIELDS, observation=Box(2, low=-9.0, high=9.0), action=Discrete(3), time_limit=100, reset=reset, step=step, observe=observe, shade=shade
+    Params, FIELDS, observation=Box(2, low=-9.0, high=9.0), action=Discrete(3), time_limit=100,
+    reset=reset, step=step, observe=observe, pixel_shader=pixel_shader
 )
 '''
 
@@ -90,7 +91,7 @@ def test_what_is_looked_at_is_told_before_it_is_found(monkeypatch):
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
     monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
     told = []
-    for finding in check(FILL_IN_PARTS, lanes=16, steps=20, looking=told.append):
+    for finding in check(FILL_IN_SHARDS, lanes=16, steps=20, looking=told.append):
         told.append(finding)
     names = [item.name if isinstance(item, Finding) else item for item in told]
     looks = [item for item in told if isinstance(item, str)]
@@ -142,7 +143,7 @@ BROKEN = {  # what is replaced, and which findings then fail with which words
         {
             "float32 only": [PLACE, "s[X] += s[X_DOT] * 0.5"],
             "within bounds": ["observation[0] is -", "outside the declared bounds"],
-            "picture": ["`shade` returned (0.03125, 0.03125, 1.5) at x = 0.03125, y = 0.03125: red, green and blue must each be from 0 to 1"],
+            "picture": ["`pixel_shader` returned (0.03125, 0.03125, 1.5) at x = 0.03125, y = 0.03125: red, green and blue must each be from 0 to 1"],
         },
     ),
 }
@@ -163,13 +164,13 @@ def test_a_broken_file_gives_a_clear_sentence(name, findings, monkeypatch):
         assert "Traceback" not in finding.detail and "\n" not in finding.detail
 
 
-SHADES = {  # `shade` alone: what it returns or does, and the sentence for it
-    "math.sqrt(y - float32(2.0))": "`shade` returned (0.03125, 0.03125, nan) at x = 0.03125, y = 0.03125",
+SHADES = {  # `pixel_shader` alone: what it returns or does, and the sentence for it
+    "math.sqrt(y - float32(2.0))": "`pixel_shader` returned (0.03125, 0.03125, nan) at x = 0.03125, y = 0.03125",
     "s[2]": "mine.py:39 (`return x, y, s[2]`): index 2 is out of bounds",
     "min(abs(s[int(y * float32(3.0))]), float32(1.0))": "index 2 is out of bounds",
     "blue": "mine.py:39 (`return x, y, blue`): NameError: name 'blue' is not defined",
-    "float32(0.5), y": "`shade` must return three values, red, green and blue",
-    "forget(s)": "`shade` writes into s, which belongs to the training: it may only read",
+    "float32(0.5), y": "`pixel_shader` must return three values, red, green and blue",
+    "forget(s)": "`pixel_shader` writes into s, which belongs to the training: it may only read",
     "s[X]": "",
 }
 
@@ -217,69 +218,69 @@ def test_a_game_without_chance_is_sound_and_says_so(findings, monkeypatch):
     assert found["repeatable"].passed and "draws no random numbers" in found["repeatable"].detail
 
 
-def test_grids_are_checked_with_their_cells_and_scratch(findings, monkeypatch):
+def test_grids_are_checked_with_their_int_state_and_workspace(findings, monkeypatch):
     to_grid = [
-        ("def reset(s, p, key):", "def reset(s, cells, scratch, p, key):\n    for k in range(4):\n        cells[k] = 0"),
-        ("def step(s, action, p, key, tally):", "def step(s, cells, scratch, action, p, key, tally):\n    scratch[1] = action\n    cells[scratch[1]] += 1"),
-        ("def observe(s, obs, p)", "def observe(s, cells, scratch, obs, p)"),
-        ("def shade(s, p, x, y)", "def shade(s, cells, p, x, y)"),
-        ("Params, FIELDS,", 'Params, FIELDS, cells=Cells(4, "int8"), scratch=2,'),
+        ("def reset(s, p, key):", "def reset(s, ints, workspace, p, key):\n    for k in range(4):\n        ints[k] = 0"),
+        ("def step(s, action, p, key, tally):", "def step(s, ints, workspace, action, p, key, tally):\n    workspace[1] = action\n    ints[workspace[1]] += 1"),
+        ("def observe(s, obs, p)", "def observe(s, ints, workspace, obs, p)"),
+        ("def pixel_shader(s, p, x, y)", "def pixel_shader(s, ints, p, x, y)"),
+        ("Params, FIELDS,", 'Params, FIELDS, int_state=IntState(4, "int8"), workspace=2,'),
     ]
     found = findings(*to_grid)
     assert all(finding.passed for finding in found.values()), found
 
     monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
-    found = findings(*to_grid, ("    scratch[1] = action\n", "    s[X] += float32(scratch[1] % 7)\n    scratch[1] = action\n"))
-    assert "the scratch memory left there" in found["writes what it declares"].detail
-    found = findings(*to_grid, ("cells[scratch[1]] += 1", "cells[scratch[1] + 2] += 1"))
+    found = findings(*to_grid, ("    workspace[1] = action\n", "    s[X] += float32(workspace[1] % 7)\n    workspace[1] = action\n"))
+    assert "the workspace left there" in found["writes what it declares"].detail
+    found = findings(*to_grid, ("ints[workspace[1]] += 1", "ints[workspace[1] + 2] += 1"))
     assert "out of bounds" in found["keeps to its columns"].detail
 
 
 @device
-def _shared_row(s, obs, p, part):
-    obs[part] = 0
-    obs[0] = part
+def _shared_row(s, obs, p, shard):
+    obs[shard] = 0
+    obs[0] = shard
 
 
 @device
-def _reads_another(s, obs, p, part):
-    obs[part] = 1 if part == 0 else obs[0]
+def _reads_another(s, obs, p, shard):
+    obs[shard] = 1 if shard == 0 else obs[0]
 
 
 @device
-def _moves_what_it_sees(s, cells, obs, p, part):
-    obs[2 * part] = 0
-    obs[2 * part + 1] = 0
-    cells[part] += 1
+def _moves_what_it_sees(s, cells, obs, p, shard):
+    obs[2 * shard] = 0
+    obs[2 * shard + 1] = 0
+    cells[shard] += 1
 
 
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        (replace(GATE_IN_PARTS, observe=_shared_row), "part 0 writes obs[0] otherwise than another part does"),
-        (replace(GATE_IN_PARTS, observe=_reads_another), "obs[1, 2] are what no part writes by itself"),
-        (replace(FILL_IN_PARTS, observe=_moves_what_it_sees), "writes into cells: in parts, they may only read"),
+        (replace(GATE_IN_SHARDS, observe=_shared_row), "shard 0 writes obs[0] otherwise than another shard does"),
+        (replace(GATE_IN_SHARDS, observe=_reads_another), "obs[1, 2] are what no shard writes by itself"),
+        (replace(FILL_IN_SHARDS, observe=_moves_what_it_sees), "writes into int_state: in shards, they may only read"),
     ],
-    ids=["a row of two parts", "a part that waits for another", "a part that plays"],
+    ids=["a row of two shards", "a shard that waits for another", "a shard that plays"],
 )
 def test_parts_that_do_not_keep_apart(env, words):
-    assert words in (trial_of_parts(env, 8, 3) or "")
+    assert words in (trial_of_shards(env, 8, 3) or "")
 
 
 def test_parts_are_checked_alone_and_together(monkeypatch):
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
     monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
-    found = {finding.name: finding for finding in check(FILL_IN_PARTS, lanes=16, steps=20)}
+    found = {finding.name: finding for finding in check(FILL_IN_SHARDS, lanes=16, steps=20)}
     assert all(finding.passed for finding in found.values()), found
-    assert "legal the whole mask, in 3 parts that keep apart" in found[WRITES].detail
-    assert declaration_problems(replace(GATE_IN_PARTS, parts=0)) == [
+    assert "legal the whole mask, in 3 shards that keep apart" in found[WRITES].detail
+    assert declaration_problems(replace(GATE_IN_SHARDS, observation_shards=0)) == [
         "`observe` takes 4 arguments: it must be observe(s, obs, p)", "`legal` takes 4 arguments: it must be legal(s, mask, p)"
     ]
-    assert declaration_problems(replace(FILL, parts=3)) == [
-        "`observe` is observe(s, cells, scratch, obs, p): where parts is 3, it must be observe(s, cells, obs, p, part)",
-        "`legal` is legal(s, cells, scratch, mask, p): where parts is 3, it must be legal(s, cells, mask, p, part)",
+    assert declaration_problems(replace(FILL, observation_shards=3)) == [
+        "`observe` is observe(s, cells, workspace, obs, p): where observation_shards is 3, it must be observe(s, ints, obs, p, shard)",
+        "`legal` is legal(s, cells, workspace, mask, p): where observation_shards is 3, it must be legal(s, ints, mask, p, shard)",
     ]
-    assert declaration_problems(replace(GATE_IN_PARTS, parts=-1)) == ["parts is -1: a whole number, 0 or more"]
+    assert declaration_problems(replace(GATE_IN_SHARDS, observation_shards=-1)) == ["observation_shards is -1: a whole number, 0 or more"]
 
 
 LEGAL = "@device\ndef legal(s, mask, p):\n    mask[0] = 1 if s[X] > float32(-1.0) else 0\n    mask[1] = 1\n    mask[2] = 1\n\n\nENV = Env(\n    legal=legal, "
@@ -343,8 +344,8 @@ def test_trial_actions_are_legal_in_every_other_lane_of_chance():
         ({"action": None}, "Discrete, MultiDiscrete or a Box"),
         ({"time_limit": 0}, "time_limit is 0"),
         ({"fields": 0}, "fields is 0"),
-        ({"cells": Cells(9, "float32")}, "int8, uint8, int16 or int32"),
-        ({"scratch": -1}, "scratch is -1"),
+        ({"int_state": IntState(9, "float32")}, "int8, uint8, int16 or int32"),
+        ({"workspace": -1}, "workspace is -1"),
         ({"tally": "score"}, "a tuple of names"),
         ({"Params": dict}, "NamedTuple"),
         ({"Params": tuple}, "NamedTuple"),

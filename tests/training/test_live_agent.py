@@ -55,8 +55,13 @@ def _count_shade(s, p, x, y):
     return s[0] / float32(255.0), float32(0.0), float32(0.0)
 
 
-WATCHED = {"discrete": CARTPOLE, "box": replace(PUSH, shade=_push_shade), "multidiscrete": replace(PICK, shade=_pick_shade), "pictures, masked": SEEN}
-SHOWN_COUNT = replace(COUNT, shade=_count_shade)
+WATCHED = {
+    "discrete": CARTPOLE,
+    "box": replace(PUSH, pixel_shader=_push_shade),
+    "multidiscrete": replace(PICK, pixel_shader=_pick_shade),
+    "pictures, masked": SEEN,
+}
+SHOWN_COUNT = replace(COUNT, pixel_shader=_count_shade)
 
 
 class Frames:
@@ -400,7 +405,7 @@ class Broken:
 )  # fmt: skip
 def test_what_breaks_in_here_ends_the_watching_alone(shade, writer, sentence, caplog):
     alone, shown = trainer(COUNT), trainer(COUNT)
-    watcher, frames, hands = watched(replace(COUNT, shade=shade), policy=shown.policy, writer=writer)
+    watcher, frames, hands = watched(replace(COUNT, pixel_shader=shade), policy=shown.policy, writer=writer)
     with caplog.at_level(logging.WARNING, logger="operant"):
         for step in range(4):
             iterate(alone, 1)

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 from numpy import float32
-from toys import FILL, FILL_IN_PARTS, GATE, GATE_IN_PARTS
+from toys import FILL, FILL_IN_SHARDS, GATE, GATE_IN_SHARDS
 
 from operant import envs
 from operant.compute.device import device_params
 from operant.compute.kernel import SERIAL_BELOW, Kernel
 from operant.compute.rng import RESET, STEP, integer, uniform
-from operant.envs import Box, Cells, Discrete, Env, MultiDiscrete, cartpole, device, with_pixels
+from operant.envs import Box, Discrete, Env, IntState, MultiDiscrete, cartpole, device, with_pixels
 from operant.errors import OperantError
 from operant.worlds.device_world import World
-from operant.worlds.lane import parts_body
+from operant.worlds.lane import shards_body
 from operant.worlds.pixels import Scene
 
 # --- a counter: every number can be worked out by hand ---
@@ -64,7 +64,7 @@ COUNT = Env(
     tally=("moved", "rests"),
 )
 
-# --- a grid: cells, scratch, tally, several discrete actions, byte observations, random numbers in reset and in step ---
+# --- a grid: cells, workspace, tally, several discrete actions, byte observations, random numbers in reset and in step ---
 
 SIDE = 4
 SQUARES = SIDE * SIDE
@@ -78,7 +78,7 @@ class GridParams(NamedTuple):
 
 
 @device
-def grid_reset(s, cells, scratch, p, key):
+def grid_reset(s, cells, workspace, p, key):
     s[AGENT_X] = integer(key, 0, SIDE)
     s[AGENT_Y] = integer(key, 1, SIDE)
     for square in range(SQUARES):
@@ -88,7 +88,7 @@ def grid_reset(s, cells, scratch, p, key):
 
 
 @device
-def grid_step(s, cells, scratch, action, p, key, tally):
+def grid_step(s, cells, workspace, action, p, key, tally):
     s[AGENT_X] = min(max(s[AGENT_X] + action[0] - 1, 0), SIDE - 1)
     s[AGENT_Y] = min(max(s[AGENT_Y] + action[1] - 1, 0), SIDE - 1)
     here = int(s[AGENT_Y]) * SIDE + int(s[AGENT_X])
@@ -97,19 +97,19 @@ def grid_step(s, cells, scratch, action, p, key, tally):
     tally[0] += found
     if uniform(key, 0) < p.spawn:
         cells[integer(key, 1, SQUARES)] += 1
-    # Coins in each row, kept in the scratch column: the episode ends when only one is left.
+    # Coins in each row, kept in the workspace column: the episode ends when only one is left.
     for y in range(SIDE):
-        scratch[y] = 0
+        workspace[y] = 0
         for x in range(SIDE):
-            scratch[y] += cells[y * SIDE + x]
+            workspace[y] += cells[y * SIDE + x]
     left = 0
     for y in range(SIDE):
-        left += scratch[y]
+        left += workspace[y]
     return found * p.worth, left < p.coins - 1
 
 
 @device
-def grid_observe(s, cells, scratch, obs, p):
+def grid_observe(s, cells, workspace, obs, p):
     obs[0] = int(s[AGENT_X])
     obs[1] = int(s[AGENT_Y])
     for square in range(SQUARES):
@@ -125,8 +125,8 @@ GRID = Env(
     reset=grid_reset,
     step=grid_step,
     observe=grid_observe,
-    cells=Cells(SQUARES, "int8"),
-    scratch=SIDE,
+    int_state=IntState(SQUARES, "int8"),
+    workspace=SIDE,
     tally=("coins",),
 )
 
@@ -226,7 +226,7 @@ def test_grid_follows_the_plain_python_reference():
         assert slot.terminated.bool().tolist() == list(terminated)
         assert slot.truncated.bool().tolist() == list(truncated)
         assert slot.observation.T.tolist() == [lane.observation() for lane in lanes]
-        assert world.lanes.cells.T.tolist() == [lane.cells for lane in lanes]
+        assert world.lanes.int_state.T.tolist() == [lane.cells for lane in lanes]
         assert world.lanes.age.tolist() == [lane.age for lane in lanes]
         assert world.lanes.running.T.tolist() == [lane.sums for lane in lanes]
         for i in range(N):
@@ -286,13 +286,13 @@ def test_where_nothing_is_judged_there_is_no_buffer():
     assert COUNT.mask_size == 0 and FILL.mask_size == 6 and GATE.mask_size == 5
 
 
-# --- observations in parts ---
+# --- observations in shards ---
 
 
 @pytest.mark.parametrize(
     ("whole", "parted", "threads", "every_final"),
-    [(FILL, FILL_IN_PARTS, None, False), (FILL, FILL_IN_PARTS, 2, True), (FILL, FILL_IN_PARTS, 1, False), (GATE, GATE_IN_PARTS, 3, True)],
-    ids=["a thread a part", "two threads", "one thread", "without cells"],
+    [(FILL, FILL_IN_SHARDS, None, False), (FILL, FILL_IN_SHARDS, 2, True), (FILL, FILL_IN_SHARDS, 1, False), (GATE, GATE_IN_SHARDS, 3, True)],
+    ids=["a thread a shard", "two threads", "one thread", "without cells"],
 )
 def test_parts_are_what_the_whole_is(whole, parted, threads, every_final):
     """Every buffer, step for step, whatever the number of threads: also where nobody wrote a final observation."""
@@ -313,19 +313,19 @@ def test_parts_are_what_the_whole_is(whole, parted, threads, every_final):
     assert ends > 10
 
 
-@pytest.mark.parametrize(("env", "threads"), [(FILL_IN_PARTS, 4), (FILL_IN_PARTS, 0), (FILL, 2), (with_pixels(FILL_IN_PARTS, 16), 2)])
+@pytest.mark.parametrize(("env", "threads"), [(FILL_IN_SHARDS, 4), (FILL_IN_SHARDS, 0), (FILL, 2), (with_pixels(FILL_IN_SHARDS, 16), 2)])
 def test_more_threads_than_parts_are_refused(env, threads):
     with pytest.raises(ValueError, match=f"^{threads} threads a lane"):
         World(env, 2, seed=1, threads=threads)
 
 
-@pytest.mark.parametrize("name", [name for name in envs.names() if envs.find(name).parts])
+@pytest.mark.parametrize("name", [name for name in envs.names() if envs.find(name).observation_shards])
 def test_a_games_parts_do_not_depend_on_who_writes_them(name):
-    """To the bit, in states of a game: a thread a part, one thread for all, and parts in another order."""
+    """To the bit, in states of a game: a thread a shard, one thread for all, and shards in another order."""
     env, N, generator = envs.find(name), 32, np.random.default_rng(3)
     world, slot = started(env, N, every_final=True)
-    bound, scene = world.bind(slot), Scene(*(rows.numpy() for rows in (world.lanes.state, world.lanes.cells)))
-    one, each = (Kernel(parts_body(env, world.params, threads), torch.device("cpu")) for threads in (1, env.parts))
+    bound, scene = world.bind(slot), Scene(*(rows.numpy() for rows in (world.lanes.state, world.lanes.int_state)))
+    one, each = (Kernel(shards_body(env, world.params, threads), torch.device("cpu")) for threads in (1, env.observation_shards))
     for t in range(120):
         step_once(world, slot, generator.integers(0, env.action.n, (1, N)))
         if t % 20 == 0:
@@ -334,8 +334,8 @@ def test_a_games_parts_do_not_depend_on_who_writes_them(name):
             for backwards in (False, True):
                 for buffer in written:
                     buffer.fill_(85)
-                for part in reversed(range(env.parts)) if backwards else ():
-                    each(N, scene, bound, part)
+                for shard in reversed(range(env.observation_shards)) if backwards else ():
+                    each(N, scene, bound, shard)
                 if not backwards:
                     one(N, scene, bound)
                 assert all(torch.equal(wanted, buffer) for wanted, buffer in zip(right, written, strict=True)), (t, backwards)
@@ -388,7 +388,7 @@ def test_pictures_are_those_of_boards_in_plain_python(every_final):
 def test_a_picture_at_the_end_by_hand():
     """Two lanes of a board with one stone in square 0; lane 0's third stone ends the fourth step early by the clock, and lane 1 fills its board."""
     world, slot = started(with_pixels(FILL, 16), 2, every_final=False)
-    world.lanes.cells.copy_(torch.tensor([[1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]).t())
+    world.lanes.int_state.copy_(torch.tensor([[1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]]).t())
     world.lanes.state[0] = torch.tensor([1.0, 5.0])
     world.lanes.age.fill_(3)
     slot.final_observation.fill_(7)
@@ -655,7 +655,7 @@ def test_tensors_are_enough_to_go_on_with_the_same_bits():
     resumed = World(GRID, 7, seed=1)
     for name, tensor in resumed.tensors().items():
         tensor.copy_(saved[name])
-    resumed.lanes.scratch.fill_(12345)  # worth nothing between calls
+    resumed.lanes.workspace.fill_(12345)  # worth nothing between calls
     resumed_slot = resumed.slot()
     for t in range(17, 30):
         step_once(world, slot, actions[t])

@@ -286,7 +286,7 @@ def test_pictures_are_observations():
             assert info["final_obs"][i].shape == (16, 16, 3) and (info["final_obs"][i][15, :, 0] == 255).sum() > 6  # more than the two squares of a beginning
     assert ends >= 6
     with pytest.raises(UsageError, match="draws no picture"):
-        make_vec(dataclasses.replace(FILL, shade=None), pixels=16)
+        make_vec(dataclasses.replace(FILL, pixel_shader=None), pixels=16)
     with pytest.raises(UsageError, match="the side of a picture"):
         make_vec(FILL, pixels=0)
 

@@ -1,4 +1,4 @@
-"""Pictures: every pixel is what the plain Python of `shade` says of its centre, at any size, with cells, and whatever a colour may be."""
+"""Pictures: every pixel is what the plain Python of `pixel_shader` says of its centre, at any size, with cells, and whatever a colour may be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toys import COUNT, NoParams
 
 from operant.compute.device import device_params
 from operant.compute.kernel import SERIAL_BELOW
-from operant.envs import Box, Cells, Discrete, Env, device, find, names
+from operant.envs import Box, Discrete, Env, IntState, device, find, names
 from operant.tools.rollouts import trial_actions
 from operant.worlds.device_world import World
 from operant.worlds.painter import Painter
@@ -27,9 +27,9 @@ def painted(world: World, height: int, width: int) -> np.ndarray:
 
 
 def plain(world: World, lane: int, height: int, width: int, shift: float = 0.0) -> np.ndarray:
-    """One lane's picture by the Python of `shade` itself, a pixel at a time: (height, width, 3) bytes. `shift` moves every point down and right."""
-    shade, p, s = world.env.shade.py_func, device_params(world.params), world.lanes.state[:, lane].numpy()
-    cells = () if world.env.cells is None else (world.lanes.cells[:, lane].numpy(),)
+    """One lane's picture by the Python of `pixel_shader` itself, a pixel at a time: (height, width, 3) bytes. `shift` moves every point down and right."""
+    shade, p, s = world.env.pixel_shader.py_func, device_params(world.params), world.lanes.state[:, lane].numpy()
+    cells = () if world.env.int_state is None else (world.lanes.int_state[:, lane].numpy(),)
     found = np.zeros((height, width, 3), np.uint8)
     for row in range(height):
         for column in range(width):
@@ -39,7 +39,7 @@ def plain(world: World, lane: int, height: int, width: int, shift: float = 0.0) 
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in names() if find(name).shade is not None])
+@pytest.mark.parametrize("name", [name for name in names() if find(name).pixel_shader is not None])
 def test_every_pixel_is_what_shade_says_of_its_centre(name):
     env, height, width = find(name), 24, 36
     world = World(env, 3, seed=7)
@@ -61,7 +61,7 @@ def test_every_pixel_is_what_shade_says_of_its_centre(name):
 
 
 def test_the_five_environments_of_classic_control_have_pictures():
-    drawn = {name for name in names() if find(name).shade is not None}
+    drawn = {name for name in names() if find(name).pixel_shader is not None}
     assert drawn >= {f"{first}{second}" for first, second in (("acro", "bot"), ("cart", "pole"), ("mountain", "car"), ("pend", "ulum"))}
     assert "mountaincar_continuous" in drawn
 
@@ -71,7 +71,7 @@ def _place_shade(s, p, x, y):
     return x, y, s[0]
 
 
-PLACE = replace(COUNT, shade=_place_shade)
+PLACE = replace(COUNT, pixel_shader=_place_shade)
 
 
 def test_x_goes_right_y_goes_down_and_lanes_follow_each_other():
@@ -94,18 +94,18 @@ def test_a_colour_becomes_a_byte(value, byte):
 
 
 @device
-def _board_reset(s, cells, scratch, p, key):
+def _board_reset(s, cells, workspace, p, key):
     for k in range(6):
         cells[k] = k
 
 
 @device
-def _board_step(s, cells, scratch, action, p, key, tally):
+def _board_step(s, cells, workspace, action, p, key, tally):
     return float32(0.0), False
 
 
 @device
-def _board_observe(s, cells, scratch, obs, p):
+def _board_observe(s, cells, workspace, obs, p):
     obs[0] = cells[0]
 
 
@@ -115,13 +115,16 @@ def _board_shade(s, cells, p, x, y):
     return grey, grey, float32(1.0)
 
 
-BOARD = Env(NoParams, 0, Box(1), Discrete(2), None, reset=_board_reset, step=_board_step, observe=_board_observe, shade=_board_shade, cells=Cells(6, "uint8"))
+BOARD = Env(
+    NoParams, 0, Box(1), Discrete(2), None, int_state=IntState(6, "uint8"),
+    reset=_board_reset, step=_board_step, observe=_board_observe, pixel_shader=_board_shade,
+)  # fmt: skip
 
 
 def test_cells_are_seen():
     world = World(BOARD, 2, seed=1)
     world.reset(world.bind(world.slot()))
-    world.lanes.cells[:, 1] += 100
+    world.lanes.int_state[:, 1] += 100
     pixels = painted(world, 4, 6)
     assert pixels[0, :, :, 0].tolist() == [[0, 0, 1, 1, 2, 2]] * 2 + [[3, 3, 4, 4, 5, 5]] * 2
     assert (pixels[1, :, :, 1] == pixels[0, :, :, 0] + 100).all() and (pixels[..., 2] == 255).all()
