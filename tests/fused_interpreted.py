@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+import triton
 from fused_probe import ENVS, gradients, prepared, relative_error, trainer, wide
 from fused_rounded import both_gradients, expected
 from triton import language as tl
@@ -15,6 +16,7 @@ from triton._C.libtriton import ir
 from triton.runtime import interpreter
 
 from operant.algos.ppo.fused.select import with_config
+from operant.kernels.reduce import reduce_partials
 from operant.kernels.tiles import Resident, from_text
 from operant.nn import mlp
 
@@ -127,6 +129,36 @@ def iteration_case(env, net, algo, iterations=2, broken=False):
     }
 
 
+@triton.jit
+def _no_record(terms, column, parameters, update, SPEC: tl.constexpr):
+    tl.store(update + column, terms)
+
+
+def reduced(rows, shards):
+    """Rows of partial sums (C, width) by the kernel."""
+    gradient, terms = torch.zeros(rows.shape[1] - 32), torch.zeros(32)
+    reduce_partials[(rows.shape[1] // 32,)](
+        rows, rows.shape[1], gradient, torch.zeros(len(gradient) // 32), gradient, terms,
+        SPEC=0, RECORD=_no_record, SHARDS=shards, SHARD_ROWS=len(rows) // shards,
+    )  # fmt: skip
+    return torch.cat([gradient, terms])
+
+
+def tree_case(chunks, shards):
+    """Whether rows are added in a binary tree, and a shard's rows apart from the others' are the same numbers."""
+    rows = torch.randn(chunks, 96, generator=torch.Generator().manual_seed(chunks)) * torch.logspace(-3, 3, 96)
+    sums = torch.stack([reduced(part, 1) for part in rows.chunk(shards)])
+    by_hand = list(rows.chunk(shards))
+    for k, part in enumerate(by_hand):
+        while len(part) > 1:
+            part = part[: len(part) // 2] + part[len(part) // 2 :]
+        by_hand[k] = part[0]
+    whole = torch.stack(by_hand)
+    while len(whole) > 1:
+        whole = whole[: len(whole) // 2] + whole[len(whole) // 2 :]
+    return {"shards": bool(torch.equal(sums, torch.stack(by_hand))), "whole": bool(torch.equal(reduced(rows, shards), whole[0]))}
+
+
 def teach():
     """Mend the interpreter, and teach it a GPU's products."""
     interpreter._patch_lang_tensor = _patch_lang_tensor
@@ -137,7 +169,7 @@ def main() -> None:
     """Run the cases of standard input."""
     teach()
     torch.set_num_threads(1)
-    kinds = {"gradient": gradient_case, "rounded": rounded_case, "iteration": iteration_case}
+    kinds = {"gradient": gradient_case, "rounded": rounded_case, "iteration": iteration_case, "tree": tree_case}
     print(json.dumps([kinds[kind](**case) for kind, case in json.load(sys.stdin)]))
 
 

@@ -17,21 +17,14 @@ LOG_BETA_2 = tl.constexpr(-0.0010005003335835335)
 
 
 @triton.jit
-def _add_pairs(rows):
-    """Neighbours added: a tuple half as long."""
-    added = ()
-    for k in tl.static_range(len(rows) // 2):
-        added = added + (rows[2 * k] + rows[2 * k + 1],)
-    return added
+def add_halves(rows, COUNT: tl.constexpr, LEFT: tl.constexpr):
+    """Levels of a binary tree: row k and row k + n / 2 of (COUNT, 32), until LEFT rows are left. Both are powers of two.
 
-
-@triton.jit
-def add_shards(sums, SHARDS: tl.constexpr):
-    """A binary tree over the shards' sums (SHARDS, columns): (columns). SHARDS is a power of two."""
-    for level in tl.static_range(SHARDS.bit_length() - 1):
-        # Of two numbers the order does not matter, so no layout can change the bits.
-        sums = tl.sum(tl.reshape(sums, (SHARDS >> (level + 1), 2, REDUCE_COLUMNS)), axis=1)
-    return tl.reshape(sums, (REDUCE_COLUMNS,))
+    Of two numbers the order of an addition does not matter, so no layout over threads can change the bits.
+    """
+    for level in tl.static_range(COUNT.bit_length() - LEFT.bit_length()):
+        rows = tl.sum(tl.reshape(rows, (2, COUNT >> (level + 1), REDUCE_COLUMNS)), axis=0)
+    return rows
 
 
 @triton.jit
@@ -44,16 +37,12 @@ def reduce_partials(
     """
     block = tl.program_id(0)
     column = tl.arange(0, REDUCE_COLUMNS)
-    shard = tl.arange(0, SHARDS)
-    place = partial + (shard * SHARD_ROWS)[:, None] * width + (block * REDUCE_COLUMNS + column)[None, :]
-    # A tree over each shard's rows, element by element: (SHARDS, 32) each.
-    rows = ()
-    for k in tl.static_range(SHARD_ROWS):
-        rows = rows + (tl.load(place + k * width),)
-    for _ in tl.static_range(SHARD_ROWS.bit_length() - 1):
-        rows = _add_pairs(rows)
-    # Here several devices will exchange their shards' sums (their part of (SHARDS, 32)), before the tree over all shards.
-    total = add_shards(rows[0], SHARDS)
+    # All rows in one load, (SHARD_ROWS SHARDS, 32), the first rows of all shards first: then a thread has the rows that it adds.
+    row = tl.arange(0, SHARDS * SHARD_ROWS)
+    place = (row % SHARDS * SHARD_ROWS + row // SHARDS)[:, None] * width + (block * REDUCE_COLUMNS + column)[None, :]
+    shard_sums = add_halves(tl.load(partial + place), SHARDS * SHARD_ROWS, SHARDS)
+    # Here several devices will exchange their shards' sums, (SHARDS, 32), before the tree over all shards.
+    total = tl.reshape(add_halves(shard_sums, SHARDS, 1), (REDUCE_COLUMNS,))
     if (block + 1) * REDUCE_COLUMNS < width:
         tl.store(gradient + block * REDUCE_COLUMNS + column, total)
         tl.store(squares + block, tl.sum(total * total, axis=0))

@@ -98,6 +98,13 @@ def test_the_gradient_is_float64_autograds():
             assert precision == "ieee" or found["gradient"] > 1e-5, (case, found)
 
 
+def test_rows_of_partial_sums_are_added_in_a_binary_tree():
+    """First within each shard, then over the shards: a shard's sum has the same bits on a device that has that shard alone."""
+    cases = [{"chunks": chunks, "shards": shards} for chunks, shards in ((32, 8), (16, 4), (8, 8), (4, 1), (1, 1))]
+    for case, found in zip(cases, interpreted([("tree", case) for case in cases]), strict=True):
+        assert found == {"shards": True, "whole": True}, case
+
+
 @pytest.mark.soak
 def test_the_gradient_of_every_combination_is_float64_autograds():
     activations, widths = ("tanh", "relu", "gelu", "silu"), ([64, 64], [128], [33, 17, 64], [128, 128])

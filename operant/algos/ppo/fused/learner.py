@@ -187,7 +187,7 @@ class Learner:
         self._launch(
             reduce_partials, (self._width // REDUCE_COLUMNS.value,),
             self._partial, self._width, self._gradient, self._squares, self._values, update,
-            SPEC=self.spec, RECORD=record, SHARDS=shards, SHARD_ROWS=chunks // shards, num_warps=4 if shards > 2 else 1,
+            SPEC=self.spec, RECORD=record, SHARDS=shards, SHARD_ROWS=chunks // shards, num_warps=4,
         )  # fmt: skip
 
     def step(self) -> None:
