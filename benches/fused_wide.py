@@ -252,8 +252,7 @@ def shape_costs(records: Records, ppo: PPO, hidden: tuple[int, ...], precision: 
     """Milliseconds an iteration of each shape that was to choose from."""
     spec, spare = ppo.fused.spec, tuning.copies(ppo.fused.buffers)
     layout = ppo.fused.layout
-    minibatch = ppo.fused.buffers.order.shape[1] * layout.block // layout.minibatches
-    group = next(candidates(spec, Work(minibatch, torch.cuda.get_device_properties(0).multi_processor_count, layout.shards)))
+    group = next(candidates(spec, Work(layout.samples, torch.cuda.get_device_properties(0).multi_processor_count, layout.shards)))
     for shape in group:
         learner = with_config(ppo.fused, shape, buffers=spare).spare()
         cost = tuning.seconds(learner) * 1e3 if learner.fits() else None

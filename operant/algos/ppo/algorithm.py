@@ -244,11 +244,9 @@ class PPO:
             config.clip, config.value_clip, config.entropy_coefficient, config.value_coefficient, config.max_gradient_norm, config.normalize_advantages,
             config.target_kl, config.adam_epsilon, config.learning_rate, self._anneal_iterations if config.anneal else None,
         )  # fmt: skip
-        cut = self.minibatches.layout
-        layout = fused.Layout(cut.block, cut.minibatches, cut.shards)
         learner = fused.build(
-            self.policy, self._optimizer, buffers, coefficients, layout, kernels=config.kernels, precision=config.precision, config=config.kernel_config,
-            chunks=config.chunks,
+            self.policy, self._optimizer, buffers, coefficients, self.minibatches.layout,
+            kernels=config.kernels, precision=config.precision, config=config.kernel_config, chunks=config.chunks,
         )  # fmt: skip
         if learner is not None:
             self.chosen = {"kernel_config": str(learner.config)}

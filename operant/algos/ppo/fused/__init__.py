@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from operant.algos.ppo.fused.buffers import Buffers, Coefficients, Layout
+from operant.algos.ppo.fused.buffers import Buffers, Coefficients
+from operant.data.minibatches import Layout
 from operant.errors import ConfigError
 from operant.kernels import spec as kernel_spec
-from operant.kernels.tiles import CHUNK_COUNTS, TileConfig, from_text
+from operant.kernels.tiles import TileConfig, from_text
 from operant.nn.optimizer import Adam
 from operant.nn.policy import Policy
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from operant.algos.ppo.fused.learner import Learner
     from operant.algos.ppo.fused.tuning import Seconds
 
-__all__ = ["Buffers", "Coefficients", "Layout", "Learner", "build"]
+__all__ = ["Buffers", "Coefficients", "Learner", "build"]
 
 FIRST = "first"
 """The tile config that is likely the best, without a measurement: to compare bits of runs that begin anew."""
@@ -51,8 +52,6 @@ def build(
     if reason is None:
         from operant.algos.ppo.fused.select import Selection
 
-        if chunks is not None and (chunks not in CHUNK_COUNTS or chunks % layout.shards):
-            raise ConfigError("the trainer", [f"algo.chunks should be a power of two from {layout.shards} to {CHUNK_COUNTS[-1]} (got {chunks})"])
         spec = kernel_spec.describe(policy, precision if on_gpu else "fp32")
         selection = Selection(spec, policy, optimizer, buffers, coefficients, layout, chunks)
         learner = selection.first() if config == FIRST else selection.learner(_given(config), measure)

@@ -1,4 +1,4 @@
-"""What PPO's fused kernels work on: the algorithm's buffers, its coefficients, and the layout of its minibatches. Knows no Triton."""
+"""What PPO's fused kernels work on: the algorithm's buffers and its coefficients. Knows no Triton."""
 
 from __future__ import annotations
 
@@ -22,14 +22,6 @@ class Buffers(NamedTuple):
     skip: Tensor  # one float: whether this iteration's later steps are left out
     learning_rate: Tensor  # one float
     stats: Tensor  # (9), in the order of `Stats`
-
-
-class Layout(NamedTuple):
-    """How the lanes' samples become minibatches."""
-
-    block: int  # neighbouring lanes of one tick that stay together
-    minibatches: int  # of an epoch
-    shards: int = 1  # of lanes; a minibatch holds as many blocks of each, shard after shard
 
 
 class Coefficients(NamedTuple):

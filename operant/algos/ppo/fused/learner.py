@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from operant.algos.ppo.fused.buffers import Buffers, Coefficients, Layout, Samples, Scalars, Update
+from operant.algos.ppo.fused.buffers import Buffers, Coefficients, Samples, Scalars, Update
 from operant.algos.ppo.fused.loss import PPO_LOSS, PPO_LOSS_VALUE_CLIPPED
 from operant.algos.ppo.fused.statistics import begin, finish, part_moments, record
 from operant.algos.ppo.stats import Stats
+from operant.data.minibatches import Layout
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.reduce import REDUCE_COLUMNS, adam_step, reduce_partials
 from operant.kernels.spec import Spec, padded
@@ -41,8 +42,8 @@ class Learner:
     def __init__(
         self, spec: Spec, policy: Policy, optimizer: Adam, buffers: Buffers, coefficients: Coefficients, layout: Layout, config: TileConfig
     ) -> None:  # fmt: skip
-        self.spec, self.config, self.policy, self.optimizer, self.buffers, self.layout = spec, config, policy, optimizer, buffers, layout
-        self.coefficients = coefficients
+        self.spec, self.config, self.policy, self.optimizer, self.buffers = spec, config, policy, optimizer, buffers
+        self.coefficients, self.layout = coefficients, layout._replace(chunks=config.chunks)
         self._steps, self._lanes = buffers.rollout.reward.shape
         self._stride = self._steps * self._lanes
         self._adam = optimizer.tensors()
@@ -119,10 +120,9 @@ class Learner:
 
     def _minibatch(self, k: int) -> Minibatch:
         """Minibatch k of all epochs', in its chunks."""
-        layout, chunks = self.layout, self.config.chunks
-        blocks = self.buffers.order.shape[1] // layout.minibatches
-        shard_blocks, shard_chunks = blocks // layout.shards, chunks // layout.shards
-        return Minibatch(self.buffers.order, k * blocks, shard_blocks, shard_chunks, -(-shard_blocks // shard_chunks), blocks * layout.block)
+        layout = self.layout
+        first = k * layout.shards * layout.shard_blocks
+        return Minibatch(self.buffers.order, first, layout.shard_blocks, layout.chunks // layout.shards, layout.chunk_blocks, layout.samples)
 
     # COLLECT
 
@@ -183,7 +183,7 @@ class Learner:
     def reduce(self) -> None:
         """The gradient from its rows of partial sums, and the update's numbers. The place where several devices will exchange their shards' sums."""
         update = Update(self._totals, self._scalars, self.buffers.skip, self._adam["step"], self._corrections)
-        shards, chunks = self.layout.shards, self.config.chunks
+        shards, chunks = self.layout.shards, self.layout.chunks
         self._launch(
             reduce_partials, (self._width // REDUCE_COLUMNS.value,),
             self._partial, self._width, self._gradient, self._squares, self._values, update,

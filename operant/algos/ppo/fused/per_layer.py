@@ -31,7 +31,7 @@ class PerLayerLearner(Learner):
         super().__init__(*arguments)
         spec, config, device = self.spec, self.config, self.policy.device
         # A slot has the rows of a chunk; a microbatch has a power of two of slots.
-        chunk = self._minibatch(0).chunk_blocks * self.layout.block
+        chunk = self.layout.chunk_blocks * self.layout.block
         self._slot = multiple(chunk, max(config.block_m, self.layout.block))
         self._slots = min(config.chunks, power_of_two(config.microbatch / self._slot))
         capacity = self._capacity = self._slots * self._slot

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from operant.algos.ppo.fused.buffers import Buffers, Coefficients, Layout
+from operant.algos.ppo.fused.buffers import Buffers, Coefficients
 from operant.algos.ppo.fused.learner import Learner
 from operant.algos.ppo.fused.per_layer import PerLayerLearner
 from operant.algos.ppo.fused.resident import ResidentLearner
 from operant.algos.ppo.fused.tuning import Memory, Seconds, copies, fastest, seconds
+from operant.data.minibatches import Layout
 from operant.kernels.spec import Spec
 from operant.kernels.tiles import Resident, TileConfig, Work, candidates, suits
 from operant.nn.optimizer import Adam
@@ -88,8 +89,7 @@ class Selection:
         return suits(config, self.spec) and chunks % self.layout.shards == 0 and chunks == (self.chunks or chunks)
 
     def _candidates(self) -> list[list[TileConfig]]:
-        minibatch = self.buffers.order.shape[1] * self.layout.block // self.layout.minibatches
-        return list(candidates(self.spec, Work(minibatch, self._multiprocessors, self.layout.shards, self.chunks)))
+        return list(candidates(self.spec, Work(self.layout.samples, self._multiprocessors, self.layout.shards, self.chunks)))
 
     def _fastest(self, measure: Seconds, memory: Memory) -> Learner | None:
         """The fastest of the first group that has any."""

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable
 import torch
 
 from operant import __version__
-from operant.algos.ppo.fused.buffers import Buffers, Layout
+from operant.algos.ppo.fused.buffers import Buffers
 from operant.algos.ppo.fused.learner import Learner
 from operant.compute.code_store import CodeStore, UntrustedError, folder
 from operant.compute.graphs import Graphed
+from operant.data.minibatches import Layout
 from operant.kernels.spec import Spec
 from operant.kernels.tiles import TileConfig, from_text
 
