@@ -215,7 +215,7 @@ def _open(run: runs.Run | None, reach: runs.Reach, *, readonly: bool, ascii_only
         if feed is not None:
             feed.close()
     if app.model is not None and not app.return_code:
-        sys.stderr.write(_parting(app.model.newest) + "\n")
+        sys.stderr.write(parting(app.model.newest) + "\n")
     return app.return_code or 0
 
 
@@ -225,7 +225,7 @@ def _draws_unicode() -> bool:
     return encoding == "utf8" and os.environ.get("TERM") != "linux"
 
 
-def _parting(last: Snapshot) -> str:
+def parting(last: Snapshot) -> str:
     """The line printed after the screen closes: the run's state, and the command that shows it again."""
     run, word = last.run, last.state
     if word in runs.LIVE:

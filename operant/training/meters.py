@@ -53,7 +53,7 @@ def specs_for(algo: Algorithm) -> tuple[MetricSpec, ...]:
             thresholds=(Threshold("warn", below=0.75, relative_to="minute", advice=slower),),
             kind="rate", explanation="Environment steps a second of training, as the median of the newest records, against that of the last minute.",
         ),
-        MetricSpec("eval/return", "eval return", "reward", higher_better=True, figure="eval", order=30),
+        MetricSpec("eval/return", "eval return", "reward", higher_better=True, figure="eval", order=15),
         MetricSpec("eval/best_return", "best eval return", "reward", higher_better=True, order=130),
         *algo.metrics,
         *(MetricSpec(f"seconds/{phase}", f"{phase} time", "s", kind="counter", order=BOOKKEEPING + 10) for phase in _timed(algo)),

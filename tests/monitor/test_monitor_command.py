@@ -67,7 +67,12 @@ def test_the_environment_says_how_often(monkeypatch):
     with pytest.raises(UsageError, match=r"\$OPERANT_FPS is '40'"):
         command.main([])
     monkeypatch.setenv("OPERANT_FPS", "9")
-    assert command._fps(None) == 9 and command._fps("3") == 3
+    for usable in ([], ["--fps", "3"]):
+        with pytest.raises(NotFoundError):  # the runs are what is missing now
+            command.main(usable)
+    monkeypatch.setenv("OPERANT_FPS", "40")
+    with pytest.raises(NotFoundError):
+        command.main(["--fps", "3"])
 
 
 def test_help_is_no_error(capsys):
@@ -85,23 +90,24 @@ def test_no_run_at_all(tmp_path):
             command.main(arguments)
 
 
-def test_the_one_that_trains_or_a_choice_or_the_newest(tmp_path):
-    folder = tmp_path / "runs"
+def test_the_one_that_trains_or_a_choice_or_the_newest(tmp_path, capsys):
+    def chosen(*words: str) -> str:
+        assert command.main([*words, "--once"]) == 0
+        return capsys.readouterr().out.split()[2]
+
     old, new = make(tmp_path, "old-0001"), make(tmp_path, "new-0002")
-    assert command._choose(None, runs.Reach(folder)) == runs.load(new.path)
+    assert chosen() == chosen("latest") == "new-0002" and chosen("old") == "old-0001"
     lock = runs.acquire(old.path)
     try:
-        assert command._choose(None, runs.Reach(folder)).id == "old-0001"
+        assert chosen() == "old-0001"
         other = runs.acquire(new.path)
         try:
-            assert command._choose(None, runs.Reach(folder)) is None
             with pytest.raises(NotFoundError, match="matches 2 runs"):
                 command.main([])
         finally:
             other.release()
     finally:
         lock.release()
-    assert command._choose("old", runs.Reach(folder)).id == "old-0001" and command._choose("latest", runs.Reach(folder)).id == "new-0002"
     with pytest.raises(NotFoundError, match="Closest"):
         command.main(["nwe-0002"])
 
@@ -191,8 +197,8 @@ def test_a_terminal_that_is_too_small(tmp_path, monkeypatch, columns, lines):
     ],
 )
 def test_what_is_said_on_leaving_is_true(state, words):
-    assert command._parting(states()[state]).startswith(words)
-    assert "Still training" not in command._parting(states()[state]) or state == "running"
+    assert command.parting(states()[state]).startswith(words)
+    assert "Still training" not in command.parting(states()[state]) or state == "running"
 
 
 def test_nothing_heavy_is_imported_before_a_screen_is_opened():
