@@ -17,6 +17,7 @@ from monitor.data.feed import LiveFeed
 from monitor.data.snapshot import Snapshot
 from operant import runs
 from operant.algos.ppo import metrics as ppo
+from operant.errors import ConfigError
 from operant.runs.metrics import Metric, Writer
 from operant.runs.metrics.spec import LIMIT_BYTES, MOST, MetricSpec, Threshold, decode, encode
 
@@ -88,6 +89,20 @@ def test_a_declaration_goes_there_and_back():
     rule = Threshold("warn", 1.0, 2.0, "x", 0.4, 0.1, 0.9, "minute", "best", "b", 0.2)
     specs = (SCRATCH, MetricSpec("a", "A", "s", True, "f", -3, (rule,), "y", "z", "rate"))
     assert tuple(decode(json.loads(json.dumps(encode(specs)))).values()) == specs
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        MetricSpec("a b"), MetricSpec("x", "l" * 41), MetricSpec("x", figure="\x1b[m"), MetricSpec("x", thresholds=(Threshold("worse", below=1.0),)),
+        MetricSpec("x", thresholds=(Threshold("bad"),)), MetricSpec("x", thresholds=(Threshold("bad", at_least=float("nan")),)),
+        MetricSpec("x", thresholds=(Threshold("bad", 1.0, relative_to="mean"),)), MetricSpec("x", thresholds=(Threshold("bad", 1.0),) * 17),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_declaration_that_no_reader_would_take_is_an_error_where_it_is_made(spec):
+    with pytest.raises(ConfigError, match=r"the list of metrics has 1 problem\n  '.*': a name is 1 to 63"):
+        encode([SCRATCH, spec])
 
 
 # NONE
@@ -164,7 +179,9 @@ def test_a_threshold_that_does_not_fit_never_fires(tmp_path, threshold):
 
 def test_what_a_terminal_would_obey_is_taken_out_and_long_texts_are_cut(tmp_path):
     run = make(tmp_path)
-    declare(run, SCRATCH._replace(label="\x1b[2Jred\u202e", figure="a\nb" * 99, unit="\x9b31m", explanation="x" * 10_000))
+    document = encode([SCRATCH])
+    document["metrics"][0] |= {"label": "\x1b[2Jred\u202e", "figure": "a\nb" * 99, "unit": "\x9b31m", "explanation": "x" * 10_000}
+    (run.path / "metrics.json").write_text(json.dumps(document))
     with shown(run) as snapshot:
         texts = [snapshot.series["surprise"].label, snapshot.series["surprise"].unit, snapshot.figures[0].label, snapshot.health[0].explanation]
         assert all(text.isprintable() for text in texts) and texts[0] == "[2Jred" and [len(text) for text in texts[2:]] == [16, 600]
@@ -179,6 +196,6 @@ def test_as_many_metrics_and_thresholds_as_a_file_can_declare_cost_little(tmp_pa
             writer.publish(1000 * n, [1.0] * 1000)
         writer.set_state("finished")
     rule = Threshold("warn", at_least=0.5)
-    (run.path / "metrics.json").write_text(json.dumps(encode(MetricSpec(one.name, figure="f", thresholds=(rule, rule)) for one in many)))
+    (run.path / "metrics.json").write_text(json.dumps(encode([MetricSpec(one.name, figure="f", thresholds=(rule, rule)) for one in many])))
     with shown(run) as snapshot:
         assert len(snapshot.series) == 1000 and len(snapshot.figures) == 16 and len(snapshot.health) == 64

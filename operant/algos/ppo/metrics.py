@@ -13,10 +13,10 @@ from typing import Final
 from operant.runs.metrics.spec import MetricSpec, Threshold
 
 _SMALLER_STEPS: Final = "lower algo.learning_rate, or fewer algo.epochs"
-_NO_LONGER_TRIES: Final = "the policy no longer tries anything else: raise algo.entropy_coefficient, or lower algo.learning_rate"
-_STANDS_STILL: Final = "the policy stands still: raise algo.learning_rate, unless its entropy is gone"
+_COLLAPSED: Final = "the policy no longer explores: raise algo.entropy_coefficient, or lower algo.learning_rate"
+_TOO_SMALL: Final = "the policy hardly changes: raise algo.learning_rate, unless its entropy is near 0"
 _NOT_FINITE: Final = "lower algo.learning_rate or algo.max_gradient_norm, or set algo.normalize_rewards=true"
-_SCHEDULED: Final = 0.2  # of the largest learning rate: below that, it has been annealed and moves nothing
+_SCHEDULED: Final = 0.2  # of the largest learning rate: below that it has been annealed, and small updates are right
 
 
 def specs(choices: Sequence[int] = ()) -> tuple[MetricSpec, ...]:
@@ -26,17 +26,17 @@ def specs(choices: Sequence[int] = ()) -> tuple[MetricSpec, ...]:
         MetricSpec("loss/value", "value loss", order=70, advice=_NOT_FINITE),
         MetricSpec(
             "entropy", "entropy", figure="entropy", order=40, thresholds=_entropy(sum(map(math.log, choices))), advice=_NOT_FINITE,
-            explanation="How undecided the policy is, in nats: ln n where all n actions are equally likely, 0 where one is certain; any number for a normal "
-            "distribution. It falls as the policy learns. Near 0 while the goal is far, exploration has ended too early; near ln n after a fifth of the run, "
+            explanation="The policy's entropy in nats: ln n where all n actions are equally likely, 0 where one is certain, any number for a normal "
+            "distribution. It falls as the policy learns. Near 0 while the goal is far, exploration ended too early; near ln n after a fifth of the run, "
             "nothing was learned.",
         ),
         MetricSpec(
             "approx_kl", "approx KL", figure="KL", order=50, advice=_NOT_FINITE,
             thresholds=(
-                Threshold("bad", at_least=0.15, advice=f"updates tear the policy about: {_SMALLER_STEPS}"),
-                Threshold("warn", at_least=0.05, advice=f"updates tear the policy about: {_SMALLER_STEPS}"),
-                Threshold("bad", below=1e-6, advice=_STANDS_STILL, while_metric="learning_rate", while_share=_SCHEDULED),
-                Threshold("warn", below=3e-5, advice=_STANDS_STILL, while_metric="learning_rate", while_share=_SCHEDULED),
+                Threshold("bad", at_least=0.15, advice=f"updates change the policy too much: {_SMALLER_STEPS}"),
+                Threshold("warn", at_least=0.05, advice=f"updates change the policy too much: {_SMALLER_STEPS}"),
+                Threshold("bad", below=1e-6, advice=_TOO_SMALL, while_metric="learning_rate", while_share=_SCHEDULED),
+                Threshold("warn", below=3e-5, advice=_TOO_SMALL, while_metric="learning_rate", while_share=_SCHEDULED),
             ),
             explanation="How far an iteration's updates move the policy: the mean of (ratio - 1) - log ratio (Schulman 2020). Runs that learn have 0.0003 to "
             "0.04, most at the start, and less as the learning rate is annealed. Beyond 0.05 the samples no longer fit the policy that learns from them.",
@@ -44,8 +44,8 @@ def specs(choices: Sequence[int] = ()) -> tuple[MetricSpec, ...]:
         MetricSpec(
             "clip_fraction", "clip fraction", order=90, advice=_NOT_FINITE,
             thresholds=(
-                Threshold("bad", at_least=0.7, advice=f"most of each step is cut off: {_SMALLER_STEPS}"),
-                Threshold("warn", at_least=0.4, advice=f"most of each step is cut off: {_SMALLER_STEPS}"),
+                Threshold("bad", at_least=0.7, advice=f"most samples are clipped: {_SMALLER_STEPS}"),
+                Threshold("warn", at_least=0.4, advice=f"most samples are clipped: {_SMALLER_STEPS}"),
             ),
             explanation="The share of samples whose probability ratio left 1 ± algo.clip, so that PPO no longer learns from them. 0.01 to 0.35 is usual.",
         ),
@@ -80,7 +80,7 @@ def specs(choices: Sequence[int] = ()) -> tuple[MetricSpec, ...]:
 def _entropy(largest: float) -> tuple[Threshold, ...]:
     """A collapse, by the largest entropy (0: continuous actions, of which an entropy may have any sign, but none stays next to zero); no choice at all."""
     scale = largest or math.log(2)
-    collapsed = Threshold("bad", at_least=0.0, below=0.02 * scale, records=0.75, unless="target", advice=_NO_LONGER_TRIES)
+    collapsed = Threshold("bad", at_least=0.0, below=0.02 * scale, records=0.75, unless="target", advice=_COLLAPSED)
     rules = (collapsed._replace(below=0.001 * scale), collapsed._replace(until=0.5), collapsed._replace(level="warn"))
-    undecided = "the policy has not begun to choose: raise algo.learning_rate, lower algo.entropy_coefficient, or the reward says too little"
+    undecided = "the policy is still close to uniform: raise algo.learning_rate, lower algo.entropy_coefficient, or the reward says too little"
     return (*rules, Threshold("warn", at_least=0.95 * largest, after=0.2, advice=undecided)) if largest else rules

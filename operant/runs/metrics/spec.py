@@ -7,9 +7,10 @@ viewer applies them to the recent records (those of the last ten seconds, at lea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from operant.errors import ConfigError
 from operant.text import safe
 
 FILE: Final = "metrics.json"
@@ -26,6 +27,10 @@ BOOKKEEPING: Final = 900
 """The order from which on a metric is bookkeeping: behind those that declare none."""
 UNORDERED: Final = 500
 _MOST_THRESHOLDS = 16
+_FORM: Final = (
+    f"a name is 1 to 63 of A-Z a-z 0-9 _ . / -, texts are printable (label and unit up to 40 characters, figure 16, advice 300), at most {_MOST_THRESHOLDS} "
+    f"thresholds, each with a bound, a level of {LEVELS}, relative_to of {RELATIONS}, unless of {EXCEPTIONS}"
+)
 _NAME: Final = re.compile(r"[A-Za-z0-9_./-]{1,63}")
 _CELLS: Final = {"label": 40, "unit": 40, "figure": 16, "advice": 300, "explanation": 600, "kind": 8}
 
@@ -61,9 +66,14 @@ class MetricSpec(NamedTuple):
     kind: str = "gauge"  # of the metrics file: gauge, counter (summed where records are merged), rate
 
 
-def encode(specs: Iterable[MetricSpec]) -> dict[str, Any]:
-    """The document of some metrics; what equals the default is left out."""
-    return {"schema": 1, "metrics": [_fields(spec) | ({"thresholds": [*map(_fields, spec.thresholds)]} if spec.thresholds else {}) for spec in specs]}
+def encode(specs: Sequence[MetricSpec]) -> dict[str, Any]:
+    """The document of some metrics; what equals the default is left out. Raises ConfigError for a metric that a reader would not take as it is."""
+    metrics = [_fields(spec) | ({"thresholds": [*map(_fields, spec.thresholds)]} if spec.thresholds else {}) for spec in specs]
+    document = {"schema": 1, "metrics": metrics}
+    taken = decode(document)
+    if problems := [f"{safe(spec.name)!r}: {_FORM}" for spec in specs if taken.get(spec.name) != spec]:
+        raise ConfigError("the list of metrics", problems)
+    return document
 
 
 def _fields(one: MetricSpec | Threshold) -> dict[str, Any]:
