@@ -46,10 +46,9 @@ def described(metrics: Sequence[Metric], specs: Mapping[str, MetricSpec]) -> lis
     found = []
     for metric in metrics:
         label = safe(metric.name.removeprefix("tally/").replace("_", " "), 40)
-        last = metric.kind == "counter" or metric.unit == "bytes"
-        default = MetricSpec(
-            metric.name, label, safe(metric.unit, 40), metric.higher_better, label if metric.name in figures else "", BOOKKEEPING if last else UNORDERED
-        )
+        wanted, bookkeeping = metric.name in figures, metric.kind == "counter" or metric.unit == "bytes"
+        order = UNORDERED - 1 if wanted else BOOKKEEPING if bookkeeping else UNORDERED
+        default = MetricSpec(metric.name, label, safe(metric.unit, 40), metric.higher_better, label if wanted else "", order)
         spec = specs.get(metric.name, default)
         found.append(spec._replace(label=spec.label or label, kind=metric.kind))
     return found
