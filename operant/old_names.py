@@ -51,6 +51,9 @@ NAMES = {"Cells": "IntState"}
 KEYWORDS = {"kinds": "categories", "parts": "observation_shards", "scratch": "workspace", "cells": "int_state", "shade": "pixel_shader"}
 """Keywords of `Env(...)` and `Box(...)`, and of `dataclasses.replace` of one."""
 
+ARGUMENTS = {"part": "shard"}
+"""The last argument of `observe` and `legal`."""
+
 
 def translated(text: str | bytes, filename: str) -> ast.Module:
     """The syntax tree of a user's Python file in today's names; lines stay where they are. Raises SyntaxError."""
@@ -71,12 +74,25 @@ class _Translation(ast.NodeTransformer):
         for alias in list(node.names):
             if node.module == "operant.envs" and alias.name in NAMES:
                 alias.asname, alias.name = alias.asname or alias.name, NAMES[alias.name]
+            elif node.module is not None and node.module.startswith("operant.envs.") and alias.name in KEYWORDS:  # a shipped environment's own function
+                alias.asname, alias.name = alias.asname or alias.name, KEYWORDS[alias.name]
             # from operant import rng
             elif (moved := MODULES.get(f"{node.module}.{alias.name}")) is not None:
                 package, _, name = moved.rpartition(".")
                 node.names.remove(alias)
                 parts.append(ast.copy_location(ast.ImportFrom(package, [ast.alias(name, alias.asname or alias.name)], 0), node))
         return [part for part in parts if part.names]
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        last = node.args.args[-1].arg if node.args.args else ""
+        if node.name in ("observe", "legal") and last in ARGUMENTS:
+            for part in ast.walk(node):
+                if isinstance(part, ast.arg) and part.arg == last:
+                    part.arg = ARGUMENTS[last]
+                elif isinstance(part, ast.Name) and part.id == last:
+                    part.id = ARGUMENTS[last]
+        self.generic_visit(node)
+        return node
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)

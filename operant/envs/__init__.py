@@ -11,10 +11,15 @@ from types import ModuleType
 
 from operant.compute import user_file
 from operant.compute.device import device, device_call
+from operant.compute.rng import integer, uniform, uniform4
 from operant.envs.base import Box, Discrete, Env, IntState, MultiDiscrete, step_seconds, with_pixels
+from operant.envs.drawing import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW, in_box, in_disc, in_rod
 from operant.errors import NotFoundError, OperantError
 
-__all__ = ["Box", "Discrete", "Env", "IntState", "MultiDiscrete", "device", "device_call", "find", "load_file", "names", "step_seconds", "with_pixels"]
+__all__ = [
+    "BLUE", "GREEN", "GREY", "GROUND", "ORANGE", "RED", "YELLOW", "Box", "Discrete", "Env", "IntState", "MultiDiscrete", "device", "device_call", "find",
+    "in_box", "in_disc", "in_rod", "integer", "load_file", "names", "step_seconds", "uniform", "uniform4", "with_pixels",
+]  # fmt: skip
 
 
 def names() -> list[str]:

@@ -5,9 +5,7 @@ from typing import NamedTuple
 
 from numpy import float32
 
-from operant.compute.rng import uniform4
-from operant.envs import Box, Discrete, Env, device
-from operant.envs.drawing import BLUE, GREY, GROUND, ORANGE, YELLOW, in_box, in_disc, in_rod
+from operant.envs import BLUE, GREY, GROUND, ORANGE, YELLOW, Box, Discrete, Env, device, in_box, in_disc, in_rod, uniform4
 
 THETA_1, THETA_2, THETA_1_DOT, THETA_2_DOT, FIELDS = range(5)  # rows of the state: rad from hanging, rad from link 1's direction, rad/s, rad/s
 

@@ -6,8 +6,7 @@ An environment is one file that exports `ENV`. This is a complete one:
     import math
     from typing import NamedTuple
     from numpy import float32
-    from operant.envs import Box, Discrete, Env, device
-    from operant.compute.rng import uniform
+    from operant.envs import Box, Discrete, Env, device, uniform
 
     X, X_DOT, FIELDS = range(3)                      # rows of the float32 state (F, N)
 
@@ -38,7 +37,8 @@ The rules
 - Read what you need of `s` into names first and write afterwards: a compiler cannot know that two arrays lie apart, and a GPU would wait for each in turn.
 - `action` is an integer for `Discrete`; for `MultiDiscrete` and `Box` a column of A integers or floats. A `Box` action is clipped to its bounds before `step`
   sees it.
-- `key` names this lane's random numbers for this step: `uniform(key, draw)` in [0, 1), the same on every device (see `operant.compute.rng`).
+- `key` names this lane's random numbers for this step: `uniform(key, draw)` in [0, 1), the same on every device (also `uniform4`, `integer`;
+  see `operant.compute.rng`).
 - `tally[k] += x` sums a metric of your own over an episode: `Env(..., tally=("score",))`. Add unconditionally, 0 where there is nothing to add: a branch
   around a sum makes a CPU step lanes one by one.
 - Time limits, automatic resets, episode sums, seeding, layout and the device belong to `operant.worlds.device_world`. `step` never resets and never counts.

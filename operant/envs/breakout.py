@@ -31,9 +31,7 @@ from typing import NamedTuple
 
 from numpy import float32, int32
 
-from operant.compute.rng import integer
-from operant.envs import Box, Discrete, Env, IntState, device, device_call
-from operant.envs.drawing import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW, in_box, in_disc
+from operant.envs import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW, Box, Discrete, Env, IntState, device, device_call, in_box, in_disc, integer
 
 # Rows of the state: the left edges of paddle and ball and the ball's upper edge (pixels), the ball's velocity (pixels a frame), the speed that the paddle gives
 # it (pixels a second), how often the paddle met it since it got faster (0 to 3), points, balls that are left beside the one in play.

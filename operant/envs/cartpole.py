@@ -5,9 +5,7 @@ from typing import NamedTuple
 
 from numpy import float32
 
-from operant.compute.rng import uniform4
-from operant.envs import Box, Discrete, Env, device
-from operant.envs.drawing import BLUE, GREY, GROUND, ORANGE, in_box, in_disc, in_rod
+from operant.envs import BLUE, GREY, GROUND, ORANGE, Box, Discrete, Env, device, in_box, in_disc, in_rod, uniform4
 
 X, X_DOT, THETA, THETA_DOT, FIELDS = range(5)  # rows of the state: m, m/s, rad, rad/s
 

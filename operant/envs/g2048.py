@@ -35,8 +35,7 @@ from typing import NamedTuple
 from numpy import float32, int32, uint64
 
 from operant.compute.rng import block, unit
-from operant.envs import Box, Discrete, Env, device, device_call
-from operant.envs.drawing import GROUND
+from operant.envs import GROUND, Box, Discrete, Env, device, device_call
 
 SIDE = 4  # cells
 KINDS = 18  # exponents 0 to 17

@@ -36,9 +36,7 @@ from typing import NamedTuple
 
 from numpy import float32, int32
 
-from operant.compute.rng import integer
-from operant.envs import Box, Discrete, Env, IntState, device, device_call
-from operant.envs.drawing import GROUND, RED, in_box, in_disc
+from operant.envs import GROUND, RED, Box, Discrete, Env, IntState, device, device_call, in_box, in_disc, integer
 
 PLIES, KO, LAST, PASSED, LEAD, SKIPPED, FIELDS = range(7)
 """Rows of the state, whole numbers all: plies played; the point that ko forbids black, and white's last stone (-1: none); whether white passed; black's stones

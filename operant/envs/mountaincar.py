@@ -5,9 +5,7 @@ from typing import NamedTuple
 
 from numpy import float32
 
-from operant.compute.rng import uniform
-from operant.envs import Box, Discrete, Env, device
-from operant.envs.drawing import GREEN, GREY, GROUND, RED, YELLOW, in_box, in_disc
+from operant.envs import GREEN, GREY, GROUND, RED, YELLOW, Box, Discrete, Env, device, in_box, in_disc, uniform
 
 POSITION, VELOCITY, FIELDS = range(3)  # rows of the state: m, m/step
 

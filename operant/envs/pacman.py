@@ -43,9 +43,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import float32, int32
 
-from operant.compute.rng import integer
-from operant.envs import Box, Discrete, Env, IntState, device, device_call
-from operant.envs.drawing import BLUE, GROUND, ORANGE, YELLOW, in_box, in_disc
+from operant.envs import BLUE, GROUND, ORANGE, YELLOW, Box, Discrete, Env, IntState, device, device_call, in_box, in_disc, integer
 
 MAZE = (
     "############################",

@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 from numpy import float32
 
-from operant.compute.rng import uniform4
-from operant.envs import Box, Env, device
-from operant.envs.drawing import GREY, GROUND, RED, in_disc, in_rod
+from operant.envs import GREY, GROUND, RED, Box, Env, device, in_disc, in_rod, uniform4
 
 THETA, THETA_DOT, FIELDS = range(3)  # rows of the state: rad, rad/s
 

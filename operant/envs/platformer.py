@@ -45,8 +45,7 @@ from typing import NamedTuple
 from numpy import float32, int32, uint64
 
 from operant.compute import rng
-from operant.envs import Box, Discrete, Env, IntState, device, device_call
-from operant.envs.drawing import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW, in_box, in_disc
+from operant.envs import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW, Box, Discrete, Env, IntState, device, device_call, in_box, in_disc
 
 # Rows of the state: the middle of its feet, its velocity (tiles a frame), whether it stands (1 or 0), the furthest x so far, steps taken.
 X, Y, VX, VY, STANDS, BEST, CLOCK, FIELDS = range(8)

@@ -21,9 +21,7 @@ from typing import NamedTuple
 
 from numpy import float32
 
-from operant.compute.rng import integer
-from operant.envs import Box, Discrete, Env, device
-from operant.envs.drawing import BLUE, GREY, GROUND, ORANGE, YELLOW, in_box, in_disc
+from operant.envs import BLUE, GREY, GROUND, ORANGE, YELLOW, Box, Discrete, Env, device, in_box, in_disc, integer
 
 # Rows of the state: the lower edges of both paddles, the lower left corner of the ball (pixels), its velocity (pixels a frame), the scores.
 OPPONENT, AGENT, BALL_X, BALL_Y, BALL_VX, BALL_VY, OPPONENT_SCORE, AGENT_SCORE, FIELDS = range(9)

@@ -20,9 +20,7 @@ from typing import NamedTuple
 
 from numpy import float32, int32
 
-from operant.compute.rng import integer
-from operant.envs import Box, Discrete, Env, IntState, device, device_call
-from operant.envs.drawing import GREEN, GREY, GROUND, RED, YELLOW, in_box, in_disc
+from operant.envs import GREEN, GREY, GROUND, RED, YELLOW, Box, Discrete, Env, IntState, device, device_call, in_box, in_disc, integer
 
 ROW, COLUMN, HEADING, LENGTH, FOOD, CLOCK, HUNGER, FIELDS = range(8)
 """Rows of the state, whole numbers all: the head's place, where it heads, cells of the snake, the food's cell (-1: none), steps, steps without food."""

@@ -13,9 +13,7 @@ from typing import NamedTuple
 
 from numpy import float32
 
-from operant.compute.rng import uniform4
-from operant.envs import Box, Env, device
-from operant.envs.drawing import BLUE, GREY, GROUND, ORANGE, RED, in_box, in_disc, in_rod
+from operant.envs import BLUE, GREY, GROUND, ORANGE, RED, Box, Env, device, in_box, in_disc, in_rod, uniform4
 
 X, X_DOT, THETA, THETA_DOT, FIELDS = range(5)  # rows of the state: m, m/s, rad, rad/s
 (UPRIGHT_S,) = range(1)  # tallies: s within PEAK of upright

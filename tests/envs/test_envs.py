@@ -279,12 +279,20 @@ def test_every_environment_is_found_by_name_and_by_gymnasium_id():
 
 OLD = """
 from typing import NamedTuple
+from operant import rng as numbers
 from operant.envs import Box, Cells, Discrete, Env
+from operant.envs.cartpole import shade as others
+from operant.rng import uniform
+from operant.shapes import in_box
 
 class Params(NamedTuple):
     a: float = 1.0
 
-ENV = Env(Params, 1, Box(1), Discrete(2), 9, reset=None, step=None, observe=None, shade=len, cells=Cells(4, "int16"), scratch=3, parts=2)
+def observe(s, cells, obs, p, part):
+    obs[part] = part
+
+BYTES = Box(2, dtype="uint8", high=1, kinds=2)
+ENV = Env(Params, 1, BYTES, Discrete(2), 9, reset=numbers.uniform, step=uniform, observe=observe, shade=len, cells=Cells(4, "int16"), scratch=3, parts=2)
 """
 
 
@@ -293,5 +301,7 @@ def test_the_fields_of_an_earlier_version(tmp_path):
     (tmp_path / "old.py").write_text(OLD)
     env = envs.find(str(tmp_path / "old.py"))
     assert (env.pixel_shader, env.int_state, env.workspace, env.observation_shards) == (len, envs.IntState(4, "int16"), 3, 2)
+    assert env.reset is env.step is envs.uniform and env.observation.categories == 2
+    assert env.observe.__code__.co_varnames == ("s", "cells", "obs", "p", "shard") and env.observe.__code__.co_firstlineno == 12
     with pytest.raises(OperantError, match=r"Env\(scratch=...\) is called workspace now: write Env\(workspace=...\)"):
         Env(scratch=3)
