@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,6 +69,31 @@ def one_thread():
 def serial_worlds(monkeypatch):
     """Worlds of however many lanes are stepped by the kernels of one thread, which other tests have compiled."""
     monkeypatch.setattr("operant.compute.kernel.SERIAL_BELOW", 1 << 30)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    """`operant WORDS` in this process, in a folder of its own: exit code, stdout, stderr. Torch keeps its number of threads."""
+    from operant import cli
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("OPERANT_RUNS", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "XDG_SESSION_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    threads = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else 0
+
+    def call(*words):
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["operant", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert "operant/cli/" not in out + err, "a traceback of the command"
+        return SimpleNamespace(code=ended.value.code or 0, out=out, err=err)
+
+    yield call
+    if threads:
+        sys.modules["torch"].set_num_threads(threads)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The `operant` command: which command is meant, and how it ends. Knows no command: they are in operant/commands.
+"""The `operant` command: which command is meant, and how it ends. Knows no command: they are in operant/cli/program.py.
 
 `main` holds the one `except` for what a user can cause. Nothing is imported before it is needed: `operant monitor` has its first picture on the screen
 in the time that typer and the other commands would take to be imported.

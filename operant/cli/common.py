@@ -30,36 +30,36 @@ MaybeRunName = Annotated[str | None, typer.Argument(metavar="[RUN]", help=_RUN, 
 RunNames = Annotated[list[str] | None, typer.Argument(metavar="RUN...", help=_RUN, autocompletion=completion.runs)]
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[ENV] [key=value]...", help="an environment, its Gymnasium id or FILE.py; and values", autocompletion=completion.environments),
+    typer.Argument(metavar="[ENV] [key=value]...", help="an environment or FILE.py, and overrides", autocompletion=completion.environments),
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="values to change, such as run.steps=4M")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="overrides, such as run.steps=4M")]
 ConfigOption = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="a TOML file, or the name of one that ships", autocompletion=completion.configurations)
+    str | None, typer.Option("--config", metavar="FILE", help="a TOML file, or a shipped recipe's name", autocompletion=completion.configurations)
 ]
-EnvOption = Annotated[str | None, typer.Option("--env", metavar="FILE.py", help="a file of your own that exports ENV", autocompletion=completion.python_files)]
-RootOption = Annotated[str | None, typer.Option("--runs", metavar="FOLDER", help="where runs lie  [default: $OPERANT_RUNS or ./runs]")]
-TrustOption = Annotated[bool, typer.Option("--trust", help="run the code that a run folder brings, even if it is not known to be yours")]
+EnvOption = Annotated[str | None, typer.Option("--env", metavar="FILE.py", help="a file that exports your own ENV", autocompletion=completion.python_files)]
+RootOption = Annotated[str | None, typer.Option("--runs", metavar="FOLDER", help="folder of the runs  [default: $OPERANT_RUNS or ./runs]")]
+TrustOption = Annotated[bool, typer.Option("--trust", help="run code from a run folder that is not known to be yours")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
-JsonLinesOption = Annotated[bool, typer.Option("--json", help="print a JSON document a line")]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="print JSON Lines")]
 
 
 _LINE_CELLS = 4000
 
 
 def out(*lines: object, flush: bool = False) -> None:
-    """Lines of data, as plain text: a line end within one of them is none."""
+    """Print lines of data to stdout as plain text; a line break within one of them is removed."""
     for line in lines:
         print(safe(line, _LINE_CELLS), flush=flush)
 
 
 def say(*lines: object) -> None:
-    """Lines for the person, beside the data; as plain text, too."""
+    """Print lines of text for a person to stderr, as plain text, too."""
     for line in lines:
         print(safe(line, _LINE_CELLS), file=sys.stderr, flush=True)
 
 
 def fail(problem: object) -> None:
-    """What is wrong, in one line or several, after the word `error:`: that in red, where stderr is a terminal that wants colours."""
+    """Print an error after the word `error:`, which is red where stderr is a terminal with colours."""
     coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     mark = "\x1b[31merror:\x1b[0m" if coloured else "error:"
     print(f"{mark} {safe(problem, _LINE_CELLS, lines=True)}", file=sys.stderr, flush=True)
@@ -79,7 +79,7 @@ def consented(trust: bool, action: Callable[[bool], Result]) -> Result:
 
 
 def print_json(value: Any) -> None:
-    """JSON without the NaN and Infinity that it does not have: they become null."""
+    """Print JSON; NaN and Infinity, which JSON lacks, become null."""
     print(json.dumps(_finite(value), indent=2))
 
 

@@ -31,7 +31,7 @@ from operant.runs.metrics.spec import EVALUATION, RETURN
 TIMEOUT_CODE = 124
 VIEWER_GONE_CODE = 129  # 128 + SIGHUP: what a shell reports of a viewer that its terminal's end has killed
 _POLL_S = 0.125
-_PLAIN_S = 5.0  # between lines where the stream is no terminal
+_PLAIN_S = 5.0  # between lines where the stream is not a terminal
 _EXIT_GRACE_S = 2.0  # how long a free lock waits for exit.json: a waiter that was killed writes none
 _ONE_PRESS_S = 0.3  # interrupts closer than this are one: wrappers often pass on what the terminal has sent already
 _UNREACHABLE_S = 3.0
@@ -53,7 +53,7 @@ def follow(run: Run, *, stream: TextIO | None = None, presses: Presses | None = 
 def follow_to_first_record(run: Run, *, stream: TextIO | None = None, notice: str | None = None, presses: Presses | None = None, detach: bool = True) -> int:
     """Watch a run until its first record is there and return 0; if it ends before, as `follow`. `notice` is said first.
 
-    With `detach` it is said how to come back to the run; without, somebody else goes on watching.
+    With `detach` it says how to come back to the run; without, the caller goes on watching.
     """
     viewer = _Viewer(run, stream or sys.stderr, presses=presses or Presses())
     with viewer.presses.counted():
@@ -78,7 +78,7 @@ def start_and_wait_first_record(run: Run, worker_argv: Sequence[str], *, stream:
 class Presses:
     """Counts Ctrl-C and SIGTERM while it is `counted`, in place of dying of them. Outside the main thread it counts nothing.
 
-    Whoever starts a run counts from before the start: a Ctrl-C in between must not leave it running unseen.
+    A caller that starts a run counts from before the start: a Ctrl-C in between must not leave it running unseen.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The list of runs, kept up to date and drawn in place. Standard library only. Knows neither columns nor words of it: whoever asks makes the lines.
+"""The list of runs, kept up to date and drawn in place. Standard library only. The caller makes the lines.
 
 A run that has ended is described once and then only asked whether its lock is free, so that a long list costs little.
 """
@@ -28,7 +28,7 @@ class Listing:
         self._ended: dict[Path, dict[str, Any]] = {}
 
     def rows(self) -> list[dict[str, Any]]:
-        """What there is now, as `states.describe` has it."""
+        """The runs as they are now, as `states.describe` has it."""
         found = [(run, self._describe(run)) for run in runs.list_runs(*self._reach)]
         self._ended = {run.path: row for run, row in found if row["state"] in ENDED}
         return [row for _, row in found if not self._wanted or row["state"] in self._wanted]

@@ -37,19 +37,22 @@ _RIGHT = range(4, 9)
 @app.command("eval")
 def evaluate(
     what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="a run, or the path of a checkpoint")],
-    episodes: Annotated[int, typer.Option(metavar="N", help="whole episodes of each kind")] = 100,
-    greedy: Annotated[bool, typer.Option("--greedy", help="only the likeliest actions")] = False,
-    sampled: Annotated[bool, typer.Option("--sampled", help="only actions drawn from the policy")] = False,
-    checkpoint: Annotated[str | None, typer.Option(metavar="best|last|STEP", help="[default: the best, else the last]")] = None,
+    episodes: Annotated[int, typer.Option(metavar="N", help="episodes per policy, greedy and sampled")] = 100,
+    greedy: Annotated[bool, typer.Option("--greedy", help="only the most likely actions")] = False,
+    sampled: Annotated[bool, typer.Option("--sampled", help="only actions sampled from the policy")] = False,
+    checkpoint: Annotated[str | None, typer.Option(metavar="best|last|STEP", help="checkpoint to load  [default: best, else last]")] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]")] = "auto",
-    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="[default: the run's]")] = None,
-    render: Annotated[str, typer.Option("--render", metavar="none|term", help="term: show one game at a time in this terminal")] = "none",
-    fps: Annotated[float | None, typer.Option(metavar="N", help="with --render: steps a second  [default: the environment's own pace]")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="random seed  [default: the run's]")] = None,
+    render: Annotated[str, typer.Option("--render", metavar="none|term", help="term: show the episodes in this terminal")] = "none",
+    fps: Annotated[float | None, typer.Option(metavar="N", help="with --render term: steps per second  [default: real time]")] = None,
     trust: TrustOption = False,
     as_json: JsonOption = False,
     runs: RootOption = None,
 ) -> None:
-    """Play whole episodes with a trained policy: mean return and its 95 % interval, greedy and sampled."""
+    """Evaluate a trained policy over whole episodes.
+
+    Prints the mean return with its 95 % confidence interval, greedy and sampled.
+    """
     from operant import runs as folders
     from operant.play import load_policy
 
@@ -92,14 +95,14 @@ def evaluate(
 
 @app.command("runs")
 def list_runs(
-    live: Annotated[bool, typer.Option("--live", help="only those that train now")] = False,
-    failed: Annotated[bool, typer.Option("--failed", help="only those that went wrong")] = False,
-    limit: Annotated[int, typer.Option(metavar="N", min=0, help="the newest N; 0: all")] = 0,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="go on, drawn anew once a second, until Ctrl-C")] = False,
+    live: Annotated[bool, typer.Option("--live", help="only runs that are training")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="only failed, diverged and crashed runs")] = False,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="only the newest N; 0: all")] = 0,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="update every second until Ctrl-C")] = False,
     as_json: JsonOption = False,
     runs: RootOption = None,
 ) -> None:
-    """List runs, the newest first."""
+    """List runs, newest first."""
     from operant import runs as folders
     from operant.runs.states import LIVE
 
@@ -166,11 +169,14 @@ def show(run: RunName, as_json: JsonOption = False, runs: RootOption = None) -> 
 @app.command()
 def wait(
     run: RunName,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="end with 124 if it goes on longer")] = None,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="exit with code 124 after so long")] = None,
     as_json: JsonOption = False,
     runs: RootOption = None,
 ) -> None:
-    """Wait for a run to end, and end with its exit code. Ctrl-C ends the waiting, not the run. With --json, then print what `show --json` does."""
+    """Wait for a run to end and return its exit code.
+
+    Ctrl-C ends the waiting, not the run. --json then prints what `show --json` does.
+    """
     from operant import runs as folders
     from operant.cli import follow
 
@@ -185,10 +191,10 @@ def wait(
 def monitor(
     run: MaybeRunName = None,
     latest: Annotated[bool, typer.Option("--latest", help="the newest run")] = False,
-    once: Annotated[bool, typer.Option("--once", help="print one picture of the screen as text and end")] = False,
-    readonly: Annotated[bool, typer.Option("--readonly", help="without the keys that stop, pause or checkpoint a run")] = False,
+    once: Annotated[bool, typer.Option("--once", help="print the screen once as text and exit")] = False,
+    readonly: Annotated[bool, typer.Option("--readonly", help="disable the keys that stop, pause or checkpoint a run")] = False,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="draw with ASCII characters only")] = False,
-    fps: Annotated[str | None, typer.Option(metavar="N", help="pictures a second at most  [default: $OPERANT_FPS or 4]")] = None,
+    fps: Annotated[str | None, typer.Option(metavar="N", help="frames per second at most  [default: $OPERANT_FPS or 4]")] = None,
     theme: Annotated[str | None, typer.Option(metavar="dark|light")] = None,
     runs: RootOption = None,
 ) -> None:
@@ -206,11 +212,11 @@ def monitor(
 def logs(
     run: RunName,
     tail: Annotated[int, typer.Option(metavar="N", min=0, help="the last N lines; 0: all")] = 0,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the run has ended")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="follow the log until the run has ended")] = False,
     as_json: JsonLinesOption = False,
     runs: RootOption = None,
 ) -> None:
-    """Print what a run's trainer wrote to its log."""
+    """Print a run's log."""
     from operant import runs as folders
     from operant.runs import log
 

@@ -40,7 +40,7 @@ app.add_typer(config_app, name="config")
 _MOST_NAMED = 8  # actions, in a table
 
 EnvironmentFile = Annotated[
-    str, typer.Argument(metavar="FILE.py", help="a file that exports ENV, or the name of a shipped environment", autocompletion=completion.environments)
+    str, typer.Argument(metavar="FILE.py", help="a file that exports ENV, or a shipped environment's name", autocompletion=completion.environments)
 ]
 
 
@@ -96,7 +96,7 @@ def _space(space: Any) -> str:
 
 @app.command()
 def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
-    """Tell whether an environment is sound."""
+    """Check that an environment follows the contract."""
     from operant import envs
     from operant.tools.check import check as examine
 
@@ -105,7 +105,7 @@ def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
     except KeyError:
         raise UsageError(f"unknown environment {file!r}: name a file ending in .py, or one of {', '.join(envs.names())}") from None
     except OperantError as error:
-        raise error if error.exit_code != 1 else UsageError(str(error)) from None  # a file that is no environment is no failure of training
+        raise error if error.exit_code != 1 else UsageError(str(error)) from None  # a file without an environment is not a failed training
     if as_json:
         findings = list(examine(env))
         print_json({"schema": 1, "findings": [finding._asdict() for finding in findings]})
@@ -117,7 +117,7 @@ def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
 
 
 def _told(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
-    """Print each finding as soon as it is known, and on a terminal, until then, what is being looked at; whether all passed."""
+    """Print each finding as it is found, on a terminal also the check that is running; returns whether all passed."""
     from operant.cli.progress import Screen
 
     screen, sound = Screen(sys.stdout), True
@@ -138,7 +138,7 @@ def _told(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
 
 @app.command()
 def doctor(as_json: JsonOption = False, runs: RootOption = None) -> None:
-    """Tell whether this machine can train, and what to do where it cannot."""
+    """Check that this machine can train, and say how to fix it."""
     from operant import runs as folders
     from operant.tools import doctor as examination
 
@@ -157,7 +157,7 @@ def doctor(as_json: JsonOption = False, runs: RootOption = None) -> None:
 def config_show(
     words: Words = None, config: ConfigOption = None, env: EnvOption = None, trust: TrustOption = False, as_json: JsonOption = False
 ) -> None:
-    """Print every key of a configuration, its value, and where it was set."""
+    """Print every key with its value and where it was set."""
     from operant.config import request
 
     asked = request.make(words or (), config=config, environment_file=env, settings={})
@@ -170,11 +170,11 @@ def config_show(
 
 @config_app.command("check")
 def config_check(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="a TOML file, or the name of one that ships", autocompletion=completion.configurations)],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="a TOML file, or a shipped recipe's name", autocompletion=completion.configurations)],
     overrides: Overrides = None,
     trust: TrustOption = False,
 ) -> None:
-    """Tell everything that is wrong with a configuration, or `ok`."""
+    """Print every problem of a configuration, or `ok`."""
     from operant.config import request
 
     asked = request.make(overrides or (), config=file, environment_file=None, settings={})

@@ -39,7 +39,7 @@ _SIDES = (16, 2048)  # pixels
 
 
 def within(option: str, value: float | None, low: float, high: float) -> None:
-    """Raise UsageError for an option's number that is out of bounds, or none."""
+    """Raise UsageError for an option's number that is out of range."""
     if value is not None and not low <= value <= high:
         raise UsageError(f"{option} is {value:g}; it must be between {low:g} and {high:,g}")
 
@@ -72,25 +72,28 @@ def _ended_by_signals() -> Iterator[Callable[[], None]]:
 def render(
     what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="a run, or the path of a checkpoint", autocompletion=completion.runs)],
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="a .gif, .mp4 or .png")],
-    size: Annotated[int, typer.Option(metavar="PIXELS", help="the picture's width")] = 256,
-    lanes: Annotated[int, typer.Option(metavar="N", help="games side by side, in a square")] = 1,
-    seconds: Annotated[float | None, typer.Option(metavar="S", help="how long it plays  [default: 10]")] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="how many steps it shows, in place of --seconds")] = None,
-    episodes: Annotated[int, typer.Option(metavar="N", help="stop when the first game has ended so often; 0: do not")] = 0,
-    fps: Annotated[float | None, typer.Option(metavar="N", help="frames a second  [default: the environment's own pace, or 15]")] = None,
-    every: Annotated[int | None, typer.Option(metavar="N", help="steps from frame to frame  [default: no more than 30 frames a second]")] = None,
-    frames: Annotated[int, typer.Option(metavar="N", help="of a .png: so many pictures, from the first to the last; 1: the last")] = 1,
-    greedy: Annotated[bool, typer.Option("--greedy", help="the likeliest actions, the default")] = False,
-    sampled: Annotated[bool, typer.Option("--sampled", help="actions drawn from the policy")] = False,
-    checkpoint: Annotated[str | None, typer.Option(metavar="best|last|STEP", help="[default: the best, else the last]")] = None,
+    size: Annotated[int, typer.Option(metavar="PIXELS", help="width of the picture")] = 256,
+    lanes: Annotated[int, typer.Option(metavar="N", help="episodes side by side, in a square")] = 1,
+    seconds: Annotated[float | None, typer.Option(metavar="S", help="length of the film  [default: 10]")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="length in environment steps, instead of --seconds")] = None,
+    episodes: Annotated[int, typer.Option(metavar="N", help="end after N episodes of the first lane; 0: no limit")] = 0,
+    fps: Annotated[float | None, typer.Option(metavar="N", help="frames per second  [default: real time, or 15]")] = None,
+    every: Annotated[int | None, typer.Option(metavar="N", help="steps per frame  [default: at most 30 frames per second]")] = None,
+    frames: Annotated[int, typer.Option(metavar="N", help="pictures in a .png, evenly spaced; 1: only the last")] = 1,
+    greedy: Annotated[bool, typer.Option("--greedy", help="the most likely actions (the default)")] = False,
+    sampled: Annotated[bool, typer.Option("--sampled", help="actions sampled from the policy")] = False,
+    checkpoint: Annotated[str | None, typer.Option(metavar="best|last|STEP", help="checkpoint to load  [default: best, else last]")] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:N]")] = "auto",
-    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="[default: the run's]")] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace FILE if it is there")] = False,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="random seed  [default: the run's]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace FILE if it exists")] = False,
     trust: TrustOption = False,
     as_json: JsonOption = False,
     runs: RootOption = None,
 ) -> None:
-    """Film a trained policy as it plays: the very episodes of `operant eval`, under the same seed."""
+    """Film a trained policy: a GIF, an MP4 or a PNG.
+
+    Shows exactly the episodes of `operant eval` with the same seed.
+    """
     from operant import runs as folders
     from operant.play import film as films
 
@@ -111,7 +114,7 @@ def render(
     within("--fps", fps, 0.1, 240)
     within("--every", every, 1, 1_000_000)
     within("--frames", frames, 1, 400)
-    path = Path(os.path.expanduser(out))  # which leaves a home that nobody has as it is, where Path's own raises
+    path = Path(os.path.expanduser(out))  # which leaves an unknown home as it is, where Path's own raises
     form = films.check(path, force=force)
     if frames != 1 and form != "png":
         raise UsageError(f"--frames is of a .png; a .{form} is as long as --seconds or --steps say")
@@ -147,15 +150,15 @@ def render(
 
 @app.command()
 def play(
-    environment: Annotated[str, typer.Argument(metavar="ENV", help="its name, its Gymnasium id, or FILE.py", autocompletion=completion.environments)],
-    param: Annotated[list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="one of its constants; may be given again")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="the same games again  [default: others each time]")] = None,
-    size: Annotated[int | None, typer.Option(metavar="PIXELS", help="the picture's side at most, two pixels a line  [default: what fits]")] = None,
-    fps: Annotated[float | None, typer.Option(metavar="N", help="steps a second  [default: the environment's own pace, or 6]")] = None,
-    turns: Annotated[bool | None, typer.Option("--turns/--clock", help="wait for a key at each step, or go on without  [default: by the game]")] = None,
-    keys: Annotated[str, typer.Option(metavar="KEY=ACTION,...", help="other keys, such as left=1,right=2")] = "",
+    environment: Annotated[str, typer.Argument(metavar="ENV", help="an environment's name, Gymnasium id or FILE.py", autocompletion=completion.environments)],
+    param: Annotated[list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="set one of its constants; may be repeated")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="random seed  [default: another each time]")] = None,
+    size: Annotated[int | None, typer.Option(metavar="PIXELS", help="largest side of the picture, two pixels per line  [default: what fits]")] = None,
+    fps: Annotated[float | None, typer.Option(metavar="N", help="steps per second  [default: real time, or 6]")] = None,
+    turns: Annotated[bool | None, typer.Option("--turns/--clock", help="wait for a key each step, or run in real time  [default: by game]")] = None,
+    keys: Annotated[str, typer.Option(metavar="KEY=ACTION,...", help="change keys, such as left=1,right=2")] = "",
 ) -> None:
-    """Play an environment yourself in the terminal: arrows or wasd."""
+    """Play an environment yourself in the terminal. Keys: arrows or wasd, ? for help."""
     from operant.play import game as games
     from operant.play import screen
 
@@ -194,7 +197,7 @@ def _on_screen(game: Playable, show: Show, *, largest: int | None = None) -> Non
 
 @contextlib.contextmanager
 def _preparing(name: str) -> Iterator[None]:
-    """A line while kernels are compiled, which takes seconds the first time: before the screen is taken, as it may fail."""
+    """A line of progress while kernels compile, which takes seconds the first time."""
     from operant.cli.progress import Screen
 
     screen = Screen(sys.stderr)
@@ -212,7 +215,7 @@ def _configured(environment: str, params: Sequence[str]) -> Any:
         if not re.fullmatch(r"[A-Za-z_]\w*=.+", pair):
             raise UsageError(f"--param is {safe(pair, 80)!r}; it must be KEY=VALUE, such as gravity=3.7")
     if "=" in environment:
-        raise UsageError(f"{safe(environment, 80)!r} is no environment; constants are given as --param {safe(environment, 80)}")
+        raise UsageError(f"{safe(environment, 80)!r} is not an environment; constants are given as --param {safe(environment, 80)}")
     from operant.compute.runtime import quiet_threads, set_threads
 
     quiet_threads()
@@ -227,7 +230,7 @@ def _configured(environment: str, params: Sequence[str]) -> Any:
 def spectate(
     what: str, reach: Reach, *, which: str | None, device: str, seed: int | None, greedy: bool, episodes: int, fps: float | None, trust: bool
 ) -> None:
-    """Show a checkpoint at play on the terminal, and print how it went. Raises what `playback.load` does."""
+    """Show a checkpoint at play on the terminal, and print how it went. Raises what `load_policy.load` does."""
     from operant.play import film, load_policy, screen, viewer
 
     within("--episodes", episodes, 1, 1_000_000)
@@ -245,7 +248,7 @@ def spectate(
 
 
 def _games(returns: Sequence[float]) -> str:
-    """How many games ended, and what they brought."""
+    """The number of episodes that ended, and their returns."""
     if not returns:
         return "no episode ended"
     mean = f"  mean {sum(returns) / len(returns):.6g}" if len(returns) > 1 else ""
@@ -253,7 +256,7 @@ def _games(returns: Sequence[float]) -> str:
 
 
 def stage(loaded: Loaded, *, lanes: int, seed: int, greedy: bool) -> tuple[Show, Performer]:
-    """A checkpoint's lanes, as an evaluation begins them, and its policy to play them. Raises UsageError where there is nothing to be seen."""
+    """A checkpoint's lanes, as an evaluation begins them, and its policy to play them. Raises UsageError for an environment that draws no picture."""
     from operant.play import load_policy
     from operant.play.stage import Performer, Show
 
@@ -265,7 +268,7 @@ def stage(loaded: Loaded, *, lanes: int, seed: int, greedy: bool) -> tuple[Show,
 
 
 def _length(films: Any, pace: Pace, seconds: float | None, steps: int | None, episodes: int) -> Length:
-    """How long a film is to be: what was asked for, else ten seconds, or so many episodes."""
+    """A film's length: what was asked for, else ten seconds."""
     if seconds is None and steps is None and not episodes:
         seconds = _SECONDS
     frames = _MOST_FRAMES if seconds is None else min(_MOST_FRAMES, max(1, round(seconds * pace.fps)))
@@ -294,7 +297,7 @@ def _progress(length: Length, check: Callable[[], None]) -> Iterator[Callable[[i
 
 
 def _tell(made: Mapping[str, Any]) -> None:
-    """What was made, in two lines."""
+    """Print what was made, in two lines."""
     kilobytes = f"{made['bytes'] / 1000:,.0f} kB"
     film = f"{made['frames']} frame{'s' * (made['frames'] != 1)}"
     if made["format"] != "png":

@@ -11,7 +11,7 @@ from operant import __version__
 from operant.cli import look, machine, playing, speed, steering, training
 from operant.cli.common import TYPER, out, say
 
-app = typer.Typer(**TYPER, add_completion=True, help="Train reinforcement-learning agents on one GPU, or on a CPU, and watch them from outside.")
+app = typer.Typer(**TYPER, add_completion=True, help="Train reinforcement-learning agents on a GPU or a CPU, and monitor them.")
 app.add_typer(training.app)
 app.add_typer(look.app)
 app.add_typer(playing.app)
@@ -35,7 +35,7 @@ def _options(version: Annotated[bool, typer.Option("--version", callback=_versio
 
 
 def run() -> int:
-    """Do what the command line says; the exit code. Raises what the commands do."""
+    """Run the command line and return its exit code. Raises what the commands do."""
     try:
         return app(prog_name="operant", standalone_mode=False) or 0
     except _UsageError as error:

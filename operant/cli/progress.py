@@ -18,7 +18,7 @@ _LINE_CELLS = 4000
 
 
 class ViewerGoneError(Exception):
-    """Nobody reads the stream any more: its terminal or pipe is closed."""
+    """The stream's terminal or pipe is closed."""
 
 
 class Progress(NamedTuple):
@@ -68,7 +68,7 @@ class Screen:
     """A stream with a line that is redrawn in place at its end, where it is a terminal; whole lines, far fewer, where it is none.
 
     What is written is plain text: it may hold names and sentences of a run's files, of which the stream gets nothing that a terminal would obey.
-    Every method raises ViewerGoneError once nobody reads the stream any more.
+    Every method raises ViewerGoneError once the stream is closed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -91,7 +91,7 @@ class Screen:
         return _FALLBACK_COLUMNS - 1
 
     def show(self, content: str) -> None:
-        """Draw the line at the end anew, or on a stream that is no terminal write it out as one more."""
+        """Draw the line at the end anew, or on a stream that is not a terminal, print one more."""
         content = text.safe(content, _LINE_CELLS)
         if not self.is_terminal:
             self._write(content + "\n")

@@ -30,11 +30,14 @@ def profile(
     env: EnvOption = None,
     device: DeviceOption = None,
     updates: Annotated[int, typer.Option("--updates", metavar="N", min=1, max=100_000, help="iterations to time")] = 20,
-    trace: Annotated[str, typer.Option("--trace", metavar="FILE", help="where the trace goes, for ui.perfetto.dev")] = "operant-trace.json",
+    trace: Annotated[str, typer.Option("--trace", metavar="FILE", help="file of the trace, for ui.perfetto.dev")] = "operant-trace.json",
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell where an iteration's time and memory go, and write a trace of two."""
+    """Measure where an iteration's time and memory go.
+
+    Writes a trace of two iterations.
+    """
     from operant.compute.runtime import quiet_threads
 
     quiet_threads()  # before torch is imported
@@ -54,10 +57,10 @@ def profile(
 
 
 def _place(trace: str) -> Path:
-    """Where the trace goes, tried before there is one: torch's profiler would only mutter."""
+    """The trace's path. Tried before the training: torch's profiler only logs a failure."""
     path = Path(trace)
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"--trace: there is no folder {str(path.absolute().parent)!r}")
+        raise UsageError(f"--trace: no folder {str(path.absolute().parent)!r}")
     try:
         path.open("ab").close()
     except (OSError, ValueError) as error:
@@ -96,13 +99,13 @@ def _print_profile(found: Profile) -> None:
 
 @app.command()
 def bench(
-    only: Annotated[str, typer.Option(metavar="PART,...", help="stepping, ppo, solve")] = "stepping,ppo,solve",
+    only: Annotated[str, typer.Option(metavar="PART,...", help="parts to run")] = "stepping,ppo,solve",
     device: DeviceOption = None,
-    lanes: Annotated[str, typer.Option(metavar="N,...", help="lanes to step  [default: what suits the device]")] = "",
-    sizes: Annotated[str, typer.Option(metavar="NxT,...", help="lanes x horizon to train, such as 2048x16  [default: likewise]")] = "",
+    lanes: Annotated[str, typer.Option(metavar="N,...", help="numbers of lanes to step  [default: by device]")] = "",
+    sizes: Annotated[str, typer.Option(metavar="NxT,...", help="lanes x horizon to train, such as 2048x16  [default: by device]")] = "",
     precision: Annotated[str, typer.Option(metavar="bf16,tf32,fp32", help="on a GPU  [default: all three]")] = "",
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="timed regions; their median counts")] = 5,
-    threads: Annotated[int, typer.Option(metavar="N", min=0, max=4096, help="CPU threads; 0: one for each core")] = 0,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="timed repeats, of which the median is printed")] = 5,
+    threads: Annotated[int, typer.Option(metavar="N", min=0, max=4096, help="CPU threads; 0: one per core")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Measure steps per second on this machine."""
@@ -131,14 +134,14 @@ def _words(text: str) -> list[str]:
 
 def _number(word: str) -> int:
     if not word.isdecimal() or not 1 <= int(word) <= 1 << 30:
-        raise UsageError(f"{word!r} is no number of lanes")
+        raise UsageError(f"{word!r} is not a number of lanes")
     return int(word)
 
 
 def _size(word: str) -> tuple[int, int]:
     lanes, _, horizon = word.partition("x")
     if not horizon:
-        raise UsageError(f"{word!r} is no size: lanes x horizon, such as 2048x16")
+        raise UsageError(f"{word!r} is not a size: lanes x horizon, such as 2048x16")
     return _number(lanes), _number(horizon)
 
 

@@ -1,4 +1,4 @@
-"""Commands that touch a run: stop, pause, unpause, checkpoint. A request in a file first, and for `stop` a signal where nobody answers."""
+"""Commands that touch a run: stop, pause, unpause, checkpoint. A request in a file first, and for `stop` a signal where there is no answer."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ _CHECKPOINT = re.compile(r"checkpoints/step-[0-9]+")
 @app.command()
 def stop(
     names: RunNames = None,
-    every: Annotated[bool, typer.Option("--all", help="all that train now and are yours")] = False,
-    now: Annotated[bool, typer.Option("--now", help=f"kill what has not ended after {_KILL_S:.0f} s, without a checkpoint")] = False,
+    every: Annotated[bool, typer.Option("--all", help="all of your runs that are training")] = False,
+    now: Annotated[bool, typer.Option("--now", help=f"kill after {_KILL_S:.0f} s, without a checkpoint")] = False,
     runs: RootOption = None,
 ) -> None:
-    """Stop runs: each finishes its update, saves a checkpoint and ends. Ends with 0 once they have."""
+    """Stop runs; each saves a checkpoint first.
+
+    Each finishes its update. Returns 0 once all have ended.
+    """
     from operant import runs as folders
 
     if every == bool(names):
@@ -133,21 +136,24 @@ class _Stop:
 
 @app.command()
 def pause(run: RunName, runs: RootOption = None) -> None:
-    """Let a run wait, between two updates, until it is told to go on. It keeps its memory, and the same bits."""
+    """Pause a run between two updates.
+
+    It keeps its memory; its results stay bit-identical.
+    """
     found, text = _ask(run, "pause", runs)
     say(f"{safe(found.id)}: {text}.  next: operant unpause {safe(found.short)}")
 
 
 @app.command()
 def unpause(run: RunName, runs: RootOption = None) -> None:
-    """Let a paused run go on."""
+    """Continue a paused run."""
     found, text = _ask(run, "unpause", runs)
     say(f"{safe(found.id)}: {text}")
 
 
 @app.command()
 def checkpoint(run: RunName, runs: RootOption = None) -> None:
-    """Save a checkpoint now, wait until it is on the disk, and print its path."""
+    """Save a checkpoint now and print its path."""
     found, text = _ask(run, "checkpoint", runs)
     if not _CHECKPOINT.fullmatch(text):
         raise OperantError(f"{safe(found.id)}: {text}")

@@ -30,8 +30,8 @@ class After(enum.Enum):
 
 
 _RESTART = ("best", "last")
-DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="return once training has begun; it goes on")]
-MonitorOption = Annotated[bool, typer.Option("--monitor", help="watch it in the monitor; leaving that leaves the run")]
+DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="return once training has begun")]
+MonitorOption = Annotated[bool, typer.Option("--monitor", help="open the monitor; quitting it does not stop the run")]
 
 
 @app.command()
@@ -39,11 +39,11 @@ def train(
     words: Words = None,
     config: ConfigOption = None,
     env: EnvOption = None,
-    name: Annotated[str | None, typer.Option(help="the run's id")] = None,
-    seed: Annotated[str | None, typer.Option(metavar="N", help="the same seed gives the same bits")] = None,
+    name: Annotated[str | None, typer.Option(help="id of the run")] = None,
+    seed: Annotated[str | None, typer.Option(metavar="N", help="random seed; the same seed gives the same bits")] = None,
     device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda[:N]")] = None,
     steps: Annotated[str | None, typer.Option(metavar="N", help="environment steps over all lanes, such as 20M")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show the configuration and the memory it takes; start nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the configuration and the memory estimate only")] = False,
     inline: Annotated[bool, typer.Option("--inline", help="train in this process, for a debugger")] = False,
     detach: DetachOption = False,
     monitor: MonitorOption = False,
@@ -150,13 +150,13 @@ def _dry_run(asked: Request, trusted: bool) -> None:
 def resume(
     run: RunName,
     overrides: Overrides = None,
-    start: Annotated[str, typer.Option("--from", metavar="last|best|STEP", help="the checkpoint to go on from")] = "last",
+    start: Annotated[str, typer.Option("--from", metavar="last|best|STEP", help="checkpoint to resume from")] = "last",
     detach: DetachOption = False,
     monitor: MonitorOption = False,
     trust: TrustOption = False,
     runs: RootOption = None,
 ) -> None:
-    """Go on with a run, in its folder, from a checkpoint."""
+    """Resume a run from a checkpoint, in the same folder."""
     _resume(run, overrides or [], start, _after(detach=detach, monitor=monitor), runs, trust)
 
 
@@ -167,7 +167,7 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
     from operant.runs.checkpoints import Store
 
     if stray := [word for word in overrides if "=" not in word]:
-        raise UsageError(f"{stray[0]!r} is no override: write section.key=value, such as run.steps=4M")
+        raise UsageError(f"{stray[0]!r} is not an override: write section.key=value, such as run.steps=4M")
     if start not in _RESTART and not start.isdecimal():
         raise UsageError(f"--from is {start!r}; it must be last, best or a step")
     run = folders.resolve(name, *folders.reach(root))

@@ -198,7 +198,7 @@ def _override(raw: RawConfig, location: Location, text: str) -> None:
     key = tuple(part.strip() for part in left.split("."))
     key = tuple(old_names.ALIASES.get(".".join(key), ".".join(key)).split("."))
     if not equals or not all(_WORD.fullmatch(part) for part in key):
-        raw.problem(location, f"{quoted(text)} is no override: write section.key=value, such as algo.learning_rate=3e-4")
+        raw.problem(location, f"{quoted(text)} is not an override: write section.key=value, such as algo.learning_rate=3e-4")
         return
     table = raw.data
     for end, part in enumerate(key[:-1], 1):

@@ -67,13 +67,13 @@ def check(out: Path, *, force: bool) -> str:
         if out.is_dir():
             raise UsageError(f"--out is {safe(str(out), 200)!r}, which is a folder: name a file")
         if out.exists() and not force:
-            raise UsageError(f"{safe(str(out), 200)} is there already: another name, or --force to replace it")
+            raise UsageError(f"{safe(str(out), 200)} already exists: another name, or --force to replace it")
         if not out.parent.is_dir():
-            raise NotFoundError(f"there is no folder {safe(str(out.parent), 200)!r} to put {safe(out.name, 100)} in")
+            raise NotFoundError(f"no folder {safe(str(out.parent), 200)!r} to put {safe(out.name, 100)} in")
     except OSError as error:
         raise UsageError(f"{safe(str(out), 200)!r} cannot be a file's name ({error.strerror})") from None
     if not os.access(out.parent, os.W_OK):
-        raise MachineError(f"{safe(str(out), 200)} cannot be written: {safe(str(out.parent), 200)} is a folder that may only be read")
+        raise MachineError(f"{safe(str(out), 200)} cannot be written: {safe(str(out.parent), 200)} is read-only")
     if ending == ".mp4":
         try:
             import imageio_ffmpeg

@@ -20,7 +20,7 @@ Action = tuple[float, ...]
 """The numbers of an action, whole ones where the environment's are."""
 
 RESERVED: Final = ("q", "esc", "p", "r", "?")
-"""Keys that mean something to whoever plays, in every game."""
+"""Keys of the screen, in every game."""
 
 ARROWS: Final[Mapping[str, str]] = {"left": "left", "a": "left", "right": "right", "d": "right", "up": "up", "w": "up", "down": "down", "s": "down"}
 _NAMED_KEYS = {*ARROWS, "space", "enter", "tab", "backspace"}
@@ -70,7 +70,7 @@ class Buttons:
     def _name_actions(self, names: Sequence[str]) -> None:
         self._sets = [frozenset(words) - _REST for words in (name.lower().split("+") for name in names)]
         words = list(dict.fromkeys(word for name in names for word in name.lower().split("+") if word not in _REST and not word.isdecimal()))
-        if len(words) > len(_FREE):  # points of a board: nobody knows by heart which is which key
+        if len(words) > len(_FREE):  # points of a board: too many to know by heart
             return
         free = iter(_FREE)
         for word in words:
@@ -104,7 +104,7 @@ class Buttons:
                 raise UsageError(f"--keys: {key!r} is taken: {', '.join(RESERVED)} mean the same in every game")
             if key not in _NAMED_KEYS and not (len(key) == 1 and "!" <= key <= "~"):
                 named = ", ".join(sorted(name for name in _NAMED_KEYS if len(name) > 1))
-                raise UsageError(f"--keys: {safe(key, 40)!r} is no key: a character, or one of {named}")
+                raise UsageError(f"--keys: {safe(key, 40)!r} is not a key: a character, or one of {named}")
             self.keys[key] = self._word(meaning)
 
     def _word(self, meaning: str) -> str:
@@ -117,17 +117,17 @@ class Buttons:
             if meaning in names:
                 return f"#{names.index(meaning)}"
             known = f", or {', '.join(names[:_MOST_NAMED])}{', ...' if len(names) > _MOST_NAMED else ''}" if self.env.actions else ""
-            raise UsageError(f"--keys: {safe(meaning, 40)!r} is no action; they are 0 to {action.n - 1}{known}")
+            raise UsageError(f"--keys: {safe(meaning, 40)!r} is not an action; they are 0 to {action.n - 1}{known}")
         if isinstance(action, Box):
             found = re.fullmatch(r"([-+])(\d{1,6})", meaning)
             if found and int(found[2]) < action.size:
                 return f"{found[1]}{int(found[2])}"
             more = f" to -{action.size - 1} and +{action.size - 1}" if action.size > 1 else ""
-            raise UsageError(f"--keys: {safe(meaning, 40)!r} is no push; they are -0 and +0{more}")
+            raise UsageError(f"--keys: {safe(meaning, 40)!r} is not a push; they are -0 and +0{more}")
         found = re.fullmatch(r"(\d{1,6}):(\d{1,6})", meaning)
         if found and int(found[1]) < len(action.n) and int(found[2]) < action.n[int(found[1])]:
             return f"{int(found[1])}:{int(found[2])}"
-        raise UsageError(f"--keys: {safe(meaning, 40)!r} is no choice; write 0:2 for value 2 of choice 0")
+        raise UsageError(f"--keys: {safe(meaning, 40)!r} is not a choice; write 0:2 for value 2 of choice 0")
 
     def excludes(self, one: str, other: str) -> bool:
         """Whether two words cannot count at once: then the newer one does."""

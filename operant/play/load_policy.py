@@ -129,7 +129,7 @@ def _run_around(checkpoint: Path) -> runs.Run:
     """The run a checkpoint lies in: RUN/checkpoints/step-*."""
     run = runs.load(checkpoint.parent.parent)
     if run is None:
-        raise NotFoundError(f"{runs.shown(checkpoint)} lies in no run folder, so there is no configuration to play it by (expected RUN/checkpoints/step-...)")
+        raise NotFoundError(f"{runs.shown(checkpoint)} is not in a run folder, so its configuration is unknown (expected RUN/checkpoints/step-...)")
     return run
 
 

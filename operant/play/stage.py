@@ -63,7 +63,7 @@ class Show:
         self._begin(np.ones(lanes, bool))
 
     def _compile(self) -> None:
-        """Make every kernel now, and not in the middle of what somebody watches: by a step of lanes that are then as if nothing had been."""
+        """Compile every kernel now, not while someone watches: takes a step, and then puts the lanes back."""
         self._begin(np.ones(self.lanes, bool))
         self.step(self._slot.action)
         if self._painter is not None:

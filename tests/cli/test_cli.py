@@ -24,7 +24,7 @@ import torch
 from toys import MY_ENV, MY_NET
 
 import operant
-from operant import cli, runs
+from operant import runs
 from operant.algos.ppo.algorithm import PPO
 from operant.config import load as config
 from operant.config import recipes, request
@@ -60,30 +60,6 @@ def operant_process(place: Path, *words: str, **options) -> subprocess.Completed
     done = subprocess.run(command, cwd=place, env=environment(place), capture_output=True, text=True, timeout=120, **options)
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     return done
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch, capsys):
-    """`operant WORDS` in this process, in a fresh folder: exit code, stdout, stderr."""
-    for name, value in environment(tmp_path).items():
-        if name in ("XDG_STATE_HOME",):
-            monkeypatch.setenv(name, value)
-    for name in ("OPERANT_RUNS", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    threads = torch.get_num_threads()
-
-    def call(*words: str) -> SimpleNamespace:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["operant", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return SimpleNamespace(code=ended.value.code or 0, out=out, err=err)
-
-    yield call
-    torch.set_num_threads(threads)
 
 
 def the_run(place: Path) -> runs.Run:
@@ -747,7 +723,7 @@ def test_a_worker_that_refuses_its_configuration_is_quoted_and_its_folder_delete
         (("train", "--dry-run", "algo.gamma=1.5"), 2, "algo.gamma"),
         (("resume", "nosuch"), 3, "no run is called 'nosuch'"),
         (("resume", "nosuch", "--from", "first"), 2, "--from is 'first'"),
-        (("resume", "nosuch", "stray"), 2, "'stray' is no override"),
+        (("resume", "nosuch", "stray"), 2, "'stray' is not an override"),
         (("eval", "nosuch"), 3, "no run is called 'nosuch'"),
         (("eval", "nosuch/checkpoints/step-1"), 3, "there is no run in"),
         (("eval", "nosuch", "--episodes", "0"), 2, "--episodes is 0"),

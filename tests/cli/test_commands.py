@@ -14,11 +14,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from operant import cli, runs
+from operant import runs
 from operant.cli import listing, steering
 from operant.errors import BusyError, NotFoundError
 from operant.runs import control, launch, states
@@ -28,28 +27,7 @@ PACKAGE_PARENT = str(Path(runs.__file__).parents[2])
 DEADLINE_S = 90.0
 
 
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    for name in ("OPERANT_RUNS", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "XDG_SESSION_ID"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def here(monkeypatch, capsys):
-    """`operant WORDS` in this process: exit code, stdout, stderr."""
-
-    def call(*words):
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["operant", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert "operant/c" not in out + err, "a traceback of the command"
-        return SimpleNamespace(code=ended.value.code or 0, out=out, err=err)
-
-    return call
+pytestmark = pytest.mark.usefixtures("here")  # a folder of its own
 
 
 def command(*words):
@@ -507,3 +485,14 @@ def test_every_command_that_reads_has_json():
     found = dict(commands(get_command(program.app)))
     assert {name for name, options in found.items() if "--json" in options} == READING
     assert set(found) == READING | WITHOUT_DATA, "a new command either reads, or does not"
+
+
+# HELP
+
+
+@pytest.mark.parametrize("words", [(), ("config",)])
+def test_the_list_of_commands_cuts_no_summary(here, words):
+    done = here(*words, "--help")
+    commands = done.out.partition("Commands:")[2]
+    assert done.code == 0 and len(commands.splitlines()) >= 3 and "..." not in commands
+    assert max(map(len, done.out.splitlines())) <= 80

@@ -429,9 +429,9 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
     "nested without end": (DEEP, [], ["ppo.toml:", ""]),
     "a megabyte": ("#" * (1 << 20) + "\n", [], ["ppo.toml:1: the file is larger than 1 MiB"]),
     # overrides
-    "override without value": ("", ["algo.gamma"], ["command line: 'algo.gamma' is no override: write section.key=value"]),
-    "override without key": ("", ["=3"], ["command line: '=3' is no override"]),
-    "override of nothing": ("", ["algo..gamma=1"], ["command line: 'algo..gamma=1' is no override"]),
+    "override without value": ("", ["algo.gamma"], ["command line: 'algo.gamma' is not an override: write section.key=value"]),
+    "override without key": ("", ["=3"], ["command line: '=3' is not an override"]),
+    "override of nothing": ("", ["algo..gamma=1"], ["command line: 'algo..gamma=1' is not an override"]),
     "misspelt override": ("", ["algo.gama=1"], ["command line: unknown key 'algo.gama' - did you mean 'algo.gamma'?"]),
     "override without section": ("", ["lanes=4"], ["command line: unknown key 'lanes' - did you mean 'env.lanes'?"]),
     "override into a value": ("[env]\nlanes = 8\n", ["env.lanes.x=1"], ["command line: env.lanes.x: 'env.lanes' is a value, not a table"]),

@@ -69,7 +69,7 @@ def test_an_environment_may_name_its_actions():
 def test_actions_without_names_are_numbers():
     assert [words(COUNT, *keys) for keys in ((), ("0",), ("1",))] == [None, (0,), (1,)]
     assert Buttons(COUNT).named((1,)) == "1" and Buttons(COUNT).help() == []
-    with pytest.raises(UsageError, match=r"'left' is no action; they are 0 to 1$"):
+    with pytest.raises(UsageError, match=r"'left' is not an action; they are 0 to 1$"):
         Buttons(COUNT).bind("left=left")
 
 
@@ -111,10 +111,10 @@ def test_keys_can_be_changed(env, text, key, action):
 @pytest.mark.parametrize(
     ("env", "text", "said"),
     [
-        (SIX, "left", "'left' is not KEY=ACTION"), (SIX, "left=", "is not KEY=ACTION"), (SIX, "left=6", "'6' is no action; they are 0 to 5, or left, stay"),
-        (SIX, "left=-1", "is no action"), (SIX, "q=1", "'q' is taken"), (SIX, "esc=1", "'esc' is taken"), (SIX, "F1=1", "'F1' is no key"),
-        (SIX, "\x1b[2J=1", "is no key"), (PUSH, "left=1", "is no push; they are -0 and +0 to -1 and +1"), (PUSH, "left=+2", "is no push"),
-        (PICK, "left=1", "is no choice"), (PICK, "left=1:2", "is no choice"),
+        (SIX, "left", "'left' is not KEY=ACTION"), (SIX, "left=", "is not KEY=ACTION"), (SIX, "left=6", "'6' is not an action; they are 0 to 5, or left, stay"),
+        (SIX, "left=-1", "is not an action"), (SIX, "q=1", "'q' is taken"), (SIX, "esc=1", "'esc' is taken"), (SIX, "F1=1", "'F1' is not a key"),
+        (SIX, "\x1b[2J=1", "is not a key"), (PUSH, "left=1", "is not a push; they are -0 and +0 to -1 and +1"), (PUSH, "left=+2", "is not a push"),
+        (PICK, "left=1", "is not a choice"), (PICK, "left=1:2", "is not a choice"),
     ],
 )  # fmt: skip
 def test_keys_that_are_wrong_have_a_sentence(env, text, said):

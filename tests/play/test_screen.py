@@ -17,7 +17,6 @@ import pytest
 from rich.color import Color
 from walk import WALK
 
-from operant import cli
 from operant.envs import find
 from operant.errors import UsageError
 from operant.play import screen
@@ -238,27 +237,6 @@ def test_a_file_can_be_played_without_colours(tmp_path):
         assert terminal.wait(PATIENCE_S) == 129 and modes(terminal) == (True, True, True)
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch, capsys):
-    """`operant WORDS` in this process, in a folder of its own; where `terminal` is set, it seems to have one."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("OPERANT_RUNS", raising=False)
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words, terminal=True):
-        if terminal:
-            monkeypatch.setattr(screen, "require", lambda what: None)
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["operant", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return SimpleNamespace(code=ended.value.code or 0, out=out, err=err)
-
-    return call
-
-
 def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
     small = ("run.threads=1", "env.lanes=32", "algo.horizon=16", "run.steps=512", "eval.episodes=4")
     assert here("train", "cartpole", "--inline", "--name", "small", "--device", "cpu", *small).code == 0
@@ -286,7 +264,7 @@ def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
         ("play cartpole --param mass_cart=0", 2, "env.params.mass_cart: input should be from 0.001 to 1_000 (got 0)"),
         ("play cartpole --fps 0", 2, "--fps is 0; it must be between 0.1 and 120"),
         ("play cartpole --size 1", 2, "--size is 1"),
-        ("play cartpole --keys left=7", 2, "'7' is no action"),
+        ("play cartpole --keys left=7", 2, "'7' is not an action"),
         ("play go --clock", 2, "go has more actions than keys"),
         ("play", 2, "Missing argument 'ENV'"),
         ("eval nosuch --render term", 3, "no run is called 'nosuch'"),
@@ -297,12 +275,13 @@ def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
         ("eval nosuch --fps 10", 2, "--fps is of --render term"),
     ],
 )
-def test_what_a_user_gets_wrong_has_a_sentence_and_a_code(here, line, code, said):
+def test_what_a_user_gets_wrong_has_a_sentence_and_a_code(here, monkeypatch, line, code, said):
+    monkeypatch.setattr(screen, "require", lambda what: None)  # as in a terminal
     done = here(*line.split())
     assert (done.code, done.out) == (code, "") and said in done.err, done.err
 
 
 @pytest.mark.parametrize("line", ["play cartpole", "eval x --render term"])
 def test_without_a_terminal_a_sentence(here, line):
-    done = here(*line.split(), terminal=False)
+    done = here(*line.split())
     assert done.code == 2 and "needs a terminal, as input and output" in done.err
