@@ -29,7 +29,7 @@ def changed_runs(before: Row, after: Row) -> list[tuple[int, int]]:
             else:
                 runs.append((x, 1))
     # A region that ends within a wide character would be drawn with half of it.
-    return [(0, len(after))] if runs and any(len(cell[0]) != 1 for row in (before, after) for cell in row) else runs
+    return [(0, len(after))] if runs and ("" in [cell[0] for cell in before] or "" in [cell[0] for cell in after]) else runs
 
 
 class Canvas(Widget):

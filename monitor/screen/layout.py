@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final, NamedTuple
 
 from monitor.screen.view import View
@@ -54,6 +55,7 @@ def inside(width: int, height: int) -> tuple[int, int]:
     return (width - 4, height - 2) if width > 8 and height > 2 else (width, height)
 
 
+@functools.lru_cache(64)
 def plan(width: int, height: int, view: View, *, words: int = 0) -> Plan:
     """The plan for a screen. `words`: lines to be said of how the run ended, in the place of the agent."""
     small = is_small(width, height)

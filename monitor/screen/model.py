@@ -33,14 +33,18 @@ class Model(NamedTuple):
     size: tuple[int, int] = (80, 24)  # of the terminal
     own_keys: Mapping[str, str] = {}  # the person's, by command
     whole: tuple[float, float] | None = None  # the range of x that holds all of the run; it grows in jumps
+    newest_x: float = 0.0  # where on the x axis the newest record lies
 
     def with_(self, **changes: Any) -> Model:
-        """The model with some changes, and the range of x that belongs to it."""
+        """The model with some changes, and the range of x that belongs to it; while the picture is frozen, the range stays."""
         new = self._replace(**changes)
         same = new.view.axis == self.view.axis and new.snapshot.run.path == self.snapshot.run.path and (new.overlay is None) == (self.overlay is None)
         if new.frozen is not None and same:
             return new
-        return new._replace(whole=view.whole_window(new._curves(), new.view.axis, self.whole if same else None))
+        axis = new.view.axis
+        whole = view.whole_window(new._curves(), axis, self.whole if same else None)
+        ends = [extent[1] for one in new.snapshot.series.values() if (extent := one.extent(axis)) is not None]
+        return new._replace(whole=whole, newest_x=max(ends, default=0.0 if whole is None else whole[1]))
 
     def _curves(self) -> Iterable[Series]:
         """The run's own curves, and the other run's for the metrics that are on the screen."""
@@ -72,12 +76,6 @@ class Model(NamedTuple):
     def chosen(self) -> str | None:
         """The metric whose chart is chosen, if that chart is on the screen."""
         return self.view.chosen if self.view.chosen in self.names else None
-
-    @property
-    def newest_x(self) -> float:
-        """Where on the x axis the newest record lies."""
-        extents = [extent for one in self.snapshot.series.values() if (extent := one.extent(self.view.axis)) is not None]
-        return max((last for _, last in extents), default=0.0 if self.whole is None else self.whole[1])
 
     @property
     def window(self) -> tuple[float, float] | None:
