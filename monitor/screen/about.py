@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from monitor.charts.line import Line, Piece, padded, wrapped
 from monitor.data.snapshot import Snapshot
 from monitor.screen.keys import KEYS, shown_keys
-from monitor.screen.words import label_of
+from monitor.screen.labels import label_of
 from operant.runs.states import ENDED
 from operant.text import age, count, duration, number
 

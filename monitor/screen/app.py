@@ -50,7 +50,6 @@ _PASTED_CELLS: Final = 200
 _MESSAGE_S: Final = 4.0
 _BLURRED_S: Final = 1.0
 _LANES: Final = 4  # that a trainer plays for its viewers
-_WHEEL_LINES: Final = 3
 
 
 class Library(Protocol):
@@ -80,7 +79,7 @@ class MonitorApp(App[None]):
     ALLOW_SELECT = False
     ESCAPE_TO_MINIMIZE = False
     BINDINGS: ClassVar = [
-        Binding("ctrl+c,ctrl+q", "detach", show=False, priority=True),
+        Binding("ctrl+c,ctrl+q", "quit", show=False, priority=True),
         *(Binding(key.keys, key.action, key.words, id=key.id, show=False, priority=key.id in ("redraw", "suspend")) for key in keys.KEYS),
     ]
 
@@ -199,10 +198,9 @@ class MonitorApp(App[None]):
         """A source's run, from the beginning; what parts of the screen there are stays as it was."""
         kept = View() if self.model is None else self.model.view
         view = View(smoothing=kept.smoothing, sidebar=kept.sidebar, bottom=kept.bottom, log=kept.log, agent=kept.agent)
-        newest, readonly = source.snapshot(), self._readonly or source.readonly
         overlay = None if self.overlay is None else self.overlay.snapshot()
-        self.source = source
-        self.model = Model(newest, view, overlay, readonly=readonly, own_keys=self._own_keys).with_(size=(self.size.width, self.size.height))
+        first = Model(source.snapshot(), view, overlay, readonly=self._readonly or source.readonly, own_keys=self._own_keys)
+        self.source, self.model = source, first.with_(size=(self.size.width, self.size.height))
 
     def watch_model(self) -> None:
         """Ask for pictures of the agent while there is a place for them, and no longer."""
@@ -262,15 +260,11 @@ class MonitorApp(App[None]):
 
     def on_mouse_scroll_up(self) -> None:
         """The wheel."""
-        self._wheel(-_WHEEL_LINES)
+        self.action_look("wheel", -1)
 
     def on_mouse_scroll_down(self) -> None:
         """The wheel."""
-        self._wheel(_WHEEL_LINES)
-
-    def _wheel(self, lines: int) -> None:
-        if self.model is not None and self.model.view.page in ("log", "config"):
-            self.action_look("move", 0, lines)
+        self.action_look("wheel", 1)
 
     def on_metric_chart_chosen(self, message: MetricChart.Chosen) -> None:
         """A chart was clicked."""
@@ -308,10 +302,6 @@ class MonitorApp(App[None]):
         self.push_screen(TextScreen(title, lines, width=width, at_end=at_end))
 
     # ------------------------------------------------------------------------------------------------------------------------- keys: the monitor
-
-    def action_detach(self) -> None:
-        """Leave; the run goes on."""
-        self.exit()
 
     def action_redraw(self) -> None:
         """Write every cell again, whatever the terminal shows."""

@@ -33,7 +33,7 @@ class Key(NamedTuple):
 
 
 KEYS: Final = (
-    Key("detach", "q,ctrl+c,ctrl+q", "detach", "leave the monitor; the run goes on", "q", "Detach", "Monitor"),
+    Key("detach", "q,ctrl+c,ctrl+q", "quit", "leave the monitor; the run goes on", "q", "Detach", "Monitor"),
     Key("freeze", "space", "freeze", "freeze the picture, or go on; training goes on either way", "space", "Freeze"),
     Key("filter", "slash", "filter", "show only metrics (on the log page: lines) that fit some words", "/", "Filter"),
     Key("maximise", "enter", "maximise", "the chosen chart alone; of a failed run the whole traceback", "enter", "Max"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from monitor.charts.scale import gutter
-from monitor.screen import layout, logwords, view
+from monitor.screen import layout, view
+from monitor.screen.log import log_length
 from monitor.screen.model import Model
 from monitor.screen.view import Page, View
 from operant.runs.states import ENDED
 
 _SCRUBS = 50  # presses of a key from one end of a run to the other
+_WHEEL_LINES = 3
 _ALL = 10**9  # lines: as far as there are any
 _TEXTS = ("log", "config")  # pages that scroll
 
@@ -110,6 +112,11 @@ def move(now: Model, across: int, down: int) -> View:
     return choose(now, view.moved(now.names, now.chosen, across, down, now.plan.columns))
 
 
+def wheel(now: Model, down: int) -> View:
+    """The wheel: some lines of a text page."""
+    return move(now, 0, down * _WHEEL_LINES) if now.view.page in _TEXTS else now.view
+
+
 def _cursor_moved(now: Model, across: int) -> View:
     """The inspection cursor one cell of its chart farther."""
     if now.window is None:
@@ -161,7 +168,7 @@ def turn(now: Model, by: int) -> View:
 def _scrolled(now: Model, lines: int) -> View:
     """A text page so many lines from its resting place, no farther than there are lines."""
     width, height = layout.inside(now.size[0], now.plan.body)
-    many = now.snapshot.config.count("\n") + 1 if now.view.page == "config" else logwords.log_length(now, width)
+    many = now.snapshot.config.count("\n") + 1 if now.view.page == "config" else log_length(now, width)
     return now.view._replace(scroll=min(max(0, lines), max(0, many - height)))
 
 
@@ -189,7 +196,8 @@ def back(now: Model) -> View:
 CHANGES = {
     change.__name__: change
     for change in (
-        page, axis, smooth, logarithm, zoom, start, end, agent, greedy, log, bottom, sidebar, maximise, inspect, move, choose, next_chart, turn, narrow, back,
+        page, axis, smooth, logarithm, zoom, start, end, agent, greedy, log, bottom, sidebar, maximise, inspect, move, wheel, choose, next_chart, turn, narrow,
+        back,
     )
 }  # fmt: skip
 """The functions above, by the names that keys and clicks use: `look('zoom', 1)`."""

@@ -15,7 +15,7 @@ from monitor.charts.palette import ASCII, UNICODE
 from monitor.charts.picture import AgentPicture
 from monitor.charts.plots import Stage
 from monitor.data.snapshot import Snapshot
-from monitor.screen import layout, logwords, words
+from monitor.screen import header, layout, log, panels
 from monitor.screen.layout import REST, Plan
 from monitor.screen.model import Model
 from monitor.screen.panel import Panel
@@ -35,23 +35,23 @@ class RunView(Container):
         self._plan: Plan | None = None
         self.charts = ChartGrid(id="charts")
         self.agent = AgentPicture(id="agent")
-        panels = (
-            Panel(words.header, id="header", classes="row"),
-            Panel(words.progress, id="progress", classes="row"),
-            Panel(words.figures, id="figures"),
-            Panel(words.message, id="message", classes="row"),
-            Panel(words.numbers, id="numbers"),
-            Panel(words.empty, id="empty"),
-            Panel(words.explained, title="Health", sees=lambda model: model.snapshot.health, id="explained"),
-            Panel(words.config, title="config.toml", sees=lambda model: (model.snapshot.config, model.view.scroll), id="config"),
-            Panel(words.last_words, title="How it ended", sees=lambda model: (model.snapshot.ending, model.snapshot.state), id="words"),
-            Panel(logwords.log, title="Log", sees=lambda model: (model.snapshot.log, model.view.scroll, model.view.filter, model.view.page), id="log"),
-            Panel(words.health, title="Health", sees=lambda model: model.snapshot.health, id="health"),
-            Panel(words.time, title=words.time_title, sees=lambda model: model.snapshot.phases, id="time"),
-            Panel(words.machine, title="GPU and process", sees=lambda model: (model.snapshot.system, model.snapshot.state), id="machine"),
-            Panel(words.footer, sees=lambda model: model.footer, id="footer", classes="row"),
+        every = (
+            Panel(header.header, id="header", classes="row"),
+            Panel(header.progress, id="progress", classes="row"),
+            Panel(header.figures, id="figures"),
+            Panel(header.message, id="message", classes="row"),
+            Panel(header.numbers, id="numbers"),
+            Panel(panels.empty, id="empty"),
+            Panel(panels.explained, title="Health", sees=lambda model: model.snapshot.health, id="explained"),
+            Panel(panels.config, title="config.toml", sees=lambda model: (model.snapshot.config, model.view.scroll), id="config"),
+            Panel(panels.last_words, title="How it ended", sees=lambda model: (model.snapshot.ending, model.snapshot.state), id="words"),
+            Panel(log.log, title="Log", sees=lambda model: (model.snapshot.log, model.view.scroll, model.view.filter, model.view.page), id="log"),
+            Panel(panels.health, title="Health", sees=lambda model: model.snapshot.health, id="health"),
+            Panel(panels.time, title=panels.time_title, sees=lambda model: model.snapshot.phases, id="time"),
+            Panel(panels.machine, title="GPU and process", sees=lambda model: (model.snapshot.system, model.snapshot.state), id="machine"),
+            Panel(header.footer, sees=lambda model: model.footer, id="footer", classes="row"),
         )
-        self.panels = {panel.id or "": panel for panel in panels}
+        self.panels = {panel.id or "": panel for panel in every}
 
     def compose(self) -> ComposeResult:
         """All panels once; the plan says which of them are shown."""
@@ -100,7 +100,7 @@ class RunView(Container):
 
     def _show_agent(self, snapshot: Snapshot) -> None:
         ascii_only = not self._glyphs.braille
-        title = [(clean(text, ascii_only=ascii_only), style) for text, style in words.agent_title(snapshot)]
+        title = [(clean(text, ascii_only=ascii_only), style) for text, style in panels.agent_title(snapshot)]
         self.agent.show(snapshot.frame, absent=clean(snapshot.agent_absent, ascii_only=ascii_only), title=title)
 
     def _stage(self, model: Model) -> Stage:

@@ -13,8 +13,8 @@ from textual.widgets import Input
 
 from monitor.charts.line import Line, Piece, fit, padded, width_of
 from monitor.data.snapshot import RunRow
+from monitor.screen.labels import STATES
 from monitor.screen.panel import Panel
-from monitor.screen.words import STATES
 
 _PAGE_LINES = 10
 _HINTS_LIST = ("type to search · enter opens · esc leaves", "enter opens · esc leaves", "esc leaves")

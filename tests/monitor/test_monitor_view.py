@@ -17,7 +17,8 @@ from monitor.charts import line
 from monitor.charts.canvas import changed_runs
 from monitor.charts.line import Piece
 from monitor.data.snapshot import Ending, LogLine
-from monitor.screen import keys, layout, logwords, view, words
+from monitor.screen import header, keys, labels, layout, panels, view
+from monitor.screen import log as log_panel
 from monitor.screen.app import MonitorApp
 from monitor.screen.capture import text_of
 from monitor.screen.layout import REST
@@ -177,8 +178,8 @@ def test_no_file_of_keys_is_none(tmp_path):
 
 
 PANELS = (
-    words.header, words.progress, words.figures, words.message, words.numbers, words.health, words.explained, words.time, words.machine, logwords.log,
-    words.config, words.last_words, words.empty, words.footer,
+    header.header, header.progress, header.figures, header.message, header.numbers, panels.health, panels.explained, panels.time, panels.machine, log_panel.log,
+    panels.config, panels.last_words, panels.empty, header.footer,
 )  # fmt: skip
 
 
@@ -192,7 +193,7 @@ def test_every_panel_can_be_drawn_at_any_size_in_any_state(draw):
 
 def test_numbers_do_not_move_what_stands_beside_them():
     def places(snapshot: Any) -> list[int]:
-        (made, *_) = words.figures(Model(snapshot), 240, 1)
+        (made, *_) = header.figures(Model(snapshot), 240, 1)
         text = "".join(piece.text for piece in made)
         return [text.index(label) for label in ("return", "eval", "length", "SPS", "entropy", "KL")]
 
@@ -211,22 +212,22 @@ def written(lines: Any) -> str:
     [(None, "-"), (72.0, "0:01:12"), (45_296.0, "12:34:56"), (359_999.0, "99:59:59"), (374_399.0, "4 d 7 h"), (863_999.0, "9 d 23 h"), (8_640_000.0, "100 d")],
 )
 def test_what_is_left_is_told_whole(seconds, said):
-    assert words.remaining(seconds) == said
+    assert labels.remaining(seconds) == said
     shown = running()
-    line = written(words.progress(Model(shown._replace(progress=shown.progress._replace(eta_s=seconds))), 120, 1))
+    line = written(header.progress(Model(shown._replace(progress=shown.progress._replace(eta_s=seconds))), 120, 1))
     assert f"ETA {said} " in line and "…" not in line
 
 
 def test_the_line_below_the_header_tells_what_is_not_as_usual():
     def said(snapshot: Any, **how: Any) -> str:
-        return written(words.message(Model(snapshot, **how), 200, 1))
+        return written(header.message(Model(snapshot, **how), 200, 1))
 
     changed = View(axis="wall", filter="loss", page="charts")
     other = running()._replace(run=running().run._replace(short="77b0"))
     assert "dotted: 77b0" in said(running(), overlay=other) and "x: wall time · filter 'loss'" in said(running(), view=changed)
     crashed = said(states()["crashed"], view=changed)
     assert crashed.index("killed by SIGKILL") < crashed.index("x: wall time")
-    assert "x: wall time" not in written(words.message(Model(states()["crashed"], changed), 120, 1)), "how it ended matters more"
+    assert "x: wall time" not in written(header.message(Model(states()["crashed"], changed), 120, 1)), "how it ended matters more"
     assert "asked by root@vm, 3 min ago · P goes on" in said(states()["paused"]._replace(cause="by root@vm, 3 min ago"))
     empty = states()["crashed"]._replace(progress=states()["starting"].progress)
     assert "go through its time" in said(states()["crashed"]) and "go through its time" not in said(empty)
@@ -236,7 +237,7 @@ def test_the_progress_bar_is_full_only_at_the_end():
     base = running()
 
     def bar(step: int) -> str:
-        (made,) = words.progress(Model(base._replace(progress=base.progress._replace(step=step))), 120, 1)
+        (made,) = header.progress(Model(base._replace(progress=base.progress._replace(step=step))), 120, 1)
         return "".join(piece.text for piece in made)
 
     most = bar(500_000_000).count("━")
@@ -277,7 +278,7 @@ def test_hostile_text_reaches_no_terminal():
 
 
 def test_a_panel_shows_markup_as_it_is_written():
-    made = logwords.log(Model(running(log=(LogLine("", "ok", "[b]bold[/b] [@click=app.detach]x[/]"),))), 80, 3)
+    made = log_panel.log(Model(running(log=(LogLine("", "ok", "[b]bold[/b] [@click=app.detach]x[/]"),))), 80, 3)
     assert made[0][0].text == "[b]bold[/b] [@click=app.detach]x[/]" and not made[0][0].action
 
 
@@ -297,13 +298,13 @@ def test_the_log_has_its_lines_whole_on_its_page():
     snapshot = running(log=log)
     page = Model(snapshot, View(page="log"))
     for width in (20, 40, 76, 400):
-        lines = logwords.log(page, width, 100)
-        assert len(lines) == logwords.log_length(page, width) and all(sum(line.width_of(piece.text) for piece in one) <= width for one in lines)
+        lines = log_panel.log(page, width, 100)
+        assert len(lines) == log_panel.log_length(page, width) and all(sum(line.width_of(piece.text) for piece in one) <= width for one in lines)
         told = "".join("".join(piece.text for piece in one[-1:]) for one in lines)
         assert long in told and "猫" * 60 in told and told.startswith("first") and told.endswith("last")
-        ends = [logwords.log(page._replace(view=View(page="log", scroll=up)), width, 2)[-1] for up in range(len(lines) - 1)]
+        ends = [log_panel.log(page._replace(view=View(page="log", scroll=up)), width, 2)[-1] for up in range(len(lines) - 1)]
         assert ends == lines[:0:-1], "a line up is a line on the screen"
-    beside = logwords.log(Model(snapshot), 40, 2)
+    beside = log_panel.log(Model(snapshot), 40, 2)
     assert len(beside) == 2 and written(beside[1:]).strip() == "10:00:02 last"
 
 

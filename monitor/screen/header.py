@@ -1,0 +1,187 @@
+"""The lines above and below everything else: who, how far, the key figures, what there is to say, keys; and the numbers of a small screen.
+
+Standard library only. Pure: a model and a size in, lines out. Numbers stand in slots of fixed width, so that nothing beside them moves when they change.
+"""
+
+from __future__ import annotations
+
+from monitor.charts import bars
+from monitor.charts.figures import of_figure
+from monitor.charts.line import Line, Piece, cut, fit, flow, length, of_cells, padded, spread, width_of, wrapped
+from monitor.charts.palette import Style
+from monitor.data.snapshot import Figure
+from monitor.plain import value
+from monitor.screen.labels import LEVELS, label_of, remaining, state_sentence
+from monitor.screen.model import Model
+from monitor.screen.panels import finding_line
+from monitor.screen.view import PAGES, SMOOTHING
+from operant.runs.states import ENDED
+from operant.text import age, count, duration, number
+
+_LEAST_BAR = 8
+
+
+def header(model: Model, width: int, height: int) -> list[Line]:
+    """Who and how, in one line: the state, the run; at the right the facts that fit, the most telling ones last to go."""
+    snapshot = model.snapshot
+    glyph, word, style = label_of(snapshot.state)
+    left = [Piece(f" {glyph} {word}", style, bold=True), Piece(f"  {snapshot.run.id}", "bright", bold=True)]
+    facts = _facts(model)
+    room = width - length(left) - 3
+    while facts and sum(width_of(text) + 3 for _, text in facts) - 3 > room:
+        facts.remove(min(facts))
+    right = " · ".join(text for _, text in facts)
+    return [spread(left, [Piece(f"{right} ", "dim")], width)]
+
+
+def _facts(model: Model) -> list[tuple[int, str]]:
+    """(importance, text), in the order they stand in."""
+    run, progress = model.snapshot.run, model.snapshot.progress
+    lanes = f" ×{run.lanes:,}" if run.lanes else ""
+    found = [
+        (5, f"{run.env}{lanes}" if run.env else ""),
+        (4, run.algo.upper() if run.algo else ""),
+        (2, f"seed {run.seed}" if run.seed is not None else ""),
+        (3, run.device or ""),
+        (1, run.host if run.host and model.snapshot.state == "remote" else ""),
+        (6, f"{'took' if model.snapshot.state in ENDED else 'up'} {duration(progress.up_s)}" if progress.up_s is not None else ""),
+        (7, "read only" if model.readonly else ""),
+    ]
+    return [(weight, text) for weight, text in found if text]
+
+
+def progress(model: Model, width: int, height: int) -> list[Line]:
+    """How far the run is: a bar that takes what is left beside the numbers."""
+    now = model.snapshot.progress
+    if now.step is None:
+        return [(Piece(" " + "─" * max(0, width - 2), "border"),)]
+    of = f" / {count(now.steps)}" if now.steps else ""
+    share = f"{100 * now.share:5.1f} %" if now.share is not None else ""
+    parts = [Piece(share, "bright", bold=True), Piece(padded(f"   {count(now.step)}{of} steps", 25), "text")]
+    if model.snapshot.state not in ENDED:
+        parts.append(Piece(f"  ETA {padded(remaining(now.eta_s), 8)}", "text"))
+        parts.append(Piece(padded(f" (done ≈ {now.done_at})" if now.done_at else "", 16), "dim"))
+    while len(parts) > 1 and length(parts) + _LEAST_BAR + 3 > width:
+        parts.pop()
+    room = width - length(parts) - 3
+    bar = of_cells(bars.progress_bar(now.share, room, style=Style(label_of(model.snapshot.state)[2]))) if room >= _LEAST_BAR and now.share is not None else ()
+    return [fit((Piece(" "), *bar, Piece(" "), *parts), width)]
+
+
+def figures(model: Model, width: int, height: int) -> list[Line]:
+    """The key figures, as many as fit in `height` lines, each in a slot of its own. Those that charts and health tell too come last."""
+    figures, progress = model.snapshot.figures, model.snapshot.progress
+    first = next((place for place, figure in enumerate(figures, 1) if figure.kind == "rate"), 0)
+    slots = [_slot(figure, detailed=place == 0) for place, figure in enumerate(figures[:first])]
+    if progress.iterations is not None:
+        rate = f" @ {number(progress.iterations_per_s)}/s" if progress.iterations_per_s is not None else ""
+        slots.append([Piece("update ", "dim"), Piece(padded(f"{progress.iterations:,}", 7), "text"), Piece(padded(rate, 11), "dim")])
+    if progress.checkpoint_age_s is not None:
+        slots.append([Piece("checkpoint ", "dim"), Piece(padded(f"{age(progress.checkpoint_age_s)} ago", 10), "text")])
+    slots += [_slot(figure) for figure in figures[first:]]
+    return [fit((Piece(" "), *line), width) for line in flow(slots, width - 2)[:height]]
+
+
+def _slot(figure: Figure, *, detailed: bool = False) -> list[Piece]:
+    said = of_figure(figure)
+    pieces = [Piece(f"{figure.label} ", "dim"), Piece(f"{measured(figure):<{8 + (len(figure.unit) + 1 if figure.unit else 0)}}", "bright", bold=True)]
+    if detailed:
+        pieces += [Piece(f" {said.trend or ' '}", LEVELS[said.level][1] if said.level else "dim"), Piece(padded(f" {said.best}", 12), "dim")]
+    return pieces
+
+
+def measured(figure: Figure) -> str:
+    """A figure's value; rates as counts."""
+    return value(figure.kind, figure.value) + (f" {figure.unit}" if figure.unit and figure.value is not None else "")
+
+
+def message(model: Model, width: int, height: int) -> list[Line]:
+    """The line below the header: what there is to say now at the left, the pages at the right."""
+    tabs = _tabs(model)
+    left, more = _now(model), " · ".join(_chosen(model))
+    room = width - length(tabs) - 1
+    if more and (not left or length(left) + width_of(more) + 3 <= room):
+        left = [*left, Piece(f" · {more}" if left else more, "dim")]
+    if left and length(left) > room and width_of(left[0].text) > room // 2:
+        tabs = []  # what is wrong matters more than where one is
+    return [spread([Piece(" "), *left], tabs, width)]
+
+
+def _now(model: Model) -> list[Piece]:
+    snapshot = model.snapshot
+    if model.message:
+        return [Piece(model.message, "warn" if model.alarm else "focus")]
+    if model.standing:
+        return [Piece(model.standing, "focus", bold=True)]
+    if snapshot.notice:
+        return [Piece(snapshot.notice, "focus" if snapshot.notice_level == "ok" else LEVELS[snapshot.notice_level][1])]
+    sentence = state_sentence(snapshot)
+    if (model.plan.words or model.plan.numbers) and snapshot.ending is not None:
+        hints = ["← → go through its time"] if snapshot.progress.step is not None else []
+        hints += ["enter reads all its last words"] if snapshot.ending.traceback else []
+        return [Piece(" · ".join(hints), "dim")] if hints and model.plan.words and not _chosen(model) else []
+    return [Piece(sentence, label_of(snapshot.state)[2])] if sentence else []
+
+
+def _chosen(model: Model) -> list[str]:
+    """What differs from how everything is shown at first."""
+    view = model.view
+    return [
+        text
+        for text, told in (
+            (f"x: {({'wall': 'wall time', 'iteration': 'updates'}).get(view.axis, 'steps')}", view.axis != "step"),
+            (f"smoothing {SMOOTHING[view.smoothing]:g}", view.smoothing > 0),
+            ("y axes flipped", view.flipped),
+            (f"dotted: {cut(model.overlaid, 24)}", bool(model.overlaid)),
+            (f"zoom {2**view.zoom}×" + ("" if view.end is None else ", held"), view.zoom > 0),
+            (f"filter '{cut(view.filter, 24)}' (esc clears)", bool(view.filter)),
+        )
+        if told
+    ]
+
+
+def _tabs(model: Model) -> list[Piece]:
+    pieces = []
+    for index, page in enumerate(PAGES, 1):
+        here = page == model.view.page
+        text = f"{index} {page}" if model.plan.tabs or here else str(index)
+        pieces.append(Piece(f" {text} ", "bright" if here else "dim", bold=here, action=f"app.look('page', '{page}')"))
+    return pieces
+
+
+def footer(model: Model, width: int, height: int) -> list[Line]:
+    """Keys and what they do, as many as fit; each can be clicked. The last one, help, always fits."""
+    parts = [[Piece(f" {key} ", "focus", bold=True, action=f"app.{do}"), Piece(f"{word} ", "dim", action=f"app.{do}")] for key, word, do in model.footer]
+    room = width - (length(parts[-1]) if parts else 0)
+    shown: list[Piece] = []
+    for part in parts[:-1]:
+        if length(shown) + length(part) <= room:
+            shown += part
+    return [fit([*shown, *(parts[-1] if parts else ())], width)]
+
+
+def numbers(model: Model, width: int, height: int) -> list[Line]:
+    """The run as a list of numbers, for a split of 40x10."""
+    snapshot = model.snapshot
+    lines: list[Line] = []
+    if snapshot.ending is not None:
+        lines += [(Piece(f" {text}", label_of(snapshot.state)[2]),) for text in wrapped(snapshot.ending.sentence, width - 2)[:2]]
+        lines += [(Piece(" next ", "dim"), Piece(command, "focus")) for command in snapshot.ending.commands[:1]]
+    progress = snapshot.progress
+    if progress.step is not None:
+        of = f" / {count(progress.steps)}" if progress.steps else ""
+        share = f"{100 * progress.share:5.1f} %" if progress.share is not None else ""
+        eta = f"  ETA {remaining(progress.eta_s)}" if progress.eta_s is not None else ""
+        lines.append((Piece(f" {share} ", "bright"), Piece(f"{count(progress.step)}{of}", "text"), Piece(eta, "dim")))
+    for figure in snapshot.figures:
+        said = of_figure(figure)
+        style = LEVELS[said.level][1] if said.level else "dim"
+        best = f" best {value(figure.kind, figure.best)}" if figure.higher_better and figure.best is not None else ""
+        told = Piece(padded(value(figure.kind, figure.value), 9), "bright", bold=True)
+        lines.append((Piece(f" {padded(figure.label, 11)}", "dim"), told, Piece(said.trend or " ", style), Piece(best, "dim")))
+    worst = [finding for finding in snapshot.health if finding.level != "ok"]
+    for finding in sorted(worst, key=lambda one: one.level):
+        lines.append(fit([Piece(" "), *finding_line(finding, width - 2)], width))
+    if not lines:
+        lines.append((Piece(f" {state_sentence(snapshot) or 'no record yet'}", "dim"),))
+    return lines

@@ -1,0 +1,64 @@
+"""What states and findings are called, and with which glyph. Standard library only. Pure; knows neither widgets nor files nor clocks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from monitor.data.snapshot import Snapshot
+from operant.runs.states import ENDED
+from operant.text import age, duration
+
+STATES: Final = {
+    "starting": ("◌", "focus"),
+    "running": ("●", "good"),
+    "paused": ("‖", "warn"),
+    "stopping": ("◐", "warn"),
+    "stalled": ("◔", "warn"),
+    "suspended": ("◔", "warn"),
+    "finished": ("✔", "good"),
+    "stopped": ("■", "bright"),
+    "failed": ("✖", "bad"),
+    "crashed": ("✖", "bad"),
+    "diverged": ("✖", "bad"),
+    "gpu_fault": ("✖", "bad"),
+    "oom": ("✖", "bad"),
+    "remote": ("⌁", "focus"),
+    "unreadable": ("?", "bad"),
+}
+"""Glyph and style of every state; the word beside them says the same without either."""
+LEVELS: Final = {"ok": ("✔", "good"), "warn": ("!", "warn"), "bad": ("✖", "bad")}
+_SENTENCES: Final = {
+    "paused": "P goes on",
+    "stopping": "finishing the iteration and saving a checkpoint",
+    "stalled": "no iteration is coming through",
+    "suspended": "no heartbeat",
+    "remote": "another machine",
+    "starting": "starting",
+    "unreadable": "the metrics file cannot be read",
+}
+
+
+def label_of(state: str) -> tuple[str, str, str]:
+    """Glyph, word in capitals, style."""
+    glyph, style = STATES.get(state, ("?", "bad"))
+    return glyph, state.upper().replace("_", " "), style
+
+
+def state_sentence(snapshot: Snapshot) -> str:
+    """What there is to say about a state; nothing while all is well."""
+    word = snapshot.state
+    if word == "running":
+        return ""
+    if word in ENDED:
+        return snapshot.ending.sentence if snapshot.ending is not None else snapshot.cause or ""
+    told = snapshot.cause or _SENTENCES.get(word, "")
+    if word == "paused" and snapshot.cause:
+        return f"{'asked ' if told.startswith('by ') else ''}{told} · P goes on"
+    return told
+
+
+def remaining(seconds: float | None) -> str:
+    """How long it still takes, in at most eight cells: 0:02:41, 5 d 3 h."""
+    if seconds is None or not 360_000 <= seconds < 86_400_000:
+        return duration(seconds)
+    return f"{int(seconds // 86400)} d {int(seconds % 86400 // 3600)} h" if seconds < 8_640_000 else age(seconds)

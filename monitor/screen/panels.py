@@ -1,0 +1,175 @@
+"""The panels beside and below the charts. Standard library only. Pure: a model and a size in, lines out; knows neither widgets nor files nor clocks."""
+
+from __future__ import annotations
+
+from monitor.charts import bars
+from monitor.charts.line import Line, Piece, cut, fit, flow, length, of_cells, padded, spread, width_of, wrapped
+from monitor.charts.palette import Style
+from monitor.data.snapshot import Finding, Snapshot
+from monitor.screen.labels import LEVELS, label_of, state_sentence
+from monitor.screen.model import Model
+from operant.runs.states import ENDED
+from operant.text import count
+
+
+def health(model: Model, width: int, height: int) -> list[Line]:
+    """Findings, the worst first, with advice where not all is well, as far as it fits."""
+    if not model.snapshot.health:
+        return [(Piece("nothing to tell yet", "dim"),)]
+    order = sorted(model.snapshot.health, key=lambda finding: ("bad", "warn", "ok").index(finding.level))
+    lines = [(finding, finding_line(finding, width), _advice(finding, width)) for finding in order]
+    spare = height - len(lines)
+    made: list[Line] = []
+    for finding, head, advice in lines:
+        made.append(head)
+        explanation = _explanation(finding, width) if finding.level != "ok" else []
+        for more in (advice, explanation):
+            if len(more) <= spare:
+                made += more
+                spare -= len(more)
+    return made[:height]
+
+
+def finding_line(finding: Finding, width: int) -> Line:
+    """A finding in one line: its level, its value, and at the right what is wanted."""
+    glyph, style = LEVELS[finding.level]
+    left = [Piece(f"{glyph} ", style, bold=True), Piece(finding.title, "text" if finding.level == "ok" else "bright")]
+    right = [Piece(f" {finding.wanted}", "dim")] if finding.wanted else []
+    return spread(left, right, width) if length(left) + length(right) <= width else fit(left, width)
+
+
+def _advice(finding: Finding, width: int) -> list[Line]:
+    if finding.level == "ok" or not finding.advice:
+        return []
+    return [(Piece(text, "text"),) for text in wrapped(finding.advice, width, "  ", "  ")]
+
+
+def _explanation(finding: Finding, width: int) -> list[Line]:
+    return [(Piece(text, "dim"),) for text in wrapped(finding.explanation, width, "  ", "  ")] if finding.explanation else []
+
+
+def explained(model: Model, width: int, height: int) -> list[Line]:
+    """Findings with what they mean, all of them."""
+    made: list[Line] = []
+    for finding in model.snapshot.health:
+        made.append(finding_line(finding, width))
+        made += _advice(finding, width)
+        made += [*_explanation(finding, width), ()]
+    return made or health(model, width, height)
+
+
+def time(model: Model, width: int, height: int) -> list[Line]:
+    """Where an iteration's time goes: one bar of all phases, and a line for each."""
+    phases = model.snapshot.phases
+    if not phases:
+        return [(Piece("nothing to tell yet", "dim"),)]
+    return [of_cells(bars.phase_bar(phases, width)), *map(of_cells, bars.phase_legend(phases, width))]
+
+
+def time_title(model: Model) -> str:
+    """What stands above the bar of phases."""
+    total = sum(phase.milliseconds for phase in model.snapshot.phases)
+    return f"Time per update {bars.milliseconds(total)}" if total else "Time"
+
+
+def machine(model: Model, width: int, height: int) -> list[Line]:
+    """GPU, the trainer's process, the machine: what can be seen from here."""
+    system = model.snapshot.system
+    if system is None:
+        where = "on another machine: not to be seen from here" if model.snapshot.state == "remote" else "nothing to tell: the run has ended"
+        return [(Piece(text, "dim"),) for text in wrapped(where if model.snapshot.state in ENDED | {"remote"} else "looking ...", width)]
+    lines: list[Line] = []
+    if system.gpu is not None:
+        gpu = system.gpu
+        lines.append(fit([Piece(cut(gpu.name, width), "bright")], width))
+        lines.append(_pairs([("util", _share(gpu.utilisation)), ("mem", _memory(gpu.memory_used_bytes, gpu.memory_total_bytes))], width))
+        power = f"{gpu.watts:.0f} W" if gpu.watts is not None else "-"
+        lines.append(_pairs([("power", power), ("temp", f"{gpu.celsius:.0f} °C" if gpu.celsius is not None else "-")], width))
+        if gpu.throttled:
+            lines.append((Piece(cut(f"! clock held down: {gpu.throttled}", width), "warn"),))
+    elif system.gpu_absent:
+        lines += [(Piece(text, "dim"),) for text in wrapped(system.gpu_absent, width)]
+    lines.append(_pairs([("trainer", _share(system.cpu_share)), ("mem", _bytes(system.memory_bytes))], width))
+    lines.append(_pairs([("machine", _share(system.machine_cpu)), ("mem", _share(system.machine_memory))], width))
+    low = system.disk_free_bytes is not None and system.disk_free_bytes < 2 << 30
+    lines.append(_pairs([("disk", f"{_bytes(system.disk_free_bytes)} free")], width, style="warn" if low else "text"))
+    return lines
+
+
+def _pairs(pairs: list[tuple[str, str]], width: int, style: str = "text") -> Line:
+    half = width // len(pairs) if len(pairs) > 1 else width
+    pieces: list[Piece] = []
+    for index, (name, told) in enumerate(pairs):
+        pieces += [Piece(padded(name, 8 if index == 0 else 5), "dim"), Piece(padded(told, max(1, half - (8 if index == 0 else 5))), style)]
+    return fit(pieces, width)
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:3.0f} %"
+
+
+def _memory(used: int | None, total: int | None) -> str:
+    return "-" if used is None else f"{used / 1e9:.1f}/{total / 1e9:.0f} G" if total else f"{used / 1e9:.1f} G"
+
+
+def _bytes(amount: int | None) -> str:
+    return "-" if amount is None else f"{count(amount)}B"
+
+
+def config(model: Model, width: int, height: int) -> list[Line]:
+    """config.toml, from the line the person has scrolled to."""
+    lines = model.snapshot.config.split("\n") if model.snapshot.config else []
+    if not lines:
+        return [(Piece("no config.toml yet", "dim"),)]
+    first = min(model.view.scroll, max(0, len(lines) - height))
+    return [_setting(line) for line in lines[first : first + height]]
+
+
+def _setting(line: str) -> Line:
+    if line.startswith("["):
+        return (Piece(line, "bright", bold=True),)
+    if line.lstrip().startswith("#"):
+        return (Piece(line, "dim"),)
+    key, equals, rest = line.partition("=")
+    return (Piece(key, "dim"), Piece(equals + rest, "text")) if equals else (Piece(line, "text"),)
+
+
+def last_words(model: Model, width: int, height: int) -> list[Line]:
+    """How a run ended: the sentence, what to type next, facts, and as much of the log's end as there is room for, its last lines."""
+    ending = model.snapshot.ending
+    if ending is None:
+        return []
+    most = 2 if ending.traceback else 4
+    lines: list[Line] = [(Piece(text, label_of(model.snapshot.state)[2], bold=True),) for text in wrapped(ending.sentence, width)[:most]]
+    first: list[list[Piece]] = [[Piece("next", "dim")]]
+    lines += flow(first + [[Piece(text, "focus")] for text in ending.commands], width)
+    lines += flow([[Piece(text, "text")] for text in ending.facts], width)
+    room = height - len(lines) - 1
+    if not ending.traceback or room < 1:
+        return lines
+    return [*lines, (), *((Piece(cut(text, width), "dim"),) for text in ending.traceback[-room:])]
+
+
+def empty(model: Model, width: int, height: int) -> list[Line]:
+    """In the place of charts, while there are none."""
+    snapshot = model.snapshot
+    if snapshot.series and model.view.filter:
+        told = [f"no metric fits '{cut(model.view.filter, 40)}'", "esc clears the filter"]
+    elif snapshot.state in ENDED:
+        told = ["this run has no records", *(snapshot.ending.commands[:1] if snapshot.ending is not None else ())]
+    elif snapshot.state == "unreadable":
+        told = [state_sentence(snapshot), f"operant logs {snapshot.run.short}"]
+    else:
+        told = ["no record yet", state_sentence(snapshot)]
+    lines = [text for told_one in told for text in wrapped(told_one, max(8, width - 4)) if text][:height]
+    above: list[Line] = [()] * ((height - len(lines)) // 2)
+    return above + [(Piece(" " * ((width - width_of(text)) // 2) + text, "dim" if index else "text"),) for index, text in enumerate(lines)]
+
+
+def agent_title(snapshot: Snapshot) -> list[tuple[str, Style]]:
+    """What stands above the agent's picture."""
+    pieces = [("Agent", Style("text"))]
+    if snapshot.frame is not None:
+        told = " · ".join(part for part in (snapshot.frame.caption, f"step {count(snapshot.frame.step)}") if part)
+        pieces.append((f" {told}", Style("dim")))
+    return pieces
