@@ -23,9 +23,9 @@ __all__ = [
 
 
 def names() -> list[str]:
-    """The environments that ship, sorted: files of this package that export `ENV`."""
-    files = (path for folder in __path__ for path in Path(folder).glob("[!_]*.py"))
-    return sorted(path.stem for path in files if "\nENV = " in path.read_text(encoding="utf-8"))
+    """The environments that ship, sorted: files and folders of this package that export `ENV`, a folder in its `__init__.py`."""
+    files = (path for folder in __path__ for pattern in ("[!_]*.py", "[!_]*/__init__.py") for path in Path(folder).glob(pattern))
+    return sorted(path.parent.name if path.stem == "__init__" else path.stem for path in files if "\nENV = " in path.read_text(encoding="utf-8"))
 
 
 def find(name: str) -> Env:

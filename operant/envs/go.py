@@ -32,7 +32,7 @@ which is one of its points, or -1. Whether a move is legal, what it takes, and h
 A move costs three passes over the board: over stones that are taken off or renamed, over empty points to count liberties, over stones to write them down.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numpy import float32, int32
 
@@ -266,13 +266,8 @@ def shade_board(cells, size, ko, last, x, y):
     return WOOD
 
 
-def go(size: int = 9) -> Env:
-    """The game on a board of `size` by `size`, 5 to 19. Raises ValueError for others.
-
-    A file of a user's own that ends in `ENV = go(13)` is an environment.
-    """
-    if not isinstance(size, int) or not 5 <= size <= 19:
-        raise ValueError(f"a board's size is 5 to 19, not {size}")
+def _rules(size: int) -> tuple[Any, Any]:
+    """`reset` and `step` of a board of `size` by `size`."""
     count, limit = size * size, 3 * size * size
 
     @device_call
@@ -320,6 +315,13 @@ def go(size: int = 9) -> Env:
         loss = float32(-1.0) + p.rout * margin / (float32(count) + p.komi) if margin < float32(0.0) else float32(0.0)
         return (float32(1.0) + p.passing * skipped if won else loss - p.passing * skips) + p.stone * float32((0 if ended else lead) - before), ended
 
+    return reset, step
+
+
+def _views(size: int) -> tuple[Any, Any, Any]:
+    """`observe`, `legal` and `pixel_shader` of a board of `size` by `size`."""
+    count, limit = size * size, 3 * size * size
+
     @device_call
     def observe(s, cells, obs, p, shard):
         """A shard is a row of the board."""
@@ -349,6 +351,18 @@ def go(size: int = 9) -> Env:
     def pixel_shader(s, cells, p, x, y):
         return shade_board(cells, size, int32(s[KO]), int32(s[LAST]), x, y)
 
+    return observe, legal, pixel_shader
+
+
+def go(size: int = 9) -> Env:
+    """The game on a board of `size` by `size`, 5 to 19. Raises ValueError for others.
+
+    A file of a user's own that ends in `ENV = go(13)` is an environment.
+    """
+    if not isinstance(size, int) or not 5 <= size <= 19:
+        raise ValueError(f"a board's size is 5 to 19, not {size}")
+    count = size * size
+    (reset, step), (observe, legal, pixel_shader) = _rules(size), _views(size)
     return Env(
         Params,
         FIELDS,

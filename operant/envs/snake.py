@@ -16,7 +16,7 @@ the head as many as the snake is long, or 255 where that is more), 255 at the he
 position would not tell what can happen next.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numpy import float32, int32
 
@@ -65,13 +65,8 @@ def paint(obs, cell, remaining, length, food):
     obs[PLANES * cell + 2] = 255 if cell == food else 0
 
 
-def snake(height: int = 10, width: int = 10) -> Env:
-    """The game on a board of any even height and width, at least 4, and at most 4,096 cells in all. Raises ValueError for others.
-
-    An even board has a round tour of its cells, so that every game can be won. A file of a user's own that ends in `ENV = snake(16, 16)` is an environment.
-    """
-    if not (isinstance(height, int) and isinstance(width, int)) or min(height, width) < 4 or height % 2 or width % 2 or height * width > MOST_CELLS:
-        raise ValueError(f"a board's height and width are even and at least 4, and it has at most {MOST_CELLS:,} cells: not {height} x {width}")
+def _rules(height: int, width: int) -> tuple[Any, Any]:
+    """`reset` and `step` of a board."""
     count = height * width
 
     @device_call
@@ -128,6 +123,12 @@ def snake(height: int = 10, width: int = 10) -> Env:
         tally[WON] += float32(1.0)
         return p.food, True
 
+    return reset, step
+
+
+def _views(height: int, width: int) -> tuple[Any, Any]:
+    """`observe` and `pixel_shader` of a board."""
+
     @device_call
     def observe(s, cells, obs, p, shard):
         cell = TOGETHER * shard
@@ -169,6 +170,19 @@ def snake(height: int = 10, width: int = 10) -> Env:
             if other <= last or abs(other - born) != 1:
                 return GROUND
         return YELLOW if cell == int(s[ROW]) * width + int(s[COLUMN]) else GREEN
+
+    return observe, pixel_shader
+
+
+def snake(height: int = 10, width: int = 10) -> Env:
+    """The game on a board of any even height and width, at least 4, and at most 4,096 cells in all. Raises ValueError for others.
+
+    An even board has a round tour of its cells, so that every game can be won. A file of a user's own that ends in `ENV = snake(16, 16)` is an environment.
+    """
+    if not (isinstance(height, int) and isinstance(width, int)) or min(height, width) < 4 or height % 2 or width % 2 or height * width > MOST_CELLS:
+        raise ValueError(f"a board's height and width are even and at least 4, and it has at most {MOST_CELLS:,} cells: not {height} x {width}")
+    count = height * width
+    (reset, step), (observe, pixel_shader) = _rules(height, width), _views(height, width)
 
     return Env(
         Params,

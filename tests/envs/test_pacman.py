@@ -17,6 +17,7 @@ from operant import envs
 from operant.compute.device import device_params
 from operant.envs import pacman as rules
 from operant.envs.drawing import BLUE, GROUND, ORANGE, YELLOW
+from operant.envs.pacman import maze, picture
 from operant.worlds.device_world import EPISODES, TALLIES, World
 
 SEED, LANES = 13, 64
@@ -28,9 +29,9 @@ HOMES = {"blinky": (13, 11), "pinky": (14, 11), "inky": (12, 11), "clyde": (15, 
 CORNERS = {"blinky": (24, -3), "pinky": (3, -3), "inky": (27, 31), "clyde": (0, 31)}
 MOODS = ("hunting", "frightened", "eyes")
 
-OPEN = {(column, row) for row, line in enumerate(rules.MAZE) for column, kind in enumerate(line) if kind != "#"}
-PICKUPS = [(column, row) for row, line in enumerate(rules.MAZE) for column, kind in enumerate(line) if kind in ".o"]
-PILLS = {(column, row) for column, row in PICKUPS if rules.MAZE[row][column] == "o"}
+OPEN = {(column, row) for row, line in enumerate(maze.MAZE) for column, kind in enumerate(line) if kind != "#"}
+PICKUPS = [(column, row) for row, line in enumerate(maze.MAZE) for column, kind in enumerate(line) if kind in ".o"]
+PILLS = {(column, row) for column, row in PICKUPS if maze.MAZE[row][column] == "o"}
 DOTS = [cell for cell in PICKUPS if cell not in PILLS]
 
 
@@ -266,8 +267,8 @@ def test_ten_thousand_steps_are_those_of_the_reference():
 
 
 def test_the_maze():
-    assert len(rules.MAZE) == 31 and {len(line) for line in rules.MAZE} == {28}
-    assert all(line == line[::-1] for line in rules.MAZE), "left and right are alike"
+    assert len(maze.MAZE) == 31 and {len(line) for line in maze.MAZE} == {28}
+    assert all(line == line[::-1] for line in maze.MAZE), "left and right are alike"
     assert len(DOTS) == 240 and {(1, 3), (26, 3), (1, 23), (26, 23)} == PILLS
     assert all(len(ways) >= 2 for ways in WAYS.values()), "a ghost that must not turn back always has a way"
     assert {cell for cell in OPEN if cell[0] in (0, 27)} == {(0, 14), (27, 14)} and not any(cell[1] in (0, 30) for cell in OPEN)
@@ -556,9 +557,9 @@ def test_the_picture_shows_who_is_where():
         return env.pixel_shader.py_func(s, cells, p, np.float32((column + 0.5 + 2) / 32), np.float32((row + 0.5 + 0.5) / 32))
 
     assert at(6.3, 5) == YELLOW and at(5.7, 5) == GROUND, "he heads left, with his mouth open"
-    assert at(6, 12.4) == rules.SCARED and at(21, 12.4) == rules.PINK and at(1, 29.4) == BLUE and at(13, 11.4) == GROUND
-    assert at(13.28, 10.9) == rules.WHITE, "the eyes of the eaten one"
-    assert at(1, 3) == rules.WHITE and at(12, 1) == rules.DOT and at(11, 1) == GROUND and at(3, 3) == rules.WALL
+    assert at(6, 12.4) == picture.SCARED and at(21, 12.4) == picture.PINK and at(1, 29.4) == BLUE and at(13, 11.4) == GROUND
+    assert at(13.28, 10.9) == picture.WHITE, "the eyes of the eaten one"
+    assert at(1, 3) == picture.WHITE and at(12, 1) == picture.DOT and at(11, 1) == GROUND and at(3, 3) == picture.WALL
     cells[rules.GHOSTS + 3] &= 0xFFF
     assert at(13, 11.4) == ORANGE and at(-1, 5) == GROUND
 

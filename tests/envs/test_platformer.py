@@ -18,6 +18,7 @@ from operant import envs
 from operant.compute.device import device_params
 from operant.envs import platformer as rules
 from operant.envs.drawing import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW
+from operant.envs.platformer import picture
 from operant.tools.rollouts import Trial
 from operant.worlds.device_world import EPISODES, TALLIES, World
 
@@ -402,7 +403,8 @@ def test_the_picture_shows_everything():
     def seen(x: float, y: float, left: float = 0.0) -> str:
         """The colour at a place of the world, whose left edge is shown."""
         colour = ENV.pixel_shader.py_func(state, cells, p, np.float32((x - left) / 12.8), np.float32((12.8 - y) / 12.8))
-        names = {"player": rules.WHITE, "grass": GREEN, "earth": rules.EARTH, "sky": rules.SKY, "plank": ORANGE, "block": GREY, "spikes": RED, "coin": YELLOW}
+        names = {"player": picture.WHITE, "earth": picture.EARTH, "sky": picture.SKY}
+        names |= {"grass": GREEN, "plank": ORANGE, "block": GREY, "spikes": RED, "coin": YELLOW}
         names |= {"bar": BLUE, "dark": GROUND}
         return next((name for name, other in names.items() if colour == other), str(tuple(round(float(part), 3) for part in colour)))
 

@@ -40,62 +40,41 @@ A lane is 16 words of 32 bits: the pickups as 244 bits, a word for each actor, t
 
 from typing import NamedTuple
 
-import numpy as np
 from numpy import float32, int32
 
-from operant.envs import BLUE, GROUND, ORANGE, YELLOW, Box, Discrete, Env, IntState, device, device_call, in_box, in_disc, integer
-
-MAZE = (
-    "############################",
-    "#............##............#",
-    "#.####.#####.##.#####.####.#",
-    "#o####.#####.##.#####.####o#",
-    "#.####.#####.##.#####.####.#",
-    "#..........................#",
-    "#.####.##.########.##.####.#",
-    "#.####.##.########.##.####.#",
-    "#......##....##....##......#",
-    "######.##### ## #####.######",
-    "######.##### ## #####.######",
-    "######.##          ##.######",
-    "######.## ######## ##.######",
-    "######.## ######## ##.######",
-    "      .   ########   .      ",
-    "######.## ######## ##.######",
-    "######.## ######## ##.######",
-    "######.##          ##.######",
-    "######.## ######## ##.######",
-    "######.## ######## ##.######",
-    "#............##............#",
-    "#.####.#####.##.#####.####.#",
-    "#.####.#####.##.#####.####.#",
-    "#o..##.......  .......##..o#",
-    "###.##.##.########.##.##.###",
-    "###.##.##.########.##.##.###",
-    "#......##....##....##......#",
-    "#.##########.##.##########.#",
-    "#.##########.##.##########.#",
-    "#..........................#",
-    "############################",
+from operant.envs import Box, Discrete, Env, IntState, device, device_call, integer
+from operant.envs.pacman.maze import (
+    CELLS,
+    CLOCK,
+    DOT_PLACES,
+    DOTS,
+    EYES,
+    FRIGHT,
+    FRIGHTENED,
+    GHOSTS,
+    HEIGHT,
+    HUNTING,
+    PACMAN,
+    PICKUPS,
+    POWER,
+    REMAINING,
+    RIGHT,
+    START,
+    STRIDE,
+    WIDTH,
+    WORDS,
+    across_of,
+    below_of,
+    entry_of,
+    heading_of,
+    mood_of,
+    place_beside,
+    place_of,
 )
-"""`#` a wall, `.` a dot, `o` a power pill. Both `o` and `.` are pickups."""
+from operant.envs.pacman.picture import pixel_shader
 
-WIDTH, HEIGHT = 28, 31
-PICKUPS, DOTS = 244, 240
-STRIDE = 32  # a place is row * 32 + column
-START = 23 * STRIDE + 13
-
-UP, RIGHT, DOWN, LEFT = range(4)
 BLINKY, PINKY, INKY, CLYDE = range(4)
-HUNTING, FRIGHTENED, EYES = range(3)  # moods of a ghost
 SCORE, EATEN, GHOSTS_EATEN, CLEARED, CAUGHT = range(5)  # tallies
-
-WORDS = 8  # of 32 pickups each, bit k of word w is pickup 32 w + k: 1 while it is there
-PACMAN, GHOSTS, CLOCK, FRIGHT, REMAINING, CELLS = WORDS, WORDS + 1, WORDS + 5, WORDS + 6, WORDS + 7, WORDS + 8
-"""Where Pacman, the four ghosts, the steps taken, the frightened steps left and the pickups left stand among a lane's words.
-
-An actor's word: its place (bits 0 to 9) and heading (10, 11), a ghost's mood (12, 13) and the steps it waits (16 to 30).
-"""
 
 HOMES = (11 * STRIDE + 13, 11 * STRIDE + 14, 11 * STRIDE + 12, 11 * STRIDE + 15)  # of Blinky, Pinky, Inky, Clyde
 CORNERS = ((24, -3), (3, -3), (27, 31), (0, 31))  # column and row; out of reach, so that a ghost goes round and round
@@ -104,12 +83,6 @@ PLAYER_SEEN, GHOST_SEEN = 11, 9
 PICKUPS_SEEN = PLAYER_SEEN + 4 * GHOST_SEEN  # where the pickups begin
 SEEN = PICKUPS_SEEN + PICKUPS
 POSITIONS_SEEN = (0, *range(PLAYER_SEEN, PICKUPS_SEEN, GHOST_SEEN))  # where columns stand, each before its row
-
-WALL, PINK, WHITE = (float32(0.16), float32(0.21), float32(0.5)), (float32(0.96), float32(0.62), float32(0.78)), (float32(0.95), float32(0.95), float32(0.95))
-SCARED, SCARLET, DOT = (float32(0.2), float32(0.25), float32(0.95)), (float32(0.9), float32(0.15), float32(0.1)), (float32(0.85), float32(0.75), float32(0.6))
-COLOURS = (SCARLET, PINK, BLUE, ORANGE)  # of the ghosts
-RADIUS = float32(0.8)  # cells, of who runs
-
 
 class Params(NamedTuple):
     """Rewards, clocks and starts."""
@@ -124,80 +97,10 @@ class Params(NamedTuple):
     random_start: bool = True
 
 
-POWER = 1 << 12
-
-
-def _table() -> np.ndarray:
-    """For each place which ways are open (bits 0 to 3, up, right, down, left), 1 + the number of its pickup or 0 (bits 4 to 11), and whether that is a pill.
-
-    A wall has 0. Returns int16 (HEIGHT * STRIDE).
-    """
-    table, pickups = np.zeros(HEIGHT * STRIDE, np.int16), 0
-    for row, line in enumerate(MAZE):
-        for column, kind in enumerate(line):
-            if kind != "#":
-                beside = (MAZE[row - 1][column], line[(column + 1) % WIDTH], MAZE[row + 1][column], line[column - 1])
-                table[row * STRIDE + column] = sum(1 << way for way, other in enumerate(beside) if other != "#")
-            if kind in ".o":
-                pickups += 1
-                table[row * STRIDE + column] |= pickups << 4 | (POWER if kind == "o" else 0)
-    return table
-
-
-PLACES = _table()
-DOT_PLACES = np.array([place for place, entry in enumerate(PLACES) if entry >> 4 and not entry & POWER], np.int16)
-
-
-@device
-def _place(word):
-    return word & int32(1023)
-
-
-@device
-def _heading(word):
-    return (word >> int32(10)) & int32(3)
-
-
-@device
-def _mood(word):
-    return (word >> int32(12)) & int32(3)
-
-
-@device
-def _across(heading):
-    """How many columns a step leads to the right: 1, -1 or 0."""
-    return (int32(2) - heading) * (heading & int32(1))
-
-
-@device
-def _below(heading):
-    """How many rows a step leads down: 1, -1 or 0."""
-    return (heading - int32(1)) * (int32(1) - (heading & int32(1)))
-
-
 @device_call
 def _with_mood(word, old, new):
     """A ghost's word with the mood `new` if it has the mood `old`."""
-    return word + (int32(new - old) << int32(12)) if _mood(word) == old else word
-
-
-@device_call
-def _entry(place):
-    """What the table says of a place. Called, not pasted: each paste would bring a copy of the table to a GPU's small constant memory."""
-    return int32(PLACES[place])
-
-
-@device_call
-def _beside(place, way):
-    """The place beside, through the tunnel if need be."""
-    column = place & int32(31)
-    if way == UP:
-        return int32(place - STRIDE)
-    if way == DOWN:
-        return int32(place + STRIDE)
-    if way == RIGHT:
-        return int32(place + 1) if column < WIDTH - 1 else int32(place - (WIDTH - 1))
-    return int32(place - 1) if column > 0 else int32(place + (WIDTH - 1))
+    return word + (int32(new - old) << int32(12)) if mood_of(word) == old else word
 
 
 @device
@@ -218,8 +121,8 @@ def _way(ways, place, frightened, column, row, ghost, key):
     for k in range(4):
         way = int32(-k) & int32(3)  # up, left, down, right
         if (ways >> way) & int32(1):
-            across = (place & int32(31)) + _across(way) - column
-            below = (place >> int32(5)) + _below(way) - row
+            across = (place & int32(31)) + across_of(way) - column
+            below = (place >> int32(5)) + below_of(way) - row
             distance = across * across + below * below
             # Frightened, all ways are as near as each other, and the first `skip` are passed over.
             if frightened:
@@ -233,9 +136,9 @@ def _way(ways, place, frightened, column, row, ghost, key):
 @device_call
 def _move_ghost(word, ghost, home, column, row, pacman, clock, turns_back, rests, key):
     """A ghost's word after its move: it makes for (column, row), or home if it is eyes. And whether it was eaten, and whether it caught Pacman, 0 or 1 each."""
-    place, heading, mood, wait = _place(word), _heading(word), _mood(word), word >> int32(16)
+    place, heading, mood, wait = place_of(word), heading_of(word), mood_of(word), word >> int32(16)
     if clock > wait and not (rests and mood == FRIGHTENED):
-        ways = _entry(place) & int32(15)
+        ways = entry_of(place) & int32(15)
         back = heading ^ int32(2)
         if turns_back and mood != EYES:
             heading = back
@@ -244,7 +147,7 @@ def _move_ghost(word, ghost, home, column, row, pacman, clock, turns_back, rests
                 column, row = home & int32(31), home >> int32(5)
             heading = _way(ways & ~(int32(1) << back), place, mood == FRIGHTENED, column, row, ghost, key)
         if (ways >> heading) & int32(1):
-            place = _beside(place, heading)
+            place = place_beside(place, heading)
     eaten, caught = int32(0), int32(0)
     if mood == EYES:
         mood = int32(HUNTING if place == home else EYES)
@@ -270,11 +173,11 @@ def _targets(pacman, blinky, clyde, chasing):
     """The cells that Blinky, Pinky, Inky and Clyde make for: column and row of each."""
     if not chasing:
         return (*CORNERS[0], *CORNERS[1], *CORNERS[2], *CORNERS[3])
-    column, row, heading = pacman & int32(31), _place(pacman) >> int32(5), _heading(pacman)
-    across, below = _across(heading), _below(heading)
+    column, row, heading = pacman & int32(31), place_of(pacman) >> int32(5), heading_of(pacman)
+    across, below = across_of(heading), below_of(heading)
     inky_column = int32(2) * (column + int32(INKY_LEAD) * across) - (blinky & int32(31))
-    inky_row = int32(2) * (row + int32(INKY_LEAD) * below) - (_place(blinky) >> int32(5))
-    clyde_across, clyde_below = column - (clyde & int32(31)), row - (_place(clyde) >> int32(5))
+    inky_row = int32(2) * (row + int32(INKY_LEAD) * below) - (place_of(blinky) >> int32(5))
+    clyde_across, clyde_below = column - (clyde & int32(31)), row - (place_of(clyde) >> int32(5))
     far = clyde_across * clyde_across + clyde_below * clyde_below > CLYDE_RADIUS * CLYDE_RADIUS
     clyde_column, clyde_row = (column, row) if far else (int32(CORNERS[3][0]), int32(CORNERS[3][1]))
     return column, row, column + PINKY_LEAD * across, row + PINKY_LEAD * below, inky_column, inky_row, clyde_column, clyde_row
@@ -299,13 +202,13 @@ def step(s, cells, workspace, action, p, key, tally):
     chasing, turns_back = _mode(clock, p)
     x0, y0, x1, y1, x2, y2, x3, y3 = _targets(pacman, blinky, clyde, chasing)
 
-    place, heading = _place(pacman), _heading(pacman)
-    ways = _entry(place) & int32(15)
+    place, heading = place_of(pacman), heading_of(pacman)
+    ways = entry_of(place) & int32(15)
     if (ways >> int32(action)) & int32(1):
         heading = int32(action)
     if (ways >> heading) & int32(1):
-        place = _beside(place, heading)
-    entry = _entry(place)
+        place = place_beside(place, heading)
+    entry = entry_of(place)
     pickup = max((entry >> int32(4) & int32(255)) - int32(1), int32(0))
     word, bit = cells[pickup >> int32(5)], int32(1) << (pickup & int32(31))
     eats = entry >> int32(4) != 0 and word & bit != 0
@@ -342,9 +245,9 @@ def step(s, cells, workspace, action, p, key, tally):
 @device
 def _observe_actor(obs, at, word):
     """Six bytes: column, row, heading."""
-    heading = _heading(word)
+    heading = heading_of(word)
     obs[at] = word & int32(31)
-    obs[at + 1] = _place(word) >> int32(5)
+    obs[at + 1] = place_of(word) >> int32(5)
     for way in range(4):
         obs[at + 2 + way] = 255 if heading == way else 0
 
@@ -352,7 +255,7 @@ def _observe_actor(obs, at, word):
 @device
 def _observe_pacman(obs, pacman, fright, p):
     """Eleven bytes: six of any actor, the ways that are open, and the time that is left."""
-    ways = _entry(_place(pacman))
+    ways = entry_of(place_of(pacman))
     _observe_actor(obs, 0, pacman)
     for way in range(4):
         obs[6 + way] = int32(255) * ((ways >> int32(way)) & int32(1))
@@ -363,7 +266,7 @@ def _observe_pacman(obs, pacman, fright, p):
 def _observe_ghost(obs, at, word):
     """Nine bytes: six of any actor, and its mood."""
     _observe_actor(obs, at, word)
-    mood = _mood(word)
+    mood = mood_of(word)
     for k in range(3):
         obs[at + 6 + k] = 255 if mood == k else 0
 
@@ -387,71 +290,6 @@ def observe(s, cells, obs, p, shard):
         _observe_pacman(obs, word, fright, p)
     else:
         _observe_ghost(obs, PLAYER_SEEN + GHOST_SEEN * (shard - GHOSTS), word)
-
-
-@device
-def _is_wall(column, row):
-    """Whether a point of the maze, in cells, is within a wall; beside the maze all is."""
-    outside = column < float32(0.0) or column >= float32(WIDTH) or row < float32(0.0) or row >= float32(HEIGHT)
-    return outside or _entry(int32(row) * int32(STRIDE) + int32(column)) == 0
-
-
-@device_call
-def _shade_maze(cells, column, row):
-    """The colour of a point of the maze, in cells: wall, dot, pill or floor."""
-    # Walls keep away from the ways, which look as wide as who runs in them.
-    gap = float32(0.24)
-    if _is_wall(column, row):
-        open_near = not (_is_wall(column - gap, row - gap) and _is_wall(column + gap, row - gap))
-        return GROUND if open_near or not (_is_wall(column - gap, row + gap) and _is_wall(column + gap, row + gap)) else WALL
-    entry = _entry(int32(row) * int32(STRIDE) + int32(column))
-    pickup = (entry >> int32(4) & int32(255)) - int32(1)
-    if pickup < 0 or (cells[pickup >> int32(5)] >> (pickup & int32(31))) & int32(1) == 0:
-        return GROUND
-    across, below = column - float32(int32(column)) - float32(0.5), row - float32(int32(row)) - float32(0.5)
-    if entry & int32(POWER):
-        return WHITE if in_disc(across, below, float32(0.0), float32(0.0), float32(0.48)) else GROUND
-    # Off its middle by a hair: it is a single pixel where a cell is two pixels wide, and not none or four.
-    return DOT if in_box(across, below, float32(-0.05), float32(-0.05), float32(0.24), float32(0.24)) else GROUND
-
-
-@device_call
-def _shade_ghost(word, column, row, colour):
-    """Whether a point of the maze, in cells, shows a ghost, and its colour there."""
-    heading, mood = _heading(word), _mood(word)
-    across, below = column - float32(word & int32(31)) - float32(0.5), row - float32(_place(word) >> int32(5)) - float32(0.5)
-    if abs(across) > RADIUS or abs(below) > RADIUS:
-        return False, GROUND
-    # Its eyes look where it heads.
-    right, down = float32(0.1) * float32(_across(heading)), float32(0.1) * float32(_below(heading)) - float32(0.12)
-    if in_disc(abs(across - float32(1.8) * right), below, float32(0.28), down + float32(0.08) * float32(_below(heading)), float32(0.11)):
-        return True, SCARED if mood == EYES else GROUND
-    if in_disc(abs(across - right), below, float32(0.28), down, float32(0.23)):
-        return True, WHITE
-    # A dome above, and a hem of three points below.
-    hem = RADIUS - float32(0.6) * abs(abs(across) - float32(0.4))
-    within = in_disc(across, below, float32(0.0), float32(0.0), RADIUS) if below < float32(0.0) else below < hem
-    return within and mood != EYES, SCARED if mood == FRIGHTENED else colour
-
-
-@device_call
-def pixel_shader(s, cells, p, x, y):
-    """The maze in the middle of a square of 32 cells; a frightened ghost is deep blue, an eaten one a pair of eyes."""
-    column, row = float32(32.0) * x - float32((32 - WIDTH) / 2), float32(32.0) * y - float32((32 - HEIGHT) / 2)
-    if column < float32(0.0) or column >= float32(WIDTH) or row < float32(0.0) or row >= float32(HEIGHT):
-        return GROUND
-    for ghost in range(4):
-        seen, colour = _shade_ghost(cells[GHOSTS + ghost], column, row, COLOURS[ghost])
-        if seen:
-            return colour
-    pacman = cells[PACMAN]
-    across, below = column - float32(pacman & int32(31)) - float32(0.5), row - float32(_place(pacman) >> int32(5)) - float32(0.5)
-    if in_disc(across, below, float32(0.0), float32(0.0), RADIUS):
-        heading = _heading(pacman)
-        right, down = float32(_across(heading)), float32(_below(heading))
-        mouth = across * right + below * down > float32(1.4) * abs(across * down + below * right)
-        return GROUND if mouth else YELLOW
-    return _shade_maze(cells, column, row)
 
 
 def _categories() -> tuple[int, ...]:

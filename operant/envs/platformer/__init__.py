@@ -1,0 +1,286 @@
+"""Platformer: run and jump to the flag, over gaps, steps, walls, spikes, planks and through tunnels. Every episode is a level that nobody has seen before.
+
+The game is this project's own, after the kind (Super Mario Bros. 1985; CoinRun, Cobbe, Klimov, Hesse, Kim & Schulman 2019, whose two small squares in a corner
+that show the velocity are here, too). Lengths in tiles, x to the right, y upwards from the floor of the world; times in frames of 1/30 s, two of them a step.
+
+The rules of a frame
+- Action: to the left, not at all, to the right (0 to 2), and the same with the button for jumping held (3 to 5).
+- Its speed along nears what it wants by the acceleration. On the ground the button sends it up; else it falls faster and faster, slowly as long as it rises
+  and the button is held: so jumps are high or low (3.66 to 1.78 tiles). A button that stays held jumps again: nothing is kept of it.
+- It moves along, and stops at what is solid; then up or down, likewise. On a plank it lands where its feet were not below the plank's top before; else a
+  plank lets it through.
+- It takes the coins in the tiles that it is in.
+- It dies with its feet in spikes (half a tile high), or a tile deep in a pit. It has won half way into the flag's tile.
+When the clock runs out after some step it dies, too: so an episode always terminates, and the observation tells when.
+
+Reward: `progress` for each tile that it comes further than ever before, `coin`, `goal`, and `death` of any kind.
+
+Levels. Five tiles of flat ground, one to four high, then one obstacle after another while there is room, and at the end flat ground with the flag. Along the
+level the hardness h is 0, 1, then 2, by thirds. Numbers from a to b are drawn:
+
+    step      1 to 1+h tiles up, or down                                 gap      2 to 3+h wide, the ground behind it 1 higher to 1 lower
+    spikes    1 to 2+h of them                                           wall     1 to 1+h high, 1 to 2 wide
+    planks    2 to 3 amid a pit, 2 to 3 from its sides, 0 to 2 higher    climb    a wall of 3 (h = 0) or 4 tiles, and a plank two up before it
+    tunnel    3 to 4 blocks over the ground, 1 or (h = 2) 2 spikes under them
+
+After each there are 2 to 4-h tiles of flat ground, at most places a coin. Obstacle k draws block k of the reset's numbers: kind, size, extent and the ground
+after it, by (word * n) >> 32 of words 0 to 3; a coin where the lowest two bits of word 0 are not both 0. The tests solve levels by a search.
+
+The observation: 119 numbers within -1 and 1. Nine tiles of each of ten columns, from two behind the player's to seven ahead, four below its feet to four above:
+1 solid, 0.5 a plank, -1 what kills; in the lowest what one would land on from there. For each column whether it holds a coin, and how high. Then the place in
+the tile, velocity (1: the highest), whether it stands, its height, how far it is behind its furthest, the way and the time that are left. A picture is 12.8
+tiles wide and shows all that matters but how far the flag is while it is further, and what was reached before.
+
+What is kept, and why. A column is one word of 16 bits: the ground's height (0: a pit), one thing above it (its row; a plank, or a solid block), whether spikes
+stand on the ground, and the row of a coin that is left (see `column_word`). So a level is 128 bytes, a frame reads a few of its columns, a picture one for each
+pixel. Drawing the columns anew from the random numbers whenever they are looked at would need none of these bytes, but ten rounds of Philox and the
+obstacle's rules for each of the observation's columns, and for each pixel of a picture; and a level made by hand could not be played.
+
+All lengths and speeds are multiples of 1/256 of a tile, which float32 adds without rounding: motion does not depend on how a device rounds, and
+tests compare it exactly.
+"""
+
+from typing import NamedTuple
+
+from numpy import float32, int32
+
+from operant.envs import Box, Discrete, Env, IntState, device, device_call
+from operant.envs.platformer.level import generate
+from operant.envs.platformer.picture import shader
+from operant.envs.platformer.tiles import (
+    BEST,
+    CLOCK,
+    EDGE,
+    FIELDS,
+    FLAG,
+    HALF,
+    HEIGHT,
+    SPIKES,
+    STANDS,
+    START_X,
+    VX,
+    VY,
+    X,
+    Y,
+    coin_of,
+    floor_of,
+    ground_of,
+    has_spikes,
+    is_plank,
+    is_solid,
+    over_of,
+    unit,
+    word_at,
+)
+
+WON, COINS, PROGRESS, SPIKED, FELL, TOO_LATE = range(6)  # tallies; progress is the share of the way to the flag
+LEFT, STAY, RIGHT, JUMP = range(4)  # actions; JUMP + one of the others is both
+
+# The observation: columns behind and ahead of the player's, rows below and above that of its feet; then two numbers a column of coins, then the rest.
+BEHIND, AHEAD, BELOW, ABOVE = 2, 7, 4, 4
+SEEN_COLUMNS, SEEN_ROWS = BEHIND + 1 + AHEAD, BELOW + 1 + ABOVE
+SEEN_COINS = SEEN_COLUMNS * SEEN_ROWS
+SEEN_REST = SEEN_COINS + 2 * SEEN_COLUMNS
+SEEN = SEEN_REST + 9
+
+class Params(NamedTuple):
+    """Rewards and motion. Speeds stay below half a tile a frame, a jump and a fall below one, or things are passed through: see the ranges."""
+
+    progress: float = 0.1  # for each tile
+    coin: float = 0.2
+    goal: float = 3.0
+    death: float = -0.5  # at -1 a policy that begins to learn rather waits before an obstacle until its time is over
+    tau: float = 1 / 30  # s, of a frame: for whoever shows the game, as speeds are counted in frames
+    frames: int = 2  # a step
+    steps: int = 256  # an episode, at most
+    speed: float = 72 / 256  # tiles a frame
+    acceleration: float = 9 / 256  # tiles a frame, each frame
+    jump: float = 144 / 256  # tiles a frame
+    gravity_held: float = 12 / 256  # tiles a frame, each frame
+    gravity: float = 36 / 256
+    fall: float = 144 / 256  # tiles a frame, at most
+
+
+@device
+def _move_along(cells, x, y, vx):
+    """Place and speed after a frame's way to the side."""
+    x += vx
+    low, high = floor_of(y), floor_of(y + HEIGHT - EDGE)
+    if vx != float32(0.0):
+        column = floor_of(x + HALF - EDGE) if vx > float32(0.0) else floor_of(x - HALF)
+        word = word_at(cells, column)
+        if is_solid(word, low) or is_solid(word, high):
+            x = float32(column) - HALF if vx > float32(0.0) else float32(int32(column + 1)) + HALF
+            vx = float32(0.0)
+    return x, vx
+
+
+@device
+def _move_up_or_down(y, vy, one, other):
+    """Height, speed, and whether it stands, after a frame's way; `one` and `other` are the columns that it is in."""
+    before, stands = y, False
+    y += vy
+    if vy > float32(0.0):
+        row = floor_of(y + HEIGHT - EDGE)
+        if is_solid(one, row) or is_solid(other, row):
+            y, vy = float32(row) - HEIGHT, float32(0.0)
+    else:
+        row = floor_of(y)
+        top = float32(int32(row + 1))
+        on_plank = before >= top and (is_plank(one, row) or is_plank(other, row))
+        if on_plank or is_solid(one, row) or is_solid(other, row):
+            y, vy, stands = top, float32(0.0), True
+    return y, vy, stands
+
+
+@device
+def _take_coin(cells, column, low, high):
+    """How many coins (0 or 1) lay in these rows of a column, which has none afterwards."""
+    word = word_at(cells, column)
+    coin = coin_of(word)
+    if coin > 0 and coin >= low and coin <= high:
+        cells[column] = int32(word & 1023)
+        return float32(1.0)
+    return float32(0.0)
+
+
+@device
+def _is_spiked(word, y):
+    return has_spikes(word) and y < float32(ground_of(word)) + SPIKES
+
+
+@device_call
+def step(s, cells, workspace, action, p, key, tally):
+    x, y, vx, vy, stands, best, clock = s[X], s[Y], s[VX], s[VY], s[STANDS] > float32(0.0), s[BEST], s[CLOCK] + float32(1.0)
+    jumps = action >= JUMP
+    way = p.speed * float32(int32((action - JUMP if jumps else action) - STAY))
+    flag = float32(int32(cells.shape[0] - FLAG)) + float32(0.5)
+    coins, spiked, fell, won = float32(0.0), False, False, False
+
+    for _ in range(p.frames):
+        vx = min(vx + p.acceleration, way) if vx < way else max(vx - p.acceleration, way)
+        if jumps and stands:
+            vy = p.jump
+        else:
+            vy = max(vy - (p.gravity_held if jumps and vy > float32(0.0) else p.gravity), -p.fall)
+        x, vx = _move_along(cells, x, y, vx)
+        left, right = floor_of(x - HALF), floor_of(x + HALF - EDGE)
+        one, other = word_at(cells, left), word_at(cells, right)
+        y, vy, stands = _move_up_or_down(y, vy, one, other)
+        low, high = floor_of(y), floor_of(y + HEIGHT - EDGE)
+        coins += _take_coin(cells, left, low, high)
+        coins += _take_coin(cells, right, low, high)
+        spiked, fell, won = _is_spiked(one, y) or _is_spiked(other, y), y < float32(-1.0), x >= flag
+        if spiked or fell or won:
+            break
+
+    too_late = clock >= float32(p.steps) and not (spiked or fell or won)
+    dies = spiked or fell or too_late
+    further = max(x - best, float32(0.0))
+    tally[WON] += float32(1.0) if won else float32(0.0)
+    tally[COINS] += coins
+    tally[PROGRESS] += further / (flag - float32(START_X))
+    tally[SPIKED] += float32(1.0) if spiked else float32(0.0)
+    tally[FELL] += float32(1.0) if fell else float32(0.0)
+    tally[TOO_LATE] += float32(1.0) if too_late else float32(0.0)
+    s[X], s[Y], s[VX], s[VY] = x, y, vx, vy
+    s[STANDS], s[BEST], s[CLOCK] = float32(1.0) if stands else float32(0.0), max(x, best), clock
+    reward = p.progress * further + p.coin * coins + (p.goal if won else float32(0.0)) + (p.death if dies else float32(0.0))
+    return reward, won or dies
+
+
+@device
+def _seen(word, row):
+    """What is in a tile: 1 solid, 0.5 a plank, -1 what kills, else 0."""
+    deadly = row < 0 or (has_spikes(word) and row == ground_of(word))
+    return float32(1.0) if is_solid(word, row) else float32(-1.0) if deadly else float32(0.5) if is_plank(word, row) else float32(0.0)
+
+
+@device
+def _lands_on(word, row):
+    """The row that something which falls from `row` in a column ends in, `row` itself where it is stopped there."""
+    floor = int32(ground_of(word) - (0 if has_spikes(word) else 1))
+    over = over_of(word)
+    return min(row, max(floor, over if over > 0 and over <= row else int32(-1)))
+
+
+@device
+def _observe_column(obs, k, word, row):
+    """Column k of those seen, from a row on."""
+    obs[k * SEEN_ROWS] = _seen(word, _lands_on(word, int32(row - BELOW)))
+    for j in range(1, SEEN_ROWS):
+        obs[k * SEEN_ROWS + j] = _seen(word, int32(row + j - BELOW))
+    coin = coin_of(word)
+    obs[SEEN_COINS + 2 * k] = float32(1.0) if coin > 0 else float32(0.0)
+    obs[SEEN_COINS + 2 * k + 1] = unit(float32(int32(coin - row)) / float32(8.0)) if coin > 0 else float32(0.0)
+
+
+@device
+def _observe_rest(s, obs, width, p):
+    """What is seen beside the columns."""
+    x, y, vx, vy, stands, best, clock = s[X], s[Y], s[VX], s[VY], s[STANDS], s[BEST], s[CLOCK]
+    column, row = floor_of(x), floor_of(y)
+    obs[SEEN_REST], obs[SEEN_REST + 1] = x - float32(column), y - float32(row)
+    obs[SEEN_REST + 2], obs[SEEN_REST + 3] = unit(vx / p.speed), unit(vy / p.jump)
+    obs[SEEN_REST + 4], obs[SEEN_REST + 5] = stands, unit(y / float32(16.0))
+    obs[SEEN_REST + 6], obs[SEEN_REST + 7] = unit((best - x) / float32(8.0)), unit((width - x) / width)
+    obs[SEEN_REST + 8] = unit(float32(1.0) - clock / float32(p.steps))
+
+
+@device_call
+def observe(s, cells, obs, p, shard):
+    """A shard is a column; the last is the rest."""
+    if shard < SEEN_COLUMNS:
+        _observe_column(obs, shard, word_at(cells, int32(floor_of(s[X]) + shard - BEHIND)), floor_of(s[Y]))
+    else:
+        _observe_rest(s, obs, float32(int32(cells.shape[0])), p)
+
+
+def platformer(rows: int = 12, columns: int = 64) -> Env:
+    """The game in a world of any height from 10 to 15 tiles, and of any length from 24 to 1,024. Raises ValueError for others.
+
+    A file of a user's own that ends in `ENV = platformer(columns=128)` is an environment; it wants `Params.steps` to grow alike.
+    """
+    if not (isinstance(rows, int) and isinstance(columns, int) and 10 <= rows <= 15 and 24 <= columns <= 1024):
+        raise ValueError(f"a world is 10 to 15 tiles high and 24 to 1,024 long, not {rows} x {columns}")
+    highest = rows - 8  # the ground: a wall of four tiles, and a jump from there, are to be seen
+
+    @device_call
+    def reset(s, cells, workspace, p, key):
+        s[Y] = float32(generate(cells, int32(highest), key))
+        s[X], s[BEST] = float32(START_X), float32(START_X)
+        s[VX], s[VY], s[STANDS], s[CLOCK] = float32(0.0), float32(0.0), float32(1.0), float32(0.0)
+
+    return Env(
+        Params,
+        FIELDS,
+        observation=Box(SEEN, low=-1.0, high=1.0),
+        action=Discrete(6),
+        time_limit=None,  # its clock, which the observation shows, ends it
+        reset=reset,
+        step=step,
+        observe=observe,
+        pixel_shader=shader(rows, columns),
+        ranges={
+            "progress": (-1e6, 1e6),
+            "coin": (-1e6, 1e6),
+            "goal": (-1e6, 1e6),
+            "death": (-1e6, 1e6),
+            "tau": (0.001, 1.0),
+            "frames": (1, 100),
+            "steps": (1, 1_000_000),
+            "speed": (1 / 256, 0.49),
+            "acceleration": (1 / 256, 1.0),
+            "jump": (1 / 256, 0.99),
+            "gravity_held": (1 / 256, 1.0),
+            "gravity": (1 / 256, 1.0),
+            "fall": (1 / 256, 0.99),
+        },
+        observation_shards=SEEN_COLUMNS + 1,
+        int_state=IntState(columns, "int16"),
+        tally=("goal", "coins", "progress", "spiked", "fell", "too_late"),
+        actions=("left", "stay", "right", "left+jump", "jump", "right+jump"),
+    )
+
+
+ENV = platformer()
