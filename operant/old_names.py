@@ -76,7 +76,7 @@ class _Translation(ast.NodeTransformer):
                 alias.asname, alias.name = alias.asname or alias.name, NAMES[alias.name]
             elif node.module is not None and node.module.startswith("operant.envs.") and alias.name in KEYWORDS:  # a shipped environment's own function
                 alias.asname, alias.name = alias.asname or alias.name, KEYWORDS[alias.name]
-            # from operant import rng
+            # a module: `from operant import rng`
             elif (moved := MODULES.get(f"{node.module}.{alias.name}")) is not None:
                 package, _, name = moved.rpartition(".")
                 node.names.remove(alias)
