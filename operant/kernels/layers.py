@@ -58,7 +58,7 @@ def forward_layer(
         if LAYER > 0:
             bias = parameters + SPEC.biases[LAYER - 1] + tower * SPEC.hidden[LAYER] + column
             z += tl.load(bias, mask=column < SPEC.hidden[LAYER], other=0.0)[None, :]
-        # h = f(z)
+        # the activation, h = f(z)
         place = (tower * capacity + row)[:, None] * OUT + column[None, :]
         h = stored(activate(z, SPEC), SPEC)
         tl.store(buffers.hidden + place, h)

@@ -116,7 +116,7 @@ def _value_loss(value, target, old_value, value_clip, value_coefficient, VALUE_C
     error = value - target
     squared = error * error
     if VALUE_CLIPPED:
-        # max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2)
+        # the loss is max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2)
         moved = value - old_value
         near = old_value + tl.where(moved > value_clip, value_clip, tl.where(moved < -value_clip, -value_clip, moved)) - target
         clipped = near * near > squared
