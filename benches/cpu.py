@@ -28,7 +28,7 @@ from operant.algos.ppo.algorithm import PPO, PPOConfig  # noqa: E402
 from operant.compute.runtime import set_threads  # noqa: E402
 from operant.nn import mlp  # noqa: E402
 from operant.tools import bench  # noqa: E402
-from operant.worlds.device_world import World  # noqa: E402
+from operant.worlds.device_world import DeviceWorld  # noqa: E402
 
 CPU = torch.device("cpu")
 LANES, HORIZON = 1024, 16
@@ -52,7 +52,7 @@ def in_turns(works: Mapping[str, Callable[[], object]], repeats: int, inner: int
 def trainer(kernels: str) -> PPO:
     """PPO, begun."""
     config = PPOConfig(anneal=False, learning_rate=2.5e-4, kernels=kernels)
-    algo = PPO(World(envs.find("cartpole"), LANES, seed=1), config, mlp.Config(), seed=1, steps=10**9)
+    algo = PPO(DeviceWorld(envs.find("cartpole"), LANES, seed=1), config, mlp.Config(), seed=1, steps=10**9)
     algo.start()
     return algo
 

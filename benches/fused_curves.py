@@ -48,7 +48,7 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
         for _ in range(iterations):
             ppo.collect()
             ppo.update()
-            ended, _, total = ppo.world.take(ppo.rollout).tolist()[:3]
+            ended, _, total = ppo.world.episode_sums(ppo.rollout).tolist()[:3]
             episodes.append(int(ended))
             returns.append(total)
     except Exception as error:

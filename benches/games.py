@@ -23,7 +23,7 @@ from operant import envs
 from operant.compute.graphs import Graphed
 from operant.nn.work import step_bytes
 from operant.tools.rollouts import Trial, compare_devices, trial_actions
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 
 CUDA = torch.device("cuda", 0)
 WHOLE = ("snake", "g2048", "go", "pacman")
@@ -66,9 +66,9 @@ def same(name: str, lanes: int, steps: int) -> str:
     return f"| {name} | {exact} | {first or '-'} | {one_step:.1e} | {'ok' if one_step <= ONE_STEP else 'FAILED'} |"
 
 
-def draw_actions(world: World, slot: torch.Tensor, legal: torch.Tensor | None) -> None:
+def draw_actions(world: DeviceWorld, slot: torch.Tensor, legal: torch.Tensor | None) -> None:
     """Random actions into `slot` (A, N), legal ones where there is a mask (H, N)."""
-    env = world.env
+    env = world.spec
     if legal is not None:
         slot.copy_((torch.rand(legal.shape, device=CUDA) * legal).argmax(dim=0, keepdim=True))
     elif slot.dtype == torch.int32:
@@ -80,7 +80,7 @@ def draw_actions(world: World, slot: torch.Tensor, legal: torch.Tensor | None) -
 
 def stepping(name: str, lanes: int, threads: int, repeats: int) -> tuple[float, int]:
     """Steps a second of a world in a graph, and the bytes of a step. Where actions are judged, what drawing legal ones costs is taken off."""
-    world = World(envs.find(name), lanes, seed=1, device=CUDA, threads=threads)
+    world = DeviceWorld(envs.find(name), lanes, seed=1, device=CUDA, threads=threads)
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
@@ -114,12 +114,12 @@ def stepping(name: str, lanes: int, threads: int, repeats: int) -> tuple[float, 
     spent = seconds(Graphed(legal if slot.legal is not None else plain, CUDA), repeats, inner)
     if slot.legal is not None:
         spent -= seconds(Graphed(drawing, CUDA), repeats, inner)
-    return lanes * steps / spent, step_bytes(world.env)
+    return lanes * steps / spent, step_bytes(world.spec)
 
 
 def limits(name: str) -> list[str]:
     """What a thread of each kernel of a step takes, lines of the table."""
-    world = World(envs.find(name), 64, seed=1, device=CUDA)
+    world = DeviceWorld(envs.find(name), 64, seed=1, device=CUDA)
     bound = world.bind(world.slot())
     world.reset(bound)
     world.step(bound)

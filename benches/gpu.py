@@ -23,7 +23,7 @@ from operant.nn import mlp
 from operant.nn.work import step_bytes
 from operant.tools.rollouts import compare_devices
 from operant.training.evaluate import Evaluator
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 
 CUDA = torch.device("cuda", 0)
 ONE_STEP, TYPICAL = 1e-4, 1e-3
@@ -58,7 +58,7 @@ def copy_bandwidth(repeats: int) -> float:
 
 def stepping(name: str, lanes: int, repeats: int) -> tuple[float, int]:
     """Steps a second of a world in a graph, with random actions (eight draws, in turn), and the bytes of a step."""
-    world = World(envs.find(name), lanes, seed=1, device=CUDA)
+    world = DeviceWorld(envs.find(name), lanes, seed=1, device=CUDA)
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
@@ -78,12 +78,12 @@ def stepping(name: str, lanes: int, repeats: int) -> tuple[float, int]:
     for _ in range(3):
         graph()
     inner = max(2, min(400, int(2e9 // (lanes * steps))))
-    return lanes * steps / seconds(graph, repeats, inner), step_bytes(world.env)
+    return lanes * steps / seconds(graph, repeats, inner), step_bytes(world.spec)
 
 
 def ppo(lanes: int, horizon: int, repeats: int, precision: str) -> dict[str, float]:
     """PPO on CartPole with two 4-64-64 tanh towers, 4 epochs x 4 minibatches: steps a second, and milliseconds of each half."""
-    world = World(envs.find("cartpole"), lanes, seed=1, device=CUDA)
+    world = DeviceWorld(envs.find("cartpole"), lanes, seed=1, device=CUDA)
     algo = PPO(world, Config(horizon=horizon, precision=precision, anneal=False, learning_rate=2.5e-4), mlp.Config(), seed=1, steps=10**9)
     algo.start()
     inner = max(2, int(1e7 // (lanes * horizon)))
@@ -103,9 +103,9 @@ def ppo(lanes: int, horizon: int, repeats: int, precision: str) -> dict[str, flo
 
 def solve(seed: int, lanes: int, horizon: int, config: Config, target: float = 475.0) -> tuple[float, int]:
     """Seconds of training after the first two iterations (compilation, capture) until a greedy evaluation reaches the target, and steps."""
-    world = World(envs.find("cartpole"), lanes, seed=seed, device=CUDA)
+    world = DeviceWorld(envs.find("cartpole"), lanes, seed=seed, device=CUDA)
     algo = PPO(world, config, mlp.Config(), seed=seed, steps=20_000_000)
-    evaluator = Evaluator(algo.policy, world.env, world.params, episodes=128, seed=seed)
+    evaluator = Evaluator(algo.policy, world.spec, world.params, episodes=128, seed=seed)
     algo.start()
     spent, iteration = 0.0, 0
     while iteration * algo.steps_per_iteration < 20_000_000:
@@ -124,7 +124,7 @@ def solve(seed: int, lanes: int, horizon: int, config: Config, target: float = 4
 def check_free_steps(name: str, lanes: int = 4096, steps: int = 200) -> str:
     """CPU against CUDA over free steps with the same actions: integers equal, states within a stated tolerance where no episode forked."""
     env = envs.find(name)
-    worlds = [World(env, lanes, seed=3, device=device) for device in (torch.device("cpu"), CUDA)]
+    worlds = [DeviceWorld(env, lanes, seed=3, device=device) for device in (torch.device("cpu"), CUDA)]
     slots = [world.slot() for world in worlds]
     bounds = [world.bind(slot) for world, slot in zip(worlds, slots, strict=True)]
     for world, bound in zip(worlds, bounds, strict=True):
@@ -160,7 +160,7 @@ def train_bytes(seed: int, iterations: int, *, eager: bool = False, break_at: in
     config = Config(horizon=16, normalize_observations=True, normalize_rewards=True, target_kl=0.05)
 
     def fresh() -> PPO:
-        world = World(envs.find("cartpole"), 2048, seed=seed, device=CUDA)
+        world = DeviceWorld(envs.find("cartpole"), 2048, seed=seed, device=CUDA)
         return PPO(world, config, mlp.Config(), seed=seed, steps=2048 * 16 * iterations, eager=eager)
 
     algo = fresh()

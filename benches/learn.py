@@ -25,7 +25,7 @@ from operant.config.load import Config
 from operant.config.recipes import find_source
 from operant.nn.policy import Policy
 from operant.training.evaluate import Evaluation, Evaluator
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 
 WATCHED, FRESH = 512, 1024
 """Games of an evaluation on the way, and at the end."""
@@ -58,7 +58,7 @@ MARKS = {
 
 def settled(policy: Policy, config: Config) -> float:
     """Mean reward of a step from step `SWING_S` on, greedily, over 512 lanes (one that ended counts with what it gains after its next start)."""
-    world = World(config.environment, WATCHED, seed=FRESH_SEED, device=policy.device, params=config.params, stream=1)
+    world = DeviceWorld(config.environment, WATCHED, seed=FRESH_SEED, device=policy.device, params=config.params, stream=1)
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
@@ -83,7 +83,7 @@ def row(name: str, seed: int, limit_s: float, overrides: list[str], say: Callabl
     """Train one configuration with one seed, and say a line of the table."""
     mark, device = MARKS[name], find_device("auto")
     config = configuration.load(find_source(name), overrides)
-    world = World(config.environment, config.lanes, seed=seed, device=device, params=config.params)
+    world = DeviceWorld(config.environment, config.lanes, seed=seed, device=device, params=config.params)
     algo: Any = algos.load(config.algo_name)(world, config.algo, config.net, seed=seed, steps=config.run.steps)
     evaluator = Evaluator(algo.policy, config.environment, config.params, episodes=WATCHED, seed=seed, max_steps=LONGEST)
     synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None

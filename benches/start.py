@@ -102,7 +102,7 @@ def start(wanted: dict[str, Any]) -> dict[str, Any]:
         from operant.config import recipes
         from operant.training import loop  # noqa: F401
         from operant.training.evaluate import Evaluator
-        from operant.worlds.device_world import World
+        from operant.worlds.device_world import DeviceWorld
 
         marks("operant")
         device = find_device(wanted["device"])
@@ -116,7 +116,7 @@ def start(wanted: dict[str, Any]) -> dict[str, Any]:
     torch.zeros(1, device=device)
     marks("context")
     kernels = compilations()
-    world = World(found.environment, found.env.lanes, seed=1, device=device, params=found.params)
+    world = DeviceWorld(found.environment, found.env.lanes, seed=1, device=device, params=found.params)
     algo = algos.load(found.algo_name)(world, found.algo, found.net, seed=1, steps=found.run.steps)
     evaluator = Evaluator(algo.policy, found.environment, found.params, episodes=found.eval.episodes, seed=1)
     marks("trainer made")
@@ -316,11 +316,11 @@ def solve(recipe: Recipe, seed: int, device: Any, *, most_s: float) -> Solved:
     from operant.config import load as config
     from operant.config import recipes
     from operant.training.evaluate import Evaluator
-    from operant.worlds.device_world import World
+    from operant.worlds.device_world import DeviceWorld
 
     more = ["algo.kernel_config=first"] if device.type == "cuda" else []  # not the fastest, but none is measured for each recipe
     found = config.load(recipes.find_source("ppo/cartpole"), [*recipe.overrides(), *more, f"run.device={device}"])
-    world = World(found.environment, recipe.lanes, seed=seed, device=device, params=found.params)
+    world = DeviceWorld(found.environment, recipe.lanes, seed=seed, device=device, params=found.params)
     algo = algos.load(found.algo_name)(world, found.algo, found.net, seed=seed, steps=found.run.steps)
     evaluator = Evaluator(algo.policy, found.environment, found.params, episodes=128, seed=seed)
     algo.start()

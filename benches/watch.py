@@ -29,7 +29,7 @@ from operant.nn import mlp  # noqa: E402
 from operant.runs.metrics import Writer  # noqa: E402
 from operant.training.live_agent import FRAME_BYTES, Watcher  # noqa: E402
 from operant.training.meters import Meters, metrics_for  # noqa: E402
-from operant.worlds.device_world import World  # noqa: E402
+from operant.worlds.device_world import DeviceWorld  # noqa: E402
 
 
 class Loop:
@@ -38,7 +38,7 @@ class Loop:
     def __init__(self, arguments, folder):
         env = envs.find(arguments.env)
         self.device = torch.device(arguments.device)
-        world = World(env, arguments.lanes, seed=1, device=self.device)
+        world = DeviceWorld(env, arguments.lanes, seed=1, device=self.device)
         config = PPO.Config(horizon=arguments.horizon, normalize_observations=True, normalize_rewards=True, anneal=False, learning_rate=2.5e-4)
         self.algo = PPO(world, config, mlp.Config(), seed=1, steps=10**12)
         self.writer = Writer(Path(folder) / "metrics.mm", metrics_for(self.algo), run_uuid=bytes(16), version="bench", frame_bytes=FRAME_BYTES)

@@ -15,7 +15,7 @@ import torch
 from operant import envs
 from operant.compute.graphs import Graphed
 from operant.compute.kernel import SERIAL_BELOW
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 
 
 class Counter(logging.Handler):
@@ -44,7 +44,7 @@ def counter() -> Counter:
 
 def digest(env, lanes, device, *, graphed=False, steps=20):
     """The bytes of a world after some steps under the same actions, hashed."""
-    world = World(env, lanes, seed=3, device=device)
+    world = DeviceWorld(env, lanes, seed=3, device=device)
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)

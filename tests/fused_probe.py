@@ -17,7 +17,7 @@ from operant.algos.ppo.algorithm import PPO, Batch, ppo_loss
 from operant.envs import Box, Discrete, Env, MultiDiscrete, device, find
 from operant.nn import mlp
 from operant.nn.distributions import Gaussian, masked
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 
 CARTPOLE = find("cartpole")
 
@@ -177,7 +177,7 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 def trainer(env: Env, net: mlp.Config, *, lanes: int = 8, where: str = "cpu", seed: int = 1, eager: bool = False, **algo) -> PPO:
     """PPO on a fresh world, begun."""
-    ppo = PPO(World(env, lanes, seed=seed, device=where), PPO.Config(**algo), net, seed=seed, steps=100_000_000, eager=eager)
+    ppo = PPO(DeviceWorld(env, lanes, seed=seed, device=where), PPO.Config(**algo), net, seed=seed, steps=100_000_000, eager=eager)
     ppo.start()
     return ppo
 

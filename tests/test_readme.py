@@ -13,7 +13,7 @@ from operant import envs
 from operant.cli import program
 from operant.config import recipes
 from operant.tools.check import declaration_problems
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 
 HOME = Path(__file__).resolve().parent.parent
 README = HOME / "README.md"
@@ -59,7 +59,7 @@ def test_its_environment_is_sound(text, tmp_path):
         (tmp_path / f"{name}.py").write_text(code)
         env = envs.find(str(tmp_path / f"{name}.py"))
         assert declaration_problems(env) == []
-    world = World(env, 8, seed=1)
+    world = DeviceWorld(env, 8, seed=1)
     slot = world.slot()
     world.reset(world.bind(slot))
     assert slot.legal.tolist() == [[1] * 8] * 3 and env.actions == ("left", "stay", "right")

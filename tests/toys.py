@@ -12,7 +12,7 @@ from operant.algos.ppo.algorithm import PPO
 from operant.compute.rng import integer, uniform
 from operant.envs import Box, Discrete, Env, IntState, MultiDiscrete, device, with_pixels
 from operant.nn import mlp
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 
 
 class NoParams(NamedTuple):
@@ -258,7 +258,7 @@ SEEN = with_pixels(FILL, 16)
 
 def ppo_on(env: Env, lanes: int, net: mlp.Config | None = None, *, seed: int = 1, steps: int = 100_000, start: bool = True, **algo) -> PPO:
     """PPO on a fresh world, begun."""
-    ppo = PPO(World(env, lanes, seed=seed), PPO.Config(**algo), net or mlp.Config(hidden=(16,)), seed=seed, steps=steps)
+    ppo = PPO(DeviceWorld(env, lanes, seed=seed), PPO.Config(**algo), net or mlp.Config(hidden=(16,)), seed=seed, steps=steps)
     if start:
         ppo.start()
     return ppo

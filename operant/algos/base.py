@@ -16,7 +16,7 @@ from operant.envs import Env
 from operant.nn.policy import Actor
 from operant.runs.metrics.spec import MetricSpec
 from operant.settings import Section
-from operant.worlds.device_world import Slot, World
+from operant.worlds.base import Slot, World
 
 Tier = Literal["policy", "train", "all"]
 """What a checkpoint holds: "policy", what an actor needs; "train", what a resumed run needs but a replay; "all", with the replay."""

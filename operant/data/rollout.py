@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from operant.worlds.device_world import World
+from operant.worlds.base import World
 
 
 class Collector:

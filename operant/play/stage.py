@@ -19,7 +19,7 @@ from operant.envs import Env, step_seconds
 from operant.nn.policy import Actor
 from operant.training import evaluate
 from operant.training.rollout import Rollout
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 from operant.worlds.painter import Painter
 
 _TICKS = 1 << 32  # of an evaluation: its number N begins at tick N * 2^32
@@ -49,8 +49,8 @@ class Show:
 
     def __init__(self, env: Env, params: Any, *, seed: int, lanes: int = 1, device: torch.device | None = None, number: int = 0) -> None:
         self.env, self.lanes, self.device = env, lanes, device or torch.device("cpu")
-        self._resets = World(env, lanes, seed=seed, device=self.device, params=params, stream=evaluate.STREAM)
-        self._world = World(_without_reset(env), lanes, seed=seed, device=self.device, params=params, stream=evaluate.STREAM)
+        self._resets = DeviceWorld(env, lanes, seed=seed, device=self.device, params=params, stream=evaluate.STREAM)
+        self._world = DeviceWorld(_without_reset(env), lanes, seed=seed, device=self.device, params=params, stream=evaluate.STREAM)
         self.step_s = step_seconds(env, self._world.params)
         self._slot, self._reset_slot = self._world.slot(), self._resets.slot()
         self._bound, self._reset_bound = self._world.bind(self._slot), self._resets.bind(self._reset_slot)
@@ -68,7 +68,7 @@ class Show:
         self.step(self._slot.action)
         if self._painter is not None:
             self.picture(self.canvas(1))
-        for tensor in (*self._world.tensors().values(), *self._slot):
+        for tensor in (*self._world.state().values(), *self._slot):
             if tensor is not None:
                 tensor.zero_()
         self.ended[:] = False

@@ -27,7 +27,7 @@ from operant.nn.work import step_bytes
 from operant.tools import profile
 from operant.training import build as building
 from operant.training.evaluate import Evaluator
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 
 SECTIONS = ("stepping", "ppo", "solve")
 REPEATS = 5
@@ -131,7 +131,7 @@ def default_sizes(device: torch.device) -> tuple[tuple[int, int], ...]:
 
 def stepping(env: Env, lanes: int, device: torch.device, *, repeats: int = REPEATS, least_s: float = 0.2) -> Stepping:
     """Step a world under random actions (eight draws in turn; two of them beyond a million lanes), on a GPU in graphs of many steps."""
-    world = World(env, lanes, seed=1, device=device)
+    world = DeviceWorld(env, lanes, seed=1, device=device)
     slot = world.slot()
     world.reset(world.bind(slot))
     slots = [(action, world.bind(slot._replace(action=action))) for action in _actions(env, slot.action, 8 if lanes <= 1 << 20 else 2)]

@@ -15,7 +15,8 @@ from operant.compute.device import device
 from operant.compute.kernel import bind
 from operant.compute.ptx import quoted, signature
 from operant.envs import Env
-from operant.worlds.device_world import Lanes, Slot, World
+from operant.worlds.base import Slot
+from operant.worlds.device_world import DeviceWorld, Lanes
 from operant.worlds.lane import reset_body, step_body
 from operant.worlds.pixels import Scene, colour_function
 
@@ -47,7 +48,7 @@ class Guarded:
     """Step, reset and shade with every index checked, on buffers between guard rows. Compiles when asked to."""
 
     def __init__(self, env: Env, lanes: int) -> None:
-        world, self.env, self.count = World(env, lanes, seed=1, every_final=True), env, lanes
+        world, self.env, self.count = DeviceWorld(env, lanes, seed=1, every_final=True), env, lanes
         self._whole: dict[str, torch.Tensor] = {}
         exact = {"state": env.fields, "int_state": env.int_state.n if env.int_state else 0, "workspace": env.workspace, "running": 1 + len(env.tally)}
         self.lanes: Lanes = self._between_guards(world.lanes, exact)

@@ -10,7 +10,8 @@ import torch
 
 from operant.compute.kernel import Kernel, bind
 from operant.envs import Box, Discrete, Env, MultiDiscrete
-from operant.worlds.device_world import EPISODES, LENGTH, RETURN, TALLIES, World
+from operant.worlds.base import EPISODES, LENGTH, RETURN, TALLIES
+from operant.worlds.device_world import DeviceWorld
 from operant.worlds.lane import shards_body
 from operant.worlds.pixels import Scene
 
@@ -45,7 +46,7 @@ class Trial:
     """A world with one slot."""
 
     def __init__(self, env: Env, lanes: int, seed: int, device: str = "cpu", *, every_final: bool = True) -> None:
-        self.world = World(env, lanes, seed=seed, device=device, every_final=every_final)
+        self.world = DeviceWorld(env, lanes, seed=seed, device=device, every_final=every_final)
         self.slot = self.world.slot()
         self._bound = self.world.bind(self.slot)
 
@@ -107,7 +108,7 @@ def long_trial(env: Env, lanes: int, steps: int) -> Seen:
         for trial in (one, again, other):
             trial.step(action) if t else trial.reset()
         if t:
-            sums += one.world.take(one.slot).numpy()
+            sums += one.world.episode_sums(one.slot).numpy()
         outcome = one.outcome()
         if seen.not_repeated is None:
             seen.not_repeated = next((f"step {t}: the {name}" for name, bits in again.outcome().items() if not same_bits(bits, outcome[name])), None)
@@ -218,6 +219,6 @@ def compare_devices(env: Env, lanes: int, steps: int, device: str = "cuda", resy
                 agree &= error <= DEVICE_TOLERANCE
                 worst = torch.where(agree, torch.maximum(worst, error), worst)
         if resynchronise:
-            for mine, its in zip(host.world.tensors().values(), other.world.tensors().values(), strict=True):
+            for mine, its in zip(host.world.state().values(), other.world.state().values(), strict=True):
                 its.copy_(mine)
     return float(agree.float().mean()), float(worst[agree].max()) if bool(agree.any()) else math.nan

@@ -14,7 +14,7 @@ from operant.algos.base import Algorithm, Estimate
 from operant.config.load import Config
 from operant.errors import ConfigError
 from operant.nn.policy import Actor
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 
 
 def build(config: Config, device: torch.device | str, *, eager: bool = False, chosen: Mapping[str, Any] | None = None) -> Algorithm:
@@ -24,7 +24,7 @@ def build(config: Config, device: torch.device | str, *, eager: bool = False, ch
     configuration left open: see `Algorithm.chosen`.
     """
     settings = _completed(config.algo, chosen)
-    world = World(config.environment, config.lanes, seed=config.run.seed, device=device, params=config.params)
+    world = DeviceWorld(config.environment, config.lanes, seed=config.run.seed, device=device, params=config.params)
     made = algos.load(config.algo_name)(world, settings, config.net, seed=config.run.seed, steps=config.run.steps, eager=eager)
     return cast("Algorithm", made)
 

@@ -14,7 +14,7 @@ from operant.compute.graphs import Graphed
 from operant.envs import Env
 from operant.nn.policy import Actor
 from operant.training.rollout import Rollout
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 
 STREAM = 1
 """The random stream of evaluations: see `rng.stream_seed`."""
@@ -47,7 +47,7 @@ class Evaluator:
         device = actor.device
         self._greedy, self._max_steps = greedy, max_steps
         self.actor = actor
-        self.rollout = Rollout(actor, World(env, episodes, seed=seed, device=device, params=params, stream=STREAM), steps=_CHUNK)
+        self.rollout = Rollout(actor, DeviceWorld(env, episodes, seed=seed, device=device, params=params, stream=STREAM), steps=_CHUNK)
         self._playing = torch.ones(episodes, dtype=torch.bool, device=device)
         self._total = torch.zeros(episodes, dtype=torch.float64, device=device)
         self._length = torch.zeros(episodes, dtype=torch.int64, device=device)
@@ -62,8 +62,8 @@ class Evaluator:
         self._playing.fill_(True)
         self._total.zero_()
         self._length.zero_()
-        if world.lanes.finished is not None:
-            world.lanes.finished.zero_()
+        if world.ended_tallies is not None:
+            world.ended_tallies.zero_()
         for _ in range(-(-self._max_steps // _CHUNK)):
             self._play()
             if not bool(self._playing.any()):  # sync: an evaluation ends when its last episode does
@@ -85,8 +85,8 @@ class Evaluator:
     def _tallies(self) -> dict[str, float]:
         """The environment's own sums, means over the episodes; of those that were cut off, what they had."""
         world = self.rollout.world
-        sums = torch.where(self._playing, world.lanes.running[1:], self._tally)
-        return dict(zip(world.env.tally, sums.double().mean(dim=1).tolist(), strict=True))  # sync: the result
+        sums = torch.where(self._playing, world.running_tallies, self._tally)
+        return dict(zip(world.spec.tally, sums.double().mean(dim=1).tolist(), strict=True))  # sync: the result
 
     @torch.no_grad()
     def _play_chunk(self) -> None:
@@ -99,8 +99,8 @@ class Evaluator:
             self._total.add_(torch.where(self._playing, slot.reward, 0.0))
             self._length.add_(self._playing)
             ended = (slot.terminated | slot.truncated).bool()
-            if world.lanes.finished is not None:
+            if world.ended_tallies is not None:
                 # A lane's finished sums are those of its first episode until its second ends.
-                torch.where(self._playing & ended, world.lanes.finished, self._tally, out=self._tally)
+                torch.where(self._playing & ended, world.ended_tallies, self._tally, out=self._tally)
             self._playing.logical_and_(~ended)
         world.advance(_CHUNK)

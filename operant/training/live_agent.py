@@ -20,7 +20,7 @@ from operant.compute.kernel import native
 from operant.envs import Env
 from operant.nn.policy import Actor
 from operant.training.rollout import Rollout
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 from operant.worlds.painter import Painter
 
 STREAM = 2
@@ -67,7 +67,7 @@ class Stage:
 
     def __init__(self, actor: Actor, env: Env, params: Any, *, seed: int, device: torch.device, stream: int, lanes: int) -> None:
         self.lanes = lanes
-        self._world = World(env, lanes, seed=seed, device=device, params=params, stream=stream)
+        self._world = DeviceWorld(env, lanes, seed=seed, device=device, params=params, stream=stream)
         self._rollout = Rollout(actor, self._world)
         self._plays = {"greedy": Graphed(self._play_greedily, device), "sampled": Graphed(self._play_sampling, device)}
         self._painter = Painter(self._world)

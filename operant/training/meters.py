@@ -19,7 +19,7 @@ from operant.algos.base import Algorithm
 from operant.compute.graphs import Graphed
 from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, Metric, Writer
 from operant.runs.metrics.spec import BOOKKEEPING, MetricSpec, Threshold
-from operant.worlds.device_world import EPISODES, LENGTH, RETURN, TALLIES
+from operant.worlds.base import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
 _BETWEEN = ("evaluate", "checkpoint")  # what takes time beside the algorithm's phases
@@ -59,7 +59,7 @@ def specs_for(algo: Algorithm) -> tuple[MetricSpec, ...]:
         *(MetricSpec(f"seconds/{phase}", f"{phase} time", "s", kind="counter", order=BOOKKEEPING + 10) for phase in _timed(algo)),
         MetricSpec("memory/allocated_bytes", "memory in use", "bytes", order=BOOKKEEPING + 20),
         MetricSpec("memory/reserved_bytes", "memory reserved", "bytes", order=BOOKKEEPING + 20),
-        *(MetricSpec(f"tally/{name}", name.replace("_", " "), order=200) for name in algo.world.env.tally),
+        *(MetricSpec(f"tally/{name}", name.replace("_", " "), order=200) for name in algo.world.spec.tally),
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ class Meters:
         self._algo, self._writer, self._period_s = algo, writer, 1.0 / record_hz
         self._device = algo.device
         self._cuda = self._device.type == "cuda"
-        stats, sums = len(algo.stats), TALLIES + len(algo.world.env.tally)
+        stats, sums = len(algo.stats), TALLIES + len(algo.world.spec.tally)
         self._means_window, self._stats_window, self._sums_window = slice(0, len(algo.metrics)), slice(0, stats), slice(stats, stats + sums)
         self._phases = tuple(phase.name for phase in algo.phases)
         self._totals = torch.zeros(stats + sums, dtype=torch.float64, device=self._device)
@@ -167,7 +167,7 @@ class Meters:
     def _accumulate_once(self) -> None:
         stats = self._algo.stats
         self._totals[self._stats_window] += stats
-        self._totals[self._sums_window] += self._algo.world.take(self._algo.rollout)
+        self._totals[self._sums_window] += self._algo.world.episode_sums(self._algo.rollout)
         self._iteration += 1
         bad = (stats[-1] > 0) & (self._first_bad < 0)
         self._first_bad.copy_(torch.where(bad, self._iteration, self._first_bad))
@@ -247,7 +247,7 @@ class Meters:
         }
         values |= {spec.name: total / pending.iterations for spec, total in zip(algo.metrics, totals[self._means_window], strict=True)}
         values |= {f"seconds/{phase}": seconds for phase, seconds in pending.seconds.items()}
-        return values | {f"tally/{name}": mean(TALLIES + k) for k, name in enumerate(algo.world.env.tally)}
+        return values | {f"tally/{name}": mean(TALLIES + k) for k, name in enumerate(algo.world.spec.tally)}
 
     def _memory(self) -> tuple[float, float]:
         """Bytes that tensors hold and bytes the allocator holds, on a GPU; on a CPU the process's resident bytes, and none."""

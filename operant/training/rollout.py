@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from operant.nn.policy import Actor
-from operant.worlds.device_world import Slot, World
+from operant.worlds.base import Slot, World
 
 
 class Rollout:

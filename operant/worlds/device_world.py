@@ -16,10 +16,9 @@ from operant.compute import rng
 from operant.compute.kernel import Kernel, bind, kernel
 from operant.envs import Box, Env, ranges
 from operant.worlds import pixels
+from operant.worlds.base import Slot
 from operant.worlds.lane import begin_body, end_body, has_int_state, reset_body, shards_body, step_body
 from operant.worlds.noise import Clock, Noise, noise_body, seed_words
-
-EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of what `take` returns; an environment's own tallies follow
 
 
 class Lanes(NamedTuple):
@@ -30,24 +29,10 @@ class Lanes(NamedTuple):
     workspace: Any  # (S, N) int32, worth nothing between calls; None likewise
     age: Any  # (N) int32, steps since the last reset
     running: Any  # (1 + K, N) float32, sums over the episode under way: return, tallies
-    finished: Any  # (K, N) float32, tallies of the episodes that ended since `take`; None where K is 0
+    finished: Any  # (K, N) float32, tallies of the episodes that ended since `episode_sums`; None where K is 0
     tick: Any  # (1) int64, steps this world has taken; a captured graph reads it, so it lives on the device
     seed: Any  # (2) uint32, as int32
     lane0: int  # global number of the first lane
-
-
-class Slot(NamedTuple):
-    """Where one step's action is read and its outcome written."""
-
-    action: Any  # (A, N) int32 or float32; a Box action is clipped to its bounds in place
-    observation: Any  # (O, N), of the state after the step (and after the reset where the episode ended)
-    # (O, N), written only in lanes that were truncated (or ended at all: see `World`): what an observer would have seen. None where that is a picture and
-    # nothing is ever truncated.
-    final_observation: Any
-    reward: Any  # (N) float32
-    terminated: Any  # (N) uint8
-    truncated: Any  # (N) uint8
-    legal: Any  # (H, N) uint8, 1 for each action that may be taken at `observation`; None where the environment judges none
 
 
 def _indexed(device: torch.device) -> torch.device:
@@ -91,14 +76,16 @@ def _shows_finals(env: Env, every_final: bool) -> bool:
     return every_final or env.time_limit is not None
 
 
-class World:
-    """N lanes of an environment on a device.
+class DeviceWorld:
+    """N lanes of an environment on a device: a `World` of kernels.
 
     `seed` and `stream` name the random numbers (stream 0 is the run's own, others are independent of it); `lane0` is the global number of the first lane.
     `every_final` asks for the final observation of terminated episodes too, not only of truncated ones. `threads` is how many threads write a lane's
     observation: by default one for each of its shards (on a GPU where there are many), at least one, which then is the thread that steps the lane. Raises
     ValueError for others, and UsageError for `params` that are not the environment's or out of their ranges.
     """
+
+    capturable = True
 
     def __init__(
         self,
@@ -113,7 +100,7 @@ class World:
         every_final: bool = False,
         threads: int | None = None,
     ) -> None:
-        self.env, self.count, self.device = env, lanes, _indexed(torch.device(device))
+        self.spec, self.count, self.device = env, lanes, _indexed(torch.device(device))
         # Floats are floats there: 10 and 10.0 compare equal, and must not compile to different kernels.
         self.params = ranges.checked(env, params)
         N, K = lanes, len(env.tally)
@@ -133,7 +120,7 @@ class World:
             seed=seed_words(seed, stream, self.device),
             lane0=lane0,
         )
-        self._carried = zeros(2, dtype=torch.float64)  # sums over all lanes of age and running return when `take` was called last
+        self._carried = zeros(2, dtype=torch.float64)  # sums over all lanes of age and running return when `episode_sums` was called last
         self._bound = bind(self.lanes)
         self._fill_noise, self._bound_noise = kernel(noise_body, self.device), functools.cache(self._bind_noise)
         self._scene = bind(pixels.Scene(self.lanes.state, self.lanes.int_state))
@@ -153,7 +140,7 @@ class World:
 
         Final observations have a leading T / W, rounded up, where `final_window` is W.
         """
-        env, N = self.env, self.count
+        env, N = self.spec, self.count
         T = () if steps is None else (steps,)
         after = () if steps is None else (steps + 1,)
         actions = torch.float32 if isinstance(env.action, Box) else torch.int32
@@ -187,7 +174,7 @@ class World:
 
     def _pictures(self, seen: torch.Tensor | None) -> torch.Tensor | None:
         """Observations (O, N) as whoever writes them wants them: pictures as (N, H, W, 3)."""
-        return seen.t().unflatten(1, self.env.observation.shape) if seen is not None and self.env.pixels else seen
+        return seen.t().unflatten(1, self.spec.observation.shape) if seen is not None and self.spec.pixels else seen
 
     def reset(self, slot: Slot) -> None:
         """Begin every lane anew and write the first observations to the slot (a bound one). Counts as one tick."""
@@ -230,7 +217,7 @@ class World:
         lanes = self.lanes
         return bind(Clock(lanes.tick, lanes.seed, lanes.lane0, purpose)), bind(Noise(out))
 
-    def take(self, slot: Slot) -> torch.Tensor:
+    def episode_sums(self, slot: Slot) -> torch.Tensor:
         """Sums over the episodes that ended in the steps of a slot (unbound), which are all steps since the last call: (3 + K) float64.
 
         Episodes, their lengths and returns, tallies. What all lanes gained is what ended episodes add up to, and what is under way now, less what was
@@ -247,13 +234,23 @@ class World:
             lanes.finished.zero_()
         return torch.cat(sums)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, torch.Tensor]:
         """Everything that a resumed run needs to go on as if nothing had happened, by name."""
         kept = {name: value for name, value in self.lanes._asdict().items() if isinstance(value, torch.Tensor) and name not in ("workspace", "seed")}
         own = {"cells" if name == "int_state" else name: value for name, value in kept.items()}  # by its name in checkpoints
         return {**own, "carried": self._carried}
 
     @property
+    def running_tallies(self) -> torch.Tensor:
+        """(K, N), the environment's own sums over each lane's episode under way."""
+        return self.lanes.running[1:]
+
+    @property
+    def ended_tallies(self) -> torch.Tensor | None:
+        """(K, N), the same over each lane's episodes that ended since `episode_sums`; None where the environment has none."""
+        return self.lanes.finished
+
+    @property
     def can_truncate(self) -> bool:
         """Whether a time limit can end an episode."""
-        return self.env.time_limit is not None and math.isfinite(self.env.time_limit)
+        return self.spec.time_limit is not None and math.isfinite(self.spec.time_limit)

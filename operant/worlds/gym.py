@@ -34,7 +34,8 @@ import torch
 from operant import envs
 from operant.envs import Box, Discrete, Env
 from operant.errors import MachineError, OperantError, UsageError
-from operant.worlds.device_world import Slot, World
+from operant.worlds.base import Slot
+from operant.worlds.device_world import DeviceWorld
 
 try:
     import gymnasium
@@ -101,7 +102,7 @@ class OperantVectorEnv(VectorEnv):
 
     def __init__(self, env: Env, num_envs: int, *, device: torch.device, seed: int, output: str, params: Any) -> None:
         self.num_envs = num_envs
-        self.world = World(env, num_envs, seed=seed, device=device, params=params, every_final=True)
+        self.world = DeviceWorld(env, num_envs, seed=seed, device=device, params=params, every_final=True)
         self.single_observation_space = _observation_space(env.observation, bounded=self.world.params == env.Params())
         self.single_action_space = _action_space(env.action)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -128,7 +129,7 @@ class OperantVectorEnv(VectorEnv):
             raise UsageError(f"reset got the options {sorted(options)}: it takes none; ended lanes reset by themselves")
         if seed is not None:
             self._seed = _checked_seed(seed)
-            self.world = World(self.world.env, self.num_envs, seed=self._seed, device=self.world.device, params=self.world.params, every_final=True)
+            self.world = DeviceWorld(self.world.spec, self.num_envs, seed=self._seed, device=self.world.device, params=self.world.params, every_final=True)
         super().reset(seed=self._seed if seed is not None or not self._started else None)
         slot, bound = self._next_slot()
         self.world.reset(bound)
@@ -168,7 +169,7 @@ class OperantVectorEnv(VectorEnv):
         self._require_open()
         legal = self._slots[0][0].legal
         if legal is None:
-            raise UsageError(f"{self.world.env.name or 'the environment'} says of no action whether it is legal")
+            raise UsageError(f"{self.world.spec.name or 'the environment'} says of no action whether it is legal")
         return legal.T.cpu().numpy() == 1 if self._numpy else legal.T == 1
 
     def _mask(self, slot: Slot) -> dict[str, Any]:
@@ -240,12 +241,12 @@ class OperantVectorEnv(VectorEnv):
             final_obs[lane] = row
         length, total = (np.where(ended, column, 0) for column in (sums.length, sums.total))
         episode = {"r": total.astype(np.float64), "l": length.astype(np.int64), "t": seconds}
-        tally = {name: row.astype(np.float64) for name, row in zip(self.world.env.tally, sums.tallies, strict=True)}
+        tally = {name: row.astype(np.float64) for name, row in zip(self.world.spec.tally, sums.tallies, strict=True)}
         return _masked({"final_obs": final_obs, "final_info": _final_info(episode, tally, ended)}, ended)
 
     def _torch_info(self, slot: Slot, sums: _Ended, ended: torch.Tensor) -> dict[str, Any]:
         episode = {"r": torch.where(ended, sums.total, 0.0), "l": torch.where(ended, sums.length, 0).to(torch.int64)}
-        tally = dict(zip(self.world.env.tally, sums.tallies, strict=True))
+        tally = dict(zip(self.world.spec.tally, sums.tallies, strict=True))
         return _masked({"final_obs": self._observations(slot.final_observation), "final_info": _final_info(episode, tally, ended)}, ended)
 
 
@@ -308,7 +309,7 @@ class SB3VecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """The attribute of the vector environment, once for each lane asked for. Raises AttributeError."""
-        if attr_name == "action_masks" and not self.vector.world.env.mask_size:
+        if attr_name == "action_masks" and not self.vector.world.spec.mask_size:
             raise AttributeError("this environment says of no action whether it is legal")
         value = getattr(self.vector, attr_name)
         return [value for _ in self._get_indices(indices)]
@@ -328,7 +329,7 @@ class SB3VecEnv(VecEnv):
         return [False for _ in self._get_indices(indices)]
 
     def _tallies(self, final_info: dict[str, Any]) -> dict[str, np.ndarray]:
-        return {name: final_info["tally"][name] for name in self.vector.world.env.tally}
+        return {name: final_info["tally"][name] for name in self.vector.world.spec.tally}
 
 
 def _masked(values: dict[str, Any], mask: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 
 from operant.compute.kernel import Kernel, bind
 from operant.envs import Env
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 from operant.worlds.pixels import Canvas, Scene, shade_body
 
 
@@ -22,10 +22,10 @@ def _shader(env: Env, params: Any, device: torch.device) -> Kernel:
 class Painter:
     """Draws a world's lanes as they are. Compiles at its first call, which must therefore happen before a capture."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: DeviceWorld) -> None:
         self._count = world.count
         self._scene = bind(Scene(world.lanes.state, world.lanes.int_state))
-        self._shader = _shader(world.env, world.params, world.device)
+        self._shader = _shader(world.spec, world.params, world.device)
 
     def bind(self, pixels: torch.Tensor) -> Canvas:
         """A canvas (N, H, W, 3) of contiguous bytes on the world's device, as a call wants it. Raises ValueError for any other tensor."""

@@ -41,7 +41,7 @@ class A2C:
         T, N, device = config.horizon, world.count, world.device
         self.world, self.config, self.device, self.chosen = world, config, device, {}
         self.steps_per_iteration = T * N
-        self.actor = self.make_actor(world.env, config, net, device, seed=seed)
+        self.actor = self.make_actor(world.spec, config, net, device, seed=seed)
         self.collector = Collector(world, T, self.actor.noise_rows)
         self.rollout = self.collector.rollout
         self._raw = torch.zeros(T, self.actor.distribution.action_rows, N, dtype=self.rollout.action.dtype, device=device)
@@ -98,8 +98,8 @@ class A2C:
     def state(self, tier):
         if tier == "policy":
             return policy_state(self.actor)
-        parts = {"world": self.world, "adam": self._adam, "algo": self.collector}
-        return policy_state(self.actor) | {f"{part}/{name}": tensor for part, owner in parts.items() for name, tensor in owner.tensors().items()}
+        parts = {"world": self.world.state(), "adam": self._adam.tensors(), "algo": self.collector.tensors()}
+        return policy_state(self.actor) | {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 
 ALGO = A2C

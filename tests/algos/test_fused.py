@@ -22,7 +22,7 @@ from operant.kernels.tiles import PerLayer, Work, candidates, from_text
 from operant.nn import mlp
 from operant.nn.distributions import Gaussian
 from operant.nn.policy import Policy
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 
 triton = pytest.importorskip("triton")
 
@@ -192,7 +192,7 @@ def test_a_cpu_takes_torchs_kernels_unless_told_otherwise():
     assert ppo_on(COUNT, 4, horizon=4, start=False).fused is None
     assert ppo_on(COUNT, 4, horizon=4, start=False, kernels="torch").fused is None
     with pytest.raises(ConfigError, match="there is no GPU"):
-        PPO(World(COUNT, 4, seed=1), PPO.Config(horizon=4, kernels="fused"), mlp.Config(), seed=1, steps=100)
+        PPO(DeviceWorld(COUNT, 4, seed=1), PPO.Config(horizon=4, kernels="fused"), mlp.Config(), seed=1, steps=100)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
@@ -234,7 +234,7 @@ def choice_of(env, precision, net, **algo):
     given: list = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "build", lambda *arguments, **_: given.extend(arguments))
-        PPO(World(env, 64, seed=1), PPO.Config(horizon=32, minibatches=1, target_kl=0.1, **algo), mlp.Config(**net), seed=1, steps=100)
+        PPO(DeviceWorld(env, 64, seed=1), PPO.Config(horizon=32, minibatches=1, target_kl=0.1, **algo), mlp.Config(**net), seed=1, steps=100)
     choice = Selection(describe(given[0], precision), *given)
     choice._multiprocessors = 132
     return choice
@@ -308,7 +308,7 @@ def test_a_run_keeps_the_shape_it_began_with(caplog):
 def test_a_line_that_is_no_shape_is_an_error_of_the_configuration(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(ConfigError, match=r"algo\.kernel_config: a tile config begins with"):
-        PPO(World(COUNT, 4, seed=1), PPO.Config(horizon=4, kernels="fused", kernel_config="square"), mlp.Config(), seed=1, steps=100)
+        PPO(DeviceWorld(COUNT, 4, seed=1), PPO.Config(horizon=4, kernels="fused", kernel_config="square"), mlp.Config(), seed=1, steps=100)
 
 
 @pytest.mark.parametrize("line", ["", "round rows=3", "resident", "resident block_m=64 warps=four chunks=1 act_block_m=64 act_warps=4", "per-layer block_m=1"])

@@ -18,7 +18,7 @@ from operant import envs
 from operant.algos.ppo.algorithm import PPO, PPOConfig
 from operant.kernels.tiles import PerLayer, Work, candidates
 from operant.nn import mlp
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 
 pytest.importorskip("triton")
 
@@ -78,7 +78,7 @@ def _own_products():
 
 def trainer(game: str, precision: str, shape: str, *, lanes: int, horizon: int, hidden: tuple[int, ...]) -> PPO:
     """PPO on a game, as its recipe would have it on a GPU."""
-    world = World(envs.find(game), lanes, seed=1, device="cuda")
+    world = DeviceWorld(envs.find(game), lanes, seed=1, device="cuda")
     config = PPOConfig(
         horizon=horizon, minibatches=MINIBATCHES, epochs=EPOCHS, learning_rate=1e-3, normalize_observations=game in ("snake", "breakout"),
         normalize_rewards=True, precision=precision, kernels="fused", kernel_config=shape,

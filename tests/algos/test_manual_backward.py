@@ -47,7 +47,7 @@ def trainer(head="categorical", *, normalize=False, **changes):
 
 def batch_for(ppo, samples=B):
     """Samples that put every branch of the loss to the test."""
-    env, policy, generator = ppo.world.env, ppo.policy, torch.Generator().manual_seed(1)
+    env, policy, generator = ppo.world.spec, ppo.policy, torch.Generator().manual_seed(1)
 
     def normal(*shape):
         return torch.randn(*shape, generator=generator)

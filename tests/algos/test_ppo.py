@@ -24,7 +24,8 @@ from operant.envs import find
 from operant.nn import mlp
 from operant.nn.normalization import RunningNormalizer
 from operant.training.evaluate import Evaluator
-from operant.worlds.device_world import EPISODES, TALLIES, World
+from operant.worlds.base import EPISODES, TALLIES
+from operant.worlds.device_world import DeviceWorld
 
 CARTPOLE = find("cartpole")
 EVERYTHING = {"normalize_observations": True, "normalize_rewards": True, "value_clip": 0.2, "target_kl": 0.002, "learning_rate": 0.01}
@@ -120,17 +121,17 @@ def test_a_policy_takes_nothing_illegal(env, kernels):
     ppo = ppo_on(env, 32, net, horizon=8, kernels=kernels, learning_rate=0.02)
     for _ in range(8):
         iterate(ppo, 1)
-        sums = ppo.world.take(ppo.rollout)
+        sums = ppo.world.episode_sums(ppo.rollout)
         assert sums[EPISODES] > 0 and sums[illegal] == 0
         assert torch.isfinite(ppo.stats).all() and stats_of(ppo)["not_finite"] == 0
     for greedy in (True, False):
         evaluation = Evaluator(ppo.policy, env, env.Params(), episodes=16, seed=1, greedy=greedy, max_steps=32)
         evaluation.run(0)
-        assert evaluation.rollout.world.take(evaluation.rollout.slot)[illegal] == 0
+        assert evaluation.rollout.world.episode_sums(evaluation.rollout.slot)[illegal] == 0
 
     unmasked = dataclasses.replace(env, legal=None)
     blind = iterate(ppo_on(unmasked, 32, net, horizon=8, kernels=kernels), 2)
-    assert blind.world.take(blind.rollout)[illegal] > 0
+    assert blind.world.episode_sums(blind.rollout)[illegal] > 0
 
 
 CNN = {"kind": "cnn", "cnn": "impala", "channels": (3,), "hidden": (8,)}
@@ -269,7 +270,7 @@ def legal_choices(logits, action, legal):
 
 def samples_for(ppo, B):
     """Samples that put every branch of the loss to the test, for a policy whose parameters are perturbed."""
-    env, policy, generator = ppo.world.env, ppo.policy, torch.Generator().manual_seed(1)
+    env, policy, generator = ppo.world.spec, ppo.policy, torch.Generator().manual_seed(1)
 
     def normal(*shape):
         return torch.randn(*shape, generator=generator)
@@ -673,7 +674,7 @@ def test_threads_make_no_difference(monkeypatch):
 
 def test_eager_makes_no_difference_on_a_cpu():
     first = iterate(ppo_on(PUSH, 8, horizon=4), 2)
-    second = PPO(World(PUSH, 8, seed=1), first.config, mlp.Config(hidden=(16,)), seed=1, steps=100_000, eager=True)
+    second = PPO(DeviceWorld(PUSH, 8, seed=1), first.config, mlp.Config(hidden=(16,)), seed=1, steps=100_000, eager=True)
     second.start()
     assert bytes_of(iterate(second, 2)) == bytes_of(first)
 
@@ -761,11 +762,11 @@ def test_values_that_are_refused(wrong):
 
 def returns_of(ppo, iterations):
     """The mean return of the episodes that ended in so many iterations."""
-    ppo.world.take(ppo.rollout)  # forget what was before
+    ppo.world.episode_sums(ppo.rollout)  # forget what was before
     sums = torch.zeros(3, dtype=torch.float64)
     for _ in range(iterations):
         iterate(ppo, 1)
-        sums += ppo.world.take(ppo.rollout)
+        sums += ppo.world.episode_sums(ppo.rollout)
     return (sums[2] / sums[0]).item()
 
 

@@ -26,7 +26,7 @@ from operant.data import noise, returns
 from operant.envs import Box, Env, IntState, MultiDiscrete, device, with_pixels
 from operant.worlds import noise as world_noise
 from operant.worlds import pixels
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 from operant.worlds.lane import begin_body, end_body, reset_body, shards_body, step_body
 
 T, U, N = 4, 2, 64
@@ -139,7 +139,7 @@ def check_text(ptx: str, capability: tuple[int, int]) -> None:
 @pytest.mark.parametrize("name", WORLDS)
 def test_environments(name):
     env = WORLDS[name]
-    world = World(env, N, seed=1)
+    world = DeviceWorld(env, N, seed=1)
     slot = world.slot()
     apart = env.observation_shards > 1
     for body in (step_body(env, world.params, apart=apart), reset_body(env, world.params, apart)):
@@ -154,7 +154,7 @@ def test_environments(name):
 @pytest.mark.parametrize("name", ["masked", "with cells", "cartpole"])
 def test_environments_observed_by_their_pictures(name):
     env = with_pixels({"masked": dataclasses.replace(GATE, pixel_shader=gate_shade), "with cells": FILL, "cartpole": envs.find("cartpole")}[name], 16)
-    world = World(env, N, seed=1, every_final=True)
+    world = DeviceWorld(env, N, seed=1, every_final=True)
     slot = world.bind(world.slot())
     for body in (begin_body(env, world.params), end_body(env, world.params), step_body(env, world.params), reset_body(env, world.params)):
         check_ptx(body, world.lanes, slot)

@@ -18,7 +18,8 @@ from operant.envs import breakout, find
 from operant.envs.breakout import BALL_VX, BALL_VY, BALL_X, BALL_Y, BALLS, HITS, LEFT, PADDLE_WIDTH, PADDLE_X, RIGHT, SCORE, SPEED, STAY, Params
 from operant.envs.drawing import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW
 from operant.tools.rollouts import Trial, trial_actions
-from operant.worlds.device_world import EPISODES, RETURN, TALLIES, World
+from operant.worlds.base import EPISODES, RETURN, TALLIES
+from operant.worlds.device_world import DeviceWorld
 
 ENV = find("breakout")
 SEED, LANES = 5, 64
@@ -193,11 +194,11 @@ def bits(bricks: Iterable[int]) -> int:
     return sum(1 << brick for brick in bricks)
 
 
-def set_bricks(world: World, lane: int, gone: int) -> None:
+def set_bricks(world: DeviceWorld, lane: int, gone: int) -> None:
     world.lanes.int_state[:, lane] = torch.from_numpy(np.frombuffer(gone.to_bytes(16, "little"), np.int32).copy())
 
 
-def start_late(world: World, lanes: list[int], generator: np.random.Generator) -> None:
+def start_late(world: DeviceWorld, lanes: list[int], generator: np.random.Generator) -> None:
     """Set lanes into the midst of a flight, before a wall with holes, or its last bricks, or the last of all."""
     for lane in lanes:
         standing = set(generator.choice(108, generator.choice((0, 1, 1, 1, 2, 40)), replace=False).tolist())
@@ -215,7 +216,7 @@ def start_late(world: World, lanes: list[int], generator: np.random.Generator) -
         )
 
 
-def words_of(world: World) -> list[list[int]]:
+def words_of(world: DeviceWorld) -> list[list[int]]:
     """The bricks' bits of each lane, without signs."""
     found: list[list[int]] = world.lanes.int_state.numpy().view(np.uint32).T.tolist()
     return found
@@ -321,7 +322,7 @@ def test_whole_games():
     for _ in range(5000):
         state[BALLS] = 5
         trial.step(torch.from_numpy(aim(state)[None]))
-        sums += trial.world.take(slot).numpy()
+        sums += trial.world.episode_sums(slot).numpy()
         shown, reward, over = slot.observation.numpy(), slot.reward.numpy(), slot.terminated.numpy().astype(bool)
         gone_now = shown[10:] == 1
         score_then, score = score + reward, np.round(shown[7] * 864)

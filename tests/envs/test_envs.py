@@ -14,7 +14,8 @@ from operant.envs import Box, Discrete, Env
 from operant.envs.drawing import RED, in_box, in_disc, in_rod
 from operant.errors import OperantError
 from operant.tools.rollouts import trial_actions
-from operant.worlds.device_world import Slot, World
+from operant.worlds.base import Slot
+from operant.worlds.device_world import DeviceWorld
 
 NAMES = envs.names()
 GYMNASIUM_NAMES = [name for name in NAMES if envs.find(name).gymnasium is not None]
@@ -33,7 +34,7 @@ class Trainer:
 
     def __init__(self, env: Env, lanes: int, *, seed: int = 1, lane0: int = 0) -> None:
         # Gymnasium has an observation at every end. Other environments are stepped as their own tests do, by kernels that exist already.
-        self.world = World(env, lanes, seed=seed, lane0=lane0, every_final=env.gymnasium is not None)
+        self.world = DeviceWorld(env, lanes, seed=seed, lane0=lane0, every_final=env.gymnasium is not None)
         self.slot: Slot = self.world.slot()
         self._bound = self.world.bind(self.slot)
         self.world.reset(self._bound)
@@ -45,7 +46,7 @@ class Trainer:
 
     def bits(self) -> bytes:
         """Everything a step leaves behind."""
-        return b"".join(tensor.numpy().tobytes() for tensor in [*self.world.tensors().values(), *self.slot] if tensor is not None)
+        return b"".join(tensor.numpy().tobytes() for tensor in [*self.world.state().values(), *self.slot] if tensor is not None)
 
 
 class Reference:
@@ -225,7 +226,7 @@ def test_all_threads_come_to_the_bits_of_one(name, monkeypatch):
 
 def picture(env: Env, state: list[float], side: int = 48) -> np.ndarray:
     """The lane's picture, (side, side, 3), by the plain Python of `pixel_shader`."""
-    p = World(env, 1, seed=1).params
+    p = DeviceWorld(env, 1, seed=1).params
     s = np.array(state, np.float32)
     centres = (np.arange(side, dtype=np.float32) + np.float32(0.5)) / np.float32(side)
     return np.array([[env.pixel_shader(s, p, x, y) for x in centres] for y in centres])

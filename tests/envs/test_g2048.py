@@ -17,7 +17,8 @@ from plain_philox import RESET, STEP, Key
 from operant import envs
 from operant.compute.device import device_params
 from operant.envs import g2048 as rules
-from operant.worlds.device_world import EPISODES, TALLIES, World
+from operant.worlds.base import EPISODES, TALLIES
+from operant.worlds.device_world import DeviceWorld
 from operant.worlds.painter import Painter
 
 SEED = 7
@@ -136,7 +137,7 @@ class Table:
     """Some lanes at play, with what each step showed."""
 
     def __init__(self, lanes: int, seed: int = SEED, params: rules.Params | None = None) -> None:
-        self.world = World(envs.find("g2048"), lanes, seed=seed, params=params)
+        self.world = DeviceWorld(envs.find("g2048"), lanes, seed=seed, params=params)
         self.slot = self.world.slot()
         self._bound = self.world.bind(self.slot)
         self.state, self.seen = self.world.lanes.state.numpy(), self.slot.observation.numpy()
@@ -245,7 +246,7 @@ def compare(lanes: int, steps: int, late: int) -> dict[str, float]:
     """
     table, words, generator = Table(lanes), step_words(lanes, range(1, steps + 1)), np.random.default_rng(5)
     games = [Game(Key(SEED, lane, 0, RESET)) for lane in range(lanes)]
-    ended = dict.fromkeys(("games", *table.world.env.tally, "given_up"), 0)
+    ended = dict.fromkeys(("games", *table.world.spec.tally, "given_up"), 0)
     for t in range(1, steps + 1):
         if t % late == 1:
             for lane in range(1, lanes, 4):
@@ -267,7 +268,7 @@ def compare(lanes: int, steps: int, late: int) -> dict[str, float]:
         if t % 16 == 0:
             assert np.array_equal(table.slot.legal.numpy().T, [[can_move(game.board, action) for action in range(4)] for game in games]), t
     assert not table.slot.truncated.any()
-    assert table.world.lanes.finished.double().sum(dim=1).tolist() == [ended[name] for name in table.world.env.tally]
+    assert table.world.lanes.finished.double().sum(dim=1).tolist() == [ended[name] for name in table.world.spec.tally]
     return ended
 
 

@@ -20,7 +20,7 @@ from operant.config import load as config
 from operant.config import recipes
 from operant.envs import go as rules
 from operant.envs.drawing import GROUND, RED
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 
 SEED = 21
 BLACK, WHITE = "X", "O"
@@ -471,7 +471,7 @@ class Play:
 
     def __init__(self, env: envs.Env, lanes: int = 1, seed: int = SEED, finals: bool = False, **params: float) -> None:
         self.size = env.observation.shape[0]
-        self.world = World(env, lanes, seed=seed, params=env.Params(**params), every_final=finals)
+        self.world = DeviceWorld(env, lanes, seed=seed, params=env.Params(**params), every_final=finals)
         self.slot = self.world.slot()
         self._bound = self.world.bind(self.slot)
         self.world.reset(self._bound)
@@ -521,12 +521,12 @@ def test_who_has_no_move_passes_and_two_passes_end_the_game():
     play.load(0, game)
     play.step(PASS)
     assert play.slot.terminated.item() == 1 and play.slot.reward.item() == pytest.approx(1 - 0.02 * 23)
-    assert play.world.take(play.slot).tolist()[3:] == [1, 25 - 7.5, 0, 0, 2, 1]
+    assert play.world.episode_sums(play.slot).tolist()[3:] == [1, 25 - 7.5, 0, 0, 2, 1]
     # White has passed: then one by black is the second.
     game.passed, game.plies = True, 10
     play.load(0, game)
     play.step(PASS)
-    assert play.slot.terminated.item() == 1 and play.world.take(play.slot).tolist()[3:] == [1, 25 - 7.5, 0, 0, 11, 1]
+    assert play.slot.terminated.item() == 1 and play.world.episode_sums(play.slot).tolist()[3:] == [1, 25 - 7.5, 0, 0, 11, 1]
     # Black fills one of three eyes: white still has no move and passes, but that is not yet two.
     play.load(0, Game.drawn(FULL[:-1] + "."))
     play.step(0)
@@ -547,7 +547,7 @@ def test_white_takes_what_it_can():
     play.step(PASS)
     assert not play.slot.terminated.item() and play.state[rules.LAST, 0] == 12
     assert play.slot.reward.item() == pytest.approx(-0.02 * 26) and play.cells[:25, 0].tolist() == [0] * 12 + [-4] + [0] * 12
-    assert play.world.take(play.slot).tolist()[3:] == [0] * 6, "nothing is told before the end"
+    assert play.world.episode_sums(play.slot).tolist()[3:] == [0] * 6, "nothing is told before the end"
     assert play.world.lanes.running[:, 0].tolist() == pytest.approx([-0.52, 0, 0, 0, 24, 0, 1])
 
 
@@ -562,7 +562,7 @@ def test_the_limit_of_plies_ends_the_game(left, plies):
     if left < 3:
         # Alone black has the whole board; white's stone makes all points nobody's but the stones.
         margin = (25 if left == 1 else 2 - 1) - 7.5
-        assert play.world.take(play.slot).tolist()[3:] == [left == 1, margin, 0, 0, plies, 0]
+        assert play.world.episode_sums(play.slot).tolist()[3:] == [left == 1, margin, 0, 0, plies, 0]
         assert play.slot.reward.item() == pytest.approx((1 if left == 1 else -1 - 6.5 / 32.5) - 0.02)
     else:
         assert play.slot.observation[4, 0] == 74 * 255 // 75
@@ -590,7 +590,7 @@ def test_komi_and_rewards_are_parameters():
     play.load(0, game)
     play.step(4)
     assert play.slot.reward.item() == 0.0 and play.slot.terminated.item() == 1, "without komi nobody has won"
-    assert play.world.take(play.slot).tolist()[3:] == [0, 0, 0, 0, 75, 0]
+    assert play.world.episode_sums(play.slot).tolist()[3:] == [0, 0, 0, 0, 75, 0]
     game.stones[BLACK] |= {(0, 1), (1, 1)}
     game.plies = 70
     play.load(0, game)
@@ -715,7 +715,7 @@ def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = Fa
         place_late()
         late_lanes = np.array([lane % 4 == 3 and ended[lane] for lane in range(lanes)])
         returns[late_lanes] = [0.02 * games[lane].lead() for lane in np.flatnonzero(late_lanes)]
-        total = play.world.take(slot).numpy()[3:]
+        total = play.world.episode_sums(slot).numpy()[3:]
         sums[[rules.WON, rules.MARGIN, rules.PLIES_AT_END]] -= total[[rules.WON, rules.MARGIN, rules.PLIES_AT_END]]
     assert np.array_equal(sums, np.zeros(len(env.tally)))
     assert outcomes and all(total == pytest.approx(outcome) for total, outcome in outcomes), "a game's return is its outcome"

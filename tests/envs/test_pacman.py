@@ -18,7 +18,8 @@ from operant.compute.device import device_params
 from operant.envs import pacman as rules
 from operant.envs.drawing import BLUE, GROUND, ORANGE, YELLOW
 from operant.envs.pacman import maze, picture
-from operant.worlds.device_world import EPISODES, TALLIES, World
+from operant.worlds.base import EPISODES, TALLIES
+from operant.worlds.device_world import DeviceWorld
 
 SEED, LANES = 13, 64
 Cell = tuple[int, int]  # column, row
@@ -209,7 +210,7 @@ def compare(lanes: int, steps: int, finals: bool = False) -> dict[str, int]:
     With `finals` also what is last seen of a game, by a kernel that nothing else here needs. Returns what was met: pickups and ghosts eaten, games cleared and
     lost, and those that time cut off ("").
     """
-    world = World(envs.find("pacman"), lanes, seed=SEED, every_final=finals)
+    world = DeviceWorld(envs.find("pacman"), lanes, seed=SEED, every_final=finals)
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
@@ -234,7 +235,7 @@ def compare(lanes: int, steps: int, finals: bool = False) -> dict[str, int]:
         terminated = np.array([end != "" for _, end in outcomes])
         assert np.array_equal(slot.terminated.numpy(), terminated), t
         ages += 1
-        truncated = (ages == world.env.time_limit) & ~terminated
+        truncated = (ages == world.spec.time_limit) & ~terminated
         assert np.array_equal(slot.truncated.numpy(), truncated), t
         for lane, (_, end) in enumerate(outcomes):
             if end or truncated[lane]:
@@ -247,7 +248,7 @@ def compare(lanes: int, steps: int, finals: bool = False) -> dict[str, int]:
         assert np.array_equal(cells, np.array([game.words() for game in games], np.int32).T), t
         for lane in range(t % 8, lanes, 8):
             assert np.array_equal(seen[:, lane], games[lane].observation()), (t, lane)
-        tallies += world.take(slot).numpy()[TALLIES:]
+        tallies += world.episode_sums(slot).numpy()[TALLIES:]
     assert tallies.tolist() == list(met.values())[:-1]
     return met
 
@@ -302,7 +303,7 @@ def test_eyes_find_home_from_everywhere():
 
 def test_starts_are_as_likely_on_every_dot(serial_worlds):
     lanes = 240 * 300
-    world = World(envs.find("pacman"), lanes, seed=3)
+    world = DeviceWorld(envs.find("pacman"), lanes, seed=3)
     world.reset(world.bind(world.slot()))
     cells = world.lanes.int_state.numpy()
     places, counts = np.unique(cells[rules.PACMAN] & 1023, return_counts=True)
@@ -337,7 +338,7 @@ class Lanes:
     """A lane for each position."""
 
     def __init__(self, *positions: Game) -> None:
-        self.world = World(envs.find("pacman"), len(positions), seed=SEED)
+        self.world = DeviceWorld(envs.find("pacman"), len(positions), seed=SEED)
         self.slot = self.world.slot()
         self.bound = self.world.bind(self.slot)
         self.world.reset(self.bound)
@@ -491,7 +492,7 @@ def test_the_tunnel_wraps_both_ways_and_walls_hold():
 def test_parameters():
     env = envs.find("pacman")
     params = env.Params(pickup=0.5, ghost=4.0, frightened_steps=10, scatter_steps=5, chase_steps=7, mode_changes=3, wait_steps=1, random_start=False)
-    world = World(env, 2, seed=SEED, params=params)
+    world = DeviceWorld(env, 2, seed=SEED, params=params)
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
@@ -519,7 +520,7 @@ def test_parameters():
 @settings(max_examples=20, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**63 - 1), st.lists(st.lists(st.integers(0, 3), min_size=8, max_size=8), min_size=1, max_size=40), st.integers(1, 6))
 def test_what_holds_in_every_game(seed, actions, often):
-    world = World(envs.find("pacman"), 8, seed=seed)
+    world = DeviceWorld(envs.find("pacman"), 8, seed=seed)
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)

@@ -20,7 +20,8 @@ from operant.envs import platformer as rules
 from operant.envs.drawing import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW
 from operant.envs.platformer import picture
 from operant.tools.rollouts import Trial
-from operant.worlds.device_world import EPISODES, TALLIES, World
+from operant.worlds.base import EPISODES, TALLIES
+from operant.worlds.device_world import DeviceWorld
 
 ENV = envs.find("platformer")
 SEED, LANES = 11, 64
@@ -122,7 +123,7 @@ def compare(steps: int, every: int, finals: bool = False) -> Counter[str]:
         assert np.array_equal(state, np.array([game.state() for game in games], np.float32).T), t
         for lane in range(t % every, LANES, every):
             assert columns[:, lane].tolist() == games[lane].level.words(), (t, lane)
-        tallies += trial.world.take(slot).numpy()[TALLIES:]
+        tallies += trial.world.episode_sums(slot).numpy()[TALLIES:]
     assert not slot.truncated.any()
     assert tallies[[rules.WON, rules.SPIKED, rules.FELL, rules.TOO_LATE]].tolist() == [seen[end] for end in ("goal", "spiked", "fell", "too_late")]
     assert tallies[rules.COINS] == seen["coins"] > 0
@@ -206,7 +207,7 @@ class Played:
     """A lane in a level made by hand."""
 
     def __init__(self, level: Level, body: Body | None = None) -> None:
-        self.world = World(ENV, 1, seed=1, params=PRICES)
+        self.world = DeviceWorld(ENV, 1, seed=1, params=PRICES)
         self.slot = self.world.slot()
         self._bound = self.world.bind(self.slot)
         self.world.reset(self._bound)
@@ -316,7 +317,7 @@ def test_episodes_end(way):
     assert not game.step(STAY, steps - 1) if steps > 1 else True
     assert game.step(RIGHT if way == "goal" else STAY)
     assert game.rewards[-1] == (5.0 + 0.5 * 72 / 256 if way == "goal" else -2.0)
-    sums = game.world.take(game.slot).numpy()[TALLIES:]
+    sums = game.world.episode_sums(game.slot).numpy()[TALLIES:]
     assert sums[[rules.WON, rules.SPIKED, rules.FELL, rules.TOO_LATE]].tolist() == [float(way == end) for end in ("goal", "spiked", "fell", "too_late")]
 
 
@@ -327,7 +328,7 @@ def test_progress_is_a_share_of_the_way():
     sums = np.zeros(TALLIES + len(ENV.tally))
     for t in range(max(len(way) for way in ways if way)):
         trial.step(torch.tensor([[way[t] if way and t < len(way) else STAY for way in ways]], dtype=torch.int32))
-        sums += trial.world.take(trial.slot).numpy()
+        sums += trial.world.episode_sums(trial.slot).numpy()
     # Past the flag by less than a frame's way.
     assert sums[EPISODES] == 8 and 8 <= sums[TALLIES + rules.PROGRESS] < 8 * (1 + 0.3 / 59)
 
@@ -385,7 +386,7 @@ def test_a_world_that_cannot_be_kept_is_refused(size):
 
 def test_another_size_has_levels_like_the_references():
     env, lanes = rules.platformer(15, 40), 64
-    world = World(env, lanes, seed=SEED)
+    world = DeviceWorld(env, lanes, seed=SEED)
     world.reset(world.bind(world.slot()))
     for lane in range(lanes):
         level = Level.of_key(Key(SEED, lane, 0, RESET), 15, 40)

@@ -28,7 +28,7 @@ from operant.envs.pong import (
     Params,
 )
 from operant.tools.rollouts import Trial, trial_actions
-from operant.worlds.device_world import TALLIES
+from operant.worlds.base import TALLIES
 
 ENV = find("pong")
 SEED, LANES = 5, 64
@@ -179,7 +179,7 @@ def test_games_end_at_21_and_what_they_tally():
         action = trial_actions(ENV, generator, t, lanes)
         action[0, ::2] = torch.from_numpy(follow(state)[::2])
         trial.step(action)
-        sums += trial.world.take(slot).numpy()
+        sums += trial.world.episode_sums(slot).numpy()
         gained = np.maximum(slot.reward.numpy(), 0), np.maximum(-slot.reward.numpy(), 0)
         over = slot.terminated.numpy().astype(bool)
         agent, opponent = before[AGENT_SCORE] + gained[0], before[OPPONENT_SCORE] + gained[1]

@@ -22,7 +22,7 @@ from operant.tools import check
 from operant.tools.bounds import Guarded
 from operant.tools.rollouts import trial_actions
 from operant.worlds import lane
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 
 
 class Params(NamedTuple):
@@ -58,7 +58,7 @@ TAKEN = [("goal", 1), ("goal", 10_000), ("tries", 2**31 - 1), ("count", -(2**31)
 
 
 def from_a_world(name, value):
-    return World(BOUNDED, 1, seed=1, params=Params(**{name: value})).params
+    return DeviceWorld(BOUNDED, 1, seed=1, params=Params(**{name: value})).params
 
 
 def from_make_vec(name, value):
@@ -155,7 +155,7 @@ def test_a_declaration_that_is_wrong_is_found_wherever_it_is_used(declared, sent
     env = envs.Env(Params, 1, envs.Box(1), envs.Discrete(2), 9, FILL.reset, FILL.step, FILL.observe, name="bounded", ranges=declared)
     assert sentence in check.declaration_problems(env)
     with pytest.raises(UsageError, match=re.escape(f"bounded: {sentence}")):
-        World(env, 1, seed=1)
+        DeviceWorld(env, 1, seed=1)
     monkeypatch.setattr(envs, "find", lambda name: env)
     with pytest.raises(ConfigError, match=re.escape(f"env.name: bounded: {sentence}")):
         config.load(None, ["env.name=bounded"])

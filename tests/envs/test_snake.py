@@ -17,7 +17,8 @@ from operant import envs
 from operant.compute.device import device_params
 from operant.envs import snake as rules
 from operant.envs.drawing import GREEN, GREY, GROUND, RED, YELLOW
-from operant.worlds.device_world import EPISODES, RETURN, TALLIES, World
+from operant.worlds.base import EPISODES, RETURN, TALLIES
+from operant.worlds.device_world import DeviceWorld
 
 SEED = 11
 MOVES = {0: (-1, 0), 1: (0, 1), 2: (1, 0), 3: (0, -1)}  # up, right, down, left
@@ -121,7 +122,7 @@ def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = Fa
     With `finals` also what is last seen of a game, by a kernel that nothing else here needs. Returns how often games ended in which way.
     """
     height, width, _ = env.observation.shape
-    world = World(env, lanes, seed=SEED, every_final=finals)
+    world = DeviceWorld(env, lanes, seed=SEED, every_final=finals)
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
@@ -150,7 +151,7 @@ def compare(env: envs.Env, lanes: int, steps: int, every: int, finals: bool = Fa
         assert np.array_equal(state[rules.LENGTH], [len(game.body) for game in games]), t
         for lane in range(t % every, lanes, every):
             assert np.array_equal(seen[:, lane], games[lane].observation()), (t, lane)
-        tallies += world.take(slot).numpy()[3:]
+        tallies += world.episode_sums(slot).numpy()[3:]
     assert not slot.truncated.any()
     assert tallies.tolist() == [lengths, *ends.values()]
     return ends
@@ -185,7 +186,7 @@ def test_a_board_of_more_cells_than_a_byte_counts():
 
 def test_food_is_as_likely_on_every_free_cell(serial_worlds):
     lanes = 97 * 400
-    world = World(envs.find("snake"), lanes, seed=3)
+    world = DeviceWorld(envs.find("snake"), lanes, seed=3)
     slot = world.slot()
     world.reset(world.bind(slot))
     found = slot.observation.view(100, 3, lanes)[:, 2].eq(255).sum(dim=1).double()
@@ -200,7 +201,7 @@ class Small:
     """A few lanes of the small board, compiled once."""
 
     def __init__(self, seed: int) -> None:
-        self.world = World(SMALL, 8, seed=seed)
+        self.world = DeviceWorld(SMALL, 8, seed=seed)
         self.slot = self.world.slot()
         self._bound = self.world.bind(self.slot)
         self.world.reset(self._bound)
@@ -243,7 +244,7 @@ def test_a_board_without_a_round_tour_or_with_too_many_cells_is_refused(size):
 
 def test_rewards_are_parameters():
     env = envs.find("snake")
-    world = World(env, 2, seed=SEED, params=env.Params(food=2.5, death=-0.25))
+    world = DeviceWorld(env, 2, seed=SEED, params=env.Params(food=2.5, death=-0.25))
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
@@ -260,7 +261,7 @@ def test_rewards_are_parameters():
 
 def test_the_picture_shows_body_head_food_and_wall():
     env = envs.find("snake")
-    world = World(env, 1, seed=SEED)
+    world = DeviceWorld(env, 1, seed=SEED)
     world.reset(world.bind(world.slot()))
     world.lanes.state[rules.FOOD] = 22.0
     s, cells, p = world.lanes.state[:, 0].numpy(), world.lanes.int_state[:, 0].numpy(), device_params(env.Params())

@@ -16,7 +16,7 @@ from operant.envs import Env
 from operant.envs import swingup as rules
 from operant.envs.drawing import BLUE, GREY, ORANGE, RED
 from operant.tools.rollouts import trial_actions
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 
 LANES = 256
 TOLERANCE = 1e-5
@@ -27,7 +27,7 @@ class Trial:
     """A world with one slot, as arrays."""
 
     def __init__(self, env: Env, lanes: int, seed: int = 1) -> None:
-        self.world = World(env, lanes, seed=seed, every_final=True)
+        self.world = DeviceWorld(env, lanes, seed=seed, every_final=True)
         self.tensors = self.world.slot()
         self._bound = self.world.bind(self.tensors)
         self.slot = type(self.tensors)(*(tensor.numpy() if tensor is not None else None for tensor in self.tensors))
@@ -138,7 +138,7 @@ def test_seconds_upright_are_counted():
         trial.state[:] = np.array([[0.0, 3.99, 0.0], [0.0, 3.0, 0.0], [0.119, 0.0, 0.121], [0.0, 0.0, 0.0]])
         trial.age[:] = 999
         trial.step(np.zeros((1, 3), np.float32))
-    episodes, length, _, upright_s = trial.world.take(trial.tensors).tolist()
+    episodes, length, _, upright_s = trial.world.episode_sums(trial.tensors).tolist()
     assert trial.slot.terminated.tolist() == [0, 1, 0] and trial.slot.truncated.tolist() == [1, 1, 1]
     assert episodes == 3 and length > 0
     assert upright_s == pytest.approx(30 * 2 / 60)

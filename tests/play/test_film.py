@@ -360,11 +360,11 @@ def test_what_is_shown_is_what_an_evaluation_plays(env, greedy):
 
 def test_later_episodes_are_those_of_a_world_that_resets_by_itself():
     from operant.training import evaluate
-    from operant.worlds.device_world import World
+    from operant.worlds.device_world import DeviceWorld
 
     env = find("cartpole")
     show = Show(env, env.Params(), seed=5, lanes=3)
-    world = World(env, 3, seed=5, stream=evaluate.STREAM)
+    world = DeviceWorld(env, 3, seed=5, stream=evaluate.STREAM)
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)

@@ -22,7 +22,7 @@ from operant.nn.policy import Policy
 from operant.runs.metrics import Metric, Reader, Writer
 from operant.training import live_agent
 from operant.training.live_agent import FRAME_BYTES, Watcher
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 from operant.worlds.painter import Painter
 
 CPU = torch.device("cpu")
@@ -105,7 +105,7 @@ def bytes_of(ppo):
 
 def trainer(env, where=CPU):
     config = PPO.Config(horizon=4, normalize_observations=True, normalize_rewards=True)
-    ppo = PPO(World(env, 16, seed=1, device=where), config, mlp.Config(hidden=(8,)), seed=1, steps=10_000)
+    ppo = PPO(DeviceWorld(env, 16, seed=1, device=where), config, mlp.Config(hidden=(8,)), seed=1, steps=10_000)
     ppo.start()
     return ppo
 
@@ -191,7 +191,7 @@ def test_a_frame_is_the_next_step_of_the_policy_in_its_own_world(name, mode):
         hands.now_s += 0.2
         watcher.after(step)
     # The same played by hand: stream 2, four lanes, uniforms of each tick.
-    world = World(env, 4, seed=1, stream=2)
+    world = DeviceWorld(env, 4, seed=1, stream=2)
     slot = world.slot()
     bound, uniform = world.bind(slot), torch.zeros(1, policy.distribution.noise_rows, 4)
     world.reset(bound)

@@ -18,7 +18,7 @@ from operant.compute.kernel import SERIAL_BELOW, Kernel
 from operant.compute.rng import RESET, STEP, integer, uniform
 from operant.envs import Box, Discrete, Env, IntState, MultiDiscrete, cartpole, device, with_pixels
 from operant.errors import OperantError
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 from operant.worlds.lane import shards_body
 from operant.worlds.pixels import Scene
 
@@ -179,7 +179,7 @@ class GridLane:
         return 0.25 * found, terminated, truncated, final
 
 
-def step_once(world: World, slot, action) -> None:
+def step_once(world: DeviceWorld, slot, action) -> None:
     """One step with actions (A, N)."""
     slot.action.copy_(torch.as_tensor(action))
     world.step(world.bind(slot))
@@ -187,7 +187,7 @@ def step_once(world: World, slot, action) -> None:
 
 
 def started(env: Env, lanes: int, **options):
-    world = World(env, lanes, **{"seed": 1, "every_final": True} | options)
+    world = DeviceWorld(env, lanes, **{"seed": 1, "every_final": True} | options)
     slot = world.slot()
     world.reset(world.bind(slot))
     return world, slot
@@ -205,7 +205,7 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
 def test_grid_follows_the_plain_python_reference():
     # Words with the top bit set; lanes that wrap around, and a tick that crosses 32 bits.
     N, seed, lane0, ticks = 6, 0x7EADBEEF_CAFEBABE, 2**32 - 3, 2**32 - 11
-    world = World(GRID, N, every_final=True, seed=seed, lane0=lane0)
+    world = DeviceWorld(GRID, N, every_final=True, seed=seed, lane0=lane0)
     slot = world.slot()
     world.lanes.tick.fill_(ticks)
     world.reset(world.bind(slot))
@@ -219,7 +219,7 @@ def test_grid_follows_the_plain_python_reference():
     for t in range(40):
         slot.final_observation.fill_(77)
         step_once(world, slot, actions[t])
-        sums += world.take(slot)
+        sums += world.episode_sums(slot)
         expected = [lane.step(ticks + 1 + t, tuple(actions[t, :, i])) for i, lane in enumerate(lanes)]
         rewards, terminated, truncated, final = zip(*expected, strict=True)
         assert slot.reward.tolist() == list(rewards)
@@ -282,7 +282,7 @@ def test_a_rollout_keeps_the_legal_actions_of_every_step(env):
 
 
 def test_where_nothing_is_judged_there_is_no_buffer():
-    assert World(COUNT, 3, seed=1).slot(2).legal is None
+    assert DeviceWorld(COUNT, 3, seed=1).slot(2).legal is None
     assert COUNT.mask_size == 0 and FILL.mask_size == 6 and GATE.mask_size == 5
 
 
@@ -308,7 +308,7 @@ def test_parts_are_what_the_whole_is(whole, parted, threads, every_final):
             assert torch.equal(getattr(slot, name), getattr(other_slot, name)), name
         asked = slot.truncated.bool() & ~slot.terminated.bool() | (slot.terminated.bool() if every_final else torch.tensor(False))
         assert torch.equal(other_slot.final_observation, torch.where(asked, slot.final_observation, torch.tensor(7, dtype=torch.uint8)))
-        assert_same(world.tensors(), other.tensors())
+        assert_same(world.state(), other.state())
         ends += int(asked.sum())
     assert ends > 10
 
@@ -316,7 +316,7 @@ def test_parts_are_what_the_whole_is(whole, parted, threads, every_final):
 @pytest.mark.parametrize(("env", "threads"), [(FILL_IN_SHARDS, 4), (FILL_IN_SHARDS, 0), (FILL, 2), (with_pixels(FILL_IN_SHARDS, 16), 2)])
 def test_more_threads_than_parts_are_refused(env, threads):
     with pytest.raises(ValueError, match=f"^{threads} threads a lane"):
-        World(env, 2, seed=1, threads=threads)
+        DeviceWorld(env, 2, seed=1, threads=threads)
 
 
 @pytest.mark.parametrize("name", [name for name in envs.names() if envs.find(name).observation_shards])
@@ -380,8 +380,8 @@ def test_pictures_are_those_of_boards_in_plain_python(every_final):
             seen["truncated"] += truncated and not terminated
             wanted = (truncated or terminated) if every_final else truncated and not terminated
             assert pictures[i] == (fill_picture(board) if wanted else [[[7] * 3] * 16] * 16)
-        assert_same(plain.tensors(), world.tensors())
-        assert torch.equal(plain.take(plain_slot), world.take(slot))
+        assert_same(plain.state(), world.state())
+        assert torch.equal(plain.episode_sums(plain_slot), world.episode_sums(slot))
     assert seen["truncated"] > 10
 
 
@@ -404,7 +404,7 @@ def test_a_picture_at_the_end_by_hand():
 def test_a_rollout_has_room_for_every_final_picture(limit):
     """However short its episodes: each picture is where `final_window` says, and no later one has replaced it."""
     N, T, env = 5, 7, dataclasses.replace(FILL, time_limit=limit)
-    world, other = World(with_pixels(env, 16), N, seed=1), World(env, N, seed=1)
+    world, other = DeviceWorld(with_pixels(env, 16), N, seed=1), DeviceWorld(env, N, seed=1)
     rollout, plain = world.slot(T), other.slot(T)
     assert rollout.observation.shape == (T + 1, 768, N)
     if limit is None:
@@ -464,7 +464,7 @@ def test_ends_resets_and_sums_worked_by_hand():
     seen, taken = [], []
     for t in range(6):
         step_once(world, slot, actions[:, t])
-        taken.append(world.take(slot).tolist())
+        taken.append(world.episode_sums(slot).tolist())
         flags = (slot.terminated.tolist(), slot.truncated.tolist())
         final = slot.final_observation[0].tolist()
         seen.append((slot.observation[0].tolist(), slot.reward.tolist(), *flags, final, world.lanes.age.tolist()))
@@ -508,7 +508,7 @@ def test_reset_abandons_the_episodes_under_way():
     sums = torch.zeros(5, dtype=torch.float64)
     for _ in range(TIME_LIMIT):
         step_once(world, slot, [[0, 0]])
-        sums += world.take(slot)
+        sums += world.episode_sums(slot)
     assert sums.tolist() == [2, 10, 0, 0, 10]
 
 
@@ -519,7 +519,7 @@ def test_without_a_time_limit_nothing_is_truncated():
         assert not slot.truncated.any()
     assert world.lanes.age.tolist() == [3 * TIME_LIMIT]
     assert not world.can_truncate
-    assert World(COUNT, 1, seed=1).can_truncate
+    assert DeviceWorld(COUNT, 1, seed=1).can_truncate
 
 
 # --- actions and parameters ---
@@ -611,7 +611,7 @@ def test_offsets_take_the_same_numbers_as_advancing_and_a_rollout_keeps_them():
     assert other.lanes.tick.item() == 1
     other.advance(T)
 
-    assert_same(one.tensors(), other.tensors())
+    assert_same(one.state(), other.state())
     assert rollout.observation.shape == (T + 1, 2 + SQUARES, N)
     assert torch.equal(rollout.observation[0], first)
     assert torch.equal(rollout.observation[1:], torch.stack([step[1] for step in steps]))
@@ -634,7 +634,7 @@ def test_lanes_are_numbered_globally_so_cutting_a_world_changes_no_bit(lanes, cu
     for _ in range(40):
         actions = torch.randint(0, 2, (1, lanes), generator=generator, dtype=torch.int32)
         step_once(whole, whole_slot, actions)
-        ended += int(whole.take(whole_slot)[0])
+        ended += int(whole.episode_sums(whole_slot)[0])
         for (world, slot), part in zip(parts, actions.split([cut, lanes - cut], dim=1), strict=True):
             step_once(world, slot, part)
     assert ended > lanes
@@ -650,10 +650,10 @@ def test_tensors_are_enough_to_go_on_with_the_same_bits():
     world, slot = started(GRID, 7)
     for t in range(17):
         step_once(world, slot, actions[t])
-    saved = {name: tensor.clone() for name, tensor in world.tensors().items()}
+    saved = {name: tensor.clone() for name, tensor in world.state().items()}
 
-    resumed = World(GRID, 7, seed=1)
-    for name, tensor in resumed.tensors().items():
+    resumed = DeviceWorld(GRID, 7, seed=1)
+    for name, tensor in resumed.state().items():
         tensor.copy_(saved[name])
     resumed.lanes.workspace.fill_(12345)  # worth nothing between calls
     resumed_slot = resumed.slot()
@@ -662,8 +662,8 @@ def test_tensors_are_enough_to_go_on_with_the_same_bits():
         step_once(resumed, resumed_slot, actions[t])
         assert torch.equal(slot.observation, resumed_slot.observation)
         assert torch.equal(slot.reward, resumed_slot.reward)
-    assert_same(world.tensors(), resumed.tensors())
-    assert torch.equal(world.take(slot), resumed.take(resumed_slot))
+    assert_same(world.state(), resumed.state())
+    assert torch.equal(world.episode_sums(slot), resumed.episode_sums(resumed_slot))
 
 
 def test_a_second_world_of_the_same_rules_compiles_nothing():
@@ -676,7 +676,7 @@ def test_a_second_world_of_the_same_rules_compiles_nothing():
     assert other._kernels is world._kernels
     assert len(world._kernels.step._serial.signatures) == 1
     assert len(world._kernels.reset._serial.signatures) == 1
-    assert World(COUNT, 1, seed=1, params=CountParams(goal=8))._kernels.step is not world._kernels.step
+    assert DeviceWorld(COUNT, 1, seed=1, params=CountParams(goal=8))._kernels.step is not world._kernels.step
 
 
 def test_tensors_and_kernels_share_memory():

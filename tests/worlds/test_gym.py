@@ -18,7 +18,7 @@ from toys import FILL
 from operant.envs import Box, Env, MultiDiscrete, cartpole, device
 from operant.errors import MachineError, UsageError
 from operant.worlds import gym
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 from operant.worlds.gym import SB3VecEnv, make_vec
 from operant.worlds.painter import Painter
 
@@ -128,7 +128,7 @@ def test_with_other_parameters_only_bytes_are_bounded():
 def test_same_trajectory_as_the_world():
     N, T = 6, 60
     vector = make_vec(SHORT, N, seed=7)
-    world = World(SHORT, N, seed=7, every_final=True)
+    world = DeviceWorld(SHORT, N, seed=7, every_final=True)
     slot = world.slot()
     world.reset(world.bind(slot))
     observations, _ = vector.reset()
@@ -265,7 +265,7 @@ def test_masks_are_those_of_the_boards_shown():
 
 def test_pictures_are_observations():
     arrays, tensors = (make_vec(FILL, 3, seed=3, pixels=16, output=output) for output in ("numpy", "torch"))
-    world = World(FILL, 3, seed=3)
+    world = DeviceWorld(FILL, 3, seed=3)
     painter, canvas = Painter(world), torch.zeros(3, 16, 16, 3, dtype=torch.uint8)
     slot = world.slot()
     world.reset(world.bind(slot))

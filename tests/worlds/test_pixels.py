@@ -15,21 +15,21 @@ from operant.compute.device import device_params
 from operant.compute.kernel import SERIAL_BELOW
 from operant.envs import Box, Discrete, Env, IntState, device, find, names
 from operant.tools.rollouts import trial_actions
-from operant.worlds.device_world import World
+from operant.worlds.device_world import DeviceWorld
 from operant.worlds.painter import Painter
 
 
-def painted(world: World, height: int, width: int) -> np.ndarray:
+def painted(world: DeviceWorld, height: int, width: int) -> np.ndarray:
     pixels = torch.full((world.count, height, width, 3), 77, dtype=torch.uint8)
     painter = Painter(world)
     painter(painter.bind(pixels))
     return pixels.numpy()
 
 
-def plain(world: World, lane: int, height: int, width: int, shift: float = 0.0) -> np.ndarray:
+def plain(world: DeviceWorld, lane: int, height: int, width: int, shift: float = 0.0) -> np.ndarray:
     """One lane's picture by the Python of `pixel_shader` itself, a pixel at a time: (height, width, 3) bytes. `shift` moves every point down and right."""
-    shade, p, s = world.env.pixel_shader.py_func, device_params(world.params), world.lanes.state[:, lane].numpy()
-    cells = () if world.env.int_state is None else (world.lanes.int_state[:, lane].numpy(),)
+    shade, p, s = world.spec.pixel_shader.py_func, device_params(world.params), world.lanes.state[:, lane].numpy()
+    cells = () if world.spec.int_state is None else (world.lanes.int_state[:, lane].numpy(),)
     found = np.zeros((height, width, 3), np.uint8)
     for row in range(height):
         for column in range(width):
@@ -42,7 +42,7 @@ def plain(world: World, lane: int, height: int, width: int, shift: float = 0.0) 
 @pytest.mark.parametrize("name", [name for name in names() if find(name).pixel_shader is not None])
 def test_every_pixel_is_what_shade_says_of_its_centre(name):
     env, height, width = find(name), 24, 36
-    world = World(env, 3, seed=7)
+    world = DeviceWorld(env, 3, seed=7)
     slot = world.slot()
     world.reset(world.bind(slot))
     for t in range(25):  # lanes apart, by enough to be seen, in states that can occur
@@ -75,7 +75,7 @@ PLACE = replace(COUNT, pixel_shader=_place_shade)
 
 
 def test_x_goes_right_y_goes_down_and_lanes_follow_each_other():
-    world = World(PLACE, 2, seed=1)
+    world = DeviceWorld(PLACE, 2, seed=1)
     world.lanes.state[0] = torch.tensor([0.0, 1.0])
     pixels = painted(world, 2, 4)
     # Centres at 1/8, 3/8, 5/8, 7/8 and at 1/4, 3/4; times 255, to the nearest.
@@ -88,7 +88,7 @@ def test_x_goes_right_y_goes_down_and_lanes_follow_each_other():
     ("value", "byte"), [(0.0, 0), (0.5, 128), (1.0, 255), (0.0019, 0), (0.002, 1), (-3.0, 0), (7.0, 255), (math.inf, 255), (-math.inf, 0), (math.nan, 0)]
 )
 def test_a_colour_becomes_a_byte(value, byte):
-    world = World(PLACE, 1, seed=1)
+    world = DeviceWorld(PLACE, 1, seed=1)
     world.lanes.state[0] = value
     assert (painted(world, 3, 3)[..., 2] == byte).all()
 
@@ -122,7 +122,7 @@ BOARD = Env(
 
 
 def test_cells_are_seen():
-    world = World(BOARD, 2, seed=1)
+    world = DeviceWorld(BOARD, 2, seed=1)
     world.reset(world.bind(world.slot()))
     world.lanes.int_state[:, 1] += 100
     pixels = painted(world, 4, 6)
@@ -132,11 +132,11 @@ def test_cells_are_seen():
 
 def test_one_compilation_serves_every_size_and_number_of_lanes(caplog):
     assert 3 * 64 * 64 > SERIAL_BELOW > 64 * 64
-    world = World(find("cartpole"), 3, seed=1)
+    world = DeviceWorld(find("cartpole"), 3, seed=1)
     world.reset(world.bind(world.slot()))
     together = painted(world, 64, 64)  # on all threads
     painted(world, 8, 8)  # on one thread
-    alone = World(find("cartpole"), 1, seed=1)
+    alone = DeviceWorld(find("cartpole"), 1, seed=1)
     caplog.set_level("DEBUG", "operant.compute.jit_cache")  # which logs each kernel that is compiled, or loaded
     for lane in range(3):
         alone.lanes.state.copy_(world.lanes.state[:, lane : lane + 1])
@@ -146,11 +146,11 @@ def test_one_compilation_serves_every_size_and_number_of_lanes(caplog):
 
 
 def test_a_picture_changes_nothing():
-    world = World(find("acrobot"), 3, seed=1)
+    world = DeviceWorld(find("acrobot"), 3, seed=1)
     world.reset(world.bind(world.slot()))
-    before = {name: tensor.clone() for name, tensor in world.tensors().items()}
+    before = {name: tensor.clone() for name, tensor in world.state().items()}
     painted(world, 20, 20)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in world.tensors().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in world.state().items())
 
 
 @pytest.mark.parametrize(
@@ -165,4 +165,4 @@ def test_a_picture_changes_nothing():
 )
 def test_what_is_no_canvas_is_refused(canvas):
     with pytest.raises(ValueError, match=r"a canvas is uint8 \(3, H, W, 3\)"):
-        Painter(World(PLACE, 3, seed=1)).bind(canvas)
+        Painter(DeviceWorld(PLACE, 3, seed=1)).bind(canvas)

@@ -31,7 +31,7 @@ from operant.nn.normalization import RunningNormalizer
 from operant.nn.optimizer import Adam
 from operant.nn.policy import Policy
 from operant.settings import Count, Real, Section
-from operant.worlds.device_world import World
+from operant.worlds.base import World
 
 BOOTSTRAP_SAMPLES = 2**19
 """On a GPU, values of final observations are computed for so many samples at a time: fewer launches, and memory that stays small."""
@@ -167,7 +167,7 @@ class PPO:
         T, N, device = config.horizon, world.count, world.device
         self.world, self.config, self.device = world, config, device
         self.steps_per_iteration = T * N
-        self.policy = self.make_actor(world.env, config, net, device, seed=seed)
+        self.policy = self.make_actor(world.spec, config, net, device, seed=seed)
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
 
         # The rollout: the world writes its outcome straight into it, one slot a step.
@@ -383,7 +383,7 @@ class PPO:
     def _batches(self, order: Tensor) -> Iterator[Batch]:
         """The samples of an epoch's blocks (M), a minibatch at a time."""
         parts = self.config.minibatches
-        if self.world.env.pixels:  # which would take too much room all at once
+        if self.world.spec.pixels:  # which would take too much room all at once
             for blocks in order.chunk(parts):
                 yield self._gathered(blocks)
         else:
@@ -393,7 +393,7 @@ class PPO:
     def _gathered(self, blocks: Tensor) -> Batch:
         """The samples of some blocks (m), in this order."""
         gather, rollout = self.minibatches.gather, self.rollout
-        gather_observation = self.minibatches.gather_pictures if self.world.env.pixels else gather
+        gather_observation = self.minibatches.gather_pictures if self.world.spec.pixels else gather
         return Batch(
             observation=gather_observation(rollout.observation[:-1], blocks),
             action=gather(self._raw, blocks),
@@ -444,7 +444,7 @@ class PPO:
         named = policy_state(self.policy)
         if tier == "policy":
             return named
-        named |= {f"world/{name}": value for name, value in self.world.tensors().items()}
+        named |= {f"world/{name}": value for name, value in self.world.state().items()}
         named |= {f"adam/{name}": value for name, value in self._optimizer.tensors().items()}
         named |= {"algo/iteration": self._iteration, "algo/carried": self._carried, "algo/observation": self.rollout.observation[0]}
         if self.rollout.legal is not None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from operant.worlds.device_world import Slot
+from operant.worlds.base import Slot
 
 
 class Buffers(NamedTuple):

@@ -1,0 +1,89 @@
+"""The World protocol: N lanes of one environment, wherever they run, as acting and learning see them. Knows no world in particular, no policy, no algorithm."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from operant.compute import rng
+from operant.envs import Env
+
+EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of `World.episode_sums`; an environment's own tallies follow
+
+
+class Slot(NamedTuple):
+    """Where one step's action is read and its outcome written."""
+
+    action: Any  # (A, N) int32 or float32; a Box action is clipped to its bounds in place
+    observation: Any  # (O, N), of the state after the step (and after the reset where the episode ended)
+    # (O, N), written only in lanes that were truncated (or ended at all, where a world is asked for that): what an observer would have seen. None where that
+    # is a picture and nothing is ever truncated.
+    final_observation: Any
+    reward: Any  # (N) float32
+    terminated: Any  # (N) uint8
+    truncated: Any  # (N) uint8
+    legal: Any  # (H, N) uint8, 1 for each action that may be taken at `observation`; None where the environment judges none
+
+
+class World(Protocol):
+    """N lanes that are stepped together. Resets, time limits, episode sums and random numbers are the world's: its clock, a tick a step, is private to it."""
+
+    @property
+    def spec(self) -> Env:
+        """The environment."""
+
+    @property
+    def count(self) -> int:
+        """N."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the buffers of its slots lie."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph may hold `step`."""
+
+    @property
+    def can_truncate(self) -> bool:
+        """Whether a time limit can end an episode."""
+
+    @property
+    def final_window(self) -> int:
+        """Steps of a rollout that share one final observation a lane."""
+
+    def slot(self, steps: int | None = None) -> Slot:
+        """Fresh buffers for one step, or for a rollout: each with a leading T, observations and legal actions T + 1."""
+
+    def bind(self, slot: Slot, step: int | None = None) -> Slot:
+        """A slot as `reset` and `step` want it: of one step, or step t of a rollout; step -1 of a rollout is what `reset` wants."""
+
+    def reset(self, slot: Slot) -> None:
+        """Begin every lane anew and write the first observations to a bound slot. Counts as one tick."""
+
+    def step(self, slot: Slot, offset: int = 0) -> None:
+        """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see `advance`."""
+
+    def advance(self, steps: int) -> None:
+        """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""
+
+    def seek(self, tick: int) -> None:
+        """Set the clock: from there on the same actions give the same steps."""
+
+    def noise(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
+        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of (seed, lane, tick, purpose)."""
+
+    def episode_sums(self, slot: Slot) -> torch.Tensor:
+        """Sums over the episodes that ended in the steps of an unbound slot, which are all steps since the last call: (3 + K) float64."""
+
+    @property
+    def running_tallies(self) -> torch.Tensor:
+        """(K, N), the environment's own sums over each lane's episode under way."""
+
+    @property
+    def ended_tallies(self) -> torch.Tensor | None:
+        """(K, N), the same over each lane's episodes that ended since `episode_sums`; None where the environment has none."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Everything that a resumed run needs to go on as if nothing had happened, by name."""
