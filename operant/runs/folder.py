@@ -6,8 +6,7 @@ Knows one folder at a time; ids, listing and search are operant/runs/index.py, w
       run.json     the document: identity, request, and what the worker adds; replaced as a whole
       run.lock     byte 0 locked (fcntl record lock) by the worker as long as it lives; nothing else opens this file for good. The worker puts a
                    file that was deleted back; meanwhile its pid and start time in run.json keep a second trainer out
-      metrics.json what its metrics mean: labels, order, thresholds
-      metrics.mm   the metrics file        exit.json   how the worker ended, written by the waiter
+      metrics.mm   the metrics file        metrics.json   what its metrics mean       exit.json   how the worker ended, written by the waiter
       log.txt      all output              config.toml, checkpoints/, ctl/, eval/, history/, source/
 """
 

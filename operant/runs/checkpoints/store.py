@@ -1,24 +1,12 @@
-"""Checkpoints of a run: saved so that some valid one always exists, loaded only when every byte of it is as it was written.
+"""The checkpoints of one run: `Store` saves, finds, loads and deletes them so that some valid one always exists.
 
-Knows named tensors on the CPU and a JSON document; nothing of algorithms, worlds or run folders. Torch is imported only where tensors are
-packed or unpacked, so that the commands that merely list checkpoints stay quick. No pickle: tensors are safetensors, everything else JSON.
-
-    RUN/checkpoints/step-000000300000/
-        tensors.safetensors    the tensors
-        state.json             the document
-        manifest.json          {format, run_uuid, session, step, parent_step, best, best_value, created_realtime_ns, files, checksum}
-    RUN/checkpoints/quarantine-step-000000300000/    the same, of a state with numbers that are not finite: never resumed from
-
-Newer means a later session, within a session a later step: a run rewound to an earlier step must not be resumed from the future it gave
-up. Which one is best stands in the manifests alone (the highest `best_value` of those saved as best); no hint beside them has to be kept
-in step with them. durable.py is the lower half of the protocol.
+Knows named tensors on the CPU and a JSON document; nothing of algorithms, worlds or run folders.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -29,61 +17,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from operant.errors import BadFileError, NotFoundError
 from operant.runs import atomic
+from operant.runs.checkpoints.manifest import FORMAT, QUARANTINE_NAME, STEP_NAME, Candidate, ForeignError, Manifest, in_order, names_in, read_manifest
+from operant.runs.checkpoints.tensors import STATE, TENSORS, Checkpoint, find_nonfinite, pack, unpack
 
 if TYPE_CHECKING:
     import torch
 
-FORMAT = 1
-TENSORS, STATE = "tensors.safetensors", "state.json"
-STEP_NAME = re.compile(r"step-([0-9]{12,18})")
-QUARANTINE_NAME = re.compile(r"quarantine-step-([0-9]{12,18})")
 FAILURES_TO_TELL = 3
 OVERHEAD_BYTES = 65536  # the manifest, and blocks that are not filled
 
 Result = TypeVar("Result")
 Accept = Callable[["Path", "Manifest", dict[str, bytes]], Result]
-
-
-class Checkpoint(NamedTuple):
-    """A checkpoint read back: its folder, its place in the run, the tensors (CPU, by name) and the document."""
-
-    path: Path
-    step: int
-    session: int
-    tensors: dict[str, torch.Tensor]
-    document: dict[str, Any]
-
-
-class Manifest(NamedTuple):
-    """What a manifest says of its checkpoint, type-checked. `best_value` is a number only where `best`."""
-
-    run_uuid: str
-    session: int
-    step: int
-    parent_step: int | None
-    best: bool
-    best_value: float | None
-    created_realtime_ns: int
-
-
-class Candidate(NamedTuple):
-    """An entry of the folder that may be a checkpoint: `manifest` is None where it cannot be used, `problem` then says why."""
-
-    name: str
-    step: int
-    manifest: Manifest | None
-    problem: str
-    foreign: bool  # another run's
-
-    def newer_than(self, other: Candidate) -> bool:
-        """Whether this one is further on in the run; where a session is unknown the steps alone decide."""
-        if self.manifest is None or other.manifest is None:
-            return self.step > other.step
-        return (self.manifest.session, self.step) > (other.manifest.session, other.step)
-
-
-class ForeignError(BadFileError):
-    """A checkpoint of another run."""
 
 
 class _Job(NamedTuple):
@@ -192,7 +136,7 @@ class Store:
         def work() -> Path | None:
             problem = find_nonfinite({name: job.tensors[name] for name in job.must_be_finite})
             if problem is None:
-                files = (_pack(job.tensors), job.state)
+                files = (pack(job.tensors), job.state)
                 return self.save_files(job.step, *files, session=job.session, best=job.best, best_value=job.best_value)
             path = self._quarantine(job)
             self._report(f"no checkpoint at step {job.step}: {problem}. The state is kept in {path}, from which no run is resumed")
@@ -230,7 +174,7 @@ class Store:
 
     def _quarantine(self, job: _Job) -> Path:
         manifest = Manifest(self._run_uuid, job.session, job.step, self._parent_step, False, None, 0)
-        return self._write(f"quarantine-step-{job.step:012d}", (_pack(job.tensors), job.state), manifest)
+        return self._write(f"quarantine-step-{job.step:012d}", (pack(job.tensors), job.state), manifest)
 
     def _write(self, name: str, files: tuple[bytes, bytes], manifest: Manifest) -> Path:
         """Commit a folder `name`, after clearing up what dead writers left and a look at the room on the disk."""
@@ -254,7 +198,7 @@ class Store:
         """The steps of which there is a folder, damaged ones included, ascending."""
         try:
             with atomic.opened(self.folder) as root:
-                return sorted({step for _, step in _names(root)})
+                return sorted({step for _, step in names_in(root)})
         except OSError:
             return []
 
@@ -263,7 +207,7 @@ class Store:
 
         NotFoundError (with the steps there are) where there is none; BadFileError where there is, but all that could serve are damaged.
         """
-        found = self._find(which, _unpack)
+        found = self._find(which, unpack)
         self._parent_step = found.step
         return found
 
@@ -277,9 +221,9 @@ class Store:
             raise NotFoundError(f"no checkpoint is called {which!r}: say last, best or a step. {self._there_is()}")
         try:
             with atomic.opened(self.folder) as root:
-                candidates = [self._candidate(root, name, of, atomic.read_manifest) for name, of in _names(root) if step is None or of == step]
+                candidates = [self._candidate(root, name, of, atomic.read_manifest) for name, of in names_in(root) if step is None or of == step]
                 reasons = []
-                for candidate in _in_order(candidates, which):
+                for candidate in in_order(candidates, which):
                     found, problem = self._try(root, candidate, accept)
                     if found is not None:
                         return found
@@ -334,9 +278,9 @@ class Store:
         try:
             with self._lock, atomic.opened(self.folder) as root:
                 atomic.sweep(root)
-                candidates = [self._verify(root, name, step) for name, step in _names(root) if STEP_NAME.fullmatch(name)]
+                candidates = [self._verify(root, name, step) for name, step in names_in(root) if STEP_NAME.fullmatch(name)]
                 sound = [candidate for candidate in candidates if candidate.manifest is not None]
-                best = next(iter(_in_order(sound, "best")), None)
+                best = next(iter(in_order(sound, "best")), None)
                 for candidate in candidates:
                     newer = sum(other.newer_than(candidate) for other in sound)
                     if newer >= max(self._keep, 2) and candidate is not best and not candidate.foreign:
@@ -371,65 +315,11 @@ def load_file(path: Path) -> Checkpoint:
     try:
         found = folder.resolve(strict=True)
         fields, files = atomic.read(None, str(found))
-        return _unpack(found, read_manifest(fields), files)
+        return unpack(found, read_manifest(fields), files)
     except FileNotFoundError:
         raise NotFoundError(f"there is no checkpoint {path}") from None
     except (BadFileError, OSError) as error:
         raise BadFileError(f"{path} is no sound checkpoint: {error}") from None
-
-
-def find_nonfinite(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """A sentence naming the first tensor that holds NaN or infinity, how many and where; None where all is finite."""
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() or tensor.is_complex():
-            bad = ~tensor.isfinite().flatten()
-            count = int(bad.sum())
-            if count:
-                return f"{count} of {bad.numel()} numbers of {name} are not finite, the first at {int(bad.nonzero()[0])}"
-    return None
-
-
-def read_manifest(fields: Mapping[str, Any]) -> Manifest:
-    """The fields of a manifest, type-checked. BadFileError for another format or a wrong type."""
-    if fields.get("format") != FORMAT:
-        raise BadFileError(f"its format is {ascii(fields.get('format'))[:40]}; this version reads {FORMAT}")
-    try:
-        manifest = Manifest(**{name: fields[name] for name in Manifest._fields})
-    except KeyError as error:
-        raise BadFileError(f"its manifest lacks {error.args[0]}") from None
-    counts = [manifest.session, manifest.step, manifest.created_realtime_ns, manifest.parent_step or 0]
-    sound = all(type(count) is int and count >= 0 for count in counts) and type(manifest.run_uuid) is str
-    if not sound or type(manifest.best) is not bool or type(manifest.best_value) not in (float, type(None)):
-        raise BadFileError("its manifest has a value of a wrong type")
-    return manifest
-
-
-def _names(root: int) -> list[tuple[str, int]]:
-    """Name and step of what may be a checkpoint: the committed ones, then any that was moved aside for one that never came."""
-    aside = [(hidden.name, hidden.target) for hidden in atomic.list_hidden(root) if hidden.kind == "replaced"]
-    found = []
-    for name, target in [(name, name) for name in atomic.list_names(root)] + aside:
-        match = STEP_NAME.fullmatch(target)
-        if match and target == f"step-{int(match.group(1)):012d}":
-            found.append((name, int(match.group(1))))
-    return found
-
-
-def _in_order(candidates: list[Candidate], which: str | int) -> list[Candidate]:
-    """Candidates in the order in which to try them; those without a manifest stand where they will be reported if they were passed over."""
-    last_session = max((candidate.manifest.session for candidate in candidates if candidate.manifest), default=0)
-
-    def age(candidate: Candidate) -> tuple[int, int]:
-        return (candidate.manifest.session if candidate.manifest else last_session, candidate.step)
-
-    def value(candidate: Candidate) -> float:
-        known = candidate.manifest.best_value if candidate.manifest else math.inf
-        return -math.inf if known is None else known
-
-    if which == "best":
-        marked = [candidate for candidate in candidates if candidate.manifest is None or candidate.manifest.best]
-        return sorted(marked, key=lambda candidate: (value(candidate), age(candidate)), reverse=True)
-    return sorted(candidates, key=age, reverse=True)
 
 
 def _job(
@@ -448,34 +338,3 @@ def _job(
         raise ValueError(f"must_be_finite names {', '.join(unknown)}, which is not among the tensors")
     state = json.dumps(dict(document), indent=1).encode()
     return _Job(step, dict(tensors), state, session, best, document.get("best_value"), tuple(must_be_finite))
-
-
-def _pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The tensors as the bytes of a safetensors file, which takes only contiguous ones that share no memory: views are copied."""
-    from safetensors.torch import save
-
-    independent, seen = {}, set()
-    for name, tensor in tensors.items():
-        plain = tensor.detach().contiguous()
-        if plain.untyped_storage().data_ptr() in seen:
-            plain = plain.clone()
-        seen.add(plain.untyped_storage().data_ptr())
-        independent[name] = plain
-    return save(independent)
-
-
-def _unpack(path: Path, manifest: Manifest, files: Mapping[str, bytes]) -> Checkpoint:
-    """A checkpoint from its files' bytes. BadFileError where they are not what their names say."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    if TENSORS not in files or STATE not in files:
-        raise BadFileError(f"its manifest does not name {TENSORS} and {STATE}")
-    try:
-        tensors = load(files[TENSORS])
-        document = json.loads(files[STATE])
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:  # RecursionError is a RuntimeError
-        raise BadFileError(f"its content cannot be read: {error}") from None
-    if not isinstance(document, dict):
-        raise BadFileError(f"{STATE} holds no object")
-    return Checkpoint(path, manifest.step, manifest.session, tensors, document)

@@ -1,0 +1,68 @@
+"""The tensors and the document of a checkpoint, to bytes and back. Torch is imported only where tensors are packed or unpacked. No pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from operant.errors import BadFileError
+from operant.runs.checkpoints.manifest import Manifest
+
+if TYPE_CHECKING:
+    import torch
+
+TENSORS, STATE = "tensors.safetensors", "state.json"
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint read back: its folder, its place in the run, the tensors (CPU, by name) and the document."""
+
+    path: Path
+    step: int
+    session: int
+    tensors: dict[str, torch.Tensor]
+    document: dict[str, Any]
+
+
+def find_nonfinite(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """A sentence naming the first tensor that holds NaN or infinity, how many and where; None where all is finite."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() or tensor.is_complex():
+            bad = ~tensor.isfinite().flatten()
+            count = int(bad.sum())
+            if count:
+                return f"{count} of {bad.numel()} numbers of {name} are not finite, the first at {int(bad.nonzero()[0])}"
+    return None
+
+
+def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The tensors as the bytes of a safetensors file, which takes only contiguous ones that share no memory: views are copied."""
+    from safetensors.torch import save
+
+    independent, seen = {}, set()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().contiguous()
+        if plain.untyped_storage().data_ptr() in seen:
+            plain = plain.clone()
+        seen.add(plain.untyped_storage().data_ptr())
+        independent[name] = plain
+    return save(independent)
+
+
+def unpack(path: Path, manifest: Manifest, files: Mapping[str, bytes]) -> Checkpoint:
+    """A checkpoint from its files' bytes. BadFileError where they are not what their names say."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    if TENSORS not in files or STATE not in files:
+        raise BadFileError(f"its manifest does not name {TENSORS} and {STATE}")
+    try:
+        tensors = load(files[TENSORS])
+        document = json.loads(files[STATE])
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:  # RecursionError is a RuntimeError
+        raise BadFileError(f"its content cannot be read: {error}") from None
+    if not isinstance(document, dict):
+        raise BadFileError(f"{STATE} holds no object")
+    return Checkpoint(path, manifest.step, manifest.session, tensors, document)
