@@ -23,6 +23,7 @@ from operant.kernels.blocks import (
     load_legal_mask,
     load_log_std,
     mask_illegal,
+    operand,
     out_bias,
     saved_activation,
     select_column,
@@ -58,12 +59,15 @@ def forward_layer(
         if LAYER > 0:
             bias = parameters + SPEC.biases[LAYER - 1] + tower * SPEC.hidden[LAYER] + column
             z += tl.load(bias, mask=column < SPEC.hidden[LAYER], other=0.0)[None, :]
-        # the activation, h = f(z)
+        # The activation f(z), which layer normalization leaves to `normalize_layer`.
         place = (tower * capacity + row)[:, None] * OUT + column[None, :]
-        h = stored(activate(z, SPEC), SPEC)
-        tl.store(buffers.hidden + place, h)
-        if SAVE:
-            tl.store(buffers.saved + place, saved_activation(z, h, SPEC))
+        if SPEC.layer_norm:
+            tl.store(buffers.saved + place, operand(z, SPEC))
+        else:
+            h = stored(activate(z, SPEC), SPEC)
+            tl.store(buffers.hidden + place, h)
+            if SAVE:
+                tl.store(buffers.saved + place, saved_activation(z, h, SPEC))
 
 
 @triton.jit
@@ -143,7 +147,7 @@ def backward_head(
     for k in tl.static_range(len(LOSS.towers)):
         tl.store(tile_sums + SPEC.tile_sums.terms + k, scale * tl.sum(terms[k], axis=0))
 
-    # Back through layer L, BLOCK_N of its inputs at a time: (g W) f'(z).
+    # Back through layer L, BLOCK_N of its inputs at a time: (g W) f'(z), or before layer normalization g W alone.
     g = stored(gradient_out, SPEC)
     tl.store(buffers.gradient_out + (tower * capacity + row)[:, None] * OUT + output[None, :], g)
     transposed = buffers.packed + SPEC.packed[2 * len(SPEC.hidden) - 1] + tower * IN * OUT + output[:, None]
@@ -151,9 +155,10 @@ def backward_head(
         column = start + tl.arange(0, BLOCK_N)
         place = (tower * capacity + row)[:, None] * IN + column[None, :]
         gradient_in = add_dot(g, tl.load(transposed + column[None, :] * OUT), zeros(BLOCK_M, BLOCK_N), SPEC)
-        gradient_in *= activation_gradient(tl.load(buffers.saved + place), SPEC)
+        if not SPEC.layer_norm:
+            gradient_in *= activation_gradient(tl.load(buffers.saved + place), SPEC)
         tl.store(buffers.gradient_in + place, stored(gradient_in, SPEC))
-        if len(SPEC.hidden) > 1:
+        if len(SPEC.hidden) > 1 and not SPEC.layer_norm:
             tl.store(tile_sums + SPEC.tile_sums.biases[len(SPEC.hidden) - 2] + column, tl.sum(gradient_in, axis=0))
 
 
@@ -169,13 +174,14 @@ def backward_layer(
     tile = tl.program_id(0) // (IN // BLOCK_N)
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(0) % (IN // BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N)
-    # (g W) f'(z)
+    # (g W) f'(z), or before layer normalization g W alone.
     weights = packed + SPEC.packed[2 * LAYER - 1] + tower * IN * OUT
     gradient = tile_of(gradient_out + tower * capacity * OUT, weights, row, column, zeros(BLOCK_M, BLOCK_N), SPEC, OUT, BLOCK_K)
     place = (tower * capacity + row)[:, None] * IN + column[None, :]
-    gradient *= activation_gradient(tl.load(saved + place), SPEC)
+    if not SPEC.layer_norm:
+        gradient *= activation_gradient(tl.load(saved + place), SPEC)
     tl.store(gradient_in + place, stored(gradient, SPEC))
-    if LAYER > 1:
+    if LAYER > 1 and not SPEC.layer_norm:
         tl.store(tile_sums + (tower * tiles + tile) * SPEC.tile_sums.width + SPEC.tile_sums.biases[LAYER - 2] + column, tl.sum(gradient, axis=0))
 
 
@@ -228,23 +234,41 @@ def _sum_tiles(tile_sums, tiles, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
     return tl.sum(total, axis=0)
 
 
-@triton.jit(do_not_specialize=["first_chunk", "tiles", "chunk_tiles", "chunk_head_tiles"])
+@triton.jit
+def _store_chunk_sum(place, tile_sums, chunk, tiles, WIDTH: tl.constexpr, PAD: tl.constexpr, STRIDE: tl.constexpr):
+    """The sums (WIDTH) over a chunk's `tiles` tiles, into its row."""
+    unit = tl.arange(0, PAD)
+    tl.store(place + unit, _sum_tiles(tile_sums + chunk * tiles * STRIDE, tiles, PAD, STRIDE), mask=unit < WIDTH)
+
+
+@triton.jit(do_not_specialize=["first_chunk", "tiles", "chunk_tiles", "chunk_head_tiles", "chunk_norm_tiles"])
 def add_tile_sums(
-    tile_sums, partial, first_chunk, tiles, chunk_tiles, chunk_head_tiles, width, SPEC: tl.constexpr, LOSS: tl.constexpr
+    tile_sums, partial, first_chunk, tiles, chunk_tiles, chunk_head_tiles, chunk_norm_tiles, width, SPEC: tl.constexpr, LOSS: tl.constexpr
 ):  # fmt: skip
-    """What tiles of rows have summed, into the rows of their chunks: program 0 is the chunk, 1 the tower, 2 the section of `tile_sums`."""
+    """What tiles of rows have summed, into the rows of their chunks: program 0 is the chunk, 1 the tower, 2 the section of `tile_sums`.
+
+    A chunk has so many tiles: of the layers, of the head, of layer normalization.
+    """
     program, tower, section = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     STRIDE: tl.constexpr = SPEC.tile_sums.width
     tile_sums += tower * tiles * STRIDE
     head_sums = tile_sums + program * chunk_head_tiles * STRIDE
     partial += (first_chunk + program) * width
-    # Biases of layers 1 to L - 1, a section each; the last one's are the head's tiles' work.
+    # Biases of layers 1 to L - 1, a section each; the last one's are the head's tiles' work, or all are layer normalization's.
     for k in tl.static_range(len(SPEC.hidden) - 1):
         if section == k:
-            unit = tl.arange(0, SPEC.hidden_pad[k + 1])
-            count = chunk_head_tiles if k == len(SPEC.hidden) - 2 else chunk_tiles
-            bias = _sum_tiles(tile_sums + program * count * STRIDE + SPEC.tile_sums.biases[k], count, SPEC.hidden_pad[k + 1], STRIDE)
-            tl.store(partial + SPEC.biases[k] + tower * SPEC.hidden[k + 1] + unit, bias, mask=unit < SPEC.hidden[k + 1])
+            count = chunk_norm_tiles if SPEC.layer_norm else chunk_head_tiles if k == len(SPEC.hidden) - 2 else chunk_tiles
+            place = partial + SPEC.biases[k] + tower * SPEC.hidden[k + 1]
+            _store_chunk_sum(place, tile_sums + SPEC.tile_sums.biases[k], program, count, SPEC.hidden[k + 1], SPEC.hidden_pad[k + 1], STRIDE)
+    # Layer normalization's gains and biases, a section a layer.
+    if SPEC.layer_norm:
+        for k in tl.static_range(len(SPEC.hidden)):
+            if section == len(SPEC.hidden) + k:
+                gains, biases = SPEC.norm_gains[k] + tower * SPEC.hidden[k], SPEC.norm_biases[k] + tower * SPEC.hidden[k]
+                WIDTH: tl.constexpr = SPEC.hidden[k]
+                PAD: tl.constexpr = SPEC.hidden_pad[k]
+                _store_chunk_sum(partial + gains, tile_sums + SPEC.tile_sums.norm_gains[k], program, chunk_norm_tiles, WIDTH, PAD, STRIDE)
+                _store_chunk_sum(partial + biases, tile_sums + SPEC.tile_sums.norm_biases[k], program, chunk_norm_tiles, WIDTH, PAD, STRIDE)
     # Layer L's bias, log_std and the loss's terms.
     if section == len(SPEC.hidden) - 1:
         output = tl.arange(0, SPEC.out_pad)

@@ -31,6 +31,8 @@ class TileSums(NamedTuple):
     """Where a tile's sums over its rows begin, for networks that run a layer at a time."""
 
     biases: tuple[int, ...]  # gradients of the biases, from the second layer on
+    norm_gains: tuple[int, ...]  # gradients of layer normalization's, of each hidden layer; none without it
+    norm_biases: tuple[int, ...]
     out_bias: int  # gradient of the last bias
     log_std: int
     terms: int  # of the loss
@@ -64,6 +66,10 @@ class Spec:
     first_bias: int
     weights: tuple[int, ...]
     biases: tuple[int, ...]
+    layer_norm: bool  # between each hidden layer's product and its activation
+    norm_epsilon: float
+    norm_gains: tuple[int, ...]  # where they begin in the flat vector
+    norm_biases: tuple[int, ...]
     head_weight: int
     head_bias: int
     value_weight: int
@@ -105,8 +111,6 @@ def unsupported_reason(policy: Policy, samples: int) -> str | None:
         categories = f" of {net.categories} categories" if isinstance(net.categories, int) else ", some categorical"
         width = f"{columns} wide ({seen.size} numbers{categories})" if net.categories else f"{columns} wide"
         return f"the observation is {width}, and fused kernels take up to {MAX_COLUMNS}"
-    if config.layer_norm:
-        return "the network has layer normalization"
     if len(config.hidden) > MAX_LAYERS or max(config.hidden) > MAX_WIDTH:
         return f"fused kernels take up to {MAX_LAYERS} hidden layers of up to {MAX_WIDTH}, and net.hidden is {list(config.hidden)}"
     if outputs > MAX_OUTPUTS:
@@ -124,7 +128,7 @@ def describe(policy: Policy, precision: str) -> Spec:
     gaussian = isinstance(distribution, Gaussian)
     sizes = () if isinstance(distribution, Gaussian) else distribution.sizes
     hidden = net.config.hidden
-    later = range(len(hidden) - 1)
+    later, normed = range(len(hidden) - 1), range(len(hidden) if net.config.layer_norm else 0)
     towers, out_pad, hidden_pad = 1 if net.config.shared else 2, padded(distribution.parameter_rows + 1), tuple(padded(width) for width in hidden)
     seen, columns = policy.env.observation, policy.env.observation.columns
     inputs, widths = (deep_padded(columns + 1), *hidden_pad), (*hidden_pad, out_pad)
@@ -153,6 +157,10 @@ def describe(policy: Policy, precision: str) -> Spec:
         first_bias=begin["first_bias"],
         weights=tuple(begin[f"weights.{k}"] for k in later),
         biases=tuple(begin[f"biases.{k}"] for k in later),
+        layer_norm=net.config.layer_norm,
+        norm_epsilon=mlp.LAYER_NORM_EPSILON,
+        norm_gains=tuple(begin[f"norm_gains.{k}"] for k in normed),
+        norm_biases=tuple(begin[f"norm_biases.{k}"] for k in normed),
         head_weight=begin["head_weight"],
         head_bias=begin["head_bias"],
         value_weight=begin["value_weight"],
@@ -161,10 +169,12 @@ def describe(policy: Policy, precision: str) -> Spec:
         inputs=inputs,
         widths=widths,
         packed=tuple(accumulate(packed, initial=0)),
-        tile_sums=_tile_sums(hidden_pad, out_pad),
+        tile_sums=_tile_sums(hidden_pad, out_pad, net.config.layer_norm),
     )
 
 
-def _tile_sums(hidden_pad: tuple[int, ...], out_pad: int) -> TileSums:
-    *biases, out_bias, log_std, terms, width = accumulate((*hidden_pad[1:], out_pad, out_pad, TERMS_PAD), initial=0)
-    return TileSums(tuple(biases), out_bias, log_std, terms, width)
+def _tile_sums(hidden_pad: tuple[int, ...], out_pad: int, layer_norm: bool) -> TileSums:
+    normed, later = hidden_pad if layer_norm else (), len(hidden_pad) - 1
+    *begins, out_bias, log_std, terms, width = accumulate((*hidden_pad[1:], *normed, *normed, out_pad, out_pad, TERMS_PAD), initial=0)
+    gains = later + len(normed)
+    return TileSums(tuple(begins[:later]), tuple(begins[later:gains]), tuple(begins[gains:]), out_bias, log_std, terms, width)

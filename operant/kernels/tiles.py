@@ -109,6 +109,8 @@ def suits_resident(spec: Spec) -> bool:
     number = 2 if spec.precision == "bf16" else 4
     weights = [wide * deep for wide, deep in zip(spec.widths, spec.inputs, strict=True)]
     held = 4 * weights[0] + number * sum(weights[1:-1])
+    if spec.layer_norm:  # whose rows would take as many registers again
+        return False
     narrow = max(spec.hidden_pad) <= RESIDENT_WIDTH and spec.columns_pad <= RESIDENT_COLUMNS and spec.out_pad <= RESIDENT_OUTPUTS
     return narrow and (spec.precision == "ieee" or held <= RESIDENT_BYTES)
 

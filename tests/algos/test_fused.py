@@ -56,6 +56,12 @@ LAYERED = [
     ("gaussian", {"hidden": [16, 16], "shared": True, "activation": "relu"}, {**PLAIN, "normalize_advantages": False}, BROAD),
 ]
 
+LAYERED += [
+    ("categorical", {"hidden": [24, 40], "layer_norm": True}, CLIPPED, SMALL),
+    ("gaussian", {"hidden": [20, 16, 33], "layer_norm": True, "shared": True, "activation": "silu"}, PLAIN, BROAD),
+    ("categorical", {"hidden": [20], "layer_norm": True, "activation": "relu"}, PLAIN, SMALL),
+]
+
 # What a first layer reads that is wider than a tile and no power of two; and a head whose tiles have fewer rows than the other layers'.
 WIDE = "per-layer block_m=32 block_n=128 block_k=32 warps=4 stages=1 chunks=2 microbatch=32"
 TALL = "per-layer block_m=64 block_n=128 block_k=64 warps=4 stages=1 chunks=2 microbatch=64"
@@ -82,6 +88,7 @@ def plain_run():
     # A tile of the head ends within one of the other layers', and so do the samples.
     layered.append({"env": MANY, "net": {"hidden": [16, 24, 16], "shared": True}, "algo": PLAIN, "config": TALL, "lanes": 10})
     rough = [{"env": "categorical", "net": {"hidden": [24, 40]}, "algo": PLAIN, "config": shape, "precision": precision} for precision, shape in ROUGH]
+    rough += [{**case, "net": {**case["net"], "layer_norm": True}} for case in rough if case["config"] == SMALL]
     small = {"net": {"hidden": [16], "shared": True}, "algo": CLIPPED, "config": WIDE}
     rough += [{"env": env, **small, "precision": precision} for precision, env in itertools.product(("tf32", "bf16"), (BYTES, NAMES, MIXED))]
     cases = [("gradient", case) for case in gradients + layered + rough] + [("iteration", case) for case in ITERATIONS]
@@ -131,6 +138,7 @@ ITERATIONS = [
     {"env": "multi", "net": {"hidden": [16], "shared": True}, "algo": {"value_clip": 0.2, "anneal": False, "horizon": 10}},
     {"env": "gaussian", "net": {"hidden": [16], "squash": True}, "algo": {"target_kl": 1e-7, "learning_rate": 0.01, "normalize_advantages": False}},
     {"env": "gaussian", "net": {"hidden": [24]}, "algo": {"target_kl": 0.01, "normalize_observations": True, "horizon": 8, "kernel_config": BROAD}},
+    {"env": "categorical", "net": {"hidden": [16, 24], "layer_norm": True, "activation": "relu"}, "algo": {"kernel_config": SMALL}},
     {"env": "board", "net": {"hidden": [16], "shared": True}, "algo": {"horizon": 8, "kernel_config": WIDE}},
     {"env": "judged", "net": {"hidden": [16]}, "algo": {"normalize_observations": True, "horizon": 4}},
     {"env": "categorical", "net": {"hidden": [16]}, "algo": {}, "broken": True, "iterations": 1},
@@ -420,6 +428,8 @@ LEAST_SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
         (75, GATE, "fp32", {"hidden": (32,), "shared": True, "activation": "silu"}, FEW),
         (90, find("cartpole"), "bf16", {"hidden": (40, 64)}, TILES),
         (86, GATE, "tf32", {"hidden": (16,), "shared": True}, None),
+        (90, find("cartpole"), "bf16", {"hidden": (64, 40), "layer_norm": True}, TILES),
+        (86, PUSH, "tf32", {"hidden": (256, 33, 16), "layer_norm": True, "shared": True, "activation": "gelu"}, FEW),
         (90, wide(300, 4, seen="uint8"), "bf16", {"hidden": (64,), "activation": "relu", "shared": True}, BROADER),
         (86, wide(16, 4, seen="uint8", categories=18, judged=True), "tf32", {"hidden": (32,), "shared": True}, TILES),
         (100, wide(9, 82, seen="uint8", judged=True), "bf16", {"hidden": (32,), "shared": True}, BROADER),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from operant.algos.ppo.fused.learner import Learner
+from operant.kernels.layer_norm import normalize_layer, normalize_layer_backward
 from operant.kernels.layers import act_head, add_tile_sums, backward_head, backward_layer, forward_layer, value_head, weight_gradient
 from operant.kernels.operands import gather, gather_chunks, pack
 from operant.kernels.structs import Head, Layer
@@ -17,6 +18,9 @@ from operant.kernels.tiles import PerLayer, multiple, power_of_two
 
 GATHER_BLOCK_M, GATHER_BYTES_BLOCK_M, GATHER_BLOCK_N = 32, 128, 128
 """Samples, or where they are bytes more of them, and numbers of each that a program gathers."""
+
+NORM_NUMBERS = 8192
+"""Units of a tile of layer normalization, at most."""
 
 HEAD_NUMBERS = 4096
 """Outputs of a tile of the head, at most: half a dozen numbers for each of them are in registers at once."""
@@ -43,10 +47,11 @@ class PerLayerLearner(Learner):
         self._x = torch.empty(capacity, spec.inputs[0], dtype=torch.uint8 if spec.bytes else torch.float32, device=device)
         self._rounded = self._x if spec.bytes else self._x.to(kind)  # bf16's; otherwise the same tensor
         self._hidden = [rows(width) for width in spec.hidden_pad]
-        self._saved = self._hidden if spec.activation in ("tanh", "relu") else [rows(width) for width in spec.hidden_pad]
+        self._saved = self._hidden if spec.activation in ("tanh", "relu") and not spec.layer_norm else [rows(width) for width in spec.hidden_pad]
         self._gradients = [rows(width) for width in spec.widths]  # in what each layer computes before its activation; the last are the outputs'
         self._head_block_m = min(config.block_m, HEAD_NUMBERS // spec.out_pad)
-        self._tiles = capacity // self._head_block_m
+        self._norm_block_m = min(self._head_block_m, NORM_NUMBERS // max(spec.hidden_pad))
+        self._tiles = capacity // (self._norm_block_m if spec.layer_norm else self._head_block_m)
         self._tile_sums = torch.empty(spec.towers, self._tiles, spec.tile_sums.width, device=device)
         self._first = torch.empty(spec.towers, spec.widths[0], spec.inputs[0], dtype=kind if spec.bytes else torch.float32, device=device)
         self._packed = torch.empty(spec.packed[-1], dtype=kind, device=device)
@@ -120,6 +125,12 @@ class PerLayerLearner(Learner):
                 first_tower, first, count, self._capacity,
                 SPEC=spec, LAYER=k, SAVE=save and self._saved is not self._hidden, TRUNCATED_ONLY=truncated_only, BLOCK_M=config.block_m, **tiling,
             )  # fmt: skip
+            if spec.layer_norm:
+                self._launch(
+                    normalize_layer, (tiles * config.block_m // self._norm_block_m, spec.towers - first_tower),
+                    self._saved[k], self._hidden[k], self._values, self.buffers.rollout.truncated, first_tower, first, count, self._capacity,
+                    SPEC=spec, LAYER=k, TRUNCATED_ONLY=truncated_only, BLOCK_M=self._norm_block_m, num_warps=4,
+                )  # fmt: skip
 
     # COLLECT
 
@@ -181,12 +192,23 @@ class PerLayerLearner(Learner):
             self._minibatch(k), self._inputs(), self._samples(), self._values, head, first_chunk, self._slot, self._lanes, self._capacity, self._tiles,
             SPEC=spec, LOSS=self._loss, BLOCK=self.layout.block, **self._head_tiling(spec.inputs[last]),
         )  # fmt: skip
+        self._normalize_backward(last - 1)
         for layer in range(last - 1, 0, -1):
             tiling = self._tiling(spec.inputs[layer], spec.widths[layer])
             self._launch(
                 backward_layer, (self._capacity // config.block_m * (spec.inputs[layer] // tiling["BLOCK_N"]), spec.towers),
                 self._gradients[layer], self._packed, self._saved[layer - 1], self._gradients[layer - 1], self._tile_sums, self._capacity, self._tiles,
                 SPEC=spec, LAYER=layer, BLOCK_M=config.block_m, **tiling,
+            )  # fmt: skip
+            self._normalize_backward(layer - 1)
+
+    def _normalize_backward(self, k: int) -> None:
+        """Back through hidden layer k's activation and layer normalization, where there is one."""
+        if self.spec.layer_norm:
+            self._launch(
+                normalize_layer_backward, (self._capacity // self._norm_block_m, self.spec.towers),
+                self._saved[k], self._gradients[k], self._values, self._tile_sums, self._capacity, self._tiles,
+                SPEC=self.spec, LAYER=k, BLOCK_M=self._norm_block_m, num_warps=4,
             )  # fmt: skip
 
     def _sum(self, first_chunk: int) -> None:
@@ -203,7 +225,8 @@ class PerLayerLearner(Learner):
                 SPEC=spec, LAYER=k, BLOCK_M=outputs, **tiling,
             )  # fmt: skip
         self._launch(
-            add_tile_sums, (self._slots, spec.towers, self._last),
-            self._tile_sums, self._partial, first_chunk, self._tiles, self._slot // config.block_m, self._slot // self._head_block_m, self._width,
+            add_tile_sums, (self._slots, spec.towers, 2 * self._last if spec.layer_norm else self._last),
+            self._tile_sums, self._partial, first_chunk, self._tiles,
+            self._slot // config.block_m, self._slot // self._head_block_m, self._slot // self._norm_block_m, self._width,
             SPEC=spec, LOSS=self._loss, num_warps=4,
         )  # fmt: skip
