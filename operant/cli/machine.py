@@ -127,7 +127,7 @@ def _told(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
             screen.show(f"{'...':8} {name}"[: screen.columns])
 
     try:
-        for finding in examine(env, looking=looking):
+        for finding in examine(env, report=looking):
             screen.end()
             out(f"{'ok' if finding.passed else 'problem':8} {finding.name:26} {finding.detail}", flush=True)
             sound &= finding.passed

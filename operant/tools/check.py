@@ -1,4 +1,4 @@
-"""Is an environment sound? What `operant check FILE.py` runs. Knows no policy and no algorithm.
+"""Checks an environment against the contract: what `operant check FILE.py` runs. Knows no policy and no algorithm.
 
 An author's mistake must come back as a sentence that names the line, never as a traceback and never as a wrong number in a training: so each way
 in which a file can be broken has a finding of its own, and a finding that later ones rest on stops the list when it fails.
@@ -6,7 +6,6 @@ in which a file can be broken has a finding of its own, and a finding that later
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import time
@@ -17,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numba import get_num_threads
-from numba.core.dispatcher import Dispatcher
 
 from operant.compute.device import device_params
 from operant.compute.ptx import ARCHITECTURES, compile_ptx, essence, float64_lines, quoted, undefined_calls
-from operant.envs import Box, Discrete, Env, IntState, MultiDiscrete, ranges
+from operant.envs import Discrete, Env
 from operant.text import count
 from operant.tools.bounds import PICTURE_SIDE, Guarded, source_of
+from operant.tools.declaration import declaration_problems
 from operant.tools.rollouts import DEVICE_TOLERANCE, Seen, Trial, compare_devices, long_trial, same_bits, trial_actions, trial_of_shards
 
 FREE_STEPS, SHARD_STEPS = 200, 20
@@ -32,7 +31,7 @@ _LAST = ("keeps to its columns", "runs")  # where one of these fails, later find
 
 
 class Finding(NamedTuple):
-    """One thing looked at: its name, whether it is as it should be, and what was seen."""
+    """The result of one check: its name, whether it passed, and what was found."""
 
     name: str
     passed: bool
@@ -42,109 +41,6 @@ class Finding(NamedTuple):
 def _plain(function: Any) -> Any:
     """The Python under a device function."""
     return function.py_func
-
-
-def declaration_problems(env: Env) -> list[str]:
-    """Everything wrong with what an environment says of itself, a sentence each."""
-    problems = [*_space_problems(env), *_function_problems(env)]
-    try:
-        params = env.Params()
-        if not isinstance(params, tuple) or not hasattr(params, "_asdict") or not all(isinstance(value, (bool, int, float)) for value in params):
-            problems.append("Params must be a NamedTuple of numbers")
-        else:
-            problems += ranges.declaration_problems(env)
-    except TypeError as error:
-        problems.append(f"every field of Params needs a default ({error})")
-    if not isinstance(env.fields, int) or env.fields < 0 or (env.fields == 0 and env.int_state is None):
-        problems.append(f"fields is {env.fields!r}: the number of rows of the state, at least 1 (or 0 beside int_state)")
-    if env.time_limit is not None and (not isinstance(env.time_limit, int) or env.time_limit < 1):
-        problems.append(f"time_limit is {env.time_limit!r}: a whole number of steps, at least 1, or None")
-    ints = env.int_state
-    if ints is not None and (not isinstance(ints, IntState) or ints.n < 1 or ints.dtype not in ("int8", "uint8", "int16", "int32")):
-        problems.append(f"int_state is {ints!r}: IntState(n, dtype), n at least 1, of int8, uint8, int16 or int32")
-    if not isinstance(env.workspace, int) or env.workspace < 0:
-        problems.append(f"workspace is {env.workspace!r}: a whole number, 0 or more")
-    if not isinstance(env.observation_shards, int) or env.observation_shards < 0:
-        problems.append(f"observation_shards is {env.observation_shards!r}: a whole number, 0 or more")
-    if not isinstance(env.tally, tuple) or not all(isinstance(name, str) for name in env.tally):
-        problems.append(f'tally is {env.tally!r}: a tuple of names, such as ("score",)')
-    problems += _playing_problems(env)
-    try:
-        hash(env)
-    except TypeError as error:
-        problems.append(f"bounds must be numbers or tuples, not lists or arrays ({error})")
-    return problems
-
-
-def _space_problems(env: Env) -> Iterator[str]:
-    for name, space in (("observation", env.observation), ("action", env.action)):
-        if name == "action" and isinstance(space, (Discrete, MultiDiscrete)):
-            sizes = (space.n,) if isinstance(space, Discrete) else tuple(space.n)
-            if not sizes or not all(isinstance(n, int) and n >= 1 for n in sizes):
-                yield f"action is {space!r}: each n must be a whole number, at least 1"
-        elif not isinstance(space, Box):
-            yield f"{name} is {space!r}: it must be {'a Box' if name == 'observation' else 'Discrete, MultiDiscrete or a Box'}"
-        elif not isinstance(space.size, int) or space.size < 1:
-            yield f"{name} has size {space.size!r}: at least 1"
-        elif any(len(bound) != space.size for bound in space.bounds()):
-            yield f"{name} has {space.size} numbers, but bounds for {[len(bound) for bound in space.bounds()]}"
-        elif not all(low <= high for low, high in zip(*space.bounds(), strict=True)):
-            yield f"{name} has a lower bound above its upper bound"
-        elif space.dtype not in (("float32", "uint8") if name == "observation" else ("float32",)):
-            yield f"{name} has dtype {space.dtype!r}: float32{' or uint8' if name == 'observation' else ''}"
-        elif space.shape and math.prod(space.shape) != space.size:
-            yield f"{name} has shape {space.shape}, which is not {space.size} numbers"
-        elif isinstance(space.categories, tuple) and len(space.categories) != space.size:
-            yield f"{name} has {space.size} numbers, but categories for {len(space.categories)}: one for each, 0 for a numeric one"
-        elif not all(isinstance(categories, int) for categories in space.category_counts()):
-            yield f"{name} has categories {space.categories!r}: a whole number for all, or a tuple of one for each, 0 for a numeric one"
-        elif wrong := [k for k, high in zip(space.category_counts(), space.bounds()[1], strict=True) if k and not _may_be_categorical(space, k, high)]:
-            categories = wrong[0]
-            yield f"{name} has {categories} categories: these are bytes from 0 to {categories - 1}, so dtype is uint8 and high is at most that"
-    if env.legal is not None and isinstance(env.action, Box):
-        yield "`legal` judges actions of Discrete and MultiDiscrete: a Box action can only be bounded"
-
-
-def _may_be_categorical(space: Box, categories: int, high: float) -> bool:
-    """Whether a number up to `high` may be one of so many categories."""
-    return space.dtype == "uint8" and 2 <= categories <= 256 and high <= categories - 1
-
-
-def _playing_problems(env: Env) -> Iterator[str]:
-    """What is wrong with what an environment says of how it is played."""
-    names = env.actions
-    if not isinstance(names, tuple) or not all(isinstance(name, str) and name and name.isprintable() for name in names):
-        yield f'actions is {names!r}: a tuple of names, such as ("left", "right")'
-    elif names and not isinstance(env.action, Discrete):
-        yield "`actions` names the actions of a Discrete: this action is none"
-    elif names and isinstance(env.action, Discrete) and len(names) != env.action.n:
-        yield f"actions has {len(names)} name{'s' * (len(names) != 1)}, but action is {env.action!r}: one for each, or none at all"
-    elif len({name.lower() for name in names}) != len(names):
-        yield f"actions has a name twice: {', '.join(sorted({name for name in names if [other.lower() for other in names].count(name.lower()) > 1}))}"
-    if not isinstance(env.turns, bool):
-        yield f"turns is {env.turns!r}: True or False"
-    if env.step_s is not None and (not isinstance(env.step_s, (int, float)) or not 0.0 < env.step_s < math.inf):
-        yield f"step_s is {env.step_s!r}: seconds, above 0, or None"
-
-
-def _function_problems(env: Env) -> Iterator[str]:
-    grid = "ints, workspace, " if env.int_state is not None or env.workspace else ""
-    seen = "ints, " if env.int_state is not None else ""  # by what may run in several threads at once
-    wanted = {"reset": f"s, {grid}p, key", "step": f"s, {grid}action, p, key, tally", "pixel_shader": f"s, {seen}p, x, y"}
-    for name, out in (("observe", "obs"), ("legal", "mask")):
-        wanted[name] = f"s, {seen}{out}, p, shard" if env.observation_shards else f"s, {grid}{out}, p"
-    for name, arguments in wanted.items():
-        function = getattr(env, name)
-        if function is None and name in ("pixel_shader", "legal"):
-            continue
-        if not isinstance(function, Dispatcher):
-            yield f"`{name}` is not a device function: write @device above it"
-            continue
-        given = list(inspect.signature(function.py_func).parameters)
-        if len(given) != arguments.count(",") + 1:
-            yield f"`{name}` takes {len(given)} arguments: it must be {name}({arguments})"
-        elif name in ("observe", "legal") and (given[-1] == "shard") != bool(env.observation_shards):  # beside int state, as many arguments either way
-            yield f"`{name}` is {name}({', '.join(given)}): where observation_shards is {env.observation_shards}, it must be {name}({arguments})"
 
 
 def _compiles_for_cuda(guarded: Guarded) -> list[Finding]:
@@ -326,25 +222,25 @@ def _speed(env: Env) -> Finding:
     return Finding("speed", True, "; ".join(parts))
 
 
-def _attempt(name: str, look: Callable[[], Finding], looking: Callable[[str], None]) -> Finding:
-    """A finding, or the failure of whatever the author's code raised."""
-    looking(name)
+def _attempt(name: str, look: Callable[[], Finding], report: Callable[[str], None]) -> Finding:
+    """A finding, or a failed one where the author's code raised."""
+    report(name)
     try:
         return look()
     except Exception as error:
         return Finding(name, False, f"{type(error).__name__}: {essence(error)}")
 
 
-def check(env: Env, *, lanes: int = 256, steps: int = 1000, looking: Callable[[str], None] = lambda name: None) -> Iterator[Finding]:
-    """Everything that can be found out about an environment here, in order, each as soon as it is known. Raises nothing for what an author can get wrong.
+def check(env: Env, *, lanes: int = 256, steps: int = 1000, report: Callable[[str], None] = lambda name: None) -> Iterator[Finding]:
+    """Every check of an environment in order, each as soon as it is done. Raises nothing for an author's mistakes.
 
-    It ends early at a failure that later findings would only repeat. `looking` is told the name of what is looked at next: it may take minutes.
+    It ends early at a failure that later findings would only repeat. `report` is called with the name of the next check, which may take minutes.
     """
     problems = declaration_problems(env)
     yield Finding("declaration", not problems, "; ".join(problems) or f"{env.fields} fields, {env.observation.size} observed")
     if problems:
         return
-    looking("compiles for the CPU")
+    report("compiles for the CPU")
     guarded = Guarded(env, min(lanes, 64))
     try:
         guarded.compile()
@@ -356,35 +252,35 @@ def check(env: Env, *, lanes: int = 256, steps: int = 1000, looking: Callable[[s
         return
     yield Finding("compiles for the CPU", True, ", ".join(guarded.calls))
     sound = True
-    for finding in _of_what_compiles(env, guarded, lanes, steps, looking):
+    for finding in _compiled_findings(env, guarded, lanes, steps, report):
         sound &= finding.passed
         yield finding
         if finding.name in _LAST and not finding.passed:
             return
     if torch.cuda.is_available() and sound:
-        yield _attempt("CPU = CUDA", lambda: _devices(env, lanes), looking)
-    yield _attempt("speed", lambda: _speed(env), looking)
+        yield _attempt("CPU = CUDA", lambda: _devices(env, lanes), report)
+    yield _attempt("speed", lambda: _speed(env), report)
 
 
-def _of_what_compiles(env: Env, guarded: Guarded, lanes: int, steps: int, looking: Callable[[str], None]) -> Iterator[Finding]:
-    """What is found out on one device, of an environment that compiles for it. After a failure of one in `_LAST` nothing more is to be asked."""
-    looking("compiles for CUDA")
+def _compiled_findings(env: Env, guarded: Guarded, lanes: int, steps: int, report: Callable[[str], None]) -> Iterator[Finding]:
+    """The checks of an environment that compiles. After a failure of one in `_LAST` the caller stops."""
+    report("compiles for CUDA")
     yield from _compiles_for_cuda(guarded)
-    yield _attempt("keeps to its columns", lambda: _keeps_to_its_columns(guarded, min(steps, FREE_STEPS)), looking)
-    looking("repeatable")
+    yield _attempt("keeps to its columns", lambda: _keeps_to_its_columns(guarded, min(steps, FREE_STEPS)), report)
+    report("repeatable")
     try:
         seen = long_trial(env, lanes, steps)
     except Exception as error:
         yield Finding("runs", False, f"{type(error).__name__}: {essence(error)}")
         return
-    yield from _of_thelong_trial(env, seen, lanes, steps)
+    yield from _long_trial_findings(env, seen, lanes, steps)
     if seen.not_repeated is None:
-        yield _attempt("writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, FREE_STEPS)), looking)
+        yield _attempt("writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, FREE_STEPS)), report)
     if env.pixel_shader is not None and seen.not_finite is None:
-        yield _attempt("picture", lambda: _picture(guarded), looking)
+        yield _attempt("picture", lambda: _picture(guarded), report)
 
 
-def _of_thelong_trial(env: Env, seen: Seen, lanes: int, steps: int) -> Iterator[Finding]:
+def _long_trial_findings(env: Env, seen: Seen, lanes: int, steps: int) -> Iterator[Finding]:
     over = f"{steps:,} steps of {lanes:,} lanes"
     if seen.not_repeated is not None:
         advice = "draw random numbers by operant.compute.rng alone, and keep no state outside s"

@@ -18,7 +18,7 @@ from operant.compute.kernel import bind
 from operant.config import load as config
 from operant.envs import ranges
 from operant.errors import ConfigError, UsageError
-from operant.tools import check
+from operant.tools import declaration
 from operant.tools.bounds import Guarded
 from operant.tools.rollouts import trial_actions
 from operant.worlds import lane
@@ -153,7 +153,7 @@ def test_what_is_no_parameter_is_refused(given, sentence):
 )
 def test_a_declaration_that_is_wrong_is_found_wherever_it_is_used(declared, sentence, monkeypatch):
     env = envs.Env(Params, 1, envs.Box(1), envs.Discrete(2), 9, FILL.reset, FILL.step, FILL.observe, name="bounded", ranges=declared)
-    assert sentence in check.declaration_problems(env)
+    assert sentence in declaration.declaration_problems(env)
     with pytest.raises(UsageError, match=re.escape(f"bounded: {sentence}")):
         DeviceWorld(env, 1, seed=1)
     monkeypatch.setattr(envs, "find", lambda name: env)
@@ -166,7 +166,7 @@ def test_a_default_that_no_device_holds_is_found():
         far: float = float("inf")
 
     env = envs.Env(Endless, 1, envs.Box(1), envs.Discrete(2), 9, FILL.reset, FILL.step, FILL.observe)
-    assert "the default of 'far' is inf: input should be a finite number" in check.declaration_problems(env)
+    assert "the default of 'far' is inf: input should be a finite number" in declaration.declaration_problems(env)
 
 
 def test_ranges_are_no_part_of_what_is_compiled():

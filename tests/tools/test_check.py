@@ -16,7 +16,8 @@ from operant.compute.ptx import essence, float64_lines, undefined_calls
 from operant.envs import Box, Discrete, IntState, MultiDiscrete, device
 from operant.errors import NotFoundError, OperantError
 from operant.tools import check as module
-from operant.tools.check import Finding, check, declaration_problems
+from operant.tools.check import Finding, check
+from operant.tools.declaration import declaration_problems
 from operant.tools.rollouts import compare_devices, trial_actions, trial_of_shards
 
 GOOD = '''"""A point on a line that a push moves; it pays to stand at zero."""
@@ -91,7 +92,7 @@ def test_what_is_looked_at_is_told_before_it_is_found(monkeypatch):
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
     monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
     told = []
-    for finding in check(FILL_IN_SHARDS, lanes=16, steps=20, looking=told.append):
+    for finding in check(FILL_IN_SHARDS, lanes=16, steps=20, report=told.append):
         told.append(finding)
     names = [item.name if isinstance(item, Finding) else item for item in told]
     looks = [item for item in told if isinstance(item, str)]
@@ -361,7 +362,7 @@ def test_trial_actions_are_legal_in_every_other_lane_of_chance():
         ({"actions": ["left", "right"]}, 'a tuple of names, such as ("left", "right")'),
         ({"actions": ("left", 2)}, "a tuple of names"),
         ({"actions": ("left", "Left")}, "a name twice: Left, left"),
-        ({"action": Box(1), "actions": ("left", "right")}, "this action is none"),
+        ({"action": Box(1), "actions": ("left", "right")}, "this action is not one"),
         ({"turns": 1}, "turns is 1"),
         ({"step_s": 0.0}, "step_s is 0.0: seconds, above 0"),
         ({"step_s": math.inf}, "step_s is inf"),
