@@ -17,9 +17,10 @@ from toys import FILL
 
 from operant.envs import Box, Env, MultiDiscrete, cartpole, device
 from operant.errors import MachineError, UsageError
+from operant.gym import SB3VecEnv, make_vec
 from operant.worlds import gym
+from operant.worlds import sb3 as sb3_adapter
 from operant.worlds.device_world import DeviceWorld
-from operant.worlds.gym import SB3VecEnv, make_vec
 from operant.worlds.painter import Painter
 
 SHORT = dataclasses.replace(cartpole.ENV, time_limit=12)  # ends both ways under random pushes
@@ -421,8 +422,8 @@ def test_whole_numbers_for_float_parameters_become_floats():
 
 
 def test_missing_packages_are_named_with_the_line_that_installs_them(monkeypatch):
-    def load():
-        spec = importlib.util.spec_from_file_location("operant_gym_again", gym.__file__)
+    def load(source):
+        spec = importlib.util.spec_from_file_location("operant_gym_again", source.__file__)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
@@ -430,10 +431,10 @@ def test_missing_packages_are_named_with_the_line_that_installs_them(monkeypatch
     monkeypatch.setitem(sys.modules, "stable_baselines3", None)
     monkeypatch.setitem(sys.modules, "stable_baselines3.common.vec_env", None)
     with pytest.raises(MachineError, match="pip install \"stable-baselines3"):
-        load().SB3VecEnv("cartpole")
+        load(sb3_adapter).SB3VecEnv("cartpole")
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(MachineError, match="pip install \"gymnasium"):
-        load()
+        load(gym)
 
 
 # --- Stable-Baselines3 ---

@@ -1,0 +1,105 @@
+"""A world as a Stable-Baselines3 vector environment, by way of the Gymnasium one. Knows no policy and no algorithm.
+
+Needs `gymnasium` and `stable_baselines3`; both are optional in this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from operant.envs import Env
+from operant.errors import MachineError, UsageError
+from operant.worlds.gym import make_vec
+
+try:
+    from stable_baselines3.common.vec_env import VecEnv
+
+    _SB3 = True
+except ImportError:
+    VecEnv, _SB3 = object, False  # type: ignore[assignment, misc]
+
+
+class SB3VecEnv(VecEnv):
+    """`num_envs` lanes of an environment as a `stable_baselines3` VecEnv: see `make_vec` for the arguments.
+
+    `infos[i]` of a lane whose episode ended holds "terminal_observation", "TimeLimit.truncated" and, as SB3's Monitor writes it, "episode"
+    (r, l, t, and the environment's own tallies). MaskablePPO of sb3-contrib finds the masks of legal actions.
+    The lanes are no Python objects: `set_attr` and `env_method` have nothing to work on.
+
+    Raises MachineError without stable_baselines3, and what `make_vec` raises.
+    """
+
+    def __init__(
+        self,
+        name: str | Env,
+        num_envs: int = 1,
+        *,
+        device: str | torch.device = "cpu",
+        seed: int | None = None,
+        params: Mapping[str, Any] | tuple[Any, ...] | None = None,
+        pixels: int | None = None,
+    ) -> None:
+        if not _SB3:
+            raise MachineError('SB3VecEnv needs Stable-Baselines3, which is not installed: pip install "stable-baselines3>=2.3"')
+        self.vector = make_vec(name, num_envs, device=device, seed=seed, params=params, pixels=pixels)
+        self._actions: np.ndarray | None = None
+        super().__init__(num_envs, self.vector.single_observation_space, self.vector.single_action_space)
+
+    def reset(self) -> np.ndarray:
+        """Begin every lane anew, with the seed of the last `seed` if there was one: observations (N, O)."""
+        if any(self._options):
+            raise UsageError("reset has no options here: call set_options() to clear them")
+        observations, _ = self.vector.reset(seed=self._seeds[0])
+        self._reset_seeds()
+        return observations
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Keep the actions, (N) or (N, A), for `step_wait`."""
+        self._actions = actions
+
+    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """Observations (N, O), rewards (N) float32, whether the episode ended (N), and an info for each lane."""
+        observations, rewards, terminated, truncated, info = self.vector.step(self._actions)
+        ended = terminated | truncated
+        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
+        for i in np.flatnonzero(ended):
+            final = info["final_info"]
+            sums = {"r": final["episode"]["r"], "l": final["episode"]["l"], "t": final["episode"]["t"], **self._tallies(final)}
+            infos[i] = {
+                "TimeLimit.truncated": bool(truncated[i] and not terminated[i]),
+                "terminal_observation": info["final_obs"][i],
+                "episode": {key: values[i].item() for key, values in sums.items()},
+            }
+        return observations, rewards.astype(np.float32), ended, infos
+
+    def close(self) -> None:
+        """Let go of the buffers."""
+        self.vector.close()
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """The attribute of the vector environment, once for each lane asked for. Raises AttributeError."""
+        if attr_name == "action_masks" and not self.vector.world.spec.mask_size:
+            raise AttributeError("this environment says of no action whether it is legal")
+        value = getattr(self.vector, attr_name)
+        return [value for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Raises UsageError: see the class."""
+        raise UsageError(f"{attr_name!r} cannot be set: lanes are columns of a tensor, not objects; parameters go to SB3VecEnv(params=...)")
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+        """Of "action_masks", each lane's mask, (H); of any other method raises UsageError: see the class."""
+        if method_name == "action_masks":
+            return list(self.vector.action_masks()[list(self._get_indices(indices))])
+        raise UsageError(f"{method_name!r} cannot be called: lanes are columns of a tensor, not objects")
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
+        """No lane is wrapped."""
+        return [False for _ in self._get_indices(indices)]
+
+    def _tallies(self, final_info: dict[str, Any]) -> dict[str, np.ndarray]:
+        return {name: final_info["tally"][name] for name in self.vector.world.spec.tally}
