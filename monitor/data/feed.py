@@ -2,7 +2,7 @@
 
 The thread looks four times a second (or as often as the screen asks) while a run lives, and once a second after its end. A look at which nothing has changed
 makes no new snapshot. Snapshots share their curves, which stay alive: `monitor.data.series` says how threads share them. Requests to the trainer wait for their
-answers in threads of their own; figures of the machine come from another, once a second.
+answers in threads of their own; another thread samples the machine once a second.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class LiveFeed:
             self._at, self._at_made = step, None
 
     def request(self, verb: Literal["stop", "pause", "unpause", "checkpoint"]) -> None:
-        """Ask the trainer; what comes of it appears in the log, and a refusal as the notice too."""
+        """Ask the trainer; the result appears in the log, and a refusal as the notice too."""
         if self.readonly:
-            self._tell("this monitor is read-only: it asks the trainer for nothing", "warn")
+            self._tell("this monitor is read-only: it sends no requests", "warn")
             return
         threading.Thread(target=self._ask, args=(verb,), name=f"ask-{verb}", daemon=True).start()
 
@@ -248,7 +248,7 @@ class LiveFeed:
                 self._watch_problem = text.safe(error, 300)
 
     def _ask(self, verb: str) -> None:
-        """Send a request and report what came of it in the end; in a thread of its own, as that may take long."""
+        """Send a request and report its result; in a thread of its own, as that may take long."""
         said = _SAID[verb]
         try:
             answer = control.ask(self._reading.run, verb, _ANSWER_S)

@@ -1,4 +1,4 @@
-"""Is training well? Sentences from a run's recent numbers. Standard library only. Pure: nothing is stored; the caller shows what is computed here.
+"""Is training healthy? Findings from a run's recent numbers. Standard library only. Pure: nothing is stored; the caller shows what is computed here.
 
 What counts as a warning is declared by the run's metrics (`operant.runs.metrics.spec.Threshold`); this module applies those rules and adds the few that belong
 to no metric: values that are not finite, the evaluation, the GPU, checkpoints. Rules judge the newest ten seconds of records (twenty at least), so that a
@@ -206,7 +206,7 @@ def _finiteness(specs: Mapping[str, MetricSpec], now: Circumstances) -> Finding 
     odd = [specs.get(name, MetricSpec(name, name)) for name in now.not_finite[:4]]
     return Finding(
         "bad", f"not finite: {', '.join(spec.label for spec in odd)}", "only numbers", next((spec.advice for spec in odd if spec.advice), ""),
-        "NaN or an infinity where there must be a number. It does not go away by itself: go back to a checkpoint from before.",
+        "NaN or infinite values, which do not go away by themselves: resume from a checkpoint saved before them.",
     )  # fmt: skip
 
 
@@ -219,14 +219,14 @@ def _evaluation(now: Circumstances) -> Finding | None:
     advice = ""
     if lost > _LOST_HALF and now.past(_EARLY):
         level = "bad" if lost > _LOST_MOST else "warn"
-        advice = f"it was {number(best)}: most of what was learned is lost. The best policy is kept (operant eval RUN --checkpoint best)"
+        advice = f"it was {number(best)}: most of the gain is lost. The best policy is kept (operant eval RUN --checkpoint best)"
     elif now.target is not None and newest < now.target and now.past(_LATE):
         near = "all steps are done" if now.past(1.0) else "the end is near"
         level, advice = "warn", f"{near} and the target is not reached: more run.steps, or another seed"
     wanted = f"target {number(now.target).removesuffix('.0')}" if now.target is not None else f"near the best, {number(best)}"
     return Finding(
         level, f"eval {number(newest)}", wanted, advice,
-        "The mean return of whole greedy episodes in a world of their own. Half of what was gained since the beginning lost again is a warning.",
+        "The mean return of complete greedy episodes in a separate world. To lose half of the gain since the start of the run is a warning.",
     )  # fmt: skip
 
 
@@ -237,7 +237,7 @@ def _gpu(now: Circumstances) -> Finding | None:
     if gpu.throttled is not None and gpu.throttled != POWER_LIMIT:  # which a GPU that is well used meets
         return Finding(
             "warn", f"GPU clock held down: {safe(gpu.throttled, 40)}", "full clock", "cooling, or the power supply: nvidia-smi -q -d PERFORMANCE says more",
-            "NVML's reason for a clock below its maximum. Training is slower than this GPU could be; its numbers are not touched.",
+            "NVML's reason for a clock below its maximum. Training is slower than this GPU could be; its results are the same.",
         )  # fmt: skip
     if gpu.utilisation is None:
         return None
@@ -260,6 +260,6 @@ def _safety(now: Circumstances) -> Finding | None:
     if now.history_error:
         return Finding(
             "warn", "history not written", "written", "free some disk: older records are lost when the ring is full",
-            "Records beyond the newest thousand are kept in the run's history, and the disk does not take them. Training is not touched.",
+            "Records beyond the newest thousand belong in the run's history, which cannot be written. Training goes on.",
         )  # fmt: skip
     return None

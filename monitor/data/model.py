@@ -22,9 +22,9 @@ _RECENT, _NEWEST, _LAST = (10.0, 20), (1.0, 9), (0.0, 32)  # seconds, and at lea
 _PLAIN_LINES = 6  # of a log that ends without an error
 _PROCESS_STATES: Final = {
     "D": "in the kernel, waiting for a disk or a driver (D)",
-    "T": "stopped by a signal (T): kill -CONT {pid} lets it go on",
+    "T": "stopped by a signal (T): kill -CONT {pid} continues it",
     "t": "held by a debugger (t)",
-    "Z": "dead, its parent has not asked how it ended (Z)",
+    "Z": "a zombie: its parent has not reaped it (Z)",
 }
 
 
@@ -227,7 +227,7 @@ def ending(known: Known) -> Ending | None:
         by = told or (f"by {who}" if (who := text_of(known.run.document, "stopped_by")) else "")
         sentence = f"stopped {by}, {saved}" if by else f"stopped, {saved}"
     elif word == "crashed":
-        sentence = f"{told if told and told != 'unknown' else 'ended without a last word'}{_crash_remark(known)}"
+        sentence = f"{told if told and told != 'unknown' else 'ended without a terminal state'}{_crash_remark(known)}"
     else:
         opening = _SENTENCES.get(word, word)
         sentence = f"{opening}: {said}" if said and not said.startswith(opening.split()[0]) else said or opening
@@ -314,11 +314,11 @@ def agent_absent(known: Known, *, wanted: bool, readonly: bool) -> str:
     if state.ended:
         return "the run has ended"
     if state.word == "remote":
-        return "the agent can only be watched on the machine that trains it"
+        return "the agent can be watched only on the machine that trains it"
     if document.get("draws") is False:
         return f"{text_of(document, 'env') or 'this environment'} draws no picture"
     if readonly:
-        return "the trainer draws the agent when it is asked to, and this screen asks for nothing (read only)"
+        return "read only: this screen requests no pictures"
     if not wanted:
         return ""
     if state.word == "starting":

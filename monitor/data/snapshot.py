@@ -181,7 +181,7 @@ class Frame(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a run that no longer trains ended, and what to type next."""
+    """How a run ended, and the next commands."""
 
     sentence: str  # "killed by SIGKILL", "all steps done in 0:02:41"
     traceback: tuple[str, ...] = ()  # the log's last words, for failed, diverged, crashed
@@ -208,7 +208,7 @@ class Snapshot(NamedTuple):
     agent_absent: str = ""  # why no picture is shown: "waiting for the first picture…", "pendulum draws no picture", "the run has ended"
     ending: Ending | None = None
     config: str = ""  # config.toml, for the config page
-    notice: str = ""  # one line about the reading itself ("metrics.mm was truncated: the last frame stays"), or what came of a request
+    notice: str = ""  # one line about the reading itself ("metrics.mm was truncated: the last frame stays"), or the result of a request
     notice_level: Level = "warn"
     at_step: float | None = None  # figures, progress, phases and health are those of this step (`Source.at`); None: the newest there are
 
@@ -236,7 +236,7 @@ class Source(Protocol):
         """The newest one; the same object while nothing has changed."""
 
     def request(self, verb: Literal["stop", "pause", "unpause", "checkpoint"]) -> None:
-        """Ask the trainer; what comes of it appears in the log and in the state."""
+        """Ask the trainer; the result appears in the log and in the state."""
 
     def watch(self, wanted: bool, *, mode: Literal["greedy", "sampled"] = "greedy", size: int = 64) -> None:
         """Ask for pictures of the agent, or no longer. Call once on a change: the source renews the request."""

@@ -1,6 +1,6 @@
 """Figures of the machine that trains a run: its GPU, the trainer's process, the disk. Light to import: the sampling thread loads psutil and NVML.
 
-Sampled once a second, in a thread of its own: a driver may take its time. What cannot be seen from here (another machine, another user, no NVML, no psutil)
+Sampled once a second, in a thread of its own: a driver may take its time. What cannot be read here (another machine, another user, no NVML, no psutil)
 is None, and for the GPU a sentence. Knows nothing of records or screens.
 """
 

@@ -1,4 +1,4 @@
-"""What the records of a run add up to: its curves, its marks, how fast it goes. Standard library only. Reads no file, knows no clock.
+"""A run as its records show it: curves, marks, rate. Standard library only. Reads no file, knows no clock.
 
 Wall time is that of the sessions: what lies between the end of one and the resume after it is left out, and so is time in which a trainer did nothing for more
 than half a minute (it was paused, or stopped by a signal, or the machine slept). Iterations are summed up from what records say they
@@ -132,7 +132,7 @@ class Timeline:
         return walls
 
     def _begin(self, session: int, steps: Sequence[int], boottimes_ns: Sequence[int], counts: Sequence[float], seconds: Sequence[float]) -> None:
-        """A worker begins: the first one seen, or one that goes on from where its first record begins, back to the checkpoint it started from."""
+        """A worker begins: the first one seen, or one that resumed; its first record then begins at the checkpoint it started from."""
         per = 0.0  # steps an iteration
         if len(steps) > 1 and counts[1] > 0:
             per = (steps[1] - steps[0]) / counts[1]

@@ -191,7 +191,7 @@ def test_the_rate_and_what_is_left(trainer, opened, monkeypatch):
         ("oom", 7, {"exit": 7}, "oom", "out of memory"),
         (None, 0, {"signal": signal.SIGKILL}, "crashed", "killed by SIGKILL (kill -9, a job manager, or a memory limit)"),
         (None, 0, {"signal": signal.SIGKILL, "oom_kill": 1}, "crashed", "killed by the machine's out-of-memory killer"),
-        (None, 0, {}, "crashed", "ended without a last word"),
+        (None, 0, {}, "crashed", "ended without a terminal state"),
     ],
 )
 def test_how_a_run_ended(trainer, opened, state, code, ending, word, said):

@@ -191,7 +191,7 @@ def test_ages_of_an_ended_run_change_seldom(tmp_path):
         ("paused", "by alice, 3 s ago", {}, "by alice, 3 s ago"),
         ("stopping", None, {}, "finishing the iteration and saving a checkpoint"),
         ("stalled", "no iteration for 12 s (usual 0.12 s)", {"process_state": "D"}, "no iteration for 12 s (usual 0.12 s) · process in the kernel"),
-        ("suspended", "no heartbeat for 3 s", {"process_state": "T"}, "no heartbeat for 3 s · process stopped by a signal (T): kill -CONT 7 lets it go on"),
+        ("suspended", "no heartbeat for 3 s", {"process_state": "T"}, "no heartbeat for 3 s · process stopped by a signal (T): kill -CONT 7 continues it"),
         ("suspended", "no heartbeat for 3 s", {"process_state": "S"}, "no heartbeat for 3 s"),
         ("failed", None, {"log_end": ["Traceback (most recent call last):", "  x", "ValueError: no"]}, "ValueError: no"),
         ("diverged", None, {"log_end": ["13:00 x", "error: diverged in iteration 7: loss not finite"]}, "diverged in iteration 7: loss not finite"),
