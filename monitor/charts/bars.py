@@ -1,12 +1,12 @@
-"""Bars as cells: progress, where the time goes, how busy something is. Standard library only. Knows nothing of runs beyond the snapshot's values."""
+"""Bars as cells: progress, where the time goes, how busy something is. Standard library only. Knows only values of the snapshot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monitor.charts.cells import beside, line, styled
+from monitor.charts.cells import beside
 from monitor.charts.palette import UNICODE, Cell, Glyphs, Row, Rows, Style
-from monitor.data.snapshot import Level, PhaseShare
+from monitor.data.snapshot import PhaseShare
 from operant.text import number, safe
 
 _LEVELS = {"ok": "good", "warn": "warn", "bad": "bad"}
@@ -49,7 +49,7 @@ def phase_style(index: int) -> Style:
 
 
 def phase_bar(phases: Sequence[PhaseShare], width: int, glyphs: Glyphs = UNICODE) -> Row:
-    """Phases side by side, in the order of the legend; time that is no phase's stays empty."""
+    """Phases side by side, in the order of the legend; time outside of all phases stays empty."""
     cells: list[Cell] = []
     for index, size in enumerate(portions([phase.share for phase in phases], width)):
         cells += [Cell(glyphs.shades[index % len(glyphs.shades)], phase_style(index))] * size
@@ -73,13 +73,3 @@ def milliseconds(value: float) -> str:
     if value >= 999.5:
         return f"{number(value / 1000)} s"
     return f"{value:.0f} ms" if value >= 99.5 else f"{value:.1f} ms" if value >= 9.95 else f"{value:.2f} ms"
-
-
-def meter(label: str, share: float | None, text: str, width: int, glyphs: Glyphs = UNICODE, level: Level | None = None, label_width: int = 6) -> Row:
-    """A small bar between its name and its figure: `util   ━━━━━━━╸──  97 %`. Without a share there is no bar, and narrow ones leave it out."""
-    name, figure = styled(f"{label:<{label_width}} ", Style("text")), styled(f" {text}", Style("bright"))
-    room = width - len(name) - len(figure)
-    if share is None or room < 4:
-        return line([(f"{label:<{label_width}} ", Style("text")), (text, Style("bright"))], width)
-    bar = progress_bar(share, room, glyphs, Style(_LEVELS.get(level or "", "series.0")))
-    return name + bar + figure

@@ -3,7 +3,7 @@
 Pure: points and a range in, rows of cells out. A cell holds 2 x 4 dots, so a plot of W cells takes 2 W points, one a dot column. A column of cells depends on
 its own two points and the two beside them; `Memory` keeps drawn columns, so that only those whose dots moved are drawn again.
 
-Gaps: a stretch without points is a gap, and stays one, if it is wider than twice the usual distance between neighbouring points (and than two dot columns);
+Gaps: a span without points is a gap, and stays one, if it is wider than twice the usual distance between neighbouring points (and than two dot columns);
 narrower, it is what buckets wider than a column look like, and the line goes straight through it.
 """
 
@@ -19,7 +19,7 @@ from monitor.charts.palette import Cell, Glyphs, Row, Rows, Style
 from monitor.charts.scale import Range
 from monitor.data.snapshot import Point
 
-Dots = tuple[int, int]  # topmost and bottommost dot row of a stretch, 0 at the top
+Dots = tuple[int, int]  # topmost and bottommost dot row of a span, 0 at the top
 _NOTHING: Dots = (1 << 30, -1)  # touches no row
 _KEEP = 4096  # columns
 
@@ -41,7 +41,7 @@ class Plot(NamedTuple):
     shown: Range
     overlay: Sequence[Point | None] = ()
     target: float | None = None
-    upright: Mapping[int, str] = {}  # cell column -> a character of a dim vertical line
+    verticals: Mapping[int, str] = {}  # cell column -> a character of a dim vertical line
     cursor: int | None = None  # cell column
     colour: int = 0
     overlay_colour: int = 1
@@ -62,7 +62,7 @@ class Memory:
 
 
 def dot_rows(points: Sequence[Point | None], shown: Range, dots: int) -> tuple[list[int | None], list[Dots]]:
-    """For each point the dot row of its mean and the dot rows of its band, from 0 at the top to `dots` - 1; None and an empty stretch where there is none.
+    """For each point the dot row of its mean and the dot rows of its band, from 0 at the top to `dots` - 1; None and an empty span where there is none.
 
     A mean outside the range sits on the edge.
     """
@@ -113,7 +113,7 @@ def bridged(rows: Sequence[int | None]) -> list[int | None]:
     return filled
 
 
-def stretches(rows: Sequence[int | None]) -> list[Dots]:
+def dot_spans(rows: Sequence[int | None]) -> list[Dots]:
     """The dots of each dot column, so that neighbouring columns join: each reaches half way to its neighbours."""
     dots: list[Dots] = []
     count = len(rows)
@@ -167,7 +167,7 @@ class Styles(NamedTuple):
     target: tuple[Style, Style]
 
 
-class Stamps(NamedTuple):
+class CellTables(NamedTuple):
     """All cells of one plot, made once: by what is in them, band, dots."""
 
     styles: Styles
@@ -178,28 +178,28 @@ class Stamps(NamedTuple):
 
 
 @functools.lru_cache(64)
-def stamps(colour: int, overlay_colour: int) -> Stamps:
-    """The stamps of two of the palette's series."""
+def cell_tables(colour: int, overlay_colour: int) -> CellTables:
+    """The cell_tables of two of the palette's series."""
     band = f"band.{colour}"
     line, overlay, quiet, target = ((Style(token), Style(token, band)) for token in (f"series.{colour}", f"series.{overlay_colour}", "faint", "dim"))
     tables = [tuple(tuple(Cell(chr(0x2800 + mask), style) for mask in range(256)) for style in styles) for styles in (line, overlay, target)]
-    return Stamps(Styles(line, overlay, quiet, target), tables[0], tables[1], tables[2], (Cell(" ", quiet[0]), Cell(" ", quiet[1])))  # type: ignore[arg-type]
+    return CellTables(Styles(line, overlay, quiet, target), tables[0], tables[1], tables[2], (Cell(" ", quiet[0]), Cell(" ", quiet[1])))  # type: ignore[arg-type]
 
 
 def _braille_column(
-    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, Dots], over: tuple[Dots, Dots], target: int | None, upright: str, stamp: Stamps
+    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, Dots], over: tuple[Dots, Dots], target: int | None, vertical: str, tables: CellTables
 ) -> Row:
-    (left, right), empty = bands, stamp.empty
+    (left, right), empty = bands, tables.empty
     behind = [0] * height
     # Half of the cell's eight dots: a band thinner than that is the line itself.
     for row in range(min(left[0], right[0]) // 4, min(max(left[1], right[1]) // 4 + 1, height)):
         behind[row] = _covered(left, 4 * row) + _covered(right, 4 * row) >= 4
     cells = [empty[band] for band in behind]
     if target is not None:
-        cells[target // 4] = stamp.target[behind[target // 4]][_LEFT[target % 4]]
-    if upright:
-        cells = [Cell(upright, stamp.styles.quiet[band]) for band in behind]
-    for dots, table in ((over, stamp.overlay), (line, stamp.line)):
+        cells[target // 4] = tables.target[behind[target // 4]][_LEFT[target % 4]]
+    if vertical:
+        cells = [Cell(vertical, tables.styles.quiet[band]) for band in behind]
+    for dots, table in ((over, tables.overlay), (line, tables.line)):
         left, right = dots
         if left is _NOTHING and right is _NOTHING:
             continue
@@ -210,27 +210,27 @@ def _braille_column(
 
 
 def _ascii_column(
-    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, Dots], over: tuple[Dots, Dots], target: int | None, upright: str, stamp: Stamps
+    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, Dots], over: tuple[Dots, Dots], target: int | None, vertical: str, tables: CellTables
 ) -> Row:
-    r"""The same in characters: `-` level, `/` and `\` steep, `|` upright, `:` the band, `.` the overlay. One dot row is one row of cells."""
+    r"""The same in characters: `-` level, `/` and `\` steep, `|` vertical, `:` the band, `.` the overlay. One dot row is one row of cells."""
     cells: list[Cell] = []
     left, right = line
-    styles = stamp.styles
+    styles = tables.styles
     for row in range(height):
-        inside = [stretch for stretch in line if stretch[0] <= row <= stretch[1]]
+        inside = [span for span in line if span[0] <= row <= span[1]]
         if inside:
-            if any(stretch[1] - stretch[0] > 1 for stretch in inside):
+            if any(span[1] - span[0] > 1 for span in inside):
                 character = "|"
             elif left[0] <= left[1] and right[0] <= right[1] and left != right:
                 character = "/" if left[0] + left[1] > right[0] + right[1] else "\\"
             else:
                 character = "-" if len(inside) == 2 else "*"
             cells.append(Cell(character, styles.line[0]))
-        elif any(stretch[0] <= row <= stretch[1] for stretch in over):
+        elif any(span[0] <= row <= span[1] for span in over):
             cells.append(Cell("+", styles.overlay[0]))
-        elif upright:
-            cells.append(Cell(upright, styles.quiet[0]))
-        elif any(stretch[0] <= row <= stretch[1] for stretch in bands):
+        elif vertical:
+            cells.append(Cell(vertical, styles.quiet[0]))
+        elif any(span[0] <= row <= span[1] for span in bands):
             cells.append(Cell(":", Style("faint")))
         elif row == target:
             cells.append(Cell(".", styles.target[0]))
@@ -239,9 +239,9 @@ def _ascii_column(
     return tuple(cells)
 
 
-def _dotted(stretch: Dots, index: int) -> Dots:
+def _dotted(span: Dots, index: int) -> Dots:
     """Every other dot column of an overlaid line, so that it differs from the run's own without colour."""
-    return stretch if index % 2 == 0 else _NOTHING
+    return span if index % 2 == 0 else _NOTHING
 
 
 def _lit(column: Row, token: str) -> Row:
@@ -254,21 +254,21 @@ def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Memor
     dots = scale * height
     wanted = 2 * width
     means, bands = dot_rows([*plot.points[:wanted], *[None] * (wanted - len(plot.points))], plot.shown, dots)
-    line = stretches(bridged(means))
+    line = dot_spans(bridged(means))
     over = [_NOTHING] * wanted
     if plot.overlay:
         rows, _ = dot_rows([*plot.overlay[:wanted], *[None] * (wanted - len(plot.overlay))], plot.shown, dots)
-        over = [_dotted(stretch, index) for index, stretch in enumerate(stretches(bridged(rows)))]
+        over = [_dotted(span, index) for index, span in enumerate(dot_spans(bridged(rows)))]
     at = None if plot.target is None else plot.shown.place(plot.target)
     target = round((1 - at) * (dots - 1)) if at is not None and 0 <= at <= 1 else None
-    stamp = stamps(plot.colour, plot.overlay_colour)
+    tables = cell_tables(plot.colour, plot.overlay_colour)
     store = memory.columns(height, plot.colour, plot.overlay_colour, glyphs)
     columns: list[Row] = []
     for column in range(width):
         left = 2 * column
-        key = (line[left], line[left + 1], bands[left], bands[left + 1], over[left], over[left + 1], target, plot.upright.get(column, ""))
+        key = (line[left], line[left + 1], bands[left], bands[left + 1], over[left], over[left + 1], target, plot.verticals.get(column, ""))
         cells = store.get(key)
         if cells is None:
-            cells = store[key] = draw_column(height, key[0:2], key[2:4], key[4:6], target, key[7], stamp)
+            cells = store[key] = draw_column(height, key[0:2], key[2:4], key[4:6], target, key[7], tables)
         columns.append(_lit(cells, "cursor") if column == plot.cursor else cells)
     return list(zip(*columns, strict=True))

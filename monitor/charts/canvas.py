@@ -1,6 +1,6 @@
 """A widget drawn from cells, which repaints only those that changed.
 
-Knows nothing of what is drawn: a subclass gives rows of cells for a size. Text in cells is literal, never markup.
+Knows nothing of the contents: a subclass gives rows of cells for a size. Text in cells is literal, never markup.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from textual.widget import Widget
 from monitor.charts.cells import blank
 from monitor.charts.palette import Cell, Palette, Row, Rows, Style
 
-_NEAR = 4  # cells: changed runs this near to each other are one, as moving the cursor costs more than writing them
+_NEAR = 4  # cells: changed runs at most so far apart are one run, as moving the cursor costs more than writing the cells between
 
 
 def changed_runs(before: Row, after: Row) -> list[tuple[int, int]]:
@@ -33,7 +33,7 @@ def changed_runs(before: Row, after: Row) -> list[tuple[int, int]]:
 
 
 class Canvas(Widget):
-    """Rows of cells as a widget. A subclass writes `draw`; whoever changed what it draws calls `redraw`.
+    """Rows of cells as a widget. A subclass implements `draw`, and calls `redraw` after each change of what it draws.
 
     An app that has an attribute `ascii_only` that is true gets ASCII glyphs.
     """
@@ -60,7 +60,7 @@ class Canvas(Widget):
         return self._palette
 
     def notify_style_update(self) -> None:
-        """The theme, focus or a style changed: all colours may have."""
+        """The theme or a style changed: every colour may be another."""
         super().notify_style_update()
         self._palette = None
         self._drawn_for = ()

@@ -1,4 +1,4 @@
-"""Rows of cells from text. Standard library only. Knows nothing of what the text says."""
+"""Rows of cells from text. Standard library only. Knows nothing of the meaning of the text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EMPTY = Cell(" ", Style())
 
 
 def blank(width: int, height: int) -> Rows:
-    """Nothing, in that size."""
+    """Empty cells."""
     return [(EMPTY,) * width] * height
 
 
@@ -26,7 +26,7 @@ def styled(text: str, style: Style) -> Row:
 
 
 def line(pieces: Iterable[Piece], width: int, rest: Cell = EMPTY) -> Row:
-    """Pieces one after the other; the first words are cut if they must be, what else does not fit is left out, and all after it. `rest` fills the line."""
+    """Pieces one after the other. The first words are cut where they must be; from the first other piece that does not fit, all are left out."""
     row: Row = ()
     for text, style in pieces:
         if len(row) + len(text) > width:
@@ -38,7 +38,7 @@ def line(pieces: Iterable[Piece], width: int, rest: Cell = EMPTY) -> Row:
 
 
 def beside(left: Iterable[Piece], right: Iterable[Piece], width: int) -> Row:
-    """`left` at the left edge and `right` at the right one; the left has the first say."""
+    """`left` at the left edge and `right` at the right one; the right is left out where both do not fit."""
     left, right = list(left), list(right)
     used = sum(len(text) for text, _ in left)
     room = width - used - 1
@@ -49,7 +49,7 @@ def beside(left: Iterable[Piece], right: Iterable[Piece], width: int) -> Row:
 
 
 def framed(inside: Rows, title: Iterable[Piece], width: int, palette: Palette, *, focused: bool = False, bottom: Sequence[Cell | None] = ()) -> Rows:
-    """`inside` (rows of `width` - 2, `width` >= 6) in a frame with its title in the upper edge; what `bottom` has lies in the lower one."""
+    """`inside` (rows of `width` - 2, `width` >= 6) in a frame with its title in the upper edge and `bottom` in the lower one."""
     style = Style("focus" if focused else "border")
     top_left, across, top_right, upright, bottom_right, bottom_left = (Cell(c, style) for c in (palette.glyphs.box_focused if focused else palette.glyphs.box))
     words = [piece for piece in title if piece[0]]
@@ -59,7 +59,7 @@ def framed(inside: Rows, title: Iterable[Piece], width: int, palette: Palette, *
 
 
 def sentence(text: str, width: int, height: int) -> Rows:
-    """`text` in the middle, dim, on as many lines as it needs and there are."""
+    """`text` in the middle, dim, on as many lines as needed."""
     rows = blank(width, height)
     lines = textwrap.wrap(text, max(1, width))[:height]
     above = (height - len(lines)) // 2
@@ -69,5 +69,5 @@ def sentence(text: str, width: int, height: int) -> Rows:
 
 
 def text_of(rows: Rows) -> list[str]:
-    """What rows say, without colour."""
+    """The text of rows."""
     return ["".join([cell.character for cell in row]) for row in rows]

@@ -15,20 +15,20 @@ from monitor.charts.palette import Cell, Glyphs, Palette, Rows, Style
 from monitor.charts.scale import Range, gutter, tick_text, tick_value, ticks, y_range
 from monitor.data.snapshot import Level, Point
 
-_KINDS = ("checkpoint", "eval", "resume", "not_finite")  # of two marks in one cell the later here is seen
+_KINDS = ("checkpoint", "eval", "resume", "not_finite")  # in order of priority: of two marks in one cell the later kind is drawn
 _ROUTINE = ("checkpoint", "eval")
-_CROWDED = 6  # cells: marks of a kind that are on average nearer than this are a crowd
+_CROWDED = 6  # cells: of routine marks that are on average nearer than this only the newest is drawn
 
 
 class ChartMark(NamedTuple):
-    """Something at one place of the x axis: 0 at its beginning, 1 at its end."""
+    """An event at a place on the x axis: 0 at its beginning, 1 at its end."""
 
     kind: str  # checkpoint, eval, resume, not_finite
     place: float
 
 
 class ChartData(NamedTuple):
-    """What a chart shows. Texts are printable already; `points` are two a cell of the plot (`Chart.plot_columns`)."""
+    """The contents of a chart. Texts are printable already; `points` are two a cell of the plot (`Chart.plot_columns`)."""
 
     title: str = ""
     value: str = ""  # newest, with its unit
@@ -43,7 +43,7 @@ class ChartData(NamedTuple):
     x_right: str = ""
     log_y: bool = False
     cursor: int | None = None  # index into points
-    reading: str = ""  # what is at the cursor; it takes the place of trend and best
+    reading: str = ""  # the value at the cursor; it takes the place of trend and best
     target: float | None = None
     empty: str = ""  # the sentence for no data
     colour: int = 0  # of the palette's series
@@ -52,7 +52,7 @@ class ChartData(NamedTuple):
 
 
 class ChartMemory:
-    """What a chart keeps between two pictures: its y range, its labels, and columns already drawn."""
+    """The state of a chart between two frames: its y range, its labels, and columns already drawn."""
 
     def __init__(self) -> None:
         self.shown: Range | None = None
@@ -60,7 +60,7 @@ class ChartMemory:
         self.gutter: tuple[tuple[object, ...], Rows] = ((), [])
 
     def forget_range(self) -> None:
-        """Fit the y range anew: another window, axis or smoothing is shown."""
+        """Choose the y range again: another window, axis or smoothing is shown."""
         self.shown = None
 
 
@@ -100,9 +100,9 @@ def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartMemory
         # A log axis without anything above zero says so, rather than that there is no data.
         return sentence("nothing above zero: no log axis" if data.log_y and any(data.points) else data.empty, width, height)
     memory.shown = shown
-    upright = {_cell_of(mark, layout): glyphs.resume for mark in data.marks if mark.kind == "resume"}
+    verticals = {_cell_of(mark, layout): glyphs.resume for mark in data.marks if mark.kind == "resume"}
     cursor = None if data.cursor is None else data.cursor // 2
-    plot = Plot(data.points, shown, data.overlay, data.target, upright, cursor, data.colour, data.overlay_colour)
+    plot = Plot(data.points, shown, data.overlay, data.target, verticals, cursor, data.colour, data.overlay_colour)
     rows = draw_plot(plot, layout.plot_width, height, glyphs, memory.plot)
     if not layout.gutter:
         return rows
@@ -119,7 +119,7 @@ def _gutter(shown: Range, height: int, width: int) -> Rows:
 
 
 def y_labels(shown: Range, height: int, cells: int) -> dict[int, str]:
-    """Which row says what: the more of them, the higher the plot. A label that would be off by more than a row is left out."""
+    """The y labels by row; a higher plot has more of them. A label whose rounded value lies more than a row off is left out."""
     labels: dict[int, str] = {}
     for value in ticks(shown, 5 if height >= 16 else 4 if height >= 7 else 2 if height >= 3 else 1):
         place, text = shown.place(value) or 0.0, tick_text(value, cells)
@@ -134,12 +134,12 @@ def _cell_of(mark: ChartMark, layout: Layout) -> int:
 
 
 def _x_axis(data: ChartData, layout: Layout, glyphs: Glyphs) -> list[Cell | None]:
-    """What lies in the lower edge: what x is at both ends, and marks between; None where the frame shows."""
+    """The lower edge: x at both ends, and marks between; None where the frame shows."""
     width = layout.gutter + layout.plot_width
     cells: list[Cell | None] = [None] * width
     for kind in _KINDS:
         places = sorted({_cell_of(mark, layout) for mark in data.marks if mark.kind == kind and 0 <= mark.place <= 1})
-        # What happens all the time is no news: of a crowd only the newest is shown.
+        # Of routine marks that would crowd the edge only the newest is drawn.
         for place in places[-1:] if kind in _ROUTINE and len(places) * _CROWDED > layout.plot_width else places:
             cells[layout.gutter + place] = _mark_cell(kind, glyphs)
     broken = [index for index, point in enumerate(data.points[: 2 * layout.plot_width]) if point is not None and point[3]]
@@ -161,7 +161,7 @@ def _mark_cell(kind: str, glyphs: Glyphs) -> Cell:
 
 
 def _title_pieces(data: ChartData, width: int) -> list[Piece]:
-    """Name, newest value, trend, best: as much as fits, the rate the first to go, then the best, then the arrow."""
+    """Name, newest value, trend, best. Where there is no room for all, the rate is left out first, then the best, then the arrow."""
     pieces: list[Piece] = [(data.title, Style("text"))]
     if data.value:
         pieces.append((f" {data.value}", Style("bright", bold=True)))
@@ -179,7 +179,7 @@ def _title_pieces(data: ChartData, width: int) -> list[Piece]:
 
 
 class Chart(Canvas):
-    """The widget. `show` gives it something to draw; `plot_columns` says how many points it wants."""
+    """The widget. `show` sets its contents; `plot_columns` is the number of points that fit."""
 
     DEFAULT_CSS = "Chart { width: 1fr; height: 1fr; }"
 
@@ -190,7 +190,7 @@ class Chart(Canvas):
 
     @property
     def plot_columns(self) -> int:
-        """Points that fit: two a cell of the plot; 0 before there is a size."""
+        """The number of points that fit: two a cell of the plot; 0 before there is a size."""
         return 2 * Layout.of(*self.size).plot_width if self.size else 0
 
     def show(self, data: ChartData, *, refit: bool = False) -> None:
@@ -200,12 +200,6 @@ class Chart(Canvas):
         if data != self.data or refit:
             self.data = data
             self.redraw()
-
-    def column_at(self, x: int) -> int | None:
-        """The index into the points of the widget's cell column `x`; None beside the plot."""
-        layout = Layout.of(*self.size)
-        column = x - layout.gutter - layout.framed
-        return 2 * column if 0 <= column < layout.plot_width else None
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
         """The chart in a size."""

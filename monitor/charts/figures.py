@@ -1,4 +1,4 @@
-"""Numbers in words: a metric's newest value with its unit, trend and best, and what an axis says. Standard library only.
+"""Numbers as text: a metric's newest value with its unit, trend and best, and labels of an axis. Standard library only.
 
 `operant.text` words the numbers; here they are put together. Knows nothing of cells.
 """
@@ -9,21 +9,21 @@ import math
 from typing import NamedTuple
 
 from monitor.charts.palette import UNICODE, Glyphs
-from monitor.data.snapshot import Axis, Figure, Level, Point, Series
+from monitor.data.snapshot import Axis, Figure, Level, Point
 from operant.text import count, duration, number, safe
 
-_FLAT = 0.005  # a minute's change below this share of the value is none: an arrow that comes and goes disturbs
-_MARKED = 0.05  # a minute's change for the worse above this share deserves a colour
+_FLAT = 0.005  # a change a minute below this share of the value has no arrow: one that comes and goes disturbs
+_MARKED = 0.05  # a change a minute for the worse above this share has a colour
 
 
 class Words(NamedTuple):
-    """A metric's newest value for a title; each empty where it cannot be told."""
+    """The parts of a title; each is empty where its value is not known."""
 
     value: str = ""
     trend: str = ""  # an arrow
     rate: str = ""  # "+1.2/min"
     best: str = ""  # "best 495"
-    level: Level | None = None  # of the trend: ok for the better, warn for markedly the worse, None for neither
+    level: Level | None = None  # of the trend: ok for better, warn for markedly worse, else None
 
 
 def with_unit(value: float | None, unit: str = "") -> str:
@@ -63,18 +63,13 @@ def of_figure(figure: Figure, glyphs: Glyphs = UNICODE) -> Words:
     return words(figure.value, figure.unit, figure.trend_per_min, figure.best, figure.higher_better, glyphs)
 
 
-def of_series(series: Series, glyphs: Glyphs = UNICODE) -> Words:
-    """A chart's metric in words. That lower is better cannot be told from a series: without `higher_better` a trend has no colour."""
-    return words(series.latest, series.unit, series.trend_per_min, series.best, True if series.higher_better else None, glyphs)
-
-
 def on_axis(axis: Axis, x: float) -> str:
-    """Where on the x axis: 341 M, 0:02:41, 1.3 k."""
+    """A label of the x axis: 341 M, 0:02:41, 1.3 k."""
     return duration(x) if axis == "wall" else count(x)
 
 
 def reading(axis: Axis, x: float, point: Point | None, unit: str = "") -> str:
-    """What is at the inspection cursor: `at 212 M  0.44 (0.41 to 0.47)`, and that some values there were not finite."""
+    """The reading at the inspection cursor: `at 212 M  0.44 (0.41 to 0.47)`, and that some values there were not finite."""
     if point is None:
         return f"at {on_axis(axis, x)}  no value"
     spread = "" if point.low == point.high else f" ({number(point.low)} to {number(point.high)})"

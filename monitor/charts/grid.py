@@ -1,4 +1,4 @@
-"""The grid of charts: which metric stands where. Knows what charts there are and how a person looks at them, nothing of files."""
+"""The grid of charts: which metric is in which place. Knows charts and the view, no file."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class MetricChart(Chart):
 
 
 class ChartGrid(Widget):
-    """Charts in columns and rows, as many as `make_room` was told. Empty places stay empty."""
+    """Charts in columns and rows, as many as the last `make_room` gave. Places without a metric stay empty."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

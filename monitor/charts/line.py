@@ -1,7 +1,7 @@
 """Lines of text as a screen shows them: styled pieces, cut and padded by cells. Standard library only.
 
-The choke point for text is here: `clean` passes what a terminal would neither obey nor hide. Knows nothing of runs, of widgets, or of what colours look like:
-a style names tokens of `monitor.charts.palette`.
+All text on its way to the terminal goes through `clean`, which removes control characters and invisible ones. Knows neither runs, widgets nor colours: a style
+names tokens of `monitor.charts.palette`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _style(cell: Cell) -> Style:
 
 
 def width_of(text: str) -> int:
-    """How many cells a text takes."""
+    """The width of a text in cells."""
     return len(text) if text.isascii() else _width_of(text)
 
 
@@ -97,7 +97,7 @@ def _width_of(text: str) -> int:
 
 
 def length(line: Iterable[Piece]) -> int:
-    """How many cells a line takes."""
+    """The width of a line in cells."""
     return sum(width_of(piece.text) for piece in line)
 
 
@@ -115,7 +115,7 @@ def padded(text: str, width: int) -> str:
 
 
 def broken(text: str, width: int) -> list[str]:
-    """`text` in parts of at most `width` cells, broken anywhere: for text that words cannot be told apart in."""
+    """`text` in parts of at most `width` cells, broken at any character: for text without spaces."""
     if width_of(text) <= width:
         return [text]
     parts, used = [""], 0
@@ -149,7 +149,7 @@ def fit(line: Sequence[Piece], width: int) -> Line:
 
 
 def spread(left: Sequence[Piece], right: Sequence[Piece], width: int) -> Line:
-    """`left` at the left edge and `right` at the right one; where both do not fit, the left is cut, down to nothing."""
+    """`left` at the left edge and `right` at the right edge; where both do not fit, `left` is cut."""
     room = width - length(right)
     if room <= 0:
         return fit(right, width)
@@ -157,7 +157,7 @@ def spread(left: Sequence[Piece], right: Sequence[Piece], width: int) -> Line:
 
 
 def flow(parts: Iterable[Sequence[Piece]], width: int, gap: int = 3) -> list[Line]:
-    """Parts one after the other, as many to a line as fit whole."""
+    """Parts one after the other; a line breaks between parts."""
     lines: list[list[Piece]] = [[]]
     used = 0
     for part in parts:

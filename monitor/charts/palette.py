@@ -1,4 +1,4 @@
-"""Colours and glyphs: the one place that says what a meaning looks like, for dark and light themes, with and without UTF-8. Standard library only.
+"""Colours and glyphs of every meaning, for dark and light themes, with and without UTF-8. Standard library only.
 
 Knows nothing of Textual, of runs or of what is drawn. A drawing says what a cell means (`Style`: tokens), a `Palette` says what that is on this terminal. Every
 meaning that has a colour has a glyph or a word as well, so that nothing is lost under NO_COLOR or to a colour-blind eye.
@@ -12,7 +12,7 @@ OKABE_ITO = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00", "
 """Colours that people with any common colour vision tell apart (Okabe & Ito 2008), in the order series take them."""
 
 _ON_LIGHT = {"#F0E442": "#8C7A00"}
-_LINE_CONTRAST = 3.0  # WCAG's least for graphics
+_LINE_CONTRAST = 3.0  # the minimum of WCAG for graphics
 
 
 class Style(NamedTuple):
@@ -103,7 +103,7 @@ def readable(colour: str, ground: str, least: float = _LINE_CONTRAST) -> str:
 
 
 class Palette:
-    """What tokens and glyphs are on one terminal. Two palettes that draw alike have the same `key`."""
+    """The colours of tokens, and the glyphs, on one terminal. Two palettes that draw alike have the same `key`."""
 
     def __init__(self, dark: bool = True, ground: str | None = None, ascii_only: bool = False) -> None:
         self.dark = dark
@@ -127,5 +127,5 @@ class Palette:
         return colours
 
     def hex(self, token: str) -> str:
-        """The colour of a token; `#rrggbb` is itself, an empty token the ground. Raises KeyError for a token there is none of."""
+        """The colour of a token; `#rrggbb` is itself, an empty token the ground. Raises KeyError for an unknown token."""
         return token if token.startswith("#") else self._colours[token] if token else self.ground

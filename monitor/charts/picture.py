@@ -24,19 +24,19 @@ Mode = Literal["braille", "blocks", "ascii"]
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # braille's bits by row and column
 _DENSITY = " ..::**##"  # ASCII by how many of a cell's eight dots are lit
-_CONTRAST = 2.0  # a picture is no text: enough to see it, and its colours stay near what they were
-_STEP = 17  # a channel has sixteen levels: shades that nobody tells apart are one
+_CONTRAST = 2.0  # less than text needs: enough to see a shape, with colours near the original ones
+_STEP = 17  # a channel has sixteen levels: shades that look alike become one
 _ALMOST = 0.15
 _GAP = 1  # cells between lanes
-_LOOKED_AT = 256  # pixels of a lane
-_FAIR_SHARE = 0.15  # of the pixels: a ground that has less is no longer one
+_LOOKED_AT = 256  # pixels of a lane that are counted
+_FAIR_SHARE = 0.15  # of the pixels: the least that keeps a colour the ground
 
 Dot = bytes | None  # three bytes of colour; None where the ground is
 DotRow = tuple[Dot, ...]
 
 
 class Grid(NamedTuple):
-    """How lanes are laid out: so many across and down, each of so many cells."""
+    """The layout of lanes: their number across and down, and the cells of each."""
 
     across: int
     down: int
@@ -45,7 +45,7 @@ class Grid(NamedTuple):
 
     @classmethod
     def of(cls, lanes: int, pixel_width: int, pixel_height: int, width: int, height: int) -> Grid | None:
-        """The layout in which lanes are largest; None where none has room. A cell is twice as high as wide."""
+        """The layout with the largest lanes; None where there is no room for any. A cell is twice as high as wide."""
         best: Grid | None = None
         for across in range(1, lanes + 1):
             down = -(-lanes // across)
@@ -69,7 +69,7 @@ def ground_of(frame: Frame, before: bytes | None = None) -> bytes | None:
     size = _lane_bytes(frame)
     if not size:
         return None
-    # Some hundred pixels of a lane tell it; an odd distance that does not divide a row meets every column.
+    # A sample of some hundred pixels of a lane; an odd distance that does not divide a row meets every column.
     step = frame.height * frame.width // _LOOKED_AT | 1
     step += 2 if step > 1 and frame.width % step == 0 else 0
     places = range(0, size, 3 * step)
@@ -86,7 +86,7 @@ def _lane_bytes(frame: Frame) -> int:
 
 
 def sampled(pixels: bytes, width: int, height: int, columns: int, rows: int, ground: bytes) -> list[DotRow]:
-    """One lane's picture in `columns` x `rows` dots. Smaller than the picture, a dot is lit if any pixel under it is: nothing thin gets lost."""
+    """One lane's picture in `columns` x `rows` dots. Scaled down, a dot is lit if any pixel under it is, so that thin lines stay."""
     row_bytes = 3 * width
     spans = [(column * width // columns, max((column + 1) * width // columns, column * width // columns + 1)) for column in range(columns)]
     single = all(end - start == 1 for start, end in spans)
@@ -124,7 +124,7 @@ def shown_colour(pixel: bytes, ground: str) -> str:
 
 @functools.lru_cache(8192)
 def _braille_cell(dots: tuple[DotRow, ...], ground: str) -> Cell:
-    """Four pairs of dots as one cell. Two colours and no ground between them: the one lies behind the other."""
+    """Four pairs of dots as one cell. Where all eight are lit in two colours, one becomes the background."""
     lit = [dot for pair in dots for dot in pair if dot is not None]
     if not lit:
         return EMPTY
@@ -212,7 +212,7 @@ def wanted_size(lanes: int, width: int, height: int, smallest: int = 32, largest
 
 
 class AgentPicture(Canvas):
-    """The widget: a frame of lanes, or a sentence that says why there is none. With a title it draws itself an edge."""
+    """The widget: a picture of the lanes, or a sentence that says why there is none. With a title it has a frame."""
 
     DEFAULT_CSS = "AgentPicture { width: 1fr; height: 1fr; }"
 
@@ -220,7 +220,7 @@ class AgentPicture(Canvas):
         """There is room for a picture of another size."""
 
     def on_resize(self) -> None:
-        """Tell."""
+        """Another size was given."""
         self.post_message(self.Resized())
 
     def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:

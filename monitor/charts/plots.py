@@ -1,4 +1,4 @@
-"""From a metric's series and how a person looks at it to what a chart shows. Knows no widget's place and no file."""
+"""The contents of a chart, from a metric's series and the view. Knows no widget and no file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST_TITLE = 6
 
 
 class Stage(NamedTuple):
-    """What all charts of a screen have in common."""
+    """What all charts of a screen share."""
 
     view: View
     window: tuple[float, float] | None  # of x; None: there is no record yet
@@ -27,9 +27,9 @@ class Stage(NamedTuple):
     target: float | None = None
     until: float | None = None  # x beyond which nothing is shown: the picture is frozen
     newest: float = 0.0  # x of the newest record
-    at: float | None = None  # x that is looked at: an ended run is scrubbed
+    at: float | None = None  # the x of the moment that is shown of an ended run
     held: Mapping[str, Held] | None = None
-    figures: Mapping[str, float | None] = {}  # what the header says of a metric: its chart says the same
+    figures: Mapping[str, float | None] = {}  # the values in the header, which titles of charts repeat
     overlay: Mapping[str, Series] | None = None
     overlay_name: str = ""
     empty: str = "no value yet"
@@ -37,7 +37,7 @@ class Stage(NamedTuple):
 
 
 def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
-    """What a chart with room for `columns` points shows."""
+    """The contents of a chart with room for `columns` points."""
     view, held = stage.view, (stage.held or {}).get(series.name) or Held(series.latest, series.trend_per_min, series.best)
     held = held._replace(latest=stage.figures.get(series.name, held.latest))
     better = True if series.higher_better else None
@@ -46,7 +46,7 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
     if series.kind == "rate":  # shown as a count; its change a minute is of no use
         best = f"best {count(held.best)}" if held.best is not None else ""
         said = said._replace(value=count(held.latest) if held.latest is not None else "-", rate="", best=best)
-    value = f"{said.value:<6}"  # so that what follows does not move with every record
+    value = f"{said.value:<6}"  # of fixed width, so that the trend beside it does not move
     head = ChartData(
         title=clean(_cut_title(series.label or series.name, len(value), columns), ascii_only=not stage.glyphs.braille),
         value=value,
@@ -61,7 +61,7 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
     other = (stage.overlay or {}).get(series.name)
     cursor = _cursor(series.name, stage, columns)
     if stage.at is not None and cursor is not None and view.inspected != series.name:
-        # Scrubbed: the title says what was, not what came of it.
+        # At an earlier moment the title has the value of that moment.
         point = _nearest(points, cursor)
         then = "-" if point is None else count(point.mean) if series.kind == "rate" else figures.with_unit(point.mean, unit)
         head, said = head._replace(value=f"{then:<6}"), said._replace(trend="", rate="", level=None)
@@ -69,7 +69,7 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
     return head._replace(
         trend=said.trend,
         rate=said.rate,
-        # Of two runs the other's value is what one wants beside this one's.
+        # With an overlay the other run's value takes the place of the best.
         best=said.best if other is None else f"{'┄' if stage.glyphs.braille else ':'} {_latest(other, unit)} {stage.overlay_name}",
         trend_level=said.level,
         points=points,
@@ -88,7 +88,7 @@ def _latest(series: Series, unit: str) -> str:
 
 
 def _cut_title(title: str, value_cells: int, columns: int) -> str:
-    """The value matters more than the end of its name; `columns` are two a cell of the plot."""
+    """The title, cut so that the value fits beside it; `columns` are two a cell of the plot."""
     room = columns // 2 + gutter(columns // 2 + GUTTER) - 3
     return cut(title, max(_LEAST_TITLE, room - value_cells - 2)) if columns else title
 
@@ -127,7 +127,7 @@ def _cursor(name: str, stage: Stage, columns: int) -> int | None:
 
 
 def _reading(points: Sequence[Point | None], cursor: int, stage: Stage, second: Sequence[Point | None]) -> str:
-    """What is at the cursor, of the second run too; where that point is empty, the nearest one that is not within a few."""
+    """The value at the cursor, of the second run too: that of the nearest point that is not empty, within a few."""
     first, last = stage.window or (0.0, 0.0)
     said = figures.reading(stage.view.axis, first + (cursor + 0.5) / len(points) * (last - first), _nearest(points, cursor))
     other = _nearest(second, cursor) if second else None

@@ -1,4 +1,4 @@
-"""Longer texts: the list of keys, and what is known about a run. Knows no widget."""
+"""The texts of the help and of the description of a run. Knows no widget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines above and below everything else: who, how far, the key figures, what there is to say, keys; and the numbers of a small screen.
+"""The lines above and below the charts: run, progress, key figures, message, keys; and the numbers of a small screen.
 
 Standard library only. Pure: a model and a size in, lines out. Numbers stand in slots of fixed width, so that nothing beside them moves when they change.
 """
@@ -22,7 +22,7 @@ _LEAST_BAR = 8
 
 
 def header(model: Model, width: int, height: int) -> list[Line]:
-    """Who and how, in one line: the state, the run; at the right the facts that fit, the most telling ones last to go."""
+    """One line: the state and the run; at the right the facts that fit, the most important ones kept longest."""
     snapshot = model.snapshot
     glyph, word, style = label_of(snapshot.state)
     left = [Piece(f" {glyph} {word}", style, bold=True), Piece(f"  {snapshot.run.id}", "bright", bold=True)]
@@ -51,7 +51,7 @@ def _facts(model: Model) -> list[tuple[int, str]]:
 
 
 def progress(model: Model, width: int, height: int) -> list[Line]:
-    """How far the run is: a bar that takes what is left beside the numbers."""
+    """The progress: a bar that fills the space beside the numbers."""
     now = model.snapshot.progress
     if now.step is None:
         return [(Piece(" " + "─" * max(0, width - 2), "border"),)]
@@ -96,14 +96,14 @@ def measured(figure: Figure) -> str:
 
 
 def message(model: Model, width: int, height: int) -> list[Line]:
-    """The line below the header: what there is to say now at the left, the pages at the right."""
+    """The line below the header: the message at the left, the pages at the right."""
     tabs = _tabs(model)
     left, more = _now(model), " · ".join(_chosen(model))
     room = width - length(tabs) - 1
     if more and (not left or length(left) + width_of(more) + 3 <= room):
         left = [*left, Piece(f" · {more}" if left else more, "dim")]
     if left and length(left) > room and width_of(left[0].text) > room // 2:
-        tabs = []  # what is wrong matters more than where one is
+        tabs = []  # a problem matters more than the names of pages
     return [spread([Piece(" "), *left], tabs, width)]
 
 
@@ -124,7 +124,7 @@ def _now(model: Model) -> list[Piece]:
 
 
 def _chosen(model: Model) -> list[str]:
-    """What differs from how everything is shown at first."""
+    """The settings of the view that differ from the default."""
     view = model.view
     return [
         text

@@ -1,4 +1,4 @@
-"""Every key: what it does, in which words, and where it is shown. The one table that bindings, footer, help and palette are made of. Knows no widget.
+"""The table of keys: command, description, and where it is shown. Bindings, footer, help and palette are made of it. Knows no widget.
 
 A person's own keys come from `~/.config/operant/keys.toml`:
 
@@ -29,7 +29,7 @@ class Key(NamedTuple):
     shown: str = ""  # how help writes the key, where that is not `keys`
     footer: str = ""  # the word in the footer; "": not there
     group: str = "Look"
-    trains: bool = False  # touches the trainer: hidden with --readonly
+    trains: bool = False  # sends a request to the trainer: hidden with --readonly
 
 
 KEYS: Final = (
@@ -81,7 +81,7 @@ KEYS: Final = (
 
 
 def keymap(path: Path | None = None) -> tuple[dict[str, str], str]:
-    """A person's own keys by command, and what is wrong with their file: "" where nothing is. An absent file is none. Never raises for what is in it."""
+    """A person's own keys by command, and the problem with their file ("" without one). Without a file there are none. Bad contents never raise."""
     place = path or _default_path()
     if place is None:
         return {}, ""

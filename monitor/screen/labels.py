@@ -1,4 +1,4 @@
-"""What states and findings are called, and with which glyph. Standard library only. Pure; knows neither widgets nor files nor clocks."""
+"""Names, glyphs and sentences of states, and glyphs of levels. Standard library only. Pure; knows neither widgets nor files nor clocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATES: Final = {
     "remote": ("⌁", "focus"),
     "unreadable": ("?", "bad"),
 }
-"""Glyph and style of every state; the word beside them says the same without either."""
+"""Glyph and style of every state; the word beside them has the same meaning."""
 LEVELS: Final = {"ok": ("✔", "good"), "warn": ("!", "warn"), "bad": ("✖", "bad")}
 _SENTENCES: Final = {
     "paused": "P goes on",
@@ -45,7 +45,7 @@ def label_of(state: str) -> tuple[str, str, str]:
 
 
 def state_sentence(snapshot: Snapshot) -> str:
-    """What there is to say about a state; nothing while all is well."""
+    """The sentence about a state; empty for a run in good order."""
     word = snapshot.state
     if word == "running":
         return ""

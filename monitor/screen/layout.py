@@ -1,4 +1,4 @@
-"""Where things lie on a screen of some size. Standard library only. Pure: a size, a page and a view in, a plan out. Knows no widget."""
+"""The layout of the screen. Standard library only. Pure: a size and a view in, a plan out. Knows no widget."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from monitor.screen.view import View
 NUMBERS_BELOW: Final = (60, 16)
 """Below so many columns or lines the overview is a list of numbers."""
 REST: Final = -1
-"""A size: all that is left."""
-_CHART_CELLS, _CHART_LINES = 27, 8  # the least a chart of a grid gets
+"""A size: all that remains."""
+_CHART_CELLS, _CHART_LINES = 27, 8  # the minimum size of a chart in a grid
 _CHART_LINES_WANTED = 11
 _FEW_WORDS = 5  # lines
 _BOTTOM_FROM = 24  # lines of body from which agent and log have a row of their own

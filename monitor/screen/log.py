@@ -10,7 +10,7 @@ from monitor.screen.model import Model
 
 
 def log(model: Model, width: int, height: int) -> list[Line]:
-    """The log's end, or as far up as the person has scrolled; the newest line at the bottom. On its own page lines are whole, beside charts they are cut."""
+    """The log's end, or as far up as the person has scrolled; the newest line at the bottom. On its own page lines wrap, beside charts they are cut."""
     shown = _fitting(model)
     if not shown:
         words = "no line fits the filter (esc clears)" if model.view.filter and model.snapshot.log else "nothing in the log yet"

@@ -59,7 +59,7 @@ def explained(model: Model, width: int, height: int) -> list[Line]:
 
 
 def time(model: Model, width: int, height: int) -> list[Line]:
-    """Where an iteration's time goes: one bar of all phases, and a line for each."""
+    """The time of an iteration by phases: one bar of all, and a line for each."""
     phases = model.snapshot.phases
     if not phases:
         return [(Piece("nothing to tell yet", "dim"),)]
@@ -67,13 +67,13 @@ def time(model: Model, width: int, height: int) -> list[Line]:
 
 
 def time_title(model: Model) -> str:
-    """What stands above the bar of phases."""
+    """The title of the panel of phases."""
     total = sum(phase.milliseconds for phase in model.snapshot.phases)
     return f"Time per update {bars.milliseconds(total)}" if total else "Time"
 
 
 def machine(model: Model, width: int, height: int) -> list[Line]:
-    """GPU, the trainer's process, the machine: what can be seen from here."""
+    """GPU, the trainer's process and the machine, as far as they are visible from here."""
     system = model.snapshot.system
     if system is None:
         where = "on another machine: not to be seen from here" if model.snapshot.state == "remote" else "nothing to tell: the run has ended"
@@ -135,7 +135,7 @@ def _setting(line: str) -> Line:
 
 
 def last_words(model: Model, width: int, height: int) -> list[Line]:
-    """How a run ended: the sentence, what to type next, facts, and as much of the log's end as there is room for, its last lines."""
+    """How a run ended: the sentence, the next commands, facts, and the last lines of the log that fit."""
     ending = model.snapshot.ending
     if ending is None:
         return []
@@ -167,7 +167,7 @@ def empty(model: Model, width: int, height: int) -> list[Line]:
 
 
 def agent_title(snapshot: Snapshot) -> list[tuple[str, Style]]:
-    """What stands above the agent's picture."""
+    """The title of the agent's picture."""
     pieces = [("Agent", Style("text"))]
     if snapshot.frame is not None:
         told = " · ".join(part for part in (snapshot.frame.caption, f"step {count(snapshot.frame.step)}") if part)

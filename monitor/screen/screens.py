@@ -1,4 +1,4 @@
-"""What opens over the screen: the list of runs, text to be read, a question before the trainer is touched. Knows what it is given, no run and no file."""
+"""Dialogs: the list of runs, text to read, a question before the trainer is asked, and the filter bar. Know what they are given, no run and no file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HINTS_TEXT = ("↑ ↓ pgup pgdn · esc closes", "esc closes")
 
 
 class Listed(NamedTuple):
-    """What the list of runs is drawn from."""
+    """The contents of the list of runs."""
 
     rows: Sequence[RunRow]
     cursor: int
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class Dialog(ModalScreen[Result]):
-    """A screen over the screen, which closes once: keys typed ahead are handed to it even after the one that closed it."""
+    """A dialog that closes once: keys typed ahead reach it even after the one that closed it."""
 
     def leave(self, result: Result | None = None) -> None:
         """Close, unless that is done."""
@@ -164,7 +164,7 @@ def _joined(values: Sequence[str], widths: Sequence[int]) -> str:
 
 
 class Scrolled(NamedTuple):
-    """What a text screen is drawn from."""
+    """The contents of a text screen."""
 
     lines: Sequence[Line]
     first: int
@@ -240,7 +240,7 @@ def _text_lines(model: Scrolled, width: int, height: int) -> list[Line]:
 
 
 class Question(NamedTuple):
-    """What is asked, and what becomes of it."""
+    """A question, and the consequence of a yes."""
 
     sentence: str
     consequence: str
@@ -248,7 +248,7 @@ class Question(NamedTuple):
 
 
 class ConfirmScreen(Dialog[bool]):
-    """A question before the trainer is touched. `y` says yes (enter too, unless the question is a strict one); all else says no."""
+    """A question before the trainer is asked. `y` says yes (enter too, unless the question is a strict one); all else says no."""
 
     def __init__(self, question: Question) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ def _question_lines(model: Question, width: int, height: int) -> list[Line]:
 
 
 class FilterBar(Input):
-    """A line at the bottom in which words are typed; a message says so at every letter. Enter keeps them, escape takes them away."""
+    """A line at the bottom in which words are typed; each change is a message. Enter keeps them, escape takes them away."""
 
     class Narrowed(Message):
         """Other words."""
@@ -302,7 +302,7 @@ class FilterBar(Input):
 
     def __init__(self, before: str) -> None:
         super().__init__(before, placeholder="words, any of which must fit; * ? and [..] as in a shell", id="filter", compact=True, select_on_focus=False)
-        self._over = False  # escape was pressed: what was typed just before it is still to be told
+        self._over = False  # escape was pressed; a change typed just before it may still arrive
 
     def on_mount(self) -> None:
         """Ready to be typed into."""

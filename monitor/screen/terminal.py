@@ -1,7 +1,7 @@
-"""The screen's side of the terminal: it ends when the terminal does, and asks little of it.
+"""The connection to the terminal: the monitor ends with its terminal, and writes few bytes to it.
 
-Textual 8.2.8 turns round for ever on an input that is at its end, and a process whose parent ignores SIGHUP is never told that its terminal is gone. So SIGHUP
-is taken back, and a thread that costs nothing waits for the terminal to hang up. Knows nothing of runs.
+Textual 8.2.8 loops without end on an input that has reached its end, and a process whose parent ignores SIGHUP gets no signal when its terminal is gone. So a
+handler of SIGHUP is installed, and a thread that sleeps in `poll` waits for the terminal to hang up. Knows nothing of runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from textual.app import App
 
 GONE_CODE = 128 + signal.SIGHUP
-"""What a shell reports of a program that its terminal's end has killed."""
+"""The exit code that a shell reports for a program killed by SIGHUP."""
 _GRACE_S = 2.0
 
 
@@ -76,9 +76,9 @@ def tied_to_terminal(app: App[None]) -> Iterator[None]:
 
 
 def _end_with(descriptor: int) -> None:
-    """Wait until the terminal hangs up, and end the process: there is nobody to say anything to, and nothing of a run's to be put back."""
+    """Wait until the terminal hangs up, and end the process: the monitor holds nothing that would have to be saved."""
     waiting = select.poll()
-    waiting.register(descriptor, 0)  # hang-up and error are always told
+    waiting.register(descriptor, 0)  # hang-up and error are always reported
     while not any(events & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, events in waiting.poll()):
         pass
     os._exit(GONE_CODE)

@@ -1,6 +1,6 @@
-"""How a person looks at a run: page, axis, window, smoothing, what is frozen or picked out. Standard library only.
+"""The view of a run: page, axis, window, smoothing, chosen chart. Standard library only.
 
-Immutable values and pure functions: a key makes a new `View` of the old one. Knows neither widgets nor what a run is.
+Immutable values and pure functions: a key makes a new `View` of the old one. Knows neither widgets nor runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Held(NamedTuple):
 
 
 class View(NamedTuple):
-    """What the person chose. Everything here is this screen's own; nothing of it reaches a trainer."""
+    """What the person chose. It concerns the screen only and never reaches a trainer."""
 
     page: Page = "overview"
     axis: Axis = "step"
@@ -68,7 +68,7 @@ def turned(view: View, page: Page) -> View:
 
 
 def next_axis(view: View) -> View:
-    """Steps, wall time, iterations, steps ...; a window on one axis means nothing on another."""
+    """Steps, wall time, iterations, steps ...; the window starts again, as its range belongs to one axis."""
     return view._replace(axis=AXES[(AXES.index(view.axis) + 1) % len(AXES)], zoom=0, end=None, inspected=None)
 
 
@@ -97,7 +97,7 @@ def following(view: View) -> View:
 
 
 def whole_window(series: Iterable[Series], axis: Axis, previous: tuple[float, float] | None) -> tuple[float, float] | None:
-    """The stretch of x that holds all of some series, growing in jumps; None while they are empty."""
+    """The range of x that holds all of some series, growing in jumps; None while they are empty."""
     extents = [extent for one in series if (extent := one.extent(axis)) is not None]
     if not extents:
         return None
@@ -105,7 +105,7 @@ def whole_window(series: Iterable[Series], axis: Axis, previous: tuple[float, fl
 
 
 def window(view: View, whole: tuple[float, float], newest: float) -> tuple[float, float]:
-    """The stretch of x that is shown, where the newest record lies at `newest`."""
+    """The range of x that is shown, with the newest record at `newest`."""
     if view.zoom == 0:
         return whole
     length = (whole[1] - whole[0]) / 2**view.zoom
@@ -122,7 +122,7 @@ def chosen(series: Iterable[str], pattern: str = "") -> list[str]:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a name fits: one of the words of the pattern is in it, in any case; `*`, `?` and `[...]` as in a shell."""
+    """Whether a name contains one of the words of the pattern, in any case; `*`, `?` and `[...]` as in a shell."""
     words = pattern.lower().split()
     return not words or any(word in name.lower() or fnmatch.fnmatchcase(name.lower(), f"*{word}*") for word in words)
 

@@ -113,6 +113,30 @@ def test_ctrl_l_writes_every_cell_again():
     act(body)
 
 
+def test_after_a_suspension_everything_is_drawn_again():
+    async def body(app: Any, pilot: Pilot[None]) -> None:
+        drawn: list[int] = []
+        app.post_display_hook = lambda: drawn.append(1)
+        app.renderer.shorten("\x1b[1;1Hx")
+        app.app_resume_signal.publish(app)
+        await pilot.pause()
+        assert drawn and app.renderer.shorten("\x1b[1;1Hx"), "what the terminal shows was forgotten"
+
+    act(body)
+
+
+def test_a_click_chooses_a_chart():
+    async def body(app: Any, pilot: Pilot[None]) -> None:
+        name = app.model.names[1]
+        await pilot.click(next(chart for chart in app.run_view.charts.charts if chart.metric == name))
+        await pilot.pause()
+        assert app.model.chosen == name
+        await press(pilot, "enter")
+        assert app.model.view.maximised == name and app.model.names == [name]
+
+    act(body)
+
+
 def test_pages():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         wanted = {"2": "learning rate", "3": "Agent", "4": "How far an update moves", "5": "a line that a library printed", "6": "lanes = 8192", "1": "Log"}
@@ -506,7 +530,7 @@ def test_without_a_run_there_is_the_choice_of_one():
 
     act(body, MonitorApp(None, FakeLibrary()), size=(80, 24))
     left = act(lambda app, pilot: press(pilot, "escape"), MonitorApp(None, FakeLibrary()), size=(80, 24))
-    assert left.source is None and left._exit
+    assert left.source is None and left.return_code == 0
 
 
 def test_an_empty_list_says_how_to_begin():
@@ -557,7 +581,7 @@ def test_leaving_closes_what_is_read():
 def test_leaving_works_from_within_a_dialog():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         await press(pilot, "r", "ctrl+c")
-        assert app._exit
+        assert app.return_code == 0
 
     act(body, size=(80, 24))
 

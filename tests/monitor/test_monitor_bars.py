@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.charts.bars import meter, milliseconds, percent, phase_bar, phase_legend, portions, progress_bar
+from monitor.charts.bars import milliseconds, percent, phase_bar, phase_legend, portions, progress_bar
 from monitor.charts.cells import text_of
 from monitor.charts.palette import ASCII, UNICODE
 from monitor.data.snapshot import PhaseShare
@@ -36,8 +36,8 @@ def test_portions(shares, width, expected):
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(any_share, st.integers(0, 60), st.sampled_from([UNICODE, ASCII]))
 def test_bars_are_as_wide_as_asked(share, width, glyphs):
-    rows = [progress_bar(share, width, glyphs), meter("util", share, percent(share), width, glyphs), phase_bar(PHASES, width, glyphs)]
-    assert [len(row) for row in rows] == [width] * 3
+    rows = [progress_bar(share, width, glyphs), phase_bar(PHASES, width, glyphs)]
+    assert [len(row) for row in rows] == [width] * 2
     assert glyphs is UNICODE or "".join(text_of(rows)).isascii()
 
 
@@ -73,9 +73,3 @@ def test_phases_have_a_legend_in_the_order_of_the_bar():
     parts = [cell for index, cell in enumerate(bar) if index == 0 or cell != bar[index - 1]]
     assert parts[0] == legend[0][0] and parts[1] == legend[1][0]
     assert "\x1b" not in "".join(text_of(phase_legend([PhaseShare("\x1b[31m" * 20, 0.5, 1.0)], 30)))
-
-
-def test_a_narrow_meter_leaves_out_its_bar():
-    assert text_of([meter("util", 0.5, "50 %", 24)])[0] == "util   ━━━━━━────── 50 %"
-    assert text_of([meter("util", 0.5, "50 %", 13)])[0] == "util   50 %  "
-    assert text_of([meter("watts", None, "312 W", 24)])[0].rstrip() == "watts  312 W"

@@ -91,7 +91,7 @@ def test_very_many_charts_are_full_grids_of_plain_cells(datas, width, height, pa
 def test_columns_that_were_kept_are_those_that_would_be_drawn(pictures, width, height, glyphs):
     memory, shown = Memory(), Range(-10.0, 10.0)
     for points in pictures:
-        plot = Plot(points, shown, overlay=points[1:], target=1.0, upright={3: "┊"})
+        plot = Plot(points, shown, overlay=points[1:], target=1.0, verticals={3: "┊"})
         assert draw_plot(plot, width, height, glyphs, memory) == draw_plot(plot, width, height, glyphs, Memory())
 
 
@@ -166,7 +166,7 @@ def test_an_overlaid_run_differs_without_colour():
 
 
 def test_target_resume_and_cursor_are_drawn():
-    plot = Plot(points_of([0.0] * 20), Range(0.0, 10.0), target=10.0, upright={4: "┊"}, cursor=7)
+    plot = Plot(points_of([0.0] * 20), Range(0.0, 10.0), target=10.0, verticals={4: "┊"}, cursor=7)
     rows = draw_plot(plot, 10, 4, UNICODE, Memory())
     assert all(cell.character == "⠁" and cell.style.fore == "dim" for x, cell in enumerate(rows[0]) if x != 4)
     assert [row[4].character for row in rows[:3]] == ["┊"] * 3
@@ -451,7 +451,7 @@ def test_a_widget_repaints_only_what_changed_and_shows_what_it_should():
             # What is composed is what a fresh chart would be.
             fresh = text_of(draw_chart(chart.data, 44, 12, chart.palette, chart.memory))
             assert [line[:44] for line in capture.text_of(app).split("\n")[:12]] == [line.rstrip() for line in fresh]
-            assert chart.plot_columns == 2 * (44 - 2 - 6) and chart.column_at(7) == 0 and chart.column_at(6) is None and chart.column_at(43) is None
+            assert chart.plot_columns == 2 * (44 - 2 - 6)
             chart.show(chart.data._replace(chosen=True))
             await pilot.pause()
             assert capture.text_of(app).startswith("┏")

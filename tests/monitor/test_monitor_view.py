@@ -272,7 +272,7 @@ def test_hostile_text_reaches_no_terminal():
                 await pilot.pause()
                 shown = text_of(app)
                 assert all(c == "\n" or c.isprintable() for c in shown), repr(text)
-                assert isinstance(app.screen, Widget) and not app._exit
+                assert isinstance(app.screen, Widget) and app.is_running
 
     asyncio.run(whole())
 
