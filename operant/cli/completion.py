@@ -28,9 +28,10 @@ def runs(ctx: Any, incomplete: str) -> list[str]:
 
 def environments(incomplete: str) -> list[str]:
     """Environments that ship, and the user's own files."""
-    files = (Path(__file__).resolve().parents[1] / "envs").glob("[!_]*.py")
-    names = [path.stem for path in files if "\nENV = " in path.read_text(encoding="utf-8")]  # not all files of the package are games
-    return [*sorted(name for name in names if name.startswith(incomplete)), *python_files(incomplete)]
+    folder = Path(__file__).resolve().parents[1] / "envs"
+    files = [*folder.glob("[!_]*.py"), *folder.glob("[!_]*/__init__.py")]  # as `operant.envs.names`, which would import numba
+    found = (path.relative_to(folder).parts[0].removesuffix(".py") for path in files if "\nENV = " in path.read_text(encoding="utf-8"))
+    return [*sorted(name for name in found if name.startswith(incomplete)), *python_files(incomplete)]
 
 
 def configurations(incomplete: str) -> list[str]:

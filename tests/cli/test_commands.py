@@ -349,7 +349,7 @@ def test_tab_knows_runs_environments_and_configurations(fresh, tmp_path):
     assert complete(["stop"], "cart") == ["cartpole-ppo-4f2a"] and complete(["pause"], "4f") == ["4f2a"] and complete(["resume"], "nothing") == []
     assert complete(["monitor"], "pend") == ["pendulum-ppo-77b0"] and "--readonly" in complete(["monitor"], "--r")
     assert complete(["show", "--runs", "elsewhere"], "cart") == [], "a folder that is named is the only one asked"
-    assert complete(["train"], "pend") == ["pendulum"] and complete(["check"], "my") == ["my_env.py"]
+    assert complete(["train"], "pend") == ["pendulum"] and complete(["train"], "pac") == ["pacman"] and complete(["check"], "my") == ["my_env.py"]
     assert {"mine.toml", "folder/"} < set(complete(["train", "--config"])) and complete(["train", "--config"], "pe") == ["pendulum"]
     assert complete(["train", "--config"], "ppo/pe") == ["ppo/pendulum"]
 
