@@ -26,6 +26,7 @@ from operant import envs  # noqa: E402
 from operant.algos.ppo import manual_backward  # noqa: E402
 from operant.algos.ppo.algorithm import PPO, PPOConfig  # noqa: E402
 from operant.compute.runtime import set_threads  # noqa: E402
+from operant.compute.threads import ThreadPool  # noqa: E402
 from operant.nn import mlp  # noqa: E402
 from operant.tools import bench  # noqa: E402
 from operant.worlds.device_world import DeviceWorld  # noqa: E402
@@ -84,11 +85,11 @@ def chunks(repeats: int) -> None:
     algo.update()
     batch = next(algo._batches(algo.minibatches.order[0].long()))
     size = len(batch.returns)
-    pool = manual_backward.ThreadPool(torch.get_num_threads())
+    pool = ThreadPool(torch.get_num_threads())
     works: dict[str, Callable[[], object]] = {}
     for chunk in (256, 512, 1024, 2048, 4096):
-        manual_backward.CHUNK = chunk
-        works[f"chunks of {chunk:,}"] = functools.partial(manual_backward.Gradient(algo.policy, algo.config, size, pool), batch)
+        sizes = [chunk] * (size // chunk)
+        works[f"chunks of {chunk:,}"] = functools.partial(manual_backward.Gradient(algo.policy, algo.config, sizes, pool), batch)
     manual_times = in_turns(works, repeats, 10)
     print(f"\n| gradient of {size:,} samples | ms |\n|---|---|")
     for name, spent in manual_times.items():

@@ -25,6 +25,9 @@ BLOCK_LANES = 32
 MOST_SHARDS = 8
 """Shards of the lanes, at most, and so devices."""
 
+SHARD_SAMPLES = 512
+"""Samples of a shard in a minibatch, at least: smaller products cost a CPU a quarter of its speed, and several devices would not pay."""
+
 CPU_CHUNK = 1024
 """Samples of a chunk on a CPU, at most: with fewer, calls cost more than work; with more, activations leave the cache before the backward pass reads them."""
 
@@ -78,11 +81,11 @@ def block_lanes(lanes: int) -> int:
 
 def layout(steps: int, lanes: int, minibatches: int, chunks: int | None = None) -> Layout:
     """How a rollout is cut: as many shards up to 8, a power of two, as share lanes and each minibatch evenly; a CPU's number of chunks, where none is given."""
-    block = block_lanes(lanes)
+    block, samples = block_lanes(lanes), steps * lanes // minibatches
     groups, shards = lanes // block, MOST_SHARDS
-    while shards > 1 and (groups % shards or steps * groups // shards % minibatches):
+    while shards > 1 and (groups % shards or steps * groups // shards % minibatches or samples < shards * SHARD_SAMPLES):
         shards //= 2
-    return Layout(steps, lanes, minibatches, block, shards, chunks or cpu_chunks(steps * lanes // minibatches, shards))
+    return Layout(steps, lanes, minibatches, block, shards, chunks or cpu_chunks(samples, shards))
 
 
 def cpu_chunks(samples: int, shards: int) -> int:

@@ -15,8 +15,10 @@ from toys import GATE, PICK, PUSH, bytes_of, iterate, ppo_on
 
 from operant.algos.ppo import manual_backward
 from operant.algos.ppo.algorithm import Batch, ppo_loss
+from operant.compute.threads import ThreadPool
+from operant.data import minibatches
 from operant.envs import find
-from operant.nn import mlp
+from operant.nn import manual, mlp
 
 CARTPOLE = find("cartpole")
 HEADS = {"categorical": (CARTPOLE, False), "multi": (PICK, False), "gaussian": (PUSH, False), "squashed": (PUSH, True), "masked": (GATE, False)}
@@ -29,15 +31,17 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    """Chunks of 19 and 18 of 75 samples."""
-    monkeypatch.setattr(manual_backward, "CHUNK", 20)
+    """Chunks of up to 20 samples, and several threads for few samples."""
+    for module in (minibatches, manual_backward):
+        monkeypatch.setattr(module, "CPU_CHUNK", 20)
     monkeypatch.setattr(manual_backward, "FEWEST", 10)
 
 
 def trainer(head="categorical", *, normalize=False, **changes):
     """A trainer with perturbed parameters: at the start biases are zero and the head nearly so."""
     env, squash = HEADS[head]
-    net = mlp.Config(**{"hidden": (7, 5), "squash": squash, **{key: changes.pop(key) for key in ("hidden", "activation", "shared") if key in changes}})
+    given = {key: changes.pop(key) for key in ("hidden", "activation", "shared", "layer_norm") if key in changes}
+    net = mlp.Config(**{"hidden": (7, 5), "squash": squash, **given})
     algo = {"entropy_coefficient": 0.03, "clip": 0.15, "normalize_observations": normalize, **changes}
     ppo = ppo_on(env, 8, net, horizon=8, start=False, **algo)
     flat = ppo.policy.flat
@@ -100,11 +104,17 @@ def gradients_of(flat):
 
 def pool():
     """As many threads as torch has."""
-    return manual_backward.ThreadPool(torch.get_num_threads())
+    return ThreadPool(torch.get_num_threads())
+
+
+def chunk_sizes(samples):
+    """As many chunks as a CPU takes, of about equal sizes; some are empty where there are fewer samples."""
+    chunks = minibatches.cpu_chunks(samples, 2)
+    return [(k + 1) * samples // chunks - k * samples // chunks for k in range(chunks)]
 
 
 def gradient_of(ppo, samples=B):
-    return manual_backward.Gradient(ppo.policy, ppo.config, samples, pool())
+    return manual_backward.Gradient(ppo.policy, ppo.config, chunk_sizes(samples), pool())
 
 
 def by_hand(ppo, batch):
@@ -155,6 +165,28 @@ def test_chunks_and_threads_change_the_rounding_alone(samples, threads, small_ch
     ppo = trainer("multi")
     batch = batch_for(ppo, samples)
     assert_equal(by_hand(ppo, batch), by_autograd_in_double(ppo, batch))
+
+
+@pytest.mark.parametrize("head", ["multi", "squashed"])
+def test_the_number_of_threads_changes_no_bit(head, small_chunks):
+    """A row is a chunk's, and rows are added in one tree, so the sum does not depend on who computed which row."""
+    ppo = trainer(head, layer_norm=True)
+    batches, found = {samples: batch_for(ppo, samples) for samples in (B, 317)}, []
+    for threads, (samples, batch) in itertools.product((1, 2, 3, 4, 5), batches.items()):
+        torch.set_num_threads(threads)
+        numbers = gradient_of(ppo, samples)(batch)
+        found.append((samples, ppo.policy.flat.gradient.numpy().tobytes(), numbers.numpy().tobytes()))
+    assert len(set(found)) == 2
+
+
+@pytest.mark.parametrize("head", ["masked", "gaussian"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "gelu", "silu"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_layer_normalization_is_autograds(head, activation, shared, small_chunks):
+    for hidden in ((6,), (7, 5), (6, 6, 6)):
+        ppo = trainer(head, activation=activation, hidden=hidden, shared=shared, layer_norm=True)
+        batch = batch_for(ppo)
+        assert_equal(by_hand(ppo, batch), by_autograd_in_double(ppo, batch), tolerance=3e-5)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -224,7 +256,7 @@ def test_what_fails_in_a_thread_is_raised(small_chunks):
 
 def test_threads_compute_alone_and_leave_torchs_number_as_it_was():
     torch.set_num_threads(2)
-    pool, seen, met = manual_backward.ThreadPool(3), [], threading.Barrier(3)
+    pool, seen, met = ThreadPool(3), [], threading.Barrier(3)
     assert torch.get_num_threads() == 2
     torch.set_num_threads(4)
 
@@ -253,13 +285,8 @@ def test_a_thread_pool_waits_for_all_before_it_raises():
     torch.set_num_threads(2)
     for work in ([broken, slow], [slow, broken]):
         with pytest.raises(ZeroDivisionError):
-            manual_backward.ThreadPool(2).run(work)
+            ThreadPool(2).run(work)
     assert len(done) == 2 and torch.get_num_threads() == 2
-
-
-@pytest.mark.parametrize(("threads", "samples", "sizes"), [(1, 999, [999]), (2, 511, [511]), (2, 513, [256, 257]), (3, 5000, [1666, 1667, 1667])])
-def test_a_thread_pool_is_cut_where_a_thread_is_worth_waking(threads, samples, sizes):
-    assert manual_backward.FEWEST == 256 and manual_backward.ThreadPool(threads).cut(samples) == sizes
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -268,7 +295,7 @@ def test_a_thread_pool_is_cut_where_a_thread_is_worth_waking(threads, samples, s
 def test_forward_is_the_policys(head, activation, threads, small_chunks):
     torch.set_num_threads(threads)
     ppo = trainer(head, activation=activation, normalize=True)
-    batch, forward = batch_for(ppo), manual_backward.Forward(ppo.policy, B, pool())
+    batch, forward = batch_for(ppo), manual_backward.Forward(ppo.policy, B, 3, pool())
     for _ in range(2):
         forward.refresh()
         found, expected = forward(batch.observation), ppo.policy.forward(batch.observation)
@@ -291,8 +318,8 @@ class Net(torch.nn.Module):
 def test_what_it_cannot_compute_it_says(tmp_path):
     (tmp_path / "net.py").write_text(USER)
     own = ppo_on(CARTPOLE, 8, mlp.Config(kind=f"{tmp_path / 'net.py'}:Net"), horizon=8, start=False)
-    assert manual_backward.unsupported_reason(own.policy) == "its network is no built-in MLP"
-    assert manual_backward.unsupported_reason(trainer().policy) is None
+    assert manual.unsupported_reason(own.policy) == "its network is no built-in MLP"
+    assert manual.unsupported_reason(trainer().policy) is None
 
 
 # IN PPO
@@ -322,9 +349,9 @@ def test_the_same_bits_on_several_threads_whatever_their_pace(threads, small_chu
     turns = itertools.count()
 
     def unevenly(compute):
-        def computed(share, stretch):
+        def computed(*arguments):
             time.sleep((0.0, 0.002, 0.001)[next(turns) % 3])
-            compute(share, stretch)
+            compute(*arguments)
 
         return computed
 

@@ -417,10 +417,10 @@ def test_clip_adam_and_annealing_by_hand(max_norm):
 
 
 def test_the_learning_rate_without_annealing_and_with_steps_of_its_own():
-    still = iterate(ppo_on(COUNT, 4, horizon=2, steps=16, anneal=False, learning_rate=0.01), 4)
+    still = iterate(ppo_on(COUNT, 4, horizon=2, minibatches=1, steps=16, anneal=False, learning_rate=0.01), 4)
     assert stats_of(still)["learning_rate"] == pytest.approx(0.01)
     # 17 steps are three iterations of 8: the rates are 1, 2/3 and 1/3 of the first.
-    own = ppo_on(COUNT, 4, horizon=2, steps=1_000_000, anneal_steps=17, learning_rate=0.01)
+    own = ppo_on(COUNT, 4, horizon=2, minibatches=1, steps=1_000_000, anneal_steps=17, learning_rate=0.01)
     rates = []
     for _ in range(4):
         iterate(own, 1)

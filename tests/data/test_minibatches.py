@@ -23,21 +23,20 @@ def test_blocks_of_lanes(lanes, block):
     ("steps", "lanes", "parts", "shards"),
     [
         (16, 1024, 4, 8),
-        (16, 256, 4, 8),
-        (16, 64, 4, 2),  # two blocks of 32
+        (16, 256, 4, 2),  # minibatches of 1,024 samples
         (16, 32, 4, 1),
-        (1, 1024, 4, 8),
-        (1, 1024, 8, 4),  # a shard of an eighth would have 4 blocks for 8 minibatches
-        (3, 96, 3, 1),  # three blocks a step
-        (3, 1000, 5, 1),  # 125 blocks of 8
-        (5, 384, 3, 4),  # 12 blocks a step: three for each of four shards
+        (128, 64, 1, 2),  # two blocks a step
+        (128, 96, 3, 1),  # three blocks a step
+        (128, 384, 3, 4),  # 12 blocks a step: three for each of four shards
+        (30, 1000, 5, 1),  # 125 blocks of 8
+        (33, 256, 2, 4),  # a shard of an eighth would have 33 blocks for two minibatches
     ],
 )
 def test_shards_share_lanes_and_minibatches_evenly(steps, lanes, parts, shards):
     assert minibatches.layout(steps, lanes, parts).shards == shards
 
 
-@pytest.mark.parametrize(("steps", "lanes", "parts"), [(16, 256, 4), (4, 64, 2), (3, 96, 3), (5, 384, 3), (1, 8, 1)])
+@pytest.mark.parametrize(("steps", "lanes", "parts"), [(16, 256, 4), (16, 1024, 4), (4, 64, 2), (3, 96, 3), (128, 384, 3), (1, 8, 1)])
 def test_every_minibatch_has_as_many_blocks_of_each_shard(steps, lanes, parts):
     found = made(steps, lanes, parts)
     cut, order = found.layout, found.order
@@ -51,14 +50,14 @@ def test_every_minibatch_has_as_many_blocks_of_each_shard(steps, lanes, parts):
 
 
 def test_shards_have_permutations_of_their_own():
-    found = made(16, 256, 4)
+    found = made(16, 1024, 4)
     cut = found.layout
     parts = found.order.view(2, 4, cut.shards, cut.shard_blocks)
     local = parts % (cut.groups // cut.shards) + parts // cut.groups * (cut.groups // cut.shards)
     permutations = {tuple(local[epoch, :, shard].flatten().tolist()) for epoch in range(2) for shard in range(cut.shards)}
     assert len(permutations) == 2 * cut.shards
-    assert not torch.equal(found.order, made(16, 256, 4, iteration=1).order)
-    assert not torch.equal(found.order, made(16, 256, 4, seed=2).order)
+    assert not torch.equal(found.order, made(16, 1024, 4, iteration=1).order)
+    assert not torch.equal(found.order, made(16, 1024, 4, seed=2).order)
 
 
 def test_samples_come_in_the_order_of_their_blocks():
@@ -88,8 +87,8 @@ def test_chunks_of_a_cpu_have_up_to_1024_samples(samples, shards, chunks):
     [
         (16, 256, 4, 8, [128] * 8),
         (16, 256, 4, 32, [32] * 32),
-        (10, 256, 2, 16, [96, 64] * 8),  # five blocks of a shard in two chunks
-        (10, 64, 1, 8, [96, 96, 96, 32] * 2),  # ten blocks in four
+        (10, 256, 2, 16, [96, 96, 96, 96, 96, 96, 64, 0] * 2),  # twenty blocks of a shard in eight chunks
+        (20, 256, 1, 16, [320, 320] * 8),
         (6, 32, 1, 4, [64, 64, 64, 0]),
     ],
 )
@@ -98,11 +97,11 @@ def test_a_chunk_lies_inside_one_shard(steps, lanes, parts, chunks, sizes):
     assert cut.chunk_sizes() == sizes and sum(sizes) == cut.samples
 
 
-@pytest.mark.parametrize("chunks", [1, 4, 12, 3, 64])
+@pytest.mark.parametrize("chunks", [1, 12, 3, 64])
 def test_numbers_of_chunks_that_cannot_be(chunks):
     ((key, sentence),) = minibatches.problems(16, 256, 4, chunks)
-    assert key == "chunks" and f"{chunks} chunks" in sentence and "a power of two from 8 (the shards of the lanes) to 32 (the blocks" in sentence
-    assert all(minibatches.problems(16, 256, 4, allowed) == [] for allowed in (None, 8, 16, 32))
+    assert key == "chunks" and f"{chunks} chunks" in sentence and "a power of two from 2 (the shards of the lanes) to 32 (the blocks" in sentence
+    assert all(minibatches.problems(16, 256, 4, allowed) == [] for allowed in (None, 2, 8, 16, 32))
 
 
 def test_a_tree_of_sums_is_the_same_over_shards():

@@ -10,13 +10,12 @@ from pydantic import ValidationError
 from torch.nn.functional import conv2d, layer_norm, linear, max_pool2d, one_hot
 from toys import PICK, bytes_of, iterate, ppo_on
 
-from operant.algos.ppo import manual_backward
 from operant.config import load as config
 from operant.envs import Box, device, find, with_pixels
 from operant.errors import ConfigError
 from operant.kernels.spec import unsupported_reason
 from operant.nn import cnn as convolution
-from operant.nn import mlp
+from operant.nn import manual, mlp
 from operant.nn.policy import Policy
 
 CPU = torch.device("cpu")
@@ -235,7 +234,7 @@ def test_a_configuration_of_a_cnn_survives_its_own_file(tmp_path):
 
 def test_neither_fused_kernels_nor_the_manual_backward_pass_take_it():
     built = policy(find("snake"), "board", channels=(4,), hidden=(8,))
-    assert unsupported_reason(built, 100) is not None and manual_backward.unsupported_reason(built) is not None
+    assert unsupported_reason(built, 100) is not None and manual.unsupported_reason(built) is not None
 
 
 # PPO

@@ -16,6 +16,7 @@ from toys import PICK, bytes_of, clones, iterate, ppo_on
 
 from operant.algos.ppo import manual_backward
 from operant.algos.ppo.algorithm import ppo_loss
+from operant.compute.threads import ThreadPool
 from operant.envs import Box, device, find
 from operant.nn import inputs, mlp, normalization
 from operant.nn.normalization import RunningNormalizer
@@ -236,7 +237,7 @@ def test_manual_backward_of_categories_against_autograd_once():
     ppo._advantages()
     batch = ppo._gathered(ppo.minibatches.order[0].long())
     batch.observation[1, 3] = 200  # names no kind
-    numbers = manual_backward.Gradient(ppo.policy, ppo.config, 128, manual_backward.ThreadPool(1))(batch)
+    numbers = manual_backward.Gradient(ppo.policy, ppo.config, [128], ThreadPool(1))(batch)
     found = ppo.policy.flat.gradient.clone()
     loss, expected = ppo_loss(ppo.policy, batch, ppo.config)
     ppo.policy.flat.backward(loss)

@@ -21,11 +21,12 @@ from torch import Tensor
 from operant.algos.base import Estimate, Phase, Tier, policy_state
 from operant.algos.ppo import fused, manual_backward, metrics
 from operant.algos.ppo.stats import Stats
+from operant.compute import threads
 from operant.compute.graphs import Graphed
 from operant.compute.kernel import bind, kernel
 from operant.data import minibatches, returns
 from operant.envs import Env
-from operant.nn import mlp, work
+from operant.nn import manual, mlp, work
 from operant.nn.distributions import masked
 from operant.nn.normalization import RunningNormalizer
 from operant.nn.optimizer import Adam
@@ -213,7 +214,7 @@ class PPO:
         self.manual_backward, self._outputs = self._manual_backward()
         collect, update = self._collect, self._update
         if self.manual_backward is not None:
-            collect, update = manual_backward.alone()(collect), manual_backward.alone()(update)
+            collect, update = threads.alone()(collect), threads.alone()(update)
         self.collect, self.update = Graphed(collect, device, eager=eager), Graphed(update, device, eager=eager)
         self.phases, self.actor = (Phase("collect", self.collect), Phase("update", self.update)), self.policy
 
@@ -256,14 +257,14 @@ class PPO:
         """The manual backward pass of a minibatch and forward pass of all lanes, where "auto" finds a CPU; none where autograd, or another, does the work."""
         if self.config.kernels != "auto" or self.fused is not None or self.device.type != "cpu":
             return None, None
-        unsupported_reason = manual_backward.unsupported_reason(self.policy)
+        unsupported_reason = manual.unsupported_reason(self.policy)
         if unsupported_reason is not None:
             log.info("kernels: torch's and autograd, not the manual backward pass: %s", unsupported_reason)
             return None, None
-        pool = manual_backward.ThreadPool(torch.get_num_threads())
+        cut, pool = self.minibatches.layout, threads.ThreadPool(torch.get_num_threads())
         log.info("kernels: torch's, and a manual backward pass, on %d thread%s", pool.threads, "" if pool.threads == 1 else "s")
-        gradient = manual_backward.Gradient(self.policy, self.config, self.steps_per_iteration // self.config.minibatches, pool)
-        return gradient, manual_backward.Forward(self.policy, self.world.count, pool)
+        gradient = manual_backward.Gradient(self.policy, self.config, cut.chunk_sizes(), pool)
+        return gradient, manual_backward.Forward(self.policy, cut.lanes, cut.shards, pool)
 
     # COLLECT
 
