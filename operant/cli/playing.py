@@ -1,4 +1,4 @@
-"""Commands that show games: `render` films a trained policy, `play` lets a person play. Knows nothing of how a picture is drawn or a key is read."""
+"""Commands that show episodes: `render` films a trained policy, `play` lets a person play. Knows nothing of how pictures are drawn or keys are read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from operant.text import safe
 if TYPE_CHECKING:
     from operant.play.film import Length, Pace
     from operant.play.load_policy import Loaded
-    from operant.play.stage import Performer, Show
+    from operant.play.stage import Player, Stage
     from operant.play.view import Playable
     from operant.runs import Reach
 
@@ -124,13 +124,13 @@ def render(
     reach = folders.reach(runs)
     loaded = consented(trust, lambda trusted: load_policy.load(what, reach, which=checkpoint, device=device, report=say, trusted=trusted))
     seed = loaded.config.run.seed if seed is None else seed
-    show, performer = stage(loaded, lanes=lanes, seed=seed, greedy=not sampled)
-    pace = films.pace(show.step_s, fps, every)
+    stage, player = staged(loaded, lanes=lanes, seed=seed, greedy=not sampled)
+    pace = films.pace(stage.step_s, fps, every)
     length = _length(films, pace, seconds, steps, episodes)
     with _ended_by_signals() as check, films.replacing(path) as part, _progress(length, check) as report:
         film = films.open_film(part, form, fps=pace.fps, frames=frames)
         try:
-            shot = films.shoot(show, performer.step, film, side=side, every=pace.every, length=length, hold=round(_HOLD_S * pace.fps), report=report)
+            shot = films.shoot(stage, player.step, film, side=side, every=pace.every, length=length, hold=round(_HOLD_S * pace.fps), report=report)
             written = film.finish()
             check()
         finally:
@@ -167,7 +167,7 @@ def play(
     screen.require("operant play")
     config = _configured(environment, param or ())
     from operant.play.keys import Buttons
-    from operant.play.stage import Show
+    from operant.play.stage import Stage
 
     env = config.environment
     buttons = Buttons(env)
@@ -176,19 +176,19 @@ def play(
     if not waits and not buttons.keys:
         raise UsageError(f"{safe(env.name)} has more actions than keys: without --clock it is played in turns; or give it --keys")
     with _preparing(env.name):
-        show = Show(env, config.params, seed=secrets.randbelow(1 << 31) if seed is None else seed)
-    game = games.Game(show, buttons, turns=waits, rate=games.rate_of(show.step_s) if fps is None else fps, title=env.name)
-    _on_screen(game, show, largest=size)
+        stage = Stage(env, config.params, seed=secrets.randbelow(1 << 31) if seed is None else seed)
+    game = games.Game(stage, buttons, turns=waits, rate=games.rate_of(stage.step_s) if fps is None else fps, title=env.name)
+    _on_screen(game, stage, largest=size)
     out(f"{safe(env.name)}  {_games(game.score.returns)}  {game.score.steps:,} steps")
 
 
-def _on_screen(game: Playable, show: Show, *, largest: int | None = None) -> None:
+def _on_screen(game: Playable, stage: Stage, *, largest: int | None = None) -> None:
     """Show a game until it is done. Raises typer.Exit where a signal or an error ended it."""
     from monitor.screen.terminal import tied_to_terminal
     from operant.play.screen import GameScreen
     from operant.play.view import View
 
-    app = GameScreen(game, View(show, largest=largest))
+    app = GameScreen(game, View(stage, largest=largest))
     with tied_to_terminal(app):
         app.run(mouse=False)
     if app.return_code:
@@ -239,11 +239,11 @@ def spectate(
     loaded = consented(trust, lambda trusted: load_policy.load(what, reach, which=which, device=device, report=say, trusted=trusted))
     seed = loaded.config.run.seed if seed is None else seed
     with _preparing(loaded.config.environment.name):
-        show, performer = stage(loaded, lanes=1, seed=seed, greedy=greedy)
+        stage, player = staged(loaded, lanes=1, seed=seed, greedy=greedy)
     title = f"{loaded.id}  {loaded.config.environment.name}  checkpoint {loaded.step:,}  {'greedy' if greedy else 'sampled'}"
-    pace = film.pace(show.step_s, fps, 1 if fps is not None else None, usual_fps=viewer.USUAL_FPS)
-    game = viewer.Viewer(show, performer, title=title, episodes=episodes, pace=pace)
-    _on_screen(game, show)
+    pace = film.pace(stage.step_s, fps, 1 if fps is not None else None, usual_fps=viewer.USUAL_FPS)
+    game = viewer.Viewer(stage, player, title=title, episodes=episodes, pace=pace)
+    _on_screen(game, stage)
     out(f"{safe(title, 400)}  {_games(game.seen.returns)}  {game.seen.steps:,} steps")
 
 
@@ -255,16 +255,16 @@ def _games(returns: Sequence[float]) -> str:
     return f"{len(returns)} episode{'s' * (len(returns) > 1)}  return {', '.join(f'{value:.6g}' for value in returns[-5:])}{mean}"
 
 
-def stage(loaded: Loaded, *, lanes: int, seed: int, greedy: bool) -> tuple[Show, Performer]:
+def staged(loaded: Loaded, *, lanes: int, seed: int, greedy: bool) -> tuple[Stage, Player]:
     """A checkpoint's lanes, as an evaluation begins them, and its policy to play them. Raises UsageError for an environment that draws no picture."""
     from operant.play import load_policy
-    from operant.play.stage import Performer, Show
+    from operant.play.stage import Player, Stage
 
     environment = loaded.config.environment
     if environment.pixel_shader is None:
         raise UsageError(f"{safe(environment.name)} draws no picture: its file has no `pixel_shader` (see the docstring of operant/envs/base.py)")
-    show = Show(environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=load_policy.NUMBER)
-    return show, Performer(show, loaded.policy, greedy=greedy)
+    stage = Stage(environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=load_policy.NUMBER)
+    return stage, Player(stage, loaded.policy, greedy=greedy)
 
 
 def _length(films: Any, pace: Pace, seconds: float | None, steps: int | None, episodes: int) -> Length:

@@ -40,14 +40,14 @@ _FFMPEG_FAILED = "ffmpeg could not write the MP4: see its own message above"
 
 
 class Pace(NamedTuple):
-    """How a film follows what it shows."""
+    """The speed of a film."""
 
-    fps: float  # frames a second
+    fps: float  # frames per second
     every: int  # steps from one frame to the next
 
 
 def pace(step_s: float | None, fps: float | None, every: int | None, usual_fps: float = 15.0, most_fps: float = 30.0) -> Pace:
-    """A film's pace: what is asked for, else that of the world it shows, whose step is `step_s` long (None: not known), with no more than `most_fps`."""
+    """A film's pace: as asked for, else real time for steps of `step_s` seconds (None: not known), with at most `most_fps`."""
     if every is None:
         every = max(1, math.ceil(1.0 / (step_s * most_fps) - 1e-6)) if step_s is not None else 1
     if fps is None:
@@ -56,9 +56,9 @@ def pace(step_s: float | None, fps: float | None, every: int | None, usual_fps: 
 
 
 def check(out: Path, *, force: bool) -> str:
-    """The format that a film's name asks for, once it is clear that it can be made: nothing has been computed yet.
+    """The format of a film, by its name, checked before anything is computed.
 
-    Raises UsageError for another ending and for a file that is there already, NotFoundError for a folder that is not, MachineError where something is missing.
+    Raises UsageError for another ending and for a file that exists, NotFoundError for a folder that does not, MachineError where a library is missing.
     """
     ending = out.suffix.lower()
     if ending not in FORMATS:
@@ -234,7 +234,7 @@ def open_film(path: Path, form: str, *, fps: float, frames: int) -> Film:
 
 
 class Shot(NamedTuple):
-    """What was filmed."""
+    """What a film shows."""
 
     steps: int  # of each lane
     episodes: list[dict[str, Any]]  # that ended: lane, return, length
@@ -242,25 +242,25 @@ class Shot(NamedTuple):
 
 
 class Length(NamedTuple):
-    """When a film ends: with whatever comes first."""
+    """When a film ends: at the first of these."""
 
     frames: int
     steps: int  # of each lane
     episodes: int  # of the first lane; 0: as many as there is time for
 
 
-def shoot(show: Any, step: Callable[[], None], film: Film, *, side: int, every: int, length: Length, hold: int, report: Callable[[int], None]) -> Shot:
+def shoot(stage: Any, step: Callable[[], None], film: Film, *, side: int, every: int, length: Length, hold: int, report: Callable[[int], None]) -> Shot:
     """Film a show that `step` moves on: a picture every `every` steps, each lane `side` pixels wide.
 
     How a lone lane's episode ends is always seen, and stays for `hold` frames more. `report` is told of each frame.
     """
-    canvas, across = show.canvas(side), math.ceil(math.sqrt(show.lanes))
+    canvas, across = stage.canvas(side), math.ceil(math.sqrt(stage.lanes))
     ended: list[dict[str, Any]] = []
     count = steps = ends = 0
 
     def add() -> None:
         nonlocal count
-        film.add(tiled(show.picture(canvas), across, GAP, _BETWEEN))
+        film.add(tiled(stage.picture(canvas), across, GAP, _BETWEEN))
         count += 1
         report(count)
 
@@ -268,10 +268,10 @@ def shoot(show: Any, step: Callable[[], None], film: Film, *, side: int, every: 
     while count < length.frames and steps < length.steps and not (length.episodes and ends >= length.episodes):
         step()
         steps += 1
-        lanes = np.flatnonzero(show.ended)
-        ended += [{"lane": int(k), "return": float(show.returns[k]), "length": int(show.ages[k])} for k in lanes]
-        ends += bool(show.ended[0])
-        over = show.lanes == 1 and bool(show.ended[0])
+        lanes = np.flatnonzero(stage.ended)
+        ended += [{"lane": int(k), "return": float(stage.returns[k]), "length": int(stage.ages[k])} for k in lanes]
+        ends += bool(stage.ended[0])
+        over = stage.lanes == 1 and bool(stage.ended[0])
         if over or steps % every == 0 or ends == length.episodes > 0:
             for _ in range(min(1 + hold * over, length.frames - count)):
                 add()

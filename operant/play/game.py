@@ -13,7 +13,7 @@ import torch
 from operant import text
 from operant.envs import Box, Discrete, Env
 from operant.play.keys import Action, Board, Buttons, Held, Key
-from operant.play.stage import Show
+from operant.play.stage import Stage
 from operant.play.view import Shown
 
 USUAL_RATE = 6.0
@@ -44,7 +44,7 @@ def rate_of(step_s: float | None) -> float:
 class Game:
     """One person at one lane."""
 
-    def __init__(self, stage: Show, buttons: Buttons, *, turns: bool, rate: float, title: str) -> None:
+    def __init__(self, stage: Stage, buttons: Buttons, *, turns: bool, rate: float, title: str) -> None:
         self._stage, self._buttons, self._turns, self._rate, self._title = stage, buttons, turns, rate, title
         self._held = Held(buttons, first_s=max(0.25, _SMALLEST_HOLD_STEPS / rate), again_s=max(0.12, _SMALLEST_HOLD_STEPS / rate))
         self._board = Board.of(stage.env)

@@ -1,4 +1,4 @@
-"""Plays a checkpoint of a run, greedily and by its own distribution: what `operant eval` does. Knows run folders, checkpoints and policies; prints nothing.
+"""Loads the policy of a checkpoint, and evaluates it, greedy and sampled: what `operant eval` does. Prints nothing.
 
 A folder's own config.toml and its own copies of the user's files are used, so that an environment edited since then changes nothing. Code in a folder that is
 not known to be this user's is run only where `trusted` says so (see operant/config/trust.py).
@@ -16,12 +16,12 @@ from operant.errors import BadFileError, ConfigError, NotFoundError, UsageError
 from operant.text import safe
 
 NUMBER = 1 << 30
-"""The number of this evaluation in its random stream: far from those of training, so that a checkpoint chosen for luck there is not lucky here again."""
+"""The number of this evaluation in its random stream: far from those of training, so that a checkpoint that was chosen for lucky episodes there meets others here."""
 _MOST_EPISODES = 1 << 24
 
 
 class Played(NamedTuple):
-    """What was played, and how it went. `greedy` and `sampled` are `evaluate.Evaluation`s, or None where not asked for."""
+    """The result of an evaluation. `greedy` and `sampled` are `evaluate.Evaluation`s, or None where not asked for."""
 
     id: str
     checkpoint: Path

@@ -1,7 +1,7 @@
-"""A few lanes that are played a step at a time, by a policy or by a person, with their pictures on the host: what films and the terminal show.
+"""A few lanes that a policy or a person plays one step at a time, with pictures: for films, the viewer and games. Knows nothing of films, terminals or runs.
 
-A lane that has ended keeps its last state until the next step, so that it can be seen how it ended, and then begins its next episode with the very numbers
-that a `World`'s own reset would have drawn: the episodes are those of `evaluate`. Knows nothing of films, terminals or runs.
+A lane that has ended keeps its last state until the next step, so that the end can be seen. Its next episode begins with exactly the random numbers that a
+world's own reset would have drawn: the episodes are those of `evaluate`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TICKS = 1 << 32  # of an evaluation: its number N begins at tick N * 2^32
 
 @functools.cache
 def _without_reset(env: Env) -> Env:
-    """The same rules, where an episode's end leaves the state as it is. Kept, so that it compiles once in a process."""
+    """The same rules, where an episode's end leaves the state as it is. Cached, so that it compiles once per process."""
 
     @device
     def nothing(s: Any, p: Any, key: Any) -> None:
@@ -40,11 +40,11 @@ def _without_reset(env: Env) -> Env:
     return replace(env, reset=nothing if env.int_state is None and env.workspace == 0 else nothing_with_ints)
 
 
-class Show:
+class Stage:
     """`lanes` lanes of an environment, at the beginning of their first episodes: those of evaluation `number`, under the same seed.
 
-    After `step`, `reward`, `ended` and `terminated` say what came of it, each (N); `returns` and `ages` are those of the episodes under way, those of the
-    ended ones included until the next step.
+    After `step`, `reward`, `ended` and `terminated` hold its outcome, each (N); `returns` and `ages` are those of the current episodes, and of ended ones until
+    the next step.
     """
 
     def __init__(self, env: Env, params: Any, *, seed: int, lanes: int = 1, device: torch.device | None = None, number: int = 0) -> None:
@@ -75,22 +75,22 @@ class Show:
 
     @property
     def observation(self) -> torch.Tensor:
-        """What is seen now, (O, N); of an ended lane, its last state."""
+        """The current observation, (O, N); of an ended lane, its last."""
         return self._slot.observation
 
     @property
     def legal(self) -> torch.Tensor | None:
-        """Which actions may be taken now, (H, N) of 0 and 1; None where the environment judges none."""
+        """The mask of legal actions, (H, N) of 0 and 1; None where the environment has none."""
         return self._slot.legal
 
     @property
     def action(self) -> NDArray[Any]:
-        """What was taken last, (A, N)."""
+        """The last action, (A, N)."""
         return self._slot.action.cpu().numpy()
 
     @property
     def tallies(self) -> dict[str, float]:
-        """What the environment counts in the first lane's episode, that which has just ended included until the next step."""
+        """The tallies of the first lane's episode, and of an ended one until the next step."""
         lanes = self._world.lanes
         kept = lanes.finished[:, 0] if self.ended[0] and lanes.finished is not None else lanes.running[1:, 0]
         return dict(zip(self.env.tally, kept.tolist(), strict=True))
@@ -131,7 +131,7 @@ class Show:
         return torch.zeros(self.lanes, side, side, 3, dtype=torch.uint8, device=self.device)
 
     def _begin(self, which: NDArray[np.bool_]) -> None:
-        """Begin lanes anew with the numbers of the last tick, as a world does at an episode's end."""
+        """Reset lanes with the random numbers of the last tick, as a world does at an episode's end."""
         old, new = self._world.lanes, self._resets.lanes
         new.state.copy_(old.state)
         if new.int_state is not None:
@@ -150,16 +150,16 @@ class Show:
         self.returns[which], self.ages[which], self.ended[which], self.terminated[which] = 0.0, 0, False, False
 
 
-class Performer:
-    """A policy that plays a show, greedily or by its own distribution, with the random numbers that an evaluation would draw."""
+class Player:
+    """An actor that plays a stage, greedily or sampled, with the random numbers that an evaluation would draw."""
 
-    def __init__(self, show: Show, actor: Actor, *, greedy: bool) -> None:
-        self._show, self._greedy = show, greedy
-        self._rollout = show.rollout(actor)
+    def __init__(self, stage: Stage, actor: Actor, *, greedy: bool) -> None:
+        self._stage, self._greedy = stage, greedy
+        self._rollout = stage.rollout(actor)
 
     def step(self) -> None:
         """One step of every lane."""
-        self._show.renew()
+        self._stage.renew()
         if not self._greedy:
             self._rollout.draw()
-        self._show.step(self._rollout.choose(greedy=self._greedy))
+        self._stage.step(self._rollout.choose(greedy=self._greedy))

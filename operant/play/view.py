@@ -15,7 +15,7 @@ import torch
 from operant.play.halfblocks import Cell, Rows, Style, cells_of
 
 if TYPE_CHECKING:
-    from operant.play.stage import Show
+    from operant.play.stage import Stage
 
 _MOST_SIDE = 240  # pixels: no more is worth sending
 _BLANK: Cell = (" ", None, None)
@@ -58,7 +58,7 @@ class Playable(Protocol):
 class View:
     """Draws a stage's first lane. `largest` bounds the picture's side, in pixels."""
 
-    def __init__(self, stage: Show, *, largest: int | None = None) -> None:
+    def __init__(self, stage: Stage, *, largest: int | None = None) -> None:
         self._stage, self._largest = stage, largest or _MOST_SIDE
         self._canvas: torch.Tensor | None = None  # (N, side, side, 3) bytes
 

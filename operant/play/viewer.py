@@ -10,7 +10,7 @@ from typing import NamedTuple
 from operant import text
 from operant.play.film import Pace
 from operant.play.keys import Buttons
-from operant.play.stage import Performer, Show
+from operant.play.stage import Player, Stage
 from operant.play.view import Shown
 
 USUAL_FPS = 12.0
@@ -28,8 +28,8 @@ class Watched(NamedTuple):
 class Viewer:
     """Plays `episodes` episodes, or until q or esc. Space pauses."""
 
-    def __init__(self, stage: Show, performer: Performer, *, title: str, episodes: int, pace: Pace) -> None:
-        self._stage, self._performer, self._title, self._episodes, self._pace = stage, performer, title, episodes, pace
+    def __init__(self, stage: Stage, player: Player, *, title: str, episodes: int, pace: Pace) -> None:
+        self._stage, self._player, self._title, self._episodes, self._pace = stage, player, title, episodes, pace
         self._buttons = Buttons(stage.env)
         self._returns: list[float] = []
         self._steps = 0
@@ -64,7 +64,7 @@ class Viewer:
             return
         stage = self._stage
         for _ in range(self._pace.every):
-            self._performer.step()
+            self._player.step()
             self._steps += 1
             self._action = self._buttons.named(tuple(stage.action[:, 0].tolist()))
             if stage.ended[0]:

@@ -28,7 +28,7 @@ from operant.nn import mlp
 from operant.nn.policy import Policy
 from operant.play import film as render
 from operant.play.film import Gif, Length, Mp4, Sheet, pace, shoot, tiled
-from operant.play.stage import Performer, Show
+from operant.play.stage import Player, Stage
 from operant.training.evaluate import Evaluator
 
 Image = pytest.importorskip("PIL.Image")
@@ -326,8 +326,8 @@ class Kept(list):
     ],
 )
 def test_a_film_has_the_frames_that_were_asked_for(ends, every, length, hold, wanted, steps, cut):
-    show, film, told = Counting(*ends), Kept(), []
-    shot = shoot(show, show.step, film, side=1, every=every, length=length, hold=hold, report=told.append)
+    stage, film, told = Counting(*ends), Kept(), []
+    shot = shoot(stage, stage.step, film, side=1, every=every, length=length, hold=hold, report=told.append)
     assert (film, shot.steps, shot.cut) == (wanted, steps, cut)
     assert told == list(range(1, len(wanted) + 1))
     seen = [(k, step) for step in range(1, steps + 1) for k, end in enumerate(ends) if step % end == 0]
@@ -339,12 +339,12 @@ def test_a_film_has_the_frames_that_were_asked_for(ends, every, length, hold, wa
 
 def first_episodes(env, policy, *, greedy, lanes=4, seed=3, number=7):
     """Return and length of each lane's first episode, as a show plays it."""
-    show = Show(env, env.Params(), seed=seed, lanes=lanes, number=number)
-    performer, found = Performer(show, policy, greedy=greedy), {}
+    stage = Stage(env, env.Params(), seed=seed, lanes=lanes, number=number)
+    player, found = Player(stage, policy, greedy=greedy), {}
     while len(found) < lanes:
-        performer.step()
-        for k in np.flatnonzero(show.ended):
-            found.setdefault(int(k), (float(show.returns[k]), int(show.ages[k])))
+        player.step()
+        for k in np.flatnonzero(stage.ended):
+            found.setdefault(int(k), (float(stage.returns[k]), int(stage.ages[k])))
     return np.array([found[k] for k in range(lanes)])
 
 
@@ -363,39 +363,39 @@ def test_later_episodes_are_those_of_a_world_that_resets_by_itself():
     from operant.worlds.device_world import DeviceWorld
 
     env = find("cartpole")
-    show = Show(env, env.Params(), seed=5, lanes=3)
+    stage = Stage(env, env.Params(), seed=5, lanes=3)
     world = DeviceWorld(env, 3, seed=5, stream=evaluate.STREAM)
     slot = world.slot()
     bound = world.bind(slot)
     world.reset(bound)
     ends = 0
     for step in range(200):
-        show.renew()
-        assert torch.equal(show.observation, slot.observation)
+        stage.renew()
+        assert torch.equal(stage.observation, slot.observation)
         action = torch.tensor([[step % 2, step // 5 % 2, 1]], dtype=torch.int32)
-        show.step(action)
+        stage.step(action)
         slot.action.copy_(action)
         world.step(bound)
         world.advance(1)
-        ends += int(show.ended.sum())
-        assert np.array_equal(show.ended, (slot.terminated | slot.truncated).numpy() != 0)
-        assert np.array_equal(show.reward, slot.reward.numpy())
+        ends += int(stage.ended.sum())
+        assert np.array_equal(stage.ended, (slot.terminated | slot.truncated).numpy() != 0)
+        assert np.array_equal(stage.reward, slot.reward.numpy())
     assert ends > 10
 
 
 def test_a_lane_that_ended_is_seen_as_it_ended():
-    show = Show(COUNT, COUNT.Params(), seed=1, lanes=3)
+    stage = Stage(COUNT, COUNT.Params(), seed=1, lanes=3)
     action = torch.zeros(1, 3, dtype=torch.int32)
     counts, ends = [], []
     for _ in range(4):
-        show.step(action)
-        counts.append(show.observation[0].tolist())
-        ends.append(show.ended.tolist())
+        stage.step(action)
+        counts.append(stage.observation[0].tolist())
+        ends.append(stage.ended.tolist())
     # Lane 0 is truncated after 3, lane 1 ends after 1, lane 2 after 2: each shows its last count, and then begins at 1 again.
     assert counts == [[1, 1, 1], [2, 1, 2], [3, 1, 1], [1, 1, 2]]
     assert ends == [[False, True, False], [False, True, True], [True, True, False], [False, True, True]]
-    assert show.returns.tolist() == [1.0, 1.0, 3.0] and show.ages.tolist() == [1, 1, 2]
-    assert show.terminated.tolist() == [False, True, True]
+    assert stage.returns.tolist() == [1.0, 1.0, 3.0] and stage.ages.tolist() == [1, 1, 2]
+    assert stage.terminated.tolist() == [False, True, True]
 
 
 @device
@@ -436,32 +436,32 @@ BOARD = Env(
 
 
 def test_boards_masks_and_tallies():
-    show = Show(BOARD, None, seed=1, lanes=2)
-    assert show.observation.T.tolist() == [[7, 7, 7, 7]] * 2 and show.legal.T.tolist() == [[1, 1, 1, 1]] * 2 and show.tallies == {"twos": 0.0}
-    show.step(torch.tensor([[1, 2]], dtype=torch.int32))
-    assert show.observation.T.tolist() == [[7, 8, 7, 7], [7, 7, 8, 7]] and show.legal.T.tolist() == [[1, 0, 1, 1], [1, 1, 0, 1]]
-    show.step(torch.tensor([[1, 0]], dtype=torch.int32))
-    assert show.ended.tolist() == [True, False] and show.tallies == {"twos": 4.0}
-    seen = show.picture(show.canvas(4))
+    stage = Stage(BOARD, None, seed=1, lanes=2)
+    assert stage.observation.T.tolist() == [[7, 7, 7, 7]] * 2 and stage.legal.T.tolist() == [[1, 1, 1, 1]] * 2 and stage.tallies == {"twos": 0.0}
+    stage.step(torch.tensor([[1, 2]], dtype=torch.int32))
+    assert stage.observation.T.tolist() == [[7, 8, 7, 7], [7, 7, 8, 7]] and stage.legal.T.tolist() == [[1, 0, 1, 1], [1, 1, 0, 1]]
+    stage.step(torch.tensor([[1, 0]], dtype=torch.int32))
+    assert stage.ended.tolist() == [True, False] and stage.tallies == {"twos": 4.0}
+    seen = stage.picture(stage.canvas(4))
     assert seen[0, 0, :, 0].tolist() == [int(25.5 * k + 0.5) for k in (7, 9, 7, 7)]
     assert seen[1, 3, :, 0].tolist() == [int(25.5 * k + 0.5) for k in (8, 7, 8, 7)]
-    show.step(torch.tensor([[3, 3]], dtype=torch.int32))
-    assert show.observation.T.tolist() == [[7, 7, 7, 8], [8, 7, 8, 8]] and show.tallies == {"twos": 2.0}
-    show.restart()
-    assert show.observation.T.tolist() == [[7, 7, 7, 7]] * 2 and show.legal.all() and show.ages.tolist() == [0, 0] and show.tallies == {"twos": 0.0}
+    stage.step(torch.tensor([[3, 3]], dtype=torch.int32))
+    assert stage.observation.T.tolist() == [[7, 7, 7, 8], [8, 7, 8, 8]] and stage.tallies == {"twos": 2.0}
+    stage.restart()
+    assert stage.observation.T.tolist() == [[7, 7, 7, 7]] * 2 and stage.legal.all() and stage.ages.tolist() == [0, 0] and stage.tallies == {"twos": 0.0}
 
 
 def test_a_policy_takes_only_what_is_legal():
     policy = Policy(BOARD, mlp.Config(hidden=(8,)), seed=2, device=CPU, normalize=False)
-    show = Show(BOARD, None, seed=1, lanes=8)
+    stage = Stage(BOARD, None, seed=1, lanes=8)
     for greedy in (True, False):
-        performer = Performer(show, policy, greedy=greedy)
+        player = Player(stage, policy, greedy=greedy)
         for _ in range(20):
-            show.renew()
-            legal = show.legal.clone()
-            performer.step()
-            if not show.ended.any():
-                assert (legal.gather(0, torch.from_numpy(show.action).long()) == 1).all()
+            stage.renew()
+            legal = stage.legal.clone()
+            player.step()
+            if not stage.ended.any():
+                assert (legal.gather(0, torch.from_numpy(stage.action).long()) == 1).all()
 
 
 # THE COMMAND

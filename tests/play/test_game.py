@@ -16,7 +16,7 @@ from operant.play import film
 from operant.play.game import MOST_RATE, USUAL_RATE, Game, rate_of, takes_turns
 from operant.play.halfblocks import Style
 from operant.play.keys import Buttons
-from operant.play.stage import Performer, Show
+from operant.play.stage import Player, Stage
 from operant.play.view import View
 from operant.play.viewer import USUAL_FPS, Viewer
 
@@ -59,7 +59,7 @@ def driven(game, *script):
 def a_game(*script, env=WALK, turns, rate=10.0, keys=""):
     buttons = Buttons(env)
     buttons.bind(keys)
-    stage = Show(env, env.Params(), seed=1)
+    stage = Stage(env, env.Params(), seed=1)
     game = Game(stage, buttons, turns=turns, rate=rate, title=env.name or "toy")
     seen = driven(game, *script)
     return game.score, stage, seen
@@ -173,7 +173,7 @@ def test_without_a_picture_there_are_numbers():
     rows = characters(View(stage).rows(60, 18, Style(True, True)))
     assert rows[0].strip() == "2" and {len(row) for row in rows} == {60} and len(rows) == 18
     snake = replace(find("snake"), pixel_shader=None)
-    assert "more numbers" in characters(View(Show(snake, snake.Params(), seed=1)).rows(40, 8, Style(True, True)))[7]
+    assert "more numbers" in characters(View(Stage(snake, snake.Params(), seed=1)).rows(40, 8, Style(True, True)))[7]
 
 
 def test_the_picture_is_what_the_environment_draws_and_fits():
@@ -197,10 +197,10 @@ def test_the_cursor_marks_the_corners_of_its_square():
 
 
 def watched(*script, env, episodes=3, fps=20.0):
-    stage = Show(env, env.Params(), seed=1)
+    stage = Stage(env, env.Params(), seed=1)
     policy = Policy(env, mlp.Config(hidden=(8,)), seed=2, device=torch.device("cpu"), normalize=False)
     pace = film.pace(stage.step_s, fps, 1 if fps is not None else None, usual_fps=USUAL_FPS)
-    viewer = Viewer(stage, Performer(stage, policy, greedy=True), title="a run", episodes=episodes, pace=pace)
+    viewer = Viewer(stage, Player(stage, policy, greedy=True), title="a run", episodes=episodes, pace=pace)
     seen = driven(viewer, *script)
     return viewer.seen, seen
 

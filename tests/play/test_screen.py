@@ -23,7 +23,7 @@ from operant.play import screen
 from operant.play.game import Game
 from operant.play.keys import Buttons
 from operant.play.screen import GameScreen, Picture
-from operant.play.stage import Show
+from operant.play.stage import Stage
 from operant.play.view import View
 
 BENCHES = Path(__file__).resolve().parents[2] / "benches"
@@ -40,7 +40,7 @@ PATIENCE_S = 90.0
 
 
 def walk_screen(*, turns=True, env=WALK):
-    stage = Show(env, env.Params(), seed=1)
+    stage = Stage(env, env.Params(), seed=1)
     game = Game(stage, Buttons(env), turns=turns, rate=20.0, title="walk")
     return GameScreen(game, View(stage)), game, stage
 
