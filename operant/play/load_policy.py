@@ -16,7 +16,7 @@ from operant.errors import BadFileError, ConfigError, NotFoundError, UsageError
 from operant.text import safe
 
 NUMBER = 1 << 30
-"""The number of this evaluation in its random stream: far from those of training, so that a checkpoint that was chosen for lucky episodes there meets others here."""
+"""The number of this evaluation in its random stream: far from those of training, so that a checkpoint chosen for luck there meets other episodes here."""
 _MOST_EPISODES = 1 << 24
 
 
