@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TextIO
 
 from monitor.data.snapshot import Snapshot, Source
-from operant.runs import ENDED
 from operant.text import count, duration, number, safe
 
 _LINE_S = 5.0
@@ -23,7 +22,7 @@ def follow(source: Source, stream: TextIO, *, sleep: Callable[[float], None] = t
     try:
         while True:
             snapshot, now_s = source.snapshot(), clock()
-            ended = snapshot.state in ENDED or snapshot.state == "unreadable"
+            ended = snapshot.ended or snapshot.state == "unreadable"
             if snapshot.state != told or now_s - line_s >= _LINE_S:
                 told, line_s = snapshot.state, now_s
                 stream.write(line(snapshot) + "\n")

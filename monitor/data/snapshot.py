@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
+from operant.runs import ENDED, LIVE
+
 Axis = Literal["step", "wall", "iteration"]
 Level = Literal["ok", "warn", "bad"]
 
@@ -211,6 +213,16 @@ class Snapshot(NamedTuple):
     notice: str = ""  # one line about the reading itself ("metrics.mm was truncated: the last frame stays"), or the result of a request
     notice_level: Level = "warn"
     at_step: float | None = None  # figures, progress, phases and health are those of this step (`Source.at`); None: the newest there are
+
+    @property
+    def live(self) -> bool:
+        """A trainer works on the run."""
+        return self.state in LIVE
+
+    @property
+    def ended(self) -> bool:
+        """No trainer works on the run any more."""
+        return self.state in ENDED
 
 
 class RunRow(NamedTuple):

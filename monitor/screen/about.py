@@ -8,7 +8,6 @@ from monitor.charts.line import Line, Piece, padded, wrapped
 from monitor.data.snapshot import Snapshot
 from monitor.screen.keys import KEYS, shown_keys
 from monitor.screen.labels import label_of
-from operant.runs.states import ENDED
 from operant.text import age, count, duration, number
 
 _KEY_CELLS, _SIGN_CELLS = 11, 16
@@ -64,7 +63,7 @@ def description(snapshot: Snapshot) -> list[Line]:
         ("created", run.created),
         ("steps", f"{now.step:,}" + (f" of {now.steps:,}" if now.steps else "") if now.step is not None else None),
         ("updates", f"{now.iterations:,}" if now.iterations is not None else None),
-        ("took" if snapshot.state in ENDED else "up", duration(now.up_s) if now.up_s is not None else None),
+        ("took" if snapshot.ended else "up", duration(now.up_s) if now.up_s is not None else None),
         ("target", number(run.target) if run.target is not None else None),
         ("checkpoint", f"at {count(now.checkpoint_step)} steps" if now.checkpoint_step is not None else None),
         ("last record", f"{age(now.record_age_s)} ago" if now.record_age_s is not None else None),

@@ -32,7 +32,6 @@ from monitor.screen.model import Frozen, Model
 from monitor.screen.run_view import RunView
 from monitor.screen.view import Held, View
 from operant.errors import OperantError
-from operant.runs.states import LIVE
 from operant.text import safe
 
 THEMES: Final = (
@@ -211,7 +210,7 @@ class MonitorApp(App[None]):
         if self.source is None or self.model is None:
             return
         agent, sampled = self.run_view.agent, self.model.view.sampled
-        place = self.model.plan.agent and self.model.view.agent and self.model.newest.state in LIVE
+        place = self.model.plan.agent and self.model.view.agent and self.model.newest.live
         if place and not agent.size.area:
             return  # not laid out yet: how large a picture it wants is not known
         size = agent.wanted_size(_LANES) if place else 0
@@ -371,7 +370,7 @@ class MonitorApp(App[None]):
 
         if self.model is None or self.model.readonly:
             self.say("this monitor is read-only", alarm=True)
-        elif self.model.newest.state not in LIVE:
+        elif not self.model.newest.live:
             self.say(f"the run is {self.model.newest.state}: there is no trainer to ask", alarm=True)
         else:
             verb = "unpause" if what == "pause" and self.model.newest.state == "paused" else what

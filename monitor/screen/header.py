@@ -15,7 +15,6 @@ from monitor.screen.labels import LEVELS, label_of, remaining, state_sentence
 from monitor.screen.model import Model
 from monitor.screen.panels import finding_line
 from monitor.screen.view import PAGES, SMOOTHING
-from operant.runs.states import ENDED
 from operant.text import age, count, duration, number
 
 _LEAST_BAR = 8
@@ -44,7 +43,7 @@ def _facts(model: Model) -> list[tuple[int, str]]:
         (2, f"seed {run.seed}" if run.seed is not None else ""),
         (3, run.device or ""),
         (1, run.host if run.host and model.snapshot.state == "remote" else ""),
-        (6, f"{'took' if model.snapshot.state in ENDED else 'up'} {duration(progress.up_s)}" if progress.up_s is not None else ""),
+        (6, f"{'took' if model.snapshot.ended else 'up'} {duration(progress.up_s)}" if progress.up_s is not None else ""),
         (7, "read only" if model.readonly else ""),
     ]
     return [(weight, text) for weight, text in found if text]
@@ -58,7 +57,7 @@ def progress(model: Model, width: int, height: int) -> list[Line]:
     of = f" / {count(now.steps)}" if now.steps else ""
     share = f"{100 * now.share:5.1f} %" if now.share is not None else ""
     parts = [Piece(share, "bright", bold=True), Piece(padded(f"   {count(now.step)}{of} steps", 25), "text")]
-    if model.snapshot.state not in ENDED:
+    if not model.snapshot.ended:
         parts.append(Piece(f"  ETA {padded(remaining(now.eta_s), 8)}", "text"))
         parts.append(Piece(padded(f" (done ≈ {now.done_at})" if now.done_at else "", 16), "dim"))
     while len(parts) > 1 and length(parts) + _LEAST_BAR + 3 > width:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from monitor.data.snapshot import Snapshot
-from operant.runs.states import ENDED
 from operant.text import age, duration
 
 STATES: Final = {
@@ -49,7 +48,7 @@ def state_sentence(snapshot: Snapshot) -> str:
     word = snapshot.state
     if word == "running":
         return ""
-    if word in ENDED:
+    if snapshot.ended:
         return snapshot.ending.sentence if snapshot.ending is not None else snapshot.cause or ""
     told = snapshot.cause or _SENTENCES.get(word, "")
     if word == "paused" and snapshot.cause:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from monitor.data.snapshot import Series, Snapshot
 from monitor.screen import keys, layout, view
 from monitor.screen.view import Held, View
-from operant.runs.states import LIVE
 from operant.text import count
 
 
@@ -92,7 +91,7 @@ class Model(NamedTuple):
         """The sentence for as long as the picture is not the live one."""
         if self.frozen is not None:
             more = (self.newest.progress.step or 0) - (self.frozen.snapshot.progress.step or 0)
-            goes_on = f"training continues (+{count(more)} steps)" if self.newest.state in LIVE else f"the run is {self.newest.state}"
+            goes_on = f"training continues (+{count(more)} steps)" if self.newest.live else f"the run is {self.newest.state}"
             return f"FROZEN at {self.frozen.clock} · {goes_on} · space goes on"
         if self.view.at is not None:
             return f"as it was at {count(self.view.at)} steps · ← → · end returns"
@@ -107,7 +106,7 @@ class Model(NamedTuple):
 
         charts = self.plan.charts
         footer = [shown(key, key.footer) for key in keys.KEYS if key.footer and (key.group == "Monitor" or charts)]
-        if not self.readonly and self.snapshot.state in LIVE:
+        if not self.readonly and self.snapshot.live:
             paused = self.snapshot.state == "paused"
             asks = [shown(key, "Go on" if paused and key.id == "pause" else key.id.title()) for key in keys.KEYS if key.trains]
             footer[2:2] = asks  # where few keys have room, these must have it

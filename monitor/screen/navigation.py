@@ -7,7 +7,6 @@ from monitor.screen import layout, view
 from monitor.screen.log import log_length
 from monitor.screen.model import Model
 from monitor.screen.view import Page, View
-from operant.runs.states import ENDED
 
 _SCRUBS = 50  # presses of a key from one end of a run to the other
 _WHEEL_LINES = 3
@@ -107,7 +106,7 @@ def move(now: Model, across: int, down: int) -> View:
         return _cursor_moved(now, across)
     if now.view.page in _TEXTS and down:
         return _scrolled(now, now.view.scroll + (down if now.view.page == "config" else -down))
-    if across and now.newest.state in ENDED:
+    if across and now.newest.ended:
         return _scrubbed(now, across)
     return choose(now, view.moved(now.names, now.chosen, across, down, now.plan.columns))
 

@@ -8,7 +8,6 @@ from monitor.charts.palette import Style
 from monitor.data.snapshot import Finding, Snapshot
 from monitor.screen.labels import LEVELS, label_of, state_sentence
 from monitor.screen.model import Model
-from operant.runs.states import ENDED
 from operant.text import count
 
 
@@ -77,7 +76,7 @@ def machine(model: Model, width: int, height: int) -> list[Line]:
     system = model.snapshot.system
     if system is None:
         where = "on another machine: not to be seen from here" if model.snapshot.state == "remote" else "nothing to tell: the run has ended"
-        return [(Piece(text, "dim"),) for text in wrapped(where if model.snapshot.state in ENDED | {"remote"} else "looking ...", width)]
+        return [(Piece(text, "dim"),) for text in wrapped(where if (model.snapshot.ended or model.snapshot.state == "remote") else "looking ...", width)]
     lines: list[Line] = []
     if system.gpu is not None:
         gpu = system.gpu
@@ -155,7 +154,7 @@ def empty(model: Model, width: int, height: int) -> list[Line]:
     snapshot = model.snapshot
     if snapshot.series and model.view.filter:
         told = [f"no metric fits '{cut(model.view.filter, 40)}'", "esc clears the filter"]
-    elif snapshot.state in ENDED:
+    elif snapshot.ended:
         told = ["this run has no records", *(snapshot.ending.commands[:1] if snapshot.ending is not None else ())]
     elif snapshot.state == "unreadable":
         told = [state_sentence(snapshot), f"operant logs {snapshot.run.short}"]

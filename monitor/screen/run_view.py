@@ -19,7 +19,6 @@ from monitor.screen import header, layout, log, panels
 from monitor.screen.layout import REST, Plan
 from monitor.screen.model import Model
 from monitor.screen.panel import Panel
-from operant.runs.states import LIVE
 
 _PLACED: Final = ("words", "log", "health", "explained", "config", "numbers")  # panels that the plan shows or hides by their names
 
@@ -118,7 +117,7 @@ class RunView(Container):
             figures={figure.metric: figure.value for figure in snapshot.figures},
             overlay=None if model.overlay is None else model.overlay.series,
             overlay_name=model.overlaid,
-            empty="no record yet" if snapshot.state in LIVE else "the run has no records",
+            empty="no record yet" if snapshot.live else "the run has no records",
             glyphs=self._glyphs,
         )
 
