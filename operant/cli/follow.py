@@ -70,7 +70,7 @@ def start_and_wait_first_record(run: Run, worker_argv: Sequence[str], *, stream:
 
     Raises UsageError where a detached run would be killed with its job (Slurm, Kubernetes), and what `launch.start` raises.
     """
-    notice = launch.detach_obstacle()
+    notice = launch.detach_problem()
     launch.start(run, worker_argv)
     return follow_to_first_record(run, stream=stream, notice=notice)
 

@@ -80,7 +80,7 @@ def _train(asked: Request, after: After, root: str | None, trusted: bool) -> Non
     from operant import runs as folders
     from operant.runs import launch
 
-    notice = launch.detach_obstacle() if after is After.DETACH else None
+    notice = launch.detach_problem() if after is After.DETACH else None
     run = folders.create(folders.root(root), asked.name, asked.prefix, asked.document())
     if after is After.INLINE:
         _train_here(run, trusted)
@@ -185,7 +185,7 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
     if start == "last" and not changed and planned is not None and steps[-1] >= planned:
         more = count(2 * planned).replace(" ", "")
         raise UsageError(f"{safe(run.id)} has done its {planned:,} steps. To train on: operant resume {safe(run.short)} run.steps={more}")
-    notice = launch.detach_obstacle() if after is After.DETACH else None
+    notice = launch.detach_problem() if after is After.DETACH else None
     ending = folders.read_json(run.exit_path)
     before = run.document.get("request")
     folders.update_document(run.path, request={**(before if isinstance(before, dict) else {}), **asked.resume_document()})

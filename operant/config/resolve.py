@@ -105,11 +105,11 @@ def params(raw: RawConfig, env: Any, known: Mapping[str, Sequence[str]]) -> Any:
         try:
             values[name] = _parameter_type(defaults[name]).validate_python(value)
         except ValidationError as error:
-            for problem in messages.problems(error, {}):
-                raw.problem(raw.location(key), f"{messages.dotted(key)}: {problem.message} (got {quoted(value)})")
+            for item in messages.problems(error, {}):
+                raw.problem(raw.location(key), f"{messages.dotted(key)}: {item.message} (got {quoted(value)})")
             continue
-        if problem_text := ranges.refusal(env, name, values[name]):
-            raw.problem(raw.location(key), f"{messages.dotted(key)}: {problem_text} (got {quoted(value)})")
+        if problem := ranges.problem(env, name, values[name]):
+            raw.problem(raw.location(key), f"{messages.dotted(key)}: {problem} (got {quoted(value)})")
     return env.Params(**values) if len(raw.problems) == problems else None
 
 

@@ -1,4 +1,4 @@
-"""What a parameter of an environment may be: of its default's type, a number that a device holds, within its range; and anything else refused in a sentence.
+"""What a parameter of an environment may be: of its default's type, a number that a device holds, within its range; and anything else refused in a message.
 
 Knows no file and no command line. Whoever takes parameters (a configuration, `gym.make_vec`, a world) asks here, so that each refuses the same, alike.
 """
@@ -17,7 +17,7 @@ LARGEST_FLOAT32 = 3.4028234663852886e38
 LEAST_INT32, LARGEST_INT32 = -(2**31), 2**31 - 1
 
 
-def refusal(env: Env, name: str, value: object) -> str | None:
+def problem(env: Env, name: str, value: object) -> str | None:
     """Why a parameter of `env` cannot have a value, "input should be ..."; None where it can. The declaration must be sound: see `declaration_problems`."""
     default, (low, high) = _defaults(env)[name], env.ranges.get(name, (None, None))
     if isinstance(default, bool):
@@ -51,11 +51,11 @@ def declaration_problems(env: Env) -> Iterator[str]:
             yield f"the range of {name!r} is {bounds!r}: it must be its least and its greatest value, two {kind}, None for no bound"
         elif (low := bounds[0]) is not None and (high := bounds[1]) is not None and low > high:
             yield f"the range of {name!r} is {bounds!r}: its least value is above its greatest"
-        elif sentence := refusal(env, name, defaults[name]):
-            yield f"the default of {name!r} is {_short(defaults[name])}: {sentence}, by its range"
+        elif message := problem(env, name, defaults[name]):
+            yield f"the default of {name!r} is {_short(defaults[name])}: {message}, by its range"
     for name in defaults:
-        if name not in env.ranges and (sentence := refusal(env, name, defaults[name])):
-            yield f"the default of {name!r} is {_short(defaults[name])}: {sentence}"
+        if name not in env.ranges and (message := problem(env, name, defaults[name])):
+            yield f"the default of {name!r} is {_short(defaults[name])}: {message}"
 
 
 def checked(env: Env, given: Any = None) -> Any:
@@ -72,8 +72,8 @@ def checked(env: Env, given: Any = None) -> Any:
         for name, value in values.items():
             if name not in defaults:
                 wrong.append(f"{what} has no parameter {name!r}{_near(name, defaults)}")
-            elif sentence := refusal(env, name, value):
-                wrong.append(f"parameter {name!r} of {what}: {sentence} (got {_short(value)})")
+            elif message := problem(env, name, value):
+                wrong.append(f"parameter {name!r} of {what}: {message} (got {_short(value)})")
     if wrong:
         raise UsageError("\n".join(wrong))
     return env.Params(**{name: float(values.get(name, own)) if isinstance(own, float) else values.get(name, own) for name, own in defaults.items()})

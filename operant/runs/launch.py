@@ -29,7 +29,7 @@ from operant.runs.folder import signal_worker
 from operant.runs.log import SESSION_MARK, log_end
 from operant.runs.metrics import Reader
 
-__all__ = ["detach_obstacle", "main", "oom_kills", "signal_worker", "start"]
+__all__ = ["detach_problem", "main", "oom_kills", "signal_worker", "start"]
 
 _WAITER_POLL_S = 0.01
 _BUSY_CODE = BusyError.exit_code
@@ -116,7 +116,7 @@ class _Log:
         os.close(self.descriptor)
 
 
-def detach_obstacle() -> str | None:
+def detach_problem() -> str | None:
     """Why a detached run would not outlive this login, as a sentence with the way out; None where nothing is known to be in its way.
 
     Raises UsageError under Slurm and Kubernetes, which kill what is left behind by a job.
@@ -124,10 +124,10 @@ def detach_obstacle() -> str | None:
     for variable, manager in (("SLURM_JOB_ID", "Slurm"), ("KUBERNETES_SERVICE_HOST", "Kubernetes")):
         if os.environ.get(variable):
             raise UsageError(f"--detach does not work under {manager} (${variable} is set): it ends all processes with the job. Leave --detach out")
-    return logout_obstacle()
+    return logout_problem()
 
 
-def logout_obstacle(etc: Path = Path("/etc/systemd"), linger: Path = Path("/var/lib/systemd/linger")) -> str | None:
+def logout_problem(etc: Path = Path("/etc/systemd"), linger: Path = Path("/var/lib/systemd/linger")) -> str | None:
     """The sentence for a machine whose logind kills a user's processes at logout (KillUserProcesses=yes and no lingering), or None."""
     if not os.environ.get("XDG_SESSION_ID"):
         return None

@@ -597,15 +597,15 @@ def test_a_machine_that_kills_at_logout_is_told_of(tmp_path, monkeypatch):
     linger.mkdir()
     (etc / "logind.conf").write_text("[Login]\n#KillUserProcesses=yes\nKillUserProcesses = no\n")
     monkeypatch.setenv("XDG_SESSION_ID", "3")
-    assert launch.logout_obstacle(etc, linger) is None
+    assert launch.logout_problem(etc, linger) is None
     (etc / "logind.conf.d" / "50.conf").write_text("[Login]\nKillUserProcesses=yes\n")
-    user = launch.logout_obstacle(etc, linger).rpartition("loginctl enable-linger ")[2]
+    user = launch.logout_problem(etc, linger).rpartition("loginctl enable-linger ")[2]
     assert user
     (linger / user).write_text("")
-    assert launch.logout_obstacle(etc, linger) is None
+    assert launch.logout_problem(etc, linger) is None
     (linger / user).unlink()
     monkeypatch.delenv("XDG_SESSION_ID")
-    assert launch.logout_obstacle(etc, linger) is None
+    assert launch.logout_problem(etc, linger) is None
 
 
 # --------------------------------------------------------------------------------------------------------------------------------------- drawing
