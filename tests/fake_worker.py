@@ -26,7 +26,7 @@ from pathlib import Path
 from operant import runs
 from operant.runs.control import Inbox
 from operant.runs.metrics import FLAG_EVAL, Metric, Writer
-from operant.training.requests import Attendant, Heartbeat, Orders, Stop
+from operant.training.requests import Attendant, Heartbeat, Requests, Stop
 
 STEPS = 1_000_000
 METRICS = [Metric("return"), Metric("length"), Metric("episodes"), Metric("sps"), Metric("eval/return"), Metric("eval/best_return")]
@@ -56,7 +56,7 @@ class Teller:
 
 
 def main(folder: Path, behaviour: str) -> int:
-    orders, asked = Orders(), threading.Event()
+    requests, asked = Requests(), threading.Event()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "deaf" else lambda number, frame: asked.set())
     lock = runs.acquire(folder)
@@ -80,9 +80,9 @@ def main(folder: Path, behaviour: str) -> int:
     with contextlib.ExitStack() as threads:
         threads.enter_context(Heartbeat(writer.heartbeat))
         if behaviour not in ("mute", "deaf"):
-            threads.enter_context(Attendant(Inbox(folder, uuid, report=print), orders, teller))
+            threads.enter_context(Attendant(Inbox(folder, uuid, report=print), requests, teller))
         try:
-            code = train(folder, behaviour, writer, asked, orders)
+            code = train(folder, behaviour, writer, asked, requests)
             state = "stopped" if code == 130 else "finished"
         except RuntimeError:
             traceback.print_exc()
@@ -93,7 +93,7 @@ def main(folder: Path, behaviour: str) -> int:
     return code
 
 
-def train(folder: Path, behaviour: str, writer: Writer, asked: threading.Event, orders: Orders) -> int:
+def train(folder: Path, behaviour: str, writer: Writer, asked: threading.Event, requests: Requests) -> int:
     writer.set_state("running")
     nan, iteration = float("nan"), 0
     while True:
@@ -104,17 +104,17 @@ def train(folder: Path, behaviour: str, writer: Writer, asked: threading.Event, 
         writer.publish(step, [nan if iteration % 2 else 20.5, 10.0, 2.0, 4_710_000.0, score, score], flags=FLAG_EVAL if evaluated else 0)
         writer.tick()
         if asked.is_set():
-            orders.ask_stop(Stop(signal.SIGTERM, "SIGTERM"))
-        if orders.checkpoint or orders.stop is not None:
-            orders.checkpoint = False
+            requests.ask_stop(Stop(signal.SIGTERM, "SIGTERM"))
+        if requests.checkpoint or requests.stop is not None:
+            requests.checkpoint = False
             (folder / "checkpoints" / f"step-{step:012d}").mkdir(parents=True, exist_ok=True)
             writer.set_checkpoint(step)
-            orders.answer("checkpoint", "done", f"checkpoints/step-{step:012d}")
-        if orders.stop is not None:
-            writer.set_state("stopping", reason=orders.stop.number)
-            orders.answer("stop", "done", "stopped")
+            requests.answer("checkpoint", "done", f"checkpoints/step-{step:012d}")
+        if requests.stop is not None:
+            writer.set_state("stopping", reason=requests.stop.number)
+            requests.answer("stop", "done", "stopped")
             return 130
-        pause(writer, asked, orders)
+        pause(writer, asked, requests)
         if iteration == 3 and behaviour == "raise":
             raise RuntimeError("the sky fell")
         if iteration == 3 and behaviour == "die":
@@ -127,17 +127,17 @@ def train(folder: Path, behaviour: str, writer: Writer, asked: threading.Event, 
         time.sleep(0.01)
 
 
-def pause(writer: Writer, asked: threading.Event, orders: Orders) -> None:
-    if orders.paused_by is None:
+def pause(writer: Writer, asked: threading.Event, requests: Requests) -> None:
+    if requests.paused_by is None:
         return
-    orders.waiting = True
+    requests.waiting = True
     writer.set_state("paused")
-    while orders.paused_by is not None and orders.stop is None and not orders.checkpoint and not asked.is_set():
-        orders.answer("pause", "done", "paused")
+    while requests.paused_by is not None and requests.stop is None and not requests.checkpoint and not asked.is_set():
+        requests.answer("pause", "done", "paused")
         time.sleep(0.01)
-    orders.waiting = False
+    requests.waiting = False
     writer.set_state("running")
-    orders.answer("unpause", "done", "it trains again")
+    requests.answer("unpause", "done", "it trains again")
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class Answer(NamedTuple):
         return self.result != "accepted"
 
 
-class Order(NamedTuple):
+class Request(NamedTuple):
     """A request as its trainer takes it: sound, addressed to it, in time."""
 
     name: str
@@ -247,10 +247,10 @@ class Inbox:
                 if _TEMPORARY.fullmatch(name):
                     os.unlink(name, dir_fd=ctl)
 
-    def poll(self) -> list[Order]:
+    def poll(self) -> list[Request]:
         """What has been asked since the last time, oldest first. Costs one `stat` while nobody asks.
 
-        Each order but `watch` is to be settled. What is no sound request of this run is refused or left alone here.
+        Each request but `watch` is to be settled. What is no sound request of this run is refused or left alone here.
         """
         try:
             found = os.stat(self._path, follow_symlinks=False)
@@ -266,23 +266,23 @@ class Inbox:
                 names = self._names(ctl)
                 self._ignored = {name: known for name, known in self._ignored.items() if name in names}
                 wanted = sorted(name for name in names if _REQUEST.fullmatch(name) or _WATCH.fullmatch(name))
-                return [order for name in wanted if (order := self._take(ctl, name)) is not None]
+                return [request for name in wanted if (request := self._take(ctl, name)) is not None]
         except OSError as error:
             self._tell("ctl", f"requests cannot be read: {safe(self._path, 400)} ({error.strerror})")
             return []
 
-    def settle(self, order: Order, result: str, text: str = "") -> None:
-        """Answer an order: `result` of RESULTS and a sentence. May be called again: the last answer stays."""
-        document = {**order.document, "result": result, "text": safe(text, 1000), "answered_realtime_ns": time.time_ns()}
+    def settle(self, request: Request, result: str, text: str = "") -> None:
+        """Answer an request: `result` of RESULTS and a sentence. May be called again: the last answer stays."""
+        document = {**request.document, "result": result, "text": safe(text, 1000), "answered_realtime_ns": time.time_ns()}
         try:
             with _opened(self._path) as ctl:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir("done", 0o700, dir_fd=ctl)
                 with _opened("done", inside=ctl) as done:
-                    _write(done, order.name, json.dumps(document).encode())
+                    _write(done, request.name, json.dumps(document).encode())
                     self._prune(done)
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(order.name, dir_fd=ctl)
+                    os.unlink(request.name, dir_fd=ctl)
         except OSError as error:
             self._tell("done", f"requests cannot be answered: {safe(self._path / 'done', 400)} ({error.strerror})")
 
@@ -291,15 +291,15 @@ class Inbox:
         with os.scandir(folder) as entries:
             return {entry.name for entry in itertools.islice(entries, _MOST_NAMES)}
 
-    def _take(self, ctl: int, name: str) -> Order | None:
-        """The order in a file, or None for one that is taken already, is refused, or is none."""
+    def _take(self, ctl: int, name: str) -> Request | None:
+        """The request in a file, or None for one that is taken already, is refused, or is none."""
         try:
             found = os.stat(name, dir_fd=ctl, follow_symlinks=False)
             signature = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode)
             if self._ignored.get(name) == signature:
                 return None
             self._ignored[name] = signature  # whatever comes of it, and even where it cannot be moved away
-            order, problem = self._order(name, _read(ctl, name, found))
+            request, problem = self._request(name, _read(ctl, name, found))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             self._tell(name, f"ignored {safe(name)} in {safe(self._path, 400)}: {reason}")
@@ -309,31 +309,31 @@ class Inbox:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=ctl)
         if not problem:
-            return order
+            return request
         if not renewed:
-            self._report(f"refused to {safe(order.verb, 40)} for {order.by}: {problem}")
-            self.settle(order, "refused", problem)
+            self._report(f"refused to {safe(request.verb, 40)} for {request.by}: {problem}")
+            self.settle(request, "refused", problem)
         return None
 
-    def _order(self, name: str, document: Mapping[str, Any]) -> tuple[Order, str]:
-        """The order a document makes, and why it cannot be taken, or ''. ValueError for what is no request at all."""
+    def _request(self, name: str, document: Mapping[str, Any]) -> tuple[Request, str]:
+        """The request a document makes, and why it cannot be taken, or ''. ValueError for what is no request at all."""
         verb, arguments = document.get("verb"), document.get("args")
         if not isinstance(verb, str) or not isinstance(arguments, dict):
             raise ValueError("it is no request")
         left_s = _left_s(document)
-        order = Order(name, verb, arguments, text_of(document, "by") or "somebody", left_s, document)
+        request = Request(name, verb, arguments, text_of(document, "by") or "somebody", left_s, document)
         if document.get("v") != _VERSION or verb not in VERBS or (verb == "watch") != bool(_WATCH.fullmatch(name)):
-            return order, "this trainer does not know how"
+            return request, "this trainer does not know how"
         if document.get("run_uuid") != self._run_uuid:
-            return order, "it was meant for another run"
+            return request, "it was meant for another run"
         if document.get("worker") not in (None, self._worker):
-            return order, "it was meant for an earlier trainer of this run"
+            return request, "it was meant for an earlier trainer of this run"
         if left_s <= 0:
-            return order, "it has expired"
+            return request, "it has expired"
         if verb == "watch" and not (arguments.get("mode") in MODES and integer_of(arguments, "size")):
-            return order, "its arguments are wrong"
+            return request, "its arguments are wrong"
         # A name that has an answer was taken: somebody has put the file back.
-        return order, "it has been answered" if os.path.lexists(self._path / "done" / name) else ""
+        return request, "it has been answered" if os.path.lexists(self._path / "done" / name) else ""
 
     def _prune(self, done: int) -> None:
         names = sorted(name for name in os.listdir(done) if _REQUEST.fullmatch(name))

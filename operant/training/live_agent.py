@@ -1,7 +1,7 @@
 """The agent as it plays, for whoever watches: a few lanes of their own, advanced by the policy as it is, drawn and handed to the metrics file.
 
 With nobody watching it costs one comparison an iteration. Watching changes no trained bit: the lanes have a world, buffers and a random stream of their own,
-and the policy is only read. Everything is made at the first wish. Knows nothing of who watches, nor of how a picture gets onto a screen.
+and the policy is only read. Everything is made at the first request. Knows nothing of who watches, nor of how a picture gets onto a screen.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FrameWriter(Protocol):
         """Take a copy of the pictures of a moment: (lanes, height, width, 3) bytes."""
 
 
-class _Wish(NamedTuple):
+class _Request(NamedTuple):
     """What somebody wants to see, and until when."""
 
     mode: Mode
@@ -138,9 +138,9 @@ class Watcher:
         self._stage: Stage | None = None
         self._drawn: _Drawn | None = None
         self._drawn_s = -math.inf
-        # One thread writes the first, the other the second: nobody watches where both are the same, and no wish is lost between them.
-        self._wish: _Wish | None = None
-        self._over: _Wish | None = None
+        # One thread writes the first, the other the second: nobody watches where both are the same, and no request is lost between them.
+        self._request: _Request | None = None
+        self._over: _Request | None = None
         self.absence = "" if environment.pixel_shader is not None else f"{environment.name or 'the environment'} draws no picture"
 
     @property
@@ -149,36 +149,36 @@ class Watcher:
         return not self.absence
 
     def want(self, mode: Mode, size: int, until_s: float) -> None:
-        """Show pictures of `size` pixels a side (16 to 96) until `until_s` on the clock (`time.monotonic`). From any thread; the last wish counts."""
+        """Show pictures of `size` pixels a side (16 to 96) until `until_s` on the clock (`time.monotonic`). From any thread; the last request counts."""
         if self.available:
-            self._wish = _Wish("sampled" if mode == "sampled" else "greedy", min(max(int(size), SMALLEST), LARGEST), until_s)
+            self._request = _Request("sampled" if mode == "sampled" else "greedy", min(max(int(size), SMALLEST), LARGEST), until_s)
 
     def after(self, step: int) -> None:
         """Once an iteration, from the thread that trains, with the environment steps so far."""
-        wish = self._wish
-        if wish is not self._over:
-            assert wish is not None
+        request = self._request
+        if request is not self._over:
+            assert request is not None
             try:
-                self._show(wish, step)
+                self._show(request, step)
             except Exception as error:
                 self._give_up(error)
 
     def close(self) -> None:
         """Watch no more, and let go of all buffers."""
         self.absence = self.absence or "the run has ended"
-        self._over, self._stage, self._drawn = self._wish, None, None
+        self._over, self._stage, self._drawn = self._request, None, None
 
-    def _show(self, wish: _Wish, step: int) -> None:
+    def _show(self, request: _Request, step: int) -> None:
         now_s = self._clock()
-        if not (self.available and now_s < wish.until_s):
-            self._over, self._drawn = wish, None
+        if not (self.available and now_s < request.until_s):
+            self._over, self._drawn = request, None
             return
         if self._stage is None:
             self._stage = self._make_stage()
         self._publish(self._stage)
         if self._drawn is None and now_s - self._drawn_s >= self._interval_s:
-            self._stage.draw(wish.size, wish.mode)
-            self._drawn, self._drawn_s = _Drawn(step, wish.size, wish.mode), self._clock()
+            self._stage.draw(request.size, request.mode)
+            self._drawn, self._drawn_s = _Drawn(step, request.size, request.mode), self._clock()
             self._publish(self._stage)
 
     def _publish(self, stage: Stage) -> None:

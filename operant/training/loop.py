@@ -21,14 +21,14 @@ from operant.compute.runtime import out_of_memory
 from operant.config.load import Config
 from operant.errors import ConfigError, DeviceError, DivergedError, MachineError, OperantError, StoppedError
 from operant.runs.checkpoints import Checkpoint, Store
-from operant.runs.control import Inbox, Order
+from operant.runs.control import Inbox, Request
 from operant.runs.history import History, salvage
 from operant.runs.metrics import TERMINAL, Writer, spec
 from operant.training.build import build
 from operant.training.evaluate import Evaluator
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.training.meters import Meters, NotFinite, metrics_for, specs_for
-from operant.training.requests import Attendant, Heartbeat, Orders, Stop
+from operant.training.requests import Attendant, Heartbeat, Requests, Stop
 
 _PAUSE_LOOK_S = 0.05
 _SHOWN = {"collect": "rollout"}  # what the metrics file calls an algorithm's phase; every other one is an update
@@ -44,14 +44,14 @@ class _Save(NamedTuple):
 
     step: int
     best: bool
-    orders: list[Order]
+    requests: list[Request]
 
 
 class Trainer:
     """One run, from its resolved configuration to its end."""
 
-    def __init__(self, folder: Path, document: dict[str, Any], config: Config, device: torch.device, checkpoint: Checkpoint | None, orders: Orders) -> None:
-        self.folder, self.config, self.orders = folder, config, orders
+    def __init__(self, folder: Path, document: dict[str, Any], config: Config, device: torch.device, checkpoint: Checkpoint | None, requests: Requests) -> None:
+        self.folder, self.config, self.requests = folder, config, requests
         self.session, run_uuid = document["session"], bytes.fromhex(document["uuid"])
         self.algo = build(config, device, chosen=document.get("chosen"))
         self.iteration, self.step = 0, 0
@@ -65,7 +65,7 @@ class Trainer:
         self.evaluator = None
         if config.eval.every:
             self.evaluator = Evaluator(self.algo.actor, config.environment, config.params, episodes=config.eval.episodes, seed=config.run.seed)
-        orders.begin()
+        requests.begin()
         metrics_path, history_path = folder / "metrics.mm", folder / "history"
         if checkpoint is not None:
             salvage(history_path, metrics_path)
@@ -113,7 +113,7 @@ class Trainer:
 
     def ending(self) -> None:
         """The run stops, as soon as the loop looks."""
-        self._set_state("stopping", reason=0 if self.orders.stop is None else self.orders.stop.number)
+        self._set_state("stopping", reason=0 if self.requests.stop is None else self.requests.stop.number)
 
     def acknowledge(self, sequence: int, result: int) -> None:
         """Request number `sequence` has come to `result`."""
@@ -131,9 +131,9 @@ class Trainer:
     def run(self, lock: runs.Lock) -> None:
         """Train until the steps are done, the target is reached, or somebody stops it. Leaves the last checkpoint and a terminal state."""
         self._lock = lock
-        self.orders.last_word = self._out_of_time
+        self.requests.on_timeout = self._out_of_time
         self.history.start()
-        with Heartbeat(self.writer.heartbeat), Attendant(self.inbox, self.orders, self):
+        with Heartbeat(self.writer.heartbeat), Attendant(self.inbox, self.requests, self):
             try:
                 self._loop()
             except OperantError as error:
@@ -173,7 +173,7 @@ class Trainer:
             self._confirm(wait=False)
             self._look_after_the_files()
             self.watcher.after(self.step)
-            if self.orders.pending and not solved:
+            if self.requests.pending and not solved:
                 self._obey()
         if self.evaluator is not None and self.last_evaluation != self.iteration:
             solved = self._evaluate()
@@ -183,24 +183,24 @@ class Trainer:
 
     def _obey(self) -> None:
         """Do what was asked, between two iterations; stays here while paused."""
-        if self.orders.checkpoint:
+        if self.requests.checkpoint:
             self._save()
-        if self.orders.paused_by is not None and self.orders.stop is None:
-            self._pause(self.orders.paused_by)
-        if self.orders.stop is not None:
-            self._stop(self.orders.stop)
+        if self.requests.paused_by is not None and self.requests.stop is None:
+            self._pause(self.requests.paused_by)
+        if self.requests.stop is not None:
+            self._stop(self.requests.stop)
 
     def _pause(self, by: str) -> None:
         """Wait until somebody says to go on, or to stop. Nothing of the training changes meanwhile; checkpoints and the agent's picture are to be had."""
-        orders, began_s, saving_s = self.orders, time.monotonic(), 0.0
-        orders.waiting = True
+        requests, began_s, saving_s = self.requests, time.monotonic(), 0.0
+        requests.waiting = True
         self._note(paused_by=by, paused_boottime_ns=time.clock_gettime_ns(_BOOTTIME))
         self._set_state("paused")
         self.writer.set_phase("idle")
         self.say(f"paused by {by} at step {self.step:,}", code="pause")
-        while orders.paused_by is not None and orders.stop is None:
-            orders.answer("pause", "done", f"paused at step {self.step:,}")
-            if orders.checkpoint:
+        while requests.paused_by is not None and requests.stop is None:
+            requests.answer("pause", "done", f"paused at step {self.step:,}")
+            if requests.checkpoint:
                 saved_s = time.monotonic()
                 self._save()
                 self.writer.set_phase("idle")
@@ -209,13 +209,13 @@ class Trainer:
             self._look_after_the_files()
             self.watcher.after(self.step)
             time.sleep(_PAUSE_LOOK_S)  # a signal's handler cannot wake an Event without the risk of waiting for itself
-        orders.waiting = False
+        requests.waiting = False
         waited_s = time.monotonic() - began_s
         self.meters.paused(waited_s - saving_s)
-        if orders.stop is None:
+        if requests.stop is None:
             self._set_state("running")
             self.say(f"goes on after a pause of {text.duration(waited_s)}", code="unpause")
-        orders.answer("unpause", "done", f"it trains again, from step {self.step:,}")
+        requests.answer("unpause", "done", f"it trains again, from step {self.step:,}")
 
     def _finish(self) -> None:
         """The last record and the last checkpoint, both complete."""
@@ -240,18 +240,18 @@ class Trainer:
             about = {"stopped": "stop", "diverged": "diverged"}.get(state, "fault")
             self._tell(line, level="info" if state == "stopped" else "error", code=about)
         for verb in ("stop", "pause", "unpause", "checkpoint"):
-            self.orders.answer(verb, "done" if verb == "stop" else "failed", f"{state} at step {self.step:,}")
+            self.requests.answer(verb, "done" if verb == "stop" else "failed", f"{state} at step {self.step:,}")
         self.watcher.close()
         self.history.close(timeout_s=1.0 if state in ("gpu_fault", "oom") else 5.0)
-        stop = self.orders.stop
+        stop = self.requests.stop
         code = 0 if error is None else error.exit_code if isinstance(error, OperantError) else 1
         self._set_state(state, reason=stop.number if stop is not None and state == "stopped" else 0, exit_code=code)
 
     def _out_of_time(self) -> None:
         """A stop took too long: the process leaves, as it is."""
-        assert self.orders.stop is not None
+        assert self.requests.stop is not None
         self._tell("the stop took too long: left without a checkpoint", level="warn", code="stop")
-        self._set_state("stopped", reason=self.orders.stop.number, exit_code=StoppedError.exit_code)
+        self._set_state("stopped", reason=self.requests.stop.number, exit_code=StoppedError.exit_code)
 
     def _look_after_the_files(self) -> None:
         """Put back what somebody deleted or replaced. Raises BusyError where the folder has another trainer, MachineError where it takes no lock."""
@@ -314,8 +314,8 @@ class Trainer:
 
     def _save(self, *, best: bool = False, wait: bool = False) -> None:
         """Make a checkpoint, for whoever asked for one too."""
-        self.orders.checkpoint = False
-        save = _Save(self.step, best, self.orders.take("checkpoint"))
+        self.requests.checkpoint = False
+        save = _Save(self.step, best, self.requests.take("checkpoint"))
         self.writer.set_phase("checkpoint")
         self.meters.measure("checkpoint", lambda: self._snapshot(save, wait=wait))
 
@@ -334,14 +334,14 @@ class Trainer:
         path, self._unconfirmed = self.store.wait(), None
         if path is None:
             self._failures += 1
-            self.orders.tell(save.orders, "failed", self._problem)
+            self.requests.tell(save.requests, "failed", self._problem)
         else:
             self._failures = 0
             self.writer.set_checkpoint(save.step)
             self.meters.checkpointed()
             self.history.sync()
             self._tell(f"checkpoint of step {save.step:,}{', best' if save.best else ''}", code="checkpoint")
-            self.orders.tell(save.orders, "done", f"checkpoints/{path.name}")
+            self.requests.tell(save.requests, "done", f"checkpoints/{path.name}")
         self.writer.set_checkpoint_failures(self._failures)
 
     def _not_saved(self, line: str) -> None:

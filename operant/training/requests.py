@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
 from operant.errors import StoppedError
-from operant.runs.control import RESULTS, Inbox, Order
+from operant.runs.control import RESULTS, Inbox, Request
 
 STOP_DEADLINE_S = 20.0
 """How long a stop may take, checkpoint included, before the process leaves without one: below the grace of Slurm and Kubernetes."""
@@ -34,7 +34,7 @@ class Stop(NamedTuple):
     by: str
 
 
-class Orders:
+class Requests:
     """What was asked and is not done yet.
 
     Before training begins there is nothing to save, and a stop interrupts: leaving the `with` turns it into a StoppedError.
@@ -45,11 +45,11 @@ class Orders:
         self.checkpoint = False
         self.paused_by: str | None = None  # somebody wants the loop to wait
         self.waiting = False  # it does
-        self.last_word: Callable[[], None] = lambda: None  # said when a stop takes too long
+        self.on_timeout: Callable[[], None] = lambda: None  # said when a stop takes too long
         self.answered = threading.Event()  # there are answers to be written down
         self._turn = threading.Lock()
-        self._unanswered: dict[str, list[Order]] = {}
-        self._answers: deque[tuple[Order, str, str]] = deque()
+        self._unanswered: dict[str, list[Request]] = {}
+        self._answers: deque[tuple[Request, str, str]] = deque()
         self._starting = True
         self._before: dict[signal.Signals, Any] = {}
         self._deadline = threading.Timer(STOP_DEADLINE_S, self._leave)
@@ -57,7 +57,7 @@ class Orders:
 
     # SIGNALS
 
-    def __enter__(self) -> Orders:
+    def __enter__(self) -> Requests:
         """SIGTERM, SIGINT: stop with a checkpoint. SIGUSR1: checkpoint. SIGUSR2: stacks into the log. SIGHUP: nothing."""
         handlers: dict[signal.Signals, Any] = {
             signal.SIGTERM: self._on_stop, signal.SIGINT: self._on_stop, signal.SIGUSR1: self._on_checkpoint, signal.SIGHUP: signal.SIG_IGN,
@@ -107,48 +107,48 @@ class Orders:
             with contextlib.suppress(RuntimeError):  # a handler that interrupted this very call has started it
                 self._deadline.start()
 
-    def ask(self, order: Order) -> str:
-        """Take an order that is done later; what to tell who asked. From one thread alone."""
+    def ask(self, request: Request) -> str:
+        """Take an request that is done later; what to tell who asked. From one thread alone."""
         with self._turn:
-            self._unanswered.setdefault(order.verb, []).append(order)
-        if order.verb == "stop":
-            self.ask_stop(Stop(0, order.by))
+            self._unanswered.setdefault(request.verb, []).append(request)
+        if request.verb == "stop":
+            self.ask_stop(Stop(0, request.by))
             return "it stops after this iteration"
-        if order.verb == "checkpoint":
+        if request.verb == "checkpoint":
             self.checkpoint = True
             return "a checkpoint is made after this iteration"
-        if order.verb == "pause":
-            self.answer("unpause", "failed", f"paused again by {order.by}")
-            paused, self.paused_by = self.paused_by, self.paused_by or order.by
+        if request.verb == "pause":
+            self.answer("unpause", "failed", f"paused again by {request.by}")
+            paused, self.paused_by = self.paused_by, self.paused_by or request.by
             return "it pauses after this iteration" if paused is None else f"it has been paused by {paused}"
         paused, self.paused_by = self.paused_by, None
         if not self.waiting:
-            self.answer("pause", "failed", f"taken back by {order.by}")
+            self.answer("pause", "failed", f"taken back by {request.by}")
             self.answer("unpause", "done", "it was not paused" if paused is None else "it had not paused yet")
         return "it goes on"
 
     def _leave(self) -> None:
-        self.last_word()
+        self.on_timeout()
         os._exit(StoppedError.exit_code)
 
     # ANSWERING
 
-    def take(self, verb: str) -> list[Order]:
+    def take(self, verb: str) -> list[Request]:
         """All who asked for `verb`: it is for the caller to `tell` them what came of it."""
         with self._turn:
             return self._unanswered.pop(verb, [])
 
-    def tell(self, orders: Iterable[Order], result: str, text: str) -> None:
-        """Answer orders that were taken: `result` of control.RESULTS and a sentence. From any thread; waits for no disk."""
-        self._answers.extend((order, result, text) for order in orders)
+    def tell(self, requests: Iterable[Request], result: str, text: str) -> None:
+        """Answer requests that were taken: `result` of control.RESULTS and a sentence. From any thread; waits for no disk."""
+        self._answers.extend((request, result, text) for request in requests)
         self.answered.set()
 
     def answer(self, verb: str, result: str, text: str) -> None:
         """Tell all who asked for `verb` what came of it."""
         self.tell(self.take(verb), result, text)
 
-    def take_answer(self) -> tuple[Order, str, str] | None:
-        """The next answer to be written down: order, result, sentence."""
+    def take_answer(self) -> tuple[Request, str, str] | None:
+        """The next answer to be written down: request, result, sentence."""
         with contextlib.suppress(IndexError):
             return self._answers.popleft()
         return None
@@ -173,8 +173,8 @@ class Teller(Protocol):
 class Attendant:
     """A thread that takes requests and answers them at once, while the loop is busy. A thread of its own: the heart must not wait for a disk."""
 
-    def __init__(self, inbox: Inbox, orders: Orders, teller: Teller) -> None:
-        self._inbox, self._orders, self._teller = inbox, orders, teller
+    def __init__(self, inbox: Inbox, requests: Requests, teller: Teller) -> None:
+        self._inbox, self._requests, self._teller = inbox, requests, teller
         self._sequence, self._last = 0, ""
         self._over = False
         self._thread = threading.Thread(target=self._run, name="requests", daemon=True)
@@ -186,38 +186,38 @@ class Attendant:
     def __exit__(self, *error: object) -> None:
         """Answer what is left, and stop."""
         self._over = True
-        self._orders.answered.set()
+        self._requests.answered.set()
         self._thread.join()
-        for order in self._inbox.poll():
-            if order.verb != "watch":
-                self._inbox.settle(order, "failed", "the run has ended")
+        for request in self._inbox.poll():
+            if request.verb != "watch":
+                self._inbox.settle(request, "failed", "the run has ended")
         self._write_answers()
 
     def _run(self) -> None:
         while not self._over:
-            self._orders.answered.wait(_LOOK_S)
-            self._orders.answered.clear()
-            for order in self._inbox.poll():
-                self._accept(order)
+            self._requests.answered.wait(_LOOK_S)
+            self._requests.answered.clear()
+            for request in self._inbox.poll():
+                self._accept(request)
             self._write_answers()
 
-    def _accept(self, order: Order) -> None:
-        if order.verb == "watch":
-            self._teller.watch(order.arguments["mode"], order.arguments["size"], time.monotonic() + min(order.left_s, _LONGEST_WATCH_S))
+    def _accept(self, request: Request) -> None:
+        if request.verb == "watch":
+            self._teller.watch(request.arguments["mode"], request.arguments["size"], time.monotonic() + min(request.left_s, _LONGEST_WATCH_S))
             return
-        self._sequence, self._last = self._sequence + 1, order.name
-        text = self._orders.ask(order)
-        if order.verb == "stop":
+        self._sequence, self._last = self._sequence + 1, request.name
+        text = self._requests.ask(request)
+        if request.verb == "stop":
             self._teller.ending()
-        self._inbox.settle(order, "accepted", text)
+        self._inbox.settle(request, "accepted", text)
         self._teller.acknowledge(self._sequence, RESULTS.index("accepted"))
-        self._teller.say(f"{order.verb} asked for by {order.by}", code="control")
+        self._teller.say(f"{request.verb} asked for by {request.by}", code="control")
 
     def _write_answers(self) -> None:
-        while (found := self._orders.take_answer()) is not None:
-            order, result, text = found
-            self._inbox.settle(order, result, text)
-            if order.name == self._last:
+        while (found := self._requests.take_answer()) is not None:
+            request, result, text = found
+            self._inbox.settle(request, result, text)
+            if request.name == self._last:
                 self._teller.acknowledge(self._sequence, RESULTS.index(result))
 
 

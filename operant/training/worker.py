@@ -22,7 +22,7 @@ from operant import runs
 from operant.compute.runtime import find_device, importing, quiet_threads, set_threads, wake_gpu
 from operant.errors import DeviceError, MachineError, OperantError, StoppedError
 from operant.text import safe
-from operant.training.requests import Orders
+from operant.training.requests import Requests
 
 if TYPE_CHECKING:
     from operant.config.load import Config
@@ -60,7 +60,7 @@ def _git_commit(folder: Path) -> str | None:
     return None
 
 
-def prepare(folder: Path, *, resume: str | None, orders: Orders, trusted: bool = False) -> Trainer:
+def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bool = False) -> Trainer:
     """Everything up to the first iteration. Raises OperantError for all that can be wrong before it."""
 
     def phase(text: str, **fields: Any) -> None:
@@ -119,7 +119,7 @@ def prepare(folder: Path, *, resume: str | None, orders: Orders, trusted: bool =
 
     if checkpoint is None:
         write(config)
-    trainer = Trainer(folder, document, config, device, checkpoint, orders)  # which refuses a checkpoint that does not fit: until then nothing is overwritten
+    trainer = Trainer(folder, document, config, device, checkpoint, requests)  # which refuses a checkpoint that does not fit: until then nothing is overwritten
     if checkpoint is not None:
         write(config)
     runs.update_document(folder, chosen=trainer.algo.chosen)  # which a resume is given again
@@ -138,12 +138,12 @@ def _replace(path: Path, text: str) -> None:
         new.unlink(missing_ok=True)
 
 
-def _train(folder: Path, resume: str | None, orders: Orders, lock: runs.Lock, trusted: bool) -> None:
+def _train(folder: Path, resume: str | None, requests: Requests, lock: runs.Lock, trusted: bool) -> None:
     """Train the run of a folder whose lock this process holds. Raises OperantError."""
     runs.update_document(folder, **runs.identity(), folder_inode=folder.stat().st_ino, phase="importing torch", paused_by=None, stopped_by=None)
     quiet_threads()
     try:
-        trainer = prepare(folder, resume=resume, orders=orders, trusted=trusted)
+        trainer = prepare(folder, resume=resume, requests=requests, trusted=trusted)
     except OperantError:
         raise
     except Exception as error:
@@ -158,12 +158,12 @@ def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
 
     `trusted`: see `config.load`.
     """
-    lock, orders = runs.acquire(folder), Orders()
+    lock, requests = runs.acquire(folder), Requests()
     try:
-        with orders:
-            _train(folder, resume, orders, lock, trusted)
+        with requests:
+            _train(folder, resume, requests, lock, trusted)
     finally:
-        orders.restore()
+        requests.restore()
         if runs.integer_of(runs.read_json(folder / "run.json"), "pid") == os.getpid():
             with contextlib.suppress(MachineError):
                 runs.update_document(folder, pid_start_ticks=None)  # this process lives on, the run's worker does not
@@ -173,9 +173,9 @@ def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
 def _worked(folder: Path, resume: str | None, trusted: bool = False) -> int:
     """Train, with every word of how it went in the log; the exit code."""
     try:
-        with Orders() as orders:
+        with Requests() as requests:
             lock = runs.acquire(folder)  # and kept: it goes with the process
-            _train(folder, resume, orders, lock, trusted)
+            _train(folder, resume, requests, lock, trusted)
     except StoppedError as error:
         log.info("%s", error)
         return error.exit_code

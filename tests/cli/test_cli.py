@@ -498,7 +498,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_told_and_training_goes_on(here, tm
 
 @pytest.mark.parametrize("starting", [True, False])
 def test_a_second_sigterm_means_the_same_as_one(starting):
-    asked = requests.Orders()
+    asked = requests.Requests()
     before = signal.getsignal(signal.SIGTERM)
     if starting:
         with pytest.raises(StoppedError, match="stopped by SIGTERM before the first update"), asked:
@@ -514,7 +514,7 @@ def test_a_second_sigterm_means_the_same_as_one(starting):
 
 
 def test_an_import_that_breaks_because_of_a_stop_is_a_stop():
-    asked = requests.Orders()
+    asked = requests.Requests()
     with pytest.raises(StoppedError), asked:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -524,7 +524,7 @@ def test_an_import_that_breaks_because_of_a_stop_is_a_stop():
 
 
 def test_a_stop_whose_interruption_was_lost_counts_when_training_begins():
-    asked = requests.Orders()
+    asked = requests.Requests()
     with pytest.raises(StoppedError), asked:
         with contextlib.suppress(SystemExit):  # as a callback from C does
             os.kill(os.getpid(), signal.SIGINT)

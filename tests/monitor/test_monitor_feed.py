@@ -447,14 +447,14 @@ def test_a_request_reaches_the_trainer_and_its_answer_the_log(trainer, opened):
     trainer.record(3)
     feed, inbox = opened(trainer.run), Inbox(trainer.run.path, trainer.run.uuid, report=lambda line: None)
     feed.request("pause")
-    orders = []
+    requests = []
     end = time.monotonic() + DEADLINE_S
-    while not orders:
+    while not requests:
         assert time.monotonic() < end
-        orders = inbox.poll()
+        requests = inbox.poll()
         time.sleep(0.01)
-    assert [order.verb for order in orders] == ["pause"]
-    inbox.settle(orders[0], "refused", "not now")
+    assert [request.verb for request in requests] == ["pause"]
+    inbox.settle(requests[0], "refused", "not now")
     snapshot = until(feed, lambda one: "not now" in one.notice)
     assert [(line.text, line.level) for line in snapshot.log] == [("the trainer does not pause: not now", "bad")] and snapshot.notice_level == "bad"
 
@@ -471,14 +471,14 @@ def test_a_checkpoint_is_told_of_once_it_is_safe_and_not_before(trainer, opened,
     feed, inbox = opened(trainer.run), Inbox(trainer.run.path, trainer.run.uuid, report=lambda line: None)
     feed.request("checkpoint")
     end = time.monotonic() + DEADLINE_S
-    while not (orders := inbox.poll()):
+    while not (requests := inbox.poll()):
         assert time.monotonic() < end
         time.sleep(0.01)
-    inbox.settle(orders[0], "accepted", "a checkpoint is made after this iteration")
+    inbox.settle(requests[0], "accepted", "a checkpoint is made after this iteration")
     trainer.record()
     time.sleep(0.1)  # several looks of the one who waits
     assert not until(feed, lambda one: one.progress.step == 400).notice
-    inbox.settle(orders[0], result, said)
+    inbox.settle(requests[0], result, said)
     snapshot = until(feed, lambda one: one.notice)
     assert (snapshot.notice, snapshot.notice_level) == (notice, level)
     assert [line.text for line in snapshot.log] == ([notice] if level == "bad" else []), "what was done is the trainer's to tell"
@@ -512,7 +512,7 @@ def test_pictures_are_asked_for_again_and_again_while_they_are_wanted(tmp_path, 
         seen, end = [], time.monotonic() + DEADLINE_S
         while len(seen) < 3:
             assert time.monotonic() < end
-            seen += [(order.verb, order.arguments["mode"], order.arguments["size"], order.left_s < 6) for order in inbox.poll()]
+            seen += [(request.verb, request.arguments["mode"], request.arguments["size"], request.left_s < 6) for request in inbox.poll()]
             time.sleep(0.01)
         assert set(seen) == {("watch", "sampled", 8, True)}
         assert "waiting" in feed.snapshot().agent_absent

@@ -14,7 +14,7 @@ from operant import runs
 from operant.errors import MachineError, NotFoundError
 from operant.runs import control
 from operant.runs import folder as runfolder
-from operant.runs.control import Answer, Inbox, Order
+from operant.runs.control import Answer, Inbox, Request
 
 
 @pytest.fixture
@@ -55,13 +55,13 @@ def names(folder):
 def test_a_request_is_taken_once_and_answered_twice(run, inbox, verb):
     ticket = control.send(run, verb)
     assert control.answer(run, ticket, 0.0) is None
-    (order,) = inbox.poll()
-    assert (order.name, order.verb, order.arguments) == (ticket.name, verb, {}) and 55 < order.left_s <= 60
-    assert order.by.endswith(f"@{runfolder.host()}") and inbox.poll() == []
-    inbox.settle(order, "accepted", "after this iteration")
+    (request,) = inbox.poll()
+    assert (request.name, request.verb, request.arguments) == (ticket.name, verb, {}) and 55 < request.left_s <= 60
+    assert request.by.endswith(f"@{runfolder.host()}") and inbox.poll() == []
+    inbox.settle(request, "accepted", "after this iteration")
     assert control.answer(run, ticket, 0.0) == Answer("accepted", "after this iteration")
     assert control.answer(run, ticket, 0.0, final=True) is None
-    inbox.settle(order, "done", "saved\x1b[2J")
+    inbox.settle(request, "done", "saved\x1b[2J")
     assert control.answer(run, ticket, 0.0, final=True) == Answer("done", "saved[2J")
     assert names(run.path / "ctl") == ["done"] and names(run.path / "ctl" / "done") == [ticket.name]
     assert inbox.poll() == [] and inbox.lines == []
@@ -71,7 +71,7 @@ def test_a_request_is_taken_once_and_answered_twice(run, inbox, verb):
 
 def test_requests_are_taken_in_the_order_they_were_made(run, inbox):
     tickets = [control.send(run, verb) for verb in ("pause", "unpause", "pause", "stop")]
-    assert [(order.name, order.verb) for order in inbox.poll()] == [(ticket.name, ticket.verb) for ticket in tickets]
+    assert [(request.name, request.verb) for request in inbox.poll()] == [(ticket.name, ticket.verb) for ticket in tickets]
 
 
 def test_an_inbox_that_has_seen_no_change_looks_no_further(run, monkeypatch):
@@ -84,15 +84,15 @@ def test_an_inbox_that_has_seen_no_change_looks_no_further(run, monkeypatch):
     before = (run.path / "ctl").stat().st_mtime_ns
     while (run.path / "ctl").stat().st_mtime_ns == before:  # the clock of file times is coarse
         control.send(run, "pause")
-    assert {order.verb for order in inbox.poll()} == {"pause"}
+    assert {request.verb for request in inbox.poll()} == {"pause"}
 
 
 def test_a_watch_is_one_file_a_sender_and_never_piles_up(run, inbox):
     for _ in range(50):
         control.send(run, "watch", {"mode": "greedy", "size": 64}, expires_s=5)
     ticket = control.send(run, "watch", {"mode": "sampled", "size": 32}, expires_s=5)
-    (order,) = inbox.poll()
-    assert (order.verb, order.arguments) == ("watch", {"mode": "sampled", "size": 32}) and 0 < order.left_s <= 5
+    (request,) = inbox.poll()
+    assert (request.verb, request.arguments) == ("watch", {"mode": "sampled", "size": 32}) and 0 < request.left_s <= 5
     assert inbox.poll() == [] and names(run.path / "ctl") == [] and control.answer(run, ticket, 0.0) is None
     control.send(run, "watch", {"mode": "greedy", "size": 64})
     assert len(inbox.poll()) == 1, "a renewal counts"
@@ -113,17 +113,17 @@ def test_two_senders_are_two_files(run, inbox):
     for verb, arguments in (("watch", "{'mode': 'sampled', 'size': 8}"), ("pause", "None")):
         control.send(run, verb, {"mode": "greedy", "size": 8} if verb == "watch" else None)
         subprocess.run([sys.executable, "-c", program, str(run.path), verb, arguments], env=environment, check=True)
-    orders = inbox.poll()
-    assert sorted(order.verb for order in orders) == ["pause", "pause", "watch", "watch"]
-    for order in orders[:2]:
-        inbox.settle(order, "accepted")
+    requests = inbox.poll()
+    assert sorted(request.verb for request in requests) == ["pause", "pause", "watch", "watch"]
+    for request in requests[:2]:
+        inbox.settle(request, "accepted")
     assert len(names(run.path / "ctl" / "done")) == 2
 
 
 def test_answers_are_bounded(run, inbox):
     tickets = [control.send(run, "checkpoint") for _ in range(control._KEPT + 20)]
-    for order in inbox.poll():
-        inbox.settle(order, "done")
+    for request in inbox.poll():
+        inbox.settle(request, "done")
     assert names(run.path / "ctl" / "done") == [ticket.name for ticket in tickets[20:]]
 
 
@@ -173,7 +173,7 @@ def test_a_request_for_somebody_else_or_too_late_is_refused_with_the_reason(run,
 def test_a_request_before_the_trainer_has_said_who_it_is_counts(run, inbox):
     runs.update_document(run.path, pid=None, pid_start_ticks=None)
     control.send(run, "pause")
-    assert [order.verb for order in inbox.poll()] == ["pause"]
+    assert [request.verb for request in inbox.poll()] == ["pause"]
 
 
 @pytest.mark.parametrize("moved_s", [-86400, 86400])
@@ -181,17 +181,17 @@ def test_a_moved_wall_clock_changes_nothing(run, inbox, monkeypatch, moved_s):
     now = time.time_ns
     control.send(run, "pause")
     monkeypatch.setattr(time, "time_ns", lambda: now() + moved_s * 10**9)
-    (order,) = inbox.poll()
-    assert 55 < order.left_s <= 60
-    inbox.settle(order, "accepted")
+    (request,) = inbox.poll()
+    assert 55 < request.left_s <= 60
+    inbox.settle(request, "accepted")
     control.send(run, "stop", expires_s=-1)
     assert inbox.poll() == []
 
 
 def test_the_name_of_who_asks_is_printed_harmlessly(run, inbox):
     forged(run, by="eve\x1b]0;x\a\u202e" + "x" * 900)
-    (order,) = inbox.poll()
-    assert order.by.isprintable() and order.by.startswith("eve]0;x") and len(order.by) <= 200
+    (request,) = inbox.poll()
+    assert request.by.isprintable() and request.by.startswith("eve]0;x") and len(request.by) <= 200
 
 
 # ------------------------------------------------------------------------------------------------------------------------------ hostile files
@@ -255,9 +255,9 @@ def test_a_hostile_file_is_left_alone_with_one_line_and_hides_no_request(run, in
     path = run.path / "ctl" / NAME.format(1)
     CORPUS[kind](path)
     ticket = control.send(run, "pause")
-    orders = inbox.poll()
-    assert [order.name for order in orders] == [ticket.name]
-    inbox.settle(orders[0], "accepted")
+    requests = inbox.poll()
+    assert [request.name for request in requests] == [ticket.name]
+    inbox.settle(requests[0], "accepted")
     assert control.answer(run, ticket, 0.0).result == "accepted"
     for _ in range(3):
         assert inbox.poll() == []
@@ -285,11 +285,11 @@ def test_a_folder_that_is_not_what_it_should_be_costs_only_the_requests(run, inb
     if obstacle.startswith("done"):
         ticket = control.send(run, "pause")
         (ctl / "done").write_text("") if obstacle.endswith("file") else (ctl / "done").symlink_to(tmp_path)
-        (order,) = inbox.poll()
-        inbox.settle(order, "accepted")
+        (request,) = inbox.poll()
+        inbox.settle(request, "accepted")
         assert inbox.poll() == [], "what cannot be moved away is not obeyed twice"
         assert (ctl / ticket.name).exists() and names(tmp_path) == ["runs", "state"] and control.answer(run, ticket, 0.0) is None
-        inbox.settle(order, "done")
+        inbox.settle(request, "done")
         assert len(inbox.lines) == 1 and "cannot be answered" in inbox.lines[0]
         return
     if obstacle != "open to all":
@@ -303,12 +303,12 @@ def test_a_folder_that_is_not_what_it_should_be_costs_only_the_requests(run, inb
     assert inbox.poll() == []
     if obstacle == "gone":
         ticket = control.send(run, "pause")
-        assert [order.name for order in inbox.poll()] == [ticket.name] and inbox.lines == []
+        assert [request.name for request in inbox.poll()] == [ticket.name] and inbox.lines == []
         return
     with pytest.raises(MachineError, match="cannot be asked to pause"):
         control.send(run, "pause")
     inbox.poll()
-    inbox.settle(Order(NAME.format(1), "pause", {}, "x", 1.0, {}), "done")
+    inbox.settle(Request(NAME.format(1), "pause", {}, "x", 1.0, {}), "done")
     assert 1 <= len(inbox.lines) <= 2
 
 

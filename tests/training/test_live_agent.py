@@ -448,6 +448,6 @@ def test_a_wish_that_meets_the_end_is_dropped():
     # The other thread had looked whether there could be pictures just before this one gave up.
     watcher, frames, _ = watched(SHOWN_COUNT)
     watcher.close()
-    watcher._wish = live_agent._Wish("greedy", 16, math.inf)
+    watcher._request = live_agent._Request("greedy", 16, math.inf)
     watcher.after(0)
-    assert frames.kept == [] and watcher._stage is None and watcher._wish is watcher._over
+    assert frames.kept == [] and watcher._stage is None and watcher._request is watcher._over

@@ -1,4 +1,4 @@
-"""What a loop is asked for, without a loop: signals are in tests of the worker, here the orders and the thread that takes them. No torch."""
+"""What a loop is asked for, without a loop: signals are in tests of the worker, here the requests and the thread that takes them. No torch."""
 
 import threading
 import time
@@ -7,15 +7,15 @@ import pytest
 
 from operant import runs
 from operant.runs import control
-from operant.runs.control import Answer, Inbox, Order
+from operant.runs.control import Answer, Inbox, Request
 from operant.training import requests
-from operant.training.requests import Attendant, Heartbeat, Orders, Stop
+from operant.training.requests import Attendant, Heartbeat, Requests, Stop
 
 DEADLINE_S = 60.0
 
 
-def order(verb, name="1", by="alice@gpu03"):
-    return Order(name, verb, {}, by, 60.0, {})
+def request(verb, name="1", by="alice@gpu03"):
+    return Request(name, verb, {}, by, 60.0, {})
 
 
 def answers(asked):
@@ -34,10 +34,10 @@ def wait_until(condition):
 
 
 def test_the_first_who_asks_for_a_stop_counts_and_all_are_answered():
-    asked = Orders()
+    asked = Requests()
     assert not asked.pending
-    asked.ask(order("stop", "1", "alice@gpu03"))
-    asked.ask(order("stop", "2", "bob@gpu03"))
+    asked.ask(request("stop", "1", "alice@gpu03"))
+    asked.ask(request("stop", "2", "bob@gpu03"))
     asked.ask_stop(Stop(15, "SIGTERM"))
     assert asked.stop == Stop(0, "alice@gpu03") and asked.pending
     asked.answer("stop", "done", "stopped")
@@ -48,43 +48,43 @@ def test_the_first_who_asks_for_a_stop_counts_and_all_are_answered():
 
 
 def test_pausing_and_going_on():
-    asked = Orders()
-    assert asked.ask(order("pause", "1")) == "it pauses after this iteration"
-    assert asked.ask(order("pause", "2", "bob@gpu03")) == "it has been paused by alice@gpu03" and asked.paused_by == "alice@gpu03"
+    asked = Requests()
+    assert asked.ask(request("pause", "1")) == "it pauses after this iteration"
+    assert asked.ask(request("pause", "2", "bob@gpu03")) == "it has been paused by alice@gpu03" and asked.paused_by == "alice@gpu03"
     asked.waiting = True
     asked.answer("pause", "done", "paused")
-    assert asked.ask(order("unpause", "3")) == "it goes on" and asked.paused_by is None
+    assert asked.ask(request("unpause", "3")) == "it goes on" and asked.paused_by is None
     asked.waiting = False
     asked.answer("unpause", "done", "it trains")
     assert answers(asked) == [("1", "done", "paused"), ("2", "done", "paused"), ("3", "done", "it trains")]
 
 
 def test_going_on_without_a_pause_and_before_it_has_begun():
-    asked = Orders()
-    asked.ask(order("unpause", "1"))
-    asked.ask(order("pause", "2"))
-    asked.ask(order("unpause", "3", "bob@gpu03"))
+    asked = Requests()
+    asked.ask(request("unpause", "1"))
+    asked.ask(request("pause", "2"))
+    asked.ask(request("unpause", "3", "bob@gpu03"))
     assert not asked.pending
     assert answers(asked) == [("1", "done", "it was not paused"), ("2", "failed", "taken back by bob@gpu03"), ("3", "done", "it had not paused yet")]
 
 
 def test_a_pause_over_one_that_was_just_taken_back():
     """The loop has not looked in between: it stays paused, and who said to go on is told."""
-    asked = Orders()
-    asked.ask(order("pause", "1"))
+    asked = Requests()
+    asked.ask(request("pause", "1"))
     asked.waiting = True
     asked.answer("pause", "done", "paused")
-    asked.ask(order("unpause", "2"))
-    asked.ask(order("pause", "3", "bob@gpu03"))
+    asked.ask(request("unpause", "2"))
+    asked.ask(request("pause", "3", "bob@gpu03"))
     assert asked.paused_by == "bob@gpu03"
     assert answers(asked) == [("1", "done", "paused"), ("2", "failed", "paused again by bob@gpu03")]
 
 
 def test_an_order_taken_for_one_checkpoint_is_not_answered_by_another():
-    asked = Orders()
-    asked.ask(order("checkpoint", "1"))
+    asked = Requests()
+    asked.ask(request("checkpoint", "1"))
     taken = asked.take("checkpoint")
-    asked.ask(order("checkpoint", "2"))
+    asked.ask(request("checkpoint", "2"))
     asked.tell(taken, "done", "first")
     assert answers(asked) == [("1", "done", "first")] and asked.checkpoint
     asked.answer("checkpoint", "failed", "second")
@@ -101,8 +101,8 @@ def test_a_stop_that_takes_too_long_leaves_with_a_last_word(monkeypatch):
         ended.set()
 
     monkeypatch.setattr(requests.os, "_exit", leave)
-    asked = Orders()
-    asked.last_word = said.set
+    asked = Requests()
+    asked.on_timeout = said.set
     asked.ask_stop(Stop(15, "SIGTERM"))
     assert ended.wait(DEADLINE_S) and left == [(130, True)]
 
@@ -137,7 +137,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_requests_are_answered_at_once_by_name_and_again_when_they_are_done(run):
-    asked, teller = Orders(), Teller()
+    asked, teller = Requests(), Teller()
     with Attendant(Inbox(run.path, run.uuid, report=teller.said.append), asked, teller):
         first, second = control.send(run, "checkpoint"), control.send(run, "pause")
         assert control.answer(run, first, DEADLINE_S) == Answer("accepted", "a checkpoint is made after this iteration")
@@ -162,7 +162,7 @@ def test_requests_are_answered_at_once_by_name_and_again_when_they_are_done(run)
 
 
 def test_what_is_asked_at_the_very_end_is_answered(run):
-    asked, teller = Orders(), Teller()
+    asked, teller = Requests(), Teller()
     inbox = Inbox(run.path, run.uuid, report=teller.said.append)
     attendant = Attendant(inbox, asked, teller)
     with attendant:
