@@ -22,7 +22,7 @@ from gpu import copy_bandwidth, seconds
 from operant import envs
 from operant.compute.graphs import Graphed
 from operant.nn.work import step_bytes
-from operant.tools.rollouts import Trial, compare_devices, trial_actions
+from operant.tools.rollouts import Harness, compare_devices, rollout_actions
 from operant.worlds.device_world import DeviceWorld
 
 CUDA = torch.device("cuda", 0)
@@ -43,10 +43,10 @@ WARM_UP = 300
 def same(name: str, lanes: int, steps: int) -> str:
     """CPU against CUDA, a line of the table."""
     env = envs.find(name)
-    generator, host, other = np.random.default_rng(1), Trial(env, lanes, 1), Trial(env, lanes, 1, str(CUDA))
+    generator, host, other = np.random.default_rng(1), Harness(env, lanes, 1), Harness(env, lanes, 1, str(CUDA))
     equal, first = np.ones(lanes, bool), ""
     for t in range(steps + 1):
-        action = trial_actions(env, generator, t, lanes)
+        action = rollout_actions(env, generator, t, lanes)
         if host.slot.legal is not None and t:
             # Most lanes play by the rules, or no game would last; every eighth still tries whatever there is.
             drawn = (generator.random(host.slot.legal.shape, np.float32) * host.slot.legal.numpy()).argmax(axis=0)[None]

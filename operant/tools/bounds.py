@@ -44,7 +44,7 @@ class Colours(NamedTuple):
     colours: Any  # (N, H, W, 3) float32, written
 
 
-class Guarded:
+class BoundsChecked:
     """Step, reset and shade with every index checked, on buffers between guard rows. Compiles when asked to."""
 
     def __init__(self, env: Env, lanes: int) -> None:

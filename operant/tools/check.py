@@ -21,9 +21,9 @@ from operant.compute.device import device_params
 from operant.compute.ptx import ARCHITECTURES, compile_ptx, essence, float64_lines, quoted, undefined_calls
 from operant.envs import Discrete, Env
 from operant.text import count
-from operant.tools.bounds import PICTURE_SIDE, Guarded, source_of
+from operant.tools.bounds import PICTURE_SIDE, BoundsChecked, source_of
 from operant.tools.declaration import declaration_problems
-from operant.tools.rollouts import DEVICE_TOLERANCE, Seen, Trial, compare_devices, long_trial, same_bits, trial_actions, trial_of_shards
+from operant.tools.rollouts import DEVICE_TOLERANCE, Harness, Seen, compare_devices, long_rollout, rollout_actions, same_bits, shards_apart
 
 FREE_STEPS, SHARD_STEPS = 200, 20
 
@@ -43,11 +43,11 @@ def _plain(function: Any) -> Any:
     return function.py_func
 
 
-def _compiles_for_cuda(guarded: Guarded) -> list[Finding]:
+def _compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
     name, names = "compiles for CUDA", ", ".join(f"sm_{major}{minor}" for major, minor in ARCHITECTURES)
     instructions: list[str] = []
     for capability in ARCHITECTURES:
-        for call in guarded.calls.values():
+        for call in checked.calls.values():
             try:
                 ptx = compile_ptx(*call, capability)
             except Exception as error:
@@ -58,21 +58,21 @@ def _compiles_for_cuda(guarded: Guarded) -> list[Finding]:
     compiled = Finding(name, True, names)
     if not instructions:
         return [compiled, Finding("float32 only", True, "no float64 instruction in any of them")]
-    places = guarded.float64_places()
+    places = checked.float64_places()
     detail = "; ".join(places) if places else f"the instruction `{instructions[0]}`"
     return [compiled, Finding("float32 only", False, f"float64 arithmetic, where every literal should be float32(...): {detail}")]
 
 
-def _keeps_to_its_columns(guarded: Guarded, steps: int) -> Finding:
+def _keeps_to_its_columns(checked: BoundsChecked, steps: int) -> Finding:
     name, generator = "keeps to its columns", np.random.default_rng(1)
     try:
-        guarded.run("reset")
+        checked.run("reset")
         for t in range(steps):
-            guarded.slot.action.copy_(trial_actions(guarded.env, generator, t, guarded.count, guarded.slot.legal))
-            guarded.run("step")
+            checked.slot.action.copy_(rollout_actions(checked.env, generator, t, checked.count, checked.slot.legal))
+            checked.run("step")
     except IndexError:
-        return Finding(name, False, _index_error(guarded.env) or "an index is outside s, int_state, workspace, obs, mask, action or tally")
-    if buffer := guarded.trespass():
+        return Finding(name, False, _index_error(checked.env) or "an index is outside s, int_state, workspace, obs, mask, action or tally")
+    if buffer := checked.trespass():
         return Finding(name, False, f"something was written beside {buffer}, outside this lane's column: look at the indices in the helpers")
     return Finding(name, True, f"{steps} steps with every index checked")
 
@@ -90,7 +90,7 @@ def _index_error(env: Env) -> str | None:
                 key = tuple(np.uint32(word) for word in (1, 0, 0, t, 0, 0))
                 if t == 0:
                     _plain(env.reset)(s, *grid, p, key)
-                column = trial_actions(env, generator, t, 2)[:, t % 2].numpy()
+                column = rollout_actions(env, generator, t, 2)[:, t % 2].numpy()
                 _, terminated = _plain(env.step)(s, *grid, column[0] if isinstance(env.action, Discrete) else column, p, key, tally)
                 for function, out in ((env.observe, obs), (env.legal, mask)):
                     if function is not None and env.observation_shards:
@@ -117,18 +117,18 @@ def _place_of(env: Env, error: IndexError) -> str | None:
 
 
 def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
-    """Two trials alike but for what lay in their buffers before: whatever then differs was left unwritten, or read before it was written."""
+    """Two rollouts alike but for what lay in their buffers before: whatever then differs was left unwritten, or read before it was written."""
     name, generator = "writes what it declares", np.random.default_rng(1)
-    trials = Trial(env, lanes, 1), Trial(env, lanes, 1)
+    harnesses = Harness(env, lanes, 1), Harness(env, lanes, 1)
     for t in range(steps + 1):
-        action = trial_actions(env, generator, t, lanes, trials[0].slot.legal)
-        for trial, fill in zip(trials, (85, 42), strict=True):
-            left_over = [trial.slot.observation, trial.slot.final_observation, trial.slot.legal, trial.world.lanes.workspace]
-            for tensor in left_over + ([] if t else [trial.world.lanes.state, trial.world.lanes.int_state]):
+        action = rollout_actions(env, generator, t, lanes, harnesses[0].slot.legal)
+        for harness, fill in zip(harnesses, (85, 42), strict=True):
+            left_over = [harness.slot.observation, harness.slot.final_observation, harness.slot.legal, harness.world.lanes.workspace]
+            for tensor in left_over + ([] if t else [harness.world.lanes.state, harness.world.lanes.int_state]):
                 if tensor is not None:
                     tensor.fill_(fill)
-            trial.step(action) if t else trial.reset()
-        one, other = (trial.outcome() for trial in trials)
+            harness.step(action) if t else harness.reset()
+        one, other = (harness.outcome() for harness in harnesses)
         who = "reset" if t == 0 else "step"
         if env.fields and (rows := _rows_apart(one["state"], other["state"])):
             what = "the episode before" if t == 0 else "the workspace"
@@ -140,7 +140,7 @@ def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
                 return Finding(name, False, f"`observe` leaves obs{rows} unwritten (the observation is declared with {env.observation.size} numbers)")
         if env.mask_size and (rows := _rows_apart(one["legal"], other["legal"])):
             return Finding(name, False, f"`legal` leaves mask{rows[:8]} unwritten (the action has {env.mask_size} choices), or reads the workspace")
-    if env.observation_shards and (wrong := trial_of_shards(env, lanes, min(steps, SHARD_STEPS))):
+    if env.observation_shards and (wrong := shards_apart(env, lanes, min(steps, SHARD_STEPS))):
         return Finding(name, False, wrong)
     masks = ", legal the whole mask" if env.mask_size else ""
     masks += f", in {env.observation_shards} shards that keep apart" if env.observation_shards else ""
@@ -151,19 +151,19 @@ def _rows_apart(one: torch.Tensor, other: torch.Tensor) -> list[int]:
     return [row for row in range(one.shape[0]) if not same_bits(one[row], other[row])]
 
 
-def _picture(guarded: Guarded) -> Finding:
+def _picture(checked: BoundsChecked) -> Finding:
     """Small pictures of lanes that have been played: `pixel_shader` reads what it has, changes nothing, and returns colours."""
-    name, env, lanes = "picture", guarded.env, guarded.lanes
+    name, env, lanes = "picture", checked.env, checked.lanes
     assert env.pixel_shader is not None
     before = [None if tensor is None else tensor.clone() for tensor in (lanes.state, lanes.int_state)]
     try:
-        colours = guarded.draw()
+        colours = checked.draw()
     except IndexError:
-        return Finding(name, False, _shade_index_error(guarded) or "`pixel_shader`: an index is outside s or int_state")
+        return Finding(name, False, _shade_index_error(checked) or "`pixel_shader`: an index is outside s or int_state")
     for what, then, now in zip(("s", "int_state"), before, (lanes.state, lanes.int_state), strict=True):
         if then is not None and not same_bits(then, now):
             return Finding(name, False, f"`pixel_shader` writes into {what}, which belongs to the training: it may only read")
-    if buffer := guarded.trespass():
+    if buffer := checked.trespass():
         return Finding(name, False, f"`pixel_shader` writes beside {buffer}: it may only read")
     wrong = (~((colours >= 0.0) & (colours <= 1.0))).any(dim=-1)
     if bool(wrong.any()):
@@ -174,14 +174,14 @@ def _picture(guarded: Guarded) -> Finding:
     return Finding(name, True, f"{len(colours)} of {PICTURE_SIDE} x {PICTURE_SIDE} points, every index checked, colours from 0 to 1")
 
 
-def _shade_index_error(guarded: Guarded) -> str | None:
+def _shade_index_error(checked: BoundsChecked) -> str | None:
     """Where an index of `pixel_shader` is out of range, found by running it as the plain Python it is."""
-    env, lanes, p = guarded.env, guarded.lanes, device_params(guarded.env.Params())
+    env, lanes, p = checked.env, checked.lanes, device_params(checked.env.Params())
     points = [np.float32((k + 0.5) / PICTURE_SIDE) for k in range(PICTURE_SIDE)]
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            for lane in range(len(guarded.colours)):
+            for lane in range(len(checked.colours)):
                 ints = (lanes.int_state[:, lane].numpy(),) if lanes.int_state is not None else ()
                 for x, y in itertools.product(points, points):
                     _plain(env.pixel_shader)(lanes.state[:, lane].numpy(), *ints, p, x, y)
@@ -206,14 +206,14 @@ def _devices(env: Env, lanes: int) -> Finding:
 def _speed(env: Env) -> Finding:
     parts = []
     for device, lanes in [("cpu", 65_536)] + ([("cuda", 1 << 20)] if torch.cuda.is_available() else []):
-        trial, generator = Trial(env, lanes, 1, device), np.random.default_rng(1)
-        trial.reset()
-        action = trial_actions(env, generator, 0, lanes).to(device)
+        harness, generator = Harness(env, lanes, 1, device), np.random.default_rng(1)
+        harness.reset()
+        action = rollout_actions(env, generator, 0, lanes).to(device)
         best = math.inf
         for _ in range(4):  # the first compiles
             began = time.perf_counter()
             for _ in range(20):
-                trial.step(action)
+                harness.step(action)
             if device == "cuda":
                 torch.cuda.synchronize()
             best = min(best, (time.perf_counter() - began) / 20)
@@ -241,18 +241,18 @@ def check(env: Env, *, lanes: int = 256, steps: int = 1000, report: Callable[[st
     if problems:
         return
     report("compiles for the CPU")
-    guarded = Guarded(env, min(lanes, 64))
+    checked = BoundsChecked(env, min(lanes, 64))
     try:
-        guarded.compile()
+        checked.compile()
     except Exception as error:
         yield Finding("compiles for the CPU", False, essence(error))
         return
-    if places := guarded.prints():
+    if places := checked.prints():
         yield Finding("compiles for the CPU", False, f"it prints, once for every lane and step: {'; '.join(places)}")
         return
-    yield Finding("compiles for the CPU", True, ", ".join(guarded.calls))
+    yield Finding("compiles for the CPU", True, ", ".join(checked.calls))
     sound = True
-    for finding in _compiled_findings(env, guarded, lanes, steps, report):
+    for finding in _compiled_findings(env, checked, lanes, steps, report):
         sound &= finding.passed
         yield finding
         if finding.name in _LAST and not finding.passed:
@@ -262,25 +262,25 @@ def check(env: Env, *, lanes: int = 256, steps: int = 1000, report: Callable[[st
     yield _attempt("speed", lambda: _speed(env), report)
 
 
-def _compiled_findings(env: Env, guarded: Guarded, lanes: int, steps: int, report: Callable[[str], None]) -> Iterator[Finding]:
+def _compiled_findings(env: Env, checked: BoundsChecked, lanes: int, steps: int, report: Callable[[str], None]) -> Iterator[Finding]:
     """The checks of an environment that compiles. After a failure of one in `_LAST` the caller stops."""
     report("compiles for CUDA")
-    yield from _compiles_for_cuda(guarded)
-    yield _attempt("keeps to its columns", lambda: _keeps_to_its_columns(guarded, min(steps, FREE_STEPS)), report)
+    yield from _compiles_for_cuda(checked)
+    yield _attempt("keeps to its columns", lambda: _keeps_to_its_columns(checked, min(steps, FREE_STEPS)), report)
     report("repeatable")
     try:
-        seen = long_trial(env, lanes, steps)
+        seen = long_rollout(env, lanes, steps)
     except Exception as error:
         yield Finding("runs", False, f"{type(error).__name__}: {essence(error)}")
         return
-    yield from _long_trial_findings(env, seen, lanes, steps)
+    yield from _long_rollout_findings(env, seen, lanes, steps)
     if seen.not_repeated is None:
         yield _attempt("writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, FREE_STEPS)), report)
     if env.pixel_shader is not None and seen.not_finite is None:
-        yield _attempt("picture", lambda: _picture(guarded), report)
+        yield _attempt("picture", lambda: _picture(checked), report)
 
 
-def _long_trial_findings(env: Env, seen: Seen, lanes: int, steps: int) -> Iterator[Finding]:
+def _long_rollout_findings(env: Env, seen: Seen, lanes: int, steps: int) -> Iterator[Finding]:
     over = f"{steps:,} steps of {lanes:,} lanes"
     if seen.not_repeated is not None:
         advice = "draw random numbers by operant.compute.rng alone, and keep no state outside s"

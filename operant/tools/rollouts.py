@@ -1,4 +1,4 @@
-"""Environments run under trial actions, extremes included, to see what they do. Knows no policy, and gives no verdict: `operant.tools.check` does."""
+"""Rollouts of an environment under random and extreme actions, to see what it does. Knows no policy, and gives no verdict: `operant.tools.check` does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEVICE_TOLERANCE = 1e-3
 """CPU against CUDA, of max(1, |number|)."""
 
 
-def trial_actions(env: Env, generator: np.random.Generator, t: int, lanes: int, legal: torch.Tensor | None = None) -> torch.Tensor:
+def rollout_actions(env: Env, generator: np.random.Generator, t: int, lanes: int, legal: torch.Tensor | None = None) -> torch.Tensor:
     """Actions of step t, (A, N), int32 or float32. Even lanes: at random, of every other one only what is legal by a mask (H, N), where one is given.
 
     Odd lanes: one extreme, then the other, each lane at a rhythm of its own. A Box without bounds is tried within +-1,000.
@@ -42,7 +42,7 @@ def trial_actions(env: Env, generator: np.random.Generator, t: int, lanes: int, 
     return torch.from_numpy(np.ascontiguousarray(np.where(lane % 2 == 1, extreme, chosen)))
 
 
-class Trial:
+class Harness:
     """A world with one slot."""
 
     def __init__(self, env: Env, lanes: int, seed: int, device: str = "cpu", *, every_final: bool = True) -> None:
@@ -81,7 +81,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @dataclass
 class Seen:
-    """What a long trial showed; None where nothing was wrong."""
+    """The findings of a long rollout; None where nothing was wrong."""
 
     not_repeated: str | None = None
     not_finite: str | None = None
@@ -95,18 +95,18 @@ class Seen:
     mean_return: float = 0.0
 
 
-def long_trial(env: Env, lanes: int, steps: int) -> Seen:
+def long_rollout(env: Env, lanes: int, steps: int) -> Seen:
     """The same seed twice and another once, side by side, under the same actions."""
     seen, generator = Seen(), np.random.default_rng(1)
-    one, again, other = Trial(env, lanes, 1), Trial(env, lanes, 1), Trial(env, lanes, 2)
+    one, again, other = Harness(env, lanes, 1), Harness(env, lanes, 1), Harness(env, lanes, 2)
     sums = np.zeros(TALLIES + len(env.tally))
     low, high = (torch.tensor(bound, dtype=torch.float32)[:, None] for bound in env.observation.bounds())
     for t in range(steps + 1):
-        action = trial_actions(env, generator, t, lanes, one.slot.legal)
+        action = rollout_actions(env, generator, t, lanes, one.slot.legal)
         if t and one.slot.legal is not None:
             _judge(env, seen, t - 1, one.slot.legal, action)
-        for trial in (one, again, other):
-            trial.step(action) if t else trial.reset()
+        for harness in (one, again, other):
+            harness.step(action) if t else harness.reset()
         if t:
             sums += one.world.episode_sums(one.slot).numpy()
         outcome = one.outcome()
@@ -157,15 +157,15 @@ def _first(t: int, wrong: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> str |
     return None
 
 
-def trial_of_shards(env: Env, lanes: int, steps: int) -> str | None:
+def shards_apart(env: Env, lanes: int, steps: int) -> str | None:
     """What keeps the shards of an observation from being written by several threads at once, in words; None where nothing does.
 
     Each shard is written alone, twice, into buffers that differ: what then is equal is what it wrote.
     """
-    trial, generator = Trial(env, lanes, 1), np.random.default_rng(1)
-    write = Kernel(shards_body(env, trial.world.params, env.observation_shards), torch.device("cpu"))
-    scene, bound = Scene(trial.world.lanes.state, trial.world.lanes.int_state), trial.world.bind(trial.slot)
-    buffers = {"obs": trial.slot.observation} | ({} if trial.slot.legal is None else {"mask": trial.slot.legal})
+    harness, generator = Harness(env, lanes, 1), np.random.default_rng(1)
+    write = Kernel(shards_body(env, harness.world.params, env.observation_shards), torch.device("cpu"))
+    scene, bound = Scene(harness.world.lanes.state, harness.world.lanes.int_state), harness.world.bind(harness.slot)
+    buffers = {"obs": harness.slot.observation} | ({} if harness.slot.legal is None else {"mask": harness.slot.legal})
     bits = {name: buffer.view(torch.uint8 if buffer.dtype == torch.uint8 else torch.int32) for name, buffer in buffers.items()}
 
     def alone(shard: int, fill: int) -> dict[str, torch.Tensor]:
@@ -175,8 +175,8 @@ def trial_of_shards(env: Env, lanes: int, steps: int) -> str | None:
         return {name: value.clone() for name, value in bits.items()}
 
     for t in range(steps + 1):
-        action = trial_actions(env, generator, t, lanes, trial.slot.legal)
-        trial.step(action) if t else trial.reset()
+        action = rollout_actions(env, generator, t, lanes, harness.slot.legal)
+        harness.step(action) if t else harness.reset()
         right, before = {name: value.clone() for name, value in bits.items()}, [None if rows is None else rows.clone() for rows in scene]
         missing = {name: torch.ones_like(value, dtype=torch.bool) for name, value in bits.items()}
         for shard in range(env.observation_shards):
@@ -203,12 +203,12 @@ def compare_devices(env: Env, lanes: int, steps: int, device: str = "cuda", resy
     Returns the share of lanes that agreed throughout (observations, rewards and state within DEVICE_TOLERANCE of max(1, |number|), cells and flags equal), and
     the largest error among those.
     """
-    generator, host, other = np.random.default_rng(1), Trial(env, lanes, 1), Trial(env, lanes, 1, device)
+    generator, host, other = np.random.default_rng(1), Harness(env, lanes, 1), Harness(env, lanes, 1, device)
     agree, worst = torch.ones(lanes, dtype=torch.bool), torch.zeros(lanes)
     for t in range(steps + 1):
-        action = trial_actions(env, generator, t, lanes, host.slot.legal)
-        for trial in (host, other):
-            trial.step(action) if t else trial.reset()
+        action = rollout_actions(env, generator, t, lanes, host.slot.legal)
+        for harness in (host, other):
+            harness.step(action) if t else harness.reset()
         ours, theirs = host.outcome(), other.outcome()
         for name in ours:
             one, two = ours[name].reshape(-1, lanes), theirs[name].reshape(-1, lanes)

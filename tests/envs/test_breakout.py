@@ -17,7 +17,7 @@ from operant.compute.device import device_params
 from operant.envs import breakout, find
 from operant.envs.breakout import BALL_VX, BALL_VY, BALL_X, BALL_Y, BALLS, HITS, LEFT, PADDLE_WIDTH, PADDLE_X, RIGHT, SCORE, SPEED, STAY, Params
 from operant.envs.drawing import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW
-from operant.tools.rollouts import Trial, trial_actions
+from operant.tools.rollouts import Harness, rollout_actions
 from operant.worlds.base import EPISODES, RETURN, TALLIES
 from operant.worlds.device_world import DeviceWorld
 
@@ -243,14 +243,14 @@ def beside(column: list[float]) -> list[list[float]]:
 
 
 def check_rules(steps: int) -> Counter[str]:
-    trial, generator, aim = Trial(ENV, LANES, SEED), np.random.default_rng(3), Aim(LANES)
+    trial, generator, aim = Harness(ENV, LANES, SEED), np.random.default_rng(3), Aim(LANES)
     trial.reset()
     state, slot = trial.world.lanes.state.numpy(), trial.slot
     seen: Counter[str] = Counter()
     start_late(trial.world, list(range(LANES)[LATE]), generator)
     for tick in range(1, steps + 1):
         before, bricks = state.T.tolist(), words_of(trial.world)
-        action = trial_actions(ENV, generator, tick, LANES)
+        action = rollout_actions(ENV, generator, tick, LANES)
         action[0, SCRIPTED] = torch.from_numpy(aim(state)[SCRIPTED])
         trial.step(action)
         after, words = state.T.tolist(), words_of(trial.world)
@@ -313,7 +313,7 @@ def test_rules_for_long():
 def test_whole_games():
     """Lanes that never run out of balls play both walls to their last brick."""
     lanes = 32
-    trial, aim = Trial(ENV, lanes, 2), Aim(lanes)
+    trial, aim = Harness(ENV, lanes, 2), Aim(lanes)
     trial.reset()
     state, slot = trial.world.lanes.state.numpy(), trial.slot
     worth = np.array([points(brick) for brick in range(108)])[:, None]
@@ -352,7 +352,7 @@ class Played(NamedTuple):
 @pytest.fixture(scope="module")
 def play():
     """Takes one step from a state: the ball's place and velocity, and whatever else is named."""
-    trial = Trial(ENV, 1, 1)
+    trial = Harness(ENV, 1, 1)
 
     def step(x, y, vx, vy, *, gone=(), action=STAY, **rows):
         trial.reset()

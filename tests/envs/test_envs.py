@@ -13,7 +13,7 @@ from operant import envs
 from operant.envs import Box, Discrete, Env
 from operant.envs.drawing import RED, in_box, in_disc, in_rod
 from operant.errors import OperantError
-from operant.tools.rollouts import trial_actions
+from operant.tools.rollouts import rollout_actions
 from operant.worlds.base import Slot
 from operant.worlds.device_world import DeviceWorld
 
@@ -26,7 +26,7 @@ TOLERANCE = 1e-4
 
 def actions(env: Env, generator: np.random.Generator, t: int, lanes: int) -> np.ndarray:
     """Actions of step t, (A, N): even lanes at random, odd lanes from one extreme to the other, which swings things up."""
-    return trial_actions(env, generator, t, lanes).numpy()
+    return rollout_actions(env, generator, t, lanes).numpy()
 
 
 class Trainer:

@@ -19,7 +19,7 @@ from operant.compute.device import device_params
 from operant.envs import platformer as rules
 from operant.envs.drawing import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW
 from operant.envs.platformer import picture
-from operant.tools.rollouts import Trial
+from operant.tools.rollouts import Harness
 from operant.worlds.base import EPISODES, TALLIES
 from operant.worlds.device_world import DeviceWorld
 
@@ -101,7 +101,7 @@ def compare(steps: int, every: int, finals: bool = False) -> Counter[str]:
     """Play in a world and by the reference at once; nothing is ever brought back in step. States and columns are exact; observations, every `every`-th lane in
     turn, and rewards within rounding; with `finals` also what is last seen of an episode, by a kernel that nothing else here needs. Returns how often what was
     seen."""
-    trial = Trial(ENV, LANES, SEED, every_final=finals)
+    trial = Harness(ENV, LANES, SEED, every_final=finals)
     trial.reset()
     games = [Game(level_of(lane, 0)) for lane in range(LANES)]
     players, seen, tallies = Players(games), Counter(), np.zeros(len(ENV.tally))
@@ -143,7 +143,7 @@ def test_steps_are_those_of_the_reference_for_long():
 
 def check_solvable(lanes: int, seed: int) -> None:
     """Solve the first level of each lane by the reference, then play the ways that were found in a world: each leads to the flag."""
-    trial = Trial(ENV, lanes, seed, every_final=False)
+    trial = Harness(ENV, lanes, seed, every_final=False)
     trial.reset()
     ways = []
     for lane in range(lanes):
@@ -322,7 +322,7 @@ def test_episodes_end(way):
 
 
 def test_progress_is_a_share_of_the_way():
-    trial = Trial(ENV, 8, 1)
+    trial = Harness(ENV, 8, 1)
     trial.reset()
     ways = [plain.solve(Level.of_key(Key(1, lane, 0, RESET))) for lane in range(8)]
     sums = np.zeros(TALLIES + len(ENV.tally))
@@ -336,7 +336,7 @@ def test_progress_is_a_share_of_the_way():
 @settings(max_examples=25, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**63 - 1), st.lists(st.lists(st.integers(0, 5), min_size=8, max_size=8), min_size=1, max_size=40), st.integers(1, 6))
 def test_what_holds_in_every_game(seed, actions, times):
-    trial = Trial(ENV, 8, seed, every_final=False)
+    trial = Harness(ENV, 8, seed, every_final=False)
     trial.reset()
     lanes = trial.world.lanes
     state, coins_before, best_before = lanes.state.numpy(), (lanes.int_state.numpy() >> 10 > 0).sum(axis=0), np.full(8, 2.5, np.float32)

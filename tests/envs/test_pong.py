@@ -27,7 +27,7 @@ from operant.envs.pong import (
     WON,
     Params,
 )
-from operant.tools.rollouts import Trial, trial_actions
+from operant.tools.rollouts import Harness, rollout_actions
 from operant.worlds.base import TALLIES
 
 ENV = find("pong")
@@ -124,7 +124,7 @@ def start_late(state: np.ndarray, lanes: np.ndarray, generator: np.random.Genera
 
 
 def check_rules(steps: int) -> dict[str, int]:
-    trial, generator = Trial(ENV, LANES, SEED), np.random.default_rng(3)
+    trial, generator = Harness(ENV, LANES, SEED), np.random.default_rng(3)
     trial.reset()
     state, slot = trial.world.lanes.state.numpy(), trial.slot
     seen = dict.fromkeys(("over", "won", "scored", "conceded"), 0)
@@ -132,7 +132,7 @@ def check_rules(steps: int) -> dict[str, int]:
     start_late(state, np.arange(LANES)[LATE], generator)
     for tick in range(1, steps + 1):
         before = state.T.tolist()
-        action = trial_actions(ENV, generator, tick, LANES)
+        action = rollout_actions(ENV, generator, tick, LANES)
         action[0, SCRIPTED] = torch.from_numpy(follow(state)[SCRIPTED])
         trial.step(action)
         after, reward, over = state.T.tolist(), slot.reward.tolist(), slot.terminated.tolist()
@@ -170,13 +170,13 @@ def test_rules_for_long():
 
 def test_games_end_at_21_and_what_they_tally():
     lanes = 128
-    trial, generator = Trial(ENV, lanes, 2), np.random.default_rng(1)
+    trial, generator = Harness(ENV, lanes, 2), np.random.default_rng(1)
     trial.reset()
     state, slot = trial.world.lanes.state.numpy(), trial.slot
     sums, highest = np.zeros(TALLIES + 4), 0
     for t in range(1500):
         before = state.copy()
-        action = trial_actions(ENV, generator, t, lanes)
+        action = rollout_actions(ENV, generator, t, lanes)
         action[0, ::2] = torch.from_numpy(follow(state)[::2])
         trial.step(action)
         sums += trial.world.episode_sums(slot).numpy()
@@ -197,7 +197,7 @@ def test_games_end_at_21_and_what_they_tally():
 def test_a_paddle_must_be_more_than_touched():
     """Balls about to arrive level, a pixel to either side of where the paddle just misses; the opponent moves 8 pixels towards each."""
     agent, opponent = (252, 253, 254, 354, 355, 356), (244, 245, 246, 362, 363, 364)
-    trial = Trial(ENV, 12, 1)
+    trial = Harness(ENV, 12, 1)
     trial.reset()
     for lane, y in enumerate(agent + opponent):
         way = 1 if lane < 6 else -1

@@ -19,8 +19,8 @@ from operant.config import load as config
 from operant.envs import ranges
 from operant.errors import ConfigError, UsageError
 from operant.tools import declaration
-from operant.tools.bounds import Guarded
-from operant.tools.rollouts import trial_actions
+from operant.tools.bounds import BoundsChecked
+from operant.tools.rollouts import rollout_actions
 from operant.worlds import lane
 from operant.worlds.device_world import DeviceWorld
 
@@ -185,7 +185,7 @@ class Player:
     """Lanes, stepped as a world steps them, between guard rows and with indices checked; parameters are an argument of what it compiles."""
 
     def __init__(self, env):
-        self.env, self.guarded = env, Guarded(env, LANES)
+        self.env, self.guarded = env, BoundsChecked(env, LANES)
         self.lanes, self.slot = bind(self.guarded.lanes), bind(self.guarded.slot)
         reset, step, show, show_final, judge, _ = lane._functions(env)
         key_of, limit = lane._key, env.time_limit or 2**31 - 1
@@ -214,7 +214,7 @@ class Player:
         slack = SLACK * torch.maximum(low.abs(), high.abs()).nan_to_num(posinf=0.0)
         for t in range(steps + 1):
             if t:
-                slot.action.copy_(trial_actions(self.env, generator, t, LANES, slot.legal))
+                slot.action.copy_(rollout_actions(self.env, generator, t, LANES, slot.legal))
             self.shell(t == 0, self.lanes, self.slot, p)
             self.guarded.lanes.tick.add_(1)
             if buffer := self.guarded.trespass():

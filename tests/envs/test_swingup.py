@@ -15,7 +15,7 @@ from operant.compute.device import device_params
 from operant.envs import Env
 from operant.envs import swingup as rules
 from operant.envs.drawing import BLUE, GREY, ORANGE, RED
-from operant.tools.rollouts import trial_actions
+from operant.tools.rollouts import rollout_actions
 from operant.worlds.device_world import DeviceWorld
 
 LANES = 256
@@ -81,7 +81,7 @@ def apart(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 def forces(env: Env, state: np.ndarray, generator: np.random.Generator, t: int) -> np.ndarray:
     """Pushes of step t, (1, N): at random, to and fro, and in every fourth lane a feedback that balances a pole once it is up."""
-    chosen = trial_actions(env, generator, t, state.shape[1]).numpy()
+    chosen = rollout_actions(env, generator, t, state.shape[1]).numpy()
     x, speed, theta, spin = state[:, ::4]
     high = env.action.bounds()[1][0]
     chosen[0, ::4] = np.clip(high / 15 * (60 * theta + 15 * spin + 1.0 * x + 2.0 * speed), -high, high)

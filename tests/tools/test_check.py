@@ -18,7 +18,7 @@ from operant.errors import NotFoundError, OperantError
 from operant.tools import check as module
 from operant.tools.check import Finding, check
 from operant.tools.declaration import declaration_problems
-from operant.tools.rollouts import compare_devices, trial_actions, trial_of_shards
+from operant.tools.rollouts import compare_devices, rollout_actions, shards_apart
 
 GOOD = '''"""A point on a line that a push moves; it pays to stand at zero."""
 import math
@@ -181,7 +181,7 @@ def test_a_broken_shade_gives_a_clear_sentence(blue, tmp_path):
     path = tmp_path / "mine.py"
     helper = "@device\ndef forget(s):\n    s[X] = float32(1.0)\n    return s[X]\n\n\n@device\ndef reset" if "forget" in blue else "@device\ndef reset"
     path.write_text(GOOD.replace(COLOUR, f"return x, y, {blue}").replace("@device\ndef reset", helper))
-    guarded = module.Guarded(envs.load_file(path), 4)
+    guarded = module.BoundsChecked(envs.load_file(path), 4)
     del guarded.calls["step"], guarded.calls["reset"]
     try:
         guarded.compile()
@@ -196,7 +196,7 @@ def test_double_precision_of_a_shade_is_found_by_its_line(tmp_path, monkeypatch)
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
     path = tmp_path / "mine.py"
     path.write_text(GOOD.replace(COLOUR, "return x, y, x * 0.1"))
-    guarded = module.Guarded(envs.load_file(path), 4)
+    guarded = module.BoundsChecked(envs.load_file(path), 4)
     del guarded.calls["step"], guarded.calls["reset"]
     guarded.compile()
     compiled, precision = module._compiles_for_cuda(guarded)
@@ -265,7 +265,7 @@ def _moves_what_it_sees(s, cells, obs, p, shard):
     ids=["a row of two shards", "a shard that waits for another", "a shard that plays"],
 )
 def test_parts_that_do_not_keep_apart(env, words):
-    assert words in (trial_of_shards(env, 8, 3) or "")
+    assert words in (shards_apart(env, 8, 3) or "")
 
 
 def test_parts_are_checked_alone_and_together(monkeypatch):
@@ -328,7 +328,7 @@ def test_a_masked_grid_passes(monkeypatch):
 
 def test_trial_actions_are_legal_in_every_other_lane_of_chance():
     generator, legal = np.random.default_rng(0), torch.tensor([[0, 1, 0, 0, 1]], dtype=torch.uint8).t().expand(5, 64)
-    drawn = torch.stack([trial_actions(GATE, generator, t, 64, legal) for t in range(20)])
+    drawn = torch.stack([rollout_actions(GATE, generator, t, 64, legal) for t in range(20)])
     assert (drawn[:, 0, ::4] == 1).all() and (drawn[:, 1, ::4] == 1).all()
     assert set(drawn[:, 0, 2::4].flatten().tolist()) == {0, 1, 2}
 
@@ -387,7 +387,7 @@ def test_categories_that_are_alike_are_one_number():
 def test_trial_actions_stay_in_bounds_and_reach_them():
     generator = np.random.default_rng(0)
     for name, low, high in (("pendulum", -2.0, 2.0), ("acrobot", 0, 2)):
-        drawn = torch.cat([trial_actions(envs.find(name), generator, t, 64) for t in range(20)])
+        drawn = torch.cat([rollout_actions(envs.find(name), generator, t, 64) for t in range(20)])
         assert float(drawn.min()) == low and float(drawn.max()) == high
         assert len(drawn[:, ::2].unique()) > 2
 

@@ -14,7 +14,7 @@ from toys import COUNT, NoParams
 from operant.compute.device import device_params
 from operant.compute.kernel import SERIAL_BELOW
 from operant.envs import Box, Discrete, Env, IntState, device, find, names
-from operant.tools.rollouts import trial_actions
+from operant.tools.rollouts import rollout_actions
 from operant.worlds.device_world import DeviceWorld
 from operant.worlds.painter import Painter
 
@@ -46,7 +46,7 @@ def test_every_pixel_is_what_shade_says_of_its_centre(name):
     slot = world.slot()
     world.reset(world.bind(slot))
     for t in range(25):  # lanes apart, by enough to be seen, in states that can occur
-        slot.action.copy_(trial_actions(env, np.random.default_rng(t), 0, 3, slot.legal))
+        slot.action.copy_(rollout_actions(env, np.random.default_rng(t), 0, 3, slot.legal))
         world.step(world.bind(slot), t)
     world.advance(25)
     pixels = painted(world, height, width)
