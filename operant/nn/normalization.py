@@ -1,16 +1,48 @@
 """Running mean and variance of a stream of batches, kept on the device. Knows nothing of what the numbers mean.
 
 Merging of batches: Chan, Golub & LeVeque 1983, "Algorithms for computing the sample variance", equation 1.5.
+Shape letters: D features, N lanes, S shards of the lanes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 CPU_NUMBERS, GPU_NUMBERS = 2**18, 2**24
 """Bytes that are made floats at a time, at most."""
+
+
+class Statistics(NamedTuple):
+    """Mean and variance of some samples, and how many they are."""
+
+    mean: torch.Tensor  # (D, 1) float64
+    variance: torch.Tensor  # (D, 1) float64
+    count: Any
+
+    def merged(self, other: Statistics) -> Statistics:
+        """Those of both together."""
+        delta, count = other.mean - self.mean, self.count + other.count
+        # M2 = M2_a + M2_b + delta^2 n_a n_b / (n_a + n_b)
+        squares = self.variance * self.count + other.variance * other.count + delta.square() * (self.count * other.count / count)
+        return Statistics(self.mean + delta * (other.count / count), squares / count, count)
+
+
+def statistics(batch: torch.Tensor, shards: int = 1) -> Statistics:
+    """Mean and variance of D features, (D, ..., N) of any type: on a CPU of each of S shards of the lanes by itself, and then of the shards.
+
+    A shard's numbers are reduced alone and in one layout, so the bits do not depend on how many devices own the shards. On a GPU one reduction takes all lanes
+    (a reduction a shard would cost several per cent of a short iteration), so there they may.
+    """
+    if batch.is_cuda or shards == 1:
+        return _shard_statistics(batch)
+    parts = [_shard_statistics(part.contiguous()) for part in batch.chunk(shards, dim=-1)]
+    means, variances = torch.cat([part.mean for part in parts], dim=1), torch.cat([part.variance for part in parts], dim=1)  # (D, S) each
+    # Of equal shards: the variance within them, and that of their means.
+    between, mean = torch.var_mean(means, dim=1, correction=0, keepdim=True)
+    return Statistics(mean, variances.mean(dim=1, keepdim=True) + between, sum(part.count for part in parts))
 
 
 class RunningNormalizer:
@@ -32,27 +64,13 @@ class RunningNormalizer:
         self.mean.copy_(self.running_mean)
         self.inv_std.copy_((self.running_variance + self.EPSILON).rsqrt())
 
-    def update(self, batch: torch.Tensor) -> None:
-        """Take in a batch, features first: (D, ...) of any type. Bytes are taken in part after part, so that they are never all floats at once."""
-        if batch.dtype == torch.uint8:
-            for part in _parts(batch):
-                self._merge(*_mean_and_variance(part), part[0].numel())
-        else:
-            flat = batch.flatten(1).float()
-            variance, mean = torch.var_mean(flat, dim=1, correction=0, keepdim=True)
-            self._merge(mean, variance, flat.shape[1])
+    def update(self, batch: torch.Tensor, shards: int = 1) -> None:
+        """Take in a batch, features first and lanes last: (D, ..., N) of any type; for shards see `statistics`."""
+        seen = Statistics(self.running_mean, self.running_variance, self.count).merged(statistics(batch, shards))
+        self.running_mean.copy_(seen.mean)
+        self.running_variance.copy_(seen.variance)
+        self.count.copy_(seen.count)
         self._freeze()
-
-    def _merge(self, batch_mean: torch.Tensor, batch_variance: torch.Tensor, samples: int) -> None:
-        """Take in the mean and the variance (D, 1) of so many samples."""
-        batch_mean, batch_variance = batch_mean.double(), batch_variance.double()
-        delta = batch_mean - self.running_mean
-        total = self.count + samples
-        # M2 = M2_a + M2_b + delta^2 n_a n_b / (n_a + n_b)
-        squares = self.running_variance * self.count + batch_variance * samples + delta.square() * self.count * samples / total
-        self.running_mean.add_(delta * (samples / total))
-        self.running_variance.copy_(squares / total)
-        self.count.copy_(total)
 
     def normalize(self, features: torch.Tensor) -> torch.Tensor:
         """(x - mean) / std, clipped to +-10. Features first: (D, B) -> (D, B)."""
@@ -71,12 +89,27 @@ class FixedScale(RunningNormalizer):
         self.mean.zero_()
         self.inv_std.copy_(torch.tensor(high, device=device)[:, None].clamp(1.0, 255.0).reciprocal())
 
-    def update(self, batch: torch.Tensor) -> None:
+    def update(self, batch: torch.Tensor, shards: int = 1) -> None:
         """Nothing."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Nothing that a checkpoint must hold."""
         return {}
+
+
+def _shard_statistics(batch: torch.Tensor) -> Statistics:
+    """Those of (D, ...). Bytes are taken in part after part, so that they are never all floats at once."""
+    if batch.dtype != torch.uint8:
+        flat = batch.flatten(1).float()
+        variance, mean = torch.var_mean(flat, dim=1, correction=0, keepdim=True)
+        return Statistics(mean.double(), variance.double(), flat.shape[1])
+    found: Statistics | None = None
+    for part in _parts(batch):
+        mean, variance = _mean_and_variance(part)
+        seen = Statistics(mean.double(), variance.double(), part[0].numel())
+        found = seen if found is None else found.merged(seen)
+    assert found is not None
+    return found
 
 
 def _parts(batch: torch.Tensor) -> Iterator[torch.Tensor]:

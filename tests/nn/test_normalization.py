@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from operant.nn.normalization import RunningNormalizer
+from operant.nn.normalization import RunningNormalizer, statistics
 
 CPU = torch.device("cpu")
 FIRST_WEIGHT = 1e-4  # of the mean 0 and variance 1 they begin with
@@ -94,3 +94,20 @@ def test_bytes_are_taken_in_as_numbers():
     normalizer.update(torch.tensor([[0, 255]], dtype=torch.uint8))
     assert normalizer.running_mean.item() == pytest.approx(127.5, rel=1e-4)
     assert normalizer.running_variance.item() == pytest.approx(127.5**2, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+def test_shards_of_lanes_give_the_same_bits_wherever_they_lie(dtype):
+    """Statistics of a shard do not depend on its neighbours: two devices with half of the shards each find what one finds."""
+    batch = (torch.randn(3, 6, 64, generator=torch.Generator().manual_seed(0)) * 40 + 100).clamp(0, 255).to(dtype)
+    whole, halves = statistics(batch, 8), [statistics(half.contiguous(), 4) for half in batch.chunk(2, dim=-1)]
+    by_shard = [statistics(part.contiguous()) for part in batch.chunk(8, dim=-1)]
+    between, mean = torch.var_mean(torch.cat([part.mean for part in by_shard], dim=1), dim=1, correction=0, keepdim=True)
+    within = torch.cat([part.variance for part in by_shard], dim=1).mean(dim=1, keepdim=True)
+    assert torch.equal(mean, whole.mean) and torch.equal(within + between, whole.variance)
+    assert whole.count == 6 * 64 and sum(half.count for half in halves) == whole.count
+    exact = batch.double().flatten(1)
+    torch.testing.assert_close(whole.mean[:, 0], exact.mean(dim=1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(whole.variance[:, 0], exact.var(dim=1, correction=0), rtol=1e-5, atol=0)
+    merged = halves[0].merged(halves[1])
+    torch.testing.assert_close(merged.variance, whole.variance, rtol=1e-6, atol=0)

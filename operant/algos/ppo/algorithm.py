@@ -28,7 +28,7 @@ from operant.data import minibatches, returns
 from operant.envs import Env
 from operant.nn import manual, mlp, work
 from operant.nn.distributions import masked
-from operant.nn.normalization import RunningNormalizer
+from operant.nn.normalization import RunningNormalizer, statistics
 from operant.nn.optimizer import Adam
 from operant.nn.policy import Policy
 from operant.settings import Count, Real, Section
@@ -338,17 +338,17 @@ class PPO:
             self._reward.mul_(self.return_normalizer.inv_std).clamp_(-RunningNormalizer.CLIP, RunningNormalizer.CLIP)
         self._estimate(lanes, self._discount, self._trace)
         if self.config.normalize_advantages and self.fused is None:
-            variance, mean = torch.var_mean(self._advantage)
-            self._advantage.sub_(mean).div_(variance.sqrt() + 1e-8)
+            mean, variance, count = statistics(self._advantage[None], self.minibatches.layout.shards)
+            self._advantage.sub_(mean.float()).div_((variance * count / (count - 1)).sqrt().float() + 1e-8)
 
     @torch.no_grad()
     def _update_normalizers(self) -> None:
         """Take the iteration into the normalizers, after the update: during an iteration they stand still."""
         if self.policy.normalizer is not None:
-            self.policy.normalizer.update(self.rollout.observation[:-1].transpose(0, 1))
+            self.policy.normalizer.update(self.rollout.observation[:-1].transpose(0, 1), self.minibatches.layout.shards)
         if self.return_normalizer is not None:
             self._accrue(self.world.count, self._discount, self._accrual)
-            self.return_normalizer.update(self._accrued[None])
+            self.return_normalizer.update(self._accrued[None], self.minibatches.layout.shards)
 
     # UPDATE
 
@@ -362,8 +362,8 @@ class PPO:
             self._update_normalizers()
             self._carry_on()
             return
-        variance = self._returns.var()
-        explained = 1.0 - (self._returns - self._value[:-1]).var() / variance.clamp_min(1e-12)
+        variance, residual = statistics(torch.stack([self._returns, self._returns - self._value[:-1]]), self.minibatches.layout.shards).variance[:, 0].float()
+        explained = 1.0 - residual / variance.clamp_min(1e-12)
         if config.anneal:
             remaining = 1.0 - self._iteration.float() / self._anneal_iterations
             self._learning_rate.copy_((config.learning_rate * remaining.clamp_min(0.0))[0])
