@@ -90,6 +90,14 @@ def gradient_case(env, net, algo, lanes=12, config=None, precision="ieee"):
     return {"gradient": relative_error(found, wanted), "numbers": max(abs(a - b) / (abs(b) + 1e-2) for a, b in zip(numbers.tolist(), exact, strict=True))}
 
 
+def bits_case(env, net, algo, config, lanes):
+    """A minibatch's gradient as text, to the bit."""
+    ppo = trainer(env_of(env), mlp.Config(**net), lanes=lanes, horizon=8, minibatches=2, kernels="fused", **algo)
+    reconfigure(ppo, config, "ieee")
+    prepared(ppo)
+    return gradients(ppo)[0].float().numpy().tobytes().hex()
+
+
 def rounded_case(env, net, algo, config, precision):
     """Distance of a minibatch's gradient from torch's of operands rounded as the kernels round them, and from torch's of operands that are not."""
     ppo = trainer(env_of(env), mlp.Config(**net), lanes=10, horizon=4, minibatches=2, kernels="fused", **algo)
@@ -169,7 +177,7 @@ def main() -> None:
     """Run the cases of standard input."""
     teach()
     torch.set_num_threads(1)
-    kinds = {"gradient": gradient_case, "rounded": rounded_case, "iteration": iteration_case, "tree": tree_case}
+    kinds = {"gradient": gradient_case, "rounded": rounded_case, "iteration": iteration_case, "tree": tree_case, "bits": bits_case}
     print(json.dumps([kinds[kind](**case) for kind, case in json.load(sys.stdin)]))
 
 

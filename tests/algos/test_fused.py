@@ -3,7 +3,6 @@ machine code for four generations of GPUs. What tf32 and bf16 compute only a GPU
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import os
@@ -80,29 +79,35 @@ ROUGH = [(precision, shape) for precision in ("tf32", "bf16") for shape in (None
 LIMITS = {"ieee": 1e-5, "tf32": 2e-3, "bf16": 2e-2}
 
 
-@functools.cache
-def plain_run():
-    """What both plain tests look at, from one process: it compiles each environment once."""
-    gradients = [{"env": e, "net": n, "algo": a} for e, n, a in GRADIENTS]
-    layered = [{"env": e, "net": n, "algo": a, "config": shape} for e, n, a, shape in LAYERED]
+def gradient_groups():
+    """Cases of a minibatch's gradient, a process each group."""
+    resident = [{"env": e, "net": n, "algo": a} for e, n, a in GRADIENTS]
+    per_layer = [{"env": e, "net": n, "algo": a, "config": config} for e, n, a, config in LAYERED]
     # A tile of the head ends within one of the other layers', and so do the samples.
-    layered.append({"env": MANY, "net": {"hidden": [16, 24, 16], "shared": True}, "algo": PLAIN, "config": TALL, "lanes": 10})
-    rough = [{"env": "categorical", "net": {"hidden": [24, 40]}, "algo": PLAIN, "config": shape, "precision": precision} for precision, shape in ROUGH]
+    per_layer.append({"env": MANY, "net": {"hidden": [16, 24, 16], "shared": True}, "algo": PLAIN, "config": TALL, "lanes": 10})
+    rough = [{"env": "categorical", "net": {"hidden": [24, 40]}, "algo": PLAIN, "config": config, "precision": precision} for precision, config in ROUGH]
     rough += [{**case, "net": {**case["net"], "layer_norm": True}} for case in rough if case["config"] == SMALL]
     small = {"net": {"hidden": [16], "shared": True}, "algo": CLIPPED, "config": WIDE}
     rough += [{"env": env, **small, "precision": precision} for precision, env in itertools.product(("tf32", "bf16"), (BYTES, NAMES, MIXED))]
-    cases = [("gradient", case) for case in gradients + layered + rough] + [("iteration", case) for case in ITERATIONS]
-    found = interpreted(cases)
-    return list(zip(cases, found, strict=True))
+    return {"resident": resident, "per-layer": per_layer, "rounded": rough}
 
 
-def test_the_gradient_is_float64_autograds():
+@pytest.mark.parametrize("group", ["resident", "per-layer", "rounded"])
+def test_the_gradient_is_float64_autograds(group):
     """In float32, and as nearly as their operands' bits allow in tf32 and bf16: the interpreter is taught their products, but not the GPU's own tanh."""
-    for (kind, case), found in plain_run():
-        if kind == "gradient":
-            precision = case.get("precision", "ieee")
-            assert found["gradient"] <= LIMITS[precision] and found["numbers"] <= 5 * LIMITS[precision], (case, found)
-            assert precision == "ieee" or found["gradient"] > 1e-5, (case, found)
+    cases = gradient_groups()[group]
+    for case, found in zip(cases, interpreted([("gradient", case) for case in cases]), strict=True):
+        precision = case.get("precision", "ieee")
+        assert found["gradient"] <= LIMITS[precision] and found["numbers"] <= 5 * LIMITS[precision], (case, found)
+        assert precision == "ieee" or found["gradient"] > 1e-5, (case, found)
+
+
+def test_the_bits_depend_on_the_chunks_alone():
+    """Not on how many of them a microbatch holds; other chunks add up in another order."""
+    line = "per-layer block_m=16 block_n=32 block_k=16 warps=4 stages=1 chunks={} microbatch={}"
+    case = {"env": "categorical", "net": {"hidden": [24, 16]}, "algo": PLAIN, "lanes": 32}
+    found = interpreted([("bits", {**case, "config": line.format(chunks, microbatch)}) for chunks, microbatch in ((4, 32), (4, 64), (4, 4096), (2, 4096))])
+    assert found[0] == found[1] == found[2] != found[3]
 
 
 def test_rows_of_partial_sums_are_added_in_a_binary_tree():
@@ -138,7 +143,7 @@ ITERATIONS = [
     {"env": "multi", "net": {"hidden": [16], "shared": True}, "algo": {"value_clip": 0.2, "anneal": False, "horizon": 10}},
     {"env": "gaussian", "net": {"hidden": [16], "squash": True}, "algo": {"target_kl": 1e-7, "learning_rate": 0.01, "normalize_advantages": False}},
     {"env": "gaussian", "net": {"hidden": [24]}, "algo": {"target_kl": 0.01, "normalize_observations": True, "horizon": 8, "kernel_config": BROAD}},
-    {"env": "categorical", "net": {"hidden": [16, 24], "layer_norm": True, "activation": "relu"}, "algo": {"kernel_config": SMALL}},
+    {"env": "categorical", "net": {"hidden": [16, 24], "layer_norm": True, "activation": "relu"}, "algo": {"kernel_config": SMALL}, "iterations": 1},
     {"env": "board", "net": {"hidden": [16], "shared": True}, "algo": {"horizon": 8, "kernel_config": WIDE}},
     {"env": "judged", "net": {"hidden": [16]}, "algo": {"normalize_observations": True, "horizon": 4}},
     {"env": "categorical", "net": {"hidden": [16]}, "algo": {}, "broken": True, "iterations": 1},
@@ -147,7 +152,7 @@ ITERATIONS = [
 
 def test_whole_iterations_are_the_torch_paths():
     """Rollout, advantages, several steps of Adam, moments, statistics, what a checkpoint holds; and the early stop, whose skipped steps are not counted."""
-    *runs, (_, broken) = ((case, found) for (kind, case), found in plain_run() if kind == "iteration")
+    *runs, (_, broken) = zip(ITERATIONS, interpreted([("iteration", case) for case in ITERATIONS]), strict=True)
     found = [differences for _, differences in runs]
     for case, differences in runs:
         assert differences["actions"] == 0, (case, differences)
@@ -311,6 +316,25 @@ def test_a_run_keeps_the_shape_it_began_with(caplog):
     assert choice.learner(given, measure).config == given and not caplog.records
     assert str(choice.learner(given, measure).config) == "resident block_m=32 warps=2 chunks=8 act_block_m=16 act_warps=1 max_registers=0"
     assert isinstance(other.learner(given, None).config, PerLayer) and "does not suit" in caplog.text
+
+
+def test_given_chunks_are_taken():
+    """Whatever is tried has so many, and a run's tile config with others is not taken."""
+    choice = choice_of(find("cartpole"), "tf32", {})
+    choice.chunks = 16
+    assert all(config.chunks == 16 for group in candidates(choice.spec, Work(2048, 132, 2, 16)) for config in group)
+    assert choice.learner(None, None).config.chunks == 16
+    given = from_text("resident block_m=32 warps=2 chunks=8 act_block_m=16 act_warps=1")
+    assert choice.learner(given, None).config.chunks == 16
+
+
+@pytest.mark.parametrize(
+    ("samples", "shared", "chunks"), [(8192, False, 128), (131_072, False, 128), (2**20, False, 256), (131_072, True, 256), (512, True, 8)]
+)
+def test_chunks_by_the_rule(samples, shared, chunks):
+    """A minibatch has as many as were measured best, and each a tile at least."""
+    config = next(candidates(spec_of(find("cartpole"), "bf16", shared=shared), Work(samples, 132, shards=8)))[0]
+    assert config.chunks == chunks
 
 
 def test_a_line_that_is_no_shape_is_an_error_of_the_configuration(monkeypatch):
