@@ -47,7 +47,7 @@ LEFT_OUT = ("precision", "kernels", "kernel_config", "horizon", "anneal_steps", 
 """What a bench chooses itself of a configuration's [algo]."""
 
 SIZES = Sizes(horizon=32, iterations=200)
-TINY = Sizes("cpu", 8, 4, gradient_lanes=8, run_lanes=8, iterations=2, chunk=128, workers=2)
+TINY = Sizes("cpu", 8, 4, gradient_lanes=8, run_lanes=8, iterations=2, microbatch=128, workers=2)
 
 BENT = {"fp32": 1e-5, "tf32": 6e-3, "bf16": 3e-2}
 """Relative error that a gradient may have behind relu: where rounding carries a unit over its bend, the unit's whole share of a sample's gradient comes or
@@ -99,7 +99,7 @@ def checks(task: Game, sizes: Sizes) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _gradient(task: Game, sizes: Sizes) -> dict[str, Any]:
-    """The gradient as the game's network has it. A minibatch of its small rollout has several chunks, the last a part of one."""
+    """The gradient as the game's network has it. A minibatch of its small rollout has several microbatches."""
     found = gradient(replace(task, algo={**task.algo, "minibatches": 4}), sizes)
     if task.net["activation"] == "relu" and found.get("error", math.inf) <= BENT[task.precision]:
         found["verdict"] = "ok"

@@ -45,7 +45,7 @@ class Sizes:
     gradient_lanes: int = 1024
     run_lanes: int = 1024
     iterations: int = 20
-    chunk: int = 768
+    microbatch: int = 768
     workers: int = 14
     networks: tuple[tuple[int, ...], ...] = ((256, 256), (128, 128), (64, 64))
     observation: str = "118"
@@ -79,12 +79,12 @@ class Task:
 
 
 def gradient(task: Task, sizes: Sizes) -> dict[str, Any]:
-    """Relative error of a minibatch's gradient and of the loss's numbers; layered in several chunks, the last a part of one."""
+    """Relative error of a minibatch's gradient and of the loss's numbers; a layer at a time in several microbatches."""
     line, task = task.shape, replace(task, shape="")
     ppo = task.trainer(sizes, sizes.gradient_lanes, 8, eager=True)
     shape = from_text(line) if line else ppo.fused.config
     if isinstance(shape, PerLayer):
-        shape = replace(shape, microbatch=sizes.chunk)
+        shape = replace(shape, microbatch=sizes.microbatch)
     ppo.fused = with_config(ppo.fused, shape)
     if sizes.where == "cuda" and not ppo.fused.fits():
         return {"ran": str(shape), "verdict": "does not fit"}
@@ -157,8 +157,8 @@ def tasks(sizes: Sizes) -> list[Task]:
         for precision in reversed(precisions):
             groups = list(candidates(describe(plain.policy, precision), Work(131_072, multiprocessors)))
             every: list[TileConfig] = [*groups[0], *groups[-1]] if hidden == sizes.networks[0] or precision != "fp32" else groups[0][:1]
-            # Chunks are cut alike, and programs do not change what is compiled.
-            distinct = {str(replace(shape, microbatch=sizes.chunk, chunks=8) if isinstance(shape, PerLayer) else shape): None for shape in every}
+            # Microbatches are alike, and the number of chunks does not change what is compiled.
+            distinct = {str(replace(shape, microbatch=sizes.microbatch, chunks=8) if isinstance(shape, PerLayer) else shape): None for shape in every}
             first, *more = (Task("gradient", sizes.observation, net, PLAIN, precision, line) for line in distinct)
             likely.append(first)
             others += more
