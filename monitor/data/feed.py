@@ -175,7 +175,7 @@ class LiveFeed:
         if timeline is None:
             return (), ()
         if self._judgement is None or now_s - self._judgement[0] >= _JUDGE_S or self._judgement[1:3] != (state, timeline):
-            said = health.findings(health.recent(timeline), timeline.specs, health.circumstances(known, self._sampler.latest))
+            said = health.judge(known, self._sampler.latest)
             self._judgement = (now_s, state, timeline, model.phases(timeline), said)
         return self._judgement[3:]
 
@@ -220,7 +220,7 @@ class LiveFeed:
             progress=model.progress_at(known, step),
             figures=model.figures(timeline, step),
             phases=model.phases(timeline, step),
-            health=health.findings(health.recent(timeline, step), timeline.specs, health.circumstances(known, None, step)),
+            health=health.judge(known, None, step),
             at_step=step,
         )
 

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 from monitor.data.model import Known
 from monitor.data.snapshot import POWER_LIMIT, Finding, Gpu, Level, System
-from monitor.data.timeline import Timeline
 from operant.runs import integer_of, number_of
 from operant.runs.metrics import MetricSpec, Threshold
 from operant.text import count, number, safe
@@ -26,7 +25,6 @@ _EARLY, _LATE = 0.2, 0.9
 _IDLE_GPU = 0.6
 _NEXT_TO_BEST, _LOST_HALF, _LOST_MOST = 0.02, 0.5, 0.8
 _RECENT, _MINUTE = (10.0, 20), (60.0, 20)  # seconds, and at least so many records
-_MOST_JUDGED = 64  # metrics with thresholds
 _ORDER: Final[dict[Level, int]] = {"bad": 0, "warn": 1, "ok": 2}
 
 
@@ -91,11 +89,6 @@ class Circumstances(NamedTuple):
         return "" if self.past(rule.after) else "too early to tell"
 
 
-def judged(timeline: Timeline) -> tuple[MetricSpec, ...]:
-    """The metrics that declare thresholds."""
-    return tuple(spec for spec in timeline.specs.values() if spec.thresholds)[:_MOST_JUDGED]
-
-
 def circumstances(known: Known, system: System | None, step: float | None = None) -> Circumstances:
     """Those of a run now, or at a step."""
     timeline, document = known.timeline, known.run.document
@@ -103,7 +96,7 @@ def circumstances(known: Known, system: System | None, step: float | None = None
         return Circumstances()
     curves, place = timeline.table.curves, timeline.table.last if step is None else timeline.table.place(step)
     done, steps = (0.0, 0.0, 0.0) if place is None else place, integer_of(document, "steps")
-    rules = [(spec.name, rule) for spec in judged(timeline) for rule in spec.thresholds]
+    rules = [(spec.name, rule) for spec in timeline.judged for rule in spec.thresholds]
     usual = {name for name, rule in rules if rule.relative_to == "minute"}
     others = {rule.while_metric for _, rule in rules if rule.while_metric in curves}
     minute = {name: _finite(some) for name, some in timeline.table.window(*_MINUTE, usual | others, step=step).values.items()}
@@ -125,13 +118,17 @@ def circumstances(known: Known, system: System | None, step: float | None = None
     )
 
 
-def recent(timeline: Timeline, step: float | None = None) -> Mapping[str, Sequence[float]]:
-    """The values that are judged, by metric: those of the last ten seconds up to a step (None: the newest), twenty at least."""
-    return timeline.table.window(*_RECENT, [spec.name for spec in judged(timeline)], step=step).values
+def judge(known: Known, system: System | None, step: float | None = None) -> tuple[Finding, ...]:
+    """The findings of a run now, or at a step: of the records of the last ten seconds up to it, twenty at least."""
+    timeline = known.timeline
+    if timeline is None:
+        return ()
+    recent = timeline.table.window(*_RECENT, [spec.name for spec in timeline.judged], step=step).values
+    return findings(recent, timeline.specs, circumstances(known, system, step))
 
 
 def findings(recent: Mapping[str, Sequence[float]], specs: Mapping[str, MetricSpec], now: Circumstances) -> tuple[Finding, ...]:
-    """What there is to say, the gravest first, in the order of the metrics."""
+    """Findings by the recent values of each metric, the gravest first, in the order of the metrics."""
     values = {name: finite for name, some in recent.items() if (finite := _finite(some))}
     said = [_finiteness(specs, now), _evaluation(now), *(_judge(specs[name], some, now) for name, some in values.items() if name in specs), _gpu(now)]
     found = [finding for finding in (*said, _safety(now)) if finding is not None]

@@ -34,6 +34,7 @@ from operant.runs.metrics import (
 from operant.text import safe
 
 _DEFAULT_FIGURES = 4  # of a run that declares none
+_MOST_JUDGED = 64
 _MOST_MARKS = 512  # of a kind
 _RATE, _RATE_SHORTEST_S = (20.0, 8), 0.5  # seconds, and at least so many records
 _BLOCK_RECORDS = 1 << 14
@@ -76,6 +77,8 @@ class Timeline:
         found = described(metrics, specs)
         self._shown = sorted((index for index, metric in enumerate(metrics) if not metric.hidden), key=lambda index: found[index].order)
         self.specs = {found[index].name: found[index] for index in self._shown}
+        self.judged = tuple(spec for spec in self.specs.values() if spec.thresholds)[:_MOST_JUDGED]
+        """The metrics that declare thresholds."""
         self.table = Table(_column(metrics[index], found[index]) for index in self._shown)
         names = [metric.name for metric in metrics]
         self._counter = names.index(ITERATIONS) if ITERATIONS in names else None

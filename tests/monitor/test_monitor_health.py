@@ -108,7 +108,7 @@ def course(tmp_path, columns, actions, *, share=1.0, target=None):
         step = int(STEPS * share * (n + 1) / 100)
         timeline.add([Record(n, step, n * 10**9 // 2, 0, 1, 0, tuple(column[n // 10] for column in columns))])
         known = Known(run, State("running"), Observation(True), timeline)
-        yield step / STEPS, findings(health.recent(timeline), timeline.specs, health.circumstances(known, None))
+        yield step / STEPS, health.judge(known, None)
 
 
 @pytest.mark.parametrize("name", LEARNED)
