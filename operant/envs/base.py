@@ -76,15 +76,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from operant.errors import OperantError
 from operant.old_names import KEYWORDS
 
 
+class _Declared:
+    """What refuses the field names of an earlier version. (A file that has them is translated: operant/old_names.py.)"""
+
+    def __new__(cls, *args: Any, **fields: Any) -> Any:
+        """Raises OperantError that names the new one."""
+        for old in KEYWORDS.keys() & fields:
+            raise OperantError(f"{cls.__name__}({old}=...) is called {KEYWORDS[old]} now: write {cls.__name__}({KEYWORDS[old]}=...)")
+        return super().__new__(cls)
+
+
 @dataclass(frozen=True)
-class Box:
+class Box(_Declared):
     """`size` numbers of one type, each within its bounds (a number for all, or one for each)."""
 
     size: int
@@ -93,11 +103,8 @@ class Box:
     dtype: str = "float32"
     shape: tuple[int, ...] = ()
     categories: int | tuple[int, ...] = 0  # of uint8 features (a number for all, or one for each): read one-hot; 0: a numeric feature
-    kinds: InitVar[object] = None  # refused: the former name of `categories`
 
-    def __post_init__(self, kinds: object) -> None:
-        if kinds is not None:
-            raise TypeError(f"Box(kinds={kinds!r}): this is called categories now; write Box(categories={kinds!r})")
+    def __post_init__(self) -> None:
         # Lists are as good as tuples to whoever writes them, but cannot be a key of the cache of kernels.
         for name in ("low", "high", "shape", "categories"):
             if isinstance(getattr(self, name), list):
@@ -147,14 +154,8 @@ class IntState:
 
 
 @dataclass(frozen=True)
-class Env:
+class Env(_Declared):
     """The rules of one kind of environment: see the module's docstring."""
-
-    def __new__(cls, *args: Any, **fields: Any) -> Env:
-        """Raises OperantError for a field's name of an earlier version."""
-        for old in KEYWORDS.keys() & fields:
-            raise OperantError(f"Env({old}=...) is called {KEYWORDS[old]} now: write Env({KEYWORDS[old]}=...)")
-        return super().__new__(cls)
 
     Params: type
     fields: int

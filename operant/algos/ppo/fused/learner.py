@@ -6,7 +6,7 @@ Nothing here allocates or reads back once it is made, so that a CUDA graph can h
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ class Learner:
         self._legal_mask = buffers.rollout.legal if self.spec.legal else buffers.rollout.truncated  # or bytes that nothing reads
         self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
 
-    def spare(self) -> Self:
+    def spare(self) -> Learner:
         """The same learner, which from now on works on copies of the optimizer's state and the policy's gradient: to measure with."""
         self._adam = {name: value.clone() for name, value in self._adam.items()}
         self._gradient = self._gradient.clone()
