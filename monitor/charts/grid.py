@@ -43,7 +43,9 @@ class MetricChart(Chart):
 
     def _made(self) -> ChartData:
         self._columns = self.plot_columns
-        return ChartData() if self.series is None or self._stage is None else chart_data(self.series, self._stage, self._columns)
+        if self.series is None or self._stage is None:
+            return ChartData()
+        return chart_data(self.series, self._stage._replace(glyphs=self.palette.glyphs), self._columns)
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
         """The chart in a size, with as many points as fit."""

@@ -17,6 +17,7 @@ from textual.message import Message
 
 from monitor.charts.canvas import Canvas
 from monitor.charts.cells import EMPTY, Piece, blank, framed, sentence
+from monitor.charts.line import clean
 from monitor.charts.palette import Cell, Palette, Row, Rows, Style, hexadecimal, readable
 from monitor.data.snapshot import Frame
 
@@ -257,5 +258,11 @@ class AgentPicture(Canvas):
         """The picture in a size."""
         edge = self._has_edge(width, height)
         inner = (width - 2, height - 2) if edge else (width, height)
-        rows = sentence(self._absent, *inner) if self._frame is None else draw_picture(self._frame, *inner, palette, self._mode, self._ground)
-        return framed(rows, self._title, width, palette) if edge else rows
+        ascii_only = not palette.glyphs.braille
+        rows = (
+            sentence(clean(self._absent, ascii_only=ascii_only), *inner)
+            if self._frame is None
+            else draw_picture(self._frame, *inner, palette, self._mode, self._ground)
+        )
+        title = [(clean(text, ascii_only=ascii_only), style) for text, style in self._title]
+        return framed(rows, title, width, palette) if edge else rows

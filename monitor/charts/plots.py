@@ -14,7 +14,7 @@ from monitor.data.snapshot import Axis, Mark, Point, Series
 from monitor.screen.view import Held, View
 from operant.text import count
 
-_NEAR = 8  # points
+_NEAR, _NEAR_SHARE = 8, 16  # the cursor reads a value so many points away, or this part of the chart
 _LEAST_TITLE = 6
 
 
@@ -135,5 +135,6 @@ def _reading(points: Sequence[Point | None], cursor: int, stage: Stage, second: 
 
 
 def _nearest(points: Sequence[Point | None], cursor: int) -> Point | None:
-    near = sorted(range(max(0, cursor - _NEAR), min(len(points), cursor + _NEAR + 1)), key=lambda index: abs(index - cursor))
+    reach = max(_NEAR, len(points) // _NEAR_SHARE)
+    near = sorted(range(max(0, cursor - reach), min(len(points), cursor + reach + 1)), key=lambda index: abs(index - cursor))
     return next((points[index] for index in near if points[index] is not None), None)

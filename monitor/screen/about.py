@@ -46,6 +46,11 @@ def _head(text: str) -> Line:
     return (Piece(text, "bright", bold=True),)
 
 
+def traceback(snapshot: Snapshot) -> list[Line]:
+    """The last lines of the log of a run that failed."""
+    return [(Piece(text, "text"),) for text in (() if snapshot.ending is None else snapshot.ending.traceback)]
+
+
 def description(snapshot: Snapshot) -> list[Line]:
     """What is known about the run, a line a fact."""
     run, now = snapshot.run, snapshot.progress

@@ -24,9 +24,8 @@ from textual.theme import Theme
 from textual.timer import Timer
 
 from monitor.charts.grid import MetricChart
-from monitor.charts.line import Line, Piece
 from monitor.data.snapshot import RunRow, Snapshot, Source
-from monitor.screen import keys, navigation
+from monitor.screen import about, keys, navigation
 from monitor.screen.diff_renderer import DiffRenderer
 from monitor.screen.model import Frozen, Model
 from monitor.screen.run_view import RunView
@@ -114,7 +113,7 @@ class MonitorApp(App[None]):
 
     def compose(self) -> ComposeResult:
         """One widget, which shows the model."""
-        self.run_view = RunView(ascii_only=self.ascii_only)
+        self.run_view = RunView()
         yield self.run_view.data_bind(MonitorApp.model)
 
     def on_mount(self) -> None:
@@ -238,7 +237,7 @@ class MonitorApp(App[None]):
         """One chart alone, or the whole traceback of a run that failed."""
         ending = None if self.model is None else self.model.snapshot.ending
         if self.model is not None and ending is not None and ending.traceback and self.model.chosen is None and self.model.view.maximised is None:
-            self.read("Last words", [(Piece(text, "text"),) for text in ending.traceback], at_end=True)
+            self._read("Traceback", about.traceback(self.model.snapshot), at_end=True)
         else:
             self.action_look("maximise")
 
@@ -282,20 +281,15 @@ class MonitorApp(App[None]):
 
     def action_help(self) -> None:
         """All keys."""
-        from monitor.screen.about import help_lines
-
-        lines = help_lines(self._own_keys, readonly=self.model is not None and self.model.readonly, width=min(92, max(30, self.size.width - 6)))
-        self.read("Keys", lines, width=96)
+        lines = about.help_lines(self._own_keys, readonly=self.model is not None and self.model.readonly, width=min(92, max(30, self.size.width - 6)))
+        self._read("Keys", lines, width=96)
 
     def action_describe(self) -> None:
         """What is known about the run."""
-        from monitor.screen.about import description
-
         if self.model is not None:
-            self.read(self.model.snapshot.run.id, description(self.model.snapshot))
+            self._read(self.model.snapshot.run.id, about.description(self.model.snapshot))
 
-    def read(self, title: str, lines: Sequence[Line], *, width: int = 100, at_end: bool = False) -> None:
-        """Open a text over the screen."""
+    def _read(self, title: str, lines: Sequence[Any], *, width: int = 100, at_end: bool = False) -> None:
         from monitor.screen.screens import TextScreen
 
         self.push_screen(TextScreen(title, lines, width=width, at_end=at_end))

@@ -116,8 +116,8 @@ def _now(model: Model) -> list[Piece]:
         return [Piece(snapshot.notice, "focus" if snapshot.notice_level == "ok" else LEVELS[snapshot.notice_level][1])]
     sentence = state_sentence(snapshot)
     if (model.plan.words or model.plan.numbers) and snapshot.ending is not None:
-        hints = ["← → go through its time"] if snapshot.progress.step is not None else []
-        hints += ["enter reads all its last words"] if snapshot.ending.traceback else []
+        hints = ["← → step through the run"] if snapshot.progress.step is not None else []
+        hints += ["enter shows the whole traceback"] if snapshot.ending.traceback else []
         return [Piece(" · ".join(hints), "dim")] if hints and model.plan.words and not _chosen(model) else []
     return [Piece(sentence, label_of(snapshot.state)[2])] if sentence else []
 

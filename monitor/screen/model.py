@@ -95,7 +95,7 @@ class Model(NamedTuple):
             return f"FROZEN at {self.frozen.clock} · {goes_on} · space goes on"
         if self.view.at is not None:
             return f"as it was at {count(self.view.at)} steps · ← → · end returns"
-        return "← → reads single values · esc returns" if self.view.inspected is not None else ""
+        return "← → read single values · esc returns" if self.view.inspected is not None else ""
 
     @property
     def footer(self) -> list[tuple[str, str, str]]:

@@ -14,7 +14,7 @@ from operant.text import count
 def health(model: Model, width: int, height: int) -> list[Line]:
     """Findings, the worst first, with advice where not all is well, as far as it fits."""
     if not model.snapshot.health:
-        return [(Piece("nothing to tell yet", "dim"),)]
+        return [(Piece("no records yet", "dim"),)]
     order = sorted(model.snapshot.health, key=lambda finding: ("bad", "warn", "ok").index(finding.level))
     lines = [(finding, finding_line(finding, width), _advice(finding, width)) for finding in order]
     spare = height - len(lines)
@@ -61,7 +61,7 @@ def time(model: Model, width: int, height: int) -> list[Line]:
     """The time of an iteration by phases: one bar of all, and a line for each."""
     phases = model.snapshot.phases
     if not phases:
-        return [(Piece("nothing to tell yet", "dim"),)]
+        return [(Piece("no records yet", "dim"),)]
     return [of_cells(bars.phase_bar(phases, width)), *map(of_cells, bars.phase_legend(phases, width))]
 
 
@@ -75,7 +75,7 @@ def machine(model: Model, width: int, height: int) -> list[Line]:
     """GPU, the trainer's process and the machine, as far as they are visible from here."""
     system = model.snapshot.system
     if system is None:
-        where = "on another machine: not to be seen from here" if model.snapshot.state == "remote" else "nothing to tell: the run has ended"
+        where = "no figures: the run is on another machine" if model.snapshot.state == "remote" else "no figures: the run has ended"
         return [(Piece(text, "dim"),) for text in wrapped(where if (model.snapshot.ended or model.snapshot.state == "remote") else "looking ...", width)]
     lines: list[Line] = []
     if system.gpu is not None:

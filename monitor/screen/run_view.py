@@ -10,11 +10,8 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from monitor.charts.grid import ChartGrid
-from monitor.charts.line import clean
-from monitor.charts.palette import ASCII, UNICODE
 from monitor.charts.picture import AgentPicture
 from monitor.charts.plots import Stage
-from monitor.data.snapshot import Snapshot
 from monitor.screen import header, layout, log, panels
 from monitor.screen.layout import REST, Plan
 from monitor.screen.model import Model
@@ -28,9 +25,8 @@ class RunView(Container):
 
     model: reactive[Model | None] = reactive(None, repaint=False)
 
-    def __init__(self, *, ascii_only: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._glyphs = ASCII if ascii_only else UNICODE
         self._plan: Plan | None = None
         self.charts = ChartGrid(id="charts")
         self.agent = AgentPicture(id="agent")
@@ -81,7 +77,7 @@ class RunView(Container):
         if names:
             self.charts.show(names, model.snapshot.series, self._stage(model))
         if plan.agent:
-            self._show_agent(model.snapshot)
+            self.agent.show(model.snapshot.frame, absent=model.snapshot.agent_absent, title=panels.agent_title(model.snapshot))
 
     def _lay_out(self, plan: Plan, size: tuple[int, int]) -> None:
         self._plan, panel = plan, self.panels
@@ -96,11 +92,6 @@ class RunView(Container):
         _size(panel["time"], height=plan.time_lines)
         _size(panel["machine"], height=plan.machine_lines)
         _show(self._main, plan.sidebar != REST)
-
-    def _show_agent(self, snapshot: Snapshot) -> None:
-        ascii_only = not self._glyphs.braille
-        title = [(clean(text, ascii_only=ascii_only), style) for text, style in panels.agent_title(snapshot)]
-        self.agent.show(snapshot.frame, absent=clean(snapshot.agent_absent, ascii_only=ascii_only), title=title)
 
     def _stage(self, model: Model) -> Stage:
         snapshot, axis = model.snapshot, model.view.axis
@@ -118,7 +109,6 @@ class RunView(Container):
             overlay=None if model.overlay is None else model.overlay.series,
             overlay_name=model.overlaid,
             empty="no record yet" if snapshot.live else "the run has no records",
-            glyphs=self._glyphs,
         )
 
 

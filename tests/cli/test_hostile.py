@@ -196,8 +196,8 @@ TOUR = (
 )  # fmt: skip
 """Keys, and what is on the screen after them ("!": what is there no more; "": whatever they change). Dialogs are waited for at any size."""
 SHOWN = {
-    "2": "0/", "3": "─ Agent ──────", "4": "The mean return of whole greedy episodes", "5": "─ Log " + "─" * 60, "6": "─ config.toml ─", "1": "─ Log ─",
-    "i": "reads single values",
+    "2": "0/", "3": "─ Agent ──────", "4": "GPU and process", "5": "─ Log " + "─" * 60, "6": "─ config.toml ─", "1": "─ Log ─",
+    "i": "read single values",
 }  # fmt: skip
 """What is on the screen after a key where there is room for it."""
 

@@ -230,7 +230,7 @@ def test_the_line_below_the_header_tells_what_is_not_as_usual():
     assert "x: wall time" not in written(header.message(Model(states()["crashed"], changed), 120, 1)), "how it ended matters more"
     assert "asked by root@vm, 3 min ago · P goes on" in said(states()["paused"]._replace(cause="by root@vm, 3 min ago"))
     empty = states()["crashed"]._replace(progress=states()["starting"].progress)
-    assert "go through its time" in said(states()["crashed"]) and "go through its time" not in said(empty)
+    assert "step through the run" in said(states()["crashed"]) and "step through the run" not in said(empty)
 
 
 def test_the_progress_bar_is_full_only_at_the_end():
