@@ -38,6 +38,7 @@ def advantage_body(i, discount, trace, offset):
     following = float32(0.0)
     gamma, decay = float32(discount.gamma), float32(discount.decay)
     for back in range(trace.reward.shape[0]):
+        # V(s_{t+1}): 0 after a true end, that of the true final observation after a time limit; A_{t+1} is 0 after either.
         t = trace.reward.shape[0] - 1 - back
         terminated, truncated = trace.terminated[t, i] != 0, trace.truncated[t, i] != 0
         next_value = trace.value[t + 1, i]

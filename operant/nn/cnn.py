@@ -5,12 +5,11 @@
 - board: convolutions of 3 x 3 that keep the size, for boards of a few cells, and a dense layer.
 
 Bytes are read by `operant.nn.inputs`, as numbers from 0 to 1 (byte / 255) or as categories one-hot, each category a channel; they are never normalised.
-On a GPU with bf16 all but the heads computes in bf16, from parameters in float32, to which gradients come back; otherwise it computes in the parameters' type.
+On a GPU with bf16 all but the output layers computes in bf16, from parameters in float32, which receive the gradients; otherwise in the parameters' type.
 Channels lie last in memory everywhere: a picture of the world is read as it lies, weights are (M, k, k, C), and the dense layer's columns follow (h, w, C).
 
-The same bits every time ask for `settle` on a GPU, and every convolution for a first call before a CUDA graph is captured, as `operant.compute.graphs` does
-anyway:
-cuDNN loads its kernels then. Nothing is read back to the host.
+For the same bits every time on a GPU call `settle` first. Every convolution needs a first call before a CUDA graph is captured, since cuDNN loads its kernels
+then; `operant.compute.graphs` makes one. Nothing is read back to the host.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ CHANNELS = {"nature": (32, 64, 64), "impala": (16, 32, 32), "board": (64, 64, 64
 SMALLEST_NATURE = 36  # pixels of a side that leave one number of each channel
 
 MOST_NUMBERS = 2**28
-"""Of the widest layer, computed at a time where nobody asks for gradients: acting and estimating values take no more memory for more samples."""
+"""Numbers of the widest layer computed at a time without gradients: acting and estimating values take no more memory for more samples."""
 
 NATURE_KERNELS = ((8, 4), (4, 2), (3, 1))  # side and stride
 
@@ -83,6 +82,7 @@ class _Filter(nn.Module):
         scale = 1.0 if categories else 1.0 / 255.0
         if self._stride == 1:
             return reading.convolve(self.weight, self.bias, picture, categories=categories, scale=scale, padding=self._padding, dtype=dtype)
+        # A filter of side k = times x stride over pixels is one of side `times` over squares of stride x stride pixels, whose pixels are channels.
         times = self._side // self._stride
         rows, columns = (self.size(length) + times - 1 for length in picture.shape[1:3])
         parts = self.weight.unflatten(1, (times, self._stride)).unflatten(3, (times, self._stride)).transpose(2, 3)
@@ -144,6 +144,8 @@ class Convolutional(nn.Module):
         self.config, self.categories, self.dtype = config, observation.categories, dtype
         height, width, planes = (*observation.shape, 1)[:3]
         self._shape, inputs, channels = (height, width, planes), planes * max(self.categories, 1), config.channels or CHANNELS[config.cnn]
+
+        # The convolutions, and the side lengths that they leave: height and width of the features, and the numbers of the widest layer.
         self.body: _Plain | _Residual
         if config.cnn == "impala":
             self.body = _Residual(channels, inputs, generator)
@@ -161,7 +163,9 @@ class Convolutional(nn.Module):
             for layer, filtered in zip(filters, channels, strict=True):
                 height, width = layer.size(height), layer.size(width)
                 widest = max(widest, height * width * filtered)
-        self._together = max(1, MOST_NUMBERS // widest)
+        self._together = max(1, MOST_NUMBERS // widest)  # samples computed at a time without gradients
+
+        # Dense layers, and the two output layers.
         widths = (height * width * channels[-1], *config.hidden)
         gain = math.sqrt(2.0)
         self.weights = nn.ParameterList([nn.Parameter(orthogonal(after, before, gain, generator)) for before, after in itertools.pairwise(widths)])
@@ -184,8 +188,8 @@ class Convolutional(nn.Module):
     def _forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         own = self.head_weight.dtype
         dtype = self.dtype or own
-        features = self.body(reading.picture_of(observation, self._shape), self.categories, dtype)
-        features = features.permute(0, 2, 3, 1).flatten(1)
+        features = self.body(reading.picture_of(observation, self._shape), self.categories, dtype)  # (B, M, h, w)
+        features = features.permute(0, 2, 3, 1).flatten(1)  # (B, h w M)
         for k, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             features = nn.functional.linear(features, weight.to(dtype), bias.to(dtype))
             if self.config.layer_norm:

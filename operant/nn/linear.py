@@ -46,5 +46,6 @@ def weight_gradient(gradient: Tensor, features: Tensor) -> Tensor:
         """(M, B) -> (parts, M, B / parts), without a copy."""
         return rows.unflatten(1, (parts, -1)).transpose(0, 1)
 
+    # Each tower's B samples in `parts` parts: (parts, M, B / parts) (parts, B / parts, K) -> (parts, M, K), and their sum.
     towers = zip(gradient.contiguous(), features.contiguous(), strict=True)
     return torch.stack([torch.bmm(split(g), split(x).transpose(1, 2)).sum(dim=0) for g, x in towers])

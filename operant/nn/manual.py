@@ -26,7 +26,7 @@ def unsupported_reason(policy: Policy) -> str | None:
     if policy.device.type != "cpu":
         return "it is not on the CPU"
     if not isinstance(policy.net, mlp.MLP):
-        return "its network is no built-in MLP"
+        return "its network is not a built-in MLP"
     return None
 
 
@@ -64,7 +64,7 @@ class Weights(NamedTuple):
     log_std: Tensor  # (A, 1), or empty
 
     def views(self, vector: Tensor) -> Weights:
-        """Views of one vector in the shapes of a gradient; what is behind them in the vector is left."""
+        """Views of one vector in the shapes of a gradient; the vector may be longer."""
         offset = 0
 
         def view(like: Tensor) -> Tensor:
@@ -150,6 +150,7 @@ class _LayerNorm:
     def forward(self, features: Tensor) -> None:
         """Overwrite x with y."""
         normal = self._normal
+        # x - mean, its mean square, and 1 / sqrt(variance + epsilon).
         torch.mean(features, dim=1, keepdim=True, out=self._mean)
         torch.sub(features, self._mean, out=normal)
         torch.mul(normal, normal, out=self._product)
@@ -160,14 +161,18 @@ class _LayerNorm:
     def backward(self, gradient: Tensor, gain_gradient: Tensor, bias_gradient: Tensor) -> None:
         """Overwrite the gradient by y with that by x, and add those by gain and bias, (G, M, 1) each."""
         normal, product = self._normal, self._product
+        # dgain = sum over samples of g u, dbias = sum of g.
         torch.mul(gradient, normal, out=product)
         gain_gradient.add_(product.sum(dim=2, keepdim=True))
         bias_gradient.add_(gradient.sum(dim=2, keepdim=True))
+
+        # h = g gain, and u mean(h u).
         gradient.mul_(self._gain)
-        # mean(h u) first, which reads h as it is; then mean(h).
         product.mul_(self._gain)
         torch.mean(product, dim=1, keepdim=True, out=self._mean)
         torch.mul(normal, self._mean, out=product)
+
+        # dx = inv_std (h - mean(h) - u mean(h u)).
         torch.mean(gradient, dim=1, keepdim=True, out=self._mean)
         gradient.sub_(self._mean).sub_(product).mul_(self._inv_std)
 
@@ -180,6 +185,7 @@ class Network:
         config = policy.net.config
         G = 1 if config.shared else 2
         self._normalizer, self._weights = policy.normalizer, weights
+        # Of each hidden layer its output before and after the activation, (G, M, n): one tensor where the derivative follows from the output.
         self._activate, self._deactivate = _FORWARD[config.activation], _BACKWARD[config.activation]
         self._observation = torch.empty(weights.first.shape[1], n)
         self._partial_one_hot, categories = policy.net.partial_one_hot, policy.net.categories

@@ -141,6 +141,7 @@ class MLP(nn.Module):
         def stacked(rows: int, columns: int) -> nn.Parameter:
             return nn.Parameter(torch.stack([orthogonal(rows, columns, gain, generator) for _ in range(G)]))
 
+        # Hidden layers, the towers side by side: the first as one matrix, since both towers read the same observation.
         self.first_weight = nn.Parameter(stacked(widths[0], columns).flatten(0, 1).detach())  # (G H, K)
         self.first_bias = nn.Parameter(torch.zeros(G * widths[0], 1))
         self.weights = nn.ParameterList([stacked(after, before) for before, after in itertools.pairwise(widths)])  # (G, H, H')
@@ -197,5 +198,5 @@ class SampleMajor(nn.Module):
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """(O, B) -> head parameters (H, B), value (B)."""
-        head, value = self.module(observation.t().contiguous())  # whoever reshapes with `view` expects it so
+        head, value = self.module(observation.t().contiguous())  # `view` in a user's network needs contiguous memory
         return head.t(), value.reshape(-1)

@@ -155,22 +155,22 @@ def _user_module(path: Path, class_name: str, observation: int, head_rows: int) 
     if not path.is_file():
         raise problem(f"there is no file {str(path)!r}")
     if path.suffix != ".py":
-        raise problem(f"{str(path)!r} is no Python file: its name should end in .py")
+        raise problem(f"{str(path)!r} is not a Python file: its name should end in .py")
     try:
         module = user_file.load(path, f"operant_user_net_{path.stem}")
         built = getattr(module, class_name)(observation, head_rows)
-        complaint = _complaint(built, observation, head_rows)
+        found = _problem_of(built, observation, head_rows)
     except Exception as error:
         raise problem(f"{class_name}({observation}, {head_rows}) could not be built and called: {type(error).__name__}: {error}") from error
-    if complaint is not None:
-        raise problem(f"{class_name} {complaint}")
+    if found is not None:
+        raise problem(f"{class_name} {found}")
     return built
 
 
-def _complaint(built: object, observation: int, head_rows: int) -> str | None:
+def _problem_of(built: object, observation: int, head_rows: int) -> str | None:
     """What makes a user's network unfit, found by calling it once; None where nothing does."""
     if not isinstance(built, nn.Module):
-        return "is no torch.nn.Module"
+        return "is not a torch.nn.Module"
     other = [name for name, parameter in built.named_parameters() if parameter.dtype != torch.float32]
     if other:
         return f"has parameters that are not float32: {', '.join(other)}"

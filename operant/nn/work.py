@@ -31,7 +31,7 @@ def network_flops(policy: Policy) -> tuple[int, int]:
     towers, widths = 1 if net.config.shared else 2, net.config.hidden
     first = 2 * net.first_weight.numel()
     forward = first + 2 * towers * sum(a * b for a, b in itertools.pairwise(widths)) + 2 * widths[-1] * (H + 1)
-    return forward, 2 * forward - first  # nobody asks for the gradient by the observation
+    return forward, 2 * forward - first  # the gradient by the observation is not computed
 
 
 def step_bytes(env: Env) -> int:

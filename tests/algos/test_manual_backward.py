@@ -318,7 +318,7 @@ class Net(torch.nn.Module):
 def test_what_it_cannot_compute_it_says(tmp_path):
     (tmp_path / "net.py").write_text(USER)
     own = ppo_on(CARTPOLE, 8, mlp.Config(kind=f"{tmp_path / 'net.py'}:Net"), horizon=8, start=False)
-    assert manual.unsupported_reason(own.policy) == "its network is no built-in MLP"
+    assert manual.unsupported_reason(own.policy) == "its network is not a built-in MLP"
     assert manual.unsupported_reason(trainer().policy) is None
 
 
@@ -375,7 +375,7 @@ def test_a_resumed_run_on_several_threads_ends_in_the_same_bits(small_chunks):
     ("kernels", "own", "line"),
     [
         ("auto", False, "kernels: torch's, and a manual backward pass, on 1 thread"),
-        ("auto", True, "kernels: torch's and autograd, not the manual backward pass: its network is no built-in MLP"),
+        ("auto", True, "kernels: torch's and autograd, not the manual backward pass: its network is not a built-in MLP"),
         ("torch", False, None),
     ],
 )

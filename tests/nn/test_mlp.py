@@ -332,7 +332,7 @@ class Net(nn.Module):
         ("def Net(:", "SyntaxError"),
         ("class Other: pass", "Net"),
         ("from torch import nn\nclass Net(nn.Module):\n    def __init__(self): super().__init__()", "TypeError"),
-        ("class Net:\n    def __init__(self, o, h): pass\n    def __call__(self, x): return x, x", "is no torch.nn.Module"),
+        ("class Net:\n    def __init__(self, o, h): pass\n    def __call__(self, x): return x, x", "is not a torch.nn.Module"),
         (net_file("raise ValueError('not today')"), "ValueError: not today"),
         (net_file("return self.a(x)"), "should return two tensors"),
         (net_file("return self.a(x), 0.0"), "should return two tensors"),

@@ -66,11 +66,13 @@ class _Chunk:
         L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)] and d r / d log pi = r: so r A where the first is the smaller, 0 elsewhere.
         """
         clip, unclipped, gradient = self._config.clip, self._unclipped, self._ratio_gradient
+        # r = pi / pi_old, and the numbers that are reported: (r - 1) - log r, and whether |r - 1| > epsilon.
         log_ratio = self._log_ratio.sub_(samples.log_probability)
         ratio = torch.exp(log_ratio, out=gradient)
         torch.sub(ratio, 1.0, out=unclipped)
         torch.sub(unclipped, log_ratio, out=self._kl)
         torch.gt(unclipped.abs_(), clip, out=self._clipped)
+        # The smaller of r A and clip(r) A.
         torch.mul(ratio, samples.advantage, out=unclipped)
         ratio.clamp_(1.0 - clip, 1.0 + clip).mul_(samples.advantage)
         torch.minimum(unclipped, ratio, out=self._surrogate)
@@ -80,9 +82,11 @@ class _Chunk:
     def _value_gradient(self, samples: Batch, value: Tensor, gradient: Tensor) -> None:
         """Write B c1 times the gradient of L_VF by V, (n): V - R; of the larger error where value_clip is set, half of each where they are equal."""
         reach = self._config.value_clip
+        # V - R, and its square.
         torch.sub(value, samples.returns, out=gradient)
         torch.mul(gradient, gradient, out=self._error)
         if reach is not None:
+            # The same of the clipped value, V_old + clip(V - V_old); and which error is the larger: sign is 1, 0 or -1.
             moved, near, sign = self._moved, self._near, self._sign
             torch.sub(value, samples.value, out=moved)
             torch.clamp(moved, -reach, reach, out=near)
