@@ -23,11 +23,7 @@ from operant.errors import NotFoundError, UsageError
 from operant.text import safe
 
 if TYPE_CHECKING:
-    from operant.play.film import Length, Pace
-    from operant.play.load_policy import Loaded
-    from operant.play.stage import Player, Stage
-    from operant.play.view import Playable
-    from operant.runs import Reach
+    from operant.play import film, load_policy, screen, viewer
 
 app = typer.Typer(**TYPER)
 
@@ -126,7 +122,7 @@ def render(
     seed = loaded.config.run.seed if seed is None else seed
     stage, player = staged(loaded, lanes=lanes, seed=seed, greedy=not sampled)
     pace = films.pace(stage.step_s, fps, every)
-    length = _length(films, pace, seconds, steps, episodes)
+    length = _length(pace, seconds, steps, episodes)
     with _ended_by_signals() as check, films.replacing(path) as part, _progress(length, check) as report:
         film = films.open_film(part, form, fps=pace.fps, frames=frames)
         try:
@@ -166,27 +162,23 @@ def play(
     within("--fps", fps, 0.1, 120)
     screen.require("operant play")
     config = _configured(environment, param or ())
-    from operant.play.keys import Buttons
-    from operant.play.stage import Stage
-
     env = config.environment
-    buttons = Buttons(env)
+    buttons = games.Buttons(env)
     buttons.bind(keys)
     waits = games.takes_turns(env) if turns is None else turns
     if not waits and not buttons.keys:
         raise UsageError(f"{safe(env.name)} has more actions than keys: without --clock it is played in turns; or give it --keys")
     with _preparing(env.name):
-        stage = Stage(env, config.params, seed=secrets.randbelow(1 << 31) if seed is None else seed)
+        stage = games.Stage(env, config.params, seed=secrets.randbelow(1 << 31) if seed is None else seed)
     game = games.Game(stage, buttons, turns=waits, rate=games.rate_of(stage.step_s) if fps is None else fps, title=env.name)
     _on_screen(game, stage, largest=size)
     out(f"{safe(env.name)}  {_games(game.score.returns)}  {game.score.steps:,} steps")
 
 
-def _on_screen(game: Playable, stage: Stage, *, largest: int | None = None) -> None:
+def _on_screen(game: screen.Playable, stage: viewer.Stage, *, largest: int | None = None) -> None:
     """Show a game until it is done. Raises typer.Exit where a signal or an error ended it."""
     from monitor.screen.terminal import tied_to_terminal
-    from operant.play.screen import GameScreen
-    from operant.play.view import View
+    from operant.play.screen import GameScreen, View
 
     app = GameScreen(game, View(stage, largest=largest))
     with tied_to_terminal(app):
@@ -228,7 +220,7 @@ def _configured(environment: str, params: Sequence[str]) -> Any:
 
 
 def spectate(
-    what: str, reach: Reach, *, which: str | None, device: str, seed: int | None, greedy: bool, episodes: int, fps: float | None, trust: bool
+    what: str, reach: load_policy.runs.Reach, *, which: str | None, device: str, seed: int | None, greedy: bool, episodes: int, fps: float | None, trust: bool
 ) -> None:
     """Show a checkpoint at play on the terminal, and print how it went. Raises what `load_policy.load` does."""
     from operant.play import film, load_policy, screen, viewer
@@ -255,28 +247,30 @@ def _games(returns: Sequence[float]) -> str:
     return f"{len(returns)} episode{'s' * (len(returns) > 1)}  return {', '.join(f'{value:.6g}' for value in returns[-5:])}{mean}"
 
 
-def staged(loaded: Loaded, *, lanes: int, seed: int, greedy: bool) -> tuple[Stage, Player]:
+def staged(loaded: load_policy.Loaded, *, lanes: int, seed: int, greedy: bool) -> tuple[viewer.Stage, viewer.Player]:
     """A checkpoint's lanes, as an evaluation begins them, and its policy to play them. Raises UsageError for an environment that draws no picture."""
-    from operant.play import load_policy
-    from operant.play.stage import Player, Stage
+    from operant.play.load_policy import NUMBER
+    from operant.play.viewer import Player, Stage
 
     environment = loaded.config.environment
     if environment.pixel_shader is None:
         raise UsageError(f"{safe(environment.name)} draws no picture: its file has no `pixel_shader` (see the docstring of operant/envs/base.py)")
-    stage = Stage(environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=load_policy.NUMBER)
+    stage = Stage(environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=NUMBER)
     return stage, Player(stage, loaded.policy, greedy=greedy)
 
 
-def _length(films: Any, pace: Pace, seconds: float | None, steps: int | None, episodes: int) -> Length:
+def _length(pace: film.Pace, seconds: float | None, steps: int | None, episodes: int) -> film.Length:
     """A film's length: what was asked for, else ten seconds."""
+    from operant.play.film import Length
+
     if seconds is None and steps is None and not episodes:
         seconds = _SECONDS
     frames = _MOST_FRAMES if seconds is None else min(_MOST_FRAMES, max(1, round(seconds * pace.fps)))
-    return films.Length(frames, _MOST_STEPS if steps is None else steps, episodes)
+    return Length(frames, _MOST_STEPS if steps is None else steps, episodes)
 
 
 @contextlib.contextmanager
-def _progress(length: Length, check: Callable[[], None]) -> Iterator[Callable[[int], None]]:
+def _progress(length: film.Length, check: Callable[[], None]) -> Iterator[Callable[[int], None]]:
     """What is called with each frame's number: it calls `check`, and on a terminal updates a line of progress."""
     from operant.cli.progress import Screen
 
