@@ -25,7 +25,7 @@ CHUNKS, CHUNKS_OF_MANY, MANY_SAMPLES = 128, 256, 2**19
 """Chunks of a minibatch for a resident network of two narrow towers, and from MANY_SAMPLES on or with one trunk, as measured on an H200 with 8,000 to 1,000,000
 samples. Of wide towers it takes half as many: a multiprocessor holds two programs of a narrow tower, and one of a wide."""
 
-CHUNK_SAMPLES, MAX_MICROBATCH_CHUNKS = 512, 64
+CHUNK_SAMPLES, MAX_MICROBATCH_CHUNKS = 384, 64
 """A layer at a time, a chunk has at least so many samples, and a microbatch at most so many chunks: adding up their rows costs time, too."""
 
 

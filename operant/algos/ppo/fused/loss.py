@@ -21,8 +21,11 @@ SCALAR = Places(Scalars(*range(len(Scalars._fields))))
 
 @triton.jit
 def load_scalars(samples):
-    """The advantages' mean and 1 / standard deviation."""
-    return tl.load(samples.scalars + SCALAR.advantage_mean), tl.load(samples.scalars + SCALAR.advantage_inv_std), samples.scalars
+    """The advantages' mean and 1 / standard deviation, and the loss's coefficients."""
+    mean, inv_std = tl.load(samples.scalars + SCALAR.advantage_mean), tl.load(samples.scalars + SCALAR.advantage_inv_std)
+    clip, entropy_coefficient = tl.load(samples.scalars + SCALAR.clip), tl.load(samples.scalars + SCALAR.entropy_coefficient)
+    value_clip, value_coefficient = tl.load(samples.scalars + SCALAR.value_clip), tl.load(samples.scalars + SCALAR.value_coefficient)
+    return mean, inv_std, clip, entropy_coefficient, value_clip, value_coefficient
 
 
 @triton.jit
@@ -133,13 +136,12 @@ def _gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC
     """
     column = tl.arange(0, SPEC.out_pad)
     action, numbers = targets
-    mean, inv_std, others = scalars
+    mean, inv_std, clip, entropy_coefficient, value_clip, value_coefficient = scalars
     gradient_out = tl.zeros_like(out)
     gradient_log_std = tl.zeros_like(out)
     none = tl.sum(gradient_out, axis=1)
     surrogate, squared, entropy, kl, clipped = none, none, none, none, none
     if SPEC.shared or tower == 0:
-        clip, entropy_coefficient = tl.load(others + SCALAR.clip), tl.load(others + SCALAR.entropy_coefficient)
         advantage = (numbers[0] - mean) * inv_std
         gradient_out, gradient_log_std, surrogate, entropy, kl, clipped = _policy_loss(
             out, column, action, advantage, numbers[1], log_std, clip, entropy_coefficient, SPEC
@@ -147,7 +149,6 @@ def _gradient(out, targets, legal_mask, in_bounds, tower, log_std, scalars, SPEC
         if SPEC.legal:
             gradient_out = tl.where(legal_mask != 0, gradient_out, 0.0)
     if SPEC.shared or tower == 1:
-        value_clip, value_coefficient = tl.load(others + SCALAR.value_clip), tl.load(others + SCALAR.value_coefficient)
         value = select_column(out, column, SPEC.head_rows)
         gradient_value, squared = _value_loss(value, numbers[-2], numbers[-1], value_clip, value_coefficient, VALUE_CLIPPED)
         gradient_out = tl.where((column == SPEC.head_rows)[None, :], gradient_value[:, None], gradient_out)
