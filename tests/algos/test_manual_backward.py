@@ -179,6 +179,20 @@ def test_the_number_of_threads_changes_no_bit(head, small_chunks):
     assert len(set(found)) == 2
 
 
+@pytest.mark.parametrize("head", ["categorical", "gaussian"])
+def test_two_halves_of_the_shards_add_up_to_the_bit(head):
+    """Two devices with half of the chunks each: their sums, added, are the sum of one device. Divisions by powers of two are exact."""
+    ppo, samples = trainer(head, hidden=(32, 32)), 1024
+    batch, sizes = batch_for(ppo, samples), [128] * 8
+
+    def computed(part, sizes):
+        numbers = manual_backward.Gradient(ppo.policy, ppo.config, sizes, pool())(part)
+        return ppo.policy.flat.gradient.clone(), numbers
+
+    whole, first, second = computed(batch, sizes), *(computed(part, sizes[:4]) for part in batch.split([512, 512]))
+    assert torch.equal((first[0] + second[0]) / 2, whole[0]) and torch.equal((first[1] + second[1]) / 2, whole[1])
+
+
 @pytest.mark.parametrize("head", ["masked", "gaussian"])
 @pytest.mark.parametrize("activation", ["tanh", "relu", "gelu", "silu"])
 @pytest.mark.parametrize("shared", [False, True])
