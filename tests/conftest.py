@@ -11,12 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from waiting import DEADLINE_S, wait_until
 
 from operant import runs
 from operant.runs import launch
 
 FAKE_WORKER = str(Path(__file__).with_name("fake_worker.py"))
-DEADLINE_S = 90.0
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -130,10 +130,7 @@ def started(fresh):
     def start(behaviour, name="cartpole-ppo-4f2a"):
         run = fresh(name)
         launch.start(run, [sys.executable, FAKE_WORKER, str(run.path), behaviour])
-        end = time.monotonic() + DEADLINE_S
-        while not runs.read_json(run.path / "run.json")["pid"]:
-            assert time.monotonic() < end, "the worker did not begin"
-            time.sleep(0.01)
+        wait_until(lambda: runs.read_json(run.path / "run.json")["pid"])
         return run
 
     return start

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import DEADLINE_S, records, state, wait_until
 
 from operant import runs
 from operant.cli import listing, steering
@@ -24,7 +25,6 @@ from operant.runs import control, launch, states
 from operant.runs.metrics import Reader
 
 PACKAGE_PARENT = str(Path(runs.__file__).parents[2])
-DEADLINE_S = 90.0
 
 
 pytestmark = pytest.mark.usefixtures("here")  # a folder of its own
@@ -38,27 +38,10 @@ def variables():
     return os.environ | {"PYTHONPATH": PACKAGE_PARENT, "TERM": "xterm"}
 
 
-def wait_until(condition):
-    end = time.monotonic() + DEADLINE_S
-    while not (found := condition()):
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.01)
-    return found
-
-
-def state(run):
-    return runs.state(runs.load(run.path))
-
-
 def training(run):
     """Once it has a few records."""
     wait_until(lambda: state(run).word == "running")
     return run
-
-
-def records(run):
-    with Reader(run.metrics_path) as reader:
-        return reader.status().head
 
 
 # ------------------------------------------------------------------------------------------------------------------------------------- stop

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from waiting import wait_until
 
 from operant import runs, text
 from operant.errors import BusyError, MachineError, NotFoundError, UsageError
@@ -37,15 +38,6 @@ def root(tmp_path):
 
 def make(root, id_=None, prefix="cartpole-ppo"):
     return runs.create(root, id_, prefix, {"config": None, "overrides": []})
-
-
-def wait_until(condition, seconds=60.0):
-    """Generous, for a loaded machine: a wait ends as soon as the condition holds."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.01)
-    return found
 
 
 def python(code, *arguments):

@@ -19,17 +19,16 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import DEADLINE_S, records, state, wait_until
 
 from operant import runs
 from operant.cli import follow, progress
 from operant.cli.progress import Progress
 from operant.errors import BusyError, MachineError, UsageError
 from operant.runs import control, launch, log
-from operant.runs.metrics import Reader
 
 PACKAGE_PARENT = str(Path(runs.__file__).parents[2])
 FAKE_WORKER = str(Path(__file__).parents[1] / "fake_worker.py")
-DEADLINE_S = 90.0
 VIEWER = """
 import os, pathlib, signal, sys
 folder, terminal, hangup = sys.argv[1:4]
@@ -56,29 +55,9 @@ def fake(run, behaviour):
     return [sys.executable, FAKE_WORKER, str(run.path), behaviour]
 
 
-def wait_until(condition):
-    end = time.monotonic() + DEADLINE_S
-    while not (found := condition()):
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.01)
-    return found
-
-
 def ending(run):
     """exit.json, once it is there."""
     return wait_until(lambda: runs.read_json(run.exit_path))
-
-
-def records(run):
-    """Records published so far."""
-    if not run.metrics_path.exists():
-        return 0
-    with Reader(run.metrics_path) as reader:
-        return reader.status().head
-
-
-def state(run):
-    return runs.state(runs.load(run.path))
 
 
 class Viewer:

@@ -4,14 +4,13 @@ import threading
 import time
 
 import pytest
+from waiting import DEADLINE_S, wait_until
 
 from operant import runs
 from operant.runs import control
 from operant.runs.control import Answer, Inbox, Request
 from operant.training import requests
 from operant.training.requests import Attendant, Heartbeat, Requests, Stop
-
-DEADLINE_S = 60.0
 
 
 def request(verb, name="1", by="alice@gpu03"):
@@ -22,14 +21,6 @@ def answers(asked):
     found = []
     while (one := asked.take_answer()) is not None:
         found.append((one[0].name, one[1], one[2]))
-    return found
-
-
-def wait_until(condition):
-    end = time.monotonic() + DEADLINE_S
-    while not (found := condition()):
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.005)
     return found
 
 
