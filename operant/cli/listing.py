@@ -47,7 +47,7 @@ def draw(make: Callable[[], list[str]], stream: TextIO, *, period_s: float = _PE
     drawn: list[str] = []
     try:
         while True:
-            drawn = _redraw(stream, drawn, make())
+            drawn = redraw(stream, drawn, make())
             time.sleep(period_s)
     except KeyboardInterrupt:
         stream.write("\n" if not drawn else "")
@@ -55,7 +55,7 @@ def draw(make: Callable[[], list[str]], stream: TextIO, *, period_s: float = _PE
         return
 
 
-def _redraw(stream: TextIO, before: list[str], lines: list[str]) -> list[str]:
+def redraw(stream: TextIO, before: list[str], lines: list[str]) -> list[str]:
     """Bring what stands above the cursor from `before` to `lines`, cut to the terminal's size; what is there then."""
     try:
         columns, rows = os.get_terminal_size(stream.fileno())

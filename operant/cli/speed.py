@@ -52,7 +52,7 @@ def profile(
     if as_json:
         print_json(found.document())
         return
-    _print_profile(found)
+    print_profile(found)
     say("", f"trace of {profiling.TRACED} iterations: {path}  (open it at https://ui.perfetto.dev)")
 
 
@@ -68,19 +68,20 @@ def _place(trace: str) -> Path:
     return path
 
 
-def _print_profile(found: Profile) -> None:
+def print_profile(found: Profile) -> None:
+    """Print a profile as tables."""
     out(f"{found.environment}  {found.algorithm}  {found.lanes:,} lanes x {found.horizon}  {found.precision}, {found.kernels} kernels  {found.device}")
-    halves = ", ".join(f"{name} {_time(seconds)}" for name, seconds in found.phase_s.items())
-    out(f"{_time(found.iteration_s)} an iteration ({halves}), medians of {found.iterations}: {_count(found.sps)} steps/s", "")
+    halves = ", ".join(f"{name} {duration(seconds)}" for name, seconds in found.phase_s.items())
+    out(f"{duration(found.iteration_s)} an iteration ({halves}), medians of {found.iterations}: {_count(found.sps)} steps/s", "")
     heads = ("phase", "time", "share", "launches")
-    rows = [(phase.name, _time(phase.seconds), f"{phase.share:.0%}", "-" if phase.launches is None else f"{phase.launches:,}") for phase in found.phases]
+    rows = [(phase.name, duration(phase.seconds), f"{phase.share:.0%}", "-" if phase.launches is None else f"{phase.launches:,}") for phase in found.phases]
     print_table(heads, rows, right=range(1, 4))
     if found.kernel_launches is not None and found.busy_share is not None:
         out("times of phases are of their kernels, launched one by one: in a graph the same kernels have no names")
         launches = f"{found.kernel_launches:,} kernels and {found.copies:,} copies an iteration, by {found.host_launches:,} calls"
         out("", f"{launches}; the device is busy {found.busy_share:.0%}")
         print_table(
-            ("kernel", "time", "launches"), [(kernel.name[:80], _time(kernel.busy_s), f"{kernel.launches:,}") for kernel in found.top_kernels], right=(1, 2)
+            ("kernel", "time", "launches"), [(kernel.name[:80], duration(kernel.busy_s), f"{kernel.launches:,}") for kernel in found.top_kernels], right=(1, 2)
         )
     share = found.flops / found.peak.flops
     out("", f"products   {_count(found.flops)}FLOP/s, {share:.1%} of the {_count(found.peak.flops)}FLOP/s that a product of {found.peak.product} reached here")
@@ -164,19 +165,19 @@ def _stepping_row(row: Stepping) -> Sequence[str]:
 
 
 def _training_row(row: Training) -> Sequence[str]:
-    times = (_time(row.iteration_s), _time(row.collect_s), _time(row.update_s))
+    times = (duration(row.iteration_s), duration(row.collect_s), duration(row.update_s))
     return f"{row.lanes:,} x {row.horizon}", row.precision, row.kernels, _count(row.sps), *times
 
 
 def _solved_row(row: Solved) -> Sequence[str]:
     reached = "" if row.reached else ", not reached"
-    return f"seed {row.seed}", _time(row.training_s), _time(row.whole_s), f"{row.steps:,}", f"{row.mean_return:.1f}{reached}"
+    return f"seed {row.seed}", duration(row.training_s), duration(row.whole_s), f"{row.steps:,}", f"{row.mean_return:.1f}{reached}"
 
 
 # NUMBERS
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """`12.3 ms`: four figures at most."""
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if seconds * factor >= 0.9995:

@@ -93,7 +93,7 @@ def send(run: Run, verb: str, arguments: Mapping[str, Any] | None = None, *, exp
     document = runfolder.read_json(run.path / "run.json") or run.document
     _check_reach(run._replace(document=document), verb)
     content = {
-        "v": _VERSION, "verb": verb, "args": dict(arguments or {}), "by": _own_name(), "run_uuid": document.get("uuid"),
+        "v": _VERSION, "verb": verb, "args": dict(arguments or {}), "by": own_name(), "run_uuid": document.get("uuid"),
         "worker": document.get("pid_start_ticks"), "boot_id": runfolder.boot_id(),
         "expires_boottime_ns": time.clock_gettime_ns(_BOOTTIME) + int(expires_s * 1e9), "expires_realtime_ns": time.time_ns() + int(expires_s * 1e9),
     }  # fmt: skip
@@ -182,7 +182,8 @@ def _user(uid: int) -> str:
         return f"user {uid}"
 
 
-def _own_name() -> str:
+def own_name() -> str:
+    """Who asks: user@host."""
     return f"{_user(os.geteuid())}@{safe(runfolder.host(), 64)}"
 
 

@@ -134,7 +134,7 @@ def stepping(env: Env, lanes: int, device: torch.device, *, repeats: int = REPEA
     world = DeviceWorld(env, lanes, seed=1, device=device)
     slot = world.slot()
     world.reset(world.bind(slot))
-    slots = [(action, world.bind(slot._replace(action=action))) for action in _actions(env, slot.action, 8 if lanes <= 1 << 20 else 2)]
+    slots = [(action, world.bind(slot._replace(action=action))) for action in random_actions(env, slot.action, 8 if lanes <= 1 << 20 else 2)]
     steps = 1 if device.type != "cuda" else 256 if lanes <= 1 << 17 else 64 if lanes <= 1 << 20 else 4
     turn = 0
 
@@ -149,7 +149,7 @@ def stepping(env: Env, lanes: int, device: torch.device, *, repeats: int = REPEA
     return Stepping(env.name, lanes, rate, rate * step_bytes(env))
 
 
-def _actions(env: Env, like: torch.Tensor, draws: int) -> list[torch.Tensor]:
+def random_actions(env: Env, like: torch.Tensor, draws: int) -> list[torch.Tensor]:
     """Some buffers of uniform actions."""
     generator = torch.Generator().manual_seed(1)
     uniform = [torch.rand(like.shape, generator=generator) for _ in range(draws)]
@@ -234,7 +234,7 @@ def bench(
     count = set_threads(threads)
     stepped, trained, solved = [], [], []
     if "stepping" in wanted:
-        for env, number in _stepping_plan(environments, tuple(lanes) or default_lanes(where)):
+        for env, number in stepping_plan(environments, tuple(lanes) or default_lanes(where)):
             report(f"stepping {env.name}, {number:,} lanes")
             stepped.append(stepping(env, number, where, repeats=repeats, least_s=least_s))
     if "ppo" in wanted:
@@ -251,7 +251,7 @@ def bench(
     return Bench(name, count, load, versions, repeats, stepped, trained, solved)
 
 
-def _stepping_plan(environments: Sequence[str], lanes: Sequence[int]) -> list[tuple[Env, int]]:
+def stepping_plan(environments: Sequence[str], lanes: Sequence[int]) -> list[tuple[Env, int]]:
     """What to step: the first environment (CartPole, if none is named) at every number of lanes, the others at one."""
     names = list(environments) or sorted(envs.names(), key=lambda name: (name != "cartpole", name))
     try:

@@ -43,7 +43,8 @@ def _plain(function: Any) -> Any:
     return function.py_func
 
 
-def _compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
+def compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
+    """Compile every function to PTX, and look for float64 in it."""
     name, names = "compiles for CUDA", ", ".join(f"sm_{major}{minor}" for major, minor in ARCHITECTURES)
     instructions: list[str] = []
     for capability in ARCHITECTURES:
@@ -151,7 +152,7 @@ def _rows_apart(one: torch.Tensor, other: torch.Tensor) -> list[int]:
     return [row for row in range(one.shape[0]) if not same_bits(one[row], other[row])]
 
 
-def _picture(checked: BoundsChecked) -> Finding:
+def picture(checked: BoundsChecked) -> Finding:
     """Small pictures of lanes that have been played: `pixel_shader` reads what it has, changes nothing, and returns colours."""
     name, env, lanes = "picture", checked.env, checked.lanes
     assert env.pixel_shader is not None
@@ -265,7 +266,7 @@ def check(env: Env, *, lanes: int = 256, steps: int = 1000, report: Callable[[st
 def _compiled_findings(env: Env, checked: BoundsChecked, lanes: int, steps: int, report: Callable[[str], None]) -> Iterator[Finding]:
     """The checks of an environment that compiles. After a failure of one in `_LAST` the caller stops."""
     report("compiles for CUDA")
-    yield from _compiles_for_cuda(checked)
+    yield from compiles_for_cuda(checked)
     yield _attempt("keeps to its columns", lambda: _keeps_to_its_columns(checked, min(steps, FREE_STEPS)), report)
     report("repeatable")
     try:
@@ -277,7 +278,7 @@ def _compiled_findings(env: Env, checked: BoundsChecked, lanes: int, steps: int,
     if seen.not_repeated is None:
         yield _attempt("writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, FREE_STEPS)), report)
     if env.pixel_shader is not None and seen.not_finite is None:
-        yield _attempt("picture", lambda: _picture(checked), report)
+        yield _attempt("picture", lambda: picture(checked), report)
 
 
 def _long_rollout_findings(env: Env, seen: Seen, lanes: int, steps: int) -> Iterator[Finding]:

@@ -46,7 +46,7 @@ def examine(root: Path) -> list[Finding]:
         ("numba-cuda", _numba_cuda),
         ("triton", _triton),
         ("terminal", _terminal),
-        ("sessions", _sessions),
+        ("sessions", sessions),
         ("runs", lambda: _runs(root)),
         ("disk", lambda: _disk(root)),
         ("cache", _cache),
@@ -171,7 +171,7 @@ def _terminal() -> Finding:
     return Finding("terminal", OK, found)
 
 
-def _sessions() -> Finding:
+def sessions() -> Finding:
     """Whether logind ends a user's processes when the user logs out."""
     if not _kills_user_processes():
         return Finding("sessions", OK, "runs go on after you log out")

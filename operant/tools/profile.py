@@ -183,7 +183,7 @@ class _HostPhases:
 
 
 @contextlib.contextmanager
-def _named(trainer: Any, around: Callable[[str], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+def phases_around(trainer: Any, around: Callable[[str], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
     """Every part that the trainer names, called within `around(its phase)`."""
     restore: list[Callable[[], None]] = []
     try:
@@ -287,7 +287,7 @@ def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, 
             trainer.start()
             phases = _device_phases(trainer, device, Path(folder, "phases.json"))
         else:
-            phases = _host_phases(trainer, iterations)
+            phases = host_phases(trainer, iterations)
         del trainer
     report("measuring what the device can do")
     return Profile(
@@ -343,7 +343,7 @@ def _device_phases(trainer: Algorithm, device: torch.device, path: Path) -> list
         for phase in trainer.phases:
             phase.run()
     names = [*getattr(trainer, "parts", PARTS).values(), *(phase.name for phase in trainer.phases)]
-    with _named(trainer, torch.profiler.record_function), _recorded(device, path):
+    with phases_around(trainer, torch.profiler.record_function), _recorded(device, path):
         for _ in range(TRACED):
             for phase in trainer.phases:
                 with torch.profiler.record_function(phase.name):
@@ -356,11 +356,11 @@ def _device_phases(trainer: Algorithm, device: torch.device, path: Path) -> list
     return _phases(trainer, rows)
 
 
-def _host_phases(trainer: Algorithm, iterations: int) -> list[Phase]:
+def host_phases(trainer: Algorithm, iterations: int) -> list[Phase]:
     """Time by phase on a CPU, medians."""
     clock = _HostPhases()
     laps: list[dict[str, float]] = []
-    with _named(trainer, clock):
+    with phases_around(trainer, clock):
         for _ in range(iterations):
             clock.seconds.clear()
             for phase in trainer.phases:

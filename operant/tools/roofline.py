@@ -28,16 +28,16 @@ def peak(device: torch.device, precision: str) -> Peak:
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     try:
-        product_s = _best_s(functools.partial(torch.mm, left, right, out=product), device)
+        product_s = best_s(functools.partial(torch.mm, left, right, out=product), device)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed
     count = 1 << 28 if cuda else 1 << 25
     source, target = torch.ones(count, device=device), torch.empty(count, device=device)
-    copy_s = _best_s(functools.partial(target.copy_, source), device)
+    copy_s = best_s(functools.partial(target.copy_, source), device)
     return Peak(2.0 * size**3 / product_s, 2.0 * 4.0 * count / copy_s, f"{precision if cuda else 'fp32'} {size} x {size} x {size}")
 
 
-def _best_s(work: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
+def best_s(work: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
     """Seconds of the fastest of some calls."""
     best = math.inf
     for _ in range(repeats + 2):  # the first two warm up

@@ -413,7 +413,7 @@ def test_a_paused_run_stands_still_and_says_who_paused_it(interrupted):
     assert (interrupted.before.state, interrupted.after.state) == ("paused", "paused")
     assert interrupted.before.main_count == interrupted.after.main_count < 120 and interrupted.before.head == interrupted.after.head
     assert interrupted.after.heartbeat_count > interrupted.before.heartbeat_count
-    who = control._own_name()
+    who = control.own_name()
     assert interrupted.shown["state"] == "paused" and interrupted.shown["paused_by"] == who and interrupted.shown["cause"].startswith(f"by {who}, ")
     assert interrupted.shown["paused_s"] > 0.4 and interrupted.shown["exit"] is None
     # On a busy machine the pause lasted so long that the last iteration seems long ago, until the next one is done.
@@ -429,7 +429,7 @@ def test_a_paused_run_saves_a_checkpoint_and_shows_its_agent(interrupted):
 
 
 def test_what_happened_is_in_the_events_and_in_the_log(interrupted, trained):
-    who = control._own_name()
+    who = control.own_name()
     with Reader(interrupted.path / "metrics.mm") as reader:
         events, flags = reader.events(), [record.flags for record in reader.since(0)]
         status = reader.status()
@@ -471,7 +471,7 @@ def test_a_paused_run_can_be_stopped(here, tmp_path, end):
         os.kill(json.loads((path / "run.json").read_text())["pid"], signal.SIGTERM)
         wait_for(lambda: (path / "exit.json").is_file())
     described = json.loads(here("show", "held", "--json").out)
-    by = "by SIGTERM" if end == "SIGTERM" else f"by {control._own_name()}"
+    by = "by SIGTERM" if end == "SIGTERM" else f"by {control.own_name()}"
     assert (described["state"], described["exit"], described["cause"]) == ("stopped", 130, by)
     assert described["last_checkpoint_step"] == described["step"] > 0
     resumed = here("resume", "held", f"run.steps={described['step'] + 2 * ITERATION}")
@@ -913,9 +913,9 @@ def test_lingering_is_asked_for_where_logind_ends_processes(tmp_path, monkeypatc
     (tmp_path / "logind.conf").write_text("[Login]\nKillUserProcesses=no\n")
     (tmp_path / "logind.conf.d").mkdir()
     monkeypatch.setattr(doctor, "_LOGIND", (str(tmp_path),))
-    assert doctor._sessions().status == doctor.OK
+    assert doctor.sessions().status == doctor.OK
     (tmp_path / "logind.conf.d" / "kill.conf").write_text("[Login]\nKillUserProcesses=yes\n")
-    assert doctor._sessions().advice.startswith("loginctl enable-linger ")
+    assert doctor.sessions().advice.startswith("loginctl enable-linger ")
 
 
 # REQUESTS

@@ -53,7 +53,7 @@ def test_stop_asks_first_and_says_who_asked(started, here):
     assert done.code == 0 and re.search(r"^cartpole-ppo-4f2a: stopped, checkpoint at step [\d,]+\.  next: operant resume 4f2a$", done.err, re.M)
     assert state(run).word == "stopped"
     log = run.log_path.read_text()
-    assert f"stop asked for by {control._own_name()}" in log
+    assert f"stop asked for by {control.own_name()}" in log
     with Reader(run.metrics_path) as reader:
         assert reader.status().reason == 0, "no signal was needed"
         assert (reader.status().control_sequence, control.RESULTS[reader.status().control_result]) == (1, "done")
@@ -231,7 +231,7 @@ def test_only_lines_that_changed_are_drawn_again():
     stream, drawn = Tty(), []
     for lines in tables:
         before = stream.tell()
-        drawn = listing._redraw(stream, drawn, lines)
+        drawn = listing.redraw(stream, drawn, lines)
         written = stream.getvalue()[before:]
         screen, row = shown(stream.getvalue())
         assert [line for line in screen if line] == lines and row == len(lines)
@@ -243,7 +243,7 @@ def test_only_lines_that_changed_are_drawn_again():
 
 def test_a_list_longer_than_the_terminal_is_cut_and_says_so():
     stream = Tty()
-    drawn = listing._redraw(stream, [], [f"line {k} " + "x" * 200 for k in range(100)])
+    drawn = listing.redraw(stream, [], [f"line {k} " + "x" * 200 for k in range(100)])
     assert len(drawn) == 23 and drawn[-1] == "... and 78 more" and all(len(line) <= 79 for line in drawn)
 
 

@@ -45,18 +45,18 @@ def test_the_median_region_counts_after_a_warm_up(monkeypatch):
 
 
 def test_every_environment_is_stepped_and_the_first_at_every_size():
-    plan = [(env.name, lanes) for env, lanes in bench._stepping_plan((), (1024, 65_536, 1 << 24))]
+    plan = [(env.name, lanes) for env, lanes in bench.stepping_plan((), (1024, 65_536, 1 << 24))]
     assert plan[:3] == [("cartpole", 1024), ("cartpole", 65_536), ("cartpole", 1 << 24)]
     assert sorted(plan[3:]) == sorted((name, 65_536) for name in envs.names() if name != "cartpole")
-    assert [(env.name, lanes) for env, lanes in bench._stepping_plan(["pendulum"], (1 << 22,))] == [("pendulum", 1 << 22)]
+    assert [(env.name, lanes) for env, lanes in bench.stepping_plan(["pendulum"], (1 << 22,))] == [("pendulum", 1 << 22)]
     with pytest.raises(UsageError, match="nowhere"):
-        bench._stepping_plan(["nowhere"], (8,))
+        bench.stepping_plan(["nowhere"], (8,))
 
 
 @pytest.mark.parametrize("env", [envs.find("cartpole"), PUSH, PICK], ids=["cartpole", "push", "pick"])
 def test_actions_are_those_that_the_environment_takes(env):
     shape = torch.zeros(env.action_size, 1000, dtype=torch.float32 if env is PUSH else torch.int32)
-    one, other = bench._actions(env, shape, 2)
+    one, other = bench.random_actions(env, shape, 2)
     assert one.dtype == shape.dtype and one.shape == shape.shape and not torch.equal(one, other)
     lows, highs = ((-1.0, 0.0), (1.0, 1.0)) if env is PUSH else ((0, 0), (1,)) if env is not PICK else ((0, 0), (2, 1))
     for row, (low, high) in enumerate(zip(lows, highs, strict=False)):
@@ -158,7 +158,7 @@ def test_words_that_mean_nothing_are_refused(words):
 
 @pytest.mark.parametrize(("number", "text"), [(0.00000123, "1.23 us"), (0.0456, "45.6 ms"), (12.0, "12 s"), (0.9999, "1 s"), (0.00099, "990 us")])
 def test_times_in_few_figures(number, text):
-    assert speed._time(number) == text
+    assert speed.duration(number) == text
 
 
 def test_this_process_is_left_as_it_was():

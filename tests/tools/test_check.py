@@ -188,7 +188,7 @@ def test_a_broken_shade_gives_a_clear_sentence(blue, tmp_path):
     except Exception as error:
         assert SHADES[blue] in essence(error)
     else:
-        finding = module._picture(guarded)
+        finding = module.picture(guarded)
         assert SHADES[blue] in finding.detail and finding.passed == (not SHADES[blue])
 
 
@@ -199,7 +199,7 @@ def test_double_precision_of_a_shade_is_found_by_its_line(tmp_path, monkeypatch)
     guarded = module.BoundsChecked(envs.load_file(path), 4)
     del guarded.calls["step"], guarded.calls["reset"]
     guarded.compile()
-    compiled, precision = module._compiles_for_cuda(guarded)
+    compiled, precision = module.compiles_for_cuda(guarded)
     assert compiled.passed and not precision.passed and "mine.py:39 (`return x, y, x * 0.1`)" in precision.detail
 
 

@@ -139,13 +139,13 @@ def test_the_work_of_an_iteration_by_hand():
 
 def test_a_peak_is_measured_and_leaves_torch_as_it_was(monkeypatch):
     calls = []
-    monkeypatch.setattr(roofline, "_best_s", lambda work, device: calls.append(work) or 0.5)
+    monkeypatch.setattr(roofline, "best_s", lambda work, device: calls.append(work) or 0.5)
     before = torch.backends.cuda.matmul.allow_tf32
     found = roofline.peak(torch.device("cpu"), "tf32")
     assert found == Peak(2 * 1024**3 / 0.5, 8 * 2**25 / 0.5, "fp32 1024 x 1024 x 1024") and len(calls) == 2
     assert torch.backends.cuda.matmul.allow_tf32 == before
     monkeypatch.undo()
-    assert 0.0 < roofline._best_s(lambda: None, torch.device("cpu")) < 1.0
+    assert 0.0 < roofline.best_s(lambda: None, torch.device("cpu")) < 1.0
 
 
 # PHASES
@@ -181,7 +181,7 @@ def test_named_parts_are_called_within_their_phase_and_put_back():
         def __exit__(self, *error):
             seen.append("over")
 
-    with pytest.raises(ZeroDivisionError), profile._named(trainer, Around):
+    with pytest.raises(ZeroDivisionError), profile.phases_around(trainer, Around):
         assert trainer.part.work(1, more=2) == 3 and trainer.own() == 7
         raise ZeroDivisionError
     assert seen == ["a", "over", "b", "over"]
@@ -209,7 +209,7 @@ def test_phases_of_a_cpu_are_medians_of_iterations(monkeypatch):
 
     trainer = SimpleNamespace(world=World(), phases=(Phase("collect", collect), Phase("update", update)))
     monkeypatch.setattr(profile.time, "perf_counter", lambda: now)
-    found = {phase.name: phase.seconds for phase in profile._host_phases(trainer, 4)}
+    found = {phase.name: phase.seconds for phase in profile.host_phases(trainer, 4)}
     assert found == {"update, the rest": 5.0, "environment": 1.25, "collect, the rest": 1.25}
 
 
@@ -314,7 +314,7 @@ def test_what_a_gpu_tells_is_printed(quick_peak, capsys):
         kernel_launches=1234, copies=7, host_launches=2, busy_share=0.5, top_kernels=[tracefile.Kernel("gemm", 2e-6, 40)],
         phases=[profile.Phase("network", 3e-4, 1.0, 99)],
     )  # fmt: skip
-    speed._print_profile(found)
+    speed.print_profile(found)
     printed = capsys.readouterr().out
     for text in ("1,234 kernels and 7 copies an iteration, by 2 calls", "busy 50%", "gemm", "300 us", "99", "reserved"):
         assert text in printed

@@ -134,7 +134,7 @@ def test_requests_are_answered_at_once_by_name_and_again_when_they_are_done(run)
         assert control.answer(run, first, DEADLINE_S) == Answer("accepted", "a checkpoint is made after this iteration")
         assert control.answer(run, second, DEADLINE_S).result == "accepted" and asked.checkpoint and asked.paused_by
         wait_until(lambda: len(teller.said) == 2)
-        by = f"by {control._own_name()}"
+        by = f"by {control.own_name()}"
         assert teller.said == [(f"checkpoint asked for {by}", "info", "control"), (f"pause asked for {by}", "info", "control")]
         assert teller.acknowledged == [(1, "accepted"), (2, "accepted")]
         asked.answer("checkpoint", "done", "checkpoints/step-1")
