@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import random
 import unicodedata
@@ -23,6 +24,7 @@ from monitor.screen.app import MonitorApp
 from monitor.screen.capture import text_of
 from monitor.screen.layout import REST
 from monitor.screen.model import Model
+from monitor.screen.navigation import CHANGES
 from monitor.screen.view import PAGES, View
 
 HOSTILE = (
@@ -135,6 +137,27 @@ def test_metrics_come_in_their_order():
     assert view.chosen(table().curves, "LOSS kl") == ["approx_kl", "loss/value", "loss/policy"]
     assert view.chosen(table().curves, "loss/*y") == ["loss/policy"]
     assert view.chosen(table().curves, "[") == []
+
+
+# WHAT KEYS DO
+
+ARGUMENTS = {"page": ("log",), "zoom": (1,), "move": (1, 0), "wheel": (1,), "choose": ("return",), "next_chart": (1,), "turn": (1,), "narrow": ("loss",)}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_of_the_view_is_possible_in_any_state_on_any_page_at_any_size(change):
+    for snapshot in states().values():
+        for page in PAGES:
+            for size in ((1, 1), (40, 12), (160, 48)):
+                now = Model(snapshot, View(page=page)).with_(size=size)
+                new = CHANGES[change](now, *ARGUMENTS.get(change, ()))
+                assert isinstance(new, View) and len(now.with_(view=new).names) <= max(1, now.with_(view=new).plan.charts)
+
+
+def test_every_key_does_something():
+    for key in keys.KEYS:
+        name, _, arguments = key.action.partition("(")
+        assert hasattr(MonitorApp, f"action_{name}") and (name != "look" or ast.literal_eval(f"({arguments[:-1]},)")[0] in CHANGES), key.id
 
 
 # KEYS
