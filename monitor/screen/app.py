@@ -141,7 +141,9 @@ class MonitorApp(App[None]):
     def on_resize(self, event: events.Resize) -> None:
         """The terminal has another size, and may show anything."""
         self.renderer.forget()
-        self._change(size=(event.size.width, event.size.height))
+        if self.model is not None and self.model.size != event.size:
+            self._change(size=(event.size.width, event.size.height))
+            self.call_after_refresh(self.action_redraw)  # what was drawn for the old size may have landed on any line of the new one
 
     def watch_app_focus(self, focused: bool) -> None:
         """Without the focus, once a second is enough."""

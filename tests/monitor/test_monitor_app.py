@@ -125,6 +125,20 @@ def test_after_a_suspension_everything_is_drawn_again():
     act(body)
 
 
+def test_a_new_size_is_drawn_whole_once_it_is_laid_out():
+    """What is drawn for the old size between the two lands anywhere on the new screen."""
+
+    async def body(app: Any, pilot: Pilot[None]) -> None:
+        laid_out: list[tuple[int, int]] = []
+        app.renderer.forget = lambda: laid_out.append(tuple(app.run_view.size))
+        await pilot.resize_terminal(40, 12)
+        await pilot.pause()
+        await pilot.pause()
+        assert laid_out[-1] == (40, 12)
+
+    act(body)
+
+
 def test_a_click_chooses_a_chart():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         name = app.model.names[1]
