@@ -24,7 +24,8 @@ from compare_jax import jax_training  # noqa: E402
 
 from operant import envs  # noqa: E402
 from operant.algos.ppo import manual_backward  # noqa: E402
-from operant.algos.ppo.algorithm import PPO, PPOConfig  # noqa: E402
+from operant.algos.ppo.algorithm import PPO  # noqa: E402
+from operant.algos.ppo.config import PPOConfig  # noqa: E402
 from operant.compute.runtime import set_threads  # noqa: E402
 from operant.compute.threads import ThreadPool  # noqa: E402
 from operant.nn import mlp  # noqa: E402
@@ -83,7 +84,7 @@ def chunks(repeats: int) -> None:
     algo = trainer("torch")
     algo.collect()
     algo.update()
-    batch = next(algo._batches(algo.minibatches.order[0].long()))
+    batch = next(algo.backend.batches(algo.minibatches.order[0].long()))
     size = len(batch.returns)
     pool = ThreadPool(torch.get_num_threads())
     works: dict[str, Callable[[], object]] = {}

@@ -110,9 +110,9 @@ def first_actions(precision: str) -> str:
     ours, theirs = (trainer(CARTPOLE, mlp.Config(), lanes=65536, where="cuda", kernels=kernels, **algo) for kernels in ("fused", "torch"))
     for ppo in (ours, theirs):
         ppo.collect()
-    different = int((ours._raw != theirs._raw).sum())
-    values = (ours._value[0] - theirs._value[0]).abs().max()
-    return f"- {precision}: {different} of {ours._raw.numel():,} actions differ, values by up to {float(values):.1e}"
+    different = int((ours.experience.raw != theirs.experience.raw).sum())
+    values = (ours.experience.value[0] - theirs.experience.value[0]).abs().max()
+    return f"- {precision}: {different} of {ours.experience.raw.numel():,} actions differ, values by up to {float(values):.1e}"
 
 
 def repeatable(precision: str, iterations: int = 200) -> str:
@@ -182,7 +182,7 @@ def parts(repeats: int) -> Iterator[str]:
     for lanes, horizon in SIZES:
         for precision in ("bf16", "tf32"):
             ppo = cartpole(lanes, horizon, precision)
-            learner = ppo.fused
+            learner = ppo.backend.learner
             works = {
                 "act": lambda f=learner: f.act(1),
                 "step": lambda p=ppo: p.world.step(p._slots[1], 1),
@@ -221,13 +221,13 @@ def warm(kind: tuple[str, tuple[int, int, int | None]]) -> None:
     precision, (rows, warps, registers) = kind
     ppo = cartpole(2048, 16, precision)
     with contextlib.suppress(Exception):  # it fails again, and is told, where it is timed
-        with_config(ppo.fused, replace(ppo.fused.config, block_m=rows, warps=warps, max_registers=registers or 0)).backward(0)
+        with_config(ppo.backend.learner, replace(ppo.backend.learner.config, block_m=rows, warps=warps, max_registers=registers or 0)).backward(0)
 
 
 def gradient_us(ppo: PPO, repeats: int, change: dict[str, int]) -> str:
     """Microseconds of a minibatch's gradient in another tile config, or the error that it raises."""
     try:
-        learner = with_config(ppo.fused, replace(ppo.fused.config, **change))
+        learner = with_config(ppo.backend.learner, replace(ppo.backend.learner.config, **change))
         return f"{timed(lambda: learner.backward(1), repeats, 4) * 1e6:.1f}"
     except Exception as error:
         return type(error).__name__

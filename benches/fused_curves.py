@@ -54,8 +54,8 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
     except Exception as error:
         traceback.print_exc(limit=-5)
         return {"verdict": f"FAILED: {type(error).__name__}: {str(error)[:200]}"}
-    verdict = "ok" if ppo.stats[8] == 0 and (ppo.fused is not None) == (kernels == "fused") else "FAILED: not finite, or the wrong path"
-    return {"lanes": lanes, "horizon": horizon, "shape": str(ppo.fused and ppo.fused.config), "episodes": episodes, "returns": returns, "verdict": verdict}
+    verdict = "ok" if ppo.stats[8] == 0 and (ppo.backend.name == "fused") == (kernels == "fused") else "FAILED: not finite, or the wrong path"
+    return {"lanes": lanes, "horizon": horizon, "shape": ppo.chosen.get("kernel_config"), "episodes": episodes, "returns": returns, "verdict": verdict}
 
 
 # FIGURES

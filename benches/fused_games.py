@@ -123,7 +123,7 @@ def speeds(name: str, sizes: Sizes, peak: dict[str, float]) -> Iterator[tuple[st
             task = replace(task, algo={**task.algo, "anneal": False, "learning_rate": 2.5e-4})
             ppo = task.trainer(sizes, sizes.lanes, sizes.horizon, kernels=kernels, kernel_config="")
             yield "speed", {**said, "net": task.net["hidden"], **rates(ppo, sizes, tuple(task.net["hidden"]), peak.get(precision, float("nan")))}
-            if ppo.fused is not None and sizes.where == "cuda":
+            if ppo.backend.name == "fused" and sizes.where == "cuda":
                 costs = Collected()
                 shape_costs(costs, ppo, tuple(task.net["hidden"]), precision)
                 for fields in costs.found:

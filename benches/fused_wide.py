@@ -82,11 +82,11 @@ def gradient(task: Task, sizes: Sizes) -> dict[str, Any]:
     """Relative error of a minibatch's gradient and of the loss's numbers; a layer at a time in several microbatches."""
     line, task = task.shape, replace(task, shape="")
     ppo = task.trainer(sizes, sizes.gradient_lanes, 8, eager=True)
-    shape = from_text(line) if line else ppo.fused.config
+    shape = from_text(line) if line else ppo.backend.learner.config
     if isinstance(shape, PerLayer):
         shape = replace(shape, microbatch=sizes.microbatch)
-    ppo.fused = with_config(ppo.fused, shape)
-    if sizes.where == "cuda" and not ppo.fused.fits():
+    ppo.backend.learner = with_config(ppo.backend.learner, shape)
+    if sizes.where == "cuda" and not ppo.backend.learner.fits():
         return {"ran": str(shape), "verdict": "does not fit"}
     prepared(ppo)
     found, wanted, numbers, exact = gradients(ppo)
@@ -100,10 +100,10 @@ def actions(task: Task, sizes: Sizes) -> dict[str, Any]:
     ours, theirs = (task.trainer(sizes, 8 * sizes.run_lanes, 1, kernels=kernels, minibatches=1) for kernels in ("fused", "torch"))
     for ppo in (ours, theirs):
         ppo.collect()
-    different = int((ours._raw != theirs._raw).sum())
-    values = float((ours._value[0] - theirs._value[0]).abs().max())
-    good = different <= ours._raw.numel() / 1000 and values < 0.05
-    return {"different": different, "of": ours._raw.numel(), "values_by": values, "verdict": "ok" if good else "FAILED"}
+    different = int((ours.experience.raw != theirs.experience.raw).sum())
+    values = float((ours.experience.value[0] - theirs.experience.value[0]).abs().max())
+    good = different <= ours.experience.raw.numel() / 1000 and values < 0.05
+    return {"different": different, "of": ours.experience.raw.numel(), "values_by": values, "verdict": "ok" if good else "FAILED"}
 
 
 def bits(task: Task, sizes: Sizes) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def speed(records: Records, sizes: Sizes, stop_s: float, peak: dict[str, float])
                 sizes, sizes.lanes, sizes.horizon, kernels=kernels, kernel_config=""
             )
             records.add("speed", hidden=hidden, kernels=kernels, precision=precision, **rates(ppo, sizes, hidden, peak.get(precision, float("nan"))))
-            if ppo.fused is not None and sizes.where == "cuda":
+            if ppo.backend.name == "fused" and sizes.where == "cuda":
                 shape_costs(records, ppo, hidden, precision)
         except Exception as error:
             traceback.print_exc(limit=-5)
@@ -242,7 +242,7 @@ def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[
     # Two a weight forward and four backward, but none for the slopes of the observation.
     done = (6 * weights - 2 * towers * widths[0] * widths[1]) * samples * ppo.config.epochs
     return {
-        "shape": str(ppo.fused and ppo.fused.config),
+        "shape": ppo.chosen.get("kernel_config"),
         "sps": samples / whole_s, "iteration_ms": whole_s * 1e3, "collect_ms": collect_s * 1e3, "update_ms": update_s * 1e3,
         "tflops": done / update_s / 1e12, "peak_tflops": peak / 1e12, "share": done / update_s / peak, "not_finite": float(ppo.stats[8]), "verdict": "ok",
     }  # fmt: skip
@@ -250,11 +250,11 @@ def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[
 
 def shape_costs(records: Records, ppo: PPO, hidden: tuple[int, ...], precision: str) -> None:
     """Milliseconds an iteration of each shape that was to choose from."""
-    spec, spare = ppo.fused.spec, tuning.copies(ppo.fused.buffers)
-    layout = ppo.fused.layout
+    spec, spare = ppo.backend.learner.spec, tuning.copies(ppo.backend.learner.buffers)
+    layout = ppo.backend.learner.layout
     group = next(candidates(spec, Work(layout.samples, torch.cuda.get_device_properties(0).multi_processor_count, layout.shards)))
     for shape in group:
-        learner = with_config(ppo.fused, shape, buffers=spare).spare()
+        learner = with_config(ppo.backend.learner, shape, buffers=spare).spare()
         cost = tuning.seconds(learner) * 1e3 if learner.fits() else None
         records.add("shape", hidden=hidden, precision=precision, shape=str(shape), iteration_ms=cost)
 

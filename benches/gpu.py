@@ -17,7 +17,7 @@ import torch
 
 from operant import envs
 from operant.algos.ppo.algorithm import PPO
-from operant.algos.ppo.algorithm import PPOConfig as Config
+from operant.algos.ppo.config import PPOConfig as Config
 from operant.compute.graphs import Graphed
 from operant.nn import mlp
 from operant.nn.work import step_bytes

@@ -66,10 +66,11 @@ class Precise(interpreter.InterpreterBuilder):
 
 def reconfigure(ppo, config, precision):
     """A small tile config: by default so that chunks have several tiles. Another precision is by a GPU's products, but not by its tanh."""
-    spec = replace(ppo.fused.spec, precision=precision)
-    resident = isinstance(ppo.fused.config, Resident)
-    given = from_text(config) if isinstance(config, str) else replace(ppo.fused.config, **(config or ({"block_m": 16, "chunks": 2} if resident else {})))
-    ppo.fused = with_config(ppo.fused, given, spec=spec)
+    spec = replace(ppo.backend.learner.spec, precision=precision)
+    own = ppo.backend.learner.config
+    resident = isinstance(own, Resident)
+    given = from_text(config) if isinstance(config, str) else replace(own, **(config or ({"block_m": 16, "chunks": 2} if resident else {})))
+    ppo.backend.learner = with_config(ppo.backend.learner, given, spec=spec)
 
 
 def env_of(env):
@@ -103,7 +104,7 @@ def rounded_case(env, net, algo, config, precision):
     ppo = trainer(env_of(env), mlp.Config(**net), lanes=10, horizon=4, minibatches=2, kernels="fused", **algo)
     reconfigure(ppo, config, precision)
     prepared(ppo)
-    ppo.fused.begin()
+    ppo.backend.learner.begin()
     found, wanted = both_gradients(ppo, 1)
     return relative_error(found, wanted), relative_error(found, expected(ppo, 1, "ieee"))
 
@@ -112,7 +113,7 @@ def iteration_case(env, net, algo, iterations=2, broken=False):
     """Differences between the two paths after whole iterations from the same seed."""
     config = {"lanes": 12, "horizon": 6, "epochs": 2, "minibatches": 2, **algo}
     ours, theirs = (trainer(env_of(env), mlp.Config(**net), kernels=kernels, **config) for kernels in ("fused", "torch"))
-    assert algo.get("kernel_config", "resident") in str(ours.fused.config)
+    assert algo.get("kernel_config", "resident") in str(ours.backend.learner.config)
     for ppo in (ours, theirs):
         if broken:
             ppo.policy.flat.values.data[3] = float("nan")
@@ -125,11 +126,11 @@ def iteration_case(env, net, algo, iterations=2, broken=False):
 
     tensors = ours.state("all")
     return {
-        "actions": int((ours._raw.float() - theirs._raw.float()).abs().gt(1e-4).sum()),
+        "actions": int((ours.experience.raw.float() - theirs.experience.raw.float()).abs().gt(1e-4).sum()),
         "stats": difference(ours.stats, theirs.stats),
         "state": max(difference(tensors[name], other) for name, other in theirs.state("all").items()),
         "rollout": max(difference(getattr(ours, name), getattr(theirs, name)) for name in ("_value", "_log_probability", "_returns")),
-        "final": difference(ours._final_value[ours.rollout.truncated != 0], theirs._final_value[theirs.rollout.truncated != 0])
+        "final": difference(ours.experience.final_value[ours.rollout.truncated != 0], theirs.experience.final_value[theirs.rollout.truncated != 0])
         if ours.rollout.truncated.any()
         else None,
         "moved": difference(ours.policy.flat.values, trainer(env_of(env), mlp.Config(**net), **config).policy.flat.values),

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from toys import FILL, GATE, PICK, PUSH
 
-from operant.algos.ppo.algorithm import PPO, Batch, ppo_loss
+from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo.loss import Batch, ppo_loss
 from operant.envs import Box, Discrete, Env, MultiDiscrete, device, find
 from operant.nn import mlp
 from operant.nn.distributions import Gaussian, masked
@@ -100,14 +101,14 @@ def prepared(ppo: PPO, seed: int = 5) -> None:
     ppo.policy.flat.values.data.add_(0.1 * noise(ppo.policy.flat.values))
     ppo.collect()
     if ppo.policy.normalizer is not None:  # which so far tell nothing of what is seen
-        ppo._update_normalizers()
-        ppo._carry_on()
+        ppo.update_normalizers()
+        ppo.collector.carry_on()
         ppo.collect()
-    ppo._advantages()
-    ppo._advantage.copy_(noise(ppo._advantage) + 2.0 * (ppo._raw[:, 0] > 0))
-    ppo._log_probability.add_(0.2 * noise(ppo._log_probability))
-    ppo._returns.copy_(ppo._value[:-1] + 1.0 + noise(ppo._returns))
-    ppo._value[:-1].add_(0.2 * noise(ppo._returns))
+    ppo.estimate_advantages()
+    ppo.experience.advantage.copy_(noise(ppo.experience.advantage) + 2.0 * (ppo.experience.raw[:, 0] > 0))
+    ppo.experience.log_probability.add_(0.2 * noise(ppo.experience.log_probability))
+    ppo.experience.returns.copy_(ppo.experience.value[:-1] + 1.0 + noise(ppo.experience.returns))
+    ppo.experience.value[:-1].add_(0.2 * noise(ppo.experience.returns))
     _leave_thresholds(ppo)
     ppo.minibatches.shuffle()
 
@@ -119,22 +120,22 @@ def _leave_thresholds(ppo: PPO, margin: float = 0.05) -> None:
     with torch.no_grad():
         legal = None if ppo.rollout.legal is None else ppo.rollout.legal[:-1].transpose(0, 1).flatten(1)
         parameters, value = Doubled(policy).forward(everything, legal)
-        action = ppo._raw.transpose(0, 1).flatten(1)
-        log_probability = Doubled(policy).distribution.log_probability_and_entropy(parameters, action)[0].view_as(ppo._log_probability)
-    ratio = (log_probability - ppo._log_probability).exp()
+        action = ppo.experience.raw.transpose(0, 1).flatten(1)
+        log_probability = Doubled(policy).distribution.log_probability_and_entropy(parameters, action)[0].view_as(ppo.experience.log_probability)
+    ratio = (log_probability - ppo.experience.log_probability).exp()
     close = ((ratio - 1.0).abs() - config.clip).abs() < margin
-    ppo._log_probability.copy_(torch.where(close, log_probability.float(), ppo._log_probability))
+    ppo.experience.log_probability.copy_(torch.where(close, log_probability.float(), ppo.experience.log_probability))
     if config.value_clip is not None:
-        value, old = value.view_as(ppo._returns), ppo._value[:-1]
-        moved, error = value - old, value - ppo._returns
-        near = old + moved.clamp(-config.value_clip, config.value_clip) - ppo._returns
+        value, old = value.view_as(ppo.experience.returns), ppo.experience.value[:-1]
+        moved, error = value - old, value - ppo.experience.returns
+        near = old + moved.clamp(-config.value_clip, config.value_clip) - ppo.experience.returns
         close = ((moved.abs() - config.value_clip).abs() < margin) | ((moved.abs() > config.value_clip) & ((error.abs() - near.abs()).abs() < margin))
         old.copy_(torch.where(close, value.float(), old))
 
 
 def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[float]]:
     """Of one minibatch: the fused gradient, float64 autograd's, the fused numbers (5) and the float64 loss's."""
-    fused, config, policy = ppo.fused, ppo.config, ppo.policy
+    fused, config, policy = ppo.backend.learner, ppo.config, ppo.policy
     fused.begin()
     for buffer in (fused._partial, *getattr(fused, "_gradients", ())):  # of which nothing may be read that was not written
         buffer.fill_(float("nan"))
@@ -143,8 +144,10 @@ def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor,
     fused.reduce()
     found = policy.flat.gradient.double()
 
-    batch = list(ppo._batches(ppo.minibatches.order[0].long()))[minibatch]
-    advantage = (batch.advantage - ppo._advantage.mean()) / (ppo._advantage.std() + 1e-8) if config.normalize_advantages else batch.advantage
+    batch = list(ppo.backend.batches(ppo.minibatches.order[0].long()))[minibatch]
+    advantage, every = batch.advantage, ppo.experience.advantage
+    if config.normalize_advantages:
+        advantage = (advantage - every.mean()) / (every.std() + 1e-8)
     exact = Batch(
         batch.observation,
         batch.action.double() if isinstance(policy.distribution, Gaussian) else batch.action,
@@ -163,7 +166,7 @@ def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor,
 def _unused(ppo: PPO) -> torch.Tensor:
     """Columns of the rows of partial sums that no program writes: the padding between parameters, and behind the loss's terms."""
     flat = ppo.policy.flat
-    unused = torch.ones(ppo.fused._width, dtype=torch.bool, device=flat.values.device)
+    unused = torch.ones(ppo.backend.learner._width, dtype=torch.bool, device=flat.values.device)
     for begin, parameter in zip(flat.offsets, flat.parameters, strict=True):
         unused[begin : begin + parameter.numel()] = False
     unused[flat.values.numel() : flat.values.numel() + 5] = False

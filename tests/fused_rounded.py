@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant.algos.ppo.algorithm import PPO, ppo_loss
+from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo.loss import ppo_loss
 from operant.kernels.tiles import PerLayer
 from operant.nn import mlp
 from operant.nn.distributions import masked
@@ -83,7 +84,7 @@ class Rounded:
 
 def both_gradients(ppo: PPO, minibatch: int, precision: str | None = None) -> tuple[Tensor, Tensor]:
     """Of minibatch 0 to epochs x minibatches - 1: the gradient by the fused kernels, which the flat vector then holds, and `expected`."""
-    learner = ppo.fused
+    learner = ppo.backend.learner
     assert learner is not None and isinstance(learner.config, PerLayer)
     wanted = expected(ppo, minibatch, learner.spec.precision)
     ppo.policy.flat.gradient.fill_(float("nan"))
@@ -95,9 +96,9 @@ def both_gradients(ppo: PPO, minibatch: int, precision: str | None = None) -> tu
 def expected(ppo: PPO, minibatch: int, precision: str) -> Tensor:
     """The gradient of a minibatch by `Rounded`. The flat vector then holds it."""
     flat, blocks = ppo.policy.flat, len(ppo.minibatches.order[0]) // ppo.config.minibatches
-    batch = ppo._gathered(ppo.minibatches.order.flatten()[minibatch * blocks : (minibatch + 1) * blocks].long())
+    batch = ppo.backend.gather(ppo.minibatches.order.flatten()[minibatch * blocks : (minibatch + 1) * blocks].long())
     if ppo.config.normalize_advantages:
-        batch = batch._replace(advantage=(batch.advantage - ppo._advantage.mean()) / (ppo._advantage.std() + 1e-8))
+        batch = batch._replace(advantage=(batch.advantage - ppo.experience.advantage.mean()) / (ppo.experience.advantage.std() + 1e-8))
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False  # a product of float32 is to be one
     try:

@@ -130,7 +130,6 @@ def may_import(name: str, other: str) -> bool:
 
 
 NOT_YET = {
-    ("operant.algos.ppo.manual_backward", "operant.algos.ppo.algorithm"),
 }
 """Imports that are still to be cut."""
 

@@ -301,7 +301,7 @@ def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, 
 
 def kernels_of(trainer: Algorithm) -> str:
     """Whose kernels the trainer computes with."""
-    return next((name for name in ("fused", "manual_backward") if getattr(trainer, name, None) is not None), "torch")
+    return str(getattr(getattr(trainer, "backend", None), "name", "torch"))
 
 
 def _device_name(device: torch.device) -> str:

@@ -15,7 +15,8 @@ from fused_probe import interpreted, relative_error
 from fused_rounded import both_gradients
 
 from operant import envs
-from operant.algos.ppo.algorithm import PPO, PPOConfig
+from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo.config import PPOConfig
 from operant.kernels.tiles import PerLayer, Work, candidates
 from operant.nn import mlp
 from operant.worlds.device_world import DeviceWorld
@@ -85,24 +86,24 @@ def trainer(game: str, precision: str, shape: str, *, lanes: int, horizon: int, 
     )  # fmt: skip
     algo = PPO(world, config, mlp.Config(hidden=hidden, shared=True, activation="relu"), seed=1, steps=10**9)
     algo.start()
-    assert algo.fused is not None and algo.fused.spec.precision == precision
+    assert algo.backend.name == "fused" and algo.backend.learner.spec.precision == precision
     return algo
 
 
 def errors(algo: PPO) -> list[tuple[float, float]]:
     """Of each minibatch of one iteration's update: how far the fused gradient is from torch's, in lengths of the latter, and that length."""
-    learner, found = algo.fused, []
+    learner, found = algo.backend.learner, []
     assert learner is not None
     algo._collect()
-    algo._advantages()
+    algo.estimate_advantages()
     algo.minibatches.shuffle()
     learner.begin()
     for k in range(EPOCHS * MINIBATCHES):
         gradient, wanted = both_gradients(algo, k)
         learner.step()
         found.append((relative_error(gradient, wanted), float(wanted.norm())))
-    algo._update_normalizers()
-    algo._carry_on()
+    algo.update_normalizers()
+    algo.collector.carry_on()
     return found
 
 
@@ -113,14 +114,16 @@ def errors(algo: PPO) -> list[tuple[float, float]]:
 @pytest.mark.parametrize(("game", "size"), [(game, USUAL) for game in GAMES] + [("go", RAGGED)], ids=[*GAMES, "go, ragged"])
 def test_every_minibatch_has_the_gradient_that_torch_finds(game, size, precision):
     first = trainer(game, precision, "first", **size)
-    assert first.fused is not None
+    assert first.backend.name == "fused"
     minibatch = size["lanes"] * size["horizon"] // MINIBATCHES
-    group = next(iter(candidates(first.fused.spec, Work(minibatch, torch.cuda.get_device_properties(0).multi_processor_count, first.fused.layout.shards))))
-    ours = dict.fromkeys([str(first.fused.config), *(str(shape) for shape in group[1:3])])
+    learner = first.backend.learner
+    size_of_work = Work(minibatch, torch.cuda.get_device_properties(0).multi_processor_count, learner.layout.shards)
+    group = next(iter(candidates(learner.spec, size_of_work)))
+    ours = dict.fromkeys([str(learner.config), *(str(shape) for shape in group[1:3])])
     wrong, worst = [], 0.0
     for shape in ours:
         algo = trainer(game, precision, shape, **size)
-        assert algo.fused is not None and str(algo.fused.config) == shape and isinstance(algo.fused.config, PerLayer)
+        assert algo.backend.name == "fused" and str(algo.backend.learner.config) == shape and isinstance(algo.backend.learner.config, PerLayer)
         for iteration in range(ITERATIONS):
             for k, (error, length) in enumerate(errors(algo)):
                 worst = max(worst, error)

@@ -14,7 +14,7 @@ import torch
 from toys import GATE, PICK, PUSH, bytes_of, iterate, ppo_on
 
 from operant.algos.ppo import manual_backward
-from operant.algos.ppo.algorithm import Batch, ppo_loss
+from operant.algos.ppo.loss import Batch, ppo_loss
 from operant.compute.threads import ThreadPool
 from operant.data import minibatches
 from operant.envs import find
@@ -349,7 +349,7 @@ def test_ppo_descends_by_it(env, threads, small_chunks):
     torch.set_num_threads(threads)
     algo = {"env": env, "normalize_observations": True, "value_clip": 0.1, "target_kl": 0.05}
     plain, own = descended("torch", 1, **algo), descended("auto", 1, **algo)
-    assert plain.manual_backward is None and len(own.manual_backward._shards) == threads
+    assert plain.backend.name != "manual_backward" and len(own.backend._gradient._shards) == threads
     torch.testing.assert_close(own.rollout.action, plain.rollout.action)
     torch.testing.assert_close(own.policy.flat.values, plain.policy.flat.values, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(own.stats, plain.stats, rtol=1e-3, atol=1e-4)
@@ -399,5 +399,5 @@ def test_one_line_of_the_log_says_who_computes(kernels, own, line, tmp_path, cap
     caplog.set_level("INFO", "operant")
     ppo = ppo_on(CARTPOLE, 8, mlp.Config(kind=f"{tmp_path / 'net.py'}:Net") if own else None, horizon=8, kernels=kernels)
     assert [record.getMessage() for record in caplog.records] == ([line] if line else [])
-    assert (ppo.manual_backward is not None) == (kernels == "auto" and not own)
+    assert (ppo.backend.name == "manual_backward") == (kernels == "auto" and not own)
     assert torch.isfinite(iterate(ppo, 1).stats).all()

@@ -17,8 +17,11 @@ from torch import distributions, nn
 from toys import COUNT, FILL, GATE, PICK, PUSH, SEEN, NoParams, bytes_of, clones, iterate, ppo_on
 
 from operant import algos
-from operant.algos.ppo import algorithm as ppo_module
-from operant.algos.ppo.algorithm import COLUMNS, PPO, Batch, PPOConfig, Stats, ppo_loss
+from operant.algos.ppo import backends
+from operant.algos.ppo.algorithm import COLUMNS, PPO
+from operant.algos.ppo.config import PPOConfig
+from operant.algos.ppo.loss import Batch, ppo_loss
+from operant.algos.ppo.stats import Stats
 from operant.compute import kernel
 from operant.envs import find
 from operant.nn import mlp
@@ -76,14 +79,14 @@ def test_bootstrapping_by_hand(tmp_path):
     assert rollout.truncated[:, lane0].tolist() == [0, 0, 1, 0] and rollout.terminated[:, lane0].tolist() == [0, 0, 0, 0]
     assert rollout.truncated[:, lane3].tolist() == [0, 0, 1, 0] and rollout.terminated[:, lane3].tolist() == [0, 0, 1, 0]
     assert rollout.final_observation[2, 0, [lane0, lane3]].tolist() == [3, 0]  # lane 3 terminated: nobody asks
-    ppo._advantages()
+    ppo.estimate_advantages()
     expected = torch.empty(4, 4)
     expected[:, lane0] = torch.tensor([2.46875, 3.875, 3.5, 1.5])
     expected[:, lane1] = 1.0
     expected[:, lane2] = torch.tensor([1.75, 1.0, 1.75, 1.0])
     expected[:, lane3] = torch.tensor([2.1875, 2.75, -1.0, 1.5])
-    assert torch.equal(ppo._advantage, expected)
-    assert torch.equal(ppo._returns, expected + rollout.observation[:4, 0].square())
+    assert torch.equal(ppo.experience.advantage, expected)
+    assert torch.equal(ppo.experience.returns, expected + rollout.observation[:4, 0].square())
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
@@ -97,18 +100,18 @@ def test_what_is_collected_belongs_together(env, kernels):
     distribution = ppo.policy.distribution
     for t in range(8):
         legal = None if ppo.rollout.legal is None else ppo.rollout.legal[t]
-        parameters, value = ppo._forward(ppo.rollout.observation[t], legal)
+        parameters, value = ppo.backend.forward(ppo.rollout.observation[t], legal)
         torch.testing.assert_close((parameters, value), ppo.policy.forward(ppo.rollout.observation[t], legal))
-        assert torch.equal(ppo._raw[t], distribution.sample(parameters, ppo._noise[t]))
-        assert torch.equal(ppo._log_probability[t], distribution.log_probability_and_entropy(parameters, ppo._raw[t])[0])
-        assert torch.equal(ppo._value[t], value)
-        torch.testing.assert_close(ppo.rollout.action[t], distribution.to_env(ppo._raw[t]))
-    assert torch.equal(ppo._value[8], ppo._forward(ppo.rollout.observation[8])[1])
+        assert torch.equal(ppo.experience.raw[t], distribution.sample(parameters, ppo.collector.noise[t]))
+        assert torch.equal(ppo.experience.log_probability[t], distribution.log_probability_and_entropy(parameters, ppo.experience.raw[t])[0])
+        assert torch.equal(ppo.experience.value[t], value)
+        torch.testing.assert_close(ppo.rollout.action[t], distribution.to_env(ppo.experience.raw[t]))
+    assert torch.equal(ppo.experience.value[8], ppo.backend.forward(ppo.rollout.observation[8])[1])
     truncated = ppo.rollout.truncated.nonzero()
     for t, i in truncated.tolist():
         if not ppo.rollout.terminated[t, i]:
             final = ppo.policy.forward(ppo.rollout.final_observation[t // ppo.world.final_window, :, i : i + 1])[1]
-            torch.testing.assert_close(ppo._final_value[t, i], final[0])
+            torch.testing.assert_close(ppo.experience.final_value[t, i], final[0])
     assert len(truncated) > 0 or env in (CARTPOLE, PICK, GATE)
 
 
@@ -142,14 +145,14 @@ def test_captured_or_not_final_pictures_have_the_same_values(horizon):
     """A graph evaluates every buffer whole, a CPU only what was truncated: where the advantages look, both find the same."""
     ppo = iterate(ppo_on(SEEN, 16, mlp.Config(**CNN), horizon=horizon), 1)
     ppo.collect()
-    plainly, read = ppo._final_value.clone(), (ppo.rollout.truncated & ~ppo.rollout.terminated).bool()
-    ppo._final_value.fill_(math.nan)
+    plainly, read = ppo.experience.final_value.clone(), (ppo.rollout.truncated & ~ppo.rollout.terminated).bool()
+    ppo.experience.final_value.fill_(math.nan)
     ppo.device = SimpleNamespace(type="cuda")
     with torch.no_grad():
-        ppo._bootstrap()
+        ppo.backend.bootstrap()
     assert ppo.world.final_window == 4 and read.any()
-    torch.testing.assert_close(ppo._final_value[read], plainly[read])
-    assert torch.isfinite(ppo._final_value).all()
+    torch.testing.assert_close(ppo.experience.final_value[read], plainly[read])
+    assert torch.isfinite(ppo.experience.final_value).all()
 
 
 def test_pictures_are_shuffled_whole():
@@ -159,8 +162,8 @@ def test_pictures_are_shuffled_whole():
     ppo.collect()
     assert ppo.rollout.observation.transpose(1, 2).is_contiguous()
     seen, observation = [], ppo.rollout.observation[:-1].clone()
-    ppo._value[:-1] = torch.arange(T * N, dtype=torch.float32).view(T, N)
-    ppo._descend = lambda batch: seen.append(batch) or torch.zeros(6)
+    ppo.experience.value[:-1] = torch.arange(T * N, dtype=torch.float32).view(T, N)
+    ppo.backend.step = lambda batch: seen.append(batch) or torch.zeros(6)
     ppo.update()
     assert sorted(torch.cat([batch.value for batch in seen]).tolist()) == list(range(T * N))
     for batch in seen:
@@ -184,8 +187,8 @@ def test_legal_actions_are_shuffled_with_their_samples():
     ppo = ppo_on(FILL, N, horizon=T, epochs=2, minibatches=4)
     ppo.collect()
     seen, legal = [], ppo.rollout.legal[:-1].clone()
-    ppo._value[:-1] = torch.arange(T * N, dtype=torch.float32).view(T, N)
-    ppo._descend = lambda batch: seen.append(batch) or torch.zeros(6)
+    ppo.experience.value[:-1] = torch.arange(T * N, dtype=torch.float32).view(T, N)
+    ppo.backend.step = lambda batch: seen.append(batch) or torch.zeros(6)
     ppo.update()
     assert len(seen) == 8
     for batch in seen:
@@ -197,9 +200,9 @@ def test_legal_actions_are_shuffled_with_their_samples():
 def test_every_iteration_has_random_numbers_of_its_own():
     ppo = ppo_on(CARTPOLE, 8, horizon=4)
     ppo.collect()
-    first = ppo._noise.clone()
+    first = ppo.collector.noise.clone()
     ppo.collect()
-    assert not torch.isin(ppo._noise, first).any()
+    assert not torch.isin(ppo.collector.noise, first).any()
 
 
 # THE LOSS
@@ -357,16 +360,16 @@ def test_parts_add_up_to_the_whole(env, microbatch, monkeypatch):
     whole_loss, whole_numbers = plain_loss(env, net, doubles, batch, ppo.config)
     expected = torch.autograd.grad(whole_loss, list(doubles.values()))
     sizes = []
-    monkeypatch.setattr(ppo_module, "ppo_loss", lambda policy, part, config: sizes.append(len(part.returns)) or ppo_loss(policy, part, config))
+    monkeypatch.setattr(backends, "ppo_loss", lambda policy, part, config: sizes.append(len(part.returns)) or ppo_loss(policy, part, config))
     flat.gradient.fill_(7.0)  # whatever the last minibatch left there is replaced
-    numbers = ppo._gradient(batch)
-    assert numbers.tolist() == pytest.approx(whole_numbers, rel=1e-4, abs=1e-6)
+    numbers = ppo.backend.gradient(batch)
+    assert [number.item() for number in numbers] == pytest.approx(whole_numbers, rel=1e-4, abs=1e-6)
     for name, gradient, wanted in zip(flat.names, flat._gradient_views, expected, strict=True):
         error = float((gradient.double() - wanted).norm())
         assert error <= 1e-5 * float(wanted.norm()) + 1e-6, f"the gradient of {name} is {error} off"
     assert sum(sizes) == B and max(sizes) <= microbatch and len(sizes) == math.ceil(B / microbatch)
     bits = flat.gradient.clone()
-    assert torch.equal(ppo._gradient(batch), numbers) and torch.equal(flat.gradient, bits)
+    assert torch.equal(torch.stack(ppo.backend.gradient(batch)), torch.stack(numbers)) and torch.equal(flat.gradient, bits)
 
 
 def test_parts_make_one_step_and_one_stop():
@@ -435,16 +438,16 @@ def test_minibatches_hold_every_sample_once_an_epoch():
     # Each sample gets a number, in every buffer.
     number = torch.arange(T * N, dtype=torch.float32).view(T, N)
     ppo.rollout.observation[:-1] = number[:, None]
-    ppo._raw.copy_(number[:, None])
-    ppo._log_probability.copy_(number)
-    ppo._value[:-1] = number
+    ppo.experience.raw.copy_(number[:, None])
+    ppo.experience.log_probability.copy_(number)
+    ppo.experience.value[:-1] = number
     seen = []
 
     def look(batch):
         seen.append(batch)
         return torch.zeros(6)
 
-    ppo._descend = look
+    ppo.backend.step = look
     ppo.update()
     assert len(seen) == 12
     orders = []
@@ -460,7 +463,7 @@ def test_minibatches_hold_every_sample_once_an_epoch():
             for field in (*batch.observation, *batch.action, batch.log_probability):
                 assert torch.equal(field, batch.value)
             step, lane = batch.value.long() // N, batch.value.long() % N
-            assert torch.equal(batch.advantage, ppo._advantage[step, lane]) and torch.equal(batch.returns, ppo._returns[step, lane])
+            assert torch.equal(batch.advantage, ppo.experience.advantage[step, lane]) and torch.equal(batch.returns, ppo.experience.returns[step, lane])
     assert len({tuple(order) for order in orders}) == 3
 
 
@@ -468,23 +471,23 @@ def test_advantages_are_normalised_over_the_iteration():
     ppo, plain = (ppo_on(PUSH, 16, horizon=8, normalize_advantages=normalize) for normalize in (True, False))
     for each in (ppo, plain):
         each.collect()
-        each._advantages()
-    assert float(ppo._advantage.mean()) == pytest.approx(0.0, abs=1e-6)
-    assert float(ppo._advantage.std()) == pytest.approx(1.0, abs=1e-5)
-    assert torch.equal(ppo._returns, plain._returns)
-    torch.testing.assert_close(ppo._advantage, (plain._advantage - plain._advantage.mean()) / plain._advantage.std())
+        each.estimate_advantages()
+    assert float(ppo.experience.advantage.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(ppo.experience.advantage.std()) == pytest.approx(1.0, abs=1e-5)
+    assert torch.equal(ppo.experience.returns, plain.experience.returns)
+    torch.testing.assert_close(ppo.experience.advantage, (plain.experience.advantage - plain.experience.advantage.mean()) / plain.experience.advantage.std())
 
 
 def recorded(ppo):
     """Let `ppo` descend as ever, and note after each step what a checkpoint would hold, and its numbers."""
-    steps, descend = [], ppo._descend
+    steps, descend = [], ppo.backend.step
 
     def noted(batch):
         numbers = descend(batch)
         steps.append((numbers, clones(ppo)))
         return numbers
 
-    ppo._descend = noted
+    ppo.backend.step = noted
     return steps
 
 
@@ -507,13 +510,13 @@ def test_normalizers_stand_still_during_an_iteration():
         assert len(names) == 10
         for _, after in steps:
             assert all(torch.equal(before[name], after[name]) for name in names), "a normalizer moved within an iteration"
-        torch.testing.assert_close(ppo._reward, (reward * before["return/scale"]).clamp(-10, 10))
+        torch.testing.assert_close(ppo.experience.reward, (reward * before["return/scale"]).clamp(-10, 10))
         # After it they are those of everything seen so far (the weight of their beginning is 1e-4).
         seen, spread = torch.cat(samples, dim=1).double(), torch.stack(accrued).double()
         torch.testing.assert_close(ppo.policy.normalizer.running_mean[:, 0], seen.mean(1), rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(ppo.policy.normalizer.running_variance[:, 0], seen.var(1, correction=0), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(ppo.return_normalizer.running_variance.flatten()[0], spread.var(correction=0), rtol=1e-4, atol=1e-5)
-        del ppo._descend
+        del ppo.backend.step
     assert ppo.return_normalizer.inv_std.item() != 1.0
 
 
@@ -521,9 +524,9 @@ def test_scaled_rewards_are_clipped():
     ppo = ppo_on(COUNT, 4, horizon=3, normalize_rewards=True)
     ppo.collect()
     ppo.return_normalizer.inv_std.fill_(5.0)
-    ppo._advantages()
+    ppo.estimate_advantages()
     assert RunningNormalizer.CLIP == 10.0
-    assert ppo._reward[:, 0].tolist() == [5.0, 10.0, 10.0]
+    assert ppo.experience.reward[:, 0].tolist() == [5.0, 10.0, 10.0]
     assert ppo.rollout.reward[:, 0].tolist() == [1.0, 2.0, 3.0]
 
 
@@ -534,7 +537,7 @@ def test_the_kl_stop_skips():
         before = {name: tensor for name, tensor in clones(ppo).items() if name.startswith(("policy/", "adam/"))}
         steps = recorded(ppo)
         iterate(ppo, 1)
-        del ppo._descend
+        del ppo.backend.step
         assert len(steps) == 16
         stopped = False
         for numbers, after in steps:
@@ -561,8 +564,8 @@ def test_stats():
     expected = torch.stack([numbers for numbers, _ in steps]).mean(0)
     named = ("loss/policy", "loss/value", "entropy", "approx_kl", "clip_fraction", "gradient_norm")
     assert [stats[name] for name in named] == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-7)
-    residual = ppo._returns - ppo._value[:-1]
-    assert stats["explained_variance"] == pytest.approx(1 - float(residual.var() / ppo._returns.var()), rel=1e-4)
+    residual = ppo.experience.returns - ppo.experience.value[:-1]
+    assert stats["explained_variance"] == pytest.approx(1 - float(residual.var() / ppo.experience.returns.var()), rel=1e-4)
     assert stats["not_finite"] == 0.0
 
 
@@ -576,7 +579,7 @@ def test_what_is_not_finite_is_counted():
 
     fine = ppo_on(PUSH, 16, horizon=8)
     fine.collect()
-    fine._descend = lambda batch: torch.tensor([math.nan, 0.0, 0.0, math.inf, 0.0, 0.0])
+    fine.backend.step = lambda batch: torch.tensor([math.nan, 0.0, 0.0, math.inf, 0.0, 0.0])
     fine.update()
     assert stats_of(fine)["not_finite"] == 2 and not fine.policy.flat.not_finite()
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from toys import PICK, bytes_of, clones, iterate, ppo_on
 
 from operant.algos.ppo import manual_backward
-from operant.algos.ppo.algorithm import ppo_loss
+from operant.algos.ppo.loss import ppo_loss
 from operant.compute.threads import ThreadPool
 from operant.envs import Box, device, find
 from operant.nn import inputs, mlp, normalization
@@ -226,7 +226,7 @@ def test_only_numeric_bytes_are_normalised():
 def test_the_manual_backward_pass_is_autograds(env, normalize):
     by_hand, plain = (iterate(ppo_on(env, 32, mlp.Config(hidden=(8, 6)), horizon=8, minibatches=2, kernels=kernels, normalize_observations=normalize), 2)
                       for kernels in ("auto", "torch"))  # fmt: skip
-    assert by_hand.manual_backward is not None and plain.manual_backward is None
+    assert by_hand.backend.name == "manual_backward" and plain.backend.name != "manual_backward"
     torch.testing.assert_close(by_hand.policy.flat.values, plain.policy.flat.values, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(by_hand.stats, plain.stats, rtol=1e-3, atol=1e-4)
 
@@ -234,8 +234,8 @@ def test_the_manual_backward_pass_is_autograds(env, normalize):
 def test_manual_backward_of_categories_against_autograd_once():
     ppo = ppo_on(NAMES, 16, mlp.Config(hidden=(7,)), horizon=8, minibatches=1, kernels="auto")
     ppo.collect()
-    ppo._advantages()
-    batch = ppo._gathered(ppo.minibatches.order[0].long())
+    ppo.estimate_advantages()
+    batch = ppo.backend.gather(ppo.minibatches.order[0].long())
     batch.observation[1, 3] = 200  # names no kind
     numbers = manual_backward.Gradient(ppo.policy, ppo.config, [128], ThreadPool(1))(batch)
     found = ppo.policy.flat.gradient.clone()
@@ -268,7 +268,7 @@ def test_a_checkpoint_of_categories_goes_on_to_the_bit(env):
 
 def test_snake_has_its_manual_backward_pass():
     ppo = ppo_on(find("snake"), 8, mlp.Config(hidden=(16,)), horizon=4, normalize_observations=True)
-    assert ppo.manual_backward is not None and ppo.policy.normalizer is not None
+    assert ppo.backend.name == "manual_backward" and ppo.policy.normalizer is not None
 
 
 def test_numeric_bytes_that_are_not_normalised_are_read_as_shares_of_their_bound():

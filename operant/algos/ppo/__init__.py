@@ -1,6 +1,7 @@
 """Proximal policy optimisation. Exports `ALGO`; knows only where it is."""
 
-from operant.algos.ppo.algorithm import PPO, PPOConfig
+from operant.algos.ppo.algorithm import PPO
+from operant.algos.ppo.config import PPOConfig
 
 ALGO = PPO
 

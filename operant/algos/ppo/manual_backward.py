@@ -24,7 +24,8 @@ from operant.nn.distributions import ILLEGAL
 from operant.nn.policy import Policy
 
 if TYPE_CHECKING:
-    from operant.algos.ppo.algorithm import Batch, PPOConfig
+    from operant.algos.ppo.config import PPOConfig
+    from operant.algos.ppo.loss import Batch
 
 FEWEST = 256
 """Samples that a thread is woken for, at least."""

@@ -1,0 +1,300 @@
+"""How PPO acts and learns: by torch and autograd, by a manual backward pass on the CPU, or by fused kernels on a GPU. One of them is chosen when a run begins.
+
+All three work on the same buffers, with the same noise and the same order of minibatches; torch and autograd are the specification. Knows no rollout's
+collection and no advantage.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from operant.algos.ppo import fused, manual_backward
+from operant.algos.ppo.config import PPOConfig
+from operant.algos.ppo.loss import Batch, Experience, LossTerms, ppo_loss
+from operant.algos.ppo.stats import Stats
+from operant.compute import threads
+from operant.data.minibatches import Minibatches
+from operant.data.rollout import Collector
+from operant.nn import manual
+from operant.nn.distributions import masked
+from operant.nn.normalization import statistics
+from operant.nn.optimizer import Adam
+from operant.nn.policy import Policy
+
+BOOTSTRAP_SAMPLES = 2**19
+"""On a GPU, values of final observations are computed for so many samples at a time: fewer launches, and memory that stays small."""
+
+log = logging.getLogger("operant.ppo")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a backend works on."""
+
+    config: PPOConfig
+    policy: Policy
+    collector: Collector
+    experience: Experience
+    minibatches: Minibatches
+    optimizer: Adam
+    learning_rate: Tensor  # a scalar that a captured graph sees change
+    anneal_iterations: int | None  # None: the rate stays
+    skip: Tensor  # a scalar: 1 leaves out the rest of an iteration's optimizer steps
+    iteration: Tensor  # (1) int64, how many are done
+    stats: Tensor  # in the order of `Stats`
+
+
+class Backend(Protocol):
+    """One way to do the work."""
+
+    name: str  # "torch", "manual_backward" or "fused"
+    normalizes_advantages: bool  # or wants them normalized
+    chosen: dict[str, str]  # what was left to it by the configuration
+    parts: Parts
+
+    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
+        """A phase, with the threads that this backend wants torch to use."""
+
+    def prepare(self) -> None:
+        """Take the policy as it is, for a rollout and its update."""
+
+    def act(self, t: int) -> None:
+        """Actions, log-probabilities and values of step t."""
+
+    def bootstrap(self) -> None:
+        """V of the observation after the last step, and of the true final observation of every truncated episode."""
+
+    def update(self) -> None:
+        """Epochs over the rollout in minibatches: optimizer steps, one more iteration, and `stats`."""
+
+
+def choose(parts: Parts) -> Backend:
+    """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for fused kernels that cannot be."""
+    kernels, policy = parts.config.kernels, parts.policy
+    learner = _fused_learner(parts)
+    if learner is not None:
+        return FusedBackend(parts, learner)
+    if kernels != "auto" or policy.device.type != "cpu":
+        return TorchBackend(parts)
+    unsupported_reason = manual.unsupported_reason(policy)
+    if unsupported_reason is not None:
+        log.info("kernels: torch's and autograd, not the manual backward pass: %s", unsupported_reason)
+        return TorchBackend(parts)
+    return ManualBackend(parts)
+
+
+def _fused_learner(parts: Parts) -> fused.Learner | None:
+    """The fused kernels over the parts' buffers; None where torch's are to do the work."""
+    config, experience, collector = parts.config, parts.experience, parts.collector
+    buffers = fused.Buffers(
+        collector.rollout, experience.raw, collector.noise, experience.numbers, experience.final_value, parts.minibatches.order, parts.iteration, parts.skip,
+        parts.learning_rate, parts.stats,
+    )
+    coefficients = fused.Coefficients(
+        config.clip, config.value_clip, config.entropy_coefficient, config.value_coefficient, config.max_gradient_norm, config.normalize_advantages,
+        config.target_kl, config.adam_epsilon, config.learning_rate, parts.anneal_iterations,
+    )  # fmt: skip
+    return fused.build(
+        parts.policy, parts.optimizer, buffers, coefficients, parts.minibatches.layout,
+        kernels=config.kernels, precision=config.precision, config=config.kernel_config, chunks=config.chunks,
+    )  # fmt: skip
+
+
+class TorchBackend:
+    """Torch's kernels, and autograd: what the other backends are checked against."""
+
+    name = "torch"
+    normalizes_advantages = False
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.config, self.policy, self.experience = parts, parts.config, parts.policy, parts.experience
+        self.collector, self.chosen = parts.collector, dict[str, str]()
+
+    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
+        """As it is: all of torch's threads share the work."""
+        return work
+
+    # ACT
+
+    def prepare(self) -> None:
+        """Nothing: torch reads the policy's own numbers."""
+
+    def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Action parameters (H, N) and values (N) of observations (O, N) and legal actions (H, N), until it is called again."""
+        return self.policy.forward(observation, legal)
+
+    def act(self, t: int) -> None:
+        """Actions, log-probabilities and values of step t."""
+        distribution, rollout, experience = self.policy.distribution, self.collector.rollout, self.experience
+        parameters, experience.value[t] = self.forward(rollout.observation[t], self.collector.legal(t))
+        experience.raw[t] = distribution.sample(parameters, self.collector.noise[t])
+        experience.log_probability[t] = distribution.log_probability_and_entropy(parameters, experience.raw[t])[0]
+        rollout.action[t] = distribution.to_env(experience.raw[t])
+
+    def bootstrap(self) -> None:
+        """V of the observation after the last step, and of the true final observation of every truncated episode."""
+        rollout, T, world, final_value = self.collector.rollout, self.collector.steps, self.collector.world, self.experience.final_value
+        self.experience.value[T] = self.forward(rollout.observation[T])[1]
+        if not world.can_truncate:
+            return
+        window, on_gpu = world.final_window, world.device.type == "cuda"
+        if on_gpu and window > 1:  # pictures: one buffer holds those of as many steps, of each lane at most one
+            for k, seen in enumerate(rollout.final_observation):
+                final_value[k * window : (k + 1) * window] = self.forward(seen)[1]
+        elif on_gpu:
+            # A graph cannot choose, so all samples are evaluated, where nothing was truncated on stale observations that nobody reads.
+            together = max(1, BOOTSTRAP_SAMPLES // world.count)
+            for t in range(0, T, together):
+                ticks = rollout.final_observation[t : t + together]
+                final_value[t : t + together] = self.policy.forward(ticks.transpose(0, 1).flatten(1))[1].view(len(ticks), -1)
+        else:
+            step, lane = torch.nonzero(rollout.truncated, as_tuple=True)
+            if len(step):
+                final_value[step, lane] = self.policy.forward(rollout.final_observation[step // window, :, lane].t())[1]
+
+    # LEARN
+
+    def update(self) -> None:
+        """Epochs over the rollout in minibatches: optimizer steps, one more iteration, and `stats`."""
+        parts, config, experience = self.parts, self.config, self.experience
+        targets = torch.stack([experience.returns, experience.returns - experience.value[:-1]])
+        variance, residual = statistics(targets, parts.minibatches.layout.shards).variance[:, 0].float()
+        explained = 1.0 - residual / variance.clamp_min(1e-12)
+        if parts.anneal_iterations is not None:
+            remaining = 1.0 - parts.iteration.float() / parts.anneal_iterations
+            parts.learning_rate.copy_((config.learning_rate * remaining.clamp_min(0.0))[0])
+        parts.skip.zero_()
+
+        # Sums over minibatches: the loss's terms, then the gradient's norm.
+        totals = torch.zeros(len(LossTerms._fields) + 1, device=self.policy.device)
+        for epoch in range(config.epochs):
+            for batch in self.batches(parts.minibatches.order[epoch].long()):
+                totals += self.step(batch)
+        totals /= config.epochs * config.minibatches
+
+        parts.iteration.add_(1)
+        not_finite = (~torch.isfinite(self.policy.flat.values.data)).sum() + (~torch.isfinite(totals)).sum()
+        *terms, norm = totals
+        named = LossTerms(*terms)._asdict()
+        stats = Stats(**named, gradient_norm=norm, explained_variance=explained, learning_rate=parts.learning_rate, not_finite=not_finite.float())
+        parts.stats.copy_(torch.stack(stats))
+
+    def batches(self, order: Tensor) -> Iterator[Batch]:
+        """The samples of an epoch's blocks (M), a minibatch at a time."""
+        count = self.config.minibatches
+        if self.policy.env.pixels:  # which would take too much room all at once
+            for blocks in order.chunk(count):
+                yield self.gather(blocks)
+        else:
+            samples = self.gather(order)
+            yield from samples.split([len(samples.returns) // count] * count)
+
+    def gather(self, blocks: Tensor) -> Batch:
+        """The samples of some blocks (m), in this order."""
+        gather, rollout, experience = self.parts.minibatches.gather, self.collector.rollout, self.experience
+        gather_observation = self.parts.minibatches.gather_pictures if self.policy.env.pixels else gather
+        return Batch(
+            observation=gather_observation(rollout.observation[:-1], blocks),
+            action=gather(experience.raw, blocks),
+            log_probability=gather(experience.log_probability, blocks),
+            value=gather(experience.value[:-1], blocks),
+            advantage=gather(experience.advantage, blocks),
+            returns=gather(experience.returns, blocks),
+            legal=None if rollout.legal is None else gather(rollout.legal[:-1], blocks),
+        )
+
+    def step(self, batch: Batch) -> Tensor:
+        """One optimizer step. Returns the loss's terms and the gradient's norm, (6)."""
+        config, gradient, skip = self.config, self.policy.flat.gradient, self.parts.skip
+        terms = self.gradient(batch)
+        with torch.no_grad():
+            # g <- g min(1, max_norm / |g|): Pascanu, Mikolov & Bengio 2013.
+            norm = torch.linalg.vector_norm(gradient)
+            gradient.mul_((config.max_gradient_norm / (norm + 1e-6)).clamp_max(1.0))
+            if config.target_kl is not None:
+                skip.copy_(torch.maximum(skip, (terms.approx_kl > 1.5 * config.target_kl).float()))
+            self.parts.optimizer.step(skip if config.target_kl is not None else None)
+            return torch.stack([*terms, norm])
+
+    def gradient(self, batch: Batch) -> LossTerms:
+        """Write the gradient of the minibatch's loss into the flat vector."""
+        samples, flat = len(batch.returns), self.policy.flat
+        count = -(-samples // (self.config.microbatch or samples))
+        if count == 1:
+            loss, terms = ppo_loss(self.policy, batch, self.config)
+            flat.backward(loss)
+            return terms
+        # The mean over the minibatch is the sum of the parts' means, each by its share of the samples: in one order, so in the same bits.
+        total = torch.zeros(len(LossTerms._fields), device=self.policy.device)
+        sizes = [samples // count + (k < samples % count) for k in range(count)]
+        for k, part in enumerate(batch.split(sizes)):
+            share = len(part.returns) / samples
+            loss, terms = ppo_loss(self.policy, part, self.config)
+            flat.backward(share * loss, add=k > 0)
+            total += share * torch.stack(terms)
+        return LossTerms(*total)
+
+
+class ManualBackend(TorchBackend):
+    """The same on the CPU, with the forward and backward pass written out by hand, over memory that is allocated once, on threads that each compute alone."""
+
+    name = "manual_backward"
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        pool = threads.ThreadPool(torch.get_num_threads())
+        log.info("kernels: torch's, and a manual backward pass, on %d thread%s", pool.threads, "" if pool.threads == 1 else "s")
+        layout = parts.minibatches.layout
+        self._gradient = manual_backward.Gradient(parts.policy, parts.config, layout.chunk_sizes(), pool)
+        self._forward = manual_backward.Forward(parts.policy, layout.lanes, layout.shards, pool)
+
+    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
+        """On this thread alone, but for the pool."""
+        return threads.alone()(work)
+
+    def prepare(self) -> None:
+        """Take the policy's weights as they are."""
+        self._forward.refresh()
+
+    def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Action parameters (H, N) and values (N) of observations (O, N) and legal actions (H, N), until it is called again."""
+        parameters, value = self._forward(observation)
+        return (parameters if legal is None else masked(parameters, legal)), value
+
+    def gradient(self, batch: Batch) -> LossTerms:
+        """Write the gradient of the minibatch's loss into the flat vector."""
+        return LossTerms(*self._gradient(batch))
+
+
+class FusedBackend(TorchBackend):
+    """A few Triton kernels for all of it: see `operant.algos.ppo.fused`."""
+
+    name = "fused"
+    normalizes_advantages = True
+
+    def __init__(self, parts: Parts, learner: fused.Learner) -> None:
+        super().__init__(parts)
+        self.learner: fused.Learner = learner
+        self.chosen = {"kernel_config": str(learner.config)}
+
+    def prepare(self) -> None:
+        """Take the normalizer as it is."""
+        self.learner.prepare()
+
+    def act(self, t: int) -> None:
+        """Actions, log-probabilities and values of step t."""
+        self.learner.act(t)
+
+    def bootstrap(self) -> None:
+        """V of the observation after the last step, and of the true final observation of every truncated episode."""
+        self.learner.bootstrap(self.collector.world.can_truncate)
+
+    def update(self) -> None:
+        """Epochs over the rollout in minibatches: optimizer steps, one more iteration, and `stats`."""
+        self.learner.update(self.config.epochs)

@@ -1,0 +1,66 @@
+"""PPO's configuration: the keys of `[algo]`, their defaults and ranges. Knows no tensor."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from operant.data import minibatches
+from operant.settings import Count, Real, Section
+
+
+class PPOConfig(Section):
+    """`[algo]`, when its name is "ppo"."""
+
+    horizon: Count = Field(16, ge=1, le=65536, description="rollout length T: steps of each lane per iteration")
+    epochs: Count = Field(4, ge=1, le=1024, description="passes over the samples of an iteration")
+    minibatches: Count = Field(4, ge=1, description="minibatches per epoch, one optimizer step each")
+    learning_rate: Real = Field(2.5e-3, gt=0, le=1, description="initial learning rate of Adam")
+    anneal: bool = Field(True, description="decay the learning rate linearly to zero over anneal_steps")
+    anneal_steps: Count | None = Field(None, ge=1, description="environment steps of the learning-rate decay; not set: run.steps")
+    gamma: Real = Field(0.99, ge=0, le=1, description="discount factor")
+    gae_lambda: Real = Field(0.95, ge=0, le=1, description="lambda of generalized advantage estimation: 0: one-step TD errors; 1: whole returns")
+    clip: Real = Field(0.2, gt=0, description="epsilon: clip range of the probability ratio")
+    value_clip: Real | None = Field(None, gt=0, description="clip range of the value around its old estimate; not set: the value loss is not clipped")
+    entropy_coefficient: Real = Field(0.01, ge=0, description="weight of the entropy bonus in the loss")
+    value_coefficient: Real = Field(0.5, ge=0, description="weight of the value loss")
+    max_gradient_norm: Real = Field(0.5, gt=0, description="the gradient is clipped to this global norm")
+    normalize_advantages: bool = Field(True, description="to mean 0 and standard deviation 1, over all samples of an iteration")
+    normalize_observations: bool = Field(False, description="by their running mean and standard deviation")
+    normalize_rewards: bool = Field(False, description="divide by the running standard deviation of the discounted return, and clip to +-10")
+    target_kl: Real | None = Field(None, gt=0, description="skip the rest of an update once approx_kl exceeds 1.5 times this; not set: never")
+    adam_epsilon: Real = Field(1e-5, gt=0, description="epsilon in the denominator of Adam")
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        "tf32",
+        description="of matrix products on a GPU; bf16 needs fused kernels or a cnn, otherwise tf32 is used; a CPU always computes in fp32",
+    )
+    kernels: Literal["auto", "torch", "fused"] = Field(
+        "auto",
+        description="torch: torch operations and autograd, the reference; fused: Triton kernels; "
+        "auto: fused on a GPU, a manual backward pass on a CPU, each where the network allows it, else torch",
+    )
+    kernel_config: str = Field(
+        "",
+        description='tile config of the fused kernels, which affects the last bits; empty: the fastest on this GPU, measured once and kept by the run; '
+        '"first": not measured',
+    )
+    chunks: Count | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="C: parts of a minibatch whose gradients are summed one by one, then in a fixed tree: a power of two, a multiple of the shards of lanes. "
+        "The same C gives the same bits on any number of devices. By default chosen by the sizes of minibatch and network; on a GPU kept in kernel_config",
+    )
+    microbatch: Count | None = Field(
+        None,
+        ge=1,
+        description="gradient accumulation: at most this many samples per backward pass of autograd, to save memory; the result is equal up to rounding. "
+        "Fused kernels and the manual backward pass ignore it",
+    )
+
+    def problems(self, lanes: int) -> list[tuple[str, str]]:
+        """Values that do not fit together, as (key, message)."""
+        if self.horizon * lanes < 2:
+            return [("horizon", "one lane x 1 step is a single sample, which has no variance: an iteration needs 2 or more (raise algo.horizon or env.lanes)")]
+        return minibatches.problems(self.horizon, lanes, self.minibatches, self.chunks)
