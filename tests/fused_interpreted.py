@@ -129,7 +129,7 @@ def iteration_case(env, net, algo, iterations=2, broken=False):
         "actions": int((ours.experience.raw.float() - theirs.experience.raw.float()).abs().gt(1e-4).sum()),
         "stats": difference(ours.stats, theirs.stats),
         "state": max(difference(tensors[name], other) for name, other in theirs.state("all").items()),
-        "rollout": max(difference(getattr(ours, name), getattr(theirs, name)) for name in ("_value", "_log_probability", "_returns")),
+        "rollout": max(difference(getattr(ours.experience, name), getattr(theirs.experience, name)) for name in ("value", "log_probability", "returns")),
         "final": difference(ours.experience.final_value[ours.rollout.truncated != 0], theirs.experience.final_value[theirs.rollout.truncated != 0])
         if ours.rollout.truncated.any()
         else None,

@@ -147,7 +147,7 @@ def test_captured_or_not_final_pictures_have_the_same_values(horizon):
     ppo.collect()
     plainly, read = ppo.experience.final_value.clone(), (ppo.rollout.truncated & ~ppo.rollout.terminated).bool()
     ppo.experience.final_value.fill_(math.nan)
-    ppo.device = SimpleNamespace(type="cuda")
+    ppo.backend.device = SimpleNamespace(type="cuda")
     with torch.no_grad():
         ppo.backend.bootstrap()
     assert ppo.world.final_window == 4 and read.any()

@@ -114,7 +114,7 @@ class TorchBackend:
 
     def __init__(self, parts: Parts) -> None:
         self.parts, self.config, self.policy, self.experience = parts, parts.config, parts.policy, parts.experience
-        self.collector, self.chosen = parts.collector, dict[str, str]()
+        self.collector, self.device, self.chosen = parts.collector, parts.policy.device, dict[str, str]()
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
         """As it is: all of torch's threads share the work."""
@@ -143,7 +143,7 @@ class TorchBackend:
         self.experience.value[T] = self.forward(rollout.observation[T])[1]
         if not world.can_truncate:
             return
-        window, on_gpu = world.final_window, world.device.type == "cuda"
+        window, on_gpu = world.final_window, self.device.type == "cuda"
         if on_gpu and window > 1:  # pictures: one buffer holds those of as many steps, of each lane at most one
             for k, seen in enumerate(rollout.final_observation):
                 final_value[k * window : (k + 1) * window] = self.forward(seen)[1]
