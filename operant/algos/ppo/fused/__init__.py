@@ -1,6 +1,6 @@
 """The fast path: a policy's acting and PPO's learning as a few Triton kernels, in place of torch's many.
 
-`operant.algos.ppo.algorithm` is the specification and this is checked against it: the same buffers, the same noise, the same order of minibatches, and no sum
+`backends.TorchBackend` is the specification that this is checked against: the same buffers, the same noise, the same order of minibatches, and no sum
 of floats whose order could change. `select` takes the fastest tile config; `learner`, `resident` and `per_layer` launch; `loss` and `statistics` are PPO's own
 Triton functions, all other kernels are `operant.kernels`, generated from a spec when they are compiled. What imports Triton is imported only where it is used,
 so that a run without it does not wait for it.

@@ -1,4 +1,4 @@
-"""PPO's loss in Triton: `operant.algos.ppo.algorithm.ppo_loss` with its gradient written out by hand. Knows outputs, no network.
+"""PPO's loss in Triton: `operant.algos.ppo.loss.ppo_loss` with its gradient written out by hand. Knows outputs, no network.
 
 The samples lie where a rollout left them, field-major. The backward kernels of `operant.kernels` call these functions: `PPO_LOSS`, or with value clipping
 `PPO_LOSS_VALUE_CLIPPED`.
