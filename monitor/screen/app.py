@@ -141,9 +141,11 @@ class MonitorApp(App[None]):
     def on_resize(self, event: events.Resize) -> None:
         """The terminal has another size, and may show anything."""
         self.renderer.forget()
-        if self.model is not None and self.model.size != event.size:
-            self._change(size=(event.size.width, event.size.height))
-            self.call_after_refresh(self.action_redraw)  # what was drawn for the old size may have landed on any line of the new one
+        self._change(size=(event.size.width, event.size.height))
+
+    def on_run_view_resized(self) -> None:
+        """Everything is laid out for the new size; what was drawn for the old one until now may have landed on any line."""
+        self.action_redraw()
 
     def watch_app_focus(self, focused: bool) -> None:
         """Without the focus, once a second is enough."""

@@ -6,6 +6,7 @@ from typing import Final
 
 from textual.app import ComposeResult
 from textual.containers import Container
+from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
 
@@ -23,11 +24,15 @@ _PLACED: Final = ("words", "log", "health", "explained", "config", "numbers")  #
 class RunView(Container):
     """The screen below the dialogs. Its model comes from the app; each panel repaints only the cells that change."""
 
+    class Resized(Message):
+        """Everything is laid out for another size than before."""
+
     model: reactive[Model | None] = reactive(None, repaint=False)
 
     def __init__(self) -> None:
         super().__init__()
         self._plan: Plan | None = None
+        self._sized = False
         self.charts = ChartGrid(id="charts")
         self.agent = AgentPicture(id="agent")
         every = (
@@ -61,6 +66,12 @@ class RunView(Container):
     def on_mount(self) -> None:
         """The first picture has everything in it."""
         self.watch_model(self.model)
+
+    def on_resize(self) -> None:
+        """All sizes but the first are news."""
+        if self._sized:
+            self.post_message(self.Resized())
+        self._sized = True
 
     def watch_model(self, model: Model | None) -> None:
         """Hand everything that is shown what it shows."""
