@@ -111,23 +111,23 @@ def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
         print_json({"schema": 1, "findings": [finding._asdict() for finding in findings]})
         sound = all(finding.passed for finding in findings)
     else:
-        sound = _told(examine, env)
+        sound = print_findings(examine, env)
     if not sound:
         raise typer.Exit(UsageError.exit_code)
 
 
-def _told(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
+def print_findings(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
     """Print each finding as it is found, on a terminal also the check that is running; returns whether all passed."""
     from operant.cli.progress import Screen
 
     screen, sound = Screen(sys.stdout), True
 
-    def looking(name: str) -> None:
+    def report(name: str) -> None:
         if screen.is_terminal:
             screen.show(f"{'...':8} {name}"[: screen.columns])
 
     try:
-        for finding in examine(env, report=looking):
+        for finding in examine(env, report=report):
             screen.end()
             out(f"{'ok' if finding.passed else 'problem':8} {finding.name:26} {finding.detail}", flush=True)
             sound &= finding.passed

@@ -1,0 +1,61 @@
+"""Runs of the command line in processes of their own, in a folder of a test's, for the tests of commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import operant
+from operant import runs
+
+PACKAGE_PARENT = Path(operant.__file__).resolve().parent.parent
+ITERATION = 64 * 16
+SMALL = ("env.lanes=64", "algo.horizon=16", "run.threads=1", "run.device=cpu")
+# Enough iterations that a kill after the first checkpoint comes long before the end; they learn little, so that greedy and sampled episodes differ.
+STEPS = 120 * ITERATION
+HALFWAY = (*SMALL, f"run.steps={STEPS}", "algo.learning_rate=1e-4", "checkpoint.every=10", "checkpoint.keep=4", "eval.every=30", "eval.episodes=4")
+
+
+def environment(place: Path) -> dict[str, str]:
+    """A process's environment whose runs and index lie in `place`."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("OPERANT_RUNS", "PYTHONPATH", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")}
+    return kept | {"XDG_STATE_HOME": str(place / "state"), "PYTHONPATH": str(PACKAGE_PARENT), "OMP_NUM_THREADS": "1"}
+
+
+def operant_process(place: Path, *words: str, **options) -> subprocess.CompletedProcess:
+    """`operant WORDS` in a process of its own, in the folder `place`."""
+    command = [sys.executable, "-m", "operant.cli", *words]
+    done = subprocess.run(command, cwd=place, env=environment(place), capture_output=True, text=True, timeout=120, **options)
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    return done
+
+
+def the_run(place: Path) -> runs.Run:
+    """The one run in `place`."""
+    (run,) = runs.list_runs(place / "runs", everywhere=False)
+    return run
+
+
+def wait_for(condition, process: subprocess.Popen | None = None):
+    """What `condition` returns once that is true. The deadline is only there so that a broken test ends."""
+    deadline_s = time.monotonic() + 90
+    while not (found := condition()):
+        assert time.monotonic() < deadline_s, "waited in vain"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    return found
+
+
+def tensors(run_path: Path, step: int | None = None) -> bytes:
+    """The bytes of a checkpoint's tensors, the last one's by default."""
+    folders = sorted((run_path / "checkpoints").glob("step-*" if step is None else f"step-{step:012d}"))
+    return (folders[-1] / "tensors.safetensors").read_bytes()
+
+
+def inline(here, *words: str) -> SimpleNamespace:
+    """`operant train --inline`, small."""
+    return here("train", "--inline", *SMALL, "eval.every=0", *words)

@@ -1,0 +1,308 @@
+"""The worker and training in this process: errors, stops, targets, user's files; what is wrong has a sentence and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from processes import ITERATION, SMALL, environment, inline, operant_process, the_run
+from toys import MY_ENV, MY_NET
+
+from operant import runs
+from operant.algos.ppo.algorithm import PPO
+from operant.config import request
+from operant.errors import BusyError, StoppedError
+from operant.runs.checkpoints import Store
+from operant.runs.metrics import Reader, Writer
+from operant.runs.metrics import mapped as fixedfile
+from operant.training import loop, requests
+from operant.training import worker as train
+
+# THE WORKER
+
+
+@pytest.mark.parametrize("starting", [True, False])
+def test_a_second_sigterm_means_the_same_as_one(starting):
+    asked = requests.Requests()
+    before = signal.getsignal(signal.SIGTERM)
+    if starting:
+        with pytest.raises(StoppedError, match="stopped by SIGTERM before the first update"), asked:
+            os.kill(os.getpid(), signal.SIGTERM)
+    else:
+        with asked:
+            asked.begin()
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+        assert asked.stop == (signal.SIGTERM, "SIGTERM")
+    asked.restore()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_import_that_breaks_because_of_a_stop_is_a_stop():
+    asked = requests.Requests()
+    with pytest.raises(StoppedError), asked:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except SystemExit:  # as numpy does while its C extension is imported
+            raise ImportError("you should not try to import numpy from its source directory") from None
+    asked.restore()
+
+
+def test_a_stop_whose_interruption_was_lost_counts_when_training_begins():
+    asked = requests.Requests()
+    with pytest.raises(StoppedError), asked:
+        with contextlib.suppress(SystemExit):  # as a callback from C does
+            os.kill(os.getpid(), signal.SIGINT)
+        asked.begin()
+    asked.restore()
+
+
+def test_the_worker_keeps_its_lock_to_the_end_of_its_process(tmp_path):
+    """What Python does at its end is left out: it takes a second with torch, and the lock must not be free before the process is gone."""
+    program = "import atexit, sys; from operant.training import worker; atexit.register(print, 'torn down'); sys.argv = ['worker', sys.argv[1]]; worker.main()"
+    command = [sys.executable, "-c", program, tmp_path / "nosuch"]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (4, "") and done.stderr.startswith("error: ")
+
+
+def test_an_unexpected_error_is_told_after_the_last_checkpoint_is_complete(here, tmp_path, monkeypatch, capsys):
+    save, update, calls = Store.save_files, PPO._update, []
+
+    def slow(*words, **options):
+        time.sleep(0.5)
+        return save(*words, **options)
+
+    def failing(self):
+        calls.append(update(self))
+        if len(calls) == 3:
+            raise RuntimeError("the sky fell")
+
+    monkeypatch.setattr(Store, "save_files", slow)
+    monkeypatch.setattr(PPO, "_update", failing)
+    asked = request.make((*SMALL, "eval.every=0", "checkpoint.every=2"), config=None, environment_file=None, settings={})
+    run = runs.create(tmp_path / "runs", "falls", "x", asked.document())
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)}
+    try:
+        assert train._worked(run.path, None) == 1
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    told = capsys.readouterr().err
+    assert "Traceback" in told and "RuntimeError: the sky fell" in told
+    assert [path.name for path in run.checkpoints_path.glob("step-*")] == [f"step-{2 * ITERATION:012d}"]
+    assert runs.probe(run.path), "the lock was given back before the end of the process"
+    with Reader(run.metrics_path) as reader:
+        assert (reader.status().state, reader.status().exit_code) == ("failed", 1)
+
+
+def test_records_that_cannot_be_written_are_told_once(here, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(Writer, "write_errors", 3)
+    with caplog.at_level(logging.WARNING):
+        assert inline(here, f"run.steps={2 * ITERATION}").code == 0
+    assert caplog.text.count("metrics.mm could not be written") == 1
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_lock_deleted_under_a_trainer_is_put_back_or_ends_it(tmp_path, monkeypatch, caplog, taken):
+    """A second trainer that got in all the same (one that cannot see the first's process) keeps the folder; the first ends."""
+    monkeypatch.setattr(loop, "_FILE_LOOK_S", 0.0)
+    update, calls, others = PPO._update, [], []
+    hold = "import pathlib, sys; from operant import runs; lock = runs.acquire(pathlib.Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+
+    def meddled(self):
+        update(self)
+        calls.append(run.lock_path.exists())
+        if len(calls) == 2:
+            run.lock_path.unlink()
+        if len(calls) == 2 and taken:
+            runs.update_document(run.path, boot_id="another")
+            command = [sys.executable, "-c", hold, str(run.path)]
+            others.append(subprocess.Popen(command, env=environment(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            assert others[0].stdout.readline() == b"\n"
+
+    monkeypatch.setattr(PPO, "_update", meddled)
+    asked = request.make((*SMALL, "eval.every=0", f"run.steps={4 * ITERATION}"), config=None, environment_file=None, settings={})
+    run = runs.create(tmp_path / "runs", "bare", "x", asked.document())
+    with caplog.at_level(logging.WARNING), pytest.raises(BusyError, match="two trainers") if taken else contextlib.nullcontext():
+        train.work(run.path, resume=None)
+    for other in others:
+        other.communicate()
+    assert len(calls) == (2 if taken else 4) and all(calls)
+    assert caplog.text.count("run.lock had been deleted or replaced, and was put back") == (0 if taken else 1)
+    assert runs.state(runs.load(run.path)).word == ("failed" if taken else "finished") and not runs.taken(run.path)
+
+
+# TRAINING IN THIS PROCESS
+
+
+def test_inline_trains_here(here, tmp_path):
+    done = inline(here, f"run.steps={2 * ITERATION}", "--seed", "7", "--name", "mine")
+    assert done.code == 0 and "operant eval mine" in done.err
+    described = runs.describe(the_run(tmp_path))
+    assert (described["id"], described["state"], described["step"], described["seed"]) == ("mine", "finished", 2 * ITERATION, 7)
+
+
+def test_a_target_ends_the_run(here, tmp_path):
+    assert inline(here, "run.steps=1M", "eval.every=2", "eval.episodes=4", "run.target=1", "run.record_hz=1000").code == 0
+    described = runs.describe(the_run(tmp_path))
+    assert (described["state"], described["step"]) == ("finished", 2 * ITERATION)
+    assert described["eval_return"] >= 1
+
+
+def test_numbers_that_are_not_finite_end_the_run_and_name_iteration_and_tensor(here, tmp_path):
+    # 16 steps an iteration: step 35 is in the third.
+    (tmp_path / "my_env.py").write_text(MY_ENV.replace("1_000_000", "34"))
+    done = inline(here, "--env", "my_env.py", "run.steps=1M", "checkpoint.every=1", "run.record_hz=1000")
+    assert done.code == 5
+    assert "iteration 3" in done.err and "head_weight" in done.err and f"checkpoint is that of step {2 * ITERATION:,}" in done.err
+    run = the_run(tmp_path)
+    assert runs.describe(run)["state"] == "diverged"
+    names = sorted(path.name for path in (run.path / "checkpoints").iterdir())
+    assert any(name.startswith("quarantine-step-") for name in names)
+    assert [name for name in names if name.startswith("step-")][-1] == f"step-{2 * ITERATION:012d}"
+    assert here("eval", run.path, "--episodes", "2").code == 0
+
+
+def test_a_users_own_files_are_kept_and_used_after_the_originals_are_gone(here, tmp_path, caplog):
+    (tmp_path / "mine").mkdir()
+    env_file, net_file = tmp_path / "mine" / "my_env.py", tmp_path / "mine" / "my_net.py"
+    env_file.write_text(MY_ENV)
+    net_file.write_text(MY_NET)
+    words = (f"run.steps={2 * ITERATION}", "env.params.bonus=0.5")
+    assert inline(here, "--env", "mine/my_env.py", "net.kind=mine/my_net.py:MyNet", *words).code == 0
+    run = the_run(tmp_path)
+    assert run.id.startswith("my_env-ppo-")
+    assert {path.name: path.read_text() for path in run.source_path.glob("*.py")} == {"my_env.py": MY_ENV, "my_net.py": MY_NET}
+
+    env_file.write_text(MY_ENV.replace("p.bonus", "p.bonus * float32(100.0)"))
+    net_file.unlink()
+    played = json.loads(here("eval", run.path, "--episodes", "4", "--json").out)
+    assert played["mean"] == 50.0 and played["greedy"]["length"] == 100
+    runs.update_document(run.path, request={**run.document["request"], "resume_overrides": [f"run.steps={4 * ITERATION}"]})
+    with caplog.at_level(logging.INFO):
+        train.work(run.path, resume="last")
+    assert f"resumed from step-{2 * ITERATION:012d}" in caplog.text
+    assert runs.describe(runs.load(run.path))["step"] == 4 * ITERATION
+
+
+def test_a_gymnasium_id_is_an_environment(here, tmp_path):
+    assert inline(here, "Pendulum-v1", f"run.steps={ITERATION}").code == 0
+    run = the_run(tmp_path)
+    assert run.id.startswith("pendulum-ppo-") and runs.describe(run)["env"] == "pendulum"
+
+
+def test_a_full_disk_at_the_start_ends_with_4_and_leaves_nothing(here, tmp_path, monkeypatch):
+    def full(descriptor, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fixedfile, "_allocate", full)
+    done = inline(here, f"run.steps={ITERATION}")
+    assert done.code == 4 and "no room" in done.err
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_no_gpu_where_one_is_asked_for_ends_with_4_and_leaves_nothing(here, tmp_path, device):
+    done = here("train", "--inline", *SMALL[:3], "--device", device)
+    assert done.code == 4 and "no CUDA device" in done.err and "operant doctor" in done.err
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+# WHAT IS WRONG
+
+
+def test_a_worker_that_refuses_its_configuration_is_quoted_and_its_folder_deleted(tmp_path):
+    done = operant_process(tmp_path, "train", "cartpol", "algo.learning_rte=1", "env.lanes=0", "net.hidden=[]")
+    assert done.returncode == 2
+    assert "unknown environment 'cartpol' - did you mean 'cartpole'?" in done.stderr
+    assert "'algo.learning_rte' - did you mean 'algo.learning_rate'?" in done.stderr
+    assert "env.lanes" in done.stderr and "net.hidden" in done.stderr and "4 problems" in done.stderr
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("train", "--config", "nosuch.toml"), 3, "no configuration file 'nosuch.toml'"),
+        (("train", "--config", "pp"), 3, "did you mean 'ppo'?"),
+        (("train", "--env", "nosuch.py"), 3, "no environment file 'nosuch.py'"),
+        (("train", "nosuch.py"), 3, "no environment file 'nosuch.py'"),
+        (("train", "one", "two"), 2, "one environment at a time"),
+        (("train", "ppo.toml"), 2, "--config ppo.toml"),
+        (("train", "one", "--env", "two.py"), 2, "two environments"),
+        (("train", "--inline", "--detach"), 2, "give one"),
+        (("train", "--resume", "x", "--config", "ppo"), 2, "--config cannot be used with --resume"),
+        (("train", "--resume", "nosuch"), 3, "no run is called 'nosuch'"),
+        (("train", "--name", "latest"), 2, "cannot be the name of a run"),
+        (("train", "--nonsense"), 2, "No such option"),
+        (("nonsense",), 2, "No such command"),
+        (("train", "--inline", "run.name=../../x"), 2, "run.name"),
+        (("train", "--inline", "algo.gamma=1.5", "algo.clip=x", "run.steps=0"), 2, "3 problems"),
+        (("train", "--inline", "env.lanes=100", "algo.horizon=3"), 2, "do not divide"),
+        (("train", "--dry-run", "algo.gamma=1.5"), 2, "algo.gamma"),
+        (("resume", "nosuch"), 3, "no run is called 'nosuch'"),
+        (("resume", "nosuch", "--from", "first"), 2, "--from is 'first'"),
+        (("resume", "nosuch", "stray"), 2, "'stray' is not an override"),
+        (("eval", "nosuch"), 3, "no run is called 'nosuch'"),
+        (("eval", "nosuch/checkpoints/step-1"), 3, "there is no run in"),
+        (("eval", "nosuch", "--episodes", "0"), 2, "--episodes is 0"),
+        (("show", "nosuch"), 3, "no run is called 'nosuch'"),
+        (("show", "latest"), 3, "no runs yet"),
+        (("logs", "live"), 3, "no runs yet"),
+        (("config", "check", "nosuch"), 3, "no configuration file 'nosuch'"),
+        (("config", "check", "ppo", "algo.gama=0.9"), 2, "did you mean 'algo.gamma'?"),
+        (("config", "show", "nosuch"), 2, "unknown environment 'nosuch'"),
+    ],
+)
+def test_what_a_user_gets_wrong_has_a_sentence_and_a_code(here, tmp_path, words, code, said):
+    done = here(*words)
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err
+    assert not (tmp_path / "runs").exists() or list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_file_with_many_problems_names_every_line(here, tmp_path):
+    (tmp_path / "bad.toml").write_text('[run]\nsteps = "ten"\n[algo]\nlearning_rte = 1\ngamma = 1.5\n[polcy]\nx = 1\n')
+    done = here("config", "check", "bad.toml")
+    assert done.code == 2
+    lines = done.err.splitlines()
+    assert lines[0] == "error: bad.toml has 4 problems"
+    assert [line.split()[0] for line in lines[1:-1]] == ["bad.toml:2:", "bad.toml:4:", "bad.toml:5:", "bad.toml:6:"]
+    assert lines[-1] == "  see all keys with their defaults: operant config show"
+
+
+@pytest.mark.parametrize("root", ["a_file/runs", "/proc/self/runs", "locked/runs"])
+def test_a_place_that_cannot_be_written_ends_with_4(here, tmp_path, root):
+    if root.startswith("locked") and os.geteuid() == 0:
+        pytest.skip("the superuser may write anywhere")
+    (tmp_path / "a_file").write_text("")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    done = here("train", "--runs", root)
+    assert done.code == 4 and "no run folder can be made" in done.err and "--runs" in done.err
+
+
+def test_a_run_without_checkpoints_cannot_be_resumed_or_played(here, tmp_path):
+    run = runs.create(tmp_path / "runs", "young", "x", {})
+    resumed, played = here("resume", "young"), here("eval", "young")
+    assert resumed.code == 3 and "no checkpoint to go on from" in resumed.err
+    assert played.code == 3 and "never began to train" in played.err
+    assert here("logs", run.path).code == 3
+
+
+def test_hostile_text_in_a_run_reaches_no_terminal(here, tmp_path):
+    run = runs.create(tmp_path / "runs", "hostile", "x", {})
+    runs.update_document(run.path, env="\x1b]0;owned\x07\u202ecart", algo="[red]x", host="\x9b2J")
+    run.log_path.write_bytes(b"one\x1b[2Jtwo\nthree\xff\r\x07")
+    told = "".join(here(*words).out for words in (("show", "hostile"), ("runs",), ("logs", "hostile")))
+    assert not {"\x1b", "\x07", "\x9b", "\u202e", "\r"} & set(told)
+    assert "onetwo" in told.replace("[2J", "")

@@ -1,0 +1,244 @@
+"""Commands about configurations, environments and the machine, what words ask for, and what commands import and print."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from processes import environment
+from toys import MY_ENV
+
+from operant.config import load as config
+from operant.config import recipes, request
+from operant.errors import MachineError, NotFoundError, UsageError
+from operant.tools import check, doctor
+from operant.training import memory
+
+# CONFIGURATIONS, ENVIRONMENTS, THE MACHINE
+
+
+def test_dry_run_shows_origins_and_memory_and_starts_nothing(here, tmp_path):
+    done = here("train", "--dry-run", "algo.horizon=8", "env.lanes=64", "--seed", "3")
+    assert done.code == 0
+    lines = {line.split(" = ")[0]: line for line in done.out.splitlines() if " = " in line}
+    assert lines["horizon"].split("#")[1].strip() == "command line"
+    assert lines["seed"].startswith("seed = 3 ") and lines["gamma"].split("#")[1].strip().partition(":")[0].endswith("ppo/cartpole.toml")
+    assert lines["adam_epsilon"].endswith("# default")
+    assert "device memory: about" in done.out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_shown_is_a_configuration_that_loads_to_the_same(here, tmp_path):
+    (tmp_path / "shown.toml").write_text(here("config", "show", "pendulum", "run.name=x", "net.hidden=[8, 4]").out)
+    loaded = config.load(tmp_path / "shown.toml")
+    assert (loaded.env.name, loaded.run.name, loaded.net.hidden) == ("pendulum", "x", (8, 4))
+    values = json.loads(here("config", "show", "--json").out)["values"]
+    assert values["run.seed"] == {"value": 1, "origin": "default"}
+
+
+def test_the_memory_of_many_lanes_follows_from_few():
+    whole = config.load(None, ["env.lanes=256", "algo.horizon=8", "algo.epochs=1", "env.name=pendulum"])
+    estimated, measured = memory.estimate(whole), memory._measure(whole, 256)
+    assert estimated.fixed_bytes == pytest.approx(measured.fixed_bytes, rel=0.02)
+    assert estimated.update_bytes == pytest.approx(measured.update_bytes, rel=0.02)
+    rollout_bytes = 8 * 256 * 4 * (3 + 3 + 1 + 1)  # observations, final observations, actions, rewards
+    assert measured.fixed_bytes > rollout_bytes
+
+
+def test_every_shipped_configuration_passes_its_own_check(here):
+    for name in recipes.shipped():
+        assert here("config", "check", name).out == "ok\n"
+
+
+def test_the_schema_is_json(here):
+    schema = json.loads(here("config", "schema").out)
+    assert set(schema["properties"]) == {"run", "env", "algo", "net", "checkpoint", "eval"}
+    assert schema["properties"]["algo"]["properties"]["gamma"]["maximum"] == 1
+
+
+def test_envs_lists_what_the_finder_finds(here):
+    from operant import envs
+
+    listed = json.loads(here("envs", "--json").out)
+    assert [row["name"] for row in listed] == envs.names()
+    cartpole, go = (next(row for row in listed if row["name"] == name) for name in ("cartpole", "go"))
+    assert (cartpole["gymnasium"], cartpole["actions"], cartpole["turns"], cartpole["step_s"]) == ("CartPole-v1", ["left", "right"], False, pytest.approx(0.02))
+    assert go["turns"] and len(go["actions"]) == 82
+    table = here("envs").out
+    assert "  left stay right left+jump jump right+jump\n" in table and "  a9 b9 ... pass\n" in table
+    assert all(name in table for name in envs.names())
+
+
+def test_check_tells_a_sound_environment_from_a_broken_one(here, tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text(MY_ENV.replace("time_limit=100", "time_limit=0"))
+    (tmp_path / "none.py").write_text("x = 1\n")
+    broken = here("check", "broken.py")
+    assert broken.code == 2 and broken.out.startswith("problem  declaration") and "time_limit is 0" in broken.out
+    empty = here("check", "none.py")
+    assert empty.code == 2 and "exports no environment" in empty.err
+    assert (here("check", "nosuch.py").code, here("check", "nosuch").code) == (3, 2)
+    # What a sound one is put through is tests/tools/test_check.py's; it takes long.
+    monkeypatch.setattr(check, "check", lambda env, report=None: iter([check.Finding("declaration", True, f"{env.name}, {env.fields} field")]))
+    (tmp_path / "sound.py").write_text(MY_ENV)
+    sound = here("check", "sound.py")
+    assert sound.code == 0 and sound.out.split() == ["ok", "declaration", "sound,", "1", "field"]
+
+
+def test_check_tells_each_finding_as_soon_as_it_is_known(capsys):
+    from operant.cli.machine import print_findings
+
+    known = []
+
+    def examine(env, report):
+        for number, passed in enumerate((True, False, True)):
+            report(f"look {number}")
+            known.append(capsys.readouterr().out)
+            yield check.Finding(f"look {number}", passed, "what was seen")
+
+    assert not print_findings(examine, None)
+    known.append(capsys.readouterr().out)
+    assert [line.split()[:3] for line in known] == [[], ["ok", "look", "0"], ["problem", "look", "1"], ["ok", "look", "2"]]
+    assert not any("\r" in line or "..." in line for line in known), "into a file or a pipe go findings alone"
+
+
+def test_on_a_terminal_check_tells_what_it_looks_at(monkeypatch):
+    from operant.cli.machine import print_findings
+
+    class Stream(io.StringIO):
+        def isatty(self):
+            return True
+
+    def examine(env, report):
+        yield check.Finding("one", True, "seen")
+        report("another")
+        if env == "broken":
+            raise KeyboardInterrupt
+        yield check.Finding("another", True, "seen as well")
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    shown = "\r...      another\x1b[K\r\x1b[K"
+    monkeypatch.setattr(sys, "stdout", stream := Stream())
+    assert print_findings(examine, None)
+    assert stream.getvalue() == f"ok       one                        seen\n{shown}ok       another                    seen as well\n"
+    monkeypatch.setattr(sys, "stdout", stream := Stream())
+    with pytest.raises(KeyboardInterrupt):
+        print_findings(examine, "broken")
+    assert stream.getvalue().endswith(shown), "nothing half-told stays behind"
+
+
+def test_doctor_finds_this_machine_fit(here, tmp_path):
+    done = here("doctor", "--json")
+    found = {finding["name"]: finding for finding in json.loads(done.out)["findings"]}
+    assert done.code == 0, done.out
+    assert {"python", "operant", "torch", "numba", "numba-cuda", "driver", "gpu", "triton", "terminal", "sessions", "runs", "disk", "cache"} == set(found)
+    assert torch.__version__ in found["torch"]["found"]
+
+
+def test_doctor_tells_what_breaks_training(here, tmp_path, monkeypatch):
+    (tmp_path / "a_file").write_text("")
+    monkeypatch.setattr(doctor, "_terminal", lambda: 1 / 0)
+    done = here("doctor", "--runs", "a_file/runs")
+    assert done.code == 4
+    line = next(line for line in done.out.splitlines() if line.split()[1] == "runs")
+    assert line.startswith("problem") and "--runs" in line
+    assert "could not be examined: ZeroDivisionError" in done.out
+
+
+def test_lingering_is_asked_for_where_logind_ends_processes(tmp_path, monkeypatch):
+    (tmp_path / "logind.conf").write_text("[Login]\nKillUserProcesses=no\n")
+    (tmp_path / "logind.conf.d").mkdir()
+    monkeypatch.setattr(doctor, "_LOGIND", (str(tmp_path),))
+    assert doctor.sessions().status == doctor.OK
+    (tmp_path / "logind.conf.d" / "kill.conf").write_text("[Login]\nKillUserProcesses=yes\n")
+    assert doctor.sessions().advice.startswith("loginctl enable-linger ")
+
+
+# REQUESTS
+
+
+@pytest.mark.parametrize(
+    ("words", "source", "overrides", "prefix"),
+    [
+        ((), "cartpole", (), "cartpole-ppo"),
+        (("cartpole",), "cartpole", ("env.name=cartpole",), "cartpole-ppo"),
+        (("CartPole-v1", "run.seed=2"), "cartpole", ("env.name=CartPole-v1", "run.seed=2"), "cartpole-ppo"),
+        (("env.name=pendulum",), "pendulum", ("env.name=pendulum",), "pendulum-ppo"),
+        (("nosuch",), None, ("env.name=nosuch",), "nosuch-ppo"),
+    ],
+)
+def test_words_become_a_request(tmp_path, monkeypatch, words, source, overrides, prefix):
+    monkeypatch.chdir(tmp_path)
+    made = request.make(words, config=None, environment_file=None, settings={})
+    assert (made.source and made.source.stem, made.overrides, made.prefix) == (source, overrides, prefix)
+    assert made.directory == tmp_path and made.name is None
+
+
+def test_an_environment_is_found_by_its_gymnasium_id():
+    for name in ("MountainCarContinuous-v0", "mountaincar_continuous"):
+        assert request.make((name,), config=None, environment_file=None, settings={}).source.stem == "mountaincar_continuous"
+
+
+def test_options_win_over_overrides_and_files_are_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_env.py").write_text("")
+    made = request.make(("run.seed=1", "run.name=first"), config=None, environment_file="my_env.py", settings={"run.seed": 2, "run.name": None})
+    assert made.overrides == ("run.seed=1", "run.name=first", "run.seed=2")
+    assert (made.source, made.environment_file, made.name, made.prefix) == (None, tmp_path / "my_env.py", "first", "my_env-ppo")
+    assert made.document() == {
+        "config": None, "overrides": list(made.overrides), "environment_file": str(tmp_path / "my_env.py"), "directory": str(tmp_path),
+    }  # fmt: skip
+    assert request.make(("my_env.py",), config=None, environment_file=None, settings={}).environment_file == tmp_path / "my_env.py"
+    with pytest.raises(UsageError):
+        request.make(("my_env.py",), config=None, environment_file="my_env.py", settings={})
+    with pytest.raises(NotFoundError):
+        request.make((), config=None, environment_file="x" * 5000, settings={})
+
+
+def test_a_working_directory_that_is_gone_is_a_machine_that_does_not_fit(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(MachineError, match="working directory"):
+        request.make((), config=None, environment_file=None, settings={})
+
+
+# LIGHT AND QUIET
+
+
+@pytest.mark.parametrize("words", [("--version",), ("--help",), ("train", "--help"), ("runs",), ("runs", "--json"), ("show", "x"), ("logs", "x")])
+def test_commands_that_only_read_import_nothing_heavy(tmp_path, words):
+    program = (
+        "import sys; from operant import cli\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numba', 'numpy', 'pydantic', 'rich', 'safetensors'} & set(sys.modules)\n"
+        "sys.exit(f'imports {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *words], cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_colour_is_for_terminals_that_want_it(tmp_path, no_color, coloured):
+    leader, follower = os.openpty()
+    words = [sys.executable, "-m", "operant.cli", "show", "x"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(tmp_path) | {"NO_COLOR": no_color, "TERM": "xterm"}, stderr=follower, check=False)
+    os.close(follower)
+    told = os.read(leader, 4096)
+    os.close(leader)
+    assert done.returncode == 3 and b"no run is called" in told
+    assert (b"\x1b[31merror:" in told) == coloured
+
+
+def test_nobody_reading_stdout_is_no_error(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-m", "operant.cli", "--version"], env=environment(tmp_path), stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert b"Traceback" not in done.stderr
