@@ -154,9 +154,13 @@ class TorchBackend:
                 ticks = rollout.final_observation[t : t + together]
                 final_value[t : t + together] = self.policy.forward(ticks.transpose(0, 1).flatten(1))[1].view(len(ticks), -1)
         else:
-            step, lane = torch.nonzero(rollout.truncated, as_tuple=True)
-            if len(step):
-                final_value[step, lane] = self.policy.forward(rollout.final_observation[step // window, :, lane].t())[1]
+            # Shard by shard: the shape of a product decides its last bits, so they must not depend on how many episodes were truncated in other shards.
+            lanes = world.count // self.parts.minibatches.layout.shards
+            for first in range(0, world.count, lanes):
+                step, lane = torch.nonzero(rollout.truncated[:, first : first + lanes], as_tuple=True)
+                if len(step):
+                    lane += first
+                    final_value[step, lane] = self.policy.forward(rollout.final_observation[step // window, :, lane].t())[1]
 
     # LEARN
 
