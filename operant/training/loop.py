@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from operant import __version__, runs, text
+from operant.algos.base import Tier
 from operant.compute.runtime import out_of_memory
 from operant.config.load import Config
 from operant.errors import ConfigError, DeviceError, DivergedError, MachineError, OperantError, StoppedError
@@ -320,9 +321,12 @@ class Trainer:
         self.meters.measure("checkpoint", lambda: self._snapshot(save, wait=wait))
 
     def _snapshot(self, save: _Save, *, wait: bool) -> None:
-        tensors = {name: value.detach().to("cpu", copy=True) for name, value in self.algo.state("all").items()}  # sync: a checkpoint
+        # A run may be resumed from its best, so that holds more than the policy; but what can be collected anew stays out of it.
+        tier: Tier = "train" if save.best else "all"
+        tensors = {name: value.detach().to("cpu", copy=True) for name, value in self.algo.state(tier).items()}  # sync: a checkpoint
+        document = {**self._document(), "tier": tier, "tensor_bytes": sum(tensor.nbytes for tensor in tensors.values())}
         self._confirm(wait=True)
-        self.store.save_async(self.step, tensors, self._document(), session=self.session, best=save.best, must_be_finite=[*self.algo.state("policy")])
+        self.store.save_async(self.step, tensors, document, session=self.session, best=save.best, must_be_finite=[*self.algo.state("policy")])
         self._unconfirmed = save
         self._confirm(wait=wait)
 
@@ -350,7 +354,10 @@ class Trainer:
         self.say(line, level="warn", code="checkpoint")
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        own = self.algo.state("all")
+        tier = checkpoint.document.get("tier", "all")
+        if tier not in ("train", "all"):
+            raise ConfigError(str(checkpoint.path), ["it holds the policy alone, which is enough to play it, but not to train on: resume from another one"])
+        own = self.algo.state(tier)
         odd = [
             f"{name}: the checkpoint has {tuple(there.shape) if there is not None else 'nothing'}, this configuration {tuple(here.shape)}"
             for name, here in own.items()

@@ -22,7 +22,7 @@ from operant.config import request
 from operant.training import worker
 
 A2C = Path(__file__).with_name("a2c.py")
-SMALL = ("algo.horizon=8", "run.threads=1", "run.device=cpu", "eval.every=20", "eval.episodes=8", "checkpoint.every=20")
+SMALL = ("algo.horizon=8", "run.threads=1", "run.device=cpu", "eval.every=15", "eval.episodes=8", "checkpoint.every=20")
 STEPS = 64 * 8 * 100
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -89,6 +89,16 @@ def test_it_resumes_to_the_bit(trained):
     resumed = operant_process(trained.place, "resume", "halves", f"run.steps={STEPS}")
     assert resumed.returncode == 0, resumed.stderr
     assert tensors(trained.place / "runs" / "halves") == tensors(trained.path)
+
+
+def test_checkpoints_say_what_they_hold_and_how_large_it_is(trained):
+    """The best one holds what a resume needs, and no more."""
+    found = {}
+    for path in (trained.path / "checkpoints").glob("step-*"):
+        document, manifest = (json.loads((path / name).read_text()) for name in ("state.json", "manifest.json"))
+        found[document["tier"]] = manifest["best"]
+        assert 0 < document["tensor_bytes"] < manifest["files"]["tensors.safetensors"]["bytes"] < document["tensor_bytes"] + 4096
+    assert found.keys() <= {"train", "all"} and "all" in found
 
 
 def test_it_evaluates_and_renders(trained, here):
