@@ -85,8 +85,9 @@ def evaluate(
     for word, result in (("greedy", played.greedy), ("sampled", played.sampled)):
         if result is not None:
             cut = f"  {result.unfinished} cut off" if result.unfinished else ""
+            spread = f"± {result.ci95:.2f}  (95 %, n = {result.episodes})  deviation {result.deviation:.2f}" if result.ci95 is not None else ""
             out(
-                f"{word:8} {result.mean:10.2f} ± {result.ci95:.2f}  (95 %, n = {result.episodes})  deviation {result.deviation:.2f}  "
+                f"{word:8} {result.mean:10.2f} {spread or '(n = 1: one episode has no interval)'}  "
                 f"range {result.minimum:.2f} to {result.maximum:.2f}  length {result.length:.1f}{cut}"
             )
             if result.tally:

@@ -27,8 +27,8 @@ class Evaluation(NamedTuple):
     """What an evaluation found."""
 
     mean: float
-    ci95: float  # half the width of the 95 % confidence interval of the mean (normal approximation)
-    deviation: float  # standard deviation of a single episode's return
+    ci95: float | None  # half the width of the 95 % confidence interval of the mean (normal approximation); None of one episode, which has no spread
+    deviation: float | None  # standard deviation of a single episode's return; None likewise
     minimum: float
     maximum: float
     length: float  # mean steps of an episode
@@ -69,10 +69,10 @@ class Evaluator:
             if not bool(self._playing.any()):  # sync: an evaluation ends when its last episode does
                 break
         totals = self._total.cpu()  # sync: the result
-        deviation = float(totals.std()) if len(totals) > 1 else 0.0
+        deviation = float(totals.std()) if len(totals) > 1 else None
         return Evaluation(
             mean=float(totals.mean()),
-            ci95=1.96 * deviation / math.sqrt(len(totals)),
+            ci95=None if deviation is None else 1.96 * deviation / math.sqrt(len(totals)),
             deviation=deviation,
             minimum=float(totals.min()),
             maximum=float(totals.max()),

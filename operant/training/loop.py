@@ -283,7 +283,8 @@ class Trainer:
         best = result.mean > self.best_mean
         self.best_mean = max(self.best_mean, result.mean)
         self.meters.evaluated(result.mean, self.best_mean)
-        self.say(f"eval {result.mean:.1f} ±{result.ci95:.1f} (n={result.episodes}) at step {self.step:,}{', best' if best else ''}", code="eval")
+        spread = "" if result.ci95 is None else f" ±{result.ci95:.1f}"
+        self.say(f"eval {result.mean:.1f}{spread} (n={result.episodes}) at step {self.step:,}{', best' if best else ''}", code="eval")
         self._write_evaluation({"schema": 1, "step": self.step, "iteration": self.iteration, "session": self.session, **result._asdict()})
         self._evaluation = result.mean
         target = self.config.run.target

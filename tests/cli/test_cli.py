@@ -137,6 +137,13 @@ def test_eval_plays_the_best_checkpoint_greedily_and_sampled(trained, here):
     assert other["sampled"] is None and other["greedy"] != document["greedy"]
 
 
+def test_eval_of_one_episode_states_no_interval(trained, here):
+    done = here("eval", str(trained.path), "--episodes", "1", "--greedy")
+    assert done.code == 0 and "±" not in done.out and "one episode has no interval" in done.out
+    document = json.loads(here("eval", str(trained.path), "--episodes", "1", "--greedy", "--json").out)
+    assert document["ci95"] is None and document["greedy"]["deviation"] is None
+
+
 def test_eval_takes_the_checkpoint_that_is_named(trained, here):
     steps = {which: json.loads(here("eval", str(trained.path), "--episodes", "4", "--sampled", "--json", "--checkpoint", which).out)["step"]
              for which in ("last", str(STEPS - 10 * ITERATION))}  # fmt: skip

@@ -47,7 +47,7 @@ def test_each_lane_plays_one_episode():
 
 def test_a_single_episode_has_no_spread():
     found = evaluator(COUNT, 1).run(0)
-    assert (found.mean, found.deviation, found.ci95, found.episodes) == (6.0, 0.0, 0.0, 1)
+    assert (found.mean, found.deviation, found.ci95, found.episodes) == (6.0, None, None, 1)
 
 
 def test_episodes_that_never_end_are_cut_off_and_counted():
