@@ -14,7 +14,7 @@ from textual.widgets import Input
 from monitor.charts.line import Line, Piece, fit, padded, width_of
 from monitor.data.snapshot import RunRow
 from monitor.screen.labels import STATES
-from monitor.screen.panel import Panel
+from monitor.screen.panel import Draw, Panel
 
 _PAGE_LINES = 10
 _HINTS_LIST = ("type to search · enter opens · esc leaves", "enter opens · esc leaves", "esc leaves")
@@ -36,6 +36,42 @@ Result = TypeVar("Result")
 class Dialog(ModalScreen[Result]):
     """A dialog that closes once: keys typed ahead reach it even after the one that closed it."""
 
+    def __init__(self, lines: Draw, title: str) -> None:
+        super().__init__()
+        self._panel = Panel(lines, title=title, id="dialog")
+
+    def compose(self) -> ComposeResult:
+        """One panel in the middle."""
+        yield self._panel
+
+    def natural_size(self) -> tuple[int, int]:
+        """Cells and lines for all of the contents; the terminal may have fewer."""
+        raise NotImplementedError
+
+    def show(self) -> None:
+        """Draw the contents as they are now."""
+        raise NotImplementedError
+
+    def on_mount(self) -> None:
+        """As large as the contents need, within the terminal."""
+        self._fit()
+        self.show()
+
+    def on_resize(self) -> None:
+        """The terminal has another size."""
+        self._fit()
+        self.call_after_refresh(self.show)
+
+    def _fit(self) -> None:
+        width, height = self.natural_size()
+        self._panel.styles.width = max(1, min(self.app.size.width - 2, width))
+        self._panel.styles.height = max(1, min(self.app.size.height - 2, height))
+
+    def on_click(self, event: events.Click) -> None:
+        """A click beside the panel closes the dialog."""
+        if event.widget is not self._panel:
+            self.leave(None)
+
     def leave(self, result: Result | None = None) -> None:
         """Close, unless that is done."""
         if self.is_current:
@@ -51,36 +87,22 @@ class ListScreen(Dialog["RunRow | None"]):
     """Runs to choose from; typing searches. Gives the chosen row, or None."""
 
     def __init__(self, title: str, rows: Sequence[RunRow], empty: str = "No runs yet. Start one: operant train") -> None:
-        super().__init__()
+        super().__init__(_list_lines, title)
         self._all, self._empty = list(rows), empty
         self._search, self._cursor = "", 0
-        self._panel = Panel(_list_lines, title=title, id="dialog")
 
-    def compose(self) -> ComposeResult:
-        """One panel in the middle."""
-        yield self._panel
-
-    def on_mount(self) -> None:
-        """As large as the runs need, within the terminal."""
-        self._fit()
-        self._show()
-
-    def on_resize(self) -> None:
-        """The terminal changed."""
-        self._fit()
-        self.call_after_refresh(self._show)
-
-    def _fit(self) -> None:
+    def natural_size(self) -> tuple[int, int]:
+        """A line a run."""
         _, widths = _columns(self._all, 200) if self._all else ([], [])
-        self._panel.styles.width = max(1, min(self.app.size.width - 2, max(60, sum(widths) + 2 * len(widths) + 6)))
-        self._panel.styles.height = max(1, min(self.app.size.height - 2, len(self._all) + 6))
+        return max(60, sum(widths) + 2 * len(widths) + 6), len(self._all) + 6
 
     @property
     def _rows(self) -> list[RunRow]:
         words = self._search.lower().split()
         return [row for row in self._all if all(word in f"{row.id} {row.state} {row.env} {row.algo}".lower() for word in words)]
 
-    def _show(self) -> None:
+    def show(self) -> None:
+        """The runs that fit the search."""
         rows = self._rows
         self._cursor = min(max(self._cursor, 0), max(0, len(rows) - 1))
         self._panel.show(Listed(rows, self._cursor, self._search, self._empty))
@@ -104,14 +126,11 @@ class ListScreen(Dialog["RunRow | None"]):
             self._search = self._search[:-1]
         elif event.character is not None and event.is_printable and len(self._search) < 64:
             self._search += event.character
-        self._show()
+        self.show()
 
     def on_click(self, event: events.Click) -> None:
         """A click chooses the row under it; one beside the list leaves."""
-        if event.widget is not self._panel:
-            self.leave(None)
-            return
-        rows = self._rows
+        rows = self._rows if event.widget is self._panel else []  # Textual calls the handler of `Dialog` as well
         index = event.y - 3 + _first(self._cursor, len(rows), self._panel.size.height - 5)
         if 0 <= event.y - 3 < self._panel.size.height - 5 and index < len(rows):
             self.leave(rows[index])
@@ -174,32 +193,22 @@ class TextScreen(Dialog[None]):
     """Lines to be read: help, the description of a run, a traceback."""
 
     def __init__(self, title: str, lines: Sequence[Line], *, width: int = 90, at_end: bool = False) -> None:
-        super().__init__()
-        self._lines, self._wanted, self._at = list(lines), width, 10**9 if at_end else 0
-        self._panel = Panel(_text_lines, title=title, id="dialog")
+        super().__init__(_text_lines, title)
+        self._lines, self._width, self._at = list(lines), width, 10**9 if at_end else 0
 
-    def compose(self) -> ComposeResult:
-        """One panel in the middle."""
-        yield self._panel
+    def natural_size(self) -> tuple[int, int]:
+        """All lines."""
+        return self._width, len(self._lines) + 4
 
-    def on_mount(self) -> None:
-        """As large as the text needs, within the terminal."""
-        self._fit()
-        self._show()
-
-    def on_resize(self) -> None:
-        """The terminal changed."""
-        self._fit()
-        self.call_after_refresh(self._show)
-
-    def _fit(self) -> None:
-        self._panel.styles.width = max(1, min(self.app.size.width - 2, self._wanted))
-        self._panel.styles.height = max(1, min(self.app.size.height - 2, len(self._lines) + 4))
-
-    def _show(self) -> None:
+    def show(self) -> None:
+        """The lines from the one that was scrolled to."""
         height = max(1, min(self.app.size.height - 2, len(self._lines) + 4)) - 4
         self._at = min(max(self._at, 0), max(0, len(self._lines) - height))
         self._panel.show(Scrolled(self._lines, self._at))
+
+    def _scroll(self, lines: int) -> None:
+        self._at += lines
+        self.show()
 
     def on_key(self, event: events.Key) -> None:
         """Scrolls; any of the usual keys closes."""
@@ -207,25 +216,17 @@ class TextScreen(Dialog[None]):
         event.prevent_default()
         moves = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -_PAGE_LINES, "pagedown": _PAGE_LINES, "space": _PAGE_LINES, "home": -(10**9), "end": 10**9}
         if event.key in moves:
-            self._at += moves[event.key]
-            self._show()
+            self._scroll(moves[event.key])
         elif event.key in ("escape", "q", "enter", "question_mark", "d"):
-            self.leave(None)
-
-    def on_click(self, event: events.Click) -> None:
-        """A click beside the text closes it."""
-        if event.widget is not self._panel:
             self.leave(None)
 
     def on_mouse_scroll_down(self) -> None:
         """The wheel."""
-        self._at += 3
-        self._show()
+        self._scroll(3)
 
     def on_mouse_scroll_up(self) -> None:
         """The wheel."""
-        self._at -= 3
-        self._show()
+        self._scroll(-3)
 
 
 def _text_lines(model: Scrolled, width: int, height: int) -> list[Line]:
@@ -251,19 +252,15 @@ class ConfirmScreen(Dialog[bool]):
     """A question before the trainer is asked. `y` says yes (enter too, unless the question is a strict one); all else says no."""
 
     def __init__(self, question: Question) -> None:
-        super().__init__()
+        super().__init__(_question_lines, "Ask the trainer")
         self._question = question
-        self._panel = Panel(_question_lines, title="Ask the trainer", id="dialog")
 
-    def compose(self) -> ComposeResult:
-        """One panel in the middle."""
-        yield self._panel
-
-    def on_mount(self) -> None:
+    def natural_size(self) -> tuple[int, int]:
         """As wide as the words."""
-        wanted = max(width_of(self._question.sentence), width_of(self._question.consequence), 38) + 4
-        self._panel.styles.width = max(1, min(self.app.size.width - 2, wanted))
-        self._panel.styles.height = 7
+        return max(width_of(self._question.sentence), width_of(self._question.consequence), 38) + 4, 7
+
+    def show(self) -> None:
+        """The question."""
         self._panel.show(self._question)
 
     def on_key(self, event: events.Key) -> None:
@@ -273,11 +270,6 @@ class ConfirmScreen(Dialog[bool]):
         if event.key == "y" or (event.key == "enter" and not self._question.strict):
             self.leave(True)
         elif event.key in ("n", "escape", "q", "enter"):
-            self.leave(False)
-
-    def on_click(self, event: events.Click) -> None:
-        """A click beside the question says no."""
-        if event.widget is not self._panel:
             self.leave(False)
 
 

@@ -528,6 +528,20 @@ def test_the_picker_opens_another_run():
     act(body, size=(80, 24))
 
 
+def test_a_click_chooses_a_run_and_one_beside_the_list_none():
+    async def body(app: Any, pilot: Pilot[None]) -> None:
+        await press(pilot, "r")
+        await pilot.click(offset=(0, 0))
+        await pilot.pause()
+        assert not isinstance(app.screen, ListScreen) and app.model.newest.run.id == "cartpole-ppo-4f2a"
+        await press(pilot, "r")
+        await pilot.click("#dialog", offset=(20, 4))  # the frame, the search, the head of the table, the first run, the second
+        await pilot.pause()
+        assert app.model.newest.run.id == "cartpole-ppo-0002"
+
+    act(body, size=(80, 24))
+
+
 def test_a_long_list_is_moved_through():
     async def body(app: Any, pilot: Pilot[None]) -> None:
         await press(pilot, "r", "end", "up", "pageup", "enter")
