@@ -85,7 +85,7 @@ def shown(path: Path) -> str:
 def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]) -> Run:
     """Make a run folder (0700) with its run.json and enter it in the index.
 
-    Its id is `name`, with four hexadecimal digits behind it only if that is taken, or else `prefix` (`<env>-<algo>`) with four of them.
+    Its id is `name`, with four hexadecimal digits behind it only if a run that exists has it, or else `prefix` (`<env>-<algo>`) with four of them.
     Raises UsageError for a name that cannot be one, MachineError where the folder cannot be made.
     """
     if name is not None and (not ID.fullmatch(name) or name in _RESERVED):
@@ -115,7 +115,7 @@ def create(root: Path, name: str | None, prefix: str, request: Mapping[str, Any]
 
 def _make_folder(root: Path, name: str | None, stem: str) -> Path:
     """The new folder; mkdir is what decides between two that want the same one."""
-    names = [entry.name for entry in os.scandir(root)] + [id_ for _, id_, _ in _index()]
+    names = [entry.name for entry in os.scandir(root)] + [id_ for _, id_, target in _index() if os.path.lexists(target)]
     endings = {taken[-4:] for taken in names}
     if name is not None and name not in names:
         with contextlib.suppress(FileExistsError):

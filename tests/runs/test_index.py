@@ -80,6 +80,15 @@ def test_a_name_gets_an_ending_only_on_collision(root):
     assert second.id.startswith("tuned-") and second.short == second.id[-4:]
 
 
+def test_the_name_of_a_deleted_run_is_free(root, tmp_path):
+    shutil.rmtree(make(root, "tuned").path)
+    again = make(root, "tuned")
+    assert again.id == "tuned"
+    assert make(tmp_path / "elsewhere", "tuned").id != "tuned", "that run exists"
+    shutil.rmtree(root)
+    assert make(tmp_path / "third", "tuned").id == "tuned"
+
+
 def test_many_runs_have_endings_of_their_own(root):
     ids = [make(root, prefix=f"env{k}-ppo").id for k in range(40)]
     assert len({id_[-4:] for id_ in ids}) == 40
