@@ -1,6 +1,6 @@
 """A folder of compiled code that outlives the process: put in under a key, read back byte for byte, or not at all. Standard library only.
 
-Code is loaded from here, so nothing is read that anybody else could have written: the folder and each file must be this user's own, no symbolic links, and
+Code is loaded from here, so nothing is read that another user could have written: the folder and each file must be this user's own, no symbolic links, and
 closed to others' writing. A file carries its key and the hash of what it holds; one that was cut off, damaged or misnamed counts as not there. It appears
 whole or not at all. When the files outgrow the limit, those unused for longest go. Knows nothing of what is compiled.
 """
@@ -27,7 +27,7 @@ _ABANDONED_S = 3600.0
 
 
 class UntrustedError(Exception):
-    """Somebody else could have written what lies there. The message says why, and is meant for a log."""
+    """Another user could have written what lies there. The message says why, and is meant for a log."""
 
 
 def folder() -> Path | None:
@@ -97,7 +97,7 @@ class CodeStore:
             yield descriptor
 
     def _check(self, found: os.stat_result, name: str, is_kind: Callable[[int], bool]) -> None:
-        """UntrustedError unless it is of the kind, this user's, and writable by nobody else."""
+        """UntrustedError unless it is of the kind, this user's, and writable by no other."""
         problem = None
         if not is_kind(found.st_mode):
             problem = "is of the wrong kind"

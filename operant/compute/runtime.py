@@ -54,7 +54,7 @@ def importing() -> Iterator[None]:
 def wake_gpu(device: str) -> threading.Thread | None:
     """Begin to make the context of a GPU, in the thread that is returned, while others import: of GPU 0 for "auto" and "cuda", N for "cuda:N", else of none.
 
-    The driver takes some tenths of a second for it, for which whoever first asked would wait. A GPU that is not there, or fails, is left to torch to report.
+    The driver takes some tenths of a second for it, for which the first caller would wait. A GPU that is not there, or fails, is left to torch to report.
     """
     asked = re.fullmatch(r"auto|cuda(?::(\d{1,4}))?", device)
     if asked is None:
@@ -87,7 +87,7 @@ def set_threads(count: int) -> int:
 
 
 def find_device(text: str) -> torch.device:
-    """The device of `run.device`. Raises MachineError where it asks for a GPU that is not there, UsageError for what is no device."""
+    """The device of `run.device`. Raises MachineError where it asks for a GPU that is not there, UsageError for what is not a device."""
     import torch
 
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):

@@ -31,7 +31,7 @@ def names() -> list[str]:
 def find(name: str) -> Env:
     """The environment of a name, of a Gymnasium id, or of a path to a file ending in `.py`.
 
-    Raises NotFoundError for a file that is not there, KeyError for a name nobody has, OperantError for a file that does not export an environment.
+    Raises NotFoundError for a file that is not there, KeyError for an unknown name, OperantError for a file that does not export an environment.
     """
     if name.endswith(".py"):
         return load_file(Path(name))

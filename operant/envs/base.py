@@ -57,11 +57,11 @@ What else it carries, without a change of shape
   action that may be taken now and 0 for each other: n bytes for `Discrete`, one block after the other for `MultiDiscrete`, at least one 1 in each block. The
   policy never takes a 0. A person, or a policy that looks at no mask, still may: `step` has to survive that.
 - **Ranges of parameters**: `Env(..., ranges={"gravity": (0.0, None), "steps": (1, 10_000)})`: least and greatest value, both allowed, None for no bound.
-  Whoever gives another is told so in a sentence, before anything runs. Name what `step` could not bear: what divides by zero, counts beyond the cells, leads
+  Another value is refused with a sentence, before anything runs. Name what `step` could not bear: what divides by zero, counts beyond the cells, leads
   bytes out of their bounds, or turns a loop so often that a GPU hangs. Values are finite and fit into int32 and float32 in any case.
-- **How it is played**: `actions=("stay", "left", "right")` names the actions of a `Discrete`, in the order of their numbers, "left+jump" two at once: whoever
-  plays finds them on the keys, and whoever watches reads them. `turns=True` is a game that waits for its player. `step_s` is how long a step lasts for whoever
-  watches, where `Params` does not say it: by `tau`, s, times `frames`, if it has such (frames alone are sixtieths of a second).
+- **How it is played**: `actions=("stay", "left", "right")` names the actions of a `Discrete`, in the order of their numbers, "left+jump" two at once: a
+  player finds them on the keys, and a viewer shows them. `turns=True` is a game that waits for its player. `step_s` is how long a step lasts for a
+  viewer, where `Params` does not say it: by `tau`, s, times `frames`, if it has such (frames alone are sixtieths of a second).
 - **Observations written by several threads**: `Env(..., observation_shards=k)` where they are many numbers. `observe(s, obs, p, shard)` (with int state
   `observe(s, ints, obs, p, shard)`) is then called for each shard 0 ... k - 1 and writes that shard of the rows; together they write all rows, and none
   reads what another wrote, in whatever order. As with `pixel_shader`, there is no workspace, and nothing is changed but `obs`. `legal` likewise is
@@ -105,7 +105,7 @@ class Box(_Declared):
     categories: int | tuple[int, ...] = 0  # of uint8 features (a number for all, or one for each): read one-hot; 0: a numeric feature
 
     def __post_init__(self) -> None:
-        # Lists are as good as tuples to whoever writes them, but cannot be a key of the cache of kernels.
+        # An author may write lists for tuples, but they cannot be a key of the cache of kernels.
         for name in ("low", "high", "shape", "categories"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -173,8 +173,8 @@ class Env(_Declared):
     pixels: int = 0  # the side of the pictures that are observed in place of what `observe` writes: see `with_pixels`
     tally: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()  # what each action of a Discrete is called
-    turns: bool = False  # whether it waits for whoever plays
-    step_s: float | None = None  # how long a step lasts for whoever watches, where Params does not say it: see `step_seconds`
+    turns: bool = False  # whether it waits for its player
+    step_s: float | None = None  # how long a step lasts for a viewer, where Params does not say it: see `step_seconds`
     gymnasium: str | None = None
     ranges: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict, compare=False)  # least and greatest value by parameter, None: any
     name: str = field(default="", compare=False)
@@ -202,9 +202,9 @@ def with_pixels(env: Env, side: int) -> Env:
 
 
 def step_seconds(env: Env, params: Any) -> float | None:
-    """How long a step lasts for whoever watches, s: `tau` x `frames` of the parameters, where there is either, else what the environment says.
+    """How long a step lasts for a viewer, s: `tau` x `frames` of the parameters, where there is either, else what the environment says.
 
-    None where nobody says.
+    None where neither says.
     """
     tau, frames = getattr(params, "tau", None), getattr(params, "frames", None)
     if tau is None and frames is None:

@@ -14,7 +14,7 @@ Rewards: PufferLib's 2048 (`ocean/g2048/g2048.h`; github.com/PufferAI/PufferLib)
   what it reports: a curriculum belongs to a recipe rather than to the rules.
 - PufferLib ends a game after 1,000 steps or more, depending on its score and on the best of all games before it, so that illegal moves cannot go on for ever.
   Here a game is given up, and is over (-1), after 100 illegal moves in a row. A time limit long enough for a good game (65,536 takes some 30,000 moves) would
-  keep a stuck one for as long; and without any time limit nothing needs to be bootstrapped. Whoever heeds `legal` never meets it, and a player at random on a
+  keep a stuck one for as long; and without any time limit nothing needs to be bootstrapped. A player that heeds `legal` never meets it, and one at random on a
   board with a single legal move meets it once in 10^12 times.
 
 Random numbers: the four words of draw 0. Of a step: word 0 tells the cell, the one numbered (word * f) >> 32 of f empty ones, counted along the rows from the

@@ -45,7 +45,7 @@ less white's; how often black passed."""
 WON, MARGIN, CAPTURES, LOST, PLIES_AT_END, PASSES = range(6)  # tallies
 
 BLACK, WHITE = 1, -1
-EMPTY, NOBODY = 0, -1  # liberties and name of what is no chain
+EMPTY, NO_CHAIN = 0, -1  # liberties and name of what is not a chain
 PLANES = 5  # bytes of a point in the observation
 BEYOND = 100  # the liberties of what lies beyond the edge, for either side a chain of the other's that nothing can be done about
 
@@ -107,19 +107,19 @@ def count_liberties(cells, workspace, size):
     count = size * size
     for row in range(size):
         for column in range(size):
-            if cells[count + row * size + column] == NOBODY:
-                above, left, right, below = neighbours(cells, size, count, row, column, NOBODY)
-                if above != NOBODY:
+            if cells[count + row * size + column] == NO_CHAIN:
+                above, left, right, below = neighbours(cells, size, count, row, column, NO_CHAIN)
+                if above != NO_CHAIN:
                     workspace[above] += 1
-                if left != NOBODY and left != above:
+                if left != NO_CHAIN and left != above:
                     workspace[left] += 1
-                if right != NOBODY and not within(right, above, left, NOBODY, NOBODY):
+                if right != NO_CHAIN and not within(right, above, left, NO_CHAIN, NO_CHAIN):
                     workspace[right] += 1
-                if below != NOBODY and not within(below, above, left, right, NOBODY):
+                if below != NO_CHAIN and not within(below, above, left, right, NO_CHAIN):
                     workspace[below] += 1
     for point in range(count):
         name, liberties = cells[count + point], cells[point]
-        if name != NOBODY:
+        if name != NO_CHAIN:
             cells[point] = workspace[name] if liberties > 0 else -workspace[name]
 
 
@@ -129,27 +129,27 @@ def play(cells, workspace, size, point, colour):
     count = size * size
     row, column = point // size, point % size
     liberties = neighbours(cells, size, 0, row, column, EMPTY)
-    names = neighbours(cells, size, count, row, column, NOBODY)
+    names = neighbours(cells, size, count, row, column, NO_CHAIN)
     # By direction: the chain to be taken, the chain to be joined.
-    taken_0, joined_0 = names[0] if liberties[0] == -colour else NOBODY, names[0] if liberties[0] * colour > 0 else NOBODY
-    taken_1, joined_1 = names[1] if liberties[1] == -colour else NOBODY, names[1] if liberties[1] * colour > 0 else NOBODY
-    taken_2, joined_2 = names[2] if liberties[2] == -colour else NOBODY, names[2] if liberties[2] * colour > 0 else NOBODY
-    taken_3, joined_3 = names[3] if liberties[3] == -colour else NOBODY, names[3] if liberties[3] * colour > 0 else NOBODY
+    taken_0, joined_0 = names[0] if liberties[0] == -colour else NO_CHAIN, names[0] if liberties[0] * colour > 0 else NO_CHAIN
+    taken_1, joined_1 = names[1] if liberties[1] == -colour else NO_CHAIN, names[1] if liberties[1] * colour > 0 else NO_CHAIN
+    taken_2, joined_2 = names[2] if liberties[2] == -colour else NO_CHAIN, names[2] if liberties[2] * colour > 0 else NO_CHAIN
+    taken_3, joined_3 = names[3] if liberties[3] == -colour else NO_CHAIN, names[3] if liberties[3] * colour > 0 else NO_CHAIN
     taken, place = 0, -1
     for other in range(count):
         name = cells[count + other]
         workspace[other] = 0
-        if name != NOBODY:
+        if name != NO_CHAIN:
             if within(name, taken_0, taken_1, taken_2, taken_3):
                 cells[other] = EMPTY
-                cells[count + other] = NOBODY
+                cells[count + other] = NO_CHAIN
                 taken, place = taken + 1, other
             elif within(name, joined_0, joined_1, joined_2, joined_3):
                 cells[count + other] = point
     cells[point] = colour
     cells[count + point] = point
     count_liberties(cells, workspace, size)
-    alone = max(joined_0, joined_1, joined_2, joined_3) == NOBODY
+    alone = max(joined_0, joined_1, joined_2, joined_3) == NO_CHAIN
     return taken, place if taken == 1 and alone and cells[point] == colour else -1
 
 
@@ -274,7 +274,7 @@ def _rules(size: int) -> tuple[Any, Any]:
     def reset(s, cells, workspace, p, key):
         for point in range(count):
             cells[point] = EMPTY
-            cells[count + point] = NOBODY
+            cells[count + point] = NO_CHAIN
         s[PLIES], s[KO], s[LAST], s[PASSED] = float32(0.0), float32(-1.0), float32(-1.0), float32(0.0)
         s[LEAD], s[SKIPPED] = float32(0.0), float32(0.0)
 

@@ -1,6 +1,6 @@
 """What a parameter of an environment may be: of its default's type, a number that a device holds, within its range; and anything else refused in a message.
 
-Knows no file and no command line. Whoever takes parameters (a configuration, `gym.make_vec`, a world) asks here, so that each refuses the same, alike.
+Knows no file and no command line. All that take parameters (a configuration, `gym.make_vec`, a world) ask here, so that each refuses the same, alike.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def checked(env: Env, given: Any = None) -> Any:
 
 
 def _defaults(env: Env) -> dict[str, Any]:
-    """By name. Raises UsageError where `Params` is no such class as the contract wants."""
+    """By name. Raises UsageError where `Params` is not such a class as the contract wants."""
     try:
         return env.Params()._asdict()  # type: ignore[attr-defined, no-any-return]
     except (TypeError, AttributeError) as error:

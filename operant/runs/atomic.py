@@ -121,7 +121,7 @@ def commit(root: int, name: str, files: Mapping[str, bytes], fields: Mapping[str
         os.fsync(root)
         verify(root, name)
     except (OSError, BadFileError):
-        # After a failed fsync nobody knows what the disk holds, and a second one would only say that all is well:
+        # After a failed fsync what the disk holds is unknown, and a second one would only say that all is well:
         # the new folder counts as lost. What cannot be put right here is left to the next sweep.
         with suppress(OSError):
             if in_place:
@@ -271,7 +271,7 @@ def _open_regular(folder: int, name: str) -> tuple[int, int]:
 
 
 def _pieces(descriptor: int, size_bytes: int) -> Iterator[bytes]:
-    """At most `size_bytes` bytes: a file that somebody keeps growing must not fill the memory."""
+    """At most `size_bytes` bytes: a file that keeps growing must not fill the memory."""
     while size_bytes > 0 and (piece := os.read(descriptor, min(CHUNK_BYTES, size_bytes))):
         size_bytes -= len(piece)
         yield piece

@@ -1,6 +1,6 @@
 """Requests to a run's trainer, by files: how they are sent, read and answered. Standard library only. Knows nothing of what a trainer does about one.
 
-    RUN/ctl/                            0700, made by whoever comes first
+    RUN/ctl/                            0700, made by the first process that needs it
       req-<boottime ns>-<uuid>.json     a request, at most 4 KiB; it appears complete, by rename
       watch-<sender>.json               a request that its sender renews every second or two: one file a sender, replaced and never answered
       done/req-...json                  the request with {result, text}: accepted first, then done or failed; or refused. The newest hundred are kept
@@ -112,7 +112,7 @@ def send(run: Run, verb: str, arguments: Mapping[str, Any] | None = None, *, exp
 
 
 def answer(run: Run, ticket: Ticket, timeout_s: float, *, final: bool = False) -> Answer | None:
-    """What the trainer has answered, waiting up to `timeout_s` for it; None where it has said nothing. With `final`, `accepted` is no answer yet."""
+    """What the trainer has answered, waiting up to `timeout_s` for it; None where it has said nothing. With `final`, `accepted` is not yet an answer."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         document = runfolder.read_json(run.path / "ctl" / "done" / ticket.name, _ANSWER_BYTES)
@@ -152,7 +152,7 @@ def ask(run: Run, verb: str, timeout_s: float, waiting: Callable[[Answer], None]
 
 
 def withdraw(run: Run, ticket: Ticket) -> None:
-    """Take back a request that nobody has taken yet."""
+    """Take back a request that has not been taken yet."""
     with contextlib.suppress(OSError), _opened(run.path / "ctl") as folder:
         os.unlink(ticket.name, dir_fd=folder)
 
@@ -200,7 +200,7 @@ def _sender() -> str:
 
 @contextlib.contextmanager
 def _opened(path: Path | str, *, inside: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder that is this user's and nobody else's to write. OSError otherwise."""
+    """A descriptor of a folder that is only this user's to write. OSError otherwise."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
     try:
         found = os.fstat(descriptor)
@@ -249,9 +249,9 @@ class Inbox:
                     os.unlink(name, dir_fd=ctl)
 
     def poll(self) -> list[Request]:
-        """What has been asked since the last time, oldest first. Costs one `stat` while nobody asks.
+        """What has been asked since the last time, oldest first. Costs one `stat` while there are no requests.
 
-        Each request but `watch` is to be settled. What is no sound request of this run is refused or left alone here.
+        Each request but `watch` is to be settled. What is not a sound request of this run is refused or left alone here.
         """
         try:
             found = os.stat(self._path, follow_symlinks=False)
@@ -317,7 +317,7 @@ class Inbox:
         return None
 
     def _request(self, name: str, document: Mapping[str, Any]) -> tuple[Request, str]:
-        """The request a document makes, and why it cannot be taken, or ''. ValueError for what is no request at all."""
+        """The request a document makes, and why it cannot be taken, or ''. ValueError for what is not a request at all."""
         verb, arguments = document.get("verb"), document.get("args")
         if not isinstance(verb, str) or not isinstance(arguments, dict):
             raise ValueError("it is no request")
@@ -333,7 +333,7 @@ class Inbox:
             return request, "it has expired"
         if verb == "watch" and not (arguments.get("mode") in MODES and integer_of(arguments, "size")):
             return request, "its arguments are wrong"
-        # A name that has an answer was taken: somebody has put the file back.
+        # A name that has an answer was taken: the file has been put back.
         return request, "it has been answered" if os.path.lexists(self._path / "done" / name) else ""
 
     def _prune(self, done: int) -> None:

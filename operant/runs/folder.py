@@ -34,7 +34,7 @@ from operant.errors import BusyError, MachineError, OperantError
 from operant.runs.metrics import Reader
 
 ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What a run's id may be; a folder of another name is no run."""
+"""What a run's id may be; a folder of another name is not a run."""
 _LIMIT_BYTES = 1 << 20
 _SUFFIX = re.compile(r"-([0-9a-f]{4,8})")
 # struct flock, off_t being 64 bits: {type, whence, start, len, pid} on Linux, {start, len, pid, type, whence} on macOS.
@@ -196,7 +196,7 @@ def start_ticks(pid: int | None = None) -> int | None:
 
 def _process(pid: int | None) -> list[bytes]:
     """The fields of /proc/PID/stat from the third on."""
-    # `self` is right even where /proc is that of another pid namespace, in which this process's own pid is somebody else's.
+    # `self` is right even where /proc is that of another pid namespace, in which this process's own pid is another process's.
     raw = Path(f"/proc/{'self' if pid is None else format(pid, 'd')}/stat").read_bytes()
     return raw.rpartition(b")")[2].split()  # the name in the brackets may hold anything
 
@@ -209,7 +209,7 @@ def identity() -> dict[str, Any]:
 def worker(path: Path) -> int | None:
     """The pid of the worker that the run.json of folder `path` names, where that process lives on this machine; None where it does not, or cannot be seen.
 
-    Anybody can write a pid into a document: reason enough to start no second trainer, not to signal the process (`holder` is).
+    Any user can write a pid into a document: reason enough to start no second trainer, not to signal the process (`holder` is).
     """
     document = read_json(path / "run.json")
     pid, ticks = integer_of(document, "pid"), integer_of(document, "pid_start_ticks")
@@ -245,7 +245,7 @@ class Lock:
         _HELD[self._key] = path
 
     def restore(self) -> bool:
-        """Put `run.lock` back, locked, if somebody deleted or replaced it; True if that was needed. From the main loop, every few seconds.
+        """Put `run.lock` back, locked, if it was deleted or replaced; True if that was needed. From the main loop, every few seconds.
 
         Raises BusyError where another process has locked what lies there now, MachineError where no lock can be put there.
         """

@@ -199,7 +199,7 @@ def _enter(path: Path, created_ns: int) -> None:
 
 
 def load(path: Path, id_: str | None = None) -> Run | None:
-    """The run in a folder, or None where there is no folder (a symbolic link is none) or no run.json in it."""
+    """The run in a folder, or None where there is no folder (a symbolic link does not count) or no run.json in it."""
     try:
         if not (stat.S_ISDIR(os.lstat(path).st_mode) and stat.S_ISREG(os.lstat(os.path.join(path, "run.json")).st_mode)):
             return None
@@ -209,7 +209,7 @@ def load(path: Path, id_: str | None = None) -> Run | None:
 
 
 def list_runs(root: Path, everywhere: bool = True) -> list[Run]:
-    """The runs in `root`, and with `everywhere` those of the index, newest first. Whatever is no run is passed over; never raises."""
+    """The runs in `root`, and with `everywhere` those of the index, newest first. What is not a run is passed over; never raises."""
     found: dict[tuple[int, int], tuple[int, Run]] = {}
     with contextlib.suppress(OSError), os.scandir(root) as entries:
         _collect(found, ((root / entry.name, entry.name) for entry in entries if ID.fullmatch(entry.name)))

@@ -1,10 +1,10 @@
-"""Starts a trainer that outlives whoever started it, and watches it from outside. Standard library only; knows nothing of what is trained.
+"""Starts a trainer that outlives the command that started it. Standard library only; knows nothing of what is trained.
 
     operant train ── start ──> waiter: python -m operant.runs.launch RUN_DIR -- ARGV...   (own session, no terminal, output to log.txt)
          │                        └── worker: ARGV...                                 the waiter writes exit.json when it ends
          └─ follow: a viewer. It reads the metrics file, turns Ctrl-C into SIGTERM for the worker, and may end at any time without harm
 
-The waiter is started twice over, so that it is no child of the viewer: it belongs to init, and the viewer's terminal can vanish. If the waiter is
+The waiter is started twice over, so that it is not a child of the viewer: it belongs to init, and the viewer's terminal can vanish. If the waiter is
 killed the worker goes on, and how it ended is then unknown.
 """
 
@@ -53,7 +53,7 @@ def start(run: Run, worker_argv: Sequence[str]) -> None:
     try:
         _await_worker(run, waiter)
     except KeyboardInterrupt:
-        # Nobody may hold the lock yet, so there is nobody to signal but the waiter, which passes it on.
+        # The lock may not be held yet: then only the waiter can be signalled, which passes it on.
         with contextlib.suppress(OSError):
             os.kill(waiter, signal.SIGTERM)
         _await_worker(run, waiter)
@@ -95,7 +95,7 @@ def _environment() -> dict[str, str]:
 
 
 def _is_gone(pid: int) -> bool:
-    """Whether a process has ended, even if nobody has reaped it."""
+    """Whether a process has ended, even if it has not been reaped."""
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]

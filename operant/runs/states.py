@@ -99,7 +99,7 @@ class Judgement(NamedTuple):
 def judge(observation: Observation, previous: Judgement | None, now_s: float) -> Judgement:
     """The state that an observation made at `now_s` (any monotonic clock of the viewer) shows, given the judgement before it. Pure.
 
-    Without a previous one the ages in the observation stand in for the movement nobody has seen yet.
+    Without a previous one the ages in the observation stand in for movement that has not been seen yet.
     """
     status = observation.status
     if status is None:
@@ -117,7 +117,7 @@ def judge(observation: Observation, previous: Judgement | None, now_s: float) ->
             main_s = now_s
     state = _name(observation, now_s - heartbeat_s, now_s - main_s, _median(usual) if usual else None)
     if status.phase in _LONG_PHASES or status.state == "paused":
-        main_s = now_s  # time in a long phase, or paused, is no part of an iteration
+        main_s = now_s  # time in a long phase, or paused, is not part of an iteration
     return Judgement(state, status.heartbeat_count, heartbeat_s, status.main_count, main_s, usual)
 
 

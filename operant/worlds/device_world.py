@@ -1,7 +1,7 @@
 """N lanes of one environment on a device: buffers, and the kernels that step and reset them. Knows no policy and no algorithm, and of a step only its parts.
 
 Layout is field-major: state (F, N), observations (O, N), so that neighbouring threads touch neighbouring addresses. Observations that are pictures are an
-(O, N) view of memory that holds one after the other, (N, O), as whoever draws them and whoever reads them wants it.
+(O, N) view of memory that holds one after the other, (N, O), as the pixel kernels and networks want it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _kernels(env: Env, params: Any, device: torch.device, every_final: bool, thr
 
 
 def _shows_finals(env: Env, every_final: bool) -> bool:
-    """Whether anybody can ask for a final observation."""
+    """Whether a final observation can be asked for."""
     return every_final or env.time_limit is not None
 
 
@@ -173,7 +173,7 @@ class DeviceWorld:
         return bind(slot._replace(observation=self._pictures(slot.observation), final_observation=self._pictures(slot.final_observation)))
 
     def _pictures(self, seen: torch.Tensor | None) -> torch.Tensor | None:
-        """Observations (O, N) as whoever writes them wants them: pictures as (N, H, W, 3)."""
+        """Observations (O, N) as kernels want them: pictures as (N, H, W, 3)."""
         return seen.t().unflatten(1, self.spec.observation.shape) if seen is not None and self.spec.pixels else seen
 
     def reset(self, slot: Slot) -> None:

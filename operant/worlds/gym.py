@@ -13,7 +13,7 @@ Where an environment says which actions are legal, `reset` and `step` put into `
     info["action_mask"]                                   (N, H) int8, 1 for each action that may be taken now; of MultiDiscrete one block after the other
 
 With `output="numpy"` the keys of ended episodes are there in the steps in which an episode ended, and every array is a copy. With `output="torch"` nothing
-leaves the device and nothing waits for it, so nobody can know whether an episode ended: the keys are always there, the masks say where
+leaves the device and nothing waits for it, so the host cannot know whether an episode ended: the keys are always there, the masks say where
 they hold, and there is no "t".
 
 Needs `gymnasium`, which is optional in this package.

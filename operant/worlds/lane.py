@@ -209,7 +209,7 @@ def step_body(env: Env, params: Any, every_final: bool = True, apart: bool = Fal
     """The lane body: one step of lane i, as the module's docstring tells it; `apart`, without its end, which `shards_body` does.
 
     Stores of a lane here and there cost a GPU far more than those of neighbouring lanes together. So what an episode's end adds up to is worked out
-    by `take` from what is stored anyway, and without `every_final` a terminated lane's final observation, which nobody bootstraps from, is not written.
+    by `episode_sums` from what is stored anyway. Without `every_final` a terminated lane's final observation, which nothing bootstraps from, is not written.
     """
     reset, step, show, show_final, judge, add_tallies = _functions(env)
     if apart:

@@ -29,7 +29,7 @@ class Canvas(NamedTuple):
 
 @device
 def _level(value: Any) -> Any:
-    """A colour's part, 0 to 1, as a byte. What is outside is cut off, and what is no number is 0."""
+    """A colour's part, 0 to 1, as a byte. What is outside is cut off, and NaN is 0."""
     inside = min(float32(value), float32(1.0)) if float32(value) > float32(0.0) else float32(0.0)
     return uint8(inside * float32(255.0) + float32(0.5))
 

@@ -1,4 +1,4 @@
-"""Platformer: run and jump to the flag, over gaps, steps, walls, spikes, planks and through tunnels. Every episode is a level that nobody has seen before.
+"""Platformer: run and jump to the flag, over gaps, steps, walls, spikes, planks and through tunnels. Every episode is a new level.
 
 The game is this project's own, after the kind (Super Mario Bros. 1985; CoinRun, Cobbe, Klimov, Hesse, Kim & Schulman 2019, whose two small squares in a corner
 that show the velocity are here, too). Lengths in tiles, x to the right, y upwards from the floor of the world; times in frames of 1/30 s, two of them a step.
@@ -90,7 +90,7 @@ class Params(NamedTuple):
     coin: float = 0.2
     goal: float = 3.0
     death: float = -0.5  # at -1 a policy that begins to learn rather waits before an obstacle until its time is over
-    tau: float = 1 / 30  # s, of a frame: for whoever shows the game, as speeds are counted in frames
+    tau: float = 1 / 30  # s, of a frame: for a viewer, as speeds are counted in frames
     frames: int = 2  # a step
     steps: int = 256  # an episode, at most
     speed: float = 72 / 256  # tiles a frame

@@ -1,7 +1,7 @@
 """The history of a run: every record beyond the ring of the metrics file, in append-only segments. Standard library only.
 
 `History` is a thread of the trainer that copies records from the ring to the disk; nothing of it can slow or fail the training. `read` gives them back, to
-anybody, while they are being written or years later. Knows nothing of run folders, nor of what a metric means.
+any process, while they are being written or years later. Knows nothing of run folders, nor of what a metric means.
 
 A folder holds `seg-000001.opl`, `seg-000002.opl`, ...; operant.runs.history.segment describes the bytes. A record read back is the record that was
 published, bit

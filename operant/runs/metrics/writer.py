@@ -137,7 +137,7 @@ class Writer:
         """Tell what happened, in one line, and return the event's number. From any thread.
 
         `level` is one of LEVELS, `code` one of EVENTS. Text beyond 208 bytes of UTF-8 is cut, with an ellipsis. When the one who holds the lock does not
-        let go of it (a signal's handler may have interrupted it), the event is dropped and counted, and -1 returned: nobody waits for long here.
+        let go of it (a signal's handler may have interrupted it), the event is dropped and counted, and -1 returned: no caller waits for long here.
 
         Raises ValueError for an unknown level or code and a negative step, OperantError in a forked child and after `close`.
         """
@@ -238,9 +238,9 @@ class Writer:
     # THE FILE
 
     def restore(self) -> bool:
-        """Put the file back, contents and all, if somebody deleted or replaced it; True if that was needed. From the main loop, every few seconds.
+        """Put the file back, contents and all, if it was deleted or replaced; True if that was needed. From the main loop, every few seconds.
 
-        Raises MachineError when that fails (the folder is gone, the disk is full); the writer then goes on with the file nobody can see.
+        Raises MachineError when that fails (the folder is gone, the disk is full); the writer then goes on with a file that no reader can see.
         """
         with contextlib.suppress(OSError):
             found = os.stat(self.path, follow_symlinks=False)
