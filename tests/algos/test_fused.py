@@ -248,7 +248,7 @@ def choice_of(env, precision, net, **algo):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "build", lambda *arguments, **_: given.extend(arguments))
         PPO(DeviceWorld(env, 64, seed=1), PPO.Config(horizon=32, minibatches=1, target_kl=0.1, **algo), mlp.Config(**net), seed=1, steps=100)
-    choice = Selection(describe(given[0], precision), *given)
+    choice = Selection(describe(given[0].policy, precision), *given)
     choice._multiprocessors = 132
     return choice
 
@@ -264,8 +264,8 @@ def forgetful(monkeypatch, tmp_path):
 def test_the_fastest_shape_is_taken_and_remembered(forgetful, caplog):
     caplog.set_level("INFO")
     choice = choice_of(broad(118, 3), "bf16", {"hidden": (128, 128)})
-    rollout = [buffer for buffer in choice.buffers.rollout if buffer is not None]
-    before = [tensor.clone() for tensor in (*choice.buffers[1:], *rollout, *choice.optimizer.tensors().values(), choice.policy.flat.gradient)]
+    rollout = [buffer for buffer in choice.task.buffers.rollout if buffer is not None]
+    before = [tensor.clone() for tensor in (*choice.task.buffers[1:], *rollout, *choice.task.optimizer.tensors().values(), choice.task.policy.flat.gradient)]
     asked = []
 
     def measure(learner):
@@ -280,8 +280,8 @@ def test_the_fastest_shape_is_taken_and_remembered(forgetful, caplog):
 
     chosen = choice.learner(None, measure)
     assert len(asked) == len(set(asked)) == 4 and chosen.config == asked[1] and chosen.config.block_m == 128
-    assert chosen.buffers is choice.buffers, "it would learn from the copies that it was measured with"
-    after = (*choice.buffers[1:], *rollout, *choice.optimizer.tensors().values(), choice.policy.flat.gradient)
+    assert chosen.buffers is choice.task.buffers, "it would learn from the copies that it was measured with"
+    after = (*choice.task.buffers[1:], *rollout, *choice.task.optimizer.tensors().values(), choice.task.policy.flat.gradient)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "a measurement has left traces"
     assert f"{chosen.config} (the fastest of 4" in caplog.text
 
@@ -321,7 +321,7 @@ def test_a_run_keeps_the_shape_it_began_with(caplog):
 def test_given_chunks_are_taken():
     """Whatever is tried has so many, and a run's tile config with others is not taken."""
     choice = choice_of(find("cartpole"), "tf32", {})
-    choice.chunks = 16
+    choice.task = choice.task._replace(chunks=16)
     assert all(config.chunks == 16 for group in candidates(choice.spec, Work(2048, 132, 2, 16)) for config in group)
     assert choice.learner(None, None).config.chunks == 16
     given = from_text("resident block_m=32 warps=2 chunks=8 act_block_m=16 act_warps=1")

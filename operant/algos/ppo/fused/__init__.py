@@ -15,19 +15,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from operant.algos.ppo.fused.buffers import Buffers, Coefficients
-from operant.data.minibatches import Layout
+from operant.algos.ppo.fused.buffers import Buffers, Coefficients, Policy, Task
 from operant.errors import ConfigError
 from operant.kernels import spec as kernel_spec
 from operant.kernels.tiles import TileConfig, from_text
-from operant.nn.optimizer import Adam
-from operant.nn.policy import Policy
 
 if TYPE_CHECKING:
-    from operant.algos.ppo.fused.learner import Learner
-    from operant.algos.ppo.fused.tuning import Seconds
+    from operant.algos.ppo.fused.select import Learner, Seconds
 
-__all__ = ["Buffers", "Coefficients", "Learner", "build"]
+__all__ = ["Buffers", "Coefficients", "Learner", "Task", "build"]
 
 FIRST = "first"
 """The tile config that is likely the best, without a measurement: to compare bits of runs that begin anew."""
@@ -35,25 +31,23 @@ FIRST = "first"
 log = logging.getLogger("operant.algos.ppo.fused")
 
 
-def build(
-    policy: Policy, optimizer: Adam, buffers: Buffers, coefficients: Coefficients, layout: Layout, *,
-    kernels: str, precision: str, config: str = "", chunks: int | None = None, measure: Seconds | None = None,
-) -> Learner | None:  # fmt: skip
+def build(task: Task, *, kernels: str, precision: str, config: str = "", measure: Seconds | None = None) -> Learner | None:
     """A policy's fused kernels over an algorithm's buffers, or None where torch is to do the work: `kernels` is "auto", "torch" or "fused".
 
     `config` is the line of a tile config that a run has begun with and so keeps; or "first", which is the same at every start; or "", the fastest as `measure`
     finds it (by default on a GPU, never on a CPU). One line of the log says which, or where "auto" finds a GPU but cannot, why not. Raises ConfigError where
     "fused" cannot, and for a line that is not a tile config.
     """
+    policy, (steps, lanes) = task.policy, task.buffers.rollout.reward.shape
     on_gpu = policy.device.type == "cuda"
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
         return None
-    reason = _unsupported_reason(policy, (buffers.rollout.reward.shape[0] + 1) * buffers.rollout.reward.shape[1], precision)
+    reason = _unsupported_reason(policy, (steps + 1) * lanes, precision)
     if reason is None:
         from operant.algos.ppo.fused.select import Selection
 
         spec = kernel_spec.describe(policy, precision if on_gpu else "fp32")
-        selection = Selection(spec, policy, optimizer, buffers, coefficients, layout, chunks)
+        selection = Selection(spec, task)
         learner = selection.first() if config == FIRST else selection.learner(_given(config), measure)
         if learner is not None:
             return learner

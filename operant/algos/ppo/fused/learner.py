@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from operant.algos.ppo.fused.buffers import Buffers, Coefficients, Samples, Scalars, Update
+from operant.algos.ppo.fused.buffers import Coefficients, Samples, Scalars, Task, Update
 from operant.algos.ppo.fused.loss import PPO_LOSS, PPO_LOSS_VALUE_CLIPPED
 from operant.algos.ppo.fused.statistics import begin, finish, part_moments, record
 from operant.algos.ppo.stats import Stats
-from operant.data.minibatches import Layout
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.reduce import REDUCE_COLUMNS, adam_step, reduce_partials
 from operant.kernels.spec import Spec, padded
@@ -24,8 +23,6 @@ from operant.kernels.structs import Acting, Bootstrap, Inputs, Minibatch, Moment
 from operant.kernels.tiles import TileConfig
 from operant.nn import mlp
 from operant.nn.distributions import Gaussian
-from operant.nn.optimizer import Adam
-from operant.nn.policy import Policy
 
 MOMENT_PARTS, MOMENT_TILE = 512, 4096
 """The advantages' moments are summed in up to so many parts, of tiles of so many samples."""
@@ -39,14 +36,13 @@ class Learner:
 
     config: TileConfig
 
-    def __init__(
-        self, spec: Spec, policy: Policy, optimizer: Adam, buffers: Buffers, coefficients: Coefficients, layout: Layout, config: TileConfig
-    ) -> None:  # fmt: skip
-        self.spec, self.config, self.policy, self.optimizer, self.buffers = spec, config, policy, optimizer, buffers
-        self.coefficients, self.layout = coefficients, layout._replace(chunks=config.chunks)
+    def __init__(self, spec: Spec, task: Task, config: TileConfig) -> None:
+        policy, buffers, coefficients = task.policy, task.buffers, task.coefficients
+        self.spec, self.task, self.config, self.policy, self.buffers, self.coefficients = spec, task, config, policy, buffers, coefficients
+        self.layout = task.layout._replace(chunks=config.chunks)
         self._steps, self._lanes = buffers.rollout.reward.shape
         self._stride = self._steps * self._lanes
-        self._adam = optimizer.tensors()
+        self._adam = task.optimizer.tensors()
         self._values, self._gradient = policy.flat.values.data, policy.flat.gradient
         device, size = policy.device, self._values.numel()
         # Rows of partial sums, one a chunk.

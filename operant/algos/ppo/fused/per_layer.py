@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from operant.algos.ppo.fused.learner import Learner
+from operant.algos.ppo.fused.learner import Learner, Spec, Task
 from operant.kernels.layer_norm import normalize_layer, normalize_layer_backward
 from operant.kernels.layers import act_head, add_tile_sums, backward_head, backward_layer, forward_layer, value_head, weight_gradient
 from operant.kernels.operands import gather, gather_chunks, pack
@@ -31,9 +30,9 @@ class PerLayerLearner(Learner):
 
     config: PerLayer
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        spec, config, device = self.spec, self.config, self.policy.device
+    def __init__(self, spec: Spec, task: Task, config: PerLayer) -> None:
+        super().__init__(spec, task, config)
+        device = self.policy.device
         # A slot has the rows of a chunk; a microbatch has a power of two of slots.
         chunk = self.layout.chunk_blocks * self.layout.block
         self._slot = multiple(chunk, max(config.block_m, self.layout.block))

@@ -10,16 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from operant.algos.ppo.fused.buffers import Buffers, Coefficients
-from operant.algos.ppo.fused.learner import Learner
+from operant.algos.ppo.fused.learner import Learner, Spec, Task
 from operant.algos.ppo.fused.per_layer import PerLayerLearner
 from operant.algos.ppo.fused.resident import ResidentLearner
-from operant.algos.ppo.fused.tuning import Memory, Seconds, copies, fastest, seconds
-from operant.data.minibatches import Layout
-from operant.kernels.spec import Spec
+from operant.algos.ppo.fused.tuning import Buffers, Memory, Seconds, copies, fastest, seconds
 from operant.kernels.tiles import Resident, TileConfig, Work, candidates, suits
-from operant.nn.optimizer import Adam
-from operant.nn.policy import Policy
 
 FEW_MULTIPROCESSORS = 2
 """What a CPU, whose kernels are interpreted, counts as having."""
@@ -27,34 +22,27 @@ FEW_MULTIPROCESSORS = 2
 log = logging.getLogger("operant.algos.ppo.fused")
 
 
-def kind(config: TileConfig) -> type[Learner]:
-    """The class of learners that run in it."""
-    return ResidentLearner if isinstance(config, Resident) else PerLayerLearner
+def make(spec: Spec, task: Task, config: TileConfig) -> Learner:
+    """A learner that runs in a tile config."""
+    return ResidentLearner(spec, task, config) if isinstance(config, Resident) else PerLayerLearner(spec, task, config)
 
 
 def with_config(learner: Learner, config: TileConfig, *, spec: Spec | None = None, buffers: Buffers | None = None) -> Learner:
     """The same work in another tile config; by default by the same spec over the same buffers."""
-    return kind(config)(
-        spec or learner.spec, learner.policy, learner.optimizer, buffers or learner.buffers, learner.coefficients, learner.layout, config
-    )  # fmt: skip
+    return make(spec or learner.spec, learner.task._replace(buffers=buffers or learner.buffers), config)
 
 
 @dataclass
 class Selection:
-    """What is to run fused; `problem` says after a search without a result why there is none."""
+    """What is to run fused; `problem` says after a search without a result why."""
 
     spec: Spec
-    policy: Policy
-    optimizer: Adam
-    buffers: Buffers
-    coefficients: Coefficients
-    layout: Layout
-    chunks: int | None = None  # of a minibatch, where they are given
+    task: Task
     problem: str = ""
 
     def __post_init__(self) -> None:
         self.problem = f"a network this wide takes more shared memory in {self.spec.precision} than this GPU has"
-        device = self.policy.device
+        device = self.task.policy.device
         self._on_gpu = device.type == "cuda"
         self._gpu = torch.cuda.get_device_name(device) if self._on_gpu else "CPU"
         self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if self._on_gpu else FEW_MULTIPROCESSORS
@@ -62,15 +50,15 @@ class Selection:
     def learner(self, given: TileConfig | None, measure: Seconds | None) -> Learner | None:
         """The kernels in the tile config `given` where that can be, else in the fastest; None where none fits. Only a GPU is timed, unless with `measure`."""
         if given is not None:
-            if self._suits(given) and (learner := self._fitting(given, self.buffers)) is not None:
+            if self._suits(given) and (learner := self._fitting(given)) is not None:
                 return self._selected(learner, "as this run began")
             log.warning("kernels: %s does not suit this network or this GPU: another tile config is taken, and bits change with it", given)
         measure = measure or (seconds if self._on_gpu else None)
         if measure is None:
             return self.first()
-        memory = Memory(self._gpu, self.spec, self.buffers, self.layout, self.chunks)
+        memory = Memory(self._gpu, self.spec, self.task)
         recalled = memory.recall()
-        if recalled is not None and self._suits(recalled) and (learner := self._fitting(recalled, self.buffers)) is not None:
+        if recalled is not None and self._suits(recalled) and (learner := self._fitting(recalled)) is not None:
             return self._selected(learner, "the fastest as measured at an earlier start")
         try:
             return self._fastest(measure, memory)
@@ -80,35 +68,31 @@ class Selection:
     def first(self) -> Learner | None:
         """The kernels in the first tile config that fits."""
         for config in (config for group in self._candidates() for config in group):
-            if (learner := self._fitting(config, self.buffers)) is not None:
+            if (learner := self._fitting(config)) is not None:
                 return self._selected(learner, "the first that fits")
         return None
 
     def _suits(self, config: TileConfig) -> bool:
-        chunks = config.chunks
-        return suits(config, self.spec) and chunks % self.layout.shards == 0 and chunks == (self.chunks or chunks)
+        return suits(config, self.spec) and config.chunks % self.task.layout.shards == 0 and config.chunks == (self.task.chunks or config.chunks)
 
     def _candidates(self) -> list[list[TileConfig]]:
-        return list(candidates(self.spec, Work(self.layout.samples, self._multiprocessors, self.layout.shards, self.chunks)))
+        return list(candidates(self.spec, Work(self.task.layout.samples, self._multiprocessors, self.task.layout.shards, self.task.chunks)))
 
     def _fastest(self, measure: Seconds, memory: Memory) -> Learner | None:
         """The fastest of the first group that has any."""
-        spare = copies(self.buffers)
+        spare = self.task._replace(buffers=copies(self.task.buffers))
         for group in self._candidates():
             fitting = (learner.spare() for config in group if (learner := self._fitting(config, spare)) is not None)
             config, costs = fastest(fitting, measure)
             if config is not None:
                 memory.keep(config)
                 measured = ", ".join(f"{cost * 1e3:.2f}" for cost in costs.values())
-                return self._selected(self._made(config, self.buffers), f"the fastest of {len(costs)}: ms an iteration {measured}")
+                return self._selected(make(self.spec, self.task, config), f"the fastest of {len(costs)}: ms an iteration {measured}")
         return None
 
-    def _made(self, config: TileConfig, buffers: Buffers) -> Learner:
-        return kind(config)(self.spec, self.policy, self.optimizer, buffers, self.coefficients, self.layout, config)
-
-    def _fitting(self, config: TileConfig, buffers: Buffers) -> Learner | None:
-        """A learner in this tile config, or None where the GPU cannot run it."""
-        learner = self._made(config, buffers)
+    def _fitting(self, config: TileConfig, spare: Task | None = None) -> Learner | None:
+        """A learner in this tile config, if asked on spare buffers, or None where the GPU cannot run it."""
+        learner = make(self.spec, spare or self.task, config)
         try:
             return learner if not self._on_gpu or learner.fits() else None
         except torch.OutOfMemoryError:

@@ -15,11 +15,9 @@ import torch
 
 from operant import __version__
 from operant.algos.ppo.fused.buffers import Buffers
-from operant.algos.ppo.fused.learner import Learner
+from operant.algos.ppo.fused.learner import Learner, Spec, Task
 from operant.compute.code_store import CodeStore, UntrustedError, folder
 from operant.compute.graphs import Graphed
-from operant.data.minibatches import Layout
-from operant.kernels.spec import Spec
 from operant.kernels.tiles import TileConfig, from_text
 
 MARGIN = 0.03
@@ -110,10 +108,10 @@ def _resource_errors() -> tuple[type[Exception], ...]:
 class Memory:
     """What was the fastest, by GPU, Triton, spec and sizes, in the user's cache: one small file each. Without a place to keep it, it forgets."""
 
-    def __init__(self, gpu: str, spec: Spec, buffers: Buffers, layout: Layout, chunks: int | None) -> None:
+    def __init__(self, gpu: str, spec: Spec, task: Task) -> None:
         import triton
 
-        asked = (__version__, triton.__version__, gpu, spec, tuple(buffers.rollout.reward.shape), tuple(buffers.order.shape), layout, chunks)
+        asked = (__version__, triton.__version__, gpu, spec, len(task.buffers.order), task.layout, task.chunks)
         self._key = hashlib.sha256(repr(asked).encode()).hexdigest()
         kernels = folder()
         self._store = CodeStore(kernels.with_name("tile_configs"), limit_bytes=_LIMIT_BYTES) if kernels is not None else None
