@@ -109,7 +109,7 @@ def row(name: str, seed: int, limit_s: float, overrides: list[str], say: Callabl
     fresh = Evaluator(algo.policy, config.environment, config.params, episodes=FRESH, seed=FRESH_SEED, max_steps=LONGEST).run(0)
     steps, last = iterations * algo.steps_per_iteration, found(mark, fresh, algo.policy, config)
     reached = "ok" if value >= mark.least else f"MISSED: {', '.join(curve[-12:])}"
-    kernels = "fused" if getattr(algo, "fused", None) is not None else "torch"
+    kernels = algo.backend.name
     say(
         f"| {name} | {seed} | {spent:.2f} | {steps / 1e6:.1f} | {steps / max(spent, 1e-9) / 1e6:.1f} | {kernels}, {config.algo.precision} "
         f"| {mark.what} {value:.4g}, fresh {last:.4g} (return {fresh.mean:.4g}) | {mark.least:g} | {reached} |"
