@@ -83,7 +83,7 @@ class _Ended(NamedTuple):
     """What a step's episode adds up to in each lane, worth something where it ended."""
 
     length: Any  # (N)
-    total: Any  # (N), the return
+    total: Any  # (N) float64, the return
     tallies: Any  # (K, N)
 
 
@@ -107,6 +107,7 @@ class OperantVectorEnv(VectorEnv):
         self._slots = [(slot, self.world.bind(slot)) for slot in (self.world.slot(), self.world.slot())]
         self._choices = None if isinstance(env.action, Box) else torch.tensor(env.action.n).reshape(-1, 1)  # (A, 1)
         self._begun = np.zeros(num_envs)  # (N), when each lane's episode began, by time.perf_counter
+        self._returns = torch.zeros(num_envs, dtype=torch.float64, device=self.world.device)  # (N), of the episodes under way: the world sums in float32
         self._no_tallies = torch.zeros(0, num_envs, device=self.world.device)
         self._everywhere = torch.ones(num_envs, dtype=torch.bool, device=self.world.device)
         self._started = False
@@ -127,6 +128,7 @@ class OperantVectorEnv(VectorEnv):
         slot, bound = self._next_slot()
         self.world.reset(bound)
         self._begun[:] = time.perf_counter()
+        self._returns.zero_()
         self._started = True
         return self._observations(slot.observation), self._mask(slot)
 
@@ -144,11 +146,12 @@ class OperantVectorEnv(VectorEnv):
             raise UsageError("step was called before reset: call reset() once first")
         slot, bound = self._next_slot()
         slot.action.copy_(self._checked_actions(actions))
-        lanes = self.world.lanes
-        length, before = lanes.age + 1, lanes.running[0].clone()
+        length = self.world.lanes.age + 1
         self.world.step(bound)
         self.world.advance(1)
-        ended = _Ended(length, before + slot.reward, self._tallies())
+        total = self._returns + slot.reward
+        self._returns = total.masked_fill((slot.terminated | slot.truncated).bool(), 0.0)
+        ended = _Ended(length, total, self._tallies())
         observations = self._observations(slot.observation)
         if self._numpy:
             terminated, truncated = (flags.cpu().numpy().astype(np.bool_) for flags in (slot.terminated, slot.truncated))

@@ -46,6 +46,12 @@ def board_step(s, action, p, key, tally):
 
 
 @device
+def large_step(s, action, p, key, tally):
+    s[0] += float32(1.0)
+    return float32(2.0**24) if s[0] == float32(1.0) else float32(1.0), s[0] >= float32(5.0)
+
+
+@device
 def board_observe(s, obs, p):
     for k in range(6):
         obs[k] = int(s[0]) + 10 * int(s[1]) + 100 * (k // 3)
@@ -227,6 +233,23 @@ def test_pictures_several_actions_and_tallies():
         _, _, terminated, truncated, info = vector.step(np.array([[0, 0], [0, 0]]))
     assert (terminated.tolist(), truncated.tolist()) == ([False, False], [False, True])
     assert info["final_obs"][1].tolist() == [[2, 2, 2], [102, 102, 102]]
+
+
+@pytest.mark.parametrize("output", ["numpy", "torch"])
+def test_returns_are_summed_in_double_precision(output):
+    # A first reward of 2^24, then ones: float32 cannot add one to it.
+    environment = dataclasses.replace(cartpole.ENV, reset=board_reset, step=large_step)
+    vector = make_vec(environment, 2, seed=1, output=output)
+    vector.reset()
+    for _ in range(2):  # two episodes: the second begins at zero
+        for _ in range(5):
+            *_, info = vector.step(np.zeros(2, np.int64))
+        assert [float(total) for total in info["final_info"]["episode"]["r"]] == [2.0**24 + 4.0] * 2
+    vector.step(np.zeros(2, np.int64))
+    vector.reset()
+    for _ in range(5):
+        *_, info = vector.step(np.zeros(2, np.int64))
+    assert float(info["final_info"]["episode"]["r"][0]) == 2.0**24 + 4.0
 
 
 def test_arrays_are_copies():
