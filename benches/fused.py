@@ -182,13 +182,13 @@ def parts(repeats: int) -> Iterator[str]:
     for lanes, horizon in SIZES:
         for precision in ("bf16", "tf32"):
             ppo = cartpole(lanes, horizon, precision)
-            learner = ppo.backend.learner
+            learner, slot = ppo.backend.learner, ppo.world.bind(ppo.rollout, 1)
             works = {
                 "act": lambda f=learner: f.act(1),
-                "step": lambda p=ppo: p.world.step(p._slots[1], 1),
+                "step": lambda p=ppo, s=slot: p.world.step(s, 1),
                 "bootstrap": lambda f=learner: f.bootstrap(True),
-                "uniforms": lambda p=ppo: p.world.noise(p._noise),
-                "advantages": lambda p=ppo: p._advantages(),
+                "uniforms": lambda p=ppo: p.world.noise(p.collector.noise),
+                "advantages": lambda p=ppo: p.estimate_advantages(),
                 "begin": lambda f=learner: f.begin(),
                 "order": lambda p=ppo: p.minibatches.shuffle(),
                 "gradient": lambda f=learner: f.backward(1),
