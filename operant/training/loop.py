@@ -7,10 +7,10 @@ never draws. How a folder becomes a trainer is operant/training/worker.py, how i
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from operant.algos.base import Tier
 from operant.compute.runtime import out_of_memory
 from operant.config.load import Config
 from operant.errors import ConfigError, DeviceError, DivergedError, MachineError, OperantError, StoppedError
+from operant.runs import evaluations
 from operant.runs.checkpoints import Checkpoint, Store
 from operant.runs.control import Inbox, Request
 from operant.runs.history import History, salvage
@@ -84,6 +85,8 @@ class Trainer:
         where = f"{config.environment.name}, {config.algo_label}, {config.lanes:,} lanes on {document.get('device_name', device)}"
         resumed = f"resumed from {checkpoint.path.name} (session {self.session})" if checkpoint is not None else "started"
         self.say(f"{resumed}: {where}", code="resume" if checkpoint is not None else "note")
+        if checkpoint is not None:
+            self._write_evaluations(evaluations.rewind, self.step)
 
     # WORDS
 
@@ -285,7 +288,8 @@ class Trainer:
         self.meters.evaluated(result.mean, self.best_mean)
         spread = "" if result.ci95 is None else f" ±{result.ci95:.1f}"
         self.say(f"eval {result.mean:.1f}{spread} (n={result.episodes}) at step {self.step:,}{', best' if best else ''}", code="eval")
-        self._write_evaluation({"schema": 1, "step": self.step, "iteration": self.iteration, "session": self.session, **result._asdict()})
+        evaluation = {"schema": 1, "step": self.step, "iteration": self.iteration, "session": self.session, **result._asdict()}
+        self._write_evaluations(evaluations.append, evaluation)
         self._evaluation = result.mean
         target = self.config.run.target
         solved = target is not None and result.mean >= target
@@ -293,12 +297,10 @@ class Trainer:
             self._save(best=True, wait=solved)
         return solved
 
-    def _write_evaluation(self, evaluation: dict[str, Any]) -> None:
-        """A line in eval/evaluations.jsonl; a full disk costs the line, not the run."""
+    def _write_evaluations(self, write: Callable[[Path, Any], None], what: Any) -> None:
+        """Change eval/evaluations.jsonl; a full disk costs the line, not the run."""
         try:
-            (self.folder / "eval").mkdir(mode=0o700, exist_ok=True)
-            with open(self.folder / "eval" / "evaluations.jsonl", "a", encoding="utf-8") as lines:
-                lines.write(json.dumps(evaluation) + "\n")
+            write(self.folder, what)
         except OSError as error:
             self.say(f"eval/evaluations.jsonl could not be written: {error.strerror}", level="warn", code="file")
 

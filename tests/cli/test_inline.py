@@ -141,6 +141,33 @@ def test_a_lock_deleted_under_a_trainer_is_put_back_or_ends_it(tmp_path, monkeyp
     assert runs.state(runs.load(run.path)).word == ("failed" if taken else "finished") and not runs.taken(run.path)
 
 
+def test_a_resumed_run_lists_no_evaluation_twice(here, tmp_path):
+    words = (f"run.steps={4 * ITERATION}", "eval.every=1", "eval.episodes=2", "checkpoint.every=2", "checkpoint.keep=4", "--name", "again")
+    assert inline(here, *words).code == 0
+    run = the_run(tmp_path)
+    path = run.path / "eval" / "evaluations.jsonl"
+    before = path.read_text().splitlines()
+    with open(path, "a") as file:
+        file.write('{"schema": 1, "step": 99')  # a disk was full
+    train.work(run.path, resume=str(2 * ITERATION))
+    after = path.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in after] == [k * ITERATION for k in (1, 2, 3, 4)]
+    assert [json.loads(line)["session"] for line in after] == [1, 1, 2, 2] and after[:2] == before[:2]
+
+
+def test_evaluations_are_not_written_through_a_symbolic_link(here, tmp_path, caplog):
+    words = ("eval.every=1", "eval.episodes=2", "checkpoint.every=1", "checkpoint.keep=4", "--name", "linked")
+    assert inline(here, f"run.steps={2 * ITERATION}", *words).code == 0
+    run = the_run(tmp_path)
+    path, other = run.path / "eval" / "evaluations.jsonl", tmp_path / "precious.txt"
+    other.write_text("precious\n")
+    path.unlink()
+    path.symlink_to(other)
+    with caplog.at_level(logging.WARNING):
+        train.work(run.path, resume=str(ITERATION))
+    assert other.read_text() == "precious\n" and "eval/evaluations.jsonl could not be written" in caplog.text
+
+
 # TRAINING IN THIS PROCESS
 
 

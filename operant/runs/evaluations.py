@@ -1,0 +1,68 @@
+"""A run's evaluations as lines of JSON, eval/evaluations.jsonl: one for each step that was evaluated. Standard library only; knows no number in them.
+
+A line is added by one write. What a session lost (it was killed after its last checkpoint) is evaluated again: its lines go when training is resumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_PATH = Path("eval", "evaluations.jsonl")
+
+
+def append(folder: Path, evaluation: Mapping[str, Any]) -> None:
+    """Add a line to the run in `folder`. OSError where it cannot be written, or is a symbolic link or no regular file."""
+    path = folder / _PATH
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    descriptor = _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    try:
+        size = os.fstat(descriptor).st_size
+        whole = not size or os.pread(descriptor, 1, size - 1) == b"\n"  # half a line that a full disk left stays a line of its own
+        os.write(descriptor, (b"" if whole else b"\n") + json.dumps(dict(evaluation)).encode() + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+def rewind(folder: Path, step: int) -> None:
+    """Take out the lines of steps after `step`, and half a line at the end. The file is replaced as a whole, and only where it changes. OSError as `append`."""
+    path = folder / _PATH
+    try:
+        descriptor = _opened(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    with open(descriptor, "rb") as file:
+        lines = file.readlines()
+    kept = [line for line in lines if line.endswith(b"\n") and not _is_after(line, step)]
+    if kept != lines:
+        new = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with open(_opened(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                file.writelines(kept)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, path)
+        finally:
+            new.unlink(missing_ok=True)
+
+
+def _is_after(line: bytes, step: int) -> bool:
+    """Whether a line is an evaluation of a step after `step`: what cannot be read is none."""
+    with contextlib.suppress(ValueError, RecursionError):
+        evaluation = json.loads(line)
+        return isinstance(evaluation, dict) and isinstance(evaluation.get("step"), int) and evaluation["step"] > step
+    return False
+
+
+def _opened(path: Path, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return descriptor
