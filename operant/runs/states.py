@@ -14,8 +14,8 @@ Knows nothing of ids or listing, nor how a state is drawn.
     unreadable    the metrics file is damaged or of an incompatible version
 
 A worker that ended before it had a metrics file left no state word; there the exit code says it (130 stopped, 1 to 7 failed). So it is where a resumed
-worker ended that early, and the file that lies there is one of a session that crashed before. None ends with 0 that early: where there is no file, then, it was
-not copied with the rest of the folder, or removed.
+worker ended that early, whatever the file of the session before says; only where it refused to begin (2, 3, 6), an earlier last word stays. None ends with 0
+that early: where there is no file, then, it was not copied with the rest of the folder, or removed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from operant import text
-from operant.errors import BadFileError
+from operant.errors import BadFileError, BusyError, NotFoundError, UsageError
 from operant.runs import folder as runfolder
 from operant.runs.folder import Run
 from operant.runs.metrics import TERMINAL, Reader, Record, Status
@@ -41,6 +41,7 @@ _LONG_PHASES = ("compile", "checkpoint", "eval")
 _SUSPENDED_S, _STALLED_S, _STALLED_ITERATIONS, _GAPS = 2.0, 3.0, 5, 9
 _LAUNCH_S = 10.0  # a folder this young without a lock is about to be started
 _LOOK_BACK = 32  # records in which a value that is not in every record (a return) is searched for
+_UNCHANGED_CODES = (0, UsageError.exit_code, NotFoundError.exit_code, BusyError.exit_code)  # of a worker that refused to begin
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -126,7 +127,7 @@ def _name(observation: Observation, heartbeat_still_s: float, main_still_s: floa
     status, record = observation.status, observation.record
     if observation.broken is not None:
         return State("unreadable", observation.broken)
-    if status is not None and status.state in TERMINAL:
+    if status is not None and status.state in TERMINAL and not _overtaken(observation):
         return State(status.state, _stopper(observation, status) if status.state == "stopped" else None)
     if observation.held is None:
         return State("remote", f"{observation.host or 'another machine'} · last record {_ago(observation.record_age_s)}")
@@ -147,6 +148,13 @@ def _name(observation: Observation, heartbeat_still_s: float, main_still_s: floa
         usual = f" (usual {usual_s:.2g} s)" if usual_s else ""
         return State("stalled", f"no iteration for {text.age(main_still_s)}{usual}")
     return State("running")
+
+
+def _overtaken(observation: Observation) -> bool:
+    """Whether a later worker has died or failed before it had a metrics file: the word there is not how the run ended. A refused resume changes nothing."""
+    if not observation.earlier or observation.exit is None:
+        return False
+    return bool(runfolder.integer_of(observation.exit, "signal")) or runfolder.integer_of(observation.exit, "exit") not in (None, *_UNCHANGED_CODES)
 
 
 def _stopper(observation: Observation, status: Status) -> str | None:
@@ -265,7 +273,7 @@ def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Obs
     return look._replace(
         status=status, record=record, columns=tuple(metric.name for metric in reader.metrics),
         heartbeat_age_s=heartbeat_age_s, record_age_s=record_age_s, usual_s=usual_s,
-        earlier=another and pid is not None and ticks is not None, paused_s=paused_s,
+        earlier=another and (look.exit is not None if pid is None else ticks is not None), paused_s=paused_s,
     )  # fmt: skip
 
 

@@ -511,6 +511,9 @@ def look(held=True, *, record=RECORD, exit=None, **fields):
         (look(False, exit={"exit": 2}, earlier=True), "failed", "exit code 2 before its first record"),
         (look(False, exit={"signal": 9}, earlier=True), "crashed", "killed by SIGKILL"),
         (look(False, state="finished", exit={"exit": 2}, earlier=True), "finished", None),
+        (look(False, state="finished", exit={"exit": 4}, earlier=True), "failed", "exit code 4 before its first record"),
+        (look(False, state="finished", exit={"signal": 9}, earlier=True), "crashed", "killed by SIGKILL"),
+        (look(False, state="diverged", exit={"exit": 130}, earlier=True), "stopped", "before its first record"),
         (look(state="unknown"), "running", None),
         (look(heartbeat_age_s=1.9), "running", None),
         (look(heartbeat_age_s=2.5), "suspended", "no heartbeat for 2 s"),
@@ -607,6 +610,19 @@ def test_a_resumed_crash_that_is_stopped_before_its_first_record(root):
     assert runs.state(found) == ("stopped", "before its first record")
     described = runs.describe(found)
     assert (described["step"], described["exit"]) == (500, 130), "what the run has done stays"
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["after run.json names it", "before"])
+@pytest.mark.parametrize(("ending", "word", "code"), [({"signal": 9}, "crashed", 137), ({"exit": 4}, "failed", 4)])
+def test_a_resume_of_a_finished_run_that_dies_before_its_first_record(root, named, ending, word, code):
+    run = make(root)
+    runs.update_document(run.path, **runs.identity())
+    write_metrics(run, state="finished")
+    assert runs.state(runs.load(run.path)).word == "finished"
+    runs.update_document(run.path, **(runs.identity() | {"pid_start_ticks": 1} if named else {"pid": None, "pid_start_ticks": None}))
+    runs.write_json(run.exit_path, {"exit": None, "signal": None, "pid": 1 << 22} | ending)
+    described = runs.describe(runs.load(run.path))
+    assert (described["state"], described["exit"]) == (word, code)
 
 
 def test_time_in_a_pause_is_no_part_of_an_iteration():
