@@ -17,10 +17,18 @@ from operant.runs.metrics import Event, Header, MetricSpec, RawFrame, Reader, Re
 from operant.runs.states import Judgement, Observation, State
 from operant.text import safe
 
+# However large the rings a file claims: a first look reads so much of their newest end and no more. A trainer's own rings hold 1024 of each.
+_MOST_RECORDS, _FEWEST_RECORDS, _MOST_VALUES, _MOST_EVENTS = 4096, 64, 1 << 17, 1024
+
 
 def read_specs(run: Run) -> dict[str, MetricSpec]:
     """What a run says its metrics mean, by name; {} for a run without metrics.json, or with one that cannot be read."""
     return spec.decode(runfolder.read_json(run.path / spec.FILE, spec.LIMIT_BYTES))
+
+
+def _limit(reader: Reader) -> int:
+    """The most records to read at once: fewer where each has many values."""
+    return max(_FEWEST_RECORDS, min(_MOST_RECORDS, _MOST_VALUES // len(reader.metrics)))
 
 
 class Follower:
@@ -78,11 +86,11 @@ class Follower:
             self.next, self._next_event, self.restarted = 0, 0, True
 
     def new_records(self) -> list[Record]:
-        """The records since the last call, as far back as the ring reaches."""
+        """The records since the last call, as far back as the ring reaches; of very many, the newest."""
         records: list[Record] = []
         try:
             if self.reader is not None and self.reader.status().head > self.next:
-                records = self.reader.since(self.next)
+                records = self.reader.since(self.next, _limit(self.reader))
         except BadFileError as error:
             self.notice = safe(error, 300)
         if records:
@@ -90,11 +98,11 @@ class Follower:
         return records
 
     def new_events(self) -> list[Event]:
-        """The events since the last call, as far back as the ring reaches."""
+        """The events since the last call, as far back as the ring reaches; of very many, the newest."""
         events: list[Event] = []
         try:
             if self.reader is not None and (head := self.reader.status().event_head) > self._next_event:
-                events = self.reader.events(self._next_event)
+                events = self.reader.events(self._next_event, _MOST_EVENTS)
                 self._next_event = head
         except BadFileError as error:
             self.notice = safe(error, 300)
@@ -107,10 +115,10 @@ class Follower:
         return None
 
     def records_from(self, n: int) -> list[Record] | None:
-        """Records from number `n` on, as far back as the ring reaches, whether handed out or not; None where they cannot be read. The next ones follow them."""
+        """Records from number `n` on, as `new_records` has them, whether handed out or not; None where they cannot be read. The next ones follow them."""
         records: list[Record] = []
         try:
-            records = [] if self.reader is None else self.reader.since(n)
+            records = [] if self.reader is None else self.reader.since(n, _limit(self.reader))
         except BadFileError:
             return None
         self.next = max(self.next, records[-1].n + 1 if records else 0)

@@ -267,7 +267,7 @@ def _read(look: Observation, document: Mapping[str, Any], reader: Reader) -> Obs
     if record is not None:
         record_age_s = max(0.0, (now_ns - record.boottime_ns if same_boot else wall_ns - record.realtime_ns) / 1e9)
         if look.held and record_age_s > _STALLED_S:
-            times = [one.boottime_ns for one in reader.since(max(0, record.n - 16))]
+            times = [one.boottime_ns for one in reader.since(max(0, record.n - 16), _LOOK_BACK)]
             gaps = [(later - earlier) / 1e9 for earlier, later in itertools.pairwise(times)]
             usual_s = _median(gaps) if gaps else None
     return look._replace(
@@ -343,7 +343,7 @@ def newest(reader: Reader, record: Record | None) -> dict[str, float]:
     values = values_of(reader, record)
     wanted = {metric.name for metric in reader.metrics if metric.name in ("return", "length") or metric.name.startswith("eval/")} - values.keys()
     if wanted:
-        for earlier in reversed(reader.since(max(0, record.n - _LOOK_BACK))):
+        for earlier in reversed(reader.since(max(0, record.n - _LOOK_BACK), 2 * _LOOK_BACK)):
             found = values_of(reader, earlier)
             values |= {name: found[name] for name in wanted & found.keys()}
             wanted -= found.keys()

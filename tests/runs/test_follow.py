@@ -1,11 +1,13 @@
 """What follows a run: the end of its log, and its metrics file through resumes, deletions and put-backs."""
 
 import os
+import struct
+import zlib
 
 from operant import runs
 from operant.runs.follow import Follower
 from operant.runs.log import LEFT_OUT, SESSION_MARK, Tail
-from operant.runs.metrics import Metric, Writer
+from operant.runs.metrics import Metric, Writer, layout
 
 # THE LOG
 
@@ -76,6 +78,48 @@ def test_records_and_events_are_handed_out_once(tmp_path):
     follower.poll(2.0)
     assert not follower.restarted and follower.document_time_s is None
     assert [record.step for record in follower.new_records()] == [40] and follower.new_records() == follower.new_events() == []
+    follower.close()
+
+
+def huge(run, monkeypatch, records=1 << 19, events=1 << 20):
+    """A sparse metrics file with full rings of the largest size, of which the last records and events are valid; what is read of it is counted."""
+    monkeypatch.setattr(os, "posix_fallocate", lambda descriptor, offset, size: os.ftruncate(descriptor, size))
+    sizes = {"capacity": records, "event_capacity": events}
+    with Writer(run.metrics_path, [Metric("return")], run_uuid=run.uuid, version="test", backend="pwrite", **sizes) as writer:
+        writer.publish(10, [1.0])
+        writer.event("hello")
+        writer.set_state("finished")
+    monkeypatch.undo()
+    places = struct.Struct("<IIQQII")
+    with open(run.metrics_path, "r+b") as file:
+        raw = file.read(layout.HEADER_SIZE)
+        rings = {kind: (offset, stride) for kind, _, offset, _, stride, _ in places.iter_unpack(raw[256 : 256 + 4 * places.size])}
+        for kind, count, head in ((layout.RING_KIND, records, layout.HEAD), (layout.EVENTS_KIND, events, layout.EVENT_HEAD)):
+            offset, stride = rings[kind]
+            file.seek(layout.STATUS_OFFSET + 8 * head)
+            file.write(struct.pack("<Q", 3 * count))
+            number = 3 * count - 1
+            file.seek(offset)
+            slot = bytearray(file.read(stride))
+            struct.pack_into("<Q", slot, 0, 2 * number + 2)
+            struct.pack_into("<Q", slot, 16, number)
+            struct.pack_into("<I", slot, 8, zlib.crc32(slot[12:]))
+            file.seek(offset + (number & (count - 1)) * stride)
+            file.write(slot)
+    taken = []
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: taken.append(size) or read(descriptor, size, offset))
+    return taken
+
+
+def test_of_a_huge_metrics_file_only_the_newest_end_is_read(tmp_path, monkeypatch):
+    run = runs.create(tmp_path, "run-0001", "x", {})
+    taken = huge(run, monkeypatch)
+    follower = Follower(run)
+    follower.poll(0.0)
+    assert [record.n for record in follower.new_records()] == [3 * (1 << 19) - 1] and [event.text for event in follower.new_events()] == ["hello"]
+    assert follower.records_from(0) and runs.describe(run)["return"] == 1.0
+    assert sum(taken) < 4 << 20
     follower.close()
 
 
