@@ -33,6 +33,7 @@ class Statistics(NamedTuple):
 def statistics(batch: torch.Tensor, shards: int = 1) -> Statistics:
     """Mean and variance of D features, (D, ..., N) of any type: on a CPU of each of S shards of the lanes by itself, and then of the shards.
 
+    float64 is reduced as such, all else as float32.
     A shard's numbers are reduced alone and in one layout, so the bits do not depend on how many devices own the shards. On a GPU one reduction takes all lanes
     (a reduction a shard would cost several per cent of a short iteration), so there they may.
     """
@@ -100,7 +101,7 @@ class FixedScale(RunningNormalizer):
 def _shard_statistics(batch: torch.Tensor) -> Statistics:
     """Those of (D, ...). Bytes are taken in part after part, so that they are never all floats at once."""
     if batch.dtype != torch.uint8:
-        flat = batch.flatten(1).float()
+        flat = batch.flatten(1).to(torch.float64 if batch.dtype == torch.float64 else torch.float32)
         variance, mean = torch.var_mean(flat, dim=1, correction=0, keepdim=True)
         return Statistics(mean.double(), variance.double(), flat.shape[1])
     found: Statistics | None = None

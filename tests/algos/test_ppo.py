@@ -12,6 +12,7 @@ import numba
 import numpy as np
 import pytest
 import torch
+from numpy import float32
 from pydantic import ValidationError
 from torch import distributions, nn
 from toys import COUNT, FILL, GATE, PICK, PUSH, SEEN, NoParams, bytes_of, clones, iterate, ppo_on
@@ -23,7 +24,7 @@ from operant.algos.ppo.config import PPOConfig
 from operant.algos.ppo.loss import Batch, ppo_loss
 from operant.algos.ppo.stats import Stats
 from operant.compute import kernel
-from operant.envs import find
+from operant.envs import device, find
 from operant.nn import mlp
 from operant.nn.normalization import RunningNormalizer
 from operant.training.evaluate import Evaluator
@@ -528,6 +529,20 @@ def test_scaled_rewards_are_clipped():
     assert RunningNormalizer.CLIP == 10.0
     assert ppo.experience.reward[:, 0].tolist() == [5.0, 10.0, 10.0]
     assert ppo.rollout.reward[:, 0].tolist() == [1.0, 2.0, 3.0]
+
+
+@device
+def _generous_step(s, action, p, key, tally):
+    s[0] += float32(1.0)
+    return float32(1e20) * s[0], s[0] >= s[1]
+
+
+def test_rewards_whose_squares_overflow_are_scaled():
+    ppo = ppo_on(dataclasses.replace(COUNT, step=_generous_step), 16, horizon=8, normalize_rewards=True)
+    iterate(ppo, 3)
+    assert ppo.rollout.reward.max() == float32(3e20)
+    scaled = ppo.experience.reward
+    assert torch.isfinite(scaled).all() and scaled.min() > 0.1 and scaled.max() < 10.0
 
 
 def test_the_kl_stop_skips():

@@ -134,7 +134,8 @@ class PPO:
             self.policy.normalizer.update(self.rollout.observation[:-1].transpose(0, 1), self.minibatches.layout.shards)
         if self.return_normalizer is not None:
             self._accrue(self.world.count, self._discount, self._accrual)
-            self.return_normalizer.update(self._accrued[None], self.minibatches.layout.shards)
+            # float64: the square of a return of 1e20 is no float32, and a variance that overflows would scale all rewards to zero for good.
+            self.return_normalizer.update(self._accrued[None].double(), self.minibatches.layout.shards)
 
     # STATE
 
