@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from monitor.data.snapshot import Level, LogLine
-from operant.runs.log import LEFT_OUT, SESSION_MARK, clock_and_text
+from operant.runs import LEFT_OUT, SESSION_MARK, clock_and_text
 
 _MOST_LINES, _MOST_WAITING = 1000, 1024  # so many events the metrics file has
 _SAME: Final = 150  # characters: an event's text is cut to 208 bytes

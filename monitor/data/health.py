@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 
 from monitor.data.model import Known
 from monitor.data.snapshot import POWER_LIMIT, Finding, Gpu, Level, System
-from operant.runs import integer_of, number_of
-from operant.runs.metrics import MetricSpec, Threshold
+from operant.runs import MetricSpec, Threshold, integer_of, number_of
 from operant.text import count, number, safe
 
 SETTLED_SHARE: Final = 0.05

@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 from monitor.data.snapshot import Ending, Figure, PhaseShare, Progress, RunFacts
 from monitor.data.timeline import Timeline
 from operant import text
-from operant.runs import LIVE, Observation, Run, State, integer_of, number_of, shown, text_of
-from operant.runs.metrics import EVALUATION, SECONDS, Header
+from operant.runs import EVALUATION, LIVE, SECONDS, Header, Observation, Run, State, integer_of, number_of, shown, text_of
 
 _MOST_FIGURES, _MOST_PHASES = 16, 16
 _RECENT, _NEWEST, _LAST = (10.0, 20), (1.0, 9), (0.0, 32)  # seconds, and at least so many records

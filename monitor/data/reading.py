@@ -19,10 +19,7 @@ from typing import Any, Final, NamedTuple
 from monitor.data.model import Known
 from monitor.data.timeline import Timeline
 from operant import runs, text
-from operant.runs import LIVE, Judgement, Observation, Run, State, history
-from operant.runs.follow import Follower, read_specs
-from operant.runs.log import Tail
-from operant.runs.metrics import Event, Header, Metric, RawFrame, Reader
+from operant.runs import LIVE, Event, Follower, Header, Judgement, Metric, Observation, RawFrame, Reader, Run, State, Tail, history, read_specs
 
 _EXIT_GRACE_S = 0.3  # how long a free lock waits for exit.json: the waiter writes it some milliseconds after the end
 _PACE_S = 3.0

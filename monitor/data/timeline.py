@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from monitor.data.series import Column, Table
 from monitor.data.snapshot import Mark
-from operant.runs.history import Chunk
-from operant.runs.metrics import (
+from operant.runs import (
     BOOKKEEPING,
     EVALUATION,
     FLAG_CHECKPOINT,
@@ -27,10 +26,11 @@ from operant.runs.metrics import (
     RETURN,
     SECONDS,
     UNORDERED,
+    Chunk,
     Metric,
     MetricSpec,
     Record,
-)  # fmt: skip
+)
 from operant.text import safe
 
 _DEFAULT_FIGURES = 4  # of a run that declares none

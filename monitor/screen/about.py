@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from monitor.charts.line import Line, Piece, padded, wrapped
+from monitor.charts import Line, Piece, padded, wrapped
 from monitor.data.snapshot import Snapshot
 from monitor.screen.keys import KEYS, shown_keys
 from monitor.screen.labels import label_of

@@ -10,7 +10,7 @@ from textual.app import App
 from textual.errors import NoWidget
 from textual.widget import Widget
 
-from monitor.charts.line import characters
+from monitor.charts import characters
 
 Drawn = tuple[str, Style | None]
 

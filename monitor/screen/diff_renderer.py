@@ -12,7 +12,7 @@ import functools
 import re
 from collections.abc import Sequence
 
-from monitor.charts.line import characters
+from monitor.charts import characters
 from operant.text import cells
 
 _NEAR = 4  # cells: writing so many unchanged ones again costs no more than moving the cursor over them

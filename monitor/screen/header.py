@@ -5,10 +5,7 @@ Standard library only. Pure: a model and a size in, lines out. Numbers stand in 
 
 from __future__ import annotations
 
-from monitor.charts import bars
-from monitor.charts.figures import of_figure
-from monitor.charts.line import Line, Piece, cut, fit, flow, length, of_cells, padded, spread, width_of, wrapped
-from monitor.charts.palette import Style
+from monitor.charts import Line, Piece, Style, bars, cut, fit, flow, length, of_cells, of_figure, padded, spread, width_of, wrapped
 from monitor.data.snapshot import Figure
 from monitor.plain import value
 from monitor.screen.labels import LEVELS, label_of, remaining, state_sentence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monitor.charts.line import Line, Piece, broken, clean, fit, width_of
+from monitor.charts import Line, Piece, broken, clean, fit, width_of
 from monitor.data.snapshot import LogLine
 from monitor.screen.model import Model
 

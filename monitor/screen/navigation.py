@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monitor.charts.scale import gutter
+from monitor.charts import gutter
 from monitor.screen import layout, view
 from monitor.screen.log import log_length
 from monitor.screen.model import Model

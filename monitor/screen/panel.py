@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from monitor.charts import EMPTY, Line, Palette, Row, Rows, Style, blank, clean, cut, fit, framed, row_of
 from monitor.charts.canvas import Canvas
-from monitor.charts.cells import EMPTY, blank, framed
-from monitor.charts.line import Line, clean, cut, fit, row_of
-from monitor.charts.palette import Palette, Row, Rows, Style
 
 Draw = Callable[[Any, int, int], Sequence[Line]]
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from monitor.charts import bars
-from monitor.charts.line import Line, Piece, cut, fit, flow, length, of_cells, padded, spread, width_of, wrapped
-from monitor.charts.palette import Style
+from monitor.charts import Line, Piece, Style, bars, cut, fit, flow, length, of_cells, padded, spread, width_of, wrapped
 from monitor.data.snapshot import Finding, Snapshot
 from monitor.screen.labels import LEVELS, label_of, state_sentence
 from monitor.screen.model import Model

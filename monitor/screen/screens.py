@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
-from monitor.charts.line import Line, Piece, fit, padded, width_of
+from monitor.charts import Line, Piece, fit, padded, width_of
 from monitor.data.snapshot import RunRow
 from monitor.screen.labels import STATES
 from monitor.screen.panel import Draw, Panel

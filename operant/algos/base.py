@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from operant.envs import Env
-from operant.nn.policy import Actor
-from operant.runs.metrics.spec import MetricSpec
+from operant.nn import Actor
+from operant.runs.metrics import MetricSpec
 from operant.settings import Section
-from operant.worlds.base import Slot, World
+from operant.worlds import Slot, World
 
 Tier = Literal["policy", "train", "all"]
 """What a checkpoint holds: "policy", what an actor needs; "train", what a resumed run needs but a replay; "all", with the replay."""

@@ -20,13 +20,8 @@ from typing import TextIO
 from operant import runs, text
 from operant.cli import progress
 from operant.cli.progress import Progress, Screen, ViewerGoneError
-from operant.runs import Observation, Run, launch, states
+from operant.runs import EVALUATION, FLAG_EVAL, RETURN, Follower, Observation, Record, Run, integer_of, launch, log_end, number_of, states
 from operant.runs import folder as runfolder
-from operant.runs.folder import integer_of, number_of
-from operant.runs.follow import Follower
-from operant.runs.log import log_end
-from operant.runs.metrics import FLAG_EVAL, Record
-from operant.runs.metrics.spec import EVALUATION, RETURN
 
 TIMEOUT_CODE = 124
 VIEWER_GONE_CODE = 129  # 128 + SIGHUP: what a shell reports of a viewer that its terminal's end has killed

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from operant import runs
-from operant.runs.folder import integer_of
-from operant.runs.states import ENDED
+from operant.runs import ENDED, integer_of
 from operant.text import safe
 
 _PERIOD_S = 1.0

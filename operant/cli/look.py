@@ -105,7 +105,7 @@ def list_runs(
 ) -> None:
     """List runs, newest first."""
     from operant import runs as folders
-    from operant.runs.states import LIVE
+    from operant.runs import LIVE
 
     wanted = (LIVE if live else frozenset()) | (_BAD if failed else frozenset())
     reach = folders.reach(runs)

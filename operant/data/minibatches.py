@@ -17,7 +17,7 @@ from torch import Tensor
 
 from operant.compute.kernel import bind, kernel
 from operant.data import noise
-from operant.worlds.noise import Clock, seed_words
+from operant.worlds import Clock, seed_words
 
 BLOCK_LANES = 32
 """Lanes of a block, at most."""

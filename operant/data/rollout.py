@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from operant.worlds.base import World
+from operant.worlds import World
 
 
 class Collector:

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from operant.nn import cnn, mlp
-from operant.nn.distributions import Gaussian
-from operant.nn.policy import Policy
+from operant.nn import Gaussian, Policy, cnn, mlp
 
 MAX_COLUMNS = 1024
 """Numbers that the first layer reads: a numeric feature is one, a categorical feature with k categories is k."""

@@ -1,1 +1,20 @@
 """Networks, action distributions, normalizers and the optimizer. Knows no algorithm and no world."""
+
+from operant.nn.distributions import ILLEGAL, Gaussian, masked
+from operant.nn.normalization import RunningNormalizer, statistics
+from operant.nn.optimizer import Adam
+from operant.nn.policy import Actor, Policy
+from operant.nn.work import Work, step_bytes
+
+__all__ = [
+    "ILLEGAL",
+    "Actor",
+    "Adam",
+    "Gaussian",
+    "Policy",
+    "RunningNormalizer",
+    "Work",
+    "masked",
+    "statistics",
+    "step_bytes",
+]  # fmt: skip

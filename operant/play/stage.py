@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from operant.compute.device import device
 from operant.envs import Env, step_seconds
-from operant.nn.policy import Actor
+from operant.nn import Actor
 from operant.training import evaluate
 from operant.training.rollout import Rollout
-from operant.worlds.device_world import DeviceWorld
-from operant.worlds.painter import Painter
+from operant.worlds import DeviceWorld, Painter
 
 _TICKS = 1 << 32  # of an evaluation: its number N begins at tick N * 2^32
 

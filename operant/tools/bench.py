@@ -23,11 +23,11 @@ from operant.config import load as config
 from operant.config import recipes
 from operant.envs import Box, Env
 from operant.errors import UsageError
-from operant.nn.work import step_bytes
+from operant.nn import step_bytes
 from operant.tools import profile
 from operant.training import build as building
 from operant.training.evaluate import Evaluator
-from operant.worlds.device_world import DeviceWorld
+from operant.worlds import DeviceWorld
 
 SECTIONS = ("stepping", "ppo", "solve")
 REPEATS = 5

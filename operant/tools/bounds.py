@@ -15,10 +15,7 @@ from operant.compute.device import device
 from operant.compute.kernel import bind
 from operant.compute.ptx import quoted, signature
 from operant.envs import Env
-from operant.worlds.base import Slot
-from operant.worlds.device_world import DeviceWorld, Lanes
-from operant.worlds.lane import reset_body, step_body
-from operant.worlds.pixels import Scene, colour_function
+from operant.worlds import DeviceWorld, Lanes, Scene, Slot, colour_function, reset_body, step_body
 
 GUARD_ROWS, GUARD_BYTE = 16, 0x5A
 PICTURES, PICTURE_SIDE = 4, 16

@@ -25,7 +25,7 @@ import torch
 from operant.algos.base import Algorithm
 from operant.compute.runtime import find_device, set_threads
 from operant.config.load import Config
-from operant.nn.work import Work
+from operant.nn import Work
 from operant.tools import trace as tracefile
 from operant.tools.roofline import Peak, peak
 from operant.training import auto_lanes

@@ -10,10 +10,7 @@ import torch
 
 from operant.compute.kernel import Kernel, bind
 from operant.envs import Box, Discrete, Env, MultiDiscrete
-from operant.worlds.base import EPISODES, LENGTH, RETURN, TALLIES
-from operant.worlds.device_world import DeviceWorld
-from operant.worlds.lane import shards_body
-from operant.worlds.pixels import Scene
+from operant.worlds import EPISODES, LENGTH, RETURN, TALLIES, DeviceWorld, Scene, shards_body
 
 DEVICE_TOLERANCE = 1e-3
 """CPU against CUDA, of max(1, |number|)."""

@@ -13,8 +13,8 @@ from operant import algos
 from operant.algos.base import Algorithm, Estimate
 from operant.config.load import Config
 from operant.errors import ConfigError
-from operant.nn.policy import Actor
-from operant.worlds.device_world import DeviceWorld
+from operant.nn import Actor
+from operant.worlds import DeviceWorld
 
 
 def build(config: Config, device: torch.device | str, *, eager: bool = False, chosen: Mapping[str, Any] | None = None) -> Algorithm:

@@ -12,9 +12,9 @@ import torch
 
 from operant.compute.graphs import Graphed
 from operant.envs import Env
-from operant.nn.policy import Actor
+from operant.nn import Actor
 from operant.training.rollout import Rollout
-from operant.worlds.device_world import DeviceWorld
+from operant.worlds import DeviceWorld
 
 STREAM = 1
 """The random stream of evaluations: see `rng.stream_seed`."""

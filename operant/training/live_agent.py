@@ -18,10 +18,9 @@ import torch
 from operant.compute.graphs import Graphed
 from operant.compute.kernel import native
 from operant.envs import Env
-from operant.nn.policy import Actor
+from operant.nn import Actor
 from operant.training.rollout import Rollout
-from operant.worlds.device_world import DeviceWorld
-from operant.worlds.painter import Painter
+from operant.worlds import DeviceWorld, Painter
 
 STREAM = 2
 """The random stream of what is watched: see `rng.stream_seed`."""

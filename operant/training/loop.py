@@ -21,11 +21,10 @@ from operant.algos.base import Tier
 from operant.compute.runtime import out_of_memory
 from operant.config.load import Config
 from operant.errors import ConfigError, DeviceError, DivergedError, MachineError, OperantError, StoppedError
-from operant.runs import evaluations
+from operant.runs import TERMINAL, History, Writer, evaluations, salvage
 from operant.runs.checkpoints import Checkpoint, Store
 from operant.runs.control import Inbox, Request
-from operant.runs.history import History, salvage
-from operant.runs.metrics import TERMINAL, Writer, spec
+from operant.runs.metrics import spec
 from operant.training.build import build
 from operant.training.evaluate import Evaluator
 from operant.training.live_agent import FRAME_BYTES, Watcher

@@ -17,9 +17,8 @@ import torch
 
 from operant.algos.base import Algorithm
 from operant.compute.graphs import Graphed
-from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, Metric, Writer
-from operant.runs.metrics.spec import BOOKKEEPING, MetricSpec, Threshold
-from operant.worlds.base import EPISODES, LENGTH, RETURN, TALLIES
+from operant.runs import BOOKKEEPING, FLAG_CHECKPOINT, FLAG_EVAL, Metric, MetricSpec, Threshold, Writer
+from operant.worlds import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
 _BETWEEN = ("evaluate", "checkpoint")  # what takes time beside the algorithm's phases

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from operant.nn.policy import Actor
-from operant.worlds.base import Slot, World
+from operant.nn import Actor
+from operant.worlds import Slot, World
 
 
 class Rollout:

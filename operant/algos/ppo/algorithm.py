@@ -23,11 +23,8 @@ from operant.compute.kernel import bind, kernel
 from operant.data import minibatches, returns
 from operant.data.rollout import Collector
 from operant.envs import Env
-from operant.nn import mlp, work
-from operant.nn.normalization import RunningNormalizer, statistics
-from operant.nn.optimizer import Adam
-from operant.nn.policy import Policy
-from operant.worlds.base import World
+from operant.nn import Adam, Policy, RunningNormalizer, mlp, statistics, work
+from operant.worlds import World
 
 COLUMNS = (*(spec.name for spec in metrics.specs()), "not_finite")
 """The names of the numbers in the metrics file, in the order of `Stats`."""

@@ -21,11 +21,7 @@ from operant.algos.ppo.stats import Stats
 from operant.compute import threads
 from operant.data.minibatches import Minibatches
 from operant.data.rollout import Collector
-from operant.nn import manual
-from operant.nn.distributions import masked
-from operant.nn.normalization import statistics
-from operant.nn.optimizer import Adam
-from operant.nn.policy import Policy
+from operant.nn import Adam, Policy, manual, masked, statistics
 
 BOOTSTRAP_SAMPLES = 2**19
 """On a GPU, values of final observations are computed for so many samples at a time: fewer launches, and memory that stays small."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from operant.algos.ppo.config import PPOConfig
 from operant.data.rollout import Collector
-from operant.nn.policy import Policy
+from operant.nn import Policy
 
 
 class Experience:

@@ -19,9 +19,7 @@ from torch import Tensor
 
 from operant.compute.threads import ThreadPool
 from operant.data.minibatches import CPU_CHUNK, tree_sum
-from operant.nn import manual, manual_distributions
-from operant.nn.distributions import ILLEGAL
-from operant.nn.policy import Policy
+from operant.nn import ILLEGAL, Policy, manual, manual_distributions
 
 if TYPE_CHECKING:
     from operant.algos.ppo.config import PPOConfig

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from operant.runs.metrics.spec import MetricSpec, Threshold
+from operant.runs.metrics import MetricSpec, Threshold
 
 _SMALLER_STEPS: Final = "lower algo.learning_rate, or fewer algo.epochs"
 _COLLAPSED: Final = "the policy no longer explores: raise algo.entropy_coefficient, or lower algo.learning_rate"

@@ -17,8 +17,8 @@ import torch
 
 from operant.algos.ppo.fused.buffers import Buffers, Coefficients, Policy, Task
 from operant.errors import ConfigError
+from operant.kernels import TileConfig, from_text
 from operant.kernels import spec as kernel_spec
-from operant.kernels.tiles import TileConfig, from_text
 
 if TYPE_CHECKING:
     from operant.algos.ppo.fused.select import Learner, Seconds

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from operant.data.minibatches import Layout
-from operant.nn.optimizer import Adam
-from operant.nn.policy import Policy
-from operant.worlds.base import Slot
+from operant.nn import Adam, Policy
+from operant.worlds import Slot
 
 
 class Buffers(NamedTuple):

@@ -16,13 +16,11 @@ from operant.algos.ppo.fused.buffers import Coefficients, Samples, Scalars, Task
 from operant.algos.ppo.fused.loss import PPO_LOSS, PPO_LOSS_VALUE_CLIPPED
 from operant.algos.ppo.fused.statistics import begin, finish, part_moments, record
 from operant.algos.ppo.stats import Stats
+from operant.kernels import Spec, TileConfig, padded
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.reduce import REDUCE_COLUMNS, adam_step, reduce_partials
-from operant.kernels.spec import Spec, padded
 from operant.kernels.structs import Acting, Bootstrap, Inputs, Minibatch, Moments
-from operant.kernels.tiles import TileConfig
-from operant.nn import mlp
-from operant.nn.distributions import Gaussian
+from operant.nn import Gaussian, mlp
 
 MOMENT_PARTS, MOMENT_TILE = 512, 4096
 """The advantages' moments are summed in up to so many parts, of tiles of so many samples."""

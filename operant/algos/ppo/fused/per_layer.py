@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from operant.algos.ppo.fused.learner import Learner, Spec, Task
+from operant.kernels import PerLayer, multiple, power_of_two
 from operant.kernels.layer_norm import normalize_layer, normalize_layer_backward
 from operant.kernels.layers import act_head, add_tile_sums, backward_head, backward_layer, forward_layer, value_head, weight_gradient
 from operant.kernels.operands import gather, gather_chunks, pack
 from operant.kernels.structs import Head, Layer
-from operant.kernels.tiles import PerLayer, multiple, power_of_two
 
 GATHER_BLOCK_M, GATHER_BYTES_BLOCK_M, GATHER_BLOCK_N = 32, 128, 128
 """Samples, or where they are bytes more of them, and numbers of each that a program gathers."""

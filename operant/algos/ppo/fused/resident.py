@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from operant.algos.ppo.fused.learner import Learner
+from operant.kernels import Resident
 from operant.kernels.act import act, bootstrap_values
 from operant.kernels.backward import backward
-from operant.kernels.tiles import Resident
 
 
 class ResidentLearner(Learner):

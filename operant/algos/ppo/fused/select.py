@@ -14,7 +14,7 @@ from operant.algos.ppo.fused.learner import Learner, Spec, Task
 from operant.algos.ppo.fused.per_layer import PerLayerLearner
 from operant.algos.ppo.fused.resident import ResidentLearner
 from operant.algos.ppo.fused.tuning import Buffers, Memory, Seconds, copies, fastest, seconds
-from operant.kernels.tiles import Resident, TileConfig, Work, candidates, suits
+from operant.kernels import Resident, TileConfig, Work, candidates, suits
 
 FEW_MULTIPROCESSORS = 2
 """What a CPU, whose kernels are interpreted, counts as having."""

@@ -18,7 +18,7 @@ from operant.algos.ppo.fused.buffers import Buffers
 from operant.algos.ppo.fused.learner import Learner, Spec, Task
 from operant.compute.code_store import CodeStore, UntrustedError, folder
 from operant.compute.graphs import Graphed
-from operant.kernels.tiles import TileConfig, from_text
+from operant.kernels import TileConfig, from_text
 
 MARGIN = 0.03
 """A tile config is taken instead of an earlier one only where it saves so much: measurements differ by less from one start to the next."""
