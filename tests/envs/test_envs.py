@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,6 +184,22 @@ def test_numbers_stay_finite_under_extreme_actions(name):
                 assert tensor is None or bool(torch.isfinite(tensor).all())
         if isinstance(env.action, Box):
             assert np.array_equal(trainer.slot.action.numpy(), np.repeat(extreme, 64, axis=1))
+
+
+def test_throttle_beyond_its_bounds_is_paid_for_as_it_acts():
+    env = envs.find("mountaincar_continuous")
+    beyond, within = Trainer(env, 4), Trainer(env, 4)
+    beyond.step(np.array([[5.0, -5.0, 1.5, -0.5]], np.float32))
+    within.step(np.array([[1.0, -1.0, 1.0, -0.5]], np.float32))
+    assert beyond.bits() == within.bits()
+    assert beyond.slot.reward.tolist() == pytest.approx([-0.1, -0.1, -0.1, -0.025])
+
+
+def test_differences_from_gymnasium_are_told():
+    described = sys.modules[envs.find("mountaincar_continuous").step.__module__].__doc__
+    assert described is not None and "Where this differs from Gymnasium" in described and "clips Box actions" in described
+    readme = Path(__file__).resolve().parents[2] / "README.md"
+    assert not readme.is_file() or "clipped to their bounds before" in readme.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", NAMES)
