@@ -61,9 +61,10 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
     other = (stage.overlay or {}).get(series.name)
     cursor = _cursor(series.name, stage, columns)
     if stage.at is not None and cursor is not None and view.inspected != series.name:
-        # At an earlier moment the title has the value of that moment.
+        # At an earlier moment the title has the value of that moment: the header's, where that has one.
         point = _nearest(points, cursor)
-        then = "-" if point is None else count(point.mean) if series.kind == "rate" else figures.with_unit(point.mean, unit)
+        value_then = stage.figures.get(series.name, None if point is None else point.mean)
+        then = "-" if value_then is None else count(value_then) if series.kind == "rate" else figures.with_unit(value_then, unit)
         head, said = head._replace(value=f"{then:<6}"), said._replace(trend="", rate="", level=None)
     second = () if other is None else other.view(view.axis, first, last, columns, view.smooth)
     return head._replace(

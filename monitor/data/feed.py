@@ -215,12 +215,14 @@ class LiveFeed:
         timeline = known.timeline
         if timeline is None:
             return newest
+        place = timeline.table.place(step)
+        moment = step if place is None else place[0]  # that of a record: all that is shown belongs to it
         return newest._replace(
             version=self._version,
-            progress=model.progress_at(known, step),
-            figures=model.figures(timeline, step),
-            phases=model.phases(timeline, step),
-            health=health.judge(known, None, step),
+            progress=model.progress_at(known, moment),
+            figures=model.figures(timeline, moment),
+            phases=model.phases(timeline, moment),
+            health=health.judge(known, None, moment),
             at_step=step,
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from monitor.data.model import Known
+from monitor.data.model import Known, evaluations_shown, values_shown
 from monitor.data.snapshot import POWER_LIMIT, Finding, Gpu, Level, System
 from operant.runs import MetricSpec, Threshold, integer_of, number_of
 from operant.text import count, number, safe
@@ -108,7 +108,7 @@ def circumstances(known: Known, system: System | None, step: float | None = None
         usual={name: _median(minute[name]) for name in usual if minute[name]},
         highest={name: value for name, value in highest.items() if value is not None},
         newest={name: minute[name][-1] for name in others if minute[name]},
-        evaluation=timeline.evaluations(step),
+        evaluation=evaluations_shown(timeline, step),
         target=number_of(document, "target"),
         gpu=system.gpu if system is not None and live else None,
         checkpoint_failures=0 if status is None else status.checkpoint_failures,
@@ -123,14 +123,17 @@ def judge(known: Known, system: System | None, step: float | None = None) -> tup
     if timeline is None:
         return ()
     recent = timeline.table.window(*_RECENT, [spec.name for spec in timeline.judged], step=step).values
-    return findings(recent, timeline.specs, circumstances(known, system, step))
+    shown = values_shown(timeline, timeline.judged, step)
+    return findings(recent, timeline.specs, circumstances(known, system, step), shown)
 
 
-def findings(recent: Mapping[str, Sequence[float]], specs: Mapping[str, MetricSpec], now: Circumstances) -> tuple[Finding, ...]:
-    """Findings by the recent values of each metric, the gravest first, in the order of the metrics."""
+def findings(
+    recent: Mapping[str, Sequence[float]], specs: Mapping[str, MetricSpec], now: Circumstances, shown: Mapping[str, float] = MappingProxyType({}),
+) -> tuple[Finding, ...]:  # fmt: skip
+    """Findings by the recent values of each metric, the gravest first, in the order of the metrics. `shown` is what the header says of them."""
     values = {name: finite for name, some in recent.items() if (finite := _finite(some))}
-    said = [_finiteness(specs, now), _evaluation(now), *(_judge(specs[name], some, now) for name, some in values.items() if name in specs), _gpu(now)]
-    found = [finding for finding in (*said, _safety(now)) if finding is not None]
+    judged = [_judge(specs[name], some, now, shown.get(name)) for name, some in values.items() if name in specs]
+    found = [finding for finding in (_finiteness(specs, now), _evaluation(now), *judged, _gpu(now), _safety(now)) if finding is not None]
     if not now.settled:
         found = [finding._replace(level="warn") if finding.level == "bad" else finding for finding in found]
     return tuple(sorted(found, key=lambda finding: _ORDER[finding.level]))
@@ -161,8 +164,11 @@ class _Rule(NamedTuple):
         return sum(self.low <= value < self.high for value in values) >= self.threshold.records * len(values)
 
 
-def _judge(spec: MetricSpec, values: Sequence[float], now: Circumstances) -> Finding | None:
-    """A metric by its thresholds: the first that holds counts. None where none of them can be judged yet."""
+def _judge(spec: MetricSpec, values: Sequence[float], now: Circumstances, shown: float | None) -> Finding | None:
+    """A metric by its thresholds: the first that holds counts. None where none of them can be judged yet.
+
+    The finding names the value `shown` elsewhere; where that alone would not be found fault with, also the usual one of the values that are judged.
+    """
     rules = [_rule(threshold, reference) for threshold in spec.thresholds if (reference := now.reference(spec.name, threshold)) == reference]
     if not rules:
         return None
@@ -171,12 +177,17 @@ def _judge(spec: MetricSpec, values: Sequence[float], now: Circumstances) -> Fin
     fired = next((rule for rule in holding if not now.excuse(rule.threshold)), None)
     value = values[-1] if all(rule.threshold.records <= 0 for rule in rules) else _median(values)
     said = count if spec.kind == "rate" else number
+    usual = ""
+    if shown is not None and math.isfinite(shown):
+        if fired is not None and not fired.low <= shown < fired.high:
+            usual = f" (mostly {said(value)})"
+        value = shown
     unit = f" {spec.unit}" if spec.unit and spec.kind != "rate" and spec.unit != "reward" else ""
     excuse = next((now.excuse(rule.threshold) for rule in holding), "") if fired is None else ""
     limits = excuse or _limits([fired] if fired is not None else wanted or rules, value, said)
     level: Level = "ok" if fired is None else "bad" if fired.threshold.level == "bad" else "warn"
     advice = "" if fired is None else fired.threshold.advice or spec.advice
-    return Finding(level, f"{spec.label} {said(value)}{unit}", limits, advice, spec.explanation)
+    return Finding(level, f"{spec.label} {said(value)}{unit}{usual}", limits, advice, spec.explanation)
 
 
 def _rule(threshold: Threshold, reference: float) -> _Rule:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from monitor.data.snapshot import Ending, Figure, PhaseShare, Progress, RunFacts
 from monitor.data.timeline import Timeline
 from operant import text
-from operant.runs import EVALUATION, LIVE, SECONDS, Header, Observation, Run, State, integer_of, number_of, shown, text_of
+from operant.runs import EVALUATION, LIVE, SECONDS, Header, MetricSpec, Observation, Run, State, integer_of, number_of, shown, text_of
 
 _MOST_FIGURES, _MOST_PHASES = 16, 16
 _RECENT, _NEWEST, _LAST = (10.0, 20), (1.0, 9), (0.0, 32)  # seconds, and at least so many records
@@ -135,21 +135,38 @@ def _minute(moment_s: float) -> str | None:
 # ------------------------------------------------------------------------------------------------------------------------------------- figures
 
 
-def figures(timeline: Timeline, step: float | None = None) -> tuple[Figure, ...]:
-    """The key figures that the run's metrics declare, now or at a step. A rate is the median of the newest records: one of 20 ms says little."""
-    specs = [spec for spec in timeline.specs.values() if spec.figure][:_MOST_FIGURES]
+def values_shown(timeline: Timeline, specs: Sequence[MetricSpec], step: float | None = None) -> dict[str, float]:
+    """What header, charts and health alike show of some metrics, now or at a step: the newest value, of a rate the median of the newest records."""
     wanted = [spec.name for spec in specs if step is not None or spec.kind == "rate"]
     window = timeline.table.window(*(_NEWEST if step is None else _LAST), wanted, step=step)
+    found = {}
+    for spec in specs:
+        recent = [value for value in window.values.get(spec.name, ()) if not math.isnan(value)]
+        value = timeline.table.curves[spec.name].latest if step is None else recent[-1] if recent else None
+        if spec.kind == "rate" and recent:  # a single one of 20 ms says little
+            value = sorted(recent)[len(recent) // 2]
+        if value is not None:
+            found[spec.name] = value
+    return found
+
+
+def evaluations_shown(timeline: Timeline, step: float | None = None) -> tuple[float, float, float] | None:
+    """As `Timeline.evaluations`, the newest being the one that the header shows."""
+    found = timeline.evaluations(step)
+    values = values_shown(timeline, [timeline.specs[EVALUATION]], step) if found is not None else {}
+    return found if found is None else (*found[:2], values.get(EVALUATION, found[2]))
+
+
+def figures(timeline: Timeline, step: float | None = None) -> tuple[Figure, ...]:
+    """The key figures that the run's metrics declare, now or at a step."""
+    specs = [spec for spec in timeline.specs.values() if spec.figure][:_MOST_FIGURES]
+    values = values_shown(timeline, specs, step)
     found = []
     for spec in specs:
         curve = timeline.table.curves[spec.name]
-        recent = [value for value in window.values.get(spec.name, ()) if not math.isnan(value)]
-        value = curve.latest if step is None else recent[-1] if recent else None
-        if spec.kind == "rate" and recent:
-            value = sorted(recent)[len(recent) // 2]
         unit = "" if spec.kind == "rate" or spec.unit == "reward" else spec.unit
         trend, best = (curve.trend_per_min, curve.best) if step is None else (None, curve.highest(step) if spec.higher_better else None)
-        found.append(Figure(spec.name, spec.figure, value, unit, trend, best, spec.higher_better or None, spec.kind))
+        found.append(Figure(spec.name, spec.figure, values.get(spec.name), unit, trend, best, spec.higher_better or None, spec.kind))
     return tuple(found)
 
 

@@ -87,6 +87,12 @@ class Model(NamedTuple):
         return self.overlay.run.short if self.overlay is not None and self.plan.charts else ""
 
     @property
+    def moment(self) -> float | None:
+        """The step of an ended run that is looked at: that of the record whose values are shown."""
+        step = self.snapshot.progress.step
+        return None if self.view.at is None else self.view.at if step is None or self.snapshot.at_step is None else step
+
+    @property
     def standing(self) -> str:
         """The sentence for as long as the picture is not the live one."""
         if self.frozen is not None:
@@ -94,7 +100,7 @@ class Model(NamedTuple):
             goes_on = f"training continues (+{count(more)} steps)" if self.newest.live else f"the run is {self.newest.state}"
             return f"FROZEN at {self.frozen.clock} · {goes_on} · space goes on"
         if self.view.at is not None:
-            return f"as it was at {count(self.view.at)} steps · ← → · end returns"
+            return f"as it was at {count(self.moment)} steps · ← → · end returns"
         return "← → read single values · esc returns" if self.view.inspected is not None else ""
 
     @property

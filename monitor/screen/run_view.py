@@ -114,7 +114,7 @@ class RunView(Container):
             snapshot.run.target,
             newest=model.newest_x,
             until=None if model.frozen is None else moments[axis],
-            at=model.view.at if axis == "step" else None,
+            at=model.moment if axis == "step" else None,
             held=None if model.frozen is None else model.frozen.held,
             figures={figure.metric: figure.value for figure in snapshot.figures},
             overlay=None if model.overlay is None else model.overlay.series,

@@ -14,6 +14,9 @@ from monitor.data.feed import LiveFeed
 from monitor.data.listing import Listing
 from monitor.data.reading import Reading, load_history, process_state
 from monitor.data.snapshot import LogLine
+from monitor.screen.header import measured
+from monitor.screen.model import Model
+from monitor.screen.view import View
 from operant import runs, text
 from operant.runs.control import Inbox
 from operant.runs.history import History
@@ -438,6 +441,27 @@ def test_a_step_of_before(tmp_path, opened):
         assert feed.snapshot().at_step == odd and feed.snapshot().figures
     feed.at(None)
     assert feed.snapshot() is newest
+
+
+@pytest.mark.parametrize("step", [None, 29_950.0, 1_550.0])
+def test_header_charts_and_health_show_one_value_and_the_label_its_step(tmp_path, opened, step):
+    specs = [MetricSpec(name, label=name, figure=name, thresholds=(Threshold("warn", below=0.01, records=0.5),)) for name in ("entropy", "sps")]
+    trainer = Trainer(tmp_path / "runs", specs=specs)
+    for n in range(300):
+        trainer.record(entropy=0.9 - n / 1000, sps=1e6 + 1000 * n, **{"eval/return": float(n)})
+    trainer.leave("finished", exit=0, wall_s=1.0)
+    feed = opened(trainer.run)
+    feed.at(step)
+    snapshot = feed.snapshot()
+    model = Model(snapshot, View(at=step))
+    titles = " | ".join(finding.title for finding in snapshot.health)
+    for figure in snapshot.figures:
+        said = measured(figure)
+        assert f"{figure.metric} {said}" in titles, (figure, titles)
+    entropy = next(figure.value for figure in snapshot.figures if figure.metric == "entropy")
+    assert entropy == pytest.approx(0.9 - (snapshot.progress.step / STEPS_PER_ITERATION - 1) / 1000)
+    assert f"eval {text.number(snapshot.progress.step / STEPS_PER_ITERATION - 1)}" in titles
+    assert step is None or f"at {text.count(snapshot.progress.step)} steps" in model.standing
 
 
 # REQUESTS, PICTURES
