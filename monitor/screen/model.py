@@ -99,8 +99,8 @@ class Model(NamedTuple):
             more = (self.newest.progress.step or 0) - (self.frozen.snapshot.progress.step or 0)
             goes_on = f"training continues (+{count(more)} steps)" if self.newest.live else f"the run is {self.newest.state}"
             return f"FROZEN at {self.frozen.clock} · {goes_on} · space goes on"
-        if self.view.at is not None:
-            return f"as it was at {count(self.moment)} steps · ← → · end returns"
+        if (moment := self.moment) is not None:
+            return f"as it was at {count(moment)} steps · ← → · end returns"
         return "← → read single values · esc returns" if self.view.inspected is not None else ""
 
     @property
