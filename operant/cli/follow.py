@@ -112,7 +112,6 @@ class _Viewer:
         self._follower, self._screen, self.presses = Follower(run), Screen(stream), presses or Presses()
         self._values: dict[str, float] = {}
         self._record: Record | None = None
-        self._evaluation: float | None = None
         self._track: deque[tuple[int, int]] = deque()  # (boottime_ns, step) of the last seconds
         self._sent, self._wanted_s, self._told = 0, 0.0, False
         self._free_s: float | None = None
@@ -163,11 +162,10 @@ class _Viewer:
         announcements = []
         for record, values in records:
             score = values.get(EVALUATION)
-            if score is not None and (score != self._evaluation or record.flags & FLAG_EVAL):
+            if score is not None and record.flags & FLAG_EVAL:
                 best = values.get("eval/best_return")
                 remark = "" if best is None else "  (the best so far)" if score >= best else f"  (best {text.number(best)})"
                 announcements.append(f"eval {text.number(score)} at {text.count(record.step)} steps{remark}")
-                self._evaluation = score
             self._values |= values
             self._track.append((record.boottime_ns, record.step))
         for announcement in announcements[-1:] if self._record is None else announcements:

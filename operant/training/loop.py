@@ -155,7 +155,7 @@ class Trainer:
         algo, config = self.algo, self.config
         self.meters = meters = Meters(algo, self.writer, record_hz=config.run.record_hz, iteration=self.iteration, step=self.step)
         if self.best_mean > float("-inf"):  # of the session before
-            meters.evaluated(self._evaluation, self.best_mean)
+            meters.recall(self._evaluation, self.best_mean)
         if self.iteration == 0:
             algo.start()
         self._set_state("running")
@@ -284,7 +284,8 @@ class Trainer:
         self.last_evaluation = self.iteration
         best = result.mean > self.best_mean
         self.best_mean = max(self.best_mean, result.mean)
-        self.meters.evaluated(result.mean, self.best_mean)
+        if not_finite := self.meters.evaluated(self.step, result.mean, self.best_mean):
+            self._diverged(not_finite)
         spread = "" if result.ci95 is None else f" ±{result.ci95:.1f}"
         self.say(f"eval {result.mean:.1f}{spread} (n={result.episodes}) at step {self.step:,}{', best' if best else ''}", code="eval")
         evaluation = {"schema": 1, "step": self.step, "iteration": self.iteration, "session": self.session, **result._asdict()}

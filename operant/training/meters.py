@@ -122,10 +122,16 @@ class Meters:
         self._seconds[phase] += time.perf_counter() - began
         return result
 
-    def evaluated(self, mean: float, best: float) -> None:
-        """Take note of an evaluation: the following records show it, and the next one is marked."""
+    def recall(self, mean: float, best: float) -> None:
+        """Take note of an evaluation of the session before: the following records show it."""
         self._eval_return, self._best_return = mean, best
+
+    def evaluated(self, step: int, mean: float, best: float) -> NotFinite | None:
+        """Publish a record of an evaluation, marked, with the step it was made at; the following records show it too. Tells what `flush` tells."""
+        not_finite = self._publish_arrived(wait=True)  # of a step before
+        self.recall(mean, best)
         self._unpublished_evaluation = True
+        return self.flush(step) or not_finite
 
     def checkpointed(self) -> None:
         """Take note that a checkpoint is safe: the next record is marked."""

@@ -25,7 +25,8 @@ from operant.config import load as config
 from operant.config import request
 from operant.runs import control
 from operant.runs.checkpoints import Store
-from operant.runs.metrics import FLAG_CHECKPOINT, Reader
+from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, Reader
+from operant.text import count
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +66,17 @@ def test_its_records_are_in_the_metrics_file(trained):
     with Reader(trained.path / "metrics.mm") as reader:
         names, last, status = [metric.name for metric in reader.metrics], reader.latest(), reader.status()
         first_steps = [record.step for record in reader.since(0)]
+        evaluated = [record.step for record in reader.since(0) if record.flags & FLAG_EVAL]
     values = dict(zip(names, last.values, strict=True))
     assert first_steps == sorted(first_steps)
     assert (last.step, status.state, status.exit_code, status.main_count) == (STEPS, "finished", 0, 120)
     assert status.last_checkpoint_step == STEPS
     assert values["eval/best_return"] >= values["eval/return"] > 0
     assert values["sps"] > 0 and values["entropy"] > 0
+    told = [json.loads(line)["step"] for line in (trained.path / "eval" / "evaluations.jsonl").read_text().splitlines()]
+    assert evaluated == told, "an evaluation's record is one of another step"
+    log = (trained.path / "log.txt").read_text()
+    assert all(f"at step {step:,}" in log for step in told) and f"at {count(told[-1])} steps" in trained.done.stderr
 
 
 def test_show_and_runs_describe_it(trained, here):

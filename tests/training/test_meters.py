@@ -95,15 +95,19 @@ def test_without_an_ended_episode_there_is_no_return(tmp_path):
     assert values["episodes"] == 0 and math.isnan(values["return"]) and math.isnan(values["length"])
 
 
-def test_an_evaluation_after_the_last_record_gets_one_of_its_own(tmp_path):
-    watched = Watched(tmp_path, ALWAYS)
+@pytest.mark.parametrize("record_hz", [SELDOM, ALWAYS])
+def test_an_evaluation_has_a_record_of_its_own_step(tmp_path, record_hz):
+    watched = Watched(tmp_path, record_hz)
+    watched.meters.recall(1.0, 15.0)  # of the session before
     watched.iterate()
-    watched.meters.evaluated(12.5, 15.0)
+    evaluated_at = watched.step
+    assert watched.meters.evaluated(watched.step, 12.5, 15.0) is None
+    watched.iterate()
     watched.meters.flush(watched.step)
-    (first, before), (last, after) = watched.records()
-    assert math.isnan(before["eval/return"]) and not first.flags & FLAG_EVAL
-    assert (after["eval/return"], after["eval/best_return"]) == (12.5, 15.0) and last.flags & FLAG_EVAL
-    assert last.step == first.step and after["iterations"] == after["episodes"] == 0
+    records = watched.records()
+    assert [record.step for record, _ in records if record.flags & FLAG_EVAL] == [evaluated_at]
+    assert [values["eval/return"] for _, values in records] == [1.0] * (record_hz == ALWAYS) + [12.5, 12.5]
+    assert sum(values["iterations"] for _, values in records) == 2, "an iteration is counted twice, or not at all"
 
 
 @pytest.mark.parametrize("record_hz", [SELDOM, ALWAYS])
