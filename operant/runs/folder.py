@@ -240,8 +240,7 @@ class Lock:
     """A run's lock, held by this process until `release` or its end, however it ends. Forked children do not hold it."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
-        self.path, self._descriptor = path, descriptor
-        self._key = _key(os.fstat(descriptor))
+        self.path, self._descriptor, self._key = path, descriptor, _key(os.fstat(descriptor))
         _HELD[self._key] = path
 
     def restore(self) -> bool:
@@ -252,6 +251,8 @@ class Lock:
         with contextlib.suppress(OSError):
             if _key(os.stat(self.path, follow_symlinks=False)) == self._key:
                 return False
+        if not self.path.parent.is_dir():
+            raise MachineError(f"the run's folder was deleted or moved: {text.safe(self.path.parent)} is not there. Training ends, as nothing can be saved")
         # A deleted file cannot be linked again, so a new one takes its place. It appears already locked: there is no moment at which the run looks free.
         replaced = os.path.lexists(self.path)
         place = self.path if replaced else self.path.with_name(f".run.lock-{os.getpid()}.tmp")
@@ -370,8 +371,7 @@ def busy(path: Path) -> str:
     with contextlib.suppress(OperantError), Reader(run.metrics_path) as reader:
         if (record := reader.latest()) is not None:
             facts.append(f"step {text.count(record.step)}")
-    inside = f" ({', '.join(facts)})" if facts else ""
-    short = text.safe(run.short)
+    inside, short = f" ({', '.join(facts)})" if facts else "", text.safe(run.short)
     return f"{text.safe(run.id)} is still training{inside}.  watch: operant monitor {short}   stop: operant stop {short}"
 
 

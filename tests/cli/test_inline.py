@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from toys import MY_ENV, MY_NET
 from operant import runs
 from operant.algos.ppo.algorithm import PPO
 from operant.config import request
-from operant.errors import BusyError, StoppedError
+from operant.errors import BusyError, MachineError, StoppedError
 from operant.runs.checkpoints import Store
 from operant.runs.metrics import Reader, Writer
 from operant.runs.metrics import mapped as fixedfile
@@ -139,6 +140,24 @@ def test_a_lock_deleted_under_a_trainer_is_put_back_or_ends_it(tmp_path, monkeyp
     assert len(calls) == (2 if taken else 4) and all(calls)
     assert caplog.text.count("run.lock had been deleted or replaced, and was put back") == (0 if taken else 1)
     assert runs.state(runs.load(run.path)).word == ("failed" if taken else "finished") and not runs.taken(run.path)
+
+
+def test_a_trainer_whose_folder_is_deleted_ends_with_a_sentence_and_makes_no_new_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "_FILE_LOOK_S", 0.0)
+    update, calls = PPO._update, []
+
+    def meddled(self):
+        update(self)
+        calls.append(run.path.exists())
+        if len(calls) == 2:
+            shutil.rmtree(run.path)
+
+    monkeypatch.setattr(PPO, "_update", meddled)
+    words = (*SMALL, "eval.every=1", "eval.episodes=2", "checkpoint.every=1", f"run.steps={6 * ITERATION}")
+    run = runs.create(tmp_path / "runs", "bare", "x", request.make(words, config=None, environment_file=None, settings={}).document())
+    with pytest.raises(MachineError, match="the run's folder was deleted or moved"):
+        train.work(run.path, resume=None)
+    assert calls == [True, True] and not run.path.exists()
 
 
 def test_a_resumed_run_lists_no_evaluation_twice(here, tmp_path):

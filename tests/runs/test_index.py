@@ -422,7 +422,7 @@ def test_a_lock_that_another_trainer_has_taken_is_not_taken_back(root):
         other.communicate()
         lock.release()
     shutil.rmtree(run.path)
-    with pytest.raises(MachineError, match="cannot be opened for writing"):
+    with pytest.raises(MachineError, match="folder was deleted"):
         lock.restore()
 
 

@@ -221,7 +221,7 @@ class _Disk:
         """Make the folder, cut the torn tail a kill left, and begin a segment; once."""
         if self._ready:
             return
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)  # no parents: a run folder that was deleted stays so
         present = segments.segments(self._folder)
         if present:
             _cut_tail(present[-1][1])
