@@ -1,4 +1,4 @@
-"""What a process that computes sets up first: how idle threads wait, how many there are, and which device; and what says that its memory is full.
+"""What a process that computes sets up first: how idle threads wait, how many there are, and which device; and which errors are the device's.
 
 Knows nothing of runs or training.
 """
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from operant.errors import MachineError, UsageError
+from operant.errors import DeviceError, MachineError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -112,3 +112,14 @@ def out_of_memory(error: BaseException) -> bool:
 
     full = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _FULL)
     return full or (error.__context__ is not None and out_of_memory(error.__context__))
+
+
+def device_error(error: Exception) -> DeviceError | None:
+    """The error of a device, in a sentence: out of memory, or a fault after which nothing works. None for all others."""
+    import torch
+
+    if out_of_memory(error):
+        return DeviceError(f"out of memory: {str(error).splitlines()[0]}. Use fewer env.lanes or a shorter algo.horizon")
+    if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error) or type(error).__name__ == "CudaAPIError":
+        return DeviceError(f"the GPU failed: {str(error).splitlines()[0]}")
+    return None

@@ -10,46 +10,60 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 _PATH = Path("eval", "evaluations.jsonl")
 
 
-def append(folder: Path, evaluation: Mapping[str, Any]) -> None:
-    """Add a line to the run in `folder`. OSError where it cannot be written, or is a symbolic link or no regular file."""
-    path = folder / _PATH
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    descriptor = _opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    try:
-        size = os.fstat(descriptor).st_size
-        whole = not size or os.pread(descriptor, 1, size - 1) == b"\n"  # half a line that a full disk left stays a line of its own
-        os.write(descriptor, (b"" if whole else b"\n") + json.dumps(dict(evaluation)).encode() + b"\n")
-    finally:
-        os.close(descriptor)
+class Evaluations:
+    """The evaluations of the run in `folder`.
 
+    A file that cannot be written, is a symbolic link or no regular file costs the line, not the run: it is reported.
+    """
 
-def rewind(folder: Path, step: int) -> None:
-    """Take out the lines of steps after `step`, and half a line at the end. The file is replaced as a whole, and only where it changes. OSError as `append`."""
-    path = folder / _PATH
-    try:
-        descriptor = _opened(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return
-    with open(descriptor, "rb") as file:
-        lines = file.readlines()
-    kept = [line for line in lines if line.endswith(b"\n") and not _is_after(line, step)]
-    if kept != lines:
-        new = path.with_name(f".{path.name}.{os.getpid()}")
+    def __init__(self, folder: Path, report: Callable[[str], None]) -> None:
+        self._path, self._report = folder / _PATH, report
+
+    def append(self, evaluation: Mapping[str, Any]) -> None:
+        """Add a line."""
+        with self._told():
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor = _opened(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            try:
+                size = os.fstat(descriptor).st_size
+                whole = not size or os.pread(descriptor, 1, size - 1) == b"\n"  # half a line that a full disk left stays a line of its own
+                os.write(descriptor, (b"" if whole else b"\n") + json.dumps(dict(evaluation)).encode() + b"\n")
+            finally:
+                os.close(descriptor)
+
+    def rewind(self, step: int) -> None:
+        """Take out the lines of steps after `step`, and half a line at the end. The file is replaced as a whole, and only where it changes."""
+        with self._told(), contextlib.suppress(FileNotFoundError):
+            with open(_opened(self._path, os.O_RDONLY), "rb") as file:
+                lines = file.readlines()
+            kept = [line for line in lines if line.endswith(b"\n") and not _is_after(line, step)]
+            if kept != lines:
+                self._replace(kept)
+
+    def _replace(self, lines: list[bytes]) -> None:
+        new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             with open(_opened(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-                file.writelines(kept)
+                file.writelines(lines)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(new, path)
+            os.replace(new, self._path)
         finally:
             new.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._report(f"{_PATH} could not be written: {error.strerror}")
 
 
 def _is_after(line: bytes, step: int) -> bool:

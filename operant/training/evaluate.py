@@ -6,6 +6,7 @@ An evaluation has a world and a random stream of its own. Each lane plays exactl
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ STREAM = 1
 """The random stream of evaluations: see `rng.stream_seed`."""
 
 _CHUNK = 32  # steps between two looks at whether anybody still plays
+_LONGEST, _LONGEST_UNLIMITED = 100_000, 20_000  # steps of an episode at most: by default, and where the environment sets no time limit
 _TICKS = 1 << 32  # ticks an evaluation may use: each begins at a multiple of it
 
 
@@ -37,15 +39,21 @@ class Evaluation(NamedTuple):
     tally: dict[str, float]  # means of the environment's own sums over an episode, by name
 
 
+class BrokenOffError(Exception):
+    """An evaluation was broken off: it has no result."""
+
+
 class Evaluator:
     """A world of `episodes` lanes and an actor that plays it, greedily or by its own distribution.
 
-    `max_steps` cuts an episode off; it is rounded up to whole chunks of 32 steps.
+    `max_steps` cuts an episode off; it is rounded up to whole chunks of 32 steps. By default it is 100,000, or 20,000 where the environment sets no time limit:
+    an episode there may never end.
     """
 
-    def __init__(self, actor: Actor, env: Env, params: Any, *, episodes: int, seed: int, greedy: bool = True, max_steps: int = 100_000) -> None:
+    def __init__(self, actor: Actor, env: Env, params: Any, *, episodes: int, seed: int, greedy: bool = True, max_steps: int | None = None) -> None:
         device = actor.device
-        self._greedy, self._max_steps = greedy, max_steps
+        self._greedy = greedy
+        self.max_steps = max_steps or (_LONGEST if env.time_limit is not None else _LONGEST_UNLIMITED)
         self.actor = actor
         self.rollout = Rollout(actor, DeviceWorld(env, episodes, seed=seed, device=device, params=params, stream=STREAM), steps=_CHUNK)
         self._playing = torch.ones(episodes, dtype=torch.bool, device=device)
@@ -54,8 +62,11 @@ class Evaluator:
         self._tally = torch.zeros(len(env.tally), episodes, device=device)
         self._play = Graphed(self._play_chunk, device)
 
-    def run(self, number: int) -> Evaluation:
-        """Evaluation `number`: its own episodes, the same whenever this number is run."""
+    def run(self, number: int, *, interrupted: Callable[[], bool] = lambda: False) -> Evaluation:
+        """Evaluation `number`: its own episodes, the same whenever this number is run.
+
+        `interrupted` is asked every 32 steps. Raises BrokenOffError where it says so.
+        """
         world = self.rollout.world
         world.seek(number * _TICKS)
         self.rollout.reset()
@@ -64,7 +75,9 @@ class Evaluator:
         self._length.zero_()
         if world.ended_tallies is not None:
             world.ended_tallies.zero_()
-        for _ in range(-(-self._max_steps // _CHUNK)):
+        for _ in range(-(-self.max_steps // _CHUNK)):
+            if interrupted():
+                raise BrokenOffError
             self._play()
             if not bool(self._playing.any()):  # sync: an evaluation ends when its last episode does
                 break

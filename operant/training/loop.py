@@ -10,7 +10,6 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ import torch
 
 from operant import __version__, runs, text
 from operant.algos.base import Tier
-from operant.compute.runtime import out_of_memory
+from operant.compute.runtime import device_error
 from operant.config.load import Config
 from operant.errors import ConfigError, DeviceError, DivergedError, MachineError, OperantError, StoppedError
 from operant.runs import TERMINAL, History, Writer, evaluations, salvage
@@ -26,7 +25,7 @@ from operant.runs.checkpoints import Checkpoint, Store
 from operant.runs.control import Inbox, Request
 from operant.runs.metrics import spec
 from operant.training.build import build
-from operant.training.evaluate import Evaluator
+from operant.training.evaluate import BrokenOffError, Evaluation, Evaluator
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.training.meters import Meters, NotFinite, metrics_for, specs_for
 from operant.training.requests import Attendant, Heartbeat, Requests, Stop
@@ -80,12 +79,13 @@ class Trainer:
         self.watcher = Watcher(self.algo.actor, config.environment, config.params, seed=config.run.seed, device=device, writer=self.writer)
         self.inbox = Inbox(folder, run_uuid, report=lambda line: self.say(line, level="warn", code="control"))
         self._state_turn, self._over = threading.Lock(), False
-        self._looked_s, self._told_write_errors, self._told_absence = time.monotonic(), False, False
+        self._looked_s, self._told_write_errors, self._told_absence, self._told_unfinished = time.monotonic(), False, False, False
         where = f"{config.environment.name}, {config.algo_label}, {config.lanes:,} lanes on {document.get('device_name', device)}"
         resumed = f"resumed from {checkpoint.path.name} (session {self.session})" if checkpoint is not None else "started"
         self.say(f"{resumed}: {where}", code="resume" if checkpoint is not None else "note")
+        self.evaluations = evaluations.Evaluations(folder, lambda line: self.say(line, level="warn", code="file"))
         if checkpoint is not None:
-            self._write_evaluations(evaluations.rewind, self.step)
+            self.evaluations.rewind(self.step)
 
     # WORDS
 
@@ -159,7 +159,9 @@ class Trainer:
         if self.iteration == 0:
             algo.start()
         self._set_state("running")
-        solved = False
+        # A stop broke it off, in the session before.
+        lacking = self.evaluator is not None and 0 < self.iteration != self.last_evaluation and self.iteration % config.eval.every == 0
+        solved = lacking and self._evaluate()
         while self.iteration < self.total_iterations and not solved:
             for phase in algo.phases:
                 self.writer.set_phase(_SHOWN.get(phase.name, "update"))
@@ -280,7 +282,10 @@ class Trainer:
         evaluator = self.evaluator
         assert evaluator is not None
         self.writer.set_phase("eval")
-        result = self.meters.measure("evaluate", lambda: evaluator.run(self.iteration))
+        result = self.meters.measure("evaluate", lambda: self._played(evaluator))
+        if result is None:
+            self.say(f"the evaluation of step {self.step:,} was broken off: a stop was asked for", code="stop")
+            return False
         self.last_evaluation = self.iteration
         best = result.mean > self.best_mean
         self.best_mean = max(self.best_mean, result.mean)
@@ -289,7 +294,12 @@ class Trainer:
         spread = "" if result.ci95 is None else f" ±{result.ci95:.1f}"
         self.say(f"eval {result.mean:.1f}{spread} (n={result.episodes}) at step {self.step:,}{', best' if best else ''}", code="eval")
         evaluation = {"schema": 1, "step": self.step, "iteration": self.iteration, "session": self.session, **result._asdict()}
-        self._write_evaluations(evaluations.append, evaluation)
+        self.evaluations.append(evaluation)
+        if result.unfinished and not self._told_unfinished:
+            self._told_unfinished = True
+            many = f"{result.unfinished:,} of {result.episodes:,} episodes of the evaluation"
+            line = f"{many} did not end within {evaluator.max_steps:,} steps and count with what they had: an Env can set a time_limit"
+            self.say(line, level="warn")
         self._evaluation = result.mean
         target = self.config.run.target
         solved = target is not None and result.mean >= target
@@ -297,12 +307,10 @@ class Trainer:
             self._save(best=True, wait=solved)
         return solved
 
-    def _write_evaluations(self, write: Callable[[Path, Any], None], what: Any) -> None:
-        """Change eval/evaluations.jsonl; a full disk costs the line, not the run."""
-        try:
-            write(self.folder, what)
-        except OSError as error:
-            self.say(f"eval/evaluations.jsonl could not be written: {error.strerror}", level="warn", code="file")
+    def _played(self, evaluator: Evaluator) -> Evaluation | None:
+        with contextlib.suppress(BrokenOffError):
+            return evaluator.run(self.iteration, interrupted=lambda: self.requests.stop is not None)
+        return None
 
     # CHECKPOINTS
 
@@ -388,12 +396,3 @@ class Trainer:
             f"diverged in iteration {not_finite.iteration:,}: {names} not finite; {kept}. "
             "Try a lower algo.learning_rate or algo.max_gradient_norm, or algo.normalize_rewards=true"
         )
-
-
-def device_error(error: Exception) -> DeviceError | None:
-    """The error of a device, in a sentence: out of memory, or a fault after which nothing works. None for all others."""
-    if out_of_memory(error):
-        return DeviceError(f"out of memory: {str(error).splitlines()[0]}. Use fewer env.lanes or a shorter algo.horizon")
-    if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error) or type(error).__name__ == "CudaAPIError":
-        return DeviceError(f"the GPU failed: {str(error).splitlines()[0]}")
-    return None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from operant import runs
-from operant.compute.runtime import find_device, importing, quiet_threads, set_threads, wake_gpu
+from operant.compute.runtime import device_error, find_device, importing, quiet_threads, set_threads, wake_gpu
 from operant.errors import DeviceError, MachineError, OperantError, StoppedError
 from operant.text import safe
 from operant.training.requests import Requests
@@ -34,8 +34,7 @@ _LOG_CELLS = 4000  # of a line
 
 def _device_error(error: Exception) -> DeviceError | None:
     """The error of a device, in a sentence; None for all others, such as that of an import."""
-    judge = getattr(sys.modules.get("operant.training.loop"), "device_error", None)
-    return judge(error) if judge is not None else None
+    return device_error(error) if "torch" in sys.modules else None
 
 
 def _keep_sources(folder: Path, config: Config) -> dict[str, str]:

@@ -25,8 +25,9 @@ from operant.errors import BusyError, MachineError, StoppedError
 from operant.runs.checkpoints import Store
 from operant.runs.metrics import Reader, Writer
 from operant.runs.metrics import mapped as fixedfile
-from operant.training import loop, requests
+from operant.training import evaluate, loop, requests
 from operant.training import worker as train
+from operant.training.evaluate import Evaluator
 
 # THE WORKER
 
@@ -185,6 +186,32 @@ def test_evaluations_are_not_written_through_a_symbolic_link(here, tmp_path, cap
     with caplog.at_level(logging.WARNING):
         train.work(run.path, resume=str(ITERATION))
     assert other.read_text() == "precious\n" and "eval/evaluations.jsonl could not be written" in caplog.text
+
+
+def test_a_stop_breaks_an_evaluation_off_and_a_resume_does_it_again(here, tmp_path, monkeypatch, caplog):
+    play = Evaluator.run
+
+    def stopped(self, number, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return play(self, number, **options)
+
+    asked = request.make((*SMALL, f"run.steps={4 * ITERATION}", "eval.every=2", "eval.episodes=2"), config=None, environment_file=None, settings={})
+    run = runs.create(tmp_path / "runs", "broken-off", "x", asked.document())
+    with monkeypatch.context() as patched, caplog.at_level(logging.INFO), pytest.raises(StoppedError, match="with a checkpoint"):
+        patched.setattr(Evaluator, "run", stopped)
+        train.work(run.path, resume=None)
+    assert f"the evaluation of step {2 * ITERATION:,} was broken off" in caplog.text and not (run.path / "eval").exists()
+    train.work(run.path, resume="last")
+    lines = [json.loads(line) for line in (run.path / "eval" / "evaluations.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2 * ITERATION, 4 * ITERATION]
+
+
+def test_episodes_that_never_end_are_told_once(here, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(evaluate, "_LONGEST_UNLIMITED", 64)
+    (tmp_path / "endless.py").write_text(MY_ENV.replace("time_limit=100", "time_limit=None"))
+    with caplog.at_level(logging.WARNING):
+        assert inline(here, "endless.py", f"run.steps={4 * ITERATION}", "eval.every=1", "eval.episodes=3").code == 0
+    assert caplog.text.count("3 of 3 episodes of the evaluation did not end within 64 steps") == 1
 
 
 # TRAINING IN THIS PROCESS

@@ -57,6 +57,26 @@ def test_episodes_that_never_end_are_cut_off_and_counted():
     assert (found.maximum, found.minimum, found.length) == (64 * 65 / 2, 1.0, (64 + 1 + 2) / 3)
 
 
+def test_an_environment_without_a_time_limit_is_cut_off_earlier():
+    assert evaluator(COUNT, 1).max_steps == 100_000 and evaluator(replace(COUNT, time_limit=None), 1).max_steps == 20_000
+
+
+def test_an_evaluation_can_be_broken_off():
+    lanes, asked = evaluator(replace(COUNT, time_limit=None), 3), []
+
+    def interrupted():
+        asked.append(True)
+        return len(asked) == 3
+
+    with pytest.raises(evaluate.BrokenOffError):
+        lanes.run(0, interrupted=interrupted)
+    assert len(asked) == 3
+    other = evaluator(COUNT, 4)
+    with pytest.raises(evaluate.BrokenOffError):
+        other.run(1, interrupted=lambda: True)
+    assert other.run(0) == evaluator(COUNT, 4).run(0)
+
+
 @device
 def _spoilt_reset(s, p, key):
     s[0] += float32(1.0)
