@@ -7,6 +7,7 @@ answers in threads of their own; another thread samples the machine once a secon
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections import deque
@@ -255,7 +256,8 @@ class LiveFeed:
         try:
             answer = control.ask(self._reading.run, verb, _ANSWER_S)
         except OperantError as error:
-            self._tell(str(error), "bad")
+            signalled = verb == "stop" and isinstance(error, control.UnwritableError) and runs.signal_worker(self._reading.run, signal.SIGTERM)
+            self._tell(f"{error}. SIGTERM was sent instead" if signalled else str(error), "warn" if signalled else "bad")
             return
         if answer.result == "accepted":
             self._tell(f"after {_ANSWER_S:.0f} s the trainer has not done it yet: {answer.text}", "bad")

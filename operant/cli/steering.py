@@ -1,4 +1,4 @@
-"""Commands that touch a run: stop, pause, unpause, checkpoint. A request in a file first, and for `stop` a signal where there is no answer."""
+"""Commands that touch a run: stop, pause, unpause, checkpoint. A request in a file first, and for `stop` a signal where there is no answer, or no file."""
 
 from __future__ import annotations
 
@@ -83,7 +83,11 @@ class _Stop:
         except NotFoundError:  # it has ended since, or its trainer has not begun: the next look tells
             return
         except MachineError as error:
-            self.over, self.problem = True, error
+            if isinstance(error, control.UnwritableError) and self._signal(signal.SIGTERM):
+                self._taken = True
+                say(f"{error}. SIGTERM was sent instead")
+            else:
+                self.over, self.problem = True, error
 
     def look(self, *, now: bool) -> None:
         """See how far it is, and use more force when it is time."""
@@ -97,7 +101,7 @@ class _Stop:
             self._tell(state.word)
         elif now and waited_s > _KILL_S and not self._killed:
             self._killed = self._signal(signal.SIGKILL)
-        elif self._ticket is None and waited_s <= _STOP_S:
+        elif self._ticket is None and not self._taken and waited_s <= _STOP_S:
             self._ask()
         elif _ACKNOWLEDGE_S < waited_s <= _STOP_S and not self._taken:
             self._taken = self._is_acknowledged() or self._signal(signal.SIGTERM, instead=True)

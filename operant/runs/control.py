@@ -49,6 +49,10 @@ _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")
 _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
+class UnwritableError(MachineError):
+    """A request could not be written into the run's folder: a full or read-only disk. The run is the caller's own, and lives."""
+
+
 class Ticket(NamedTuple):
     """A request that was sent: what to ask for its answer with."""
 
@@ -85,8 +89,8 @@ class Request(NamedTuple):
 def send(run: Run, verb: str, arguments: Mapping[str, Any] | None = None, *, expires_s: float = 60.0) -> Ticket:
     """Ask the trainer of a run for one of VERBS, within `expires_s`. `watch` takes {"mode": of MODES, "size": pixels}, and is renewed by sending it again.
 
-    Raises NotFoundError where nothing trains the run, MachineError where it cannot be asked from here: another machine, another user, a folder that
-    cannot be written.
+    Raises NotFoundError where nothing trains the run, MachineError where it cannot be asked from here (another machine, another user), UnwritableError
+    where its folder cannot be written.
     """
     if verb not in VERBS:
         raise ValueError(f"{verb!r} is none of {', '.join(VERBS)}")
@@ -107,7 +111,8 @@ def send(run: Run, verb: str, arguments: Mapping[str, Any] | None = None, *, exp
         with _opened(run.path / "ctl") as folder:
             _write(folder, name, raw)
     except OSError as error:
-        raise MachineError(f"{safe(run.id)} cannot be asked to {verb}: {safe(run.path / 'ctl', 400)} ({error.strerror})") from None
+        way_out = "" if verb == "stop" else f". Make room there or make it writable; only `operant stop {safe(run.short)}` works without, by a signal"
+        raise UnwritableError(f"{safe(run.id)} cannot be asked to {verb}: {safe(run.path / 'ctl', 400)} ({error.strerror}){way_out}") from None
     return Ticket(name, verb)
 
 

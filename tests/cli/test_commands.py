@@ -3,6 +3,7 @@
 Everything here waits for a condition, never for a time: the deadlines are for a machine that does not work.
 """
 
+import errno
 import io
 import json
 import os
@@ -77,6 +78,26 @@ def test_stop_signals_a_trainer_that_does_not_answer_and_takes_its_request_back(
     run = training(started("mute"))
     assert here("stop", run.id).code == 0
     assert state(run) == ("stopped", "by SIGTERM") and os.listdir(run.path / "ctl") == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_on_a_full_or_read_only_disk_stop_is_a_signal_and_the_others_say_what_to_do(started, here, monkeypatch, number):
+    run = training(started("forever"))
+    real = os.open
+
+    def full(path, flags, *mode, dir_fd=None):
+        if flags & os.O_CREAT:
+            raise OSError(number, os.strerror(number))
+        return real(path, flags, *mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", full)
+    for verb in ("pause", "checkpoint", "unpause"):
+        done = here(verb, "4f2a")
+        assert done.code == 4 and f"cannot be asked to {verb}: " in done.err and f"({os.strerror(number)}). Make room" in done.err
+        assert "only `operant stop 4f2a` works without, by a signal" in done.err and state(run).word == "running"
+    done = here("stop", "4f2a")
+    assert done.code == 0 and f"({os.strerror(number)}). SIGTERM was sent instead" in done.err and "cartpole-ppo-4f2a: stopped" in done.err
+    assert state(run) == ("stopped", "by SIGTERM") and done.err.count("SIGTERM") == 1
 
 
 def test_stop_now_kills_what_does_not_end(started, here, monkeypatch):

@@ -1,6 +1,7 @@
 """The live feed, on run folders made by a metrics file's own writer and on living fake trainers."""
 
 import contextlib
+import errno
 import os
 import signal
 import threading
@@ -465,6 +466,22 @@ def test_header_charts_and_health_show_one_value_and_the_label_its_step(tmp_path
 
 
 # REQUESTS, PICTURES
+
+
+def test_on_a_full_disk_a_stop_is_a_signal_and_said(started, opened, monkeypatch):
+    feed = opened(started("forever"))
+    until(feed, lambda one: one.state == "running")
+    real = os.open
+
+    def full(path, flags, *mode, dir_fd=None):
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, flags, *mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", full)
+    feed.request("stop")
+    until(feed, lambda one: any("(No space left on device). SIGTERM was sent instead" in line.text for line in one.log))
+    until(feed, lambda one: one.state == "stopped")
 
 
 def test_a_request_reaches_the_trainer_and_its_answer_the_log(trainer, opened):
