@@ -162,6 +162,8 @@ class Trainer:
         # A stop broke it off, in the session before.
         lacking = self.evaluator is not None and 0 < self.iteration != self.last_evaluation and self.iteration % config.eval.every == 0
         solved = lacking and self._evaluate()
+        if lacking and self.requests.pending and not solved:
+            self._obey()
         while self.iteration < self.total_iterations and not solved:
             for phase in algo.phases:
                 self.writer.set_phase(_SHOWN.get(phase.name, "update"))

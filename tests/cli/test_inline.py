@@ -197,9 +197,10 @@ def test_a_stop_breaks_an_evaluation_off_and_a_resume_does_it_again(here, tmp_pa
 
     asked = request.make((*SMALL, f"run.steps={4 * ITERATION}", "eval.every=2", "eval.episodes=2"), config=None, environment_file=None, settings={})
     run = runs.create(tmp_path / "runs", "broken-off", "x", asked.document())
-    with monkeypatch.context() as patched, caplog.at_level(logging.INFO), pytest.raises(StoppedError, match="with a checkpoint"):
-        patched.setattr(Evaluator, "run", stopped)
-        train.work(run.path, resume=None)
+    for resume in (None, "last"):  # a resumed run begins with it, and is stopped in it, too
+        with monkeypatch.context() as patched, caplog.at_level(logging.INFO), pytest.raises(StoppedError, match=f"step {2 * ITERATION:,}, with a checkpoint"):
+            patched.setattr(Evaluator, "run", stopped)
+            train.work(run.path, resume=resume)
     assert f"the evaluation of step {2 * ITERATION:,} was broken off" in caplog.text and not (run.path / "eval").exists()
     train.work(run.path, resume="last")
     lines = [json.loads(line) for line in (run.path / "eval" / "evaluations.jsonl").read_text().splitlines()]
