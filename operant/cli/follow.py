@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import sys
 import threading
@@ -20,13 +21,15 @@ from typing import TextIO
 from operant import runs, text
 from operant.cli import progress
 from operant.cli.progress import Progress, Screen, ViewerGoneError
-from operant.runs import EVALUATION, FLAG_EVAL, RETURN, Follower, Observation, Record, Run, integer_of, launch, log_end, number_of, states
+from operant.errors import MachineError
+from operant.runs import EVALUATION, FLAG_EVAL, RETURN, TERMINAL, Follower, Observation, Record, Run, integer_of, launch, log_end, number_of, states
 from operant.runs import folder as runfolder
 
 TIMEOUT_CODE = 124
 VIEWER_GONE_CODE = 129  # 128 + SIGHUP: what a shell reports of a viewer that its terminal's end has killed
 _POLL_S = 0.125
 _PLAIN_S = 5.0  # between lines where the stream is not a terminal
+_SILENT_S = 2.0  # without a heartbeat a trainer whose folder was deleted has ended
 _EXIT_GRACE_S = 2.0  # how long a free lock waits for exit.json: a waiter that was killed writes none
 _ONE_PRESS_S = 0.3  # interrupts closer than this are one: wrappers often pass on what the terminal has sent already
 _UNREACHABLE_S = 3.0
@@ -181,10 +184,15 @@ class _Viewer:
             return False
         if look.exit is not None:
             return True
+        if self._is_deleted() and look.status is not None and look.status.state not in TERMINAL and (look.heartbeat_age_s or 0.0) < _SILENT_S:
+            return False  # it trains until it notices
         if look.held is None:
             return self._follower.state.ended
         self._free_s = now_s if self._free_s is None else self._free_s
         return now_s - self._free_s >= _EXIT_GRACE_S
+
+    def _is_deleted(self) -> bool:
+        return not os.path.isdir(self._follower.run.path)
 
     # ------------------------------------------------------------------------------------------------------------------------------- stopping
 
@@ -257,6 +265,9 @@ class _Viewer:
         if self._record is not None and not self._screen.is_terminal:
             self._draw(time.monotonic(), last=True)
         self._screen.end()
+        if self._is_deleted():
+            self._screen.above(f"✖ {text.safe(run.id)}: its folder was deleted or moved while it trained, so it has ended: {runs.shown(run.path)} is not there")
+            return code or MachineError.exit_code
         if code not in (0, 130) and self._sent < 2 and (log := log_end(run)):
             self._screen.above(log)
         if code in (2, 3, 4) and self._record is None:

@@ -10,11 +10,13 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from pathlib import Path
 
@@ -456,6 +458,30 @@ def test_a_killed_viewer_does_not_disturb_the_run(started, view):
     viewer.process.wait(DEADLINE_S)
     seen = records(run)
     wait_until(lambda: records(run) > seen + 20)
+
+
+def test_a_deleted_folder_is_told_once_its_trainer_has_ended(started, monkeypatch):
+    monkeypatch.setattr(follow, "_EXIT_GRACE_S", 0.0)
+    run, stream, killed = started("forever"), io.StringIO(), threading.Event()
+    wait_until(lambda: state(run).word == "running")
+    pid = runs.read_json(run.path / "run.json")["pid"]
+
+    def delete_and_kill():
+        wait_until(lambda: "SPS" in stream.getvalue())
+        shutil.rmtree(run.path)
+        time.sleep(0.5)  # in which a viewer that does not wait for the trainer leaves
+        killed.set()
+        os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=delete_and_kill)
+    thread.start()
+    try:
+        code = follow.follow(run, stream=stream)
+        assert killed.is_set() and code != 0
+    finally:
+        thread.join()
+    assert not runs.discard_unstarted(run, 4), "there is nothing left to delete"
+    assert f"✖ {run.id}: its folder was deleted or moved while it trained" in stream.getvalue() and "operant resume" not in stream.getvalue()
 
 
 def test_an_error_before_the_first_record_is_shown_from_the_log(started):
