@@ -154,7 +154,7 @@ BROKEN = {  # what is replaced, and which findings then fail with which words
 def test_a_broken_file_gives_a_clear_sentence(name, findings, monkeypatch):
     replacements, expected = BROKEN[name]
     if "float32 only" not in expected:
-        monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
+        monkeypatch.setattr(module, "compiles_for_cuda", lambda guarded: [])
     found = findings(*replacements)
 
     assert {finding.name for finding in found.values() if not finding.passed} == set(expected)
@@ -214,7 +214,7 @@ def test_what_a_gpu_does_not_know_fails_there_alone(findings):
 
 
 def test_a_game_without_chance_is_sound_and_says_so(findings, monkeypatch):
-    monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
+    monkeypatch.setattr(module, "compiles_for_cuda", lambda guarded: [])
     found = findings(("uniform(key, 0) - float32(0.5)", "float32(0.25)"))
     assert found["repeatable"].passed and "draws no random numbers" in found["repeatable"].detail
 
@@ -230,7 +230,7 @@ def test_grids_are_checked_with_their_int_state_and_workspace(findings, monkeypa
     found = findings(*to_grid)
     assert all(finding.passed for finding in found.values()), found
 
-    monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
+    monkeypatch.setattr(module, "compiles_for_cuda", lambda guarded: [])
     found = findings(*to_grid, ("    workspace[1] = action\n", "    s[X] += float32(workspace[1] % 7)\n    workspace[1] = action\n"))
     assert "the workspace left there" in found["writes what it declares"].detail
     found = findings(*to_grid, ("ints[workspace[1]] += 1", "ints[workspace[1] + 2] += 1"))
@@ -308,7 +308,7 @@ MASKS = {
 def test_masks(what, findings, monkeypatch):
     replacements, wanted = MASKS[what]
     if "float32 only" not in wanted:
-        monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
+        monkeypatch.setattr(module, "compiles_for_cuda", lambda guarded: [])
     found = findings(*MASKED, *replacements)
     assert {name for name, finding in found.items() if not finding.passed} == set(wanted), found
     for name, words in wanted.items():
@@ -320,7 +320,7 @@ def test_masks(what, findings, monkeypatch):
 
 @pytest.mark.soak
 def test_a_masked_grid_passes(monkeypatch):
-    monkeypatch.setattr(module, "_compiles_for_cuda", lambda guarded: [])
+    monkeypatch.setattr(module, "compiles_for_cuda", lambda guarded: [])
     monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
     found = list(check(FILL, lanes=32, steps=40))
     assert all(finding.passed for finding in found), found

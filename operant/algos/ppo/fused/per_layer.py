@@ -33,10 +33,11 @@ class PerLayerLearner(Learner):
     def __init__(self, spec: Spec, task: Task, config: PerLayer) -> None:
         super().__init__(spec, task, config)
         device = self.policy.device
-        # A slot has the rows of a chunk; a microbatch has a power of two of slots.
+        # A slot has the rows of a chunk, rounded up to whole tiles; a microbatch has a power of two of slots. It is counted in samples, not in rows of slots:
+        # a minibatch that fits goes at once.
         chunk = self.layout.chunk_blocks * self.layout.block
         self._slot = multiple(chunk, max(config.block_m, self.layout.block))
-        self._slots = min(config.chunks, power_of_two(config.microbatch / self._slot))
+        self._slots = min(config.chunks, power_of_two(config.microbatch * config.chunks / self.layout.samples))
         capacity = self._capacity = self._slots * self._slot
         kind = torch.bfloat16 if spec.precision == "bf16" else torch.float32
 
