@@ -308,7 +308,8 @@ def _dead(
     """A run with every string among its metrics, events, log lines and configuration, string `first` before the others."""
     run = runs.create(root, name, "x", {})
     turned = [*strings[first % len(strings) :], *strings[: first % len(strings)]]
-    document = {**run.document, **document_of(turned), "steps": 10**6, "seed": 1, "lanes": 8, "pid": 4_000_000, "pid_start_ticks": 1}
+    document = {**run.document, **document_of(turned), "steps": 10**6, "seed": 1, "lanes": 8, "pid": 4_000_000}
+    document["pid_start_ticks"] = None if word in layout.TERMINAL else 1  # a worker's that is not the file's writer would have ended after it
     if host is not None:
         document |= {"host": host, "boot_id": host}
     metrics, uuid = metrics_of(turned, numbered=word != "unreadable"), os.urandom(16)

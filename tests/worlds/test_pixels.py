@@ -138,6 +138,7 @@ def test_one_compilation_serves_every_size_and_number_of_lanes(caplog):
     painted(world, 8, 8)  # on one thread
     alone = DeviceWorld(find("cartpole"), 1, seed=1)
     caplog.set_level("DEBUG", "operant.compute.jit_cache")  # which logs each kernel that is compiled, or loaded
+    caplog.clear()  # of an earlier test's level
     for lane in range(3):
         alone.lanes.state.copy_(world.lanes.state[:, lane : lane + 1])
         assert (painted(alone, 64, 64)[0] == together[lane]).all()
