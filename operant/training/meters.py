@@ -166,7 +166,8 @@ class Meters:
             self._begin_copy(step)
             not_finite = self._publish_arrived(wait=True) or not_finite
         elif self._unpublished_evaluation and self._last_values:
-            self._publish(step, {**self._last_values, "iterations": 0.0, "episodes": 0.0, **self._evaluation()})
+            counted = {metric.name: 0.0 for metric in self._writer.metrics if metric.kind == "counter"}  # by the record before
+            self._publish(step, {**self._last_values, **counted, **self._evaluation()})
         return not_finite
 
     def _accumulate_once(self) -> None:

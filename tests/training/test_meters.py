@@ -1,4 +1,5 @@
 import math
+import time
 
 import pytest
 import torch
@@ -99,6 +100,7 @@ def test_without_an_ended_episode_there_is_no_return(tmp_path):
 def test_an_evaluation_has_a_record_of_its_own_step(tmp_path, record_hz):
     watched = Watched(tmp_path, record_hz)
     watched.meters.recall(1.0, 15.0)  # of the session before
+    watched.meters.measure("collect", lambda: time.sleep(0.01))
     watched.iterate()
     evaluated_at = watched.step
     assert watched.meters.evaluated(watched.step, 12.5, 15.0) is None
@@ -108,6 +110,7 @@ def test_an_evaluation_has_a_record_of_its_own_step(tmp_path, record_hz):
     assert [record.step for record, _ in records if record.flags & FLAG_EVAL] == [evaluated_at]
     assert [values["eval/return"] for _, values in records] == [1.0] * (record_hz == ALWAYS) + [12.5, 12.5]
     assert sum(values["iterations"] for _, values in records) == 2, "an iteration is counted twice, or not at all"
+    assert [values["seconds/collect"] >= 0.01 for _, values in records].count(True) == 1, "its time is counted twice, or not at all"
 
 
 @pytest.mark.parametrize("record_hz", [SELDOM, ALWAYS])
