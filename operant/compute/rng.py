@@ -25,7 +25,7 @@ from numpy import float32, int32, uint32, uint64
 from operant.compute.device import device
 
 # Purposes: who draws. A new one is a new line here.
-RESET, STEP, ACTION, SHUFFLE, STREAM = range(5)
+RESET, STEP, ACTION, SHUFFLE, STREAM, REPLAY = range(6)
 
 _MULTIPLIER_0 = uint32(0xD2511F53)
 _MULTIPLIER_1 = uint32(0xCD9E8D57)
