@@ -46,6 +46,8 @@ def operand(x, SPEC: tl.constexpr):
 @triton.jit
 def round_to_tf32(x):
     """The nearest number that tf32 has; NaN stays."""
+    # ptxas 12.8 drops a wgmma in a loop whose result only integer operations and comparisons read, and takes zeros: so a float addition reads it first.
+    x += 0.0
     nearest = ((x.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
     return tl.where(x == x, nearest, x)
 

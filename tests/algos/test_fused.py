@@ -420,6 +420,8 @@ def compile_for(architecture: int, kernel, arguments, options) -> int:
     source = ASTSource(kernel, signature, constants, multiples)
     compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={k: v for k, v in options.items() if k not in constants})
     assert len(compiled.asm["cubin"]) > 1000
+    if architecture == 90:  # where ptxas has dropped products, it leaves an empty one to wait for
+        assert "HGMMA.64x8x16.F16 RZ, gdesc[URZ]" not in compiled.asm["sass"], kernel.__name__
     return compiled.metadata.shared
 
 
@@ -437,6 +439,7 @@ needs_compiler = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", r
 FEW = "per-layer block_m=32 block_n=32 block_k=16 warps=4 stages=2 chunks=4 microbatch=1024"
 TILES = "per-layer block_m=64 block_n=32 block_k=32 warps=4 stages=3 chunks=4 microbatch=1024"
 BROADER = "per-layer block_m=128 block_n=128 block_k=64 warps=8 stages=3 chunks=4 microbatch=1024"
+BROAD_TF32 = "per-layer block_m=128 block_n=128 block_k=32 warps=8 stages=3 chunks=4 microbatch=1024"
 LEAST_SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 """Bytes of shared memory that a program may take on each architecture."""
 
@@ -453,6 +456,7 @@ LEAST_SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
         (90, find("cartpole"), "bf16", {"hidden": (40, 64)}, TILES),
         (86, GATE, "tf32", {"hidden": (16,), "shared": True}, None),
         (90, find("cartpole"), "bf16", {"hidden": (64, 40), "layer_norm": True}, TILES),
+        (90, find("cartpole"), "tf32", {"hidden": (128, 128), "layer_norm": True}, BROAD_TF32),
         (86, PUSH, "tf32", {"hidden": (256, 33, 16), "layer_norm": True, "shared": True, "activation": "gelu"}, FEW),
         (90, wide(300, 4, seen="uint8"), "bf16", {"hidden": (64,), "activation": "relu", "shared": True}, BROADER),
         (86, wide(16, 4, seen="uint8", categories=18, judged=True), "tf32", {"hidden": (32,), "shared": True}, TILES),

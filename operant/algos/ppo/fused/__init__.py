@@ -19,7 +19,6 @@ from operant.algos.ppo.fused.buffers import Buffers, Coefficients, Policy, Task
 from operant.errors import ConfigError
 from operant.kernels import TileConfig, from_text
 from operant.kernels import spec as kernel_spec
-from operant.nn import mlp
 
 if TYPE_CHECKING:
     from operant.algos.ppo.fused.select import Learner, Seconds
@@ -77,7 +76,4 @@ def _unsupported_reason(policy: Policy, samples: int, precision: str) -> str | N
         return "there is no GPU" if os.environ.get("TRITON_INTERPRET") != "1" else None
     if torch.cuda.get_device_capability(policy.device) < (8, 0) and precision != "fp32":
         return f'a GPU older than Ampere has no {precision} products (algo.precision = "fp32" works)'
-    if precision == "tf32" and isinstance(policy.net, mlp.MLP) and policy.net.config.layer_norm:
-        # On an H200 (Triton 3.6) gradients were off by 0.7 of their length for layers of 128 and more; bf16 and fp32 are right. The cause is not known.
-        return 'with net.layer_norm fused kernels have no tf32 (algo.precision = "bf16" and "fp32" work)'
     return None
