@@ -327,3 +327,28 @@ class MyNet(nn.Module):
         features = self.trunk(observation).tanh()
         return self.head(features), self.value(features)
 """
+
+LOTTERY = '''
+"""An episode is one step that pays 1, less a random share of `luck`."""
+from typing import NamedTuple
+from numpy import float32
+from operant.compute.rng import uniform
+from operant.envs import Box, Discrete, Env, device
+
+class Params(NamedTuple):
+    luck: float = 1.0
+
+@device
+def reset(s, p, key):
+    s[0] = float32(0.0)
+
+@device
+def step(s, action, p, key, tally):
+    return float32(1.0) - p.luck * uniform(key, 0), True
+
+@device
+def observe(s, obs, p):
+    obs[0] = s[0]
+
+ENV = Env(Params, 1, observation=Box(1), action=Discrete(2), time_limit=1, reset=reset, step=step, observe=observe)
+'''

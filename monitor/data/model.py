@@ -15,6 +15,7 @@ from monitor.data.snapshot import Ending, Figure, PhaseShare, Progress, RunFacts
 from monitor.data.timeline import Timeline
 from operant import text
 from operant.runs import EVALUATION, LIVE, SECONDS, Header, MetricSpec, Observation, Run, State, integer_of, number_of, shown, text_of
+from operant.runs.states import target_reached, target_remark
 
 _MOST_FIGURES, _MOST_PHASES = 16, 16
 _RECENT, _NEWEST, _LAST = (10.0, 20), (1.0, 9), (0.0, 32)  # seconds, and at least so many records
@@ -255,10 +256,9 @@ def ending(known: Known) -> Ending | None:
 def _finished(known: Known) -> str:
     took = _wall(known)
     step, steps = progress(known).step, integer_of(known.run.document, "steps")
-    target, score = number_of(known.run.document, "target"), _latest(known, EVALUATION)
     early = step is not None and steps is not None and step < steps
-    solved = early and target is not None and score is not None and score >= target
-    done = f"target {text.number(target).removesuffix('.0')} reached" if solved else "all steps done"
+    solved = early and target_reached(known.run.document, _latest(known, EVALUATION))
+    done = f"target {text.number(number_of(known.run.document, 'target')).removesuffix('.0')} reached" if solved else "all steps done"
     return f"{done} in {text.duration(took)}" if took is not None else done
 
 
@@ -286,11 +286,9 @@ def _latest(known: Known, metric: str) -> float | None:
 
 
 def _ending_facts(known: Known) -> list[str]:
-    target, score = number_of(known.run.document, "target"), _latest(known, EVALUATION)
-    found = []
+    score, found = _latest(known, EVALUATION), []
     if score is not None:
-        reached = "" if target is None else f" (target {text.number(target).removesuffix('.0')} {'reached' if score >= target else 'not reached'})"
-        found.append(f"eval {text.number(score)}{reached}")
+        found.append(f"eval {text.number(score)}{target_remark(known.run.document, score)}")
     now = progress(known)
     if now.step is not None:
         of = f" of {text.count(now.steps)}" if now.steps and now.step < now.steps else ""

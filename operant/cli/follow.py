@@ -284,10 +284,9 @@ class _Viewer:
         """The cause, the last evaluation against the target, steps, time, and the checkpoint where the run can go on from it."""
         state, document = self._follower.state, self._follower.run.document
         facts = [state.cause] if state.cause else []
-        target, score = number_of(document, "target"), self._values.get(EVALUATION)
+        score = self._values.get(EVALUATION)
         if score is not None:
-            reached = "" if target is None else f" (target {text.number(target).removesuffix('.0')} {'reached' if score >= target else 'not reached'})"
-            facts.append(f"eval {text.number(score)}{reached}")
+            facts.append(f"eval {text.number(score)}{states.target_remark(document, score)}")
         wall_s = number_of(look.exit or {}, "wall_s")
         if self._record is not None:
             facts.append(f"{text.count(self._record.step)} steps" + (f" in {text.duration(wall_s)}" if wall_s is not None else ""))

@@ -325,6 +325,7 @@ def describe(run: Run) -> dict[str, Any]:
         "eval_return": recent.get("eval/return"),
         "best_return": recent.get("eval/best_return"),
         "target": runfolder.number_of(document, "target"),
+        "target_reached": target_reached(document, recent.get("eval/return")),
         "created": _iso(created_ns),
         "age_s": None if created_ns is None else max(0.0, time.time() - created_ns / 1e9),
         "eta_s": None if left_s is None else max(0.0, left_s),
@@ -334,6 +335,20 @@ def describe(run: Run) -> dict[str, Any]:
         "paused_s": look.paused_s if paused else None,
         "exit": exit_code(look),
     }
+
+
+def target_reached(document: Mapping[str, Any], score: float | None) -> bool | None:
+    """Whether a run has reached its target, as its trainer says, or for a run of before it said so, as its last evaluation does; None without a target."""
+    target, told = runfolder.number_of(document, "target"), document.get("target_reached")
+    if target is None:
+        return None
+    return told if isinstance(told, bool) else score is not None and score >= target
+
+
+def target_remark(document: Mapping[str, Any], score: float) -> str:
+    """What follows the last evaluation's mean: ` (target 475 reached)`; nothing without a target."""
+    target, reached = runfolder.number_of(document, "target"), target_reached(document, score)
+    return "" if target is None else f" (target {text.number(target).removesuffix('.0')} {'reached' if reached else 'not reached'})"
 
 
 def newest(reader: Reader, record: Record | None) -> dict[str, float]:

@@ -23,6 +23,7 @@ STREAM = 1
 _CHUNK = 32  # steps between two looks at whether anybody still plays
 _LONGEST, _LONGEST_UNLIMITED = 100_000, 20_000  # steps of an episode at most: by default, and where the environment sets no time limit
 _TICKS = 1 << 32  # ticks an evaluation may use: each begins at a multiple of it
+_PARTS = 16  # equal parts of these, of other episodes each
 
 
 class Evaluation(NamedTuple):
@@ -39,6 +40,11 @@ class Evaluation(NamedTuple):
     tally: dict[str, float]  # means of the environment's own sums over an episode, by name
 
 
+def ci95(deviation: float, episodes: int) -> float:
+    """Half the width of the 95 % confidence interval of a mean (normal approximation)."""
+    return 1.96 * deviation / math.sqrt(episodes)
+
+
 class BrokenOffError(Exception):
     """An evaluation was broken off: it has no result."""
 
@@ -50,25 +56,27 @@ class Evaluator:
     an episode there may never end.
     """
 
-    def __init__(self, actor: Actor, env: Env, params: Any, *, episodes: int, seed: int, greedy: bool = True, max_steps: int | None = None) -> None:
+    def __init__(
+        self, actor: Actor, env: Env, params: Any, *, episodes: int, seed: int, greedy: bool = True, max_steps: int | None = None, stream: int = STREAM
+    ) -> None:
         device = actor.device
         self._greedy = greedy
         self.max_steps = max_steps or (_LONGEST if env.time_limit is not None else _LONGEST_UNLIMITED)
         self.actor = actor
-        self.rollout = Rollout(actor, DeviceWorld(env, episodes, seed=seed, device=device, params=params, stream=STREAM), steps=_CHUNK)
+        self.rollout = Rollout(actor, DeviceWorld(env, episodes, seed=seed, device=device, params=params, stream=stream), steps=_CHUNK)
         self._playing = torch.ones(episodes, dtype=torch.bool, device=device)
         self._total = torch.zeros(episodes, dtype=torch.float64, device=device)
         self._length = torch.zeros(episodes, dtype=torch.int64, device=device)
         self._tally = torch.zeros(len(env.tally), episodes, device=device)
         self._play = Graphed(self._play_chunk, device)
 
-    def run(self, number: int, *, interrupted: Callable[[], bool] = lambda: False) -> Evaluation:
-        """Evaluation `number`: its own episodes, the same whenever this number is run.
+    def run(self, number: int, *, part: int = 0, interrupted: Callable[[], bool] = lambda: False) -> Evaluation:
+        """Evaluation `number`: its own episodes, the same whenever this number is run, and others for each of 16 parts.
 
         `interrupted` is asked every 32 steps. Raises BrokenOffError where it says so.
         """
         world = self.rollout.world
-        world.seek(number * _TICKS)
+        world.seek(number * _TICKS + part * (_TICKS // _PARTS))
         self.rollout.reset()
         self._playing.fill_(True)
         self._total.zero_()
@@ -85,7 +93,7 @@ class Evaluator:
         deviation = float(totals.std()) if len(totals) > 1 else None
         return Evaluation(
             mean=float(totals.mean()),
-            ci95=None if deviation is None else 1.96 * deviation / math.sqrt(len(totals)),
+            ci95=None if deviation is None else ci95(deviation, len(totals)),
             deviation=deviation,
             minimum=float(totals.min()),
             maximum=float(totals.max()),

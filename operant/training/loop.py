@@ -25,10 +25,10 @@ from operant.runs.checkpoints import Checkpoint, Store
 from operant.runs.control import Inbox, Request
 from operant.runs.metrics import spec
 from operant.training.build import build
-from operant.training.evaluate import BrokenOffError, Evaluation, Evaluator
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.training.meters import Meters, NotFinite, metrics_for, specs_for
 from operant.training.requests import Attendant, Heartbeat, Requests, Stop
+from operant.training.target import TargetEvaluator, describe
 
 _PAUSE_LOOK_S = 0.05
 _SHOWN = {"collect": "rollout"}  # what the metrics file calls an algorithm's phase; every other one is an update
@@ -64,7 +64,7 @@ class Trainer:
             self._restore(checkpoint)
         self.evaluator = None
         if config.eval.every:
-            self.evaluator = Evaluator(self.algo.actor, config.environment, config.params, episodes=config.eval.episodes, seed=config.run.seed)
+            self.evaluator = TargetEvaluator(self.algo.actor, config)
         requests.begin()
         metrics_path, history_path = folder / "metrics.mm", folder / "history"
         if checkpoint is not None:
@@ -281,38 +281,35 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Play greedy episodes; True where the target is reached. A new best is saved as such."""
-        evaluator = self.evaluator
+        evaluator, target = self.evaluator, self.config.run.target
         assert evaluator is not None
         self.writer.set_phase("eval")
-        result = self.meters.measure("evaluate", lambda: self._played(evaluator))
-        if result is None:
+        outcome = self.meters.measure("evaluate", lambda: evaluator.run(self.iteration, interrupted=lambda: self.requests.stop is not None))
+        if outcome is None:
             self.say(f"the evaluation of step {self.step:,} was broken off: a stop was asked for", code="stop")
             return False
+        result = outcome.evaluation
         self.last_evaluation = self.iteration
         best = result.mean > self.best_mean
         self.best_mean = max(self.best_mean, result.mean)
         if not_finite := self.meters.evaluated(self.step, result.mean, self.best_mean):
             self._diverged(not_finite)
-        spread = "" if result.ci95 is None else f" ±{result.ci95:.1f}"
-        self.say(f"eval {result.mean:.1f}{spread} (n={result.episodes}) at step {self.step:,}{', best' if best else ''}", code="eval")
-        evaluation = {"schema": 1, "step": self.step, "iteration": self.iteration, "session": self.session, **result._asdict()}
-        self.evaluations.append(evaluation)
+        if target is not None and outcome.first is not None:
+            self.say(describe(outcome, target))
+        spread = "" if result.ci95 is None else f" ±{text.number(result.ci95)}"
+        self.say(f"eval {text.number(result.mean)}{spread} (n={result.episodes}) at step {self.step:,}{', best' if best else ''}", code="eval")
+        self.evaluations.append({"schema": 1, "step": self.step, "iteration": self.iteration, "session": self.session, **outcome.document(target)})
         if result.unfinished and not self._told_unfinished:
             self._told_unfinished = True
             many = f"{result.unfinished:,} of {result.episodes:,} episodes of the evaluation"
             line = f"{many} did not end within {evaluator.max_steps:,} steps and count with what they had: an Env can set a time_limit"
             self.say(line, level="warn")
         self._evaluation = result.mean
-        target = self.config.run.target
-        solved = target is not None and result.mean >= target
+        if outcome.reached:
+            self._note(target_reached=True)
         if best:
-            self._save(best=True, wait=solved)
-        return solved
-
-    def _played(self, evaluator: Evaluator) -> Evaluation | None:
-        with contextlib.suppress(BrokenOffError):
-            return evaluator.run(self.iteration, interrupted=lambda: self.requests.stop is not None)
-        return None
+            self._save(best=True, wait=outcome.reached)
+        return outcome.reached
 
     # CHECKPOINTS
 

@@ -100,6 +100,7 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
         lanes=config.lanes,
         steps=config.run.steps,
         target=config.run.target,
+        target_reached=None if config.run.target is None else False,
         device=str(device),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         seed=config.run.seed,
