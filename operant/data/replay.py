@@ -345,13 +345,9 @@ class Replay:
         self.ring.ticks.add_(ticks)
         self.ring.updates.add_(updates)
 
-    def counters(self) -> dict[str, Tensor]:
-        """What a run needs that goes on without the ring, by name."""
-        return {"updates": self.ring.updates}
-
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint with the ring must hold, by name."""
-        return {name: value for name, value in self.ring._asdict().items() if isinstance(value, Tensor) and name != "seed"}
+        """What a checkpoint with the ring must hold, by name; `ring.updates` is held with or without it."""
+        return {name: value for name, value in self.ring._asdict().items() if isinstance(value, Tensor) and name not in ("seed", "updates")}
 
 
 def padded(observation: int, dtype: torch.dtype) -> int:

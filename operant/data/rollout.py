@@ -1,4 +1,4 @@
-"""The collector of on-policy algorithms: T steps of every lane, each written where learning reads it. Knows no network and no loss."""
+"""The collector: T steps of every lane, each written where learning reads it. Knows no network and no loss."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ class Collector:
         """Begin every lane anew."""
         self.world.reset(self._first)
 
-    def collect(self, act: Callable[[int], None]) -> None:
-        """Take T steps of every lane: `act` chooses the actions of step t, which it writes into the rollout."""
+    def collect(self, act: Callable[[int], None], after: Callable[[int], None] | None = None) -> None:
+        """Take T steps of every lane: `act` chooses the actions of step t, which it writes into the rollout; `after` is told that step t is done."""
         self.world.noise(self.noise)
         for t in range(self.steps):
             act(t)
             self.world.step(self._slots[t], t)
+            if after is not None:
+                after(t)
         self.world.advance(self.steps)
 
     def carry_on(self) -> None:

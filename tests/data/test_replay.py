@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from operant.data.off_policy import OffPolicyConfig
 from operant.data.replay import Replay
 from operant.worlds import DeviceWorld
 from tests.toys import COUNT, GATE, PICK, PUSH, SEEN
@@ -201,5 +202,28 @@ def test_state_is_all_that_the_next_batch_needs():
     other = History(PUSH, 8, capacity=100, n_step=3, batch=32, noise_rows=2)
     for name, tensor in other.replay.tensors().items():
         tensor.copy_(history.replay.tensors()[name])
+    other.replay.ring.updates.copy_(history.replay.ring.updates)
     found = [part for part in other.replay.sample(0, 3) if part is not None]
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("keys", "lanes", "key"),
+    [
+        ({"horizon": 10, "updates_per_step": 0.25}, 1, "updates_per_step"),
+        ({"horizon": 1, "updates_per_step": 0.25}, 1, "updates_per_step"),
+        ({"replay_capacity": 1000}, 1024, "replay_capacity"),
+        ({"replay_capacity": 3000, "n_step": 3}, 1024, "replay_capacity"),
+        ({"replay_capacity": 5000, "learning_starts": 5000}, 1024, "learning_starts"),
+    ],
+)
+def test_what_does_not_fit_together_is_said(keys, lanes, key):
+    assert [name for name, _ in OffPolicyConfig(**keys).problems(lanes)] == [key]
+    assert OffPolicyConfig().problems(1024) == []
+
+
+@pytest.mark.parametrize(("horizon", "rate", "after"), [(8, 0.25, [0, 0, 0, 1, 0, 0, 0, 1]), (2, 4.0, [4, 4]), (4, 1.5, [1, 2, 1, 2]), (3, 1.0, [1, 1, 1])])
+def test_updates_are_spread_over_the_ticks(horizon, rate, after):
+    config = OffPolicyConfig(horizon=horizon, updates_per_step=rate)
+    assert [len(config.due(t)) for t in range(horizon)] == after
+    assert [number for t in range(horizon) for number in config.due(t)] == list(range(config.updates))

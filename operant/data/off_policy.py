@@ -1,0 +1,98 @@
+"""The cycle of off-policy algorithms: ticks of [act, step, store] with the updates that are due after each; and its configuration. Knows no network or loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from operant.data.replay import Replay
+from operant.data.rollout import Collector
+from operant.settings import Count, Real, Section
+from operant.worlds import World
+
+
+class OffPolicyConfig(Section):
+    """The keys of `[algo]` that every algorithm with a replay has."""
+
+    horizon: Count = Field(32, ge=1, le=65536, description="steps of each lane per iteration, T: what one record of the metrics is about")
+    updates_per_step: Real = Field(1.0, gt=0, le=1024, description="optimizer steps per step of all lanes: 0.25 is one in 4 steps, 4 are four after each")
+    batch_size: Count = Field(256, ge=1, le=2**19, description="transitions per update")
+    gamma: Real = Field(0.99, ge=0, le=1, description="discount factor")
+    n_step: Count = Field(1, ge=1, le=256, description="steps of reward before the bootstrap value")
+    learning_starts: Count = Field(1000, ge=0, lt=2**62, description="environment steps before the first update; rounded up to whole iterations")
+    replay_capacity: Count = Field(1_000_000, ge=1, lt=2**31, description="transitions in the replay; rounded down to whole steps of all lanes")
+
+    def problems(self, lanes: int) -> list[tuple[str, str]]:
+        """Values that do not fit together, as (key, message)."""
+        found = []
+        updates = self.horizon * self.updates_per_step
+        if abs(updates - round(updates)) > 1e-6 or updates < 0.5:
+            cut = f"{self.horizon} steps x {self.updates_per_step:g} updates are {updates:g} updates an iteration, which should be a whole number"
+            found.append(("updates_per_step", f"{cut} (change algo.horizon)"))
+        held = self.replay_capacity // lanes * lanes
+        if held < (self.n_step + 1) * lanes:
+            least = (self.n_step + 1) * lanes
+            found.append(("replay_capacity", f"{lanes:,} lanes and n_step = {self.n_step} need room for {least:,} transitions at least"))
+        elif held < self.learning_starts:
+            found.append(("learning_starts", f"the replay never holds so many transitions: algo.replay_capacity holds {held:,}"))
+        return found
+
+    @property
+    def updates(self) -> int:
+        """Updates of an iteration."""
+        return round(self.horizon * self.updates_per_step)
+
+    def due(self, t: int) -> range:
+        """Numbers of the updates that follow tick t of an iteration."""
+        return range(t * self.updates // self.horizon, (t + 1) * self.updates // self.horizon)
+
+
+class Cycle:
+    """A world's collector and replay, and what an iteration of both is. Its decisions (`warming`, `skip`) lie on the device, once an iteration."""
+
+    def __init__(
+        self, world: World, config: OffPolicyConfig, *, seed: int, acting_noise: int, update_noise: int = 0, stored: torch.dtype | None = None
+    ) -> None:
+        """Rows of noise for acting and for each update; `stored` is the type of `action`, if the replay stores other actions than the environment takes."""
+        T, where = config.horizon, world.device
+        self.config, self.world = config, world
+        self.collector = Collector(world, T, acting_noise)
+        self.rollout = self.collector.rollout
+        self.action: Tensor = self.rollout.action if stored is None else torch.zeros(self.rollout.action.shape, dtype=stored, device=where)  # (T, A, N)
+        self.replay = Replay(
+            world, self.rollout, capacity=config.replay_capacity, batch=config.batch_size, n_step=config.n_step, gamma=config.gamma, seed=seed,
+            noise_rows=update_noise, action=self.action,
+        )  # fmt: skip
+        self.iteration = torch.zeros(1, dtype=torch.int64, device=where)  # how many are done
+        self.warming = torch.ones((), device=where)  # 1 while fewer than `learning_starts` steps are taken: actions are random
+        self.skip = torch.ones((), device=where)  # 1 while the replay holds too few transitions: updates change nothing
+
+    def start(self) -> None:
+        """Begin every lane anew."""
+        self.collector.start()
+
+    def run(self, act: Callable[[int], None], update: Callable[[int, int], None]) -> None:
+        """One iteration: `act(t)` chooses the actions of tick t; `update(ticks, number)` samples and learns, once so many of its ticks are stored."""
+        config, replay = self.config, self.replay
+        taken, held = self.iteration * (config.horizon * self.world.count), replay.fill(0)
+        self.warming.copy_((taken < config.learning_starts)[0])
+        self.skip.copy_(((held < config.learning_starts) | (replay.ring.ticks <= config.n_step))[0])
+
+        def after(t: int) -> None:
+            replay.store(t)
+            for number in config.due(t):
+                update(t + 1, number)
+
+        self.collector.collect(act, after)
+        self.collector.carry_on()
+        replay.advance(config.horizon, config.updates)
+        self.iteration.add_(1)
+
+    def state(self, *, replay: bool) -> dict[str, Tensor]:
+        """What a checkpoint must hold, by the names it has there: with the replay, or without."""
+        named = {"iteration": self.iteration, "updates": self.replay.ring.updates, **self.collector.tensors()}
+        held = {f"replay/{name}": tensor for name, tensor in self.replay.tensors().items()} if replay else {}
+        return {f"algo/{name}": tensor for name, tensor in named.items()} | held
