@@ -4,6 +4,7 @@ from operant.nn.distributions import ILLEGAL, Gaussian, masked
 from operant.nn.normalization import RunningNormalizer, statistics
 from operant.nn.optimizer import Adam
 from operant.nn.policy import Actor, Policy
+from operant.nn.q_policy import QPolicy, decayed, epsilon_greedy
 from operant.nn.work import Work, step_bytes
 
 __all__ = [
@@ -12,8 +13,11 @@ __all__ = [
     "Adam",
     "Gaussian",
     "Policy",
+    "QPolicy",
     "RunningNormalizer",
     "Work",
+    "decayed",
+    "epsilon_greedy",
     "masked",
     "statistics",
     "step_bytes",

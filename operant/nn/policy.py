@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -60,10 +60,13 @@ class Policy:
     An `Actor` without a state.
     """
 
-    def __init__(self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32") -> None:
+    def __init__(
+        self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32", distribution: Any = None
+    ) -> None:
+        """`distribution` is another one than the environment's actions ask for."""
         self.env, self.device = env, device
         generator = torch.Generator().manual_seed(seed)
-        self.distribution = distribution_for(env, squash=config.squash, initial_log_std=config.initial_log_std)
+        self.distribution = distribution or distribution_for(env, squash=config.squash, initial_log_std=config.initial_log_std)
         self.net = _network(env, config, self.distribution.parameter_rows, generator, device, precision).to(device)
         self.distribution.to(device)
         self.flat = flat.FlatVector((self.net, self.distribution), device)

@@ -145,7 +145,7 @@ def test_a_file_in_the_folder_of_algorithms_is_one(tmp_path, monkeypatch):
     (folder / "a2c.py").write_text(A2C.read_text())
     (tmp_path / "net.py").write_text(MY_NET)
     monkeypatch.setattr(algos, "__path__", [*algos.__path__, str(folder)])
-    assert algos.names() == ["a2c", "ppo"]
+    assert "a2c" in algos.names()
     try:
         words = ("cartpole", "algo.name=a2c", "env.lanes=32", "run.steps=1024", f"net.kind={tmp_path / 'net.py'}:MyNet", *SMALL)
         asked = request.make(words, config=None, environment_file=None, settings={})

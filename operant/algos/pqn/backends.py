@@ -1,0 +1,190 @@
+"""How PQN acts and learns: by torch and autograd, or by something faster that does the same. One of them is chosen when a run begins.
+
+All work on the same buffers, with the same noise and the same order of minibatches; torch and autograd are the specification. Knows no rollout's collection and
+no returns.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from operant.algos.pqn.config import PQNConfig
+from operant.algos.pqn.loss import Batch, Experience, LossTerms, q_loss
+from operant.algos.pqn.stats import Stats
+from operant.data.minibatches import Minibatches
+from operant.data.rollout import Collector
+from operant.errors import ConfigError
+from operant.nn import Adam, QPolicy, epsilon_greedy, statistics
+
+BOOTSTRAP_SAMPLES = 2**19
+"""On a GPU, values of final observations are computed for so many samples at a time: fewer launches, and memory that stays small."""
+
+log = logging.getLogger("operant.pqn")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a backend works on."""
+
+    config: PQNConfig
+    policy: QPolicy
+    collector: Collector
+    experience: Experience
+    minibatches: Minibatches
+    optimizer: Adam
+    learning_rate: Tensor  # a scalar that a captured graph sees change
+    anneal_iterations: int | None  # None: the rate stays
+    iteration: Tensor  # (1) int64, how many are done
+    stats: Tensor  # in the order of `Stats`
+
+
+class Backend(Protocol):
+    """One way to do the work."""
+
+    name: str
+    chosen: dict[str, str]  # what was left to it by the configuration
+    parts: Parts
+
+    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
+        """A phase, with the threads that this backend wants torch to use."""
+
+    def prepare(self) -> None:
+        """Take the policy as it is, for a rollout and its update."""
+
+    def act(self, t: int) -> None:
+        """Epsilon-greedy actions of step t, and the largest Q values of its observations."""
+
+    def bootstrap(self) -> None:
+        """The largest Q value of the observation after the last step, and of the true final observation of every truncated episode."""
+
+    def update(self) -> None:
+        """Epochs over the rollout in minibatches: optimizer steps, one more iteration, and `stats`."""
+
+
+def choose(parts: Parts) -> Backend:
+    """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for fused kernels that cannot be."""
+    if parts.config.kernels == "fused":
+        raise ConfigError("the algorithm", ['algo.kernels: there are no fused kernels for this algorithm yet (use "auto" or "torch")'])
+    return TorchBackend(parts)
+
+
+class TorchBackend:
+    """Torch's kernels, and autograd: what the other backends are checked against."""
+
+    name = "torch"
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.config, self.policy, self.experience = parts, parts.config, parts.policy, parts.experience
+        self.collector, self.device, self.chosen = parts.collector, parts.policy.device, dict[str, str]()
+
+    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
+        """As it is: all of torch's threads share the work."""
+        return work
+
+    # ACT
+
+    def prepare(self) -> None:
+        """Nothing: torch reads the policy's own numbers."""
+
+    def values(self, observation: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Q (A, n) of observations (O, n) and legal actions (A, n), until it is called again."""
+        return self.policy.values(observation, legal)
+
+    def act(self, t: int) -> None:
+        """Epsilon-greedy actions of step t, and the largest Q values of its observations."""
+        collector, legal = self.collector, self.collector.legal(t)
+        values = self.values(collector.rollout.observation[t], legal)
+        self.experience.value[t] = values.amax(dim=0)
+        collector.rollout.action[t] = epsilon_greedy(values, collector.noise[t], self.policy.epsilon, legal)
+
+    def bootstrap(self) -> None:
+        """The largest Q value of the observation after the last step, and of the true final observation of every truncated episode.
+
+        At a final observation no environment judges which actions are legal, so all count.
+        """
+        rollout, T, world, final_value = self.collector.rollout, self.collector.steps, self.collector.world, self.experience.final_value
+        self.experience.value[T] = self.values(rollout.observation[T], self.collector.legal(T)).amax(dim=0)
+        if not world.can_truncate:
+            return
+        window, on_gpu = world.final_window, self.device.type == "cuda"
+        if on_gpu and window > 1:  # pictures: one buffer holds those of as many steps, of each lane at most one
+            for k, seen in enumerate(rollout.final_observation):
+                final_value[k * window : (k + 1) * window] = self.policy.values(seen).amax(dim=0)
+        elif on_gpu:
+            # A graph cannot choose, so all samples are evaluated, where nothing was truncated on stale observations that are not read.
+            together = max(1, BOOTSTRAP_SAMPLES // world.count)
+            for t in range(0, T, together):
+                ticks = rollout.final_observation[t : t + together]
+                final_value[t : t + together] = self.policy.values(ticks.transpose(0, 1).flatten(1)).amax(dim=0).view(len(ticks), -1)
+        else:
+            # Shard by shard: the shape of a product decides its last bits, so they must not depend on how many episodes were truncated in other shards.
+            lanes = world.count // self.parts.minibatches.layout.shards
+            for first in range(0, world.count, lanes):
+                step, lane = torch.nonzero(rollout.truncated[:, first : first + lanes], as_tuple=True)
+                if len(step):
+                    lane += first
+                    final_value[step, lane] = self.policy.values(rollout.final_observation[step // window, :, lane].t()).amax(dim=0)
+
+    # LEARN
+
+    def update(self) -> None:
+        """Epochs over the rollout in minibatches: optimizer steps, one more iteration, and `stats`."""
+        parts, config, experience = self.parts, self.config, self.experience
+        targets = torch.stack([experience.returns, experience.advantage])
+        variance, residual = statistics(targets, parts.minibatches.layout.shards).variance[:, 0].float()
+        explained = 1.0 - residual / variance.clamp_min(1e-12)
+        if parts.anneal_iterations is not None:
+            remaining = 1.0 - parts.iteration.float() / parts.anneal_iterations
+            parts.learning_rate.copy_((config.learning_rate * remaining.clamp_min(0.0))[0])
+
+        # Sums over minibatches: the loss's terms, then the gradient's norm.
+        totals = torch.zeros(len(LossTerms._fields) + 1, device=self.policy.device)
+        for epoch in range(config.epochs):
+            for batch in self.batches(parts.minibatches.order[epoch].long()):
+                totals += self.step(batch)
+        totals /= config.epochs * config.minibatches
+
+        parts.iteration.add_(1)
+        not_finite = (~torch.isfinite(self.policy.flat.values.data)).sum() + (~torch.isfinite(totals)).sum()
+        *terms, norm = totals
+        named = LossTerms(*terms)._asdict()
+        stats = Stats(
+            **named, gradient_norm=norm, explained_variance=explained, epsilon=self.policy.epsilon, learning_rate=parts.learning_rate,
+            not_finite=not_finite.float(),
+        )  # fmt: skip
+        parts.stats.copy_(torch.stack(stats))
+
+    def batches(self, order: Tensor) -> Iterator[Batch]:
+        """The samples of an epoch's blocks (M), a minibatch at a time."""
+        for blocks in order.chunk(self.config.minibatches):
+            yield self.gather(blocks)
+
+    def gather(self, blocks: Tensor) -> Batch:
+        """The samples of some blocks (m), in this order."""
+        gather, rollout = self.parts.minibatches.gather, self.collector.rollout
+        gather_observation = self.parts.minibatches.gather_pictures if self.policy.env.pixels else gather
+        observation = gather_observation(rollout.observation[:-1], blocks)
+        return Batch(observation, gather(rollout.action, blocks), gather(self.experience.returns, blocks))
+
+    def step(self, batch: Batch) -> Tensor:
+        """One optimizer step. Returns the loss's terms and the gradient's norm, (4)."""
+        gradient = self.policy.flat.gradient
+        terms = self.gradient(batch)
+        with torch.no_grad():
+            # g <- g min(1, max_norm / |g|): Pascanu, Mikolov & Bengio 2013.
+            norm = torch.linalg.vector_norm(gradient)
+            gradient.mul_((self.config.max_gradient_norm / (norm + 1e-6)).clamp_max(1.0))
+            self.parts.optimizer.step()
+            return torch.stack([*terms, norm])
+
+    def gradient(self, batch: Batch) -> LossTerms:
+        """Write the gradient of the minibatch's loss into the flat vector."""
+        loss, terms = q_loss(self.policy, batch)
+        self.policy.flat.backward(loss)
+        return terms
