@@ -1,1 +1,23 @@
-"""What lies between acting and learning: noise, minibatches, returns. Knows no network and no loss."""
+"""What lies between acting and learning: noise, minibatches, returns, replay. Knows no network and no loss."""
+
+from operant.data.minibatches import Layout, Minibatches, layout
+from operant.data.off_policy import Cycle, OffPolicyConfig
+from operant.data.replay import Batch, Replay
+from operant.data.returns import Accrual, Discount, Trace, accrual_body, advantage_body
+from operant.data.rollout import Collector
+
+__all__ = [
+    "Accrual",
+    "Batch",
+    "Collector",
+    "Cycle",
+    "Discount",
+    "Layout",
+    "Minibatches",
+    "OffPolicyConfig",
+    "Replay",
+    "Trace",
+    "accrual_body",
+    "advantage_body",
+    "layout",
+]  # fmt: skip

@@ -1,24 +1,28 @@
 """Networks, action distributions, normalizers and the optimizer. Knows no algorithm and no world."""
 
 from operant.nn.distributions import ILLEGAL, Gaussian, masked
+from operant.nn.exploration import decayed, epsilon_greedy, ladder
 from operant.nn.normalization import RunningNormalizer, statistics
 from operant.nn.optimizer import Adam
-from operant.nn.policy import Actor, Policy
-from operant.nn.q_policy import QPolicy, decayed, epsilon_greedy
-from operant.nn.work import Work, step_bytes
+from operant.nn.policy import Actor, NetConfig, Policy
+from operant.nn.q_policy import QPolicy
+from operant.nn.work import Work, on_policy_work, step_bytes
 
 __all__ = [
     "ILLEGAL",
     "Actor",
     "Adam",
     "Gaussian",
+    "NetConfig",
     "Policy",
     "QPolicy",
     "RunningNormalizer",
     "Work",
     "decayed",
     "epsilon_greedy",
+    "ladder",
     "masked",
+    "on_policy_work",
     "statistics",
     "step_bytes",
 ]  # fmt: skip

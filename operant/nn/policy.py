@@ -18,6 +18,9 @@ from operant.nn.normalization import FixedScale, RunningNormalizer
 
 log = logging.getLogger("operant.nn.policy")
 
+NetConfig = mlp.Config
+"""`[net]`: the network."""
+
 State = tuple[Tensor, ...]
 """What an actor remembers of each lane from step to step, tensors (..., N); empty for a feed-forward network."""
 
@@ -61,7 +64,7 @@ class Policy:
     """
 
     def __init__(
-        self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32", distribution: Any = None
+        self, env: Env, config: NetConfig, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32", distribution: Any = None
     ) -> None:
         """`distribution` is another one than the environment's actions ask for."""
         self.env, self.device = env, device

@@ -1,4 +1,4 @@
-"""Q values as a policy: a network whose head says what each action is worth, the greedy choice, and epsilon-greedy exploration. Knows no algorithm.
+"""Q values as a policy: a network whose head says what each action is worth, and the greedy choice. Knows no algorithm.
 
 For one choice among A actions (`Discrete`). A Q network has one trunk and one linear head, whose rows are, with K atoms an action (1: Q itself),
 
@@ -9,31 +9,14 @@ Shape letters: A actions, K atoms, H = A K (or (A + 1) K) rows of the head, B sa
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from operant.envs import Discrete, Env
 from operant.errors import ConfigError
-from operant.nn.distributions import ILLEGAL
-from operant.nn.policy import Policy, State
-
-if TYPE_CHECKING:
-    from operant.nn import mlp
-
-
-def epsilon_greedy(values: Tensor, noise: Tensor, epsilon: Tensor, legal: Tensor | None = None) -> Tensor:
-    """Actions (1, N) int32: of the largest of the values (A, N), or where noise[0] < epsilon (a scalar, or (N)) any that `legal` (A, N) allows, by noise[1]."""
-    greedy = values.argmax(dim=0)
-    if legal is None:
-        random = (noise[1] * len(values)).long()
-    else:
-        # The action before which as many are legal as the number drawn says.
-        seen = (legal != 0).cumsum(dim=0)
-        random = (seen <= (noise[1] * seen[-1]).long()).sum(dim=0)
-    return torch.where(noise[0] < epsilon, random, greedy).int()[None]
+from operant.nn.distributions import masked
+from operant.nn.exploration import epsilon_greedy
+from operant.nn.policy import NetConfig, Policy, State
 
 
 class QHead(nn.Module):
@@ -75,7 +58,7 @@ class QPolicy(Policy):
     distribution: QHead
 
     def __init__(
-        self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32",
+        self, env: Env, config: NetConfig, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32",
         atoms: int = 1, duelling: bool = False, support: tuple[float, float] = (0.0, 0.0), epsilon: float = 0.05,
     ) -> None:  # fmt: skip
         if not isinstance(env.action, Discrete):
@@ -101,7 +84,7 @@ class QPolicy(Policy):
     def values(self, observation: Tensor, legal: Tensor | None = None) -> Tensor:
         """Q (A, B) of raw observations (O, B); -1e9 for actions that `legal` (A, B) calls 0."""
         found = self.distribution.values(self.parameters(observation))
-        return found if legal is None else torch.where(legal != 0, found, ILLEGAL)
+        return found if legal is None else masked(found, legal)
 
     @torch.no_grad()
     def act(self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None) -> tuple[Tensor, State]:
@@ -113,14 +96,3 @@ class QPolicy(Policy):
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold, by name."""
         return {**super().tensors(), "epsilon": self.epsilon}
-
-
-def decayed(first: float, last: float, share: Tensor) -> Tensor:
-    """A number that goes from `first` to `last` in a line as `share` goes from 0 to 1, and stays there."""
-    return first + (last - first) * share.clamp(0.0, 1.0)
-
-
-def ladder(lanes: int, base: float, exponent: float, device: torch.device) -> Tensor:
-    """An epsilon for each lane, base^(1 + exponent i / (N - 1)), (N): Horgan et al. 2018, "Distributed prioritized experience replay"."""
-    share = torch.arange(lanes, dtype=torch.float64, device=device) / max(1, lanes - 1)
-    return torch.exp(math.log(base) * (1.0 + exponent * share)).float()

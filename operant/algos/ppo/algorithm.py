@@ -20,10 +20,9 @@ from operant.algos.ppo.loss import Experience
 from operant.algos.ppo.stats import Stats
 from operant.compute.graphs import Graphed
 from operant.compute.kernel import bind, kernel
-from operant.data import minibatches, returns
-from operant.data.rollout import Collector
+from operant.data import Accrual, Collector, Discount, Minibatches, Trace, accrual_body, advantage_body, layout
 from operant.envs import Env
-from operant.nn import Adam, Policy, RunningNormalizer, mlp, statistics, work
+from operant.nn import Adam, NetConfig, Policy, RunningNormalizer, on_policy_work, statistics
 from operant.worlds import World
 
 COLUMNS = (*(spec.name for spec in metrics.specs()), "not_finite")
@@ -42,7 +41,7 @@ class PPO:
     }  # fmt: skip
     """What a profile calls the time of which part."""
 
-    def __init__(self, world: World, config: PPOConfig, net: mlp.Config, *, seed: int, steps: int, eager: bool = False) -> None:
+    def __init__(self, world: World, config: PPOConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False) -> None:
         T, N, device = config.horizon, world.count, world.device
         self.world, self.config, self.device = world, config, device
         self.steps_per_iteration = T * N
@@ -53,16 +52,16 @@ class PPO:
         self.collector = Collector(world, T, self.policy.distribution.noise_rows)
         self.rollout, self.experience = self.collector.rollout, Experience(self.policy, self.collector)
         self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
-        self.minibatches = minibatches.Minibatches(minibatches.layout(T, N, config.minibatches, config.chunks), config.epochs, seed, self._iteration)
+        self.minibatches = Minibatches(layout(T, N, config.minibatches, config.chunks), config.epochs, seed, self._iteration)
 
         # Rewards, advantages and returns; float32, or the kernels would compute in float64.
         self.return_normalizer = RunningNormalizer(1, device) if config.normalize_rewards else None
         self._carried, self._accrued = torch.zeros(N, device=device), torch.zeros(T, N, device=device)
-        self._estimate, self._accrue = kernel(returns.advantage_body, device), kernel(returns.accrual_body, device)
-        self._discount = returns.Discount(float32(config.gamma), float32(config.gamma * config.gae_lambda))  # type: ignore[arg-type]
+        self._estimate, self._accrue = kernel(advantage_body, device), kernel(accrual_body, device)
+        self._discount = Discount(float32(config.gamma), float32(config.gamma * config.gae_lambda))  # type: ignore[arg-type]
         rollout, found = self.rollout, self.experience
-        self._trace = bind(returns.Trace(found.reward, found.value, found.final_value, rollout.terminated, rollout.truncated, found.advantage, found.returns))
-        self._accrual = bind(returns.Accrual(rollout.reward, rollout.terminated, rollout.truncated, self._carried, self._accrued))
+        self._trace = bind(Trace(found.reward, found.value, found.final_value, rollout.terminated, rollout.truncated, found.advantage, found.returns))
+        self._accrual = bind(Accrual(rollout.reward, rollout.terminated, rollout.truncated, self._carried, self._accrued))
 
         # The optimizer: one vector, a learning rate that a captured graph can see change, and no step at all where `skip` is one.
         learning_rate, skip = torch.tensor(config.learning_rate, device=device), torch.zeros((), device=device)
@@ -80,15 +79,15 @@ class PPO:
         self.phases = (Phase("collect", self.collect), Phase("update", self.update))
 
     @classmethod
-    def make_actor(cls, spec: Env, config: PPOConfig, net: mlp.Config, device: torch.device, *, seed: int = 0) -> Policy:
+    def make_actor(cls, spec: Env, config: PPOConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> Policy:
         """The policy alone, without what training needs."""
         return Policy(spec, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision)
 
     @classmethod
-    def estimate(cls, spec: Env, config: PPOConfig, net: mlp.Config, lanes: int) -> Estimate:
+    def estimate(cls, spec: Env, config: PPOConfig, net: NetConfig, lanes: int) -> Estimate:
         """What an iteration takes. In memory all epochs are like the first, and whole minibatches take the most."""
         samples = config.horizon * lanes
-        flops, moved = work.on_policy_work(cls.make_actor(spec, config, net, torch.device("cpu")), samples, lanes, config.epochs)
+        flops, moved = on_policy_work(cls.make_actor(spec, config, net, torch.device("cpu")), samples, lanes, config.epochs)
         return Estimate(samples, flops, moved, config.model_copy(update={"kernels": "torch", "microbatch": None, "epochs": 1}))
 
     def start(self) -> None:

@@ -19,8 +19,7 @@ from operant.algos.ppo.config import PPOConfig
 from operant.algos.ppo.loss import Batch, Experience, LossTerms, ppo_loss
 from operant.algos.ppo.stats import Stats
 from operant.compute import threads
-from operant.data.minibatches import Minibatches
-from operant.data.rollout import Collector
+from operant.data import Collector, Minibatches
 from operant.nn import Adam, Policy, manual, masked, statistics
 
 BOOTSTRAP_SAMPLES = 2**19

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from operant.algos.ppo.config import PPOConfig
-from operant.data.rollout import Collector
+from operant.data import Collector
 from operant.nn import Policy
 
 

@@ -28,10 +28,9 @@ from operant.algos.pqn.loss import Experience
 from operant.algos.pqn.stats import Stats
 from operant.compute.graphs import Graphed
 from operant.compute.kernel import bind, kernel
-from operant.data import minibatches, returns
-from operant.data.rollout import Collector
+from operant.data import Collector, Discount, Minibatches, Trace, advantage_body, layout
 from operant.envs import Env
-from operant.nn import Adam, QPolicy, decayed, mlp, work
+from operant.nn import Adam, NetConfig, QPolicy, decayed, on_policy_work
 from operant.worlds import World
 
 log = logging.getLogger("operant.pqn")
@@ -49,7 +48,7 @@ class PQN:
     }  # fmt: skip
     """What a profile calls the time of which part."""
 
-    def __init__(self, world: World, config: PQNConfig, net: mlp.Config, *, seed: int, steps: int, eager: bool = False) -> None:
+    def __init__(self, world: World, config: PQNConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False) -> None:
         T, N, device = config.horizon, world.count, world.device
         self.world, self.config, self.device = world, config, device
         self.steps_per_iteration = T * N
@@ -62,12 +61,12 @@ class PQN:
         self.collector = Collector(world, T, self.policy.noise_rows)
         self.rollout, self.experience = self.collector.rollout, Experience(self.collector)
         self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
-        self.minibatches = minibatches.Minibatches(minibatches.layout(T, N, config.minibatches), config.epochs, seed, self._iteration)
+        self.minibatches = Minibatches(layout(T, N, config.minibatches), config.epochs, seed, self._iteration)
 
         # Q(lambda) returns; float32, or the kernel would compute in float64.
-        self._estimate, rollout, found = kernel(returns.advantage_body, device), self.rollout, self.experience
-        self._discount = returns.Discount(float32(config.gamma), float32(config.gamma * config.q_lambda))  # type: ignore[arg-type]
-        self._trace = bind(returns.Trace(found.reward, found.value, found.final_value, rollout.terminated, rollout.truncated, found.advantage, found.returns))
+        self._estimate, rollout, found = kernel(advantage_body, device), self.rollout, self.experience
+        self._discount = Discount(float32(config.gamma), float32(config.gamma * config.q_lambda))  # type: ignore[arg-type]
+        self._trace = bind(Trace(found.reward, found.value, found.final_value, rollout.terminated, rollout.truncated, found.advantage, found.returns))
 
         # The optimizer: one vector, and a learning rate that a captured graph can see change.
         learning_rate = torch.tensor(config.learning_rate, device=device)
@@ -86,16 +85,16 @@ class PQN:
         self.phases = (Phase("collect", self.collect), Phase("update", self.update))
 
     @classmethod
-    def make_actor(cls, spec: Env, config: PQNConfig, net: mlp.Config, device: torch.device, *, seed: int = 0) -> QPolicy:
+    def make_actor(cls, spec: Env, config: PQNConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> QPolicy:
         """The policy alone, without what training needs."""
         normalize, epsilon = config.normalize_observations, config.epsilon_start
         return QPolicy(spec, net, seed=seed, device=device, normalize=normalize, precision=config.precision, epsilon=epsilon)
 
     @classmethod
-    def estimate(cls, spec: Env, config: PQNConfig, net: mlp.Config, lanes: int) -> Estimate:
+    def estimate(cls, spec: Env, config: PQNConfig, net: NetConfig, lanes: int) -> Estimate:
         """What an iteration takes. In memory all epochs are like the first."""
         samples = config.horizon * lanes
-        flops, moved = work.on_policy_work(cls.make_actor(spec, config, net, torch.device("cpu")), samples, lanes, config.epochs)
+        flops, moved = on_policy_work(cls.make_actor(spec, config, net, torch.device("cpu")), samples, lanes, config.epochs)
         return Estimate(samples, flops, moved, config.model_copy(update={"kernels": "torch", "epochs": 1}))
 
     def start(self) -> None:

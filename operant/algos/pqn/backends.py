@@ -17,8 +17,7 @@ from torch import Tensor
 from operant.algos.pqn.config import PQNConfig
 from operant.algos.pqn.loss import Batch, Experience, LossTerms, q_loss
 from operant.algos.pqn.stats import Stats
-from operant.data.minibatches import Minibatches
-from operant.data.rollout import Collector
+from operant.data import Collector, Minibatches
 from operant.errors import ConfigError
 from operant.nn import Adam, QPolicy, epsilon_greedy, statistics
 

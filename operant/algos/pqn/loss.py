@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from operant.data.rollout import Collector
+from operant.data import Collector
 from operant.nn import QPolicy
 
 

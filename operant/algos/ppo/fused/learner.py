@@ -20,7 +20,7 @@ from operant.kernels import Spec, TileConfig, padded
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.reduce import REDUCE_COLUMNS, adam_step, reduce_partials
 from operant.kernels.structs import Acting, Bootstrap, Inputs, Minibatch, Moments
-from operant.nn import Gaussian, mlp
+from operant.nn import Gaussian
 
 MOMENT_PARTS, MOMENT_TILE = 512, 4096
 """The advantages' moments are summed in up to so many parts, of tiles of so many samples."""
@@ -57,7 +57,7 @@ class Learner:
         self._bounds = torch.cat([gaussian.centre, gaussian.reach, gaussian.limit]).flatten() if gaussian is not None else self._totals
         # Mean and inv_std side by side: copied before a rollout, since the normalizer stands still until the next.
         self._normalizer = torch.zeros(2, normalizer.mean.shape[0], device=device) if normalizer is not None else self._totals
-        self._partial_one_hot = policy.net.partial_one_hot if isinstance(policy.net, mlp.MLP) else None
+        self._partial_one_hot = getattr(policy.net, "partial_one_hot", None)
         if self._partial_one_hot is not None:
             encoder = self._partial_one_hot
             self._normalizer = torch.zeros(4, len(encoder.feature), device=device)
