@@ -5,8 +5,8 @@ from operant.nn.exploration import decayed, epsilon_greedy, ladder
 from operant.nn.normalization import RunningNormalizer, statistics
 from operant.nn.optimizer import Adam
 from operant.nn.policy import Actor, NetConfig, Policy
-from operant.nn.q_policy import QPolicy
-from operant.nn.work import Work, on_policy_work, step_bytes
+from operant.nn.q_policy import QHead, QPolicy
+from operant.nn.work import Work, network_flops, observation_bytes, on_policy_work, step_bytes
 
 __all__ = [
     "ILLEGAL",
@@ -15,6 +15,7 @@ __all__ = [
     "Gaussian",
     "NetConfig",
     "Policy",
+    "QHead",
     "QPolicy",
     "RunningNormalizer",
     "Work",
@@ -22,6 +23,8 @@ __all__ = [
     "epsilon_greedy",
     "ladder",
     "masked",
+    "network_flops",
+    "observation_bytes",
     "on_policy_work",
     "statistics",
     "step_bytes",

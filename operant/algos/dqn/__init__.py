@@ -1,0 +1,8 @@
+"""Deep Q-learning from a replay. Exports `ALGO`; knows only where it is."""
+
+from operant.algos.dqn.algorithm import DQN
+from operant.algos.dqn.config import DQNConfig
+
+ALGO = DQN
+
+__all__ = ["ALGO", "DQN", "DQNConfig"]

@@ -1,0 +1,116 @@
+"""Deep Q-learning (Mnih et al. 2015) from a replay, on N lanes. Read it from top to bottom.
+
+Plain DQN by default; by switches double Q-learning, a duelling head, n-step returns, a distribution of returns (C51), an epsilon of its own for each lane,
+prioritised replay, and hard or Polyak targets. Only legal actions count in a maximum, and only they are explored.
+
+One iteration is T ticks: act, step, store, and the updates that are due after each tick. It touches fixed buffers and never reads back to the host, so on a
+GPU it is one CUDA graph. Networks and gradients are a backend's (see operant/algos/dqn/backends.py). Knows nothing of files or of the loop that calls it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from operant.algos.base import Estimate, Phase, Tier, policy_state
+from operant.algos.dqn import backends, metrics
+from operant.algos.dqn.config import DQNConfig
+from operant.algos.dqn.stats import Stats, Terms
+from operant.compute.graphs import Graphed
+from operant.data import Cycle
+from operant.envs import Env
+from operant.nn import Adam, NetConfig, QPolicy, decayed, ladder, network_flops, observation_bytes, step_bytes
+from operant.worlds import World
+
+
+class DQN:
+    """DQN on a world. `stats` holds an iteration's numbers, in the order of `Stats`, on the device."""
+
+    Config = DQNConfig
+    parts: ClassVar[dict[str, str]] = {
+        "world.step": "environment", "backend.acting": "network", "cycle.replay.store": "replay", "cycle.replay.sample": "replay",
+        "backend.following": "targets", "backend.gradient": "gradient", "optimizer.step": "optimiser",
+    }  # fmt: skip
+    """What a profile calls the time of which part."""
+
+    def __init__(self, world: World, config: DQNConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False) -> None:
+        N, device = world.count, world.device
+        self.world, self.config, self.device = world, config, device
+        self.steps_per_iteration = config.horizon * N
+        torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
+
+        # The network and the target network, which begins as it does and reads observations as it does.
+        self.policy = self.actor = self.make_actor(world.spec, config, net, device, seed=seed)
+        self.target = self.make_actor(world.spec, config, net, device, seed=seed)
+        self.target.normalizer = self.policy.normalizer
+        self.optimizer = Adam(
+            self.policy.flat.values.data, self.policy.flat.gradient, torch.tensor(config.learning_rate, device=device), config.adam_epsilon
+        )
+
+        # Rollout and replay, and each lane's epsilon.
+        self.cycle = Cycle(world, config, seed=seed, acting_noise=self.policy.noise_rows)
+        self.rollout = self.cycle.rollout
+        self._ladder = ladder(N, config.ladder_base, config.ladder_exponent, device) if config.exploration == "ladder" else None
+        self._epsilon_iterations = max(1.0, (config.epsilon_steps or steps / 10) / self.steps_per_iteration)
+        self._epsilon = torch.ones(N, device=device)
+
+        self.metrics, self.stats = metrics.specs(), torch.zeros(len(Stats._fields), device=device)
+        totals = torch.zeros(len(Terms._fields), device=device)
+        parts = backends.Parts(config, self.cycle, self.policy, self.target, self.optimizer, self._epsilon, totals, self.stats)
+        self.backend = backends.choose(parts)
+        self.chosen = self.backend.chosen
+        self.train = Graphed(self.backend.alone(self._train), device, eager=eager or not world.capturable)
+        self.phases = (Phase("train", self.train),)
+
+    @classmethod
+    def make_actor(cls, spec: Env, config: DQNConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> QPolicy:
+        """The policy alone, without what training needs."""
+        return QPolicy(
+            spec, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision,
+            atoms=config.atoms if config.critic == "c51" else 1, duelling=config.duelling, support=(config.v_min, config.v_max),
+        )  # fmt: skip
+
+    @classmethod
+    def estimate(cls, spec: Env, config: DQNConfig, net: NetConfig, lanes: int) -> Estimate:
+        """What an iteration takes: acting, and of an update a forward pass of both networks and a backward pass."""
+        steps, samples = config.horizon * lanes, config.updates * config.batch_size
+        forward, backward = network_flops(cls.make_actor(spec, config, net, torch.device("cpu")))
+        flops = float(steps * forward + samples * ((2 + config.double) * forward + backward))
+        row = observation_bytes(spec) + spec.mask_size + 4 + 4 + 1 + 1
+        moved = float(steps * (step_bytes(spec) + 2 * row) + samples * 2 * (2 * row + observation_bytes(spec)))
+        return Estimate(steps, flops, moved, config.model_copy(update={"kernels": "torch"}))
+
+    def start(self) -> None:
+        """Begin every lane anew. A resumed run copies into `state` instead."""
+        self.cycle.start()
+
+    @torch.no_grad()
+    def _train(self) -> None:
+        """One iteration; then the normalizer takes it in: during an iteration it stands still."""
+        self.backend.prepare()
+        self._explore()
+        self.cycle.run(self.backend.act, self.backend.update)
+        self.backend.finish()
+        if self.policy.normalizer is not None:
+            self.policy.normalizer.update(self.rollout.observation[1:].transpose(0, 1), self.cycle.replay.shards)
+
+    def _explore(self) -> None:
+        """Each lane's epsilon in this iteration: 1 until enough steps are taken to learn from."""
+        config, taken = self.config, self.cycle.iteration * self.steps_per_iteration
+        share = self.cycle.iteration[0] / self._epsilon_iterations
+        planned = decayed(config.epsilon_start, config.epsilon_end, share) if self._ladder is None else self._ladder
+        self._epsilon.copy_(torch.where(taken < config.learning_starts, 1.0, planned))
+        self.policy.epsilon.copy_(self._epsilon.mean())
+
+    # STATE
+
+    def state(self, tier: Tier) -> dict[str, Tensor]:
+        """The tensors of a tier by name: with those of "all" a resumed run goes on to the bit. Copy into these to load."""
+        named = policy_state(self.policy)
+        if tier == "policy":
+            return named
+        groups = {"world": self.world.state(), "adam": self.optimizer.tensors(), "algo": {"target": self.target.flat.values.data}}
+        named |= {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+        return named | self.cycle.state(replay=tier == "all")

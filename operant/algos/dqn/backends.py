@@ -1,0 +1,210 @@
+"""How DQN acts and learns: by torch and autograd, by a manual backward pass on the CPU, or by other kernels. One way is chosen when a run begins.
+
+All work on the same buffers, with the same samples and the same noise; torch and autograd are the specification. Knows no cycle of ticks and updates.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from operant.algos.dqn import loss
+from operant.algos.dqn.config import DQNConfig
+from operant.algos.dqn.stats import Terms
+from operant.compute import threads
+from operant.data import Batch, Cycle
+from operant.errors import ConfigError
+from operant.nn import Adam, QPolicy, epsilon_greedy, manual, masked
+
+ALONE_BATCH = 1024
+"""On a CPU batches of at most so many samples are computed by one thread: the products are small, and torch's threads would meet in each."""
+
+log = logging.getLogger("operant.dqn")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a backend works on."""
+
+    config: DQNConfig
+    cycle: Cycle  # rollout, replay; `warming` and `skip`
+    policy: QPolicy
+    target: QPolicy  # with the policy's normalizer
+    optimizer: Adam
+    epsilon: Tensor  # (N), each lane's probability of a random action
+    totals: Tensor  # in the order of `Terms`: sums over the iteration's updates
+    stats: Tensor  # in the order of `Stats`
+
+
+class Backend(Protocol):
+    """One way to do the work."""
+
+    name: str
+    chosen: dict[str, str]  # what was left to it by the configuration
+
+    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
+        """A phase, with the threads that this backend wants torch to use."""
+
+    def prepare(self) -> None:
+        """Begin an iteration."""
+
+    def act(self, t: int) -> None:
+        """Epsilon-greedy actions of tick t, into the rollout."""
+
+    def update(self, ticks: int, number: int) -> None:
+        """Sample a batch, take one step of the network, and of the target network where it is due; none where `skip` is 1."""
+
+    def finish(self) -> None:
+        """Write the iteration's `stats`."""
+
+
+def choose(parts: Parts) -> Backend:
+    """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for kernels that cannot be."""
+    kernels = parts.config.kernels
+    if kernels == "fused":
+        raise ConfigError("the configuration", ['algo.kernels = "fused": DQN has no fused kernels yet (use "auto" or "torch")'])
+    if kernels != "auto" or parts.policy.device.type != "cpu":
+        return TorchBackend(parts)
+    unsupported_reason = manual.unsupported_reason(parts.policy)
+    if unsupported_reason is not None:
+        log.info("kernels: torch's and autograd, not the manual backward pass: %s", unsupported_reason)
+        return TorchBackend(parts)
+    return ManualBackend(parts)
+
+
+class TorchBackend:
+    """Torch's kernels, and autograd: what other backends are checked against."""
+
+    name = "torch"
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.config, self.cycle, self.chosen = parts, parts.config, parts.cycle, dict[str, str]()
+        self.policy, self.head = parts.policy, parts.policy.distribution
+        self._on_cpu = parts.policy.device.type == "cpu"
+
+    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
+        """On a CPU on one thread, where batches are small."""
+        return threads.alone()(work) if self._on_cpu and self.config.batch_size <= ALONE_BATCH else work
+
+    def prepare(self) -> None:
+        """Begin an iteration."""
+        self.parts.totals.zero_()
+
+    # NETWORKS: the head's rows (H, n) for observations (O, n), which the next call may overwrite
+
+    def acting(self, observation: Tensor) -> Tensor:
+        """Of the network, for all lanes."""
+        return self.policy.parameters(observation)
+
+    @torch.no_grad()
+    def following(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """For next observations: of the target network, and of the network that chooses the next action."""
+        after = self.parts.target.parameters(batch.next_observation)
+        return after, self.policy.parameters(batch.next_observation) if self.config.double else after
+
+    def gradient(self, batch: Batch, target: Tensor, weight: Tensor | None) -> loss.Learned:
+        """Write the gradient of the loss into the flat vector."""
+        with torch.enable_grad():
+            learned = loss.q_loss(self.head, self.policy.parameters(batch.observation), batch, target, weight)
+            self.policy.flat.backward(learned.loss)
+        return learned
+
+    # ACT
+
+    def act(self, t: int) -> None:
+        """Epsilon-greedy actions of tick t, into the rollout."""
+        collector = self.cycle.collector
+        rollout, legal = collector.rollout, collector.legal(t)
+        values = self.head.values(self.acting(rollout.observation[t]))
+        if legal is not None:
+            values = masked(values, legal)
+        rollout.action[t] = epsilon_greedy(values, collector.noise[t], self.parts.epsilon, legal)
+
+    # LEARN
+
+    def update(self, ticks: int, number: int) -> None:
+        """Sample a batch, take one step of the network, and of the target network where it is due; none where `skip` is 1."""
+        parts, config, cycle = self.parts, self.config, self.cycle
+        if self._on_cpu and bool(cycle.skip):
+            return
+        batch = cycle.replay.sample(ticks, number)
+        target = loss.targets(self.head, *self.following(batch), batch)
+        learned = self.gradient(batch, target, None)
+
+        # g <- g min(1, max_norm / |g|): Pascanu, Mikolov & Bengio 2013.
+        gradient = self.policy.flat.gradient
+        norm = torch.linalg.vector_norm(gradient)
+        if config.max_gradient_norm > 0.0:
+            gradient.mul_((config.max_gradient_norm / (norm + 1e-6)).clamp_max(1.0))
+        parts.optimizer.step(cycle.skip)
+
+        # Every so many updates the target network follows: all the way, or a part of it.
+        share = config.tau * (1.0 - cycle.skip)
+        if config.target_every > 1:
+            share = share * ((cycle.replay.ring.updates[0] + (number + 1)) % config.target_every == 0)
+        parts.target.flat.values.data.lerp_(self.policy.flat.values.data, share)
+        terms = Terms(learned.loss.detach(), learned.error.mean(), learned.q.mean(), norm)
+        parts.totals.add_(torch.where(cycle.skip > 0, 0.0, torch.stack(terms)))
+
+    def finish(self) -> None:
+        """Means over the iteration's updates, and what is counted once."""
+        parts, cycle, updates = self.parts, self.cycle, self.config.updates
+        means = parts.totals / updates
+        not_finite = (~torch.isfinite(self.policy.flat.values.data)).sum() + (~torch.isfinite(means)).sum()
+        fill = cycle.replay.fill(0) / cycle.replay.capacity
+        once = (parts.epsilon.mean()[None], fill, (updates * (1.0 - cycle.skip))[None], not_finite[None].float())
+        parts.stats.copy_(torch.cat([means, *once]))
+
+
+class ManualBackend(TorchBackend):
+    """The same on the CPU, with the networks' passes written out by hand, over memory that is allocated once; autograd does the few rows of the head."""
+
+    name = "manual_backward"
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        B, N = self.config.batch_size, self.cycle.world.count
+        self._parameters, self._target_parameters = manual.Parameters(parts.policy), manual.Parameters(parts.target)
+        weights = self._parameters.weights
+        self._learning = manual.Network(parts.policy, weights, B).with_backward()
+        self._choosing, self._acting = manual.Network(parts.policy, weights, B), manual.Network(parts.policy, weights, N)
+        self._following = manual.Network(parts.target, self._target_parameters.weights, B)
+        self._vector = torch.zeros(weights.numel())
+        self._gradient = weights.views(self._vector)
+        log.info("kernels: torch's, and a manual backward pass")
+
+    def acting(self, observation: Tensor) -> Tensor:
+        """Of the network, for all lanes."""
+        self._parameters.refresh()
+        self._acting.forward(observation)
+        return self._acting.parameters
+
+    def following(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """For next observations: of the target network, and of the network that chooses the next action."""
+        self._parameters.refresh()
+        self._target_parameters.refresh()
+        self._following.forward(batch.next_observation)
+        if not self.config.double:
+            return self._following.parameters, self._following.parameters
+        self._choosing.forward(batch.next_observation)
+        return self._following.parameters, self._choosing.parameters
+
+    def gradient(self, batch: Batch, target: Tensor, weight: Tensor | None) -> loss.Learned:
+        """Write the gradient of the loss into the flat vector. `following` was called since the network's last step."""
+        network = self._learning
+        network.forward(batch.observation)
+        with torch.enable_grad():
+            rows = network.parameters.requires_grad_()
+            learned = loss.q_loss(self.head, rows, batch, target, weight)
+            (gradient,) = torch.autograd.grad(learned.loss, rows)
+        network.parameters_gradient.copy_(gradient)
+        network.value_gradient.zero_()
+        self._vector.zero_()
+        network.backward(self._gradient)
+        self._parameters.write(self._gradient)
+        return learned
