@@ -16,7 +16,7 @@ from textual import events
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding
 from textual.driver import Driver
-from textual.filter import ANSIToTruecolor, LineFilter
+from textual.filter import ANSIToTruecolor, LineFilter, Monochrome, NoColor
 from textual.message import Message
 from textual.reactive import reactive
 from textual.screen import Screen
@@ -37,6 +37,7 @@ THEMES: Final = (
     Theme("dark", primary="#56B4E9", background="#101216", surface="#181B20", panel="#181B20", foreground="#D8DADF", dark=True),
     Theme("light", primary="#0072B2", background="#FBFBF8", surface="#F0F0EA", panel="#F0F0EA", foreground="#202226", dark=False),
 )
+_NO_COLOR: Final = NoColor()
 _QUESTIONS: Final = {
     "checkpoint": ("Save a checkpoint of {run} now?", "Training goes on after it.", "asked for a checkpoint"),
     "pause": ("Pause {run}?", "It waits, with everything in memory, until P is pressed again.", "asked to pause"),
@@ -157,8 +158,9 @@ class MonitorApp(App[None]):
             self.source.hurry(interval_s)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Without the one for colours by number: there are none here, and it goes over every line that is drawn."""
-        return [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
+        """Without the one for colours by number, of which there are none here; and under NO_COLOR without colours, greys included."""
+        filters = [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
+        return [_NO_COLOR if isinstance(one, Monochrome) else one for one in filters]
 
     # --------------------------------------------------------------------------------------------------------------------------------- the model
 

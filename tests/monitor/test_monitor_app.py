@@ -685,8 +685,8 @@ def test_without_colour_everything_is_still_said(monkeypatch):
             assert state.upper().replace("_", " ") in text.split("\n")[0]
         for filter_ in app.get_line_filters():
             strips = [Strip([Segment(*cell) for cell in line]).apply_filter(filter_, app.screen.background_colors[1]) for line in capture.cells(app)]
-        colours = {style.color.triplet for strip in strips for _, style, _ in strip if style and style.color and style.color.triplet}
-        assert colours and all(red == green == blue for red, green, blue in colours)
+        colours = [colour for strip in strips for _, style, _ in strip if style for colour in (style.color, style.bgcolor)]
+        assert colours and all(colour is None or colour.is_default for colour in colours), "the terminal's own colours, and no grey"
 
     act(body, size=(80, 24))
 
