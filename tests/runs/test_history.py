@@ -671,6 +671,15 @@ def test_a_segment_is_thinned_in_its_place(tmp_path):
     assert (chunk.every, list(chunk.n), sum(chunk.columns["episodes"])) == (16, list(range(15, 400, 16)), sum(range(400)))
 
 
+def test_a_segment_that_was_thinned_to_the_end_is_thinned_again(tmp_path):
+    path, _ = small_history(tmp_path, frames=10)
+    with open(path, "r+b") as file:
+        file.write(segment.pack_head(segment.describe(path)._replace(every=1 << 31)))
+    thin_now(path)
+    (chunk,) = read(path.parent)
+    assert chunk.every == 2**32 - 1 and len(chunk.n) == 10
+
+
 def test_thinning_that_fails_leaves_the_segment(tmp_path, monkeypatch):
     path, data = small_history(tmp_path)
 

@@ -40,7 +40,7 @@ def thin(path: Path) -> Generator[None, None, None]:
     try:
         temporary.unlink(missing_ok=True)
         with open(temporary, "xb", opener=functools.partial(os.open, mode=0o600)) as out:
-            out.write(segments.pack_head(head._replace(every=head.every * FACTOR)))
+            out.write(segments.pack_head(head._replace(every=min(head.every * FACTOR, 2**32 - 1))))
             for merged in _merged(descriptor, head):
                 out.write(merged)
                 yield
