@@ -14,8 +14,22 @@ from typing import Final, NamedTuple
 from monitor.data.snapshot import Ending, Figure, PhaseShare, Progress, RunFacts
 from monitor.data.timeline import Timeline
 from operant import text
-from operant.runs import EVALUATION, LIVE, SECONDS, Header, MetricSpec, Observation, Run, State, integer_of, number_of, shown, text_of
-from operant.runs.states import target_reached, target_remark
+from operant.runs import (
+    EVALUATION,
+    LIVE,
+    SECONDS,
+    Header,
+    MetricSpec,
+    Observation,
+    Run,
+    State,
+    integer_of,
+    number_of,
+    shown,
+    target_reached,
+    target_remark,
+    text_of,
+)
 
 _MOST_FIGURES, _MOST_PHASES = 16, 16
 _RECENT, _NEWEST, _LAST = (10.0, 20), (1.0, 9), (0.0, 32)  # seconds, and at least so many records

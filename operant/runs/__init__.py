@@ -51,7 +51,7 @@ from operant.runs.metrics import (
     Threshold,
     Writer,
 )
-from operant.runs.states import ENDED, LIVE, Judgement, Observation, State, describe, exit_code, judge, observe, state
+from operant.runs.states import ENDED, LIVE, Judgement, Observation, State, describe, exit_code, judge, observe, state, target_reached, target_remark
 
 __all__ = [
     "BOOKKEEPING",
@@ -122,6 +122,8 @@ __all__ = [
     "start_ticks",
     "state",
     "taken",
+    "target_reached",
+    "target_remark",
     "text_of",
     "update_document",
     "worker",
