@@ -26,15 +26,14 @@ SYNONYMS = {
     "adam_eps": "algo.adam_epsilon", "num_envs": "env.lanes", "n_envs": "env.lanes", "env_id": "env.name", "total_timesteps": "run.steps",
     "total_steps": "run.steps", "max_steps": "run.steps", "hidden_sizes": "net.hidden", "hidden_size": "net.hidden", "hidden_dim": "net.hidden",
     "net_arch": "net.hidden", "log_std_init": "net.initial_log_std", "eval_freq": "eval.every", "n_eval_episodes": "eval.episodes",
-    "save_freq": "checkpoint.every",
+    "save_freq": "checkpoint.every", "train_batch_size": "algo.minibatches", "sgd_minibatch_size": "algo.minibatches", "gae": "algo.gae_lambda",
+    "grad_clip": "algo.max_gradient_norm", "gradient_clip": "algo.max_gradient_norm", "max_norm": "algo.max_gradient_norm", "envs": "env.lanes",
+    "n_lanes": "env.lanes", "nsteps": "algo.horizon", "layers": "net.hidden", "width": "net.hidden", "lr_schedule": "algo.anneal",
 }  # fmt: skip
 """What other libraries call a key, by its last part: a hint in the message about an unknown key."""
 
-NOTES = {
-    "batch_size": "a minibatch holds env.lanes x algo.horizon / algo.minibatches samples",
-    "minibatch_size": "a minibatch holds env.lanes x algo.horizon / algo.minibatches samples",
-    "mini_batch_size": "a minibatch holds env.lanes x algo.horizon / algo.minibatches samples",
-}
+_SAMPLES = "a minibatch holds env.lanes x algo.horizon / algo.minibatches samples"
+NOTES = dict.fromkeys(("batch_size", "minibatch_size", "mini_batch_size", "train_batch_size", "sgd_minibatch_size"), _SAMPLES)
 """Where a key of another library counts something else than Operant's."""
 
 MODULES = {

@@ -157,15 +157,17 @@ def doctor(as_json: JsonOption = False, runs: RootOption = None) -> None:
 def config_show(
     words: Words = None, config: ConfigOption = None, env: EnvOption = None, trust: TrustOption = False, as_json: JsonOption = False
 ) -> None:
-    """Print every key with its value and where it was set."""
+    """Print every key with its meaning, its value and where it was set."""
     from operant.config import request
 
     asked = request.make(words or (), config=config, environment_file=env, settings={})
+    say(*asked.notes)
     found = consented(trust, asked.origins)
     if as_json:
-        print_json({"schema": 1, "values": {origin.key: {"value": origin.value, "origin": origin.origin} for origin in found}})
+        values = {origin.key: {"value": origin.value, "origin": origin.origin, "description": origin.description or None} for origin in found}
+        print_json({"schema": 1, "values": values})
     else:
-        show_origins(found)
+        show_origins(found, descriptions=True)
 
 
 @config_app.command("check")
@@ -178,6 +180,7 @@ def config_check(
     from operant.config import request
 
     asked = request.make(overrides or (), config=file, environment_file=None, settings={})
+    say(*asked.notes)
     consented(trust, asked.load)
     out("ok")
 
@@ -190,16 +193,16 @@ def config_schema() -> None:
     print_json(schema())
 
 
-def show_origins(origins: Iterable[Origin]) -> None:
-    """A configuration as TOML, with the origin of each value in a comment."""
-    from operant.text import safe
-
+def show_origins(origins: Iterable[Origin], *, descriptions: bool = False) -> None:
+    """A configuration as TOML, with the origin of each value in a comment, and on request what it means in one above."""
     section = ""
-    for key, value, origin in origins:
+    for key, value, origin, description in origins:
         head, _, rest = key.partition(".")
         if head != section:
             out(*([""] if section else []), f"[{head}]")
             section = head
+        if descriptions and description:
+            out(f"# {description}")
         line = f"# {rest} is not set" if value is None else f"{rest} = {_toml(value)}"
         out(f"{line:40} # {safe(origin, 400)}")
 

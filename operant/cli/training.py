@@ -62,6 +62,7 @@ def train(
             raise UsageError(f"{', '.join(given)} cannot be used with --resume: a run goes on with its own configuration; key=value changes single keys")
         _resume(resume, [*(words or ()), *(f"{key}={value}" for key, value in settings.items() if value is not None)], "last", after, runs, trust)
     asked = request.make(words or (), config=config, environment_file=env, settings=settings)
+    say(*asked.notes)
     if dry_run:
         consented(trust, lambda trusted: _dry_run(asked, trusted))
     else:
@@ -82,6 +83,8 @@ def _train(asked: Request, after: After, root: str | None, trusted: bool) -> Non
 
     notice = launch.detach_problem() if after is After.DETACH else None
     run = folders.create(folders.root(root), asked.name, asked.prefix, asked.document())
+    if asked.name not in (None, run.id):
+        say(f"there is a run {asked.name} already: this one is {run.id}")
     if after is After.INLINE:
         _train_here(run, trusted)
         return

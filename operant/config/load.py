@@ -69,11 +69,12 @@ class Config:
 
 
 class Origin(NamedTuple):
-    """Where a value comes from: `default`, `FILE:LINE` or `command line`."""
+    """Where a value comes from: `default`, `FILE:LINE` or `command line`; and what its key means, "" where nothing says so."""
 
     key: str
     value: Any
     origin: str
+    description: str = ""
 
 
 def load(source: Path | None, overrides: Sequence[str] = (), *, folder: Path | None = None, trusted: bool = False) -> Config:
@@ -90,7 +91,7 @@ def origins(source: Path | None, overrides: Sequence[str] = (), *, folder: Path 
     """Every key of the resolved configuration, its value, and where it was written. Raises as `load`."""
     raw = read(source, overrides)
     config = _check(raw, folder, trusted)
-    return [Origin(".".join(key), value, raw.origin(key)) for key, value in flat(_tables(config))]
+    return [Origin(".".join(key), value, raw.origin(key), _description(config, key)) for key, value in flat(_tables(config))]
 
 
 def to_toml(config: Config, **copies: str) -> str:
@@ -175,6 +176,14 @@ def _tables(config: Config) -> dict[str, dict[str, Any]]:
     tables = {name: {} if name == "algo" else getattr(config, name).model_dump() for name in sections.SECTIONS}
     tables["algo"] = {"name": config.algo_name, **config.algo.model_dump()}
     return tables
+
+
+def _description(config: Config, key: tuple[str, ...]) -> str:
+    """What a key means, as its field says; nothing for the parameters of an environment."""
+    if key == ("algo", "name"):
+        return "A shipped algorithm, or your own file and its class: my_algo.py:MyAlgo."
+    field_ = type(getattr(config, key[0])).model_fields.get(key[1]) if len(key) == 2 else None
+    return ("" if field_ is None else field_.description or "").replace("\n", " ")
 
 
 def _section_text(name: str, table: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ import tomli
 
 from operant import old_names
 from operant.config import toml_positions
+from operant.config.recipes import plain_name
 from operant.errors import ConfigError, NotFoundError
 
 Key = tuple[str, ...]
@@ -38,6 +39,7 @@ class RawConfig:
     locations: dict[Key, Location] = field(default_factory=dict)
     texts: dict[Key, str] = field(default_factory=dict)  # of overrides, before they were read as TOML values
     problems: list[tuple[Location, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what the person who asked should know: nothing is wrong
 
     @property
     def title(self) -> str:
@@ -95,8 +97,10 @@ def read(source: Path | None, overrides: Sequence[str] = ()) -> RawConfig:
     raw = RawConfig(source)
     if source is not None:
         _read_file(raw, source)
+    before = _environment(raw)
     for number, text in enumerate(overrides):
         _override(raw, (1, number), text)
+    _drop_target(raw, before)
     return raw
 
 
@@ -167,6 +171,24 @@ def _rename(raw: RawConfig, old: str, new: str) -> None:
     raw.locations.setdefault(new_key, location)
 
 
+def _environment(raw: RawConfig) -> str:
+    """`env.name` as it was written so far, a user's file with its absolute path; "" where there is none."""
+    table = raw.data.get("env")
+    name = table.get("name") if isinstance(table, dict) else None
+    if not isinstance(name, str) or "\0" in name:
+        return ""
+    return str(raw.path(("env", "name"), name)) if name.endswith(".py") else plain_name(name)
+
+
+def _drop_target(raw: RawConfig, before: str) -> None:
+    """Take the file's target out where overrides have replaced the file's environment: returns of another one say nothing about it."""
+    after, run, key = _environment(raw), raw.data.get("run"), ("run", "target")
+    if not before or after in ("", before) or raw.typed(key) or not isinstance(run, dict) or "target" not in run:
+        return
+    said = f"run.target = {quoted(run.pop('target'))} ({raw.words(raw.locations.pop(key, DEFAULT))})"
+    raw.notes.append(f"{said} is a return of {Path(before).stem}, not of {Path(after).stem}, and is left out; run.target=N sets another")
+
+
 def _line(error: Exception, text: str) -> int:
     """The line of a syntax error. tomli places an unclosed string on the line after, or at the end of the document."""
     line = getattr(error, "lineno", None)
@@ -200,6 +222,15 @@ def _override(raw: RawConfig, location: Location, text: str) -> None:
     if not equals or not all(_WORD.fullmatch(part) for part in key):
         raw.problem(location, f"{quoted(text)} is not an override: write section.key=value, such as algo.learning_rate=3e-4")
         return
+    _set(raw, location, key, _value(right.strip()), right.strip())
+
+
+def _set(raw: RawConfig, location: Location, key: Key, value: Any, text: str) -> None:
+    """Set the value of a key; of a section that is given as a table, those of its keys, as if each had been given by itself."""
+    if len(key) == 1 and isinstance(value, dict):
+        for name, one in value.items():
+            _set(raw, location, tuple(old_names.ALIASES.get(f"{key[0]}.{name}", f"{key[0]}.{name}").split(".", 1)), one, str(one))
+        return
     table = raw.data
     for end, part in enumerate(key[:-1], 1):
         table = table.setdefault(part, {})
@@ -207,10 +238,10 @@ def _override(raw: RawConfig, location: Location, text: str) -> None:
         if not isinstance(table, dict):
             raw.problem(location, f"{'.'.join(key)}: {'.'.join(key[:end])!r} is a value, not a table, and has no keys")
             return
-    table[key[-1]] = _value(right.strip())
+    table[key[-1]] = value
     for below in [other for other in raw.locations if other[: len(key)] == key]:
         del raw.locations[below]
-    raw.locations[key], raw.texts[key] = location, right.strip()
+    raw.locations[key], raw.texts[key] = location, text
 
 
 def _value(text: str) -> Any:

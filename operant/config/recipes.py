@@ -9,7 +9,7 @@ import difflib
 import re
 from pathlib import Path
 
-from operant.errors import NotFoundError
+from operant.errors import NotFoundError, UsageError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -47,26 +47,38 @@ def name_of(source: Path) -> str:
     return f"{source.parent.name}/{source.stem}"
 
 
-def find_source(text: str) -> Path:
+def find_source(text: str, algorithm: str | None = None) -> Path:
     """The file of a path, or else of a recipe that ships, with or without `.toml`; absolute.
 
-    A recipe is `algorithm/environment`, or an environment alone: then its own algorithm's, else the only one there is.
-    Raises NotFoundError with the names of recipes, and with all that match where a name fits several.
+    A recipe is `algorithm/environment`, or an environment alone: then that of `algorithm`, by default the environment's own, else the only one there is.
+    Raises NotFoundError with the names of recipes, and with all that match where a name fits several; UsageError for a recipe of another algorithm.
     """
+    files = _files()
     try:
         if Path(text).is_file():
-            return Path(text).resolve()
+            return _of_algorithm(Path(text).resolve(), algorithm)
     except (OSError, ValueError):  # a name too long, a NUL in it, a folder that may not be read: not there for us
         pass
-    files, name = _files(), text.removesuffix(".toml")
+    name = text.removesuffix(".toml")
     name = _ALIASES.get(name, name)
+    if algorithm is not None and f"{algorithm}/{name}" in files:
+        return files[f"{algorithm}/{name}"]
     own = f"{algorithm_of(name)}/{name}"
     matches = [key for key in files if key in (name, own)] or [key for key in files if key.partition("/")[2] == name]
     if len(matches) > 1:
         raise NotFoundError(f"{text!r} is the name of several recipes: {', '.join(sorted(matches))}. Give one of these")
     if matches:
-        return files[matches[0]]
+        return _of_algorithm(files[matches[0]], algorithm)
     raise NotFoundError(f"{_missing(text)} Recipes that ship: {', '.join(sorted(files)) or 'none'}")
+
+
+def _of_algorithm(source: Path, algorithm: str | None) -> Path:
+    """`source`. Raises UsageError where that is a recipe that ships and is for another algorithm than the one that is asked for."""
+    if algorithm is None or source.parent.name == algorithm or source not in map(Path.resolve, _files().values()):
+        return source
+    own = recipe(algorithm, source.stem)
+    way = f"take {name_of(own)}" if own is not None else f"for its defaults: operant train {source.stem} algo.name={algorithm}"
+    raise UsageError(f"{name_of(source)} is a recipe for {source.parent.name}, whose values mean nothing to algo.name={algorithm}: {way}")
 
 
 def plain_name(name: str) -> str:

@@ -29,8 +29,9 @@ class Request:
     overrides: tuple[str, ...]
     environment_file: Path | None
     directory: Path
-    name: str | None = None  # the run's id, if one was asked for and it can be one; the worker refuses one that cannot
+    name: str | None = None  # the run's id, if one was asked for; the worker refuses one of a file that cannot be one, and names the line
     prefix: str = ""  # `<env>-<algo>`: the beginning of a made-up id
+    notes: tuple[str, ...] = ()  # what the person who asks should know
 
     def document(self) -> dict[str, Any]:
         """What run.json keeps of it, for the worker."""
@@ -108,17 +109,23 @@ def make(words: Sequence[str], *, config: str | None, environment_file: str | No
     if environment is not None and environment_file is not None:
         raise UsageError(f"two environments, {environment!r} and --env {environment_file!r}: give one")
 
+    typed = read(None, overrides)
+    named, algorithm = _text(typed, "env", "name"), _text(typed, "algo", "name")
+    if named is not None and (environment or environment_file) is not None:
+        raise UsageError(f"two environments, {environment or environment_file!r} and env.name={named}: give one")
     if environment is not None:
         overrides.insert(0, f"env.name={environment}")
     overrides += [f"{key}={value}" for key, value in settings.items() if value is not None]
     file = _existing(environment_file, directory) if environment_file is not None else None
-    source = recipes.find_source(config) if config is not None else _recipe(read(None, overrides), file)
+    source = recipes.find_source(config, algorithm) if config is not None else _recipe(read(None, overrides), file)
     raw = read(source, overrides)
     env_name = str(file) if file is not None else _text(raw, "env", "name") or recipes.ENVIRONMENT
     algorithm = _text(raw, "algo", "name") or recipes.algorithm_of(env_name)
     name = _text(raw, "run", "name")
     prefix = f"{_short_name(env_name)}-{_short_name(algorithm)}"
-    return Request(source, tuple(overrides), file, directory, name if name and _NAME.fullmatch(name) else None, prefix)
+    wanted = name if name and (_NAME.fullmatch(name) or raw.typed(("run", "name"))) else None
+    notes = read(source, [*overrides, *([f"env.name={file}"] if file is not None else [])]).notes
+    return Request(source, tuple(overrides), file, directory, wanted, prefix, tuple(notes))
 
 
 def working_directory() -> Path:

@@ -50,7 +50,7 @@ def check(request: Request, trusted: bool = False) -> None:
 
 def _values(request: Request, trusted: bool) -> dict[str, Any]:
     """The value of every key, by its dotted name."""
-    return {key: value for key, value, _ in request.origins(trusted)}
+    return {origin.key: origin.value for origin in request.origins(trusted)}
 
 
 def _written(value: object) -> str:

@@ -84,6 +84,11 @@ def test_overrides_win_over_the_file_and_later_ones_over_earlier(write):
     assert (got.params.gravity, got.params.force) == (3.7, 2.0)
 
 
+def test_a_section_as_override_is_its_keys(write):
+    got = load(write("[env]\nname = 'pendulum'\nlanes = 8\n"), ["env={num_envs=64}", "algo={gamma=0.5, clip=0.1}"])
+    assert (got.env.name, got.env.lanes, got.algo.gamma, got.algo.clip) == ("pendulum", 64, 0.5, 0.1)
+
+
 def test_a_table_as_override_replaces_the_table(write):
     got = load(write("[env.params]\ngravity = 1.0\nforce = 2.0\n"), ["env.params={gravity=3}"])
     assert (got.params.gravity, got.params.force) == (3.0, 10.0)
@@ -626,6 +631,8 @@ def test_an_accepted_alias_is_the_key_itself(write):
     [
         ("algo.lr", "algo.learning_rate"), ("algo.n_steps", "algo.horizon"), ("algo.ent_coef", "algo.entropy_coefficient"), ("lr", "algo.learning_rate"),
         ("algo.vf_coef", "algo.value_coefficient"), ("run.num_envs", "env.lanes"), ("run.total_timesteps", "run.steps"), ("net.net_arch", "net.hidden"),
+        ("algo.gae", "algo.gae_lambda"), ("algo.grad_clip", "algo.max_gradient_norm"), ("algo.envs", "env.lanes"), ("net.width", "net.hidden"),
+        ("algo.sgd_minibatch_size", "algo.minibatches'? (a minibatch holds env.lanes x algo.horizon / algo.minibatches samples"),
         ("algo.batch_size", "algo.minibatches'? (a minibatch holds env.lanes x algo.horizon / algo.minibatches samples"),
     ],
 )  # fmt: skip
