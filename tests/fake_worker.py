@@ -2,6 +2,7 @@
 
 finish      50 records, an evaluation now and then, then finished (0)
 forever     records until SIGTERM or a request, then a checkpoint and stopped (130); pauses, goes on and makes checkpoints when it is asked to
+slow        as forever, but a stop takes it 3 s
 mute        the same, but takes no requests
 deaf        neither requests nor SIGTERM
 fork        as forever, with a forked child that outlives it and holds all it has open
@@ -45,6 +46,9 @@ class Teller:
         with self.turn:
             if not self.over:
                 self.writer.set_state("stopping")
+
+    def leaving(self, exit_code: int) -> None:
+        self.last_word("stopped", reason=signal.SIGINT, exit_code=exit_code)
 
     def last_word(self, state: str, *, reason: int, exit_code: int) -> None:
         with self.turn:
@@ -112,6 +116,7 @@ def train(folder: Path, behaviour: str, writer: Writer, asked: threading.Event, 
             requests.answer("checkpoint", "done", f"checkpoints/step-{step:012d}")
         if requests.stop is not None:
             writer.set_state("stopping", reason=requests.stop.number)
+            time.sleep(3.0 if behaviour == "slow" else 0.0)
             requests.answer("stop", "done", "stopped")
             return 130
         pause(writer, asked, requests)

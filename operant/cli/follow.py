@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import select
 import signal
 import sys
 import threading
@@ -81,6 +82,7 @@ class Presses:
 
     def __init__(self) -> None:
         self.interrupts, self.terminations, self._last_s = 0, 0, float("-inf")
+        self._wake: int | None = None  # can be read once a signal has come
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
@@ -89,11 +91,26 @@ class Presses:
             yield
             return
         before = {number: signal.signal(number, self._count) for number in (signal.SIGINT, signal.SIGTERM)}
+        outer, (self._wake, sink) = self._wake, os.pipe()
+        for end in (self._wake, sink):
+            os.set_blocking(end, False)
+        woken = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
         try:
             yield
         finally:
+            signal.set_wakeup_fd(woken)
             for number, handler in before.items():
                 signal.signal(number, handler)
+            for end in (self._wake, sink):
+                os.close(end)
+            self._wake = outer
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, but not on when a signal comes: a Ctrl-C is passed on at once."""
+        if self._wake is None:
+            time.sleep(seconds)
+        elif select.select([self._wake], [], [], seconds)[0]:
+            os.read(self._wake, 64)
 
     def _count(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
@@ -145,7 +162,7 @@ class _Viewer:
                     self._screen.end()
                     self._screen.above(f"{text.safe(self._follower.run.id)} has not ended within {timeout_s:g} s: {self._follower.state.word}")
                     return TIMEOUT_CODE
-                time.sleep(min(_POLL_S, left_s))
+                self.presses.sleep(min(_POLL_S, left_s))
         except ViewerGoneError:
             return VIEWER_GONE_CODE
         except KeyboardInterrupt:  # only where no presses are counted

@@ -15,12 +15,12 @@ from operant.text import safe
 
 if TYPE_CHECKING:
     from operant.runs import Run
-    from operant.runs.control import Ticket
+    from operant.runs.control import Answer, Ticket
 
 app = typer.Typer(**TYPER)
 
-_ACKNOWLEDGE_S, _KILL_S = 1.0, 5.0
-_STOP_S = 25.0  # what a trainer allows itself, and a little more
+_ACKNOWLEDGE_S, _PATIENCE_S, _KILL_S = 1.0, 3.0, 5.0
+_STOP_S = 25.0  # how long a trainer may take to begin with it; then it takes as long as its iteration and its checkpoint
 _ANSWER_S = 60.0  # a request's life: a trainer that still imports takes it when it begins
 _LOOK_S = 0.05
 _CHECKPOINT = re.compile(r"checkpoints/step-[0-9]+")
@@ -35,7 +35,7 @@ def stop(
 ) -> None:
     """Stop runs; each saves a checkpoint first.
 
-    Each finishes its update. Returns 0 once all have ended.
+    Each finishes its update, however long that takes. Returns 0 once all have ended; Ctrl-C ends only the waiting.
     """
     from operant import runs as folders
 
@@ -65,7 +65,7 @@ class _Stop:
 
         self._run, self._begin_s = run, time.monotonic()
         self._ticket: Ticket | None = None
-        self._taken = self._killed = False
+        self._taken = self._refused = self._killed = self._told = False
         self.over = False
         self.problem: OperantError | None = None
         state = folders.state(run)
@@ -96,26 +96,44 @@ class _Stop:
         if self.over:
             return
         waited_s = time.monotonic() - self._begin_s
-        state = folders.state(self._run)
+        state = folders.state(folders.load(self._run.path) or self._run)
+        cause = f" ({state.cause})" if state.cause else ""
+        name, more_force = safe(self._run.id), f"operant stop {safe(self._run.short)} --now"
         if not state.live:
             self._tell(state.word)
+        elif not self._refused and (refusal := self._refusal()) is not None:
+            self._refused, told = True, f"{name} refuses to stop: {refusal}"
+            if self._signal(signal.SIGTERM):
+                say(f"{told}. SIGTERM was sent instead")
+            else:
+                self.over, self.problem = True, OperantError(f"{told}. Without a checkpoint: {more_force}")
         elif now and waited_s > _KILL_S and not self._killed:
             self._killed = self._signal(signal.SIGKILL)
         elif self._ticket is None and not self._taken and waited_s <= _STOP_S:
             self._ask()
         elif _ACKNOWLEDGE_S < waited_s <= _STOP_S and not self._taken:
             self._taken = self._is_acknowledged() or self._signal(signal.SIGTERM, instead=True)
+        elif state.word == "stopping":
+            if waited_s > _PATIENCE_S and not self._told and not now:
+                self._told = True
+                say(f"{name}: {state.word}{cause}: it ends after this iteration, with a checkpoint, however long they take.  at once, without: {more_force}")
         elif waited_s > _STOP_S:
-            cause = f" ({state.cause})" if state.cause else ""
             self.over, self.problem = True, OperantError(
-                f"{safe(self._run.id)} was asked to stop and has not ended after {_STOP_S:.0f} s: {state.word}{cause}. "
-                f"Without a checkpoint: operant stop {safe(self._run.short)} --now"
-            )  # fmt: skip
+                f"{name} was asked to stop and has not ended after {_STOP_S:.0f} s: {state.word}{cause}. Without a checkpoint: {more_force}"
+            )
 
     def _is_acknowledged(self) -> bool:
+        return self._answer() is not None
+
+    def _refusal(self) -> str | None:
+        """Why the trainer does not do it, where it says so."""
+        answer = self._answer()
+        return answer.text if answer is not None and answer.result == "refused" else None
+
+    def _answer(self) -> Answer | None:
         from operant.runs import control
 
-        return self._ticket is not None and control.answer(self._run, self._ticket, 0.0) is not None
+        return control.answer(self._run, self._ticket, 0.0) if self._ticket is not None else None
 
     def _signal(self, number: signal.Signals, *, instead: bool = False) -> bool:
         """Whether a signal could be sent; `instead` of the request, which is then taken back. Where none can (another container) only the request is left."""

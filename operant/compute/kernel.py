@@ -58,13 +58,14 @@ def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
 def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any]:
     """The CPU's two shells: one thread, and all of them."""
 
-    @njit(fastmath=set(FASTMATH), error_model="numpy")
+    # Without the GIL, so that the threads that answer signals and requests run beside a launch, however long it takes.
+    @njit(fastmath=set(FASTMATH), error_model="numpy", nogil=True)
     def serial(first, last, lanes, slot, offset):
         for i in range(first, last):
             body(uint32(i), lanes, slot, offset)
 
     # The parallel loop holds a call and nothing else: numba's parallel pass drops stores to arrays that it reaches through a tuple.
-    @njit(parallel=True)
+    @njit(parallel=True, nogil=True)
     def parallel(count, chunks, lanes, slot, offset):
         for chunk in prange(chunks):
             serial(chunk * count // chunks, (chunk + 1) * count // chunks, lanes, slot, offset)

@@ -141,7 +141,8 @@ def _name(observation: Observation, heartbeat_still_s: float, main_still_s: floa
         since = "" if observation.paused_s is None else f", {text.age(observation.paused_s)} ago"
         return State("paused", f"by {observation.paused_by}{since}" if observation.paused_by else None)
     if status.state == "stopping":
-        return State("stopping", _stopper(observation, status))
+        doing = "saving" if status.phase == "checkpoint" else f"an iteration of {text.age(main_still_s)} so far" if main_still_s > _STALLED_S else None
+        return State("stopping", ", ".join(filter(None, (_stopper(observation, status), doing))) or None)
     if record is None or record.step == 0:
         return State("starting", observation.phase_text or status.phase)
     if main_still_s > max(_STALLED_S, _STALLED_ITERATIONS * (usual_s or 0.0)) and status.phase not in _LONG_PHASES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import threading
 import time
 from pathlib import Path
@@ -118,6 +119,11 @@ class Trainer:
         """The run stops, as soon as the loop looks."""
         self._set_state("stopping", reason=0 if self.requests.stop is None else self.requests.stop.number)
 
+    def leaving(self, exit_code: int) -> None:
+        """The process ends at once, without a checkpoint."""
+        self._set_state("stopped", reason=signal.SIGINT, exit_code=exit_code)
+        self.say("a second Ctrl-C: ended at once, without a checkpoint", level="warn", code="stop")
+
     def acknowledge(self, sequence: int, result: int) -> None:
         """Request number `sequence` has come to `result`."""
         self.writer.acknowledge(sequence, result)
@@ -134,7 +140,7 @@ class Trainer:
     def run(self, lock: runs.Lock) -> None:
         """Train until the steps are done, the target is reached, or somebody stops it. Leaves the last checkpoint and a terminal state."""
         self._lock = lock
-        self.requests.on_timeout = self._out_of_time
+        self.requests.teller = self
         self.history.start()
         with Heartbeat(self.writer.heartbeat), Attendant(self.inbox, self.requests, self):
             try:
@@ -158,7 +164,7 @@ class Trainer:
             meters.recall(self._evaluation, self.best_mean)
         if self.iteration == 0:
             algo.start()
-        self._set_state("running")
+        self._set_state("running" if self.requests.stop is None else "stopping")
         # A stop broke it off, in the session before.
         lacking = self.evaluator is not None and 0 < self.iteration != self.last_evaluation and self.iteration % config.eval.every == 0
         solved = lacking and self._evaluate()
@@ -253,12 +259,6 @@ class Trainer:
         stop = self.requests.stop
         code = 0 if error is None else error.exit_code if isinstance(error, OperantError) else 1
         self._set_state(state, reason=stop.number if stop is not None and state == "stopped" else 0, exit_code=code)
-
-    def _out_of_time(self) -> None:
-        """A stop took too long: the process leaves, as it is."""
-        assert self.requests.stop is not None
-        self._tell("the stop took too long: left without a checkpoint", level="warn", code="stop")
-        self._set_state("stopped", reason=self.requests.stop.number, exit_code=StoppedError.exit_code)
 
     def _look_after_the_files(self) -> None:
         """Put back what somebody deleted or replaced. Raises BusyError where the folder has another trainer, MachineError where it takes no lock."""

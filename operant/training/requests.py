@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import signal
 import sys
@@ -20,11 +21,14 @@ from typing import Any, Final, NamedTuple, Protocol
 from operant.errors import StoppedError
 from operant.runs.control import RESULTS, Inbox, Request
 
-STOP_DEADLINE_S = 20.0
-"""How long a stop may take, checkpoint included, before the process leaves without one: below the grace of Slurm and Kubernetes."""
+START_DEADLINE_S = 10.0
+"""How long a stop may take before training has begun, when there is nothing to save: an import or a compilation may hold the main thread for longer."""
+KILLED_CODE: Final = 137
 HEARTBEAT_S: Final = 0.25
 _LOOK_S = 0.2
 _LONGEST_WATCH_S = 60.0
+_ONE_PRESS_S = 0.3  # interrupts closer than this are one: wrappers often pass on what the terminal has sent already
+_LAST_WORD_S = 1.0
 
 
 class Stop(NamedTuple):
@@ -34,10 +38,47 @@ class Stop(NamedTuple):
     by: str
 
 
+class Ear:
+    """A thread that is told of each signal at once. Python's own handlers wait until the main thread is out of C code, which may take a whole iteration."""
+
+    def __init__(self, heard: Callable[[int], None]) -> None:
+        _deafen_children()
+        self._heard = heard
+        self._source, self._sink = os.pipe()
+        os.set_blocking(self._sink, False)
+        self._before = signal.set_wakeup_fd(self._sink, warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hear no more: all that came has been told. From the main thread."""
+        signal.set_wakeup_fd(self._before)
+        os.close(self._sink)
+        self._thread.join()
+
+    def _listen(self) -> None:
+        with open(self._source, "rb", buffering=0) as source:
+            while numbers := source.read(64):
+                for number in numbers:
+                    self._heard(number)
+
+
+@functools.cache
+def _deafen_children() -> None:
+    """A forked child's signals are not the trainer's."""
+
+    def deafen() -> None:
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+
+    os.register_at_fork(after_in_child=deafen)
+
+
 class Requests:
     """What was asked and is not done yet.
 
-    Before training begins there is nothing to save, and a stop interrupts: leaving the `with` turns it into a StoppedError.
+    Before training begins there is nothing to save, and a stop interrupts: leaving the `with` turns it into a StoppedError. From then on the loop stops after
+    its iteration, however long that takes; a second SIGINT ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -45,15 +86,17 @@ class Requests:
         self.checkpoint = False
         self.paused_by: str | None = None  # somebody wants the loop to wait
         self.waiting = False  # it does
-        self.on_timeout: Callable[[], None] = lambda: None  # said when a stop takes too long
+        self.teller: Teller | None = None  # who says at once that a signal has come, once there is somebody
         self.answered = threading.Event()  # there are answers to be written down
         self._turn = threading.Lock()
         self._unanswered: dict[str, list[Request]] = {}
         self._answers: deque[tuple[Request, str, str]] = deque()
         self._starting = True
         self._before: dict[signal.Signals, Any] = {}
-        self._deadline = threading.Timer(STOP_DEADLINE_S, self._leave)
-        self._deadline.daemon = True
+        self._ear: Ear | None = None
+        self._deadline: threading.Timer | None = None
+        self._pressed_s = float("-inf")  # when SIGINT came last
+        self._told = False  # that a signal asks for a stop
 
     # SIGNALS
 
@@ -65,6 +108,7 @@ class Requests:
         self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # a stderr without a file descriptor
             faulthandler.register(signal.SIGUSR2, all_threads=True)
+        self._ear = Ear(self._on_signal)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
@@ -80,7 +124,10 @@ class Requests:
 
     def restore(self) -> None:
         """Give the signals back, in a process that goes on."""
-        self._deadline.cancel()
+        if self._ear is not None:
+            self._ear.close()
+        if self._deadline is not None:
+            self._deadline.cancel()
         for number, handler in self._before.items():
             signal.signal(number, handler)
         faulthandler.unregister(signal.SIGUSR2)
@@ -93,6 +140,30 @@ class Requests:
     def _on_checkpoint(self, number: int, frame: object) -> None:
         self.checkpoint = True
 
+    def _on_signal(self, number: int) -> None:
+        """From the thread that hears signals, before the main thread's handler, or long before it."""
+        if number not in (signal.SIGTERM, signal.SIGINT):
+            return
+        now_s, pressed_s = time.monotonic(), self._pressed_s
+        if number == signal.SIGINT:
+            self._pressed_s = now_s
+            if pressed_s > 0 and now_s - pressed_s > _ONE_PRESS_S:
+                self._leave(KILLED_CODE)
+        name = signal.Signals(number).name
+        self.ask_stop(Stop(number, name))
+        if self._told:
+            return
+        self._told = True
+        if self.teller is None:
+            self._deadline = _later(START_DEADLINE_S, self._give_up)
+        else:
+            self.teller.ending()
+            self.teller.say(f"{name}: it stops after this iteration, with a checkpoint, however long they take (Ctrl-C again: at once, without)", code="stop")
+
+    def _give_up(self) -> None:
+        if self._starting:
+            self._leave(StoppedError.exit_code)
+
     # ASKING
 
     @property
@@ -104,8 +175,6 @@ class Requests:
         """End the run: the first who asks counts. From any thread or handler."""
         if self.stop is None:
             self.stop = stop
-            with contextlib.suppress(RuntimeError):  # a handler that interrupted this very call has started it
-                self._deadline.start()
 
     def ask(self, request: Request) -> str:
         """Take an request that is done later; what to tell who asked. From one thread alone."""
@@ -127,9 +196,12 @@ class Requests:
             self.answer("unpause", "done", "it was not paused" if paused is None else "it had not paused yet")
         return "it goes on"
 
-    def _leave(self) -> None:
-        self.on_timeout()
-        os._exit(StoppedError.exit_code)
+    def _leave(self, code: int) -> None:
+        deadline = _later(_LAST_WORD_S, lambda: os._exit(code))  # a terminal or a disk may keep the last word waiting
+        if self.teller is not None:
+            self.teller.leaving(code)
+        deadline.cancel()
+        os._exit(code)
 
     # ANSWERING
 
@@ -154,6 +226,13 @@ class Requests:
         return None
 
 
+def _later(seconds: float, act: Callable[[], object]) -> threading.Timer:
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
 class Teller(Protocol):
     """Who speaks for the run: a trainer."""
 
@@ -162,6 +241,9 @@ class Teller(Protocol):
 
     def ending(self) -> None:
         """The run stops, as soon as the loop looks."""
+
+    def leaving(self, exit_code: int) -> None:
+        """The process ends at once, without a checkpoint."""
 
     def watch(self, mode: str, size: int, until_s: float) -> None:
         """Somebody wants to see the agent until then, by `time.monotonic`."""

@@ -116,6 +116,27 @@ def test_a_stop_that_does_not_come_about_is_an_error_with_a_way_out(started, her
     assert state(deaf).word == "running" and state(other).word == "stopped" and done.err.count("other: stopped") == 1
 
 
+def test_a_stop_that_takes_long_is_waited_for_and_said(started, here, monkeypatch):
+    monkeypatch.setattr(steering, "_STOP_S", 1.0)
+    monkeypatch.setattr(steering, "_PATIENCE_S", 0.5)
+    run = training(started("slow"))
+    done = here("stop", "4f2a")
+    assert done.code == 0 and "cartpole-ppo-4f2a: stopped, checkpoint at step" in done.err
+    assert "it ends after this iteration, with a checkpoint, however long they take" in done.err and "operant stop 4f2a --now" in done.err
+    assert state(run).word == "stopped"
+
+
+def test_a_refused_stop_says_why_at_once_and_is_a_signal_where_one_can_be_sent(started, here, monkeypatch):
+    monkeypatch.setattr(steering, "_ACKNOWLEDGE_S", DEADLINE_S)
+    run, other = training(started("forever", "damaged")), training(started("forever", "older"))
+    runs.update_document(run.path, uuid="0" * 32)
+    done = here("stop", "damaged")
+    assert done.code == 0 and "damaged refuses to stop: it was meant for another run. SIGTERM was sent instead" in done.err and "damaged: stopped" in done.err
+    runs.update_document(other.path, pid_start_ticks=1)
+    done = here("stop", "older")
+    assert done.code == 1 and "error: older refuses to stop: it was meant for an earlier trainer of this run. Without a checkpoint: operant stop" in done.err
+
+
 def test_stop_all_stops_what_lives(started, fresh, here):
     first, second = training(started("forever", "a")), training(started("forever", "b"))
     runs.update_document(fresh("c").path, created_realtime_ns=1)

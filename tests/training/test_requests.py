@@ -1,5 +1,7 @@
 """What a loop is asked for, without a loop: signals are in tests of the worker, here the requests and the thread that takes them. No torch."""
 
+import os
+import signal
 import threading
 import time
 
@@ -7,6 +9,7 @@ import pytest
 from waiting import DEADLINE_S, wait_until
 
 from operant import runs
+from operant.errors import StoppedError
 from operant.runs import control
 from operant.runs.control import Answer, Inbox, Request
 from operant.training import requests
@@ -35,7 +38,6 @@ def test_the_first_who_asks_for_a_stop_counts_and_all_are_answered():
     assert answers(asked) == [("1", "done", "stopped"), ("2", "done", "stopped")]
     asked.answer("stop", "done", "again")
     assert answers(asked) == []
-    asked._deadline.cancel()
 
 
 def test_pausing_and_going_on():
@@ -82,20 +84,102 @@ def test_an_order_taken_for_one_checkpoint_is_not_answered_by_another():
     assert answers(asked) == [("2", "failed", "second")]
 
 
-def test_a_stop_that_takes_too_long_leaves_with_a_last_word(monkeypatch):
-    monkeypatch.setattr(requests, "STOP_DEADLINE_S", 0.01)
-    said, left = threading.Event(), []
-    ended = threading.Event()
+def while_busy(act):
+    """Do something in a thread while the main thread is in one call of C that no signal interrupts: its handlers wait until that is over."""
+    numbers, over = {signal.SIGTERM, signal.SIGINT}, threading.Lock()
+    over.acquire()
 
-    def leave(code):
-        left.append((code, said.is_set()))
-        ended.set()
+    def acting():
+        try:
+            time.sleep(0.1)  # until the main thread waits below
+            act()
+        finally:
+            over.release()
 
-    monkeypatch.setattr(requests.os, "_exit", leave)
-    asked = Requests()
-    asked.on_timeout = said.set
-    asked.ask_stop(Stop(15, "SIGTERM"))
-    assert ended.wait(DEADLINE_S) and left == [(130, True)]
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        actor = threading.Thread(target=acting)
+        actor.start()
+        over.acquire(timeout=DEADLINE_S)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    actor.join()
+
+
+def test_a_signal_is_heard_while_the_main_thread_is_busy_and_told_once():
+    asked, teller, heard = Requests(), Teller(), []
+
+    def act():
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: teller.said)
+        heard.append(asked.stop)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with asked:
+        asked.begin()
+        asked.teller = teller
+        while_busy(act)
+    asked.restore()
+    assert heard == [Stop(signal.SIGTERM, "SIGTERM")] and asked.stop == heard[0] and teller.ended == 1
+    ((line, *_),) = teller.said
+    assert line.startswith("SIGTERM: it stops after this iteration, with a checkpoint, however long they take")
+
+
+def test_a_second_ctrl_c_ends_the_process_at_once(monkeypatch):
+    monkeypatch.setattr(requests, "_ONE_PRESS_S", 0.0)
+    asked, teller, left = Requests(), Teller(), []
+    monkeypatch.setattr(requests.os, "_exit", left.append)
+
+    def act():
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_until(lambda: teller.said)
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_until(lambda: left)
+
+    with asked:
+        asked.begin()
+        asked.teller = teller
+        while_busy(act)
+    asked.restore()
+    assert left[0] == 137 and teller.left == [137]
+
+
+def test_a_start_that_hangs_in_c_is_left_all_the_same(monkeypatch):
+    monkeypatch.setattr(requests, "START_DEADLINE_S", 0.01)
+    asked, left = Requests(), []
+    monkeypatch.setattr(requests.os, "_exit", left.append)
+
+    def act():
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: left)
+
+    with pytest.raises(StoppedError), asked:
+        while_busy(act)
+    asked.restore()
+    assert left[0] == 130
+
+
+def test_a_forked_child_that_is_signalled_does_not_stop_the_trainer():
+    asked, teller = Requests(), Teller()
+    with asked:
+        asked.begin()
+        asked.teller = teller
+        heard, begun = os.pipe()
+        if not (child := os.fork()):
+            os.write(begun, b"!")
+            time.sleep(600)
+            os._exit(0)
+        try:
+            os.read(heard, 1)
+            os.kill(child, signal.SIGTERM)
+            time.sleep(0.2)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(heard)
+            os.close(begun)
+    asked.restore()
+    assert asked.stop is None and not teller.said
 
 
 # ----------------------------------------------------------------------------------------------------------------------------- the attendant
@@ -103,13 +187,16 @@ def test_a_stop_that_takes_too_long_leaves_with_a_last_word(monkeypatch):
 
 class Teller:
     def __init__(self):
-        self.said, self.acknowledged, self.watched, self.ended = [], [], [], 0
+        self.said, self.acknowledged, self.watched, self.left, self.ended = [], [], [], [], 0
 
     def say(self, text, *, level="info", code="note"):
         self.said.append((text, level, code))
 
     def ending(self):
         self.ended += 1
+
+    def leaving(self, exit_code):
+        self.left.append(exit_code)
 
     def watch(self, mode, size, until_s):
         self.watched.append((mode, size, until_s - time.monotonic()))
@@ -149,7 +236,6 @@ def test_requests_are_answered_at_once_by_name_and_again_when_they_are_done(run)
         assert (mode, size) == ("sampled", 48) and 0 < left_s <= 60 and len(teller.said) == 2
         stop = control.send(run, "stop")
         assert control.answer(run, stop, DEADLINE_S).result == "accepted" and teller.ended == 1 and asked.stop.number == 0
-        asked._deadline.cancel()
 
 
 def test_what_is_asked_at_the_very_end_is_answered(run):
