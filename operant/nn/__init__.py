@@ -2,22 +2,29 @@
 
 from operant.nn.distributions import ILLEGAL, Gaussian, masked
 from operant.nn.exploration import decayed, epsilon_greedy, ladder
+from operant.nn.flat import FlatVector
 from operant.nn.normalization import RunningNormalizer, statistics
 from operant.nn.optimizer import Adam
 from operant.nn.policy import Actor, NetConfig, Policy
 from operant.nn.q_policy import QHead, QPolicy
+from operant.nn.squashed import SquashedActor
+from operant.nn.towers import Features, Towers
 from operant.nn.work import Work, network_flops, observation_bytes, on_policy_work, step_bytes
 
 __all__ = [
     "ILLEGAL",
     "Actor",
     "Adam",
+    "Features",
+    "FlatVector",
     "Gaussian",
     "NetConfig",
     "Policy",
     "QHead",
     "QPolicy",
     "RunningNormalizer",
+    "SquashedActor",
+    "Towers",
     "Work",
     "decayed",
     "epsilon_greedy",

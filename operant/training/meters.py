@@ -251,7 +251,10 @@ class Meters:
             "memory/allocated_bytes": allocated,
             "memory/reserved_bytes": reserved,
         }
-        values |= {spec.name: total / pending.iterations for spec, total in zip(algo.metrics, totals[self._means_window], strict=True)}
+        # An algorithm's rates are counted by it, and become rates here.
+        times = {"rate": max(pending.training_s, 1e-9)}
+        means = zip(algo.metrics, totals[self._means_window], strict=True)
+        values |= {spec.name: total / times.get(spec.kind, pending.iterations) for spec, total in means}
         values |= {f"seconds/{phase}": seconds for phase, seconds in pending.seconds.items()}
         return values | {f"tally/{name}": mean(TALLIES + k) for k, name in enumerate(algo.world.spec.tally)}
 

@@ -1,0 +1,129 @@
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905) on N lanes: an off-policy actor-critic that maximises return and entropy. Read it top to bottom.
+
+One iteration is T ticks: act, step, store, and the updates that are due after each tick. It touches fixed buffers and never reads back to the host, so on a
+GPU it is one CUDA graph. Networks and gradients are a backend's (see operant/algos/sac/backends.py). Knows nothing of files or of the loop that calls it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from operant.algos.base import Estimate, Phase, Tier, policy_state
+from operant.algos.sac import backends, metrics
+from operant.algos.sac.config import SACConfig
+from operant.algos.sac.stats import Stats, Terms
+from operant.compute.graphs import Graphed
+from operant.data.off_policy import Cycle
+from operant.envs import Env
+from operant.nn import Adam, FlatVector, NetConfig, SquashedActor, Towers, observation_bytes, step_bytes
+from operant.worlds import World
+
+
+class SAC:
+    """SAC on a world. `stats` holds an iteration's numbers, in the order of `Stats`, on the device."""
+
+    Config = SACConfig
+    parts: ClassVar[dict[str, str]] = {
+        "world.step": "environment", "backend.act": "network", "cycle.replay.store": "replay", "cycle.replay.sample": "replay", "backend.update": "learning",
+    }  # fmt: skip
+    """What a profile calls the time of which part."""
+
+    def __init__(self, world: World, config: SACConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False) -> None:
+        device, A = world.device, world.spec.action_size
+        self.world, self.config, self.device = world, config, device
+        self.steps_per_iteration = config.horizon * world.count
+        torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
+        self.actor = self.make_actor(world.spec, config, net, device, seed=seed)
+
+        # Acting takes 2 A uniform numbers a lane; an update as many a sample for the next action, and again for the action now.
+        self.cycle = Cycle(world, config, seed=seed, acting_noise=2 * A, update_noise=4 * A, stored=torch.float32)
+        self.rollout = self.cycle.rollout
+
+        # The critics side by side, and the targets, which begin as they do.
+        columns = self.actor.features.columns + A
+        self.critic, self.target = (Towers(columns, 1, net, torch.Generator().manual_seed(seed ^ 0x5AC), towers=config.critics).to(device) for _ in range(2))
+        self.critic_flat, self.target_flat = FlatVector((self.critic,), device), FlatVector((self.target,), device)
+        self._log_temperature, temperature_gradient = torch.zeros(1, device=device), torch.zeros(1, device=device)
+        begin = config.initial_temperature if config.temperature == "auto" else config.temperature
+        self._log_temperature.fill_(math.log(begin) if begin > 0.0 else -math.inf)
+
+        # Optimizers: one vector each.
+        rate, critic_rate = (torch.tensor(value, device=device) for value in (config.learning_rate, config.critic_learning_rate))
+        self._actor_adam = Adam(self.actor.flat.values.data, self.actor.flat.gradient, rate, config.adam_epsilon)
+        self._critic_adam = Adam(self.critic_flat.values.data, self.critic_flat.gradient, critic_rate, config.adam_epsilon)
+        automatic = config.temperature == "auto"
+        self._temperature_adam = Adam(self._log_temperature, temperature_gradient, rate, config.adam_epsilon) if automatic else None
+
+        self.metrics, self.stats = metrics.specs(A), torch.zeros(len(Stats._fields), device=device)
+        totals = torch.zeros(len(Terms._fields), device=device)
+        entropy = -float(A) if config.target_entropy is None else config.target_entropy
+        self.backend = backends.choose(
+            backends.Parts(
+                config, self.cycle, self.actor, self.critic, self.critic_flat, self.target, self.target_flat, self._log_temperature, temperature_gradient,
+                entropy, self._actor_adam, self._critic_adam, self._temperature_adam, totals, self.stats,
+            )
+        )  # fmt: skip
+        self.chosen = self.backend.chosen
+        self.train = Graphed(self.backend.alone(self._train), device, eager=eager or not world.capturable)
+        self.phases = (Phase("train", self.train),)
+
+    @classmethod
+    def make_actor(cls, spec: Env, config: SACConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> SquashedActor:
+        """The actor alone, without what training needs."""
+        return SquashedActor(spec, net, seed=seed, device=device, normalize=config.normalize_observations)
+
+    @classmethod
+    def estimate(cls, spec: Env, config: SACConfig, net: NetConfig, lanes: int) -> Estimate:
+        """What an iteration takes: acting, and of an update forward passes of all networks and backward passes of actor and critics."""
+        steps, samples, A = config.horizon * lanes, config.updates * config.batch_size, spec.action_size
+        actor = sum(a * b for a, b in _layers(spec.observation.columns, net, 2 * A))
+        critics = config.critics * sum(a * b for a, b in _layers(spec.observation.columns + A, net, 1))
+        # Of a batch: the next actions and their targets; critics forward and backward; the actor, through the critics, forward and backward.
+        flops = 2.0 * (steps * actor + samples * ((actor + critics) + 3 * critics + (3 * actor + 2 * critics)))
+        row = observation_bytes(spec) + 4 * A + 4 + 1 + 1
+        moved = float(steps * (step_bytes(spec) + 2 * row) + samples * (2 * row + observation_bytes(spec)))
+        return Estimate(steps, flops, moved, config.model_copy(update={"kernels": "torch"}))
+
+    def start(self) -> None:
+        """Begin every lane anew. A resumed run copies into `state` instead."""
+        self.cycle.start()
+
+    def _train(self) -> None:
+        """One iteration; then the normalizer takes it in: during an iteration it stands still."""
+        self.backend.prepare()
+        with torch.no_grad():
+            self.cycle.run(self.backend.act, self._update)
+        self.backend.finish()
+        normalizer = self.actor.features.normalizer
+        if normalizer is not None:
+            with torch.no_grad():
+                normalizer.update(self.rollout.observation[1:].transpose(0, 1), self.cycle.replay.shards)
+
+    def _update(self, ticks: int, number: int) -> None:
+        with torch.enable_grad():
+            self.backend.update(ticks, number)
+
+    # STATE
+
+    def state(self, tier: Tier) -> dict[str, Tensor]:
+        """The tensors of a tier by name: with those of "all" a resumed run goes on to the bit. Copy into these to load."""
+        named = policy_state(self.actor)
+        if tier == "policy":
+            return named
+        adams = {"actor": self._actor_adam, "critic": self._critic_adam, "temperature": self._temperature_adam}
+        groups = {f"adam/{name}": adam.tensors() for name, adam in adams.items() if adam is not None}
+        groups |= {"world": self.world.state()}
+        named |= {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+        own = {"critic": self.critic_flat.values.data, "target": self.target_flat.values.data, "log_temperature": self._log_temperature}
+        return named | {f"algo/{name}": tensor for name, tensor in own.items()} | self.cycle.state(replay=tier == "all")
+
+
+def _layers(columns: int, net: NetConfig, outputs: int) -> Iterator[tuple[int, int]]:
+    """Widths before and after each layer."""
+    return itertools.pairwise((columns, *net.hidden, outputs))

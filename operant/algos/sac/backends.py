@@ -1,0 +1,157 @@
+"""How SAC acts and learns: by torch and autograd, or by other kernels. One way is chosen when a run begins.
+
+All work on the same buffers, with the same samples and the same noise; torch and autograd are the specification. Knows no cycle of ticks and updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from operant.algos.sac import loss
+from operant.algos.sac.config import SACConfig
+from operant.algos.sac.stats import Terms
+from operant.compute import threads
+from operant.data.off_policy import Cycle
+from operant.errors import ConfigError
+from operant.nn import Adam, FlatVector, SquashedActor, Towers
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a backend works on."""
+
+    config: SACConfig
+    cycle: Cycle  # rollout, actions, replay; `warming` and `skip`
+    actor: SquashedActor
+    critic: Towers
+    critic_flat: FlatVector
+    target: Towers
+    target_flat: FlatVector
+    log_temperature: Tensor  # (1)
+    temperature_gradient: Tensor  # (1)
+    target_entropy: float
+    actor_adam: Adam
+    critic_adam: Adam
+    temperature_adam: Adam | None  # None: the temperature is fixed
+    totals: Tensor  # in the order of `Terms`: sums over the iteration's updates
+    stats: Tensor  # in the order of `Stats`
+
+
+class Backend(Protocol):
+    """One way to do the work."""
+
+    name: str
+    chosen: dict[str, str]  # what was left to it by the configuration
+
+    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
+        """A phase, with the threads that this backend wants torch to use."""
+
+    def prepare(self) -> None:
+        """Begin an iteration."""
+
+    def act(self, t: int) -> None:
+        """Raw actions of tick t into the cycle's `action`, and as the environment takes them into the rollout."""
+
+    def update(self, ticks: int, number: int) -> None:
+        """Sample a batch and take one step of critics, targets, actor and temperature; none where `skip` is 1."""
+
+    def finish(self) -> None:
+        """Write the iteration's `stats`."""
+
+
+def choose(parts: Parts) -> Backend:
+    """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for kernels that cannot be."""
+    if parts.config.kernels == "fused":
+        raise ConfigError("the configuration", ['algo.kernels = "fused": SAC has no fused kernels yet (use "auto" or "torch")'])
+    return TorchBackend(parts)
+
+
+class TorchBackend:
+    """Torch's kernels, and autograd: what other backends are checked against."""
+
+    name = "torch"
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.config, self.cycle, self.chosen = parts, parts.config, parts.cycle, dict[str, str]()
+
+    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
+        """On a CPU on one thread: the products are small, and torch's threads would meet in each."""
+        return threads.alone()(work) if self.parts.actor.device.type == "cpu" and self.config.batch_size <= 1024 else work
+
+    def prepare(self) -> None:
+        """Begin an iteration."""
+        self.parts.totals.zero_()
+
+    # ACT
+
+    @torch.no_grad()
+    def act(self, t: int) -> None:
+        """Actions of tick t by the actor, or uniform ones while `warming` is 1."""
+        actor, cycle = self.parts.actor, self.cycle
+        noise = cycle.collector.noise[t]
+        drawn = actor.distribution.sample(self.parameters(cycle.rollout.observation[t]), noise)
+        uniform = torch.sub(2.0 * noise[: len(drawn)], 1.0)
+        action = torch.where(cycle.warming > 0, uniform, drawn)
+        cycle.action[t] = action
+        cycle.rollout.action[t] = actor.to_env(action)
+
+    def parameters(self, observation: Tensor) -> Tensor:
+        """The actor's parameters (2 A, N) for observations (O, N)."""
+        return self.parts.actor.forward(self.parts.actor.features(observation))
+
+    # LEARN
+
+    def update(self, ticks: int, number: int) -> None:
+        """Sample, and learn: the critics, their targets, the actor by the new critics, the temperature."""
+        parts, config, skip = self.parts, self.config, self.cycle.skip
+        batch = self.cycle.replay.sample(ticks, number)
+        temperature = parts.log_temperature.exp()
+        features = parts.actor.features(batch.observation)
+
+        # The critics, and their targets after them.
+        target = loss.targets(parts.actor, parts.target, temperature, batch)
+        critics = loss.critic_loss(parts.critic, features, batch, target)
+        parts.critic_flat.backward(critics.loss)
+        norm = clip(parts.critic_flat.gradient, config.max_gradient_norm)
+        parts.critic_adam.step(skip)
+        with torch.no_grad():
+            parts.target_flat.values.lerp_(parts.critic_flat.values, config.tau * (1.0 - skip))
+
+        # The actor: gradients flow through the critics, into the actor alone.
+        actor_loss, log_probability = loss.actor_loss(parts.actor, parts.critic, temperature, features, loss.own_noise(batch))
+        parts.actor.flat.backward(actor_loss)
+        clip(parts.actor.flat.gradient, config.max_gradient_norm)
+        parts.actor_adam.step(skip)
+
+        with torch.no_grad():
+            # J(log alpha) = -log alpha (mean log pi + target entropy)
+            if parts.temperature_adam is not None:
+                torch.neg(log_probability + parts.target_entropy, out=parts.temperature_gradient[0])
+                parts.temperature_adam.step(skip)
+            terms = Terms(critics.loss, actor_loss, critics.q_mean, critics.td_error, -log_probability, norm)
+            parts.totals.add_(torch.where(skip > 0, 0.0, torch.stack(terms)))
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Means over the iteration's updates, and what is counted once."""
+        parts, cycle, updates = self.parts, self.cycle, self.config.updates
+        means = parts.totals / updates
+        vectors = (parts.actor.flat.values, parts.critic_flat.values, means)
+        not_finite = torch.stack([(~torch.isfinite(vector)).sum() for vector in vectors]).sum()
+        fill = cycle.replay.fill(0) / cycle.replay.capacity
+        once = (parts.log_temperature.exp(), fill, (updates * (1.0 - cycle.skip))[None], not_finite[None].float())
+        parts.stats.copy_(torch.cat([means, *once]))
+
+
+def clip(gradient: Tensor, most: float) -> Tensor:
+    """Shorten a gradient to the norm `most`, where that is not 0; its norm before."""
+    with torch.no_grad():
+        norm = torch.linalg.vector_norm(gradient)
+        if most > 0.0:
+            gradient.mul_((most / (norm + 1e-6)).clamp_max(1.0))
+        return norm

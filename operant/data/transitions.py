@@ -1,0 +1,191 @@
+"""What a replay's kernels do for one index: store a tick, choose a sample, work out its n-step return, copy its rows. Knows no buffers' owner and no device.
+
+Shape letters: C ticks of the ring, F rows of the side buffer, T ticks of an iteration, N lanes, O observation, P the same padded, W its 32-bit words,
+A action, H legal actions, B batch, R rows of noise. See `operant.data.replay`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numpy import float32, int32, int64, uint32
+
+from operant.compute import rng
+from operant.compute.device import device
+
+PIECE = 32
+"""Numbers of an observation that one thread stores."""
+
+TICK_BIT = 32
+"""In the offset of a launch: ticks stored in this iteration above so many bits, its updates below."""
+
+_SHARD_BIT = 24  # a shard's number stands above so many bits of the counter's first word: samples of a shard in a batch, at most
+_LOW_32 = 0xFFFFFFFF
+
+
+class Ring(NamedTuple):
+    """What is stored. Tensors outside the kernels, arrays inside."""
+
+    observation: Any  # (C, N, P) float32 or uint8, before the step
+    final: Any  # (F, N, P), true final observations of truncated episodes
+    action: Any  # (C, N, A) float32 or int32
+    reward: Any  # (C, N) float32
+    terminated: Any  # (C, N) uint8
+    truncated: Any  # (C, N) uint8
+    legal: Any  # (C, N, H) uint8; None where the environment judges none
+    ticks: Any  # (1) int64, ticks stored when the iteration began
+    updates: Any  # (1) int64, updates made when the iteration began, which name random numbers
+    seed: Any  # (2) uint32, as int32
+    window: int  # L
+
+
+class Source(NamedTuple):
+    """T ticks as a world writes them, from which they are stored."""
+
+    observation: Any  # (T + 1, O, N)
+    final_observation: Any  # (T / V, O, N)
+    action: Any  # (T, A, N)
+    reward: Any  # (T, N)
+    terminated: Any  # (T, N)
+    truncated: Any  # (T, N)
+    legal: Any  # (T + 1, H, N)
+    lanes: int  # N
+    final_window: int  # V, steps that share one final observation a lane
+
+
+class Sample(NamedTuple):
+    """Which transitions a batch takes, and what they are. Tensors outside the kernels, arrays inside."""
+
+    index: Any  # (B) int32: row of the ring x N + lane
+    next_index: Any  # (B) int32, of the next observation, likewise; -1 - (row of the side buffer x N + lane) of a true final one
+    action: Any  # (A, B)
+    reward: Any  # (B) float32
+    discount: Any  # (B) float32
+    noise: Any  # (R, B) float32
+    shards: int
+    n_step: int
+    gamma: float
+
+
+class Rows(NamedTuple):
+    """Rows of a ring as 32-bit words, and where those of a batch go."""
+
+    observation: Any  # (C N, W) int32
+    final: Any  # (F N, W) int32
+    legal: Any  # (C, N, H) uint8; None where there is none
+    index: Any  # (B) int32
+    next_index: Any  # (B) int32
+    out: Any  # (B, W) int32, written
+    next_out: Any  # (B, W) int32, written
+    out_legal: Any  # (H, B) uint8, written
+    next_legal: Any  # (H, B) uint8, written
+
+
+@device
+def store_body(i, source, ring, offset):
+    """Store tick `offset` of the iteration: numbers i // N x 32 and on of the observation of lane i mod N; the first such piece brings the rest along."""
+    lane, piece = int64(i) % source.lanes, int64(i) // source.lanes
+    tick = ring.ticks[0] + offset
+    row = tick % ring.reward.shape[0]
+    O = source.observation.shape[1]
+    for k in range(piece * PIECE, min(piece * PIECE + PIECE, O)):
+        ring.observation[row, lane, k] = source.observation[offset, k, lane]
+
+    # A final observation, where a time limit ended the episode.
+    if source.truncated[offset, lane] != 0:
+        place = tick // ring.window % ring.final.shape[0]
+        for k in range(piece * PIECE, min(piece * PIECE + PIECE, O)):
+            ring.final[place, lane, k] = source.final_observation[offset // source.final_window, k, lane]
+
+    if piece == 0:
+        for k in range(source.action.shape[1]):
+            ring.action[row, lane, k] = source.action[offset, k, lane]
+        ring.reward[row, lane] = source.reward[offset, lane]
+        ring.terminated[row, lane] = source.terminated[offset, lane]
+        ring.truncated[row, lane] = source.truncated[offset, lane]
+
+
+@device
+def store_legal_body(i, source, ring, offset):
+    """Store the legal actions of tick `offset` of the iteration, lane i."""
+    row = (ring.ticks[0] + offset) % ring.reward.shape[0]
+    for k in range(ring.legal.shape[2]):
+        ring.legal[row, i, k] = source.legal[offset, k, i]
+
+
+@device
+def choose_body(k, ring, out, offset):
+    """Sample k of an update, uniformly among the transitions whose n steps are stored; and its random numbers."""
+    ticks, update = ring.ticks[0] + (int64(offset) >> TICK_BIT), ring.updates[0] + (int64(offset) & _LOW_32)
+    B, C, N = out.index.shape[0], ring.reward.shape[0], ring.reward.shape[1]
+    shard_samples, shard_lanes = B // out.shards, N // out.shards
+    shard, number = int64(k) // shard_samples, int64(k) % shard_samples
+    key = (
+        uint32(ring.seed[0]), uint32(ring.seed[1]), uint32((shard << _SHARD_BIT) | number),
+        uint32(update & _LOW_32), uint32(update >> 32), uint32(rng.REPLAY),
+    )  # fmt: skip
+
+    # The oldest tick is `ticks - stored`; before there are n + 1 ticks it is the first that is taken, whatever it holds.
+    stored = min(ticks, int64(C))
+    choices = max(stored - out.n_step, int64(1))
+    words = rng.block(key, 0)
+    tick = ticks - stored + ((int64(words[0]) * choices) >> 32)
+    lane = shard * shard_lanes + ((int64(words[1]) * shard_lanes) >> 32)
+    out.index[k] = int32(tick % C * N + lane)
+
+    R = out.noise.shape[0]
+    for draw in range((R + 3) // 4):
+        numbers = rng.uniform4(key, draw + 1)
+        for j in range(4):
+            if 4 * draw + j < R:
+                out.noise[4 * draw + j, k] = numbers[j]
+
+
+@device
+def returns_body(k, ring, out, offset):
+    """Action, n-step return and discount of sample k, and where its next observation lies."""
+    ticks = ring.ticks[0] + (int64(offset) >> TICK_BIT)
+    C, N = ring.reward.shape[0], ring.reward.shape[1]
+    row, lane = int64(out.index[k]) // N, int64(out.index[k]) % N
+    for j in range(out.action.shape[0]):
+        out.action[j, k] = ring.action[row, lane, j]
+
+    gamma = float32(out.gamma)
+    total, discount, running = float32(0.0), float32(1.0), True
+    following = int64(0)
+    for _ in range(out.n_step):
+        if running:
+            total += discount * ring.reward[row, lane]
+            discount *= gamma
+            following = (row + 1) % C * N + lane
+            if ring.terminated[row, lane] != 0:
+                discount, running = float32(0.0), False
+            elif ring.truncated[row, lane] != 0:
+                # Which tick lies in this row: the newest but so many.
+                tick = ticks - 1 - (ticks - 1 - row) % C
+                following = -1 - (tick // ring.window % ring.final.shape[0] * N + lane)
+                running = False
+            row = (row + 1) % C
+    out.reward[k] = total
+    out.discount[k] = discount
+    out.next_index[k] = int32(following)
+
+
+@device
+def rows_body(i, rows, unused, offset):
+    """Word i mod W of both observations of sample i // W."""
+    W = rows.out.shape[1]
+    k, word = int64(i) // W, int64(i) % W
+    rows.out[k, word] = rows.observation[rows.index[k], word]
+    following = rows.next_index[k]
+    rows.next_out[k, word] = rows.observation[following, word] if following >= 0 else rows.final[-1 - following, word]
+
+
+@device
+def legal_body(k, rows, unused, offset):
+    """The legal actions of both observations of sample k."""
+    N, H = rows.legal.shape[1], rows.legal.shape[2]
+    index, following = rows.index[k], rows.next_index[k]
+    for j in range(H):
+        rows.out_legal[j, k] = rows.legal[index // N, index % N, j]
+        rows.next_legal[j, k] = rows.legal[following // N, following % N, j] if following >= 0 else 1

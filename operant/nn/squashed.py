@@ -1,0 +1,127 @@
+"""Actors of continuous actions that tanh carries into their bounds: a normal whose standard deviation depends on the state. Knows no algorithm.
+
+Everything is feature-major, (rows, B). A *raw* action is tanh u in [-1, 1]; what the environment takes is centre + reach x that. Noise is uniform in [0, 1).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from operant.envs import Box, Env
+from operant.errors import ConfigError
+from operant.nn.flat import FlatVector
+from operant.nn.towers import Features, Towers, problem
+
+if TYPE_CHECKING:
+    from operant.nn import mlp
+
+State = tuple[Tensor, ...]
+
+LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+"""Range of the logarithm of the standard deviation, which tanh carries into it."""
+
+_HALF_RANGE = 0.5 * (LOG_STD_MAX - LOG_STD_MIN)
+_HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+def normal(noise: Tensor) -> Tensor:
+    """Normal numbers (A, B) from uniform ones (2 A, B), by Box & Muller 1958: sqrt(-2 ln(1 - u)) cos(2 pi v)."""
+    radius, angle = noise.chunk(2)
+    return torch.sqrt(-2.0 * torch.log1p(-radius)) * torch.cos((2.0 * math.pi) * angle)
+
+
+class SquashedGaussian:
+    """The tanh of a diagonal normal. Parameters are its means, and what log std is made of, (2 A, B): Haarnoja et al. 2018, appendix C."""
+
+    def __init__(self, rows: int) -> None:
+        self.action_rows, self.parameter_rows, self.noise_rows = rows, 2 * rows, 2 * rows
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        """The tanh of the mean, (A, B)."""
+        return parameters[: self.action_rows].tanh()
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Actions (A, B) from uniform noise (2 A, B)."""
+        mean, raw = parameters.split(self.action_rows)
+        return torch.addcmul(mean, self._log_std(raw).exp(), normal(noise)).tanh()
+
+    def sample_with_log_probability(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions (A, B) from uniform noise (2 A, B), and log pi of them, (B), both with gradients by the parameters.
+
+        u = mean + std e; log pi = sum of -e^2 / 2 - log std - log(2 pi) / 2 - log(1 - tanh^2 u), the last as 2 (log 2 - u - softplus(-2 u)): it never rounds to
+        log 0.
+        """
+        mean, raw = parameters.split(self.action_rows)
+        e, log_std = normal(noise), self._log_std(raw)
+        u = torch.addcmul(mean, log_std.exp(), e)
+        correction = 2.0 * (math.log(2.0) - u - torch.nn.functional.softplus(-2.0 * u))
+        log_probability = (-0.5 * e.square() - log_std - _HALF_LOG_2_PI - correction).sum(dim=0)
+        return u.tanh(), log_probability
+
+    @staticmethod
+    def _log_std(raw: Tensor) -> Tensor:
+        return LOG_STD_MIN + _HALF_RANGE * (raw.tanh() + 1.0)
+
+
+class SquashedActor:
+    """Maps raw observations (O, B) to actions within their bounds: an `Actor` without a state. Its numbers begin the same on every device."""
+
+    def __init__(self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool) -> None:
+        if (found := problem(env, config)) is not None:
+            raise ConfigError("the network", [found])
+        low, high = (torch.tensor(bound, device=device)[:, None] for bound in bounds_of(env))
+        self.env, self.device = env, device
+        self.centre, self.reach = (low / 2 + high / 2), (high / 2 - low / 2)  # (A, 1) each
+        self.distribution = SquashedGaussian(env.action_size)
+        self.features = Features(env, device, normalize=normalize)
+        generator = torch.Generator().manual_seed(seed)
+        self.net = Towers(self.features.columns, self.distribution.parameter_rows, config, generator, last_gain=0.01).to(device)
+        self.flat = FlatVector((self.net,), device)
+
+    @property
+    def noise_rows(self) -> int:
+        """Uniform numbers that an action drawn at random takes."""
+        return self.distribution.noise_rows
+
+    def initial_state(self, lanes: int) -> State:
+        """What it remembers at an episode's start: nothing."""
+        return ()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The distribution's parameters (2 A, B) for features (K, B)."""
+        parameters: Tensor = self.net(features)[0]
+        return parameters
+
+    def to_env(self, action: Tensor) -> Tensor:
+        """A raw action as the environment takes it, scaled to its bounds."""
+        return torch.addcmul(self.centre, self.reach, action)
+
+    @torch.no_grad()
+    def act(self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None) -> tuple[Tensor, State]:
+        """Actions (A, N), drawn with `noise` (U, N) or the likeliest where that is None, and the state as it is."""
+        parameters = self.forward(self.features(observation))
+        raw = self.distribution.mode(parameters) if noise is None else self.distribution.sample(parameters, noise)
+        return self.to_env(raw), state
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold, by name."""
+        return {"parameters": self.flat.values.data, **self.features.tensors()}
+
+    def not_finite(self) -> list[str]:
+        """Names of the parameters that hold a NaN or an infinity. Reads back from the device."""
+        return self.flat.not_finite()
+
+
+def bounds_of(env: Env) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The bounds of an environment's continuous actions. Raises ConfigError for actions of another kind, or without bounds."""
+    if not isinstance(env.action, Box):
+        kind = f"{type(env.action).__name__} actions: it needs continuous ones, a Box"
+        raise ConfigError("the environment", [f'{env.name or "it"} has {kind} (use algo.name = "dqn", "pqn" or "ppo" for discrete actions)'])
+    low, high = env.action.bounds()
+    if not all(map(math.isfinite, (*low, *high))):
+        raise ConfigError("the environment", [f'{env.name or "it"} has actions without bounds, into which tanh cannot carry them (use algo.name = "ppo")'])
+    return low, high
