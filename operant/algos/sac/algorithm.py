@@ -17,7 +17,6 @@ from torch import Tensor
 from operant.algos.base import Estimate, Phase, Tier, policy_state
 from operant.algos.sac import backends, metrics
 from operant.algos.sac.config import SACConfig
-from operant.algos.sac.stats import Stats, Terms
 from operant.compute.graphs import Graphed
 from operant.data.off_policy import Cycle
 from operant.envs import Env
@@ -60,13 +59,12 @@ class SAC:
         automatic = config.temperature == "auto"
         self._temperature_adam = Adam(self._log_temperature, temperature_gradient, rate, config.adam_epsilon) if automatic else None
 
-        self.metrics, self.stats = metrics.specs(A), torch.zeros(len(Stats._fields), device=device)
-        totals = torch.zeros(len(Terms._fields), device=device)
+        self.metrics, self.stats = metrics.specs(A), torch.zeros(len(metrics.specs(A)) + 1, device=device)
         entropy = -float(A) if config.target_entropy is None else config.target_entropy
         self.backend = backends.choose(
             backends.Parts(
                 config, self.cycle, self.actor, self.critic, self.critic_flat, self.target, self.target_flat, self._log_temperature, temperature_gradient,
-                entropy, self._actor_adam, self._critic_adam, self._temperature_adam, totals, self.stats,
+                entropy, self._actor_adam, self._critic_adam, self._temperature_adam,  self.stats,
             )
         )  # fmt: skip
         self.chosen = self.backend.chosen

@@ -17,7 +17,6 @@ from operant.algos.sac.config import SACConfig
 from operant.algos.sac.stats import Terms
 from operant.compute import threads
 from operant.data.off_policy import Cycle
-from operant.errors import ConfigError
 from operant.nn import Adam, FlatVector, SquashedActor, Towers
 
 
@@ -38,7 +37,6 @@ class Parts:
     actor_adam: Adam
     critic_adam: Adam
     temperature_adam: Adam | None  # None: the temperature is fixed
-    totals: Tensor  # in the order of `Terms`: sums over the iteration's updates
     stats: Tensor  # in the order of `Stats`
 
 
@@ -65,9 +63,7 @@ class Backend(Protocol):
 
 
 def choose(parts: Parts) -> Backend:
-    """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for kernels that cannot be."""
-    if parts.config.kernels == "fused":
-        raise ConfigError("the configuration", ['algo.kernels = "fused": SAC has no fused kernels yet (use "auto" or "torch")'])
+    """The fastest backend that can be here and that `algo.kernels` allows."""
     return TorchBackend(parts)
 
 
@@ -78,6 +74,7 @@ class TorchBackend:
 
     def __init__(self, parts: Parts) -> None:
         self.parts, self.config, self.cycle, self.chosen = parts, parts.config, parts.cycle, dict[str, str]()
+        self._totals = torch.zeros(len(Terms._fields), device=parts.actor.device)  # sums over the iteration's updates
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
         """On a CPU on one thread: the products are small, and torch's threads would meet in each."""
@@ -85,7 +82,7 @@ class TorchBackend:
 
     def prepare(self) -> None:
         """Begin an iteration."""
-        self.parts.totals.zero_()
+        self._totals.zero_()
 
     # ACT
 
@@ -134,13 +131,13 @@ class TorchBackend:
                 torch.neg(log_probability + parts.target_entropy, out=parts.temperature_gradient[0])
                 parts.temperature_adam.step(skip)
             terms = Terms(critics.loss, actor_loss, critics.q_mean, critics.td_error, -log_probability, norm)
-            parts.totals.add_(torch.where(skip > 0, 0.0, torch.stack(terms)))
+            self._totals.add_(torch.where(skip > 0, 0.0, torch.stack(terms)))
 
     @torch.no_grad()
     def finish(self) -> None:
         """Means over the iteration's updates, and what is counted once."""
         parts, cycle, updates = self.parts, self.cycle, self.config.updates
-        means = parts.totals / updates
+        means = self._totals / updates
         vectors = (parts.actor.flat.values, parts.critic_flat.values, means)
         not_finite = torch.stack([(~torch.isfinite(vector)).sum() for vector in vectors]).sum()
         fill = cycle.replay.fill(0) / cycle.replay.capacity
