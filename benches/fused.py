@@ -32,8 +32,8 @@ import fused_wide
 from fused_probe import CARTPOLE, ENVS, gradients, prepared, relative_error, trainer, wide
 
 from operant.algos.ppo.algorithm import PPO
-from operant.algos.ppo.fused.select import with_config
 from operant.compute.graphs import Graphed
+from operant.kernels.dense.select import with_config
 from operant.nn import mlp
 
 LIMITS = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 2e-2}

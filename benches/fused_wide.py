@@ -22,8 +22,8 @@ from gpu import seconds
 from records import Records, side_by_side
 
 from operant.algos.ppo.algorithm import PPO
-from operant.algos.ppo.fused import tuning
-from operant.algos.ppo.fused.select import with_config
+from operant.kernels.dense import tuning
+from operant.kernels.dense.select import with_config
 from operant.kernels.spec import describe
 from operant.kernels.tiles import PerLayer, TileConfig, Work, candidates, from_text
 from operant.nn import mlp
@@ -250,7 +250,7 @@ def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[
 
 def shape_costs(records: Records, ppo: PPO, hidden: tuple[int, ...], precision: str) -> None:
     """Milliseconds an iteration of each shape that was to choose from."""
-    spec, spare = ppo.backend.learner.spec, tuning.copies(ppo.backend.learner.buffers)
+    spec, spare = ppo.backend.learner.spec, tuning.copies(ppo.backend.learner.task)
     layout = ppo.backend.learner.layout
     group = next(candidates(spec, Work(layout.samples, torch.cuda.get_device_properties(0).multi_processor_count, layout.shards)))
     for shape in group:

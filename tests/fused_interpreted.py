@@ -15,7 +15,7 @@ from triton import language as tl
 from triton._C.libtriton import ir
 from triton.runtime import interpreter
 
-from operant.algos.ppo.fused.select import with_config
+from operant.kernels.dense.select import with_config
 from operant.kernels.reduce import reduce_partials
 from operant.kernels.tiles import Resident, from_text
 from operant.nn import mlp

@@ -160,7 +160,7 @@ def gradients(ppo: PPO, minibatch: int = 1) -> tuple[torch.Tensor, torch.Tensor,
     flat = policy.flat
     for begin, gradient in zip(flat.offsets, torch.autograd.grad(loss, doubled.parameters), strict=True):
         wanted[begin : begin + gradient.numel()] = gradient.flatten()
-    return found, wanted, fused._totals[:5].clone(), [number.item() for number in numbers]
+    return found, wanted, fused.totals[:5].clone(), [number.item() for number in numbers]
 
 
 def _unused(ppo: PPO) -> torch.Tensor:

@@ -104,20 +104,29 @@ def _load_features(observation, normalizer, lane, in_bounds, t, lanes, SPEC: tl.
     return first_operand(normalize(one_hot(observed, column, normalizer, SPEC), column, normalizer, SPEC), SPEC)
 
 
+@triton.jit
+def state_value(out, legal_mask, sample, t, judged, lanes, SPEC: tl.constexpr):
+    """The critic's value of each row: (rows)."""
+    return select_column(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows)
+
+
 @triton.jit(do_not_specialize=["t"])
-def act(inputs, acting, parameters, t, lanes, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Step t of every lane: network, sample, log-probability, value, each into its place in the rollout."""
+def act(inputs, acting, parameters, t, lanes, SPEC: tl.constexpr, SAMPLE: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Step t of every lane: what `SAMPLE`, a function like `sample_and_store`, makes of the network's outputs, into its place in the rollout."""
     tower = tl.program_id(1)
     lane = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = lane < lanes
     x = _load_features(inputs.observation, inputs.normalizer, lane, in_bounds, t, lanes, SPEC)
     out, _hidden, _saved = forward(x, load_network(parameters, tower, SPEC), SPEC)
-    sample_and_store(out, lane, in_bounds, inputs.legal_mask, acting, parameters, tower, t, lanes, SPEC)
+    SAMPLE(out, lane, in_bounds, inputs.legal_mask, acting, parameters, tower, t, lanes, SPEC)
 
 
 @triton.jit(do_not_specialize=["first"])
-def bootstrap_values(buffers, parameters, normalizer, first, steps, lanes, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
-    """V of the observation after the last step, and from step `first` on of true final ones: those only in tiles where a lane was truncated."""
+def bootstrap_values(buffers, parameters, normalizer, first, steps, lanes, SPEC: tl.constexpr, VALUE: tl.constexpr, BLOCK_M: tl.constexpr):
+    """V of the observation after the last step, and from step `first` on of true final ones: those only in tiles where a lane was truncated.
+
+    `VALUE` is a function like `state_value`.
+    """
     t = first + tl.program_id(1)
     lane = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = lane < lanes
@@ -133,4 +142,5 @@ def bootstrap_values(buffers, parameters, normalizer, first, steps, lanes, SPEC:
         tower = 0 if SPEC.shared else 1
         x = _load_features(source, normalizer, lane, in_bounds, t, lanes, SPEC)
         out, _hidden, _saved = forward(x, load_network(parameters, tower, SPEC), SPEC)
-        tl.store(target + t * lanes + lane, select_column(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows), mask=needed)
+        value = VALUE(out, buffers.legal_mask, t * lanes + lane, t, needed & (t == steps), lanes, SPEC)
+        tl.store(target + t * lanes + lane, value, mask=needed)

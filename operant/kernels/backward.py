@@ -11,13 +11,13 @@ import triton
 import triton.language as tl
 
 from operant.kernels.blocks import (
-    activation_gradient,
     add_product,
     column_mask,
     compensated,
     feature_of,
     first_operand,
     forward,
+    hidden_gradient,
     load_legal_mask,
     load_log_std,
     load_network,
@@ -67,50 +67,74 @@ def _load_samples(
 
 @triton.jit
 def _zero_gradients(SPEC: tl.constexpr):
-    """Sums to begin with: the first weight's, then of each later layer the weight's and the bias's, then the last weight's (H, out_pad)."""
+    """Sums to begin with: the first weight's, then of each later layer the weight's and the bias's, then the last weight's (H, out_pad), and of layer
+    normalization each layer's gain's and bias's.
+    """
     sums = (zeros(SPEC.hidden_pad[0], SPEC.columns_pad),)
     for k in tl.static_range(len(SPEC.weights)):
         sums = sums + (zeros(SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k]), zeros(SPEC.hidden_pad[k + 1], 16))
-    return sums + (zeros(SPEC.hidden_pad[-1], SPEC.out_pad),)
+    sums = sums + (zeros(SPEC.hidden_pad[-1], SPEC.out_pad),)
+    if SPEC.layer_norm:
+        for k in tl.static_range(len(SPEC.hidden)):
+            sums = sums + (zeros(SPEC.hidden_pad[k], 16), zeros(SPEC.hidden_pad[k], 16))
+    return sums
 
 
 @triton.jit
 def _add_gradients(sums, gradient_out, x, ones, network, hidden, saved, SPEC: tl.constexpr):
     """Add a tile's gradients to the sums: dW = g^T h and db = g^T 1 of each layer, from the last to the first."""
-    _first, weights, _biases, last, _last_bias = network
+    _first, weights, _biases, last, _last_bias, _gains, _shifts = network
+    LAST: tl.constexpr = 1 + 2 * len(SPEC.weights)
     g = operand(gradient_out, SPEC)
-    added = (add_product(tl.trans(hidden[-1]), g, sums[-1], SPEC),)
+    added = (add_product(tl.trans(hidden[-1]), g, sums[LAST], SPEC),)
+    norms = ()
     gradient_hidden = product(g, last, SPEC)
     for k in tl.static_range(len(SPEC.weights) - 1, -1, -1):
-        g = operand(gradient_hidden * activation_gradient(saved[k + 1], SPEC), SPEC)
+        gradient_z, scaled, gradient_y = hidden_gradient(gradient_hidden, saved[k + 1], network, SPEC, k + 1)
+        norms = _add_norm(sums, scaled, gradient_y, ones, SPEC, k + 1) + norms
+        g = operand(gradient_z, SPEC)
         transposed = tl.trans(g)
         added = (add_product(transposed, hidden[k], sums[1 + 2 * k], SPEC), add_product(transposed, ones, sums[2 + 2 * k], SPEC)) + added
         gradient_hidden = product(g, weights[k], SPEC)
-    g = operand(gradient_hidden * activation_gradient(saved[0], SPEC), SPEC)
-    return (add_product(tl.trans(g), operand(x, SPEC), sums[0], SPEC),) + added
+    gradient_z, scaled, gradient_y = hidden_gradient(gradient_hidden, saved[0], network, SPEC, 0)
+    norms = _add_norm(sums, scaled, gradient_y, ones, SPEC, 0) + norms
+    g = operand(gradient_z, SPEC)
+    return (add_product(tl.trans(g), operand(x, SPEC), sums[0], SPEC),) + added + norms
+
+
+@triton.jit
+def _add_norm(sums, scaled, gradient_y, ones, SPEC: tl.constexpr, LAYER: tl.constexpr):
+    """The sums of a layer's gain and bias with a tile's added; nothing without layer normalization."""
+    if SPEC.layer_norm:
+        GAIN: tl.constexpr = 2 + 2 * len(SPEC.weights) + 2 * LAYER
+        gain = add_product(tl.trans(operand(scaled, SPEC)), ones, sums[GAIN], SPEC)
+        return gain, add_product(tl.trans(operand(gradient_y, SPEC)), ones, sums[GAIN + 1], SPEC)
+    else:
+        return ()
 
 
 # STORING
 
 
 @triton.jit
-def _store_matrix(start, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PAD: tl.constexpr, COLUMNS_PAD: tl.constexpr):
+def store_matrix(start, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PAD: tl.constexpr, COLUMNS_PAD: tl.constexpr):
+    """A matrix from a tile."""
     row, column = tl.arange(0, ROWS_PAD)[:, None], tl.arange(0, COLUMNS_PAD)[None, :]
     tl.store(start + row * COLUMNS + column, total, mask=(row < ROWS) & (column < COLUMNS))
 
 
 @triton.jit
-def _store_first(target, total, tower, SPEC: tl.constexpr):
-    """The first layer's gradient, (H, columns + 1): the last is the bias's."""
+def store_first(target, total, tower, column, SPEC: tl.constexpr):
+    """Columns (columns) of the first layer's gradient, (H, columns): the one behind the last is the bias's."""
     WIDTH: tl.constexpr = SPEC.hidden[0]
-    row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], tl.arange(0, SPEC.columns_pad)[None, :]
+    row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], column[None, :]
     weight = target + SPEC.first_weight + (tower * WIDTH + row) * SPEC.columns + column
     bias = target + SPEC.first_bias + tower * WIDTH + row + 0 * column
     tl.store(tl.where(column < SPEC.columns, weight, bias), total, mask=(row < WIDTH) & (column <= SPEC.columns))
 
 
 @triton.jit
-def _store_last(target, total, total_bias, tower, SPEC: tl.constexpr):
+def store_last(target, total, total_bias, tower, SPEC: tl.constexpr):
     """The last layer's gradient, (H, out_pad), and its bias's, (out_pad): the columns that this tower computes."""
     WIDTH: tl.constexpr = SPEC.hidden[-1]
     unit, column = tl.arange(0, SPEC.hidden_pad[-1])[:, None], tl.arange(0, SPEC.out_pad)
@@ -125,12 +149,18 @@ def _store_last(target, total, total_bias, tower, SPEC: tl.constexpr):
 @triton.jit
 def _store_hidden(target, sums, tower, SPEC: tl.constexpr):
     """The gradients of the first layer and of the layers behind it."""
-    _store_first(target, compensated(sums[0], 1, SPEC), tower, SPEC)
+    store_first(target, compensated(sums[0], 1, SPEC), tower, tl.arange(0, SPEC.columns_pad), SPEC)
     for k in tl.static_range(len(SPEC.weights)):
         place = target + SPEC.weights[k] + tower * (SPEC.hidden[k + 1] * SPEC.hidden[k])
-        _store_matrix(place, compensated(sums[1 + 2 * k], 2, SPEC), SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k])
+        store_matrix(place, compensated(sums[1 + 2 * k], 2, SPEC), SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k])
         bias = compensated(sums[2 + 2 * k], 1, SPEC)
-        _store_matrix(target + SPEC.biases[k] + tower * SPEC.hidden[k + 1], bias, SPEC.hidden[k + 1], 1, SPEC.hidden_pad[k + 1], 16)
+        store_matrix(target + SPEC.biases[k] + tower * SPEC.hidden[k + 1], bias, SPEC.hidden[k + 1], 1, SPEC.hidden_pad[k + 1], 16)
+    if SPEC.layer_norm:
+        for k in tl.static_range(len(SPEC.hidden)):
+            gains, shifts = target + SPEC.norm_gains[k] + tower * SPEC.hidden[k], target + SPEC.norm_biases[k] + tower * SPEC.hidden[k]
+            gain, shift = sums[2 + 2 * len(SPEC.weights) + 2 * k], sums[3 + 2 * len(SPEC.weights) + 2 * k]
+            store_matrix(gains, compensated(gain, 1, SPEC), SPEC.hidden[k], 1, SPEC.hidden_pad[k], 16)
+            store_matrix(shifts, compensated(shift, 1, SPEC), SPEC.hidden[k], 1, SPEC.hidden_pad[k], 16)
 
 
 # THE KERNEL
@@ -188,7 +218,7 @@ def backward(
     # Into the chunk's row: each tower its own columns.
     target = partial + chunk * width
     _store_hidden(target, sums, tower, SPEC)
-    _store_last(target, compensated(sums[-1], 2, SPEC), tl.sum(bias_sums, axis=0), tower, SPEC)
+    store_last(target, compensated(sums[1 + 2 * len(SPEC.weights)], 2, SPEC), tl.sum(bias_sums, axis=0), tower, SPEC)
     if SPEC.log_std >= 0:
         tl.store(target + SPEC.log_std + column, scale * tl.sum(log_std_sums, axis=0), mask=(column < SPEC.head_rows) & (tower == 0))
     for k in tl.static_range(len(LOSS.towers)):

@@ -201,10 +201,10 @@ def load_matrix(start, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PAD: tl.c
 
 
 @triton.jit
-def load_first(parameters, tower, SPEC: tl.constexpr):
-    """The first layer's weight, (H, columns + 1): the last is the bias."""
+def load_first(parameters, tower, column, SPEC: tl.constexpr):
+    """Columns (columns) of the first layer's weight, (H, columns): the one behind the last is the bias."""
     WIDTH: tl.constexpr = SPEC.hidden[0]
-    row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], tl.arange(0, SPEC.columns_pad)[None, :]
+    row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], column[None, :]
     weight = parameters + SPEC.first_weight + (tower * WIDTH + row) * SPEC.columns + column
     bias = parameters + SPEC.first_bias + tower * WIDTH + row + 0 * column
     return tl.load(tl.where(column < SPEC.columns, weight, bias), mask=(row < WIDTH) & (column <= SPEC.columns), other=0.0)
@@ -244,8 +244,30 @@ def load_log_std(parameters, column, SPEC: tl.constexpr):
 
 
 @triton.jit
-def load_network(parameters, tower, SPEC: tl.constexpr):
-    """One tower's parameters: the first weight (float32, with its bias), later weights, later biases, the last weight, the last bias."""
+def first_weight_operand(first, SPEC: tl.constexpr):
+    """The first layer's weight as its product takes it."""
+    return first if SPEC.precision == "ieee" else round_to_tf32(first)
+
+
+@triton.jit
+def load_norms(parameters, tower, SPEC: tl.constexpr):
+    """Layer normalization's gains and biases, (units) of each hidden layer."""
+    gains = ()
+    shifts = ()
+    if SPEC.layer_norm:
+        for k in tl.static_range(len(SPEC.hidden)):
+            unit = tl.arange(0, SPEC.hidden_pad[k])
+            place, mask = tower * SPEC.hidden[k] + unit, unit < SPEC.hidden[k]
+            gains = gains + (tl.load(parameters + SPEC.norm_gains[k] + place, mask=mask, other=0.0),)
+            shifts = shifts + (tl.load(parameters + SPEC.norm_biases[k] + place, mask=mask, other=0.0),)
+    return gains, shifts
+
+
+@triton.jit
+def load_network(parameters, tower, SPEC: tl.constexpr, FIRST: tl.constexpr = True):
+    """One tower's parameters: the first weight (float32, with its bias), later weights, later biases, the last weight, the last bias, and of layer
+    normalization the gains and biases, none without it.
+    """
     weights = ()
     biases = ()
     for k in tl.static_range(len(SPEC.weights)):
@@ -254,24 +276,72 @@ def load_network(parameters, tower, SPEC: tl.constexpr):
         unit = tl.arange(0, SPEC.hidden_pad[k + 1])
         biases = biases + (tl.load(parameters + SPEC.biases[k] + tower * SPEC.hidden[k + 1] + unit, mask=unit < SPEC.hidden[k + 1], other=0.0),)
     last = weight_operand(load_last(parameters, tower, SPEC), SPEC)
-    first = load_first(parameters, tower, SPEC)
-    return first if SPEC.precision == "ieee" else round_to_tf32(first), weights, biases, last, out_bias(parameters, tower, SPEC)
+    first = 0.0  # with FIRST false
+    if FIRST:
+        first = first_weight_operand(load_first(parameters, tower, tl.arange(0, SPEC.columns_pad), SPEC), SPEC)
+    gains, shifts = load_norms(parameters, tower, SPEC)
+    return first, weights, biases, last, out_bias(parameters, tower, SPEC), gains, shifts
+
+
+@triton.jit
+def activated(z, network, SPEC: tl.constexpr, LAYER: tl.constexpr):
+    """From what a layer has computed (rows, units): its activations as operands, and what `hidden_gradient` needs.
+
+    With layer normalization that is x_hat = (z - mean) / std, as an operand, and 1 / std (rows).
+    """
+    if SPEC.layer_norm:
+        WIDTH: tl.constexpr = SPEC.hidden[LAYER]
+        inside = (tl.arange(0, SPEC.hidden_pad[LAYER]) < WIDTH)[None, :]
+        x = tl.where(inside, z - (tl.sum(z, axis=1) / WIDTH)[:, None], 0.0)
+        inv_std = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / WIDTH + SPEC.norm_epsilon)
+        x_hat = x * inv_std[:, None]
+        y = x_hat * network[5][LAYER][None, :] + network[6][LAYER][None, :]
+        return operand(activate(y, SPEC), SPEC), (operand(x_hat, SPEC), inv_std)
+    else:
+        h = operand(activate(z, SPEC), SPEC)
+        return h, saved_activation(z, h, SPEC)
+
+
+@triton.jit
+def hidden_gradient(gradient, saved, network, SPEC: tl.constexpr, LAYER: tl.constexpr):
+    """From the gradient in a layer's activations to that in what it has computed (rows, units); and those of layer normalization's y, times x_hat and alone."""
+    if SPEC.layer_norm:
+        WIDTH: tl.constexpr = SPEC.hidden[LAYER]
+        x_hat, inv_std = saved[0].to(tl.float32), saved[1]
+        gain = network[5][LAYER][None, :]
+        y = x_hat * gain + network[6][LAYER][None, :]
+        gradient_y = gradient * activation_gradient(saved_activation(y, activate(y, SPEC), SPEC), SPEC)
+        # dL / dz = (g - mean(g) - x_hat mean(g x_hat)) / std, g = dL / dx_hat
+        g = gradient_y * gain
+        mean, projection = tl.sum(g, axis=1) / WIDTH, tl.sum(g * x_hat, axis=1) / WIDTH
+        inside = (tl.arange(0, SPEC.hidden_pad[LAYER]) < WIDTH)[None, :]
+        gradient_z = tl.where(inside, (g - mean[:, None] - x_hat * projection[:, None]) * inv_std[:, None], 0.0)
+        return gradient_z, gradient_y * x_hat, gradient_y
+    else:
+        gradient_z = gradient * activation_gradient(saved, SPEC)
+        return gradient_z, gradient_z, gradient_z
 
 
 @triton.jit
 def forward(x, network, SPEC: tl.constexpr):
-    """Outputs (rows, out_pad); of each hidden layer its activations (rows, H) as operands, and what its activation's gradient needs."""
-    first, weights, biases, last, last_bias = network
+    """Outputs (rows, out_pad); of each hidden layer its activations (rows, H) as operands, and what `hidden_gradient` needs."""
     # Raw observations may be large numbers that differ little: bf16 would lose what they say, so the first product never has fewer bits than tf32.
-    z = tl.dot(x, tl.trans(first), input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
-    h = operand(activate(z, SPEC), SPEC)
+    z = tl.dot(x, tl.trans(network[0]), input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
+    return forward_hidden(z, network, SPEC)
+
+
+@triton.jit
+def forward_hidden(z, network, SPEC: tl.constexpr):
+    """The same from what the first layer has computed."""
+    _first, weights, biases, last, last_bias, _gains, _shifts = network
+    h, kept = activated(z, network, SPEC, 0)
     hidden = (h,)
-    saved = (saved_activation(z, h, SPEC),)
+    saved = (kept,)
     for k in tl.static_range(len(SPEC.weights)):
         z = product(h, tl.trans(weights[k]), SPEC) + biases[k][None, :]
-        h = operand(activate(z, SPEC), SPEC)
+        h, kept = activated(z, network, SPEC, k + 1)
         hidden = hidden + (h,)
-        saved = saved + (saved_activation(z, h, SPEC),)
+        saved = saved + (kept,)
     return product(h, tl.trans(last), SPEC) + last_bias[None, :], hidden, saved
 
 

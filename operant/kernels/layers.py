@@ -14,7 +14,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.kernels.act import sample_and_store
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.blocks import (
     activate,
@@ -26,7 +25,6 @@ from operant.kernels.blocks import (
     operand,
     out_bias,
     saved_activation,
-    select_column,
     zeros,
 )
 from operant.kernels.operands import add_dot, chunk_begin, needed, read, read_tile, stored, tile_of, weight_place
@@ -82,28 +80,34 @@ def _outputs(hidden, packed, parameters, row, tower, capacity, SPEC: tl.constexp
 
 @triton.jit(do_not_specialize=["t", "first", "count"])
 def act_head(
-    hidden, packed, parameters, legal_mask, acting, t, first, count, lanes, capacity, SPEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
+    hidden, packed, parameters, legal_mask, acting, t, first, count, lanes, capacity,
+    SPEC: tl.constexpr, SAMPLE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Sample, log-probability and value of lanes first, first + 1, ... at step t."""
+    """What `SAMPLE`, a function like `operant.kernels.act.sample_and_store`, makes of the outputs of lanes first, first + 1, ... at step t."""
     tower = tl.program_id(1)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     out = _outputs(hidden, packed, parameters, row, tower, capacity, SPEC, BLOCK_M, BLOCK_K)
-    sample_and_store(out, first + row, row < count, legal_mask, acting, parameters, tower, t, lanes, SPEC)
+    SAMPLE(out, first + row, row < count, legal_mask, acting, parameters, tower, t, lanes, SPEC)
 
 
 @triton.jit(do_not_specialize=["first", "count"])
 def value_head(
-    hidden, packed, parameters, truncated, value, first, count, capacity,
-    SPEC: tl.constexpr, TRUNCATED_ONLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    hidden, packed, parameters, truncated, legal_mask, value, first, count, lanes, capacity,
+    SPEC: tl.constexpr, VALUE: tl.constexpr, TRUNCATED_ONLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """V of samples first, first + 1, ..., with TRUNCATED_ONLY of those alone whose lane was truncated."""
+    """V of samples first, first + 1, ..., with TRUNCATED_ONLY of those alone whose lane was truncated.
+
+    `VALUE` is a function like `operant.kernels.act.state_value`.
+    """
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask = row < count
     if TRUNCATED_ONLY:
         mask = tl.load(truncated + first + row, mask=mask, other=0) != 0
     if tl.sum(mask.to(tl.int32), axis=0) > 0:
         out = _outputs(hidden, packed, parameters, row, 0 if SPEC.shared else 1, capacity, SPEC, BLOCK_M, BLOCK_K)
-        tl.store(value + first + row, select_column(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows), mask=mask)
+        sample = first + row
+        judged = mask & (not TRUNCATED_ONLY)
+        tl.store(value + sample, VALUE(out, legal_mask, sample, sample // lanes, judged, lanes, SPEC), mask=mask)
 
 
 # BACKWARD

@@ -34,6 +34,7 @@ class Bootstrap(NamedTuple):
     observation: Any  # (T + 1, O, N)
     final_observation: Any  # (T, O, N), where a lane was truncated
     truncated: Any  # (T, N) uint8
+    legal_mask: Any  # (T + 1, H, N), whose last step is read
     value: Any  # (T + 1, N), whose last step is written
     final_value: Any  # (T, N), written where a lane was truncated
 

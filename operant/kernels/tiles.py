@@ -109,7 +109,7 @@ def suits_resident(spec: Spec) -> bool:
     number = 2 if spec.precision == "bf16" else 4
     weights = [wide * deep for wide, deep in zip(spec.widths, spec.inputs, strict=True)]
     held = 4 * weights[0] + number * sum(weights[1:-1])
-    if spec.layer_norm:  # whose rows would take as many registers again
+    if spec.layer_norm and _widest(spec) > 64:  # whose rows would take as many registers again
         return False
     narrow = max(spec.hidden_pad) <= RESIDENT_WIDTH and spec.columns_pad <= RESIDENT_COLUMNS and spec.out_pad <= RESIDENT_OUTPUTS
     return narrow and (spec.precision == "ieee" or held <= RESIDENT_BYTES)
@@ -175,6 +175,9 @@ def _resident(spec: Spec, work: Work) -> Iterator[list[TileConfig]]:
     if spec.precision == "ieee":
         warps = 4 if narrow else 8
         yield distinct(config(32, warps), config(16, warps))
+    elif narrow and spec.layer_norm:
+        yield distinct(config(64, 8), config(64, 4), config(32, 4))
+        yield [config(16, 4)]
     elif narrow:
         yield [config(64, 4)]
         yield [config(32, 4)]

@@ -242,7 +242,7 @@ def test_games_have_shapes(name, precision):
 
 def choice_of(env, precision, net, **algo):
     """What a trainer hands to whoever chooses its fused kernels' shape, with 2,048 samples in a minibatch."""
-    from operant.algos.ppo.fused.select import Selection
+    from operant.kernels.dense.select import Selection
 
     given: list = []
     with pytest.MonkeyPatch.context() as patch:
@@ -274,7 +274,7 @@ def test_the_fastest_shape_is_taken_and_remembered(forgetful, caplog):
         buffers = learner.buffers
         for scratch in (buffers.raw, buffers.samples, buffers.final_value, buffers.rollout.action, buffers.skip, buffers.stats, learner._gradient):
             scratch.fill_(7)
-        learner._adam["step"] += 1
+        learner.adam["step"] += 1
         assert learner.layout.minibatches == 1 and len(set(buffers.order.flatten().tolist())) == 64, "the order is no shuffled one"
         return {32: 0.9, 64: 1.0, 128: 0.7}[learner.config.block_m] + 0.01 * len(asked)
 
@@ -373,13 +373,13 @@ def test_padding(width, tile, deep):
 
 def launches(env: Env, precision: str, net: dict, shape: str | None = None, **algo) -> list[tuple]:
     """(kernel, arguments, options) of each launch of an iteration, by a trainer that has no GPU to launch them on; in the first shape or a given one."""
-    from operant.algos.ppo.fused.select import with_config
+    from operant.kernels.dense.select import with_config
 
     choice = choice_of(env, precision, net, **algo)
     learner = choice.learner(None, None)
     learner = with_config(learner, from_text(shape)) if shape else learner
     found: list[tuple] = []
-    learner._launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
+    learner.launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
     learner.prepare()
     learner.act(0)
     learner.bootstrap(True)

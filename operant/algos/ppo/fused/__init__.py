@@ -1,79 +1,34 @@
-"""The fast path: a policy's acting and PPO's learning as a few Triton kernels, in place of torch's many.
+"""PPO's fast path: acting and learning in a few Triton kernels, by `operant.kernels.dense`.
 
 `backends.TorchBackend` is the specification that this is checked against: the same buffers, the same noise, the same order of minibatches, and no sum
-of floats whose order could change. `select` takes the fastest tile config; `learner`, `resident` and `per_layer` launch; `loss` and `statistics` are PPO's own
-Triton functions, all other kernels are `operant.kernels`, generated from a spec when they are compiled. What imports Triton is imported only where it is used,
-so that a run without it does not wait for it.
+of floats whose order could change. `loss` and `statistics` are PPO's own Triton functions, `work` launches them. What imports Triton is imported only where
+it is used, so that a run without it does not wait for it.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from operant.algos.ppo.fused.buffers import Buffers, Coefficients, Policy, Task
-from operant.errors import ConfigError
-from operant.kernels import TileConfig, from_text
-from operant.kernels import spec as kernel_spec
+from operant.algos.ppo.fused.buffers import Buffers, Coefficients
+from operant.kernels import dense
+from operant.kernels.dense import build
 
 if TYPE_CHECKING:
-    from operant.algos.ppo.fused.select import Learner, Seconds
+    from operant.kernels.dense import Learner
+from operant.nn import Adam, Policy
 
-__all__ = ["Buffers", "Coefficients", "Learner", "Task", "build"]
+__all__ = ["Buffers", "Coefficients", "Learner", "build", "task"]
 
-FIRST = "first"
-"""The tile config that is likely the best, without a measurement: to compare bits of runs that begin anew."""
-
-log = logging.getLogger("operant.algos.ppo.fused")
-
-
-def build(task: Task, *, kernels: str, precision: str, config: str = "", measure: Seconds | None = None) -> Learner | None:
-    """A policy's fused kernels over an algorithm's buffers, or None where torch is to do the work: `kernels` is "auto", "torch" or "fused".
-
-    `config` is the line of a tile config that a run has begun with and so keeps; or "first", which is the same at every start; or "", the fastest as `measure`
-    finds it (by default on a GPU, never on a CPU). One line of the log says which, or where "auto" finds a GPU but cannot, why not. Raises ConfigError where
-    "fused" cannot, and for a line that is not a tile config.
-    """
-    policy, (steps, lanes) = task.policy, task.buffers.rollout.reward.shape
-    on_gpu = policy.device.type == "cuda"
-    if kernels == "torch" or (kernels == "auto" and not on_gpu):
-        return None
-    reason = _unsupported_reason(policy, (steps + 1) * lanes, precision)
-    if reason is None:
-        from operant.algos.ppo.fused.select import Selection
-
-        spec = kernel_spec.describe(policy, precision if on_gpu else "fp32")
-        selection = Selection(spec, task)
-        learner = selection.first() if config == FIRST else selection.learner(_given(config), measure)
-        if learner is not None:
-            return learner
-        reason = selection.problem
-    if kernels == "fused":
-        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason}'])
-    log.info("kernels: torch's, not fused ones: %s", reason)
-    return None
+WRITTEN = ("raw", "samples", "final_value", "iteration", "skip", "learning_rate", "stats")
+"""Buffers that the kernels write."""
 
 
-def _given(line: str) -> TileConfig | None:
-    try:
-        return from_text(line) if line else None
-    except ValueError as error:
-        raise ConfigError("the trainer", [f"algo.kernel_config: {error}"]) from None
+def task(policy: Policy, optimizer: Adam, buffers: Buffers, coefficients: Coefficients, layout: Any, chunks: int | None = None) -> dense.Task:
+    """What is to run fused; `layout` is that of the minibatches."""
+    return dense.Task("ppo", policy, optimizer, buffers, coefficients, layout, _work, WRITTEN, chunks)
 
 
-def _unsupported_reason(policy: Policy, samples: int, precision: str) -> str | None:
-    """The sentence that says why there are no fused kernels for this policy on this machine, or None where there are."""
-    reason = kernel_spec.unsupported_reason(policy, samples)
-    if reason is not None:
-        return reason
-    if find_spec("triton") is None:
-        return "Triton is not installed"
-    if policy.device.type != "cuda":
-        return "there is no GPU" if os.environ.get("TRITON_INTERPRET") != "1" else None
-    if torch.cuda.get_device_capability(policy.device) < (8, 0) and precision != "fp32":
-        return f'a GPU older than Ampere has no {precision} products (algo.precision = "fp32" works)'
-    return None
+def _work(learner: Learner) -> dense.Work:
+    from operant.algos.ppo.fused.work import PPOWork
+
+    return PPOWork(learner)

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from operant.data.minibatches import Layout
-from operant.nn import Adam, Policy
 from operant.worlds import Slot
 
 
@@ -39,17 +37,6 @@ class Coefficients(NamedTuple):
     adam_epsilon: float
     start_rate: float
     anneal_iterations: int | None  # None: the rate stays
-
-
-class Task(NamedTuple):
-    """What is to run fused: a policy and its optimizer, over an algorithm's buffers."""
-
-    policy: Policy
-    optimizer: Adam
-    buffers: Buffers
-    coefficients: Coefficients
-    layout: Layout  # of the minibatches
-    chunks: int | None = None  # of a minibatch, where they are given
 
 
 class Scalars(NamedTuple):

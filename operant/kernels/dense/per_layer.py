@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from operant.algos.ppo.fused.learner import Learner, Spec, Task
-from operant.kernels import PerLayer, multiple, power_of_two
+from operant.kernels.dense.learner import Learner, Spec, Task
 from operant.kernels.layer_norm import normalize_layer, normalize_layer_backward
 from operant.kernels.layers import act_head, add_tile_sums, backward_head, backward_layer, forward_layer, value_head, weight_gradient
 from operant.kernels.operands import gather, gather_chunks, pack
 from operant.kernels.structs import Head, Layer
+from operant.kernels.tiles import PerLayer, multiple, power_of_two
 
 GATHER_BLOCK_M, GATHER_BYTES_BLOCK_M, GATHER_BLOCK_N = 32, 128, 128
 """Samples, or where they are bytes more of them, and numbers of each that a program gathers."""
@@ -93,7 +93,7 @@ class PerLayerLearner(Learner):
 
     def _pack(self) -> None:
         spec = self.spec
-        self._launch(pack, (max(spec.widths) // 16, self._last + 1, spec.towers), self._values, self._first, self._packed, SPEC=spec, num_warps=4)
+        self.launch(pack, (max(spec.widths) // 16, self._last + 1, spec.towers), self._values, self._first, self._packed, SPEC=spec, num_warps=4)
 
     def _microbatches(self, samples: int) -> Iterator[tuple[int, int]]:
         """(first, count) of each microbatch of samples that lie one after the other."""
@@ -103,7 +103,7 @@ class PerLayerLearner(Learner):
     def _gather(self, observation: Tensor, first: int, count: int, *, truncated_only: bool = False) -> None:
         """`count` samples of the rollout from block `first` on."""
         tiling, spec, config = self._gather_tiling(), self.spec, self.config
-        self._launch(
+        self.launch(
             gather, (multiple(count, config.block_m) // tiling["BLOCK_M"], spec.inputs[0] // tiling["BLOCK_N"]),
             self._inputs()._replace(observation=observation), self.buffers.rollout.truncated, self._x, self._rounded, first, count, self._lanes,
             SPEC=spec, TRUNCATED_ONLY=truncated_only, **tiling,
@@ -119,14 +119,14 @@ class PerLayerLearner(Learner):
             tiling = self._first_tiling(tiling) if k == 0 else tiling
             if k == 0 and spec.precision == "bf16" and not spec.bytes:  # whose operands are float32
                 tiling["BLOCK_K"] = max(16, tiling["BLOCK_K"] // 2)
-            self._launch(
+            self.launch(
                 forward_layer, (tiles * (spec.widths[k] // tiling["BLOCK_N"]), spec.towers - first_tower),
                 Layer(source, weights, self._hidden[k], self._saved[k]), self._values, self._normalizer, self.buffers.rollout.truncated,
                 first_tower, first, count, self._capacity,
                 SPEC=spec, LAYER=k, SAVE=save and self._saved is not self._hidden, TRUNCATED_ONLY=truncated_only, BLOCK_M=config.block_m, **tiling,
             )  # fmt: skip
             if spec.layer_norm:
-                self._launch(
+                self.launch(
                     normalize_layer, (tiles * config.block_m // self._norm_block_m, spec.towers - first_tower),
                     self._saved[k], self._hidden[k], self._values, self.buffers.rollout.truncated, first_tower, first, count, self._capacity,
                     SPEC=spec, LAYER=k, TRUNCATED_ONLY=truncated_only, BLOCK_M=self._norm_block_m, num_warps=4,
@@ -141,17 +141,17 @@ class PerLayerLearner(Learner):
         for first, count in self._microbatches(self._lanes):
             self._gather(self.buffers.rollout.observation, (t * self._lanes + first) // self.layout.block, count)
             self._forward(t * self._lanes + first, count)
-            self._launch(
+            self.launch(
                 act_head, (-(-count // self._head_block_m), self.spec.towers),
-                self._hidden[-1], self._packed, self._values, self._legal_mask, self._acting(), t, first, count, self._lanes, self._capacity,
-                SPEC=self.spec, **tiling,
+                self._hidden[-1], self._packed, self._values, self._legal_mask, self.work.acting(), t, first, count, self._lanes, self._capacity,
+                SPEC=self.spec, SAMPLE=self.work.sample, **tiling,
             )  # fmt: skip
 
     def bootstrap(self, finals: bool) -> None:
         """V of the observation after the last step, and with `finals` of the true final observations of truncated episodes."""
         rollout = self.buffers.rollout
         for first, count in self._microbatches(self._lanes):
-            self._value(rollout.observation, self._place("value"), self._stride + first, count, truncated_only=False)
+            self._value(rollout.observation, self.work.values(), self._stride + first, count, truncated_only=False)
         for first, count in self._microbatches(self._stride if finals else 0):
             self._value(rollout.final_observation, self.buffers.final_value, first, count, truncated_only=True)
 
@@ -161,10 +161,10 @@ class PerLayerLearner(Learner):
         del tiling["BLOCK_N"]
         self._gather(observation, first // self.layout.block, count, truncated_only=truncated_only)
         self._forward(first, count, truncated_only=truncated_only, critic=True)
-        self._launch(
+        self.launch(
             value_head, (-(-count // self._head_block_m),),
-            self._hidden[-1], self._packed, self._values, self.buffers.rollout.truncated, value, first, count, self._capacity,
-            SPEC=self.spec, TRUNCATED_ONLY=truncated_only, **tiling,
+            self._hidden[-1], self._packed, self._values, self.buffers.rollout.truncated, self._legal_mask, value, first, count, self._lanes,
+            self._capacity, SPEC=self.spec, VALUE=self.work.value_of, TRUNCATED_ONLY=truncated_only, **tiling,
         )  # fmt: skip
 
     # UPDATE
@@ -174,7 +174,7 @@ class PerLayerLearner(Learner):
         self._pack()
         tiling, minibatch = self._gather_tiling(), self._minibatch(k)
         for first_chunk in range(0, self.config.chunks, self._slots):
-            self._launch(
+            self.launch(
                 gather_chunks, (self._capacity // tiling["BLOCK_M"], self.spec.inputs[0] // tiling["BLOCK_N"]),
                 minibatch, self._inputs(), self._x, self._rounded, first_chunk, self._slot, self._lanes, SPEC=self.spec, **tiling,
             )  # fmt: skip
@@ -187,15 +187,15 @@ class PerLayerLearner(Learner):
         spec, config, last = self.spec, self.config, self._last
         # Of all rows of a slot, those behind the chunk's last sample too: their gradients are 0, which the sums over samples rely on.
         head = Head(self._hidden[-1], self._saved[-1], self._packed, self._gradients[last], self._gradients[last - 1], self._tile_sums)
-        self._launch(
+        self.launch(
             backward_head, (self._capacity // self._head_block_m, spec.towers),
-            self._minibatch(k), self._inputs(), self._samples(), self._values, head, first_chunk, self._slot, self._lanes, self._capacity, self._tiles,
-            SPEC=spec, LOSS=self._loss, BLOCK=self.layout.block, **self._head_tiling(spec.inputs[last]),
+            self._minibatch(k), self._inputs(), self.work.samples(), self._values, head, first_chunk, self._slot, self._lanes, self._capacity, self._tiles,
+            SPEC=spec, LOSS=self.work.loss, BLOCK=self.layout.block, **self._head_tiling(spec.inputs[last]),
         )  # fmt: skip
         self._normalize_backward(last - 1)
         for layer in range(last - 1, 0, -1):
             tiling = self._tiling(spec.inputs[layer], spec.widths[layer])
-            self._launch(
+            self.launch(
                 backward_layer, (self._capacity // config.block_m * (spec.inputs[layer] // tiling["BLOCK_N"]), spec.towers),
                 self._gradients[layer], self._packed, self._saved[layer - 1], self._gradients[layer - 1], self._tile_sums, self._capacity, self._tiles,
                 SPEC=spec, LAYER=layer, BLOCK_M=config.block_m, **tiling,
@@ -205,7 +205,7 @@ class PerLayerLearner(Learner):
     def _normalize_backward(self, k: int) -> None:
         """Back through hidden layer k's activation and layer normalization, where there is one."""
         if self.spec.layer_norm:
-            self._launch(
+            self.launch(
                 normalize_layer_backward, (self._capacity // self._norm_block_m, self.spec.towers),
                 self._saved[k], self._gradients[k], self._values, self._tile_sums, self._capacity, self._tiles,
                 SPEC=self.spec, LAYER=k, BLOCK_M=self._norm_block_m, num_warps=4,
@@ -218,15 +218,15 @@ class PerLayerLearner(Learner):
             outputs = min(config.block_n, spec.widths[k])
             tiling = self._tiling(spec.inputs[k], min(config.block_m, config.block_k))
             tiling = self._first_tiling(tiling) if k == 0 else tiling
-            self._launch(
+            self.launch(
                 weight_gradient, (spec.widths[k] // outputs * -(-spec.inputs[k] // tiling["BLOCK_N"]), self._slots, spec.towers),
                 self._gradients[k], self._hidden[k - 1] if k > 0 else self._rounded, self._normalizer, self._partial, first_chunk, self._slot,
                 self._capacity, self._width,
                 SPEC=spec, LAYER=k, BLOCK_M=outputs, **tiling,
             )  # fmt: skip
-        self._launch(
+        self.launch(
             add_tile_sums, (self._slots, spec.towers, 2 * self._last if spec.layer_norm else self._last),
             self._tile_sums, self._partial, first_chunk, self._tiles,
             self._slot // config.block_m, self._slot // self._head_block_m, self._slot // self._norm_block_m, self._width,
-            SPEC=spec, LOSS=self._loss, num_warps=4,
+            SPEC=spec, LOSS=self.work.loss, num_warps=4,
         )  # fmt: skip

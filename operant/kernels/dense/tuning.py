@@ -10,15 +10,15 @@ import hashlib
 import logging
 import statistics
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
 from operant import __version__
-from operant.algos.ppo.fused.buffers import Buffers
-from operant.algos.ppo.fused.learner import Learner, Spec, Task
 from operant.compute.code_store import CodeStore, UntrustedError, folder
 from operant.compute.graphs import Graphed
-from operant.kernels import TileConfig, from_text
+from operant.kernels.dense.learner import Learner, Spec, Task
+from operant.kernels.tiles import TileConfig, from_text
 
 MARGIN = 0.03
 """A tile config is taken instead of an earlier one only where it saves so much: measurements differ by less from one start to the next."""
@@ -28,7 +28,7 @@ REGIONS, REGION_S, MOST_REPLAYS = 3, 1e-3, 20
 
 _LIMIT_BYTES = 1 << 20
 
-log = logging.getLogger("operant.algos.ppo.fused")
+log = logging.getLogger("operant.kernels")
 
 Seconds = Callable[[Learner], float]
 """Of an iteration by a learner."""
@@ -69,14 +69,14 @@ def _region_s(graph: Graphed, replays: int) -> float:
     return begin.elapsed_time(end) / 1e3
 
 
-def copies(buffers: Buffers) -> Buffers:
+def copies(task: Task) -> Any:
     """Buffers to measure with: what is written is a copy, what is only read is shared, and the order is a shuffled one, as it is later."""
+    buffers = task.buffers
     shuffled = torch.randperm(buffers.order.numel(), generator=torch.Generator().manual_seed(1)).view_as(buffers.order) % buffers.order.shape[1]
-    written = ("raw", "samples", "final_value", "iteration", "skip", "learning_rate", "stats")
     return buffers._replace(
         rollout=buffers.rollout._replace(action=buffers.rollout.action.clone()),
         order=shuffled.to(buffers.order),
-        **{name: getattr(buffers, name).clone() for name in written},
+        **{name: getattr(buffers, name).clone() for name in task.written},
     )
 
 
@@ -111,7 +111,7 @@ class Memory:
     def __init__(self, gpu: str, spec: Spec, task: Task) -> None:
         import triton
 
-        asked = (__version__, triton.__version__, gpu, spec, len(task.buffers.order), task.layout, task.chunks)
+        asked = (__version__, triton.__version__, gpu, task.name, spec, len(task.buffers.order), task.layout, task.chunks)
         self._key = hashlib.sha256(repr(asked).encode()).hexdigest()
         kernels = folder()
         self._store = CodeStore(kernels.with_name("tile_configs"), limit_bytes=_LIMIT_BYTES) if kernels is not None else None

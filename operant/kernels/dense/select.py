@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from operant.algos.ppo.fused.learner import Learner, Spec, Task
-from operant.algos.ppo.fused.per_layer import PerLayerLearner
-from operant.algos.ppo.fused.resident import ResidentLearner
-from operant.algos.ppo.fused.tuning import Buffers, Memory, Seconds, copies, fastest, seconds
-from operant.kernels import Resident, TileConfig, Work, candidates, suits
+from operant.kernels.dense.learner import Learner, Spec, Task
+from operant.kernels.dense.per_layer import PerLayerLearner
+from operant.kernels.dense.resident import ResidentLearner
+from operant.kernels.dense.tuning import Memory, Seconds, copies, fastest, seconds
+from operant.kernels.tiles import Resident, TileConfig, Work, candidates, suits
 
 FEW_MULTIPROCESSORS = 2
 """What a CPU, whose kernels are interpreted, counts as having."""
 
-log = logging.getLogger("operant.algos.ppo.fused")
+log = logging.getLogger("operant.kernels")
 
 
 def make(spec: Spec, task: Task, config: TileConfig) -> Learner:
@@ -27,7 +28,7 @@ def make(spec: Spec, task: Task, config: TileConfig) -> Learner:
     return ResidentLearner(spec, task, config) if isinstance(config, Resident) else PerLayerLearner(spec, task, config)
 
 
-def with_config(learner: Learner, config: TileConfig, *, spec: Spec | None = None, buffers: Buffers | None = None) -> Learner:
+def with_config(learner: Learner, config: TileConfig, *, spec: Spec | None = None, buffers: Any = None) -> Learner:
     """The same work in another tile config; by default by the same spec over the same buffers."""
     return make(spec or learner.spec, learner.task._replace(buffers=buffers or learner.buffers), config)
 
@@ -80,7 +81,7 @@ class Selection:
 
     def _fastest(self, measure: Seconds, memory: Memory) -> Learner | None:
         """The fastest of the first group that has any."""
-        spare = self.task._replace(buffers=copies(self.task.buffers))
+        spare = self.task._replace(buffers=copies(self.task))
         for group in self._candidates():
             fitting = (learner.spare() for config in group if (learner := self._fitting(config, spare)) is not None)
             config, costs = fastest(fitting, measure)
