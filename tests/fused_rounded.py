@@ -93,8 +93,8 @@ def both_gradients(ppo: PPO, minibatch: int, precision: str | None = None) -> tu
     return ppo.policy.flat.gradient.clone(), wanted
 
 
-def expected(ppo: PPO, minibatch: int, precision: str) -> Tensor:
-    """The gradient of a minibatch by `Rounded`. The flat vector then holds it."""
+def expected(ppo: PPO, minibatch: int, precision: str, clip: float | None = None) -> Tensor:
+    """The gradient of a minibatch by `Rounded`, with a clip range of its own where one is given. The flat vector then holds it."""
     flat, blocks = ppo.policy.flat, len(ppo.minibatches.order[0]) // ppo.config.minibatches
     batch = ppo.backend.gather(ppo.minibatches.order.flatten()[minibatch * blocks : (minibatch + 1) * blocks].long())
     if ppo.config.normalize_advantages:
@@ -102,7 +102,8 @@ def expected(ppo: PPO, minibatch: int, precision: str) -> Tensor:
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False  # a product of float32 is to be one
     try:
-        loss, _ = ppo_loss(Rounded(ppo.policy, precision), batch, ppo.config)  # type: ignore[arg-type]
+        config = ppo.config if clip is None else ppo.config.model_copy(update={"clip": clip})
+        loss, _ = ppo_loss(Rounded(ppo.policy, precision), batch, config)  # type: ignore[arg-type]
         flat.backward(loss)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed

@@ -12,7 +12,7 @@ import logging
 import pytest
 import torch
 from fused_probe import interpreted, relative_error
-from fused_rounded import both_gradients
+from fused_rounded import both_gradients, expected
 
 from operant import envs
 from operant.algos.ppo.algorithm import PPO
@@ -61,6 +61,10 @@ ALLOWED = 0.002
 Sums in another order carry a number over the edge between two roundings now and then, or a ReLU's over zero.
 """
 
+EDGE = 2e-6
+"""A sample whose ratio of probabilities is the bound of the clip range to within so much counts whole or not at all, and either is right. On an H200 one of
+24,672 samples did (ratio 1.20000005), which was 0.0105 of a short gradient's length."""
+
 USUAL = {"lanes": 8192, "horizon": 32, "hidden": (256, 256)}
 RAGGED = {"lanes": 8224, "horizon": 24, "hidden": (256, 192, 256)}
 """A minibatch is 24,672 samples, 192.75 times 128; with many outputs the head's tiles have fewer rows than the other layers'."""
@@ -100,8 +104,12 @@ def errors(algo: PPO) -> list[tuple[float, float]]:
     learner.begin()
     for k in range(EPOCHS * MINIBATCHES):
         gradient, wanted = both_gradients(algo, k)
+        error, clip, precision = relative_error(gradient, wanted), algo.config.clip, learner.spec.precision
+        if not error < ALLOWED:
+            error = min(error, *(relative_error(gradient, expected(algo, k, precision, clip + shift)) for shift in (-EDGE, EDGE)))
+            algo.policy.flat.gradient.copy_(gradient)
         learner.step()
-        found.append((relative_error(gradient, wanted), float(wanted.norm())))
+        found.append((error, float(wanted.norm())))
     algo.update_normalizers()
     algo.collector.carry_on()
     return found
