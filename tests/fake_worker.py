@@ -11,6 +11,7 @@ early       an error before the first record (2)
 raise       a traceback after three records (1)
 hang        the main loop stands still after three records, the heart goes on
 die         SIGKILL after three records
+segfault    a warning, then SIGSEGV after three records, in an environment of the user's own
 """
 
 from __future__ import annotations
@@ -81,6 +82,10 @@ def main(folder: Path, behaviour: str) -> int:
         time.sleep(600)
         os._exit(0)
     state, code, teller = "finished", 0, Teller(writer)
+    if behaviour == "segfault":
+        (folder / "source").mkdir()
+        (folder / "source" / "cartpole.py").write_text("ENV = None")
+        teller.say("cartpole.py: it prints", level="warn")
     with contextlib.ExitStack() as threads:
         threads.enter_context(Heartbeat(writer.heartbeat))
         if behaviour not in ("mute", "deaf"):
@@ -124,6 +129,8 @@ def train(folder: Path, behaviour: str, writer: Writer, asked: threading.Event, 
             raise RuntimeError("the sky fell")
         if iteration == 3 and behaviour == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if iteration == 3 and behaviour == "segfault":
+            signal.raise_signal(signal.SIGSEGV)
         if iteration == 3 and behaviour == "hang":
             asked.wait()
         if iteration == 50 and behaviour == "finish":

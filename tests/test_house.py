@@ -275,7 +275,8 @@ def test_what_counts_as_code_in_a_comment():
 
 WAITING = {"item", "cpu", "tolist", "numpy", "synchronize", "nonzero_static"}
 LOOP = LEARNING - {"envs"} | {"algos", "algos.*", "training"}
-NOT_THE_LOOP = {"operant.worlds.gym", "operant.worlds.sb3", "operant.training.auto_lanes"}  # an adapter outwards, and trials before a run
+NOT_THE_LOOP = {"operant.worlds.gym", "operant.worlds.sb3"}  # adapters outwards
+NOT_THE_LOOP |= {"operant.worlds.bounds", "operant.worlds.quick_check", "operant.training.auto_lanes"}  # trials before a run
 NOT_A_WAIT = {
     ("operant.compute.kernel", "tensor.numpy()"),  # a view of memory that is the host's already
     ("operant.training.meters", "self._host.tolist()"),  # pinned memory, read after the event that says it has arrived

@@ -12,7 +12,7 @@ from typer.main import get_command
 from operant import envs
 from operant.cli import program
 from operant.config import recipes
-from operant.tools.declaration import declaration_problems
+from operant.envs.declaration import declaration_problems
 from operant.worlds.device_world import DeviceWorld
 
 HOME = Path(__file__).resolve().parent.parent

@@ -146,6 +146,7 @@ class _Viewer:
                 now_s = time.monotonic()
                 self._follower.poll(now_s)
                 look = self._follower.look
+                self._warn()
                 self._take(self._new_records())
                 if self._has_ended(look, now_s):
                     return self._close(look)
@@ -176,6 +177,14 @@ class _Viewer:
         if reader is None or look.status is None or look.earlier:
             return []
         return [(record, states.values_of(reader, record)) for record in self._follower.new_records()]
+
+    def _warn(self) -> None:
+        """Show the trainer's warnings, each once."""
+        events = self._follower.new_events()
+        if not self._follower.look.earlier:
+            for event in events:
+                if event.level == "warn":
+                    self._screen.above(f"! {text.safe(event.text)}")
 
     def _take(self, records: list[tuple[Record, dict[str, float]]]) -> None:
         """Remember what new records say, and announce evaluations: all of them, but of what was there before this viewer only the last."""
@@ -292,6 +301,9 @@ class _Viewer:
         short = text.safe(run.short)
         kept = (look.status is not None and look.status.last_checkpoint_step is not None) or any(run.checkpoints_path.glob("step-*"))
         commands = [f"operant {'eval' if state.word == 'finished' else 'resume'} {short}"] if kept else []
+        own = run.source_path / f"{run.document.get('env')}.py"
+        if integer_of(look.exit or {}, "signal") == signal.SIGSEGV and own.is_file():  # an index out of range, most likely
+            commands.append(f"operant check {runs.shown(own)}")
         self._screen.above(f"{_GLYPHS.get(state.word, '✖')} {state.word}  {text.safe(run.id)}   {' · '.join(self._facts(look))}".rstrip())
         self._screen.above(f"  run   {runs.shown(run.path)}")
         self._screen.above(f"  next  {'   '.join([*commands, f'operant show {short}'])}")

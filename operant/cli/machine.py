@@ -129,7 +129,7 @@ def print_findings(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
     try:
         for finding in examine(env, report=report):
             screen.end()
-            out(f"{'ok' if finding.passed else 'problem':8} {finding.name:26} {finding.detail}", flush=True)
+            out(f"{'warning' if finding.warning else 'ok' if finding.passed else 'problem':8} {finding.name:26} {finding.detail}", flush=True)
             sound &= finding.passed
     finally:
         screen.end()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from numba import get_num_threads, njit, prange
+from numba import get_num_threads, njit, prange, typeof, types
 from numpy import uint32
 
 from operant.compute.device import FASTMATH
@@ -41,6 +41,11 @@ def bind(group: Any) -> Any:
     Bind once and launch often: it costs more than a launch.
     """
     return type(group)(*(native(value) if isinstance(value, torch.Tensor) else 0 if value is None else value for value in group))
+
+
+def signature(lanes: Any, slot: Any) -> tuple[Any, ...]:
+    """The numba types of a shell's arguments, for two groups of tensors, bound or not."""
+    return types.int64, typeof(bind(lanes)), typeof(bind(slot)), types.int64
 
 
 def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:

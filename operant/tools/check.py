@@ -11,36 +11,24 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numba import get_num_threads
 
 from operant.compute.device import device_params
-from operant.compute.ptx import ARCHITECTURES, compile_ptx, essence, float64_lines, quoted, undefined_calls
-from operant.envs import Discrete, Env
+from operant.compute.numba_errors import essence
+from operant.compute.ptx import ARCHITECTURES, compile_ptx, float64_lines, undefined_calls
+from operant.envs import Env
 from operant.text import count
-from operant.tools.bounds import PICTURE_SIDE, BoundsChecked, source_of
-from operant.tools.declaration import declaration_problems
-from operant.tools.rollouts import DEVICE_TOLERANCE, Harness, Seen, compare_devices, long_rollout, rollout_actions, same_bits, shards_apart
+from operant.tools.rollouts import DEVICE_TOLERANCE, Harness, Seen, compare_devices, long_rollout, same_bits, shards_apart
+from operant.worlds import quick_check
+from operant.worlds.bounds import PICTURE_SIDE, STEPS, BoundsChecked, place_of, plain, rollout_actions
+from operant.worlds.quick_check import Finding
 
-FREE_STEPS, SHARD_STEPS = 200, 20
+SHARD_STEPS = 20
 
 _LAST = ("keeps to its columns", "runs")  # where one of these fails, later findings would only repeat it
-
-
-class Finding(NamedTuple):
-    """The result of one check: its name, whether it passed, and what was found."""
-
-    name: str
-    passed: bool
-    detail: str
-
-
-def _plain(function: Any) -> Any:
-    """The Python under a device function."""
-    return function.py_func
 
 
 def compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
@@ -62,59 +50,6 @@ def compiles_for_cuda(checked: BoundsChecked) -> list[Finding]:
     places = checked.float64_places()
     detail = "; ".join(places) if places else f"the instruction `{instructions[0]}`"
     return [compiled, Finding("float32 only", False, f"float64 arithmetic, where every literal should be float32(...): {detail}")]
-
-
-def _keeps_to_its_columns(checked: BoundsChecked, steps: int) -> Finding:
-    name, generator = "keeps to its columns", np.random.default_rng(1)
-    try:
-        checked.run("reset")
-        for t in range(steps):
-            checked.slot.action.copy_(rollout_actions(checked.env, generator, t, checked.count, checked.slot.legal))
-            checked.run("step")
-    except IndexError:
-        return Finding(name, False, _index_error(checked.env) or "an index is outside s, int_state, workspace, obs, mask, action or tally")
-    if buffer := checked.trespass():
-        return Finding(name, False, f"something was written beside {buffer}, outside this lane's column: look at the indices in the helpers")
-    return Finding(name, True, f"{steps} steps with every index checked")
-
-
-def _index_error(env: Env) -> str | None:
-    """Where an index is out of range, found by running the functions as the plain Python they are; None where that does not show it."""
-    ints = [np.zeros(env.int_state.n if env.int_state else 0, env.int_state.dtype if env.int_state else "int8"), np.zeros(env.workspace, np.int32)]
-    grid = ints if env.int_state is not None or env.workspace else []
-    s, obs, mask = np.zeros(env.fields, np.float32), np.zeros(env.observation.size, env.observation.dtype), np.zeros(env.mask_size, np.uint8)
-    p, tally, generator = device_params(env.Params()), np.zeros(len(env.tally), np.float32), np.random.default_rng(1)
-    try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            for t in range(FREE_STEPS):
-                key = tuple(np.uint32(word) for word in (1, 0, 0, t, 0, 0))
-                if t == 0:
-                    _plain(env.reset)(s, *grid, p, key)
-                column = rollout_actions(env, generator, t, 2)[:, t % 2].numpy()
-                _, terminated = _plain(env.step)(s, *grid, column[0] if isinstance(env.action, Discrete) else column, p, key, tally)
-                for function, out in ((env.observe, obs), (env.legal, mask)):
-                    if function is not None and env.observation_shards:
-                        for shard in range(env.observation_shards):
-                            _plain(function)(s, *ints[: env.int_state is not None], out, p, np.int32(shard))
-                    elif function is not None:
-                        _plain(function)(s, *grid, out, p)
-                if terminated:
-                    _plain(env.reset)(s, *grid, p, key)
-    except IndexError as error:
-        return _place_of(env, error)
-    except Exception:
-        return None
-    return None
-
-
-def _place_of(env: Env, error: IndexError) -> str | None:
-    """The line of the author's file at which an error came up, and the error; None where it was in none of its lines."""
-    trace, line = error.__traceback__, 0
-    while trace is not None:
-        line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == source_of(env) else line
-        trace = trace.tb_next
-    return f"{quoted(source_of(env), line)}: {error}" if line else None
 
 
 def _writes_what_it_declares(env: Env, lanes: int, steps: int) -> Finding:
@@ -185,9 +120,9 @@ def _shade_index_error(checked: BoundsChecked) -> str | None:
             for lane in range(len(checked.colours)):
                 ints = (lanes.int_state[:, lane].numpy(),) if lanes.int_state is not None else ()
                 for x, y in itertools.product(points, points):
-                    _plain(env.pixel_shader)(lanes.state[:, lane].numpy(), *ints, p, x, y)
+                    plain(env.pixel_shader)(lanes.state[:, lane].numpy(), *ints, p, x, y)
     except IndexError as error:
-        return _place_of(env, error)
+        return place_of(env, error)
     except Exception:
         return None
     return None
@@ -195,7 +130,7 @@ def _shade_index_error(checked: BoundsChecked) -> str | None:
 
 def _devices(env: Env, lanes: int) -> Finding:
     """A free run where the dynamics allow it; a chaotic system pulls any two roundings apart, so it is judged step by step."""
-    name, steps = "CPU = CUDA", FREE_STEPS
+    name, steps = "CPU = CUDA", STEPS
     share, worst = compare_devices(env, lanes, steps)
     if share >= 0.99:
         return Finding(name, True, f"{share:.1%} of lanes agree over {steps} free steps, largest error {worst:.1e} (tolerance {DEVICE_TOLERANCE:g})")
@@ -227,7 +162,8 @@ def _attempt(name: str, look: Callable[[], Finding], report: Callable[[str], Non
     """A finding, or a failed one where the author's code raised."""
     report(name)
     try:
-        return look()
+        with quick_check.muted():
+            return look()
     except Exception as error:
         return Finding(name, False, f"{type(error).__name__}: {essence(error)}")
 
@@ -237,21 +173,15 @@ def check(env: Env, *, lanes: int = 256, steps: int = 1000, report: Callable[[st
 
     It ends early at a failure that later findings would only repeat. `report` is called with the name of the next check, which may take minutes.
     """
-    problems = declaration_problems(env)
-    yield Finding("declaration", not problems, "; ".join(problems) or f"{env.fields} fields, {env.observation.size} observed")
-    if problems:
+    yield (finding := quick_check.declared(env))
+    if not finding.passed:
         return
     report("compiles for the CPU")
-    checked = BoundsChecked(env, min(lanes, 64))
-    try:
-        checked.compile()
-    except Exception as error:
-        yield Finding("compiles for the CPU", False, essence(error))
+    checked = BoundsChecked(env, min(lanes, quick_check.LANES))
+    yield (finding := quick_check.compiles(checked))
+    if not finding.passed:
         return
-    if places := checked.prints():
-        yield Finding("compiles for the CPU", False, f"it prints, once for every lane and step: {'; '.join(places)}")
-        return
-    yield Finding("compiles for the CPU", True, ", ".join(checked.calls))
+    yield from quick_check.printing(env)
     sound = True
     for finding in _compiled_findings(env, checked, lanes, steps, report):
         sound &= finding.passed
@@ -267,16 +197,17 @@ def _compiled_findings(env: Env, checked: BoundsChecked, lanes: int, steps: int,
     """The checks of an environment that compiles. After a failure of one in `_LAST` the caller stops."""
     report("compiles for CUDA")
     yield from compiles_for_cuda(checked)
-    yield _attempt("keeps to its columns", lambda: _keeps_to_its_columns(checked, min(steps, FREE_STEPS)), report)
+    yield _attempt("keeps to its columns", lambda: quick_check.keeps_to_its_columns(checked, min(steps, STEPS)), report)
     report("repeatable")
     try:
-        seen = long_rollout(env, lanes, steps)
+        with quick_check.muted():
+            seen = long_rollout(env, lanes, steps)
     except Exception as error:
         yield Finding("runs", False, f"{type(error).__name__}: {essence(error)}")
         return
     yield from _long_rollout_findings(env, seen, lanes, steps)
     if seen.not_repeated is None:
-        yield _attempt("writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, FREE_STEPS)), report)
+        yield _attempt("writes what it declares", lambda: _writes_what_it_declares(env, lanes, min(steps, STEPS)), report)
     if env.pixel_shader is not None and seen.not_finite is None:
         yield _attempt("picture", lambda: picture(checked), report)
 
@@ -296,4 +227,5 @@ def _long_rollout_findings(env: Env, seen: Seen, lanes: int, steps: int) -> Iter
         yield Finding("legal actions", seen.mask is None, seen.mask or f"always one at least, {tried}, {over}")
     limit = "no time limit" if env.time_limit is None else f"time limit {env.time_limit:,}"
     ended = f"{seen.episodes:,.0f} episodes ended, mean length {seen.length:.1f}, mean return {seen.mean_return:.4g}" if seen.episodes else "none ended"
-    yield Finding("episodes end", True, f"{ended} in {over} ({limit})")
+    warnings = () if seen.episodes else quick_check.endless(env, steps, lanes)
+    yield next(iter(warnings), Finding("episodes end", True, f"{ended} in {over} ({limit})"))

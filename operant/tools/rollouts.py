@@ -9,34 +9,12 @@ import numpy as np
 import torch
 
 from operant.compute.kernel import Kernel, bind
-from operant.envs import Box, Discrete, Env, MultiDiscrete
+from operant.envs import Env, MultiDiscrete
 from operant.worlds import EPISODES, LENGTH, RETURN, TALLIES, DeviceWorld, Scene, shards_body
+from operant.worlds.bounds import rollout_actions
 
 DEVICE_TOLERANCE = 1e-3
 """CPU against CUDA, of max(1, |number|)."""
-
-
-def rollout_actions(env: Env, generator: np.random.Generator, t: int, lanes: int, legal: torch.Tensor | None = None) -> torch.Tensor:
-    """Actions of step t, (A, N), int32 or float32. Even lanes: at random, of every other one only what is legal by a mask (H, N), where one is given.
-
-    Odd lanes: one extreme, then the other, each lane at a rhythm of its own. A Box without bounds is tried within +-1,000.
-    """
-    low: np.ndarray
-    high: np.ndarray
-    if isinstance(env.action, Box):
-        low, high = (np.clip(np.array(bound, np.float32), -1000, 1000)[:, None] for bound in env.action.bounds())
-        chosen: np.ndarray = generator.uniform(low, high, (env.action_size, lanes)).astype(np.float32)
-    else:
-        sizes = (env.action.n,) if isinstance(env.action, Discrete) else env.action.n
-        low, high = np.zeros((len(sizes), 1), np.int32), np.array(sizes, np.int32)[:, None] - 1
-        chosen = generator.integers(low, high + 1, (env.action_size, lanes)).astype(np.int32)
-        if legal is not None:
-            draws = generator.random((env.mask_size, lanes)) * (legal.numpy() == 1)
-            allowed = np.stack([block.argmax(axis=0) for block in np.split(draws, np.cumsum(sizes)[:-1])])
-            chosen = np.where(np.arange(lanes) % 4 == 0, allowed, chosen).astype(np.int32)
-    lane = np.arange(lanes)
-    extreme = np.where((t // (1 + lane // 2 % 64)) % 2 == 0, low, high)
-    return torch.from_numpy(np.ascontiguousarray(np.where(lane % 2 == 1, extreme, chosen)))
 
 
 class Harness:

@@ -79,12 +79,17 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
         from operant.runs.checkpoints import Store
         from operant.training import auto_lanes
         from operant.training.loop import Trainer
+        from operant.worlds import quick_check
 
         phase("reading the configuration")
         config = asked.load(trusted)
     device = find_device(config.run.device)
     # What was chosen here is written down, so that a resume chooses the same and ends in the same bits.
     config = replace(config, run=config.run.model_copy(update={"threads": set_threads(config.run.threads), "device": str(device)}))
+    warnings: list[str] = []
+    if (file := config.environment_file) is not None:
+        phase(f"checking {file.name}")
+        warnings = quick_check.require_sound(config.environment, file, config.params, device)
     if config.env.lanes == "auto":
         phase("trying how many lanes fit")
         config = auto_lanes.resolved(config, device, report=log.info)
@@ -120,6 +125,8 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
     if checkpoint is None:
         write(config)
     trainer = Trainer(folder, document, config, device, checkpoint, requests)  # which refuses a checkpoint that does not fit: until then nothing is overwritten
+    for line in warnings:
+        trainer.say(line, level="warn")
     if checkpoint is not None:
         write(config)
     runs.update_document(folder, chosen=trainer.algo.chosen)  # which a resume is given again

@@ -268,6 +268,41 @@ def test_a_users_own_files_are_kept_and_used_after_the_originals_are_gone(here, 
     assert runs.describe(runs.load(run.path))["step"] == 4 * ITERATION
 
 
+BROKEN = {  # a line in place of the step's first, and what is said of it
+    "s[1000000] += float32(1.0)": "index 1000000 is out of bounds for axis 0 with size 1",
+    "s[0] += nothing": "name 'nothing' is not defined",
+    "assert s[0] < float32(1.0)": "a kernel cannot raise an error",
+}
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_a_users_broken_environment_is_a_sentence_with_its_line(line, here, tmp_path):
+    (tmp_path / "mine.py").write_text(MY_ENV.replace("s[0] += float32(1.0)", line))
+    done = inline(here, "mine.py", f"run.steps={ITERATION}")
+    assert done.code == 2 and "Traceback" not in done.err
+    first, problem, advice = done.err.splitlines()[-3:]
+    assert first == "error: mine.py has 1 problem" and advice.startswith("  to check it whole: operant check ")
+    assert f"mine.py:18 (`{line}`): " in problem and BROKEN[line] in problem
+    assert not list((tmp_path / "runs").iterdir()), "the run that could not begin is gone"
+
+
+def test_a_parameter_that_leads_out_of_bounds_is_found_before_training(here, tmp_path):
+    (tmp_path / "mine.py").write_text(MY_ENV.replace("s[0] += float32(1.0)", "s[int(p.bonus) - 1] += float32(1.0)"))
+    done = inline(here, "mine.py", f"run.steps={ITERATION}", "env.params.bonus=7")
+    assert done.code == 2 and "index 6 is out of bounds" in done.err
+    assert inline(here, "mine.py", f"run.steps={ITERATION}").code == 0
+
+
+def test_warnings_about_a_users_environment_are_told_and_it_trains(here, tmp_path, capsys, caplog):
+    (tmp_path / "mine.py").write_text(MY_ENV.replace("reward = p.bonus", "reward = p.bonus\n    print(s[0])").replace("time_limit=100", "time_limit=None"))
+    with caplog.at_level(logging.WARNING):
+        assert inline(here, "mine.py", f"run.steps={ITERATION}", "eval.every=0").code == 0
+    assert "mine.py: it prints, once for every lane and step" in caplog.text
+    assert "mine.py: none ended in 1,000 steps of 64 lanes, and there is no time limit" in caplog.text
+    with Reader(the_run(tmp_path).metrics_path) as reader:
+        assert sum(event.level == "warn" and event.text.startswith("mine.py: ") for event in reader.events(0, 100)) == 2
+
+
 def test_a_gymnasium_id_is_an_environment(here, tmp_path):
     assert inline(here, "Pendulum-v1", f"run.steps={ITERATION}").code == 0
     run = the_run(tmp_path)

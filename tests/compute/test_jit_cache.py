@@ -22,8 +22,7 @@ from numpy import float32
 
 from operant import envs
 from operant.compute import code_store, jit_cache
-from operant.compute.kernel import SERIAL_BELOW, Kernel, bind, cuda_shell
-from operant.compute.ptx import signature
+from operant.compute.kernel import SERIAL_BELOW, Kernel, bind, cuda_shell, signature
 from operant.data import returns
 from operant.envs import device, device_call
 from operant.tools import doctor

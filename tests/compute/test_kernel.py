@@ -18,7 +18,7 @@ from toys import FILL, GATE
 
 import operant
 from operant import envs
-from operant.compute import ptx
+from operant.compute import kernel, ptx
 from operant.compute.kernel import cuda_shell
 from operant.compute.ptx import ARCHITECTURES, compile_ptx, float64_lines, undefined_calls
 from operant.compute.rng import integer
@@ -118,7 +118,7 @@ def gate_shade(s, p, x, y):
 def ptx_of_all(body, lanes, slot) -> dict[tuple[int, int], str]:
     """The PTX for each generation, from one lowering: numba makes no difference between these, and lowering is most of the work."""
     with ptx._pretended_device(ARCHITECTURES[0]):
-        types = ptx.signature(lanes, slot)
+        types = kernel.signature(lanes, slot)
         library, _ = compiler._compile_pyfunc_with_fixup(cuda_shell(body), types, device=False, fastmath=True, cc=ARCHITECTURES[0], abi="numba")
     return {capability: library.get_asm_str(cc=capability) for capability in ARCHITECTURES}
 

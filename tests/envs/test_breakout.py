@@ -17,8 +17,9 @@ from operant.compute.device import device_params
 from operant.envs import breakout, find
 from operant.envs.breakout import BALL_VX, BALL_VY, BALL_X, BALL_Y, BALLS, HITS, LEFT, PADDLE_WIDTH, PADDLE_X, RIGHT, SCORE, SPEED, STAY, Params
 from operant.envs.drawing import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW
-from operant.tools.rollouts import Harness, rollout_actions
+from operant.tools.rollouts import Harness
 from operant.worlds.base import EPISODES, RETURN, TALLIES
+from operant.worlds.bounds import rollout_actions
 from operant.worlds.device_world import DeviceWorld
 
 ENV = find("breakout")

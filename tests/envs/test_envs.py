@@ -15,8 +15,8 @@ from operant import envs
 from operant.envs import Box, Discrete, Env
 from operant.envs.drawing import RED, in_box, in_disc, in_rod
 from operant.errors import OperantError
-from operant.tools.rollouts import rollout_actions
 from operant.worlds.base import Slot
+from operant.worlds.bounds import rollout_actions
 from operant.worlds.device_world import DeviceWorld
 
 NAMES = envs.names()

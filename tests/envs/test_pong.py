@@ -27,8 +27,9 @@ from operant.envs.pong import (
     WON,
     Params,
 )
-from operant.tools.rollouts import Harness, rollout_actions
+from operant.tools.rollouts import Harness
 from operant.worlds.base import TALLIES
+from operant.worlds.bounds import rollout_actions
 
 ENV = find("pong")
 SEED, LANES = 5, 64

@@ -16,12 +16,10 @@ from operant.compute import rng
 from operant.compute.device import device_params
 from operant.compute.kernel import bind
 from operant.config import load as config
-from operant.envs import ranges
+from operant.envs import declaration, ranges
 from operant.errors import ConfigError, UsageError
-from operant.tools import declaration
-from operant.tools.bounds import BoundsChecked
-from operant.tools.rollouts import rollout_actions
 from operant.worlds import lane
+from operant.worlds.bounds import BoundsChecked, rollout_actions
 from operant.worlds.device_world import DeviceWorld
 
 

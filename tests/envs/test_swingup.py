@@ -15,7 +15,7 @@ from operant.compute.device import device_params
 from operant.envs import Env
 from operant.envs import swingup as rules
 from operant.envs.drawing import BLUE, GREY, ORANGE, RED
-from operant.tools.rollouts import rollout_actions
+from operant.worlds.bounds import rollout_actions
 from operant.worlds.device_world import DeviceWorld
 
 LANES = 256

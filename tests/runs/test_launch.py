@@ -503,6 +503,13 @@ def test_a_failure_in_training_shows_the_traceback_and_keeps_the_run(started):
     assert not runs.discard_unstarted(run, 1) and not runs.discard_unstarted(run, 2) and run.path.exists()
 
 
+def test_a_segmentation_fault_in_a_users_own_environment_names_the_command_that_looks_for_it(started):
+    run, stream = started("segfault"), io.StringIO()
+    assert follow.follow(run, stream=stream) == 137
+    assert "killed by SIGSEGV" in stream.getvalue() and f"operant check {runs.shown(run.path / 'source' / 'cartpole.py')}" in stream.getvalue()
+    assert stream.getvalue().count("! cartpole.py: it prints\n") == 1
+
+
 def test_the_log_of_an_earlier_session_is_not_shown(fresh):
     run = fresh()
     run.log_path.write_text(f"{log.SESSION_MARK}1\nerror: of yesterday\n{log.SESSION_MARK}2\n" + "".join(f"line {k}\x1b[2J\n" for k in range(30)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,14 +12,17 @@ import pytest
 import torch
 from toys import FILL, FILL_IN_SHARDS, GATE, GATE_IN_SHARDS
 
-from operant import envs
-from operant.compute.ptx import essence, float64_lines, undefined_calls
+from operant import cli, envs
+from operant.compute.numba_errors import essence
+from operant.compute.ptx import float64_lines, undefined_calls
 from operant.envs import Box, Discrete, IntState, MultiDiscrete, device
+from operant.envs.declaration import declaration_problems
+from operant.envs.language import language_problems, prints
 from operant.errors import NotFoundError, OperantError
 from operant.tools import check as module
 from operant.tools.check import Finding, check
-from operant.tools.declaration import declaration_problems
-from operant.tools.rollouts import compare_devices, rollout_actions, shards_apart
+from operant.tools.rollouts import compare_devices, shards_apart
+from operant.worlds.bounds import BoundsChecked, rollout_actions
 
 GOOD = '''"""A point on a line that a push moves; it pays to stand at zero."""
 import math
@@ -118,22 +122,23 @@ PLACE = "mine.py:27"
 COMPILES, COLUMNS, WRITES = "compiles for the CPU", "keeps to its columns", "writes what it declares"
 SPILL = ("@device\ndef reset", "@device_call\ndef spill(s):\n    s[2] = float32(1.0)\n\n\n@device\ndef reset")
 
+CHANCE = ("import math", "import math, ctypes\n\ndraw = ctypes.CDLL(None).rand\ndraw.argtypes = ()")  # numbers of nobody's seed
 COLOUR = "return x, y, float32(0.5)"
 
 BROKEN = {  # what is replaced, and which findings then fail with which words
     "a name nobody knows": ([(MOVE, "    s[X] += s[X_DOTT]\n")], {COMPILES: [f"{PLACE} (`s[X] += s[X_DOTT]`)", "'X_DOTT' is not defined"]}),
     "types that do not fit": ([(MOVE, '    s[X] += "a"\n')], {COMPILES: [PLACE, "No implementation of function", "float32"]}),
     "a parameter nobody knows": ([("p.push", "p.pull")], {COMPILES: ["mine.py:26", "Unknown attribute 'pull'"]}),
-    "an import inside": ([(MOVE, "    import os\n")], {COMPILES: [PLACE, "IMPORT_NAME"]}),
     "one value returned": ([("return -abs(s[X]), abs(s[X]) > float32(2.0)", "return -abs(s[X])")], {COMPILES: ["two values"]}),
     "three values returned": ([("return -abs(s[X]), abs", "return -abs(s[X]), True, abs")], {COMPILES: ["`step` must return two values"]}),
-    "a print": ([(MOVE, '    print("x")\n')], {COMPILES: ["it prints", PLACE]}),
     "an argument short": ([("action, p, key, tally", "action, p, key")], {"declaration": ["takes 4 arguments: it must be step(s, action, p, key, tally)"]}),
     "no decorator": ([("@device\ndef observe", "def observe")], {"declaration": ["write @device above it"]}),
     "fewer observations declared": ([("Box(2", "Box(1")], {COLUMNS: ["mine.py:34 (`obs[1] = s[X_DOT]`)", "out of bounds"]}),
     "a write from a helper": ([(MOVE, f"    spill(s)\n{MOVE}"), SPILL], {COLUMNS: ["written beside state"]}),
-    "an exception": ([(MOVE, '    if s[X] > float32(0.0):\n        raise ValueError("no")\n')], {COLUMNS: ["ValueError: no"]}),
-    "its own random numbers": ([(MOVE, "    s[X] += float32(np.random.random())\n")], {"repeatable": ["step 1", "operant.compute.rng"]}),
+    "its own random numbers": (
+        [(MOVE, "    s[X] += float32(draw()) * float32(1e-10)\n"), CHANCE],
+        {"repeatable": ["step 1", "operant.compute.rng"]},
+    ),
     "more observations declared": ([("Box(2", "Box(3")], {WRITES: ["leaves obs[2] unwritten", "3 numbers"]}),
     "not a number, and a reset that forgets": (
         [(MOVE, "    s[X] = math.sqrt(s[X_DOT] - float32(3.0))\n"), ("    s[X_DOT] = float32(0.0)\n", "")],
@@ -165,6 +170,57 @@ def test_a_broken_file_gives_a_clear_sentence(name, findings, monkeypatch):
         assert "Traceback" not in finding.detail and "\n" not in finding.detail
 
 
+NO_KERNEL = {  # a line in place of MOVE, what stands above the functions, and the sentence for it, which begins with the line's place
+    'raise ValueError("no")': ("", "a kernel cannot raise an error"),
+    "assert s[X] < float32(9.0)": ("", "so there is no `assert`"),
+    "s[X] += TABLE[1]": ("TABLE = {1: 0.5}", "TABLE is a dict"),
+    "s[X] += ROW[1]": ("ROW = [0.0, 0.5]", "ROW is a list"),
+    "s[X] += C.a": ("class C: a = 1.0", "C is a class"),
+    "s[X] += helper(s)": ("def helper(s): return s[1]", "helper is plain Python: write @device above"),
+    "global COUNT; COUNT += 1": ("COUNT = 0", "cannot change a global variable"),
+    "while True: s[X] += s[X_DOT]": ("", "write `for _ in range(1000):` with a `break` in it"),
+    'text = f"{s[X]}"': ("", "there is no f-string"),
+    "box = np.zeros(3)": ("", "a kernel cannot ask for memory"),
+    "pair = [s[X], s[X_DOT]]": ("", "a kernel has no list"),
+    "s[X] += float32(random.random())": ("import random", "write `uniform(key, 0)`"),
+    "s[X] += float32(np.random.random())": ("", "write `uniform(key, 0)`"),
+    "import os": ("", "write the import at the top of the file"),
+    "s[X] += inner(s)": ("@device\ndef inner(s):\n    assert s[1] > float32(0.0)\n    return s[1]", "so there is no `assert`"),
+}
+
+
+@pytest.mark.parametrize("line", NO_KERNEL)
+def test_what_cannot_be_a_kernel_has_a_sentence_with_its_line(line, tmp_path, capsys, monkeypatch):
+    above, sentence = NO_KERNEL[line]
+    path = tmp_path / "mine.py"
+    path.write_text(GOOD.replace(MOVE, f"    {line}\n").replace("X, X_DOT, FIELDS = range(3)", f"{above}\nX, X_DOT, FIELDS = range(3)"))
+    monkeypatch.setattr(sys, "argv", ["operant", "check", str(path)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().out.splitlines()[-1]
+    where = "assert s[1] > float32(0.0)" if "inner" in line else line
+    number = 1 + next(k for k, text in enumerate(path.read_text().splitlines()) if text.strip() == where)
+    assert said.startswith("problem  compiles for the CPU") and f"mine.py:{number} (`{where}`): " in said and sentence in said
+
+
+def test_shipped_environments_hold_only_what_can_be_a_kernel():
+    found = {name: (language_problems(envs.find(name)), prints(envs.find(name))) for name in envs.names()}
+    assert found == dict.fromkeys(envs.names(), ([], []))
+
+
+def test_printing_and_never_ending_are_warnings(findings, monkeypatch, capsys):
+    monkeypatch.setattr(module, "compiles_for_cuda", lambda guarded: [])
+    endless = [("time_limit=100", "time_limit=None"), ("abs(s[X]) > float32(2.0)", "False"), (", low=-9.0, high=9.0", "")]
+    found = findings((MOVE, f"{MOVE}    print(s[X])\n"), *endless)
+    assert capsys.readouterr().out == ""
+    assert all(finding.passed for finding in found.values()), found
+    warnings = {name: finding.detail for name, finding in found.items() if finding.warning}
+    assert set(warnings) == {"prints", "episodes end"}
+    assert "mine.py:28 (`print(s[X])`)" in warnings["prints"]
+    assert warnings["episodes end"].startswith("none ended in 60 steps of 32 lanes, and there is no time limit; ")
+
+
 SHADES = {  # `pixel_shader` alone: what it returns or does, and the sentence for it
     "math.sqrt(y - float32(2.0))": "`pixel_shader` returned (0.03125, 0.03125, nan) at x = 0.03125, y = 0.03125",
     "s[2]": "mine.py:39 (`return x, y, s[2]`): index 2 is out of bounds",
@@ -181,7 +237,7 @@ def test_a_broken_shade_gives_a_clear_sentence(blue, tmp_path):
     path = tmp_path / "mine.py"
     helper = "@device\ndef forget(s):\n    s[X] = float32(1.0)\n    return s[X]\n\n\n@device\ndef reset" if "forget" in blue else "@device\ndef reset"
     path.write_text(GOOD.replace(COLOUR, f"return x, y, {blue}").replace("@device\ndef reset", helper))
-    guarded = module.BoundsChecked(envs.load_file(path), 4)
+    guarded = BoundsChecked(envs.load_file(path), 4)
     del guarded.calls["step"], guarded.calls["reset"]
     try:
         guarded.compile()
@@ -196,7 +252,7 @@ def test_double_precision_of_a_shade_is_found_by_its_line(tmp_path, monkeypatch)
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
     path = tmp_path / "mine.py"
     path.write_text(GOOD.replace(COLOUR, "return x, y, x * 0.1"))
-    guarded = module.BoundsChecked(envs.load_file(path), 4)
+    guarded = BoundsChecked(envs.load_file(path), 4)
     del guarded.calls["step"], guarded.calls["reset"]
     guarded.compile()
     compiled, precision = module.compiles_for_cuda(guarded)
@@ -208,9 +264,9 @@ def test_what_cannot_go_on_stops_the_list(findings):
 
 
 def test_what_a_gpu_does_not_know_fails_there_alone(findings):
-    found = findings((MOVE, "    s[[k for k in range(1)][0]] += s[X_DOT]\n"), ("s[X] = uniform(key, 0) - float32(0.5)", "s[X] = float32(0.5)"))
+    found = findings((MOVE, "    s[X] += np.sort(s)[0]\n"), ("s[X] = uniform(key, 0) - float32(0.5)", "s[X] = float32(0.5)"))
     assert found["compiles for the CPU"].passed and not found["compiles for CUDA"].passed
-    assert PLACE in found["compiles for CUDA"].detail
+    assert found["compiles for CUDA"].detail.startswith("No implementation of function <function sort")
 
 
 def test_a_game_without_chance_is_sound_and_says_so(findings, monkeypatch):
@@ -293,7 +349,7 @@ MASKS = {
         {"legal actions": ["mask[2] is 2 after step 0 in lane 0: 1 is legal"], "float32 only": ["mine.py:44"]},
     ),
     "no way out, and chance": (
-        [("mask[1] = 1", "mask[1] = mask[0]"), ("mask[2] = 1", "mask[2] = mask[0] * np.random.randint(0, 2)")],
+        [("mask[1] = 1", "mask[1] = mask[0]"), ("mask[2] = 1", "mask[2] = mask[0] * (draw() % 2)"), CHANCE],
         {"legal actions": ["no action is legal after step"], "repeatable": ["the legal"]},
     ),
     "a mask too short": ([("    mask[2] = 1\n", "")], {WRITES: ["`legal` leaves mask[2] unwritten", "3 choices"]}),

@@ -14,7 +14,7 @@ from toys import COUNT, NoParams
 from operant.compute.device import device_params
 from operant.compute.kernel import SERIAL_BELOW
 from operant.envs import Box, Discrete, Env, IntState, device, find, names
-from operant.tools.rollouts import rollout_actions
+from operant.worlds.bounds import rollout_actions
 from operant.worlds.device_world import DeviceWorld
 from operant.worlds.painter import Painter
 

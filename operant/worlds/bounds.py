@@ -1,30 +1,61 @@
-"""An environment's functions compiled for the CPU with every index checked, on buffers between guard rows. Gives no verdict: `operant.tools.check` does."""
+"""An environment's functions compiled for the CPU with every index checked, on buffers between guard rows, and actions to try them with.
+
+Gives no verdict: `operant.worlds.quick_check` and `operant.tools.check` do.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from numba import njit, types
 from numba.core import ir
 from numba.core.types.functions import NumberClass
 from numpy import float32
 
-from operant.compute.device import device
-from operant.compute.kernel import bind
-from operant.compute.ptx import quoted, signature
-from operant.envs import Env
+from operant.compute.device import device, device_params
+from operant.compute.jit_cache import keep
+from operant.compute.kernel import bind, signature
+from operant.compute.numba_errors import quoted
+from operant.envs import Box, Discrete, Env
 from operant.worlds import DeviceWorld, Lanes, Scene, Slot, colour_function, reset_body, step_body
 
 GUARD_ROWS, GUARD_BYTE = 16, 0x5A
 PICTURES, PICTURE_SIDE = 4, 16
+STEPS = 200
+"""A rollout that shows which index is out of range."""
 
 
 def source_of(env: Env) -> str:
     """The file an environment was written in."""
     step: Any = env.step
     return str(step.py_func.__code__.co_filename)
+
+
+def rollout_actions(env: Env, generator: np.random.Generator, t: int, lanes: int, legal: torch.Tensor | None = None) -> torch.Tensor:
+    """Actions of step t, (A, N), int32 or float32. Even lanes: at random, of every other one only what is legal by a mask (H, N), where one is given.
+
+    Odd lanes: one extreme, then the other, each lane at a rhythm of its own. A Box without bounds is tried within +-1,000.
+    """
+    low: np.ndarray
+    high: np.ndarray
+    if isinstance(env.action, Box):
+        low, high = (np.clip(np.array(bound, np.float32), -1000, 1000)[:, None] for bound in env.action.bounds())
+        chosen: np.ndarray = generator.uniform(low, high, (env.action_size, lanes)).astype(np.float32)
+    else:
+        sizes = (env.action.n,) if isinstance(env.action, Discrete) else env.action.n
+        low, high = np.zeros((len(sizes), 1), np.int32), np.array(sizes, np.int32)[:, None] - 1
+        chosen = generator.integers(low, high + 1, (env.action_size, lanes)).astype(np.int32)
+        if legal is not None:
+            draws = generator.random((env.mask_size, lanes)) * (legal.numpy() == 1)
+            allowed = np.stack([block.argmax(axis=0) for block in np.split(draws, np.cumsum(sizes)[:-1])])
+            chosen = np.where(np.arange(lanes) % 4 == 0, allowed, chosen).astype(np.int32)
+    lane = np.arange(lanes)
+    extreme = np.where((t // (1 + lane // 2 % 64)) % 2 == 0, low, high)
+    return torch.from_numpy(np.ascontiguousarray(np.where(lane % 2 == 1, extreme, chosen)))
 
 
 class Call(NamedTuple):
@@ -42,10 +73,14 @@ class Colours(NamedTuple):
 
 
 class BoundsChecked:
-    """Step, reset and shade with every index checked, on buffers between guard rows. Compiles when asked to."""
+    """Step, reset and shade with every index checked, on buffers between guard rows. Compiles when asked to.
 
-    def __init__(self, env: Env, lanes: int) -> None:
-        world, self.env, self.count = DeviceWorld(env, lanes, seed=1, every_final=True), env, lanes
+    `kept` loads what an earlier process compiled of the same functions, in place of compiling; `float64_places` cannot then tell.
+    """
+
+    def __init__(self, env: Env, lanes: int, params: Any = None, *, kept: bool = False) -> None:
+        world, self.env, self.count = DeviceWorld(env, lanes, seed=1, params=params, every_final=True), env, lanes
+        self.params, self.episodes = world.params, 0  # how many have ended
         self._whole: dict[str, torch.Tensor] = {}
         exact = {"state": env.fields, "int_state": env.int_state.n if env.int_state else 0, "workspace": env.workspace, "running": 1 + len(env.tally)}
         self.lanes: Lanes = self._between_guards(world.lanes, exact)
@@ -59,6 +94,8 @@ class BoundsChecked:
             self.colours = torch.zeros(min(lanes, PICTURES), PICTURE_SIDE, PICTURE_SIDE, 3)
             self.calls["pixel_shader"] = Call(_colour_body(env, world.params), Scene(self.lanes.state, self.lanes.int_state), Colours(self.colours))
         self._shells = {name: _checked_shell(call.body) for name, call in self.calls.items()}
+        if kept:
+            self._shells = {name: keep(shell, f"{name}, every index checked") for name, shell in self._shells.items()}
 
     def _between_guards(self, group: Any, rows: dict[str, int]) -> Any:
         for name, count in rows.items():
@@ -81,6 +118,8 @@ class BoundsChecked:
         """Reset or step every lane once. Raises IndexError, and whatever the author's code raises."""
         self._run(name, self.count)
         self.lanes.tick.add_(1)
+        if name == "step":
+            self.episodes += int((self.slot.terminated | self.slot.truncated).sum())
 
     def draw(self) -> torch.Tensor:
         """Pictures of the first lanes as they are: (N, H, W, 3) float32, as `pixel_shader` returned them. Raises as `run` does."""
@@ -102,12 +141,6 @@ class BoundsChecked:
     def _notes(self, name: str) -> Any:
         """What numba found out about the types of a compiled function."""
         return next(iter(self._shells[name].overloads.values())).type_annotation
-
-    def prints(self) -> list[str]:
-        """Lines that print."""
-        notes = [self._notes(name) for name in self.calls]
-        statements = [statement for note in notes for block in note.blocks.values() for statement in block.body]
-        return sorted({quoted(statement.loc.filename, statement.loc.line) for statement in statements if isinstance(statement, ir.Print)})
 
     def float64_places(self) -> list[str]:
         """Lines of the author's file that compute in float64, as the compiled functions tell."""
@@ -152,3 +185,47 @@ def _colour_body(env: Env, params: Any) -> Callable[..., Any]:
         canvas.colours[lane, row, column, 2] = blue
 
     return body
+
+
+def plain(function: Any) -> Any:
+    """The Python under a device function."""
+    return function.py_func
+
+
+def index_error(env: Env, params: Any) -> str | None:
+    """Where an index is out of range, found by running the functions as the plain Python they are; None where that does not show it."""
+    ints = [np.zeros(env.int_state.n if env.int_state else 0, env.int_state.dtype if env.int_state else "int8"), np.zeros(env.workspace, np.int32)]
+    grid = ints if env.int_state is not None or env.workspace else []
+    s, obs, mask = np.zeros(env.fields, np.float32), np.zeros(env.observation.size, env.observation.dtype), np.zeros(env.mask_size, np.uint8)
+    p, tally, generator = device_params(params), np.zeros(len(env.tally), np.float32), np.random.default_rng(1)
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            for t in range(STEPS):
+                key = tuple(np.uint32(word) for word in (1, 0, 0, t, 0, 0))
+                if t == 0:
+                    plain(env.reset)(s, *grid, p, key)
+                column = rollout_actions(env, generator, t, 2)[:, t % 2].numpy()
+                _, terminated = plain(env.step)(s, *grid, column[0] if isinstance(env.action, Discrete) else column, p, key, tally)
+                for function, out in ((env.observe, obs), (env.legal, mask)):
+                    if function is not None and env.observation_shards:
+                        for shard in range(env.observation_shards):
+                            plain(function)(s, *ints[: env.int_state is not None], out, p, np.int32(shard))
+                    elif function is not None:
+                        plain(function)(s, *grid, out, p)
+                if terminated:
+                    plain(env.reset)(s, *grid, p, key)
+    except IndexError as error:
+        return place_of(env, error)
+    except Exception:
+        return None
+    return None
+
+
+def place_of(env: Env, error: IndexError) -> str | None:
+    """The line of the author's file at which an error came up, and the error; None where it was in none of its lines."""
+    trace, line = error.__traceback__, 0
+    while trace is not None:
+        line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == source_of(env) else line
+        trace = trace.tb_next
+    return f"{quoted(source_of(env), line)}: {error}" if line else None

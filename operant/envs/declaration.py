@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from numba.core.dispatcher import Dispatcher
 
-from operant.envs import Box, Discrete, Env, IntState, MultiDiscrete, ranges
+from operant.envs import ranges
+from operant.envs.base import Box, Discrete, Env, IntState, MultiDiscrete
 
 
 def declaration_problems(env: Env) -> list[str]:

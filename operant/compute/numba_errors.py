@@ -1,0 +1,46 @@
+"""Numba's errors in one sentence, with the line of the author's file. Compiles nothing, and imports no part of numba."""
+
+from __future__ import annotations
+
+import linecache
+import re
+
+_RETURNED = {
+    "reward, terminated": "`step` must return two values, the reward and whether the episode terminated",
+    "red, green, blue": "`pixel_shader` must return three values, red, green and blue",
+}
+"""What an environment's functions return, by the names it is unpacked into."""
+
+
+def essence(error: BaseException) -> str:
+    """What an author needs of numba's many lines: the place, the line of code, what is wrong."""
+    if isinstance(error, RecursionError):
+        return "numba looks in vain for a function that it calls: np.random and other parts of NumPy exist on the CPU only"
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Failed in ")]
+    sentence = re.sub(r"Function\((<[^>]*>)\)", r"\1", lines[0]) if lines else type(error).__name__
+    for line in lines[1:4]:
+        if line.startswith(">>>"):
+            sentence += " " + line.removeprefix(">>>").strip()
+    sentence = re.sub(r" for '[^']*', defined at .*| ?Raised from .*", "", sentence)
+    place = _place(error, text)
+    if "failed to unpack" in sentence or "wrong tuple length" in sentence:
+        for names, wanted in _RETURNED.items():
+            if names in text or names in place:
+                return wanted
+    sentence = sentence.rstrip(".")
+    return f"{place}: {sentence}" if place else sentence
+
+
+def _place(error: BaseException, text: str) -> str:
+    """The last line that is named, of those that are not numba's own."""
+    where = getattr(error, "loc", None)
+    named = re.findall(r" (?:at|from) (\S+\.py) \((\d+)\)", text) + ([(where.filename, where.line)] if where is not None else [])
+    authors = [(filename, int(line)) for filename, line in named if not re.search(r"/numba(_cuda)?/", filename)]
+    return quoted(*authors[-1]) if authors else ""
+
+
+def quoted(filename: str, line: int) -> str:
+    """A line of a file, as an author finds it again."""
+    code = linecache.getline(filename, line).strip()
+    return f"{filename}:{line}" + (f" (`{code}`)" if code else "")

@@ -1,0 +1,136 @@
+"""The quick part of `operant check`, which a user's file also goes through before a training begins: nothing here needs a GPU or many steps.
+
+An author's mistake must come back as a sentence that names the line, never as a traceback, and never as a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from operant.compute.numba_errors import essence
+from operant.compute.runtime import device_error
+from operant.envs import Env
+from operant.envs.declaration import declaration_problems
+from operant.envs.language import language_problems, prints
+from operant.errors import ConfigError
+from operant.worlds import DeviceWorld
+from operant.worlds.bounds import STEPS, BoundsChecked, index_error, rollout_actions
+
+LANES, LONG_STEPS = 64, 1000
+"""What is tried: so many lanes, and so many steps where no time limit ends an episode."""
+
+
+class Finding(NamedTuple):
+    """The result of one check: its name, whether it passed, and what was found; a `warning` passed, and still deserves a look."""
+
+    name: str
+    passed: bool
+    detail: str
+    warning: bool = False
+
+
+def require_sound(env: Env, file: Path, params: Any, device: torch.device) -> list[str]:
+    """The warnings about an environment of a user's file. Raises ConfigError for what the quick checks find wrong in it."""
+    findings = list(quick_check(env, params, device))
+    if problems := [finding.detail for finding in findings if not finding.passed]:
+        raise ConfigError(file.name, problems, advice=f"to check it whole: operant check {file}")
+    return [f"{file.name}: {finding.detail}" for finding in findings if finding.warning]
+
+
+def quick_check(env: Env, params: Any, device: torch.device) -> Iterator[Finding]:
+    """The checks that take no longer than compiling does, in order; what an earlier process compiled is not compiled again. Ends at the first failure."""
+    yield (finding := declared(env))
+    if not finding.passed:
+        return
+    checked = BoundsChecked(env, LANES, params, kept=True)
+    if not env.pixels:  # else pictures are what is observed
+        checked.calls.pop("pixel_shader", None)
+    yield (finding := compiles(checked))
+    if not finding.passed:
+        return
+    yield from printing(env)
+    steps = LONG_STEPS if env.time_limit is None else STEPS
+    yield (finding := keeps_to_its_columns(checked, steps))
+    if not finding.passed:
+        return
+    if not checked.episodes:
+        yield from endless(env, steps, LANES)
+    yield _compiles_for(env, params, device)
+
+
+def declared(env: Env) -> Finding:
+    """Whether the declaration fits together: spaces, functions, parameters."""
+    problems = declaration_problems(env)
+    return Finding("declaration", not problems, "; ".join(problems) or f"{env.fields} fields, {env.observation.size} observed")
+
+
+def compiles(checked: BoundsChecked) -> Finding:
+    """Whether the functions hold only what can be a kernel, and compile."""
+    name = "compiles for the CPU"
+    if problems := language_problems(checked.env):
+        return Finding(name, False, "; ".join(problems))
+    try:
+        checked.compile()
+    except Exception as error:
+        return Finding(name, False, essence(error))
+    return Finding(name, True, ", ".join(checked.calls))
+
+
+def _compiles_for(env: Env, params: Any, device: torch.device) -> Finding:
+    """Whether a world of the environment steps on a device. Its kernels are those of every later world there, so compiling them now costs nothing."""
+    name, world = f"compiles for {device.type}", DeviceWorld(env, 1, seed=1, device=device, params=params)
+    slot = world.bind(world.slot())
+    try:
+        with muted():
+            world.reset(slot)
+            world.step(slot)
+    except Exception as error:
+        if device_error(error) is not None:
+            raise
+        return Finding(name, False, essence(error))
+    return Finding(name, True, "reset and step")
+
+
+def printing(env: Env) -> Iterator[Finding]:
+    """A warning where a function prints."""
+    if places := prints(env):
+        yield Finding("prints", True, f"it prints, once for every lane and step: {'; '.join(places)}", warning=True)
+
+
+@contextlib.contextmanager
+def muted() -> Iterator[None]:
+    """Print nothing of what an environment prints."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
+def endless(env: Env, steps: int, lanes: int) -> Iterator[Finding]:
+    """A warning where no episode ended in some steps and no time limit ever ends one."""
+    if env.time_limit is None:
+        sentence = "returns are those of ended episodes: set time_limit, or let `step` return True as `terminated`"
+        yield Finding("episodes end", True, f"none ended in {steps:,} steps of {lanes:,} lanes, and there is no time limit; {sentence}", warning=True)
+
+
+def keeps_to_its_columns(checked: BoundsChecked, steps: int) -> Finding:
+    """Whether every index lies inside its column, in a rollout under random and extreme actions."""
+    name, generator = "keeps to its columns", np.random.default_rng(1)
+    try:
+        with muted():
+            checked.run("reset")
+            for t in range(steps):
+                checked.slot.action.copy_(rollout_actions(checked.env, generator, t, checked.count, checked.slot.legal))
+                checked.run("step")
+    except IndexError:
+        return Finding(name, False, index_error(checked.env, checked.params) or "an index is outside s, int_state, workspace, obs, mask, action or tally")
+    except Exception as error:
+        return Finding(name, False, f"{type(error).__name__}: {essence(error)}")
+    if buffer := checked.trespass():
+        return Finding(name, False, f"something was written beside {buffer}, outside this lane's column: look at the indices in the helpers")
+    return Finding(name, True, f"{steps} steps with every index checked")
