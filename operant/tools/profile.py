@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -257,6 +258,8 @@ def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, 
     device = find_device(config.run.device)
     threads = set_threads(config.run.threads)
     config = auto_lanes.resolved(config, device, report=report)
+    if "learning_starts" in type(config.algo).model_fields:  # a run well under way is what is looked at
+        config = replace(config, algo=config.algo.model_copy(update={"learning_starts": 0}))
     memory = _Memory(device)
     memory.note("before")
     report("compiling, and capturing what is captured")

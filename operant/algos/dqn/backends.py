@@ -130,8 +130,6 @@ class TorchBackend:
     def update(self, ticks: int, number: int) -> None:
         """Sample a batch, take one step of the network, and of the target network where it is due; none where `skip` is 1."""
         parts, config, cycle = self.parts, self.config, self.cycle
-        if self._on_cpu and bool(cycle.skip):
-            return
         batch = cycle.replay.sample(ticks, number)
         target = loss.targets(self.head, *self.following(batch), batch)
         learned = self.gradient(batch, target, None)
@@ -177,6 +175,11 @@ class ManualBackend(TorchBackend):
         self._vector = torch.zeros(weights.numel())
         self._gradient = weights.views(self._vector)
         log.info("kernels: torch's, and a manual backward pass")
+
+    def update(self, ticks: int, number: int) -> None:
+        """The same; without any work where `skip` is 1, which a CPU can look at."""
+        if not bool(self.cycle.skip):
+            super().update(ticks, number)
 
     def acting(self, observation: Tensor) -> Tensor:
         """Of the network, for all lanes."""
