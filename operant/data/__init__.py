@@ -2,12 +2,14 @@
 
 from operant.data.minibatches import Layout, Minibatches, layout
 from operant.data.off_policy import Cycle, OffPolicyConfig
+from operant.data.priorities import Aged, Prioritised
 from operant.data.replay import Batch, Replay
 from operant.data.returns import Accrual, Discount, Trace, accrual_body, advantage_body
 from operant.data.rollout import Collector
 
 __all__ = [
     "Accrual",
+    "Aged",
     "Batch",
     "Collector",
     "Cycle",
@@ -15,6 +17,7 @@ __all__ = [
     "Layout",
     "Minibatches",
     "OffPolicyConfig",
+    "Prioritised",
     "Replay",
     "Trace",
     "accrual_body",

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from operant.data.priorities import Sampler, Uniform
 from operant.data.replay import Replay
 from operant.data.rollout import Collector
 from operant.settings import Count, Real, Section
@@ -66,6 +67,7 @@ class Cycle:
             world, self.rollout, capacity=config.replay_capacity, batch=config.batch_size, n_step=config.n_step, gamma=config.gamma, seed=seed,
             noise_rows=update_noise, action=self.action,
         )  # fmt: skip
+        self.sampler: Sampler = Uniform(self.replay)
         self.iteration = torch.zeros(1, dtype=torch.int64, device=where)  # how many are done
         self.warming = torch.ones((), device=where)  # 1 while fewer than `learning_starts` steps are taken: actions are random
         self.skip = torch.ones((), device=where)  # 1 while the replay holds too few transitions: updates change nothing
@@ -83,6 +85,7 @@ class Cycle:
 
         def after(t: int) -> None:
             replay.store(t)
+            self.sampler.store(t)
             for number in config.due(t):
                 update(t + 1, number)
 
@@ -94,5 +97,6 @@ class Cycle:
     def state(self, *, replay: bool) -> dict[str, Tensor]:
         """What a checkpoint must hold, by the names it has there: with the replay, or without."""
         named = {"iteration": self.iteration, "updates": self.replay.ring.updates, **self.collector.tensors()}
-        held = {f"replay/{name}": tensor for name, tensor in self.replay.tensors().items()} if replay else {}
+        stored = {**self.replay.tensors(), **self.sampler.tensors()} if replay else {}
+        held = {f"replay/{name}": tensor for name, tensor in stored.items()}
         return {f"algo/{name}": tensor for name, tensor in named.items()} | held

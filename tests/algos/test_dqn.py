@@ -257,13 +257,33 @@ def test_other_actions_are_refused_with_what_to_use(env, kind):
         dqn_on(env, 4)
 
 
+def test_priorities_are_the_errors_of_the_last_visit():
+    """The first samples that are learned from get |Q - y|^alpha; the weights of the loss make up for that, the more the nearer the end."""
+    dqn = dqn_on(CARTPOLE, 16, replay_sampling="prioritised", priority_exponent=0.5, priority_weight=0.4, updates_per_step=0.125, steps=1280)
+    seen, learned = [], dqn.cycle.sampler.learned
+    dqn.cycle.sampler.learned = lambda error, skip: seen.append((error.clone(), dqn.cycle.replay.index.clone())) or learned(error, skip)
+    iterate(dqn, 3)
+    assert len(seen) == 2  # the first iteration learns nothing
+    error, index = seen[-1]
+    last = {int(place): float(value) for place, value in zip(index, error, strict=True)}
+    for place, value in last.items():
+        assert dqn.cycle.sampler.value[place // 16, place % 16].item() == pytest.approx((value + 1e-6) ** 0.5, rel=1e-4)
+    assert dqn.cycle.sampler.importance.item() == pytest.approx(0.4 + 0.6 * 2 * 128 / 1280)
+
+
 # REPEATABILITY
 
 EVERYTHING = {"double": True, "duelling": True, "critic": "c51", "v_max": 50.0, "n_step": 3, "exploration": "ladder", "normalize_observations": True}
 
 
-@pytest.mark.parametrize("kernels", ["torch", "auto"])
-@pytest.mark.parametrize(("env", "algo"), [(CARTPOLE, {}), (CARTPOLE, EVERYTHING), (FILL, EVERYTHING)])
+PRIORITISED = {"replay_sampling": "prioritised", "critic": "c51", "v_max": 50.0}
+
+
+@pytest.mark.parametrize(
+    ("env", "algo", "kernels"),
+    [(CARTPOLE, {}, "auto"), (CARTPOLE, EVERYTHING, "torch"), (FILL, EVERYTHING, "auto"), (CARTPOLE, PRIORITISED, "auto"),
+     (FILL, {"replay_sampling": "age"}, "torch")],
+)  # fmt: skip
 def test_same_seed_same_bits_and_what_a_checkpoint_holds_is_enough(env, algo, kernels):
     whole, again, other = (iterate(dqn_on(env, 16, seed=seed, kernels=kernels, **algo), 6) for seed in (1, 1, 2))
     assert bytes_of(whole) == bytes_of(again) != bytes_of(other)

@@ -130,9 +130,10 @@ class TorchBackend:
     def update(self, ticks: int, number: int) -> None:
         """Sample a batch, take one step of the network, and of the target network where it is due; none where `skip` is 1."""
         parts, config, cycle = self.parts, self.config, self.cycle
-        batch = cycle.replay.sample(ticks, number)
+        batch, weight = cycle.sampler.sample(ticks, number)
         target = loss.targets(self.head, *self.following(batch), batch)
-        learned = self.gradient(batch, target, None)
+        learned = self.gradient(batch, target, weight)
+        cycle.sampler.learned(learned.each, cycle.skip)
 
         # g <- g min(1, max_norm / |g|): Pascanu, Mikolov & Bengio 2013.
         gradient = self.policy.flat.gradient

@@ -22,6 +22,14 @@ class DQNConfig(OffPolicyConfig):
     v_max: Real = Field(10.0, description="c51 only: the greatest return of the distribution's support")
     tau: Real = Field(1.0, gt=0, le=1, description="share of the network that the target network takes over every target_every updates: 1: all of it")
     target_every: Count = Field(200, ge=1, lt=2**31, description="updates between two of the target network; 1, with a small tau: Polyak averaging")
+    replay_sampling: Literal["uniform", "prioritised", "age"] = Field(
+        "uniform", description="transitions of a batch: uniform; prioritised: by their last TD error (or cross-entropy); age: newer ones more often"
+    )
+    priority_exponent: Real = Field(0.6, ge=0, le=1, description="prioritised: alpha: 0: all alike; 1: in proportion to the error")
+    priority_weight: Real = Field(
+        0.4, ge=0, le=1, description="prioritised: beta of the weights that make up for it, at the start; it goes to 1 over run.steps"
+    )
+    age_power: Annotated[Count, Field(ge=1, le=16)] = Field(2, description="age: a sample is u^power as old as the oldest transition, u uniform; 1: all alike")
     exploration: Literal["schedule", "ladder"] = Field(
         "schedule", description="schedule: epsilon goes down for all lanes alike; ladder: each lane has an epsilon of its own, which stays"
     )
