@@ -19,8 +19,10 @@ PIECE = 32
 TICK_BIT = 32
 """In the offset of a launch: ticks stored in this iteration above so many bits, its updates below."""
 
-_SHARD_BIT = 24  # a shard's number stands above so many bits of the counter's first word: samples of a shard in a batch, at most
-_LOW_32 = 0xFFFFFFFF
+SHARD_BIT = 24
+"""In the first word of a sample's counter: its shard's number above so many bits, its number there below."""
+
+LOW_32 = 0xFFFFFFFF
 
 
 class Ring(NamedTuple):
@@ -116,13 +118,13 @@ def store_legal_body(i, source, ring, offset):
 @device
 def choose_body(k, ring, out, offset):
     """Sample k of an update, uniformly among the transitions whose n steps are stored; and its random numbers."""
-    ticks, update = ring.ticks[0] + (int64(offset) >> TICK_BIT), ring.updates[0] + (int64(offset) & _LOW_32)
+    ticks, update = ring.ticks[0] + (int64(offset) >> TICK_BIT), ring.updates[0] + (int64(offset) & LOW_32)
     B, C, N = out.index.shape[0], ring.reward.shape[0], ring.reward.shape[1]
     shard_samples, shard_lanes = B // out.shards, N // out.shards
     shard, number = int64(k) // shard_samples, int64(k) % shard_samples
     key = (
-        uint32(ring.seed[0]), uint32(ring.seed[1]), uint32((shard << _SHARD_BIT) | number),
-        uint32(update & _LOW_32), uint32(update >> 32), uint32(rng.REPLAY),
+        uint32(ring.seed[0]), uint32(ring.seed[1]), uint32((shard << SHARD_BIT) | number),
+        uint32(update & LOW_32), uint32(update >> 32), uint32(rng.REPLAY),
     )  # fmt: skip
 
     # The oldest tick is `ticks - stored`; before there are n + 1 ticks it is the first that is taken, whatever it holds.

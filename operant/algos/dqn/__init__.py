@@ -1,8 +1,7 @@
 """Deep Q-learning from a replay. Exports `ALGO`; knows only where it is."""
 
 from operant.algos.dqn.algorithm import DQN
-from operant.algos.dqn.config import DQNConfig
 
 ALGO = DQN
 
-__all__ = ["ALGO", "DQN", "DQNConfig"]
+__all__ = ["ALGO", "DQN"]

@@ -1,8 +1,7 @@
 """Parallelised Q-learning. Exports `ALGO`; knows only where it is."""
 
 from operant.algos.pqn.algorithm import PQN
-from operant.algos.pqn.config import PQNConfig
 
 ALGO = PQN
 
-__all__ = ["ALGO", "PQN", "PQNConfig"]
+__all__ = ["ALGO", "PQN"]
