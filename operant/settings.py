@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+if TYPE_CHECKING:
+    from typing import Self
 
 _SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9}
 
@@ -53,3 +57,10 @@ class Section(BaseModel):
     """A frozen part of the configuration that refuses unknown keys, infinities and NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    fixed_on_resume: ClassVar[Mapping[str, str]] = {}
+    """The keys that a resumed run cannot change beyond those of network and environment, and why: what its checkpoints hold depends on them."""
+
+    def completed(self, steps: int) -> Self:
+        """The same, with a value for each key that is left open and follows from the run's planned steps: a resume that plans others keeps it."""
+        return self

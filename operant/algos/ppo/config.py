@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from operant.data import minibatches
 from operant.settings import Count, Real, Section
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_NORMALIZER = "its checkpoints hold a running mean and variance only where this is true"
 
 
 class PPOConfig(Section):
@@ -18,7 +24,9 @@ class PPOConfig(Section):
     minibatches: Count = Field(4, ge=1, description="minibatches per epoch, one optimizer step each")
     learning_rate: Real = Field(2.5e-3, gt=0, le=1, description="initial learning rate of Adam")
     anneal: bool = Field(True, description="decay the learning rate linearly to zero over anneal_steps")
-    anneal_steps: Count | None = Field(None, ge=1, description="environment steps of the learning-rate decay; not set: run.steps")
+    anneal_steps: Count | None = Field(
+        None, ge=1, description="environment step at which the decay ends; not set: run.steps, as the run began with it (a resume to more steps keeps it)"
+    )
     gamma: Real = Field(0.99, ge=0, le=1, description="discount factor")
     gae_lambda: Real = Field(0.95, ge=0, le=1, description="lambda of generalized advantage estimation: 0: one-step TD errors; 1: whole returns")
     clip: Real = Field(0.2, gt=0, description="epsilon: clip range of the probability ratio")
@@ -58,6 +66,12 @@ class PPOConfig(Section):
         description="gradient accumulation: at most this many samples per backward pass of autograd, to save memory; the result is equal up to rounding. "
         "Fused kernels and the manual backward pass ignore it",
     )
+
+    fixed_on_resume: ClassVar[Mapping[str, str]] = {"normalize_observations": _NORMALIZER, "normalize_rewards": _NORMALIZER}
+
+    def completed(self, steps: int) -> Self:
+        """With the end of the learning-rate decay, where that follows from the run's steps."""
+        return self.model_copy(update={"anneal_steps": self.anneal_steps or steps}) if self.anneal else self
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""
