@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -97,8 +98,8 @@ def _train(asked: Request, after: After, root: str | None, trusted: bool) -> Non
     raise typer.Exit(code)
 
 
-def _start(run: Run, more: Sequence[str], after: After, notice: str | None) -> int:
-    """Start the worker and watch it, to its first record or its end: the exit code."""
+def _start(run: Run, more: Sequence[str], after: After, notice: str | None, started: Callable[[], None] = lambda: None) -> int:
+    """Start the worker, call `started` once it holds the run, and watch it, to its first record or its end: the exit code."""
     from operant import runs as folders
     from operant.cli import follow
     from operant.runs import launch
@@ -106,6 +107,7 @@ def _start(run: Run, more: Sequence[str], after: After, notice: str | None) -> i
     presses = follow.Presses()
     with presses.counted():
         launch.start(run, _worker(run, *more))
+        started()
         if after is After.FOLLOW:
             return follow.follow(run, presses=presses)
         # What is wrong with a configuration is better read in the terminal than on a screen that it needs to be found on.
@@ -159,40 +161,57 @@ def resume(
     trust: TrustOption = False,
     runs: RootOption = None,
 ) -> None:
-    """Resume a run from a checkpoint, in the same folder."""
+    """Resume a run from a checkpoint, in the same folder, until run.steps environment steps are done.
+
+    It goes on with the run's configuration; key=value changes single keys. What the checkpoint depends on cannot change: env.name, env.pixels, env.lanes,
+    algo.name, net.*, and for PPO algo.normalize_observations and algo.normalize_rewards. All else may: run.steps, run.target, algo.horizon, algo.epochs,
+    algo.learning_rate and the like. Other env.params make another task: the best evaluation so far no longer counts, and best starts anew.
+
+    The learning rate's decay keeps its end (algo.anneal_steps) where it was when the run began, also where run.steps grows; algo.anneal_steps=N moves it.
+    """
     _resume(run, overrides or [], start, _after(detach=detach, monitor=monitor), runs, trust)
 
 
 def _resume(name: str, overrides: Sequence[str], start: str, after: After, root: str | None, trust: bool) -> None:
     from operant import runs as folders
-    from operant.config import request
     from operant.runs import launch
-    from operant.runs.checkpoints import Store
 
     if stray := [word for word in overrides if "=" not in word]:
         raise UsageError(f"{stray[0]!r} is not an override: write section.key=value, such as run.steps=4M")
     if start not in _RESTART and not start.isdecimal():
         raise UsageError(f"--from is {start!r}; it must be last, best or a step")
     run = folders.resolve(name, *folders.reach(root))
+    with launch.claimed(run) as release:
+        raise typer.Exit(_resume_claimed(run, overrides, start, after, trust, release))
+
+
+def _resume_claimed(run: Run, overrides: Sequence[str], start: str, after: After, trust: bool, release: Callable[[], None]) -> int:
+    """Resume a run that no other command resumes meanwhile, and watch it: the exit code."""
+    from operant import runs as folders
+    from operant.config import request
+    from operant.runs import launch
+    from operant.runs.checkpoints import Store
+
     if folders.taken(run.path):
         raise BusyError(folders.busy(run.path))
-    steps = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=say).steps()
-    if not steps:
+    store = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=say)
+    if not store.steps():
         raise NotFoundError(f"{safe(run.id)} has no checkpoint to go on from. To begin anew: operant train")
-    asked = request.to_resume(run.config_path, overrides)
+    asked, first = request.to_resume(run.config_path, overrides), store.newest(int(start) if start.isdecimal() else start)
     trusted = consented(trust, asked.check_trust)
     if overrides:
-        _check_overrides(asked, trusted)
+        _check_overrides(asked, first and first.config, trusted)
     planned = folders.integer_of(run.document, "steps")
     changed = any(word.partition("=")[0].strip() == "run.steps" for word in overrides)
-    if start == "last" and not changed and planned is not None and steps[-1] >= planned:
+    if not changed and planned is not None and first is not None and first.manifest.step >= planned:
         more = count(2 * planned).replace(" ", "")
-        raise UsageError(f"{safe(run.id)} has done its {planned:,} steps. To train on: operant resume {safe(run.short)} run.steps={more}")
+        decay = f" algo.anneal_steps={more} (without the second the learning rate stays at 0, where its decay ended)" if asked.anneals() else ""
+        raise UsageError(f"{safe(run.id)} has done its {planned:,} steps. To train on: operant resume {safe(run.short)} run.steps={more}{decay}")
     notice = launch.detach_problem() if after is After.DETACH else None
     ending = folders.read_json(run.exit_path)
     before = run.document.get("request")
     folders.update_document(run.path, request={**(before if isinstance(before, dict) else {}), **asked.resume_document()})
-    code = _start(run, ["--resume", start, *["--trust"] * trusted], after, notice)
+    code = _start(run, ["--resume", start, *["--trust"] * trusted], after, notice, release)
     if code == ConfigError.exit_code and folders.probe(run.path) is False:
         # The worker has refused before it wrote anything but its own identity: the run is again what it was.
         folders.write_json(run.path / "run.json", run.document)
@@ -200,17 +219,17 @@ def _resume(name: str, overrides: Sequence[str], start: str, after: After, root:
             folders.write_json(run.exit_path, ending)
         else:
             run.exit_path.unlink(missing_ok=True)
-    raise typer.Exit(code)
+    return code
 
 
-def _check_overrides(asked: Request, trusted: bool) -> None:
+def _check_overrides(asked: Request, checkpoint: Path | None, trusted: bool) -> None:
     """Raise ConfigError for overrides that the run cannot go on with. Writes nothing."""
     from operant.compute.runtime import quiet_threads
 
     quiet_threads()
     from operant.config import resuming
 
-    resuming.check(asked, trusted)
+    resuming.check(asked, checkpoint, trusted)
 
 
 def _bytes(count: float) -> str:

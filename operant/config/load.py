@@ -94,6 +94,17 @@ def origins(source: Path | None, overrides: Sequence[str] = (), *, folder: Path 
     return [Origin(".".join(key), value, raw.origin(key), _description(config, key)) for key, value in flat(_tables(config))]
 
 
+def values(config: Config) -> dict[str, Any]:
+    """The value of every key, by its dotted name."""
+    return {".".join(key): value for key, value in flat(_tables(config))}
+
+
+def copies(config: Config, folder: str) -> dict[str, str]:
+    """What `to_toml` is told where copies of the user's own files lie in a folder."""
+    names = ("environment_file", "algorithm_file", "network_file")
+    return {name: f"{folder}/{path.name}" for name in names if (path := getattr(config, name)) is not None}
+
+
 def to_toml(config: Config, **copies: str) -> str:
     """The complete file, which `load` reads back to an equal Config; keys without a value are comments.
 

@@ -153,7 +153,7 @@ def _read_file(raw: RawConfig, source: Path) -> None:
         raw.locations = {key: (0, line) for key, line in toml_positions.lines(text).items()}
     except (ValueError, RecursionError) as error:
         raw.problem((0, _line(error, text)), f"not valid TOML: {_reason(error)}")
-    of_a_run = source.name == "config.toml" and (source.parent / "run.json").is_file()
+    of_a_run = source.name == "config.toml" and any((source.parent / name).is_file() for name in ("run.json", "manifest.json"))
     for old, new in {**old_names.ALIASES, **(old_names.KEYS if of_a_run else {})}.items():
         _rename(raw, old, new)
 

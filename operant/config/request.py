@@ -66,6 +66,11 @@ class Request:
         """`trusted`. Raises UntrustedError where it is needed and not given."""
         return trust.check(read(self.source, self.all_overrides()), trusted)
 
+    def anneals(self) -> bool:
+        """Whether the configuration, as it was written, lets the learning rate decay to 0."""
+        table = read(self.source, self.overrides).data.get("algo")
+        return isinstance(table, dict) and table.get("anneal") is True
+
     def device(self) -> str:
         """`run.device` as it was written, not checked yet."""
         return _text(read(self.source, self.overrides), "run", "device") or "auto"

@@ -1,56 +1,106 @@
-"""What a resume may not change: its overrides are compared with the run's own configuration, before anything in the run folder is written.
+"""What a resume may not change, and what its changes mean: a configuration is compared with that of the checkpoint, before anything in the
+run folder is written.
 
-Knows the keys on which the tensors of a checkpoint depend; knows no run folder, no checkpoint and nothing of how a run is resumed.
+Knows the keys on which the tensors of a checkpoint depend; knows no run folder, no tensor and nothing of how a run is resumed.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
-from operant.config.raw import COMMAND_LINE, quoted
+from operant import text
+from operant.config import load
+from operant.config.load import Config
+from operant.config.raw import COMMAND_LINE, quoted, shown
 from operant.config.request import Request
 from operant.errors import ConfigError
-from operant.text import safe
 
 _ENVIRONMENT = "its checkpoints hold a policy for that environment and the state of its episodes"
-_NORMALIZER = "its checkpoints hold a running mean and variance only where this is true"
 _FIXED = {
     "env.name": _ENVIRONMENT,
     "env.pixels": _ENVIRONMENT,
     "env.lanes": "its checkpoints hold the state of so many lanes",
     "algo.name": "its checkpoints hold the state of that algorithm",
-    "algo.normalize_observations": _NORMALIZER,
-    "algo.normalize_rewards": _NORMALIZER,
 }
 _NETWORK = "its checkpoints hold the weights of that network"
 _ADVICE = "a run with other values is a new one: operant train"
 
 
-def check(request: Request, trusted: bool = False) -> None:
-    """Raise ConfigError, naming each override as it was typed, where a request to resume changes what the run's checkpoints depend on.
+def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> None:
+    """Raise ConfigError, naming each override as it was typed, where a request to resume changes what the checkpoint depends on.
 
-    Also where the configuration is wrong in another way.
+    `checkpoint` is the configuration file that the checkpoint carries; None: it is of a time when they had none, and the run's own counts. Also where the
+    configuration is wrong in another way.
     """
-    own, problems = _values(replace(request, overrides=()), trusted), []
+    before = of_checkpoint(request, checkpoint, trusted)
+    own, reasons, problems = load.values(before), _reasons(before), []
+    unchanged = own if checkpoint is None else load.values(replace(request, overrides=()).load(trusted))
     typed = {"".join(word.partition("=")[0].split()): word for word in request.overrides}  # the last one of a key wins
     for name, word in typed.items():
         try:
-            asked = _values(replace(request, overrides=(word,)), trusted)
+            asked = load.values(replace(request, overrides=(word,)).load(trusted))
         except ConfigError:  # wrong, or wrong beside the other values: in either case not the value that the run has
             asked = {**own, name: None} if own.get(name) is not None else own
-        for key, value in own.items():
-            reason = _NETWORK if key.startswith("net.") else _FIXED.get(key)
-            if reason is not None and asked.get(key) != value:
-                problems.append(f"{key} cannot change on a resume: {reason}. The run has {_written(value)} (got {safe(word)})")
+        for key, reason in reasons.items():
+            if asked.get(key) not in (own[key], unchanged.get(key)):
+                problems.append(f"{key} cannot change on a resume: {reason}. The run has {_written(own[key])} (got {text.safe(word)})")
     if problems:
         raise ConfigError(COMMAND_LINE, problems, advice=_ADVICE)
-    request.load(trusted)
+    check_fits(before, request.load(trusted), request.source)
 
 
-def _values(request: Request, trusted: bool) -> dict[str, Any]:
-    """The value of every key, by its dotted name."""
-    return {origin.key: origin.value for origin in request.origins(trusted)}
+def of_checkpoint(request: Request, checkpoint: Path | None, trusted: bool = False) -> Config:
+    """The configuration of a checkpoint: that of its own file, else the run's without overrides."""
+    return replace(request, source=checkpoint or request.source, overrides=()).load(trusted)
+
+
+def completed(config: Config, before: Config | None = None) -> Config:
+    """With the values that follow from the planned steps: those of the run's beginning, whatever a resume plans, so `before` is what its checkpoint has."""
+    began = before is not None and before.algo.completed(before.run.steps) != before.algo  # an early run, whose configuration left them open
+    return replace(config, algo=config.algo.completed(before.run.steps if before is not None and began else config.run.steps))
+
+
+def check_fits(before: Config, after: Config, source: Path | None) -> None:
+    """Raise ConfigError where the configuration of a file differs from a checkpoint's in what that depends on."""
+    own, asked = load.values(before), load.values(after)
+    problems = [
+        f"{key} cannot change on a resume: {reason}. The checkpoint has {_written(own[key])} (got {_written(asked.get(key))})"
+        for key, reason in _reasons(before).items()
+        if asked.get(key) != own[key]
+    ]
+    if problems:
+        raise ConfigError(COMMAND_LINE if source is None else shown(source), problems, advice=_ADVICE)
+
+
+def task_changes(before: Config, after: Config, code: str | None) -> list[str]:
+    """What makes returns of two configurations incomparable, as `key: old -> new`. `code` is the hash of the user's environment file before."""
+    own, asked = load.values(before), load.values(after)
+    keys = [key for key in own if key.startswith("env.params.") and asked.get(key) != own[key]]
+    edited = [f"{after.environment_file.name} was edited"] if after.environment_file is not None and code not in (None, environment_code(after)) else []
+    return [*(f"{key}: {_written(own[key])} -> {_written(asked.get(key))}" for key in keys), *edited]
+
+
+def environment_code(config: Config) -> str | None:
+    """The hash of the user's own environment file; None for a shipped environment."""
+    return None if config.environment_file is None else hashlib.sha256(config.environment_file.read_bytes()).hexdigest()
+
+
+def schedule_note(config: Config) -> str | None:
+    """A sentence where the learning rate is 0 before the run's steps are done; None elsewhere."""
+    end = getattr(config.algo, "anneal_steps", None) if getattr(config.algo, "anneal", False) else None
+    if end is None or end >= config.run.steps:
+        return None
+    return f"the learning rate decays to 0 at step {end:,} of {config.run.steps:,}: to move that, resume with algo.anneal_steps={config.run.steps}"
+
+
+def _reasons(config: Config) -> dict[str, str]:
+    """The keys on which a checkpoint of a configuration depends, and why."""
+    own: Mapping[str, str] = config.algo.fixed_on_resume
+    fixed = {**_FIXED, **{f"algo.{key}": reason for key, reason in own.items()}}
+    return {key: _NETWORK if key.startswith("net.") else fixed[key] for key in load.values(config) if key.startswith("net.") or key in fixed}
 
 
 def _written(value: object) -> str:

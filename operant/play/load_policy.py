@@ -1,7 +1,8 @@
 """Loads the policy of a checkpoint, and evaluates it, greedy and sampled: what `operant eval` does. Prints nothing.
 
-A folder's own config.toml and its own copies of the user's files are used, so that an environment edited since then changes nothing. Code in a folder that is
-not known to be this user's is run only where `trusted` says so (see operant/config/trust.py).
+A checkpoint is played with the configuration that it carries and the run's own copies of the user's files, so that neither a later resume with other values nor
+an environment edited since then changes anything; one of an early run, which carries none, with the run's config.toml. Code in a folder that is not known to be
+this user's is run only where `trusted` says so (see operant/config/trust.py).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Played(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A checkpoint that is ready to play: its run's configuration, and the policy with its numbers on a device."""
+    """A checkpoint that is ready to play: its configuration, and the policy with its numbers on a device."""
 
     id: str
     checkpoint: Path
@@ -81,13 +82,13 @@ def load(what: str, reach: runs.Reach, *, which: str | None, device: str, report
     from operant.config import load as configuration
     from operant.runs.checkpoints import Store, load_file
 
-    config = configuration.load(run.config_path, trusted=trusted)
-    chosen = find_device(device)
-    set_threads(config.run.threads)
     if given is not None:
         checkpoint = load_file(given)
     else:
         checkpoint = _load(Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=report), which)
+    config = configuration.load(checkpoint.config or run.config_path, trusted=trusted)
+    chosen = find_device(device)
+    set_threads(config.run.threads)
     return Loaded(run.id, checkpoint.path, checkpoint.step, config, _policy(config, checkpoint, chosen), chosen)
 
 

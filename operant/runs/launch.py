@@ -11,13 +11,14 @@ killed the worker goes on, and how it ended is then unknown.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pwd
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,7 +30,7 @@ from operant.runs.folder import signal_worker
 from operant.runs.log import SESSION_MARK, log_end
 from operant.runs.metrics import Reader
 
-__all__ = ["detach_problem", "main", "oom_kills", "signal_worker", "start"]
+__all__ = ["claimed", "detach_problem", "main", "oom_kills", "signal_worker", "start"]
 
 _WAITER_POLL_S = 0.01
 _BUSY_CODE = BusyError.exit_code
@@ -57,6 +58,32 @@ def start(run: Run, worker_argv: Sequence[str]) -> None:
         with contextlib.suppress(OSError):
             os.kill(waiter, signal.SIGTERM)
         _await_worker(run, waiter)
+
+
+@contextlib.contextmanager
+def claimed(run: Run) -> Iterator[Callable[[], None]]:
+    """While this is held no other command starts a trainer of the run: for the time between a look at the run and a worker that holds its lock.
+
+    Gives the function that ends it before the block does. Raises BusyError where another command has it.
+    """
+    held: list[int] = []
+    try:
+        held.append(os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held.pop())
+        raise BusyError(f"another command is about to resume {text.safe(run.id)}: operant show {text.safe(run.short)}") from None
+    except OSError:  # a filesystem that does not lock folders: the worker's own lock still keeps all but one out
+        pass
+
+    def release() -> None:
+        while held:
+            os.close(held.pop())
+
+    try:
+        yield release
+    finally:
+        release()
 
 
 def _await_worker(run: Run, waiter: int) -> None:

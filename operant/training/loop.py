@@ -17,18 +17,19 @@ from typing import Any, NamedTuple
 import torch
 
 from operant import __version__, runs, text
-from operant.algos.base import Tier
 from operant.compute.runtime import device_error
+from operant.config import resuming
 from operant.config.load import Config
-from operant.errors import ConfigError, DeviceError, DivergedError, MachineError, OperantError, StoppedError
+from operant.errors import DeviceError, DivergedError, MachineError, OperantError, StoppedError
 from operant.runs import TERMINAL, History, Writer, evaluations, salvage
-from operant.runs.checkpoints import Checkpoint, Store
+from operant.runs.checkpoints import Store
 from operant.runs.control import Inbox, Request
 from operant.runs.metrics import spec
 from operant.training.build import build
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.training.meters import Meters, NotFinite, metrics_for, specs_for
 from operant.training.requests import Attendant, Heartbeat, Requests, Stop
+from operant.training.state import Snapshots, Start, copied
 from operant.training.target import TargetEvaluator, describe
 
 _PAUSE_LOOK_S = 0.05
@@ -51,42 +52,43 @@ class _Save(NamedTuple):
 class Trainer:
     """One run, from its resolved configuration to its end."""
 
-    def __init__(self, folder: Path, document: dict[str, Any], config: Config, device: torch.device, checkpoint: Checkpoint | None, requests: Requests) -> None:
+    def __init__(self, folder: Path, document: dict[str, Any], config: Config, device: torch.device, start: Start | None, requests: Requests) -> None:
         self.folder, self.config, self.requests = folder, config, requests
         self.session, run_uuid = document["session"], bytes.fromhex(document["uuid"])
         self.algo = build(config, device, chosen=document.get("chosen"))
         self.iteration, self.step = 0, 0
-        self.total_iterations = -(-config.run.steps // self.algo.steps_per_iteration)
         self.best_mean, self.last_evaluation, self._evaluation = float("-inf"), -1, float("nan")
         self.store = Store(folder / "checkpoints", run_uuid=document["uuid"], keep=config.checkpoint.keep, report=self._not_saved)
         self._unconfirmed: _Save | None = None
         self._failures, self._problem = 0, ""
-        if checkpoint is not None:
-            self._restore(checkpoint)
+        self.snapshots = Snapshots(self.algo, config, self.store, self.session)
+        anew = None if start is None else self._restore(start)
         self.evaluator = None
         if config.eval.every:
             self.evaluator = TargetEvaluator(self.algo.actor, config)
         requests.begin()
         metrics_path, history_path = folder / "metrics.mm", folder / "history"
-        if checkpoint is not None:
+        if start is not None:
             salvage(history_path, metrics_path)
         runs.write_json(folder / spec.FILE, spec.encode(specs_for(self.algo)))  # before the metrics file: who finds that finds what its metrics mean
         self.writer = Writer(
             metrics_path, metrics_for(self.algo), run_uuid=run_uuid, session=self.session, version=__version__,
             frame_bytes=FRAME_BYTES if config.environment.pixel_shader is not None else 0,
         )  # fmt: skip
-        rewind_to = self.step if checkpoint is not None else None
+        rewind_to = self.step if start is not None else None
         self.history = History(history_path, metrics_path, writer=self.writer, run_uuid=run_uuid, session=self.session, rewind_to=rewind_to)
         self.watcher = Watcher(self.algo.actor, config.environment, config.params, seed=config.run.seed, device=device, writer=self.writer)
         self.inbox = Inbox(folder, run_uuid, report=lambda line: self.say(line, level="warn", code="control"))
         self._state_turn, self._over = threading.Lock(), False
         self._looked_s, self._told_write_errors, self._told_absence, self._told_unfinished = time.monotonic(), False, False, False
         where = f"{config.environment.name}, {config.algo_label}, {config.lanes:,} lanes on {document.get('device_name', device)}"
-        resumed = f"resumed from {checkpoint.path.name} (session {self.session})" if checkpoint is not None else "started"
-        self.say(f"{resumed}: {where}", code="resume" if checkpoint is not None else "note")
+        resumed = f"resumed from {start.checkpoint.path.name} (session {self.session})" if start is not None else "started"
+        self.say(f"{resumed}: {where}", code="resume" if start is not None else "note")
         self.evaluations = evaluations.Evaluations(folder, lambda line: self.say(line, level="warn", code="file"))
-        if checkpoint is not None:
+        if start is not None:
             self.evaluations.rewind(self.step)
+            for line in filter(None, (anew, resuming.schedule_note(config))):
+                self.say(line, level="warn")
 
     # WORDS
 
@@ -170,7 +172,7 @@ class Trainer:
         solved = lacking and self._evaluate()
         if lacking and self.requests.pending and not solved:
             self._obey()
-        while self.iteration < self.total_iterations and not solved:
+        while self.step < config.run.steps and not solved:
             for phase in algo.phases:
                 self.writer.set_phase(_SHOWN.get(phase.name, "update"))
                 meters.measure(phase.name, phase.run)
@@ -331,12 +333,8 @@ class Trainer:
         self.meters.measure("checkpoint", lambda: self._snapshot(save, wait=wait))
 
     def _snapshot(self, save: _Save, *, wait: bool) -> None:
-        # A run may be resumed from its best, so that holds more than the policy; but what can be collected anew stays out of it.
-        tier: Tier = "train" if save.best else "all"
-        tensors = {name: value.detach().to("cpu", copy=True) for name, value in self.algo.state(tier).items()}  # sync: a checkpoint
-        document = {**self._document(), "tier": tier, "tensor_bytes": sum(tensor.nbytes for tensor in tensors.values())}
         self._confirm(wait=True)
-        self.store.save_async(self.step, tensors, document, session=self.session, best=save.best, must_be_finite=[*self.algo.state("policy")])
+        self.snapshots.save(self.step, self._document(), best=save.best)
         self._unconfirmed = save
         self._confirm(wait=wait)
 
@@ -363,32 +361,21 @@ class Trainer:
         self._problem = line
         self.say(line, level="warn", code="checkpoint")
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        tier = checkpoint.document.get("tier", "all")
-        if tier not in ("train", "all"):
-            raise ConfigError(str(checkpoint.path), ["it holds the policy alone, which is enough to play it, but not to train on: resume from another one"])
-        own = self.algo.state(tier)
-        odd = [
-            f"{name}: the checkpoint has {tuple(there.shape) if there is not None else 'nothing'}, this configuration {tuple(here.shape)}"
-            for name, here in own.items()
-            if (there := checkpoint.tensors.get(name)) is None or there.shape != here.shape
-        ]
-        if odd:
-            raise ConfigError(str(self.folder / "config.toml"), [f"does not fit checkpoint {checkpoint.path.name}: {line}" for line in odd])
-        with torch.no_grad():
-            for name, here in own.items():
-                here.copy_(checkpoint.tensors[name])
-        document = checkpoint.document
+    def _restore(self, start: Start) -> str | None:
+        """Go on from a checkpoint; a sentence where the best so far is not comparable with what comes."""
+        document, anew = self.snapshots.restore(start)
         self.step, self.iteration = document["step"], document["iteration"]
         self.best_mean, self.last_evaluation, self._evaluation = document["best_value"], document["last_evaluation"], document["evaluation"]
+        if anew is not None:
+            self.best_mean = float("-inf")
+        return anew
 
     def _diverged(self, not_finite: NotFinite) -> None:
         """Name what broke, keep the broken state for a post-mortem, and end: the checkpoints before it stay."""
         parameters = self.algo.actor.not_finite()
         names = ", ".join([*parameters[:6], *not_finite.columns[:6]]) or "a loss"
         self.store.wait()
-        tensors = {name: value.detach().to("cpu", copy=True) for name, value in self.algo.state("all").items()}  # sync: the run is over
-        self.store.quarantine(self.step, tensors, self._document(), session=self.session)
+        self.store.quarantine(self.step, copied(self.algo, "all"), self._document(), session=self.session)
         steps = self.store.steps()
         kept = f"the last finite checkpoint is that of step {steps[-1]:,}" if steps else "there is no checkpoint yet"
         raise DivergedError(

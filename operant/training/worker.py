@@ -39,16 +39,14 @@ def _device_error(error: Exception) -> DeviceError | None:
 
 def _keep_sources(folder: Path, config: Config) -> dict[str, str]:
     """Copy the user's own files into the run folder, so that an evaluation or a resume uses what was trained with; their names there."""
-    names: dict[str, str] = {}
-    own = {"environment_file": config.environment_file, "algorithm_file": config.algorithm_file, "network_file": config.network_file}
-    for key, source in own.items():
-        if source is None:
-            continue
-        kept = folder / "source" / source.name
+    from operant.config.load import copies
+
+    names = copies(config, "source")
+    for key, name in names.items():
+        source, kept = getattr(config, key), folder / name
         if source.resolve() != kept.resolve():
             kept.parent.mkdir(mode=0o700, exist_ok=True)
             shutil.copyfile(source, kept)
-        names[key] = f"source/{source.name}"
     return names
 
 
@@ -75,10 +73,11 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
         import torch
 
         from operant.config import load as configuration
-        from operant.config import trust
+        from operant.config import resuming, trust
         from operant.runs.checkpoints import Store
         from operant.training import auto_lanes
         from operant.training.loop import Trainer
+        from operant.training.state import Start
         from operant.worlds import quick_check
 
         phase("reading the configuration")
@@ -93,10 +92,14 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
     if config.env.lanes == "auto":
         phase("trying how many lanes fit")
         config = auto_lanes.resolved(config, device, report=log.info)
-    checkpoint = None
+    start, before = None, None
     if resume is not None:
         which = int(resume) if resume.isdecimal() else resume
         checkpoint = Store(folder / "checkpoints", run_uuid=document["uuid"], report=log.warning).load(which)
+        before = resuming.of_checkpoint(asked, checkpoint.config, trusted)
+        resuming.check_fits(before, config, asked.source)
+        start = Start(checkpoint, resuming.task_changes(before, config, checkpoint.document.get("environment_code")))
+    config = resuming.completed(config, before)
     document = runs.update_document(
         folder,
         phase="compiling kernels",
@@ -122,12 +125,12 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
         _replace(folder / "config.toml", configuration.to_toml(config, **kept))
         runs.update_document(folder, sources=trust.hashes(folder, kept.values()))
 
-    if checkpoint is None:
+    if start is None:
         write(config)
-    trainer = Trainer(folder, document, config, device, checkpoint, requests)  # which refuses a checkpoint that does not fit: until then nothing is overwritten
+    trainer = Trainer(folder, document, config, device, start, requests)  # which refuses a checkpoint that does not fit: until then nothing is overwritten
     for line in warnings:
         trainer.say(line, level="warn")
-    if checkpoint is not None:
+    if start is not None:
         write(config)
     runs.update_document(folder, chosen=trainer.algo.chosen)  # which a resume is given again
     return trainer

@@ -27,6 +27,7 @@ class Manifest(NamedTuple):
     parent_step: int | None
     best: bool
     best_value: float | None
+    task: int  # the session since which the environment and its reward are what they are: returns from before compare with nothing
     created_realtime_ns: int
 
 
@@ -55,10 +56,10 @@ def read_manifest(fields: Mapping[str, Any]) -> Manifest:
     if fields.get("format") != FORMAT:
         raise BadFileError(f"its format is {ascii(fields.get('format'))[:40]}; this version reads {FORMAT}")
     try:
-        manifest = Manifest(**{name: fields[name] for name in Manifest._fields})
+        manifest = Manifest(**{name: fields[name] for name in Manifest._fields if name != "task"}, task=fields.get("task", 0))  # the first ones had none
     except KeyError as error:
         raise BadFileError(f"its manifest lacks {error.args[0]}") from None
-    counts = [manifest.session, manifest.step, manifest.created_realtime_ns, manifest.parent_step or 0]
+    counts = [manifest.session, manifest.step, manifest.task, manifest.created_realtime_ns, manifest.parent_step or 0]
     sound = all(type(count) is int and count >= 0 for count in counts) and type(manifest.run_uuid) is str
     if not sound or type(manifest.best) is not bool or type(manifest.best_value) not in (float, type(None)):
         raise BadFileError("its manifest has a value of a wrong type")
@@ -83,11 +84,13 @@ def in_order(candidates: list[Candidate], which: str | int) -> list[Candidate]:
     def age(candidate: Candidate) -> tuple[int, int]:
         return (candidate.manifest.session if candidate.manifest else last_session, candidate.step)
 
-    def value(candidate: Candidate) -> float:
-        known = candidate.manifest.best_value if candidate.manifest else math.inf
-        return -math.inf if known is None else known
+    def value(candidate: Candidate) -> tuple[float, float]:
+        if candidate.manifest is None:
+            return math.inf, math.inf
+        known = candidate.manifest.best_value
+        return candidate.manifest.task, -math.inf if known is None else known
 
     if which == "best":
         marked = [candidate for candidate in candidates if candidate.manifest is None or candidate.manifest.best]
-        return sorted(marked, key=lambda candidate: (value(candidate), age(candidate)), reverse=True)
+        return sorted(marked, key=lambda candidate: (*value(candidate), age(candidate)), reverse=True)
     return sorted(candidates, key=age, reverse=True)

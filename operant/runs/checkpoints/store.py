@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from operant.errors import BadFileError, NotFoundError
 from operant.runs import atomic
 from operant.runs.checkpoints.manifest import FORMAT, QUARANTINE_NAME, STEP_NAME, Candidate, ForeignError, Manifest, in_order, names_in, read_manifest
-from operant.runs.checkpoints.tensors import STATE, TENSORS, Checkpoint, find_nonfinite, pack, unpack
+from operant.runs.checkpoints.tensors import CONFIG, STATE, TENSORS, Checkpoint, find_nonfinite, pack, unpack
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,13 @@ OVERHEAD_BYTES = 65536  # the manifest, and blocks that are not filled
 
 Result = TypeVar("Result")
 Accept = Callable[["Path", "Manifest", dict[str, bytes]], Result]
+
+
+class Found(NamedTuple):
+    """A checkpoint whose files were not looked at: what its manifest says, and the file of its configuration, if it has one."""
+
+    manifest: Manifest
+    config: Path | None
 
 
 class _Job(NamedTuple):
@@ -40,6 +47,8 @@ class _Job(NamedTuple):
     best: bool
     best_value: object
     must_be_finite: tuple[str, ...]
+    config: str
+    task: int
 
 
 class Store:
@@ -81,15 +90,17 @@ class Store:
         session: int,
         best: bool = False,
         must_be_finite: Collection[str] = (),
+        config: str = "",
     ) -> Path | None:
         """Commit a checkpoint and collect the old ones; its folder, or None where that failed, which is reported and no reason to stop.
 
-        `tensors` lie on the CPU, dense, of any shape; `document` is JSON (NaN and infinities allowed), and its `best_value` ranks a
-        `best` one. Where a tensor named in `must_be_finite` is not finite the state goes into quarantine instead, and None is returned.
+        `tensors` lie on the CPU, dense, of any shape; `document` is JSON (NaN and infinities allowed), and its `best_value` ranks a `best` one among those of
+        its `task`; `config` is the text of the configuration that they belong to. Where a tensor named in `must_be_finite` is not finite the state goes into
+        quarantine instead, and None is returned.
         Raises ValueError or TypeError for what can never be saved.
         """
         self.wait()
-        self._last = self._attempt(_job(step, tensors, document, session, best, must_be_finite))
+        self._last = self._attempt(_job(step, tensors, document, session, best, must_be_finite, config))
         return self._last
 
     def save_async(
@@ -101,10 +112,11 @@ class Store:
         session: int,
         best: bool = False,
         must_be_finite: Collection[str] = (),
+        config: str = "",
     ) -> None:
         """As `save`, in a background thread, after the one before it. The tensors must not change until `wait` has returned."""
         self.wait()
-        job, self._last = _job(step, tensors, document, session, best, must_be_finite), None
+        job, self._last = _job(step, tensors, document, session, best, must_be_finite, config), None
 
         def work() -> None:
             try:
@@ -128,7 +140,7 @@ class Store:
     def quarantine(self, step: int, tensors: Mapping[str, torch.Tensor], document: Mapping[str, Any], *, session: int) -> Path | None:
         """Keep a state that is not finite for a post-mortem, as quarantine-step-*; never a candidate of `load`. Otherwise as `save`."""
         self.wait()
-        return self._guarded(step, partial(self._quarantine, _job(step, tensors, document, session, False, ())))
+        return self._guarded(step, partial(self._quarantine, _job(step, tensors, document, session, False, (), "")))
 
     def _attempt(self, job: _Job) -> Path | None:
         """Save, or put into quarantine, on whichever thread."""
@@ -136,8 +148,8 @@ class Store:
         def work() -> Path | None:
             problem = find_nonfinite({name: job.tensors[name] for name in job.must_be_finite})
             if problem is None:
-                files = (pack(job.tensors), job.state)
-                return self.save_files(job.step, *files, session=job.session, best=job.best, best_value=job.best_value)
+                files = (pack(job.tensors), job.state, job.config.encode())
+                return self.save_files(job.step, *files, session=job.session, best=job.best, best_value=job.best_value, task=job.task)
             path = self._quarantine(job)
             self._report(f"no checkpoint at step {job.step}: {problem}. The state is kept in {path}, from which no run is resumed")
             return None
@@ -161,35 +173,38 @@ class Store:
         again = f" ({self._failures} failures in a row)" if self._failures > 1 else ""
         self._report(f"no checkpoint at step {step}{again}: {reason}. Those in {self.folder} stay as they are; training goes on")
 
-    def save_files(self, step: int, tensors: bytes, state: bytes, *, session: int, best: bool = False, best_value: object = None) -> Path:
-        """The part of `save` that comes after packing, without torch: commit the two files, collect the old checkpoints.
+    def save_files(
+        self, step: int, tensors: bytes, state: bytes, config: bytes = b"", *, session: int, best: bool = False, best_value: object = None, task: int = 0
+    ) -> Path:
+        """The part of `save` that comes after packing, without torch: commit the files, collect the old checkpoints.
 
         Raises OSError, or BadFileError where what was written does not read back.
         """
         value = float(best_value) if best and isinstance(best_value, (int, float)) and math.isfinite(best_value) else None
-        path = self._write(f"step-{step:012d}", (tensors, state), Manifest(self._run_uuid, session, step, self._parent_step, best, value, 0))
+        files = {TENSORS: tensors, STATE: state, **({CONFIG: config} if config else {})}
+        path = self._write(f"step-{step:012d}", files, Manifest(self._run_uuid, session, step, self._parent_step, best, value, task, 0))
         self._parent_step = step
         self.collect()
         return path
 
     def _quarantine(self, job: _Job) -> Path:
-        manifest = Manifest(self._run_uuid, job.session, job.step, self._parent_step, False, None, 0)
-        return self._write(f"quarantine-step-{job.step:012d}", (pack(job.tensors), job.state), manifest)
+        manifest = Manifest(self._run_uuid, job.session, job.step, self._parent_step, False, None, job.task, 0)
+        return self._write(f"quarantine-step-{job.step:012d}", {TENSORS: pack(job.tensors), STATE: job.state}, manifest)
 
-    def _write(self, name: str, files: tuple[bytes, bytes], manifest: Manifest) -> Path:
+    def _write(self, name: str, files: Mapping[str, bytes], manifest: Manifest) -> Path:
         """Commit a folder `name`, after clearing up what dead writers left and a look at the room on the disk."""
         atomic.make_root(self.folder)
         with atomic.opened(self.folder) as root:
             atomic.sweep(root)
-            atomic.check_room(root, sum(map(len, files)) + OVERHEAD_BYTES)
+            atomic.check_room(root, sum(map(len, files.values())) + OVERHEAD_BYTES)
             if not manifest.best:
                 # The mark of a best one survives when its session saves the same step again, as it does when it ends there.
                 with suppress(BadFileError):
                     former = read_manifest(atomic.read_manifest(root, name))
-                    if (former.run_uuid, former.session) == (manifest.run_uuid, manifest.session):
+                    if (former.run_uuid, former.session, former.task) == (manifest.run_uuid, manifest.session, manifest.task):
                         manifest = manifest._replace(best=former.best, best_value=former.best_value)
             fields = {"format": FORMAT, **manifest._replace(created_realtime_ns=time.time_ns())._asdict()}
-            atomic.commit(root, name, {TENSORS: files[0], STATE: files[1]}, fields)
+            atomic.commit(root, name, files, fields)
         return self.folder / name
 
     # -------------------------------------------------------------- loading
@@ -201,6 +216,19 @@ class Store:
                 return sorted({step for _, step in names_in(root)})
         except OSError:
             return []
+
+    def newest(self, which: str | int = "last") -> Found | None:
+        """The checkpoint that `load` tries first; None where there is none. Reads no tensor."""
+        try:
+            with atomic.opened(self.folder) as root:
+                candidates = [self._candidate(root, name, step, atomic.read_manifest) for name, step in names_in(root) if which in ("last", "best", step)]
+        except OSError:
+            return None
+        found = next(((candidate.name, candidate.manifest) for candidate in in_order(candidates, which) if candidate.manifest is not None), None)
+        if found is None:
+            return None
+        config = self.folder / found[0] / CONFIG
+        return Found(found[1], config if config.is_file() else None)
 
     def load(self, which: str | int = "last") -> Checkpoint:
         """The last checkpoint, the best one, or that of a step, the first of which everything is sound; each one skipped is reported.
@@ -323,7 +351,7 @@ def load_file(path: Path) -> Checkpoint:
 
 
 def _job(
-    step: int, tensors: Mapping[str, torch.Tensor], document: Mapping[str, Any], session: int, best: bool, must_be_finite: Collection[str]
+    step: int, tensors: Mapping[str, torch.Tensor], document: Mapping[str, Any], session: int, best: bool, must_be_finite: Collection[str], config: str
 ) -> _Job:
     """Check and fix what is to be saved. ValueError or TypeError for what never can be."""
     import torch
@@ -337,4 +365,4 @@ def _job(
     if unknown:
         raise ValueError(f"must_be_finite names {', '.join(unknown)}, which is not among the tensors")
     state = json.dumps(dict(document), indent=1).encode()
-    return _Job(step, dict(tensors), state, session, best, document.get("best_value"), tuple(must_be_finite))
+    return _Job(step, dict(tensors), state, session, best, document.get("best_value"), tuple(must_be_finite), config, document.get("task", 0))

@@ -13,17 +13,18 @@ from operant.runs.checkpoints.manifest import Manifest
 if TYPE_CHECKING:
     import torch
 
-TENSORS, STATE = "tensors.safetensors", "state.json"
+TENSORS, STATE, CONFIG = "tensors.safetensors", "state.json", "config.toml"
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint read back: its folder, its place in the run, the tensors (CPU, by name) and the document."""
+    """A checkpoint read back: its folder, its place in the run, the tensors (CPU, by name), the document, and the file of its configuration, if it has one."""
 
     path: Path
     step: int
     session: int
     tensors: dict[str, torch.Tensor]
     document: dict[str, Any]
+    config: Path | None
 
 
 def find_nonfinite(tensors: Mapping[str, torch.Tensor]) -> str | None:
@@ -65,4 +66,4 @@ def unpack(path: Path, manifest: Manifest, files: Mapping[str, bytes]) -> Checkp
         raise BadFileError(f"its content cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise BadFileError(f"{STATE} holds no object")
-    return Checkpoint(path, manifest.step, manifest.session, tensors, document)
+    return Checkpoint(path, manifest.step, manifest.session, tensors, document, path / CONFIG if CONFIG in files else None)

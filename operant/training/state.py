@@ -1,0 +1,91 @@
+"""The state of a run in training, to a checkpoint and back: what each kind of checkpoint holds, what of it must be finite, and which compare. Knows no loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from operant.algos.base import Algorithm, Tier
+from operant.config import load, resuming
+from operant.config.load import Config
+from operant.errors import BadFileError, ConfigError
+from operant.runs.checkpoints import Checkpoint, Store, find_nonfinite
+
+_STEPS = "algo/steps"  # the first checkpoints had no such tensor: their document says it
+_ENVIRONMENTS_OWN = "world/state"  # what an environment means by an infinity is its own affair, as long as observations and rewards are finite
+
+
+class Start(NamedTuple):
+    """What a resumed session begins from."""
+
+    checkpoint: Checkpoint
+    task_changes: list[str]  # what makes returns before it and after it incomparable, in words
+
+
+class Snapshots:
+    """The checkpoints of one session of a run: each carries its configuration, and the task since which its returns compare."""
+
+    def __init__(self, algo: Algorithm, config: Config, store: Store, session: int) -> None:
+        self._algo, self._store, self._session = algo, store, session
+        self._config = load.to_toml(config, **load.copies(config, "../../source"))  # as it lies in a checkpoint's folder
+        self._task: dict[str, Any] = {"task": session, "environment_code": resuming.environment_code(config)}
+        self._complete_step = -1  # of the last one that holds all
+
+    def save(self, step: int, document: Mapping[str, Any], *, best: bool) -> None:
+        """Begin to save the state as it is; the store's `wait` tells what came of it."""
+        # A run may be resumed from its best, so that holds more than the policy; but what can be collected anew (a replay) stays out of it, unless it takes the
+        # place of a checkpoint of this step that holds all.
+        tier: Tier = "train" if best and self._complete_step != step else "all"
+        self._complete_step = step if tier == "all" else self._complete_step
+        tensors = copied(self._algo, tier)
+        held = {"tier": tier, "tensor_bytes": sum(tensor.nbytes for tensor in tensors.values())}
+        self._store.save_async(
+            step, tensors, {**document, **self._task, **held}, session=self._session, best=best, must_be_finite=must_be_finite(self._algo), config=self._config
+        )
+
+    def restore(self, start: Start) -> tuple[dict[str, Any], str | None]:
+        """Go on from a checkpoint: its document, and a sentence where the best until then does not compare with what comes. Raises as the function `restore`."""
+        restore(self._algo, start.checkpoint)
+        document, newest = start.checkpoint.document, self._store.newest("best")
+        self._complete_step = start.checkpoint.step if document.get("tier", "all") == "all" else -1
+        if not start.task_changes and (newest is None or newest.manifest.task <= document.get("task", 0)):
+            self._task["task"] = document.get("task", 0)
+            return document, None
+        why = "; ".join(start.task_changes) or "a later session had another environment"
+        return document, f"the best starts anew, since returns no longer compare: {why}"
+
+
+def copied(algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
+    """The tensors of a tier on the CPU, as they are now."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in algo.state(tier).items()}  # sync: a checkpoint
+
+
+def must_be_finite(algo: Algorithm) -> list[str]:
+    """The names of the tensors that make a checkpoint worthless where they hold NaN or infinity: of all that training depends on."""
+    return [name for name in algo.state("train") if name != _ENVIRONMENTS_OWN]
+
+
+def restore(algo: Algorithm, checkpoint: Checkpoint) -> None:
+    """Copy a checkpoint's tensors into an algorithm. Raises ConfigError where they do not fit, BadFileError where they are not finite; copies none then."""
+    tier = checkpoint.document.get("tier", "all")
+    if tier not in ("train", "all"):
+        raise ConfigError(str(checkpoint.path), ["it holds the policy alone, which is enough to play it, but not to train on: resume from another one"])
+    own, there = algo.state(tier), dict(checkpoint.tensors)
+    if _STEPS in own:
+        there.setdefault(_STEPS, torch.tensor([checkpoint.step]))
+    odd = [
+        f"{name}: the checkpoint has {tuple(there[name].shape) if name in there else 'nothing'}, this configuration {tuple(here.shape)}"
+        for name, here in own.items()
+        if name not in there or there[name].shape != here.shape
+    ]
+    if odd:
+        raise ConfigError(str(checkpoint.path.parents[1] / "config.toml"), [f"does not fit checkpoint {checkpoint.path.name}: {line}" for line in odd])
+    problem = find_nonfinite({name: there[name] for name in must_be_finite(algo)})
+    if problem is not None:
+        raise BadFileError(f"{checkpoint.path.name} cannot be trained on: {problem}. To resume from an earlier checkpoint: --from best, or --from STEP")
+    with torch.no_grad():
+        for name, here in own.items():
+            here.copy_(there[name])

@@ -1,0 +1,161 @@
+"""Resuming: what a checkpoint means is what it meant when it was made, steps are counted, and what cannot go on is refused before anything changes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from processes import ITERATION, SMALL, environment, inline, operant_process, the_run, wait_for
+
+from operant import runs
+from operant.config import load, request
+from operant.errors import ConfigError
+from operant.runs.checkpoints import Store
+from operant.runs.metrics import Reader
+from operant.training import worker
+
+pytestmark = pytest.mark.usefixtures("one_thread", "serial_worlds")
+KEEP = ("checkpoint.every=2", "checkpoint.keep=20", "eval.episodes=8")
+
+
+def go_on(run: runs.Run, *words: str, start: str = "last") -> None:
+    """`operant resume RUN words --from start`, in this process."""
+    asked = request.to_resume(run.config_path, words)
+    runs.update_document(run.path, request={**runs.read_json(run.path / "run.json")["request"], **asked.resume_document()})
+    worker.work(run.path, resume=start)
+
+
+def store(run: runs.Run) -> Store:
+    return Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=lambda line: None)
+
+
+def records(run: runs.Run) -> list[SimpleNamespace]:
+    """Those of the last session: step and values by name."""
+    with Reader(run.metrics_path) as reader:
+        names = [metric.name for metric in reader.metrics]
+        return [SimpleNamespace(step=record.step, **dict(zip((name.replace("/", "_") for name in names), record.values, strict=True))) for record in reader.since(0)]
+
+
+# WHAT A CHECKPOINT MEANS
+
+
+def test_a_checkpoint_is_played_as_it_was_trained_whatever_a_resume_changes(here, tmp_path, caplog):
+    assert inline(here, f"run.steps={6 * ITERATION}", *KEEP, "eval.every=3").code == 0
+    run = the_run(tmp_path)
+    best = store(run).newest("best")
+    play = ("eval", run.id, "--episodes", "16", "--json", "--checkpoint")
+    before = json.loads(here(*play, "best").out)
+    with caplog.at_level(logging.WARNING):
+        go_on(run, f"run.steps={10 * ITERATION}", "env.params.force=1000", "net.hidden=[64,64]", "eval.every=2")
+    assert "the best starts anew" in caplog.text and "env.params.force: 10.0 -> 1000.0" in caplog.text
+    # The old checkpoint plays under the old rules; the best is one of the new ones, although it is worse.
+    assert json.loads(here(*play, str(best.manifest.step)).out) == before
+    anew = json.loads(here(*play, "best").out)
+    assert anew["step"] > best.manifest.step and anew["greedy"]["mean"] < before["greedy"]["mean"]
+    assert store(run).newest("best").manifest.best_value < best.manifest.best_value
+    film = here("render", run.id, "--checkpoint", best.manifest.step, "--out", "film.png", "--steps", "4")
+    assert film.code == 0, film.err
+    # It belongs to the run's end as well: nothing that was marked before the change comes back.
+    go_on(run, f"run.steps={12 * ITERATION}", "eval.every=2")
+    assert store(run).newest("best").manifest.task == 2
+
+
+def test_a_checkpoint_without_a_configuration_is_played_with_the_run_s(here, tmp_path):
+    """As those of early runs: their config.toml alone says what they are."""
+    assert inline(here, f"run.steps={2 * ITERATION}").code == 0
+    run = the_run(tmp_path)
+    found = store(run).newest()
+    manifest, files = store(run).load_files()
+    assert files.pop("config.toml").decode() == run.config_path.read_text() and found.config is not None
+    played = here("eval", run.id, "--episodes", "8", "--json").out
+    store(run).save_files(found.manifest.step, files["tensors.safetensors"], files["state.json"], session=manifest.session)
+    assert store(run).newest().config is None and here("eval", run.id, "--episodes", "8", "--json").out == played
+    go_on(run, f"run.steps={4 * ITERATION}")
+    assert store(run).newest().manifest.step == 4 * ITERATION and store(run).newest().config is not None
+
+
+def test_what_a_checkpoint_depends_on_is_compared_with_the_checkpoint(here, tmp_path):
+    """A configuration of the run that was edited by hand, and an override that puts things right."""
+    assert inline(here, f"run.steps={2 * ITERATION}").code == 0
+    run = the_run(tmp_path)
+    written = run.config_path.read_text()
+    run.config_path.write_text(written.replace('activation = "tanh"', 'activation = "relu"'))
+    with pytest.raises(ConfigError, match=r"net.activation cannot change on a resume: .* The checkpoint has 'tanh' \(got 'relu'\)"):
+        go_on(run, f"run.steps={4 * ITERATION}")
+    assert here("eval", run.id, "--episodes", "2").code == 0
+    refused = here("resume", run.id, "net.activation=gelu", "run.steps=1M")
+    assert refused.code == 2 and "net.activation cannot change" in refused.err and "The run has 'tanh' (got net.activation=gelu)" in refused.err
+    go_on(run, f"run.steps={4 * ITERATION}", "net.activation=tanh")
+    assert load.load(run.config_path).net.activation == "tanh"
+
+
+# STEPS
+
+
+@pytest.mark.parametrize("horizon", [4, 64])
+def test_another_horizon_trains_until_the_steps_are_done(here, tmp_path, horizon):
+    assert inline(here, f"run.steps={8 * ITERATION}", *KEEP).code == 0
+    run = the_run(tmp_path)
+    go_on(run, f"run.steps={16 * ITERATION}", f"algo.horizon={horizon}", "run.record_hz=1000", "algo.anneal_steps=24k")
+    after = records(run)
+    assert after[-1].step == 16 * ITERATION and store(run).newest().manifest.step == 16 * ITERATION
+    # Of the decay over 24,000 steps as many are done as there are steps, to one iteration.
+    begin, iteration = after[0].step - 64 * horizon, 64 * horizon
+    assert begin == 8 * ITERATION
+    rate = load.load(run.config_path).algo.learning_rate
+    assert after[0].learning_rate == pytest.approx(rate * (1 - begin / 24_000), abs=rate * iteration / 24_000)
+
+
+def test_more_steps_do_not_raise_the_learning_rate_again(here, tmp_path, caplog):
+    assert inline(here, f"run.steps={8 * ITERATION}", *KEEP, "run.record_hz=1000").code == 0
+    run = the_run(tmp_path)
+    assert load.load(run.config_path).algo.anneal_steps == 8 * ITERATION
+    first = records(run)
+    assert first[-1].learning_rate < 0.2 * first[0].learning_rate
+    with caplog.at_level(logging.WARNING):
+        go_on(run, f"run.steps={16 * ITERATION}")
+    assert {record.learning_rate for record in records(run)} == {0.0}
+    assert f"the learning rate decays to 0 at step {8 * ITERATION:,} of {16 * ITERATION:,}" in caplog.text
+    refused = here("resume", run.id)
+    assert refused.code == 2 and "algo.anneal_steps=" in refused.err
+    go_on(run, f"run.steps={20 * ITERATION}", f"algo.anneal_steps={32 * ITERATION}", "run.record_hz=1000")
+    rates = [record.learning_rate for record in records(run)]
+    assert rates[0] == pytest.approx(first[0].learning_rate / 2, rel=0.05) and rates == sorted(rates, reverse=True)
+    assert "env.lanes" in here("resume", "--help").out and "algo.anneal_steps" in here("resume", "--help").out
+
+
+# WHICH CHECKPOINT
+
+
+def test_a_run_that_was_rewound_goes_on_from_what_came_after_the_rewind(here, tmp_path):
+    assert inline(here, f"run.steps={8 * ITERATION}", *KEEP).code == 0
+    run = the_run(tmp_path)
+    go_on(run, f"run.steps={4 * ITERATION}", start=str(2 * ITERATION))  # and is then killed, as far as its checkpoints tell
+    runs.update_document(run.path, steps=8 * ITERATION)
+    run.config_path.write_text(run.config_path.read_text().replace(f"steps = {4 * ITERATION}\n", f"steps = {8 * ITERATION}\n"))
+    assert store(run).steps()[-1] == 8 * ITERATION and store(run).newest().manifest.step == 4 * ITERATION
+    resumed = operant_process(tmp_path, "resume", run.id)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"resumed from step-{4 * ITERATION:012d} (session 3)" in run.log_path.read_text()
+    assert store(run).newest().manifest[1:3] == (3, 8 * ITERATION)
+
+
+def test_of_three_resumes_at_once_one_trains_and_two_are_refused(here, tmp_path):
+    assert inline(here, f"run.steps={2 * ITERATION}", *KEEP).code == 0
+    run = the_run(tmp_path)
+    command = [sys.executable, "-m", "operant.cli", "resume", run.id, "run.steps=1G", "--detach"]
+    started = [subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    ended = [(process.communicate(timeout=120)[1], process.returncode) for process in started]
+    try:
+        assert sorted(code for _, code in ended) == [0, 6, 6], ended
+        assert sum("is about to resume" in said or "is still training" in said for said, _ in ended) == 2
+        assert runs.read_json(run.path / "run.json")["session"] == 2
+    finally:
+        operant_process(tmp_path, "stop", run.id)
+    wait_for(lambda: not runs.taken(run.path))
+    assert os.path.exists(run.exit_path)
