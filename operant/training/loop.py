@@ -18,18 +18,18 @@ import torch
 
 from operant import __version__, runs, text
 from operant.compute.runtime import device_error
-from operant.config import resuming
+from operant.config import load, resuming
 from operant.config.load import Config
 from operant.errors import DeviceError, DivergedError, MachineError, OperantError, StoppedError
 from operant.runs import TERMINAL, History, Writer, evaluations, salvage
-from operant.runs.checkpoints import Store
+from operant.runs.checkpoints import Checkpoint, Store
 from operant.runs.control import Inbox, Request
 from operant.runs.metrics import spec
 from operant.training.build import build
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.training.meters import Meters, NotFinite, metrics_for, specs_for
 from operant.training.requests import Attendant, Heartbeat, Requests, Stop
-from operant.training.state import Snapshots, Start, copied
+from operant.training.state import Snapshots, copied
 from operant.training.target import TargetEvaluator, describe
 
 _PAUSE_LOOK_S = 0.05
@@ -52,7 +52,10 @@ class _Save(NamedTuple):
 class Trainer:
     """One run, from its resolved configuration to its end."""
 
-    def __init__(self, folder: Path, document: dict[str, Any], config: Config, device: torch.device, start: Start | None, requests: Requests) -> None:
+    def __init__(
+        self, folder: Path, document: dict[str, Any], config: Config, device: torch.device, start: tuple[Checkpoint, Config] | None, requests: Requests
+    ) -> None:
+        """`start` is the checkpoint from which a resumed session begins, and the configuration that it was made with."""
         self.folder, self.config, self.requests = folder, config, requests
         self.session, run_uuid = document["session"], bytes.fromhex(document["uuid"])
         self.algo = build(config, device, chosen=document.get("chosen"))
@@ -61,8 +64,9 @@ class Trainer:
         self.store = Store(folder / "checkpoints", run_uuid=document["uuid"], keep=config.checkpoint.keep, report=self._not_saved)
         self._unconfirmed: _Save | None = None
         self._failures, self._problem = 0, ""
-        self.snapshots = Snapshots(self.algo, config, self.store, self.session)
-        anew = None if start is None else self._restore(start)
+        carried = load.to_toml(config, **load.copies(config, "../../source"))
+        self.snapshots = Snapshots(self.algo, self.store, self.session, config=carried, environment_code=resuming.environment_code(config))
+        anew = None if start is None else self._restore(*start)
         self.evaluator = None
         if config.eval.every:
             self.evaluator = TargetEvaluator(self.algo.actor, config)
@@ -82,7 +86,7 @@ class Trainer:
         self._state_turn, self._over = threading.Lock(), False
         self._looked_s, self._told_write_errors, self._told_absence, self._told_unfinished = time.monotonic(), False, False, False
         where = f"{config.environment.name}, {config.algo_label}, {config.lanes:,} lanes on {document.get('device_name', device)}"
-        resumed = f"resumed from {start.checkpoint.path.name} (session {self.session})" if start is not None else "started"
+        resumed = f"resumed from {start[0].path.name} (session {self.session})" if start is not None else "started"
         self.say(f"{resumed}: {where}", code="resume" if start is not None else "note")
         self.evaluations = evaluations.Evaluations(folder, lambda line: self.say(line, level="warn", code="file"))
         if start is not None:
@@ -361,9 +365,10 @@ class Trainer:
         self._problem = line
         self.say(line, level="warn", code="checkpoint")
 
-    def _restore(self, start: Start) -> str | None:
+    def _restore(self, checkpoint: Checkpoint, before: Config) -> str | None:
         """Go on from a checkpoint; a sentence where the best so far is not comparable with what comes."""
-        document, anew = self.snapshots.restore(start)
+        changes = resuming.task_changes(before, self.config, checkpoint.document.get("environment_code"))
+        document, anew = self.snapshots.restore(checkpoint, changes)
         self.step, self.iteration = document["step"], document["iteration"]
         self.best_mean, self.last_evaluation, self._evaluation = document["best_value"], document["last_evaluation"], document["evaluation"]
         if anew is not None:

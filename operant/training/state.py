@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from operant.algos.base import Algorithm, Tier
-from operant.config import load, resuming
-from operant.config.load import Config
 from operant.errors import BadFileError, ConfigError
 from operant.runs.checkpoints import Checkpoint, Store, find_nonfinite
 
@@ -18,20 +16,13 @@ _STEPS = "algo/steps"  # the first checkpoints had no such tensor: their documen
 _ENVIRONMENTS_OWN = "world/state"  # what an environment means by an infinity is its own affair, as long as observations and rewards are finite
 
 
-class Start(NamedTuple):
-    """What a resumed session begins from."""
-
-    checkpoint: Checkpoint
-    task_changes: list[str]  # what makes returns before it and after it incomparable, in words
-
-
 class Snapshots:
     """The checkpoints of one session of a run: each carries its configuration, and the task since which its returns compare."""
 
-    def __init__(self, algo: Algorithm, config: Config, store: Store, session: int) -> None:
-        self._algo, self._store, self._session = algo, store, session
-        self._config = load.to_toml(config, **load.copies(config, "../../source"))  # as it lies in a checkpoint's folder
-        self._task: dict[str, Any] = {"task": session, "environment_code": resuming.environment_code(config)}
+    def __init__(self, algo: Algorithm, store: Store, session: int, *, config: str, environment_code: str | None) -> None:
+        """`config` is the configuration file as it is to lie in a checkpoint's folder, `environment_code` the hash of the user's own environment file."""
+        self._algo, self._store, self._session, self._config = algo, store, session, config
+        self._task: dict[str, Any] = {"task": session, "environment_code": environment_code}
         self._complete_step = -1  # of the last one that holds all
 
     def save(self, step: int, document: Mapping[str, Any], *, best: bool) -> None:
@@ -46,15 +37,18 @@ class Snapshots:
             step, tensors, {**document, **self._task, **held}, session=self._session, best=best, must_be_finite=must_be_finite(self._algo), config=self._config
         )
 
-    def restore(self, start: Start) -> tuple[dict[str, Any], str | None]:
-        """Go on from a checkpoint: its document, and a sentence where the best until then does not compare with what comes. Raises as the function `restore`."""
-        restore(self._algo, start.checkpoint)
-        document, newest = start.checkpoint.document, self._store.newest("best")
-        self._complete_step = start.checkpoint.step if document.get("tier", "all") == "all" else -1
-        if not start.task_changes and (newest is None or newest.manifest.task <= document.get("task", 0)):
+    def restore(self, checkpoint: Checkpoint, task_changes: Sequence[str]) -> tuple[dict[str, Any], str | None]:
+        """Go on from a checkpoint: its document, and a sentence where the best until then does not compare with what comes. Raises as the other `restore`.
+
+        `task_changes` are the reasons why it would not, as far as the configurations tell.
+        """
+        restore(self._algo, checkpoint)
+        document, newest = checkpoint.document, self._store.newest("best")
+        self._complete_step = checkpoint.step if document.get("tier", "all") == "all" else -1
+        if not task_changes and (newest is None or newest.manifest.task <= document.get("task", 0)):
             self._task["task"] = document.get("task", 0)
             return document, None
-        why = "; ".join(start.task_changes) or "a later session had another environment"
+        why = "; ".join(task_changes) or "a later session had another environment"
         return document, f"the best starts anew, since returns no longer compare: {why}"
 
 

@@ -77,7 +77,6 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
         from operant.runs.checkpoints import Store
         from operant.training import auto_lanes
         from operant.training.loop import Trainer
-        from operant.training.state import Start
         from operant.worlds import quick_check
 
         phase("reading the configuration")
@@ -98,7 +97,7 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
         checkpoint = Store(folder / "checkpoints", run_uuid=document["uuid"], report=log.warning).load(which)
         before = resuming.of_checkpoint(asked, checkpoint.config, trusted)
         resuming.check_fits(before, config, asked.source)
-        start = Start(checkpoint, resuming.task_changes(before, config, checkpoint.document.get("environment_code")))
+        start = (checkpoint, before)
     config = resuming.completed(config, before)
     document = runs.update_document(
         folder,

@@ -10,7 +10,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from processes import ITERATION, SMALL, environment, inline, operant_process, the_run, wait_for
+from processes import ITERATION, environment, inline, operant_process, the_run, wait_for
 
 from operant import runs
 from operant.config import load, request
@@ -37,8 +37,8 @@ def store(run: runs.Run) -> Store:
 def records(run: runs.Run) -> list[SimpleNamespace]:
     """Those of the last session: step and values by name."""
     with Reader(run.metrics_path) as reader:
-        names = [metric.name for metric in reader.metrics]
-        return [SimpleNamespace(step=record.step, **dict(zip((name.replace("/", "_") for name in names), record.values, strict=True))) for record in reader.since(0)]
+        names = [metric.name.replace("/", "_") for metric in reader.metrics]
+        return [SimpleNamespace(step=record.step, **dict(zip(names, record.values, strict=True))) for record in reader.since(0)]
 
 
 # WHAT A CHECKPOINT MEANS

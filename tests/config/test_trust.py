@@ -17,6 +17,7 @@ import torch
 from toys import MY_ENV, MY_NET
 
 from operant import cli, runs
+from operant.runs.checkpoints import Store
 
 ITERATION = 64 * 16
 SMALL = ("env.lanes=64", "algo.horizon=16", "run.threads=1", "run.device=cpu")
@@ -151,10 +152,18 @@ def test_a_users_own_run_is_not_asked_about(here, mine):
     assert here("eval", "mine", "--episodes", "2").code == 0
 
 
+def rewrite(folder, config, checkpoints):
+    """Other configurations for the run and, signed anew, for its checkpoint."""
+    (folder / "config.toml").write_text(config)
+    store = Store(folder / "checkpoints", run_uuid=runs.read_json(folder / "run.json")["uuid"], report=print)
+    manifest, files = store.load_files()
+    store.save_files(manifest.step, files["tensors.safetensors"], files["state.json"], checkpoints.encode(), session=manifest.session)
+
+
 def spoil_outside(folder, home, ran):
     (home / "evil.py").write_text(telling(MY_ENV, ran))
-    config = folder / "config.toml"
-    config.write_text(config.read_text().replace("source/my_env.py", "../../evil.py"))
+    config = (folder / "config.toml").read_text()
+    rewrite(folder, *(config.replace("source/my_env.py", f"{up}evil.py") for up in ("../../", "../../../../")))
 
 
 def spoil_link(folder, home, ran):
@@ -178,8 +187,7 @@ def spoil_hashes(folder, home, ran):
 
 def spoil_another_file(folder, home, ran):
     (folder / "source" / "other.py").write_text(telling(MY_ENV, ran))
-    config = folder / "config.toml"
-    config.write_text("env = {name = 'source/other.py'}\n[net]\nkind = 'mlp'\n")
+    rewrite(folder, *(f"env = {{name = '{up}source/other.py'}}\n[net]\nkind = 'mlp'\n" for up in ("", "../../")))
 
 
 def spoil_age(folder, home, ran):
