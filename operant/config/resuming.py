@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from operant import text
 from operant.config import load
 from operant.config.load import Config
 from operant.config.raw import COMMAND_LINE, quoted, shown
@@ -46,7 +45,7 @@ def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> N
             asked = {**own, name: None} if own.get(name) is not None else own
         for key, reason in reasons.items():
             if asked.get(key) not in (own[key], unchanged.get(key)):
-                problems.append(f"{key} cannot change on a resume: {reason}. The run has {_written(own[key])} (got {text.safe(word)})")
+                problems.append(f"{key} cannot change on a resume: {reason}. The run has {_written(own[key])} (got {quoted(word)[1:-1]})")
     if problems:
         raise ConfigError(COMMAND_LINE, problems, advice=_ADVICE)
     check_fits(before, request.load(trusted), request.source)
