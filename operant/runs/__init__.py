@@ -26,7 +26,7 @@ from operant.runs.folder import (
     worker,
     write_json,
 )
-from operant.runs.follow import Follower, read_specs
+from operant.runs.follow import Follower, read_specs, write_specs
 from operant.runs.history import Chunk, History, salvage
 from operant.runs.index import Reach, create, discard_unstarted, list_ids, list_runs, load, reach, recorded, remove, resolve, root, shown, taken
 from operant.runs.log import LEFT_OUT, SESSION_MARK, Tail, clock_and_text, log_end
@@ -128,4 +128,5 @@ __all__ = [
     "update_document",
     "worker",
     "write_json",
+    "write_specs",
 ]  # fmt: skip

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
+from pathlib import Path
 
 from operant.errors import BadFileError
 from operant.runs import folder as runfolder
@@ -19,6 +21,11 @@ from operant.text import safe
 
 # However large the rings a file claims: a first look reads so much of their newest end and no more. A trainer's own rings hold 1024 of each.
 _MOST_RECORDS, _FEWEST_RECORDS, _MOST_VALUES, _MOST_EVENTS = 4096, 64, 1 << 17, 1024
+
+
+def write_specs(folder: Path, specs: Sequence[MetricSpec]) -> None:
+    """Say what the metrics of a run mean, beside its metrics file. Raises MachineError."""
+    runfolder.write_json(folder / spec.FILE, spec.encode(specs))
 
 
 def read_specs(run: Run) -> dict[str, MetricSpec]:

@@ -24,7 +24,6 @@ from operant.errors import DeviceError, DivergedError, MachineError, OperantErro
 from operant.runs import TERMINAL, History, Writer, evaluations, salvage
 from operant.runs.checkpoints import Checkpoint, Store
 from operant.runs.control import Inbox, Request
-from operant.runs.metrics import spec
 from operant.training.build import build
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.training.meters import Meters, NotFinite, metrics_for, specs_for
@@ -74,7 +73,7 @@ class Trainer:
         metrics_path, history_path = folder / "metrics.mm", folder / "history"
         if start is not None:
             salvage(history_path, metrics_path)
-        runs.write_json(folder / spec.FILE, spec.encode(specs_for(self.algo)))  # before the metrics file: who finds that finds what its metrics mean
+        runs.write_specs(folder, specs_for(self.algo))  # before the metrics file: who finds that finds what its metrics mean
         self.writer = Writer(
             metrics_path, metrics_for(self.algo), run_uuid=run_uuid, session=self.session, version=__version__,
             frame_bytes=FRAME_BYTES if config.environment.pixel_shader is not None else 0,
