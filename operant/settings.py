@@ -59,7 +59,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     fixed_on_resume: ClassVar[Mapping[str, str]] = {}
-    """The keys that a resumed run cannot change beyond those of network and environment, and why: what its checkpoints hold depends on them."""
+    """An algorithm's own keys that a resumed run cannot change (see `operant.config.resuming`), and why: what its checkpoints hold depends on them."""
 
     def completed(self, steps: int) -> Self:
         """The same, with a value for each key that is left open and follows from the run's planned steps: a resume that plans others keeps it."""

@@ -18,11 +18,14 @@ from operant.config.request import Request
 from operant.errors import ConfigError
 
 _ENVIRONMENT = "its checkpoints hold a policy for that environment and the state of its episodes"
+_NORMALIZER = "its checkpoints hold a running mean and variance only where this is true"
 _FIXED = {
     "env.name": _ENVIRONMENT,
     "env.pixels": _ENVIRONMENT,
     "env.lanes": "its checkpoints hold the state of so many lanes",
     "algo.name": "its checkpoints hold the state of that algorithm",
+    "algo.normalize_observations": _NORMALIZER,
+    "algo.normalize_rewards": _NORMALIZER,
 }
 _NETWORK = "its checkpoints hold the weights of that network"
 _ADVICE = "a run with other values is a new one: operant train"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -12,8 +11,6 @@ from operant.settings import Count, Real, Section
 
 if TYPE_CHECKING:
     from typing import Self
-
-_NORMALIZER = "its checkpoints hold a running mean and variance only where this is true"
 
 
 class PPOConfig(Section):
@@ -66,8 +63,6 @@ class PPOConfig(Section):
         description="gradient accumulation: at most this many samples per backward pass of autograd, to save memory; the result is equal up to rounding. "
         "Fused kernels and the manual backward pass ignore it",
     )
-
-    fixed_on_resume: ClassVar[Mapping[str, str]] = {"normalize_observations": _NORMALIZER, "normalize_rewards": _NORMALIZER}
 
     def completed(self, steps: int) -> Self:
         """With the end of the learning-rate decay, where that follows from the run's steps."""
