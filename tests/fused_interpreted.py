@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import triton
 from fused_probe import ENVS, gradients, prepared, relative_error, trainer, wide
+from fused_q import iterations_case
 from fused_rounded import both_gradients, expected
 from triton import language as tl
 from triton._C.libtriton import ir
@@ -178,7 +179,7 @@ def main() -> None:
     """Run the cases of standard input."""
     teach()
     torch.set_num_threads(1)
-    kinds = {"gradient": gradient_case, "rounded": rounded_case, "iteration": iteration_case, "tree": tree_case, "bits": bits_case}
+    kinds = {"gradient": gradient_case, "rounded": rounded_case, "iteration": iteration_case, "tree": tree_case, "bits": bits_case, "q": iterations_case}
     print(json.dumps([kinds[kind](**case) for kind, case in json.load(sys.stdin)]))
 
 

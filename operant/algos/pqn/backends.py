@@ -14,11 +14,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from operant.algos.pqn import fused
 from operant.algos.pqn.config import PQNConfig
 from operant.algos.pqn.loss import Batch, Experience, LossTerms, q_loss
 from operant.algos.pqn.stats import Stats
 from operant.data import Collector, Minibatches
-from operant.errors import ConfigError
 from operant.nn import Adam, QPolicy, epsilon_greedy, statistics
 
 BOOTSTRAP_SAMPLES = 2**19
@@ -68,9 +68,20 @@ class Backend(Protocol):
 
 def choose(parts: Parts) -> Backend:
     """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for fused kernels that cannot be."""
-    if parts.config.kernels == "fused":
-        raise ConfigError("the algorithm", ['algo.kernels: there are no fused kernels for this algorithm yet (use "auto" or "torch")'])
-    return TorchBackend(parts)
+    learner = _fused_learner(parts)
+    return TorchBackend(parts) if learner is None else FusedBackend(parts, learner)
+
+
+def _fused_learner(parts: Parts) -> fused.Learner | None:
+    """The fused kernels over the parts' buffers; None where torch's are to do the work."""
+    config, policy, collector, experience = parts.config, parts.policy, parts.collector, parts.experience
+    buffers = fused.Buffers(
+        collector.rollout, collector.noise, policy.epsilon, experience.numbers, experience.final_value, parts.minibatches.order, parts.iteration,
+        torch.zeros((), device=policy.device), parts.learning_rate, parts.stats,
+    )  # fmt: skip
+    coefficients = fused.Coefficients(config.max_gradient_norm, config.adam_epsilon, config.learning_rate, parts.anneal_iterations)
+    task = fused.task(policy, parts.optimizer, buffers, coefficients, parts.minibatches.layout)
+    return fused.build(task, kernels=config.kernels, precision=config.precision, config=config.kernel_config)
 
 
 class TorchBackend:
@@ -187,3 +198,30 @@ class TorchBackend:
         loss, terms = q_loss(self.policy, batch)
         self.policy.flat.backward(loss)
         return terms
+
+
+class FusedBackend(TorchBackend):
+    """A few Triton kernels for all of it: see `operant.algos.pqn.fused`."""
+
+    name = "fused"
+
+    def __init__(self, parts: Parts, learner: fused.Learner) -> None:
+        super().__init__(parts)
+        self.learner: fused.Learner = learner
+        self.chosen = {"kernel_config": str(learner.config)}
+
+    def prepare(self) -> None:
+        """Take the normalizer as it is."""
+        self.learner.prepare()
+
+    def act(self, t: int) -> None:
+        """Epsilon-greedy actions of step t, and the largest Q values of its observations."""
+        self.learner.act(t)
+
+    def bootstrap(self) -> None:
+        """The largest Q value of the observation after the last step, and of the true final observation of every truncated episode."""
+        self.learner.bootstrap(self.collector.world.can_truncate)
+
+    def update(self) -> None:
+        """Epochs over the rollout in minibatches: optimizer steps, one more iteration, and `stats`."""
+        self.learner.update(self.config.epochs)

@@ -37,6 +37,11 @@ class PQNConfig(Section):
         description="torch: torch operations and autograd, the reference; fused: Triton kernels; "
         "auto: fused on a GPU, a manual backward pass on a CPU, each where the network allows it, else torch",
     )
+    kernel_config: str = Field(
+        "",
+        description='tile config of the fused kernels, which affects the last bits; empty: the fastest on this GPU, measured once and kept by the run; '
+        '"first": not measured',
+    )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""

@@ -1,0 +1,93 @@
+"""Fused kernels of the value-based algorithms without a GPU: whole iterations in Triton's interpreter beside the torch path, and compiled to machine code."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from fused_probe import interpreted, wide
+from test_fused import LEAST_SHARED, compile_for
+
+from operant.algos.pqn import PQN, fused
+from operant.envs import find
+from operant.errors import ConfigError
+from operant.kernels.spec import describe
+from operant.nn import mlp
+from operant.worlds.device_world import DeviceWorld
+
+pytest.importorskip("triton")
+needs_compiler = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interprets")
+
+NORMED = {"hidden": [16, 24], "layer_norm": True, "activation": "relu"}
+PLAIN = {"hidden": [16]}
+JUDGED = {"observation": 6, "actions": 3, "judged": True}
+BYTES = {"observation": 20, "actions": 3, "seen": "uint8", "judged": True}
+SHORT = {"horizon": 6, "epochs": 2, "minibatches": 2}
+PER_LAYER = "per-layer block_m=16 block_n=32 block_k=16 warps=4 stages=1 chunks=2 microbatch=32"
+
+PQN_CASES = [
+    {"env": "cartpole", "net": NORMED, "config": {**SHORT, "normalize_observations": True}},
+    {"env": JUDGED, "net": NORMED, "config": SHORT},
+    {"env": JUDGED, "net": PLAIN, "config": {**SHORT, "kernel_config": PER_LAYER, "anneal": False, "horizon": 10}},
+    {"env": "count", "net": NORMED, "config": {**SHORT, "kernel_config": PER_LAYER, "reward_scale": 0.5}, "iterations": 1},
+    {"env": "count", "net": PLAIN, "config": {**SHORT, "max_gradient_norm": 0.1}},
+    {"env": BYTES, "net": PLAIN, "config": SHORT},
+]
+
+
+def same(case, found):
+    assert found["backend"] == "fused" and found["finite"] and found["actions"] == 0, (case, found)
+    assert max(found["stats"], *found["state"].values()) <= 2e-5, (case, found)
+    assert found["moved"] > 1e-3, (case, found)
+
+
+def test_whole_iterations_of_pqn_are_the_torch_paths():
+    """Epsilon-greedy acting, max Q, returns, several steps of Adam, statistics; legal actions and truncated episodes among them."""
+    found = interpreted([("q", {"algo": "pqn", **case}) for case in PQN_CASES])
+    for case, differences in zip(PQN_CASES, found, strict=True):
+        same(case, differences)
+    assert any(differences["truncated"] for differences in found), "no episode was truncated: the values of final observations are not put to the test"
+
+
+@needs_compiler
+def test_fused_kernels_need_a_gpu():
+    with pytest.raises(ConfigError, match="there is no GPU"):
+        PQN(DeviceWorld(find("cartpole"), 4, seed=1), PQN.Config(horizon=4, minibatches=2, kernels="fused"), mlp.Config(), seed=1, steps=100)
+
+
+def pqn_launches(env, precision, net, shape):
+    """(kernel, arguments, options) of each launch of an iteration, by a trainer that has no GPU to launch them on."""
+    from operant.kernels.dense.select import Selection, with_config
+    from operant.kernels.tiles import from_text
+
+    given: list = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "build", lambda *arguments, **_: given.extend(arguments))
+        PQN(DeviceWorld(env, 64, seed=1), PQN.Config(horizon=32, minibatches=1), mlp.Config(**net), seed=1, steps=100)
+    choice = Selection(describe(given[0].policy, precision), *given)
+    learner = with_config(choice.learner(None, None), from_text(shape))
+    found: list = []
+    learner.launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
+    learner.prepare()
+    learner.act(0)
+    learner.bootstrap(True)
+    learner.update(1)
+    return found
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("env", "precision", "net", "shape"),
+    [
+        (find("cartpole"), "bf16", {"layer_norm": True, "activation": "relu"}, "resident block_m=64 warps=8 chunks=4 act_block_m=64 act_warps=4"),
+        (wide(**JUDGED), "tf32", {"hidden": (32,)}, "resident block_m=32 warps=4 chunks=4 act_block_m=32 act_warps=4"),
+        (wide(**JUDGED), "bf16", {"hidden": (128, 64), "layer_norm": True}, PER_LAYER.replace("stages=1", "stages=3")),
+    ],
+)
+def test_pqns_kernels_compile(env, precision, net, shape):
+    seen = set()
+    for kernel, arguments, options in pqn_launches(env, precision, net, shape):
+        if (key := (kernel.__name__, repr(options))) not in seen:
+            seen.add(key)
+            assert compile_for(90, kernel, arguments, options) <= LEAST_SHARED[90]
+    assert {"begin", "adam_step", "finish", "reduce_partials"} <= {name for name, _ in seen}

@@ -1,0 +1,52 @@
+"""Iterations of the value-based algorithms by fused kernels and by torch, from the same seed: for `fused_interpreted` and the bench."""
+
+from __future__ import annotations
+
+import torch
+from fused_probe import CARTPOLE, wide
+from toys import COUNT
+
+from operant import algos
+from operant.nn import mlp
+from operant.worlds.device_world import DeviceWorld
+
+ENVS = {"cartpole": CARTPOLE, "count": COUNT}
+
+
+def built(algo, env, net, config, *, lanes=12, kernels="fused", where="cpu", seed=1, eager=False, steps=100_000):
+    """An algorithm by name on a fresh world, begun."""
+    if isinstance(env, dict):
+        env = wide(**{key: tuple(value) if isinstance(value, list) else value for key, value in env.items()})
+    rules = ENVS[env] if isinstance(env, str) else env
+    kind = algos.load(algo)
+    made = kind(
+        DeviceWorld(rules, lanes, seed=seed, device=where), kind.Config(kernels=kernels, **config), mlp.Config(**net), seed=seed, steps=steps, eager=eager
+    )
+    made.start()
+    return made
+
+
+def difference(a, b):
+    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+
+
+def iterations_case(algo, env, net, config, lanes=12, iterations=2):
+    """Differences between the two paths after whole iterations."""
+    ours, theirs = (built(algo, env, net, config, lanes=lanes, kernels=kernels) for kernels in ("fused", "torch"))
+    before = ours.policy.flat.values.clone()
+    actions = 0
+    for _ in range(iterations):
+        for one in (ours, theirs):
+            for phase in one.phases:
+                phase.run()
+        actions += int((ours.rollout.action != theirs.rollout.action).sum())
+    tensors = ours.state("all")
+    return {
+        "backend": ours.backend.name,
+        "actions": actions,
+        "stats": difference(ours.stats, theirs.stats),
+        "state": {name: difference(tensors[name], other) for name, other in theirs.state("all").items()},
+        "moved": difference(ours.policy.flat.values, before),
+        "truncated": int(ours.rollout.truncated.sum()),
+        "finite": bool(torch.isfinite(ours.stats).all()),
+    }
