@@ -4,10 +4,10 @@ from operant.nn.distributions import ILLEGAL, Gaussian, masked
 from operant.nn.exploration import decayed, epsilon_greedy, ladder
 from operant.nn.flat import FlatVector
 from operant.nn.normalization import RunningNormalizer, statistics
-from operant.nn.optimizer import Adam
+from operant.nn.optimizer import Adam, clip_gradient
 from operant.nn.policy import Actor, NetConfig, Policy
 from operant.nn.q_policy import QHead, QPolicy
-from operant.nn.squashed import SquashedActor
+from operant.nn.squashed import SquashedActor, normal
 from operant.nn.towers import Features, Towers
 from operant.nn.work import Work, network_flops, observation_bytes, on_policy_work, step_bytes
 
@@ -26,11 +26,13 @@ __all__ = [
     "SquashedActor",
     "Towers",
     "Work",
+    "clip_gradient",
     "decayed",
     "epsilon_greedy",
     "ladder",
     "masked",
     "network_flops",
+    "normal",
     "observation_bytes",
     "on_policy_work",
     "statistics",

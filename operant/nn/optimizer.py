@@ -39,3 +39,12 @@ class Adam:
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""
         return {"step": self._steps, "exp_avg": self._first, "exp_avg_sq": self._second}
+
+
+def clip_gradient(gradient: Tensor, most: float) -> Tensor:
+    """Shorten a gradient to the norm `most`, where that is not 0: g <- g min(1, most / |g|). Its norm before."""
+    with torch.no_grad():
+        norm = torch.linalg.vector_norm(gradient)
+        if most > 0.0:
+            gradient.mul_((most / (norm + 1e-6)).clamp_max(1.0))
+        return norm

@@ -67,16 +67,32 @@ class SquashedGaussian:
         return LOG_STD_MIN + _HALF_RANGE * (raw.tanh() + 1.0)
 
 
+class SquashedMean:
+    """The tanh of a mean, and in acting a normal error of standard deviation `std` on top of it, clipped to [-1, 1]. Parameters are the means, (A, B)."""
+
+    def __init__(self, rows: int, std: float) -> None:
+        self.action_rows, self.parameter_rows, self.noise_rows, self.std = rows, rows, 2 * rows, std
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        """The tanh of the mean, (A, B)."""
+        return parameters.tanh()
+
+    def sample(self, parameters: Tensor, noise: Tensor, std: Tensor | None = None) -> Tensor:
+        """Actions (A, B) from uniform noise (2 A, B), each lane's with its own `std` (B) where that is given."""
+        return torch.addcmul(parameters.tanh(), parameters.new_tensor(self.std) if std is None else std, normal(noise)).clamp(-1.0, 1.0)
+
+
 class SquashedActor:
     """Maps raw observations (O, B) to actions within their bounds: an `Actor` without a state. Its numbers begin the same on every device."""
 
-    def __init__(self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool) -> None:
+    def __init__(self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool, std: float | None = None) -> None:
+        """With `std` the actor is deterministic but for so much noise in acting; without, a squashed normal."""
         if (found := problem(env, config)) is not None:
             raise ConfigError("the network", [found])
         low, high = (torch.tensor(bound, device=device)[:, None] for bound in bounds_of(env))
         self.env, self.device = env, device
         self.centre, self.reach = (low / 2 + high / 2), (high / 2 - low / 2)  # (A, 1) each
-        self.distribution = SquashedGaussian(env.action_size)
+        self.distribution = SquashedGaussian(env.action_size) if std is None else SquashedMean(env.action_size, std)
         self.features = Features(env, device, normalize=normalize)
         generator = torch.Generator().manual_seed(seed)
         self.net = Towers(self.features.columns, self.distribution.parameter_rows, config, generator, last_gain=0.01).to(device)
@@ -92,9 +108,14 @@ class SquashedActor:
         return ()
 
     def forward(self, features: Tensor) -> Tensor:
-        """The distribution's parameters (2 A, B) for features (K, B)."""
+        """The distribution's parameters (2 A, B), or (A, B) of a deterministic actor, for features (K, B)."""
         parameters: Tensor = self.net(features)[0]
         return parameters
+
+    def sample_with_log_probability(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Raw actions (A, B) for features (K, B), and their log-probability (B), with gradients: of an actor whose actions are random."""
+        assert isinstance(self.distribution, SquashedGaussian)
+        return self.distribution.sample_with_log_probability(self.forward(features), noise)
 
     def to_env(self, action: Tensor) -> Tensor:
         """A raw action as the environment takes it, scaled to its bounds."""

@@ -17,7 +17,7 @@ from operant.algos.sac.config import SACConfig
 from operant.algos.sac.stats import Terms
 from operant.compute import threads
 from operant.data.off_policy import Cycle
-from operant.nn import Adam, FlatVector, SquashedActor, Towers
+from operant.nn import Adam, FlatVector, SquashedActor, Towers, clip_gradient
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class TorchBackend:
         target = loss.targets(parts.actor, parts.target, temperature, batch)
         critics = loss.critic_loss(parts.critic, features, batch, target)
         parts.critic_flat.backward(critics.loss)
-        norm = clip(parts.critic_flat.gradient, config.max_gradient_norm)
+        norm = clip_gradient(parts.critic_flat.gradient, config.max_gradient_norm)
         parts.critic_adam.step(skip)
         with torch.no_grad():
             parts.target_flat.values.lerp_(parts.critic_flat.values, config.tau * (1.0 - skip))
@@ -122,7 +122,7 @@ class TorchBackend:
         # The actor: gradients flow through the critics, into the actor alone.
         actor_loss, log_probability = loss.actor_loss(parts.actor, parts.critic, temperature, features, loss.own_noise(batch))
         parts.actor.flat.backward(actor_loss)
-        clip(parts.actor.flat.gradient, config.max_gradient_norm)
+        clip_gradient(parts.actor.flat.gradient, config.max_gradient_norm)
         parts.actor_adam.step(skip)
 
         with torch.no_grad():
@@ -143,12 +143,3 @@ class TorchBackend:
         fill = cycle.replay.fill(0) / cycle.replay.capacity
         once = (parts.log_temperature.exp(), fill, (updates * (1.0 - cycle.skip))[None], not_finite[None].float())
         parts.stats.copy_(torch.cat([means, *once]))
-
-
-def clip(gradient: Tensor, most: float) -> Tensor:
-    """Shorten a gradient to the norm `most`, where that is not 0; its norm before."""
-    with torch.no_grad():
-        norm = torch.linalg.vector_norm(gradient)
-        if most > 0.0:
-            gradient.mul_((most / (norm + 1e-6)).clamp_max(1.0))
-        return norm

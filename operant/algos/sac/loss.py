@@ -37,7 +37,7 @@ def own_noise(batch: Batch) -> Tensor:
 def targets(actor: SquashedActor, target: Towers, temperature: Tensor, batch: Batch) -> Tensor:
     """The critics' targets: y = r + discount (min over target critics of Q(s', a') - alpha log pi(a'|s')), a' drawn from the actor at s': (B)."""
     features = actor.features(batch.next_observation)
-    action, log_probability = actor.distribution.sample_with_log_probability(actor.forward(features), next_noise(batch))
+    action, log_probability = actor.sample_with_log_probability(features, next_noise(batch))
     value = target(torch.cat([features, action]))[:, 0].amin(dim=0)
     return batch.reward + batch.discount * (value - temperature * log_probability)
 
@@ -51,6 +51,6 @@ def critic_loss(critic: Towers, features: Tensor, batch: Batch, target: Tensor) 
 
 def actor_loss(actor: SquashedActor, critic: Towers, temperature: Tensor, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """The mean of alpha log pi(a|s) - min over critics of Q(s, a), a drawn from the actor at s; and the mean of log pi."""
-    action, log_probability = actor.distribution.sample_with_log_probability(actor.forward(features), noise)
+    action, log_probability = actor.sample_with_log_probability(features, noise)
     value = critic(torch.cat([features, action]))[:, 0].amin(dim=0)
     return (temperature * log_probability - value).mean(), log_probability.mean()

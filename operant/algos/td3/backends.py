@@ -1,0 +1,158 @@
+"""How TD3 acts and learns: by torch and autograd, or by other kernels. One way is chosen when a run begins.
+
+All work on the same buffers, with the same samples and the same noise; torch and autograd are the specification. Knows no cycle of ticks and updates.
+Shape letters: B samples, A actions, K features, C critics, N lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from operant.algos.td3.config import TD3Config
+from operant.algos.td3.stats import ActorTerms, CriticTerms
+from operant.compute import threads
+from operant.data import Batch, Cycle
+from operant.nn import Adam, FlatVector, SquashedActor, Towers, clip_gradient, normal
+
+SATURATED = 0.98
+"""An action beyond this share of its bounds counts as one at them."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a backend works on."""
+
+    config: TD3Config
+    cycle: Cycle  # rollout, actions, replay; `warming` and `skip`
+    actor: SquashedActor
+    target_actor: SquashedActor
+    critic: Towers
+    critic_flat: FlatVector
+    target: Towers
+    target_flat: FlatVector
+    actor_adam: Adam
+    critic_adam: Adam
+    exploration: Tensor  # (N), each lane's standard deviation
+    stats: Tensor  # in the order of `Stats`
+
+
+class Backend(Protocol):
+    """One way to do the work."""
+
+    name: str
+    chosen: dict[str, str]  # what was left to it by the configuration
+
+    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
+        """A phase, with the threads that this backend wants torch to use."""
+
+    def prepare(self) -> None:
+        """Begin an iteration."""
+
+    def act(self, t: int) -> None:
+        """Raw actions of tick t into the cycle's `action`, and as the environment takes them into the rollout."""
+
+    def update(self, ticks: int, number: int) -> None:
+        """Sample a batch and take one step of the critics, and where it is due of the actor and all targets; none where `skip` is 1."""
+
+    def finish(self) -> None:
+        """Write the iteration's `stats`."""
+
+
+def choose(parts: Parts) -> Backend:
+    """The fastest backend that can be here and that `algo.kernels` allows."""
+    return TorchBackend(parts)
+
+
+class TorchBackend:
+    """Torch's kernels, and autograd: what other backends are checked against."""
+
+    name = "torch"
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.config, self.cycle, self.chosen = parts, parts.config, parts.cycle, dict[str, str]()
+        device = parts.actor.device
+        self._critic_totals, self._actor_totals = (torch.zeros(len(terms._fields), device=device) for terms in (CriticTerms, ActorTerms))
+
+    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
+        """On a CPU on one thread: the products are small, and torch's threads would meet in each."""
+        return threads.alone()(work) if self.parts.actor.device.type == "cpu" and self.config.batch_size <= 1024 else work
+
+    def prepare(self) -> None:
+        """Begin an iteration."""
+        self._critic_totals.zero_()
+        self._actor_totals.zero_()
+
+    @torch.no_grad()
+    def act(self, t: int) -> None:
+        """Actions of tick t by the actor with each lane's noise, or uniform ones while `warming` is 1."""
+        actor, cycle = self.parts.actor, self.cycle
+        noise = cycle.collector.noise[t]
+        mode = actor.distribution.mode(actor.forward(actor.features(cycle.rollout.observation[t])))
+        drawn = torch.addcmul(mode, self.parts.exploration, normal(noise)).clamp_(-1.0, 1.0)
+        uniform = torch.sub(2.0 * noise[: len(drawn)], 1.0)
+        action = torch.where(cycle.warming > 0, uniform, drawn)
+        cycle.action[t] = action
+        cycle.rollout.action[t] = actor.to_env(action)
+
+    # LEARN
+
+    @torch.no_grad()
+    def targets(self, batch: Batch) -> Tensor:
+        """The critics' targets: y = r + discount min Q'(s', a'), a' the target actor's action with clipped noise, (B)."""
+        parts, config = self.parts, self.config
+        features = parts.actor.features(batch.next_observation)
+        error = (config.target_noise * normal(batch.noise)).clamp_(-config.target_noise_clip, config.target_noise_clip)
+        action = (parts.target_actor.forward(features).tanh() + error).clamp_(-1.0, 1.0)
+        value = parts.target(torch.cat([features, action]))[:, 0].amin(dim=0)
+        return batch.reward + batch.discount * value
+
+    def update(self, ticks: int, number: int) -> None:
+        """Sample, and learn: the critics, and where it is due the actor by the new critics, then all targets."""
+        batch = self.cycle.replay.sample(ticks, number)
+        features = self.parts.actor.features(batch.observation)
+        self._learn_critics(batch, features)
+        if self.config.actor_learns(number):
+            self._learn_actor(features)
+
+    def _learn_critics(self, batch: Batch, features: Tensor) -> None:
+        """One step down the sum over critics of the mean of (Q - y)^2."""
+        parts, skip = self.parts, self.cycle.skip
+        q = parts.critic(torch.cat([features, batch.action]))[:, 0]  # (C, B)
+        error = q - self.targets(batch)
+        loss = error.square().mean(dim=1).sum()
+        parts.critic_flat.backward(loss)
+        norm = clip_gradient(parts.critic_flat.gradient, self.config.max_gradient_norm)
+        parts.critic_adam.step(skip)
+        with torch.no_grad():
+            terms = CriticTerms(loss, q.mean(), error.abs().mean(), norm)
+            self._critic_totals.add_(torch.where(skip > 0, 0.0, torch.stack(terms)))
+
+    def _learn_actor(self, features: Tensor) -> None:
+        """One step up the first critic's value of the actor's actions; then the targets follow."""
+        parts, config, skip = self.parts, self.config, self.cycle.skip
+        action = parts.actor.forward(features).tanh()
+        loss = -parts.critic(torch.cat([features, action]))[0, 0].mean()
+        parts.actor.flat.backward(loss)
+        clip_gradient(parts.actor.flat.gradient, config.max_gradient_norm)
+        parts.actor_adam.step(skip)
+        with torch.no_grad():
+            share = config.tau * (1.0 - skip)
+            parts.target_flat.values.lerp_(parts.critic_flat.values, share)
+            parts.target_actor.flat.values.lerp_(parts.actor.flat.values, share)
+            terms = ActorTerms(loss, (action.abs() > SATURATED).float().mean())
+            self._actor_totals.add_(torch.where(skip > 0, 0.0, torch.stack(terms)))
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Means over the iteration's updates, and what is counted once."""
+        parts, cycle, config = self.parts, self.cycle, self.config
+        means = torch.cat([self._critic_totals / config.updates, self._actor_totals / config.actor_updates])
+        vectors = (parts.actor.flat.values, parts.critic_flat.values, means)
+        not_finite = torch.stack([(~torch.isfinite(vector)).sum() for vector in vectors]).sum()
+        fill = cycle.replay.fill(0) / cycle.replay.capacity
+        parts.stats.copy_(torch.cat([means, fill, (config.updates * (1.0 - cycle.skip))[None], not_finite[None].float()]))
