@@ -64,11 +64,11 @@ def wide(observation: int, actions: int | tuple[int, ...], *, seen: str = "float
     )  # fmt: skip
 
 
-def interpreted(cases):
-    """What `fused_interpreted` finds for (kind, arguments), in a process whose Triton interprets."""
+def interpreted(cases, script="fused_interpreted.py"):
+    """What a script of tests finds for (kind, arguments), in a process whose Triton interprets."""
     here = Path(__file__).resolve().parent
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-B", "-W", "ignore", str(here / "fused_interpreted.py")]
+    command = [sys.executable, "-B", "-W", "ignore", str(here / script)]
     done = subprocess.run(command, input=json.dumps(cases), env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -19,7 +19,7 @@ class Adam:
     BETAS = (0.9, 0.999)
 
     def __init__(self, values: Tensor, gradient: Tensor, learning_rate: Tensor, epsilon: float) -> None:
-        self._values, self._gradient, self._learning_rate, self._epsilon = values, gradient, learning_rate, epsilon
+        self._values, self._gradient, self.learning_rate, self._epsilon = values, gradient, learning_rate, epsilon
         self._first = torch.zeros_like(values)  # m
         self._second = torch.zeros_like(values)  # v
         self._steps = torch.zeros((), device=values.device)  # t
@@ -30,7 +30,7 @@ class Adam:
         self._steps += 1
         torch._fused_adam_(  # type: ignore[call-overload]
             [self._values], [self._gradient], [self._first], [self._second], [], [self._steps],
-            lr=self._learning_rate, beta1=self.BETAS[0], beta2=self.BETAS[1], weight_decay=0.0, eps=self._epsilon,
+            lr=self.learning_rate, beta1=self.BETAS[0], beta2=self.BETAS[1], weight_decay=0.0, eps=self._epsilon,
             amsgrad=False, maximize=False, found_inf=skip,
         )  # fmt: skip
         if skip is not None:

@@ -6,38 +6,16 @@ All work on the same buffers, with the same samples and the same noise; torch an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from operant.algos.sac import loss
-from operant.algos.sac.config import SACConfig
+from operant.algos.sac import fused, loss
+from operant.algos.sac.parts import Parts
 from operant.algos.sac.stats import Terms
 from operant.compute import threads
-from operant.data.off_policy import Cycle
-from operant.nn import Adam, FlatVector, SquashedActor, Towers, clip_gradient
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a backend works on."""
-
-    config: SACConfig
-    cycle: Cycle  # rollout, actions, replay; `warming` and `skip`
-    actor: SquashedActor
-    critic: Towers
-    critic_flat: FlatVector
-    target: Towers
-    target_flat: FlatVector
-    log_temperature: Tensor  # (1)
-    temperature_gradient: Tensor  # (1)
-    target_entropy: float
-    actor_adam: Adam
-    critic_adam: Adam
-    temperature_adam: Adam | None  # None: the temperature is fixed
-    stats: Tensor  # in the order of `Stats`
+from operant.nn import clip_gradient
 
 
 class Backend(Protocol):
@@ -63,8 +41,9 @@ class Backend(Protocol):
 
 
 def choose(parts: Parts) -> Backend:
-    """The fastest backend that can be here and that `algo.kernels` allows."""
-    return TorchBackend(parts)
+    """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for fused kernels that cannot be."""
+    learner = fused.build(parts)
+    return TorchBackend(parts) if learner is None else FusedBackend(parts, learner)
 
 
 class TorchBackend:
@@ -143,3 +122,27 @@ class TorchBackend:
         fill = cycle.replay.fill(0) / cycle.replay.capacity
         once = (parts.log_temperature.exp(), fill, (updates * (1.0 - cycle.skip))[None], not_finite[None].float())
         parts.stats.copy_(torch.cat([means, *once]))
+
+
+class FusedBackend(TorchBackend):
+    """A few Triton kernels for all of it: see `operant.algos.sac.fused`."""
+
+    name = "fused"
+
+    def __init__(self, parts: Parts, learner: fused.Learner) -> None:
+        super().__init__(parts)
+        self.learner: fused.Learner = learner
+        self._totals = learner.totals
+
+    def prepare(self) -> None:
+        """Begin an iteration."""
+        super().prepare()
+        self.learner.prepare()
+
+    def act(self, t: int) -> None:
+        """Actions of tick t by the actor, or uniform ones while `warming` is 1."""
+        self.learner.act(t)
+
+    def update(self, ticks: int, number: int) -> None:
+        """Sample, and learn."""
+        self.learner.update(ticks, number)

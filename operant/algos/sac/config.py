@@ -31,8 +31,3 @@ class SACConfig(OffPolicyConfig):
     kernels: Literal["auto", "torch", "fused"] = Field(
         "auto", description="torch: torch operations and autograd, the reference; fused: Triton kernels; auto: fused on a GPU where possible, else torch"
     )
-
-    def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Values that do not fit together, as (key, message)."""
-        missing = [("kernels", 'SAC has no fused kernels yet (use "auto" or "torch")')] if self.kernels == "fused" else []
-        return super().problems(lanes) + missing

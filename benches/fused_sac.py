@@ -1,0 +1,104 @@
+"""SAC's updates a second on a GPU: alone and with their tick, fused and by torch, and what each launch takes. Prints JSON lines.
+
+python benches/fused_sac.py [--hidden 128,128] [--precision bf16,tf32,fp32] [--lanes 256] [--batch 256] [--kernels fused,torch] [--env pendulum]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+
+import torch
+
+from operant import envs
+from operant.algos.sac import SAC
+from operant.nn import NetConfig
+from operant.worlds import DeviceWorld
+
+
+def say(**row: object) -> None:
+    """One JSON line."""
+    print(json.dumps(row), flush=True)
+
+
+def microseconds(work: Callable[[], None], times: int = 32, replays: int = 20) -> float:
+    """Of one call, captured so many times in a graph: the best of three."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            work()
+    return replay_microseconds(graph.replay, replays) / times
+
+
+def replay_microseconds(work: Callable[[], None], replays: int) -> float:
+    """Of one call of what is already captured: the best of three times so many."""
+    work()
+    best = float("inf")
+    for _ in range(3):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(replays):
+            work()
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, begin.elapsed_time(end) * 1e3 / replays)
+    return best
+
+
+def sac(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tuple[int, ...]) -> SAC:
+    """SAC on a fresh world, begun, with a replay that is large and full enough to learn from."""
+    config = SAC.Config(
+        kernels=kernels, precision=precision, batch_size=arguments.batch, horizon=32, learning_starts=32 * arguments.lanes, updates_per_step=arguments.ratio
+    )  # fmt: skip
+    world = DeviceWorld(envs.find(arguments.env), arguments.lanes, seed=1, device=torch.device("cuda"))
+    made = SAC(world, config, NetConfig(hidden=hidden, activation="relu"), seed=1, steps=1)
+    made.start()
+    for _ in range(4):
+        made.train()
+    return made
+
+
+def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tuple[int, ...]) -> None:
+    """One line: a whole iteration, the update alone, and with fused kernels each launch."""
+    made = sac(arguments, kernels, precision, hidden)
+    ticks, updates = made.config.horizon, made.config.updates
+    whole = replay_microseconds(made.train, 30)
+    row = {"kernels": made.backend.name, "precision": precision, "hidden": hidden, "lanes": arguments.lanes, "batch": arguments.batch}
+    row |= {"us_with_tick": round(whole / updates, 2), "updates_with_tick": round(updates * 1e6 / whole), "sps": round(ticks * arguments.lanes * 1e6 / whole)}
+    learner = getattr(made.backend, "learner", None)
+    if learner is not None:
+        alone = microseconds(lambda: learner.update(ticks, 0))
+        parts = {name: getattr(learner, name) for name in ("evaluate", "step_critics", "judge", "improve", "step_actor")}
+        parts |= {"sample": lambda: learner.sample(ticks, 0), "act": lambda: learner.act(0), "store": lambda: made.cycle.replay.store(0)}
+        parts |= {"world.step": lambda: made.world.step(made.cycle.collector._slots[0], 0)}
+        row |= {"us_alone": round(alone, 2), "updates_alone": round(1e6 / alone), "parts": {name: round(microseconds(f), 2) for name, f in parts.items()}}
+    say(**row, stats=[float(f"{x:.4g}") for x in made.stats.tolist()])
+
+
+def main() -> None:
+    """One line for each combination."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hidden", default="128,128", help="widths; several networks with /")
+    parser.add_argument("--precision", default="bf16,tf32")
+    parser.add_argument("--kernels", default="fused,torch")
+    parser.add_argument("--lanes", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--ratio", type=float, default=1.0, help="updates a tick")
+    parser.add_argument("--env", default="pendulum")
+    arguments = parser.parse_args()
+    say(device=torch.cuda.get_device_name())
+    for hidden in arguments.hidden.split("/"):
+        for kernels in arguments.kernels.split(","):
+            for precision in arguments.precision.split(",") if kernels == "fused" else ["tf32"]:
+                case(arguments, kernels, precision, tuple(int(width) for width in hidden.split(",")))
+
+
+if __name__ == "__main__":
+    main()

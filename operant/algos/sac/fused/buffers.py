@@ -1,0 +1,69 @@
+"""The groups of buffers that SAC's kernels take: named tuples of tensors here, of pointers inside a kernel. Know no Triton.
+
+A batch is `operant.kernels.sample.Sampled`. Shape letters: B its samples, C columns that first layers read (observation, action, zeros), G towers, H units of a
+layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Pack(NamedTuple):
+    """Weights as products take them, a tower after another."""
+
+    single: Any  # float32: first weights, biases, a critic's head
+    packed: Any  # as the precision asks: later weights, an actor's head
+
+
+class Flat(NamedTuple):
+    """A flat vector of parameters, what Adam keeps of each, and their gradient, which is written only where it is asked for."""
+
+    parameters: Any
+    first: Any
+    second: Any
+    gradient: Any
+
+
+class Layers(NamedTuple):
+    """What a network's weights learn from, each layer's (G, B, H) after another's."""
+
+    hidden: Any  # activations
+    gradient: Any  # of what a layer sums up: a critic's of its value, an actor's of the loss
+
+
+class Work(NamedTuple):
+    """What one kernel of an update leaves to the next."""
+
+    next_value: Any  # (G, B) the targets' of the next observation
+    next_log_p: Any  # (B)
+    value: Any  # (G, B)
+    policy_value: Any  # (G, B) of the actor's action
+    value_slope: Any  # (G, B, C) its gradient in that action
+    action: Any  # (B, C) in the action's columns
+    spread: Any  # (B, C) deviation times noise
+    slope: Any  # (B, C) d log deviation / d raw
+    log_p: Any  # (B)
+
+
+class Update(NamedTuple):
+    """What Adam's step of a network asks for."""
+
+    steps: Any  # (1)
+    corrections: Any  # (2), written
+    skip: Any  # one float: 1 leaves the step out
+    learning_rate: Any  # one float
+    scalars: Any  # epsilon, tau, target entropy
+
+
+class Temperature(NamedTuple):
+    """The temperature, its Adam, and what an iteration's updates say of themselves."""
+
+    log: Any  # (1)
+    first: Any  # (1)
+    second: Any  # (1)
+    steps: Any  # (1)
+    corrections: Any  # (2), written
+    skip: Any
+    squares: Any  # (G, programs) sums of squares of the critics' gradient, written
+    totals: Any  # sums over updates, in the order of `Terms`

@@ -1,0 +1,256 @@
+"""The Triton kernels that step SAC's networks: each program one block of one weight, from the samples to Adam, the target and the packed copies.
+
+Sums over the batch go in one order, inside one program, so that the same batch always makes the same bits. Knows no network's forward pass.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from operant.kernels.blocks import add_product, compensated, operand, round_to_tf32, weight_operand
+from operant.kernels.reduce import LOG_BETA_1, LOG_BETA_2
+
+
+@triton.jit
+def errors(batch, work, row, tower, alpha, SPEC: tl.constexpr):
+    """Q - y of each sample, (rows); y = r + discount (min of the targets' values - alpha log pi)."""
+    value = tl.load(work.next_value + row)
+    for k in tl.static_range(SPEC.critic.towers - 1):
+        value = tl.minimum(value, tl.load(work.next_value + (k + 1) * SPEC.batch + row))
+    value -= alpha * tl.load(work.next_log_p + row)
+    y = tl.load(batch.reward + row) + tl.load(batch.discount + row) * value
+    return tl.load(work.value + tower * SPEC.batch + row) - y
+
+
+@triton.jit
+def _adam(place, mask, gradient, flat, target, scalars, old, TARGET: tl.constexpr):
+    """One step of Adam for the parameters at these places; returns them, and those of their targets."""
+    x, m, v, t = old
+    skipped, rate, correction, root, epsilon, tau = scalars
+    m = 0.9 * m + (1.0 - 0.9) * gradient
+    v = 0.999 * v + (1.0 - 0.999) * gradient * gradient
+    stepped = x - rate / correction * m / (tl.sqrt(v) / root + epsilon)
+    write = mask & (skipped + tl.zeros_like(x) < 0.5)
+    tl.store(flat.first + place, m, mask=write)
+    tl.store(flat.second + place, v, mask=write)
+    tl.store(flat.parameters + place, stepped, mask=write)
+    x = tl.where(skipped < 0.5, stepped, x)
+    if TARGET:  # t <- t + tau (x - t)
+        t = tl.where(skipped < 0.5, t + tau * (x - t), t)
+        tl.store(target.parameters + place, t, mask=mask)
+    return x, t
+
+
+@triton.jit
+def _load_old(place, mask, flat, target, TARGET: tl.constexpr):
+    x = tl.load(flat.parameters + place, mask=mask, other=0.0)
+    m = tl.load(flat.first + place, mask=mask, other=0.0)
+    v = tl.load(flat.second + place, mask=mask, other=0.0)
+    t = tl.load(target.parameters + place, mask=mask, other=0.0) if TARGET else x
+    return x, m, v, t
+
+
+@triton.jit
+def _row_of(row, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, POLICY: tl.constexpr):
+    """The row of the flat vector's weight that a packed row is, and whether there is one: a policy's head has means and deviations in the action's columns."""
+    LAYER: tl.constexpr = NET.layers[AT]
+    if POLICY and LAYER.last:
+        within = row % SPEC.columns - SPEC.observation
+        return within + row // SPEC.columns * SPEC.action, (within >= 0) & (within < SPEC.action)
+    else:
+        return row, row < LAYER.rows
+
+
+@triton.jit
+def _step_block(
+    program, tower, batch, work, own, flat, target, pack, target_pack, temperature, scalars, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr,
+    POLICY: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """One block of one weight: its gradient, and its step."""
+    LAYER: tl.constexpr = NET.layers[AT]
+    ACROSS: tl.constexpr = LAYER.columns_pad // LAYER.block_columns
+    row = program // ACROSS * LAYER.block_rows + tl.arange(0, LAYER.block_rows)
+    column = program % ACROSS * LAYER.block_columns + tl.arange(0, LAYER.block_columns)
+    own_row, real = _row_of(row, SPEC, NET, AT, POLICY)
+    place = LAYER.weight + (tower * LAYER.rows + own_row)[:, None] * LAYER.columns + column[None, :]
+    mask = real[:, None] & (column < LAYER.columns)[None, :]
+    bias_place = LAYER.bias + tower * LAYER.rows + own_row
+    bias_mask = real & (program % ACROSS == 0)
+    old = _load_old(place, mask, flat, target, not POLICY)
+    old_bias = _load_old(bias_place, bias_mask, flat, target, not POLICY)
+
+    # The gradient, dW = g^T h and db = g^T 1.
+    ROWS: tl.constexpr = LAYER.block_rows
+    COLUMNS: tl.constexpr = LAYER.block_columns
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    bias = tl.zeros((ROWS,), tl.float32)
+    alpha = tl.exp(tl.load(temperature.log))
+    for chunk in range(SPEC.batch // SPEC.chunk):
+        sample = chunk * SPEC.chunk + tl.arange(0, SPEC.chunk)
+        at = tower * SPEC.batch + sample
+        g = tl.load(own.gradient + LAYER.gradient + at[:, None] * LAYER.rows_pad + row[None, :])
+        if LAYER.first:
+            h = operand(tl.load(batch.seen + sample[:, None] * SPEC.columns + column[None, :]), SPEC)
+        else:
+            h = tl.load(own.hidden + LAYER.source + at[:, None] * LAYER.columns_pad + column[None, :])
+        if not POLICY:
+            g = operand(g.to(tl.float32) * (errors(batch, work, sample, tower, alpha, SPEC) * (2.0 / SPEC.batch))[:, None], SPEC)
+        total = add_product(tl.trans(g), h, total, SPEC)
+        bias += tl.sum(g.to(tl.float32), axis=0)
+    total = compensated(total, 2, SPEC)
+
+    if not POLICY:
+        squares = tl.sum(tl.sum(total * total, axis=1) + tl.where(bias_mask, bias * bias, 0.0), axis=0)
+        tl.store(temperature.squares + tower * NET.programs + LAYER.program + program, squares)
+    if STEP:
+        x, t = _adam(place, mask, total, flat, target, scalars, old, not POLICY)
+        b, tb = _adam(bias_place, bias_mask, bias, flat, target, scalars, old_bias, not POLICY)
+        packed = LAYER.packed + row[:, None] * LAYER.columns_pad + column[None, :]
+        _store_packed(pack, tower, packed, mask, x, LAYER.packed_bias + row, bias_mask, b, SPEC, NET, AT, POLICY)
+        if not POLICY:
+            _store_packed(target_pack, tower, packed, mask, t, LAYER.packed_bias + row, bias_mask, tb, SPEC, NET, AT, POLICY)
+    else:
+        tl.store(flat.gradient + place, total, mask=mask)
+        tl.store(flat.gradient + bias_place, bias, mask=bias_mask)
+
+
+@triton.jit
+def _store_packed(
+    pack, tower, place, mask, x, bias_place, bias_mask, bias, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, POLICY: tl.constexpr
+):  # fmt: skip
+    """A block as products take it: a first weight in float32, a critic's head as it is."""
+    LAYER: tl.constexpr = NET.layers[AT]
+    single = pack.single + tower * NET.single
+    if LAYER.first:
+        tl.store(single + place, x if SPEC.precision == "ieee" else round_to_tf32(x), mask=mask)
+    elif LAYER.last and not POLICY:
+        tl.store(single + place, x, mask=mask)
+    else:
+        tl.store(pack.packed + tower * NET.packed + place, weight_operand(x, SPEC), mask=mask)
+    tl.store(single + bias_place, bias, mask=bias_mask)
+
+
+@triton.jit
+def step(
+    batch, work, own, flat, target, pack, target_pack, temperature, update,
+    SPEC: tl.constexpr, NET: tl.constexpr, POLICY: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """The gradient of one network's loss in all its parameters and, with STEP, Adam's step down it: program 0 is a block of a weight, 1 the tower."""
+    program, tower = tl.program_id(0), tl.program_id(1)
+    scalars = (
+        tl.load(update.skip), tl.load(update.learning_rate), tl.load(update.corrections), tl.load(update.corrections + 1),
+        tl.load(update.scalars), tl.load(update.scalars + 1),
+    )  # fmt: skip
+    for k in tl.static_range(len(NET.layers)):
+        if (program >= NET.layers[k].program) & (program < NET.layers[k].program + NET.layers[k].programs):
+            _step_block(
+                program - NET.layers[k].program, tower, batch, work, own, flat, target, pack, target_pack, temperature, scalars, SPEC, NET, k,
+                POLICY, STEP,
+            )  # fmt: skip
+    if POLICY and STEP and program == NET.programs:
+        _finish(batch, work, temperature, update, scalars, SPEC)
+
+
+@triton.jit
+def _mean(total, COUNT: tl.constexpr):
+    """The mean of as many numbers."""
+    return tl.sum(total, axis=0) / COUNT
+
+
+@triton.jit
+def least_value(work, row, SPEC: tl.constexpr):
+    """The least of the critics' values of the actor's action, (rows)."""
+    value = tl.load(work.policy_value + row)
+    for k in tl.static_range(SPEC.critic.towers - 1):
+        value = tl.minimum(value, tl.load(work.policy_value + (k + 1) * SPEC.batch + row))
+    return value
+
+
+@triton.jit
+def _finish(batch, work, temperature, update, scalars, SPEC: tl.constexpr):
+    """What an update says of itself, added to the iteration's totals; then the step of the temperature: down -log alpha (mean log pi + target entropy)."""
+    CHUNK: tl.constexpr = SPEC.chunk
+    squared = tl.zeros((CHUNK,), tl.float32)
+    absolute, value, entropy, loss = squared, squared, squared, squared
+    TOWERS: tl.constexpr = SPEC.critic.towers
+    alpha = tl.exp(tl.load(temperature.log))
+    for chunk in range(SPEC.batch // SPEC.chunk):
+        row = chunk * CHUNK + tl.arange(0, CHUNK)
+        log_p = tl.load(work.log_p + row)
+        entropy -= log_p
+        loss += alpha * log_p - least_value(work, row, SPEC)
+        for tower in tl.static_range(TOWERS):
+            error = errors(batch, work, row, tower, alpha, SPEC)
+            squared += error * error
+            absolute += tl.abs(error)
+            value += tl.load(work.value + tower * SPEC.batch + row)
+    SQUARES: tl.constexpr = SPEC.squares
+    place = tl.arange(0, SQUARES)
+    norm = tl.sqrt(tl.sum(tl.load(temperature.squares + place, mask=place < SPEC.critic.towers * SPEC.critic.programs, other=0.0), axis=0))
+    mean_entropy = _mean(entropy, SPEC.batch)
+    skipped, rate, correction, root, epsilon, _tau = scalars
+    counts = tl.where(skipped < 0.5, 1.0, 0.0)
+    both = SPEC.critic.towers * SPEC.batch
+    _add(temperature.totals, _mean(squared, SPEC.batch), counts)
+    _add(temperature.totals + 1, _mean(loss, SPEC.batch), counts)
+    _add(temperature.totals + 2, tl.sum(value, axis=0) / both, counts)
+    _add(temperature.totals + 3, tl.sum(absolute, axis=0) / both, counts)
+    _add(temperature.totals + 4, mean_entropy, counts)
+    _add(temperature.totals + 5, norm, counts)
+
+    if SPEC.automatic:
+        gradient = mean_entropy - tl.load(update.scalars + 2)
+        m = 0.9 * tl.load(temperature.first) + (1.0 - 0.9) * gradient
+        v = 0.999 * tl.load(temperature.second) + (1.0 - 0.999) * gradient * gradient
+        x = tl.load(temperature.log) - rate / correction * m / (tl.sqrt(v) / root + epsilon)
+        write = skipped < 0.5
+        tl.store(temperature.first, m, mask=write)
+        tl.store(temperature.second, v, mask=write)
+        tl.store(temperature.log, x, mask=write)
+
+
+@triton.jit
+def _add(place, number, counts):
+    tl.store(place, tl.load(place) + tl.where(counts > 0.5, number, 0.0))
+
+
+@triton.jit
+def count_step(update):
+    """Count one step of Adam unless it is skipped, and work out its corrections 1 - b1^t and sqrt(1 - b2^t)."""
+    steps = tl.load(update.steps) + tl.where(tl.load(update.skip) < 0.5, 1.0, 0.0)
+    tl.store(update.steps, steps)
+    counted = tl.maximum(steps, 1.0)
+    tl.store(update.corrections, _one_minus_exp(counted * LOG_BETA_1))
+    tl.store(update.corrections + 1, tl.sqrt(_one_minus_exp(counted * LOG_BETA_2)))
+
+
+@triton.jit
+def _one_minus_exp(x):
+    """1 - e^x for x <= 0; near 0 by its series, since float32 would take the difference of two numbers that are nearly the same, and float64 is slow."""
+    series = -x * (1.0 + x / 2.0 * (1.0 + x / 3.0 * (1.0 + x / 4.0 * (1.0 + x / 5.0 * (1.0 + x / 6.0 * (1.0 + x / 7.0))))))
+    return tl.where(x > -0.5, series, 1.0 - tl.exp(x))
+
+
+@triton.jit
+def _pack_block(program, tower, flat, pack, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, POLICY: tl.constexpr):
+    LAYER: tl.constexpr = NET.layers[AT]
+    ACROSS: tl.constexpr = LAYER.columns_pad // LAYER.block_columns
+    row = program // ACROSS * LAYER.block_rows + tl.arange(0, LAYER.block_rows)
+    column = program % ACROSS * LAYER.block_columns + tl.arange(0, LAYER.block_columns)
+    own_row, real = _row_of(row, SPEC, NET, AT, POLICY)
+    mask = real[:, None] & (column < LAYER.columns)[None, :]
+    x = tl.load(flat.parameters + LAYER.weight + (tower * LAYER.rows + own_row)[:, None] * LAYER.columns + column[None, :], mask=mask, other=0.0)
+    bias_mask = real & (program % ACROSS == 0)
+    bias = tl.load(flat.parameters + LAYER.bias + tower * LAYER.rows + own_row, mask=bias_mask, other=0.0)
+    place = LAYER.packed + row[:, None] * LAYER.columns_pad + column[None, :]
+    _store_packed(pack, tower, place, mask, x, LAYER.packed_bias + row, bias_mask, bias, SPEC, NET, AT, POLICY)
+
+
+@triton.jit
+def pack_network(flat, pack, SPEC: tl.constexpr, NET: tl.constexpr, POLICY: tl.constexpr):
+    """The packed copies of a network's parameters: program 0 is a block of a weight, 1 the tower."""
+    program, tower = tl.program_id(0), tl.program_id(1)
+    for k in tl.static_range(len(NET.layers)):
+        if (program >= NET.layers[k].program) & (program < NET.layers[k].program + NET.layers[k].programs):
+            _pack_block(program - NET.layers[k].program, tower, flat, pack, SPEC, NET, k, POLICY)

@@ -1,0 +1,148 @@
+"""The Triton kernel that makes a batch from a replay: which transitions, their n-step returns, and both observations as a network's first layer reads them.
+
+The same transitions and the same noise as `operant.data.replay`, whose kernels are the specification, in one launch. Knows no network and no loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from triton.language.random import philox_impl
+
+from operant.compute import rng
+
+_SHARD_BIT = tl.constexpr(24)
+_PURPOSE = tl.constexpr(rng.REPLAY << 16)
+_UNIT = tl.constexpr(2.0**-24)
+
+
+class Stored(NamedTuple):
+    """A replay's buffers, and how far it has come when the iteration begins."""
+
+    observation: Any  # (C, N, P)
+    final: Any  # (F, N, P)
+    action: Any  # (C, N, A)
+    reward: Any  # (C, N)
+    terminated: Any  # (C, N) uint8
+    truncated: Any  # (C, N) uint8
+    ticks: Any  # (1) int64
+    updates: Any  # (1) int64
+    seed: Any  # (2) int32
+    normalizer: Any  # mean (O), inv_std (O)
+
+
+class Sampled(NamedTuple):
+    """A batch as first layers read it."""
+
+    seen: Any  # (B, C) float32: observation, action, zeros
+    next: Any  # (B, C) float32: next observation, zeros
+    reward: Any  # (B) float32, n-step
+    discount: Any  # (B) float32
+    noise: Any  # (R, B) float32, uniform in [0, 1)
+
+
+@triton.jit
+def _words(shard, number, update, seed, draw):
+    """Four random words of each sample."""
+    c0 = ((shard << _SHARD_BIT) | number).to(tl.uint32)
+    c1 = tl.zeros_like(c0) + (update & 0xFFFFFFFF).to(tl.uint32)
+    c2 = tl.zeros_like(c0) + (update >> 32).to(tl.uint32)
+    c3 = tl.zeros_like(c0) + (_PURPOSE | draw)
+    k0 = tl.zeros_like(c0) + tl.load(seed).to(tl.uint32, bitcast=True)
+    k1 = tl.zeros_like(c0) + tl.load(seed + 1).to(tl.uint32, bitcast=True)
+    return philox_impl(c0, c1, c2, c3, k0, k1)
+
+
+@triton.jit
+def _unit(word):
+    return (word >> 8).to(tl.float32) * _UNIT
+
+
+@triton.jit
+def _below(word, bound):
+    """A whole number from 0 to below `bound`, from a random word."""
+    return (word.to(tl.int64) * bound) >> 32
+
+
+@triton.jit
+def features(observed, column, normalizer, OBSERVATION: tl.constexpr, NORMALIZE: tl.constexpr):
+    """Numbers of observations (rows, columns) as a network reads them, zero behind the last."""
+    x = observed.to(tl.float32)
+    if NORMALIZE:
+        inside = column < OBSERVATION
+        x = (x - tl.load(normalizer + column, mask=inside, other=0.0)[None, :]) * tl.load(normalizer + OBSERVATION + column, mask=inside, other=0.0)[None, :]
+        x = tl.where(x > 10.0, 10.0, tl.where(x < -10.0, -10.0, x))
+    return x
+
+
+@triton.jit(do_not_specialize=["stored_ticks", "number"])
+def sample(
+    stored, out, stored_ticks, number, lanes, capacity, finals, window, gamma,
+    BATCH: tl.constexpr, SHARDS: tl.constexpr, N_STEP: tl.constexpr, NOISE: tl.constexpr, ENDS: tl.constexpr, OBSERVATION: tl.constexpr,
+    ROW: tl.constexpr, ACTION: tl.constexpr, COLUMNS: tl.constexpr, NORMALIZE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """A batch for update `number` of the iteration, of which so many ticks are stored; a program a tile of samples.
+
+    `capacity`: ticks of the ring; ROW: numbers of a stored observation; ENDS: whether a time limit may end an episode.
+    """
+    k = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    ticks = tl.load(stored.ticks) + stored_ticks
+    update = tl.load(stored.updates) + number
+    shard, within = k // (BATCH // SHARDS), k % (BATCH // SHARDS)
+
+    # Which transition: the oldest tick is `ticks - held`; the newest N_STEP are left out.
+    held = tl.minimum(ticks, capacity)
+    choices = tl.maximum(held - N_STEP, 1)
+    w0, w1, _w2, _w3 = _words(shard, within, update, stored.seed, 0)
+    row = (ticks - held + _below(w0, choices)) % capacity
+    lane = shard * (lanes // SHARDS) + _below(w1, lanes // SHARDS)
+
+    # n-step return, cut where the episode ended.
+    total = tl.zeros((ROWS,), tl.float32)
+    discount = total + 1.0
+    running = discount > 0.0
+    following = (row + 1) % capacity * lanes + lane
+    final = tl.zeros_like(following) - 1
+    last = row
+    for step in tl.static_range(N_STEP):
+        at = last * lanes + lane
+        reward = tl.load(stored.reward + at)
+        terminated = tl.load(stored.terminated + at) != 0
+        if step > 0:
+            following = tl.where(running, (last + 1) % capacity * lanes + lane, following)
+        total = tl.where(running, total + discount * reward, total)
+        discount = tl.where(running, discount * gamma, discount)
+        discount = tl.where(running & terminated, 0.0, discount)
+        ended = terminated
+        if ENDS:
+            # Which tick lies in this row: the newest but so many.
+            truncated = (tl.load(stored.truncated + at) != 0) & (terminated == 0)
+            tick = ticks - 1 - (ticks - 1 - last) % capacity
+            final = tl.where(running & truncated, tick // window % finals * lanes + lane, final)
+            ended = terminated | truncated
+        running = running & (ended == 0)
+        last = (last + 1) % capacity
+    tl.store(out.reward + k, total)
+    tl.store(out.discount + k, discount)
+
+    # Observations and actions.
+    column = tl.arange(0, COLUMNS)
+    inside = (column < OBSERVATION)[None, :]
+    acts = ((column >= OBSERVATION) & (column < OBSERVATION + ACTION))[None, :]
+    seen = tl.load(stored.observation + (row * lanes + lane)[:, None] * ROW + column[None, :], mask=inside, other=0)
+    after = tl.load(stored.observation + following[:, None] * ROW + column[None, :], mask=inside, other=0)
+    action = tl.load(stored.action + (row * lanes + lane)[:, None] * ACTION + (column - OBSERVATION)[None, :], mask=acts, other=0)
+    if ENDS:
+        truth = tl.load(stored.final + final[:, None] * ROW + column[None, :], mask=inside & (final >= 0)[:, None], other=0)
+        after = tl.where((final >= 0)[:, None], truth, after)
+    place = k[:, None] * COLUMNS + column[None, :]
+    tl.store(out.seen + place, tl.where(acts, action, features(seen, column, stored.normalizer, OBSERVATION, NORMALIZE)))
+    tl.store(out.next + place, features(after, column, stored.normalizer, OBSERVATION, NORMALIZE))
+
+    for draw in tl.static_range((NOISE + 3) // 4):
+        words = _words(shard, within, update, stored.seed, draw + 1)
+        for j in tl.static_range(4):
+            if 4 * draw + j < NOISE:
+                tl.store(out.noise + (4 * draw + j) * BATCH + k, _unit(words[j]))

@@ -1,0 +1,46 @@
+"""Run in a process of its own, with TRITON_INTERPRET=1: SAC's fused kernels on the CPU, one JSON object to standard output. See test_sac_fused.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+from fused_interpreted import teach
+from test_sac import iterate, sac_on
+from toys import PUSH
+
+from operant import envs
+from operant.nn import mlp
+
+
+def on(env, kernels, net, algo, seed=1):
+    """SAC on an environment of the tests or of Operant's."""
+    return sac_on(PUSH if env == "push" else envs.find(env), seed=seed, net=mlp.Config(**net), kernels=kernels, **algo)
+
+
+def iteration_case(env, net, algo, iterations=3):
+    """The largest difference of each tensor of the state, as a share of its largest number, between the two backends after whole iterations; and of stats."""
+    ours, theirs = (iterate(on(env, kernels, net, algo), iterations) for kernels in ("fused", "torch"))
+    assert (ours.backend.name, theirs.backend.name) == ("fused", "torch")
+    found, wanted = ({**algorithm.state("all"), "stats": algorithm.stats} for algorithm in (ours, theirs))
+    assert float(wanted["stats"][-2]) > 0  # updates were made
+    return {name: float((found[name].double() - want.double()).abs().max() / want.double().abs().max().clamp_min(1e-9)) for name, want in wanted.items()}
+
+
+def bits_case(env, net, algo):
+    """Whether two runs of one seed end with the same bytes, and one of another seed does not."""
+    ends = [iterate(on(env, "fused", net, algo, seed), 2).state("policy")["policy/parameters"].numpy().tobytes() for seed in (1, 1, 2)]
+    return [ends[0] == ends[1], ends[0] == ends[2]]
+
+
+def main() -> None:
+    """Run the cases of standard input."""
+    teach()
+    torch.set_num_threads(1)
+    kinds = {"iteration": iteration_case, "bits": bits_case}
+    print(json.dumps([kinds[kind](**case) for kind, case in json.load(sys.stdin)]))
+
+
+if __name__ == "__main__":
+    main()
