@@ -3,7 +3,7 @@
 A *block* is up to 32 neighbouring lanes of one step: a field-major buffer is then read in whole sectors of memory. Lanes form *shards*, aligned ranges of equal
 size; a device owns whole shards. Blocks are permuted within their shard, and every minibatch takes equally many of each: which samples a minibatch holds is a
 function of (seed, iteration, shard), whichever device has them. A minibatch lies shard after shard, cut into *chunks*, each inside one shard: what is summed
-over a minibatch is one row of partial sums a chunk, added in a fixed binary tree (see `tree_sum`), so the sum does not depend on who computed which row.
+over a minibatch is one row of partial sums a chunk, added in a fixed binary tree, so the sum does not depend on who computed which row.
 
 Shape letters: T steps, N lanes, R rows of a buffer, E epochs, M blocks of a rollout, m of some of its blocks, B samples of a minibatch.
 """
@@ -73,6 +73,12 @@ class Layout(NamedTuple):
         sizes = [(end - begin) * self.block for begin, end in zip([0, *ends], ends, strict=False)]
         return sizes * self.shards
 
+    def lane_sizes(self) -> list[int]:
+        """The lanes that a CPU computes together: slices of each shard."""
+        lanes = self.lanes // self.shards
+        slices = -(-lanes // CPU_CHUNK)
+        return [(k + 1) * lanes // slices - k * lanes // slices for k in range(slices)] * self.shards
+
 
 def block_lanes(lanes: int) -> int:
     """Lanes of a block: the largest power of two up to 32 that divides their number."""
@@ -141,13 +147,3 @@ class Minibatches:
         """The same of pictures (T, R, N), each of which is contiguous in memory -> (R, m block), likewise."""
         pictures = buffer.transpose(1, 2).reshape(self.layout.blocks, self.layout.block, -1)
         return pictures.index_select(0, blocks).flatten(0, 1).t()
-
-
-def tree_sum(rows: Tensor) -> Tensor:
-    """The sum over the first axis by a fixed binary tree: neighbours, then neighbours of those ... (C, ...) -> (...); C is a power of two.
-
-    It equals the tree over each shard's rows, then over the shards, and has the same bits however the rows came about.
-    """
-    while len(rows) > 1:
-        rows = rows[0::2] + rows[1::2]
-    return rows[0]

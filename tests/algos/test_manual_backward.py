@@ -18,7 +18,7 @@ from operant.algos.ppo.loss import Batch, ppo_loss
 from operant.compute.threads import ThreadPool
 from operant.data import minibatches
 from operant.envs import find
-from operant.nn import manual, mlp
+from operant.nn import chunked, manual, mlp
 
 CARTPOLE = find("cartpole")
 HEADS = {"categorical": (CARTPOLE, False), "multi": (PICK, False), "gaussian": (PUSH, False), "squashed": (PUSH, True), "masked": (GATE, False)}
@@ -32,9 +32,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of up to 20 samples, and several threads for few samples."""
-    for module in (minibatches, manual_backward):
-        monkeypatch.setattr(module, "CPU_CHUNK", 20)
-    monkeypatch.setattr(manual_backward, "FEWEST", 10)
+    monkeypatch.setattr(minibatches, "CPU_CHUNK", 20)
+    monkeypatch.setattr(chunked, "FEWEST", 10)
 
 
 def trainer(head="categorical", *, normalize=False, **changes):
@@ -309,7 +308,7 @@ def test_a_thread_pool_waits_for_all_before_it_raises():
 def test_forward_is_the_policys(head, activation, threads, small_chunks):
     torch.set_num_threads(threads)
     ppo = trainer(head, activation=activation, normalize=True)
-    batch, forward = batch_for(ppo), manual_backward.Forward(ppo.policy, B, 3, pool())
+    batch, forward = batch_for(ppo), chunked.Forward(ppo.policy, minibatches.layout(1, B, 1)._replace(shards=3).lane_sizes(), pool())
     for _ in range(2):
         forward.refresh()
         found, expected = forward(batch.observation), ppo.policy.forward(batch.observation)
@@ -349,7 +348,7 @@ def test_ppo_descends_by_it(env, threads, small_chunks):
     torch.set_num_threads(threads)
     algo = {"env": env, "normalize_observations": True, "value_clip": 0.1, "target_kl": 0.05}
     plain, own = descended("torch", 1, **algo), descended("auto", 1, **algo)
-    assert plain.backend.name != "manual_backward" and len(own.backend._gradient._shards) == threads
+    assert plain.backend.name != "manual_backward" and len(own.backend._gradient.shards) == threads
     torch.testing.assert_close(own.rollout.action, plain.rollout.action)
     torch.testing.assert_close(own.policy.flat.values, plain.policy.flat.values, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(own.stats, plain.stats, rtol=1e-3, atol=1e-4)
@@ -370,7 +369,7 @@ def test_the_same_bits_on_several_threads_whatever_their_pace(threads, small_chu
 
         return computed
 
-    for kind in (manual_backward._Shard, manual_backward._ForwardWorker):
+    for kind in (chunked.Shard, chunked.ForwardWorker):
         monkeypatch.setattr(kind, "compute", unevenly(kind.compute))
     assert bytes_of(descended("auto", 3)) == steady
     assert next(turns) > 0

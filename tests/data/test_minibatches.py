@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from operant.data import minibatches
+from operant.nn.chunked import tree_sum
 
 
 def made(steps, lanes, parts, *, epochs=2, seed=1, iteration=0, chunks=None):
@@ -106,8 +107,8 @@ def test_numbers_of_chunks_that_cannot_be(chunks):
 
 def test_a_tree_of_sums_is_the_same_over_shards():
     rows = torch.randn(32, 7, generator=torch.Generator().manual_seed(0)) * 1e3
-    whole = minibatches.tree_sum(rows)
+    whole = tree_sum(rows)
     torch.testing.assert_close(whole, rows.sum(dim=0))
     for shards in (1, 2, 4, 8):
-        by_shard = torch.stack([minibatches.tree_sum(part) for part in rows.chunk(shards)])
-        assert torch.equal(minibatches.tree_sum(by_shard), whole)
+        by_shard = torch.stack([tree_sum(part) for part in rows.chunk(shards)])
+        assert torch.equal(tree_sum(by_shard), whole)

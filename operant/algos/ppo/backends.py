@@ -20,7 +20,7 @@ from operant.algos.ppo.loss import Batch, Experience, LossTerms, ppo_loss
 from operant.algos.ppo.stats import Stats
 from operant.compute import threads
 from operant.data import Collector, Minibatches
-from operant.nn import Adam, Policy, manual, masked, statistics
+from operant.nn import Adam, Policy, chunked, manual, masked, statistics
 
 BOOTSTRAP_SAMPLES = 2**19
 """On a GPU, values of final observations are computed for so many samples at a time: fewer launches, and memory that stays small."""
@@ -252,7 +252,7 @@ class ManualBackend(TorchBackend):
         log.info("kernels: torch's, and a manual backward pass, on %d thread%s", pool.threads, "" if pool.threads == 1 else "s")
         layout = parts.minibatches.layout
         self._gradient = manual_backward.Gradient(parts.policy, parts.config, layout.chunk_sizes(), pool)
-        self._forward = manual_backward.Forward(parts.policy, layout.lanes, layout.shards, pool)
+        self._forward = chunked.Forward(parts.policy, layout.lane_sizes(), pool)
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
         """On this thread alone, but for the pool."""
