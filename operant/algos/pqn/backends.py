@@ -14,12 +14,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from operant.algos.pqn import fused
+from operant.algos.pqn import fused, manual_backward
 from operant.algos.pqn.config import PQNConfig
 from operant.algos.pqn.loss import Batch, Experience, LossTerms, q_loss
 from operant.algos.pqn.stats import Stats
+from operant.compute import threads
 from operant.data import Collector, Minibatches
-from operant.nn import Adam, QPolicy, epsilon_greedy, statistics
+from operant.nn import Adam, QPolicy, chunked, epsilon_greedy, manual, masked, statistics
 
 BOOTSTRAP_SAMPLES = 2**19
 """On a GPU, values of final observations are computed for so many samples at a time: fewer launches, and memory that stays small."""
@@ -69,7 +70,15 @@ class Backend(Protocol):
 def choose(parts: Parts) -> Backend:
     """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for fused kernels that cannot be."""
     learner = _fused_learner(parts)
-    return TorchBackend(parts) if learner is None else FusedBackend(parts, learner)
+    if learner is not None:
+        return FusedBackend(parts, learner)
+    if parts.config.kernels != "auto" or parts.policy.device.type != "cpu":
+        return TorchBackend(parts)
+    unsupported_reason = manual.unsupported_reason(parts.policy)
+    if unsupported_reason is not None:
+        log.info("kernels: torch's and autograd, not the manual backward pass: %s", unsupported_reason)
+        return TorchBackend(parts)
+    return ManualBackend(parts)
 
 
 def _fused_learner(parts: Parts) -> fused.Learner | None:
@@ -198,6 +207,37 @@ class TorchBackend:
         loss, terms = q_loss(self.policy, batch)
         self.policy.flat.backward(loss)
         return terms
+
+
+class ManualBackend(TorchBackend):
+    """The same on the CPU, with the forward and backward pass written out by hand, over memory that is allocated once, on threads that each compute alone."""
+
+    name = "manual_backward"
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        pool = threads.ThreadPool(torch.get_num_threads())
+        log.info("kernels: torch's, and a manual backward pass, on %d thread%s", pool.threads, "" if pool.threads == 1 else "s")
+        layout = parts.minibatches.layout
+        self._gradient = manual_backward.Gradient(parts.policy, layout.chunk_sizes(), pool)
+        self._forward = chunked.Forward(parts.policy, layout.lane_sizes(), pool)
+
+    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
+        """On this thread alone, but for the pool."""
+        return threads.alone()(work)
+
+    def prepare(self) -> None:
+        """Take the policy's weights as they are."""
+        self._forward.refresh()
+
+    def values(self, observation: Tensor, legal: Tensor | None = None) -> Tensor:
+        """Q (A, N) of observations (O, N) and legal actions (A, N), until it is called again."""
+        values, _ = self._forward(observation)
+        return values if legal is None else masked(values, legal)
+
+    def gradient(self, batch: Batch) -> LossTerms:
+        """Write the gradient of the minibatch's loss into the flat vector."""
+        return LossTerms(*self._gradient(batch))
 
 
 class FusedBackend(TorchBackend):

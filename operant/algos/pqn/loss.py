@@ -5,6 +5,7 @@ Shape letters: T steps, N lanes, O observation, B samples of a minibatch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,10 @@ class Batch(NamedTuple):
     observation: Tensor  # (O, B)
     action: Tensor  # (1, B) int32
     returns: Tensor  # (B)
+
+    def split(self, sizes: Sequence[int]) -> list[Batch]:
+        """Its parts of so many samples each, as views."""
+        return [Batch(*parts) for parts in zip(*(field.split(list(sizes), dim=-1) for field in self), strict=True)]
 
 
 class LossTerms(NamedTuple):
