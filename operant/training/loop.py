@@ -25,6 +25,7 @@ from operant.runs import TERMINAL, History, Writer, evaluations, salvage
 from operant.runs.checkpoints import Checkpoint, Store
 from operant.runs.control import Inbox, Request
 from operant.training.build import build
+from operant.training.entry import advice
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.training.meters import Meters, NotFinite, metrics_for, specs_for
 from operant.training.requests import Attendant, Heartbeat, Requests, Stop
@@ -380,9 +381,10 @@ class Trainer:
         names = ", ".join([*parameters[:6], *not_finite.columns[:6]]) or "a loss"
         self.store.wait()
         self.store.quarantine(self.step, copied(self.algo, "all"), self._document(), session=self.session)
-        steps = self.store.steps()
-        kept = f"the last finite checkpoint is that of step {steps[-1]:,}" if steps else "there is no checkpoint yet"
-        raise DivergedError(
-            f"diverged in iteration {not_finite.iteration:,}: {names} not finite; {kept}. "
-            "Try a lower algo.learning_rate or algo.max_gradient_norm, or algo.normalize_rewards=true"
-        )
+        last, entered = self.store.newest(), not_finite.entered
+        kept = f"the last finite checkpoint is that of step {last.manifest.step:,}" if last is not None else "there is no checkpoint yet"
+        where = ""
+        if entered is not None:
+            began = self.step - (self.iteration - not_finite.iteration + 1) * self.algo.steps_per_iteration
+            where = f"{entered.words(began, self.config.lanes)}; "
+        raise DivergedError(f"diverged in iteration {not_finite.iteration:,}: {where}{names} not finite; {kept}. {advice(self.config, entered)}")

@@ -18,6 +18,7 @@ import torch
 from operant.algos.base import Algorithm
 from operant.compute.graphs import Graphed
 from operant.runs import BOOKKEEPING, FLAG_CHECKPOINT, FLAG_EVAL, Metric, MetricSpec, Threshold, Writer
+from operant.training.entry import Entered, Entry
 from operant.worlds import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
@@ -25,9 +26,10 @@ _BETWEEN = ("evaluate", "checkpoint")  # what takes time beside the algorithm's 
 
 
 class NotFinite(NamedTuple):
-    """Where training first produced a number that is not finite."""
+    """Where training first met or produced a number that is not finite."""
 
     iteration: int
+    entered: Entered | None  # what entered there, in an action, a reward or an observation
     columns: tuple[str, ...]  # those of the record's means that are not finite
 
 
@@ -94,6 +96,7 @@ class Meters:
         self._first_bad = torch.full((1,), _NEVER, dtype=torch.int64, device=self._device)
         self._host = torch.zeros(stats + sums, dtype=torch.float64, pin_memory=self._cuda)
         self._host_bad = torch.full((1,), _NEVER, dtype=torch.int64, pin_memory=self._cuda)
+        self._entry = Entry(algo.rollout, self._first_bad)
         self._accumulate = Graphed(self._accumulate_once, self._device)
         self._timed: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
         self._seconds: dict[str, float] = dict.fromkeys(_timed(algo), 0.0)
@@ -175,7 +178,8 @@ class Meters:
         self._totals[self._stats_window] += stats
         self._totals[self._sums_window] += self._algo.world.episode_sums(self._algo.rollout)
         self._iteration += 1
-        bad = (stats[-1] > 0) & (self._first_bad < 0)
+        self._entry()
+        bad = ((stats[-1] > 0) | (self._entry.any > 0)) & (self._first_bad < 0)
         self._first_bad.copy_(torch.where(bad, self._iteration, self._first_bad))
 
     def _keep_pace(self) -> None:
@@ -221,7 +225,7 @@ class Meters:
         odd = tuple(metric.name for metric in self._writer.metrics if metric.must_be_finite and not math.isfinite(values[metric.name]))
         self._not_finite_total += 1
         self._writer.set_nonfinite(self._not_finite_total)
-        return NotFinite(first_bad, odd)
+        return NotFinite(first_bad, self._entry.found(), odd)
 
     def _publish(self, step: int, values: Mapping[str, float]) -> None:
         flags = (FLAG_EVAL if self._unpublished_evaluation else 0) | (FLAG_CHECKPOINT if self._unpublished_checkpoint else 0)

@@ -237,7 +237,9 @@ def test_numbers_that_are_not_finite_end_the_run_and_name_iteration_and_tensor(h
     (tmp_path / "my_env.py").write_text(MY_ENV.replace("1_000_000", "34"))
     done = inline(here, "--env", "my_env.py", "run.steps=1M", "checkpoint.every=1", "run.record_hz=1000")
     assert done.code == 5
-    assert "iteration 3" in done.err and "head_weight" in done.err and f"checkpoint is that of step {2 * ITERATION:,}" in done.err
+    assert "in iteration 3: the environment's reward was nan in lane 0 at step 2,240 (and in 63 other lanes of 64 in this iteration)" in done.err
+    assert "the cause, not the learning rate" in done.err and "operant check my_env.py" in done.err
+    assert "head_weight" in done.err and f"checkpoint is that of step {2 * ITERATION:,}" in done.err
     run = the_run(tmp_path)
     assert runs.describe(run)["state"] == "diverged"
     names = sorted(path.name for path in (run.path / "checkpoints").iterdir())

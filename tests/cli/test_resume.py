@@ -10,11 +10,14 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 from processes import ITERATION, environment, inline, operant_process, the_run, wait_for
+from toys import MY_ENV
 
 from operant import runs
+from operant.algos.ppo.algorithm import PPO
 from operant.config import load, request
-from operant.errors import ConfigError
+from operant.errors import BadFileError, ConfigError
 from operant.runs.checkpoints import Store
 from operant.runs.metrics import Reader
 from operant.training import worker
@@ -159,3 +162,45 @@ def test_of_three_resumes_at_once_one_trains_and_two_are_refused(here, tmp_path)
         operant_process(tmp_path, "stop", run.id)
     wait_for(lambda: not runs.taken(run.path))
     assert os.path.exists(run.exit_path)
+
+
+# NUMBERS THAT ARE NOT FINITE
+
+
+def test_a_checkpoint_whose_normalizer_is_not_finite_is_none(here, tmp_path, monkeypatch, caplog):
+    """No loss and no weight is broken yet: what the next iteration would read is."""
+
+    def spoilt(self):
+        update(self)
+        self.return_normalizer.running_variance[0] = torch.nan
+
+    update = PPO._update
+    monkeypatch.setattr(PPO, "_update", spoilt)
+    with caplog.at_level(logging.WARNING):
+        inline(here, f"run.steps={ITERATION}", "algo.normalize_rewards=true")
+    run = the_run(tmp_path)
+    assert "1 of 1 numbers of return/variance are not finite" in caplog.text
+    assert store(run).newest() is None and list(run.checkpoints_path.glob("quarantine-step-*"))
+
+
+def test_an_old_checkpoint_that_is_not_finite_is_not_trained_on(here, tmp_path):
+    assert inline(here, f"run.steps={4 * ITERATION}", *KEEP).code == 0
+    run = the_run(tmp_path)
+    last = store(run).load()
+    last.tensors["return/weight"][:] = torch.inf
+    store(run).save(last.step, last.tensors, last.document, session=1, config=last.config.read_text())
+    with pytest.raises(BadFileError, match=r"cannot be trained on: 1 of 1 numbers of return/weight are not finite.*--from STEP"):
+        go_on(run, f"run.steps={8 * ITERATION}")
+    go_on(run, f"run.steps={8 * ITERATION}", start=str(2 * ITERATION))
+
+
+@pytest.mark.parametrize(("field", "value"), [("reward", "inf"), ("observation", "nan")])
+def test_values_that_enter_hidden_by_a_normalizer_end_the_run_with_their_cause(here, tmp_path, field, value):
+    """Both are clipped before they are learned from; the normalizers are not finite from then on."""
+    breaking = f"reward = float32({value})" if field == "reward" else f"s[0] = float32({value})"
+    (tmp_path / "odd.py").write_text(MY_ENV.replace("1_000_000", "40").replace("reward = float32(nan)", breaking).replace("32, nan", "32, nan, inf"))
+    words = ("--env", "odd.py", "run.steps=1M", "checkpoint.every=1", "run.record_hz=1000", "algo.normalize_rewards=true", "algo.normalize_observations=true")
+    done = inline(here, *words)
+    assert done.code == 5 and f"in iteration 3: the environment's {field} was {value} in lane 0 at step " in done.err, done.err
+    assert "not the learning rate" in done.err and f"checkpoint is that of step {2 * ITERATION:,}" in done.err
+    assert store(the_run(tmp_path)).newest().manifest.step == 2 * ITERATION

@@ -3,7 +3,7 @@ import time
 
 import pytest
 import torch
-from toys import COUNT, iterate, ppo_on
+from toys import COUNT, PICK, PUSH, iterate, ppo_on
 
 from operant.algos.ppo.algorithm import COLUMNS
 from operant.runs.history import read, salvage
@@ -18,8 +18,8 @@ SELDOM, ALWAYS = 1e-3, 1e6  # records a second: only what `flush` publishes, and
 class Watched:
     """A small PPO, its meters and the file they write."""
 
-    def __init__(self, folder, record_hz):
-        self.ppo = ppo_on(COUNT, 8, horizon=4, minibatches=1)
+    def __init__(self, folder, record_hz, env=COUNT):
+        self.ppo = ppo_on(env, 8, horizon=4, minibatches=1)
         self.writer = Writer(folder / "metrics.mm", metrics_for(self.ppo), run_uuid=bytes(16), version="0")
         self.meters = Meters(self.ppo, self.writer, record_hz=record_hz)
         self.reader = Reader(folder / "metrics.mm")
@@ -126,6 +126,29 @@ def test_the_first_iteration_that_is_not_finite_is_named(tmp_path, record_hz):
         found = watched.meters.flush(watched.step)
     assert found.iteration == 3 and "loss/policy" in found.columns
     assert watched.reader.status().nonfinite_total == 1
+
+
+@pytest.mark.parametrize("kind", ["action", "reward", "observation"])
+def test_the_first_value_that_is_not_finite_is_named_where_it_enters(tmp_path, kind):
+    """Whatever the algorithm makes of it: here nothing, as it has learned already."""
+    watched = Watched(tmp_path, ALWAYS, PUSH)
+    assert watched.iterate() is None
+    iterate(watched.ppo, 1)
+    rollout = watched.ppo.rollout
+    {"action": rollout.action[2], "reward": rollout.reward[2:3], "observation": rollout.observation[3]}[kind][-1, 5] = -math.inf
+    rollout.reward[3, 1] = math.nan
+    watched.step += 32
+    found = watched.meters.after(watched.step)
+    assert found.iteration == 2 and found.entered == (kind, -math.inf, 5, 2, 2)
+    assert found.entered.words(32, 8).startswith(f"the {'policy' if kind == 'action' else 'environment'}'s {kind} was -inf in lane 5 at step 56")
+
+
+def test_bytes_are_always_finite(tmp_path):
+    watched = Watched(tmp_path, ALWAYS, PICK)
+    assert watched.iterate() is None
+    watched.ppo.rollout.reward[0, 7] = math.inf
+    watched.step += 32
+    assert watched.meters.after(watched.step).entered == ("reward", math.inf, 7, 0, 1)
 
 
 def test_where_records_are_merged_nothing_is_counted_less(tmp_path):
