@@ -6,7 +6,7 @@ Shape letters: T steps, N lanes, A actions, O observation.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from numpy import int32
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from operant.compute.device import device
 from operant.compute.kernel import bind, kernel
-from operant.worlds import Slot
+
+if TYPE_CHECKING:
+    from operant.worlds import Slot
 
 EXPONENT = 0x7F800000
 """The bits of a float32's exponent: all are set in NaN and infinities alone."""
@@ -49,7 +51,7 @@ def advice(config: Any, entered: Entered | None) -> str:
     return f"Try {' or '.join(tries)}{rewards}"
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """What is looked at, as the bits of float32: whole numbers have none, and are left out as arrays of no rows."""
 
     action: Any  # (T, A, N) int32
@@ -57,7 +59,7 @@ class _Seen(NamedTuple):
     observation: Any  # (T + 1, O, N) int32; [t + 1] is what step t showed
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """What is found. Nothing is looked at where `hint` is finite, or `first` names an iteration already."""
 
     hint: Any  # (1) int32: the bits of a sum of all that is looked at
@@ -68,7 +70,7 @@ class _Found(NamedTuple):
 
 
 @device
-def _look(i, seen, found, offset):
+def look_body(i, seen, found, offset):
     """The first value of lane i that is not finite, step after step, into `found`."""
     exponent = int32(EXPONENT)
     code, bits = int32(0), int32(0)
@@ -101,8 +103,8 @@ class Entry:
         self._hint = torch.full((1,), torch.nan, device=where)
         self._code, self._bits = (torch.zeros(lanes, dtype=torch.int32, device=where) for _ in range(2))
         self.any = torch.zeros(1, dtype=torch.int32, device=where)
-        self._lanes, self._on_cpu, self._kernel = lanes, where.type == "cpu", kernel(_look, where)
-        self._seen, self._found = bind(_Seen(*bits)), bind(_Found(self._hint.view(torch.int32), first, self._code, self._bits, self.any))
+        self._lanes, self._on_cpu, self._kernel = lanes, where.type == "cpu", kernel(look_body, where)
+        self._seen, self._found = bind(Seen(*bits)), bind(Found(self._hint.view(torch.int32), first, self._code, self._bits, self.any))
 
     def __call__(self) -> None:
         """Look at the rollout."""

@@ -25,7 +25,6 @@ from operant.runs import TERMINAL, History, Writer, evaluations, salvage
 from operant.runs.checkpoints import Checkpoint, Store
 from operant.runs.control import Inbox, Request
 from operant.training.build import build
-from operant.training.entry import advice
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.training.meters import Meters, NotFinite, metrics_for, specs_for
 from operant.training.requests import Attendant, Heartbeat, Requests, Stop
@@ -387,4 +386,4 @@ class Trainer:
         if entered is not None:
             began = self.step - (self.iteration - not_finite.iteration + 1) * self.algo.steps_per_iteration
             where = f"{entered.words(began, self.config.lanes)}; "
-        raise DivergedError(f"diverged in iteration {not_finite.iteration:,}: {where}{names} not finite; {kept}. {advice(self.config, entered)}")
+        raise DivergedError(f"diverged in iteration {not_finite.iteration:,}: {where}{names} not finite; {kept}. {not_finite.advice(self.config)}")

@@ -18,7 +18,7 @@ import torch
 from operant.algos.base import Algorithm
 from operant.compute.graphs import Graphed
 from operant.runs import BOOKKEEPING, FLAG_CHECKPOINT, FLAG_EVAL, Metric, MetricSpec, Threshold, Writer
-from operant.training.entry import Entered, Entry
+from operant.training.entry import Entered, Entry, advice
 from operant.worlds import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
@@ -31,6 +31,10 @@ class NotFinite(NamedTuple):
     iteration: int
     entered: Entered | None  # what entered there, in an action, a reward or an observation
     columns: tuple[str, ...]  # those of the record's means that are not finite
+
+    def advice(self, config: Any) -> str:
+        """What to do about it. `config` is an `operant.config.load.Config`."""
+        return advice(config, self.entered)
 
 
 def _timed(algo: Algorithm) -> tuple[str, ...]:

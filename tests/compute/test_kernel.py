@@ -24,6 +24,7 @@ from operant.compute.ptx import ARCHITECTURES, compile_ptx, float64_lines, undef
 from operant.compute.rng import integer
 from operant.data import noise, returns
 from operant.envs import Box, Env, IntState, MultiDiscrete, device, with_pixels
+from operant.training import entry
 from operant.worlds import noise as world_noise
 from operant.worlds import pixels
 from operant.worlds.device_world import DeviceWorld
@@ -54,11 +55,21 @@ def discount() -> returns.Discount:
     return returns.Discount(float32(0.99), float32(0.95))  # a Python float would be a float64 argument
 
 
+def seen() -> entry.Seen:
+    return entry.Seen(zeros(T, U, N, dtype=torch.int32), zeros(T, N, dtype=torch.int32), zeros(T + 1, U, N, dtype=torch.int32))
+
+
+def found() -> entry.Found:
+    lanes, one = zeros(N, dtype=torch.int32), zeros(1, dtype=torch.int32)
+    return entry.Found(one, one.long(), lanes, lanes, one)
+
+
 GROUPS = {  # the two groups each body is launched with
     world_noise.noise_body: lambda: (clock(), world_noise.Noise(zeros(T, U, N))),
     noise.order_body: lambda: (clock(), noise.Order(zeros(T, N, dtype=torch.int32), 2, 1, 1)),
     returns.advantage_body: lambda: (discount(), trace()),
     returns.accrual_body: lambda: (discount(), accrual()),
+    entry.look_body: lambda: (seen(), found()),
 }
 
 
