@@ -139,7 +139,7 @@ def _worker(run: Run, *more: str) -> list[str]:
 
 def _dry_run(asked: Request, trusted: bool) -> None:
     from operant.cli.machine import show_origins
-    from operant.training.memory import CONTEXT_BYTES, estimate
+    from operant.training.memory import CONTEXT_BYTES, estimate, size
 
     show_origins(asked.origins(trusted))
     resolved = asked.load(trusted)
@@ -147,8 +147,8 @@ def _dry_run(asked: Request, trusted: bool) -> None:
         out("", "# device memory: as many lanes as fit are found when the run begins; nothing was started")
         return
     footprint = estimate(resolved)
-    out("", f"# device memory: about {_bytes(footprint.total_bytes)} ({_bytes(footprint.fixed_bytes)} kept, {_bytes(footprint.update_bytes)} in an update)")
-    out(f"# and on a GPU about {_bytes(CONTEXT_BYTES)} for CUDA itself; nothing was started")
+    out("", f"# device memory: about {size(footprint.total_bytes)} ({size(footprint.fixed_bytes)} kept, {size(footprint.update_bytes)} in an update)")
+    out(f"# and on a GPU about {size(CONTEXT_BYTES)} for CUDA itself; nothing was started")
 
 
 @app.command()
@@ -230,11 +230,3 @@ def _check_overrides(asked: Request, checkpoint: Path | None, trusted: bool) -> 
     from operant.config import resuming
 
     resuming.check(asked, checkpoint, trusted)
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"

@@ -75,7 +75,7 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
         from operant.config import load as configuration
         from operant.config import resuming, trust
         from operant.runs.checkpoints import Store
-        from operant.training import auto_lanes
+        from operant.training import auto_lanes, memory
         from operant.training.loop import Trainer
         from operant.worlds import quick_check
 
@@ -91,6 +91,8 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
     if config.env.lanes == "auto":
         phase("trying how many lanes fit")
         config = auto_lanes.resolved(config, device, report=log.info)
+    else:
+        memory.require_room(config, device)
     start, before = None, None
     if resume is not None:
         which = int(resume) if resume.isdecimal() else resume

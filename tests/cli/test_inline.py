@@ -270,6 +270,14 @@ def test_a_users_own_files_are_kept_and_used_after_the_originals_are_gone(here, 
     assert runs.describe(runs.load(run.path))["step"] == 4 * ITERATION
 
 
+def test_more_lanes_than_there_is_memory_for_are_refused_before_anything_is_made(here, tmp_path):
+    done = inline(here, "cartpole", "env.lanes=1e9", "algo.horizon=8")
+    assert done.code == 4
+    told = done.err.splitlines()[-1]
+    assert told.startswith("error: env.lanes = 1,000,000,000 would keep ") and " lanes at most" in told and "env.lanes=auto" in told
+    assert not list((tmp_path / "runs").iterdir())
+
+
 BROKEN = {  # a line in place of the step's first, and what is said of it
     "s[1000000] += float32(1.0)": "index 1000000 is out of bounds for axis 0 with size 1",
     "s[0] += nothing": "name 'nothing' is not defined",

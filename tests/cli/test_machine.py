@@ -50,6 +50,16 @@ def test_the_memory_of_many_lanes_follows_from_few():
     assert measured.fixed_bytes > rollout_bytes
 
 
+def test_room_is_only_measured_where_it_may_be_short(monkeypatch):
+    asked = []
+    monkeypatch.setattr(memory, "estimate", lambda config, **words: asked.append(config.lanes) or memory.Footprint(1 << 44, 0))
+    memory.require_room(config.load(None, []), torch.device("cpu"))
+    assert asked == []
+    with pytest.raises(MachineError, match=r"env\.lanes = 536,870,912 would keep 16 TiB"):
+        memory.require_room(config.load(None, ["env.lanes=536870912", "algo.horizon=8"]), torch.device("cpu"))
+    assert asked == [536_870_912]
+
+
 def test_every_shipped_configuration_passes_its_own_check(here):
     for name in recipes.shipped():
         assert here("config", "check", name).out == "ok\n"
