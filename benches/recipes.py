@@ -31,7 +31,7 @@ from operant.training import worker
 from operant.training.evaluate import Evaluator
 from operant.training.requests import Requests
 
-FRESH_SEED = 10_007
+FRESH_SEED = 10_007  # of the first seed's; others follow, so that one draw of episodes does not judge all
 _BETWEEN = ("seconds/evaluate", "seconds/checkpoint")
 
 
@@ -63,7 +63,7 @@ def row(recipe: str, seed: int, overrides: list[str], episodes: int, root: Path)
             lock.release()
     wall_s = time.perf_counter() - began_s
     config = trainer.config
-    fresh = Evaluator(trainer.algo.actor, config.environment, config.params, episodes=episodes, seed=FRESH_SEED).run(0)
+    fresh = Evaluator(trainer.algo.actor, config.environment, config.params, episodes=episodes, seed=FRESH_SEED + seed).run(0)
     said, document = evaluations(run.path), runs.read_json(run.path / "run.json")
     refused = sum(not line["confirmation"]["reached"] for line in said if "confirmation" in line)
     ci95 = fresh.ci95 or 0.0

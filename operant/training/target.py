@@ -1,7 +1,7 @@
 """Decides whether a run has reached its target: by an evaluation, and by fresh episodes that confirm it. Knows no run folder, no log and no training loop.
 
 An evaluation that reaches the target may have been lucky, and of many evaluations the luckiest is the one that ends a run. So it only asks for a second one, of
-other episodes: a target is reached where the whole 95 % interval of that one's mean lies at or above it.
+other episodes: a target is reached where that one's mean is so far above it that a third one, of as many episodes, would reach it, too (with 97.5 %).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ EPISODES, PARTS = 1024, 16
 """Episodes that are played at once, and how often at most: an evaluation is confirmed by 1,024 to 16,384 episodes."""
 WIDTH = 0.01
 """Half the width of the 95 % interval at which a mean is known well enough, as a share of the target."""
+_AGAIN = math.sqrt(2.0)  # of that half width lies between two means of as many episodes at most (95 %): both have their error
 
 
 class Outcome(NamedTuple):
@@ -56,7 +57,7 @@ class TargetEvaluator:
             if self._target is None or not first.mean >= self._target:
                 return Outcome(first)
             second = self._confirm(number, self._target, interrupted)
-            return Outcome(second, first, reached=_lowest(second) >= self._target)
+            return Outcome(second, first, reached=_next_at_least(second) >= self._target)
         except BrokenOffError:
             return None
 
@@ -104,9 +105,9 @@ def pooled(parts: Sequence[Evaluation]) -> Evaluation:
     )
 
 
-def _lowest(evaluation: Evaluation) -> float:
-    """The lower end of the interval of a mean."""
-    return evaluation.mean - (evaluation.ci95 or 0.0)
+def _next_at_least(evaluation: Evaluation) -> float:
+    """What the mean of another evaluation of as many episodes reaches with 97.5 %."""
+    return evaluation.mean - _AGAIN * (evaluation.ci95 or 0.0)
 
 
 def _said(evaluation: Evaluation) -> str:

@@ -39,14 +39,14 @@ def test_a_confirmation_ends_when_the_mean_is_known_well_enough(lottery):
     assert found.evaluation.episodes == 16 * 1024 and found.evaluation.ci95 < 0.005 and found.reached
 
 
-def test_the_mean_alone_confirms_nothing(lottery):
-    # The target lies inside the interval: what was measured could come from a policy that misses it.
-    fresh = evaluator(lottery, 0.01).run(1).evaluation
-    found = evaluator(lottery, fresh.mean - 0.2 * fresh.ci95, "eval.episodes=1").run(1)
-    again = evaluator(lottery, 0.01).run(1).evaluation
-    assert again == fresh
-    if found.first is not None:
-        assert not found.reached
+@pytest.mark.parametrize(("share", "reached"), [(0.3, False), (1.2, False), (1.6, True), (4.0, True)])
+def test_the_mean_alone_confirms_nothing(lottery, share, reached):
+    # It must lie so far above the target that another evaluation would reach that, too: by the root of 2 times half the interval.
+    half, overrides = 0.01 * 0.75, ("env.params.luck=0.5", "eval.episodes=1024")
+    fresh = evaluator(lottery, 0.7, *overrides).run(1).evaluation
+    found = evaluator(lottery, fresh.mean - share * fresh.ci95, *overrides).run(1)
+    assert fresh.ci95 < half and found.first is not None and found.evaluation == fresh, "the same episodes, as many of them"
+    assert found.reached == reached
 
 
 def test_confirming_episodes_are_fresh_and_the_same_for_the_same_number(lottery):
@@ -54,7 +54,20 @@ def test_confirming_episodes_are_fresh_and_the_same_for_the_same_number(lottery)
     found = same.run(3)
     assert found.first.mean != found.evaluation.mean and found == same.run(3) == evaluator(lottery, 0.0, "eval.episodes=1024").run(3)
     assert found.evaluation.mean != same.run(4).evaluation.mean
-    assert evaluator(lottery, 0.0).run(3, interrupted=lambda: True) is None
+
+
+@pytest.mark.parametrize("looks", [1, 2, 3])
+def test_a_stop_breaks_off_either_evaluation(lottery, looks):
+    # Each part of 32 steps asks once: the first evaluation, the first of the confirming parts, the second.
+    asked = []
+
+    def interrupted():
+        asked.append(True)
+        return len(asked) == looks
+
+    lanes = evaluator(lottery, 0.01)
+    assert lanes.run(3, interrupted=interrupted) is None and len(asked) == looks
+    assert lanes.run(3) == evaluator(lottery, 0.01).run(3)
 
 
 def test_pooled_parts_are_the_evaluation_of_all_their_episodes():
