@@ -19,7 +19,7 @@ _DRAW = 1024  # the draw of a sample's own random numbers: those of `Replay.samp
 class Lots(NamedTuple):
     """What samples are chosen by. Tensors outside the kernels, arrays inside."""
 
-    index: Any  # (B) int32, written: row of the ring x N + lane
+    place: Any  # (B) int32, written: row of the ring x N + lane
     ticks: Any  # (1) int64, ticks stored when the iteration began
     updates: Any  # (1) int64
     seed: Any  # (2) uint32, as int32
@@ -51,7 +51,7 @@ class Priorities(NamedTuple):
 def _uniform_pair(k, lots, offset):
     """Two uniform numbers of sample k, keyed as the replay's own samples are, its shard, and its number there."""
     update = lots.updates[0] + (int64(offset) & LOW_32)
-    samples = lots.index.shape[0] // lots.shards
+    samples = lots.place.shape[0] // lots.shards
     shard, number = int64(k) // samples, int64(k) % samples
     key = (
         uint32(lots.seed[0]), uint32(lots.seed[1]), uint32((shard << SHARD_BIT) | number),
@@ -80,7 +80,7 @@ def age_body(k, lots, ages, offset):
     tick = max(newest - min(int64(age * float32(choices)), choices - 1), int64(0))
     lanes = lots.lanes // lots.shards
     lane = shard * lanes + min(int64(second * float32(lanes)), int64(lanes - 1))
-    lots.index[k] = int32(tick % lots.rows * lots.lanes + lane)
+    lots.place[k] = int32(tick % lots.rows * lots.lanes + lane)
 
 
 @device
@@ -96,7 +96,7 @@ def arrival_body(lane, lots, priorities, offset):
 def priority_body(k, lots, priorities, offset):
     """Sample k by priority: the transition at whose sum its range's number stands; and its share."""
     first, _, shard, number = _uniform_pair(k, lots, offset)
-    samples, lanes = lots.index.shape[0] // lots.shards, lots.lanes // lots.shards
+    samples, lanes = lots.place.shape[0] // lots.shards, lots.lanes // lots.shards
     total = float32(0.0)
     for block in range(priorities.sums.shape[0]):
         total += priorities.sums[block, shard]
@@ -123,7 +123,7 @@ def priority_body(k, lots, priorities, offset):
                 running += part
         if running > ahead:
             break
-    lots.index[k] = int32(found_row * lots.lanes + found_lane)
+    lots.place[k] = int32(found_row * lots.lanes + found_lane)
     count = float32(_choices(lots, offset) * lanes)
     priorities.share[k] = value * count / total if total > float32(0.0) else float32(1.0)
 
@@ -131,10 +131,10 @@ def priority_body(k, lots, priorities, offset):
 @device
 def learned_body(k, lots, priorities, offset):
     """Sample k's new priority, unless a later sample is the same transition: these are of the same shard."""
-    samples = lots.index.shape[0] // lots.shards
+    samples = lots.place.shape[0] // lots.shards
     last = True
     for other in range(int64(k) + 1, (int64(k) // samples + 1) * samples):
-        if lots.index[other] == lots.index[k]:
+        if lots.place[other] == lots.place[k]:
             last = False
     if last and priorities.skip[0] == float32(0.0):
-        priorities.value[int64(lots.index[k]) // lots.lanes, int64(lots.index[k]) % lots.lanes] = priorities.fresh[k]
+        priorities.value[int64(lots.place[k]) // lots.lanes, int64(lots.place[k]) % lots.lanes] = priorities.fresh[k]

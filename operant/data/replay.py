@@ -106,7 +106,7 @@ class Replay:
         seen, after = zeros(batch, P, dtype=kind), zeros(batch, P, dtype=kind)
         legal, next_legal = (zeros(H, batch, dtype=torch.uint8) if H else None for _ in range(2))
         sample = self._sampled
-        self.index, self.next_index = sample.index, sample.next_index
+        self.index, self.next_index = sample.place, sample.next_place
         self.batch = Batch(seen[:, :O].t(), sample.action, sample.reward, sample.discount, after[:, :O].t(), legal, next_legal, sample.noise)
         self._bind(action, seen, after)
 

@@ -58,8 +58,8 @@ class Source(NamedTuple):
 class Sample(NamedTuple):
     """Which transitions a batch takes, and what they are. Tensors outside the kernels, arrays inside."""
 
-    index: Any  # (B) int32: row of the ring x N + lane
-    next_index: Any  # (B) int32, of the next observation, likewise; -1 - (row of the side buffer x N + lane) of a true final one
+    place: Any  # (B) int32: row of the ring x N + lane
+    next_place: Any  # (B) int32, of the next observation, likewise; -1 - (row of the side buffer x N + lane) of a true final one
     action: Any  # (A, B)
     reward: Any  # (B) float32
     discount: Any  # (B) float32
@@ -75,8 +75,8 @@ class Rows(NamedTuple):
     observation: Any  # (C N, W) int32
     final: Any  # (F N, W) int32
     legal: Any  # (C, N, H) uint8; None where there is none
-    index: Any  # (B) int32
-    next_index: Any  # (B) int32
+    place: Any  # (B) int32
+    next_place: Any  # (B) int32
     out: Any  # (B, W) int32, written
     next_out: Any  # (B, W) int32, written
     out_legal: Any  # (H, B) uint8, written
@@ -119,7 +119,7 @@ def store_legal_body(i, source, ring, offset):
 def choose_body(k, ring, out, offset):
     """Sample k of an update, uniformly among the transitions whose n steps are stored; and its random numbers."""
     ticks, update = ring.ticks[0] + (int64(offset) >> TICK_BIT), ring.updates[0] + (int64(offset) & LOW_32)
-    B, C, N = out.index.shape[0], ring.reward.shape[0], ring.reward.shape[1]
+    B, C, N = out.place.shape[0], ring.reward.shape[0], ring.reward.shape[1]
     shard_samples, shard_lanes = B // out.shards, N // out.shards
     shard, number = int64(k) // shard_samples, int64(k) % shard_samples
     key = (
@@ -133,7 +133,7 @@ def choose_body(k, ring, out, offset):
     words = rng.block(key, 0)
     tick = ticks - stored + ((int64(words[0]) * choices) >> 32)
     lane = shard * shard_lanes + ((int64(words[1]) * shard_lanes) >> 32)
-    out.index[k] = int32(tick % C * N + lane)
+    out.place[k] = int32(tick % C * N + lane)
 
     R = out.noise.shape[0]
     for draw in range((R + 3) // 4):
@@ -148,7 +148,7 @@ def returns_body(k, ring, out, offset):
     """Action, n-step return and discount of sample k, and where its next observation lies."""
     ticks = ring.ticks[0] + (int64(offset) >> TICK_BIT)
     C, N = ring.reward.shape[0], ring.reward.shape[1]
-    row, lane = int64(out.index[k]) // N, int64(out.index[k]) % N
+    row, lane = int64(out.place[k]) // N, int64(out.place[k]) % N
     for j in range(out.action.shape[0]):
         out.action[j, k] = ring.action[row, lane, j]
 
@@ -170,7 +170,7 @@ def returns_body(k, ring, out, offset):
             row = (row + 1) % C
     out.reward[k] = total
     out.discount[k] = discount
-    out.next_index[k] = int32(following)
+    out.next_place[k] = int32(following)
 
 
 @device
@@ -178,8 +178,8 @@ def rows_body(i, rows, unused, offset):
     """Word i mod W of both observations of sample i // W."""
     W = rows.out.shape[1]
     k, word = int64(i) // W, int64(i) % W
-    rows.out[k, word] = rows.observation[rows.index[k], word]
-    following = rows.next_index[k]
+    rows.out[k, word] = rows.observation[rows.place[k], word]
+    following = rows.next_place[k]
     rows.next_out[k, word] = rows.observation[following, word] if following >= 0 else rows.final[-1 - following, word]
 
 
@@ -187,7 +187,7 @@ def rows_body(i, rows, unused, offset):
 def legal_body(k, rows, unused, offset):
     """The legal actions of both observations of sample k."""
     N, H = rows.legal.shape[1], rows.legal.shape[2]
-    index, following = rows.index[k], rows.next_index[k]
+    index, following = rows.place[k], rows.next_place[k]
     for j in range(H):
         rows.out_legal[j, k] = rows.legal[index // N, index % N, j]
         rows.next_legal[j, k] = rows.legal[following // N, following % N, j] if following >= 0 else 1

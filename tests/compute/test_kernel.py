@@ -22,7 +22,7 @@ from operant.compute import kernel, ptx
 from operant.compute.kernel import cuda_shell
 from operant.compute.ptx import ARCHITECTURES, compile_ptx, float64_lines, undefined_calls
 from operant.compute.rng import integer
-from operant.data import noise, returns
+from operant.data import lots, noise, returns, transitions
 from operant.envs import Box, Env, IntState, MultiDiscrete, device, with_pixels
 from operant.training import entry
 from operant.worlds import noise as world_noise
@@ -64,12 +64,58 @@ def found() -> entry.Found:
     return entry.Found(one, one.long(), lanes, lanes, one)
 
 
+ROWS, OBSERVED, ACTIONS, BATCH = 8, 6, 3, 16  # of a replay's ring, numbers of an observation, actions of which some are legal, samples
+
+
+def ring() -> transitions.Ring:
+    flags, observation = zeros(ROWS, N, dtype=torch.uint8), zeros(ROWS, N, OBSERVED)
+    counts, seed = zeros(1, dtype=torch.int64), zeros(2, dtype=torch.int32)
+    return transitions.Ring(
+        observation, observation, zeros(ROWS, N, 1), zeros(ROWS, N), flags, flags, zeros(ROWS, N, ACTIONS, dtype=torch.uint8), counts, counts, seed, 1
+    )
+
+
+def source() -> transitions.Source:
+    flags, legal = zeros(T, N, dtype=torch.uint8), zeros(T + 1, ACTIONS, N, dtype=torch.uint8)
+    return transitions.Source(zeros(T + 1, OBSERVED, N), zeros(T, OBSERVED, N), zeros(T, 1, N), zeros(T, N), flags, flags, legal, N, 1)
+
+
+def sample() -> transitions.Sample:
+    place = zeros(BATCH, dtype=torch.int32)
+    return transitions.Sample(place, place, zeros(1, BATCH), zeros(BATCH), zeros(BATCH), zeros(U, BATCH), 8, 3, float32(0.99))
+
+
+def copied() -> transitions.Rows:
+    place, words, taken = zeros(BATCH, dtype=torch.int32), zeros(ROWS * N, OBSERVED, dtype=torch.int32), zeros(BATCH, OBSERVED, dtype=torch.int32)
+    legal, out = zeros(ROWS, N, ACTIONS, dtype=torch.uint8), zeros(ACTIONS, BATCH, dtype=torch.uint8)
+    return transitions.Rows(words, words, legal, place, place, taken, taken, out, out)
+
+
+def chosen() -> lots.Lots:
+    counts, seed = zeros(1, dtype=torch.int64), zeros(2, dtype=torch.int32)
+    return lots.Lots(zeros(BATCH, dtype=torch.int32), counts, counts, seed, ROWS, N, 8, 3)
+
+
+def priorities() -> lots.Priorities:
+    return lots.Priorities(zeros(ROWS, N), zeros(4, 8), zeros(BATCH), zeros(BATCH), zeros(1), zeros(1), 2)
+
+
 GROUPS = {  # the two groups each body is launched with
     world_noise.noise_body: lambda: (clock(), world_noise.Noise(zeros(T, U, N))),
     noise.order_body: lambda: (clock(), noise.Order(zeros(T, N, dtype=torch.int32), 2, 1, 1)),
     returns.advantage_body: lambda: (discount(), trace()),
     returns.accrual_body: lambda: (discount(), accrual()),
     entry.look_body: lambda: (seen(), found()),
+    transitions.store_body: lambda: (source(), ring()),
+    transitions.store_legal_body: lambda: (source(), ring()),
+    transitions.choose_body: lambda: (ring(), sample()),
+    transitions.returns_body: lambda: (ring(), sample()),
+    transitions.rows_body: lambda: (copied(), copied()),
+    transitions.legal_body: lambda: (copied(), copied()),
+    lots.age_body: lambda: (chosen(), lots.Ages(2)),
+    lots.arrival_body: lambda: (chosen(), priorities()),
+    lots.priority_body: lambda: (chosen(), priorities()),
+    lots.learned_body: lambda: (chosen(), priorities()),
 }
 
 
