@@ -143,7 +143,7 @@ def provoke(place: Path, name: str, device: str) -> dict[str, Any]:
             while time.monotonic() - began_s < LIMIT_S and (live := shown(place, name)).get("state") != "stalled":
                 time.sleep(0.5)
             ending = operant(place, "stop", name, "--now")
-            stop = ending.communicate(timeout=LIMIT_S)[0].strip().splitlines()[-2:] + [f"exit code {ending.returncode}"]
+            stop = [*ending.communicate(timeout=LIMIT_S)[0].strip().splitlines()[-2:], f"exit code {ending.returncode}"]
         said = trainer.communicate(timeout=LIMIT_S)[0]
     finally:
         trainer.kill()
