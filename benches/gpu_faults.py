@@ -6,6 +6,7 @@ crowded   another process holds nearly all of the device's memory before trainin
 oom       an algorithm that takes more memory in each iteration
 fault     an environment that writes through a wild address from step 200 on
 hang      an environment that does not come back from step 200 on, ended by `operant stop --now`
+illegal   what torch raises for `fault`, raised by an algorithm: for a machine without a GPU
 lost      an algorithm that raises what torch raises for a device that fell off the bus, which cannot be provoked (simulated)
 
 On a CPU, `crowded`, `fault` and `hang` are left out: the first needs a device, the second is a crash of the process, the third is as slow as its loop.
@@ -52,8 +53,9 @@ def observe(s, obs, p):
 ENV = Env(Params, 1, observation=Box(1), action=Discrete(2), time_limit=1000, reset=reset, step=step, observe=observe)
 '''
 WILD = """        s[int(s[0]) * 1_000_000_000] = reward"""
+# Hours of work whose result is used: a loop without an end and an effect would be left out by the compiler.
 ENDLESS = """        word = uint32(key[0]) | uint32(1)
-        while word != uint32(0):
+        for _ in range(1 << 40):
             word ^= word << uint32(13)
             word ^= word >> uint32(17)
             word ^= word << uint32(5)
@@ -88,6 +90,7 @@ kept = torch.empty(free - (1200 << 20), dtype=torch.uint8, device="cuda:0")
 print("holding", kept.numel(), flush=True)
 sys.stdin.read()
 """
+ILLEGAL = """            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")"""
 SMALL = ("env.lanes=1024", "algo.horizon=16", "eval.every=0", "run.steps=1G", "run.record_hz=1000")
 LARGE = ("cartpole", "env.lanes=4194304", "algo.horizon=64", "eval.every=0", "run.steps=1G")
 FILES = {
@@ -95,6 +98,7 @@ FILES = {
     "hang": ("hang_env.py", ENVIRONMENT.replace("FAULT", ENDLESS)),
     "oom": ("leak.py", ALGORITHM.replace("FAILURE", LEAK)),
     "lost": ("lost.py", ALGORITHM.replace("FAILURE", LOST)),
+    "illegal": ("illegal.py", ALGORITHM.replace("FAILURE", ILLEGAL)),
 }
 LIMIT_S = 60.0
 
@@ -177,7 +181,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
-    names = ["oom", "lost"] if arguments.device == "cpu" else ["crowded", "oom", "fault", "lost", "hang"]
+    names = ["oom", "illegal", "lost"] if arguments.device == "cpu" else ["crowded", "oom", "fault", "lost", "hang"]
     with tempfile.TemporaryDirectory() as temporary:
         for name in arguments.only.split(",") if arguments.only else names:
             try:

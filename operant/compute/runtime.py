@@ -119,7 +119,8 @@ def device_error(error: Exception) -> DeviceError | None:
     import torch
 
     if out_of_memory(error):
-        return DeviceError(f"out of memory: {str(error).splitlines()[0]}. Use fewer env.lanes or a shorter algo.horizon")
+        said = str(error).partition("\n")[0].partition(". Including non-PyTorch memory")[0]  # torch goes on for lines, which would leave no room for the advice
+        return DeviceError(f"out of memory: {said}. Use fewer env.lanes or a shorter algo.horizon")
     if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error) or type(error).__name__ == "CudaAPIError":
         return DeviceError(f"the GPU failed: {str(error).splitlines()[0]}")
     return None

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from operant import __version__, runs, text
-from operant.compute.runtime import device_error
+from operant.compute.runtime import device_error, out_of_memory
 from operant.config import load, resuming
 from operant.config.load import Config
 from operant.errors import DeviceError, DivergedError, MachineError, OperantError, StoppedError
@@ -156,7 +156,7 @@ class Trainer:
                 raise
             except Exception as error:
                 told = device_error(error)
-                self._end(("oom" if "memory" in str(told) else "gpu_fault") if told else "failed", told or error)
+                self._end(("oom" if out_of_memory(error) else "gpu_fault") if told else "failed", told or error)
                 if told is not None:
                     raise told from error
                 raise

@@ -14,7 +14,14 @@ from operant import runs
 BENCH = runpy.run_path(str(Path(__file__).parents[2] / "benches" / "gpu_faults.py"), run_name="bench")
 
 
-@pytest.mark.parametrize(("fault", "state", "said"), [("oom", "oom", "error: out of memory: "), ("lost", "gpu_fault", "error: the GPU failed: CUDA error: ")])
+@pytest.mark.parametrize(
+    ("fault", "state", "said"),
+    [
+        ("oom", "oom", "error: out of memory: "),
+        ("illegal", "gpu_fault", "error: the GPU failed: CUDA error: an illegal memory access"),  # which is no lack of memory
+        ("lost", "gpu_fault", "error: the GPU failed: CUDA error: "),
+    ],
+)
 def test_a_device_that_fails_ends_the_run_with_7_within_a_second_and_a_sentence(here, tmp_path, fault, state, said):
     name, text = BENCH["FILES"][fault]
     (tmp_path / name).write_text(text)

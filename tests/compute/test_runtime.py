@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from operant.compute import runtime
-from operant.compute.runtime import find_device, quiet_threads, wake_gpu
+from operant.compute.runtime import device_error, find_device, quiet_threads, wake_gpu
 from operant.errors import MachineError, UsageError
 
 
@@ -109,3 +110,12 @@ def test_without_a_driver_nothing_happens(monkeypatch):
 
     monkeypatch.setattr(runtime.ctypes, "CDLL", missing)
     wake_gpu("auto").join(10)
+
+
+def test_torchs_words_on_a_full_gpu_leave_room_for_the_advice():
+    long = "CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has 3.10 GiB free. Including non-PyTorch memory, this process has " + 400 * "x" + "\nmore"
+    told = str(device_error(torch.OutOfMemoryError(long)))
+    assert told == (
+        "out of memory: CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has 3.10 GiB free. Use fewer env.lanes or a shorter algo.horizon"
+    )
+    assert str(device_error(torch.AcceleratorError("CUDA error: an illegal memory access"))).startswith("the GPU failed: ")
