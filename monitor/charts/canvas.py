@@ -46,6 +46,7 @@ class Canvas(Widget):
         self._drawn_for: tuple[object, ...] = ()
         self._palette: Palette | None = None
         self._rich_styles: dict[Style, RichStyle] = {}
+        self._strips: dict[int, tuple[Row, Strip]] = {}  # by line, with the row they show
 
     def draw(self, width: int, height: int, palette: Palette) -> Rows:
         """`height` rows of `width` cells (both >= 1)."""
@@ -67,35 +68,61 @@ class Canvas(Widget):
 
     def redraw(self) -> None:
         """Draw again and repaint the cells that changed; nothing where none did."""
-        if not self.is_mounted or not self.size or not self.display:
+        size = self.size  # asked once: Textual looks for the widget on its screen
+        if not self.is_mounted or not size or not self.display:
             self._drawn_for = ()
             return
         before, drawn_for = self._rows, self._drawn_for
-        rows = self._draw()
+        rows = self._draw(*size)
         if before is None or drawn_for != self._drawn_for:
             self.refresh()
             return
-        regions = [Region(x, y, length, 1) for y, (old, new) in enumerate(zip(before, rows, strict=True)) if old != new for x, length in changed_runs(old, new)]
+        self._rows = rows = [old if old == new else new for old, new in zip(before, rows, strict=True)]
+        changed = [(y, old, new) for y, (old, new) in enumerate(zip(before, rows, strict=True)) if old is not new]
+        regions = [Region(x, y, length, 1) for y, old, new in changed for x, length in changed_runs(old, new)]
         if regions:
             self.refresh(*regions)
 
-    def _draw(self) -> Rows:
+    def _draw(self, width: int, height: int) -> Rows:
         palette = self.palette
-        width, height = self.size
         self._rows = self.draw(width, height, palette)
-        self._drawn_for = (width, height, palette.key)
+        if self._drawn_for != (width, height, palette.key):
+            self._drawn_for = (width, height, palette.key)
+            self._strips = {}
         return self._rows
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The lines of a region, out of the cells drawn last; drawn anew where size or colours are no longer those.
+
+        A cell has its whole look, and a canvas neither border nor padding: Textual's way through its style rules, which takes longer than the drawing, is left
+        out. Only what the mouse points at goes that way.
+        """
+        if "@click" in self.hover_style.meta:
+            return super().render_lines(crop)
+        rows, (first, last), filters = self._current(), crop.column_span, self.get_line_filters()
+        strips = [self._strip(y, rows[y]) if y < len(rows) else Strip.blank(crop.right) for y in crop.line_range]
+        for one in filters:
+            strips = [strip.apply_filter(one, self.background_colors[1]) for strip in strips]
+        return [strip if (first, last) == (0, strip.cell_length) else strip.crop(first, last) for strip in strips]
+
     def render_line(self, y: int) -> Strip:
-        """One line, out of the cells drawn last; drawn anew where size or colours are no longer those."""
-        width, height = self.size
-        rows = self._rows
-        if rows is None or self._drawn_for != (width, height, self.palette.key):
-            rows = self._draw()
-        if not 0 <= y < len(rows):
-            return Strip.blank(width)
-        segments = [Segment("".join([cell[0] for cell in run]), self.style_of(style)) for style, run in groupby(rows[y], _style)]
-        return Strip(segments, width)
+        """One whole line, as `render_lines` has it."""
+        rows = self._current()
+        return self._strip(y, rows[y]) if 0 <= y < len(rows) else Strip.blank(self.size.width)
+
+    def _current(self) -> Rows:
+        size = self.size
+        return self._rows if self._rows is not None and self._drawn_for == (*size, self.palette.key) else self._draw(*size)
+
+    def _strip(self, y: int, row: Row) -> Strip:
+        """A line; the same as before where its row is."""
+        known = self._strips.get(y)
+        if known is not None and known[0] is row:
+            return known[1]
+        segments = [Segment("".join([cell[0] for cell in run]), self.style_of(style)) for style, run in groupby(row, _style)]
+        strip = Strip(segments, len(row))
+        self._strips[y] = row, strip
+        return strip
 
     def style_of(self, style: Style) -> RichStyle:
         """The Rich style of a cell style, made once."""

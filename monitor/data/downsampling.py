@@ -112,6 +112,8 @@ class Part:
 
 def _mean(low: float, high: float, total: float, count: int) -> float:
     mean = total / count
+    if low <= mean <= high:
+        return mean
     if not math.isfinite(mean):  # a sum of huge numbers
         mean = low / 2 + high / 2
     return min(max(mean, low), high)

@@ -38,8 +38,8 @@ class DiffRenderer:
         if data in _SYNCHRONIZED:
             return data
         before, *rest = data.split("\x1b[")
-        parts = [_DRAWN.fullmatch(part) for part in rest]
-        if before or not all(parts):
+        parts = [_parsed(part) for part in rest]
+        if before or None in parts:
             self.forget()
             return data
         pen, sgr = _Pen(), ""
@@ -47,7 +47,7 @@ class DiffRenderer:
         moved = False
         for part in parts:
             assert part is not None
-            parameters, command, text = part.groups()
+            parameters, command, text = part
             if command == "H":
                 line, _, column = parameters.partition(";")
                 y, x = int(line or 1) - 1, int(column or 1) - 1
@@ -59,6 +59,16 @@ class DiffRenderer:
         return pen.text(y, x, moved=moved)
 
 
+@functools.lru_cache(4096)
+def _parsed(part: str) -> tuple[str, str, list[str]] | None:
+    """Parameters and command of a control sequence, and the text after it, a string a cell; None for any other sequence. Most of a picture comes again."""
+    found = _DRAWN.fullmatch(part)
+    if found is None:
+        return None
+    parameters, command, text = found.groups()
+    return parameters, command, list(text) if _NARROW.fullmatch(text) else characters(text)
+
+
 class _Line:
     """One line of the terminal: the character in each cell, and its style; None where a cell is not known."""
 
@@ -66,9 +76,8 @@ class _Line:
         self.characters: list[str | None] = []
         self.styles: list[str] = []
 
-    def write(self, x: int, y: int, text: str, sgr: str, pen: _Pen) -> int:
+    def write(self, x: int, y: int, new: list[str], sgr: str, pen: _Pen) -> int:
         """Hand the cells that change to the pen. Returns the column after the text."""
-        new = list(text) if _NARROW.fullmatch(text) else characters(text)
         end = x + len(new)
         if (missing := end - len(self.styles)) > 0:
             self.characters += [None] * missing
