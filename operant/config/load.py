@@ -137,8 +137,9 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
     env = checked["env"]
     environment = resolve.observed(raw, environment, env and env.pixels)
     if checked.get("algo") is not None and env is not None:
-        # Where the most do not fit together with the rest, no smaller power of two does.
-        for key, message in checked["algo"].problems(sections.AUTO_LANES if env.lanes == "auto" else env.lanes):
+        # Of lanes that are left open, some have to fit together with the rest.
+        found = [checked["algo"].problems(lanes) for lanes in (sections.LANES_TRIED if env.lanes == "auto" else (env.lanes,))]
+        for key, message in found[-1] if all(found) else ():
             raw.problem(raw.location(("algo", key), ("env", "lanes")), f"algo.{key}: {message}")
     raw.raise_problems()
     env = env.model_copy(update={"name": environment_name, "params": params._asdict()})

@@ -14,6 +14,8 @@ _DEVICE = r"^(auto|cpu|cuda|cuda:[0-9]{1,3})$"
 _RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 AUTO_LANES = 65_536
 """The upper limit of `env.lanes = "auto"`."""
+LANES_TRIED = tuple(32 << k for k in range(12))
+"""What it chooses from, up to the limit. Where not even the fewest fit, lanes are not what is too large."""
 
 
 def _check(pattern: str, allowed: str) -> AfterValidator:

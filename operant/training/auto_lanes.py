@@ -13,13 +13,10 @@ import torch
 
 from operant.compute.runtime import out_of_memory
 from operant.config.load import Config
-from operant.config.sections import AUTO_LANES
+from operant.config.sections import AUTO_LANES, LANES_TRIED
 from operant.errors import DeviceError
 from operant.training import build as building
 from operant.training import memory
-
-FEWEST_LANES = 32
-"""The fewest that are tried: where not even these fit, lanes are not what is too large."""
 
 LANES_A_THREAD = 512
 """On a CPU: from about there on more lanes learn little faster, and each iteration only takes longer. On two cores, of the rate at 1,024 lanes: 0.4 at 128,
@@ -59,8 +56,7 @@ def resolved(config: Config, device: torch.device, *, report: Callable[[str], No
 def _candidates(config: Config, device: torch.device, useful: int) -> Iterator[int]:
     """The numbers to try, the largest first: none above `useful`, unless the algorithm can divide no other."""
     most = AUTO_LANES if device.type == "cuda" else min(AUTO_LANES, LANES_A_THREAD * torch.get_num_threads())
-    powers = [FEWEST_LANES << k for k in range(AUTO_LANES.bit_length()) if FEWEST_LANES << k <= AUTO_LANES]
-    allowed = [lanes for lanes in powers if not config.algo.problems(lanes)]
+    allowed = [lanes for lanes in LANES_TRIED if not config.algo.problems(lanes)]
     yield from reversed([lanes for lanes in allowed if lanes <= min(most, useful)] or allowed[:1])
 
 

@@ -16,7 +16,7 @@ from operant.compute.runtime import out_of_memory
 from operant.config import load as config
 from operant.config import request
 from operant.config.sections import AUTO_LANES
-from operant.errors import DeviceError
+from operant.errors import ConfigError, DeviceError
 from operant.training import auto_lanes, memory, worker
 from operant.training import build as building
 
@@ -147,6 +147,15 @@ def test_lanes_divide_as_the_algorithm_wants(card):
 
 
 # BY AN ESTIMATE
+
+
+def test_lanes_that_a_replay_has_no_room_for_are_not_chosen(card):
+    """512 transitions hold one step of up to 512 lanes and the next, of 256."""
+    words = ("algo.name=dqn", "algo.learning_starts=0", "algo.batch_size=32")
+    assert resolved(CUDA, *words, "algo.replay_capacity=512").lanes == 256
+    with pytest.raises(ConfigError, match="replay_capacity"):
+        resolved(CUDA, *words, "algo.replay_capacity=63")
+
 
 
 @pytest.mark.parametrize(("threads", "lanes"), [(1, 512), (2, 1024), (3, 1024), (16, 8192)])
