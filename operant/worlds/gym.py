@@ -1,10 +1,15 @@
 """A world as a Gymnasium vector environment (`make_vec`). Knows no policy and no algorithm.
 
-Resets happen in the step that ends an episode (Gymnasium's `AutoresetMode.SAME_STEP`): `step` returns the first observation of the next
-episode, and the last one of the old is in `info`, under the keys that Gymnasium's own `SyncVectorEnv` uses with its
-`RecordEpisodeStatistics` around each environment:
+When an ended lane begins anew is Gymnasium's `AutoresetMode`, by the names of its values:
 
-    info["final_obs"], info["_final_obs"]                 the true last observations, and in which lanes
+    "same_step" (the default)    `step` returns the first observation of the next episode, and the last one of the old is in `info`
+    "next_step"                  `step` returns the last observation; the next step resets the lane in place of stepping it, with reward 0
+    "disabled"                   `step` returns the last observation; `reset(options={"reset_mask": ended})` must come before the next step
+
+The keys in which an episode's end is told are in all modes those of Gymnasium's own `SyncVectorEnv` with "same_step" and its `RecordEpisodeStatistics`
+around each environment, so that the wrapper of that name can add its own beside them:
+
+    info["final_obs"], info["_final_obs"]                 the true last observations, and in which lanes ("same_step" alone)
     info["final_info"]["episode"]["r" | "l" | "t"]        the episode's return, length, and seconds
     info["final_info"]["tally"][name]                     the environment's own sums, where it keeps any
 
@@ -36,6 +41,7 @@ from operant.envs import Box, Discrete, Env
 from operant.errors import MachineError, OperantError, UsageError
 from operant.worlds.base import Slot
 from operant.worlds.device_world import DeviceWorld
+from operant.worlds.snapshot import Snapshot
 
 try:
     import gymnasium
@@ -58,12 +64,14 @@ def make_vec(
     output: str = "numpy",
     params: Mapping[str, Any] | tuple[Any, ...] | None = None,
     pixels: int | None = None,
+    autoreset_mode: str | AutoresetMode = "same_step",
 ) -> OperantVectorEnv:
     """`num_envs` lanes of an environment as a `gymnasium.vector.VectorEnv`.
 
     `name` is an environment's name, its Gymnasium id, or the path of a file ending in `.py`; an `Env` is taken as it is. `params` are
     values of its `Params` by name, or a whole `Params`. Without a `seed` the operating system picks one. `output="torch"` returns tensors
-    on `device`; "numpy" returns arrays. With `pixels` observations are pictures, (pixels, pixels, 3) bytes each.
+    on `device`; "numpy" returns arrays. With `pixels` observations are pictures, (pixels, pixels, 3) bytes each. `autoreset_mode` is "same_step",
+    "next_step" or "disabled", or one of Gymnasium's: several of its wrappers ask for "next_step".
 
     Raises UsageError (a name, number or parameter that is not allowed, an environment without pictures), MachineError (no such device),
     NotFoundError (no such file).
@@ -76,7 +84,8 @@ def make_vec(
     if output not in _OUTPUTS:
         raise UsageError(f"output is {output!r}: it must be 'numpy' or 'torch'")
     seed = secrets.randbits(63) if seed is None else _checked_seed(seed)
-    return OperantVectorEnv(env, num_envs, device=_checked_device(device), seed=seed, output=output, params=params)
+    mode = _checked_mode(autoreset_mode)
+    return OperantVectorEnv(env, num_envs, device=_checked_device(device), seed=seed, output=output, params=params, autoreset_mode=mode)
 
 
 class _Ended(NamedTuple):
@@ -93,14 +102,15 @@ class OperantVectorEnv(VectorEnv):
     `world` is the world underneath. Its episodes are counted into `info`, so do not call its `take` as well.
     """
 
-    def __init__(self, env: Env, num_envs: int, *, device: torch.device, seed: int, output: str, params: Any) -> None:
+    def __init__(self, env: Env, num_envs: int, *, device: torch.device, seed: int, output: str, params: Any, autoreset_mode: AutoresetMode) -> None:
         self.num_envs = num_envs
         self.world = DeviceWorld(env, num_envs, seed=seed, device=device, params=params, every_final=True)
         self.single_observation_space = _observation_space(env.observation, bounded=self.world.params == env.Params())
         self.single_action_space = _action_space(env.action)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
+        self.metadata = {"autoreset_mode": autoreset_mode, "render_modes": []}
+        self._mode = autoreset_mode
         self._numpy = output == "numpy"
         self._seed = seed
         # Two slots in turn, so that with torch output the observation before a step outlives the step.
@@ -111,26 +121,51 @@ class OperantVectorEnv(VectorEnv):
         self._no_tallies = torch.zeros(0, num_envs, device=self.world.device)
         self._everywhere = torch.ones(num_envs, dtype=torch.bool, device=self.world.device)
         self._started = False
+        self._waiting = torch.zeros(num_envs, dtype=torch.bool, device=self.world.device)  # (N), lanes that have ended and were not seen to begin anew
+        self._shown: torch.Tensor | None = None  # (O, N), the observations that were returned last
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin every lane anew: the observations (N, O), and an info that is empty but for the mask of legal actions, where there is one.
 
         A `seed` starts the same numbers again from the beginning; without one they go on (the first time, from the seed of `make_vec`).
-        There are no `options`. Raises UsageError.
+        `options={"reset_mask": mask}`, (N) truth values, begins the lanes of the mask alone; the others stay as they are, and their last observations are
+        returned. There are no other options. Raises UsageError.
         """
         self._require_open()
-        if options:
-            raise UsageError(f"reset got the options {sorted(options)}: it takes none; ended lanes reset by themselves")
+        mask = self._reset_mask(options)
         if seed is not None:
+            if mask is not None:
+                raise UsageError("reset got a seed and a reset_mask: a seed starts the numbers of all lanes again, so it takes no mask")
             self._seed = _checked_seed(seed)
             self.world = DeviceWorld(self.world.spec, self.num_envs, seed=self._seed, device=self.world.device, params=self.world.params, every_final=True)
         super().reset(seed=self._seed if seed is not None or not self._started else None)
+        before = Snapshot.of(self.world, self._slots[0][0])
         slot, bound = self._next_slot()
         self.world.reset(bound)
-        self._begun[:] = time.perf_counter()
-        self._returns.zero_()
+        if mask is None or self._shown is None:
+            mask, self._shown = self._everywhere, slot.observation
+        else:
+            before.restore(self.world, slot, ~mask)
+            self._shown = torch.where(mask, slot.observation, self._shown)
+        self._begun[mask.cpu().numpy()] = time.perf_counter()
+        self._returns.masked_fill_(mask, 0.0)
+        self._waiting &= ~mask
         self._started = True
-        return self._observations(slot.observation), self._mask(slot)
+        return self._observations(self._shown), self._mask(slot)
+
+    def _reset_mask(self, options: dict[str, Any] | None) -> torch.Tensor | None:
+        """The lanes to begin anew, (N); None for all. Raises UsageError."""
+        if others := sorted(set(options or {}) - {"reset_mask"}):
+            raise UsageError(f"reset got the options {others}: it takes reset_mask alone; what an environment begins with is set by make_vec(params=...)")
+        if not options:
+            return None
+        if not self._started:
+            raise UsageError("reset got a reset_mask before the first reset: call reset() once first")
+        given = options["reset_mask"]
+        mask = given if isinstance(given, torch.Tensor) else torch.from_numpy(np.array(given))
+        if mask.dtype != torch.bool or tuple(mask.shape) != (self.num_envs,) or not bool(mask.any()):
+            raise UsageError(f"reset_mask is {given!r}: it must be an array of {self.num_envs} truth values, one of them True at least")
+        return mask.to(self.world.device)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """One step of every lane.
@@ -144,15 +179,25 @@ class OperantVectorEnv(VectorEnv):
         self._require_open()
         if not self._started:
             raise UsageError("step was called before reset: call reset() once first")
+        if self._mode is AutoresetMode.DISABLED and bool(self._waiting.any()):
+            lanes = self._waiting.nonzero().flatten().tolist()
+            raise UsageError(f"the episodes of lanes {lanes[:8]} have ended: call reset(options={{'reset_mask': terminated | truncated}}) before step")
+        before = Snapshot.of(self.world, self._slots[0][0]) if self._mode is AutoresetMode.NEXT_STEP else None
         slot, bound = self._next_slot()
         slot.action.copy_(self._checked_actions(actions))
         length = self.world.lanes.age + 1
         self.world.step(bound)
         self.world.advance(1)
-        total = self._returns + slot.reward
-        self._returns = total.masked_fill((slot.terminated | slot.truncated).bool(), 0.0)
+        if before is not None:
+            before.restore(self.world, slot, self._waiting)
+            self._begun[self._waiting.cpu().numpy()] = time.perf_counter()
+        total, over = self._returns + slot.reward, (slot.terminated | slot.truncated).bool()
+        self._returns = total.masked_fill(over, 0.0)
+        self._shown = slot.observation
+        if self._mode is not AutoresetMode.SAME_STEP:
+            self._waiting, self._shown = over, torch.where(over, slot.final_observation, slot.observation)
         ended = _Ended(length, total, self._tallies())
-        observations = self._observations(slot.observation)
+        observations = self._observations(self._shown)
         if self._numpy:
             terminated, truncated = (flags.cpu().numpy().astype(np.bool_) for flags in (slot.terminated, slot.truncated))
             info = self._numpy_info(slot, _Ended(*(column.cpu().numpy() for column in ended)), terminated | truncated)
@@ -231,19 +276,25 @@ class OperantVectorEnv(VectorEnv):
         now = time.perf_counter()
         seconds = np.where(ended, np.round(now - self._begun, 6), 0.0)
         self._begun[ended] = now
+        length, total = (np.where(ended, column, 0) for column in (sums.length, sums.total))
+        episode = {"r": total.astype(np.float64), "l": length.astype(np.int64), "t": seconds}
+        tally = {name: row.astype(np.float64) for name, row in zip(self.world.spec.tally, sums.tallies, strict=True)}
+        info = {"final_info": _final_info(episode, tally, ended)}
+        if self._mode is not AutoresetMode.SAME_STEP:
+            return _masked(info, ended)
         final_obs = np.full(self.num_envs, None, dtype=object)
         rows = self._observations(slot.final_observation[:, torch.from_numpy(lanes).to(slot.reward.device)])
         for lane, row in zip(lanes, rows, strict=True):
             final_obs[lane] = row
-        length, total = (np.where(ended, column, 0) for column in (sums.length, sums.total))
-        episode = {"r": total.astype(np.float64), "l": length.astype(np.int64), "t": seconds}
-        tally = {name: row.astype(np.float64) for name, row in zip(self.world.spec.tally, sums.tallies, strict=True)}
-        return _masked({"final_obs": final_obs, "final_info": _final_info(episode, tally, ended)}, ended)
+        return _masked({"final_obs": final_obs, **info}, ended)
 
     def _torch_info(self, slot: Slot, sums: _Ended, ended: torch.Tensor) -> dict[str, Any]:
         episode = {"r": torch.where(ended, sums.total, 0.0), "l": torch.where(ended, sums.length, 0).to(torch.int64)}
         tally = dict(zip(self.world.spec.tally, sums.tallies, strict=True))
-        return _masked({"final_obs": self._observations(slot.final_observation), "final_info": _final_info(episode, tally, ended)}, ended)
+        info = {"final_info": _final_info(episode, tally, ended)}
+        if self._mode is not AutoresetMode.SAME_STEP:
+            return _masked(info, ended)
+        return _masked({"final_obs": self._observations(slot.final_observation), **info}, ended)
 
 
 def _masked(values: dict[str, Any], mask: Any) -> dict[str, Any]:
@@ -305,11 +356,19 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else f" (there are: {', '.join(known)})"
 
 
+def _checked_mode(mode: Any) -> AutoresetMode:
+    names = {found.name.lower(): found for found in AutoresetMode}
+    found = mode if isinstance(mode, AutoresetMode) else names.get(mode) if isinstance(mode, str) else None
+    if found is None:
+        raise UsageError(f"autoreset_mode is {mode!r}: it must be one of {', '.join(map(repr, names))}")
+    return found
+
+
 def _checked_seed(seed: Any) -> int:
     try:
         number = operator.index(seed)
     except TypeError:
-        raise UsageError(f"seed is {seed!r}: it must be one whole number, from which every lane draws its own") from None
+        raise UsageError(f"seed is {seed!r}: it must be one whole number: lanes share a seed, and lane i draws the numbers of (seed, i)") from None
     if not 0 <= number < 2**63:
         raise UsageError(f"seed is {number}: it must be at least 0 and below 2^63")
     return number
