@@ -4,11 +4,12 @@ from operant.data.minibatches import Layout, Minibatches, layout
 from operant.data.off_policy import Cycle, OffPolicyConfig
 from operant.data.priorities import Aged, Prioritised
 from operant.data.replay import Batch, Replay
-from operant.data.returns import Accrual, Discount, Trace, accrual_body, advantage_body
+from operant.data.returns import Accrual, AccruedReturns, Discount, Trace, accrual_body, advantage_body
 from operant.data.rollout import Collector
 
 __all__ = [
     "Accrual",
+    "AccruedReturns",
     "Aged",
     "Batch",
     "Collector",

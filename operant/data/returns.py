@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from numpy import float32
 
 from operant.compute.device import device
+from operant.compute.kernel import bind, kernel
 
 
 class Trace(NamedTuple):
@@ -74,3 +76,17 @@ def accrual_body(i, discount, accrual, offset):
         if accrual.terminated[t, i] != 0 or accrual.truncated[t, i] != 0:
             accrued = float32(0.0)
     accrual.carried[i] = accrued
+
+
+class AccruedReturns:
+    """The discounted returns of a rollout (T, N) as they accrue forward, from one rollout to the next."""
+
+    def __init__(self, reward: torch.Tensor, terminated: torch.Tensor, truncated: torch.Tensor, gamma: float) -> None:
+        self.carried, self._accrued = torch.zeros_like(reward[0]), torch.zeros_like(reward)
+        self._kernel, self._discount = kernel(accrual_body, reward.device), Discount(float32(gamma), float32(0.0))  # type: ignore[arg-type]
+        self._bound = bind(Accrual(reward, terminated, truncated, self.carried, self._accrued))
+
+    def __call__(self) -> torch.Tensor:
+        """Of the rollout as it is, which is taken once: (T, N), overwritten by the next call."""
+        self._kernel(self._accrued.shape[1], self._discount, self._bound)
+        return self._accrued

@@ -1,5 +1,6 @@
 """Networks, action distributions, normalizers and the optimizer. Knows no algorithm and no world."""
 
+from operant.nn.critics import CriticConfig, CriticHead, RewardScale, projected
 from operant.nn.distributions import ILLEGAL, Gaussian, masked
 from operant.nn.exploration import decayed, epsilon_greedy, ladder
 from operant.nn.flat import FlatVector
@@ -15,6 +16,8 @@ __all__ = [
     "ILLEGAL",
     "Actor",
     "Adam",
+    "CriticConfig",
+    "CriticHead",
     "Features",
     "FlatVector",
     "Gaussian",
@@ -22,6 +25,7 @@ __all__ = [
     "Policy",
     "QHead",
     "QPolicy",
+    "RewardScale",
     "RunningNormalizer",
     "SquashedActor",
     "Towers",
@@ -35,6 +39,7 @@ __all__ = [
     "normal",
     "observation_bytes",
     "on_policy_work",
+    "projected",
     "statistics",
     "step_bytes",
 ]  # fmt: skip

@@ -79,7 +79,7 @@ class SquashedMean:
 
     def sample(self, parameters: Tensor, noise: Tensor, std: Tensor | None = None) -> Tensor:
         """Actions (A, B) from uniform noise (2 A, B), each lane's with its own `std` (B) where that is given."""
-        return torch.addcmul(parameters.tanh(), parameters.new_tensor(self.std) if std is None else std, normal(noise)).clamp(-1.0, 1.0)
+        return (parameters.tanh() + (self.std if std is None else std) * normal(noise)).clamp(-1.0, 1.0)
 
 
 class SquashedActor:

@@ -100,3 +100,17 @@ def test_it_learns_where_to_stand():
         iterate(algo, 1)
         rewards.append(algo.rollout.reward.mean().item())
     assert sum(rewards[-10:]) / 10 > 0.3 * sum(rewards[:8]) / 8, rewards
+
+
+def test_with_c51_it_learns_where_to_stand_and_goes_on_to_the_bit():
+    rates = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "tau": 0.05, "gamma": 0.9}
+    algo = td3_on(PUSH, lanes=16, batch_size=64, exploration_noise=0.2, critic="c51", atoms=21, **rates)
+    rewards = []
+    for _ in range(60):
+        iterate(algo, 1)
+        rewards.append(algo.rollout.reward.mean().item())
+    assert sum(rewards[-10:]) / 10 > 0.4 * sum(rewards[:8]) / 8, rewards
+    other = td3_on(PUSH, lanes=16, batch_size=64, exploration_noise=0.2, critic="c51", atoms=21, start=False, **rates)
+    for name, tensor in other.state("all").items():
+        tensor.copy_(algo.state("all")[name])
+    assert bytes_of(iterate(algo, 2)) == bytes_of(iterate(other, 2))

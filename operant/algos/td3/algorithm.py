@@ -6,6 +6,7 @@ GPU it is one CUDA graph. Networks and gradients are a backend's (see operant/al
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import ClassVar
 
@@ -16,9 +17,9 @@ from operant.algos.base import Estimate, Phase, Tier, policy_state
 from operant.algos.td3 import backends, metrics
 from operant.algos.td3.config import TD3Config
 from operant.compute.graphs import Graphed
-from operant.data import Cycle
+from operant.data import AccruedReturns, Cycle
 from operant.envs import Env
-from operant.nn import Adam, FlatVector, NetConfig, SquashedActor, Towers, observation_bytes, step_bytes
+from operant.nn import Adam, CriticHead, FlatVector, NetConfig, RewardScale, SquashedActor, Towers, observation_bytes, step_bytes
 from operant.worlds import World
 
 
@@ -43,12 +44,15 @@ class TD3:
         self.target_actor = self.make_actor(world.spec, config, net, device, seed=seed)
         self.target_actor.features = self.actor.features
         columns = self.actor.features.columns + A
-        self.critic, self.target = (Towers(columns, 1, net, torch.Generator().manual_seed(seed ^ 0x7D3), towers=config.critics).to(device) for _ in range(2))
+        self.critic = Towers(columns, config.outputs, net, torch.Generator().manual_seed(seed ^ 0x7D3), towers=config.critics).to(device)
+        self.target = copy.deepcopy(self.critic)
         self.critic_flat, self.target_flat = FlatVector((self.critic,), device), FlatVector((self.target,), device)
 
         # Acting takes 2 A uniform numbers a lane, an update as many a sample for target smoothing.
         self.cycle = Cycle(world, config, seed=seed, acting_noise=2 * A, update_noise=2 * A, stored=torch.float32)
         self.rollout = self.cycle.rollout
+        self._accrued = AccruedReturns(self.rollout.reward, self.rollout.terminated, self.rollout.truncated, config.gamma)
+        self._scale = RewardScale(config, device)
         last = config.exploration_noise if config.exploration_noise_max is None else config.exploration_noise_max
         exploration = torch.linspace(config.exploration_noise, last, N, dtype=torch.float64).float().to(device)
 
@@ -59,7 +63,8 @@ class TD3:
         self.stats = torch.zeros(len(self.metrics) + 1, device=device)
         self.backend = backends.choose(
             backends.Parts(
-                config, self.cycle, self.actor, self.target_actor, self.critic, self.critic_flat, self.target, self.target_flat, self._actor_adam,
+                config, self.cycle, self.actor, self.target_actor, self.critic, self.critic_flat, self.target, self.target_flat, CriticHead(config, device),
+                self._scale.factor, self._actor_adam,
                 self._critic_adam, exploration, self.stats,
             )
         )  # fmt: skip
@@ -79,7 +84,7 @@ class TD3:
         actor, critics = 0, 0
         for before, after in itertools.pairwise((spec.observation.columns, *net.hidden, A)):
             actor += before * after
-        for before, after in itertools.pairwise((spec.observation.columns + A, *net.hidden, 1)):
+        for before, after in itertools.pairwise((spec.observation.columns + A, *net.hidden, config.outputs)):
             critics += config.critics * before * after
         # Of a batch: targets, critics forward and backward; where due the actor, through the first critic, forward and backward.
         learning = (actor + critics) + 3 * critics + (3 * actor + 2 * critics / config.critics) / config.actor_delay
@@ -96,6 +101,8 @@ class TD3:
         self.backend.prepare()
         self.cycle.run(self.backend.act, self.backend.update)
         self.backend.finish()
+        if self._scale.active:
+            self._scale.update(self._accrued())
         normalizer = self.actor.features.normalizer
         if normalizer is not None:
             with torch.no_grad():
@@ -111,4 +118,6 @@ class TD3:
         groups = {"adam/actor": self._actor_adam.tensors(), "adam/critic": self._critic_adam.tensors(), "world": self.world.state()}
         named |= {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
         own = {"critic": self.critic_flat.values.data, "target": self.target_flat.values.data, "target_actor": self.target_actor.flat.values.data}
+        if self._scale.active:
+            own |= {"accrued": self._accrued.carried} | {f"reward_{name}": tensor for name, tensor in self._scale.tensors().items()}
         return named | {f"algo/{name}": tensor for name, tensor in own.items()} | self.cycle.state(replay=tier == "all")

@@ -17,7 +17,7 @@ from operant.algos.td3.config import TD3Config
 from operant.algos.td3.stats import ActorTerms, CriticTerms
 from operant.compute import threads
 from operant.data import Batch, Cycle
-from operant.nn import Adam, FlatVector, SquashedActor, Towers, clip_gradient, normal
+from operant.nn import Adam, CriticHead, FlatVector, SquashedActor, Towers, clip_gradient, normal
 
 SATURATED = 0.98
 """An action beyond this share of its bounds counts as one at them."""
@@ -35,6 +35,8 @@ class Parts:
     critic_flat: FlatVector
     target: Towers
     target_flat: FlatVector
+    head: CriticHead
+    reward_factor: Tensor  # ()
     actor_adam: Adam
     critic_adam: Adam
     exploration: Tensor  # (N), each lane's standard deviation
@@ -103,13 +105,12 @@ class TorchBackend:
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> Tensor:
-        """The critics' targets: y = r + discount min Q'(s', a'), a' the target actor's action with clipped noise, (B)."""
+        """The critics' targets: y = r + discount min Q'(s', a'), a' the target actor's action with clipped noise, (1, B), or its distribution (K, B)."""
         parts, config = self.parts, self.config
         features = parts.actor.features(batch.next_observation)
         error = (config.target_noise * normal(batch.noise)).clamp_(-config.target_noise_clip, config.target_noise_clip)
         action = (parts.target_actor.forward(features).tanh() + error).clamp_(-1.0, 1.0)
-        value = parts.target(torch.cat([features, action]))[:, 0].amin(dim=0)
-        return batch.reward + batch.discount * value
+        return parts.head.target(parts.target(torch.cat([features, action])), batch.reward * parts.reward_factor, batch.discount)
 
     def update(self, ticks: int, number: int) -> None:
         """Sample, and learn: the critics, and where it is due the actor by the new critics, then all targets."""
@@ -120,23 +121,21 @@ class TorchBackend:
             self._learn_actor(features)
 
     def _learn_critics(self, batch: Batch, features: Tensor) -> None:
-        """One step down the sum over critics of the mean of (Q - y)^2."""
+        """One step down the critics' loss."""
         parts, skip = self.parts, self.cycle.skip
-        q = parts.critic(torch.cat([features, batch.action]))[:, 0]  # (C, B)
-        error = q - self.targets(batch)
-        loss = error.square().mean(dim=1).sum()
+        loss, q_mean, td_error = parts.head.loss(parts.critic(torch.cat([features, batch.action])), self.targets(batch))
         parts.critic_flat.backward(loss)
         norm = clip_gradient(parts.critic_flat.gradient, self.config.max_gradient_norm)
         parts.critic_adam.step(skip)
         with torch.no_grad():
-            terms = CriticTerms(loss, q.mean(), error.abs().mean(), norm)
+            terms = CriticTerms(loss, q_mean / parts.reward_factor, td_error / parts.reward_factor, norm)
             self._critic_totals.add_(torch.where(skip > 0, 0.0, torch.stack(terms)))
 
     def _learn_actor(self, features: Tensor) -> None:
         """One step up the first critic's value of the actor's actions; then the targets follow."""
         parts, config, skip = self.parts, self.config, self.cycle.skip
         action = parts.actor.forward(features).tanh()
-        loss = -parts.critic(torch.cat([features, action]))[0, 0].mean()
+        loss = -parts.head.values(parts.critic(torch.cat([features, action])))[0].mean()
         parts.actor.flat.backward(loss)
         clip_gradient(parts.actor.flat.gradient, config.max_gradient_norm)
         parts.actor_adam.step(skip)

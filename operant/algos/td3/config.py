@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from operant.data import OffPolicyConfig
+from operant.nn import CriticConfig
 from operant.settings import Count, Real
 
 
-class TD3Config(OffPolicyConfig):
+class TD3Config(OffPolicyConfig, CriticConfig):
     """`[algo]`, when its name is "td3"."""
 
     learning_rate: Real = Field(3e-4, gt=0, le=1, description="learning rate of Adam, of the actor")
@@ -36,7 +37,7 @@ class TD3Config(OffPolicyConfig):
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""
-        found = super().problems(lanes)
+        found = super().problems(lanes) + self.support_problems()
         if not found and self.updates % self.actor_delay:
             found.append(("actor_delay", f"it should divide the {self.updates} updates of an iteration (change algo.horizon)"))
         if self.kernels == "fused":

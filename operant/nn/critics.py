@@ -1,0 +1,122 @@
+"""What the outputs of critics mean: a value, or the probabilities of returns on a support (C51). Knows no network and no algorithm.
+
+Shape letters: C critics, K atoms (1: the value itself), B samples.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from operant.settings import Count, Real, Section
+
+
+class CriticConfig(Section):
+    """The keys of `[algo]` that say what critics of continuous actions learn."""
+
+    critic: Literal["scalar", "c51"] = Field("scalar", description="scalar: the mean of the return; c51: its distribution, on atoms from v_min to v_max")
+    atoms: Count = Field(101, ge=2, le=1024, description="critic = c51 only: values of the support")
+    v_min: Real = Field(-5.0, description="critic = c51 only: least value of the support, in units of the normalised return")
+    v_max: Real = Field(5.0, description="critic = c51 only: greatest value of the support, likewise")
+    normalize_returns: bool | None = Field(
+        None, description="scale rewards so that returns have a standard deviation of 1 at most and fit the support; not set: with critic = c51"
+    )
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that a critic puts out."""
+        return self.atoms if self.critic == "c51" else 1
+
+    @property
+    def scales_rewards(self) -> bool:
+        """Whether rewards are scaled."""
+        return self.critic == "c51" if self.normalize_returns is None else self.normalize_returns
+
+    def support_problems(self) -> list[tuple[str, str]]:
+        """What is wrong with the support, as (key, message)."""
+        if self.v_min >= self.v_max:
+            return [("v_min", f"input should be less than algo.v_max = {self.v_max:g}")]
+        inside = self.v_min < 0.0 < self.v_max
+        return [] if inside or not self.scales_rewards else [("v_min", "0 should lie between v_min and v_max where returns are normalised")]
+
+
+def projected(probability: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
+    """The distribution of R + discount Z on the support (K), where Z has the probabilities (K, B); reward and discount (B): (K, B).
+
+    Bellemare, Dabney & Munos 2017, "A distributional perspective on reinforcement learning", algorithm 1. Each atom is moved, clipped to the support's ends,
+    and its mass shared by the two nearest atoms in proportion to how near they are: atom j gets max(0, 1 - |Tz_i - z_j| / dz) of atom i. On a GPU a sum over
+    i, which has a fixed order; a CPU's scatter has one too, and is many times faster there.
+    """
+    low, high, step = support[0], support[-1], (support[-1] - support[0]) / (len(support) - 1)
+    moved = (reward + discount * support[:, None]).clamp(low, high)  # (K, B)
+    place = (moved - low) / step  # in atoms
+    if not support.is_cuda:
+        below = place.floor().clamp_max(len(support) - 2)
+        above = place - below  # share of the atom above
+        out = torch.zeros_like(probability).scatter_add_(0, below.long(), probability * (1.0 - above))
+        return out.scatter_add_(0, below.long() + 1, probability * above)
+    atom = torch.arange(len(support), dtype=support.dtype, device=support.device)
+    near = (1.0 - (place[:, None] - atom[None, :, None]).abs()).clamp_min(0.0)  # (K of i, K of j, B)
+    return (near * probability[:, None]).sum(dim=0)
+
+
+class CriticHead:
+    """Critics' outputs (C, K, B) as values, as targets and as a loss."""
+
+    def __init__(self, config: CriticConfig, device: torch.device) -> None:
+        self.atoms = config.outputs
+        self.support = torch.linspace(config.v_min, config.v_max, self.atoms, device=device)  # (K)
+
+    def values(self, outputs: Tensor) -> Tensor:
+        """Q of each critic, (C, B): the number itself, or the mean of its distribution."""
+        return outputs[:, 0] if self.atoms == 1 else (outputs.softmax(dim=1) * self.support[:, None]).sum(dim=1)
+
+    def target(self, outputs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
+        """What the critics should say, (K, B): reward + discount Q of the critic whose Q is the smaller, or the distribution of that on the support."""
+        values = self.values(outputs)
+        if self.atoms == 1:
+            return (reward + discount * values.amin(dim=0))[None]
+        least = values.argmin(dim=0)[None, None].expand(1, self.atoms, -1)  # (1, K, B)
+        return projected(outputs.gather(0, least)[0].softmax(dim=0), reward, discount, self.support)
+
+    def loss(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The sum over critics of the mean of (Q - y)^2, or of the cross-entropy with the target; the mean of Q, and of |Q - y|."""
+        values = self.values(outputs)
+        if self.atoms == 1:
+            error = values - target
+            loss = error.square().mean(dim=1).sum()
+        else:
+            error = values - (target * self.support[:, None]).sum(dim=0)
+            loss = -(target * outputs.log_softmax(dim=1)).sum(dim=1).mean(dim=1).sum()
+        return loss, values.mean(), error.abs().mean()
+
+
+class RewardScale:
+    """A factor on rewards, so that returns have a standard deviation of 1 at most and stay within the support, which then never has to be tuned.
+
+    1 / max(std(G), max |G| / reach), G the discounted returns as they accrue: Lee et al. 2025, "Hyperspherical normalization for scalable deep RL".
+    """
+
+    def __init__(self, config: CriticConfig, device: torch.device) -> None:
+        self.active, self.reach = config.scales_rewards, min(-config.v_min, config.v_max)
+        self.factor = torch.ones((), device=device)
+        # Sums over all returns seen, in float64: their number, themselves, their squares; and the largest.
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self._largest = torch.zeros((), device=device)
+
+    @torch.no_grad()
+    def update(self, accrued: Tensor) -> None:
+        """Take in the accrued returns of an iteration, (T, N)."""
+        seen = accrued.double()
+        self._sums.add_(torch.stack([torch.full_like(seen[0, 0], seen.numel()), seen.sum(), seen.square().sum()]))
+        torch.maximum(self._largest, accrued.abs().amax(), out=self._largest)
+        mean = self._sums[1] / self._sums[0]
+        std = (self._sums[2] / self._sums[0] - mean.square()).clamp_min(0.0).sqrt().float()
+        self.factor.copy_(1.0 / torch.maximum(std, self._largest / self.reach).clamp_min(1e-8))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold, by name."""
+        return {} if not self.active else {"factor": self.factor, "sums": self._sums, "largest": self._largest}
