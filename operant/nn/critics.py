@@ -35,6 +35,11 @@ class CriticConfig(Section):
         """Whether rewards are scaled."""
         return self.critic == "c51" if self.normalize_returns is None else self.normalize_returns
 
+    @property
+    def reach(self) -> float:
+        """How far the support goes at least, in both directions."""
+        return min(-self.v_min, self.v_max)
+
     def support_problems(self) -> list[tuple[str, str]]:
         """What is wrong with the support, as (key, message)."""
         if self.v_min >= self.v_max:
@@ -92,31 +97,3 @@ class CriticHead:
             error = values - (target * self.support[:, None]).sum(dim=0)
             loss = -(target * outputs.log_softmax(dim=1)).sum(dim=1).mean(dim=1).sum()
         return loss, values.mean(), error.abs().mean()
-
-
-class RewardScale:
-    """A factor on rewards, so that returns have a standard deviation of 1 at most and stay within the support, which then never has to be tuned.
-
-    1 / max(std(G), max |G| / reach), G the discounted returns as they accrue: Lee et al. 2025, "Hyperspherical normalization for scalable deep RL".
-    """
-
-    def __init__(self, config: CriticConfig, device: torch.device) -> None:
-        self.active, self.reach = config.scales_rewards, min(-config.v_min, config.v_max)
-        self.factor = torch.ones((), device=device)
-        # Sums over all returns seen, in float64: their number, themselves, their squares; and the largest.
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self._largest = torch.zeros((), device=device)
-
-    @torch.no_grad()
-    def update(self, accrued: Tensor) -> None:
-        """Take in the accrued returns of an iteration, (T, N)."""
-        seen = accrued.double()
-        self._sums.add_(torch.stack([torch.full_like(seen[0, 0], seen.numel()), seen.sum(), seen.square().sum()]))
-        torch.maximum(self._largest, accrued.abs().amax(), out=self._largest)
-        mean = self._sums[1] / self._sums[0]
-        std = (self._sums[2] / self._sums[0] - mean.square()).clamp_min(0.0).sqrt().float()
-        self.factor.copy_(1.0 / torch.maximum(std, self._largest / self.reach).clamp_min(1e-8))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold, by name."""
-        return {} if not self.active else {"factor": self.factor, "sums": self._sums, "largest": self._largest}

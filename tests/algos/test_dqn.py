@@ -12,13 +12,12 @@ from test_pqn import SQUARE
 from toys import COUNT, FILL, GATE, MY_NET, PUSH, SEEN, bytes_of, clones
 
 from operant.algos.dqn import DQN
-from operant.algos.dqn.categorical import projected
 from operant.algos.dqn.loss import q_loss, targets
 from operant.algos.dqn.stats import Stats
 from operant.data import Batch
 from operant.envs import find
 from operant.errors import ConfigError
-from operant.nn import QHead, mlp
+from operant.nn import QHead, mlp, projected
 from operant.training.evaluate import Evaluator
 from operant.worlds.device_world import DeviceWorld
 

@@ -211,3 +211,17 @@ def test_it_learns_where_to_stand():
         iterate(algo, 1)
         rewards.append(algo.rollout.reward.mean().item())
     assert sum(rewards[-10:]) / 10 > 0.3 * sum(rewards[:8]) / 8, SimpleNamespace(first=rewards[:8], last=rewards[-10:])
+
+
+def test_with_c51_it_learns_where_to_stand_and_goes_on_to_the_bit():
+    keys = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "tau": 0.05, "gamma": 0.9, "critic": "c51", "atoms": 21, "target_entropy": -4.0}
+    algo = sac_on(PUSH, lanes=16, batch_size=64, initial_temperature=0.02, **keys)
+    rewards = []
+    for _ in range(60):
+        iterate(algo, 1)
+        rewards.append(algo.rollout.reward.mean().item())
+    assert sum(rewards[-10:]) / 10 > 0.4 * sum(rewards[:8]) / 8, rewards
+    other = sac_on(PUSH, lanes=16, batch_size=64, initial_temperature=0.02, start=False, **keys)
+    for name, tensor in other.state("all").items():
+        tensor.copy_(algo.state("all")[name])
+    assert bytes_of(iterate(algo, 2)) == bytes_of(iterate(other, 2))

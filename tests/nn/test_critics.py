@@ -59,7 +59,7 @@ def test_a_categorical_head_is_that_of_float64():
 def test_rewards_are_scaled_to_the_support():
     # Rewards of -8 for ever at a discount of 0.98: returns go to -400.
     reward, never = torch.full((32, 4), -8.0), torch.zeros(32, 4, dtype=torch.uint8)
-    accrued, scale = AccruedReturns(reward, never, never, 0.98), RewardScale(CriticConfig(critic="c51"), CPU)
+    accrued, scale = AccruedReturns(reward, never, never, 0.98), RewardScale(CriticConfig().reach, CPU, active=True)
     seen = []
     for _ in range(20):
         seen.append(accrued().clone())

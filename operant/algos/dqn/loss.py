@@ -10,9 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from operant.algos.dqn.categorical import projected
 from operant.data import Batch
-from operant.nn import QHead, masked
+from operant.nn import QHead, masked, projected
 
 
 class Learned(NamedTuple):

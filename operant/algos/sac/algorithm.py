@@ -6,6 +6,7 @@ GPU it is one CUDA graph. Networks and gradients are a backend's (see operant/al
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator
@@ -19,9 +20,9 @@ from operant.algos.sac import backends, metrics
 from operant.algos.sac.config import SACConfig
 from operant.algos.sac.parts import Parts
 from operant.compute.graphs import Graphed
-from operant.data.off_policy import Cycle
+from operant.data import AccruedReturns, Cycle
 from operant.envs import Env
-from operant.nn import Adam, FlatVector, NetConfig, SquashedActor, Towers, observation_bytes, step_bytes
+from operant.nn import Adam, CriticHead, FlatVector, NetConfig, RewardScale, SquashedActor, Towers, observation_bytes, step_bytes
 from operant.worlds import World
 
 
@@ -44,10 +45,13 @@ class SAC:
         # Acting takes 2 A uniform numbers a lane; an update as many a sample for the next action, and again for the action now.
         self.cycle = Cycle(world, config, seed=seed, acting_noise=2 * A, update_noise=4 * A, stored=torch.float32)
         self.rollout = self.cycle.rollout
+        self._accrued = AccruedReturns(self.rollout.reward, self.rollout.terminated, self.rollout.truncated, config.gamma)
+        self._scale = RewardScale(config.reach, device, active=config.scales_rewards)
 
         # The critics side by side, and the targets, which begin as they do.
         columns = self.actor.features.columns + A
-        self.critic, self.target = (Towers(columns, 1, net, torch.Generator().manual_seed(seed ^ 0x5AC), towers=config.critics).to(device) for _ in range(2))
+        self.critic = Towers(columns, config.outputs, net, torch.Generator().manual_seed(seed ^ 0x5AC), towers=config.critics).to(device)
+        self.target = copy.deepcopy(self.critic)
         self.critic_flat, self.target_flat = FlatVector((self.critic,), device), FlatVector((self.target,), device)
         self._log_temperature, temperature_gradient = torch.zeros(1, device=device), torch.zeros(1, device=device)
         begin = config.initial_temperature if config.temperature == "auto" else config.temperature
@@ -64,8 +68,9 @@ class SAC:
         entropy = -float(A) if config.target_entropy is None else config.target_entropy
         self.backend = backends.choose(
             Parts(
-                config, self.cycle, self.actor, self.critic, self.critic_flat, self.target, self.target_flat, self._log_temperature, temperature_gradient,
-                entropy, self._actor_adam, self._critic_adam, self._temperature_adam,  self.stats,
+                config, self.cycle, self.actor, self.critic, self.critic_flat, self.target, self.target_flat, CriticHead(config, device),
+                self._scale.factor, self._log_temperature, temperature_gradient, entropy, self._actor_adam, self._critic_adam,
+                self._temperature_adam, self.stats,
             )
         )  # fmt: skip
         self.chosen = self.backend.chosen
@@ -82,7 +87,7 @@ class SAC:
         """What an iteration takes: acting, and of an update forward passes of all networks and backward passes of actor and critics."""
         steps, samples, A = config.horizon * lanes, config.updates * config.batch_size, spec.action_size
         actor = sum(a * b for a, b in _layers(spec.observation.columns, net, 2 * A))
-        critics = config.critics * sum(a * b for a, b in _layers(spec.observation.columns + A, net, 1))
+        critics = config.critics * sum(a * b for a, b in _layers(spec.observation.columns + A, net, config.outputs))
         # Of a batch: the next actions and their targets; critics forward and backward; the actor, through the critics, forward and backward.
         flops = 2.0 * (steps * actor + samples * ((actor + critics) + 3 * critics + (3 * actor + 2 * critics)))
         row = observation_bytes(spec) + 4 * A + 4 + 1 + 1
@@ -99,6 +104,8 @@ class SAC:
         with torch.no_grad():
             self.cycle.run(self.backend.act, self._update)
         self.backend.finish()
+        if self._scale.active:
+            self._scale.update(self._accrued())
         normalizer = self.actor.features.normalizer
         if normalizer is not None:
             with torch.no_grad():
@@ -120,6 +127,8 @@ class SAC:
         groups |= {"world": self.world.state()}
         named |= {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
         own = {"critic": self.critic_flat.values.data, "target": self.target_flat.values.data, "log_temperature": self._log_temperature}
+        if self._scale.active:
+            own |= {"accrued": self._accrued.carried} | {f"reward_{name}": tensor for name, tensor in self._scale.tensors().items()}
         return named | {f"algo/{name}": tensor for name, tensor in own.items()} | self.cycle.state(replay=tier == "all")
 
 

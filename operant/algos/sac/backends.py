@@ -90,16 +90,15 @@ class TorchBackend:
         features = parts.actor.features(batch.observation)
 
         # The critics, and their targets after them.
-        target = loss.targets(parts.actor, parts.target, temperature, batch)
-        critics = loss.critic_loss(parts.critic, features, batch, target)
-        parts.critic_flat.backward(critics.loss)
+        critic_loss, q_mean, td_error = loss.critic_loss(parts, features, batch, loss.targets(parts, temperature, batch))
+        parts.critic_flat.backward(critic_loss)
         norm = clip_gradient(parts.critic_flat.gradient, config.max_gradient_norm)
         parts.critic_adam.step(skip)
         with torch.no_grad():
             parts.target_flat.values.lerp_(parts.critic_flat.values, config.tau * (1.0 - skip))
 
         # The actor: gradients flow through the critics, into the actor alone.
-        actor_loss, log_probability = loss.actor_loss(parts.actor, parts.critic, temperature, features, loss.own_noise(batch))
+        actor_loss, log_probability = loss.actor_loss(parts, temperature, features, batch)
         parts.actor.flat.backward(actor_loss)
         clip_gradient(parts.actor.flat.gradient, config.max_gradient_norm)
         parts.actor_adam.step(skip)
@@ -109,7 +108,7 @@ class TorchBackend:
             if parts.temperature_adam is not None:
                 torch.neg(log_probability + parts.target_entropy, out=parts.temperature_gradient[0])
                 parts.temperature_adam.step(skip)
-            terms = Terms(critics.loss, actor_loss, critics.q_mean, critics.td_error, -log_probability, norm)
+            terms = Terms(critic_loss, actor_loss, q_mean, td_error, -log_probability, norm)
             self._totals.add_(torch.where(skip > 0, 0.0, torch.stack(terms)))
 
     @torch.no_grad()

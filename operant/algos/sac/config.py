@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from operant.data.off_policy import OffPolicyConfig
+from operant.data import OffPolicyConfig
+from operant.nn import CriticConfig
 from operant.settings import Count, Real
 
 
-class SACConfig(OffPolicyConfig):
+class SACConfig(OffPolicyConfig, CriticConfig):
     """`[algo]`, when its name is "sac"."""
 
     learning_rate: Real = Field(3e-4, gt=0, le=1, description="learning rate of Adam, of actor and temperature")
@@ -31,3 +32,7 @@ class SACConfig(OffPolicyConfig):
     kernels: Literal["auto", "torch", "fused"] = Field(
         "auto", description="torch: torch operations and autograd, the reference; fused: Triton kernels; auto: fused on a GPU where possible, else torch"
     )
+
+    def problems(self, lanes: int) -> list[tuple[str, str]]:
+        """Values that do not fit together, as (key, message)."""
+        return super().problems(lanes) + self.support_problems()

@@ -6,21 +6,11 @@ Shape letters: B samples, A actions, K features, C critics.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from operant.data.replay import Batch
-from operant.nn import SquashedActor, Towers
-
-
-class CriticTerms(NamedTuple):
-    """Of the critics' loss."""
-
-    loss: Tensor  # sum over critics of the mean of (Q - y)^2
-    q_mean: Tensor
-    td_error: Tensor  # mean |Q - y|
+from operant.algos.sac.parts import Parts
+from operant.data import Batch
 
 
 def next_noise(batch: Batch) -> Tensor:
@@ -34,23 +24,25 @@ def own_noise(batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def targets(actor: SquashedActor, target: Towers, temperature: Tensor, batch: Batch) -> Tensor:
-    """The critics' targets: y = r + discount (min over target critics of Q(s', a') - alpha log pi(a'|s')), a' drawn from the actor at s': (B)."""
-    features = actor.features(batch.next_observation)
-    action, log_probability = actor.sample_with_log_probability(features, next_noise(batch))
-    value = target(torch.cat([features, action]))[:, 0].amin(dim=0)
-    return batch.reward + batch.discount * (value - temperature * log_probability)
+def targets(parts: Parts, temperature: Tensor, batch: Batch) -> Tensor:
+    """The critics' targets: y = r + discount (min over target critics of Q(s', a') - alpha log pi(a'|s')), a' drawn from the actor at s'.
+
+    (1, B), or with C51 the distribution of that on the support.
+    """
+    features = parts.actor.features(batch.next_observation)
+    action, log_probability = parts.actor.sample_with_log_probability(features, next_noise(batch))
+    reward = batch.reward * parts.reward_factor - batch.discount * temperature * log_probability
+    return parts.head.target(parts.target(torch.cat([features, action])), reward, batch.discount)
 
 
-def critic_loss(critic: Towers, features: Tensor, batch: Batch, target: Tensor) -> CriticTerms:
-    """The critics' loss at features (K, B) of the observations and the actions that were taken there."""
-    q = critic(torch.cat([features, batch.action]))[:, 0]  # (C, B)
-    error = q - target
-    return CriticTerms(error.square().mean(dim=1).sum(), q.mean(), error.abs().mean())
+def critic_loss(parts: Parts, features: Tensor, batch: Batch, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The critics' loss at features (K, B) of the observations and the actions that were taken there; the mean of Q and of |Q - y|, in units of reward."""
+    loss, q_mean, td_error = parts.head.loss(parts.critic(torch.cat([features, batch.action])), target)
+    return loss, q_mean / parts.reward_factor, td_error / parts.reward_factor
 
 
-def actor_loss(actor: SquashedActor, critic: Towers, temperature: Tensor, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def actor_loss(parts: Parts, temperature: Tensor, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """The mean of alpha log pi(a|s) - min over critics of Q(s, a), a drawn from the actor at s; and the mean of log pi."""
-    action, log_probability = actor.sample_with_log_probability(features, noise)
-    value = critic(torch.cat([features, action]))[:, 0].amin(dim=0)
+    action, log_probability = parts.actor.sample_with_log_probability(features, own_noise(batch))
+    value = parts.head.values(parts.critic(torch.cat([features, action]))).amin(dim=0)
     return (temperature * log_probability - value).mean(), log_probability.mean()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from operant.algos.sac.config import SACConfig
-from operant.data.off_policy import Cycle
-from operant.nn import Adam, FlatVector, SquashedActor, Towers
+from operant.data import Cycle
+from operant.nn import Adam, CriticHead, FlatVector, SquashedActor, Towers
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Parts:
     critic_flat: FlatVector
     target: Towers
     target_flat: FlatVector
+    head: CriticHead
+    reward_factor: Tensor  # ()
     log_temperature: Tensor  # (1)
     temperature_gradient: Tensor  # (1)
     target_entropy: float

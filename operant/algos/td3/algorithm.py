@@ -52,7 +52,7 @@ class TD3:
         self.cycle = Cycle(world, config, seed=seed, acting_noise=2 * A, update_noise=2 * A, stored=torch.float32)
         self.rollout = self.cycle.rollout
         self._accrued = AccruedReturns(self.rollout.reward, self.rollout.terminated, self.rollout.truncated, config.gamma)
-        self._scale = RewardScale(config, device)
+        self._scale = RewardScale(config.reach, device, active=config.scales_rewards)
         last = config.exploration_noise if config.exploration_noise_max is None else config.exploration_noise_max
         exploration = torch.linspace(config.exploration_noise, last, N, dtype=torch.float64).float().to(device)
 

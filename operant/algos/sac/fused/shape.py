@@ -151,6 +151,8 @@ def unsupported_reason(parts: Parts) -> str | None:
     net, seen, columns = actor.net.config, actor.env.observation, actor.features.columns + actor.env.action_size
     reasons = {
         "the network has layer normalization": net.layer_norm,
+        'critics learn distributions (algo.critic = "c51")': config.critic == "c51",
+        "rewards are scaled (algo.normalize_returns)": config.scales_rewards,
         f'activation "{net.activation}" is not one of theirs ("relu" and "tanh" are)': net.activation not in ("relu", "tanh"),
         f"the network has more than {MAX_LAYERS} hidden layers": len(net.hidden) > MAX_LAYERS,
         f"a layer has more than {MAX_WIDTH} units": max(net.hidden) > MAX_WIDTH,
