@@ -75,7 +75,10 @@ class Algorithm(Protocol):
         """Begin every lane anew. A resumed run copies into `state` instead."""
 
     def state(self, tier: Tier) -> dict[str, Tensor]:
-        """The tensors of a tier by name: copy into these to load. Those of "policy" are `policy/` and the actor's own names."""
+        """The tensors of a tier by name: copy into these to load. Those of "policy" are `policy/` and the actor's own names.
+
+        Schedules are counted in environment steps, which are `algo/iteration` (1) int64 times `steps_per_iteration`: a resume with another horizon sets it so.
+        """
 
 
 def policy_state(actor: Actor) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from operant.algos.base import Algorithm, Tier
 from operant.errors import BadFileError, ConfigError
 from operant.runs.checkpoints import Checkpoint, Store, find_nonfinite
 
-_STEPS = "algo/steps"  # the first checkpoints had no such tensor: their document says it
+_ITERATION = "algo/iteration"  # where an algorithm's schedules are: see `Algorithm.state`
 _ENVIRONMENTS_OWN = "world/state"  # what an environment means by an infinity is its own affair, as long as observations and rewards are finite
 
 
@@ -68,8 +68,9 @@ def restore(algo: Algorithm, checkpoint: Checkpoint) -> None:
     if tier not in ("train", "all"):
         raise ConfigError(str(checkpoint.path), ["it holds the policy alone, which is enough to play it, but not to train on: resume from another one"])
     own, there = algo.state(tier), dict(checkpoint.tensors)
-    if _STEPS in own:
-        there.setdefault(_STEPS, torch.tensor([checkpoint.step]))
+    done, of_each = there.get(_ITERATION), algo.steps_per_iteration
+    if done is not None and int(done) * of_each != checkpoint.step:  # another horizon, in this session or in one before
+        there[_ITERATION] = torch.full_like(done, checkpoint.step // of_each)
     odd = [
         f"{name}: the checkpoint has {tuple(there[name].shape) if name in there else 'nothing'}, this configuration {tuple(here.shape)}"
         for name, here in own.items()

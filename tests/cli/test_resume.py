@@ -114,6 +114,30 @@ def test_another_horizon_trains_until_the_steps_are_done(here, tmp_path, horizon
     assert after[0].learning_rate == pytest.approx(rate * (1 - begin / 24_000), abs=rate * iteration / 24_000)
 
 
+@pytest.mark.parametrize("name", ["pqn", "dqn"])
+def test_the_schedules_of_every_algorithm_follow_steps(here, tmp_path, name):
+    """Epsilon goes from 1 to 0 over 16 iterations of the first horizon."""
+    words = (f"algo.name={name}", "algo.epsilon_end=0", f"algo.epsilon_steps={16 * ITERATION}", *(["algo.learning_starts=0"] if name == "dqn" else []))
+    assert inline(here, f"run.steps={8 * ITERATION}", *KEEP, *words).code == 0
+    run = the_run(tmp_path)
+    go_on(run, f"run.steps={12 * ITERATION}", "algo.horizon=64", "run.record_hz=1000")
+    after = records(run)
+    assert after[-1].step == 12 * ITERATION and after[0].epsilon == pytest.approx(0.5) and load.load(run.config_path).algo.horizon == 64
+
+
+def test_a_best_one_takes_no_replay_away(here, tmp_path):
+    """The best holds what training needs but the replay, unless it takes the place of a checkpoint that holds it."""
+    words = ("algo.name=dqn", "algo.learning_starts=0", "algo.replay_capacity=100k")
+    assert inline(here, f"run.steps={4 * ITERATION}", *KEEP, *words).code == 0
+    run = the_run(tmp_path)
+    go_on(run, f"run.steps={8 * ITERATION}", "eval.every=1", "checkpoint.every=4")  # which begins with the evaluation that its first step lacks
+    held = {step: json.loads((run.checkpoints_path / f"step-{step:012d}" / "state.json").read_text()) for step in store(run).steps()}
+    best = {step: store(run).newest(step).manifest.best for step in held}
+    assert best[4 * ITERATION] and held[4 * ITERATION]["tier"] == "all"
+    assert all(document["tier"] == ("train" if best[step] and step % (4 * ITERATION) else "all") for step, document in held.items())
+    assert all((document["tensor_bytes"] > 100_000 * 16) == (document["tier"] == "all") for document in held.values())
+
+
 def test_more_steps_do_not_raise_the_learning_rate_again(here, tmp_path, caplog):
     assert inline(here, f"run.steps={8 * ITERATION}", *KEEP, "run.record_hz=1000").code == 0
     run = the_run(tmp_path)

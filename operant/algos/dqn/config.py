@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from operant.data import OffPolicyConfig
 from operant.settings import Count, Real
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class DQNConfig(OffPolicyConfig):
@@ -52,6 +56,12 @@ class DQNConfig(OffPolicyConfig):
         description="torch: torch operations and autograd, the reference; fused: Triton kernels; "
         "auto: fused on a GPU, a manual backward pass on a CPU, each where the network allows it, else torch",
     )
+
+    fixed_on_resume: ClassVar[Mapping[str, str]] = dict.fromkeys(("v_min", "v_max"), "its checkpoints hold probabilities of the returns in between")
+
+    def completed(self, steps: int) -> Self:
+        """With the end of epsilon's schedule, where it follows from the run's steps."""
+        return self.model_copy(update={"epsilon_steps": self.epsilon_steps or max(1, steps // 10)})
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""

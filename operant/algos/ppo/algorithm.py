@@ -51,7 +51,7 @@ class PPO:
         # The rollout, what acting adds to it, and the order in which it is learned from.
         self.collector = Collector(world, T, self.policy.distribution.noise_rows)
         self.rollout, self.experience = self.collector.rollout, Experience(self.policy, self.collector)
-        self._iteration, self._steps = (torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2))
+        self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
         self.minibatches = Minibatches(layout(T, N, config.minibatches, config.chunks), config.epochs, seed, self._iteration)
 
         # Rewards, advantages and returns; float32, or the kernels would compute in float64.
@@ -69,8 +69,7 @@ class PPO:
         anneal_iterations = max(1, -(-(config.anneal_steps or steps) // self.steps_per_iteration)) if config.anneal else None
         self.metrics, self.stats = metrics.specs(getattr(self.policy.distribution, "sizes", ())), torch.zeros(len(Stats._fields), device=device)
         parts = backends.Parts(
-            config, self.policy, self.collector, found, self.minibatches, self.optimizer, learning_rate, anneal_iterations, skip, self._iteration, self._steps,
-            self.stats,
+            config, self.policy, self.collector, found, self.minibatches, self.optimizer, learning_rate, anneal_iterations, skip, self._iteration, self.stats,
         )  # fmt: skip
         self.backend = backends.choose(parts)
         self.chosen = self.backend.chosen
@@ -144,4 +143,4 @@ class PPO:
         groups = {"world": self.world.state(), "adam": self.optimizer.tensors(), "algo": self.collector.tensors()}
         groups["return"] = self.return_normalizer.tensors() if self.return_normalizer is not None else {}
         named |= {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
-        return named | {"algo/iteration": self._iteration, "algo/steps": self._steps, "algo/carried": self._carried}
+        return named | {"algo/iteration": self._iteration, "algo/carried": self._carried}

@@ -42,7 +42,6 @@ class Parts:
     anneal_iterations: int | None  # None: the rate stays
     skip: Tensor  # a scalar: 1 leaves out the rest of an iteration's optimizer steps
     iteration: Tensor  # (1) int64, how many are done
-    steps: Tensor  # (1) int64, environment steps that are done: iterations of an earlier session may have had another horizon
     stats: Tensor  # in the order of `Stats`
 
 
@@ -89,9 +88,9 @@ def _fused_learner(parts: Parts) -> fused.Learner | None:
     """The fused kernels over the parts' buffers; None where torch's are to do the work."""
     config, experience, collector = parts.config, parts.experience, parts.collector
     buffers = fused.Buffers(
-        collector.rollout, experience.raw, collector.noise, experience.numbers, experience.final_value, parts.minibatches.order, parts.iteration, parts.steps,
-        parts.skip, parts.learning_rate, parts.stats,
-    )  # fmt: skip
+        collector.rollout, experience.raw, collector.noise, experience.numbers, experience.final_value, parts.minibatches.order, parts.iteration, parts.skip,
+        parts.learning_rate, parts.stats,
+    )
     coefficients = fused.Coefficients(
         config.clip, config.value_clip, config.entropy_coefficient, config.value_coefficient, config.max_gradient_norm, config.normalize_advantages,
         config.target_kl, config.adam_epsilon, config.learning_rate, parts.anneal_iterations,
@@ -109,7 +108,6 @@ class TorchBackend:
     def __init__(self, parts: Parts) -> None:
         self.parts, self.config, self.policy, self.experience = parts, parts.config, parts.policy, parts.experience
         self.collector, self.device, self.chosen = parts.collector, parts.policy.device, dict[str, str]()
-        self.iteration_steps = self.collector.steps * self.collector.world.count
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
         """As it is: all of torch's threads share the work."""
@@ -166,7 +164,7 @@ class TorchBackend:
         variance, residual = statistics(targets, parts.minibatches.layout.shards).variance[:, 0].float()
         explained = 1.0 - residual / variance.clamp_min(1e-12)
         if parts.anneal_iterations is not None:
-            remaining = 1.0 - (parts.steps // self.iteration_steps).float() / parts.anneal_iterations
+            remaining = 1.0 - parts.iteration.float() / parts.anneal_iterations
             parts.learning_rate.copy_((config.learning_rate * remaining.clamp_min(0.0))[0])
         parts.skip.zero_()
 
@@ -178,7 +176,6 @@ class TorchBackend:
         totals /= config.epochs * config.minibatches
 
         parts.iteration.add_(1)
-        parts.steps.add_(self.iteration_steps)
         not_finite = (~torch.isfinite(self.policy.flat.values.data)).sum() + (~torch.isfinite(totals)).sum()
         *terms, norm = totals
         named = LossTerms(*terms)._asdict()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from operant.data import minibatches
 from operant.settings import Count, Real, Section
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class PQNConfig(Section):
@@ -18,7 +21,7 @@ class PQNConfig(Section):
     minibatches: Count = Field(8, ge=1, description="minibatches per epoch, one optimizer step each")
     learning_rate: Real = Field(1e-3, gt=0, le=1, description="initial learning rate of Adam")
     anneal: bool = Field(True, description="decay the learning rate linearly to zero over anneal_steps")
-    anneal_steps: Count | None = Field(None, ge=1, description="environment steps of the learning-rate decay; not set: run.steps")
+    anneal_steps: Count | None = Field(None, ge=1, description="environment step at which the decay ends; not set: run.steps, as the run began with it")
     gamma: Real = Field(0.99, ge=0, le=1, description="discount factor")
     q_lambda: Real = Field(0.65, ge=0, le=1, description="lambda of the Q(lambda) returns: 0: one-step targets; 1: whole returns")
     epsilon_start: Real = Field(1.0, ge=0, le=1, description="probability of a random action at the start")
@@ -42,6 +45,11 @@ class PQNConfig(Section):
         description='tile config of the fused kernels, which affects the last bits; empty: the fastest on this GPU, measured once and kept by the run; '
         '"first": not measured',
     )
+
+    def completed(self, steps: int) -> Self:
+        """With the ends of its two schedules, where they follow from the run's steps."""
+        ends = {"anneal_steps": self.anneal_steps or steps} if self.anneal else {}
+        return self.model_copy(update={**ends, "epsilon_steps": self.epsilon_steps or max(1, steps // 10)})
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""

@@ -19,7 +19,7 @@ from operant.nn import Adam, Policy
 
 __all__ = ["Buffers", "Coefficients", "Learner", "build", "task"]
 
-WRITTEN = ("raw", "samples", "final_value", "iteration", "env_steps", "skip", "learning_rate", "stats")
+WRITTEN = ("raw", "samples", "final_value", "iteration", "skip", "learning_rate", "stats")
 """Buffers that the kernels write."""
 
 

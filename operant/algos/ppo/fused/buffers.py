@@ -18,8 +18,7 @@ class Buffers(NamedTuple):
     samples: Tensor  # flat: advantages, log-probabilities and returns (T, N) each, then values (T + 1, N)
     final_value: Tensor  # (T, N)
     order: Tensor  # (E, M) int32
-    iteration: Tensor  # (1) int64, iterations that are done
-    env_steps: Tensor  # (1) int64, environment steps that are done
+    iteration: Tensor  # (1) int64
     skip: Tensor  # one float: whether this iteration's later steps are left out
     learning_rate: Tensor  # one float
     stats: Tensor  # (9), in the order of `Stats`

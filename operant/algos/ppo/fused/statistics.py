@@ -22,15 +22,11 @@ TERM = Places(Terms(*range(len(Terms._fields))))
 # BEFORE IT
 
 
-@triton.jit(do_not_specialize=["iterations", "iteration_steps"])
+@triton.jit(do_not_specialize=["iterations"])
 def begin(
-    parts, programs, scalars, totals, skip, learning_rate, env_steps, iteration_steps, iterations,
-    NORMALIZE: tl.constexpr, ANNEAL: tl.constexpr, PARTS: tl.constexpr
+    parts, programs, scalars, totals, skip, learning_rate, iteration, iterations, NORMALIZE: tl.constexpr, ANNEAL: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
-    """Before an update: the advantages' mean and 1 / std, the explained variance, the learning rate; totals and `skip` to zero. One program.
-
-    `env_steps` (1) are those done, `iterations` those of `iteration_steps` each after which the learning rate is 0.
-    """
+    """Before an update: the advantages' mean and 1 / std, the explained variance, the learning rate; totals and `skip` to zero. One program."""
     mean, variance, explained = rollout_moments(parts, programs, PARTS)
     tl.store(scalars + SCALAR.advantage_mean, mean if NORMALIZE else 0.0)
     tl.store(scalars + SCALAR.advantage_inv_std, 1.0 / (tl.sqrt(variance) + 1e-8) if NORMALIZE else 1.0)
@@ -39,7 +35,7 @@ def begin(
     tl.store(totals + tl.arange(0, 8), tl.zeros((8,), tl.float32))
     tl.store(skip, 0.0)
     if ANNEAL:
-        remaining = tl.maximum(1.0 - (tl.load(env_steps) // iteration_steps).to(tl.float32) / iterations, 0.0)
+        remaining = tl.maximum(1.0 - tl.load(iteration).to(tl.float32) / iterations, 0.0)
         tl.store(learning_rate, tl.load(scalars + SCALAR.start_rate) * remaining)
 
 
@@ -79,9 +75,9 @@ def record(terms, column, parameters, update, SPEC: tl.constexpr):
 # BEHIND IT
 
 
-@triton.jit(do_not_specialize=["minibatches", "iteration_steps"])
-def finish(totals, scalars, learning_rate, parameters, size, iteration, env_steps, iteration_steps, stats, minibatches, TILE: tl.constexpr):
-    """After an update: its statistics, means over so many minibatches; one more iteration, and its environment steps. One program."""
+@triton.jit(do_not_specialize=["minibatches"])
+def finish(totals, scalars, learning_rate, parameters, size, iteration, stats, minibatches, TILE: tl.constexpr):
+    """After an update: its statistics, means over so many minibatches; and one more iteration. One program."""
     # Parameters and losses that are not finite.
     count = not_finite(parameters, size, TILE)
     for k in tl.static_range(STAT.gradient_norm + 1):
@@ -92,4 +88,3 @@ def finish(totals, scalars, learning_rate, parameters, size, iteration, env_step
     tl.store(stats + STAT.learning_rate, tl.load(learning_rate))
     tl.store(stats + STAT.not_finite, count)
     tl.store(iteration, tl.load(iteration) + 1)
-    tl.store(env_steps, tl.load(env_steps) + iteration_steps)

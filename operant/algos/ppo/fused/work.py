@@ -74,19 +74,18 @@ class PPOWork:
         )  # fmt: skip
         self._learner.launch(
             begin, (1,),
-            self._parts, parts * shards, self._scalars, self._learner.totals, buffers.skip, buffers.learning_rate, buffers.env_steps,
-            self._steps * self._lanes, float(coefficients.anneal_iterations or 1),
+            self._parts, parts * shards, self._scalars, self._learner.totals, buffers.skip, buffers.learning_rate, buffers.iteration,
+            float(coefficients.anneal_iterations or 1),
             NORMALIZE=coefficients.normalize_advantages, ANNEAL=coefficients.anneal_iterations is not None, PARTS=moments.PARTS,
         )  # fmt: skip
 
     def finish(self, minibatches: int) -> None:
-        """The update's numbers, one more iteration, and its environment steps."""
+        """The update's numbers, and one more iteration."""
         learner, buffers = self._learner, self._buffers
         values = learner.policy.flat.values.data
         learner.launch(
             finish, (1,),
-            learner.totals, self._scalars, buffers.learning_rate, values, values.numel(), buffers.iteration, buffers.env_steps, self._steps * self._lanes,
-            buffers.stats, float(minibatches),
+            learner.totals, self._scalars, buffers.learning_rate, values, values.numel(), buffers.iteration, buffers.stats, float(minibatches),
             **learner.over_parameters(),
         )  # fmt: skip
 
