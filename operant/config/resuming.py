@@ -95,7 +95,7 @@ def schedule_note(config: Config) -> str | None:
     end = getattr(config.algo, "anneal_steps", None) if getattr(config.algo, "anneal", False) else None
     if end is None or end >= config.run.steps:
         return None
-    return f"the learning rate decays to 0 at step {end:,} of {config.run.steps:,}: to move that, resume with algo.anneal_steps={config.run.steps}"
+    return f"the learning rate decays to 0 at step {end:,} of {config.run.steps:,}: algo.anneal_steps={config.run.steps} moves that"
 
 
 def _reasons(config: Config) -> dict[str, str]:

@@ -90,8 +90,8 @@ class Trainer:
         self.evaluations = evaluations.Evaluations(folder, lambda line: self.say(line, level="warn", code="file"))
         if start is not None:
             self.evaluations.rewind(self.step)
-            for line in filter(None, (anew, resuming.schedule_note(config))):
-                self.say(line, level="warn")
+        for line in filter(None, (anew, resuming.schedule_note(config))):
+            self.say(line, level="warn")
 
     # WORDS
 

@@ -228,3 +228,10 @@ def test_values_that_enter_hidden_by_a_normalizer_end_the_run_with_their_cause(h
     assert done.code == 5 and f"in iteration 3: the environment's {field} was {value} in lane 0 at step " in done.err, done.err
     assert "not the learning rate" in done.err and f"checkpoint is that of step {2 * ITERATION:,}" in done.err
     assert store(the_run(tmp_path)).newest().manifest.step == 2 * ITERATION
+
+
+def test_a_decay_that_ends_before_the_run_is_told_at_its_start(here, tmp_path, caplog):
+    """As of a new run with an old run's configuration, which names the step."""
+    with caplog.at_level(logging.WARNING):
+        inline(here, f"run.steps={2 * ITERATION}", "algo.anneal_steps=1500")
+    assert f"the learning rate decays to 0 at step 1,500 of {2 * ITERATION:,}: algo.anneal_steps={2 * ITERATION} moves that" in caplog.text
