@@ -71,8 +71,9 @@ class Writer:
         self._stride = 64 + 8 * len(metrics)
         self._places = _place(len(metrics), capacity, event_capacity, frame_bytes)
         self.file_size = self._places.file_size
-        head = _head(self._places, self.metrics, run_uuid, session, version, socket.gethostname() if host is None else host)
-        self._store: fixedfile.Store = fixedfile.create(self.path, head, self.file_size, backend)
+        self._head = _head(self._places, self.metrics, run_uuid, session, version, socket.gethostname() if host is None else host)
+        self._words: dict[int, int] = {}  # of the status page, as they were set last
+        self._store: fixedfile.Store = fixedfile.create(self.path, self._head, self.file_size, backend)
         self._chosen = backend
         self._ring = self._places.ring
         self._stage = bytearray(self._stride)
@@ -233,21 +234,27 @@ class Writer:
         self._set(layout.HISTORY_ERRNO, errno)
 
     def _set(self, word: int, value: int) -> None:
+        self._words[word] = value
         self._store.word(_WORDS + word, value)
 
     # THE FILE
 
     def restore(self) -> bool:
-        """Put the file back, contents and all, if it was deleted or replaced; True if that was needed. From the main loop, every few seconds.
+        """Put the file back, contents and all, if it was deleted, replaced or cut short; True if that was needed. From the main loop, every few seconds.
 
         Raises MachineError when that fails (the folder is gone, the disk is full); the writer then goes on with a file that no reader can see.
         """
         with contextlib.suppress(OSError):
             found = os.stat(self.path, follow_symlinks=False)
-            if (found.st_dev, found.st_ino) == self._store.identity:
+            if (found.st_dev, found.st_ino) == self._store.identity and found.st_size >= self.file_size:
                 return False
         with self._event_turn:  # no event shall go into the file that is being left
-            self._store = fixedfile.create(self.path, self._store.content(), self.file_size, self._chosen)
+            # Of a file that was cut short there is what was written since: the header and the schema, which never change, are put in again.
+            content, head = bytearray(self._store.content()), self._head
+            content[: layout.HEADER_SIZE], content[layout.SCHEMA_OFFSET : len(head)] = head[: layout.HEADER_SIZE], head[layout.SCHEMA_OFFSET :]
+            self._store = fixedfile.create(self.path, bytes(content), self.file_size, self._chosen)
+        for word, value in dict(self._words).items():
+            self._store.word(_WORDS + word, value)
         return True
 
     def close(self) -> None:
