@@ -270,6 +270,13 @@ def test_priorities_are_the_errors_of_the_last_visit():
     assert dqn.cycle.sampler.importance.item() == pytest.approx(0.4 + 0.6 * 2 * 128 / 1280)
 
 
+def test_a_resume_keeps_the_ends_of_schedules():
+    """As the run began with them, whatever its steps are now."""
+    began = DQN.Config(replay_sampling="prioritised").completed(1000)
+    assert (began.epsilon_steps, began.priority_steps) == (100, 1000) and began.completed(5000) == began
+    assert DQN.Config().completed(1000).priority_steps is None
+
+
 # REPEATABILITY
 
 EVERYTHING = {"double": True, "duelling": True, "critic": "c51", "v_max": 50.0, "n_step": 3, "exploration": "ladder", "normalize_observations": True}

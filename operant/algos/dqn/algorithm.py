@@ -57,7 +57,7 @@ class DQN:
             self.cycle.sampler = self._prioritised
         elif config.replay_sampling == "age":
             self.cycle.sampler = Aged(self.cycle.replay, config.age_power)
-        self._iterations = max(1.0, steps / self.steps_per_iteration)
+        self._priority_iterations = max(1.0, (config.priority_steps or steps) / self.steps_per_iteration)
         self._ladder = ladder(N, config.ladder_base, config.ladder_exponent, device) if config.exploration == "ladder" else None
         self._epsilon_iterations = max(1.0, (config.epsilon_steps or steps / 10) / self.steps_per_iteration)
         self._epsilon = torch.ones(N, device=device)
@@ -109,7 +109,7 @@ class DQN:
         planned = decayed(config.epsilon_start, config.epsilon_end, share) if self._ladder is None else self._ladder
         self._epsilon.copy_(torch.where(taken < config.learning_starts, 1.0, planned))
         if self._prioritised is not None:
-            self._prioritised.importance.copy_(decayed(config.priority_weight, 1.0, self.cycle.iteration[0] / self._iterations))
+            self._prioritised.importance.copy_(decayed(config.priority_weight, 1.0, self.cycle.iteration[0] / self._priority_iterations))
         self.policy.epsilon.copy_(self._epsilon.mean())
 
     # STATE

@@ -31,7 +31,10 @@ class DQNConfig(OffPolicyConfig):
     )
     priority_exponent: Real = Field(0.6, ge=0, le=1, description="prioritised: alpha: 0: all alike; 1: in proportion to the error")
     priority_weight: Real = Field(
-        0.4, ge=0, le=1, description="prioritised: beta of the weights that make up for it, at the start; it goes to 1 over run.steps"
+        0.4, ge=0, le=1, description="prioritised: beta of the weights that make up for it, at the start; it goes to 1 over priority_steps"
+    )
+    priority_steps: Count | None = Field(
+        None, ge=1, description="prioritised: environment step at which beta is 1; not set: run.steps, as the run began with it"
     )
     age_power: Annotated[Count, Field(ge=1, le=16)] = Field(2, description="age: a sample is u^power as old as the oldest transition, u uniform; 1: all alike")
     exploration: Literal["schedule", "ladder"] = Field(
@@ -60,8 +63,9 @@ class DQNConfig(OffPolicyConfig):
     fixed_on_resume: ClassVar[Mapping[str, str]] = dict.fromkeys(("v_min", "v_max"), "its checkpoints hold probabilities of the returns in between")
 
     def completed(self, steps: int) -> Self:
-        """With the end of epsilon's schedule, where it follows from the run's steps."""
-        return self.model_copy(update={"epsilon_steps": self.epsilon_steps or max(1, steps // 10)})
+        """With the ends of its schedules, where they follow from the run's steps."""
+        ends = {"priority_steps": self.priority_steps or steps} if self.replay_sampling == "prioritised" else {}
+        return self.model_copy(update={**ends, "epsilon_steps": self.epsilon_steps or max(1, steps // 10)})
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""
