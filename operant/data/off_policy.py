@@ -76,15 +76,21 @@ class Cycle:
         """Begin every lane anew."""
         self.collector.start()
 
-    def run(self, act: Callable[[int], None], update: Callable[[int, int], None]) -> None:
-        """One iteration: `act(t)` chooses the actions of tick t; `update(ticks, number)` samples and learns, once so many of its ticks are stored."""
+    def run(self, act: Callable[[int], None], update: Callable[[int, int], None], store: Callable[[int], None] | None = None) -> None:
+        """One iteration: `act(t)` chooses the actions of tick t; `update(ticks, number)` samples and learns, once so many of its ticks are stored.
+
+        `store(t)` stands in for the replay's own.
+        """
         config, replay = self.config, self.replay
         taken, held = self.iteration * (config.horizon * self.world.count), replay.fill(0)
         self.warming.copy_((taken < config.learning_starts)[0])
         self.skip.copy_(((held < config.learning_starts) | (replay.ring.ticks <= config.n_step))[0])
 
         def after(t: int) -> None:
-            replay.store(t)
+            if store is not None:
+                store(t)
+            else:
+                replay.store(t)
             self.sampler.store(t)
             for number in config.due(t):
                 update(t + 1, number)

@@ -8,6 +8,7 @@ import pytest
 from fused_probe import interpreted, wide
 from test_fused import LEAST_SHARED, compile_for
 
+from operant.algos.dqn import DQN
 from operant.algos.pqn import PQN, fused
 from operant.envs import find
 from operant.errors import ConfigError
@@ -91,3 +92,71 @@ def test_pqns_kernels_compile(env, precision, net, shape):
             seen.add(key)
             assert compile_for(90, kernel, arguments, options) <= LEAST_SHARED[90]
     assert {"begin", "adam_step", "finish", "reduce_partials"} <= {name for name, _ in seen}
+
+
+# DQN
+
+SMALL = {"horizon": 6, "batch_size": 24, "learning_starts": 40, "replay_capacity": 200, "target_every": 3}
+DQN_CASES = [
+    {"env": "cartpole", "net": {"hidden": [16, 24], "activation": "relu"}, "config": SMALL},
+    {
+        "env": "count", "net": NORMED,
+        "config": {**SMALL, "n_step": 3, "double": True, "tau": 0.3, "target_every": 1, "updates_per_step": 2.0, "max_gradient_norm": 0.1},
+    },
+    {"env": JUDGED, "net": PLAIN, "config": {**SMALL, "duelling": True, "updates_per_step": 0.5, "exploration": "ladder", "max_gradient_norm": 0.0}},
+    {
+        "env": {**BYTES, "observation": 70}, "net": PLAIN,
+        "config": {**SMALL, "double": True, "normalize_observations": True, "replay_capacity": 64},
+    },
+]  # fmt: skip
+
+
+def test_whole_iterations_of_dqn_are_the_torch_paths():
+    """Samples, n-step returns, targets, steps of Adam and of the target network, and every byte of the replay; legal actions and truncated episodes, too."""
+    found = interpreted([("q", {"algo": "dqn", "iterations": 5, **case}) for case in DQN_CASES])
+    for case, differences in zip(DQN_CASES, found, strict=True):
+        same(case, differences)
+    assert any(differences["truncated"] for differences in found), "no episode was truncated"
+
+
+def dqn_on(env, net, **config):
+    return DQN(DeviceWorld(env, 64, seed=1), DQN.Config(horizon=4, **config), mlp.Config(**net), seed=1, steps=1000)
+
+
+@pytest.mark.parametrize(
+    ("net", "config", "problem"),
+    [
+        ({"hidden": (256,)}, {}, "up to 128, and net.hidden has 256"),
+        ({}, {"critic": "c51"}, 'no algo.critic = "c51"'),
+        ({}, {"replay_sampling": "prioritised"}, 'no algo.replay_sampling = "prioritised"'),
+        ({}, {"n_step": 17}, "returns of up to 16 steps"),
+        ({}, {"batch_size": 16384}, "batches of up to 8,192"),
+    ],
+)
+def test_what_dqns_fused_kernels_cannot_is_said(net, config, problem):
+    with pytest.raises(ConfigError, match=problem):
+        dqn_on(find("cartpole"), net, kernels="fused", **config)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("env", "precision", "net", "config"),
+    [
+        (find("cartpole"), "bf16", {"hidden": (120, 84)}, {"n_step": 3, "double": True}),
+        (find("cartpole"), "tf32", {"hidden": (32,), "layer_norm": True}, {"batch_size": 4096, "duelling": True}),
+        (wide(**{**BYTES, "observation": 70}), "bf16", {"hidden": (64, 32)}, {"updates_per_step": 0.5}),
+    ],
+)
+def test_dqns_kernels_compile(env, precision, net, config):
+    from operant.algos.dqn.fused.learner import Learner
+
+    parts = dqn_on(env, net, **config).backend.parts
+    learner, found = Learner(describe(parts.policy, precision), parts), []
+    learner.launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
+    learner.prepare()
+    learner.act(3)
+    learner.update(4, learner.parts.config.due(3)[0])
+    learner._reduce_and_step(0, 3, 0, 1)  # as on a GPU
+    assert {"choose", "store_tick", "act_and_learn", "reduce_and_step"} == {kernel.__name__ for kernel, *_ in found}
+    for kernel, arguments, options in found:
+        assert compile_for(90, kernel, arguments, options) <= LEAST_SHARED[90]

@@ -95,9 +95,8 @@ class DQN:
     @torch.no_grad()
     def _train(self) -> None:
         """One iteration; then the normalizer takes it in: during an iteration it stands still."""
-        self.backend.prepare()
         self._explore()
-        self.cycle.run(self.backend.act, self.backend.update)
+        self.backend.iterate()
         self.backend.finish()
         if self.policy.normalizer is not None:
             self.policy.normalizer.update(self.rollout.observation[1:].transpose(0, 1), self.cycle.replay.shards)

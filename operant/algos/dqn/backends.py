@@ -8,18 +8,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from operant.algos.dqn import loss
+from operant.algos.dqn import fused, loss
 from operant.algos.dqn.config import DQNConfig
 from operant.algos.dqn.stats import Terms
 from operant.compute import threads
 from operant.data import Batch, Cycle
-from operant.errors import ConfigError
 from operant.nn import Adam, QPolicy, epsilon_greedy, manual, masked
+
+if TYPE_CHECKING:
+    from operant.algos.dqn.fused.learner import Learner
 
 ALONE_BATCH = 1024
 """On a CPU batches of at most so many samples are computed by one thread: the products are small, and torch's threads would meet in each."""
@@ -50,14 +52,8 @@ class Backend(Protocol):
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
         """A phase, with the threads that this backend wants torch to use."""
 
-    def prepare(self) -> None:
-        """Begin an iteration."""
-
-    def act(self, t: int) -> None:
-        """Epsilon-greedy actions of tick t, into the rollout."""
-
-    def update(self, ticks: int, number: int) -> None:
-        """Sample a batch, take one step of the network, and of the target network where it is due; none where `skip` is 1."""
+    def iterate(self) -> None:
+        """An iteration's ticks, and the updates that are due after each."""
 
     def finish(self) -> None:
         """Write the iteration's `stats`."""
@@ -66,8 +62,9 @@ class Backend(Protocol):
 def choose(parts: Parts) -> Backend:
     """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for kernels that cannot be."""
     kernels = parts.config.kernels
-    if kernels == "fused":
-        raise ConfigError("the configuration", ['algo.kernels = "fused": DQN has no fused kernels yet (use "auto" or "torch")'])
+    learner = fused.build(parts)
+    if learner is not None:
+        return FusedBackend(parts, learner)
     if kernels != "auto" or parts.policy.device.type != "cpu":
         return TorchBackend(parts)
     unsupported_reason = manual.unsupported_reason(parts.policy)
@@ -91,9 +88,10 @@ class TorchBackend:
         """On a CPU on one thread, where batches are small."""
         return threads.alone()(work) if self._on_cpu and self.config.batch_size <= ALONE_BATCH else work
 
-    def prepare(self) -> None:
-        """Begin an iteration."""
+    def iterate(self) -> None:
+        """An iteration's ticks, and the updates that are due after each."""
         self.parts.totals.zero_()
+        self.cycle.run(self.act, self.update)
 
     # NETWORKS: the head's rows (H, n) for observations (O, n), which the next call may overwrite
 
@@ -212,3 +210,19 @@ class ManualBackend(TorchBackend):
         network.backward(self._gradient)
         self._parameters.write(self._gradient)
         return learned
+
+
+class FusedBackend(TorchBackend):
+    """Two launches an update beside the world's step: see `operant.algos.dqn.fused`."""
+
+    name = "fused"
+
+    def __init__(self, parts: Parts, learner: Learner) -> None:
+        super().__init__(parts)
+        self.learner = learner
+
+    def iterate(self) -> None:
+        """An iteration's ticks, and the updates that are due after each."""
+        self.parts.totals.zero_()
+        self.learner.prepare()
+        self.cycle.run(self.learner.act, self.learner.update, self.learner.store)

@@ -13,6 +13,7 @@ from triton.runtime import driver
 
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.dense.task import Task
+from operant.kernels.features import Features
 from operant.kernels.reduce import REDUCE_COLUMNS, adam_step, reduce_partials
 from operant.kernels.spec import Spec, padded
 from operant.kernels.structs import Bootstrap, Inputs, Minibatch, Moments
@@ -44,18 +45,7 @@ class Learner:
         self._squares = torch.zeros(size // REDUCE_COLUMNS.value, device=device)
         self.totals, self.corrections = torch.zeros(8, device=device), torch.zeros(2, device=device)
         # What the kernels read of the policy beside its parameters.
-        normalizer = policy.normalizer
-        # Mean and inv_std side by side: copied before a rollout, since the normalizer stands still until the next.
-        self._normalizer = torch.zeros(2, normalizer.mean.shape[0], device=device) if normalizer is not None else self.totals
-        self._partial_one_hot = getattr(policy.net, "partial_one_hot", None)
-        if self._partial_one_hot is not None:
-            encoder = self._partial_one_hot
-            self._normalizer = torch.zeros(4, len(encoder.feature), device=device)
-            self._normalizer[0] = encoder.feature
-            self._normalizer[1] = encoder.category[:, 0].float().index_fill_(0, encoder.numeric_columns, -1.0)
-            self._normalizer[3] = 1.0
-            self._categorical = (self._normalizer[1] >= 0.0).float()  # whose mean is 0, and whose inv_std is 1
-            self._numeric = 1.0 - self._categorical
+        self._features = Features(policy, self.totals)
         self._legal_mask = buffers.rollout.legal if self.spec.legal else buffers.rollout.truncated  # or bytes that nothing reads
         self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
         self.work = task.work(self)
@@ -103,13 +93,11 @@ class Learner:
 
     def prepare(self) -> None:
         """Take the normalizer as it is for a rollout and its update."""
-        normalizer = self.policy.normalizer
-        if normalizer is not None and self._partial_one_hot is not None:
-            mean, inv_std = self._normalizer[2:]
-            torch.index_select(normalizer.mean[:, 0], 0, self._partial_one_hot.feature, out=mean).mul_(self._numeric)
-            torch.index_select(normalizer.inv_std[:, 0], 0, self._partial_one_hot.feature, out=inv_std).mul_(self._numeric).add_(self._categorical)
-        elif normalizer is not None:
-            torch.cat([normalizer.mean.t(), normalizer.inv_std.t()], out=self._normalizer)
+        self._features.refresh()
+
+    @property
+    def _normalizer(self) -> torch.Tensor:
+        return self._features.table
 
     def act(self, t: int) -> None:
         """Actions, and what else the algorithm's `sample` writes, of step t."""

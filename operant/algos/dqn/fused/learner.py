@@ -1,0 +1,156 @@
+"""DQN's acting and learning as launches of fused kernels, over the buffers of its cycle. Knows what is launched when.
+
+Of tick t: [act, and learn from the tick's first batch], the world's step, [step of Adam and of the target network, and store the tick]. Further batches of the
+tick learn between the two; a tick without an update acts and stores alone. Nothing here allocates or reads back once it is made, so that a CUDA graph can hold
+it. Kernels compile at their first launch, which must be before a capture.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from triton.runtime import driver
+
+from operant.algos.dqn.backends import Parts
+from operant.algos.dqn.fused import buffers
+from operant.algos.dqn.fused.kernels import act_and_learn, choose, reduce_and_step, store_tick
+from operant.kernels.backward import TERM_COLUMNS
+from operant.kernels.features import Features
+from operant.kernels.q_values import QActing
+from operant.kernels.spec import Spec, padded
+from operant.kernels.structs import Inputs, Moments
+
+SMALL_BATCH, MOST_TILES = 1024, 64
+"""Batches up to so many samples are cut into tiles of 16; larger ones into so many tiles, where those have up to 128 rows."""
+
+ACT_ROWS, WARPS = 64, 8
+STEP_COLUMNS, STEP_ROWS = 128, 16
+"""Parameters that a program of a step takes, and rows of partial sums that it adds up at a time."""
+
+STORE_LANES, STORE_NUMBERS = 32, 64
+CHOOSE = 256
+
+
+class Learner:
+    """One policy's fused kernels."""
+
+    def __init__(self, spec: Spec, parts: Parts) -> None:
+        config, cycle, policy = parts.config, parts.cycle, parts.policy
+        device, replay, rollout = policy.device, cycle.replay, cycle.rollout
+        ring, legal = replay.ring, rollout.legal if spec.legal else rollout.terminated
+        self.spec, self.parts, self._on_gpu = spec, parts, device.type == "cuda"
+        self._lanes, self._batch, self._updates, self._due = cycle.world.count, config.batch_size, config.updates, config.due
+        self._last = config.horizon - 1
+        values, size = policy.flat.values.data, policy.flat.values.numel()
+        self._kind = buffers.Learning(policy.distribution.actions, config.duelling, config.double, config.n_step, ring.final is not None)
+
+        # Tiles of a batch, a row of partial sums each; the programs of a step.
+        self._rows = 16 if self._batch <= SMALL_BATCH else min(128, max(16, padded(-(-self._batch // MOST_TILES))))
+        self._tiles, self._width = -(-self._batch // self._rows), size + TERM_COLUMNS.value
+        self._programs = -(-self._width // STEP_COLUMNS)
+        self._partial, self._gradient = torch.zeros(self._tiles, self._width, device=device), policy.flat.gradient
+        self._values, self._target = values, parts.target.flat.values.data
+
+        # What kernels take.
+        adam = parts.optimizer.tensors()
+        corrections = torch.ones(2, device=device)
+        self._moments = Moments(adam["exp_avg"], adam["exp_avg_sq"], corrections)
+        self._stepping = buffers.Stepping(
+            torch.zeros(self._programs, device=device), parts.totals, adam["step"], corrections, torch.zeros(1, dtype=torch.int64, device=device), cycle.skip,
+            parts.optimizer.learning_rate, config.max_gradient_norm or math.inf, config.adam_epsilon, config.tau, config.target_every,
+        )  # fmt: skip
+        final = ring.observation if ring.final is None else ring.final
+        self._ring = buffers.Ring(
+            ring.observation, final, ring.action, ring.reward, ring.terminated, ring.truncated, ring.legal if spec.legal else ring.terminated, ring.ticks,
+            ring.updates, ring.seed, self._lanes, ring.observation.shape[2], ring.reward.shape[0], final.shape[0], ring.window,
+        )  # fmt: skip
+        finals = rollout.observation if ring.final is None else rollout.final_observation
+        self._source = buffers.Source(rollout.observation, finals, rollout.action, rollout.reward, rollout.terminated, rollout.truncated, legal)
+        self._samples = buffers.Samples(torch.zeros(self._updates, self._batch, dtype=torch.int32, device=device), config.gamma, self._batch)
+        self._stored = torch.tensor([t + 1 for t in range(config.horizon) for _ in config.due(t)], dtype=torch.int64, device=device)
+        self._acting = QActing(cycle.collector.noise, parts.epsilon, 1, rollout.action, parts.totals)
+        self._features = Features(policy, parts.totals)
+        self._inputs = Inputs(rollout.observation, self._features.table, legal)
+        width = min(STORE_NUMBERS, 1 << (spec.observation - 1).bit_length())
+        actions = 1 << (self._kind.actions - 1).bit_length() if spec.legal else 0
+        self._storing = {"OBSERVATION": spec.observation, "KIND": self._kind, "ACTIONS": actions, "BLOCK": STORE_LANES, "WIDTH": width}
+        self._stores = -(-self._lanes // STORE_LANES) * -(-spec.observation // width)
+        self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
+
+    def fits(self) -> bool:
+        """Whether the GPU has the shared memory that programs ask for. Compiles them, and launches nothing."""
+        with torch.cuda.device(self.parts.policy.device):
+            self._asked = 0
+            self.act(0)
+            self.update(1, 0)
+            asked, self._asked = self._asked, None
+            return asked <= driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        """Launch a kernel, or in a rehearsal only compile it."""
+        if self._asked is None:
+            kernel[grid](*arguments, **options)
+        else:
+            self._asked = max(self._asked, kernel.warmup(*arguments, grid=grid, **options).metadata.shared)
+
+    # AN ITERATION
+
+    def prepare(self) -> None:
+        """Choose the samples of all updates, and store what is seen before the first tick."""
+        self._features.refresh()
+        replay = self.parts.cycle.replay
+        self.launch(
+            choose, (-(-self._batch // CHOOSE), self._updates),
+            self._samples.index, self._stored, self._ring, self._batch, replay.shards, replay.n_step, BLOCK=CHOOSE, num_warps=4,
+        )  # fmt: skip
+        self._store(-1, 2)
+
+    def act(self, t: int) -> None:
+        """Actions of tick t; and the gradient of the first update that is due after it."""
+        due = self._due(t)
+        self._act_and_learn(t, due[0] if due else 0, learn=bool(due), act=True)
+
+    def store(self, t: int) -> None:
+        """Store tick t, unless its last update does."""
+        if not self._due(t):
+            self._store(t, self._what(t))
+
+    def update(self, ticks: int, number: int) -> None:
+        """Update `number` of the iteration after tick ticks - 1: one step of the network, and of the target network where it is due."""
+        due = self._due(ticks - 1)
+        if number != due[0]:
+            self._act_and_learn(ticks - 1, number, learn=True, act=False)
+        stores = self._stores if number == due[-1] else 0
+        if self._on_gpu:
+            self._reduce_and_step(0, ticks - 1, number, stores)
+        else:  # where programs run one after the other, none can wait for the next
+            self._reduce_and_step(1, ticks - 1, number, stores)
+            self._reduce_and_step(2, ticks - 1, number, 0)
+
+    def _what(self, t: int) -> int:
+        """What storing tick t stores: what is seen after an iteration's last tick is left to the next one's beginning."""
+        return 1 if t == self._last else 0
+
+    # LAUNCHES
+
+    def _act_and_learn(self, t: int, update: int, *, learn: bool, act: bool) -> None:
+        tiles = self._tiles if learn else 0
+        self.launch(
+            act_and_learn, (tiles + (-(-self._lanes // ACT_ROWS) if act else 0),),
+            self._samples, self._ring, self._acting, self._inputs, self._values, self._target, self._partial, self._width, t, update, self._lanes, tiles,
+            SPEC=self.spec, KIND=self._kind, BLOCK_M=self._rows, ACT_BLOCK_M=ACT_ROWS, num_warps=WARPS, num_stages=0,
+        )  # fmt: skip
+
+    def _reduce_and_step(self, part: int, t: int, update: int, stores: int) -> None:
+        self.launch(
+            reduce_and_step, (self._programs + stores,),
+            self._partial, self._width, self._values.numel(), self._gradient, self._values, self._target, self._moments, self._stepping, self._ring,
+            self._source, update, self._programs, t,
+            ROWS=self._tiles, CHUNK=min(STEP_ROWS, 1 << (self._tiles - 1).bit_length()), BLOCKS=padded(self._programs), TILE=STEP_COLUMNS, PART=part,
+            WHAT=self._what(t), **self._storing, num_warps=4,
+        )  # fmt: skip
+
+    def _store(self, t: int, what: int) -> None:
+        self.launch(store_tick, (self._stores,), self._source, self._ring, t, WHAT=what, **self._storing, num_warps=4)
