@@ -32,6 +32,7 @@ class DQN:
     parts: ClassVar[dict[str, str]] = {
         "world.step": "environment", "backend.acting": "network", "cycle.replay.store": "replay", "cycle.sampler.sample": "replay",
         "backend.following": "targets", "backend.gradient": "gradient", "optimizer.step": "optimiser",
+        "backend.learner.act": "acting and gradient", "backend.learner.update": "optimiser", "backend.learner.store": "replay",
     }  # fmt: skip
     """What a profile calls the time of which part."""
 
