@@ -55,10 +55,7 @@ def round_to_tf32(x):
 @triton.jit
 def weight_operand(w, SPEC: tl.constexpr):
     """A weight as products take it: in tf32 as much larger as the activations that it will meet are made smaller."""
-    if SPEC.precision == "tf32" and SPEC.approximate:
-        return round_to_tf32(w * (1.0 + CUT))
-    else:
-        return operand(w, SPEC)
+    return round_to_tf32(w * (1.0 + CUT)) if SPEC.precision == "tf32" and SPEC.approximate else operand(w, SPEC)
 
 
 @triton.jit
@@ -70,19 +67,13 @@ def compensated(total, TIMES: tl.constexpr, SPEC: tl.constexpr):
 @triton.jit
 def product(a, b, SPEC: tl.constexpr):
     """A b, in float32."""
-    if SPEC.precision == "bf16":
-        return tl.dot(a, b)
-    else:
-        return tl.dot(a, b, input_precision=SPEC.precision)
+    return tl.dot(a, b) if SPEC.precision == "bf16" else tl.dot(a, b, input_precision=SPEC.precision)
 
 
 @triton.jit
 def add_product(a, b, total, SPEC: tl.constexpr):
     """Total + a b, in float32."""
-    if SPEC.precision == "bf16":
-        return tl.dot(a, b, total)
-    else:
-        return tl.dot(a, b, total, input_precision=SPEC.precision)
+    return tl.dot(a, b, total) if SPEC.precision == "bf16" else tl.dot(a, b, total, input_precision=SPEC.precision)
 
 
 # ACTIVATIONS

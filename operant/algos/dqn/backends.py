@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from operant.algos.dqn import fused, loss
-from operant.algos.dqn.config import DQNConfig
+from operant.algos.dqn.parts import Parts
 from operant.algos.dqn.stats import Terms
 from operant.compute import threads
-from operant.data import Batch, Cycle
-from operant.nn import Adam, QPolicy, epsilon_greedy, manual, masked
+from operant.data import Batch
+from operant.nn import epsilon_greedy, manual, masked
 
 if TYPE_CHECKING:
     from operant.algos.dqn.fused.learner import Learner
@@ -27,20 +26,6 @@ ALONE_BATCH = 1024
 """On a CPU batches of at most so many samples are computed by one thread: the products are small, and torch's threads would meet in each."""
 
 log = logging.getLogger("operant.dqn")
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a backend works on."""
-
-    config: DQNConfig
-    cycle: Cycle  # rollout, replay; `warming` and `skip`
-    policy: QPolicy
-    target: QPolicy  # with the policy's normalizer
-    optimizer: Adam
-    epsilon: Tensor  # (N), each lane's probability of a random action
-    totals: Tensor  # in the order of `Terms`: sums over the iteration's updates
-    stats: Tensor  # in the order of `Stats`
 
 
 class Backend(Protocol):

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from triton.runtime import driver
 
+from operant.kernels import Spec, TileConfig, padded
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.dense.task import Task
 from operant.kernels.features import Features
 from operant.kernels.reduce import REDUCE_COLUMNS, adam_step, reduce_partials
-from operant.kernels.spec import Spec, padded
 from operant.kernels.structs import Bootstrap, Inputs, Minibatch, Moments
-from operant.kernels.tiles import TileConfig
 
 __all__ = ["Learner", "Spec", "Task"]
 

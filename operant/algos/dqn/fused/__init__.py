@@ -14,8 +14,8 @@ from operant.kernels import spec as kernel_spec
 from operant.kernels.dense import machine_reason
 
 if TYPE_CHECKING:
-    from operant.algos.dqn.backends import Parts
     from operant.algos.dqn.fused.learner import Learner
+    from operant.algos.dqn.parts import Parts
 
 MOST_WIDTH, MOST_BATCH, MOST_STEPS = 128, 8192, 16
 """The widest layer, the largest batch and the most steps of a return that the kernels take: a program holds the whole network and a tile of the batch."""

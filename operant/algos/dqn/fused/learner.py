@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from triton.runtime import driver
 
-from operant.algos.dqn.backends import Parts
 from operant.algos.dqn.fused import buffers
 from operant.algos.dqn.fused.kernels import act_and_learn, choose, reduce_and_step, store_tick
+from operant.algos.dqn.parts import Parts
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.features import Features
 from operant.kernels.q_values import QActing

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from operant.algos.ppo.fused.buffers import Coefficients, Samples, Scalars, Update
 from operant.algos.ppo.fused.loss import PPO_LOSS, PPO_LOSS_VALUE_CLIPPED
-from operant.algos.ppo.fused.statistics import begin, finish, record
-from operant.algos.ppo.stats import Stats
+from operant.algos.ppo.fused.statistics import STAT, begin, finish, record
 from operant.kernels import moments
 from operant.kernels.act import sample_and_store, state_value
 from operant.kernels.dense.learner import Learner
@@ -60,7 +59,7 @@ class PPOWork:
 
     def norm_sum(self) -> Tensor:
         """Where the gradient's norms are added up."""
-        return self._learner.totals[Stats._fields.index("gradient_norm") :]
+        return self._learner.totals[STAT.gradient_norm :]
 
     # BEFORE AND BEHIND AN UPDATE
 

@@ -6,13 +6,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from operant.worlds import Slot
-
 
 class Buffers(NamedTuple):
     """What a rollout and an update read and write, as the algorithm has it."""
 
-    rollout: Slot
+    rollout: Any  # a `Slot` of T steps
     noise: Tensor  # (T, 2, N), uniform in [0, 1)
     epsilon: Tensor  # one float
     samples: Tensor  # flat: advantages and returns (T, N) each, then values (T + 1, N)

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from operant.algos.pqn.fused.buffers import Samples, Update
 from operant.algos.pqn.fused.loss import Q_LOSS
-from operant.algos.pqn.fused.statistics import begin, finish, record
-from operant.algos.pqn.stats import Stats
+from operant.algos.pqn.fused.statistics import STAT, begin, finish, record
 from operant.kernels import moments
 from operant.kernels.dense.learner import Learner
 from operant.kernels.q_values import QActing, act_epsilon_greedily, largest_value
@@ -49,7 +48,7 @@ class PQNWork:
 
     def norm_sum(self) -> Tensor:
         """Where the gradient's norms are added up."""
-        return self._learner.totals[Stats._fields.index("gradient_norm") :]
+        return self._learner.totals[STAT.gradient_norm :]
 
     # BEFORE AND BEHIND AN UPDATE
 
