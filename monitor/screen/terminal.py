@@ -38,11 +38,38 @@ class QuietDriver(LinuxDriver):
     def __init__(self, app: App[Any], **options: Any) -> None:
         super().__init__(app, **options)
         self._renderer: DiffRenderer = getattr(app, "renderer", None) or DiffRenderer()
+        self._suspended = False
 
     def write(self, data: str) -> None:
         """Write what is drawn, in fewer bytes."""
         if shorter := self._renderer.shorten(data):
             super().write(shorter)
+
+    def _sigtstp_application(self, *_: object) -> None:
+        """Stop the whole job, as a terminal does at ctrl+z: a shell waits for what it started, such as `uv run`, not for what that started."""
+        if self._auto_restart:
+            self.suspend_application_mode()
+            self._suspended = True
+        os.kill(0, signal.SIGSTOP)
+
+    def _sigcont_application(self, *_: object) -> None:
+        """Take the terminal again and draw everything, also where SIGSTOP came without a word before and the shell has written since."""
+        if not self._auto_restart:
+            return
+        if self._in_background():
+            os.kill(0, signal.SIGSTOP)  # until it is brought to the foreground
+            return
+        if not self._suspended:
+            self.suspend_application_mode()
+        self._must_signal_resume = True
+        self.resume_application_mode()
+        self._suspended = False
+
+    def _in_background(self) -> bool:
+        try:
+            return os.tcgetpgrp(self.fileno) != os.getpgrp()
+        except OSError:
+            return False  # no terminal, or not this session's
 
     def _enable_mouse_support(self) -> None:
         if self._mouse:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -239,18 +238,49 @@ def test_a_signal_leaves_the_terminal_as_it_was(tmp_path):
         assert b"\x1b[?1049l" in terminal.output and b"\x1b[?25h" in terminal.output
 
 
+def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 @linux
-def test_suspended_and_back(tmp_path):
+@pytest.mark.parametrize("how", ["ctrl+z", "SIGSTOP"])
+def test_suspended_and_back(tmp_path, how):
     make(tmp_path, "run-0001")
     with opened(tmp_path) as terminal:
-        terminal.press("\x1a")
-        deadline = time.monotonic() + PATIENCE_S
-        while Path(f"/proc/{terminal.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            assert time.monotonic() < deadline
-            terminal.read(0.02)
-        before = len(terminal.output)
+        terminal.read(1.0)
+        before = terminal.screen()
+        if how == "ctrl+z":
+            terminal.press("\x1a")
+        else:
+            os.kill(terminal.pid, signal.SIGSTOP)
+        assert terminal.read(PATIENCE_S, until=lambda: stopped(terminal.pid))
+        terminal.output += b"\x1b[2J\x1b[H$ fg\r\n"  # what a shell does with its terminal
+        assert "FINISHED" not in "".join(terminal.screen())
         os.kill(terminal.pid, signal.SIGCONT)
-        assert terminal.read(PATIENCE_S, until=lambda: b"FINISHED" in terminal.text(before))
+        assert terminal.read(PATIENCE_S, until=lambda: terminal.screen() == before), "\n".join(terminal.screen())
         terminal.press("q")
         assert terminal.wait(PATIENCE_S) == 0
-        assert b"run-0001: finished" in terminal.text(before)
+
+
+@linux
+@pytest.mark.skipif(shutil.which("bash") is None, reason="a shell with job control")
+def test_ctrl_z_stops_the_whole_job_and_fg_brings_it_back(tmp_path):
+    """Started by something that waits for it, as `uv run` does; sent to the background, it stays stopped."""
+    make(tmp_path, "run-0001")
+    program = f"sh -c '{sys.executable} -m operant.cli monitor --latest; true'"
+    variables = {"PYTHONPATH": str(Path(command.__file__).parent.parent), "PS1": "ready> "}
+    with Terminal(["bash", "--norc", "--noprofile", "-i"], tmp_path, columns=100, rows=30, environment=variables) as terminal:
+        terminal.press(f"{program}\n")
+        assert terminal.read(PATIENCE_S, until=lambda: terminal.shows("FINISHED") and terminal.shows("q Detach"))
+        terminal.read(1.0)
+        before = terminal.screen()
+        for between in ("clear", "clear; bg; clear"):
+            first = len(terminal.output)
+            terminal.press("\x1a")
+            assert terminal.read(PATIENCE_S, until=lambda at=first: b"Stopped" in terminal.text(at)), "the shell did not get its terminal back"
+            terminal.press(f"{between}; echo gone\n")
+            assert terminal.read(PATIENCE_S, until=lambda: terminal.shows("gone") and not terminal.shows("FINISHED"))
+            terminal.press("fg\n")
+            assert terminal.read(PATIENCE_S, until=lambda: terminal.screen() == before), "\n".join(terminal.screen())
+        terminal.press("q")
+        assert terminal.read(PATIENCE_S, until=lambda: terminal.shows("run-0001: finished"))
