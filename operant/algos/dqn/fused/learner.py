@@ -82,9 +82,9 @@ class Learner:
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that programs ask for. Compiles them, and launches nothing."""
         with torch.cuda.device(self.parts.policy.device):
-            self._asked = 0
-            self.act(0)
-            self.update(1, 0)
+            self._asked, first = 0, next(t for t in range(self._last + 1) if self._due(t))
+            self.act(first)
+            self.update(first + 1, 0)
             asked, self._asked = self._asked, None
             return asked <= driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
 
