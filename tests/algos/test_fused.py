@@ -43,6 +43,8 @@ GRADIENTS = [
     ([20, 17], {"hidden": [16]}, PLAIN),
     ("judged", {"hidden": [16], "shared": True}, PLAIN),
     ("board", {"hidden": [16]}, CLIPPED),
+    ("categorical", {"hidden": [24, 40], "layer_norm": True}, PLAIN),
+    ("multi", {"hidden": [20, 16, 33], "layer_norm": True, "shared": True, "activation": "relu"}, CLIPPED),
 ]
 
 # Two tiles of rows a chunk, the last chunk a part of one; several tiles of columns, several steps of a sum.

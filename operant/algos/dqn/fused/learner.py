@@ -26,8 +26,9 @@ SMALL_BATCH, MOST_TILES = 1024, 64
 """Batches up to so many samples are cut into tiles of 16; larger ones into so many tiles, where those have up to 128 rows."""
 
 ACT_ROWS, WARPS = 64, 8
-STEP_COLUMNS, STEP_ROWS = 128, 16
-"""Parameters that a program of a step takes, and rows of partial sums that it adds up at a time."""
+STEP_COLUMNS, STEP_ROWS, STEP_NUMBERS, MOST_PROGRAMS = 128, 16, 4096, 2
+"""Parameters that a program of a step takes at least, rows of partial sums that it adds up at a time, and numbers of those; and programs a multiprocessor: they
+wait for each other, so all of them must run at once."""
 
 STORE_LANES, STORE_NUMBERS = 32, 64
 CHOOSE = 256
@@ -49,7 +50,11 @@ class Learner:
         # Tiles of a batch, a row of partial sums each; the programs of a step.
         self._rows = 16 if self._batch <= SMALL_BATCH else min(128, max(16, padded(-(-self._batch // MOST_TILES))))
         self._tiles, self._width = -(-self._batch // self._rows), size + TERM_COLUMNS.value
-        self._programs = -(-self._width // STEP_COLUMNS)
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if self._on_gpu else 1
+        self._columns = STEP_COLUMNS
+        while -(-self._width // self._columns) > MOST_PROGRAMS * multiprocessors and self._on_gpu:
+            self._columns *= 2
+        self._programs = -(-self._width // self._columns)
         self._partial, self._gradient = torch.zeros(self._tiles, self._width, device=device), policy.flat.gradient
         self._values, self._target = values, parts.target.flat.values.data
 
@@ -148,8 +153,8 @@ class Learner:
             reduce_and_step, (self._programs + stores,),
             self._partial, self._width, self._values.numel(), self._gradient, self._values, self._target, self._moments, self._stepping, self._ring,
             self._source, update, self._programs, t,
-            ROWS=self._tiles, CHUNK=min(STEP_ROWS, 1 << (self._tiles - 1).bit_length()), BLOCKS=padded(self._programs), TILE=STEP_COLUMNS, PART=part,
-            WHAT=self._what(t), **self._storing, num_warps=4,
+            ROWS=self._tiles, CHUNK=min(STEP_ROWS, 1 << (self._tiles - 1).bit_length(), max(1, STEP_NUMBERS // self._columns)),
+            BLOCKS=padded(self._programs), TILE=self._columns, PART=part, WHAT=self._what(t), **self._storing, num_warps=4,
         )  # fmt: skip
 
     def _store(self, t: int, what: int) -> None:
