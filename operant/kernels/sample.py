@@ -5,6 +5,7 @@ The same transitions and the same noise as `operant.data.replay`, whose kernels 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import triton
@@ -16,6 +17,22 @@ from operant.compute import rng
 _SHARD_BIT = tl.constexpr(24)
 _PURPOSE = tl.constexpr(rng.REPLAY << 16)
 _UNIT = tl.constexpr(2.0**-24)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What is known of batches when a kernel is compiled."""
+
+    batch: int  # B
+    shards: int
+    n_step: int
+    noise: int  # R
+    ends: bool  # a time limit may end an episode
+    observation: int  # numbers of an observation
+    row: int  # P, of a stored one
+    action: int  # A
+    columns: int  # C of a batch
+    normalize: bool
 
 
 class Stored(NamedTuple):
@@ -31,6 +48,19 @@ class Stored(NamedTuple):
     updates: Any  # (1) int64
     seed: Any  # (2) int32
     normalizer: Any  # mean (O), inv_std (O)
+    rollout: Any  # (T + 1, O, N), observations of the iteration's ticks
+
+
+class Numbers(NamedTuple):
+    """What differs from batch to batch, and from replay to replay."""
+
+    ticks: Any  # of the iteration that count as stored
+    update: Any  # number of the update in the iteration
+    lanes: Any  # N
+    capacity: Any  # ticks of the ring
+    finals: Any  # rows of the side buffer, F
+    window: Any  # ticks that share one
+    gamma: Any
 
 
 class Sampled(NamedTuple):
@@ -77,72 +107,83 @@ def features(observed, column, normalizer, OBSERVATION: tl.constexpr, NORMALIZE:
     return x
 
 
-@triton.jit(do_not_specialize=["stored_ticks", "number"])
-def sample(
-    stored, out, stored_ticks, number, lanes, capacity, finals, window, gamma,
-    BATCH: tl.constexpr, SHARDS: tl.constexpr, N_STEP: tl.constexpr, NOISE: tl.constexpr, ENDS: tl.constexpr, OBSERVATION: tl.constexpr,
-    ROW: tl.constexpr, ACTION: tl.constexpr, COLUMNS: tl.constexpr, NORMALIZE: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """A batch for update `number` of the iteration, of which so many ticks are stored; a program a tile of samples.
-
-    `capacity`: ticks of the ring; ROW: numbers of a stored observation; ENDS: whether a time limit may end an episode.
-    """
-    k = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    ticks = tl.load(stored.ticks) + stored_ticks
-    update = tl.load(stored.updates) + number
-    shard, within = k // (BATCH // SHARDS), k % (BATCH // SHARDS)
-
-    # Which transition: the oldest tick is `ticks - held`; the newest N_STEP are left out.
-    held = tl.minimum(ticks, capacity)
-    choices = tl.maximum(held - N_STEP, 1)
-    w0, w1, _w2, _w3 = _words(shard, within, update, stored.seed, 0)
-    row = (ticks - held + _below(w0, choices)) % capacity
-    lane = shard * (lanes // SHARDS) + _below(w1, lanes // SHARDS)
-
-    # n-step return, cut where the episode ended.
-    total = tl.zeros((ROWS,), tl.float32)
+@triton.jit
+def _returns(stored, numbers, ticks, row, lane, DRAW: tl.constexpr):
+    """Of transitions in these rows and lanes: n-step return, discount, the next observation's row, and where it is final its place, else -1."""
+    capacity, lanes = numbers.capacity, numbers.lanes
+    total = (row * 0).to(tl.float32)
     discount = total + 1.0
     running = discount > 0.0
-    following = (row + 1) % capacity * lanes + lane
-    final = tl.zeros_like(following) - 1
+    following = (row + 1) % capacity
+    final = row * 0 - 1
     last = row
-    for step in tl.static_range(N_STEP):
+    for step in tl.static_range(DRAW.n_step):
         at = last * lanes + lane
         reward = tl.load(stored.reward + at)
         terminated = tl.load(stored.terminated + at) != 0
         if step > 0:
-            following = tl.where(running, (last + 1) % capacity * lanes + lane, following)
+            following = tl.where(running, (last + 1) % capacity, following)
         total = tl.where(running, total + discount * reward, total)
-        discount = tl.where(running, discount * gamma, discount)
+        discount = tl.where(running, discount * numbers.gamma, discount)
         discount = tl.where(running & terminated, 0.0, discount)
         ended = terminated
-        if ENDS:
+        if DRAW.ends:
             # Which tick lies in this row: the newest but so many.
             truncated = (tl.load(stored.truncated + at) != 0) & (terminated == 0)
             tick = ticks - 1 - (ticks - 1 - last) % capacity
-            final = tl.where(running & truncated, tick // window % finals * lanes + lane, final)
+            final = tl.where(running & truncated, tick // numbers.window % numbers.finals * lanes + lane, final)
             ended = terminated | truncated
         running = running & (ended == 0)
         last = (last + 1) % capacity
+    return total, discount, following, final
+
+
+@triton.jit
+def make_batch(tile, stored, out, numbers, DRAW: tl.constexpr, ROWS: tl.constexpr):
+    """A tile of a batch. Of the newest tick that counts as stored only the observation is read, and that in the rollout: the rest need not be there yet."""
+    k = tile * ROWS + tl.arange(0, ROWS)
+    ticks = tl.load(stored.ticks) + numbers.ticks
+    update = tl.load(stored.updates) + numbers.update
+    capacity, lanes = numbers.capacity, numbers.lanes
+    shard, within = k // (DRAW.batch // DRAW.shards), k % (DRAW.batch // DRAW.shards)
+
+    # Which transition: the oldest tick is `ticks - held`; the newest n are left out.
+    held = tl.minimum(ticks, capacity)
+    choices = tl.maximum(held - DRAW.n_step, 1)
+    w0, w1, _w2, _w3 = _words(shard, within, update, stored.seed, 0)
+    row = (ticks - held + _below(w0, choices)) % capacity
+    lane = shard * (lanes // DRAW.shards) + _below(w1, lanes // DRAW.shards)
+    total, discount, following, final = _returns(stored, numbers, ticks, row, lane, DRAW)
     tl.store(out.reward + k, total)
     tl.store(out.discount + k, discount)
 
     # Observations and actions.
-    column = tl.arange(0, COLUMNS)
-    inside = (column < OBSERVATION)[None, :]
-    acts = ((column >= OBSERVATION) & (column < OBSERVATION + ACTION))[None, :]
-    seen = tl.load(stored.observation + (row * lanes + lane)[:, None] * ROW + column[None, :], mask=inside, other=0)
-    after = tl.load(stored.observation + following[:, None] * ROW + column[None, :], mask=inside, other=0)
-    action = tl.load(stored.action + (row * lanes + lane)[:, None] * ACTION + (column - OBSERVATION)[None, :], mask=acts, other=0)
-    if ENDS:
-        truth = tl.load(stored.final + final[:, None] * ROW + column[None, :], mask=inside & (final >= 0)[:, None], other=0)
+    column = tl.arange(0, DRAW.columns)
+    inside = (column < DRAW.observation)[None, :]
+    acts = ((column >= DRAW.observation) & (column < DRAW.observation + DRAW.action))[None, :]
+    at = (row * lanes + lane)[:, None]
+    newest = (following == (ticks - 1) % capacity)[:, None]
+    seen = tl.load(stored.observation + at * DRAW.row + column[None, :], mask=inside, other=0)
+    action = tl.load(stored.action + at * DRAW.action + (column - DRAW.observation)[None, :], mask=acts, other=0)
+    after = tl.load(stored.observation + (following * lanes + lane)[:, None] * DRAW.row + column[None, :], mask=inside & (newest == 0), other=0)
+    now = stored.rollout + ((numbers.ticks - 1) * DRAW.observation + column)[None, :] * lanes + lane[:, None]
+    after = tl.where(newest, tl.load(now, mask=inside & newest, other=0), after)
+    if DRAW.ends:
+        truth = tl.load(stored.final + final[:, None] * DRAW.row + column[None, :], mask=inside & (final >= 0)[:, None], other=0)
         after = tl.where((final >= 0)[:, None], truth, after)
-    place = k[:, None] * COLUMNS + column[None, :]
-    tl.store(out.seen + place, tl.where(acts, action, features(seen, column, stored.normalizer, OBSERVATION, NORMALIZE)))
-    tl.store(out.next + place, features(after, column, stored.normalizer, OBSERVATION, NORMALIZE))
+    place = k[:, None] * DRAW.columns + column[None, :]
+    tl.store(out.seen + place, tl.where(acts, action, features(seen, column, stored.normalizer, DRAW.observation, DRAW.normalize)))
+    tl.store(out.next + place, features(after, column, stored.normalizer, DRAW.observation, DRAW.normalize))
 
+    NOISE: tl.constexpr = DRAW.noise
     for draw in tl.static_range((NOISE + 3) // 4):
         words = _words(shard, within, update, stored.seed, draw + 1)
         for j in tl.static_range(4):
             if 4 * draw + j < NOISE:
-                tl.store(out.noise + (4 * draw + j) * BATCH + k, _unit(words[j]))
+                tl.store(out.noise + (4 * draw + j) * DRAW.batch + k, _unit(words[j]))
+
+
+@triton.jit(do_not_specialize=["numbers"])
+def sample(stored, out, numbers, DRAW: tl.constexpr, ROWS: tl.constexpr):
+    """A batch; a program a tile of samples."""
+    make_batch(tl.program_id(0), stored, out, numbers, DRAW, ROWS)

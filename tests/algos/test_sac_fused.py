@@ -82,6 +82,7 @@ def launches(env, precision, net, **algo):
     learner.prepare()
     learner.act(0)
     learner.update(1, 0)
+    learner.sample(1, 1)
     assert {"sample", "act", "pack_network", "evaluate", "judge", "improve", "step"} == {kernel.__name__ for kernel, *_ in found}
     return found
 

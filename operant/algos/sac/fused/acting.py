@@ -1,4 +1,7 @@
-"""The Triton kernel of SAC's acting: one tick of all lanes. A lane's action depends on that lane alone. Knows no batch and no loss."""
+"""The Triton kernel of SAC's acting: one tick of all lanes and, beside it, the batch of the update that follows. Knows no loss.
+
+A lane's action depends on that lane alone. A batch asks of the tick that is acted on for no more than what is seen: so both are made at once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import triton
 import triton.language as tl
 
 from operant.algos.sac.fused.networks import is_action, load_policy_head, load_trunk, normal, policy_of, run_trunk, squashed
-from operant.kernels.sample import features
+from operant.kernels.sample import features, make_batch
 
 
 class Acting(NamedTuple):
@@ -24,11 +27,10 @@ class Acting(NamedTuple):
     action: Any  # (T, A, N) written, as the environment takes it
 
 
-@triton.jit(do_not_specialize=["t"])
-def act(acting, actor, t, lanes, SPEC: tl.constexpr, ROWS: tl.constexpr):
-    """Actions of tick t."""
+@triton.jit
+def _act(tile, acting, actor, t, lanes, SPEC: tl.constexpr, ROWS: tl.constexpr):
     ACTOR: tl.constexpr = SPEC.actor
-    lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    lane = tile * ROWS + tl.arange(0, ROWS)
     here = lane < lanes
     column = tl.arange(0, SPEC.columns)
     mask = here[:, None] & (column < SPEC.observation)[None, :]
@@ -51,3 +53,16 @@ def act(acting, actor, t, lanes, SPEC: tl.constexpr, ROWS: tl.constexpr):
     reach = tl.load(acting.reach + which, mask=one, other=0.0)[None, :]
     tl.store(acting.raw + at, drawn, mask=acts)
     tl.store(acting.action + at, centre + reach * drawn, mask=acts)
+
+
+@triton.jit(do_not_specialize=["t", "numbers"])
+def act(
+    acting, actor, t, lanes, tiles, stored, batch, numbers,
+    SPEC: tl.constexpr, DRAW: tl.constexpr, ROWS: tl.constexpr, BATCH_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Actions of tick t, in as many programs as there are tiles of lanes; those beyond them make the batch of the update that is due after the tick."""
+    program = tl.program_id(0)
+    if program < tiles:
+        _act(program, acting, actor, t, lanes, SPEC, ROWS)
+    else:
+        make_batch(program - tiles, stored, batch, numbers, DRAW, BATCH_ROWS)

@@ -17,7 +17,7 @@ from operant.algos.sac.fused.gradients import evaluate, improve, judge
 from operant.algos.sac.fused.shape import TILE, Net, Shape
 from operant.algos.sac.fused.steps import pack_network, step
 from operant.algos.sac.stats import Terms
-from operant.kernels.sample import Sampled, Stored, sample
+from operant.kernels.sample import Draw, Numbers, Sampled, Stored, sample
 from operant.nn import Adam
 
 if TYPE_CHECKING:
@@ -68,8 +68,23 @@ class Learner:
         self._normalizer = self._zeros(2, shape.observation)
         self._batch = Sampled(self._zeros(B, C), self._zeros(B, C), self._zeros(B), self._zeros(B), self._zeros(4 * shape.action, B))
         self._stored = Stored(
-            ring.observation, ring.final, ring.action, ring.reward, ring.terminated, ring.truncated, ring.ticks, ring.updates, ring.seed, self._normalizer
+            ring.observation,
+            ring.final,
+            ring.action,
+            ring.reward,
+            ring.terminated,
+            ring.truncated,
+            ring.ticks,
+            ring.updates,
+            ring.seed,
+            self._normalizer,
+            collector.rollout.observation,
         )
+        self._draw = Draw(
+            B, parts.cycle.replay.shards, parts.cycle.replay.n_step, 4 * shape.action, parts.cycle.world.can_truncate, shape.observation,
+            ring.observation.shape[2], shape.action, C, shape.normalized,
+        )  # fmt: skip
+        self._made: tuple[int, int] | None = None  # ticks and number of the update whose batch has been made
         self._acting = Acting(
             collector.rollout.observation, self._normalizer, collector.noise, parts.cycle.warming, actor.centre, actor.reach, parts.cycle.action,
             collector.rollout.action,
@@ -124,15 +139,23 @@ class Learner:
             self._launch(pack_network, (net.programs, net.towers), flat, pack, SPEC=shape, NET=net, POLICY=net is shape.actor, num_warps=STEP_WARPS)
 
     def act(self, t: int) -> None:
-        """Actions of tick t."""
+        """Actions of tick t, and beside them the batch of the first update that is due after it."""
         rows = TILE if self._lanes <= FEW_LANES else MANY_LANES_TILE
-        self._launch(act, (-(-self._lanes // rows),), self._acting, self._actor_pack, t, self._lanes, SPEC=self.shape, ROWS=rows, num_warps=WARPS)
+        tiles, due = -(-self._lanes // rows), self.cycle.config.due(t)
+        self._made = (t + 1, due[0]) if due else None
+        self._launch(
+            act, (tiles + (self.shape.batch // TILE if due else 0),),
+            self._acting, self._actor_pack, t, self._lanes, tiles, self._stored, self._batch, self._numbers(t + 1, due[0] if due else 0),
+            SPEC=self.shape, DRAW=self._draw, ROWS=rows, BATCH_ROWS=TILE, num_warps=WARPS,
+        )  # fmt: skip
 
     # LEARN
 
     def update(self, ticks: int, number: int) -> None:
-        """Sample a batch, of a replay with so many of the iteration's ticks, and learn from it."""
-        self.sample(ticks, number)
+        """Take a batch, of a replay with so many of the iteration's ticks, and learn from it."""
+        if self._made != (ticks, number):
+            self.sample(ticks, number)
+        self._made = None
         self.evaluate()
         self.step_critics()
         self.judge()
@@ -141,15 +164,12 @@ class Learner:
 
     def sample(self, ticks: int, number: int) -> None:
         """The batch of update `number` of the iteration."""
-        shape, replay = self.shape, self.cycle.replay
-        ring = replay.ring
-        self._launch(
-            sample, (shape.batch // TILE,),
-            self._stored, self._batch, ticks, number, self._lanes, replay.ticks_stored, len(ring.final), ring.window, float(replay.gamma),
-            BATCH=shape.batch, SHARDS=replay.shards, N_STEP=replay.n_step, NOISE=4 * shape.action, ENDS=self.cycle.world.can_truncate,
-            OBSERVATION=shape.observation, ROW=ring.observation.shape[2], ACTION=shape.action, COLUMNS=shape.columns, NORMALIZE=shape.normalized, ROWS=TILE,
-            num_warps=SAMPLE_WARPS,
-        )  # fmt: skip
+        numbers = self._numbers(ticks, number)
+        self._launch(sample, (self.shape.batch // TILE,), self._stored, self._batch, numbers, DRAW=self._draw, ROWS=TILE, num_warps=SAMPLE_WARPS)
+
+    def _numbers(self, ticks: int, number: int) -> Numbers:
+        replay = self.cycle.replay
+        return Numbers(ticks, number, self._lanes, replay.ticks_stored, len(replay.ring.final), replay.ring.window, float(replay.gamma))
 
     def evaluate(self) -> None:
         """All that the update needs of the networks as they are; counts the steps of all optimizers."""
