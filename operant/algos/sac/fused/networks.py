@@ -51,13 +51,8 @@ def times(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.constex
     """The product x W^T with a packed weight."""
     if SPEC.early:
         return product(x, weight, SPEC)
-    elif SPEC.deep >= COLUMNS:
-        return product(x, load_weight(weight, ROWS, COLUMNS, True), SPEC)
     else:
-        row, column = tl.arange(0, ROWS)[None, :], tl.arange(0, COLUMNS // 2)[:, None]
-        first, second = _halves(x)
-        place = weight + row * COLUMNS + column
-        return product(first, tl.load(place), SPEC) + product(second, tl.load(place + COLUMNS // 2), SPEC)
+        return _in_parts(x, weight, ROWS, COLUMNS, 1, COLUMNS, SPEC)
 
 
 @triton.jit
@@ -72,12 +67,33 @@ def times_transposed(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC:
 @triton.jit
 def times_transposed_at(x, weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPEC: tl.constexpr):
     """The product x W with the packed weight at an address."""
-    if SPEC.deep >= ROWS:
-        return product(x, tl.load(weight + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]), SPEC)
+    return _in_parts(x, weight, COLUMNS, ROWS, COLUMNS, 1, SPEC)
+
+
+@triton.jit
+def _part(x, weight, OUT: tl.constexpr, STEP: tl.constexpr, ACROSS: tl.constexpr, SPEC: tl.constexpr):
+    """The product of x (rows, n) with (n, OUT) numbers: neighbours down lie STEP apart, and neighbours across ACROSS."""
+    IN: tl.constexpr = x.shape[1]
+    return product(x, tl.load(weight + tl.arange(0, IN)[:, None] * STEP + tl.arange(0, OUT)[None, :] * ACROSS), SPEC)
+
+
+@triton.jit
+def _in_parts(x, weight, OUT: tl.constexpr, IN: tl.constexpr, STEP: tl.constexpr, ACROSS: tl.constexpr, SPEC: tl.constexpr):
+    """The same of (IN, OUT) numbers, as many at a time as a program has room for."""
+    if SPEC.deep >= IN:
+        return _part(x, weight, OUT, STEP, ACROSS, SPEC)
     else:
-        place = weight + tl.arange(0, ROWS // 2)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-        first, second = _halves(x)
-        return product(first, tl.load(place), SPEC) + product(second, tl.load(place + ROWS // 2 * COLUMNS), SPEC)
+        HALF: tl.constexpr = IN // 2
+        low, high = _halves(x)
+        if SPEC.deep >= HALF:
+            return _part(low, weight, OUT, STEP, ACROSS, SPEC) + _part(high, weight + HALF * STEP, OUT, STEP, ACROSS, SPEC)
+        else:
+            QUARTER: tl.constexpr = IN // 4
+            first, second = _halves(low)
+            third, fourth = _halves(high)
+            below = _part(first, weight, OUT, STEP, ACROSS, SPEC) + _part(second, weight + QUARTER * STEP, OUT, STEP, ACROSS, SPEC)
+            above = _part(third, weight + HALF * STEP, OUT, STEP, ACROSS, SPEC) + _part(fourth, weight + (HALF + QUARTER) * STEP, OUT, STEP, ACROSS, SPEC)
+            return below + above
 
 
 @triton.jit

@@ -100,9 +100,6 @@ def _step_block(
         bias += tl.sum(g.to(tl.float32), axis=0)
     total = compensated(total, 2, SPEC)
 
-    if not POLICY:
-        squares = tl.sum(tl.sum(total * total, axis=1) + tl.where(bias_mask, bias * bias, 0.0), axis=0)
-        tl.store(temperature.squares + tower * NET.programs + LAYER.program + program, squares)
     if STEP:
         x, t = _adam(place, mask, total, flat, target, scalars, old, not POLICY)
         b, tb = _adam(bias_place, bias_mask, bias, flat, target, scalars, old_bias, not POLICY)
@@ -113,6 +110,9 @@ def _step_block(
     else:
         tl.store(flat.gradient + place, total, mask=mask)
         tl.store(flat.gradient + bias_place, bias, mask=bias_mask)
+    if not POLICY:
+        squares = tl.sum(tl.sum(total * total, axis=1) + tl.where(bias_mask, bias * bias, 0.0), axis=0)
+        tl.store(temperature.squares + tower * NET.programs + LAYER.program + program, squares)
 
 
 @triton.jit
