@@ -31,7 +31,7 @@ class SAC:
 
     Config = SACConfig
     parts: ClassVar[dict[str, str]] = {
-        "world.step": "environment", "backend.act": "network", "cycle.replay.store": "replay", "cycle.replay.sample": "replay", "backend.update": "learning",
+        "world.step": "environment", "backend.act": "network", "backend.store": "replay", "cycle.replay.sample": "replay", "backend.update": "learning",
     }  # fmt: skip
     """What a profile calls the time of which part."""
 
@@ -102,7 +102,7 @@ class SAC:
         """One iteration; then the normalizer takes it in: during an iteration it stands still."""
         self.backend.prepare()
         with torch.no_grad():
-            self.cycle.run(self.backend.act, self._update)
+            self.cycle.run(self.backend.act, self._update, self.backend.store)
         self.backend.finish()
         if self._scale.active:
             self._scale.update(self._accrued())

@@ -33,6 +33,9 @@ class Backend(Protocol):
     def act(self, t: int) -> None:
         """Raw actions of tick t into the cycle's `action`, and as the environment takes them into the rollout."""
 
+    def store(self, t: int) -> None:
+        """Store tick t in the replay, at the latest with the first update after it."""
+
     def update(self, ticks: int, number: int) -> None:
         """Sample a batch and take one step of critics, targets, actor and temperature; none where `skip` is 1."""
 
@@ -81,6 +84,10 @@ class TorchBackend:
         return self.parts.actor.forward(self.parts.actor.features(observation))
 
     # LEARN
+
+    def store(self, t: int) -> None:
+        """Store tick t in the replay."""
+        self.cycle.replay.store(t)
 
     def update(self, ticks: int, number: int) -> None:
         """Sample, and learn: the critics, their targets, the actor by the new critics, the temperature."""
@@ -141,6 +148,10 @@ class FusedBackend(TorchBackend):
     def act(self, t: int) -> None:
         """Actions of tick t by the actor, or uniform ones while `warming` is 1."""
         self.learner.act(t)
+
+    def store(self, t: int) -> None:
+        """Store tick t in the replay, at the latest with the first update after it."""
+        self.learner.store(t)
 
     def update(self, ticks: int, number: int) -> None:
         """Sample, and learn."""

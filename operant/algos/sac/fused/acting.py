@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from operant.algos.sac.fused.networks import is_action, load_policy_head, load_trunk, normal, policy_of, run_trunk, squashed
-from operant.kernels.sample import features, make_batch
+from operant.kernels.replay import features, make_batch
 
 
 class Acting(NamedTuple):

@@ -1,6 +1,6 @@
 """The groups of buffers that SAC's kernels take: named tuples of tensors here, of pointers inside a kernel. Know no Triton.
 
-A batch is `operant.kernels.sample.Sampled`. Shape letters: B its samples, C columns that first layers read (observation, action, zeros), G towers, H units of a
+A batch is `operant.kernels.replay.Sampled`. Shape letters: B its samples, C columns that first layers read (observation, action, zeros), G towers, H units of a
 layer.
 """
 

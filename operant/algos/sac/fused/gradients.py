@@ -25,6 +25,7 @@ from operant.algos.sac.fused.networks import (
 )
 from operant.algos.sac.fused.steps import count_step
 from operant.kernels.blocks import activation_gradient, operand, product
+from operant.kernels.replay import store_tick
 
 
 @triton.jit
@@ -99,15 +100,21 @@ def _action(batch, actor, work, actor_layers, row, SPEC: tl.constexpr):
     _store_layers(actor_layers, row, hidden, (), 0, SPEC, ACTOR)
 
 
-@triton.jit
-def evaluate(batch, actor, critic, target, work, actor_layers, critic_layers, critic_update, actor_update, temperature, SPEC: tl.constexpr, ROWS: tl.constexpr):
-    """All that an update needs of the networks as they are: program 0 is a tile of samples, 1 the part."""
+@triton.jit(do_not_specialize=["numbers"])
+def evaluate(
+    batch, actor, critic, target, work, actor_layers, critic_layers, critic_update, actor_update, temperature, stored, numbers,
+    SPEC: tl.constexpr, DRAW: tl.constexpr, STORE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """All that an update needs of the networks as they are: program 0 is a tile of samples, 1 the part. With STORE a last part stores a tick beside that."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     part = tl.program_id(1)
     if part < SPEC.critic.towers:
         _next_value(batch, actor, target, work, row, part, SPEC)
     elif part < 2 * SPEC.critic.towers:
         _value(batch, critic, work, critic_layers, row, part - SPEC.critic.towers, SPEC)
+    elif part > 2 * SPEC.critic.towers:
+        if STORE:
+            store_tick(tl.program_id(0), tl.num_programs(0), stored, numbers, DRAW, ROWS)
     else:
         _action(batch, actor, work, actor_layers, row, SPEC)
         if tl.program_id(0) == 0:

@@ -17,7 +17,7 @@ from operant.algos.sac.fused.gradients import evaluate, improve, judge
 from operant.algos.sac.fused.shape import TILE, Net, Shape
 from operant.algos.sac.fused.steps import pack_network, step
 from operant.algos.sac.stats import Terms
-from operant.kernels.sample import Draw, Numbers, Sampled, Stored, sample
+from operant.kernels.replay import Draw, Numbers, Sampled, Stored, Ticked, sample, store
 from operant.nn import Adam
 
 if TYPE_CHECKING:
@@ -63,31 +63,30 @@ class Learner:
             parts.log_temperature, own["exp_avg"], own["exp_avg_sq"], own["step"], self._zeros(2), skip, self._zeros(shape.squares), self.totals,
         )  # fmt: skip
 
-        # Samples and acting.
-        actor, collector, ring = parts.actor, parts.cycle.collector, parts.cycle.replay.ring
+        # Acting and the replay.
+        actor, cycle = parts.actor, parts.cycle
         self._normalizer = self._zeros(2, shape.observation)
         self._batch = Sampled(self._zeros(B, C), self._zeros(B, C), self._zeros(B), self._zeros(B), self._zeros(4 * shape.action, B))
-        self._stored = Stored(
-            ring.observation,
-            ring.final,
-            ring.action,
-            ring.reward,
-            ring.terminated,
-            ring.truncated,
-            ring.ticks,
-            ring.updates,
-            ring.seed,
-            self._normalizer,
-            collector.rollout.observation,
-        )
-        self._draw = Draw(
-            B, parts.cycle.replay.shards, parts.cycle.replay.n_step, 4 * shape.action, parts.cycle.world.can_truncate, shape.observation,
-            ring.observation.shape[2], shape.action, C, shape.normalized,
+        self._stored, self._draw = self._replay()
+        self._acting = Acting(
+            cycle.rollout.observation, self._normalizer, cycle.collector.noise, cycle.warming, actor.centre, actor.reach, cycle.action, cycle.rollout.action,
         )  # fmt: skip
         self._made: tuple[int, int] | None = None  # ticks and number of the update whose batch has been made
-        self._acting = Acting(
-            collector.rollout.observation, self._normalizer, collector.noise, parts.cycle.warming, actor.centre, actor.reach, parts.cycle.action,
-            collector.rollout.action,
+        self._put_off: int | None = None  # the tick that the next update stores
+
+    def _replay(self) -> tuple[Stored, Draw]:
+        """What the replay's kernels read and write, and what they are compiled for."""
+        shape, cycle, replay, rollout = self.shape, self.cycle, self.cycle.replay, self.cycle.rollout
+        ring, ends = replay.ring, cycle.world.can_truncate
+        final = rollout.final_observation if ends else rollout.observation
+        ticked = Ticked(rollout.observation, final, cycle.action, rollout.reward, rollout.terminated, rollout.truncated)
+        stored = Stored(
+            ring.observation, ring.final, ring.action, ring.reward, ring.terminated, ring.truncated, ring.ticks, ring.updates, ring.seed,
+            self._normalizer, ticked,
+        )  # fmt: skip
+        return stored, Draw(
+            shape.batch, replay.shards, replay.n_step, 4 * shape.action, ends, shape.observation, ring.observation.shape[2], shape.action, shape.columns,
+            shape.normalized,
         )  # fmt: skip
 
     def _zeros(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -109,6 +108,7 @@ class Learner:
             try:
                 self.prepare()
                 self.act(0)
+                self.store(0)
                 self.update(1, 0)
             except torch.OutOfMemoryError:
                 raise
@@ -151,6 +151,14 @@ class Learner:
 
     # LEARN
 
+    def store(self, t: int) -> None:
+        """Store tick t in the replay: at once, or beside the first part of the update that follows."""
+        if self.cycle.config.due(t):
+            self._put_off = t
+        else:
+            programs = -(-self._lanes // TILE)
+            self._launch(store, (programs,), self._stored, self._numbers(t + 1, 0), DRAW=self._draw, ROWS=TILE, num_warps=SAMPLE_WARPS)
+
     def update(self, ticks: int, number: int) -> None:
         """Take a batch, of a replay with so many of the iteration's ticks, and learn from it."""
         if self._made != (ticks, number):
@@ -172,12 +180,14 @@ class Learner:
         return Numbers(ticks, number, self._lanes, replay.ticks_stored, len(replay.ring.final), replay.ring.window, float(replay.gamma))
 
     def evaluate(self) -> None:
-        """All that the update needs of the networks as they are; counts the steps of all optimizers."""
-        shape, (actor, critic) = self.shape, self._updates
+        """All that the update needs of the networks as they are; counts the steps of all optimizers, and stores the tick that was put off."""
+        shape, (actor, critic), late = self.shape, self._updates, self._put_off
+        self._put_off = None
         self._launch(
-            evaluate, (shape.batch // TILE, 2 * shape.critic.towers + 1),
+            evaluate, (shape.batch // TILE, 2 * shape.critic.towers + (1 if late is None else 2)),
             self._batch, self._actor_pack, self._critic_pack, self._target_pack, self._work, self._actor_layers, self._critic_layers, critic, actor,
-            self._temperature, SPEC=shape, ROWS=TILE, num_warps=WARPS,
+            self._temperature, self._stored, self._numbers((late or 0) + 1, 0), SPEC=shape, DRAW=self._draw, STORE=late is not None, ROWS=TILE,
+            num_warps=WARPS,
         )  # fmt: skip
 
     def step_critics(self, *, step_too: bool = True) -> None:

@@ -1,6 +1,7 @@
-"""The Triton kernel that makes a batch from a replay: which transitions, their n-step returns, and both observations as a network's first layer reads them.
+"""Triton kernels of a replay: they store a tick, and make a batch, both observations as a network's first layer reads them.
 
-The same transitions and the same noise as `operant.data.replay`, whose kernels are the specification, in one launch. Knows no network and no loss.
+The same transitions, returns and noise as those of `operant.data.replay`, whose kernels are the specification, in one launch or as a part of another's. Know no
+network and no loss.
 """
 
 from __future__ import annotations
@@ -48,7 +49,18 @@ class Stored(NamedTuple):
     updates: Any  # (1) int64
     seed: Any  # (2) int32
     normalizer: Any  # mean (O), inv_std (O)
-    rollout: Any  # (T + 1, O, N), observations of the iteration's ticks
+    ticked: Any  # `Ticked`
+
+
+class Ticked(NamedTuple):
+    """The iteration's ticks as the world writes them."""
+
+    observation: Any  # (T + 1, O, N)
+    final_observation: Any  # (T, O, N); anything where no time limit ends an episode
+    action: Any  # (T, A, N)
+    reward: Any  # (T, N)
+    terminated: Any  # (T, N) uint8
+    truncated: Any  # (T, N) uint8
 
 
 class Numbers(NamedTuple):
@@ -166,7 +178,7 @@ def make_batch(tile, stored, out, numbers, DRAW: tl.constexpr, ROWS: tl.constexp
     seen = tl.load(stored.observation + at * DRAW.row + column[None, :], mask=inside, other=0)
     action = tl.load(stored.action + at * DRAW.action + (column - DRAW.observation)[None, :], mask=acts, other=0)
     after = tl.load(stored.observation + (following * lanes + lane)[:, None] * DRAW.row + column[None, :], mask=inside & (newest == 0), other=0)
-    now = stored.rollout + ((numbers.ticks - 1) * DRAW.observation + column)[None, :] * lanes + lane[:, None]
+    now = stored.ticked.observation + ((numbers.ticks - 1) * DRAW.observation + column)[None, :] * lanes + lane[:, None]
     after = tl.where(newest, tl.load(now, mask=inside & newest, other=0), after)
     if DRAW.ends:
         truth = tl.load(stored.final + final[:, None] * DRAW.row + column[None, :], mask=inside & (final >= 0)[:, None], other=0)
@@ -187,3 +199,40 @@ def make_batch(tile, stored, out, numbers, DRAW: tl.constexpr, ROWS: tl.constexp
 def sample(stored, out, numbers, DRAW: tl.constexpr, ROWS: tl.constexpr):
     """A batch; a program a tile of samples."""
     make_batch(tl.program_id(0), stored, out, numbers, DRAW, ROWS)
+
+
+@triton.jit
+def store_tick(tile, tiles, stored, numbers, DRAW: tl.constexpr, ROWS: tl.constexpr):
+    """Store the newest tick that counts as stored: tiles of lanes, each program every so many."""
+    t, lanes = numbers.ticks - 1, numbers.lanes
+    tick = tl.load(stored.ticks) + t
+    row = tick % numbers.capacity
+    ticked = stored.ticked
+    column = tl.arange(0, DRAW.columns)[None, :]
+    for first in range(tile * ROWS, lanes, tiles * ROWS):
+        lane = first + tl.arange(0, ROWS)
+        here = lane < lanes
+        inside = here[:, None] & (column < DRAW.observation)
+        acts = here[:, None] & (column < DRAW.action)
+        from_field = (t * DRAW.observation + column) * lanes + lane[:, None]
+        seen = tl.load(ticked.observation + from_field, mask=inside, other=0)
+        action = tl.load(ticked.action + (t * DRAW.action + column) * lanes + lane[:, None], mask=acts, other=0)
+        reward = tl.load(ticked.reward + t * lanes + lane, mask=here, other=0.0)
+        terminated = tl.load(ticked.terminated + t * lanes + lane, mask=here, other=0)
+        truncated = tl.load(ticked.truncated + t * lanes + lane, mask=here, other=0)
+        at = row * lanes + lane
+        tl.store(stored.observation + at[:, None] * DRAW.row + column, seen, mask=inside)
+        tl.store(stored.action + at[:, None] * DRAW.action + column, action, mask=acts)
+        tl.store(stored.reward + at, reward, mask=here)
+        tl.store(stored.terminated + at, terminated, mask=here)
+        tl.store(stored.truncated + at, truncated, mask=here)
+        if DRAW.ends:
+            cut = inside & (truncated != 0)[:, None]
+            place = (tick // numbers.window % numbers.finals * lanes + lane)[:, None] * DRAW.row + column
+            tl.store(stored.final + place, tl.load(ticked.final_observation + from_field, mask=cut, other=0), mask=cut)
+
+
+@triton.jit(do_not_specialize=["numbers"])
+def store(stored, numbers, DRAW: tl.constexpr, ROWS: tl.constexpr):
+    """Store a tick."""
+    store_tick(tl.program_id(0), tl.num_programs(0), stored, numbers, DRAW, ROWS)
