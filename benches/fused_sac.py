@@ -1,6 +1,6 @@
 """SAC's updates a second on a GPU: alone and with their tick, fused and by torch, and what each launch takes. Prints JSON lines.
 
-python benches/fused_sac.py [--hidden 128,128] [--precision bf16,tf32,fp32] [--lanes 256] [--batch 256] [--kernels fused,torch] [--env pendulum]
+python benches/fused_sac.py [--hidden 128,128] [--precision bf16,tf32,fp32] [--lanes 256] [--batch 256] [--kernels fused,torch] [--env pendulum] [--parts]
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def replay_microseconds(work: Callable[[], None], replays: int) -> float:
 def sac(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tuple[int, ...]) -> SAC:
     """SAC on a fresh world, begun, with a replay that is large and full enough to learn from."""
     config = SAC.Config(
-        kernels=kernels, precision=precision, batch_size=arguments.batch, horizon=32, learning_starts=32 * arguments.lanes, updates_per_step=arguments.ratio
+        kernels=kernels, precision=precision, batch_size=arguments.batch, horizon=arguments.horizon, learning_starts=1000, updates_per_step=arguments.ratio
     )  # fmt: skip
     world = DeviceWorld(envs.find(arguments.env), arguments.lanes, seed=1, device=torch.device("cuda"))
     made = SAC(world, config, NetConfig(hidden=hidden, activation="relu"), seed=1, steps=1)
@@ -73,12 +73,13 @@ def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tu
     row = {"kernels": made.backend.name, "precision": precision, "hidden": hidden, "lanes": arguments.lanes, "batch": arguments.batch}
     row |= {"us_with_tick": round(whole / updates, 2), "updates_with_tick": round(updates * 1e6 / whole), "sps": round(ticks * arguments.lanes * 1e6 / whole)}
     learner = getattr(made.backend, "learner", None)
-    if learner is not None:
-        alone = microseconds(lambda: learner.update(ticks, 0))
+    alone = microseconds(lambda: made.backend.update(ticks, 0))
+    row |= {"us_alone": round(alone, 2), "updates_alone": round(1e6 / alone)}
+    if learner is not None and arguments.parts:
         parts = {name: getattr(learner, name) for name in ("evaluate", "step_critics", "judge", "improve", "step_actor")}
-        parts |= {"sample": lambda: learner.sample(ticks, 0), "act": lambda: learner.act(0), "store": lambda: made.cycle.replay.store(0)}
-        parts |= {"world.step": lambda: made.world.step(made.cycle.collector._slots[0], 0)}
-        row |= {"us_alone": round(alone, 2), "updates_alone": round(1e6 / alone), "parts": {name: round(microseconds(f), 2) for name, f in parts.items()}}
+        slot = made.world.bind(made.rollout, 0)
+        parts |= {"sample": lambda: learner.sample(ticks, 0), "act": lambda: learner.act(0), "world.step": lambda: made.world.step(slot, 0)}
+        row |= {"parts": {name: round(microseconds(f), 2) for name, f in parts.items()}}
     say(**row, stats=[float(f"{x:.4g}") for x in made.stats.tolist()])
 
 
@@ -90,8 +91,10 @@ def main() -> None:
     parser.add_argument("--kernels", default="fused,torch")
     parser.add_argument("--lanes", type=int, default=256)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--horizon", type=int, default=128, help="ticks of an iteration")
     parser.add_argument("--ratio", type=float, default=1.0, help="updates a tick")
     parser.add_argument("--env", default="pendulum")
+    parser.add_argument("--parts", action="store_true", help="what each launch takes")
     arguments = parser.parse_args()
     say(device=torch.cuda.get_device_name())
     for hidden in arguments.hidden.split("/"):

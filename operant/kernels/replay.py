@@ -129,7 +129,8 @@ def _returns(stored, numbers, ticks, row, lane, DRAW: tl.constexpr):
     following = (row + 1) % capacity
     final = row * 0 - 1
     last = row
-    for step in tl.static_range(DRAW.n_step):
+    N_STEP: tl.constexpr = DRAW.n_step
+    for step in tl.static_range(N_STEP):
         at = last * lanes + lane
         reward = tl.load(stored.reward + at)
         terminated = tl.load(stored.terminated + at) != 0

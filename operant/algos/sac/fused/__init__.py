@@ -32,6 +32,8 @@ def build(parts: Parts) -> Learner | None:
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
         return None
     reason = shape.unsupported_reason(parts) or _unsupported_here(parts)
+    if kernels == "auto" and parts.config.precision == "fp32":
+        reason = reason or "in fp32 torch's products are faster"
     if reason is None:
         from operant.algos.sac.fused.learner import Learner
 

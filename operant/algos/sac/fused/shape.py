@@ -140,7 +140,8 @@ def describe(parts: Parts, precision: str) -> Shape:
     narrow = max(*net.hidden, columns) <= EARLY_WIDTH
     return Shape(
         batch, observation, action, columns, net.activation, "ieee" if precision == "fp32" else precision, precision != "fp32", policy, critic,
-        chunk=min(batch & -batch, MAX_CHUNK if narrow else MAX_CHUNK // 2), deep=256 if precision == "bf16" else 128, early=narrow and precision != "fp32",
+        chunk=min(batch & -batch, MAX_CHUNK if narrow else MAX_CHUNK // 2), deep=MAX_WIDTH if precision == "bf16" else MAX_WIDTH // 4,
+        early=narrow and precision != "fp32",
         automatic=parts.temperature_adam is not None, squares=padded(critic.towers * critic.programs), normalized=actor.features.normalizer is not None,
     )  # fmt: skip
 
