@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 
 import pytest
+import torch
 from fused_probe import interpreted
 from test_fused import compile_for, needs_compiler
 from test_sac import sac_on
@@ -77,7 +78,7 @@ def launches(env, precision, net, **algo):
     from operant.algos.sac.fused.learner import Learner
 
     parts = sac_on(env, net=mlp.Config(**net), start=False, **algo).backend.parts
-    learner, found = Learner(shape.describe(parts, precision), parts), []
+    learner, found = Learner(shape.describe(parts, precision), parts, torch.zeros(6)), []
     learner._launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
     learner.prepare()
     learner.act(0)

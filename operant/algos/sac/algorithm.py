@@ -18,7 +18,6 @@ from torch import Tensor
 from operant.algos.base import Estimate, Phase, Tier, policy_state
 from operant.algos.sac import backends, metrics
 from operant.algos.sac.config import SACConfig
-from operant.algos.sac.parts import Parts
 from operant.compute.graphs import Graphed
 from operant.data import AccruedReturns, Cycle
 from operant.envs import Env
@@ -67,7 +66,7 @@ class SAC:
         self.metrics, self.stats = metrics.specs(A), torch.zeros(len(metrics.specs(A)) + 1, device=device)
         entropy = -float(A) if config.target_entropy is None else config.target_entropy
         self.backend = backends.choose(
-            Parts(
+            backends.Parts(
                 config, self.cycle, self.actor, self.critic, self.critic_flat, self.target, self.target_flat, CriticHead(config, device),
                 self._scale.factor, self._log_temperature, temperature_gradient, entropy, self._actor_adam, self._critic_adam,
                 self._temperature_adam, self.stats,

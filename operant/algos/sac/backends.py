@@ -45,8 +45,9 @@ class Backend(Protocol):
 
 def choose(parts: Parts) -> Backend:
     """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for fused kernels that cannot be."""
-    learner = fused.build(parts)
-    return TorchBackend(parts) if learner is None else FusedBackend(parts, learner)
+    torch_backend = TorchBackend(parts)
+    learner = fused.build(parts, torch_backend.totals)
+    return torch_backend if learner is None else FusedBackend(torch_backend, learner)
 
 
 class TorchBackend:
@@ -56,7 +57,7 @@ class TorchBackend:
 
     def __init__(self, parts: Parts) -> None:
         self.parts, self.config, self.cycle, self.chosen = parts, parts.config, parts.cycle, dict[str, str]()
-        self._totals = torch.zeros(len(Terms._fields), device=parts.actor.device)  # sums over the iteration's updates
+        self.totals = torch.zeros(len(Terms._fields), device=parts.actor.device)  # sums over the iteration's updates
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
         """On a CPU on one thread: the products are small, and torch's threads would meet in each."""
@@ -64,7 +65,7 @@ class TorchBackend:
 
     def prepare(self) -> None:
         """Begin an iteration."""
-        self._totals.zero_()
+        self.totals.zero_()
 
     # ACT
 
@@ -116,13 +117,13 @@ class TorchBackend:
                 torch.neg(log_probability + parts.target_entropy, out=parts.temperature_gradient[0])
                 parts.temperature_adam.step(skip)
             terms = Terms(critic_loss, actor_loss, q_mean, td_error, -log_probability, norm)
-            self._totals.add_(torch.where(skip > 0, 0.0, torch.stack(terms)))
+            self.totals.add_(torch.where(skip > 0, 0.0, torch.stack(terms)))
 
     @torch.no_grad()
     def finish(self) -> None:
         """Means over the iteration's updates, and what is counted once."""
         parts, cycle, updates = self.parts, self.cycle, self.config.updates
-        means = self._totals / updates
+        means = self.totals / updates
         vectors = (parts.actor.flat.values, parts.critic_flat.values, means)
         not_finite = torch.stack([(~torch.isfinite(vector)).sum() for vector in vectors]).sum()
         fill = cycle.replay.fill(0) / cycle.replay.capacity
@@ -135,10 +136,11 @@ class FusedBackend(TorchBackend):
 
     name = "fused"
 
-    def __init__(self, parts: Parts, learner: fused.Learner) -> None:
-        super().__init__(parts)
+    def __init__(self, reference: TorchBackend, learner: fused.Learner) -> None:
+        """`reference`: whose totals the learner adds to."""
+        super().__init__(reference.parts)
         self.learner: fused.Learner = learner
-        self._totals = learner.totals
+        self.totals = reference.totals
 
     def prepare(self) -> None:
         """Begin an iteration."""

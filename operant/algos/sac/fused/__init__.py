@@ -26,8 +26,11 @@ __all__ = ["Learner", "build"]
 log = logging.getLogger("operant.algos.sac.fused")
 
 
-def build(parts: Parts) -> Learner | None:
-    """The fused kernels over an algorithm's parts, or None where torch is to do the work. Raises ConfigError where `algo.kernels` asks for what cannot be."""
+def build(parts: Parts, totals: torch.Tensor) -> Learner | None:
+    """The fused kernels over an algorithm's parts, or None where torch is to do the work. Raises ConfigError where `algo.kernels` asks for what cannot be.
+
+    `totals`: sums over an iteration's updates, in the order of `Terms`, to which the kernels add.
+    """
     kernels, on_gpu = parts.config.kernels, parts.actor.device.type == "cuda"
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
         return None
@@ -37,7 +40,7 @@ def build(parts: Parts) -> Learner | None:
     if reason is None:
         from operant.algos.sac.fused.learner import Learner
 
-        learner = Learner(shape.describe(parts, parts.config.precision if on_gpu else "fp32"), parts)
+        learner = Learner(shape.describe(parts, parts.config.precision if on_gpu else "fp32"), parts, totals)
         if not on_gpu or (reason := learner.unsupported_reason()) is None:
             log.info("kernels: fused, %s", learner.shape.precision)
             return learner

@@ -16,7 +16,6 @@ from operant.algos.sac.fused.buffers import Flat, Layers, Pack, Temperature, Upd
 from operant.algos.sac.fused.gradients import evaluate, improve, judge
 from operant.algos.sac.fused.shape import TILE, Net, Shape
 from operant.algos.sac.fused.steps import pack_network, step
-from operant.algos.sac.stats import Terms
 from operant.kernels.replay import Draw, Numbers, Sampled, Stored, Ticked, sample, store
 from operant.nn import Adam
 
@@ -33,7 +32,8 @@ FEW_LANES, MANY_LANES_TILE = 4096, 64
 class Learner:
     """One algorithm's fused kernels."""
 
-    def __init__(self, shape: Shape, parts: Parts) -> None:
+    def __init__(self, shape: Shape, parts: Parts, totals: Tensor) -> None:
+        """`totals`: sums over an iteration's updates, in the order of `Terms`, to which the kernels add."""
         self.shape, self.parts, self.cycle = shape, parts, parts.cycle
         self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
         self._device = parts.actor.device
@@ -57,10 +57,10 @@ class Learner:
         self._updates = tuple(
             Update(adam.tensors()["step"], self._zeros(2), skip, adam.learning_rate, scalars) for adam in (parts.actor_adam, parts.critic_adam)
         )
-        self.totals, unused = self._zeros(len(Terms._fields)), self._zeros(1)  # sums over an iteration's updates
+        unused = self._zeros(1)
         own = parts.temperature_adam.tensors() if parts.temperature_adam is not None else {name: unused for name in ("step", "exp_avg", "exp_avg_sq")}
         self._temperature = Temperature(
-            parts.log_temperature, own["exp_avg"], own["exp_avg_sq"], own["step"], self._zeros(2), skip, self._zeros(shape.squares), self.totals,
+            parts.log_temperature, own["exp_avg"], own["exp_avg_sq"], own["step"], self._zeros(2), skip, self._zeros(shape.squares), totals,
         )  # fmt: skip
 
         # Acting and the replay.
