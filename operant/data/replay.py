@@ -117,7 +117,8 @@ class Replay:
         self._store, self._store_legal = kernel(transitions.store_body, where), kernel(transitions.store_legal_body, where)
         self._choose, self._returns = kernel(transitions.choose_body, where), kernel(transitions.returns_body, where)
         self._rows, self._legal = kernel(transitions.rows_body, where), kernel(transitions.legal_body, where)
-        self._pieces, self._words = -(-O // PIECE) * N, seen.numel() * seen.element_size() // 4
+        span = seen.shape[1] * seen.element_size() // 4 if where.type == "cpu" else 1
+        self._pieces, self._copies = -(-O // PIECE) * N, seen.numel() * seen.element_size() // 4 // span
         self._ring, self._sample = bind(ring), bind(self._sampled)
         final = rollout.observation if rollout.final_observation is None else rollout.final_observation  # not read where nothing is truncated
         self._source = bind(
@@ -131,7 +132,8 @@ class Replay:
 
         self._found = bind(
             Rows(
-                words(ring.observation), words(ring.final), ring.legal, self.index, self.next_index, words(seen), words(after), batch.legal, batch.next_legal,
+                words(ring.observation), words(ring.final), ring.legal, self.index, self.next_index, words(seen), words(after), batch.legal,
+                batch.next_legal, span,
             )
         )  # fmt: skip
 
@@ -158,7 +160,7 @@ class Replay:
     def gather(self, ticks: int) -> Batch:
         """The transitions that `index` (B) names, which the caller may have written (but not the noise). So many ticks of the iteration are stored."""
         self._returns(len(self.index), self._ring, self._sample, self._offset(ticks, 0))
-        self._rows(self._words, self._found, self._found)
+        self._rows(self._copies, self._found, self._found)
         if self.ring.legal is not None:
             self._legal(len(self.index), self._found, self._found)
         return self.batch

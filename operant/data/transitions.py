@@ -81,6 +81,7 @@ class Rows(NamedTuple):
     next_out: Any  # (B, W) int32, written
     out_legal: Any  # (H, B) uint8, written
     next_legal: Any  # (H, B) uint8, written
+    span: int = 1  # words that are copied together: a CPU wants whole rows, a GPU a word a thread
 
 
 @device
@@ -175,12 +176,18 @@ def returns_body(k, ring, out, offset):
 
 @device
 def rows_body(i, rows, unused, offset):
-    """Word i mod W of both observations of sample i // W."""
+    """Some words of both observations of a sample: `span` from number i span of the batch's on."""
     W = rows.out.shape[1]
-    k, word = int64(i) // W, int64(i) % W
-    rows.out[k, word] = rows.observation[rows.place[k], word]
-    following = rows.next_place[k]
-    rows.next_out[k, word] = rows.observation[following, word] if following >= 0 else rows.final[-1 - following, word]
+    k, first = int64(i) * rows.span // W, int64(i) * rows.span % W
+    place, following = rows.place[k], rows.next_place[k]
+    for word in range(first, first + rows.span):
+        rows.out[k, word] = rows.observation[place, word]
+    if following >= 0:
+        for word in range(first, first + rows.span):
+            rows.next_out[k, word] = rows.observation[following, word]
+    else:
+        for word in range(first, first + rows.span):
+            rows.next_out[k, word] = rows.final[-1 - following, word]
 
 
 @device
