@@ -5,13 +5,16 @@ Standard library only. Pure: a model and a size in, lines out. Numbers stand in 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from monitor.charts import Line, Piece, Style, bars, cut, fit, flow, length, of_cells, of_figure, padded, spread, width_of, wrapped
 from monitor.data.snapshot import Figure
 from monitor.plain import value
 from monitor.screen.labels import LEVELS, label_of, remaining, state_sentence
+from monitor.screen.layout import inside
 from monitor.screen.model import Model
 from monitor.screen.panels import finding_line
-from monitor.screen.view import PAGES, SMOOTHING
+from monitor.screen.view import PAGES, SMOOTHING, chosen
 from operant.text import age, count, duration, number
 
 _LEAST_BAR = 8
@@ -125,6 +128,7 @@ def _chosen(model: Model) -> list[str]:
     return [
         text
         for text, told in (
+            *_more(model),
             (f"x: {({'wall': 'wall time', 'iteration': 'updates'}).get(view.axis, 'steps')}", view.axis != "step"),
             (f"smoothing {SMOOTHING[view.smoothing]:g}", view.smoothing > 0),
             ("y axes flipped", view.flipped),
@@ -134,6 +138,19 @@ def _chosen(model: Model) -> list[str]:
         )
         if told
     ]
+
+
+def _more(model: Model) -> Iterator[tuple[str, bool]]:
+    """What part of a page that goes on is shown, and the keys that lead to the rest."""
+    looked = model.view
+    if looked.page == "charts" and looked.maximised is None and model.names:
+        first, shown, every = looked.first_chart, len(model.names), len(chosen(model.snapshot.series, looked.filter))
+        keys = " ".join(key for key, leads in (("pgup", first > 0), ("pgdn", first + shown < every)) if leads)
+        yield f"{first + 1} to {first + shown} of {every} metrics · {keys}", bool(keys)
+    if looked.page == "config" and model.snapshot.config:
+        height, every = inside(model.size[0], model.plan.body)[1], model.snapshot.config.count("\n") + 1
+        first = min(looked.scroll, max(0, every - height))
+        yield f"lines {first + 1} to {first + height} of {every} · ↑ ↓", every > height
 
 
 def _tabs(model: Model) -> list[Piece]:

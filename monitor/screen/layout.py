@@ -15,6 +15,7 @@ _CHART_CELLS, _CHART_LINES = 27, 8  # the minimum size of a chart in a grid
 _CHART_LINES_WANTED = 11
 _FEW_WORDS = 5  # lines
 _BOTTOM_FROM = 24  # lines of body from which agent and log have a row of their own
+_BESIDE_FROM = 80  # columns from which health stands beside time and machine on their page
 SIDEBAR_FROM: Final = 100
 """From so many columns there is a sidebar, and a log beside the agent."""
 
@@ -34,6 +35,7 @@ class Plan(NamedTuple):
     time_lines: int = 0  # within the sidebar
     machine_lines: int = 0
     health: bool = True
+    health_line: bool = False  # in the place of a sidebar
     explained: bool = False
     config: bool = False
     numbers: bool = False
@@ -72,10 +74,9 @@ def plan(width: int, height: int, view: View, *, words: int = 0) -> Plan:
         columns = max(1, min(4 if width >= 150 else 3, width // _CHART_CELLS))
         return base._replace(columns=columns, rows=max(1, min(4, body // _CHART_LINES)))
     if view.page == "time":
-        time_lines, machine_lines = (8 if body >= 18 else 0), (8 if body >= 14 else 0)
-        if width < SIDEBAR_FROM:
-            return base._replace(sidebar=REST, time_lines=min(8, body), machine_lines=8 if body >= 17 else 0, health=body >= 20)
-        return base._replace(explained=True, sidebar=width // 2, time_lines=time_lines or 8, machine_lines=machine_lines, health=False)
+        if width < _BESIDE_FROM:
+            return base._replace(sidebar=REST, time_lines=8 if body >= 13 else 0, machine_lines=8 if body >= 22 else 0)
+        return base._replace(explained=True, sidebar=width // 2, time_lines=8, machine_lines=min(8, body - 8) if body >= 13 else 0, health=False)
     if view.page == "config":
         return base._replace(config=True)
     agent = view.page == "agent"
@@ -84,6 +85,8 @@ def plan(width: int, height: int, view: View, *, words: int = 0) -> Plan:
 
 def _overview(base: Plan, width: int, body: int, view: View, words: int) -> Plan:
     sidebar = (34 if width < 150 else 40) if view.sidebar and width >= SIDEBAR_FROM else 0
+    health_line = width < SIDEBAR_FROM
+    body -= health_line
     # Last words beyond a few have a traceback in them, which wants all the width.
     agent, log = view.agent and not words, view.log and width >= SIDEBAR_FROM and words <= _FEW_WORDS
     bottom = 0
@@ -96,5 +99,5 @@ def _overview(base: Plan, width: int, body: int, view: View, words: int) -> Plan
     rows = max(1, min(left // _CHART_LINES, max(2, left // _CHART_LINES_WANTED)))
     return base._replace(
         columns=columns, rows=rows, sidebar=sidebar, bottom=bottom, agent=bottom > 0 and agent, words=words > 0, log=bottom > 0 and log,
-        time_lines=8 if body >= 18 else 0, machine_lines=8 if body >= 26 else 0,
+        health_line=health_line, time_lines=8 if body >= 18 else 0, machine_lines=8 if body >= 26 else 0,
     )  # fmt: skip

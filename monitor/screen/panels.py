@@ -27,6 +27,27 @@ def health(model: Model, width: int, height: int) -> list[Line]:
     return made[:height]
 
 
+def health_line(model: Model, width: int, height: int) -> list[Line]:
+    """Health in one line, where there is no room for more: what is not well, the worst first, as far as it fits, and how many findings are."""
+    found = model.snapshot.health
+    if not found:
+        return [(Piece(" health  no records yet", "dim"),)]
+    wrong = sorted((one for one in found if one.level != "ok"), key=lambda one: ("bad", "warn").index(one.level))
+    well = len(found) - len(wrong)
+    left = [Piece(" health  ", "dim")]
+    right = [Piece(f"{well} of {len(found)} ok · 4 tells more ", "dim", action="app.look('page', 'time')")]
+    if not wrong:
+        glyph, style = LEVELS["ok"]
+        left += [Piece(f"{glyph} ", style, bold=True), Piece("nothing is wrong", "text")]
+    for finding in wrong:
+        glyph, style = LEVELS[finding.level]
+        more = [Piece(f"{glyph} ", style, bold=True), Piece(finding.title, "bright"), Piece(f" {finding.wanted}   " if finding.wanted else "   ", "dim")]
+        if len(left) > 1 and length(left) + length(more) + length(right) > width:
+            break
+        left += more
+    return [spread(left, right, width)]
+
+
 def finding_line(finding: Finding, width: int) -> Line:
     """A finding in one line: its level, its value, and at the right what is wanted."""
     glyph, style = LEVELS[finding.level]
@@ -46,13 +67,13 @@ def _explanation(finding: Finding, width: int) -> list[Line]:
 
 
 def explained(model: Model, width: int, height: int) -> list[Line]:
-    """Findings with what they mean, all of them."""
+    """Findings with what they mean, where there is room for all of that; else the worst first, as far as it fits."""
     made: list[Line] = []
     for finding in model.snapshot.health:
         made.append(finding_line(finding, width))
         made += _advice(finding, width)
         made += [*_explanation(finding, width), ()]
-    return made or health(model, width, height)
+    return made[:-1] if 0 < len(made) - 1 <= height else health(model, width, height)
 
 
 def time(model: Model, width: int, height: int) -> list[Line]:

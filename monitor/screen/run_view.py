@@ -18,7 +18,7 @@ from monitor.screen.layout import REST, Plan
 from monitor.screen.model import Model
 from monitor.screen.panel import Panel
 
-_PLACED: Final = ("words", "log", "health", "explained", "config", "numbers")  # panels that the plan shows or hides by their names
+_PLACED: Final = ("words", "log", "health", "health_line", "explained", "config", "numbers")  # panels that the plan shows or hides by their names
 
 
 class RunView(Container):
@@ -40,6 +40,7 @@ class RunView(Container):
             Panel(header.progress, id="progress", classes="row"),
             Panel(header.figures, id="figures"),
             Panel(header.message, id="message", classes="row"),
+            Panel(panels.health_line, sees=lambda model: model.snapshot.health, id="health_line", classes="row"),
             Panel(header.numbers, id="numbers"),
             Panel(panels.empty, id="empty"),
             Panel(panels.explained, title="Health", sees=lambda model: model.snapshot.health, id="explained"),
@@ -56,7 +57,7 @@ class RunView(Container):
     def compose(self) -> ComposeResult:
         """All panels once; the plan says which of them are shown."""
         panel = self.panels
-        yield from (panel[name] for name in ("header", "progress", "figures", "message"))
+        yield from (panel[name] for name in ("header", "progress", "figures", "message", "health_line"))
         self._bottom = Container(self.agent, panel["words"], panel["log"], id="bottom")
         self._main = Container(self.charts, panel["empty"], panel["numbers"], panel["explained"], panel["config"], self._bottom, id="main")
         self._sidebar = Container(panel["health"], panel["time"], panel["machine"], id="sidebar")

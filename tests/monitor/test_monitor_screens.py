@@ -67,3 +67,26 @@ def test_what_must_be_said_is_said(size):
             assert snapshot.ending.sentence[:30] in text
         elif state in LIVE - {"running"}:
             assert snapshot.cause is not None and snapshot.cause.split(" (")[0][:20] in text
+
+
+def test_small_screens_show_health_and_say_where_more_lies():
+    """80 x 24: a line of health on the overview, all of it on page 4; pages that go on say so."""
+    snapshot = states()["running"]._replace(config="\n".join(f"key = {k}" for k in range(40)))
+    app = MonitorApp(FakeSource(snapshot), FakeLibrary(), theme="dark")
+    shown: dict[str, str] = {}
+
+    async def whole() -> None:
+        async with app.run_test(size=(80, 24)) as pilot:
+            for key in ("1", "2", "pagedown", "4", "6"):
+                await pilot.press(key)
+                await pilot.pause()
+                shown[key] = text_of(app)
+
+    asyncio.run(whole())
+    wrong = [finding for finding in snapshot.health if finding.level != "ok"]
+    first = min(wrong, key=lambda finding: ("bad", "warn").index(finding.level))
+    assert f" {first.title}" in shown["1"].splitlines()[5] and f"of {len(snapshot.health)} ok" in shown["1"].splitlines()[5]
+    assert all(finding.title in shown["4"] for finding in snapshot.health) and "Time per update" in shown["4"] and "GPU" in shown["4"]
+    assert "1 to 4 of " in shown["2"] and "· pgdn" in shown["2"]
+    assert "5 to 8 of " in shown["pagedown"] and "· pgup" in shown["pagedown"]
+    assert "lines 1 to 16 of 40 · ↑ ↓" in shown["6"]

@@ -101,6 +101,12 @@ def test_the_sizes_that_were_promised():
     assert layout.plan(120, 36, View()).columns == 3 and layout.plan(120, 36, View()).log
     assert (layout.plan(80, 24, View()).columns, layout.plan(80, 24, View()).rows, layout.plan(80, 24, View()).sidebar) == (2, 2, 0)
     assert layout.plan(70, 24, View()).columns == 1
+    assert layout.plan(80, 24, View()).health_line and not layout.plan(120, 36, View()).health_line
+    for width in (60, 79, 80, 99, 100, 160):  # health has a place on the page that explains it, however small
+        for height in range(16, 50):
+            plan = layout.plan(width, height, View(page="time"))
+            others = plan.time_lines + plan.machine_lines
+            assert (plan.explained and others <= plan.body) or (plan.health and plan.body - others >= 5)
     assert layout.plan(59, 40, View()).numbers and layout.plan(200, 15, View()).numbers
     assert layout.plan(120, 36, View(maximised="return")).charts == 1
     assert not layout.plan(120, 36, View(sidebar=False)).sidebar and not layout.plan(120, 36, View(bottom=False)).bottom
