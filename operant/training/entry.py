@@ -1,15 +1,16 @@
 """Looks for NaN and infinite values where they enter training: in the actions, rewards and observations of each iteration. Knows no algorithm and no loop.
 
-On a GPU one kernel reads what the iteration's steps wrote, a thread a lane; on a CPU two sums tell that nothing is wrong, which is nearly always so.
+On a GPU one kernel reads what the iteration's steps wrote, a thread a sample; on a CPU sums tell that nothing is wrong, which is nearly always so.
 Shape letters: T steps, N lanes, A actions, O observation.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from numpy import int32
+from numpy import int32, uint32
 from torch import Tensor
 
 from operant.compute.device import device
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 EXPONENT = 0x7F800000
 """The bits of a float32's exponent: all are set in NaN and infinities alone."""
+MANTISSA = 0x007FFFFF
 _KINDS = ("action", "reward", "observation")
-_BITS = 2  # of a code that hold the kind
 
 
 class Entered(NamedTuple):
@@ -60,64 +61,64 @@ class Seen(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What is found. Nothing is looked at where `hint` is finite, or `first` names an iteration already."""
+    """What is found. Nothing is looked at where `first` names an iteration already."""
 
-    hint: Any  # (1) int32: the bits of a sum of all that is looked at
     first: Any  # (1) int64, below 0: none yet
-    code: Any  # (N) int32, written: 0 nothing, else (tick << 2 | kind) + 1
-    bits: Any  # (N) int32, written: the value
-    any: Any  # (1) int32, written: 1 where a lane has one
+    code: Any  # (T, N) int8, written where something is found: 4 kind + 0 for NaN, 1 for infinity, 2 for minus infinity; kinds are 1, 2 and 3
+    any: Any  # (1) int32, written: 1 where something is found
 
 
 @device
 def look_body(i, seen, found, offset):
-    """The first value of lane i that is not finite, step after step, into `found`."""
-    exponent = int32(EXPONENT)
-    code, bits = int32(0), int32(0)
-    if found.first[0] < 0 and (found.hint[0] & exponent) == exponent:
-        for t in range(seen.reward.shape[0]):
-            if code == 0:
-                for a in range(seen.action.shape[1]):
-                    if code == 0 and (seen.action[t, a, i] & exponent) == exponent:
-                        code, bits = int32((t << 2) + 1), seen.action[t, a, i]
-                if code == 0 and (seen.reward[t, i] & exponent) == exponent:
-                    code, bits = int32((t << 2) + 2), seen.reward[t, i]
-                for o in range(seen.observation.shape[1]):
-                    if code == 0 and (seen.observation[t + 1, o, i] & exponent) == exponent:
-                        code, bits = int32((t << 2) + 3), seen.observation[t + 1, o, i]
-        if code != 0:
-            found.code[i] = code
-            found.bits[i] = bits
+    """The first value of sample i = t N + n that is not finite. All are read, last first: loads that do not wait for each other."""
+    exponent, lanes = int32(EXPONENT), uint32(seen.reward.shape[1])
+    if found.first[0] < 0:
+        t, n = i // lanes, i % lanes
+        kind, value = int32(0), int32(0)
+        for o in range(seen.observation.shape[1]):
+            bits = seen.observation[t + uint32(1), o, n]
+            if (bits & exponent) == exponent:
+                kind, value = int32(3), bits
+        bits = seen.reward[t, n]
+        if (bits & exponent) == exponent:
+            kind, value = int32(2), bits
+        for a in range(seen.action.shape[1]):
+            bits = seen.action[t, a, n]
+            if (bits & exponent) == exponent:
+                kind, value = int32(1), bits
+        if kind != 0:
+            infinite = int32(0) if (value & int32(MANTISSA)) != 0 else int32(1) if value > 0 else int32(2)
+            found.code[t, n] = int32(4) * kind + infinite
             found.any[0] = int32(1)
 
 
 class Entry:
-    """Looks at an iteration's rollout each time it is called, and keeps the first that it finds. `any` (1) int32 is then 1."""
+    """Looks at an iteration's rollout each time it is called, and keeps what it finds the first time. `any` (1) int32 is then 1."""
 
     def __init__(self, rollout: Slot, first: Tensor) -> None:
         """`first` (1) int64 is at least 0 once a bad iteration is known: later ones are not looked at."""
-        where, lanes = rollout.reward.device, rollout.reward.shape[-1]
-        self._floats = [tensor for tensor in (rollout.action, rollout.reward, rollout.observation) if tensor.dtype == torch.float32]
-        nothing = torch.zeros(len(rollout.reward), 0, lanes, dtype=torch.int32, device=where)
-        bits = [tensor.view(torch.int32) if tensor.dtype == torch.float32 else nothing for tensor in (rollout.action, rollout.reward, rollout.observation)]
-        self._hint = torch.full((1,), torch.nan, device=where)
-        self._code, self._bits = (torch.zeros(lanes, dtype=torch.int32, device=where) for _ in range(2))
+        where, (steps, lanes) = rollout.reward.device, rollout.reward.shape
+        seen = (rollout.action, rollout.reward, rollout.observation)
+        self._floats = [tensor for tensor in seen if tensor.dtype == torch.float32]
+        nothing = torch.zeros(steps, 0, lanes, dtype=torch.int32, device=where)
+        bits = [tensor.view(torch.int32) if tensor.dtype == torch.float32 else nothing for tensor in seen]
+        self._code = torch.zeros(steps, lanes, dtype=torch.int8, device=where)
         self.any = torch.zeros(1, dtype=torch.int32, device=where)
-        self._lanes, self._on_cpu, self._kernel = lanes, where.type == "cpu", kernel(look_body, where)
-        self._seen, self._found = bind(Seen(*bits)), bind(Found(self._hint.view(torch.int32), first, self._code, self._bits, self.any))
+        self._on_cpu, self._kernel = where.type == "cpu", kernel(look_body, where)
+        self._seen, self._found = bind(Seen(*bits)), bind(Found(first, self._code, self.any))
 
     def __call__(self) -> None:
         """Look at the rollout."""
-        if self._on_cpu:
-            self._hint.copy_(sum(tensor.sum() for tensor in self._floats))  # where finite numbers overflow, the kernel looks in vain
-        self._kernel(self._lanes, self._seen, self._found)
+        # Where a sum of finite numbers overflows, the kernel looks in vain.
+        if not self._on_cpu or not math.isfinite(sum(float(tensor.sum()) for tensor in self._floats)):  # sync: on a CPU there is nothing to wait for
+            self._kernel(self._code.numel(), self._seen, self._found)
 
     def found(self) -> Entered | None:
         """What was found, by step and then by lane; None where nothing was."""
         code = self._code.cpu()  # sync: the run is over
-        if not bool(code.any()):
+        places = code.nonzero()
+        if not len(places):
             return None
-        last = torch.iinfo(torch.int32).max
-        lane = int(torch.where(code > 0, code, last).argmin())
-        tick, kind = divmod(int(code[lane]) - 1, 1 << _BITS)
-        return Entered(_KINDS[kind], float(self._bits.cpu().view(torch.float32)[lane]), lane, tick, int((code > 0).sum()))  # sync: the run is over
+        tick, lane = map(int, places[0])
+        kind, infinite = divmod(int(code[tick, lane]), 4)
+        return Entered(_KINDS[kind - 1], (math.nan, math.inf, -math.inf)[infinite], lane, tick, len(places[:, 1].unique()))

@@ -60,8 +60,7 @@ def seen() -> entry.Seen:
 
 
 def found() -> entry.Found:
-    lanes, one = zeros(N, dtype=torch.int32), zeros(1, dtype=torch.int32)
-    return entry.Found(one, one.long(), lanes, lanes, one)
+    return entry.Found(zeros(1, dtype=torch.int64), zeros(T, N, dtype=torch.int8), zeros(1, dtype=torch.int32))
 
 
 ROWS, OBSERVED, ACTIONS, BATCH = 8, 6, 3, 16  # of a replay's ring, numbers of an observation, actions of which some are legal, samples
