@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from operant.algos.sac.parts import Parts
     from operant.nn import FlatVector
 
-WEIGHT_BLOCK = 32
-"""Rows and columns of the block of a weight that one program steps, at most."""
+NARROW_BLOCK, WIDE_BLOCK = 16, 32
+"""Rows and columns of the block of a weight that one program steps: of a narrow network small ones, which fill the GPU."""
 
 LEAST_COLUMNS = 32
 """Columns that first layers read, at least. Where a product has no more columns than rows Triton 3.6 gives each warp all of them, and so in every product that
@@ -27,8 +27,8 @@ MAX_COLUMNS, MAX_WIDTH, MAX_LAYERS, MAX_BATCH = 128, 256, 3, 2048
 TILE, MAX_CHUNK = 16, 256
 """Samples of a program's tile, and of a weight's gradient at a time, at most."""
 
-EARLY_WIDTH = 128
-"""Units up to which a program has the registers for its weights before it needs them."""
+NARROW = 128
+"""Units and columns up to which a program has the registers for its weights before it needs them."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,14 @@ def describe_net(
     """A network whose weights and biases begin at these places of its flat vector, the head's last."""
     rows, rows_pad = (*hidden, head), (*(padded(width) for width in hidden), head_pad)
     reads, reads_pad = (inputs, *hidden), (columns, *rows_pad[:-1])
+    block = NARROW_BLOCK if max(*hidden, columns) <= NARROW else WIDE_BLOCK
     layers, single, packed, source, gradient, program = list[Layer](), 0, 0, 0, 0, 0
     for k, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         size, last = rows_pad[k] * reads_pad[k], k == len(hidden)
         in_single = k == 0 or (last and not packed_head)
         layer = Layer(
             rows[k], reads[k], rows_pad[k], reads_pad[k], weight, bias, single if in_single else packed, single + (size if in_single else 0),
-            k == 0, last, source, gradient, min(rows_pad[k], WEIGHT_BLOCK), min(reads_pad[k], WEIGHT_BLOCK), program,
+            k == 0, last, source, gradient, min(rows_pad[k], block), min(reads_pad[k], block), program,
         )  # fmt: skip
         layers.append(layer)
         single, packed = single + rows_pad[k] + (size if in_single else 0), packed + (0 if in_single else size)
@@ -137,7 +138,7 @@ def describe(parts: Parts, precision: str) -> Shape:
     critic = _net(
         parts.critic_flat, config.critics, observation + action, columns, hidden=net.hidden, batch=batch, head=1, head_pad=16, packed_head=False
     )  # fmt: skip
-    narrow = max(*net.hidden, columns) <= EARLY_WIDTH
+    narrow = max(*net.hidden, columns) <= NARROW
     return Shape(
         batch, observation, action, columns, net.activation, "ieee" if precision == "fp32" else precision, precision != "fp32", policy, critic,
         chunk=min(batch & -batch, MAX_CHUNK if narrow else MAX_CHUNK // 2), deep=MAX_WIDTH if precision == "bf16" else MAX_WIDTH // 4,
