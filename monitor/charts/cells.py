@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from monitor.charts.palette import Cell, Palette, Row, Rows, Style
 from operant.text import cells as cells_of
@@ -18,6 +19,7 @@ def blank(width: int, height: int) -> Rows:
     return [(EMPTY,) * width] * height
 
 
+@lru_cache(4096)
 def styled(text: str, style: Style) -> Row:
     """One cell a character; what is not printable or not one cell wide becomes a question mark, so that columns stay where they are."""
     if not (text.isascii() and text.isprintable()):
@@ -51,7 +53,7 @@ def beside(left: Iterable[Piece], right: Iterable[Piece], width: int) -> Row:
 def framed(inside: Rows, title: Iterable[Piece], width: int, palette: Palette, *, focused: bool = False, bottom: Sequence[Cell | None] = ()) -> Rows:
     """`inside` (rows of `width` - 2, `width` >= 6) in a frame with its title in the upper edge and `bottom` in the lower one."""
     style = Style("focus" if focused else "border")
-    top_left, across, top_right, upright, bottom_right, bottom_left = (Cell(c, style) for c in (palette.glyphs.box_focused if focused else palette.glyphs.box))
+    top_left, across, top_right, upright, bottom_right, bottom_left = styled(palette.glyphs.box_focused if focused else palette.glyphs.box, style)
     words = [piece for piece in title if piece[0]]
     top = line([(" ", Style()), *words, (" ", Style())], width - 4, across) if words else (across,) * (width - 4)
     below = [cell or across for cell in bottom] + [across] * (width - 2 - len(bottom))

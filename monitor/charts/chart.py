@@ -115,7 +115,7 @@ def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartMemory
 def _gutter(shown: Range, height: int, width: int) -> Rows:
     labels = y_labels(shown, height, width - 1)
     style = Style("dim")
-    return [tuple(Cell(character, style) for character in f"{labels.get(y, ''):>{width - 1}} ") for y in range(height)]
+    return [styled(f"{labels.get(y, ''):>{width - 1}} ", style) for y in range(height)]
 
 
 def y_labels(shown: Range, height: int, cells: int) -> dict[int, str]:

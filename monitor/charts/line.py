@@ -71,10 +71,16 @@ def characters(text: str) -> list[str]:
 def row_of(line: Line) -> Row:
     """A line as cells."""
     row: list[Cell] = []
-    for text, fore, bold, back, action in line:
-        style = Style(fore, back, bold, action)
-        row += [Cell(character, style) for character in characters(text)]
+    for piece in line:
+        row += _cells_of(piece)
     return tuple(row)
+
+
+@lru_cache(4096)
+def _cells_of(piece: Piece) -> Row:
+    """Made once, as most pieces of a screen come again and again; so equal cells are mostly the same object, which is compared at once."""
+    style = Style(piece.fore, piece.back, piece.bold, piece.action)
+    return tuple(Cell(character, style) for character in characters(piece.text))
 
 
 def of_cells(row: Row) -> Line:

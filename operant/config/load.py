@@ -100,9 +100,16 @@ def values(config: Config) -> dict[str, Any]:
 
 
 def copies(config: Config, folder: str) -> dict[str, str]:
-    """What `to_toml` is told where copies of the user's own files lie in a folder."""
-    names = ("environment_file", "algorithm_file", "network_file")
-    return {name: f"{folder}/{path.name}" for name in names if (path := getattr(config, name)) is not None}
+    """What `to_toml` is told where copies of the user's own files lie in a folder; two files of one name get two."""
+    kept: dict[Path, str] = {}
+    named: dict[str, str] = {}
+    for name in ("environment_file", "algorithm_file", "network_file"):
+        path = getattr(config, name)
+        if path is not None:
+            taken = path.name in kept.values() and path.resolve() not in kept
+            file = kept.setdefault(path.resolve(), f"{path.stem}-{name.removesuffix('_file')}{path.suffix}" if taken else path.name)
+            named[name] = f"{folder}/{file}"
+    return named
 
 
 def to_toml(config: Config, **copies: str) -> str:

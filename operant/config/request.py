@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from operant.config import recipes, trust
 from operant.config.raw import RawConfig, quoted, read
-from operant.errors import MachineError, NotFoundError, UsageError
+from operant.errors import ConfigError, MachineError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from operant.config.load import Config, Origin
@@ -81,14 +81,23 @@ def to_resume(config: Path, overrides: Sequence[str]) -> Request:
     return Request(config, tuple(overrides), None, working_directory())
 
 
-def of_run(folder: Path, document: Mapping[str, Any], *, resume: bool) -> Request:
-    """The request that a run's document holds: of the new run, or of its resume, which begins from the run's own configuration."""
-    directory = Path(document["directory"])
+def of_run(folder: Path, document: Any, *, resume: bool) -> Request:
+    """The request that a run's document holds: of the new run, or of its resume, which begins from the run's own configuration.
+
+    Raises ConfigError for one that is damaged.
+    """
+    fields: dict[str, Any] = document if isinstance(document, dict) else {}
+    directory: Any = fields.get("directory")
+    overrides: Any = fields.get("overrides")
     if resume:
-        directory = Path(document.get("resume_directory", directory))
-        return Request(folder / "config.toml", tuple(document.get("resume_overrides", ())), None, directory)
-    source, file = document["config"], document.get("environment_file")
-    return Request(source and recipes.find_source(source), tuple(document["overrides"]), file and Path(file), directory)
+        directory, overrides = fields.get("resume_directory", directory), fields.get("resume_overrides", [])
+    source, file = (None, None) if resume else (fields.get("config"), fields.get("environment_file"))
+    sound = isinstance(directory, str) and isinstance(overrides, list) and all(isinstance(word, str) for word in overrides)
+    if not sound or not all(text is None or isinstance(text, str) for text in (source, file)):
+        raise ConfigError(str(folder / "run.json"), ["request: what the run was asked for is damaged. operant resume writes it anew"])
+    if resume:
+        return Request(folder / "config.toml", tuple(overrides), None, Path(directory))
+    return Request(source and recipes.find_source(source), tuple(overrides), file and Path(file), Path(directory))
 
 
 def make(words: Sequence[str], *, config: str | None, environment_file: str | None, settings: Mapping[str, object | None]) -> Request:

@@ -173,14 +173,15 @@ def _check_reach(run: Run, verb: str) -> None:
     except OSError as error:
         raise NotFoundError(f"{name} cannot be reached ({error.strerror})") from None
     if owner != os.geteuid():
-        raise MachineError(f"{name} belongs to {_user(owner)}: only its owner can ask it to {verb}")
+        raise MachineError(f"{name} belongs to {user_name(owner)}: only its owner can ask it to {verb}")
     if held is None:
         raise MachineError(f"{name} cannot be asked to {verb}: whether its trainer lives cannot be told here")
     if not held:
         raise NotFoundError(f"{name} cannot be asked to {verb} yet: its trainer has not begun")
 
 
-def _user(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """What a user is called, printable."""
     try:
         return safe(pwd.getpwuid(uid).pw_name, 40)
     except KeyError:
@@ -189,7 +190,7 @@ def _user(uid: int) -> str:
 
 def own_name() -> str:
     """Who asks: user@host."""
-    return f"{_user(os.geteuid())}@{safe(runfolder.host(), 64)}"
+    return f"{user_name(os.geteuid())}@{safe(runfolder.host(), 64)}"
 
 
 def _sender() -> str:

@@ -23,9 +23,12 @@ from operant.text import safe
 _MOST_RECORDS, _FEWEST_RECORDS, _MOST_VALUES, _MOST_EVENTS = 4096, 64, 1 << 17, 1024
 
 
-def write_specs(folder: Path, specs: Sequence[MetricSpec]) -> None:
-    """Say what the metrics of a run mean, beside its metrics file. Raises MachineError."""
+def write_specs(folder: Path, specs: Sequence[MetricSpec], *, again: bool = False) -> bool:
+    """Say what the metrics of a run mean, beside its metrics file; `again`, only where that is gone. Whether it was written. Raises MachineError."""
+    if again and os.path.lexists(folder / spec.FILE):
+        return False
     runfolder.write_json(folder / spec.FILE, spec.encode(specs))
+    return True
 
 
 def read_specs(run: Run) -> dict[str, MetricSpec]:

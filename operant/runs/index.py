@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from operant import __version__
 from operant.errors import BusyError, MachineError, NotFoundError, UsageError
+from operant.runs.control import user_name
 from operant.runs.folder import (
     ID,
     Lock,
@@ -249,7 +250,8 @@ def _collect(found: dict[tuple[int, int], tuple[int, Run]], places: Iterable[tup
 def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
     """The run a person means by a full id, a unique beginning or end of one (`4f2a`), a path, `latest`, or `live` (the only one that trains).
 
-    Names are compared with what lies there, never joined to a path. Raises NotFoundError with the nearest ids, or with the runs that fit.
+    Names are compared with what lies there, never joined to a path. Raises NotFoundError with the nearest ids, or with the runs that fit, and MachineError
+    for one that may not be read.
     """
     if os.sep in text or text.startswith("~") or text in (".", ".."):
         return _at_path(text)
@@ -273,7 +275,26 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
         raise NotFoundError(_ambiguous(text, fits))
     if ID.fullmatch(text) and (run := load(Path.cwd() / text)) is not None:
         return run
+    if text:
+        _check_readable(root)
+        places = [(root / name, name) for name in _names(root)] + [(Path(target), id_) for _, id_, target in _index() if everywhere]
+        for path, name in places:
+            if ID.fullmatch(name) and (name.startswith(text) or name.endswith(text)):
+                _check_readable(path)
     raise NotFoundError(_unknown(text, runs, root))
+
+
+def _check_readable(folder: Path) -> None:
+    """Raise MachineError for a folder that is there and may not be looked into."""
+    try:
+        with os.scandir(folder):
+            os.stat(folder / "run.json", follow_symlinks=False)
+    except PermissionError:
+        with contextlib.suppress(OSError):
+            raise MachineError(f"{shown(folder)} belongs to {user_name(os.stat(folder).st_uid)}, who has not let you read it (Permission denied)") from None
+        raise MachineError(f"{shown(folder)} may not be read by you (Permission denied)") from None
+    except OSError:
+        pass
 
 
 def _at_path(text: str) -> Run:
@@ -281,6 +302,7 @@ def _at_path(text: str) -> Run:
         path = Path(os.path.realpath(os.path.expanduser(text)))
         if (run := load(path)) is not None:
             return run
+        _check_readable(path)
     raise NotFoundError(f"there is no run in '{safe(text, 400)}': a run is a folder with a run.json in it. All runs: operant runs")
 
 

@@ -15,6 +15,7 @@ import fcntl
 import os
 import pwd
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -137,7 +138,10 @@ class _Log:
     """log.txt, opened for appending."""
 
     def __init__(self, folder: Path) -> None:
-        self.descriptor = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        path = folder / "log.txt"
+        if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):  # a FIFO would be waited for
+            raise MachineError(f"{runs.shown(path)} is no regular file, and a trainer writes its log there: move it away")
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
     def close(self) -> None:
         os.close(self.descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -116,9 +117,13 @@ def lines(run: Run, *, tail: int = 0, follow: bool = False) -> Iterator[str]:
     Raises NotFoundError where there is no log.
     """
     try:
-        os.close(os.open(run.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+        descriptor = os.open(run.log_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        os.close(descriptor)
     except OSError as error:
         raise NotFoundError(f"{safe(run.id)} has no log that can be read ({error.strerror})") from None
+    if not regular:
+        raise NotFoundError(f"{safe(run.id)} has no log that can be read (log.txt is no regular file)")
     log = Tail(run.log_path, first_bytes=_MOST_BYTES, cells=_MOST_CELLS)
     found = log.poll()
     if not follow and log.rest:

@@ -276,6 +276,8 @@ class Trainer:
             with contextlib.suppress(MachineError):
                 if self.writer.restore():
                     self.say("metrics.mm had been deleted or replaced, and was put back", level="warn", code="file")
+                if runs.write_specs(self.folder, specs_for(self.algo), again=True):
+                    self.say("metrics.json had been deleted, and was put back", level="warn", code="file")
 
     def _tell_write_errors(self) -> None:
         if self.writer.write_errors and not self._told_write_errors:

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import traceback
@@ -42,11 +41,11 @@ def _keep_sources(folder: Path, config: Config) -> dict[str, str]:
     from operant.config.load import copies
 
     names = copies(config, "source")
-    for key, name in names.items():
-        source, kept = getattr(config, key), folder / name
-        if source.resolve() != kept.resolve():
-            kept.parent.mkdir(mode=0o700, exist_ok=True)
-            shutil.copyfile(source, kept)
+    contents = {folder / name: getattr(config, key).read_bytes() for key, name in names.items()}  # all of them first: a copy may take another one's place
+    for kept, content in contents.items():
+        kept.parent.mkdir(mode=0o700, exist_ok=True)
+        if not kept.is_file() or kept.read_bytes() != content:
+            kept.write_bytes(content)
     return names
 
 
@@ -66,7 +65,7 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
     from operant.config import request
 
     document = runs.read_json(folder / "run.json")
-    asked = request.of_run(folder, document["request"], resume=resume is not None)
+    asked = request.of_run(folder, document.get("request"), resume=resume is not None)
     wake_gpu(asked.device())
     with importing():
         import numba
@@ -169,11 +168,12 @@ def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
 
     `trusted`: see `config.load`.
     """
-    lock, requests = runs.acquire(folder), Requests()
+    lock, requests, mask = runs.acquire(folder), Requests(), os.umask(0o077)
     try:
         with requests:
             _train(folder, resume, requests, lock, trusted)
     finally:
+        os.umask(mask)
         requests.restore()
         if runs.integer_of(runs.read_json(folder / "run.json"), "pid") == os.getpid():
             with contextlib.suppress(MachineError):

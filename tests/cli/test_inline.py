@@ -21,7 +21,7 @@ from toys import MY_ENV, MY_NET
 from operant import runs
 from operant.algos.ppo.algorithm import PPO
 from operant.config import request
-from operant.errors import BusyError, MachineError, StoppedError
+from operant.errors import BusyError, ConfigError, MachineError, StoppedError
 from operant.runs.checkpoints import Store
 from operant.runs.metrics import Reader, Writer
 from operant.runs.metrics import mapped as fixedfile
@@ -311,6 +311,53 @@ def test_warnings_about_a_users_environment_are_told_and_it_trains(here, tmp_pat
     assert "mine.py: none ended in 1,000 steps of 64 lanes, and there is no time limit" in caplog.text
     with Reader(the_run(tmp_path).metrics_path) as reader:
         assert sum(event.level == "warn" and event.text.startswith("mine.py: ") for event in reader.events(0, 100)) == 2
+
+
+def test_two_files_of_one_name_are_both_kept_and_used(here, tmp_path):
+    for folder, text in (("envs", MY_ENV), ("nets", MY_NET)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(text)
+    assert inline(here, "--env", "envs/mine.py", "net.kind=nets/mine.py:MyNet", f"run.steps={2 * ITERATION}").code == 0
+    run = the_run(tmp_path)
+    assert {path.name: path.read_text() for path in run.source_path.glob("*.py")} == {"mine.py": MY_ENV, "mine-network.py": MY_NET}
+    shutil.rmtree(tmp_path / "envs")
+    shutil.rmtree(tmp_path / "nets")
+    assert here("eval", run.path, "--episodes", "4").code == 0
+    runs.update_document(run.path, request={"resume_overrides": [f"run.steps={4 * ITERATION}"], "resume_directory": str(tmp_path)})  # all else is lost
+    train.work(run.path, resume="last")
+    assert runs.describe(runs.load(run.path))["step"] == 4 * ITERATION
+
+
+@pytest.mark.parametrize(
+    "damaged", [None, "junk", {}, {"directory": 3, "overrides": []}, {"directory": ".", "overrides": [1]}, {"directory": ".", "overrides": [], "config": 5}]
+)
+def test_a_damaged_request_is_a_sentence(tmp_path, damaged):
+    run = runs.create(tmp_path / "runs", "damaged", "x", {})
+    runs.update_document(run.path, request=damaged)
+    with pytest.raises(ConfigError, match=r"run\.json has 1 problem\n  request: what the run was asked for is damaged"):
+        train.work(run.path, resume=None)
+
+
+def test_a_run_in_this_process_keeps_its_files_to_its_owner_and_the_metrics_file_its_meaning(here, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "_FILE_LOOK_S", 0.0)
+    update, calls = PPO._update, []
+
+    def meddled(self):
+        update(self)
+        calls.append(update)
+        if len(calls) == 2:
+            (the_run(tmp_path).path / "metrics.json").unlink()
+
+    monkeypatch.setattr(PPO, "_update", meddled)
+    before = os.umask(0o022)
+    try:
+        assert inline(here, f"run.steps={4 * ITERATION}", "eval.every=2", "eval.episodes=2").code == 0
+        assert os.umask(0o022) == 0o022, "it was not given back"
+    finally:
+        os.umask(before)
+    run = the_run(tmp_path)
+    assert [str(path) for path in run.path.rglob("*") if path.stat().st_mode & 0o077] == []
+    assert "entropy" in (run.path / "metrics.json").read_text()
 
 
 def test_a_gymnasium_id_is_an_environment(here, tmp_path):

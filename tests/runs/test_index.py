@@ -286,6 +286,29 @@ def test_no_match_names_the_closest_three(root):
     assert str(caught.value).count("-ppo-") == 4
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_run_of_another_user_that_may_not_be_read_says_so(fresh_root):
+    made = runs.create(fresh_root, "theirs", "x", {})
+    os.chown(made.path, 12345, 12345)
+    os.seteuid(23456)
+    try:
+        for name in ("theirs", "the", str(made.path)):
+            with pytest.raises(MachineError, match=r"theirs belongs to user 12345, who has not let you read it \(Permission denied\)"):
+                runs.resolve(name, fresh_root, False)
+        with pytest.raises(NotFoundError, match="no run is called 'other'"):
+            runs.resolve("other", fresh_root, False)
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def fresh_root():
+    """A folder of runs that every user may look into."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
 def test_no_runs_at_all_says_how_to_start(root):
     for name in ("latest", "anything"):
         with pytest.raises(NotFoundError, match="Start one: operant train"):

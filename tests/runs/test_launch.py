@@ -244,11 +244,14 @@ def test_a_worker_that_cannot_be_started_is_an_error_in_the_log(fresh):
     assert log.log_end(run).startswith("error: the trainer cannot be started: /nonexistent/python (No such file")
 
 
-def test_a_folder_without_room_for_a_log_is_a_sentence(fresh):
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_log_that_is_no_regular_file_is_a_sentence(fresh, here, make):
     run = fresh()
-    run.log_path.mkdir()
-    with pytest.raises(MachineError, match="the trainer cannot be started"):
+    make(run.log_path)
+    with pytest.raises(MachineError, match=r"log.txt is no regular file, and a trainer writes its log there: move it away"):
         launch.start(run, fake(run, "finish"))
+    done = here("logs", run.id)
+    assert done.code == 3 and "has no log that can be read (log.txt is no regular file)" in done.err
 
 
 def test_the_usage_of_the_waiter():
