@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import pwd
 import unicodedata
 
 _LIMIT_CELLS = 200
@@ -110,3 +111,11 @@ def age(seconds: float) -> str:
         if seconds >= unit_s:
             return f"{int(seconds // unit_s)} {unit}"
     return f"{max(0, int(seconds))} s"
+
+
+def user_name(uid: int) -> str:
+    """What a user of this machine is called."""
+    try:
+        return safe(pwd.getpwuid(uid).pw_name, 40)
+    except KeyError:
+        return f"user {uid}"

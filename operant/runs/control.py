@@ -21,7 +21,6 @@ import contextlib
 import itertools
 import json
 import os
-import pwd
 import re
 import stat
 import time
@@ -33,7 +32,7 @@ from operant.errors import MachineError, NotFoundError
 from operant.runs import folder as runfolder
 from operant.runs import states
 from operant.runs.folder import Run, integer_of, text_of
-from operant.text import safe
+from operant.text import safe, user_name
 
 VERBS: Final = ("stop", "pause", "unpause", "checkpoint", "watch")
 RESULTS: Final = ("none", "accepted", "done", "failed", "refused")
@@ -178,14 +177,6 @@ def _check_reach(run: Run, verb: str) -> None:
         raise MachineError(f"{name} cannot be asked to {verb}: whether its trainer lives cannot be told here")
     if not held:
         raise NotFoundError(f"{name} cannot be asked to {verb} yet: its trainer has not begun")
-
-
-def user_name(uid: int) -> str:
-    """What a user is called, printable."""
-    try:
-        return safe(pwd.getpwuid(uid).pw_name, 40)
-    except KeyError:
-        return f"user {uid}"
 
 
 def own_name() -> str:

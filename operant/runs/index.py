@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 from operant import __version__
 from operant.errors import BusyError, MachineError, NotFoundError, UsageError
-from operant.runs.control import user_name
 from operant.runs.folder import (
     ID,
     Lock,
@@ -43,7 +42,7 @@ from operant.runs.folder import (
     write_json,
 )  # fmt: skip
 from operant.runs.states import Judgement, Observation, State, describe, exit_code, judge, observe, state
-from operant.text import age, count, duration, number, safe
+from operant.text import age, count, duration, number, safe, user_name
 
 __all__ = [
     "ID", "Judgement", "Lock", "Observation", "Reach", "Run", "State", "acquire", "age", "boot_id", "busy", "count", "create", "describe", "duration",
