@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from operant.compute import threads
 from operant.data.priorities import Sampler, Uniform
 from operant.data.replay import Replay
 from operant.data.rollout import Collector
@@ -71,6 +72,10 @@ class Cycle:
         self.iteration = torch.zeros(1, dtype=torch.int64, device=where)  # how many are done
         self.warming = torch.ones((), device=where)  # 1 while fewer than `learning_starts` steps are taken: actions are random
         self.skip = torch.ones((), device=where)  # 1 while the replay holds too few transitions: updates change nothing
+
+    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
+        """On a CPU `work` on one thread, where batches are small: torch's threads would meet in each of many small products."""
+        return threads.alone()(work) if self.world.device.type == "cpu" and self.config.batch_size <= 1024 else work
 
     def start(self) -> None:
         """Begin every lane anew."""

@@ -1,5 +1,6 @@
 """Networks, action distributions, normalizers and the optimizer. Knows no algorithm and no world."""
 
+from operant.nn.actors import CategoricalActor, SquashedActor, critic_sizes
 from operant.nn.critics import CriticConfig, CriticHead, projected
 from operant.nn.distributions import ILLEGAL, Gaussian, masked
 from operant.nn.exploration import decayed, epsilon_greedy, ladder
@@ -10,7 +11,6 @@ from operant.nn.policy import Actor, NetConfig, Policy
 from operant.nn.q_policy import QHead, QPolicy
 from operant.nn.reward_scale import RewardScale
 from operant.nn.squashed import normal
-from operant.nn.squashed_actor import SquashedActor
 from operant.nn.towers import Features, Towers
 from operant.nn.work import Work, network_flops, observation_bytes, on_policy_work, step_bytes
 
@@ -18,6 +18,7 @@ __all__ = [
     "ILLEGAL",
     "Actor",
     "Adam",
+    "CategoricalActor",
     "CriticConfig",
     "CriticHead",
     "Features",
@@ -33,6 +34,7 @@ __all__ = [
     "Towers",
     "Work",
     "clip_gradient",
+    "critic_sizes",
     "decayed",
     "epsilon_greedy",
     "ladder",

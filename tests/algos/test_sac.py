@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toys import COUNT, PUSH
+from toys import PICK, PUSH
 
 from operant.algos.sac import SAC
 from operant.errors import ConfigError
@@ -162,7 +162,7 @@ def test_a_fixed_temperature_stays():
 @pytest.mark.parametrize(
     ("env", "net", "sentence"),
     [
-        (COUNT, {}, "has Discrete actions: it needs continuous ones"),
+        (PICK, {}, "has MultiDiscrete actions: this algorithm needs continuous ones"),
         (PUSH, {"kind": "cnn"}, "net.kind = 'cnn' is not one"),
     ],
 )

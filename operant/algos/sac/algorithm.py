@@ -20,8 +20,20 @@ from operant.algos.sac import backends, metrics
 from operant.algos.sac.config import SACConfig
 from operant.compute.graphs import Graphed
 from operant.data import AccruedReturns, Cycle
-from operant.envs import Env
-from operant.nn import Adam, CriticHead, FlatVector, NetConfig, RewardScale, SquashedActor, Towers, observation_bytes, step_bytes
+from operant.envs import Discrete, Env
+from operant.nn import (
+    Adam,
+    CategoricalActor,
+    CriticHead,
+    FlatVector,
+    NetConfig,
+    RewardScale,
+    SquashedActor,
+    Towers,
+    critic_sizes,
+    observation_bytes,
+    step_bytes,
+)
 from operant.worlds import World
 
 
@@ -41,15 +53,16 @@ class SAC:
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
         self.actor = self.make_actor(world.spec, config, net, device, seed=seed)
 
-        # Acting takes 2 A uniform numbers a lane; an update as many a sample for the next action, and again for the action now.
-        self.cycle = Cycle(world, config, seed=seed, acting_noise=2 * A, update_noise=4 * A, stored=torch.float32)
+        # Acting takes 2 A uniform numbers a lane; an update as many a sample for the next action, and again for the action now. A choice takes but one.
+        discrete, rows = isinstance(self.actor, CategoricalActor), self.actor.noise_rows
+        self.cycle = Cycle(world, config, seed=seed, acting_noise=rows, update_noise=0 if discrete else 2 * rows, stored=None if discrete else torch.float32)
         self.rollout = self.cycle.rollout
         self._accrued = AccruedReturns(self.rollout.reward, self.rollout.terminated, self.rollout.truncated, config.gamma)
         self._scale = RewardScale(config.reach, device, active=config.scales_rewards)
 
         # The critics side by side, and the targets, which begin as they do.
-        columns = self.actor.features.columns + A
-        self.critic = Towers(columns, config.outputs, net, torch.Generator().manual_seed(seed ^ 0x5AC), towers=config.critics).to(device)
+        columns, outputs = critic_sizes(world.spec, config.outputs)
+        self.critic = Towers(columns, outputs, net, torch.Generator().manual_seed(seed ^ 0x5AC), towers=config.critics).to(device)
         self.target = copy.deepcopy(self.critic)
         self.critic_flat, self.target_flat = FlatVector((self.critic,), device), FlatVector((self.target,), device)
         self._log_temperature, temperature_gradient = torch.zeros(1, device=device), torch.zeros(1, device=device)
@@ -63,8 +76,9 @@ class SAC:
         automatic = config.temperature == "auto"
         self._temperature_adam = Adam(self._log_temperature, temperature_gradient, rate, config.adam_epsilon) if automatic else None
 
-        self.metrics, self.stats = metrics.specs(A), torch.zeros(len(metrics.specs(A)) + 1, device=device)
-        entropy = -float(A) if config.target_entropy is None else config.target_entropy
+        self.metrics, self.stats = metrics.specs(0.0 if discrete else -4.0 * A), torch.zeros(len(metrics.specs(0.0)) + 1, device=device)
+        expected = 0.5 * math.log(outputs) if discrete else -float(A)
+        entropy = expected if config.target_entropy is None else config.target_entropy
         self.backend = backends.choose(
             backends.Parts(
                 config, self.cycle, self.actor, self.critic, self.critic_flat, self.target, self.target_flat, CriticHead(config, device),
@@ -77,16 +91,18 @@ class SAC:
         self.phases = (Phase("train", self.train),)
 
     @classmethod
-    def make_actor(cls, spec: Env, config: SACConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> SquashedActor:
+    def make_actor(cls, spec: Env, config: SACConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> SquashedActor | CategoricalActor:
         """The actor alone, without what training needs."""
-        return SquashedActor(spec, net, seed=seed, device=device, normalize=config.normalize_observations)
+        kind = CategoricalActor if isinstance(spec.action, Discrete) else SquashedActor
+        return kind(spec, net, seed=seed, device=device, normalize=config.normalize_observations)
 
     @classmethod
     def estimate(cls, spec: Env, config: SACConfig, net: NetConfig, lanes: int) -> Estimate:
         """What an iteration takes: acting, and of an update forward passes of all networks and backward passes of actor and critics."""
         steps, samples, A = config.horizon * lanes, config.updates * config.batch_size, spec.action_size
-        actor = sum(a * b for a, b in _layers(spec.observation.columns, net, 2 * A))
-        critics = config.critics * sum(a * b for a, b in _layers(spec.observation.columns + A, net, config.outputs))
+        columns, outputs = critic_sizes(spec, config.outputs)
+        actor = sum(a * b for a, b in _layers(spec.observation.columns, net, outputs if isinstance(spec.action, Discrete) else 2 * A))
+        critics = config.critics * sum(a * b for a, b in _layers(columns, net, outputs))
         # Of a batch: the next actions and their targets; critics forward and backward; the actor, through the critics, forward and backward.
         flops = 2.0 * (steps * actor + samples * ((actor + critics) + 3 * critics + (3 * actor + 2 * critics)))
         row = observation_bytes(spec) + 4 * A + 4 + 1 + 1

@@ -11,10 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from operant.algos.sac import fused, loss
-from operant.algos.sac.parts import Parts
+from operant.algos.sac import discrete, fused, loss
+from operant.algos.sac.parts import Parts as Parts  # the algorithm's, too
 from operant.algos.sac.stats import Terms
-from operant.compute import threads
+from operant.data import Batch
 from operant.nn import clip_gradient
 
 
@@ -45,7 +45,7 @@ class Backend(Protocol):
 
 def choose(parts: Parts) -> Backend:
     """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for fused kernels that cannot be."""
-    torch_backend = TorchBackend(parts)
+    torch_backend = DiscreteBackend(parts) if parts.discrete else TorchBackend(parts)
     learner = fused.build(parts, torch_backend.totals)
     return torch_backend if learner is None else FusedBackend(torch_backend, learner)
 
@@ -60,8 +60,8 @@ class TorchBackend:
         self.totals = torch.zeros(len(Terms._fields), device=parts.actor.device)  # sums over the iteration's updates
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
-        """On a CPU on one thread: the products are small, and torch's threads would meet in each."""
-        return threads.alone()(work) if self.parts.actor.device.type == "cpu" and self.config.batch_size <= 1024 else work
+        """Of small products one thread computes all."""
+        return self.cycle.alone(work)
 
     def prepare(self) -> None:
         """Begin an iteration."""
@@ -72,7 +72,7 @@ class TorchBackend:
     @torch.no_grad()
     def act(self, t: int) -> None:
         """Actions of tick t by the actor, or uniform ones while `warming` is 1."""
-        actor, cycle = self.parts.actor, self.cycle
+        actor, cycle = self.parts.squashed, self.cycle
         noise = cycle.collector.noise[t]
         drawn = actor.distribution.sample(self.parameters(cycle.rollout.observation[t]), noise)
         uniform = torch.sub(2.0 * noise[: len(drawn)], 1.0)
@@ -90,6 +90,14 @@ class TorchBackend:
         """Store tick t in the replay."""
         self.cycle.replay.store(t)
 
+    def critic_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The critics' loss; the mean of Q and of |Q - y|."""
+        return loss.critic_loss(self.parts, features, batch, loss.targets(self.parts, temperature, batch))
+
+    def actor_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        """The actor's loss, and the mean of log pi."""
+        return loss.actor_loss(self.parts, temperature, features, batch)
+
     def update(self, ticks: int, number: int) -> None:
         """Sample, and learn: the critics, their targets, the actor by the new critics, the temperature."""
         parts, config, skip = self.parts, self.config, self.cycle.skip
@@ -98,7 +106,7 @@ class TorchBackend:
         features = parts.actor.features(batch.observation)
 
         # The critics, and their targets after them.
-        critic_loss, q_mean, td_error = loss.critic_loss(parts, features, batch, loss.targets(parts, temperature, batch))
+        critic_loss, q_mean, td_error = self.critic_loss(batch, features, temperature)
         parts.critic_flat.backward(critic_loss)
         norm = clip_gradient(parts.critic_flat.gradient, config.max_gradient_norm)
         parts.critic_adam.step(skip)
@@ -106,7 +114,7 @@ class TorchBackend:
             parts.target_flat.values.lerp_(parts.critic_flat.values, config.tau * (1.0 - skip))
 
         # The actor: gradients flow through the critics, into the actor alone.
-        actor_loss, log_probability = loss.actor_loss(parts, temperature, features, batch)
+        actor_loss, log_probability = self.actor_loss(batch, features, temperature)
         parts.actor.flat.backward(actor_loss)
         clip_gradient(parts.actor.flat.gradient, config.max_gradient_norm)
         parts.actor_adam.step(skip)
@@ -129,6 +137,24 @@ class TorchBackend:
         fill = cycle.replay.fill(0) / cycle.replay.capacity
         once = (parts.log_temperature.exp(), fill, (updates * (1.0 - cycle.skip))[None], not_finite[None].float())
         parts.stats.copy_(torch.cat([means, *once]))
+
+
+class DiscreteBackend(TorchBackend):
+    """The same with one choice among n actions: see `operant.algos.sac.discrete`."""
+
+    @torch.no_grad()
+    def act(self, t: int) -> None:
+        """Actions of tick t by the actor, or any legal ones while `warming` is 1."""
+        cycle, collector = self.cycle, self.cycle.collector
+        cycle.rollout.action[t] = discrete.draw(self.parts, cycle.rollout.observation[t], collector.noise[t], collector.legal(t), cycle.warming)
+
+    def critic_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The critics' loss; the mean of Q and of |Q - y|."""
+        return discrete.critic_loss(self.parts, features, batch, discrete.targets(self.parts, temperature, batch))
+
+    def actor_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        """The actor's loss, and minus the mean entropy."""
+        return discrete.actor_loss(self.parts, temperature, features, batch)
 
 
 class FusedBackend(TorchBackend):

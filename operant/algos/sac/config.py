@@ -22,7 +22,10 @@ class SACConfig(OffPolicyConfig, CriticConfig):
         "auto", description='weight of the entropy; "auto": learned, so that the entropy stays near target_entropy'
     )
     initial_temperature: Real = Field(1.0, gt=0, description='where temperature = "auto" begins')
-    target_entropy: Real | None = Field(None, description="entropy of the policy, in nats, that an automatic temperature aims at; not set: -1 per action")
+    target_entropy: Real | None = Field(
+        None,
+        description="entropy of the policy, in nats, that an automatic temperature aims at; not set: -1 per continuous action, (ln n) / 2 for n choices",
+    )
     max_gradient_norm: Real = Field(0.0, ge=0, description="gradients of actor and critics are clipped to this global norm each; 0: not clipped")
     normalize_observations: bool = Field(False, description="by their running mean and standard deviation")
     adam_epsilon: Real = Field(1e-8, gt=0, description="epsilon in the denominator of Adam")

@@ -30,7 +30,7 @@ def targets(parts: Parts, temperature: Tensor, batch: Batch) -> Tensor:
     (1, B), or with C51 the distribution of that on the support.
     """
     features = parts.actor.features(batch.next_observation)
-    action, log_probability = parts.actor.sample_with_log_probability(features, next_noise(batch))
+    action, log_probability = parts.squashed.sample_with_log_probability(features, next_noise(batch))
     reward = batch.reward * parts.reward_factor - batch.discount * temperature * log_probability
     return parts.head.target(parts.target(torch.cat([features, action])), reward, batch.discount)
 
@@ -43,6 +43,6 @@ def critic_loss(parts: Parts, features: Tensor, batch: Batch, target: Tensor) ->
 
 def actor_loss(parts: Parts, temperature: Tensor, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """The mean of alpha log pi(a|s) - min over critics of Q(s, a), a drawn from the actor at s; and the mean of log pi."""
-    action, log_probability = parts.actor.sample_with_log_probability(features, own_noise(batch))
+    action, log_probability = parts.squashed.sample_with_log_probability(features, own_noise(batch))
     value = parts.head.values(parts.critic(torch.cat([features, action]))).amin(dim=0)
     return (temperature * log_probability - value).mean(), log_probability.mean()

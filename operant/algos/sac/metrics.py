@@ -10,8 +10,8 @@ _NOT_FINITE: Final = "lower algo.critic_learning_rate, or set algo.max_gradient_
 _DIVERGES: Final = "the critics diverge: lower algo.critic_learning_rate or algo.tau, set net.layer_norm=true, or algo.critics=2"
 
 
-def specs(actions: int) -> tuple[MetricSpec, ...]:
-    """SAC's metrics, in the order of its statistics, for so many continuous actions."""
+def specs(least_entropy: float) -> tuple[MetricSpec, ...]:
+    """SAC's metrics, in the order of its statistics; an entropy below this is too little."""
     return (
         MetricSpec("loss/critic", "critic loss", order=70, advice=_NOT_FINITE),
         MetricSpec("loss/actor", "actor loss", order=80, advice=_NOT_FINITE),
@@ -35,12 +35,12 @@ def specs(actions: int) -> tuple[MetricSpec, ...]:
             "entropy", "entropy", figure="entropy", order=40, advice=_NOT_FINITE,
             thresholds=(
                 Threshold(
-                    "warn", below=-4.0 * actions, records=0.75, unless="target",
+                    "warn", below=least_entropy, records=0.75, unless="target",
                     advice="the policy hardly explores: raise algo.target_entropy, or leave algo.temperature on auto",
                 ),
             ),
-            explanation="Minus the mean log-probability of fresh actions, scaled to [-1, 1], in nats. An automatic temperature holds it near "
-            "algo.target_entropy, by default -1 per action.",
+            explanation="Minus the mean log-probability of the actor's actions, scaled to [-1, 1] where they are continuous, in nats. An automatic "
+            "temperature holds it near algo.target_entropy, by default -1 per continuous action, or half of the most that n choices can have.",
         ),
         MetricSpec("gradient_norm", "gradient norm", order=110, advice=_NOT_FINITE, explanation="The norm of the critics' gradient before it is clipped."),
         MetricSpec(

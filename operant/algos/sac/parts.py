@@ -8,7 +8,7 @@ from torch import Tensor
 
 from operant.algos.sac.config import SACConfig
 from operant.data import Cycle
-from operant.nn import Adam, CriticHead, FlatVector, SquashedActor, Towers
+from operant.nn import Adam, CategoricalActor, CriticHead, FlatVector, SquashedActor, Towers
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Parts:
 
     config: SACConfig
     cycle: Cycle  # rollout, actions, replay; `warming` and `skip`
-    actor: SquashedActor
+    actor: SquashedActor | CategoricalActor
     critic: Towers
     critic_flat: FlatVector
     target: Towers
@@ -31,3 +31,20 @@ class Parts:
     critic_adam: Adam
     temperature_adam: Adam | None  # None: the temperature is fixed
     stats: Tensor  # in the order of `Stats`
+
+    @property
+    def discrete(self) -> bool:
+        """Whether an action is one choice among n."""
+        return isinstance(self.actor, CategoricalActor)
+
+    @property
+    def categorical(self) -> CategoricalActor:
+        """The actor of discrete actions."""
+        assert isinstance(self.actor, CategoricalActor)
+        return self.actor
+
+    @property
+    def squashed(self) -> SquashedActor:
+        """The actor of continuous actions."""
+        assert isinstance(self.actor, SquashedActor)
+        return self.actor

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from operant.algos.td3.config import TD3Config
 from operant.algos.td3.stats import ActorTerms, CriticTerms
-from operant.compute import threads
 from operant.data import Batch, Cycle
 from operant.nn import Adam, CriticHead, FlatVector, SquashedActor, Towers, clip_gradient, normal
 
@@ -81,8 +80,8 @@ class TorchBackend:
         self._critic_totals, self._actor_totals = (torch.zeros(len(terms._fields), device=device) for terms in (CriticTerms, ActorTerms))
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
-        """On a CPU on one thread: the products are small, and torch's threads would meet in each."""
-        return threads.alone()(work) if self.parts.actor.device.type == "cpu" and self.config.batch_size <= 1024 else work
+        """Of small products one thread computes all."""
+        return self.cycle.alone(work)
 
     def prepare(self) -> None:
         """Begin an iteration."""

@@ -64,7 +64,7 @@ class Learner:
         )  # fmt: skip
 
         # Acting and the replay.
-        actor, cycle = parts.actor, parts.cycle
+        actor, cycle = parts.squashed, parts.cycle
         self._normalizer = self._zeros(2, shape.observation)
         self._batch = Sampled(self._zeros(B, C), self._zeros(B, C), self._zeros(B), self._zeros(B), self._zeros(4 * shape.action, B))
         self._stored, self._draw = self._replay()

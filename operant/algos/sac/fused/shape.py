@@ -152,6 +152,7 @@ def unsupported_reason(parts: Parts) -> str | None:
     config, actor = parts.config, parts.actor
     net, seen, columns = actor.net.config, actor.env.observation, actor.features.columns + actor.env.action_size
     reasons = {
+        "actions are discrete": parts.discrete,
         "the network has layer normalization": net.layer_norm,
         'critics learn distributions (algo.critic = "c51")': config.critic == "c51",
         "rewards are scaled (algo.normalize_returns)": config.scales_rewards,
