@@ -1,6 +1,6 @@
 """Networks, action distributions, normalizers and the optimizer. Knows no algorithm and no world."""
 
-from operant.nn.actors import CategoricalActor, SquashedActor, critic_sizes
+from operant.nn.actors import CategoricalActor, SquashedActor, critic_sizes, normal
 from operant.nn.critics import CriticConfig, CriticHead, projected
 from operant.nn.distributions import ILLEGAL, Gaussian, masked
 from operant.nn.exploration import decayed, epsilon_greedy, ladder
@@ -10,7 +10,6 @@ from operant.nn.optimizer import Adam, clip_gradient
 from operant.nn.policy import Actor, NetConfig, Policy
 from operant.nn.q_policy import QHead, QPolicy
 from operant.nn.reward_scale import RewardScale
-from operant.nn.squashed import normal
 from operant.nn.towers import Features, Towers
 from operant.nn.work import Work, network_flops, observation_bytes, on_policy_work, step_bytes
 

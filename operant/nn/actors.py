@@ -17,6 +17,7 @@ from operant.errors import ConfigError
 from operant.nn.distributions import Categorical, masked
 from operant.nn.flat import FlatVector
 from operant.nn.squashed import SquashedGaussian, SquashedMean
+from operant.nn.squashed import normal as normal  # of this module, too
 from operant.nn.towers import Features, Towers, problem
 
 if TYPE_CHECKING:
