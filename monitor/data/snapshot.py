@@ -190,6 +190,11 @@ class Ending(NamedTuple):
     facts: tuple[str, ...] = ()  # "eval 500.0 (target 475 reached)", "mean SPS 4.7 M", "checkpoint at 12.1 M steps"
     commands: tuple[str, ...] = ()  # "operant resume 4f2a"
 
+    @property
+    def has_traceback(self) -> bool:
+        """A kill from outside leaves none: then the log's last words are anything."""
+        return any(line.startswith("Traceback (") for line in self.traceback)
+
 
 class Snapshot(NamedTuple):
     """Everything a screen shows of one run at one moment."""

@@ -240,10 +240,10 @@ class MonitorApp(App[None]):
             self.say("the agent samples its actions" if self.model.view.sampled else "the agent takes its likeliest actions")
 
     def action_maximise(self) -> None:
-        """One chart alone, or the whole traceback of a run that failed."""
+        """One chart alone, or all that a run that failed said last."""
         ending = None if self.model is None else self.model.snapshot.ending
         if self.model is not None and ending is not None and ending.traceback and self.model.chosen is None and self.model.view.maximised is None:
-            self._read("Traceback", about.traceback(self.model.snapshot), at_end=True)
+            self._read("Traceback" if ending.has_traceback else "Log", about.traceback(self.model.snapshot), at_end=True)
         else:
             self.action_look("maximise")
 

@@ -117,7 +117,8 @@ def _now(model: Model) -> list[Piece]:
     sentence = state_sentence(snapshot)
     if (model.plan.words or model.plan.numbers) and snapshot.ending is not None:
         hints = ["← → step through the run"] if snapshot.progress.step is not None else []
-        hints += ["enter shows the whole traceback"] if snapshot.ending.traceback else []
+        if snapshot.ending.traceback:
+            hints.append(f"enter shows {'the whole traceback' if snapshot.ending.has_traceback else 'the end of the log'}")
         return [Piece(" · ".join(hints), "dim")] if hints and model.plan.words and not _chosen(model) else []
     return [Piece(sentence, label_of(snapshot.state)[2])] if sentence else []
 

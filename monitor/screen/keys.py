@@ -36,7 +36,7 @@ KEYS: Final = (
     Key("detach", "q,ctrl+c,ctrl+q", "quit", "leave the monitor; the run goes on", "q", "Detach", "Monitor"),
     Key("freeze", "space", "freeze", "freeze the picture, or go on; training goes on either way", "space", "Freeze"),
     Key("filter", "slash", "filter", "show only metrics (on the log page: lines) that fit some words", "/", "Filter"),
-    Key("maximise", "enter", "maximise", "the chosen chart alone; of a failed run the whole traceback", "enter", "Max"),
+    Key("maximise", "enter", "maximise", "the chosen chart alone; of a failed run its traceback, or its log's end", "enter", "Max"),
     Key("logarithm", "y", "look('logarithm')", "logarithmic or linear y axis, of the chosen chart or of all", "y", "LogY"),
     Key("smooth", "s", "look('smooth')", "smoothing: none, 0.6, 0.9, 0.99", "s", "Smooth"),
     Key("axis", "x", "look('axis')", "x axis: steps, wall time, updates", "x", "Axis"),

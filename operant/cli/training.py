@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -134,7 +133,9 @@ def _train_here(run: Run, trusted: bool) -> None:
 
 
 def _worker(run: Run, *more: str) -> list[str]:
-    return [sys.executable, "-m", "operant.training.worker", str(run.path), *more]
+    from operant.runs import launch
+
+    return [*launch.module_command("operant.training.worker"), str(run.path), *more]
 
 
 def _dry_run(asked: Request, trusted: bool) -> None:

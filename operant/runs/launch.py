@@ -100,7 +100,7 @@ def _await_worker(run: Run, waiter: int) -> None:
 
 def _start_waiter(run: Run, worker_argv: Sequence[str]) -> int:
     """The pid of the waiter, whose parent has ended."""
-    command = [sys.executable, "-m", "operant.runs.launch", str(run.path), "--", *worker_argv]
+    command = [*module_command("operant.runs.launch"), str(run.path), "--", *worker_argv]
     try:
         with contextlib.closing(_Log(run.path)) as log:
             first = subprocess.run(
@@ -113,8 +113,14 @@ def _start_waiter(run: Run, worker_argv: Sequence[str]) -> int:
     return int(first.stdout)
 
 
+def module_command(module: str) -> list[str]:
+    """What runs a module as `python -m` does, but imports nothing that happens to lie in the working directory (`python -P`, which 3.10 does not know)."""
+    program = f"import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return [sys.executable, "-c", program]
+
+
 def _environment() -> dict[str, str]:
-    """What the waiter and the worker see: this package, no modules that happen to lie in the working directory, and output that is not held back."""
+    """What the waiter, the worker and their children see: this package, no modules of the working directory, and output that is not held back."""
     environment = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     package_parent = str(Path(__file__).resolve().parents[2])
     if os.path.basename(package_parent) not in ("site-packages", "dist-packages"):  # a checkout

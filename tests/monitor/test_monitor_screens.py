@@ -65,6 +65,8 @@ def test_what_must_be_said_is_said(size):
         if state in ENDED:
             assert snapshot.ending is not None and snapshot.ending.commands[0] in text
             assert snapshot.ending.sentence[:30] in text
+            if "enter shows the whole traceback" in text:  # a kill leaves none
+                assert any(line.startswith("Traceback (") for line in snapshot.ending.traceback), state
         elif state in LIVE - {"running"}:
             assert snapshot.cause is not None and snapshot.cause.split(" (")[0][:20] in text
 

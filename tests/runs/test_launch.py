@@ -260,6 +260,20 @@ def test_the_usage_of_the_waiter():
     assert (found.returncode, found.stdout) == (2, "") and found.stderr.startswith("error: usage:") and "Traceback" not in found.stderr
 
 
+def test_nothing_is_imported_from_the_working_directory(fresh, tmp_path, monkeypatch):
+    """Python 3.10 knows no `-P`; modules that waiter and worker need are shadowed by files that end them."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("json", "pwd", "runpy", "signal", "subprocess"):
+        (elsewhere / f"{name}.py").write_text("raise SystemExit('a file of the working directory was imported')")
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    run = fresh()
+    launch.start(run, launch.module_command("operant.runs.launch"))  # as a worker: it says how it wants to be called
+    assert ending(run)["exit"] == 2
+    assert "working directory" not in run.log_path.read_text() and "error: usage" in run.log_path.read_text()
+
+
 def test_oom_kills_reads_the_cgroup(tmp_path):
     cgroup = tmp_path / "cgroup"
     cgroup.write_text("4:memory:/other\n0::/user.slice/run\n")
