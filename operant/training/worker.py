@@ -43,9 +43,11 @@ def _keep_sources(folder: Path, config: Config) -> dict[str, str]:
     names = copies(config, "source")
     contents = {folder / name: getattr(config, key).read_bytes() for key, name in names.items()}  # all of them first: a copy may take another one's place
     for kept, content in contents.items():
+        if kept.parent.is_symlink():
+            raise MachineError(f"{kept.parent} is a symbolic link: the user's own files are kept in the run folder itself")
         kept.parent.mkdir(mode=0o700, exist_ok=True)
-        if not kept.is_file() or kept.read_bytes() != content:
-            kept.write_bytes(content)
+        if kept.is_symlink() or not kept.is_file() or kept.read_bytes() != content:
+            _replace(kept, content)
     return names
 
 
@@ -122,7 +124,7 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
 
     def write(config: Config) -> None:
         kept = _keep_sources(folder, config)
-        _replace(folder / "config.toml", configuration.to_toml(config, **kept))
+        _replace(folder / "config.toml", configuration.to_toml(config, **kept).encode())
         runs.update_document(folder, sources=trust.hashes(folder, kept.values()))
 
     if start is None:
@@ -136,11 +138,11 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
     return trainer
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, content: bytes) -> None:
     """Write a file whole or not at all. Raises MachineError."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        new.write_text(text, encoding="utf-8")
+        new.write_bytes(content)
         os.replace(new, path)
     except OSError as error:
         raise MachineError(f"{path} cannot be written ({error.strerror})") from None

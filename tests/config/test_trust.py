@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import py_compile
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -240,3 +241,33 @@ def test_compiled_code_that_lies_beside_a_recorded_file_is_not_run(here, mine, t
     compiled = importlib.util.cache_from_source(str(source))
     py_compile.compile(str(evil), compiled, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     assert here("eval", "mine", "--episodes", "2").code == 0 and not ran.exists()
+
+
+# SECURITY.md
+
+
+def test_security_names_each_command_that_may_run_a_runs_code_and_files_of_tests_that_are_there():
+    from typer.main import get_command
+
+    from operant.cli import program
+
+    def commands(group, before=""):
+        for name, one in group.commands.items():
+            yield before + name, {option for parameter in one.params for option in parameter.opts}
+            yield from commands(one, f"{name} ") if hasattr(one, "commands") else ()
+
+    home = Path(__file__).parents[2]
+    text = (home / "SECURITY.md").read_text()
+    (sentence,) = re.findall(r"its environment, network or algorithm\. (.*?)\s+run such a file", text, re.DOTALL)
+    assert set(re.findall("`([^`]+)`", sentence)) == {name for name, options in commands(get_command(program.app)) if "--trust" in options}
+    for file in re.findall(r"`([\w/]+\.py)`", text):
+        assert (home / "tests" / file).is_file(), file
+
+
+def test_a_resume_leaves_no_link_where_it_keeps_a_users_file(here, mine, tmp_path):
+    elsewhere, kept = tmp_path / "elsewhere.py", mine / "source" / "my_env.py"
+    elsewhere.write_text(MY_ENV)
+    kept.unlink()
+    kept.symlink_to(elsewhere)
+    done = here("resume", "mine", "run.steps=2048", "--trust")
+    assert done.code == 0 and kept.read_text() == elsewhere.read_text() == MY_ENV and not kept.is_symlink()
