@@ -58,12 +58,15 @@ def test_it_resumes_to_the_bit(trained):
     assert tensors(trained.place / "runs" / "halves") == tensors(trained.path)
 
 
-def test_it_evaluates_renders_and_profiles(trained):
+def test_it_evaluates_and_renders_or_profiles(trained):
+    """A film of the one, a profile of the other: each is some seconds of compilation."""
     played = operant_process(trained.place, "eval", "whole", "--episodes", 16, "--json", "--sampled")
     assert played.returncode == 0, played.stderr
     assert json.loads(played.stdout)["sampled"]["mean"] > 8.0
-    filmed = operant_process(trained.place, "render", "whole", "--out", "film.png", "--episodes", 1)
-    assert filmed.returncode == 0 and (trained.place / "film.png").read_bytes().startswith(b"\x89PNG"), filmed.stderr
+    if trained.name == "pqn":
+        filmed = operant_process(trained.place, "render", "whole", "--out", "film.png", "--episodes", 1)
+        assert filmed.returncode == 0 and (trained.place / "film.png").read_bytes().startswith(b"\x89PNG"), filmed.stderr
+        return
     profiled = operant_process(trained.place, "profile", *trained.words, "--updates", 1, "--json")
     assert profiled.returncode == 0, profiled.stderr
     found = json.loads(profiled.stdout)
