@@ -42,6 +42,10 @@ def specs() -> tuple[MetricSpec, ...]:
             "explained_variance", "explained variance", figure="expl. var.", order=60, advice=_NOT_FINITE,
             thresholds=(
                 Threshold("bad", below=0.0, after=0.2, unless="best", advice=f"Q values predict worse than a constant would: {_NOT_FINITE}"),
+                Threshold(
+                    "bad", below=0.02, after=0.2, unless="best",
+                    advice="Q values say no more than a constant: lower algo.learning_rate (too large a step kills units), or the reward says too little",
+                ),
                 Threshold("warn", below=0.3, after=0.5, unless="best", advice="Q values lag: raise algo.learning_rate or algo.epochs, or widen net.hidden"),
             ),
             explanation="How much of the variance of the Q(lambda) returns the greedy Q values explain: 1 all of it, 0 no more than a constant, less than 0 "
