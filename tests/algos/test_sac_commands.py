@@ -1,0 +1,66 @@
+"""SAC through the commands: a run trains, resumes to the bit with its replay, evaluates, renders and shows in the monitor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+
+import pytest
+from test_scratch_algorithm import operant_process, tensors
+
+from monitor.data.feed import LiveFeed
+from operant import cli, runs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SMALL = (
+    "pendulum", "algo.name=sac", "env.lanes=8", "run.device=cpu", "run.threads=1", "algo.horizon=16", "algo.batch_size=32", "algo.learning_starts=256",
+    "algo.replay_capacity=2000", "algo.n_step=2", "algo.normalize_observations=true", "eval.every=20", "eval.episodes=8", "checkpoint.every=30",
+    "net.hidden=[16]",
+)  # fmt: skip
+STEPS = 60 * 8 * 16
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a finished run."""
+    place = tmp_path_factory.mktemp("sac")
+    done = operant_process(place, "train", *SMALL, f"run.steps={STEPS}", "--name", "whole")
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+def test_it_resumes_to_the_bit_with_its_replay(trained):
+    done = operant_process(trained, "train", *SMALL, f"run.steps={STEPS // 2}", "--name", "halves")
+    assert done.returncode == 0, done.stderr
+    resumed = operant_process(trained, "resume", "halves", f"run.steps={STEPS}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert tensors(trained / "runs" / "halves") == tensors(trained / "runs" / "whole")
+
+
+def test_it_evaluates_renders_and_shows_its_figures(trained, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(trained / "state"))
+    monkeypatch.delenv("OPERANT_RUNS", raising=False)
+    monkeypatch.chdir(trained)
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["operant", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    assert -2000.0 < json.loads(call("eval", "whole", "--episodes", 8, "--json"))["sampled"]["mean"] < 0.0
+    call("render", "whole", "--out", "film.png", "--episodes", 1)
+    assert (trained / "film.png").read_bytes().startswith(b"\x89PNG")
+    with contextlib.closing(LiveFeed(runs.load(trained / "runs" / "whole"))) as feed:
+        snapshot = feed.snapshot()
+    assert {"q_mean", "td_error", "temperature", "entropy", "replay_fill", "updates_per_second"} <= snapshot.series.keys()
+    assert {"Q", "temperature", "updates/s"} <= {figure.label for figure in snapshot.figures}
+    assert any("temperature" in line.title for line in snapshot.health), snapshot.health
+
+
+def test_actions_of_the_wrong_kind_are_told_what_to_use(trained):
+    done = operant_process(trained, "train", "cartpole", "algo.name=td3", "run.device=cpu")
+    assert done.returncode == 2 and 'use algo.name = "sac", "dqn", "pqn" or "ppo"' in done.stderr
