@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -14,6 +15,8 @@ from operant.data.replay import Replay
 from operant.data.rollout import Collector
 from operant.settings import Count, Real, Section
 from operant.worlds import World
+
+log = logging.getLogger("operant.replay")
 
 
 class OffPolicyConfig(Section):
@@ -69,6 +72,7 @@ class Cycle:
             noise_rows=update_noise, action=self.action,
         )  # fmt: skip
         self.sampler: Sampler = Uniform(self.replay)
+        log.info("replay: %s transitions, %.1f MiB on %s", f"{self.replay.capacity:,}", self.replay.bytes / 2**20, where)
         self.iteration = torch.zeros(1, dtype=torch.int64, device=where)  # how many are done
         self.warming = torch.ones((), device=where)  # 1 while fewer than `learning_starts` steps are taken: actions are random
         self.skip = torch.ones((), device=where)  # 1 while the replay holds too few transitions: updates change nothing
