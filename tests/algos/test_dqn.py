@@ -331,6 +331,7 @@ def test_a_support_without_length_is_refused():
 
 
 def test_cartpole_is_learned():
-    algo = {"horizon": 32, "batch_size": 128, "learning_rate": 1e-3, "target_every": 200, "learning_starts": 1000, "replay_capacity": 50_000}
-    dqn = iterate(dqn_on(CARTPOLE, 16, mlp.Config(hidden=(64, 64), activation="relu"), **algo, epsilon_steps=20_000), 100)
-    assert Evaluator(dqn.policy, CARTPOLE, None, episodes=50, seed=1).run(0).mean > 100.0
+    recipe = {"horizon": 32, "batch_size": 256, "learning_rate": 1e-3, "n_step": 5, "learning_starts": 2000, "target_every": 200, "replay_capacity": 200_000}
+    net = mlp.Config(hidden=(120, 84), activation="relu")
+    dqn = iterate(dqn_on(CARTPOLE, 128, net, **recipe, normalize_observations=True, epsilon_steps=200_000), 18)
+    assert Evaluator(dqn.policy, CARTPOLE, None, episodes=50, seed=1).run(0).mean > 150.0
