@@ -301,6 +301,22 @@ def test_same_seed_same_bits_and_what_a_checkpoint_holds_is_enough(env, algo, ke
     assert bytes_of(iterate(resumed, 5)) == bytes_of(whole)
 
 
+@pytest.mark.parametrize("sampling", ["uniform", "prioritised"])
+def test_a_resume_without_the_replay_fills_it_again_before_it_learns(sampling):
+    dqn = iterate(dqn_on(CARTPOLE, 16, replay_sampling=sampling), 4)
+    resumed = dqn_on(CARTPOLE, 16, start=False, replay_sampling=sampling)
+    saved = {name: tensor.clone() for name, tensor in dqn.state("train").items()}
+    for name, tensor in resumed.state("train").items():
+        tensor.copy_(saved[name])
+    updates, epsilons = [], []
+    for _ in range(3):
+        iterate(resumed, 1)
+        updates.append(stats_of(resumed)["updates"])
+        epsilons.append(stats_of(resumed)["epsilon"])
+    assert updates == [0.0, 8.0, 8.0] and max(epsilons) < 0.8, "learning_starts are 128 steps, an iteration"
+    assert not torch.equal(resumed.policy.flat.values.data, dqn.policy.flat.values.data)
+
+
 @pytest.mark.parametrize("how", HEADS)
 def test_the_manual_backward_pass_learns_what_autograd_learns(how):
     one, other = (iterate(dqn_on(CARTPOLE, 16, kernels=kernels, **how), 5) for kernels in ("torch", "auto"))
