@@ -6,24 +6,21 @@ in which a file can be broken has a finding of its own, and a finding that later
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from numba import get_num_threads
 
-from operant.compute.device import device_params
 from operant.compute.numba_errors import essence
 from operant.compute.ptx import ARCHITECTURES, compile_ptx, float64_lines, undefined_calls
 from operant.envs import Env
 from operant.text import count
 from operant.tools.rollouts import DEVICE_TOLERANCE, Harness, Seen, compare_devices, long_rollout, same_bits, shards_apart
 from operant.worlds import quick_check
-from operant.worlds.bounds import PICTURE_SIDE, STEPS, BoundsChecked, place_of, plain, rollout_actions
+from operant.worlds.bounds import PICTURE_SIDE, STEPS, BoundsChecked, rollout_actions, shade_index_error
 from operant.worlds.quick_check import Finding
 
 SHARD_STEPS = 20
@@ -95,7 +92,7 @@ def picture(checked: BoundsChecked) -> Finding:
     try:
         colours = checked.draw()
     except IndexError:
-        return Finding(name, False, _shade_index_error(checked) or "`pixel_shader`: an index is outside s or int_state")
+        return Finding(name, False, shade_index_error(checked))
     for what, then, now in zip(("s", "int_state"), before, (lanes.state, lanes.int_state), strict=True):
         if then is not None and not same_bits(then, now):
             return Finding(name, False, f"`pixel_shader` writes into {what}, which belongs to the training: it may only read")
@@ -108,24 +105,6 @@ def picture(checked: BoundsChecked) -> Finding:
         x, y = ((place + 0.5) / PICTURE_SIDE for place in (column, row))
         return Finding(name, False, f"`pixel_shader` returned ({said}) at x = {x:g}, y = {y:g}: red, green and blue must each be from 0 to 1")
     return Finding(name, True, f"{len(colours)} of {PICTURE_SIDE} x {PICTURE_SIDE} points, every index checked, colours from 0 to 1")
-
-
-def _shade_index_error(checked: BoundsChecked) -> str | None:
-    """Where an index of `pixel_shader` is out of range, found by running it as the plain Python it is."""
-    env, lanes, p = checked.env, checked.lanes, device_params(checked.env.Params())
-    points = [np.float32((k + 0.5) / PICTURE_SIDE) for k in range(PICTURE_SIDE)]
-    try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            for lane in range(len(checked.colours)):
-                ints = (lanes.int_state[:, lane].numpy(),) if lanes.int_state is not None else ()
-                for x, y in itertools.product(points, points):
-                    plain(env.pixel_shader)(lanes.state[:, lane].numpy(), *ints, p, x, y)
-    except IndexError as error:
-        return place_of(env, error)
-    except Exception:
-        return None
-    return None
 
 
 def _devices(env: Env, lanes: int) -> Finding:

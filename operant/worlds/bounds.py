@@ -5,6 +5,7 @@ Gives no verdict: `operant.worlds.quick_check` and `operant.tools.check` do.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -229,3 +230,22 @@ def place_of(env: Env, error: IndexError) -> str | None:
         line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == source_of(env) else line
         trace = trace.tb_next
     return f"{quoted(source_of(env), line)}: {error}" if line else None
+
+
+def shade_index_error(checked: BoundsChecked) -> str:
+    """Where an index of `pixel_shader` is out of range, found by running it as the plain Python it is."""
+    unknown = "`pixel_shader`: an index is outside s or int_state"
+    env, lanes, p = checked.env, checked.lanes, device_params(checked.params)
+    points = [np.float32((k + 0.5) / PICTURE_SIDE) for k in range(PICTURE_SIDE)]
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            for lane in range(len(checked.colours)):
+                ints = (lanes.int_state[:, lane].numpy(),) if lanes.int_state is not None else ()
+                for x, y in itertools.product(points, points):
+                    plain(env.pixel_shader)(lanes.state[:, lane].numpy(), *ints, p, x, y)
+    except IndexError as error:
+        return place_of(env, error) or unknown
+    except Exception:
+        return unknown
+    return unknown

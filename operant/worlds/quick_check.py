@@ -21,7 +21,7 @@ from operant.envs.declaration import declaration_problems
 from operant.envs.language import language_problems, prints
 from operant.errors import ConfigError
 from operant.worlds import DeviceWorld
-from operant.worlds.bounds import STEPS, BoundsChecked, index_error, rollout_actions
+from operant.worlds.bounds import STEPS, BoundsChecked, index_error, rollout_actions, shade_index_error
 
 LANES, LONG_STEPS = 64, 1000
 """What is tried: so many lanes, and so many steps where no time limit ends an episode."""
@@ -50,8 +50,6 @@ def quick_check(env: Env, params: Any, device: torch.device) -> Iterator[Finding
     if not finding.passed:
         return
     checked = BoundsChecked(env, LANES, params, kept=True)
-    if not env.pixels:  # else pictures are what is observed
-        checked.calls.pop("pixel_shader", None)
     yield (finding := compiles(checked))
     if not finding.passed:
         return
@@ -62,6 +60,8 @@ def quick_check(env: Env, params: Any, device: torch.device) -> Iterator[Finding
         return
     if not checked.episodes:
         yield from endless(env, steps, LANES)
+    if env.pixel_shader is not None:
+        yield _draws_inside(checked)
     yield _compiles_for(env, params, device)
 
 
@@ -96,6 +96,16 @@ def _compiles_for(env: Env, params: Any, device: torch.device) -> Finding:
             raise
         return Finding(name, False, essence(error))
     return Finding(name, True, "reset and step")
+
+
+def _draws_inside(checked: BoundsChecked) -> Finding:
+    """Whether a picture reads what is there: one is drawn as soon as a monitor shows the agent."""
+    try:
+        with muted():
+            checked.draw()
+    except IndexError:
+        return Finding("picture", False, shade_index_error(checked))
+    return Finding("picture", True, "every index checked")
 
 
 def printing(env: Env) -> Iterator[Finding]:

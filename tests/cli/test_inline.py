@@ -303,6 +303,13 @@ def test_a_parameter_that_leads_out_of_bounds_is_found_before_training(here, tmp
     assert inline(here, "mine.py", f"run.steps={ITERATION}").code == 0
 
 
+def test_a_picture_that_reads_beside_its_state_is_found_before_a_monitor_asks_for_one(here, tmp_path):
+    shader = "\n@device\ndef pixel_shader(s, p, x, y):\n    return s[5000], x, y\n\nENV = Env(pixel_shader=pixel_shader, "
+    (tmp_path / "mine.py").write_text(MY_ENV.replace("ENV = Env(Params, 1, ", shader + "Params=Params, fields=1, "))
+    done = inline(here, "mine.py", f"run.steps={ITERATION}")
+    assert done.code == 2 and "(`return s[5000], x, y`): index 5000 is out of bounds" in done.err
+
+
 def test_warnings_about_a_users_environment_are_told_and_it_trains(here, tmp_path, capsys, caplog):
     (tmp_path / "mine.py").write_text(MY_ENV.replace("reward = p.bonus", "reward = p.bonus\n    print(s[0])").replace("time_limit=100", "time_limit=None"))
     with caplog.at_level(logging.WARNING):
