@@ -23,7 +23,11 @@ from operant.kernels.spec import Spec, padded
 from operant.kernels.structs import Inputs, Moments
 
 SMALL_BATCH, MOST_TILES = 1024, 64
-"""Batches up to so many samples are cut into tiles of 16; larger ones into so many tiles, where those have up to 128 rows."""
+MOST_ROWS = {"bf16": 128, "tf32": 32, "ieee": 16}
+"""Batches up to so many samples are cut into tiles of 16; larger ones into so many tiles, where those have up to so many rows.
+
+In tf32 tiles of 64 rows ended in an illegal memory access on an H200 (Triton 3.6), and in fp32 they take minutes to compile.
+"""
 
 ACT_ROWS, WARPS = 64, 8
 STEP_COLUMNS, STEP_ROWS, STEP_NUMBERS, MOST_PROGRAMS = 128, 16, 4096, 2
@@ -48,7 +52,7 @@ class Learner:
         self._kind = buffers.Learning(policy.distribution.actions, config.duelling, config.double, config.n_step, ring.final is not None)
 
         # Tiles of a batch, a row of partial sums each; the programs of a step.
-        self._rows = 16 if self._batch <= SMALL_BATCH else min(128, max(16, padded(-(-self._batch // MOST_TILES))))
+        self._rows = 16 if self._batch <= SMALL_BATCH else min(MOST_ROWS[spec.precision], padded(-(-self._batch // MOST_TILES)))
         self._tiles, self._width = -(-self._batch // self._rows), size + TERM_COLUMNS.value
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if self._on_gpu else 1
         self._columns = STEP_COLUMNS
