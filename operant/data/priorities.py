@@ -74,6 +74,8 @@ class Aged(Uniform):
 
     def sample(self, ticks: int, update: int) -> tuple[Batch, Tensor | None]:
         """A batch of its own, by age."""
+        if len(self.replay.batch.noise):
+            self.replay.choose(ticks, update)  # for its noise: the indices are written over
         self._choose(len(self.replay.index), self._lots, self._ages, ticks << TICK_BIT | update)
         return self.replay.gather(ticks), None
 

@@ -154,8 +154,12 @@ class Replay:
 
     def sample(self, ticks: int, update: int) -> Batch:
         """A batch of its own for update number `update` of the iteration, of which so many ticks are stored."""
-        self._choose(len(self.index), self._ring, self._sample, self._offset(ticks, update))
+        self.choose(ticks, update)
         return self.gather(ticks)
+
+    def choose(self, ticks: int, update: int) -> None:
+        """Write `index` (B), and the noise of a batch."""
+        self._choose(len(self.index), self._ring, self._sample, self._offset(ticks, update))
 
     def gather(self, ticks: int) -> Batch:
         """The transitions that `index` (B) names, which the caller may have written (but not the noise). So many ticks of the iteration are stored."""

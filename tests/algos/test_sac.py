@@ -225,3 +225,16 @@ def test_with_c51_it_learns_where_to_stand_and_goes_on_to_the_bit():
     for name, tensor in other.state("all").items():
         tensor.copy_(algo.state("all")[name])
     assert bytes_of(iterate(algo, 2)) == bytes_of(iterate(other, 2))
+
+
+def test_samples_by_age_are_newer_and_have_the_noise_of_uniform_ones():
+    found = {}
+    for sampling in ("uniform", "age"):
+        algo = sac_on(PUSH, batch_size=512, replay_sampling=sampling, age_power=3)
+        iterate(algo, 20)
+        algo.backend.update(0, 7)
+        found[sampling] = (algo.cycle.replay.index // 8, algo.cycle.replay.batch.noise.clone())
+    # 160 ticks are stored: the mean of u is 1/2, that of u^3 is 1/4.
+    ages = {sampling: 160 - rows.float().mean().item() for sampling, (rows, _) in found.items()}
+    assert abs(ages["uniform"] - 80) < 6 and abs(ages["age"] - 40) < 6, ages
+    assert torch.equal(found["uniform"][1], found["age"][1])

@@ -19,7 +19,7 @@ from operant.algos.base import Estimate, Phase, Tier, policy_state
 from operant.algos.sac import backends, metrics
 from operant.algos.sac.config import SACConfig
 from operant.compute.graphs import Graphed
-from operant.data import AccruedReturns, Cycle
+from operant.data import AccruedReturns, Aged, Cycle
 from operant.envs import Discrete, Env
 from operant.nn import (
     Adam,
@@ -42,7 +42,7 @@ class SAC:
 
     Config = SACConfig
     parts: ClassVar[dict[str, str]] = {
-        "world.step": "environment", "backend.act": "network", "backend.store": "replay", "cycle.replay.sample": "replay", "backend.update": "learning",
+        "world.step": "environment", "backend.act": "network", "backend.store": "replay", "cycle.sampler.sample": "replay", "backend.update": "learning",
     }  # fmt: skip
     """What a profile calls the time of which part."""
 
@@ -57,6 +57,8 @@ class SAC:
         discrete, rows = isinstance(self.actor, CategoricalActor), self.actor.noise_rows
         self.cycle = Cycle(world, config, seed=seed, acting_noise=rows, update_noise=0 if discrete else 2 * rows, stored=None if discrete else torch.float32)
         self.rollout = self.cycle.rollout
+        if config.replay_sampling == "age":
+            self.cycle.sampler = Aged(self.cycle.replay, config.age_power)
         self._accrued = AccruedReturns(self.rollout.reward, self.rollout.terminated, self.rollout.truncated, config.gamma)
         self._scale = RewardScale(config.reach, device, active=config.scales_rewards)
 

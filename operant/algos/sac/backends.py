@@ -101,7 +101,7 @@ class TorchBackend:
     def update(self, ticks: int, number: int) -> None:
         """Sample, and learn: the critics, their targets, the actor by the new critics, the temperature."""
         parts, config, skip = self.parts, self.config, self.cycle.skip
-        batch = self.cycle.replay.sample(ticks, number)
+        batch, _ = self.cycle.sampler.sample(ticks, number)
         temperature = parts.log_temperature.exp()
         features = parts.actor.features(batch.observation)
 

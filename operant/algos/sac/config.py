@@ -26,6 +26,8 @@ class SACConfig(OffPolicyConfig, CriticConfig):
         None,
         description="entropy of the policy, in nats, that an automatic temperature aims at; not set: -1 per continuous action, (ln n) / 2 for n choices",
     )
+    replay_sampling: Literal["uniform", "age"] = Field("uniform", description="of transitions: all alike, or newer ones more often, by age_power")
+    age_power: Annotated[Count, Field(ge=1, le=16)] = Field(2, description="age: a sample is u^power as old as the oldest transition, u uniform; 1: all alike")
     max_gradient_norm: Real = Field(0.0, ge=0, description="gradients of actor and critics are clipped to this global norm each; 0: not clipped")
     normalize_observations: bool = Field(False, description="by their running mean and standard deviation")
     adam_epsilon: Real = Field(1e-8, gt=0, description="epsilon in the denominator of Adam")

@@ -17,7 +17,7 @@ from operant.algos.base import Estimate, Phase, Tier, policy_state
 from operant.algos.td3 import backends, metrics
 from operant.algos.td3.config import TD3Config
 from operant.compute.graphs import Graphed
-from operant.data import AccruedReturns, Cycle
+from operant.data import AccruedReturns, Aged, Cycle
 from operant.envs import Env
 from operant.nn import Adam, CriticHead, FlatVector, NetConfig, RewardScale, SquashedActor, Towers, observation_bytes, step_bytes
 from operant.worlds import World
@@ -28,7 +28,7 @@ class TD3:
 
     Config = TD3Config
     parts: ClassVar[dict[str, str]] = {
-        "world.step": "environment", "backend.act": "network", "cycle.replay.store": "replay", "cycle.replay.sample": "replay",
+        "world.step": "environment", "backend.act": "network", "cycle.replay.store": "replay", "cycle.sampler.sample": "replay",
         "backend.targets": "targets", "backend.update": "learning",
     }  # fmt: skip
     """What a profile calls the time of which part."""
@@ -51,6 +51,8 @@ class TD3:
         # Acting takes 2 A uniform numbers a lane, an update as many a sample for target smoothing.
         self.cycle = Cycle(world, config, seed=seed, acting_noise=2 * A, update_noise=2 * A, stored=torch.float32)
         self.rollout = self.cycle.rollout
+        if config.replay_sampling == "age":
+            self.cycle.sampler = Aged(self.cycle.replay, config.age_power)
         self._accrued = AccruedReturns(self.rollout.reward, self.rollout.terminated, self.rollout.truncated, config.gamma)
         self._scale = RewardScale(config.reach, device, active=config.scales_rewards)
         last = config.exploration_noise if config.exploration_noise_max is None else config.exploration_noise_max

@@ -113,7 +113,7 @@ class TorchBackend:
 
     def update(self, ticks: int, number: int) -> None:
         """Sample, and learn: the critics, and where it is due the actor by the new critics, then all targets."""
-        batch = self.cycle.replay.sample(ticks, number)
+        batch, _ = self.cycle.sampler.sample(ticks, number)
         features = self.parts.actor.features(batch.observation)
         self._learn_critics(batch, features)
         if self.config.actor_learns(number):

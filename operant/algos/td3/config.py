@@ -25,6 +25,8 @@ class TD3Config(OffPolicyConfig, CriticConfig):
     exploration_noise_max: Real | None = Field(
         None, ge=0, description="of the last lane; lanes between are spread evenly. Not set: all lanes have exploration_noise"
     )
+    replay_sampling: Literal["uniform", "age"] = Field("uniform", description="of transitions: all alike, or newer ones more often, by age_power")
+    age_power: Annotated[Count, Field(ge=1, le=16)] = Field(2, description="age: a sample is u^power as old as the oldest transition, u uniform; 1: all alike")
     max_gradient_norm: Real = Field(0.0, ge=0, description="gradients of actor and critics are clipped to this global norm each; 0: not clipped")
     normalize_observations: bool = Field(False, description="by their running mean and standard deviation")
     adam_epsilon: Real = Field(1e-8, gt=0, description="epsilon in the denominator of Adam")

@@ -156,6 +156,7 @@ def unsupported_reason(parts: Parts) -> str | None:
         "the network has layer normalization": net.layer_norm,
         'critics learn distributions (algo.critic = "c51")': config.critic == "c51",
         "rewards are scaled (algo.normalize_returns)": config.scales_rewards,
+        'samples are not uniform (algo.replay_sampling = "age")': config.replay_sampling != "uniform",
         f'activation "{net.activation}" is not one of theirs ("relu" and "tanh" are)': net.activation not in ("relu", "tanh"),
         f"the network has more than {MAX_LAYERS} hidden layers": len(net.hidden) > MAX_LAYERS,
         f"a layer has more than {MAX_WIDTH} units": max(net.hidden) > MAX_WIDTH,
