@@ -9,7 +9,7 @@ hang      an environment that does not come back from step 200 on, ended by `ope
 illegal   what torch raises for `fault`, raised by an algorithm: for a machine without a GPU
 lost      an algorithm that raises what torch raises for a device that fell off the bus, which cannot be provoked (simulated)
 
-On a CPU, `crowded`, `fault` and `hang` are left out: the first needs a device, the second is a crash of the process, the third is as slow as its loop.
+On a CPU, `crowded` and `fault` are left out: the first needs a device, and the second is a crash of the process.
 Each line holds the exit code, the state and its cause, the last lines of what was printed, and the seconds from the last record to the end.
 """
 
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
-    names = ["oom", "illegal", "lost"] if arguments.device == "cpu" else ["crowded", "oom", "fault", "lost", "hang"]
+    names = ["oom", "illegal", "lost", "hang"] if arguments.device == "cpu" else ["crowded", "oom", "fault", "lost", "hang"]
     with tempfile.TemporaryDirectory() as temporary:
         for name in arguments.only.split(",") if arguments.only else names:
             try:

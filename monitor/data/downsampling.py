@@ -103,6 +103,12 @@ class Part:
         """The buckets [first, last) as a point, None where they hold no finite value."""
         if last - first == 1:
             count, low, high, total, bad = self.count[first], self.low[first], self.high[first], self.total[first], self.bad[first] > 0
+        elif last - first == 2:  # as it mostly is, and quicker than by slices
+            second = first + 1
+            count, total = self.count[first] + self.count[second], self.total[first] + self.total[second]
+            low = self.low[first] if self.low[first] <= self.low[second] else self.low[second]
+            high = self.high[first] if self.high[first] >= self.high[second] else self.high[second]
+            bad = self.bad[first] > 0 or self.bad[second] > 0
         else:
             count = sum(self.count[first:last])
             low, high, total = min(self.low[first:last]), max(self.high[first:last]), sum(self.total[first:last])

@@ -17,9 +17,10 @@ from toys import MY_ENV
 from operant import runs
 from operant.runs.metrics import Reader
 
-QUICK_STEPS = 40
-# From step 41 on, a tick of 64 lanes takes about half a second of compiled code, in one call.
-SLOW_ENV = MY_ENV.replace("import float32, nan", "import float32, nan, uint32").replace(
+QUICK_STEPS = 240
+# Once the look at a user's file before training is over (operant/worlds/quick_check.py, 200 steps), a tick of 64 lanes takes about half a second of compiled
+# code, in one call.
+SLOW_ENV = MY_ENV.replace("import float32, nan", "import float32, nan, uint32").replace("time_limit=100", "time_limit=1000").replace(
     "    reward = p.bonus\n",
     f"""    reward = p.bonus
     word = uint32(key[0])
@@ -62,8 +63,9 @@ def test_sigterm_within_a_long_iteration_is_shown_at_once_and_saves_at_its_end(t
     kill(pid)
     wait_for(lambda: iterations(path) >= SLOW_FROM)
     with Reader(path / "metrics.mm") as reader:
-        before = reader.status().main_count
-        time.sleep(0.2)  # well inside an iteration
+        before, beats = reader.status().main_count, reader.status().heartbeat_count
+        wait_for(lambda: reader.status().heartbeat_count > beats)  # well inside an iteration, in which the heart beats
+        assert reader.status().main_count == before
         os.kill(pid, signal.SIGTERM)
         began_s = time.monotonic()
         wait_for(lambda: reader.status().state != "running")
