@@ -46,9 +46,7 @@ class DQN:
         self.policy = self.actor = self.make_actor(world.spec, config, net, device, seed=seed)
         self.target = self.make_actor(world.spec, config, net, device, seed=seed)
         self.target.normalizer = self.policy.normalizer
-        self.optimizer = Adam(
-            self.policy.flat.values.data, self.policy.flat.gradient, torch.tensor(config.learning_rate, device=device), config.adam_epsilon
-        )
+        self.optimizer = Adam(self.policy.flat.values.data, self.policy.flat.gradient, torch.tensor(config.learning_rate, device=device), config.adam_epsilon)
 
         # Rollout and replay, and each lane's epsilon.
         self.cycle = Cycle(world, config, seed=seed, acting_noise=self.policy.noise_rows)

@@ -88,8 +88,16 @@ def _fused_learner(parts: Parts) -> fused.Learner | None:
     """The fused kernels over the parts' buffers; None where torch's are to do the work."""
     config, experience, collector = parts.config, parts.experience, parts.collector
     buffers = fused.Buffers(
-        collector.rollout, experience.raw, collector.noise, experience.numbers, experience.final_value, parts.minibatches.order, parts.iteration, parts.skip,
-        parts.learning_rate, parts.stats,
+        collector.rollout,
+        experience.raw,
+        collector.noise,
+        experience.numbers,
+        experience.final_value,
+        parts.minibatches.order,
+        parts.iteration,
+        parts.skip,
+        parts.learning_rate,
+        parts.stats,
     )
     coefficients = fused.Coefficients(
         config.clip, config.value_clip, config.entropy_coefficient, config.value_coefficient, config.max_gradient_norm, config.normalize_advantages,

@@ -47,7 +47,7 @@ class PPOConfig(Section):
     )
     kernel_config: str = Field(
         "",
-        description='tile config of the fused kernels, which affects the last bits; empty: the fastest on this GPU, measured once and kept by the run; '
+        description="tile config of the fused kernels, which affects the last bits; empty: the fastest on this GPU, measured once and kept by the run; "
         '"first": not measured',
     )
     chunks: Count | None = Field(

@@ -42,7 +42,7 @@ class PQNConfig(Section):
     )
     kernel_config: str = Field(
         "",
-        description='tile config of the fused kernels, which affects the last bits; empty: the fastest on this GPU, measured once and kept by the run; '
+        description="tile config of the fused kernels, which affects the last bits; empty: the fastest on this GPU, measured once and kept by the run; "
         '"first": not measured',
     )
 

@@ -11,10 +11,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from operant.algos.sac import discrete, fused, loss
+from operant.algos.sac import discrete, loss
 from operant.algos.sac.parts import Parts as Parts  # the algorithm's, too
 from operant.algos.sac.stats import Terms
 from operant.data import Batch
+from operant.kernels import actor_critic
 from operant.nn import clip_gradient
 
 
@@ -46,7 +47,11 @@ class Backend(Protocol):
 def choose(parts: Parts) -> Backend:
     """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for fused kernels that cannot be."""
     torch_backend = DiscreteBackend(parts) if parts.discrete else TorchBackend(parts)
-    learner = fused.build(parts, torch_backend.totals)
+    task = actor_critic.Task(
+        parts.config, parts.cycle, parts.actor, parts.critic_flat, parts.target_flat, parts.actor_adam, parts.critic_adam,
+        actor_critic.Stochastic(parts.log_temperature, parts.temperature_adam, parts.target_entropy), torch_backend.totals,
+    )  # fmt: skip
+    learner = actor_critic.build(task)
     return torch_backend if learner is None else FusedBackend(torch_backend, learner)
 
 
@@ -158,14 +163,14 @@ class DiscreteBackend(TorchBackend):
 
 
 class FusedBackend(TorchBackend):
-    """A few Triton kernels for all of it: see `operant.algos.sac.fused`."""
+    """A few Triton kernels for all of it: see `operant.kernels.actor_critic`."""
 
     name = "fused"
 
-    def __init__(self, reference: TorchBackend, learner: fused.Learner) -> None:
+    def __init__(self, reference: TorchBackend, learner: actor_critic.Learner) -> None:
         """`reference`: whose totals the learner adds to."""
         super().__init__(reference.parts)
-        self.learner: fused.Learner = learner
+        self.learner: actor_critic.Learner = learner
         self.totals = reference.totals
 
     def prepare(self) -> None:

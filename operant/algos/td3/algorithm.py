@@ -28,7 +28,7 @@ class TD3:
 
     Config = TD3Config
     parts: ClassVar[dict[str, str]] = {
-        "world.step": "environment", "backend.act": "network", "cycle.replay.store": "replay", "cycle.sampler.sample": "replay",
+        "world.step": "environment", "backend.act": "network", "backend.store": "replay", "cycle.sampler.sample": "replay",
         "backend.targets": "targets", "backend.update": "learning",
     }  # fmt: skip
     """What a profile calls the time of which part."""
@@ -101,7 +101,7 @@ class TD3:
     def _train(self) -> None:
         """One iteration; then the normalizer takes it in: during an iteration it stands still."""
         self.backend.prepare()
-        self.cycle.run(self.backend.act, self.backend.update)
+        self.cycle.run(self.backend.act, self.backend.update, self.backend.store)
         self.backend.finish()
         if self._scale.active:
             self._scale.update(self._accrued())

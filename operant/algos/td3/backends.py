@@ -16,6 +16,7 @@ from torch import Tensor
 from operant.algos.td3.config import TD3Config
 from operant.algos.td3.stats import ActorTerms, CriticTerms
 from operant.data import Batch, Cycle
+from operant.kernels import actor_critic
 from operant.nn import Adam, CriticHead, FlatVector, SquashedActor, Towers, clip_gradient, normal
 
 SATURATED = 0.98
@@ -57,6 +58,9 @@ class Backend(Protocol):
     def act(self, t: int) -> None:
         """Raw actions of tick t into the cycle's `action`, and as the environment takes them into the rollout."""
 
+    def store(self, t: int) -> None:
+        """Store tick t in the replay, at the latest with the first update after it."""
+
     def update(self, ticks: int, number: int) -> None:
         """Sample a batch and take one step of the critics, and where it is due of the actor and all targets; none where `skip` is 1."""
 
@@ -65,8 +69,15 @@ class Backend(Protocol):
 
 
 def choose(parts: Parts) -> Backend:
-    """The fastest backend that can be here and that `algo.kernels` allows."""
-    return TorchBackend(parts)
+    """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for fused kernels that cannot be."""
+    torch_backend = TorchBackend(parts)
+    config = parts.config
+    kind = actor_critic.Deterministic(parts.target_actor.flat, parts.exploration, config.target_noise, config.target_noise_clip, config.actor_learns)
+    task = actor_critic.Task(
+        config, parts.cycle, parts.actor, parts.critic_flat, parts.target_flat, parts.actor_adam, parts.critic_adam, kind, torch_backend.totals,
+    )  # fmt: skip
+    learner = actor_critic.build(task)
+    return torch_backend if learner is None else FusedBackend(torch_backend, learner)
 
 
 class TorchBackend:
@@ -76,8 +87,10 @@ class TorchBackend:
 
     def __init__(self, parts: Parts) -> None:
         self.parts, self.config, self.cycle, self.chosen = parts, parts.config, parts.cycle, dict[str, str]()
-        device = parts.actor.device
-        self._critic_totals, self._actor_totals = (torch.zeros(len(terms._fields), device=device) for terms in (CriticTerms, ActorTerms))
+        # Sums over an iteration's updates: of the critics, then of the actor.
+        count = len(CriticTerms._fields)
+        self.totals = torch.zeros(count + len(ActorTerms._fields), device=parts.actor.device)
+        self._critic_totals, self._actor_totals = self.totals[:count], self.totals[count:]
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
         """Of small products one thread computes all."""
@@ -85,8 +98,7 @@ class TorchBackend:
 
     def prepare(self) -> None:
         """Begin an iteration."""
-        self._critic_totals.zero_()
-        self._actor_totals.zero_()
+        self.totals.zero_()
 
     @torch.no_grad()
     def act(self, t: int) -> None:
@@ -101,6 +113,10 @@ class TorchBackend:
         cycle.rollout.action[t] = actor.to_env(action)
 
     # LEARN
+
+    def store(self, t: int) -> None:
+        """Store tick t in the replay."""
+        self.cycle.replay.store(t)
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> Tensor:
@@ -154,3 +170,32 @@ class TorchBackend:
         not_finite = torch.stack([(~torch.isfinite(vector)).sum() for vector in vectors]).sum()
         fill = cycle.replay.fill(0) / cycle.replay.capacity
         parts.stats.copy_(torch.cat([means, fill, (config.updates * (1.0 - cycle.skip))[None], not_finite[None].float()]))
+
+
+class FusedBackend(TorchBackend):
+    """A few Triton kernels for all of it: see `operant.kernels.actor_critic`."""
+
+    name = "fused"
+
+    def __init__(self, reference: TorchBackend, learner: actor_critic.Learner) -> None:
+        """`reference`: whose totals the learner adds to."""
+        super().__init__(reference.parts)
+        self.totals, self._critic_totals, self._actor_totals = reference.totals, reference._critic_totals, reference._actor_totals
+        self.learner: actor_critic.Learner = learner
+
+    def prepare(self) -> None:
+        """Begin an iteration."""
+        super().prepare()
+        self.learner.prepare()
+
+    def act(self, t: int) -> None:
+        """Actions of tick t by the actor with each lane's noise, or uniform ones while `warming` is 1."""
+        self.learner.act(t)
+
+    def store(self, t: int) -> None:
+        """Store tick t in the replay, at the latest with the first update after it."""
+        self.learner.store(t)
+
+    def update(self, ticks: int, number: int) -> None:
+        """Sample, and learn."""
+        self.learner.update(ticks, number)

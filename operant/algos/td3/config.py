@@ -42,8 +42,6 @@ class TD3Config(OffPolicyConfig, CriticConfig):
         found = super().problems(lanes) + self.support_problems()
         if not found and self.updates % self.actor_delay:
             found.append(("actor_delay", f"it should divide the {self.updates} updates of an iteration (change algo.horizon)"))
-        if self.kernels == "fused":
-            found.append(("kernels", 'TD3 has no fused kernels yet (use "auto" or "torch")'))
         return found
 
     @property

@@ -1,4 +1,4 @@
-"""The Triton kernels that run SAC's networks over a batch: `evaluate` and `improve`. They step nothing.
+"""The Triton kernels that run actors and critics over a batch: `evaluate`, `judge` and `improve`. They step nothing.
 
 `evaluate` has a program a tile of samples and a part: each target's value of the next observation, each critic's value and its gradients, and the actor's
 action. A critic has one output, so the gradients of its layers are those of its value, times the error of each sample, which may come later: programs of all
@@ -10,11 +10,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.algos.sac.fused.networks import (
+from operant.kernels.actor_critic.networks import (
+    clipped,
     is_action,
+    load_mean_head,
     load_policy_head,
     load_trunk,
     load_value_head,
+    mean_of,
     normal,
     policy_of,
     run_trunk,
@@ -23,7 +26,7 @@ from operant.algos.sac.fused.networks import (
     value_gradients,
     value_of,
 )
-from operant.algos.sac.fused.steps import count_step
+from operant.kernels.actor_critic.steps import count_step
 from operant.kernels.blocks import activation_gradient, operand, product
 from operant.kernels.replay import store_tick
 
@@ -50,23 +53,34 @@ def _store_layers(layers, row, hidden, gradients, tower, SPEC: tl.constexpr, NET
 
 
 @triton.jit
-def _next_value(batch, actor, target, work, row, tower, SPEC: tl.constexpr):
-    """A target's value of the next observation and an action that the actor draws there, and that action's log-probability."""
+def _next_action(batch, actor, work, critic_update, x, row, SPEC: tl.constexpr):
+    """An action at the next observation, drawn by the actor; or the target actor's, with clipped noise (Fujimoto, van Hoof & Meger 2018). Zero elsewhere."""
     ACTOR: tl.constexpr = SPEC.actor
-    CRITIC: tl.constexpr = SPEC.critic
-    x = _load_tile(batch.next, row, SPEC)
     noise = normal(batch.noise, row, 0, SPEC.batch, is_action(SPEC), SPEC)
     trunk = load_trunk(actor.single, actor.packed, SPEC, ACTOR)
-    policy_head = load_policy_head(actor.single, actor.packed, SPEC, ACTOR)
+    if SPEC.stochastic:
+        policy_head = load_policy_head(actor.single, actor.packed, SPEC, ACTOR)
+        mean, raw = policy_of(run_trunk(x, trunk, SPEC, ACTOR)[-1], policy_head, SPEC)
+        action, log_p, _spread, _slope = squashed(mean, raw, noise, SPEC)
+        tl.store(work.next_log_p + row, log_p)  # each critic's program the same
+    else:
+        mean_head = load_mean_head(actor.single, actor.packed, SPEC, ACTOR)
+        error = clipped(tl.load(critic_update.scalars + 3) * noise, tl.load(critic_update.scalars + 4))
+        action = clipped(mean_of(run_trunk(x, trunk, SPEC, ACTOR)[-1], mean_head, SPEC) + error, 1.0)
+    return tl.where(is_action(SPEC), action, 0.0)
+
+
+@triton.jit
+def _next_value(batch, actor, target, work, critic_update, row, tower, SPEC: tl.constexpr):
+    """A target's value of the next observation and an action there."""
+    CRITIC: tl.constexpr = SPEC.critic
+    x = _load_tile(batch.next, row, SPEC)
     single, packed = target.single + tower * SPEC.critic.single, target.packed + tower * SPEC.critic.packed
-    target_trunk = load_trunk(single, packed, SPEC, CRITIC)
+    trunk = load_trunk(single, packed, SPEC, CRITIC)
     head = load_value_head(single, CRITIC)
-    mean, raw = policy_of(run_trunk(x, trunk, SPEC, ACTOR)[-1], policy_head, SPEC)
-    action, log_p, _spread, _slope = squashed(mean, raw, noise, SPEC)
-    hidden = run_trunk(tl.where(is_action(SPEC), action, x), target_trunk, SPEC, CRITIC)
+    action = _next_action(batch, actor, work, critic_update, x, row, SPEC)
+    hidden = run_trunk(tl.where(is_action(SPEC), action, x), trunk, SPEC, CRITIC)
     tl.store(work.next_value + tower * SPEC.batch + row, value_of(hidden[-1], head))
-    if tower == 0:
-        tl.store(work.next_log_p + row, log_p)
 
 
 @triton.jit
@@ -84,42 +98,52 @@ def _value(batch, critic, work, layers, row, tower, SPEC: tl.constexpr):
 
 @triton.jit
 def _action(batch, actor, work, actor_layers, row, SPEC: tl.constexpr):
-    """An action that the actor draws for each observation of the batch, and what its gradient needs."""
+    """The actor's action for each observation of the batch, and what its gradient needs."""
     ACTOR: tl.constexpr = SPEC.actor
     x = _load_tile(batch.seen, row, SPEC)
-    noise = normal(batch.noise, row, 2 * SPEC.action, SPEC.batch, is_action(SPEC), SPEC)
     trunk = load_trunk(actor.single, actor.packed, SPEC, ACTOR)
-    policy_head = load_policy_head(actor.single, actor.packed, SPEC, ACTOR)
-    hidden = run_trunk(x, trunk, SPEC, ACTOR)
-    mean, raw = policy_of(hidden[-1], policy_head, SPEC)
-    action, log_p, spread, slope = squashed(mean, raw, noise, SPEC)
+    if SPEC.stochastic:
+        noise = normal(batch.noise, row, 2 * SPEC.action, SPEC.batch, is_action(SPEC), SPEC)
+        policy_head = load_policy_head(actor.single, actor.packed, SPEC, ACTOR)
+        hidden = run_trunk(x, trunk, SPEC, ACTOR)
+        mean, raw = policy_of(hidden[-1], policy_head, SPEC)
+        action, log_p, spread, slope = squashed(mean, raw, noise, SPEC)
+        _store_tile(work.spread, row, spread, SPEC)
+        _store_tile(work.slope, row, slope, SPEC)
+        tl.store(work.log_p + row, log_p)
+    else:
+        mean_head = load_mean_head(actor.single, actor.packed, SPEC, ACTOR)
+        hidden = run_trunk(x, trunk, SPEC, ACTOR)
+        action = mean_of(hidden[-1], mean_head, SPEC)
     _store_tile(work.action, row, action, SPEC)
-    _store_tile(work.spread, row, spread, SPEC)
-    _store_tile(work.slope, row, slope, SPEC)
-    tl.store(work.log_p + row, log_p)
     _store_layers(actor_layers, row, hidden, (), 0, SPEC, ACTOR)
 
 
 @triton.jit(do_not_specialize=["numbers"])
 def evaluate(
-    batch, actor, critic, target, work, actor_layers, critic_layers, critic_update, actor_update, temperature, stored, numbers,
-    SPEC: tl.constexpr, DRAW: tl.constexpr, STORE: tl.constexpr, ROWS: tl.constexpr,
+    batch, actor, next_actor, critic, target, work, actor_layers, critic_layers, critic_update, actor_update, temperature, stored, numbers,
+    SPEC: tl.constexpr, DRAW: tl.constexpr, DUE: tl.constexpr, STORE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """All that an update needs of the networks as they are: program 0 is a tile of samples, 1 the part. With STORE a last part stores a tick beside that."""
+    """All that an update needs of the networks as they are: program 0 is a tile of samples, 1 the part. With STORE a last part stores a tick beside that.
+
+    `next_actor`: who acts at the next observations. DUE: the actor learns, too.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     part = tl.program_id(1)
     if part < SPEC.critic.towers:
-        _next_value(batch, actor, target, work, row, part, SPEC)
+        _next_value(batch, next_actor, target, work, critic_update, row, part, SPEC)
     elif part < 2 * SPEC.critic.towers:
         _value(batch, critic, work, critic_layers, row, part - SPEC.critic.towers, SPEC)
     elif part > 2 * SPEC.critic.towers:
         if STORE:
             store_tick(tl.program_id(0), tl.num_programs(0), stored, numbers, DRAW, ROWS)
     else:
-        _action(batch, actor, work, actor_layers, row, SPEC)
+        if DUE:
+            _action(batch, actor, work, actor_layers, row, SPEC)
         if tl.program_id(0) == 0:
             count_step(critic_update)
-            count_step(actor_update)
+            if DUE:
+                count_step(actor_update)
             if SPEC.automatic:
                 count_step(temperature)
 
@@ -144,13 +168,8 @@ def judge(batch, critic, work, SPEC: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def improve(actor, work, actor_layers, temperature, SPEC: tl.constexpr, ROWS: tl.constexpr):
-    """The gradients of the actor's loss, mean of alpha log pi - min Q, in the sums of its layers; a program a tile of samples."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    action = _load_tile(work.action, row, SPEC)
-    spread = _load_tile(work.spread, row, SPEC)
-    slope = _load_tile(work.slope, row, SPEC)
-    alpha = tl.exp(tl.load(temperature.log))
+def _least_slope(work, row, SPEC: tl.constexpr):
+    """The gradient in the action of the critic whose value is the least, (rows, columns)."""
     value = tl.load(work.policy_value + row)
     d_action = _load_tile(work.value_slope, row, SPEC)
     for k in tl.static_range(SPEC.critic.towers - 1):
@@ -158,21 +177,37 @@ def improve(actor, work, actor_layers, temperature, SPEC: tl.constexpr, ROWS: tl
         d_other = _load_tile(work.value_slope + (k + 1) * SPEC.batch * SPEC.columns, row, SPEC)
         d_action = tl.where((other < value)[:, None], d_other, d_action)
         value = tl.minimum(value, other)
+    return d_action
 
-    # d log pi / du = 2 a, and of log std -1.
+
+@triton.jit
+def improve(actor, work, actor_layers, temperature, SPEC: tl.constexpr, ROWS: tl.constexpr):
+    """The gradients of the actor's loss in the sums of its layers; a program a tile of samples.
+
+    The loss is the mean of alpha log pi - min Q; or, of an actor that has means alone, of the first critic's -Q.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    action = _load_tile(work.action, row, SPEC)
     mask = is_action(SPEC)
-    d_mean = tl.where(mask, (alpha * 2.0 * action - d_action * (1.0 - action * action)) / SPEC.batch, 0.0)
-    d_raw = tl.where(mask, (d_mean * spread - alpha / SPEC.batch) * slope, 0.0)
-
-    # Backward through the actor.
     NET: tl.constexpr = SPEC.actor
     H: tl.constexpr = NET.layers[-1]
     place = actor_layers.gradient + H.gradient + row[:, None] * H.rows_pad + tl.arange(0, SPEC.columns)[None, :]
-    d_mean, d_raw = operand(d_mean, SPEC), operand(d_raw, SPEC)
-    tl.store(place, d_mean)
-    tl.store(place + SPEC.columns, d_raw)
     head = actor.packed + H.packed + tl.arange(0, SPEC.columns)[:, None] * H.columns_pad + tl.arange(0, H.columns_pad)[None, :]
-    g = product(d_mean, tl.load(head), SPEC) + product(d_raw, tl.load(head + SPEC.columns * H.columns_pad), SPEC)
+    if SPEC.stochastic:
+        # d log pi / du = 2 a, and of log std -1.
+        alpha = tl.exp(tl.load(temperature.log))
+        slope = _load_tile(work.slope, row, SPEC)
+        d_mean = tl.where(mask, (alpha * 2.0 * action - _least_slope(work, row, SPEC) * (1.0 - action * action)) / SPEC.batch, 0.0)
+        d_raw = operand(tl.where(mask, (d_mean * _load_tile(work.spread, row, SPEC) - alpha / SPEC.batch) * slope, 0.0), SPEC)
+        d_mean = operand(d_mean, SPEC)
+        tl.store(place + SPEC.columns, d_raw)
+        g = product(d_mean, tl.load(head), SPEC) + product(d_raw, tl.load(head + SPEC.columns * H.columns_pad), SPEC)
+    else:
+        d_mean = operand(tl.where(mask, -_load_tile(work.value_slope, row, SPEC) * (1.0 - action * action) / SPEC.batch, 0.0), SPEC)
+        g = product(d_mean, tl.load(head), SPEC)
+    tl.store(place, d_mean)
+
+    # Backward through the actor.
     for k in tl.static_range(len(NET.layers) - 2, -1, -1):
         unit = row[:, None] * NET.layers[k].rows_pad + tl.arange(0, NET.layers[k].rows_pad)[None, :]
         saved = tl.load(actor_layers.hidden + NET.layers[k + 1].source + unit)

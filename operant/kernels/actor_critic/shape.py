@@ -1,4 +1,4 @@
-"""What the fused kernels of SAC are generated from: networks' shapes, where parameters lie, and where packed weights and intermediate results go.
+"""What the kernels of actors and critics are generated from: networks' shapes, where parameters lie, and where packed weights and intermediate results go.
 
 Everything is a plain number, so that a `Shape` may be a constant of a Triton kernel. Knows no Triton.
 """
@@ -6,13 +6,10 @@ Everything is a plain number, so that a `Shape` may be a constant of a Triton ke
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from operant.kernels import padded
-
-if TYPE_CHECKING:
-    from operant.algos.sac.parts import Parts
-    from operant.nn import FlatVector
+from operant.kernels.actor_critic.task import Stochastic, Task
+from operant.nn import FlatVector, SquashedActor
 
 NARROW_BLOCK, WIDE_BLOCK = 16, 32
 """Rows and columns of the block of a weight that one program steps: of a narrow network small ones, which fill the GPU."""
@@ -75,8 +72,9 @@ class Net:
 
 @dataclass(frozen=True)
 class Shape:
-    """SAC's networks on one environment, for a batch."""
+    """An actor and its critics on one environment, for a batch."""
 
+    stochastic: bool  # the actor draws its actions; otherwise it takes its means
     batch: int
     observation: int
     action: int
@@ -129,30 +127,31 @@ def _net(flat: FlatVector, *sizes: int, hidden: tuple[int, ...], batch: int, hea
     return describe_net(towers, inputs, columns, hidden, batch, weights, biases, head, head_pad, packed_head=packed_head)
 
 
-def describe(parts: Parts, precision: str) -> Shape:
-    """The shape of an algorithm's networks in "fp32", "tf32" or "bf16"."""
-    config, actor, batch = parts.config, parts.actor, parts.config.batch_size
+def describe(task: Task, precision: str) -> Shape:
+    """The shape of a task's networks in "fp32", "tf32" or "bf16"."""
+    config, actor, batch = task.config, task.actor, task.config.batch_size
     net, observation, action = actor.net.config, actor.features.columns, actor.env.action_size
-    columns = max(LEAST_COLUMNS, padded(observation + action))
-    policy = _net(actor.flat, 1, observation, columns, hidden=net.hidden, batch=batch, head=2 * action, head_pad=2 * columns, packed_head=True)
+    stochastic, columns = isinstance(task.kind, Stochastic), max(LEAST_COLUMNS, padded(observation + action))
+    heads = 2 if stochastic else 1
+    policy = _net(actor.flat, 1, observation, columns, hidden=net.hidden, batch=batch, head=heads * action, head_pad=heads * columns, packed_head=True)
     critic = _net(
-        parts.critic_flat, config.critics, observation + action, columns, hidden=net.hidden, batch=batch, head=1, head_pad=16, packed_head=False
+        task.critic, config.critics, observation + action, columns, hidden=net.hidden, batch=batch, head=1, head_pad=16, packed_head=False
     )  # fmt: skip
     narrow = max(*net.hidden, columns) <= NARROW
     return Shape(
-        batch, observation, action, columns, net.activation, "ieee" if precision == "fp32" else precision, precision != "fp32", policy, critic,
+        stochastic, batch, observation, action, columns, net.activation, "ieee" if precision == "fp32" else precision, precision != "fp32", policy, critic,
         chunk=min(batch & -batch, MAX_CHUNK if narrow else MAX_CHUNK // 2), deep=MAX_WIDTH if precision == "bf16" else MAX_WIDTH // 4,
-        early=narrow and precision != "fp32",
-        automatic=parts.temperature_adam is not None, squares=padded(critic.towers * critic.programs), normalized=actor.features.normalizer is not None,
+        early=narrow and precision != "fp32", automatic=isinstance(task.kind, Stochastic) and task.kind.adam is not None,
+        squares=padded(critic.towers * critic.programs), normalized=actor.features.normalizer is not None,
     )  # fmt: skip
 
 
-def unsupported_reason(parts: Parts) -> str | None:
+def unsupported_reason(task: Task) -> str | None:
     """Why there are no fused kernels for these networks and this configuration, in a sentence; None where there are."""
-    config, actor = parts.config, parts.actor
+    config, actor = task.config, task.actor
     net, seen, columns = actor.net.config, actor.env.observation, actor.features.columns + actor.env.action_size
     reasons = {
-        "actions are discrete": parts.discrete,
+        "actions are discrete": not isinstance(actor, SquashedActor),
         "the network has layer normalization": net.layer_norm,
         'critics learn distributions (algo.critic = "c51")': config.critic == "c51",
         "rewards are scaled (algo.normalize_returns)": config.scales_rewards,

@@ -1,4 +1,5 @@
-"""Run in a process of its own, with TRITON_INTERPRET=1: SAC's fused kernels on the CPU, one JSON object to standard output. See test_sac_fused.py."""
+"""Run in a process of its own, with TRITON_INTERPRET=1: fused kernels of SAC and TD3 on the CPU, one JSON object to standard
+output. See test_actor_critic_fused.py."""
 
 from __future__ import annotations
 
@@ -8,29 +9,31 @@ import sys
 import torch
 from fused_interpreted import teach
 from test_sac import iterate, sac_on
+from test_td3 import td3_on
 from toys import PUSH
 
 from operant import envs
 from operant.nn import mlp
 
 
-def on(env, kernels, net, algo, seed=1):
-    """SAC on an environment of the tests or of Operant's."""
-    return sac_on(PUSH if env == "push" else envs.find(env), seed=seed, net=mlp.Config(**net), kernels=kernels, **algo)
+def on(name, env, kernels, net, algo, seed=1):
+    """SAC or TD3 on an environment of the tests or of Operant's."""
+    made = {"sac": sac_on, "td3": td3_on}[name]
+    return made(PUSH if env == "push" else envs.find(env), seed=seed, net=mlp.Config(**net), kernels=kernels, **algo)
 
 
-def iteration_case(env, net, algo, iterations=3):
+def iteration_case(name, env, net, algo, iterations=3):
     """The largest difference of each tensor of the state, as a share of its largest number, between the two backends after whole iterations; and of stats."""
-    ours, theirs = (iterate(on(env, kernels, net, algo), iterations) for kernels in ("fused", "torch"))
+    ours, theirs = (iterate(on(name, env, kernels, net, algo), iterations) for kernels in ("fused", "torch"))
     assert (ours.backend.name, theirs.backend.name) == ("fused", "torch")
     found, wanted = ({**algorithm.state("all"), "stats": algorithm.stats} for algorithm in (ours, theirs))
     assert float(wanted["stats"][-2]) > 0  # updates were made
-    return {name: float((found[name].double() - want.double()).abs().max() / want.double().abs().max().clamp_min(1e-9)) for name, want in wanted.items()}
+    return {part: float((found[part].double() - want.double()).abs().max() / want.double().abs().max().clamp_min(1e-9)) for part, want in wanted.items()}
 
 
-def bits_case(env, net, algo):
+def bits_case(name, env, net, algo):
     """Whether two runs of one seed end with the same bytes, and one of another seed does not."""
-    ends = [iterate(on(env, "fused", net, algo, seed), 2).state("policy")["policy/parameters"].numpy().tobytes() for seed in (1, 1, 2)]
+    ends = [iterate(on(name, env, "fused", net, algo, seed), 2).state("policy")["policy/parameters"].numpy().tobytes() for seed in (1, 1, 2)]
     return [ends[0] == ends[1], ends[0] == ends[2]]
 
 

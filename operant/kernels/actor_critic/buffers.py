@@ -1,4 +1,4 @@
-"""The groups of buffers that SAC's kernels take: named tuples of tensors here, of pointers inside a kernel. Know no Triton.
+"""The groups of buffers that the kernels of actors and critics take: named tuples of tensors here, of pointers inside a kernel. Know no Triton.
 
 A batch is `operant.kernels.replay.Sampled`. Shape letters: B its samples, C columns that first layers read (observation, action, zeros), G towers, H units of a
 layer.
@@ -17,12 +17,11 @@ class Pack(NamedTuple):
 
 
 class Flat(NamedTuple):
-    """A flat vector of parameters, what Adam keeps of each, and their gradient, which is written only where it is asked for."""
+    """A flat vector of parameters, and what Adam keeps of each."""
 
     parameters: Any
     first: Any
     second: Any
-    gradient: Any
 
 
 class Layers(NamedTuple):
@@ -53,11 +52,11 @@ class Update(NamedTuple):
     corrections: Any  # (2), written
     skip: Any  # one float: 1 leaves the step out
     learning_rate: Any  # one float
-    scalars: Any  # epsilon, tau, target entropy
+    scalars: Any  # epsilon, tau, target entropy, standard deviation of target smoothing and its limit
 
 
 class Temperature(NamedTuple):
-    """The temperature, its Adam, and what an iteration's updates say of themselves."""
+    """The temperature and its Adam, which a stochastic actor has; and what an iteration's updates say of themselves."""
 
     log: Any  # (1)
     first: Any  # (1)
@@ -66,4 +65,4 @@ class Temperature(NamedTuple):
     corrections: Any  # (2), written
     skip: Any
     squares: Any  # (G, programs) sums of squares of the critics' gradient, written
-    totals: Any  # sums over updates, in the order of `Terms`
+    totals: Any  # sums over updates, in the order of the algorithm's terms

@@ -1,6 +1,6 @@
-"""The fast path: SAC's acting and learning as a few Triton kernels, in place of torch's many.
+"""An actor-critic's acting and learning as a few Triton kernels, in place of torch's many: SAC's and TD3's. Knows no algorithm's cycle of ticks and updates.
 
-`backends.TorchBackend` is the specification that this is checked against: the same transitions, the same noise, and no sum of floats whose order could change.
+An algorithm's torch path is the specification that this is checked against: the same transitions, the same noise, no sum of floats whose order could change.
 `shape` says what kernels are generated from; `learner` launches; `acting`, `gradients` and `steps` are the kernels, over the functions of `networks`. What
 imports Triton is imported only where it is used, so that a run without it does not wait for it.
 """
@@ -14,33 +14,30 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from operant.algos.sac.fused import shape
 from operant.errors import ConfigError
+from operant.kernels.actor_critic import shape
+from operant.kernels.actor_critic.task import Deterministic, Stochastic, Task
 
 if TYPE_CHECKING:
-    from operant.algos.sac.fused.learner import Learner
-    from operant.algos.sac.parts import Parts
+    from operant.kernels.actor_critic.learner import Learner
 
-__all__ = ["Learner", "build"]
+__all__ = ["Deterministic", "Learner", "Stochastic", "Task", "build"]
 
-log = logging.getLogger("operant.algos.sac.fused")
+log = logging.getLogger("operant.kernels.actor_critic")
 
 
-def build(parts: Parts, totals: torch.Tensor) -> Learner | None:
-    """The fused kernels over an algorithm's parts, or None where torch is to do the work. Raises ConfigError where `algo.kernels` asks for what cannot be.
-
-    `totals`: sums over an iteration's updates, in the order of `Terms`, to which the kernels add.
-    """
-    kernels, on_gpu = parts.config.kernels, parts.actor.device.type == "cuda"
+def build(task: Task) -> Learner | None:
+    """The fused kernels of a task, or None where torch is to do the work. Raises ConfigError where `algo.kernels` asks for what cannot be."""
+    kernels, precision, on_gpu = task.config.kernels, task.config.precision, task.actor.device.type == "cuda"
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
         return None
-    reason = shape.unsupported_reason(parts) or _unsupported_here(parts)
-    if kernels == "auto" and parts.config.precision == "fp32":
+    reason = shape.unsupported_reason(task) or _unsupported_here(task)
+    if kernels == "auto" and precision == "fp32":
         reason = reason or "in fp32 torch's products are faster"
     if reason is None:
-        from operant.algos.sac.fused.learner import Learner
+        from operant.kernels.actor_critic.learner import Learner
 
-        learner = Learner(shape.describe(parts, parts.config.precision if on_gpu else "fp32"), parts, totals)
+        learner = Learner(shape.describe(task, precision if on_gpu else "fp32"), task)
         if not on_gpu or (reason := learner.unsupported_reason()) is None:
             log.info("kernels: fused, %s", learner.shape.precision)
             return learner
@@ -50,9 +47,9 @@ def build(parts: Parts, totals: torch.Tensor) -> Learner | None:
     return None
 
 
-def _unsupported_here(parts: Parts) -> str | None:
+def _unsupported_here(task: Task) -> str | None:
     """Why this machine has no fused kernels, in a sentence; None where it does."""
-    device, precision = parts.actor.device, parts.config.precision
+    device, precision = task.actor.device, task.config.precision
     if find_spec("triton") is None:
         return "Triton is not installed"
     if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""The Triton kernels that step SAC's networks: each program one block of one weight, from the samples to Adam, the target and the packed copies.
+"""The Triton kernels that step actors and critics: each program one block of one weight, from the samples to Adam, the target and the packed copies.
 
 Sums over the batch go in one order, inside one program, so that the same batch always makes the same bits. Knows no network's forward pass.
 """
@@ -11,14 +11,18 @@ import triton.language as tl
 from operant.kernels.blocks import add_product, compensated, operand, round_to_tf32, weight_operand
 from operant.kernels.reduce import LOG_BETA_1, LOG_BETA_2
 
+SATURATED = tl.constexpr(0.98)
+"""An action beyond this share of its bounds counts as one at them."""
+
 
 @triton.jit
 def errors(batch, work, row, tower, alpha, SPEC: tl.constexpr):
-    """Q - y of each sample, (rows); y = r + discount (min of the targets' values - alpha log pi)."""
+    """Q - y of each sample, (rows); y = r + discount (min of the targets' values - alpha log pi, the latter of a stochastic actor)."""
     value = tl.load(work.next_value + row)
     for k in tl.static_range(SPEC.critic.towers - 1):
         value = tl.minimum(value, tl.load(work.next_value + (k + 1) * SPEC.batch + row))
-    value -= alpha * tl.load(work.next_log_p + row)
+    if SPEC.stochastic:
+        value -= alpha * tl.load(work.next_log_p + row)
     y = tl.load(batch.reward + row) + tl.load(batch.discount + row) * value
     return tl.load(work.value + tower * SPEC.batch + row) - y
 
@@ -65,7 +69,7 @@ def _row_of(row, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, POLICY
 @triton.jit
 def _step_block(
     program, tower, batch, work, own, flat, target, pack, target_pack, temperature, scalars, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr,
-    POLICY: tl.constexpr, STEP: tl.constexpr,
+    POLICY: tl.constexpr, TARGET: tl.constexpr,
 ):  # fmt: skip
     """One block of one weight: its gradient, and its step."""
     LAYER: tl.constexpr = NET.layers[AT]
@@ -77,15 +81,15 @@ def _step_block(
     mask = real[:, None] & (column < LAYER.columns)[None, :]
     bias_place = LAYER.bias + tower * LAYER.rows + own_row
     bias_mask = real & (program % ACROSS == 0)
-    old = _load_old(place, mask, flat, target, not POLICY)
-    old_bias = _load_old(bias_place, bias_mask, flat, target, not POLICY)
+    old = _load_old(place, mask, flat, target, TARGET)
+    old_bias = _load_old(bias_place, bias_mask, flat, target, TARGET)
 
     # The gradient, dW = g^T h and db = g^T 1.
     ROWS: tl.constexpr = LAYER.block_rows
     COLUMNS: tl.constexpr = LAYER.block_columns
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     bias = tl.zeros((ROWS,), tl.float32)
-    alpha = tl.exp(tl.load(temperature.log))
+    alpha = tl.exp(tl.load(temperature.log)) if SPEC.stochastic else 0.0
     for chunk in range(SPEC.batch // SPEC.chunk):
         sample = chunk * SPEC.chunk + tl.arange(0, SPEC.chunk)
         at = tower * SPEC.batch + sample
@@ -100,16 +104,12 @@ def _step_block(
         bias += tl.sum(g.to(tl.float32), axis=0)
     total = compensated(total, 2, SPEC)
 
-    if STEP:
-        x, t = _adam(place, mask, total, flat, target, scalars, old, not POLICY)
-        b, tb = _adam(bias_place, bias_mask, bias, flat, target, scalars, old_bias, not POLICY)
-        packed = LAYER.packed + row[:, None] * LAYER.columns_pad + column[None, :]
-        _store_packed(pack, tower, packed, mask, x, LAYER.packed_bias + row, bias_mask, b, SPEC, NET, AT, POLICY)
-        if not POLICY:
-            _store_packed(target_pack, tower, packed, mask, t, LAYER.packed_bias + row, bias_mask, tb, SPEC, NET, AT, POLICY)
-    else:
-        tl.store(flat.gradient + place, total, mask=mask)
-        tl.store(flat.gradient + bias_place, bias, mask=bias_mask)
+    x, t = _adam(place, mask, total, flat, target, scalars, old, TARGET)
+    b, tb = _adam(bias_place, bias_mask, bias, flat, target, scalars, old_bias, TARGET)
+    packed = LAYER.packed + row[:, None] * LAYER.columns_pad + column[None, :]
+    _store_packed(pack, tower, packed, mask, x, LAYER.packed_bias + row, bias_mask, b, SPEC, NET, AT, POLICY)
+    if TARGET:
+        _store_packed(target_pack, tower, packed, mask, t, LAYER.packed_bias + row, bias_mask, tb, SPEC, NET, AT, POLICY)
     if not POLICY:
         squares = tl.sum(tl.sum(total * total, axis=1) + tl.where(bias_mask, bias * bias, 0.0), axis=0)
         tl.store(temperature.squares + tower * NET.programs + LAYER.program + program, squares)
@@ -134,9 +134,12 @@ def _store_packed(
 @triton.jit
 def step(
     batch, work, own, flat, target, pack, target_pack, temperature, update,
-    SPEC: tl.constexpr, NET: tl.constexpr, POLICY: tl.constexpr, STEP: tl.constexpr,
+    SPEC: tl.constexpr, NET: tl.constexpr, POLICY: tl.constexpr, TARGET: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one network's loss in all its parameters and, with STEP, Adam's step down it: program 0 is a block of a weight, 1 the tower."""
+    """The gradient of one network's loss in all its parameters and Adam's step down it: program 0 is a block of a weight, 1 the tower.
+
+    With TARGET the network's target follows. A stochastic actor's launch has one program more, for the temperature.
+    """
     program, tower = tl.program_id(0), tl.program_id(1)
     scalars = (
         tl.load(update.skip), tl.load(update.learning_rate), tl.load(update.corrections), tl.load(update.corrections + 1),
@@ -146,16 +149,11 @@ def step(
         if (program >= NET.layers[k].program) & (program < NET.layers[k].program + NET.layers[k].programs):
             _step_block(
                 program - NET.layers[k].program, tower, batch, work, own, flat, target, pack, target_pack, temperature, scalars, SPEC, NET, k,
-                POLICY, STEP,
+                POLICY, TARGET,
             )  # fmt: skip
-    if POLICY and STEP and program == NET.programs:
+    FINISH: tl.constexpr = SPEC.stochastic and POLICY
+    if FINISH and program == NET.programs:
         _finish(batch, work, temperature, update, scalars, SPEC)
-
-
-@triton.jit
-def _mean(total, COUNT: tl.constexpr):
-    """The mean of as many numbers."""
-    return tl.sum(total, axis=0) / COUNT
 
 
 @triton.jit
@@ -168,34 +166,46 @@ def least_value(work, row, SPEC: tl.constexpr):
 
 
 @triton.jit
+def _critic_terms(batch, work, temperature, alpha, SPEC: tl.constexpr):
+    """The critics' loss, their mean value, the mean of |Q - y|, and the norm of their gradient."""
+    CHUNK: tl.constexpr = SPEC.chunk
+    TOWERS: tl.constexpr = SPEC.critic.towers
+    SQUARES: tl.constexpr = SPEC.squares
+    squared = tl.zeros((CHUNK,), tl.float32)
+    absolute, value = squared, squared
+    for chunk in range(SPEC.batch // SPEC.chunk):
+        row = chunk * CHUNK + tl.arange(0, CHUNK)
+        for tower in tl.static_range(TOWERS):
+            error = errors(batch, work, row, tower, alpha, SPEC)
+            squared += error * error
+            absolute += tl.abs(error)
+            value += tl.load(work.value + tower * SPEC.batch + row)
+    place = tl.arange(0, SQUARES)
+    norm = tl.sqrt(tl.sum(tl.load(temperature.squares + place, mask=place < SPEC.critic.towers * SPEC.critic.programs, other=0.0), axis=0))
+    both = SPEC.critic.towers * SPEC.batch
+    return tl.sum(squared, axis=0) / SPEC.batch, tl.sum(value, axis=0) / both, tl.sum(absolute, axis=0) / both, norm
+
+
+@triton.jit
 def _finish(batch, work, temperature, update, scalars, SPEC: tl.constexpr):
     """What an update says of itself, added to the iteration's totals; then the step of the temperature: down -log alpha (mean log pi + target entropy)."""
     CHUNK: tl.constexpr = SPEC.chunk
-    squared = tl.zeros((CHUNK,), tl.float32)
-    absolute, value, entropy, loss = squared, squared, squared, squared
-    TOWERS: tl.constexpr = SPEC.critic.towers
+    entropy = tl.zeros((CHUNK,), tl.float32)
+    loss = entropy
     alpha = tl.exp(tl.load(temperature.log))
     for chunk in range(SPEC.batch // SPEC.chunk):
         row = chunk * CHUNK + tl.arange(0, CHUNK)
         log_p = tl.load(work.log_p + row)
         entropy -= log_p
         loss += alpha * log_p - least_value(work, row, SPEC)
-        for tower in tl.static_range(TOWERS):
-            error = errors(batch, work, row, tower, alpha, SPEC)
-            squared += error * error
-            absolute += tl.abs(error)
-            value += tl.load(work.value + tower * SPEC.batch + row)
-    SQUARES: tl.constexpr = SPEC.squares
-    place = tl.arange(0, SQUARES)
-    norm = tl.sqrt(tl.sum(tl.load(temperature.squares + place, mask=place < SPEC.critic.towers * SPEC.critic.programs, other=0.0), axis=0))
-    mean_entropy = _mean(entropy, SPEC.batch)
+    mean_entropy = tl.sum(entropy, axis=0) / SPEC.batch
+    critic_loss, q_mean, td_error, norm = _critic_terms(batch, work, temperature, alpha, SPEC)
     skipped, rate, correction, root, epsilon, _tau = scalars
     counts = tl.where(skipped < 0.5, 1.0, 0.0)
-    both = SPEC.critic.towers * SPEC.batch
-    _add(temperature.totals, _mean(squared, SPEC.batch), counts)
-    _add(temperature.totals + 1, _mean(loss, SPEC.batch), counts)
-    _add(temperature.totals + 2, tl.sum(value, axis=0) / both, counts)
-    _add(temperature.totals + 3, tl.sum(absolute, axis=0) / both, counts)
+    _add(temperature.totals, critic_loss, counts)
+    _add(temperature.totals + 1, tl.sum(loss, axis=0) / SPEC.batch, counts)
+    _add(temperature.totals + 2, q_mean, counts)
+    _add(temperature.totals + 3, td_error, counts)
     _add(temperature.totals + 4, mean_entropy, counts)
     _add(temperature.totals + 5, norm, counts)
 
@@ -208,6 +218,29 @@ def _finish(batch, work, temperature, update, scalars, SPEC: tl.constexpr):
         tl.store(temperature.first, m, mask=write)
         tl.store(temperature.second, v, mask=write)
         tl.store(temperature.log, x, mask=write)
+
+
+@triton.jit
+def account(batch, work, temperature, SPEC: tl.constexpr, DUE: tl.constexpr):
+    """What an update with an actor that has means alone says of itself, added to the iteration's totals; one program. DUE: the actor learned, too."""
+    critic_loss, q_mean, td_error, norm = _critic_terms(batch, work, temperature, 0.0, SPEC)
+    counts = tl.where(tl.load(temperature.skip) < 0.5, 1.0, 0.0)
+    _add(temperature.totals, critic_loss, counts)
+    _add(temperature.totals + 1, q_mean, counts)
+    _add(temperature.totals + 2, td_error, counts)
+    _add(temperature.totals + 3, norm, counts)
+    if DUE:
+        CHUNK: tl.constexpr = SPEC.chunk
+        loss = tl.zeros((CHUNK,), tl.float32)
+        saturated = loss
+        column = tl.arange(0, SPEC.columns)
+        for chunk in range(SPEC.batch // SPEC.chunk):
+            row = chunk * CHUNK + tl.arange(0, CHUNK)
+            loss -= tl.load(work.policy_value + row)
+            action = tl.load(work.action + row[:, None] * SPEC.columns + column[None, :])
+            saturated += tl.sum(tl.where(tl.abs(action) > SATURATED, 1.0, 0.0), axis=1)
+        _add(temperature.totals + 4, tl.sum(loss, axis=0) / SPEC.batch, counts)
+        _add(temperature.totals + 5, tl.sum(saturated, axis=0) / (SPEC.batch * SPEC.action), counts)
 
 
 @triton.jit

@@ -1,26 +1,24 @@
-"""SAC's acting and learning as launches of fused kernels, over the buffers that the algorithm owns. Knows what is launched when, not how a network runs.
+"""An actor-critic's acting and learning as launches of fused kernels, over the buffers that an algorithm owns. Knows what is launched when, not how it runs.
 
 Nothing here allocates or reads back once it is made, so that a CUDA graph can hold it. Kernels compile at their first launch, which must be before a capture.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from operant.algos.sac.fused.acting import Acting, act
-from operant.algos.sac.fused.buffers import Flat, Layers, Pack, Temperature, Update, Work
-from operant.algos.sac.fused.gradients import evaluate, improve, judge
-from operant.algos.sac.fused.shape import TILE, Net, Shape
-from operant.algos.sac.fused.steps import pack_network, step
+from operant.kernels.actor_critic.acting import Acting, act
+from operant.kernels.actor_critic.buffers import Flat, Layers, Pack, Temperature, Update, Work
+from operant.kernels.actor_critic.gradients import evaluate, improve, judge
+from operant.kernels.actor_critic.shape import TILE, Net, Shape
+from operant.kernels.actor_critic.steps import account, pack_network, step
+from operant.kernels.actor_critic.task import Stochastic, Task
 from operant.kernels.replay import Draw, Numbers, Sampled, Stored, Ticked, sample, store
-from operant.nn import Adam
-
-if TYPE_CHECKING:
-    from operant.algos.sac.parts import Parts
+from operant.nn import Adam, SquashedActor
 
 WARPS, STEP_WARPS, SAMPLE_WARPS = 8, 4, 2
 """Of a program that runs networks, of one that steps a block of weights, and of one that samples, as measured on an H200."""
@@ -32,19 +30,23 @@ FEW_LANES, MANY_LANES_TILE = 4096, 64
 class Learner:
     """One algorithm's fused kernels."""
 
-    def __init__(self, shape: Shape, parts: Parts, totals: Tensor) -> None:
-        """`totals`: sums over an iteration's updates, in the order of `Terms`, to which the kernels add."""
-        self.shape, self.parts, self.cycle = shape, parts, parts.cycle
+    def __init__(self, shape: Shape, task: Task) -> None:
+        self.shape, self.task, self.cycle = shape, task, task.cycle
         self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
-        self._device = parts.actor.device
-        self._lanes = parts.cycle.world.count
+        self._device = task.actor.device
+        self._lanes = task.cycle.world.count
         B, C, G = shape.batch, shape.columns, shape.critic.towers
 
         # Parameters, their packed copies, and what they learn from.
-        self._actor = _flat(parts.actor_adam, parts.actor.flat.values.data, parts.actor.flat.gradient)
-        self._critic = _flat(parts.critic_adam, parts.critic_flat.values.data, parts.critic_flat.gradient)
-        self._target = self._critic._replace(parameters=parts.target_flat.values.data)
+        stochastic = task.kind if isinstance(task.kind, Stochastic) else None
+        deterministic = None if isinstance(task.kind, Stochastic) else task.kind
+        self._actor = _flat(task.actor_adam, task.actor.flat.values.data)
+        self._critic = _flat(task.critic_adam, task.critic.values.data)
+        self._target = self._critic._replace(parameters=task.target.values.data)
         self._actor_pack, self._critic_pack, self._target_pack = (self._pack(net) for net in (shape.actor, shape.critic, shape.critic))
+        # Who acts at the next observations: the actor, or where it takes its means a target of it.
+        self._next_actor = self._actor if deterministic is None else self._actor._replace(parameters=deterministic.target.values.data)
+        self._next_pack = self._actor_pack if deterministic is None else self._pack(shape.actor)
         self._actor_layers, self._critic_layers = self._layers(shape.actor), self._layers(shape.critic)
         # A critic's output is its value, so the gradient in it is one.
         head = shape.critic.layers[-1]
@@ -52,24 +54,30 @@ class Learner:
         self._work = Work(*(self._zeros(*size) for size in ((G, B), (B,), (G, B), (G, B), (G, B, C), (B, C), (B, C), (B, C), (B,))))
 
         # What the steps ask for.
-        config, skip = parts.config, parts.cycle.skip
-        scalars = torch.tensor([config.adam_epsilon, config.tau, parts.target_entropy], device=self._device)
-        self._updates = tuple(
-            Update(adam.tensors()["step"], self._zeros(2), skip, adam.learning_rate, scalars) for adam in (parts.actor_adam, parts.critic_adam)
-        )
-        unused = self._zeros(1)
-        own = parts.temperature_adam.tensors() if parts.temperature_adam is not None else {name: unused for name in ("step", "exp_avg", "exp_avg_sq")}
+        config, skip, unused = task.config, task.cycle.skip, self._zeros(1)
+        entropy = 0.0 if stochastic is None else stochastic.target_entropy
+        numbers = (entropy, 0.0, 0.0) if deterministic is None else (entropy, deterministic.noise, deterministic.noise_clip)
+        scalars = torch.tensor([config.adam_epsilon, config.tau, *numbers], device=self._device)
+        self._updates = tuple(Update(adam.tensors()["step"], self._zeros(2), skip, adam.learning_rate, scalars) for adam in (task.actor_adam, task.critic_adam))
+        own = dict.fromkeys(("step", "exp_avg", "exp_avg_sq"), unused)
+        if stochastic is not None and stochastic.adam is not None:
+            own = stochastic.adam.tensors()
+        log_temperature = unused if stochastic is None else stochastic.log_temperature
         self._temperature = Temperature(
-            parts.log_temperature, own["exp_avg"], own["exp_avg_sq"], own["step"], self._zeros(2), skip, self._zeros(shape.squares), totals,
+            log_temperature, own["exp_avg"], own["exp_avg_sq"], own["step"], self._zeros(2), skip, self._zeros(shape.squares), task.totals,
         )  # fmt: skip
+        self._exploration = unused if deterministic is None else deterministic.exploration
+        self._learns = (lambda number: True) if deterministic is None else deterministic.learns
 
         # Acting and the replay.
-        actor, cycle = parts.squashed, parts.cycle
+        actor, cycle = task.actor, task.cycle
+        assert isinstance(actor, SquashedActor)
         self._normalizer = self._zeros(2, shape.observation)
-        self._batch = Sampled(self._zeros(B, C), self._zeros(B, C), self._zeros(B), self._zeros(B), self._zeros(4 * shape.action, B))
+        self._batch = Sampled(self._zeros(B, C), self._zeros(B, C), self._zeros(B), self._zeros(B), self._zeros(len(cycle.replay.batch.noise), B))
         self._stored, self._draw = self._replay()
         self._acting = Acting(
-            cycle.rollout.observation, self._normalizer, cycle.collector.noise, cycle.warming, actor.centre, actor.reach, cycle.action, cycle.rollout.action,
+            cycle.rollout.observation, self._normalizer, cycle.collector.noise, self._exploration, cycle.warming, actor.centre, actor.reach,
+            cycle.action, cycle.rollout.action,
         )  # fmt: skip
         self._made: tuple[int, int] | None = None  # ticks and number of the update whose batch has been made
         self._put_off: int | None = None  # the tick that the next update stores
@@ -85,7 +93,7 @@ class Learner:
             self._normalizer, ticked,
         )  # fmt: skip
         return stored, Draw(
-            shape.batch, replay.shards, replay.n_step, 4 * shape.action, ends, shape.observation, ring.observation.shape[2], shape.action, shape.columns,
+            shape.batch, replay.shards, replay.n_step, len(replay.batch.noise), ends, shape.observation, ring.observation.shape[2], shape.action, shape.columns,
             shape.normalized,
         )  # fmt: skip
 
@@ -130,12 +138,13 @@ class Learner:
 
     def prepare(self) -> None:
         """Take parameters and normalizer as they are, for an iteration."""
-        shape, normalizer = self.shape, self.parts.actor.features.normalizer
+        shape, normalizer = self.shape, self.task.actor.features.normalizer
         if normalizer is not None:
             torch.cat([normalizer.mean.t(), normalizer.inv_std.t()], out=self._normalizer)
-        for flat, pack, net in (
-            (self._actor, self._actor_pack, shape.actor), (self._critic, self._critic_pack, shape.critic), (self._target, self._target_pack, shape.critic),
-        ):  # fmt: skip
+        packs = [(self._actor, self._actor_pack, shape.actor), (self._critic, self._critic_pack, shape.critic), (self._target, self._target_pack, shape.critic)]
+        if not shape.stochastic:
+            packs.append((self._next_actor, self._next_pack, shape.actor))
+        for flat, pack, net in packs:
             self._launch(pack_network, (net.programs, net.towers), flat, pack, SPEC=shape, NET=net, POLICY=net is shape.actor, num_warps=STEP_WARPS)
 
     def act(self, t: int) -> None:
@@ -164,11 +173,15 @@ class Learner:
         if self._made != (ticks, number):
             self.sample(ticks, number)
         self._made = None
-        self.evaluate()
-        self.step_critics()
-        self.judge()
-        self.improve()
-        self.step_actor()
+        due = self._learns(number)
+        self.evaluate(due=due)
+        self.step_critics(follow=due)
+        if due:
+            self.judge()
+            self.improve()
+            self.step_actor()
+        if not self.shape.stochastic:
+            self._launch(account, (1,), self._batch, self._work, self._temperature, SPEC=self.shape, DUE=due, num_warps=STEP_WARPS)
 
     def sample(self, ticks: int, number: int) -> None:
         """The batch of update `number` of the iteration."""
@@ -179,29 +192,29 @@ class Learner:
         replay = self.cycle.replay
         return Numbers(ticks, number, self._lanes, replay.ticks_stored, len(replay.ring.final), replay.ring.window, float(replay.gamma))
 
-    def evaluate(self) -> None:
-        """All that the update needs of the networks as they are; counts the steps of all optimizers, and stores the tick that was put off."""
+    def evaluate(self, *, due: bool = True) -> None:
+        """All that the update needs of the networks as they are; counts steps, and stores the tick that was put off. `due`: the actor learns, too."""
         shape, (actor, critic), late = self.shape, self._updates, self._put_off
         self._put_off = None
         self._launch(
             evaluate, (shape.batch // TILE, 2 * shape.critic.towers + (1 if late is None else 2)),
-            self._batch, self._actor_pack, self._critic_pack, self._target_pack, self._work, self._actor_layers, self._critic_layers, critic, actor,
-            self._temperature, self._stored, self._numbers((late or 0) + 1, 0), SPEC=shape, DRAW=self._draw, STORE=late is not None, ROWS=TILE,
-            num_warps=WARPS,
+            self._batch, self._actor_pack, self._next_pack, self._critic_pack, self._target_pack, self._work, self._actor_layers, self._critic_layers,
+            critic, actor, self._temperature, self._stored, self._numbers((late or 0) + 1, 0),
+            SPEC=shape, DRAW=self._draw, DUE=due, STORE=late is not None, ROWS=TILE, num_warps=WARPS,
         )  # fmt: skip
 
-    def step_critics(self, *, step_too: bool = True) -> None:
-        """The critics' gradient, their step, and their targets' after it; or the gradient alone."""
+    def step_critics(self, *, follow: bool = True) -> None:
+        """The critics' gradient and step; with `follow` their targets' after it."""
         shape, net = self.shape, self.shape.critic
         self._launch(
             step, (net.programs, net.towers),
             self._batch, self._work, self._critic_layers, self._critic, self._target, self._critic_pack, self._target_pack, self._temperature,
-            self._updates[1], SPEC=shape, NET=net, POLICY=False, STEP=step_too, num_warps=STEP_WARPS,
+            self._updates[1], SPEC=shape, NET=net, POLICY=False, TARGET=follow, num_warps=STEP_WARPS,
         )  # fmt: skip
 
     def judge(self) -> None:
-        """What each critic says of the actor's actions."""
-        grid = (self.shape.batch // TILE, self.shape.critic.towers)
+        """What the critics say of the actor's actions; only the first of them, where the actor takes its means."""
+        grid = (self.shape.batch // TILE, self.shape.critic.towers if self.shape.stochastic else 1)
         self._launch(judge, grid, self._batch, self._critic_pack, self._work, SPEC=self.shape, ROWS=TILE, num_warps=WARPS)
 
     def improve(self) -> None:
@@ -209,16 +222,16 @@ class Learner:
         arguments = self._actor_pack, self._work, self._actor_layers, self._temperature
         self._launch(improve, (self.shape.batch // TILE,), *arguments, SPEC=self.shape, ROWS=TILE, num_warps=WARPS)
 
-    def step_actor(self, *, step_too: bool = True) -> None:
-        """The actor's gradient, its step, the temperature's, and the update's numbers; or the gradient alone."""
+    def step_actor(self) -> None:
+        """The actor's gradient and step; then the temperature's and the update's numbers, or the target actor's."""
         shape, net = self.shape, self.shape.actor
         self._launch(
-            step, (net.programs + 1, 1),
-            self._batch, self._work, self._actor_layers, self._actor, self._actor, self._actor_pack, self._actor_pack, self._temperature, self._updates[0],
-            SPEC=shape, NET=net, POLICY=True, STEP=step_too, num_warps=STEP_WARPS,
+            step, (net.programs + (1 if shape.stochastic else 0), 1),
+            self._batch, self._work, self._actor_layers, self._actor, self._next_actor, self._actor_pack, self._next_pack, self._temperature,
+            self._updates[0], SPEC=shape, NET=net, POLICY=True, TARGET=not shape.stochastic, num_warps=STEP_WARPS,
         )  # fmt: skip
 
 
-def _flat(adam: Adam, parameters: Tensor, gradient: Tensor) -> Flat:
+def _flat(adam: Adam, parameters: Tensor) -> Flat:
     state = adam.tensors()
-    return Flat(parameters, state["exp_avg"], state["exp_avg_sq"], gradient)
+    return Flat(parameters, state["exp_avg"], state["exp_avg_sq"])

@@ -1,4 +1,4 @@
-"""Triton functions of SAC's networks: forward, the gradient of a value in its inputs, the squashed Gaussian. They read packed weights and know no batch.
+"""Triton functions of actors and critics: forward, the gradient of a value in its inputs, the squashed Gaussian. They read packed weights and know no batch.
 
 Tiles are sample-major, (rows, features). Critics read observation and action side by side, so an actor's outputs stand in the action's columns of that tile:
 nothing has to be moved from one column to another.
@@ -184,6 +184,27 @@ def policy_of(h, head, SPEC: tl.constexpr):
     mean, raw, mean_bias, raw_bias = head
     x = operand(h, SPEC)
     return product(x, mean, SPEC) + mean_bias[None, :], product(x, raw, SPEC) + raw_bias[None, :]
+
+
+@triton.jit
+def load_mean_head(single, packed, SPEC: tl.constexpr, NET: tl.constexpr):
+    """The last weight of an actor that has means alone, (H, columns), and its bias."""
+    L: tl.constexpr = NET.layers[-1]
+    column, unit = tl.arange(0, SPEC.columns), tl.arange(0, L.columns_pad)
+    return tl.load(packed + L.packed + column[None, :] * L.columns_pad + unit[:, None]), tl.load(single + L.packed_bias + column)
+
+
+@triton.jit
+def mean_of(h, head, SPEC: tl.constexpr):
+    """The actions that an actor with means alone takes, (rows, columns); zero outside the action's columns."""
+    weight, bias = head
+    return tl.where(is_action(SPEC), tanh(product(operand(h, SPEC), weight, SPEC) + bias[None, :], False), 0.0)
+
+
+@triton.jit
+def clipped(x, limit):
+    """The number nearest to x in [-limit, limit]."""
+    return tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
 
 
 @triton.jit

@@ -1,0 +1,136 @@
+"""The fused kernels of SAC and TD3 without a GPU: fp32 through Triton's interpreter beside the torch paths, which test_sac.py and test_td3.py hold against
+float64; and compiled to machine code. What tf32 and bf16 compute only a GPU can tell: benches/fused_sac.py."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+import pytest
+from fused_probe import interpreted
+from test_fused import compile_for, needs_compiler
+from test_sac import sac_on
+from test_td3 import td3_on
+from toys import PUSH
+
+from operant import envs
+from operant.errors import ConfigError
+from operant.kernels import actor_critic
+from operant.kernels.actor_critic import shape
+from operant.nn import mlp
+
+pytest.importorskip("triton")
+
+FEW = {"horizon": 4, "batch_size": 16, "learning_starts": 32}
+CASES = [
+    # Two tiles a batch; a time limit; actions beyond one.
+    ("sac", "push", {"hidden": [16, 24], "activation": "relu"}, {**FEW, "batch_size": 32, "updates_per_step": 0.5}),
+    # n-step returns, several updates a tick, a normalizer, widths that are no tile's, three layers; chunks of 16 of a batch of 48.
+    ("sac", "pendulum", {"hidden": [20, 16, 5], "activation": "tanh"}, {**FEW, "batch_size": 48, "n_step": 3, "normalize_observations": True, "horizon": 2}),
+    # One critic, a fixed temperature.
+    ("sac", "push", {"hidden": [16], "activation": "relu"}, {**FEW, "critics": 1, "temperature": 0.1, "gamma": 0.9, "updates_per_step": 0.5}),
+    # The actor learns in every second update, lanes explore differently.
+    ("td3", "push", {"hidden": [16, 24], "activation": "relu"}, {**FEW, "batch_size": 32, "exploration_noise_max": 0.4}),
+    ("td3", "push", {"hidden": [16], "activation": "tanh"}, {**FEW, "critics": 1, "actor_delay": 1, "updates_per_step": 0.5, "normalize_observations": True}),
+]  # fmt: skip
+
+
+@functools.cache
+def found():
+    """What the interpreting process finds: for each case, and last whether a seed has its bits."""
+    cases = [("iteration", dict(zip(("name", "env", "net", "algo"), case, strict=True))) for case in CASES]
+    return interpreted([*cases, ("bits", cases[2][1])], "algos/actor_critic_interpreted.py")
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_whole_iterations_are_the_torch_paths(case):
+    differences = found()[case]
+    assert max(differences.values()) < 1e-5, differences
+    assert {"policy/parameters", "algo/target", "adam/critic/exp_avg_sq", "replay/observation", "stats"} <= set(differences)
+
+
+def test_a_seed_has_its_bits():
+    assert found()[-1] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("net", "algo", "words"),
+    [
+        ({"layer_norm": True}, {}, "layer normalization"),
+        ({"activation": "silu"}, {}, '"silu" is not one of theirs'),
+        ({"hidden": (64, 257)}, {}, "more than 256 units"),
+        ({"hidden": (8, 8, 8, 8)}, {}, "more than 3 hidden layers"),
+        ({}, {"batch_size": 24}, "not a multiple of 16"),
+        ({}, {"batch_size": 4096}, "larger than 2048"),
+        ({}, {"max_gradient_norm": 1.0}, "max_gradient_norm"),
+    ],
+)
+def test_what_cannot_be_fused_is_said(net, algo, words):
+    """With "auto" it runs by torch; asked for fused kernels it is refused in a sentence."""
+    given = mlp.Config(**{"hidden": (16, 16), "activation": "relu", **net})
+    assert sac_on(PUSH, net=given, **algo).backend.name == "torch"
+    with pytest.raises(ConfigError, match=words):
+        sac_on(PUSH, net=given, kernels="fused", **algo)
+
+
+@pytest.mark.parametrize("make", [sac_on, td3_on])
+def test_a_machine_without_a_gpu_is_told_so(make):
+    with pytest.raises(ConfigError, match="there is no GPU"):
+        make(PUSH, kernels="fused")
+
+
+def launches(made, precision):
+    """(kernel, arguments, options) of each launch of two updates and their tick, by kernels that have no GPU to run on."""
+    from operant.kernels.actor_critic.learner import Learner
+
+    task = actor_critic_task(made.backend)
+    learner, found = Learner(shape.describe(task, precision), task), []
+    learner._launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
+    learner.prepare()
+    learner.act(0)
+    learner.store(0)
+    learner.update(1, 0)
+    learner.update(1, 1)
+    names = {kernel.__name__ for kernel, *_ in found}
+    assert {"sample", "act", "pack_network", "evaluate", "judge", "improve", "step"} <= names
+    return found
+
+
+def actor_critic_task(backend):
+    """What a torch backend would hand over to run fused."""
+    taken = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(actor_critic, "build", taken.append)
+        sys.modules[type(backend).__module__].choose(backend.parts)
+    return taken[0]
+
+
+def most_shared(architecture, made, precision):
+    """The most shared memory that a kernel asks for, once all are compiled."""
+    seen = {(kernel.__name__, repr(options)): (kernel, values, options) for kernel, values, options in launches(made, precision)}
+    return max(compile_for(architecture, *launch) for launch in seen.values())
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("make", "env", "precision", "net", "algo"),
+    [
+        (sac_on, "pendulum", "bf16", {"hidden": (128, 128), "activation": "relu"}, {"batch_size": 256}),
+        (td3_on, "push", "tf32", {"hidden": (64, 40), "activation": "tanh"}, {"batch_size": 128, "n_step": 3}),
+    ],
+    ids=["sac", "td3"],
+)
+def test_kernels_compile(make, env, precision, net, algo):
+    made = make(PUSH if env == "push" else envs.find(env), net=mlp.Config(**net), start=False, **algo)
+    assert most_shared(90, made, precision) <= 227 << 10
+
+
+@needs_compiler
+@pytest.mark.soak
+@pytest.mark.parametrize("make", [sac_on, td3_on])
+@pytest.mark.parametrize("architecture", [80, 90, 100])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_every_variant_compiles(make, architecture, precision):
+    for hidden in ((256, 256), (16,), (256, 33, 128)):
+        made = make(PUSH, net=mlp.Config(hidden=hidden, activation="relu"), start=False, batch_size=256, normalize_observations=True)
+        assert most_shared(architecture, made, precision) <= 227 << 10
