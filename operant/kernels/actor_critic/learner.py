@@ -18,7 +18,6 @@ from operant.kernels.actor_critic.shape import TILE, Net, Shape
 from operant.kernels.actor_critic.steps import account, pack_network, step
 from operant.kernels.actor_critic.task import Stochastic, Task
 from operant.kernels.replay import Draw, Numbers, Sampled, Stored, Ticked, sample, store
-from operant.nn import Adam, SquashedActor
 
 WARPS, STEP_WARPS, SAMPLE_WARPS = 8, 4, 2
 """Of a program that runs networks, of one that steps a block of weights, and of one that samples, as measured on an H200."""
@@ -40,8 +39,8 @@ class Learner:
         # Parameters, their packed copies, and what they learn from.
         stochastic = task.kind if isinstance(task.kind, Stochastic) else None
         deterministic = None if isinstance(task.kind, Stochastic) else task.kind
-        self._actor = _flat(task.actor_adam, task.actor.flat.values.data)
-        self._critic = _flat(task.critic_adam, task.critic.values.data)
+        self._actor = _flat(task.actor_adam.tensors(), task.actor.flat.values.data)
+        self._critic = _flat(task.critic_adam.tensors(), task.critic.values.data)
         self._target = self._critic._replace(parameters=task.target.values.data)
         self._actor_pack, self._critic_pack, self._target_pack = (self._pack(net) for net in (shape.actor, shape.critic, shape.critic))
         # Who acts at the next observations: the actor, or where it takes its means a target of it.
@@ -70,8 +69,7 @@ class Learner:
         self._learns = (lambda number: True) if deterministic is None else deterministic.learns
 
         # Acting and the replay.
-        actor, cycle = task.actor, task.cycle
-        assert isinstance(actor, SquashedActor)
+        actor, cycle = task.squashed, task.cycle
         self._normalizer = self._zeros(2, shape.observation)
         self._batch = Sampled(self._zeros(B, C), self._zeros(B, C), self._zeros(B), self._zeros(B), self._zeros(len(cycle.replay.batch.noise), B))
         self._stored, self._draw = self._replay()
@@ -232,6 +230,5 @@ class Learner:
         )  # fmt: skip
 
 
-def _flat(adam: Adam, parameters: Tensor) -> Flat:
-    state = adam.tensors()
-    return Flat(parameters, state["exp_avg"], state["exp_avg_sq"])
+def _flat(adam: dict[str, Tensor], parameters: Tensor) -> Flat:
+    return Flat(parameters, adam["exp_avg"], adam["exp_avg_sq"])

@@ -40,3 +40,9 @@ class Task(NamedTuple):
     critic_adam: Adam
     kind: Stochastic | Deterministic
     totals: Tensor  # sums over an iteration's updates, in the order of the algorithm's terms, to which the kernels add
+
+    @property
+    def squashed(self) -> SquashedActor:
+        """The actor of continuous actions: kernels know no other."""
+        assert isinstance(self.actor, SquashedActor)
+        return self.actor
