@@ -15,7 +15,7 @@ from operant.compute import rng
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.blocks import select_column
 from operant.kernels.q_values import all_legal, best, explore
-from operant.kernels.reduce import count_step
+from operant.kernels.reduce import LOG_BETA_1, LOG_BETA_2
 from operant.kernels.rows import forward_rows, store_gradient
 
 REPLAY = tl.constexpr(rng.REPLAY << 16)
@@ -185,6 +185,22 @@ def _meet(arrived, programs):
 
 
 @triton.jit
+def _one_minus_exp(x):
+    """1 - e^x for x <= 0, near 0 by its series: float32 would take the difference of nearly the same numbers, and float64 keeps every program waiting."""
+    series = -x * (1.0 + x / 2.0 * (1.0 + x / 3.0 * (1.0 + x / 4.0 * (1.0 + x / 5.0 * (1.0 + x / 6.0 * (1.0 + x / 7.0))))))
+    return tl.where(x > -0.5, series, 1.0 - tl.exp(x))
+
+
+@triton.jit
+def _count_step(stepping, skipped):
+    """Count one step of Adam unless it is skipped, and work out its corrections, as `operant.kernels.reduce.count_step`."""
+    step = tl.load(stepping.steps) + (1.0 - skipped)
+    tl.store(stepping.steps, step)
+    tl.store(stepping.corrections, _one_minus_exp(step * LOG_BETA_1))
+    tl.store(stepping.corrections + 1, tl.sqrt(_one_minus_exp(step * LOG_BETA_2)))
+
+
+@triton.jit
 def _reduce(program, partial, width, size, stepping, skipped, ROWS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr):
     """TILE columns of the gradient, from the rows of partial sums, CHUNK at a time; their squares and the loss's terms are taken down."""
     place = program * TILE + tl.arange(0, TILE)
@@ -200,7 +216,7 @@ def _reduce(program, partial, width, size, stepping, skipped, ROWS: tl.constexpr
     counted = tl.load(stepping.totals + term, mask=is_term, other=0.0)
     tl.store(stepping.totals + term, counted + tl.where(skipped > 0.0, 0.0, total), mask=is_term)
     if program == 0:
-        count_step(stepping.steps, stepping.corrections, skipped)
+        _count_step(stepping, skipped)
     return g
 
 
