@@ -1,11 +1,12 @@
-"""SAC's updates a second on a GPU: alone and with their tick, fused and by torch, and what each launch takes. Prints JSON lines.
+"""SAC's and TD3's updates a second on a GPU: alone and with their tick, fused and by torch, and what each launch takes. Prints JSON lines.
 
-python benches/fused_sac.py [--hidden 128,128] [--precision bf16,tf32,fp32] [--lanes 256] [--batch 256] [--kernels fused,torch] [--env pendulum] [--parts]
+python benches/fused_sac.py [--algo sac] [--hidden 128,128] [--precision bf16,tf32] [--lanes 256] [--batch 256] [--kernels fused,torch] [--parts] ...
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ import torch
 
 from operant import envs
 from operant.algos.sac import SAC
+from operant.algos.td3 import TD3
 from operant.nn import NetConfig
 from operant.worlds import DeviceWorld
 
@@ -52,13 +54,14 @@ def replay_microseconds(work: Callable[[], None], replays: int) -> float:
     return best
 
 
-def sac(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tuple[int, ...]) -> SAC:
-    """SAC on a fresh world, begun, with a replay that is large and full enough to learn from."""
-    config = SAC.Config(
+def begun(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tuple[int, ...]) -> SAC | TD3:
+    """The algorithm on a fresh world, with a replay that is full enough to learn from."""
+    kind: type[SAC] | type[TD3] = {"sac": SAC, "td3": TD3}[arguments.algo]
+    config = kind.Config(
         kernels=kernels, precision=precision, batch_size=arguments.batch, horizon=arguments.horizon, learning_starts=1000, updates_per_step=arguments.ratio
     )  # fmt: skip
     world = DeviceWorld(envs.find(arguments.env), arguments.lanes, seed=1, device=torch.device("cuda"))
-    made = SAC(world, config, NetConfig(hidden=hidden, activation="relu"), seed=1, steps=1)
+    made = kind(world, config, NetConfig(hidden=hidden, activation="relu"), seed=1, steps=1)
     made.start()
     for _ in range(4):
         made.train()
@@ -67,13 +70,14 @@ def sac(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tup
 
 def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tuple[int, ...]) -> None:
     """One line: a whole iteration, the update alone, and with fused kernels each launch."""
-    made = sac(arguments, kernels, precision, hidden)
+    made = begun(arguments, kernels, precision, hidden)
     ticks, updates = made.config.horizon, made.config.updates
     whole = replay_microseconds(made.train, 30)
     row = {"kernels": made.backend.name, "precision": precision, "hidden": hidden, "lanes": arguments.lanes, "batch": arguments.batch}
     row |= {"us_with_tick": round(whole / updates, 2), "updates_with_tick": round(updates * 1e6 / whole), "sps": round(ticks * arguments.lanes * 1e6 / whole)}
     learner = getattr(made.backend, "learner", None)
-    alone = microseconds(lambda: made.backend.update(ticks, 0))
+    numbers = itertools.count()
+    alone = microseconds(lambda: made.backend.update(ticks, next(numbers)))
     row |= {"us_alone": round(alone, 2), "updates_alone": round(1e6 / alone)}
     if learner is not None and arguments.parts:
         parts = {name: getattr(learner, name) for name in ("evaluate", "step_critics", "judge", "improve", "step_actor")}
@@ -93,6 +97,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--horizon", type=int, default=128, help="ticks of an iteration")
     parser.add_argument("--ratio", type=float, default=1.0, help="updates a tick")
+    parser.add_argument("--algo", default="sac", choices=["sac", "td3"])
     parser.add_argument("--env", default="pendulum")
     parser.add_argument("--parts", action="store_true", help="what each launch takes")
     arguments = parser.parse_args()

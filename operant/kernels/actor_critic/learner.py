@@ -116,6 +116,8 @@ class Learner:
                 self.act(0)
                 self.store(0)
                 self.update(1, 0)
+                for part in (self.judge, self.improve, self.step_actor):  # which a first update may leave out
+                    part()
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # no C compiler, or a GPU that Triton does not know
