@@ -86,6 +86,15 @@ def count(value: float) -> str:
     return f"{sign}{text.rstrip('0').rstrip('.') if '.' in text else text} {' kMGT'[power]}"
 
 
+def size(count: float) -> str:
+    """A number of bytes in words: 1.21 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
 def number(value: float | None) -> str:
     """A measured number: 487.3, -170.2, 0.0083, 1.2 M; a dash for none and NaN."""
     if value is None or math.isnan(value):

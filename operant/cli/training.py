@@ -15,7 +15,7 @@ from operant.errors import BusyError, ConfigError, NotFoundError, OperantError, 
 if TYPE_CHECKING:
     from operant.config.request import Request
     from operant.runs import Run
-from operant.text import count, safe
+from operant.text import count, safe, size
 
 app = typer.Typer(**TYPER)
 
@@ -140,7 +140,7 @@ def _worker(run: Run, *more: str) -> list[str]:
 
 def _dry_run(asked: Request, trusted: bool) -> None:
     from operant.cli.machine import show_origins
-    from operant.training.memory import CONTEXT_BYTES, estimate, size
+    from operant.training.memory import CONTEXT_BYTES, estimate
 
     show_origins(asked.origins(trusted))
     resolved = asked.load(trusted)

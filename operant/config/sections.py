@@ -76,6 +76,8 @@ class Checkpoint(Section, use_attribute_docstrings=True):
     """Iterations between two checkpoints."""
     keep: Count = Field(3, ge=1, lt=2**31)
     """Number of latest checkpoints to keep, besides the best one."""
+    replay: Literal["auto"] | bool = "auto"
+    """Save the replay of an off-policy run; "auto": up to 4 GiB and 10 % of the free disk, in at most 5 % of the time. Without it a resume is a warm one."""
 
 
 class Evaluation(Section, use_attribute_docstrings=True):

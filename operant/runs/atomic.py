@@ -21,7 +21,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,48 +65,55 @@ def make_root(path: Path) -> None:
         os.fsync(parent)
 
 
+def free_bytes(where: int | Path) -> int | None:
+    """Free room of a folder's filesystem; None where it does not know: some FUSE filesystems report no blocks, so a write itself has to tell."""
+    found = os.fstatvfs(where) if isinstance(where, int) else os.statvfs(where)
+    return found.f_bavail * found.f_frsize if found.f_blocks else None
+
+
 def check_room(root: int, need_bytes: int) -> None:
     """OSError (ENOSPC) unless the filesystem has room for `need_bytes` and a tenth more."""
-    found = os.fstatvfs(root)
-    free_bytes = found.f_bavail * found.f_frsize
-    # Some FUSE filesystems report no blocks at all: they do not know, so the write itself has to tell.
-    if found.f_blocks and free_bytes < need_bytes * 1.1:
-        need, free = need_bytes * 1.1 / 1e6, free_bytes / 1e6
-        raise OSError(errno.ENOSPC, f"the disk is short of room: {need:.1f} MB needed, {free:.1f} MB free")
+    free = free_bytes(root)
+    if free is not None and free < need_bytes * 1.1:
+        need, free_mb = need_bytes * 1.1 / 1e6, free / 1e6
+        raise OSError(errno.ENOSPC, f"the disk is short of room: {need:.1f} MB needed, {free_mb:.1f} MB free")
 
 
 # ------------------------------------------------------------------ writing
 
 
-def write_file(folder: int, name: str, data: bytes) -> dict[str, Any]:
-    """Write and fsync a new file in an open folder; its {bytes, sha256}, computed from what was handed to the system.
+def write_file(folder: int, name: str, data: bytes | Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Write and fsync a new file in an open folder, in one or in pieces; its {bytes, sha256}, computed from what was handed to the system.
 
     OSError if it exists, or if any call down to close() fails (NFS and quotas report late).
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o600, dir_fd=folder)
-    digest = hashlib.sha256()
-    view = memoryview(data)
+    digest, size_bytes = hashlib.sha256(), 0
     try:
-        start = 0
-        while start < len(view):
-            written = os.write(descriptor, view[start : start + CHUNK_BYTES])
-            digest.update(view[start : start + written])
-            start += written
+        for piece in (data,) if isinstance(data, bytes) else data:
+            view, start = memoryview(piece), 0
+            while start < len(view):
+                written = os.write(descriptor, view[start : start + CHUNK_BYTES])
+                digest.update(view[start : start + written])
+                start += written
+            size_bytes += start
         os.fsync(descriptor)
     except BaseException:
         with suppress(OSError):
             os.close(descriptor)
         raise
     os.close(descriptor)
-    return {"bytes": len(view), "sha256": digest.hexdigest()}
+    return {"bytes": size_bytes, "sha256": digest.hexdigest()}
 
 
-def commit(root: int, name: str, files: Mapping[str, bytes], fields: Mapping[str, Any]) -> None:
+def commit(
+    root: int, name: str, files: Mapping[str, bytes | Iterable[bytes | memoryview]], fields: Mapping[str, Any], *, read_back: bool = True
+) -> None:
     """Put a folder `name` with these files and a manifest of `fields` into the root: all of it, or nothing.
 
-    A folder of the same name gives way only when the new one is committed and has been read back. OSError or BadFileError (what was
-    written does not read back) where it failed; the former folder is then still there, under its name or as `.replaced-`.
+    A folder of the same name gives way only when the new one is committed and, if so wished, has been read back. OSError or BadFileError (what
+    was written does not read back) where it failed; the former folder is then still there, under its name or as `.replaced-`.
     """
     temporary, former, in_place = f".tmp-{name}-{os.getpid()}", None, False
     try:
@@ -119,7 +126,8 @@ def commit(root: int, name: str, files: Mapping[str, bytes], fields: Mapping[str
         os.rename(temporary, name, src_dir_fd=root, dst_dir_fd=root)
         in_place = True
         os.fsync(root)
-        verify(root, name)
+        if read_back:
+            verify(root, name)
     except (OSError, BadFileError):
         # After a failed fsync what the disk holds is unknown, and a second one would only say that all is well:
         # the new folder counts as lost. What cannot be put right here is left to the next sweep.

@@ -46,6 +46,7 @@ class _Save(NamedTuple):
     step: int
     best: bool
     requests: list[Request]
+    replay: str = ""  # what that cost, in words
 
 
 class Trainer:
@@ -64,7 +65,8 @@ class Trainer:
         self._unconfirmed: _Save | None = None
         self._failures, self._problem = 0, ""
         carried = load.to_toml(config, **load.copies(config, "../../source"))
-        self.snapshots = Snapshots(self.algo, self.store, self.session, config=carried, environment_code=resuming.environment_code(config))
+        code = resuming.environment_code(config)
+        self.snapshots = Snapshots(self.algo, self.store, self.session, config=carried, environment_code=code, replay=config.checkpoint.replay)
         anew = None if start is None else self._restore(*start)
         self.evaluator = None
         if config.eval.every:
@@ -90,7 +92,7 @@ class Trainer:
         self.evaluations = evaluations.Evaluations(folder, lambda line: self.say(line, level="warn", code="file"))
         if start is not None:
             self.evaluations.rewind(self.step)
-        for line in filter(None, (anew, resuming.schedule_note(config))):
+        for line in filter(None, (*self.snapshots.notes, anew, resuming.schedule_note(config))):
             self.say(line, level="warn")
 
     # WORDS
@@ -339,8 +341,8 @@ class Trainer:
 
     def _snapshot(self, save: _Save, *, wait: bool) -> None:
         self._confirm(wait=True)
-        self.snapshots.save(self.step, self._document(), best=save.best)
-        self._unconfirmed = save
+        words = self.snapshots.save(self.step, self._document(), best=save.best, last=wait or bool(save.requests))
+        self._unconfirmed = save._replace(replay=words)
         self._confirm(wait=wait)
 
     def _confirm(self, *, wait: bool) -> None:
@@ -357,7 +359,8 @@ class Trainer:
             self.writer.set_checkpoint(save.step)
             self.meters.checkpointed()
             self.history.sync()
-            self._tell(f"checkpoint of step {save.step:,}{', best' if save.best else ''}", code="checkpoint")
+            line = f"checkpoint of step {save.step:,}{', best' if save.best else ''}"
+            self._tell(f"{line}, {save.replay}" if save.replay else line, code="checkpoint")
             self.requests.tell(save.requests, "done", f"checkpoints/{path.name}")
         self.writer.set_checkpoint_failures(self._failures)
 
@@ -381,7 +384,7 @@ class Trainer:
         parameters = self.algo.actor.not_finite()
         names = ", ".join([*parameters[:6], *not_finite.columns[:6]]) or "a loss"
         self.store.wait()
-        self.store.quarantine(self.step, copied(self.algo, "all"), self._document(), session=self.session)
+        self.store.quarantine(self.step, copied(self.algo, "train"), self._document(), session=self.session)
         last, entered = self.store.newest(), not_finite.entered
         kept = f"the last finite checkpoint is that of step {last.manifest.step:,}" if last is not None else "there is no checkpoint yet"
         where = ""

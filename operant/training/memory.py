@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from operant.config.load import Config
 from operant.errors import MachineError
-from operant.text import count
+from operant.text import count, size
 from operant.training import build as building
 
 _SMALL_LANES = 32
@@ -92,15 +92,6 @@ def require_room(config: Config, device: torch.device) -> None:
             f"env.lanes = {config.lanes:,} would keep {size(needed)} of memory, and {device} has {size(free)} free for that: use {most} lanes at most, "
             "a shorter algo.horizon, or env.lanes=auto, which takes as many as fit"
         )
-
-
-def size(count: float) -> str:
-    """A number of bytes in words: 1.21 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} TiB"
 
 
 def estimate(config: Config, *, updates: bool = True) -> Footprint:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +12,12 @@ from torch import Tensor
 from operant.algos.base import Algorithm, Tier
 from operant.errors import BadFileError, ConfigError
 from operant.runs.checkpoints import Checkpoint, Store, find_nonfinite
+from operant.text import size
 
+AUTO_BYTES, AUTO_SHARE, AUTO_TIME_SHARE = 4 << 30, 0.1, 0.05
+"""The most that `checkpoint.replay = "auto"` saves: bytes, the share of the free disk, and that of the time."""
+
+_LIKELY_BYTES_PER_S = 5e8  # of saving, until it was done once
 _ITERATION = "algo/iteration"  # where an algorithm's schedules are: see `Algorithm.state`
 _ENVIRONMENTS_OWN = "world/state"  # what an environment means by an infinity is its own affair, as long as observations and rewards are finite
 
@@ -19,23 +25,66 @@ _ENVIRONMENTS_OWN = "world/state"  # what an environment means by an infinity is
 class Snapshots:
     """The checkpoints of one session of a run: each carries its configuration, and the task since which its returns compare."""
 
-    def __init__(self, algo: Algorithm, store: Store, session: int, *, config: str, environment_code: str | None) -> None:
-        """`config` is the configuration file as it is to lie in a checkpoint's folder, `environment_code` the hash of the user's own environment file."""
+    def __init__(
+        self, algo: Algorithm, store: Store, session: int, *, config: str, environment_code: str | None, replay: Literal["auto"] | bool = "auto"
+    ) -> None:
+        """`config` is the configuration file as it is to lie in a checkpoint's folder, `environment_code` the hash of the user's own environment file.
+
+        `replay`: whether what can be collected anew is saved, too.
+        """
         self._algo, self._store, self._session, self._config = algo, store, session, config
         self._task: dict[str, Any] = {"task": session, "environment_code": environment_code}
         self._complete_step = -1  # of the last one that holds all
+        self.replay_bytes = sum(tensor.nbytes for tensor in _replay(algo).values())
+        """What can be collected anew takes so much; 0: the algorithm has nothing of the kind."""
+        self.notes: list[str] = []
+        """What to say at the start: where this session, or one that resumes it, goes on with less than all."""
+        self._saves_replay = self._take_up(replay)
+        self._every_time, self._paused_s, self._saved_s = replay is True, self.replay_bytes / _LIKELY_BYTES_PER_S, time.monotonic()
 
-    def save(self, step: int, document: Mapping[str, Any], *, best: bool) -> None:
-        """Begin to save the state as it is; the store's `wait` tells what came of it."""
+    def _take_up(self, replay: Literal["auto"] | bool) -> bool:
+        """Whether the replay is saved; a note where it is not."""
+        if replay is True or not self.replay_bytes:
+            return bool(self.replay_bytes)
+        free = self._store.replays.free_bytes()
+        why = "checkpoint.replay = false"
+        if replay == "auto":
+            most, limit = AUTO_BYTES, size(AUTO_BYTES)
+            if free is not None and free * AUTO_SHARE < most:
+                most, limit = int(free * AUTO_SHARE), f"10 % of the {size(free)} free on the disk"
+            if self.replay_bytes <= most:
+                return True
+            why = f"it is larger than {limit}"
+        self.notes.append(f"warm resume: the replay ({size(self.replay_bytes)}) is not saved: {why}. checkpoint.replay=true saves it")
+        return False
+
+    def save(self, step: int, document: Mapping[str, Any], *, best: bool, last: bool = False) -> str:
+        """Begin to save the state as it is; the store's `wait` tells what came of it. What the replay cost, if it was saved, in words.
+
+        `last`: it may be the session's last one, or somebody asked for it.
+        """
         # A run may be resumed from its best, so that holds more than the policy; but what can be collected anew (a replay) stays out of it, unless it takes the
         # place of a checkpoint of this step that holds all.
-        tier: Tier = "train" if best and self._complete_step != step else "all"
+        self._store.wait()
+        words, saved = "", False
+        if self._saves_replay and (self._complete_step == step or (not best and (last or self._is_time()))):
+            began_s = time.monotonic()
+            saved = self._store.replays.save(step, _replay(self._algo), session=self._session)
+            self._saved_s = time.monotonic()
+            self._paused_s = self._saved_s - began_s
+            words = f"with its replay, {size(self.replay_bytes)} in {self._paused_s:.2g} s" if saved else ""
+        tier: Tier = "all" if saved or not self.replay_bytes else "train"
         self._complete_step = step if tier == "all" else self._complete_step
-        tensors = copied(self._algo, tier)
+        tensors = copied(self._algo, "train")
         held = {"tier": tier, "tensor_bytes": sum(tensor.nbytes for tensor in tensors.values())}
         self._store.save_async(
             step, tensors, {**document, **self._task, **held}, session=self._session, best=best, must_be_finite=must_be_finite(self._algo), config=self._config
         )
+        return words
+
+    def _is_time(self) -> bool:
+        """Whether saving the replay, which the training waits for, is at most a twentieth of the time since it was saved."""
+        return self._every_time or self._paused_s <= AUTO_TIME_SHARE * (time.monotonic() - self._saved_s)
 
     def restore(self, checkpoint: Checkpoint, task_changes: Sequence[str]) -> tuple[dict[str, Any], str | None]:
         """Go on from a checkpoint: its document, and a sentence where the best until then does not compare with what comes. Raises as the other `restore`.
@@ -44,7 +93,10 @@ class Snapshots:
         """
         restore(self._algo, checkpoint)
         document, newest = checkpoint.document, self._store.newest("best")
-        self._complete_step = checkpoint.step if document.get("tier", "all") == "all" else -1
+        lack = self._store.replays.restore(checkpoint.step, _replay(self._algo), session=checkpoint.session) if self.replay_bytes else None
+        self._complete_step = checkpoint.step if lack is None else -1
+        if lack is not None:
+            self.notes.append(f"warm resume: the replay starts empty: {lack}")
         if not task_changes and (newest is None or newest.manifest.task <= document.get("task", 0)):
             self._task["task"] = document.get("task", 0)
             return document, None
@@ -57,17 +109,26 @@ def copied(algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
     return {name: value.detach().to("cpu", copy=True) for name, value in algo.state(tier).items()}  # sync: a checkpoint
 
 
+def _replay(algo: Algorithm) -> dict[str, Tensor]:
+    """The tensors that can be collected anew, where they lie."""
+    needed = algo.state("train")
+    return {name: tensor for name, tensor in algo.state("all").items() if name not in needed}
+
+
 def must_be_finite(algo: Algorithm) -> list[str]:
     """The names of the tensors that make a checkpoint worthless where they hold NaN or infinity: of all that training depends on."""
     return [name for name in algo.state("train") if name != _ENVIRONMENTS_OWN]
 
 
 def restore(algo: Algorithm, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's tensors into an algorithm. Raises ConfigError where they do not fit, BadFileError where they are not finite; copies none then."""
+    """Copy a checkpoint's tensors into an algorithm, whose replay stays as it is.
+
+    Raises ConfigError where they do not fit, BadFileError where they are not finite; copies none then.
+    """
     tier = checkpoint.document.get("tier", "all")
     if tier not in ("train", "all"):
         raise ConfigError(str(checkpoint.path), ["it holds the policy alone, which is enough to play it, but not to train on: resume from another one"])
-    own, there = algo.state(tier), dict(checkpoint.tensors)
+    own, there = algo.state("train"), dict(checkpoint.tensors)
     done, of_each = there.get(_ITERATION), algo.steps_per_iteration
     if done is not None and int(done) * of_each != checkpoint.step:  # another horizon, in this session or in one before
         there[_ITERATION] = torch.full_like(done, checkpoint.step // of_each)

@@ -134,7 +134,8 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
         trainer.say(line, level="warn")
     if start is not None:
         write(config)
-    runs.update_document(folder, chosen=trainer.algo.chosen)  # which a resume is given again
+    # What was chosen, which a resume is given again; and for the monitor.
+    runs.update_document(folder, chosen=trainer.algo.chosen, replay_bytes=trainer.snapshots.replay_bytes)
     return trainer
 
 

@@ -8,6 +8,7 @@ packed or unpacked, so that the commands that merely list checkpoints stay quick
         state.json             the document
         config.toml            the configuration that gives the tensors their meaning: absent in the first runs
         manifest.json          {format, run_uuid, session, step, parent_step, best, best_value, task, created_realtime_ns, files, checksum}
+    RUN/checkpoints/replay-step-000000300000/        what belongs to it, but can be collected anew: replays.py
     RUN/checkpoints/quarantine-step-000000300000/    the same, of a state with numbers that are not finite: never resumed from
 
 Newer means a later session, within a session a later step: a run rewound to an earlier step must not be resumed from the future it gave

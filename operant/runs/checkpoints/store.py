@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from operant.errors import BadFileError, NotFoundError
 from operant.runs import atomic
 from operant.runs.checkpoints.manifest import FORMAT, QUARANTINE_NAME, STEP_NAME, Candidate, ForeignError, Manifest, in_order, names_in, read_manifest
+from operant.runs.checkpoints.replays import Replays
 from operant.runs.checkpoints.tensors import CONFIG, STATE, TENSORS, Checkpoint, find_nonfinite, pack, unpack
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Store:
         if keep < 1:
             raise ValueError(f"keep is {keep}; it must be at least 1")
         self.folder, self._run_uuid, self._keep, self._report = folder, run_uuid, keep, report
+        self.replays = Replays(folder, run_uuid, report)
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._last: Path | None = None
@@ -299,7 +301,7 @@ class Store:
     # -------------------------------------------------------------- collecting
 
     def collect(self) -> None:
-        """Delete what is no longer needed: all but the last `keep` sound checkpoints and the best one, and what dead processes left.
+        """Delete what is no longer needed: all but the last `keep` sound checkpoints, the best one and one replay; what dead processes left.
 
         Nothing is deleted that has fewer than two newer sound ones; another run's checkpoints are left alone. Never raises for the disk.
         """
@@ -317,6 +319,7 @@ class Store:
                 quarantined = sorted(name for name in atomic.list_names(root) if QUARANTINE_NAME.fullmatch(name))
                 for name in quarantined[: -self._keep]:
                     atomic.discard(root, name)
+                self.replays.prune(root)
         except FileNotFoundError:
             return
         except OSError as error:
