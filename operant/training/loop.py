@@ -46,7 +46,7 @@ class _Save(NamedTuple):
     step: int
     best: bool
     requests: list[Request]
-    replay: str = ""  # what that cost, in words
+    replay_s: float | None = None  # what the replay took, if it was saved
 
 
 class Trainer:
@@ -341,8 +341,8 @@ class Trainer:
 
     def _snapshot(self, save: _Save, *, wait: bool) -> None:
         self._confirm(wait=True)
-        words = self.snapshots.save(self.step, self._document(), best=save.best, last=wait or bool(save.requests))
-        self._unconfirmed = save._replace(replay=words)
+        took_s = self.snapshots.save(self.step, self._document(), best=save.best, last=wait or bool(save.requests))
+        self._unconfirmed = save._replace(replay_s=took_s)
         self._confirm(wait=wait)
 
     def _confirm(self, *, wait: bool) -> None:
@@ -359,8 +359,8 @@ class Trainer:
             self.writer.set_checkpoint(save.step)
             self.meters.checkpointed()
             self.history.sync()
-            line = f"checkpoint of step {save.step:,}{', best' if save.best else ''}"
-            self._tell(f"{line}, {save.replay}" if save.replay else line, code="checkpoint")
+            replay = "" if save.replay_s is None else f", with its replay ({text.size(self.snapshots.replay_bytes)} in {save.replay_s:.2g} s)"
+            self._tell(f"checkpoint of step {save.step:,}{', best' if save.best else ''}{replay}", code="checkpoint")
             self.requests.tell(save.requests, "done", f"checkpoints/{path.name}")
         self.writer.set_checkpoint_failures(self._failures)
 

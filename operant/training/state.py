@@ -12,7 +12,6 @@ from torch import Tensor
 from operant.algos.base import Algorithm, Tier
 from operant.errors import BadFileError, ConfigError
 from operant.runs.checkpoints import Checkpoint, Store, find_nonfinite
-from operant.text import size
 
 AUTO_BYTES, AUTO_SHARE, AUTO_TIME_SHARE = 4 << 30, 0.1, 0.05
 """The most that `checkpoint.replay = "auto"` saves: bytes, the share of the free disk, and that of the time."""
@@ -44,6 +43,8 @@ class Snapshots:
 
     def _take_up(self, replay: Literal["auto"] | bool) -> bool:
         """Whether the replay is saved; a note where it is not."""
+        from operant.text import size
+
         if replay is True or not self.replay_bytes:
             return bool(self.replay_bytes)
         free = self._store.replays.free_bytes()
@@ -58,21 +59,20 @@ class Snapshots:
         self.notes.append(f"warm resume: the replay ({size(self.replay_bytes)}) is not saved: {why}. checkpoint.replay=true saves it")
         return False
 
-    def save(self, step: int, document: Mapping[str, Any], *, best: bool, last: bool = False) -> str:
-        """Begin to save the state as it is; the store's `wait` tells what came of it. What the replay cost, if it was saved, in words.
+    def save(self, step: int, document: Mapping[str, Any], *, best: bool, last: bool = False) -> float | None:
+        """Begin to save the state as it is; the store's `wait` tells what came of it. Seconds that the replay took, if it was saved.
 
         `last`: it may be the session's last one, or somebody asked for it.
         """
         # A run may be resumed from its best, so that holds more than the policy; but what can be collected anew (a replay) stays out of it, unless it takes the
         # place of a checkpoint of this step that holds all.
         self._store.wait()
-        words, saved = "", False
+        saved = False
         if self._saves_replay and (self._complete_step == step or (not best and (last or self._is_time()))):
             began_s = time.monotonic()
             saved = self._store.replays.save(step, _replay(self._algo), session=self._session)
             self._saved_s = time.monotonic()
             self._paused_s = self._saved_s - began_s
-            words = f"with its replay, {size(self.replay_bytes)} in {self._paused_s:.2g} s" if saved else ""
         tier: Tier = "all" if saved or not self.replay_bytes else "train"
         self._complete_step = step if tier == "all" else self._complete_step
         tensors = copied(self._algo, "train")
@@ -80,7 +80,7 @@ class Snapshots:
         self._store.save_async(
             step, tensors, {**document, **self._task, **held}, session=self._session, best=best, must_be_finite=must_be_finite(self._algo), config=self._config
         )
-        return words
+        return self._paused_s if saved else None
 
     def _is_time(self) -> bool:
         """Whether saving the replay, which the training waits for, is at most a twentieth of the time since it was saved."""

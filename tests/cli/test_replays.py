@@ -161,4 +161,4 @@ def test_how_large_it_is_is_said_at_the_start(whole):
 def test_what_saving_took_is_told(whole):
     with Reader(whole.metrics_path) as reader:
         lines = [event.text for event in reader.events()]
-    assert any(line.startswith(f"checkpoint of step {4 * ITERATION:,}, with its replay, ") and line.endswith(" s") for line in lines), lines
+    assert any(line.startswith(f"checkpoint of step {4 * ITERATION:,}, with its replay (") and line.endswith(" s)") for line in lines), lines
