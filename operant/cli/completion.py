@@ -29,8 +29,9 @@ def runs(ctx: Any, incomplete: str) -> list[str]:
 def environments(incomplete: str) -> list[str]:
     """Environments that ship, and the user's own files."""
     folder = Path(__file__).resolve().parents[1] / "envs"
-    files = [*folder.glob("[!_]*.py"), *folder.glob("[!_]*/__init__.py")]  # as `operant.envs.names`, which would import numba
-    found = (path.relative_to(folder).parts[0].removesuffix(".py") for path in files if "\nENV = " in path.read_text(encoding="utf-8"))
+    files = (path.relative_to(folder) for path in folder.glob("**/*.py") if "\nENV = " in path.read_text(encoding="utf-8"))
+    # As `operant.envs.names`, which would import numba.
+    found = ("_".join(file.parent.parts if file.stem == "__init__" else file.with_suffix("").parts) for file in files)
     return [*sorted(name for name in found if name.startswith(incomplete)), *python_files(incomplete)]
 
 

@@ -23,9 +23,8 @@ __all__ = [
 
 
 def names() -> list[str]:
-    """The environments that ship, sorted: files and folders of this package that export `ENV`, a folder in its `__init__.py`."""
-    files = (path for folder in __path__ for pattern in ("[!_]*.py", "[!_]*/__init__.py") for path in Path(folder).glob(pattern))
-    return sorted(path.parent.name if path.stem == "__init__" else path.stem for path in files if "\nENV = " in path.read_text(encoding="utf-8"))
+    """The environments that ship, sorted: files and folders of this package that export `ENV`, a folder in its `__init__.py`, or in files as its games."""
+    return sorted(_modules())
 
 
 def find(name: str) -> Env:
@@ -35,13 +34,21 @@ def find(name: str) -> Env:
     """
     if name.endswith(".py"):
         return load_file(Path(name))
-    if name in names():
-        return _named(importlib.import_module(f"{__name__}.{name}"), name)
-    for other in names():
-        env = _named(importlib.import_module(f"{__name__}.{other}"), other)
+    modules = _modules()
+    if name in modules:
+        return _named(importlib.import_module(modules[name]), name)
+    for other, module in modules.items():
+        env = _named(importlib.import_module(module), other)
         if env.gymnasium == name:
             return env
     raise KeyError(name)
+
+
+def _modules() -> dict[str, str]:
+    """The module of each environment that ships: `snake` is of operant.envs.snake, `minatar_breakout` of operant.envs.minatar.breakout."""
+    files = (path.relative_to(folder) for folder in __path__ for path in Path(folder).glob("**/*.py") if "\nENV = " in path.read_text(encoding="utf-8"))
+    places = [file.parent.parts if file.stem == "__init__" else file.with_suffix("").parts for file in files]
+    return {"_".join(place): ".".join((__name__, *place)) for place in places}
 
 
 def load_file(path: Path) -> Env:

@@ -1,0 +1,187 @@
+"""MinAtar's games against the authors' package, where it is installed, step by step with the same random numbers; and rules of each game worked by hand."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from plain_philox import RESET, STEP, Key
+
+from operant import envs
+from operant.worlds.device_world import DeviceWorld
+
+SEED = 7
+STAY, LEFT, RIGHT = 0, 1, 2
+GAMES = [name for name in envs.names() if name.startswith("minatar_")]
+RAMPING = [name for name in GAMES if "ramping" in envs.find(name).Params._fields]
+NOTHING_STICKS = {"sticky": 0.0}
+LANES = 8
+
+
+class Table:
+    """A world of few lanes, stepped by hand."""
+
+    def __init__(self, name: str, lanes: int = LANES, **params: float) -> None:
+        self.env = envs.find(name)
+        self.world = DeviceWorld(self.env, lanes, seed=SEED, params=self.env.Params(**params), every_final=True)
+        self.slot = self.world.slot()
+        self._bound = self.world.bind(self.slot)
+        self.world.reset(self._bound)
+        self.state = self.world.lanes.state.numpy()
+        self.over = self.slot.terminated.numpy()
+        self.reward = self.slot.reward.numpy()
+
+    def step(self, actions: np.ndarray | int) -> None:
+        self.slot.action.copy_(torch.from_numpy(np.full((1, len(self.reward)), actions, np.int32)))
+        self.world.step(self._bound)
+        self.world.advance(1)
+
+    def seen(self) -> np.ndarray:
+        """What is seen after the step, or was seen last of a game that ended in it: (N, 10, 10, C), 0 and 1."""
+        observation, final = self.slot.observation.numpy(), self.slot.final_observation.numpy()
+        seen = np.where(self.over != 0, final, observation)
+        assert set(np.unique(seen)) <= {0, 255}
+        return np.moveaxis(seen.reshape(*self.env.observation.shape, -1), -1, 0) // 255
+
+
+class Numbers:
+    """What the package draws from in place of numpy's generator: the environment's own random numbers, in the order of its draws."""
+
+    def __init__(self) -> None:
+        self.key, self.draw = Key(SEED, 0, 0, RESET), 0
+
+    def begin(self, key: Key) -> None:
+        self.key, self.draw = key, 0
+
+    def rand(self, count: int | None = None) -> float | np.ndarray:
+        return self._next(lambda draw: self.key.uniform(draw), count)
+
+    def randint(self, low: int, high: int | None = None, size: int | None = None) -> int | np.ndarray:
+        low, high = (0, low) if high is None else (low, high)
+        return self._next(lambda draw: low + self.key.integer(draw, high - low), size)
+
+    def _next(self, number, count):
+        drawn = [number(self.draw + k) for k in range(count or 1)]
+        self.draw += len(drawn)
+        return drawn[0] if count is None else np.array(drawn)
+
+
+class Oracle:
+    """One game of the package."""
+
+    def __init__(self, name: str, lane: int, sticky: float, ramping: bool) -> None:
+        logging.disable(logging.WARNING)  # the package warns that it cannot draw
+        minatar = pytest.importorskip("minatar")
+        logging.disable(logging.NOTSET)
+        self.game = minatar.Environment(name.removeprefix("minatar_"), sticky_action_prob=sticky, difficulty_ramping=ramping)
+        self.lane, self.numbers = lane, Numbers()
+        self.game.random = self.game.env.random = self.numbers
+        self.actions = self.game.minimal_action_set()
+        if hasattr(self.game.env, "_spawn_diver"):
+            spawn = self.game.env._spawn_diver
+            self.game.env._spawn_diver = lambda: (setattr(self.numbers, "draw", 4), spawn())  # its draws are 4 and 5, whether or not an enemy comes
+        self.reset(0)
+
+    def reset(self, tick: int) -> None:
+        self.numbers.begin(Key(SEED, self.lane, tick, RESET))
+        self.game.reset()
+        self.game.last_action = 0
+
+    def step(self, action: int, tick: int) -> tuple[float, bool]:
+        self.numbers.begin(Key(SEED, self.lane, tick, STEP))
+        return self.game.act(self.actions[action])
+
+
+def compare(name: str, steps: int, sticky: float, ramping: bool) -> tuple[float, int]:
+    """Play both at once; all is compared in each step, of a game that ends too. Returns the sum of the rewards and how many games ended."""
+    params = {"sticky": sticky} | ({"ramping": ramping} if name in RAMPING else {})
+    table = Table(name, **params)
+    oracles = [Oracle(name, lane, sticky, ramping) for lane in range(LANES)]
+    assert len(oracles[0].actions) == table.env.action.n and table.env.observation.shape == tuple(oracles[0].game.state_shape())
+    generator, rewards, ends = np.random.default_rng(3), 0.0, 0
+    assert np.array_equal(table.seen(), [oracle.game.state() for oracle in oracles])
+    for t in range(1, steps + 1):
+        actions = policy(name, oracles, generator)
+        table.step(actions[None])
+        outcomes = [oracle.step(int(action), t) for oracle, action in zip(oracles, actions, strict=True)]
+        assert np.array_equal(table.reward, [reward for reward, _ in outcomes]), t
+        assert np.array_equal(table.over != 0, [over for _, over in outcomes]), t
+        assert not table.slot.truncated.any()
+        assert np.array_equal(table.seen(), [oracle.game.state() for oracle in oracles]), t
+        rewards += sum(reward for reward, _ in outcomes)
+        for oracle, (_, over) in zip(oracles, outcomes, strict=True):
+            if over:
+                oracle.reset(t)
+                ends += 1
+    return rewards, ends
+
+
+def policy(name: str, oracles: list[Oracle], generator: np.random.Generator) -> np.ndarray:
+    """An action for each lane: at random in even ones; in odd ones such as lead far into the game."""
+    actions = generator.integers(0, envs.find(name).action.n, len(oracles)).astype(np.int32)
+    for oracle in oracles[1::2]:
+        game, action = oracle.game.env, actions[oracle.lane]
+        if name == "minatar_breakout":
+            x = np.clip(game.ball_x + (1 if game.ball_dir in (1, 2) else -1), 0, 9)
+            action = LEFT if x < game.pos else RIGHT if x > game.pos else STAY
+        elif name == "minatar_freeway":
+            action = 1 if generator.random() < 0.9 else action
+        actions[oracle.lane] = action
+    return actions
+
+
+VARIANTS = [(0.0, True), (0.1, True), (0.25, False)]
+
+
+@pytest.mark.parametrize(("sticky", "ramping"), VARIANTS)
+@pytest.mark.parametrize("name", GAMES)
+def test_the_package_plays_alike(name, sticky, ramping):
+    if name not in RAMPING and not ramping:
+        ramping = True
+    rewards, ends = compare(name, 500, sticky, ramping)
+    assert rewards > 0 and (ends > 0 or name == "minatar_freeway"), (rewards, ends)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("sticky", "ramping"), VARIANTS)
+@pytest.mark.parametrize("name", GAMES)
+def test_the_package_plays_alike_for_long(name, sticky, ramping):
+    rewards, ends = compare(name, 20_000, sticky, ramping)
+    print(f"{name}: {LANES * 20_000} steps compared, rewards {rewards}, {ends} games ended")
+    assert rewards > 0 and ends > 0
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_a_sticky_action_is_the_last_one_again(name):
+    """With sticky = 1 nothing is done but stay, whatever is told; a new game forgets what was done last."""
+    told, stays = Table(name, sticky=1.0), Table(name, sticky=0.0)
+    for t in range(60):
+        told.step(t % told.env.action.n)
+        stays.step(STAY)
+        assert np.array_equal(told.seen(), stays.seen()) and np.array_equal(told.reward, stays.reward)
+
+
+# BREAKOUT
+
+
+def where(plane: np.ndarray) -> list[tuple[int, int]]:
+    """Rows and columns of what a plane shows."""
+    return [(int(row), int(column)) for row, column in np.argwhere(plane)]
+
+
+def test_breakout_by_hand():
+    """The first ball comes down to one side and is met there: it flies back the way it came, into the bricks, and then down."""
+    table = Table("minatar_breakout", sticky=0.0)
+    assert {where(seen[:, :, 1])[0] for seen in table.seen()} == {(3, 0), (3, 9)}
+    lane = next(lane for lane, seen in enumerate(table.seen()) if seen[3, 0, 1])
+    assert table.seen()[lane, 1:4, :, 3].all() and table.seen()[lane, :, :, 3].sum() == 30 and where(table.seen()[lane, :, :, 0]) == [(9, 4)]
+    path = []
+    for action in (RIGHT, RIGHT, STAY, STAY, STAY, STAY, STAY, STAY, STAY, STAY, STAY, STAY):
+        table.step(action)
+        path.append(where(table.seen()[lane, :, :, 1])[0])
+    # Down to column 5 above the bottom row, where the paddle stands under the next cell: back up the same way, to the brick of row 3, column 0.
+    assert path[:5] == [(4, 1), (5, 2), (6, 3), (7, 4), (8, 5)] and path[5] == (8, 6)
+    assert path[6:10] == [(7, 5), (6, 4), (5, 3), (4, 2)]
+    assert path[10] == (4, 1) and table.seen()[lane, 3, 1, 3] == 0 and path[11] == (5, 0)
