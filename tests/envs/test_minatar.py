@@ -13,10 +13,10 @@ from operant import envs
 from operant.worlds.device_world import DeviceWorld
 
 SEED = 7
-STAY, LEFT, RIGHT = 0, 1, 2
+STAY, LEFT, RIGHT, FIRE = 0, 1, 2, 3
+UP = 1  # of Freeway
 GAMES = [name for name in envs.names() if name.startswith("minatar_")]
 RAMPING = [name for name in GAMES if "ramping" in envs.find(name).Params._fields]
-NOTHING_STICKS = {"sticky": 0.0}
 LANES = 8
 
 
@@ -127,25 +127,34 @@ def policy(name: str, oracles: list[Oracle], generator: np.random.Generator) -> 
             x = np.clip(game.ball_x + (1 if game.ball_dir in (1, 2) else -1), 0, 9)
             action = LEFT if x < game.pos else RIGHT if x > game.pos else STAY
         elif name == "minatar_freeway":
-            action = 1 if generator.random() < 0.9 else action
+            action = UP if generator.random() < 0.9 else action
+        elif name == "minatar_space_invaders":
+            shot_at = game.e_bullet_map[6:9, game.pos].any() or game.alien_map[7:, game.pos].any()
+            action = (LEFT if game.pos > 4 else RIGHT) if shot_at else action if generator.random() < 0.3 else FIRE
+        elif name == "minatar_asterix":
+            action = dodge(game, generator.permutation(5))
         actions[oracle.lane] = action
     return actions
 
 
-VARIANTS = [(0.0, True), (0.1, True), (0.25, False)]
+def dodge(game, actions: np.ndarray) -> int:
+    """The first action that leads out of the way of Asterix's enemies."""
+    for action in actions:
+        x, y = game.player_x + (action == 3) - (action == 1), game.player_y + (action == 4) - (action == 2)
+        other = game.entities[y - 1] if 1 <= y <= 8 else None
+        if other is None or other[3] or abs(other[0] - x) > 2 or (x < other[0]) == other[2]:
+            return int(action)
+    return STAY
 
 
-@pytest.mark.parametrize(("sticky", "ramping"), VARIANTS)
+@pytest.mark.parametrize(("sticky", "ramping"), [(0.0, False), (0.1, True)])
 @pytest.mark.parametrize("name", GAMES)
 def test_the_package_plays_alike(name, sticky, ramping):
-    if name not in RAMPING and not ramping:
-        ramping = True
-    rewards, ends = compare(name, 500, sticky, ramping)
-    assert rewards > 0 and (ends > 0 or name == "minatar_freeway"), (rewards, ends)
+    compare(name, 300, sticky, ramping)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("sticky", "ramping"), VARIANTS)
+@pytest.mark.parametrize(("sticky", "ramping"), [(0.0, True), (0.1, True), (0.25, False)])
 @pytest.mark.parametrize("name", GAMES)
 def test_the_package_plays_alike_for_long(name, sticky, ramping):
     rewards, ends = compare(name, 20_000, sticky, ramping)

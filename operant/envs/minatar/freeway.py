@@ -1,0 +1,117 @@
+"""MinAtar's Freeway: a chicken crosses eight lanes of cars.
+
+The rules of a step
+- The chicken moves a row up or down, if told to and if it has not moved in the two steps before. From the top row it is put back to the bottom: the cars then
+  get new speeds and directions, and stay where they are.
+- Each car of speed v (1 to 5) waits for v steps and then moves a cell; beyond a side it comes in again at the other. A car on the chicken's cell, before its
+  move or after, puts the chicken back to the bottom.
+- Reward: +1 for the top row. It begins in the bottom row, unable to move for three steps, all cars in the left column. The game ends after 2,501 steps.
+
+Channels: chicken, car, and for each speed from 1 to 5 the cell behind a car of it. Random numbers, from draw `first`, which is 0 of a reset and 1 of a step:
+the car of the k-th lane from above has the speed 1 + `integer(key, first + k, 5)`, and goes right if `uniform(key, first + 8 + k)` is at least 0.5.
+"""
+
+from typing import NamedTuple
+
+from numpy import float32, int32
+
+from operant.envs import GREEN, GREY, ORANGE, RED, YELLOW, Discrete, Env, IntState, device_call, integer, uniform
+from operant.envs.minatar.board import LAST, bit, board, sticky_action, views, whole
+
+ROW, WAIT, LEFT_STEPS, LAST_ACTION, FIELDS = range(5)  # of the state: the chicken's row and the steps until it may move, steps left, the last action
+STAY, UP, DOWN = range(3)  # actions
+CARS, COLUMN = 8, 4  # cars, one in each of the rows 1 to 8, and the chicken's column
+REST = 3  # steps from a move of the chicken to the next
+STEPS = 2500
+X, TIMER, VELOCITY = 0, CARS, 2 * CARS  # where these numbers of all cars begin
+
+
+class Params(NamedTuple):
+    """How actions stick."""
+
+    sticky: float = 0.1
+
+
+@device_call
+def new_speeds(cars, key, first):
+    for k in range(CARS):
+        speed = 1 + integer(key, first + k, 5)
+        cars[TIMER + k] = speed
+        cars[VELOCITY + k] = speed if uniform(key, first + CARS + k) >= float32(0.5) else -speed
+
+
+@device_call
+def reset(s, cars, workspace, p, key):
+    for k in range(CARS):
+        cars[X + k] = 0
+    new_speeds(cars, key, 0)
+    s[ROW], s[WAIT], s[LEFT_STEPS], s[LAST_ACTION] = float32(LAST), float32(REST), float32(STEPS), float32(STAY)
+
+
+@device_call
+def step(s, cars, workspace, action, p, key, tally):
+    row, wait, left, reward = whole(s[ROW]), whole(s[WAIT]), whole(s[LEFT_STEPS]), float32(0.0)
+    taken = sticky_action(whole(s[LAST_ACTION]), action, p, key)
+    if taken != STAY and wait == 0:
+        wait = REST
+        row = row - 1 if taken == UP else min(row + 1, LAST)
+    if row == 0:
+        row, reward = LAST, float32(1.0)
+        new_speeds(cars, key, 1)
+
+    for k in range(CARS):
+        x, timer, velocity = whole(cars[X + k]), whole(cars[TIMER + k]), whole(cars[VELOCITY + k])
+        hit = x == COLUMN
+        if timer == 0:
+            timer = abs(velocity)
+            x += 1 if velocity > 0 else -1
+            x = LAST if x < 0 else 0 if x > LAST else x
+            hit = hit or x == COLUMN
+        else:
+            timer -= 1
+        if hit and row == k + 1:
+            row = LAST
+        cars[X + k], cars[TIMER + k] = x, timer
+
+    s[ROW], s[WAIT], s[LEFT_STEPS], s[LAST_ACTION] = float32(row), float32(max(wait - 1, 0)), float32(left - 1), float32(taken)
+    return reward, left < 1
+
+
+@device_call
+def masks(s, cars, row):
+    """What a row holds: chicken, car, and the trail of a car of each speed."""
+    chicken, k, on_road = bit(COLUMN, row == whole(s[ROW])), min(max(row - 1, 0), CARS - 1), row >= 1 and row <= CARS
+    x, velocity = whole(cars[X + k]), whole(cars[VELOCITY + k])
+    behind, speed = x - 1 if velocity > 0 else x + 1, abs(velocity)
+    trail = bit(LAST if behind < 0 else 0 if behind > LAST else behind, on_road)
+    none = int32(0)
+    return (
+        chicken,
+        bit(x, on_road),
+        trail if speed == 1 else none,
+        trail if speed == 2 else none,
+        trail if speed == 3 else none,
+        trail if speed == 4 else none,
+        trail if speed == 5 else none,
+    )
+
+
+_SLOW = (float32(0.25), float32(0.25), float32(0.25))
+observe, pixel_shader = views(masks, (YELLOW, ORANGE, RED, GREEN, GREY, _SLOW, _SLOW))
+
+ENV = Env(
+    Params,
+    FIELDS,
+    observation=board(7),
+    action=Discrete(3),
+    time_limit=None,  # it ends before that
+    reset=reset,
+    step=step,
+    observe=observe,
+    pixel_shader=pixel_shader,
+    ranges={"sticky": (0.0, 1.0)},
+    observation_shards=10,
+    int_state=IntState(3 * CARS, "int8"),
+    actions=("stay", "up", "down"),
+    step_s=1 / 10,
+)
