@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,34 @@ def test_never_more_than_two_lie_there_and_the_best_has_none(here, tmp_path, mon
     saved = [int(path.name.split("-")[1]) // ITERATION for path in run.checkpoints_path.glob("step-*")]
     document = {step: json.loads((run.checkpoints_path / f"step-{step * ITERATION:012d}" / "state.json").read_text()) for step in saved}
     assert {document[step]["tier"] for step in saved if step % 2} <= {"train"} and {document[step]["tier"] for step in saved if step % 2 == 0} == {"all"}
+
+
+def test_auto_waits_for_it_a_twentieth_of_the_time_at_most_but_for_the_last(here, tmp_path, monkeypatch):
+    names, commit = [], atomic.commit
+
+    def slow(root, name, files, fields, **options):
+        time.sleep(0.5 * name.startswith("replay-"))
+        names.append(name)
+        commit(root, name, files, fields, **options)
+
+    monkeypatch.setattr(atomic, "commit", slow)
+    assert inline(here, f"run.steps={8 * ITERATION}", *WORDS, "checkpoint.every=1").code == 0
+    assert len([name for name in names if name.startswith("replay-")]) <= 2
+    assert names[-2:] == [f"{kind}-{8 * ITERATION:012d}" for kind in ("replay-step", "step")]
+    assert len({name for name in names if name.startswith("step-")}) == 8
+    assert [path.name for path in replays(the_run(tmp_path))] == [f"replay-step-{8 * ITERATION:012d}"]
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3"])
+def test_continuous_actions_too(here, tmp_path, caplog, algo):
+    words = ("pendulum", f"algo.name={algo}", "algo.learning_starts=1024", "algo.batch_size=64", "algo.updates_per_step=0.25", "net.hidden=[16,16]")
+    assert inline(here, f"run.steps={4 * ITERATION}", *words, "algo.replay_capacity=16k").code == 0
+    run = the_run(tmp_path)
+    flip(replays(run)[-1])
+    with caplog.at_level(logging.INFO):
+        go_on(run, f"run.steps={8 * ITERATION}")
+    assert "warm resume: the replay starts empty: " in caplog.text and "replay.safetensors is damaged" in caplog.text
+    assert read(replays(run)[-1])["replay/ticks"].item() == 4 * 16
 
 
 def test_how_large_it_is_is_said_at_the_start(whole):

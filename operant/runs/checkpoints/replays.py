@@ -111,6 +111,9 @@ def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
 
+    # What lies in pinned memory may still be on its way from the device.
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     pinned = None
     for tensor in tensors.values():
         for piece in tensor.detach().reshape(-1).view(torch.uint8).split(PIECE_BYTES):

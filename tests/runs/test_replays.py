@@ -1,0 +1,103 @@
+"""The replay beside a checkpoint: whatever its writer dies of, the newest checkpoint with one goes on to the bit, and no more than two lie there."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+import torch
+
+from operant.runs import atomic
+from operant.runs.checkpoints import Store, replays
+
+UUID = "ab" * 16
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def store(tmp_path, said) -> Store:
+    return Store(tmp_path / "checkpoints", run_uuid=UUID, report=said.append)
+
+
+def ring(value: int) -> dict[str, torch.Tensor]:
+    """Of every kind that is stored, and an empty one."""
+    return {
+        "replay/observation": torch.full((5, 3, 7), value, dtype=torch.uint8), "replay/reward": torch.full((5, 3), value / 3), "replay/none": torch.zeros(0, 3),
+        "replay/action": torch.full((5, 3, 1), value, dtype=torch.int32), "replay/ticks": torch.tensor([value]), "replay/scale": torch.tensor(float(value)),
+    }  # fmt: skip
+
+
+def save(store: Store, step: int, session: int = 1) -> None:
+    """As a trainer does: the replay, then its checkpoint."""
+    assert store.replays.save(step, ring(step), session=session)
+    assert store.save(step, {"w": torch.ones(2)}, {}, session=session)
+
+
+def found(store: Store, step: int, session: int = 1) -> tuple[str | None, dict[str, torch.Tensor]]:
+    """What `restore` says, and what it copied."""
+    into = {name: torch.zeros_like(value) for name, value in ring(0).items()}
+    return store.replays.restore(step, into, session=session), into
+
+
+def lying(store: Store) -> list[str]:
+    return sorted(path.name for path in store.folder.iterdir() if "replay" in path.name)
+
+
+@pytest.mark.parametrize("piece_bytes", [16, replays.PIECE_BYTES])
+def test_what_is_saved_is_found_again(store, monkeypatch, piece_bytes):
+    monkeypatch.setattr(replays, "PIECE_BYTES", piece_bytes)
+    save(store, 7)
+    reason, into = found(store, 7)
+    assert reason is None and all(torch.equal(value, into[name]) for name, value in ring(7).items())
+
+
+def test_of_one_that_does_not_fit_nothing_is_copied(store):
+    save(store, 7)
+    for wrong in ({"replay/reward": torch.zeros(5, 4)}, {"replay/other": torch.zeros(1)}, {"replay/action": torch.zeros(5, 3, 1)}):
+        into = {name: torch.zeros_like(value) for name, value in ring(0).items()} | wrong
+        assert "this configuration" in store.replays.restore(7, into, session=1)
+        assert not any(value.any() for value in into.values())
+    assert "another checkpoint" in found(store, 7, session=2)[0] and "not saved" in found(store, 8)[0]
+
+
+def test_the_former_one_stays_until_the_new_checkpoint_is_committed(store):
+    save(store, 1)
+    assert store.replays.save(2, ring(2), session=1)  # and is killed here
+    assert lying(store) == ["replay-step-000000000001", "replay-step-000000000002"] and found(store, 1)[0] is None
+    again = Store(store.folder, run_uuid=UUID, report=print)
+    assert again.load().step == 1
+    assert again.replays.save(3, ring(3), session=2)
+    assert lying(store) == ["replay-step-000000000001", "replay-step-000000000003"]
+    again.save(3, {"w": torch.ones(2)}, {}, session=2)
+    assert lying(store) == ["replay-step-000000000003"] and found(again, 3, session=2)[0] is None
+
+
+def test_what_a_dead_writer_left_is_cleared_before_the_next(store):
+    save(store, 1)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = store.folder / f".tmp-replay-step-000000000002-{dead.pid}"
+    left.mkdir()
+    (left / "replay.safetensors").write_bytes(bytes(100))
+    save(store, 2)
+    assert lying(store) == ["replay-step-000000000002"]
+
+
+def test_a_write_that_fails_is_told_and_leaves_the_former_one(store, said, monkeypatch):
+    save(store, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic.os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        assert not store.replays.save(2, ring(2), session=1)
+    assert said == ["the replay of step 2 is not saved: Input/output error. A resume from there would be a warm one"]
+    assert lying(store) == ["replay-step-000000000001"] and found(store, 1)[0] is None
+
+
+def test_another_runs_is_left_alone(store):
+    save(store, 1)
+    other = Store(store.folder, run_uuid="cd" * 16, report=print)
+    save(other, 2)
+    assert lying(store) == ["replay-step-000000000001", "replay-step-000000000002"] and "another checkpoint" in found(store, 2)[0]
