@@ -334,14 +334,14 @@ class Trainer:
 
     def _save(self, *, best: bool = False, wait: bool = False) -> None:
         """Make a checkpoint, for whoever asked for one too."""
-        self.requests.checkpoint = False
+        last, self.requests.checkpoint = wait or self.requests.checkpoint, False
         save = _Save(self.step, best, self.requests.take("checkpoint"))
         self.writer.set_phase("checkpoint")
-        self.meters.measure("checkpoint", lambda: self._snapshot(save, wait=wait))
+        self.meters.measure("checkpoint", lambda: self._snapshot(save, last=last, wait=wait))
 
-    def _snapshot(self, save: _Save, *, wait: bool) -> None:
+    def _snapshot(self, save: _Save, *, last: bool, wait: bool) -> None:
         self._confirm(wait=True)
-        took_s = self.snapshots.save(self.step, self._document(), best=save.best, last=wait or bool(save.requests))
+        took_s = self.snapshots.save(self.step, self._document(), best=save.best, last=last)
         self._unconfirmed = save._replace(replay_s=took_s)
         self._confirm(wait=wait)
 
