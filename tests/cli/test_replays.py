@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -11,10 +12,13 @@ import pytest
 import torch
 from processes import ITERATION, inline, tensors, the_run
 
+from monitor.data.feed import LiveFeed
+from monitor.screen.about import description
 from operant import runs
 from operant.config import request
 from operant.runs import atomic
 from operant.runs.metrics import Reader
+from operant.text import size
 from operant.training import worker
 
 pytestmark = pytest.mark.usefixtures("one_thread", "serial_worlds")
@@ -182,9 +186,12 @@ def test_continuous_actions_too(here, tmp_path, caplog, algo):
     assert read(replays(run)[-1])["replay/ticks"].item() == 4 * 16
 
 
-def test_how_large_it_is_is_said_at_the_start(whole):
-    log = (whole.path / "run.json").read_text()
-    assert json.loads(log)["replay_bytes"] == sum(value.nbytes for value in read(replays(whole)[-1]).values())
+def test_how_large_it_is_is_shown_in_the_monitor(whole):
+    bytes_ = sum(value.nbytes for value in read(replays(whole)[-1]).values())
+    assert runs.read_json(whole.path / "run.json")["replay_bytes"] == bytes_
+    with contextlib.closing(LiveFeed(whole)) as feed:
+        lines = ["".join(piece.text for piece in line) for line in description(feed.snapshot())]
+    assert any(line.split() == ["replay", *size(bytes_).split()] for line in lines), lines
 
 
 def test_what_saving_took_is_told(whole):
