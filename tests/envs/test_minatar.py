@@ -1,7 +1,11 @@
-"""MinAtar's games against the authors' package, where it is installed, step by step with the same random numbers; and rules of each game worked by hand."""
+"""MinAtar's games against the authors' package, step by step with the same random numbers; and rules of each game worked by hand.
+
+The package is looked for, and no part of what tests need: it brings pandas, scipy and seaborn, of which its rules use none (`pip install --no-deps minatar`).
+"""
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import numpy as np
@@ -68,6 +72,12 @@ class Numbers:
         return drawn[0] if count is None else np.array(drawn)
 
 
+def _spawn_diver(game) -> None:
+    """Seaquest's, whose draws are 4 and 5, whether or not an enemy came in the same step."""
+    game.random.draw = 4
+    super(type(game), game)._spawn_diver()
+
+
 class Oracle:
     """One game of the package."""
 
@@ -80,8 +90,7 @@ class Oracle:
         self.game.random = self.game.env.random = self.numbers
         self.actions = self.game.minimal_action_set()
         if hasattr(self.game.env, "_spawn_diver"):
-            spawn = self.game.env._spawn_diver
-            self.game.env._spawn_diver = lambda: (setattr(self.numbers, "draw", 4), spawn())  # its draws are 4 and 5, whether or not an enemy comes
+            self.game.env.__class__ = type("Seaquest", (type(self.game.env),), {"_spawn_diver": _spawn_diver})
         self.reset(0)
 
     def reset(self, tick: int) -> None:
@@ -94,7 +103,7 @@ class Oracle:
         return self.game.act(self.actions[action])
 
 
-def compare(name: str, steps: int, sticky: float, ramping: bool) -> tuple[float, int]:
+def compare(name: str, steps: int, sticky: float, ramping: bool, careful: int) -> tuple[float, int]:
     """Play both at once; all is compared in each step, of a game that ends too. Returns the sum of the rewards and how many games ended."""
     params = {"sticky": sticky} | ({"ramping": ramping} if name in RAMPING else {})
     table = Table(name, **params)
@@ -103,7 +112,7 @@ def compare(name: str, steps: int, sticky: float, ramping: bool) -> tuple[float,
     generator, rewards, ends = np.random.default_rng(3), 0.0, 0
     assert np.array_equal(table.seen(), [oracle.game.state() for oracle in oracles])
     for t in range(1, steps + 1):
-        actions = policy(name, oracles, generator)
+        actions = policy(oracles, generator, careful)
         table.step(actions[None])
         outcomes = [oracle.step(int(action), t) for oracle, action in zip(oracles, actions, strict=True)]
         assert np.array_equal(table.reward, [reward for reward, _ in outcomes]), t
@@ -118,61 +127,56 @@ def compare(name: str, steps: int, sticky: float, ramping: bool) -> tuple[float,
     return rewards, ends
 
 
-def policy(name: str, oracles: list[Oracle], generator: np.random.Generator) -> np.ndarray:
-    """An action for each lane: at random in even ones; in odd ones such as lead far into the game."""
-    actions = generator.integers(0, envs.find(name).action.n, len(oracles)).astype(np.int32)
-    for oracle in oracles[1::2]:
-        game, action = oracle.game.env, actions[oracle.lane]
-        if name == "minatar_breakout":
-            x = np.clip(game.ball_x + (1 if game.ball_dir in (1, 2) else -1), 0, 9)
-            action = LEFT if x < game.pos else RIGHT if x > game.pos else STAY
-        elif name == "minatar_freeway":
-            action = UP if generator.random() < 0.9 else action
-        elif name == "minatar_space_invaders":
-            shot_at = game.e_bullet_map[6:9, game.pos].any() or game.alien_map[7:, game.pos].any()
-            action = (LEFT if game.pos > 4 else RIGHT) if shot_at else action if generator.random() < 0.3 else FIRE
-        elif name == "minatar_asterix":
-            action = dodge(game, generator.permutation(5))
-        elif name == "minatar_seaquest":
-            action = dive(game, generator)
-        actions[oracle.lane] = action
+def policy(oracles: list[Oracle], generator: np.random.Generator, careful: int) -> np.ndarray:
+    """An action for each lane: in the first `careful` ones such as lead far into the game, at random in the others."""
+    actions = generator.integers(0, len(oracles[0].actions), len(oracles)).astype(np.int32)
+    for oracle in oracles[:careful]:
+        actions[oracle.lane] = foreseen(oracle, [*wishes(oracle.game.env, generator), *generator.permutation(len(oracle.actions))], generator)
     return actions
 
 
-def dodge(game, actions: np.ndarray) -> int:
-    """The first action that leads out of the way of Asterix's enemies."""
-    for action in actions:
-        x, y = game.player_x + (action == 3) - (action == 1), game.player_y + (action == 4) - (action == 2)
-        other = game.entities[y - 1] if 1 <= y <= 8 else None
-        if other is None or other[3] or abs(other[0] - x) > 2 or (x < other[0]) == other[2]:
-            return int(action)
-    return STAY
+def foreseen(oracle: Oracle, candidates: list[int], generator: np.random.Generator) -> int:
+    """The first action after which some way on, of a few drawn at random, is survived for eight steps."""
+    for action in candidates:
+        for _ in range(8):
+            game = copy.deepcopy(oracle.game.env)
+            if not any(game.act(oracle.actions[k])[1] for k in (action, *generator.integers(0, len(oracle.actions), 7))):
+                return int(action)
+    return int(candidates[0])
 
 
-def dive(game, generator: np.random.Generator) -> int:
-    """Seaquest: to the divers, out of the way of enemies near by, and up with divers when the air is short or six are on board."""
-    go_up = game.diver_count != 0 and (game.oxygen < 60 or game.diver_count >= 6)
-    diver = game.divers[0] if game.divers else [game.sub_x, 5]
-    wishes = [2] if go_up else [2] * (game.sub_y > diver[1]) + [4] * (game.sub_y < diver[1]) + [1] * (game.sub_x > diver[0]) + [3] * (game.sub_x < diver[0])
-    for action in [*generator.permutation(wishes), *generator.permutation([5, 0, 2, 4, 1, 3])]:
-        x, y = game.sub_x + (action == 3) - (action == 1), game.sub_y + (action == 4) - (action == 2)
-        near = [other for other in (*game.e_fish, *game.e_subs, *game.e_bullets) if other[1] == y and abs(other[0] - x) < 3 and (x >= other[0]) == other[2]]
-        if (not near and y > 0) or (action == 2 and go_up):
-            return int(action)
-    return 5
+def wishes(game, generator: np.random.Generator) -> list[int]:
+    """What is worth doing now, first of all."""
+    if hasattr(game, "brick_map"):
+        x = game.ball_x + (1 if game.ball_dir in (1, 2) else -1)
+        return [LEFT if x < game.pos else RIGHT if x > game.pos else STAY]
+    if hasattr(game, "cars"):
+        return [UP]
+    if hasattr(game, "alien_map"):
+        columns = np.flatnonzero(game.alien_map.any(axis=0))
+        nearest = columns[np.argmin(abs(columns - game.pos))]
+        return [FIRE if nearest == game.pos else LEFT if nearest < game.pos else RIGHT][: game.shot_timer == 0 or nearest != game.pos]
+    if hasattr(game, "divers"):  # to the divers, and up with them when the air is short or six are on board; shoot at what is ahead
+        if game.diver_count != 0 and (game.oxygen < 40 + 20 * game.sub_y or game.diver_count >= 6):
+            return [2]
+        x, y = game.divers[0][:2] if game.divers else (5, 5)
+        ways = [2] * (game.sub_y > max(y, 1)) + [4] * (game.sub_y < y) + [1] * (game.sub_x > x) + [3] * (game.sub_x < x)
+        ahead = any(other[1] == game.sub_y and (other[0] > game.sub_x) == game.sub_or for other in (*game.e_fish, *game.e_subs))
+        return [5] * ahead + list(generator.permutation(ways))
+    return []
 
 
 @pytest.mark.parametrize(("sticky", "ramping"), [(0.0, False), (0.1, True)])
 @pytest.mark.parametrize("name", GAMES)
 def test_the_package_plays_alike(name, sticky, ramping):
-    compare(name, 300, sticky, ramping)
+    compare(name, 300, sticky, ramping, careful=1)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("sticky", "ramping"), [(0.0, True), (0.1, True), (0.25, False)])
 @pytest.mark.parametrize("name", GAMES)
 def test_the_package_plays_alike_for_long(name, sticky, ramping):
-    rewards, ends = compare(name, 5_000, sticky, ramping)
+    rewards, ends = compare(name, 5_000, sticky, ramping, careful=4)
     print(f"{name}: {LANES * 5_000} steps compared, rewards {rewards}, {ends} games ended")
     assert rewards > 0 and ends > 0
 
@@ -187,7 +191,7 @@ def test_a_sticky_action_is_the_last_one_again(name):
         assert np.array_equal(told.seen(), stays.seen()) and np.array_equal(told.reward, stays.reward)
 
 
-# BREAKOUT
+# BY HAND
 
 
 def where(plane: np.ndarray) -> list[tuple[int, int]]:
@@ -209,3 +213,110 @@ def test_breakout_by_hand():
     assert path[:5] == [(4, 1), (5, 2), (6, 3), (7, 4), (8, 5)] and path[5] == (8, 6)
     assert path[6:10] == [(7, 5), (6, 4), (5, 3), (4, 2)]
     assert path[10] == (4, 1) and table.seen()[lane, 3, 1, 3] == 0 and path[11] == (5, 0)
+
+
+def test_freeway_by_hand():
+    """A car of speed v moves in every step v + 1; the chicken has to wait for three steps, and gets nothing for staying; the game has 2,501 steps."""
+    table = Table("minatar_freeway", sticky=0.0)
+    cars = table.seen()[:, 1:9, :, 2:]
+    assert table.seen()[:, 1:9, 0, 1].all() and cars.sum() == LANES * 8, "all begin in the left column, with a trail"
+    speed = 1 + cars.any(axis=2).argmax(axis=2)
+    way = np.where(cars[:, :, 1].any(axis=2), -1, 1)  # of one that goes left the trail lies to the right
+    assert set(speed.ravel()) == {1, 2, 3, 4, 5} and set(way.ravel()) == {-1, 1}
+    for t in range(1, 2502):
+        table.step(STAY)
+        if t < 40:
+            assert np.array_equal(table.seen()[:, 1:9, :, 1].argmax(axis=2), (way * (t // (speed + 1))) % 10), t
+            assert table.seen()[:, 9, 4, 0].all()
+        assert not table.reward.any() and (table.over == (t == 2501)).all(), t
+
+    rows, scored = [], 0.0
+    for t in range(1, 1001):
+        table.step(UP)
+        rows.append(where(table.seen()[0, :, :, 0])[0][0])
+        assert np.array_equal(table.reward[0] == 1, len(rows) > 1 and rows[-2] == 1 and rows[-1] == 9 and t % 3 == 1) or table.reward[0] == 0
+        scored += float(table.reward.sum())
+    assert rows[:3] == [9, 9, 9] and rows[3] == 8 and scored > 0
+
+
+def test_asterix_by_hand():
+    """The first spawn comes in step 11, in which all move; again in step 16, and so on. Enemies end the game in the player's cell, gold is gathered."""
+    table = Table("minatar_asterix", sticky=0.0)
+    for t in range(1, 19):
+        table.step(STAY)
+        seen = table.seen()
+        things = seen[:, :, :, 1] + seen[:, :, :, 3]
+        assert np.array_equal(things.sum(axis=(1, 2)), [int(t > 10)] * LANES) and seen[:, 5, 5, 0].all()
+        if t > 10:
+            steps = (t - 11) // 5 + 1
+            for thing, trail in zip(things, seen[:, :, :, 2], strict=True):
+                ((row, column),) = where(thing)
+                assert 1 <= row <= 8 and (column, where(trail)) in ((steps, [(row, steps - 1)]), (9 - steps, [(row, 10 - steps)])), t
+    found = {0: 0, 1: 0}
+    for _ in range(400):
+        before, over_before = table.seen(), table.over.copy()
+        table.step(STAY)
+        for lane in range(LANES):
+            if table.reward[lane] or table.over[lane]:
+                beside = before[lane, 5, [4, 6]]
+                assert over_before[lane] or beside[:, 3 if table.reward[lane] else 1].any()
+                found[int(table.over[lane])] += 1
+    assert min(found.values()) > 3, found
+
+
+def test_space_invaders_by_hand():
+    """A shot flies five rows to the lowest alien above. The aliens shoot in step 11 from the nearest column, and move to the left in step 13."""
+    table = Table("minatar_space_invaders", 1, sticky=0.0)
+    cluster = np.zeros((10, 10), int)
+    cluster[:4, 2:8] = 1
+    for t in range(1, 14):
+        table.step(FIRE if t == 1 else STAY)
+        seen = table.seen()[0]
+        assert where(seen[:, :, 0]) == [(9, 5)] and where(seen[:, :, 4]) == ([(9 - t, 5)] if t < 6 else [])
+        assert table.reward[0] == (t == 6) and not table.over[0]
+        if t == 6:
+            cluster[3, 5] = 0
+        if t == 13:
+            cluster = np.roll(cluster, -1, axis=1)
+        assert np.array_equal(seen[:, :, 1], cluster) and np.array_equal(seen[:, :, 2], cluster) and not seen[:, :, 3].any(), t
+        assert where(seen[:, :, 5]) == ([(2 + t - 11, 5)] if t > 10 else []), t
+
+
+def test_seaquest_by_hand():
+    """Diving and coming up without a diver ends the game; so does staying below for 201 steps. A shot leaves the front, and the next one five steps later."""
+    table = Table("minatar_seaquest", sticky=0.0)
+    assert all(where(seen[:, :, 0]) == [(0, 5)] and where(seen[:, :, 1]) == [(0, 6)] and seen[9, :, 7].all() for seen in table.seen())
+    table.step(4)
+    assert all(where(seen[:, :, 0]) == [(1, 5)] and seen[9, :, 7].sum() == 9 and not table.over.any() for seen in table.seen())
+    table.step(2)
+    assert table.over.all() and not table.reward.any()
+
+    table.step(STAY)  # of the next game, at the surface
+    for t in range(7):
+        table.step(5)
+        columns = [4 - t, *([4 - (t - 5)] if t >= 5 else [])]
+        assert all(where(seen[:, :, 2]) == [(0, column) for column in sorted(columns) if column >= 0] for seen in table.seen()), t
+
+    table = Table("minatar_seaquest", 64, sticky=0.0)
+    alive = np.ones(64, bool)
+    for t in range(1, 202):
+        table.step(4 if t == 1 else STAY)
+        enemies = table.seen()[:, :, :, 5] + table.seen()[:, :, :, 6]
+        if t <= 21:
+            assert (enemies.sum(axis=(1, 2)) == (t == 21)).all() and not enemies[:, [0, 9]].any() and not enemies[:, :, 1:9].any(), t
+        assert t < 201 or (table.over[alive] != 0).all()
+        alive &= table.over == 0
+        assert t != 200 or alive.any()
+
+
+def test_games_get_harder_only_where_that_is_asked():
+    """Asterix's spawns come sooner after 102 steps; in no game that does not know the parameter is it taken."""
+    assert {"minatar_asterix", "minatar_seaquest", "minatar_space_invaders"} == set(RAMPING)
+    harder, same = Table("minatar_asterix", 256, sticky=0.0, ramping=True), Table("minatar_asterix", 256, sticky=0.0, ramping=False)
+    differ = []
+    for t in range(1, 140):
+        harder.step(STAY)
+        same.step(STAY)
+        if not np.array_equal(harder.seen(), same.seen()):
+            differ.append(t)
+    assert differ and differ[0] > 102
