@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from operant.compute.kernel import bind, kernel
-from operant.data.lots import TICK_BIT, Ages, Lots, Priorities, age_body, arrival_body, learned_body, priority_body
 from operant.data.replay import Batch, Replay
+from operant.data.sampling import TICK_BIT, Ages, Priorities, Sampling, age_body, arrival_body, learned_body, priority_body
 
 _LEAST = 1e-6  # added to an error: what was learned perfectly is drawn again
 
@@ -70,13 +70,13 @@ class Aged(Uniform):
     def __init__(self, replay: Replay, power: int) -> None:
         super().__init__(replay)
         self._choose = kernel(age_body, replay.world.device)
-        self._lots, self._ages = bind(_lots(replay)), bind(Ages(power))
+        self._sampling, self._ages = bind(_sampling_of(replay)), bind(Ages(power))
 
     def sample(self, ticks: int, update: int) -> tuple[Batch, Tensor | None]:
         """A batch of its own, by age."""
         if len(self.replay.batch.noise):
             self.replay.choose(ticks, update)  # for its noise: the indices are written over
-        self._choose(len(self.replay.index), self._lots, self._ages, ticks << TICK_BIT | update)
+        self._choose(len(self.replay.index), self._sampling, self._ages, ticks << TICK_BIT | update)
         return self.replay.gather(ticks), None
 
 
@@ -91,18 +91,18 @@ class Prioritised:
         self.value, self.sums = torch.zeros(M * r, N, device=where), torch.zeros(M, S, device=where)
         self.share, self._fresh, self.largest = torch.ones(B, device=where), torch.zeros(B, device=where), torch.ones(1, device=where)
         self.importance, self._skip = torch.ones((), device=where), torch.zeros(1, device=where)
-        self._lots = bind(_lots(replay))
+        self._sampling = bind(_sampling_of(replay))
         self._priorities = bind(Priorities(self.value, self.sums, self.share, self._fresh, self.largest, self._skip, r))
         self._arrive, self._choose, self._write = (kernel(body, where) for body in (arrival_body, priority_body, learned_body))
 
     def store(self, t: int) -> None:
         """Take note of tick t of the iteration, which the replay has stored."""
-        self._arrive(self.replay.world.count, self._lots, self._priorities, t)
+        self._arrive(self.replay.world.count, self._sampling, self._priorities, t)
 
     def sample(self, ticks: int, update: int) -> tuple[Batch, Tensor | None]:
         """A batch of its own, and the samples' weights (B), the largest 1."""
         torch.sum(self.value.view(self._shape), dim=(1, 3), out=self.sums)
-        self._choose(len(self.share), self._lots, self._priorities, ticks << TICK_BIT | update)
+        self._choose(len(self.share), self._sampling, self._priorities, ticks << TICK_BIT | update)
         weight = self.share.clamp_min(1e-30).pow(-self.importance)
         return self.replay.gather(ticks), weight / weight.amax()
 
@@ -111,16 +111,16 @@ class Prioritised:
         torch.add(error, _LEAST, out=self._fresh).pow_(self._exponent)
         self._skip.copy_(skip)
         self.largest.copy_(torch.where(skip > 0, self.largest, torch.maximum(self.largest, self._fresh.amax())))
-        self._write(len(self._fresh), self._lots, self._priorities)
+        self._write(len(self._fresh), self._sampling, self._priorities)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint with the replay must hold, by name."""
         return {"priority": self.value, "largest_priority": self.largest}
 
 
-def _lots(replay: Replay) -> Lots:
+def _sampling_of(replay: Replay) -> Sampling:
     ring = replay.ring
-    return Lots(replay.index, ring.ticks, ring.updates, ring.seed, replay.ticks_stored, replay.world.count, replay.shards, replay.n_step)
+    return Sampling(replay.index, ring.ticks, ring.updates, ring.seed, replay.ticks_stored, replay.world.count, replay.shards, replay.n_step)
 
 
 def blocks(rows: int, lanes: int) -> tuple[int, int]:

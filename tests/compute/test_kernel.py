@@ -22,7 +22,7 @@ from operant.compute import kernel, ptx
 from operant.compute.kernel import cuda_shell
 from operant.compute.ptx import ARCHITECTURES, compile_ptx, float64_lines, undefined_calls
 from operant.compute.rng import integer
-from operant.data import lots, noise, returns, transitions
+from operant.data import noise, returns, sampling, transitions
 from operant.envs import Box, Env, IntState, MultiDiscrete, device, with_pixels
 from operant.training import entry
 from operant.worlds import noise as world_noise
@@ -90,13 +90,13 @@ def copied() -> transitions.Rows:
     return transitions.Rows(words, words, legal, place, place, taken, taken, out, out)
 
 
-def chosen() -> lots.Lots:
+def chosen() -> sampling.Sampling:
     counts, seed = zeros(1, dtype=torch.int64), zeros(2, dtype=torch.int32)
-    return lots.Lots(zeros(BATCH, dtype=torch.int32), counts, counts, seed, ROWS, N, 8, 3)
+    return sampling.Sampling(zeros(BATCH, dtype=torch.int32), counts, counts, seed, ROWS, N, 8, 3)
 
 
-def priorities() -> lots.Priorities:
-    return lots.Priorities(zeros(ROWS, N), zeros(4, 8), zeros(BATCH), zeros(BATCH), zeros(1), zeros(1), 2)
+def priorities() -> sampling.Priorities:
+    return sampling.Priorities(zeros(ROWS, N), zeros(4, 8), zeros(BATCH), zeros(BATCH), zeros(1), zeros(1), 2)
 
 
 GROUPS = {  # the two groups each body is launched with
@@ -111,10 +111,10 @@ GROUPS = {  # the two groups each body is launched with
     transitions.returns_body: lambda: (ring(), sample()),
     transitions.rows_body: lambda: (copied(), copied()),
     transitions.legal_body: lambda: (copied(), copied()),
-    lots.age_body: lambda: (chosen(), lots.Ages(2)),
-    lots.arrival_body: lambda: (chosen(), priorities()),
-    lots.priority_body: lambda: (chosen(), priorities()),
-    lots.learned_body: lambda: (chosen(), priorities()),
+    sampling.age_body: lambda: (chosen(), sampling.Ages(2)),
+    sampling.arrival_body: lambda: (chosen(), priorities()),
+    sampling.priority_body: lambda: (chosen(), priorities()),
+    sampling.learned_body: lambda: (chosen(), priorities()),
 }
 
 

@@ -1,4 +1,4 @@
-"""How a sample is chosen by age or by priority, and how priorities change: what the kernels do for one index. Knows no buffers' owner and no network.
+"""Kernels that sample a replay by age or by priority, and that write priorities: each does one index. Knows no network, and no owner of its buffers.
 
 See `operant.data.priorities` for what is computed, and for the shape letters.
 """
@@ -16,8 +16,8 @@ from operant.data.transitions import LOW_32, SHARD_BIT, TICK_BIT
 _DRAW = 1024  # the draw of a sample's own random numbers: those of `Replay.sample` begin at 0
 
 
-class Lots(NamedTuple):
-    """What samples are chosen by. Tensors outside the kernels, arrays inside."""
+class Sampling(NamedTuple):
+    """The replay ring and the indices sampled from it. Tensors outside the kernels, arrays inside."""
 
     place: Any  # (B) int32, written: row of the ring x N + lane
     ticks: Any  # (1) int64, ticks stored when the iteration began
@@ -48,13 +48,13 @@ class Priorities(NamedTuple):
 
 
 @device
-def _uniform_pair(k, lots, offset):
+def _uniform_pair(k, sampling, offset):
     """Two uniform numbers of sample k, keyed as the replay's own samples are, its shard, and its number there."""
-    update = lots.updates[0] + (int64(offset) & LOW_32)
-    samples = lots.place.shape[0] // lots.shards
+    update = sampling.updates[0] + (int64(offset) & LOW_32)
+    samples = sampling.place.shape[0] // sampling.shards
     shard, number = int64(k) // samples, int64(k) % samples
     key = (
-        uint32(lots.seed[0]), uint32(lots.seed[1]), uint32((shard << SHARD_BIT) | number),
+        uint32(sampling.seed[0]), uint32(sampling.seed[1]), uint32((shard << SHARD_BIT) | number),
         uint32(update & LOW_32), uint32(update >> 32), uint32(rng.REPLAY),
     )  # fmt: skip
     words = rng.uniform4(key, _DRAW)
@@ -62,41 +62,41 @@ def _uniform_pair(k, lots, offset):
 
 
 @device
-def _choices(lots, offset):
+def _choices(sampling, offset):
     """How many ticks can be sampled; 1 at least."""
-    stored = min(lots.ticks[0] + (int64(offset) >> TICK_BIT), int64(lots.rows))
-    return max(stored - lots.n_step, int64(1))
+    stored = min(sampling.ticks[0] + (int64(offset) >> TICK_BIT), int64(sampling.rows))
+    return max(stored - sampling.n_step, int64(1))
 
 
 @device
-def age_body(k, lots, ages, offset):
+def age_body(k, sampling, ages, offset):
     """Sample k where newer ticks are preferred: its age is u^power of what can be sampled."""
-    first, second, shard, _ = _uniform_pair(k, lots, offset)
+    first, second, shard, _ = _uniform_pair(k, sampling, offset)
     age = float32(1.0)
     for _ in range(ages.power):
         age *= first
-    choices = _choices(lots, offset)
-    newest = lots.ticks[0] + (int64(offset) >> TICK_BIT) - 1 - lots.n_step
+    choices = _choices(sampling, offset)
+    newest = sampling.ticks[0] + (int64(offset) >> TICK_BIT) - 1 - sampling.n_step
     tick = max(newest - min(int64(age * float32(choices)), choices - 1), int64(0))
-    lanes = lots.lanes // lots.shards
+    lanes = sampling.lanes // sampling.shards
     lane = shard * lanes + min(int64(second * float32(lanes)), int64(lanes - 1))
-    lots.place[k] = int32(tick % lots.rows * lots.lanes + lane)
+    sampling.place[k] = int32(tick % sampling.rows * sampling.lanes + lane)
 
 
 @device
-def arrival_body(lane, lots, priorities, offset):
+def arrival_body(lane, sampling, priorities, offset):
     """Tick `offset` of the iteration replaces the oldest one; the tick n before it can be sampled now."""
-    tick = lots.ticks[0] + offset
-    priorities.value[tick % lots.rows, lane] = float32(0.0)
-    if tick >= lots.n_step:
-        priorities.value[(tick - lots.n_step) % lots.rows, lane] = priorities.largest[0]
+    tick = sampling.ticks[0] + offset
+    priorities.value[tick % sampling.rows, lane] = float32(0.0)
+    if tick >= sampling.n_step:
+        priorities.value[(tick - sampling.n_step) % sampling.rows, lane] = priorities.largest[0]
 
 
 @device
-def priority_body(k, lots, priorities, offset):
+def priority_body(k, sampling, priorities, offset):
     """Sample k by priority: the transition at whose sum its range's number stands; and its share."""
-    first, _, shard, number = _uniform_pair(k, lots, offset)
-    samples, lanes = lots.place.shape[0] // lots.shards, lots.lanes // lots.shards
+    first, _, shard, number = _uniform_pair(k, sampling, offset)
+    samples, lanes = sampling.place.shape[0] // sampling.shards, sampling.lanes // sampling.shards
     total = float32(0.0)
     for block in range(priorities.sums.shape[0]):
         total += priorities.sums[block, shard]
@@ -123,18 +123,18 @@ def priority_body(k, lots, priorities, offset):
                 running += part
         if running > ahead:
             break
-    lots.place[k] = int32(found_row * lots.lanes + found_lane)
-    count = float32(_choices(lots, offset) * lanes)
+    sampling.place[k] = int32(found_row * sampling.lanes + found_lane)
+    count = float32(_choices(sampling, offset) * lanes)
     priorities.share[k] = value * count / total if total > float32(0.0) else float32(1.0)
 
 
 @device
-def learned_body(k, lots, priorities, offset):
+def learned_body(k, sampling, priorities, offset):
     """Sample k's new priority, unless a later sample is the same transition: these are of the same shard."""
-    samples = lots.place.shape[0] // lots.shards
+    samples = sampling.place.shape[0] // sampling.shards
     last = True
     for other in range(int64(k) + 1, (int64(k) // samples + 1) * samples):
-        if lots.place[other] == lots.place[k]:
+        if sampling.place[other] == sampling.place[k]:
             last = False
     if last and priorities.skip[0] == float32(0.0):
-        priorities.value[int64(lots.place[k]) // lots.lanes, int64(lots.place[k]) % lots.lanes] = priorities.fresh[k]
+        priorities.value[int64(sampling.place[k]) // sampling.lanes, int64(sampling.place[k]) % sampling.lanes] = priorities.fresh[k]
