@@ -32,6 +32,20 @@ SYNONYMS = {
 }  # fmt: skip
 """What other libraries call a key, by its last part: a hint in the message about an unknown key."""
 
+REPLAY_SYNONYMS = {
+    "buffer_size": "algo.replay_capacity", "replay_buffer_size": "algo.replay_capacity", "replay_size": "algo.replay_capacity",
+    "memory_size": "algo.replay_capacity", "buffer_capacity": "algo.replay_capacity", "gradient_steps": "algo.updates_per_step",
+    "utd": "algo.updates_per_step", "utd_ratio": "algo.updates_per_step", "start_steps": "algo.learning_starts", "start_timesteps": "algo.learning_starts",
+    "warmup_steps": "algo.learning_starts", "ent_coef": "algo.temperature", "alpha": "algo.temperature", "q_lr": "algo.critic_learning_rate",
+    "critic_lr": "algo.critic_learning_rate", "policy_lr": "algo.learning_rate", "actor_lr": "algo.learning_rate", "policy_delay": "algo.actor_delay",
+    "policy_frequency": "algo.actor_delay", "policy_noise": "algo.target_noise", "target_policy_noise": "algo.target_noise",
+    "noise_clip": "algo.target_noise_clip", "target_update_interval": "algo.target_every", "target_network_frequency": "algo.target_every",
+    "exploration_initial_eps": "algo.epsilon_start", "start_e": "algo.epsilon_start", "exploration_final_eps": "algo.epsilon_end",
+    "end_e": "algo.epsilon_end", "exploration_fraction": "algo.epsilon_steps", "dueling": "algo.duelling", "double_q": "algo.double",
+    "per": "algo.replay_sampling", "prioritized_replay": "algo.replay_sampling", "n_atoms": "algo.atoms", "num_atoms": "algo.atoms",
+}  # fmt: skip
+"""The same for algorithms of Q values, where the key is not one of SYNONYMS'."""
+
 _SAMPLES = "a minibatch holds env.lanes x algo.horizon / algo.minibatches samples"
 NOTES = dict.fromkeys(("batch_size", "minibatch_size", "mini_batch_size", "train_batch_size", "sgd_minibatch_size"), _SAMPLES)
 """Where a key of another library counts something else than Operant's."""

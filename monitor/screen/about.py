@@ -68,7 +68,7 @@ def description(snapshot: Snapshot) -> list[Line]:
         ("operant", run.version),
         ("created", run.created),
         ("steps", f"{now.step:,}" + (f" of {now.steps:,}" if now.steps else "") if now.step is not None else None),
-        ("updates", f"{now.iterations:,}" if now.iterations is not None else None),
+        ("iterations", f"{now.iterations:,}" if now.iterations is not None else None),
         ("took" if snapshot.ended else "up", duration(now.up_s) if now.up_s is not None else None),
         ("target", number(run.target) if run.target is not None else None),
         ("checkpoint", f"at {count(now.checkpoint_step)} steps" if now.checkpoint_step is not None else None),

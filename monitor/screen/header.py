@@ -74,7 +74,7 @@ def figures(model: Model, width: int, height: int) -> list[Line]:
     slots = [_slot(figure, detailed=place == 0) for place, figure in enumerate(figures[:first])]
     if progress.iterations is not None:
         rate = f" @ {number(progress.iterations_per_s)}/s" if progress.iterations_per_s is not None else ""
-        slots.append([Piece("update ", "dim"), Piece(padded(f"{progress.iterations:,}", 7), "text"), Piece(padded(rate, 11), "dim")])
+        slots.append([Piece("iteration ", "dim"), Piece(padded(f"{progress.iterations:,}", 7), "text"), Piece(padded(rate, 11), "dim")])
     if progress.checkpoint_age_s is not None:
         slots.append([Piece("checkpoint ", "dim"), Piece(padded(f"{age(progress.checkpoint_age_s)} ago", 10), "text")])
     slots += [_slot(figure) for figure in figures[first:]]

@@ -87,7 +87,7 @@ def time(model: Model, width: int, height: int) -> list[Line]:
 def time_title(model: Model) -> str:
     """The title of the panel of phases."""
     total = sum(phase.milliseconds for phase in model.snapshot.phases)
-    return f"Time per update {bars.milliseconds(total)}" if total else "Time"
+    return f"Time per iteration {bars.milliseconds(total)}" if total else "Time"
 
 
 def machine(model: Model, width: int, height: int) -> list[Line]:

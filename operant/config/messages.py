@@ -64,7 +64,8 @@ def _nearest_key(key: Key, known: Mapping[str, Sequence[str]]) -> str:
         return f" - it is called {new!r} now"
     inside = nearest(name, [f"{key[0]}.{other}" for other in known.get(key[0], ())]) if len(key) > 1 else None
     elsewhere = [other for other in names if other.split(".")[-1] == key[-1]]
-    if not elsewhere and (synonym := old_names.SYNONYMS.get(key[-1])) in names:
+    synonyms = (table.get(key[-1]) for table in (old_names.SYNONYMS, old_names.REPLAY_SYNONYMS))
+    if not elsewhere and (synonym := next((meant for meant in synonyms if meant in names), None)):
         note = old_names.NOTES.get(key[-1])
         return did_you_mean(synonym) + (f" ({note})" if note else "")
     if inside or elsewhere:

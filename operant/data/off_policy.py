@@ -35,14 +35,14 @@ class OffPolicyConfig(Section):
         found = []
         updates = self.horizon * self.updates_per_step
         if abs(updates - round(updates)) > 1e-6 or updates < 0.5:
-            cut = f"{self.horizon} steps x {self.updates_per_step:g} updates are {updates:g} updates an iteration, which should be a whole number"
-            found.append(("updates_per_step", f"{cut} (change algo.horizon)"))
+            product = f"algo.horizon ({self.horizon}) x {self.updates_per_step:g} = {updates:g} updates an iteration"
+            found.append(("updates_per_step", f"{product}: it should be a whole number, 1 or more (change one of the two)"))
         held = self.replay_capacity // lanes * lanes
         if held < (self.n_step + 1) * lanes:
             least = (self.n_step + 1) * lanes
-            found.append(("replay_capacity", f"{lanes:,} lanes and n_step = {self.n_step} need room for {least:,} transitions at least"))
+            found.append(("replay_capacity", f"{lanes:,} lanes and n_step = {self.n_step} need {least:,} transitions or more (got {self.replay_capacity:,})"))
         elif held < self.learning_starts:
-            found.append(("learning_starts", f"the replay never holds so many transitions: algo.replay_capacity holds {held:,}"))
+            found.append(("learning_starts", f"it should be {held:,} or less, all that the replay holds, or raise algo.replay_capacity (got {self.learning_starts:,})"))
         return found
 
     @property

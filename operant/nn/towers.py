@@ -20,11 +20,11 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu
 
 
 def problem(env: Env, config: mlp.Config) -> str | None:
-    """What keeps towers of such a network from reading an environment's observations, in a sentence; None where nothing does."""
+    """Why such a network cannot read an environment's observations, in a sentence; None where it can."""
     seen = env.observation
     if isinstance(seen.categories, tuple) and len(seen.categories) != seen.size:
         return f"the observation has {seen.size} numbers, but categories for {len(seen.categories)}: one for each, 0 for a numeric one"
-    return None if config.kind == "mlp" else f'net.kind = {config.kind!r} is not one that this algorithm reads observations with (use "mlp")'
+    return None if config.kind == "mlp" else f'net.kind should be "mlp" for SAC and TD3; "ppo", "dqn" and "pqn" take others, too (got {config.kind!r})'
 
 
 class Towers(nn.Module):
