@@ -233,9 +233,9 @@ class _Viewer:
             if wanted == 2:
                 self._screen.above("Stopping now, without saving.")
             elif self._record is None or look.status is None:
-                self._screen.above(f"Stopping before the first update, with nothing to save… {_LINGER.format('')}")
+                self._screen.above(f"Stopping before the first iteration, with nothing to save… {_LINGER.format('')}")
             else:
-                saving = f"Stopping after update {look.status.main_count + 1} and saving a checkpoint…"
+                saving = f"Stopping after iteration {look.status.main_count + 1} and saving a checkpoint…"
                 self._screen.above(f"{saving} {_LINGER.format(' without saving')}")
         elif now_s - self._wanted_s > _UNREACHABLE_S and not self._told:
             self._told = True

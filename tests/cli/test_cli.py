@@ -277,7 +277,7 @@ def stopped(tmp_path_factory) -> SimpleNamespace:
 
 def test_ctrl_c_stops_with_a_checkpoint(stopped):
     assert stopped.code == 130
-    assert "Stopping after update" in stopped.said and "saving a checkpoint" in stopped.said
+    assert "Stopping after iteration" in stopped.said and "saving a checkpoint" in stopped.said
     described = json.loads(operant_process(stopped.place, "show", "long", "--json").stdout)
     assert (described["state"], described["exit"], described["cause"]) == ("stopped", 130, "by SIGTERM")
     assert described["last_checkpoint_step"] == described["step"] > 0
@@ -312,7 +312,7 @@ def test_ctrl_c_while_it_starts_stops_it_with_nothing_to_save(tmp_path):
         said = viewer.communicate(timeout=60)[1]
     finally:
         viewer.kill()
-    assert viewer.returncode == 130 and "Stopping before the first update" in said and "Traceback" not in said
+    assert viewer.returncode == 130 and "Stopping before the first iteration" in said and "Traceback" not in said
     ending = json.loads((path / "exit.json").read_text())
     assert (ending["exit"], ending["signal"]) == (130, None)
     log = (path / "log.txt").read_text()

@@ -642,10 +642,37 @@ def test_what_others_call_a_key_is_told_its_name_here(key, meant):
     assert f"unknown key {key!r} - did you mean '{meant}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "key", "meant"),
+    [
+        ("dqn", "buffer_size", "algo.replay_capacity"), ("sac", "ent_coef", "algo.temperature"), ("td3", "policy_delay", "algo.actor_delay"),
+        ("dqn", "exploration_final_eps", "algo.epsilon_end"), ("pqn", "n_epochs", "algo.epochs"), ("sac", "gradient_steps", "algo.updates_per_step"),
+    ],
+)  # fmt: skip
+def test_what_others_call_a_key_of_q_learning_is_told_its_name_here(algorithm, key, meant):
+    with pytest.raises(ConfigError, match=f"unknown key 'algo.{key}' - did you mean '{meant}'"):
+        load(None, [f"algo.name={algorithm}", f"algo.{key}=8"])
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("algo.replay_capacity=10", r"algo.replay_capacity: 1,024 lanes and n_step = 1 need 2,048 transitions or more \(got 10\)"),
+        ("algo.learning_starts=100M", r"algo.learning_starts: it should be 999,424 or less, .* raise algo.replay_capacity \(got 100,000,000\)"),
+        ("algo.updates_per_step=0.3", r"algo.updates_per_step: algo.horizon \(32\) x 0.3 = 9.6 updates an iteration: it should be a whole number"),
+    ],
+)  # fmt: skip
+def test_a_replay_that_does_not_fit_says_what_would(override, said):
+    with pytest.raises(ConfigError, match=said):
+        load(None, ["algo.name=sac", override])
+
+
 def test_every_synonym_names_a_key_that_exists():
     keys = {row.key for row in origins(None)}
     assert {*old_names.SYNONYMS.values(), *old_names.ALIASES.values(), *old_names.KEYS.values()} <= keys
     assert not keys & {*old_names.ALIASES, *old_names.KEYS}
+    of_q_values = {row.key for name in ("sac", "td3", "dqn") for row in origins(None, [f"algo.name={name}"])}
+    assert set(old_names.REPLAY_SYNONYMS.values()) <= of_q_values
 
 
 def test_a_key_of_before_is_an_error_with_its_new_name_but_not_in_a_run(write, monkeypatch):

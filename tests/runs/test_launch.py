@@ -416,7 +416,7 @@ def test_phases_while_starting_and_ctrl_c_before_the_first_record(started, view)
     runs.update_document(run.path, phase="compiling kernels 4/9\x1b[2J")
     viewer.wait_for("starting: compiling kernels 4/9[2J")
     viewer.press(b"\x03")
-    viewer.wait_for("Stopping before the first update, with nothing to save…")
+    viewer.wait_for("Stopping before the first iteration, with nothing to save…")
     assert viewer.wait() == 130
     assert "stopped  cartpole-ppo-4f2a   before its first record" in viewer.text and "operant resume" not in viewer.text
 
@@ -427,7 +427,7 @@ def test_ctrl_c_once_stops_with_a_checkpoint(started, view):
     viewer.wait_for("return 20.5")
     viewer.press(b"\x03")
     viewer.wait_for("and saving a checkpoint… (Ctrl-C again: stop now without saving. To leave it running next time: --detach)")
-    assert re.search(r"Stopping after update \d+ and saving", viewer.text)
+    assert re.search(r"Stopping after iteration \d+ and saving", viewer.text)
     assert viewer.wait() == 130
     assert ending(run)["exit"] == 130 and state(run).word == "stopped"
     assert list(run.checkpoints_path.iterdir())
