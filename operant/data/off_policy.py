@@ -42,7 +42,7 @@ class OffPolicyConfig(Section):
             least = (self.n_step + 1) * lanes
             found.append(("replay_capacity", f"{lanes:,} lanes and n_step = {self.n_step} need {least:,} transitions or more (got {self.replay_capacity:,})"))
         elif held < self.learning_starts:
-            found.append(("learning_starts", f"it should be {held:,} or less, all that the replay holds, or raise algo.replay_capacity (got {self.learning_starts:,})"))
+            found.append(("learning_starts", f"the replay holds {held:,} at most: raise algo.replay_capacity (got {self.learning_starts:,})"))
         return found
 
     @property

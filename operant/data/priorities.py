@@ -28,16 +28,16 @@ _LEAST = 1e-6  # added to an error: what was learned perfectly is drawn again
 
 
 class Sampler(Protocol):
-    """One way to choose. In an iteration `store` each tick t after the replay did; then for each update `sample`, and `learned` with what came of it."""
+    """One way to sample. In an iteration `store` each tick t after the replay did; then for each update `sample`, and `learned` with its TD errors."""
 
     def store(self, t: int) -> None:
-        """Take note of tick t of the iteration, which the replay has stored."""
+        """Set the priorities for tick t of the iteration, which the replay has stored."""
 
     def sample(self, ticks: int, update: int) -> tuple[Batch, Tensor | None]:
         """A batch for update number `update`, with so many ticks stored; and the weight of each sample in the loss, (B), None: all alike."""
 
     def learned(self, error: Tensor, skip: Tensor) -> None:
-        """How wrong the network was about each sample, (B), 0 and more; nothing is noted where `skip`, a scalar, is 1."""
+        """Set the batch's priorities from the errors (B), 0 and more: |TD error| or cross-entropy; no change where `skip`, a scalar, is 1."""
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint with the replay must hold, by name."""
@@ -81,7 +81,7 @@ class Aged(Uniform):
 
 
 class Prioritised:
-    """By priority; `importance` is beta, a scalar on the device."""
+    """Prioritised replay; `importance` is beta, the exponent of the importance-sampling weights, a scalar on the device."""
 
     def __init__(self, replay: Replay, exponent: float) -> None:
         self.replay, self._exponent, where = replay, exponent, replay.world.device
@@ -96,7 +96,7 @@ class Prioritised:
         self._arrive, self._choose, self._write = (kernel(body, where) for body in (arrival_body, priority_body, learned_body))
 
     def store(self, t: int) -> None:
-        """Take note of tick t of the iteration, which the replay has stored."""
+        """Set the priorities for tick t of the iteration, which the replay has stored."""
         self._arrive(self.replay.world.count, self._sampling, self._priorities, t)
 
     def sample(self, ticks: int, update: int) -> tuple[Batch, Tensor | None]:
@@ -107,7 +107,7 @@ class Prioritised:
         return self.replay.gather(ticks), weight / weight.amax()
 
     def learned(self, error: Tensor, skip: Tensor) -> None:
-        """How wrong the network was about each sample, (B); nothing is noted where `skip` is 1."""
+        """Set the batch's priorities from the errors (B); no change where `skip` is 1."""
         torch.add(error, _LEAST, out=self._fresh).pow_(self._exponent)
         self._skip.copy_(skip)
         self.largest.copy_(torch.where(skip > 0, self.largest, torch.maximum(self.largest, self._fresh.amax())))

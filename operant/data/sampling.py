@@ -30,7 +30,7 @@ class Sampling(NamedTuple):
 
 
 class Ages(NamedTuple):
-    """How much newer transitions are preferred."""
+    """Age-weighted sampling: the exponent of u^power."""
 
     power: int
 
@@ -63,7 +63,7 @@ def _uniform_pair(k, sampling, offset):
 
 @device
 def _choices(sampling, offset):
-    """How many ticks can be sampled; 1 at least."""
+    """The number of ticks that can be sampled, 1 or more."""
     stored = min(sampling.ticks[0] + (int64(offset) >> TICK_BIT), int64(sampling.rows))
     return max(stored - sampling.n_step, int64(1))
 
@@ -85,7 +85,7 @@ def age_body(k, sampling, ages, offset):
 
 @device
 def arrival_body(lane, sampling, priorities, offset):
-    """Tick `offset` of the iteration replaces the oldest one; the tick n before it can be sampled now."""
+    """Tick `offset` of the iteration overwrites the oldest tick: priority 0. The tick n before it, now complete, gets the largest priority."""
     tick = sampling.ticks[0] + offset
     priorities.value[tick % sampling.rows, lane] = float32(0.0)
     if tick >= sampling.n_step:
@@ -94,7 +94,7 @@ def arrival_body(lane, sampling, priorities, offset):
 
 @device
 def priority_body(k, sampling, priorities, offset):
-    """Sample k by priority: the transition at whose sum its range's number stands; and its share."""
+    """Sample k by priority, stratified: the transition where the prefix sum of priorities reaches a uniform number of range k; and its share."""
     first, _, shard, number = _uniform_pair(k, sampling, offset)
     samples, lanes = sampling.place.shape[0] // sampling.shards, sampling.lanes // sampling.shards
     total = float32(0.0)
@@ -130,7 +130,7 @@ def priority_body(k, sampling, priorities, offset):
 
 @device
 def learned_body(k, sampling, priorities, offset):
-    """Sample k's new priority, unless a later sample is the same transition: these are of the same shard."""
+    """Write sample k's new priority, unless a later sample of its shard is the same transition."""
     samples = sampling.place.shape[0] // sampling.shards
     last = True
     for other in range(int64(k) + 1, (int64(k) // samples + 1) * samples):

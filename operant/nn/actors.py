@@ -119,7 +119,7 @@ def bounds_of(env: Env) -> tuple[tuple[float, ...], tuple[float, ...]]:
         raise ConfigError("the environment", [f"{env.name or 'it'} has {kind} (use algo.name = {instead})"])
     low, high = env.action.bounds()
     if not all(map(math.isfinite, (*low, *high))):
-        raise ConfigError("the environment", [f'{env.name or "it"} has actions without bounds, into which tanh cannot carry them (use algo.name = "ppo")'])
+        raise ConfigError("the environment", [f'{env.name or "it"} has actions without bounds, which a tanh policy needs (use algo.name = "ppo")'])
     return low, high
 
 

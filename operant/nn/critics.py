@@ -43,9 +43,10 @@ class CriticConfig(Section):
     def support_problems(self) -> list[tuple[str, str]]:
         """What is wrong with the support, as (key, message)."""
         if self.v_min >= self.v_max:
-            return [("v_min", f"input should be less than algo.v_max = {self.v_max:g}")]
+            return [("v_min", f"it should be less than algo.v_max = {self.v_max:g} (got {self.v_min:g})")]
         inside = self.v_min < 0.0 < self.v_max
-        return [] if inside or not self.scales_rewards else [("v_min", "0 should lie between v_min and v_max where returns are normalised")]
+        around = f"0 should lie between algo.v_min ({self.v_min:g}) and algo.v_max ({self.v_max:g})"
+        return [] if inside or not self.scales_rewards else [("v_min", f"{around}, or set algo.normalize_returns=false")]
 
 
 def projected(probability: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:

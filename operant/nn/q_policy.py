@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from operant.envs import Discrete, Env
+from operant.envs import Box, Discrete, Env
 from operant.errors import ConfigError
 from operant.nn.distributions import masked
 from operant.nn.exploration import epsilon_greedy
@@ -63,11 +63,11 @@ class QPolicy(Policy):
     ) -> None:  # fmt: skip
         if not isinstance(env.action, Discrete):
             kind = type(env.action).__name__
+            instead = '"ppo", "sac" or "td3"' if isinstance(env.action, Box) else '"ppo"'
             raise ConfigError(
                 "the algorithm",
-                [f'algo.name: Q values are of one choice among n actions (Discrete); the actions of {env.name or "this environment"} are {kind}. Use "ppo", '
-                 'which takes any, or "sac" or "td3" for Box'],
-            )  # fmt: skip
+                [f"algo.name: DQN and PQN need Discrete actions; those of {env.name or 'this environment'} are {kind} (use {instead})"],
+            )
         head = QHead(env.action.n, atoms=atoms, duelling=duelling, low=support[0], high=support[1], epsilon=epsilon)
         one_trunk = config.model_copy(update={"shared": True})
         super().__init__(env, one_trunk, seed=seed, device=device, normalize=normalize, precision=precision, distribution=head)

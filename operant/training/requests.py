@@ -114,7 +114,7 @@ class Requests:
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
         # Interrupted imports of C extensions make an ImportError of it, and worse.
         if self.stop is not None and error is not None and (self._starting or isinstance(error, SystemExit)):
-            raise StoppedError(f"stopped by {self.stop.by} before the first update, with nothing to save") from None
+            raise StoppedError(f"stopped by {self.stop.by} before the first iteration, with nothing to save") from None
 
     def begin(self) -> None:
         """Training begins: from here on a stop waits for the loop."""

@@ -252,8 +252,9 @@ def test_a_ladder_of_epsilons_by_hand():
 
 @pytest.mark.parametrize(("env", "kind"), [(PUSH, "Box"), (GATE, "MultiDiscrete")])
 def test_other_actions_are_refused_with_what_to_use(env, kind):
-    with pytest.raises(ConfigError, match=rf"Discrete.*{kind}.*ppo"):
+    with pytest.raises(ConfigError, match=rf"Discrete.*{kind}.*ppo") as caught:
         dqn_on(env, 4)
+    assert ('"sac"' in str(caught.value)) == (kind == "Box")
 
 
 def test_priorities_are_the_errors_of_the_last_visit():

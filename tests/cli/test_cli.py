@@ -316,7 +316,7 @@ def test_ctrl_c_while_it_starts_stops_it_with_nothing_to_save(tmp_path):
     ending = json.loads((path / "exit.json").read_text())
     assert (ending["exit"], ending["signal"]) == (130, None)
     log = (path / "log.txt").read_text()
-    assert "stopped by SIGTERM before the first update" in log and "Traceback" not in log
+    assert "stopped by SIGTERM before the first iteration" in log and "Traceback" not in log
     assert runs.state(runs.load(path)) == ("stopped", "before its first record")
 
 

@@ -37,7 +37,7 @@ def test_a_second_sigterm_means_the_same_as_one(starting):
     asked = requests.Requests()
     before = signal.getsignal(signal.SIGTERM)
     if starting:
-        with pytest.raises(StoppedError, match="stopped by SIGTERM before the first update"), asked:
+        with pytest.raises(StoppedError, match="stopped by SIGTERM before the first iteration"), asked:
             os.kill(os.getpid(), signal.SIGTERM)
     else:
         with asked:

@@ -93,7 +93,7 @@ class DQN:
 
     @torch.no_grad()
     def _train(self) -> None:
-        """One iteration; then the normalizer takes it in: during an iteration it stands still."""
+        """One iteration; then update the normalizer, which is constant during an iteration."""
         self._explore()
         self.backend.iterate()
         self.backend.finish()

@@ -45,7 +45,7 @@ class Backend(Protocol):
 
 
 def choose(parts: Parts) -> Backend:
-    """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for kernels that cannot be."""
+    """The fastest backend that this machine supports and `algo.kernels` allows. Raises ConfigError for unsupported fused kernels."""
     kernels = parts.config.kernels
     learner = fused.build(parts)
     if learner is not None:

@@ -18,20 +18,20 @@ class DQNConfig(OffPolicyConfig):
     """`[algo]`, when its name is "dqn"."""
 
     learning_rate: Real = Field(5e-4, gt=0, le=1, description="learning rate of Adam")
-    double: bool = Field(False, description="double Q-learning: the network chooses the next action, the target network says what it is worth")
+    double: bool = Field(False, description="double Q-learning: the network chooses the next action, the target network evaluates it")
     duelling: bool = Field(False, description="the head is a state value and advantages, which are added up to Q values")
     critic: Literal["scalar", "c51"] = Field("scalar", description="scalar: Q itself; c51: a distribution of returns over fixed atoms, whose mean is Q")
     atoms: Annotated[Count, Field(ge=2, le=1024)] = Field(51, description="c51 only: atoms of the distribution")
     v_min: Real = Field(-10.0, description="c51 only: the least return of the distribution's support")
     v_max: Real = Field(10.0, description="c51 only: the greatest return of the distribution's support")
-    tau: Real = Field(1.0, gt=0, le=1, description="share of the network that the target network takes over every target_every updates: 1: all of it")
-    target_every: Count = Field(200, ge=1, lt=2**31, description="updates between two of the target network; 1, with a small tau: Polyak averaging")
+    tau: Real = Field(1.0, gt=0, le=1, description="target <- (1 - tau) target + tau network, every target_every updates; 1: a copy")
+    target_every: Count = Field(200, ge=1, lt=2**31, description="updates of the network per update of the target network; 1 and a small tau: Polyak averaging")
     replay_sampling: Literal["uniform", "prioritised", "age"] = Field(
         "uniform", description="transitions of a batch: uniform; prioritised: by their last TD error (or cross-entropy); age: newer ones more often"
     )
-    priority_exponent: Real = Field(0.6, ge=0, le=1, description="prioritised: alpha: 0: all alike; 1: in proportion to the error")
+    priority_exponent: Real = Field(0.6, ge=0, le=1, description="prioritised: alpha, the exponent of priorities; 0: uniform; 1: in proportion to the error")
     priority_weight: Real = Field(
-        0.4, ge=0, le=1, description="prioritised: beta of the weights that make up for it, at the start; it goes to 1 over priority_steps"
+        0.4, ge=0, le=1, description="prioritised: beta, the exponent of the importance-sampling weights, at the start; it goes to 1 over priority_steps"
     )
     priority_steps: Count | None = Field(
         None, ge=1, description="prioritised: environment step at which beta is 1; not set: run.steps, as the run began with it"

@@ -116,7 +116,7 @@ class SAC:
         self.cycle.start()
 
     def _train(self) -> None:
-        """One iteration; then the normalizer takes it in: during an iteration it stands still."""
+        """One iteration; then update the normalizer, which is constant during an iteration."""
         self.backend.prepare()
         with torch.no_grad():
             self.cycle.run(self.backend.act, self._update, self.backend.store)

@@ -17,7 +17,7 @@ class SACConfig(OffPolicyConfig, CriticConfig):
     learning_rate: Real = Field(3e-4, gt=0, le=1, description="learning rate of Adam, of actor and temperature")
     critic_learning_rate: Real = Field(1e-3, gt=0, le=1, description="learning rate of Adam, of the critics")
     critics: Annotated[Count, Field(ge=1, le=2)] = Field(2, description="2: twin critics, whose smaller value counts; 1: a single one")
-    tau: Real = Field(0.005, gt=0, le=1, description="Polyak averaging: the share of the critics that their targets take over with each update")
+    tau: Real = Field(0.005, gt=0, le=1, description="Polyak averaging: target <- (1 - tau) target + tau critic, with each update")
     temperature: Annotated[Real, Field(ge=0)] | Literal["auto"] = Field(
         "auto", description='weight of the entropy; "auto": learned, so that the entropy stays near target_entropy'
     )

@@ -99,7 +99,7 @@ class TD3:
         self.cycle.start()
 
     def _train(self) -> None:
-        """One iteration; then the normalizer takes it in: during an iteration it stands still."""
+        """One iteration; then update the normalizer, which is constant during an iteration."""
         self.backend.prepare()
         self.cycle.run(self.backend.act, self.backend.update, self.backend.store)
         self.backend.finish()

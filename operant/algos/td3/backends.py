@@ -69,7 +69,7 @@ class Backend(Protocol):
 
 
 def choose(parts: Parts) -> Backend:
-    """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for fused kernels that cannot be."""
+    """The fastest backend that this machine supports and `algo.kernels` allows. Raises ConfigError for unsupported fused kernels."""
     torch_backend = TorchBackend(parts)
     config = parts.config
     kind = actor_critic.Deterministic(parts.target_actor.flat, parts.exploration, config.target_noise, config.target_noise_clip, config.actor_learns)

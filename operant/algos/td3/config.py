@@ -17,7 +17,7 @@ class TD3Config(OffPolicyConfig, CriticConfig):
     learning_rate: Real = Field(3e-4, gt=0, le=1, description="learning rate of Adam, of the actor")
     critic_learning_rate: Real = Field(1e-3, gt=0, le=1, description="learning rate of Adam, of the critics")
     critics: Annotated[Count, Field(ge=1, le=2)] = Field(2, description="2: twin critics, whose smaller value counts; 1: a single one")
-    tau: Real = Field(0.005, gt=0, le=1, description="Polyak averaging: the share that the targets take over, each time that the actor learns")
+    tau: Real = Field(0.005, gt=0, le=1, description="Polyak averaging: target <- (1 - tau) target + tau network, with each update of the actor")
     actor_delay: Count = Field(2, ge=1, le=1024, description="the actor and all targets learn with every so many updates of the critics")
     target_noise: Real = Field(0.2, ge=0, description="target smoothing: standard deviation of the noise on the target's actions, which lie in [-1, 1]")
     target_noise_clip: Real = Field(0.5, ge=0, description="target smoothing: the noise is clipped to +- this")
@@ -41,7 +41,7 @@ class TD3Config(OffPolicyConfig, CriticConfig):
         """Values that do not fit together, as (key, message)."""
         found = super().problems(lanes) + self.support_problems()
         if not found and self.updates % self.actor_delay:
-            found.append(("actor_delay", f"it should divide the {self.updates} updates of an iteration (change algo.horizon)"))
+            found.append(("actor_delay", f"it should divide the {self.updates} updates of an iteration (got {self.actor_delay}; or change algo.horizon)"))
         return found
 
     @property

@@ -64,7 +64,7 @@ class Stepping(NamedTuple):
     totals: Any  # in the order of `Terms`
     steps: Any  # of Adam
     corrections: Any  # (2) of Adam's next step
-    arrived: Any  # (1) int64, programs that have come to the meeting
+    arrived: Any  # (1) int64, arrivals at the grid barrier, over all launches
     skip: Any  # 1: no step
     learning_rate: Any
     max_norm: Any  # infinite: not clipped

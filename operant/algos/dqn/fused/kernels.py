@@ -174,8 +174,8 @@ def act_and_learn(
 
 
 @triton.jit
-def _meet(arrived, programs):
-    """Wait until so many programs of this launch have come here: all of them must be on the GPU at once."""
+def _grid_barrier(arrived, programs):
+    """Grid-wide barrier: wait until `programs` programs of this launch have arrived. All of them must be resident on the GPU at once."""
     tl.debug_barrier()
     number = programs.to(tl.int64)
     goal = (tl.atomic_add(arrived, 1, sem="acq_rel") // number + 1) * number
@@ -268,7 +268,7 @@ def reduce_and_step(
         if PART == 1:
             tl.store(gradient + place, g, mask=place < size)
         if PART == 0:
-            _meet(stepping.arrived, programs)
+            _grid_barrier(stepping.arrived, programs)
         if PART != 1:
             _step(program, programs, g, parameters, target, size, moments, stepping, skipped, share, BLOCKS, TILE)
 
