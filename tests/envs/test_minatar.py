@@ -155,7 +155,7 @@ def wishes(game, generator: np.random.Generator) -> list[int]:
     if hasattr(game, "alien_map"):
         columns = np.flatnonzero(game.alien_map.any(axis=0))
         nearest = columns[np.argmin(abs(columns - game.pos))]
-        return [FIRE if nearest == game.pos else LEFT if nearest < game.pos else RIGHT][: game.shot_timer == 0 or nearest != game.pos]
+        return [LEFT] if nearest < game.pos else [RIGHT] if nearest > game.pos else [FIRE] if game.shot_timer == 0 else []
     if hasattr(game, "divers"):  # to the divers, and up with them when the air is short or six are on board; shoot at what is ahead
         if game.diver_count != 0 and (game.oxygen < 40 + 20 * game.sub_y or game.diver_count >= 6):
             return [2]
