@@ -370,16 +370,21 @@ ENV = Env(Params, 1, observation=Box(1), action=Discrete(2), time_limit=9, reset
 '''
 
 
-def resign(checkpoint: Path, tensor: str) -> None:
-    """A checkpoint with a tensor that lies nowhere, and a manifest that vouches for it."""
+def resign(checkpoint: Path, name: str, content: bytes) -> None:
+    """A checkpoint with another file, and a manifest that vouches for it."""
     from operant.runs import atomic
 
     with atomic.opened(checkpoint.parent) as root:
         fields, files = atomic.read(root, checkpoint.name)
-        header = json.dumps({tensor: {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}).encode()
-        files["tensors.safetensors"] = len(header).to_bytes(8, "little") + header + bytes(8)
+        files[name] = content
         del fields["files"]
         atomic.commit(root, checkpoint.name, files, fields)
+
+
+def misplaced(tensor: str) -> bytes:
+    """A file of tensors with one that lies nowhere."""
+    header = json.dumps({tensor: {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(8)
 
 
 @pytest.fixture(scope="module")
@@ -403,7 +408,7 @@ def test_a_training_in_the_terminal(inline):
 def trained(inline):
     """Its run, after all its files were given hostile words: the last checkpoint holds a tensor of a hostile name."""
     run = inline[0]
-    resign(last(run), NAME)
+    resign(last(run), "tensors.safetensors", misplaced(NAME))
     runs.write_json(run.path / "run.json", {**hostile.document_of(CORPUS), **run.document, "env": NAME, "version": NAME, "device_name": NAME})
     (run.path / "exit.json").write_text(json.dumps({"exit": 1, "signal": NAME, "cause": NAME, "text": NAME}))
     with open(run.path / "eval" / "evaluations.jsonl", "a") as file:
@@ -414,11 +419,13 @@ def trained(inline):
 
 @pytest.fixture(scope="module")
 def misconfigured(trained):
-    """A copy with a key and values in config.toml that are refused."""
+    """A copy with a key and values that are refused in its config.toml, and in those of its checkpoints."""
     path = trained.path.with_name("misconfigured")
     shutil.copytree(trained.path, path)
     text = (path / "config.toml").read_text().replace('name = "trained"', f"name = {json.dumps(NAME)}\n{json.dumps(NAME)} = {json.dumps(NAME)}", 1)
     (path / "config.toml").write_text(text)
+    for checkpoint in (path / "checkpoints").glob("step-*"):
+        resign(checkpoint, "config.toml", text.encode())
     return runs.load(path)
 
 
@@ -449,7 +456,8 @@ def test_every_command_on_a_run_that_can_be_played(request, say, which, command)
     places["broken"].write_text(f"raise ValueError({NAME!r})")
     copied = which == "misconfigured" and command in PLAYED[:9]  # whose code runs only where it is asked for
     output = say(*(word.format(**places) for word in command.split()), *["--trust"] * copied, codes={*range(6), 130, 137}).decode()
-    words = {PLAYED[0]: "  step ", PLAYED[1]: SKIPPED, PLAYED[3]: NO_SOUND} if which == "trained" else dict.fromkeys(PLAYED[:9], "has 2 problems")
+    refused = {**dict.fromkeys(PLAYED[:9], " problems"), PLAYED[3]: "error: "}  # the last one's tensors may be what is wrong with it first
+    words = {PLAYED[0]: "  step ", PLAYED[1]: SKIPPED, PLAYED[3]: NO_SOUND} if which == "trained" else refused
     assert words.get(command, "") in output
     if command in words and which == "trained":
         assert safe(NAME) in output, "what is left of the name is shown"
