@@ -113,7 +113,7 @@ DQN_CASES = [
 
 def test_whole_iterations_of_dqn_are_the_torch_paths():
     """Samples, n-step returns, targets, steps of Adam and of the target network, and every byte of the replay; legal actions and truncated episodes, too."""
-    found = interpreted([("q", {"algo": "dqn", "iterations": 5, **case}) for case in DQN_CASES])
+    found = interpreted([("q", {"algo": "dqn", "iterations": 3, **case}) for case in DQN_CASES])
     for case, differences in zip(DQN_CASES, found, strict=True):
         same(case, differences)
     assert any(differences["truncated"] for differences in found), "no episode was truncated"
