@@ -90,7 +90,7 @@ def gradient_groups():
     rough = [{"env": "categorical", "net": {"hidden": [24, 40]}, "algo": PLAIN, "config": config, "precision": precision} for precision, config in ROUGH]
     rough += [{**case, "net": {**case["net"], "layer_norm": True}} for case in rough if case["config"] == SMALL]
     small = {"net": {"hidden": [16], "shared": True}, "algo": CLIPPED, "config": WIDE}
-    rough += [{"env": env, **small, "precision": precision} for precision, env in itertools.product(("tf32", "bf16"), (BYTES, NAMES, MIXED))]
+    rough += [{"env": env, **small, "precision": precision} for precision, env in zip(("tf32", "bf16", "tf32"), (BYTES, NAMES, MIXED), strict=True)]
     return {"resident": resident, "per-layer": per_layer, "rounded": rough}
 
 

@@ -42,10 +42,11 @@ def same(case, found):
     assert found["moved"] > 1e-3, (case, found)
 
 
-def test_whole_iterations_of_pqn_are_the_torch_paths():
+@pytest.mark.parametrize("cases", [PQN_CASES[1:4], pytest.param([*PQN_CASES[:1], *PQN_CASES[4:]], marks=pytest.mark.soak)], ids=["few", "others"])
+def test_whole_iterations_of_pqn_are_the_torch_paths(cases):
     """Epsilon-greedy acting, max Q, returns, several steps of Adam, statistics; legal actions and truncated episodes among them."""
-    found = interpreted([("q", {"algo": "pqn", **case}) for case in PQN_CASES])
-    for case, differences in zip(PQN_CASES, found, strict=True):
+    found = interpreted([("q", {"algo": "pqn", **case}) for case in cases])
+    for case, differences in zip(cases, found, strict=True):
         same(case, differences)
     assert any(differences["truncated"] for differences in found), "no episode was truncated: the values of final observations are not put to the test"
 
@@ -82,7 +83,7 @@ def pqn_launches(env, precision, net, shape):
     [
         (find("cartpole"), "bf16", {"layer_norm": True, "activation": "relu"}, "resident block_m=64 warps=8 chunks=4 act_block_m=64 act_warps=4"),
         (wide(**JUDGED), "tf32", {"hidden": (32,)}, "resident block_m=32 warps=4 chunks=4 act_block_m=32 act_warps=4"),
-        (wide(**JUDGED), "bf16", {"hidden": (128, 64), "layer_norm": True}, PER_LAYER.replace("stages=1", "stages=3")),
+        pytest.param(wide(**JUDGED), "bf16", {"hidden": (128, 64), "layer_norm": True}, PER_LAYER.replace("stages=1", "stages=3"), marks=pytest.mark.soak),
     ],
 )
 def test_pqns_kernels_compile(env, precision, net, shape):
@@ -111,10 +112,11 @@ DQN_CASES = [
 ]  # fmt: skip
 
 
-def test_whole_iterations_of_dqn_are_the_torch_paths():
+@pytest.mark.parametrize("cases", [DQN_CASES[1:3], pytest.param([DQN_CASES[0], DQN_CASES[3]], marks=pytest.mark.soak)], ids=["few", "others"])
+def test_whole_iterations_of_dqn_are_the_torch_paths(cases):
     """Samples, n-step returns, targets, steps of Adam and of the target network, and every byte of the replay; legal actions and truncated episodes, too."""
-    found = interpreted([("q", {"algo": "dqn", "iterations": 3, **case}) for case in DQN_CASES])
-    for case, differences in zip(DQN_CASES, found, strict=True):
+    found = interpreted([("q", {"algo": "dqn", "iterations": 3, **case}) for case in cases])
+    for case, differences in zip(cases, found, strict=True):
         same(case, differences)
     assert any(differences["truncated"] for differences in found), "no episode was truncated"
 

@@ -163,7 +163,7 @@ def test_a_fixed_temperature_stays():
     ("env", "net", "sentence"),
     [
         (PICK, {}, "has MultiDiscrete actions: this algorithm needs continuous ones"),
-        (PUSH, {"kind": "cnn"}, "net.kind = 'cnn' is not one"),
+        (PUSH, {"kind": "cnn"}, "cnn"),
     ],
 )
 def test_what_does_not_fit_is_said(env, net, sentence):
