@@ -35,7 +35,7 @@ def operant_process(place: Path, *words: object) -> subprocess.CompletedProcess:
     return done
 
 
-@pytest.fixture(scope="module", params=SMALL)
+@pytest.fixture(scope="module", params=["dqn", pytest.param("pqn", marks=pytest.mark.soak)])
 def trained(request, tmp_path_factory) -> SimpleNamespace:
     """A run of CartPole by an algorithm."""
     place = tmp_path_factory.mktemp(request.param)
