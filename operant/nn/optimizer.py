@@ -42,7 +42,7 @@ class Adam:
 
 
 def clip_gradient(gradient: Tensor, most: float) -> Tensor:
-    """Shorten a gradient to the norm `most`, where that is not 0: g <- g min(1, most / |g|). Its norm before."""
+    """Shorten a gradient to the norm `most`, where that is not 0: g <- g min(1, most / |g|) (Pascanu, Mikolov & Bengio 2013). Its norm before."""
     with torch.no_grad():
         norm = torch.linalg.vector_norm(gradient)
         if most > 0.0:

@@ -15,15 +15,11 @@ from torch import Tensor
 from operant.algos.dqn import fused, loss
 from operant.algos.dqn.parts import Parts
 from operant.algos.dqn.stats import Terms
-from operant.compute import threads
 from operant.data import Batch
-from operant.nn import epsilon_greedy, manual, masked
+from operant.nn import clip_gradient, epsilon_greedy, manual, masked
 
 if TYPE_CHECKING:
     from operant.algos.dqn.fused.learner import Learner
-
-ALONE_BATCH = 1024
-"""On a CPU batches of at most so many samples are computed by one thread: the products are small, and torch's threads would meet in each."""
 
 log = logging.getLogger("operant.dqn")
 
@@ -67,11 +63,10 @@ class TorchBackend:
     def __init__(self, parts: Parts) -> None:
         self.parts, self.config, self.cycle, self.chosen = parts, parts.config, parts.cycle, dict[str, str]()
         self.policy, self.head = parts.policy, parts.policy.distribution
-        self._on_cpu = parts.policy.device.type == "cpu"
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
-        """On a CPU on one thread, where batches are small."""
-        return threads.alone()(work) if self._on_cpu and self.config.batch_size <= ALONE_BATCH else work
+        """Of small products one thread computes all."""
+        return self.cycle.alone(work)
 
     def iterate(self) -> None:
         """An iteration's ticks, and the updates that are due after each."""
@@ -118,11 +113,7 @@ class TorchBackend:
         learned = self.gradient(batch, target, weight)
         cycle.sampler.learned(learned.each, cycle.skip)
 
-        # g <- g min(1, max_norm / |g|): Pascanu, Mikolov & Bengio 2013.
-        gradient = self.policy.flat.gradient
-        norm = torch.linalg.vector_norm(gradient)
-        if config.max_gradient_norm > 0.0:
-            gradient.mul_((config.max_gradient_norm / (norm + 1e-6)).clamp_max(1.0))
+        norm = clip_gradient(self.policy.flat.gradient, config.max_gradient_norm)
         parts.optimizer.step(cycle.skip)
 
         # Every so many updates the target network follows: all the way, or a part of it.

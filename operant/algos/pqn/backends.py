@@ -20,10 +20,7 @@ from operant.algos.pqn.loss import Batch, Experience, LossTerms, q_loss
 from operant.algos.pqn.stats import Stats
 from operant.compute import threads
 from operant.data import Collector, Minibatches
-from operant.nn import Adam, QPolicy, chunked, epsilon_greedy, manual, masked, statistics
-
-BOOTSTRAP_SAMPLES = 2**19
-"""On a GPU, values of final observations are computed for so many samples at a time: fewer launches, and memory that stays small."""
+from operant.nn import Adam, QPolicy, chunked, clip_gradient, epsilon_greedy, manual, masked, statistics
 
 log = logging.getLogger("operant.pqn")
 
@@ -127,28 +124,9 @@ class TorchBackend:
 
         At a final observation no environment judges which actions are legal, so all count.
         """
-        rollout, T, world, final_value = self.collector.rollout, self.collector.steps, self.collector.world, self.experience.final_value
-        self.experience.value[T] = self.values(rollout.observation[T], self.collector.legal(T)).amax(dim=0)
-        if not world.can_truncate:
-            return
-        window, on_gpu = world.final_window, self.device.type == "cuda"
-        if on_gpu and window > 1:  # pictures: one buffer holds those of as many steps, of each lane at most one
-            for k, seen in enumerate(rollout.final_observation):
-                final_value[k * window : (k + 1) * window] = self.policy.values(seen).amax(dim=0)
-        elif on_gpu:
-            # A graph cannot choose, so all samples are evaluated, where nothing was truncated on stale observations that are not read.
-            together = max(1, BOOTSTRAP_SAMPLES // world.count)
-            for t in range(0, T, together):
-                ticks = rollout.final_observation[t : t + together]
-                final_value[t : t + together] = self.policy.values(ticks.transpose(0, 1).flatten(1)).amax(dim=0).view(len(ticks), -1)
-        else:
-            # Shard by shard: the shape of a product decides its last bits, so they must not depend on how many episodes were truncated in other shards.
-            lanes = world.count // self.parts.minibatches.layout.shards
-            for first in range(0, world.count, lanes):
-                step, lane = torch.nonzero(rollout.truncated[:, first : first + lanes], as_tuple=True)
-                if len(step):
-                    lane += first
-                    final_value[step, lane] = self.policy.values(rollout.final_observation[step // window, :, lane].t()).amax(dim=0)
+        collector, final_value, shards = self.collector, self.experience.final_value, self.parts.minibatches.layout.shards
+        self.experience.value[-1] = self.values(collector.rollout.observation[-1], collector.legal(-1)).amax(dim=0)
+        collector.final_values(lambda observation: self.policy.values(observation).amax(dim=0), final_value, shards=shards, captured=self.device.type == "cuda")
 
     # LEARN
 
@@ -193,12 +171,9 @@ class TorchBackend:
 
     def step(self, batch: Batch) -> Tensor:
         """One optimizer step. Returns the loss's terms and the gradient's norm, (4)."""
-        gradient = self.policy.flat.gradient
         terms = self.gradient(batch)
         with torch.no_grad():
-            # g <- g min(1, max_norm / |g|): Pascanu, Mikolov & Bengio 2013.
-            norm = torch.linalg.vector_norm(gradient)
-            gradient.mul_((self.config.max_gradient_norm / (norm + 1e-6)).clamp_max(1.0))
+            norm = clip_gradient(self.policy.flat.gradient, self.config.max_gradient_norm)
             self.parts.optimizer.step()
             return torch.stack([*terms, norm])
 
