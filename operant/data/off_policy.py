@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from pydantic import Field
@@ -115,3 +116,28 @@ class Cycle:
         stored = {**self.replay.tensors(), **self.sampler.tensors()} if replay else {}
         held = {f"replay/{name}": tensor for name, tensor in stored.items()}
         return {f"algo/{name}": tensor for name, tensor in named.items()} | held
+
+
+class Backend(Protocol):
+    """One way to do an actor-critic's work within a cycle: acting, and updates."""
+
+    name: str
+    chosen: dict[str, str]  # what was left to it by the configuration
+
+    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
+        """A phase, with the threads that this backend wants torch to use."""
+
+    def prepare(self) -> None:
+        """Begin an iteration."""
+
+    def act(self, t: int) -> None:
+        """Raw actions of tick t into the cycle's `action`, and as the environment takes them into the rollout."""
+
+    def store(self, t: int) -> None:
+        """Store tick t in the replay, at the latest with the first update after it."""
+
+    def update(self, ticks: int, number: int) -> None:
+        """Sample a batch and take one step of all that is due to learn; none where `skip` is 1."""
+
+    def finish(self) -> None:
+        """Write the iteration's `stats`."""

@@ -11,7 +11,7 @@ from operant.nn.policy import Actor, NetConfig, Policy
 from operant.nn.q_policy import QHead, QPolicy
 from operant.nn.reward_scale import RewardScale
 from operant.nn.towers import Features, Towers
-from operant.nn.work import Work, network_flops, observation_bytes, on_policy_work, step_bytes
+from operant.nn.work import Work, dense_products, network_flops, observation_bytes, on_policy_work, step_bytes
 
 __all__ = [
     "ILLEGAL",
@@ -35,6 +35,7 @@ __all__ = [
     "clip_gradient",
     "critic_sizes",
     "decayed",
+    "dense_products",
     "epsilon_greedy",
     "ladder",
     "masked",

@@ -7,9 +7,7 @@ GPU it is one CUDA graph. Networks and gradients are a backend's (see operant/al
 from __future__ import annotations
 
 import copy
-import itertools
 import math
-from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -31,6 +29,7 @@ from operant.nn import (
     SquashedActor,
     Towers,
     critic_sizes,
+    dense_products,
     observation_bytes,
     step_bytes,
 )
@@ -103,8 +102,8 @@ class SAC:
         """What an iteration takes: acting, and of an update forward passes of all networks and backward passes of actor and critics."""
         steps, samples, A = config.horizon * lanes, config.updates * config.batch_size, spec.action_size
         columns, outputs = critic_sizes(spec, config.outputs)
-        actor = sum(a * b for a, b in _layers(spec.observation.columns, net, outputs if isinstance(spec.action, Discrete) else 2 * A))
-        critics = config.critics * sum(a * b for a, b in _layers(columns, net, outputs))
+        actor = dense_products(spec.observation.columns, net.hidden, outputs if isinstance(spec.action, Discrete) else 2 * A)
+        critics = config.critics * dense_products(columns, net.hidden, outputs)
         # Of a batch: the next actions and their targets; critics forward and backward; the actor, through the critics, forward and backward.
         flops = 2.0 * (steps * actor + samples * ((actor + critics) + 3 * critics + (3 * actor + 2 * critics)))
         row = observation_bytes(spec) + 4 * A + 4 + 1 + 1
@@ -147,8 +146,3 @@ class SAC:
         if self._scale.active:
             own |= {"accrued": self._accrued.carried} | {f"reward_{name}": tensor for name, tensor in self._scale.tensors().items()}
         return named | {f"algo/{name}": tensor for name, tensor in own.items()} | self.cycle.state(replay=tier == "all")
-
-
-def _layers(columns: int, net: NetConfig, outputs: int) -> Iterator[tuple[int, int]]:
-    """Widths before and after each layer."""
-    return itertools.pairwise((columns, *net.hidden, outputs))

@@ -6,7 +6,6 @@ All work on the same buffers, with the same samples and the same noise; torch an
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,34 +13,9 @@ from torch import Tensor
 from operant.algos.sac import discrete, loss
 from operant.algos.sac.parts import Parts as Parts  # the algorithm's, too
 from operant.algos.sac.stats import Terms
-from operant.data import Batch
+from operant.data import Backend, Batch
 from operant.kernels import actor_critic
 from operant.nn import clip_gradient
-
-
-class Backend(Protocol):
-    """One way to do the work."""
-
-    name: str
-    chosen: dict[str, str]  # what was left to it by the configuration
-
-    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
-        """A phase, with the threads that this backend wants torch to use."""
-
-    def prepare(self) -> None:
-        """Begin an iteration."""
-
-    def act(self, t: int) -> None:
-        """Raw actions of tick t into the cycle's `action`, and as the environment takes them into the rollout."""
-
-    def store(self, t: int) -> None:
-        """Store tick t in the replay, at the latest with the first update after it."""
-
-    def update(self, ticks: int, number: int) -> None:
-        """Sample a batch and take one step of critics, targets, actor and temperature; none where `skip` is 1."""
-
-    def finish(self) -> None:
-        """Write the iteration's `stats`."""
 
 
 def choose(parts: Parts) -> Backend:

@@ -7,7 +7,6 @@ GPU it is one CUDA graph. Networks and gradients are a backend's (see operant/al
 from __future__ import annotations
 
 import copy
-import itertools
 from typing import ClassVar
 
 import torch
@@ -19,7 +18,7 @@ from operant.algos.td3.config import TD3Config
 from operant.compute.graphs import Graphed
 from operant.data import AccruedReturns, Aged, Cycle
 from operant.envs import Env
-from operant.nn import Adam, CriticHead, FlatVector, NetConfig, RewardScale, SquashedActor, Towers, observation_bytes, step_bytes
+from operant.nn import Adam, CriticHead, FlatVector, NetConfig, RewardScale, SquashedActor, Towers, dense_products, observation_bytes, step_bytes
 from operant.worlds import World
 
 
@@ -83,11 +82,8 @@ class TD3:
     def estimate(cls, spec: Env, config: TD3Config, net: NetConfig, lanes: int) -> Estimate:
         """What an iteration takes: acting, and of an update forward passes of all networks and backward passes of those that learn."""
         steps, samples, A = config.horizon * lanes, config.updates * config.batch_size, spec.action_size
-        actor, critics = 0, 0
-        for before, after in itertools.pairwise((spec.observation.columns, *net.hidden, A)):
-            actor += before * after
-        for before, after in itertools.pairwise((spec.observation.columns + A, *net.hidden, config.outputs)):
-            critics += config.critics * before * after
+        actor = dense_products(spec.observation.columns, net.hidden, A)
+        critics = config.critics * dense_products(spec.observation.columns + A, net.hidden, config.outputs)
         # Of a batch: targets, critics forward and backward; where due the actor, through the first critic, forward and backward.
         learning = (actor + critics) + 3 * critics + (3 * actor + 2 * critics / config.critics) / config.actor_delay
         row = observation_bytes(spec) + 4 * A + 4 + 1 + 1

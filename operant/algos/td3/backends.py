@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from operant.algos.td3.config import TD3Config
 from operant.algos.td3.stats import ActorTerms, CriticTerms
-from operant.data import Batch, Cycle
+from operant.data import Backend, Batch, Cycle
 from operant.kernels import actor_critic
 from operant.nn import Adam, CriticHead, FlatVector, SquashedActor, Towers, clip_gradient, normal
 
@@ -41,31 +40,6 @@ class Parts:
     critic_adam: Adam
     exploration: Tensor  # (N), each lane's standard deviation
     stats: Tensor  # in the order of `Stats`
-
-
-class Backend(Protocol):
-    """One way to do the work."""
-
-    name: str
-    chosen: dict[str, str]  # what was left to it by the configuration
-
-    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
-        """A phase, with the threads that this backend wants torch to use."""
-
-    def prepare(self) -> None:
-        """Begin an iteration."""
-
-    def act(self, t: int) -> None:
-        """Raw actions of tick t into the cycle's `action`, and as the environment takes them into the rollout."""
-
-    def store(self, t: int) -> None:
-        """Store tick t in the replay, at the latest with the first update after it."""
-
-    def update(self, ticks: int, number: int) -> None:
-        """Sample a batch and take one step of the critics, and where it is due of the actor and all targets; none where `skip` is 1."""
-
-    def finish(self) -> None:
-        """Write the iteration's `stats`."""
 
 
 def choose(parts: Parts) -> Backend:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from numpy import float32, int32
 
-from operant.envs import BLUE, GREY, RED, YELLOW, Discrete, Env, IntState, device_call, integer, uniform
-from operant.envs.minatar.board import LAST, bit, board, sticky_action, views, whole
+from operant.envs import BLUE, GREY, RED, YELLOW, IntState, device_call, integer, uniform
+from operant.envs.minatar.board import LAST, bit, game, sticky_action, whole
 
 # The state: the player's place, steps until a spawn, a move and the ramp, steps between spawns and moves, how often it was ramped, and the last action.
 X, Y, SPAWN, MOVE, RAMP, SPAWN_EVERY, MOVE_EVERY, RAMPED, LAST_ACTION, FIELDS = range(10)
@@ -139,21 +139,7 @@ def masks(s, rows, row):
     return bit(whole(s[X]), row == whole(s[Y])), bit(column, there and not gold), bit(behind, there), bit(column, there and gold)
 
 
-observe, pixel_shader = views(masks, (BLUE, RED, GREY, YELLOW))
-
-ENV = Env(
-    Params,
-    FIELDS,
-    observation=board(4),
-    action=Discrete(5),
-    time_limit=10_000,
-    reset=reset,
-    step=step,
-    observe=observe,
-    pixel_shader=pixel_shader,
-    ranges={"sticky": (0.0, 1.0)},
-    observation_shards=10,
-    int_state=IntState(ROWS, "int8"),
+ENV = game(
+    Params, FIELDS, IntState(ROWS, "int8"), reset=reset, step=step, masks=masks, colours=(BLUE, RED, GREY, YELLOW),
     actions=("stay", "left", "up", "right", "down"),
-    step_s=1 / 10,
-)
+)  # fmt: skip

@@ -1,10 +1,10 @@
-"""What MinAtar's games share: sticky actions, and the views of a board whose rows are masks of ten bits. Knows no game's rules."""
+"""What MinAtar's games share: sticky actions, and the observation and picture of a board whose rows are masks of ten bits. Knows no game's rules."""
 
 from typing import Any
 
 from numpy import float32, int32
 
-from operant.envs import GROUND, Box, device, device_call, uniform
+from operant.envs import GROUND, Box, Discrete, Env, IntState, device, device_call, uniform
 
 SIDE = 10
 LAST = SIDE - 1  # row or column
@@ -29,13 +29,11 @@ def bit(column, there):
     return int32(1 << int32(column)) if there and column >= 0 and column < SIDE else int32(0)
 
 
-def board(channels: int) -> Box:
-    """The observation of a game of so many channels."""
-    return Box(SIDE * SIDE * channels, low=0, high=255, dtype="uint8", shape=(SIDE, SIDE, channels))
-
-
-def views(masks: Any, colours: tuple[tuple[float32, float32, float32], ...]) -> tuple[Any, Any]:
-    """`observe`, a row a shard, and `pixel_shader` of a game. `masks(s, cells, row)` is the row's mask of each channel; of two in a cell the later is seen."""
+def game(
+    params: Any, fields: int, state: IntState, *, reset: Any, step: Any, masks: Any, colours: tuple[tuple[float32, float32, float32], ...],
+    actions: tuple[str, ...], time_limit: int | None = 10_000,
+) -> Env:  # fmt: skip
+    """A game. `masks(s, cells, row)` is the row's mask of each channel; a row is a shard of the observation, and of two in a cell the later is seen."""
     channels = len(colours)
 
     @device_call
@@ -55,4 +53,8 @@ def views(masks: Any, colours: tuple[tuple[float32, float32, float32], ...]) -> 
                 colour = colours[channel]
         return colour
 
-    return observe, pixel_shader
+    return Env(
+        params, fields, observation=Box(SIDE * SIDE * channels, low=0, high=255, dtype="uint8", shape=(SIDE, SIDE, channels)), action=Discrete(len(actions)),
+        time_limit=time_limit, reset=reset, step=step, observe=observe, pixel_shader=pixel_shader, ranges={"sticky": (0.0, 1.0)}, observation_shards=SIDE,
+        int_state=state, actions=actions, step_s=1 / 10,
+    )  # fmt: skip

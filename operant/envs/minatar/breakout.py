@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from numpy import float32, int32
 
-from operant.envs import BLUE, GREEN, GREY, YELLOW, Discrete, Env, IntState, device_call, integer
-from operant.envs.minatar.board import FULL, LAST, bit, board, sticky_action, views, whole
+from operant.envs import BLUE, GREEN, GREY, YELLOW, IntState, device_call, integer
+from operant.envs.minatar.board import FULL, LAST, bit, game, sticky_action, whole
 
 # The state: places of paddle and ball, the ball's place a step before, where it flies (-1 or 1 each), whether it met a brick, and the last action.
 PADDLE, X, Y, LAST_X, LAST_Y, RIGHTWARD, DOWNWARD, MET, LAST_ACTION, FIELDS = range(10)
@@ -85,21 +85,4 @@ def masks(s, bricks, row):
     return paddle, ball, trail, wall
 
 
-observe, pixel_shader = views(masks, (BLUE, YELLOW, GREY, GREEN))
-
-ENV = Env(
-    Params,
-    FIELDS,
-    observation=board(4),
-    action=Discrete(3),
-    time_limit=10_000,
-    reset=reset,
-    step=step,
-    observe=observe,
-    pixel_shader=pixel_shader,
-    ranges={"sticky": (0.0, 1.0)},
-    observation_shards=10,
-    int_state=IntState(ROWS, "int16"),
-    actions=("stay", "left", "right"),
-    step_s=1 / 10,
-)
+ENV = game(Params, FIELDS, IntState(ROWS, "int16"), reset=reset, step=step, masks=masks, colours=(BLUE, YELLOW, GREY, GREEN), actions=("stay", "left", "right"))

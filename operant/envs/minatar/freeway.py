@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from numpy import float32, int32
 
-from operant.envs import GREEN, GREY, ORANGE, RED, YELLOW, Discrete, Env, IntState, device_call, integer, uniform
-from operant.envs.minatar.board import LAST, bit, board, sticky_action, views, whole
+from operant.envs import GREEN, GREY, ORANGE, RED, YELLOW, IntState, device_call, integer, uniform
+from operant.envs.minatar.board import LAST, bit, game, sticky_action, whole
 
 ROW, WAIT, LEFT_STEPS, LAST_ACTION, FIELDS = range(5)  # of the state: the chicken's row and the steps until it may move, steps left, the last action
 STAY, UP, DOWN = range(3)  # actions
@@ -97,21 +97,8 @@ def masks(s, cars, row):
 
 
 _SLOW = (float32(0.25), float32(0.25), float32(0.25))
-observe, pixel_shader = views(masks, (YELLOW, ORANGE, RED, GREEN, GREY, _SLOW, _SLOW))
 
-ENV = Env(
-    Params,
-    FIELDS,
-    observation=board(7),
-    action=Discrete(3),
-    time_limit=None,  # it ends before that
-    reset=reset,
-    step=step,
-    observe=observe,
-    pixel_shader=pixel_shader,
-    ranges={"sticky": (0.0, 1.0)},
-    observation_shards=10,
-    int_state=IntState(3 * CARS, "int8"),
-    actions=("stay", "up", "down"),
-    step_s=1 / 10,
-)
+ENV = game(
+    Params, FIELDS, IntState(3 * CARS, "int8"), reset=reset, step=step, masks=masks, colours=(YELLOW, ORANGE, RED, GREEN, GREY, _SLOW, _SLOW),
+    actions=("stay", "up", "down"), time_limit=None,  # it ends before that
+)  # fmt: skip

@@ -30,8 +30,8 @@ from typing import NamedTuple
 
 from numpy import float32, int32
 
-from operant.envs import BLUE, GREEN, GREY, ORANGE, RED, YELLOW, Discrete, Env, IntState, device_call, integer, uniform
-from operant.envs.minatar.board import FULL, LAST, bit, board, sticky_action, views, whole
+from operant.envs import BLUE, GREEN, GREY, ORANGE, RED, YELLOW, IntState, device_call, integer, uniform
+from operant.envs.minatar.board import FULL, LAST, bit, game, sticky_action, whole
 
 # The state: the player's place and whether it looks right; oxygen, divers on board, whether it is at the surface since the last step; steps until it may shoot,
 # until an enemy comes, until a diver does; steps between enemies and between their moves, how often it was ramped; the last action; and the lists' lengths.
@@ -317,21 +317,8 @@ def masks(s, items, row):
 
 
 _DARK = (float32(0.25), float32(0.25), float32(0.25))
-observe, pixel_shader = views(masks, (YELLOW, ORANGE, YELLOW, _DARK, RED, RED, RED, BLUE, GREEN, GREY))
 
-ENV = Env(
-    Params,
-    FIELDS,
-    observation=board(10),
-    action=Discrete(6),
-    time_limit=10_000,
-    reset=reset,
-    step=step,
-    observe=observe,
-    pixel_shader=pixel_shader,
-    ranges={"sticky": (0.0, 1.0)},
-    observation_shards=10,
-    int_state=IntState(ITEMS, "int32"),
+ENV = game(
+    Params, FIELDS, IntState(ITEMS, "int32"), reset=reset, step=step, masks=masks, colours=(YELLOW, ORANGE, YELLOW, _DARK, RED, RED, RED, BLUE, GREEN, GREY),
     actions=("stay", "left", "up", "right", "down", "fire"),
-    step_s=1 / 10,
-)
+)  # fmt: skip

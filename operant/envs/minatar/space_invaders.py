@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from numpy import float32, int32
 
-from operant.envs import BLUE, GREEN, RED, YELLOW, Discrete, Env, IntState, device_call
-from operant.envs.minatar.board import FULL, LAST, SIDE, bit, board, sticky_action, views, whole
+from operant.envs import BLUE, GREEN, RED, YELLOW, IntState, device_call
+from operant.envs.minatar.board import FULL, LAST, SIDE, bit, game, sticky_action, whole
 
 # The state: the cannon's column and steps until it may shoot; which way the aliens go, steps until their move and their shot, and the most steps between moves.
 X, COOLING, WAY, MOVE, SHOT, MOVE_EVERY, LAST_ACTION, FIELDS = range(8)
@@ -161,21 +161,7 @@ def masks(s, rows, row):
     return cannon, aliens, aliens if leftward else none, none if leftward else aliens, whole(rows[UP + row]), whole(rows[DOWN + row])
 
 
-observe, pixel_shader = views(masks, (BLUE, GREEN, GREEN, GREEN, YELLOW, RED))
-
-ENV = Env(
-    Params,
-    FIELDS,
-    observation=board(6),
-    action=Discrete(4),
-    time_limit=10_000,
-    reset=reset,
-    step=step,
-    observe=observe,
-    pixel_shader=pixel_shader,
-    ranges={"sticky": (0.0, 1.0)},
-    observation_shards=10,
-    int_state=IntState(3 * SIDE, "int16"),
+ENV = game(
+    Params, FIELDS, IntState(3 * SIDE, "int16"), reset=reset, step=step, masks=masks, colours=(BLUE, GREEN, GREEN, GREEN, YELLOW, RED),
     actions=("stay", "left", "right", "fire"),
-    step_s=1 / 10,
-)
+)  # fmt: skip
