@@ -150,8 +150,8 @@ def test_a_trainer_whose_folder_is_deleted_ends_with_a_sentence_and_makes_no_new
     def meddled(self):
         update(self)
         calls.append(run.path.exists())
-        if len(calls) == 2:
-            shutil.rmtree(run.path)
+        while len(calls) == 2 and run.path.exists():  # again: the checkpoint's writer may move a folder meanwhile
+            shutil.rmtree(run.path, ignore_errors=True)
 
     monkeypatch.setattr(PPO, "_update", meddled)
     words = (*SMALL, "eval.every=1", "eval.episodes=2", "checkpoint.every=1", f"run.steps={6 * ITERATION}")
