@@ -31,7 +31,7 @@ from operant.runs.folder import signal_worker
 from operant.runs.log import SESSION_MARK, log_end
 from operant.runs.metrics import Reader
 
-__all__ = ["claimed", "detach_problem", "main", "oom_kills", "signal_worker", "start"]
+__all__ = ["Began", "announce", "claimed", "detach_problem", "main", "mark_session", "oom_kills", "open_log", "signal_worker", "start"]
 
 _WAITER_POLL_S = 0.01
 _BUSY_CODE = BusyError.exit_code
@@ -45,12 +45,7 @@ def start(run: Run, worker_argv: Sequence[str]) -> None:
 
     Raises BusyError if the run has a living trainer, MachineError if the waiter cannot be started.
     """
-    if runs.taken(run.path):
-        raise BusyError(runs.busy(run.path))
-    # From here on nothing in the folder may be taken for news of the new worker.
-    with contextlib.suppress(OSError):  # a folder that cannot be written is reported by the next line
-        run.exit_path.unlink()
-    runs.update_document(run.path, pid=None, pid_start_ticks=None, boot_id=runs.boot_id(), host=runs.host(), phase="starting the trainer")
+    announce(run)
     waiter = _start_waiter(run, worker_argv)
     try:
         _await_worker(run, waiter)
@@ -59,6 +54,18 @@ def start(run: Run, worker_argv: Sequence[str]) -> None:
         with contextlib.suppress(OSError):
             os.kill(waiter, signal.SIGTERM)
         _await_worker(run, waiter)
+
+
+def announce(run: Run) -> None:
+    """Say in the run's folder that a worker is about to begin: nothing there may be taken for news of it from here on.
+
+    Raises BusyError if the run has a living trainer.
+    """
+    if runs.taken(run.path):
+        raise BusyError(runs.busy(run.path))
+    with contextlib.suppress(OSError):  # a folder that cannot be written is reported by the next line
+        run.exit_path.unlink()
+    runs.update_document(run.path, pid=None, pid_start_ticks=None, boot_id=runs.boot_id(), host=runs.host(), phase="starting the trainer")
 
 
 @contextlib.contextmanager
@@ -102,10 +109,13 @@ def _start_waiter(run: Run, worker_argv: Sequence[str]) -> int:
     """The pid of the waiter, whose parent has ended."""
     command = [*module_command("operant.runs.launch"), str(run.path), "--", *worker_argv]
     try:
-        with contextlib.closing(_Log(run.path)) as log:
+        log = open_log(run.path)
+        try:
             first = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log.descriptor, env=_environment(), start_new_session=True, check=False
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment(), start_new_session=True, check=False
             )
+        finally:
+            os.close(log)
     except OSError as error:
         raise MachineError(f"the trainer cannot be started in {runs.shown(run.path)} ({error.strerror})") from None
     if first.returncode or not first.stdout.strip().isdigit():
@@ -119,13 +129,13 @@ def module_command(module: str) -> list[str]:
     return [sys.executable, "-c", program]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """What the waiter, the worker and their children see: this package, no modules of the working directory, and output that is not held back."""
-    environment = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    seen = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     package_parent = str(Path(__file__).resolve().parents[2])
     if os.path.basename(package_parent) not in ("site-packages", "dist-packages"):  # a checkout
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
-    return environment
+        seen["PYTHONPATH"] = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
+    return seen
 
 
 def _is_gone(pid: int) -> bool:
@@ -140,17 +150,12 @@ def _is_gone(pid: int) -> bool:
     return state == [b"Z"]
 
 
-class _Log:
-    """log.txt, opened for appending."""
-
-    def __init__(self, folder: Path) -> None:
-        path = folder / "log.txt"
-        if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):  # a FIFO would be waited for
-            raise MachineError(f"{runs.shown(path)} is no regular file, and a trainer writes its log there: move it away")
-        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-
-    def close(self) -> None:
-        os.close(self.descriptor)
+def open_log(folder: Path) -> int:
+    """A descriptor of a folder's log.txt, for appending. Raises OSError, and MachineError for what is no regular file."""
+    path = folder / "log.txt"
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):  # a FIFO would be waited for
+        raise MachineError(f"{runs.shown(path)} is no regular file, and a trainer writes its log there: move it away")
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def detach_problem() -> str | None:
@@ -187,6 +192,31 @@ def logout_problem(etc: Path = Path("/etc/systemd"), linger: Path = Path("/var/l
 # ---------------------------------------------------------------------------------------------------------------------------------------- waiting
 
 
+def mark_session() -> None:
+    """The line of the log before all that one worker prints."""
+    _say(f"{SESSION_MARK}{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}")
+
+
+class Began:
+    """When a worker began, and what its supervisor writes when it has ended."""
+
+    def __init__(self) -> None:
+        self._killed, self._begin_s = oom_kills(), time.monotonic()
+
+    def write_ending(self, folder: Path, code: int, pid: int | None) -> dict[str, Any]:
+        """Write exit.json, and return it: `code` as `subprocess` has it, below 0 for a signal. Raises MachineError."""
+        ending: dict[str, Any] = {"exit": code if code >= 0 else None, "signal": -code if code < 0 else None, "oom_kill": None}
+        ending |= {"pid": pid} if pid is not None else {}
+        killed = oom_kills()
+        if self._killed is not None and killed is not None:
+            ending["oom_kill"] = killed - self._killed
+        ending |= {"last_step": _last_step(folder), "wall_s": time.monotonic() - self._begin_s, "ended_realtime_ns": time.time_ns()}
+        # A worker that found the run taken says nothing about the run, whose own waiter will write the file.
+        if code != _BUSY_CODE or not runs.taken(folder):
+            runs.write_json(folder / "exit.json", ending)
+        return ending
+
+
 class _Waiter:
     """Starts the worker, waits for it, and writes how it ended."""
 
@@ -199,29 +229,19 @@ class _Waiter:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        _say(f"{SESSION_MARK}{stamp}")
-        killed_before, begin_s = oom_kills(), time.monotonic()
-        ending: dict[str, Any] = {"exit": None, "signal": None, "oom_kill": None}
+        mark_session()
+        began = Began()
         try:
             self._worker = subprocess.Popen(self._argv, stdin=subprocess.DEVNULL)
         except OSError as error:
             _say(f"error: the trainer cannot be started: {text.safe(self._argv[0])} ({error.strerror})")
-            ending["exit"] = MachineError.exit_code
+            code = MachineError.exit_code
         else:
             if self._asked:
                 self._worker.terminate()
             code = self._worker.wait()
-            ending |= {"pid": self._worker.pid, "signal": -code} if code < 0 else {"pid": self._worker.pid, "exit": code}
-        killed_after = oom_kills()
-        if killed_before is not None and killed_after is not None:
-            ending["oom_kill"] = killed_after - killed_before
-        ending |= {"last_step": _last_step(self._folder), "wall_s": time.monotonic() - begin_s, "ended_realtime_ns": time.time_ns()}
-        # A worker that found the run taken says nothing about the run, whose own waiter will write the file.
-        if ending["exit"] == _BUSY_CODE and runs.taken(self._folder):
-            return
         try:
-            runs.write_json(self._folder / "exit.json", ending)
+            began.write_ending(self._folder, code, None if self._worker is None else self._worker.pid)
         except MachineError as error:
             _say(f"operant: {error}")
 
@@ -272,7 +292,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     code = 1
     try:
-        log, nothing = _Log(folder).descriptor, os.open(os.devnull, os.O_RDWR)
+        log, nothing = open_log(folder), os.open(os.devnull, os.O_RDWR)
         for descriptor, target in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(descriptor, target)
         _Waiter(folder, arguments[2:]).run()

@@ -123,7 +123,8 @@ class Requests:
             sys.exit(StoppedError.exit_code)
 
     def restore(self) -> None:
-        """Give the signals back, in a process that goes on."""
+        """Give the signals back, in a process that goes on, and let go of the trainer."""
+        self.teller = None
         if self._ear is not None:
             self._ear.close()
         if self._deadline is not None:

@@ -184,9 +184,12 @@ def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
         lock.release()
 
 
-def _worked(folder: Path, resume: str | None, trusted: bool = False) -> int:
-    """Train, with every word of how it went in the log; the exit code."""
+def worked(folder: Path, resume: str | None, trusted: bool = False, *, goes_on: bool = False) -> int:
+    """Train, with every word of how it went in the log; the exit code. `goes_on`: this process trains other runs after it, and gives the lock back."""
     try:
+        if goes_on:
+            work(folder, resume=resume, trusted=trusted)
+            return 0
         with Requests() as requests:
             lock = runs.acquire(folder)  # and kept: it goes with the process
             _train(folder, resume, requests, lock, trusted)
@@ -223,7 +226,7 @@ def main() -> NoReturn:
     parser.add_argument("--trust", action="store_true")
     arguments = parser.parse_args()
     write_log()
-    code = _worked(arguments.folder, arguments.resume, arguments.trust)
+    code = worked(arguments.folder, arguments.resume, arguments.trust)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

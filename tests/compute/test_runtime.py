@@ -57,6 +57,7 @@ def test_what_is_imported_is_not_collected(was_on):
         "try:\n"
         "    with importing():\n"
         "        seen.clear()\n"
+        "        import colorsys\n"
         "        kept = [[] for _ in range(100_000)]\n"
         "        assert not gc.isenabled() and seen == []\n"
         "        raise KeyError\n"

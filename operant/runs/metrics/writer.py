@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from operant.errors import ConfigError, MachineError, OperantError
 from operant.runs.metrics import layout
@@ -85,7 +85,8 @@ class Writer:
         self._frame_stage = memoryview(bytearray(self._places.frame_stride))
         self._count = self._heartbeats = self._ticks = self._states = self._events = self._dropped = self._frames = 0
         self._turn, self._event_turn = threading.Lock(), threading.Lock()
-        os.register_at_fork(after_in_child=functools.partial(_disarm, weakref.ref(self)))
+        _watch_forks()
+        _WRITERS.add(self)
 
     @property
     def backend(self) -> str:
@@ -268,10 +269,18 @@ class Writer:
         self.close()
 
 
-def _disarm(reference: weakref.ref[Writer]) -> None:
-    """In a forked child: take the file away from its copy of the writer."""
-    writer = reference()
-    if writer is not None:
+_WRITERS: Final[weakref.WeakSet[Writer]] = weakref.WeakSet()
+
+
+@functools.cache
+def _watch_forks() -> None:
+    """Once a process: a process that trains many runs has many writers, one after another."""
+    os.register_at_fork(after_in_child=_disarm)
+
+
+def _disarm() -> None:
+    """In a forked child: take the files away from its copies of the writers."""
+    for writer in list(_WRITERS):
         writer._store.forget()
         writer._store = fixedfile.Gone("this process was forked from the trainer, and only the trainer writes")
         writer._turn, writer._event_turn = threading.Lock(), threading.Lock()

@@ -1,0 +1,142 @@
+"""Supervises workers that train one run after another (operant/training/warm.py). Standard library only; knows nothing of what is trained.
+
+A worker has one run at a time. When that has ended, or the worker died of it, exit.json is written as the launcher does for a plain run: what happens to a
+worker later is no news of the run. A dead worker is replaced when it gets its next run. Workers hold no terminal, and end once their supervisor is gone and
+their run is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from operant.errors import BusyError, MachineError
+from operant.runs import launch
+from operant.runs.folder import Run, signal_worker
+from operant.runs.index import shown
+from operant.text import safe
+
+_WORKER = "operant.training.warm"
+_CLOSE_S = 5.0
+
+
+class Ended(NamedTuple):
+    """A run that its worker has left."""
+
+    run: Run
+    code: int  # as the table of exit codes has it: 130 stopped, 137 killed
+    wall_s: float
+
+
+class Worker:
+    """One process, started with its first run. `log` takes what it says between runs."""
+
+    def __init__(self, log: Path, argv: Sequence[str] | None = None) -> None:
+        self._log, self._argv = log, list(argv or launch.module_command(_WORKER))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = launch.Began()
+        self.run: Run | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process, where one lives."""
+        return None if self._process is None else self._process.pid
+
+    def warm(self) -> None:
+        """Start the process before there is a run for it. Raises MachineError where it cannot be started."""
+        if self._process is not None:
+            return
+        try:
+            with open(self._log, "ab") as log:
+                self._process = subprocess.Popen(
+                    self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=launch.environment(), start_new_session=True
+                )
+        except OSError as error:
+            raise MachineError(f"a worker cannot be started ({error.strerror}): {shown(self._log)}") from None
+
+    def begin(self, run: Run, *, resume: str | None = None, trusted: bool = False) -> None:
+        """Give it a run, whose folder nobody else trains in. Raises BusyError, and MachineError where no worker can be started."""
+        if self.run is not None:
+            raise BusyError(f"this worker trains {safe(self.run.id)}")
+        launch.announce(run)
+        line = json.dumps({"run": str(run.path), "resume": resume, "trusted": trusted}).encode() + b"\n"
+        for _ in range(2):  # a worker that died while it had no run is noticed here
+            self.warm()
+            assert self._process is not None and self._process.stdin is not None
+            self._began = launch.Began()
+            try:
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+            except OSError:
+                self.close()
+            else:
+                self.run = run
+                return
+        raise MachineError(f"workers die as they begin: see {shown(self._log)}")
+
+    def fileno(self) -> int:
+        """For `select`: ready when the run has ended."""
+        assert self._process is not None and self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def ended(self) -> Ended | None:
+        """The run that has ended, once, its exit.json written; None as long as it trains. Raises MachineError where that cannot be written."""
+        if self.run is None or not select.select([self], [], [], 0)[0]:
+            return None
+        assert self._process is not None and self._process.stdout is not None
+        line, pid, run = self._process.stdout.readline(), self._process.pid, self.run
+        try:
+            code = int(json.loads(line)["exit"])
+        except (ValueError, KeyError):  # it died
+            code = self._process.wait()
+            self.close()
+        self.run = None
+        ending = self._began.write_ending(run.path, code, pid)
+        stopped = code in (-signal.SIGTERM, -signal.SIGINT) and ending["last_step"] is None
+        return Ended(run, code if code >= 0 else 130 if stopped else 137, ending["wall_s"])
+
+    def stop(self) -> None:
+        """Ask its run to end with a checkpoint."""
+        if self.run is not None and self._process is not None and not signal_worker(self.run, signal.SIGTERM):
+            # It has not begun with the run, or has just left it: then the process ends, and its run is over before it began.
+            self._process.terminate()
+
+    def close(self) -> None:
+        """End the process; a run that it still has is killed."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:  # what was to be said to a dead process
+                    continue
+        if self.run is not None:
+            process.kill()
+        try:
+            process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait(workers: Iterable[Worker], timeout_s: float, wake: Sequence[Any] = ()) -> None:
+    """Sleep until a run has ended, one of `wake` can be read, or `timeout_s` has passed."""
+    busy = [worker for worker in workers if worker.run is not None]
+    if busy or wake:
+        select.select([*busy, *wake], [], [], timeout_s)
+    else:
+        time.sleep(timeout_s)
+
+
+def cores() -> int:
+    """The CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

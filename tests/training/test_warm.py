@@ -1,0 +1,115 @@
+"""Workers that train one run after another, and their supervisor: what a run is told by, what a worker's death changes, and the same bits as alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from cli.processes import ITERATION, SMALL, operant_process, tensors
+from waiting import DEADLINE_S, records, state, wait_until
+
+from operant import runs
+from operant.config import request
+from operant.errors import BusyError
+from operant.runs.pool import Worker, wait
+
+SHORT = (*SMALL, f"run.steps={3 * ITERATION}", "eval.every=0")
+LONG = (*SMALL, "run.steps=2000000000", "eval.every=0", "checkpoint.every=1000000")
+
+
+@pytest.fixture
+def worker(tmp_path):
+    worker = Worker(tmp_path / "worker.log")
+    yield worker
+    worker.close()
+
+
+def made(place: Path, *words: str) -> runs.Run:
+    asked = request.make(words, config=None, environment_file=None, settings={})
+    return runs.create(place / "runs", None, asked.prefix, asked.document())
+
+
+def ended(worker):
+    def look():
+        wait([worker], 0.05)
+        return worker.ended()
+
+    return wait_until(look)
+
+
+def test_one_worker_trains_run_after_run_and_survives_what_ends_them(tmp_path, worker):
+    first = made(tmp_path, *SHORT, "run.seed=5")
+    worker.begin(first)
+    with pytest.raises(BusyError, match="trains"):
+        worker.begin(first)
+    assert ended(worker)[:2] == (first, 0)
+    pid = worker.pid
+    assert state(first).word == "finished"
+    assert runs.read_json(first.exit_path)["exit"] == 0 and runs.read_json(first.exit_path)["last_step"] == 3 * ITERATION
+
+    # A wrong configuration ends the run alone, and says so in its own log.
+    wrong = made(tmp_path, *SHORT, "algo.gamma=2")
+    worker.begin(wrong)
+    assert ended(worker).code == 2
+    assert "algo.gamma" in wrong.log_path.read_text() and "algo.gamma" not in first.log_path.read_text()
+
+    # `operant stop` ends the run with a checkpoint, not the worker.
+    stopped = made(tmp_path, *LONG)
+    worker.begin(stopped)
+    wait_until(lambda: records(stopped))
+    assert operant_process(tmp_path, "stop", str(stopped.path)).returncode == 0
+    assert ended(worker).code == 130
+    assert state(stopped).word == "stopped" and worker.pid == pid and psutil.pid_exists(pid)
+
+    # The same bits as a process of its own, after all that.
+    again = made(tmp_path, *SHORT, "run.seed=5")
+    worker.begin(again)
+    assert ended(worker).code == 0 and worker.pid == pid
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    assert operant_process(alone, "train", *SHORT, "run.seed=5", "run.name=alone").returncode == 0
+    assert tensors(again.path) == tensors(first.path) == tensors(alone / "runs" / "alone")
+
+    # Its death is told of the run that it has, and of no other; the next run gets another process.
+    killed = made(tmp_path, *LONG)
+    worker.begin(killed)
+    wait_until(lambda: records(killed))
+    os.kill(pid, signal.SIGKILL)
+    assert ended(worker).code == 137
+    assert state(killed) == ("crashed", "killed by SIGKILL")
+    assert [state(run).word for run in (first, stopped, again)] == ["finished", "stopped", "finished"]
+    worker.begin(last := made(tmp_path, *SHORT))
+    assert ended(worker).code == 0 and worker.pid != pid
+    assert state(last).word == "finished"
+
+
+def test_a_worker_whose_supervisor_is_gone_finishes_its_run_and_ends(tmp_path):
+    run = made(tmp_path, *SHORT)
+    process = subprocess.Popen([sys.executable, "-m", "operant.training.warm"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdin.write(json.dumps({"run": str(run.path), "resume": None, "trusted": False}).encode() + b"\n")
+    process.stdin.close()
+    process.stdout.close()
+    assert process.wait(DEADLINE_S) == 0 and process.stderr.read() == b""
+    assert state(run).word == "finished"
+
+
+@pytest.mark.soak
+def test_a_hundred_runs_in_one_worker_leave_nothing_behind(tmp_path, worker):
+    def held():
+        process = psutil.Process(worker.pid)
+        return process.num_fds(), process.num_threads(), process.memory_info().rss
+
+    sizes, trained = [], []
+    for seed in range(100):
+        run = made(tmp_path, *SHORT, f"run.seed={seed % 3}", "eval.every=1", "eval.episodes=4", f"run.threads={1 + seed % 2}")
+        worker.begin(run)
+        assert ended(worker).code == 0
+        trained.append(run)
+        sizes.append(held())
+    assert tensors(trained[0].path) == tensors(trained[6].path) == tensors(trained[96].path)
+    assert len({fds for fds, _, _ in sizes[5:]}) == 1 and len({threads for _, threads, _ in sizes[5:]}) <= 2
+    assert sizes[-1][2] - sizes[10][2] < 8 << 20, [size >> 20 for _, _, size in sizes[::10]]
