@@ -41,6 +41,7 @@ class Layout(NamedTuple):
     block: int  # neighbouring lanes of one step
     shards: int  # a power of two
     chunks: int  # of a minibatch: a power of two, a multiple of the shards
+    ranks: int = 1  # processes that share the lanes: all else here is one's own part of them
 
     @property
     def groups(self) -> int:
@@ -54,8 +55,13 @@ class Layout(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Samples of a minibatch, B."""
+        """Samples of a minibatch, B: those of this rank."""
         return self.steps * self.lanes // self.minibatches
+
+    @property
+    def all_samples(self) -> int:
+        """Samples of a minibatch on all ranks together."""
+        return self.samples * self.ranks
 
     @property
     def shard_blocks(self) -> int:
@@ -66,6 +72,12 @@ class Layout(NamedTuple):
     def chunk_blocks(self) -> int:
         """Blocks of a chunk; the last chunks of a shard may have fewer, or none."""
         return -(-self.shard_blocks // (self.chunks // self.shards))
+
+    def share(self, ranks: int) -> Layout:
+        """One rank's part of the whole: as many lanes, shards and chunks as each of so many has. Raises ValueError where the shards do not divide so."""
+        if self.shards % ranks:
+            raise ValueError(f"{self.lanes:,} lanes form {self.shards} shards, which {ranks} ranks cannot share")
+        return self._replace(lanes=self.lanes // ranks, shards=self.shards // ranks, chunks=self.chunks // ranks, ranks=ranks)
 
     def chunk_sizes(self) -> list[int]:
         """The samples of each chunk of a minibatch, in their order; some may be 0."""
@@ -123,13 +135,13 @@ def problems(steps: int, lanes: int, minibatches: int, chunks: int | None) -> li
 class Minibatches:
     """The minibatches of a rollout, in an order that is drawn anew each iteration."""
 
-    def __init__(self, cut: Layout, epochs: int, seed: int, iteration: Tensor) -> None:
-        """`iteration` (1) int64 is read at each shuffle; the order lies on its device."""
+    def __init__(self, cut: Layout, epochs: int, seed: int, iteration: Tensor, rank: int = 0) -> None:
+        """`iteration` (1) int64 is read at each shuffle; the order lies on its device. `rank` says whose part of the lanes the layout is."""
         self.layout, device = cut, iteration.device
         self.order = torch.zeros(epochs, cut.blocks, dtype=torch.int32, device=device)  # (E, M): block t N / block + n / block, minibatch after minibatch
         self._clock = bind(Clock(iteration, seed_words(seed, 0, device), 0))
         self._fill = kernel(noise.order_body, device)
-        self._order = bind(noise.Order(self.order, cut.groups, cut.shards, cut.minibatches))
+        self._order = bind(noise.Order(self.order, cut.groups, cut.shards, cut.minibatches, rank * cut.shards))
 
     def shuffle(self) -> None:
         """Draw the order of this iteration, of all its epochs."""

@@ -24,6 +24,7 @@ class Order(NamedTuple):
     groups: int  # blocks of a step; a multiple of the shards
     shards: int  # aligned ranges of lanes; blocks are permuted within theirs
     minibatches: int
+    shard0: int = 0  # global number of the first shard
 
 
 @device
@@ -41,7 +42,8 @@ def order_body(i, clock, out, offset):
     value = minibatch * part + within
 
     tick = clock.tick[0] + offset
-    key = (uint32(clock.seed[0]), uint32(clock.seed[1]), uint32(shard << _SHARD_BIT), uint32(tick & _LOW_32), uint32(tick >> 32), uint32(rng.SHUFFLE))
+    shard_word = uint32((out.shard0 + shard) << _SHARD_BIT)
+    key = (uint32(clock.seed[0]), uint32(clock.seed[1]), shard_word, uint32(tick & _LOW_32), uint32(tick >> 32), uint32(rng.SHUFFLE))
     found = _ranked(key, epoch, value, shard_size) if shard_size <= FEW_BLOCKS else _walked(key, epoch, value, shard_size)
 
     # The shard's block number -> step and group of lanes -> the rollout's block number.

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from operant.compute.exchange import SOLO, Exchange
 from operant.compute.threads import ThreadPool
 from operant.nn import manual
 from operant.nn.policy import Policy
@@ -39,6 +40,18 @@ def tree_sum(rows: Tensor) -> Tensor:
     while len(rows) > 1:
         rows = rows[0::2] + rows[1::2]
     return rows[0]
+
+
+def tree_sum_of(rows: Iterable[Tensor]) -> Tensor:
+    """The same sum of rows that come one after the other, of which few are held at a time. Their number is a power of two."""
+    stack: list[Tensor] = []  # a complete subtree each
+    for k, row in enumerate(rows):
+        stack.append(row)
+        while k % 2:
+            right = stack.pop()
+            stack[-1] = stack[-1] + right
+            k //= 2
+    return stack[0]
 
 
 # THE GRADIENT
@@ -80,11 +93,16 @@ class Shard:
 
 
 class Gradient:
-    """The gradient of a loss on minibatches of B samples, in C chunks of given sizes; C is a power of two. `make_chunk(weights, n)` makes what computes one."""
+    """The gradient of a loss on minibatches of B samples, in C chunks of given sizes; C is a power of two. `make_chunk(weights, n)` makes what computes one.
+
+    With an exchange these are this rank's part of the samples and chunks, and the gradient is that of all ranks' together.
+    """
 
     def __init__(
-        self, policy: Policy, make_chunk: Callable[[manual.Weights, int], Chunk], terms: int, sizes: Sequence[int], pool: ThreadPool
-    ) -> None:
+        self, policy: Policy, make_chunk: Callable[[manual.Weights, int], Chunk], terms: int, sizes: Sequence[int], pool: ThreadPool,
+        exchange: Exchange = SOLO,
+    ) -> None:  # fmt: skip
+        self._exchange = exchange
         self._parameters, self._threads, self._terms, B = manual.Parameters(policy), pool, terms, sum(sizes)
         threads = max(1, min(pool.threads, B // FEWEST, len(sizes)))
         # As many subtrees as threads; several for each, where their number is not a power of two.
@@ -104,8 +122,8 @@ class Gradient:
         self._parameters.refresh()
         work = zip(self.shards, batch.split(self._sizes), self._parts, strict=True)
         self._threads.run([functools.partial(shard.compute, part, rows) for shard, part, rows in work])
-        total = tree_sum(self._rows)
-        gradient, terms = total[: -self._terms] / sum(self._sizes), total[-self._terms :]
+        total = tree_sum(self._exchange.gather(tree_sum(self._rows)[None]))
+        gradient, terms = total[: -self._terms] / (sum(self._sizes) * self._exchange.ranks), total[-self._terms :]
         self._parameters.write(self._parameters.weights.views(gradient))
         return terms
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from operant.compute.exchange import SOLO, Exchange
+
 CPU_NUMBERS, GPU_NUMBERS = 2**18, 2**24
 """Bytes that are made floats at a time, at most."""
 
@@ -30,20 +32,21 @@ class Statistics(NamedTuple):
         return Statistics(self.mean + delta * (other.count / count), squares / count, count)
 
 
-def statistics(batch: torch.Tensor, shards: int = 1) -> Statistics:
-    """Mean and variance of D features, (D, ..., N) of any type: on a CPU of each of S shards of the lanes by itself, and then of the shards.
+def statistics(batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO) -> Statistics:
+    """Mean and variance of D features, (D, ..., N) of any type: on a CPU of each of S shards of the lanes by itself, and then of the shards of all ranks.
 
     float64 is reduced as such, all else as float32.
     A shard's numbers are reduced alone and in one layout, so the bits do not depend on how many devices own the shards. On a GPU one reduction takes all lanes
     (a reduction a shard would cost several per cent of a short iteration), so there they may.
     """
-    if batch.is_cuda or shards == 1:
+    if exchange.ranks == 1 and (batch.is_cuda or shards == 1):
         return _shard_statistics(batch)
     parts = [_shard_statistics(part.contiguous()) for part in batch.chunk(shards, dim=-1)]
-    means, variances = torch.cat([part.mean for part in parts], dim=1), torch.cat([part.variance for part in parts], dim=1)  # (D, S) each
+    own = torch.stack([torch.cat([part.mean, part.variance], dim=1) for part in parts])  # (S, D, 2)
+    means, variances = exchange.gather(own).permute(2, 1, 0).contiguous()  # (D, S) each
     # Of equal shards: the variance within them, and that of their means.
     between, mean = torch.var_mean(means, dim=1, correction=0, keepdim=True)
-    return Statistics(mean, variances.mean(dim=1, keepdim=True) + between, sum(part.count for part in parts))
+    return Statistics(mean, variances.mean(dim=1, keepdim=True) + between, sum(part.count for part in parts) * exchange.ranks)
 
 
 class RunningNormalizer:
@@ -65,9 +68,9 @@ class RunningNormalizer:
         self.mean.copy_(self.running_mean)
         self.inv_std.copy_((self.running_variance + self.EPSILON).rsqrt())
 
-    def update(self, batch: torch.Tensor, shards: int = 1) -> None:
-        """Take in a batch, features first and lanes last: (D, ..., N) of any type; for shards see `statistics`."""
-        seen = Statistics(self.running_mean, self.running_variance, self.count).merged(statistics(batch, shards))
+    def update(self, batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO) -> None:
+        """Take in a batch, features first and lanes last: (D, ..., N) of any type; for shards and other ranks see `statistics`."""
+        seen = Statistics(self.running_mean, self.running_variance, self.count).merged(statistics(batch, shards, exchange))
         self.running_mean.copy_(seen.mean)
         self.running_variance.copy_(seen.variance)
         self.count.copy_(seen.count)
@@ -90,7 +93,7 @@ class FixedScale(RunningNormalizer):
         self.mean.zero_()
         self.inv_std.copy_(torch.tensor(high, device=device)[:, None].clamp(1.0, 255.0).reciprocal())
 
-    def update(self, batch: torch.Tensor, shards: int = 1) -> None:
+    def update(self, batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO) -> None:
         """Nothing."""
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -11,22 +12,47 @@ from pydantic import ValidationError
 
 from operant import algos
 from operant.algos.base import Algorithm, Estimate
+from operant.compute.exchange import SOLO, Exchange
 from operant.config.load import Config
 from operant.errors import ConfigError
 from operant.nn import Actor
 from operant.worlds import DeviceWorld
 
 
-def build(config: Config, device: torch.device | str, *, eager: bool = False, chosen: Mapping[str, Any] | None = None) -> Algorithm:
+def build(
+    config: Config, device: torch.device | str, *, eager: bool = False, chosen: Mapping[str, Any] | None = None, exchange: Exchange = SOLO
+) -> Algorithm:
     """The algorithm of a configuration on its world; call `start` or load a checkpoint's tensors into its `state`.
+
+    With an exchange between several ranks the world holds this rank's part of the lanes. Raises ConfigError where they cannot be shared so.
 
     `eager` launches every kernel by itself, without CUDA graphs. `chosen` are the values that an earlier session of the run chose for keys that its
     configuration left open: see `Algorithm.chosen`.
     """
     settings = _completed(config.algo, chosen)
-    world = DeviceWorld(config.environment, config.lanes, seed=config.run.seed, device=device, params=config.params)
-    made = algos.load(config.algo_name)(world, settings, config.net, seed=config.run.seed, steps=config.run.steps, eager=eager)
+    lanes, joined = config.lanes // exchange.ranks, {}
+    if exchange.ranks > 1:
+        require_shared(config, exchange.ranks)
+        joined = {"exchange": exchange}
+    world = DeviceWorld(config.environment, lanes, seed=config.run.seed, device=device, params=config.params, lane0=exchange.rank * lanes)
+    made = algos.load(config.algo_name)(world, settings, config.net, seed=config.run.seed, steps=config.run.steps, eager=eager, **joined)
     return cast("Algorithm", made)
+
+
+def require_shared(config: Config, ranks: int) -> None:
+    """Raise ConfigError where so many ranks cannot share the run's lanes."""
+    problem = None
+    if "exchange" not in inspect.signature(algos.load(config.algo_name).__init__).parameters:
+        problem = f"run.gpus: {config.algo_label} trains on one device only (got {ranks} ranks); algo.name=ppo trains on several"
+    else:
+        shards = config.algo.shards(config.lanes)
+        if shards % ranks:
+            problem = (
+                f"run.gpus: {ranks} ranks cannot share env.lanes = {config.lanes:,}: a minibatch takes its samples from {shards} "
+                f"shard{'s' * (shards > 1)} of the lanes, and a rank owns whole shards (use a power of two of lanes, more lanes, or fewer algo.minibatches)"
+            )
+    if problem is not None:
+        raise ConfigError("the number of ranks", [problem])
 
 
 def _completed(settings: Any, chosen: object) -> Any:

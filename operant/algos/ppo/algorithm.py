@@ -18,6 +18,7 @@ from operant.algos.ppo import backends, metrics
 from operant.algos.ppo.config import PPOConfig
 from operant.algos.ppo.loss import Experience
 from operant.algos.ppo.stats import Stats
+from operant.compute.exchange import SOLO, Exchange
 from operant.compute.graphs import Graphed
 from operant.compute.kernel import bind, kernel
 from operant.data import Accrual, Collector, Discount, Minibatches, Trace, accrual_body, advantage_body, layout
@@ -41,10 +42,13 @@ class PPO:
     }  # fmt: skip
     """What a profile calls the time of which part."""
 
-    def __init__(self, world: World, config: PPOConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False) -> None:
-        T, N, device = config.horizon, world.count, world.device
-        self.world, self.config, self.device = world, config, device
-        self.steps_per_iteration = T * N
+    def __init__(
+        self, world: World, config: PPOConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False, exchange: Exchange = SOLO
+    ) -> None:
+        """`world` holds this rank's part of the lanes, where an exchange joins several."""
+        T, N, W, device = config.horizon, world.count, exchange.ranks, world.device
+        self.world, self.config, self.device, self.exchange = world, config, device, exchange
+        self.steps_per_iteration = T * N * W
         self.policy = self.actor = self.make_actor(world.spec, config, net, device, seed=seed)
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
 
@@ -52,7 +56,9 @@ class PPO:
         self.collector = Collector(world, T, self.policy.distribution.noise_rows)
         self.rollout, self.experience = self.collector.rollout, Experience(self.policy, self.collector)
         self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
-        self.minibatches = Minibatches(layout(T, N, config.minibatches, config.chunks), config.epochs, seed, self._iteration)
+        self.minibatches = Minibatches(
+            layout(T, N * W, config.minibatches, config.chunks).share(W), config.epochs, seed, self._iteration, exchange.rank
+        )
 
         # Rewards, advantages and returns; float32, or the kernels would compute in float64.
         self.return_normalizer = RunningNormalizer(1, device) if config.normalize_rewards else None
@@ -70,6 +76,7 @@ class PPO:
         self.metrics, self.stats = metrics.specs(getattr(self.policy.distribution, "sizes", ())), torch.zeros(len(Stats._fields), device=device)
         parts = backends.Parts(
             config, self.policy, self.collector, found, self.minibatches, self.optimizer, learning_rate, anneal_iterations, skip, self._iteration, self.stats,
+            exchange,
         )  # fmt: skip
         self.backend = backends.choose(parts)
         self.chosen = self.backend.chosen
@@ -120,18 +127,19 @@ class PPO:
             reward.mul_(self.return_normalizer.inv_std).clamp_(-RunningNormalizer.CLIP, RunningNormalizer.CLIP)
         self._estimate(self.world.count, self._discount, self._trace)
         if self.config.normalize_advantages and not self.backend.normalizes_advantages:
-            mean, variance, count = statistics(advantage[None], self.minibatches.layout.shards)
+            mean, variance, count = statistics(advantage[None], self.minibatches.layout.shards, self.exchange)
             advantage.sub_(mean.float()).div_((variance * count / (count - 1)).sqrt().float() + 1e-8)
 
     @torch.no_grad()
     def update_normalizers(self) -> None:
         """Take the iteration into the running means and variances of observations and of discounted returns."""
+        shards, exchange = self.minibatches.layout.shards, self.exchange
         if self.policy.normalizer is not None:
-            self.policy.normalizer.update(self.rollout.observation[:-1].transpose(0, 1), self.minibatches.layout.shards)
+            self.policy.normalizer.update(self.rollout.observation[:-1].transpose(0, 1), shards, exchange)
         if self.return_normalizer is not None:
             self._accrue(self.world.count, self._discount, self._accrual)
             # float64: the square of a return of 1e20 is no float32, and a variance that overflows would scale all rewards to zero for good.
-            self.return_normalizer.update(self._accrued[None].double(), self.minibatches.layout.shards)
+            self.return_normalizer.update(self._accrued[None].double(), shards, exchange)
 
     # STATE
 

@@ -19,6 +19,7 @@ from operant.algos.ppo.config import PPOConfig
 from operant.algos.ppo.loss import Batch, Experience, LossTerms, ppo_loss
 from operant.algos.ppo.stats import Stats
 from operant.compute import threads
+from operant.compute.exchange import SOLO, Exchange
 from operant.data import Collector, Minibatches
 from operant.nn import Adam, Policy, chunked, clip_gradient, manual, masked, statistics
 
@@ -40,6 +41,7 @@ class Parts:
     skip: Tensor  # a scalar: 1 leaves out the rest of an iteration's optimizer steps
     iteration: Tensor  # (1) int64, how many are done
     stats: Tensor  # in the order of `Stats`
+    exchange: Exchange = SOLO
 
 
 class Backend(Protocol):
@@ -113,6 +115,8 @@ class TorchBackend:
     def __init__(self, parts: Parts) -> None:
         self.parts, self.config, self.policy, self.experience = parts, parts.config, parts.policy, parts.experience
         self.collector, self.device, self.chosen = parts.collector, parts.policy.device, dict[str, str]()
+        # A product's shape decides its last bits. Cut into shards and chunks it is the same on any number of ranks, but whole it is faster.
+        self._cut = parts.config.chunks is not None or parts.exchange.ranks > 1
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
         """As it is: all of torch's threads share the work."""
@@ -125,7 +129,12 @@ class TorchBackend:
 
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Action parameters (H, N) and values (N) of observations (O, N) and legal actions (H, N), until it is called again."""
-        return self.policy.forward(observation, legal)
+        if not self._cut:
+            return self.policy.forward(observation, legal)
+        shards = self.parts.minibatches.layout.shards
+        allowed = [None] * shards if legal is None else legal.chunk(shards, dim=-1)
+        parts = [self.policy.forward(seen.contiguous(), may) for seen, may in zip(observation.chunk(shards, dim=-1), allowed, strict=True)]
+        return torch.cat([parameters for parameters, _ in parts], dim=1), torch.cat([value for _, value in parts])
 
     def act(self, t: int) -> None:
         """Actions, log-probabilities and values of step t."""
@@ -147,7 +156,7 @@ class TorchBackend:
         """Epochs over the rollout in minibatches: optimizer steps, one more iteration, and `stats`."""
         parts, config, experience = self.parts, self.config, self.experience
         targets = torch.stack([experience.returns, experience.returns - experience.value[:-1]])
-        variance, residual = statistics(targets, parts.minibatches.layout.shards).variance[:, 0].float()
+        variance, residual = statistics(targets, parts.minibatches.layout.shards, parts.exchange).variance[:, 0].float()
         explained = 1.0 - residual / variance.clamp_min(1e-12)
         if parts.anneal_iterations is not None:
             remaining = 1.0 - parts.iteration.float() / parts.anneal_iterations
@@ -206,6 +215,8 @@ class TorchBackend:
     def gradient(self, batch: Batch) -> LossTerms:
         """Write the gradient of the minibatch's loss into the flat vector."""
         samples, flat = len(batch.returns), self.policy.flat
+        if self._cut:
+            return self._summed(batch)
         count = -(-samples // (self.config.microbatch or samples))
         if count == 1:
             loss, terms = ppo_loss(self.policy, batch, self.config)
@@ -222,6 +233,27 @@ class TorchBackend:
         return LossTerms(*total)
 
 
+    def _summed(self, batch: Batch) -> LossTerms:
+        """The same in the layout's chunks, whose gradients are added in the fixed tree, the other ranks' among them."""
+        layout, flat, exchange = self.parts.minibatches.layout, self.policy.flat, self.parts.exchange
+        sizes = layout.chunk_sizes()
+
+        def rows() -> Iterator[Tensor]:
+            for n, part in zip(sizes, batch.split(sizes), strict=True):
+                row = torch.zeros(len(flat.gradient) + len(LossTerms._fields), device=self.policy.device)  # the gradient, then the terms
+                if n > 0:
+                    share = n / layout.all_samples
+                    loss, terms = ppo_loss(self.policy, part, self.config)
+                    flat.backward(share * loss)
+                    torch.cat([flat.gradient, share * torch.stack(terms)], out=row)
+                yield row
+
+        total = chunked.tree_sum(exchange.gather(chunked.tree_sum_of(rows())[None]))
+        gradient, terms = total.split([len(flat.gradient), len(LossTerms._fields)])
+        flat.gradient.copy_(gradient)
+        return LossTerms(*terms)
+
+
 class ManualBackend(TorchBackend):
     """The same on the CPU, with the forward and backward pass written out by hand, over memory that is allocated once, on threads that each compute alone."""
 
@@ -232,7 +264,7 @@ class ManualBackend(TorchBackend):
         pool = threads.ThreadPool(torch.get_num_threads())
         log.info("kernels: torch's, and a manual backward pass, on %d thread%s", pool.threads, "" if pool.threads == 1 else "s")
         layout = parts.minibatches.layout
-        self._gradient = manual_backward.Gradient(parts.policy, parts.config, layout.chunk_sizes(), pool)
+        self._gradient = manual_backward.Gradient(parts.policy, parts.config, layout.chunk_sizes(), pool, parts.exchange)
         self._forward = chunked.Forward(parts.policy, layout.lane_sizes(), pool)
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:

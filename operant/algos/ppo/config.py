@@ -68,6 +68,10 @@ class PPOConfig(Section):
         """With the end of the learning-rate decay, where that follows from the run's steps."""
         return self.model_copy(update={"anneal_steps": self.anneal_steps or steps}) if self.anneal else self
 
+    def shards(self, lanes: int) -> int:
+        """Equal ranges of the lanes that a minibatch takes equally many samples of: as many devices at most can share a run."""
+        return minibatches.layout(self.horizon, lanes, self.minibatches).shards
+
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""
         if self.horizon * lanes < 2:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from operant.compute.exchange import SOLO, Exchange
 from operant.nn import ILLEGAL, Policy, chunked, manual, manual_distributions
 
 if TYPE_CHECKING:
@@ -89,11 +90,11 @@ class _Chunk:
 
 
 class Gradient(chunked.Gradient):
-    """The gradient of `ppo_loss` on minibatches of B samples, in C chunks of given sizes; C is a power of two."""
+    """The gradient of `ppo_loss` on minibatches of B samples, in C chunks of given sizes; C is a power of two. With an exchange see `chunked.Gradient`."""
 
-    def __init__(self, policy: Policy, config: PPOConfig, sizes: Sequence[int], pool: chunked.ThreadPool) -> None:
-        super().__init__(policy, lambda weights, n: _Chunk(policy, weights, config, n), TERMS, sizes, pool)
-        self._factors = torch.tensor([-1.0, 0.5, 1.0, 1.0, 1.0]) / sum(sizes)
+    def __init__(self, policy: Policy, config: PPOConfig, sizes: Sequence[int], pool: chunked.ThreadPool, exchange: Exchange = SOLO) -> None:
+        super().__init__(policy, lambda weights, n: _Chunk(policy, weights, config, n), TERMS, sizes, pool, exchange)
+        self._factors = torch.tensor([-1.0, 0.5, 1.0, 1.0, 1.0]) / (sum(sizes) * exchange.ranks)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Write it into the policy's gradient vector; [policy loss, value loss, entropy, approximate KL, clip fraction], (5)."""
