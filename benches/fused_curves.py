@@ -35,7 +35,7 @@ def curve(task: tuple[str, str, int, bool]) -> dict[str, Any]:
 
     kernels, precision, seed, tiny = task
     if tiny:
-        from fused_interpreted import teach
+        from interpreter import teach
 
         teach()
     lanes, horizon, iterations = (8, 4, 3) if tiny else (LANES, HORIZON, ITERATIONS)

@@ -152,7 +152,7 @@ def child(words: Sequence[str]) -> None:
     tiny = words[0] == "tiny"
     sizes = TINY if tiny else SIZES
     if tiny:
-        from fused_interpreted import teach
+        from interpreter import teach
 
         teach()
         torch.set_num_threads(1)

@@ -136,7 +136,7 @@ def answer(question: tuple[Task, Sizes]) -> dict[str, Any]:
     """What is asked of a task, or what went wrong. Runs in a process of its own."""
     task, sizes = question
     if sizes.where != "cuda":
-        from fused_interpreted import teach
+        from interpreter import teach
 
         teach()
     try:
@@ -262,7 +262,7 @@ def shape_costs(records: Records, ppo: PPO, hidden: tuple[int, ...], precision: 
 def main(*, tiny: bool, limit_s: float) -> None:
     """Check, then time."""
     if tiny:
-        from fused_interpreted import teach
+        from interpreter import teach
 
         teach()
     sizes = TINY if tiny else Sizes(workers=min(14, max(2, (os.cpu_count() or 2) - 2)))

@@ -6,64 +6,18 @@ import json
 import sys
 from dataclasses import replace
 
-import numpy as np
 import torch
 import triton
 from fused_probe import ENVS, gradients, prepared, relative_error, trainer, wide
 from fused_q import iterations_case
 from fused_rounded import both_gradients, expected
+from interpreter import teach
 from triton import language as tl
-from triton._C.libtriton import ir
-from triton.runtime import interpreter
 
 from operant.kernels.dense.select import with_config
 from operant.kernels.reduce import reduce_partials
 from operant.kernels.tiles import Resident, from_text
 from operant.nn import mlp
-
-_patch = interpreter._patch_lang_tensor
-
-
-def _patch_lang_tensor(tensor, scope):
-    """Triton 3.6 makes integers of arrays of one element, which NumPy 2.4 refuses."""
-    _patch(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-
-def _to_bf16(numbers):
-    """The nearest bfloat16, as its bits; ties to even."""
-    bits = numbers.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def _from_bf16(bits):
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-class Precise(interpreter.InterpreterBuilder):
-    """Products as a GPU computes them, which the interpreter does not: bf16 operands as what they are, tf32's cut off after 10 bits, sums in float32."""
-
-    def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
-        def factor(x):
-            if x.dtype == tl.bfloat16:
-                return _from_bf16(x.data)
-            return (x.data.view(np.uint32) & 0xFFFFE000).view(np.float32) if input_precision == ir.INPUT_PRECISION.TF32 else x.data
-
-        return interpreter.TensorHandle(np.matmul(factor(a), factor(b)) + d.data, d.dtype.scalar)
-
-    def create_fp_to_fp(self, src, dst_type, rounding_mode):
-        return self.cast_impl(src, dst_type)
-
-    def cast_impl(self, src, dst_type):
-        kinds = src.dtype.scalar, dst_type.scalar
-        if kinds == (tl.float32, tl.bfloat16):
-            return interpreter.TensorHandle(_to_bf16(src.data), tl.bfloat16)
-        if kinds == (tl.bfloat16, tl.float32):
-            return interpreter.TensorHandle(_from_bf16(src.data), tl.float32)
-        return super().cast_impl(src, dst_type)
-
-    create_fp_ext = create_fp_trunc = lambda self, src, dst_type: self.cast_impl(src, dst_type)
-
 
 def reconfigure(ppo, config, precision):
     """A small tile config: by default so that chunks have several tiles. Another precision is by a GPU's products, but not by its tanh."""
@@ -167,12 +121,6 @@ def tree_case(chunks, shards):
     while len(whole) > 1:
         whole = whole[: len(whole) // 2] + whole[len(whole) // 2 :]
     return {"shards": bool(torch.equal(sums, torch.stack(by_hand))), "whole": bool(torch.equal(reduced(rows, shards), whole[0]))}
-
-
-def teach():
-    """Mend the interpreter, and teach it a GPU's products."""
-    interpreter._patch_lang_tensor = _patch_lang_tensor
-    interpreter.interpreter_builder.__class__ = Precise
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import json
 import sys
 
 import torch
-from fused_interpreted import teach
+from interpreter import teach
 from test_sac import iterate, sac_on
 from test_td3 import td3_on
 from toys import PUSH

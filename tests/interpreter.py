@@ -1,0 +1,112 @@
+"""Triton's interpreter as the tests of fused kernels need it: mended, with a GPU's products, and without the work that it repeats. Knows no kernel.
+
+Written for Triton 3.6, which the test extra names. `teach()` changes the interpreter of this process for good.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+from triton import language as tl
+from triton._C.libtriton import ir
+from triton._utils import validate_block_shape
+from triton.language import core
+from triton.runtime import interpreter
+
+
+def _to_bf16(numbers):
+    """The nearest bfloat16, as its bits; ties to even."""
+    bits = numbers.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def _from_bf16(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+class Precise(interpreter.InterpreterBuilder):
+    """Products as a GPU computes them, which the interpreter does not: bf16 operands as what they are, tf32's cut off after 10 bits, sums in float32."""
+
+    def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
+        def factor(x):
+            if x.dtype == tl.bfloat16:
+                return _from_bf16(x.data)
+            return (x.data.view(np.uint32) & 0xFFFFE000).view(np.float32) if input_precision == ir.INPUT_PRECISION.TF32 else x.data
+
+        return interpreter.TensorHandle(np.matmul(factor(a), factor(b)) + d.data, d.dtype.scalar)
+
+    def create_fp_to_fp(self, src, dst_type, rounding_mode):
+        return self.cast_impl(src, dst_type)
+
+    def cast_impl(self, src, dst_type):
+        kinds = src.dtype.scalar, dst_type.scalar
+        if kinds == (tl.float32, tl.bfloat16):
+            return interpreter.TensorHandle(_to_bf16(src.data), tl.bfloat16)
+        if kinds == (tl.bfloat16, tl.float32):
+            return interpreter.TensorHandle(_from_bf16(src.data), tl.float32)
+        return super().cast_impl(src, dst_type)
+
+    create_fp_ext = create_fp_trunc = lambda self, src, dst_type: self.cast_impl(src, dst_type)
+
+
+def teach():
+    """Mend the interpreter, teach it a GPU's products, and have it do once what it does at each call."""
+    # Triton 3.6 makes integers of arrays of one element, which NumPy 2.4 refuses.
+    patch = interpreter._patch_lang_tensor
+
+    def patch_lang_tensor(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_lang_tensor
+    interpreter.interpreter_builder.__class__ = Precise
+    _patch_once()
+    _remember_types()
+
+
+def _patch_once():
+    """Its language is put in the compiler's place at once and stays: it looks at every name of Triton's modules for each call of each function, otherwise."""
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": core}))
+    interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
+    # Without `debug` it computes whether whole numbers overflow, and does not look at the result.
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)
+
+
+def _remember_types():
+    """A type and a shape are made once: a third of the time of small blocks."""
+
+    @functools.cache
+    def block(shape):
+        shape = core.tuple(shape)
+        return shape, validate_block_shape(shape), str(shape)
+
+    @functools.cache
+    def constants(shape):
+        return core.tuple([core.constexpr(size) for size in shape]), core.constexpr(math.prod(shape))
+
+    def make_block(self, element_ty, shape):
+        assert len(shape) > 0
+        self.element_ty = element_ty
+        self.shape, self.numel, name = block(tuple(core._unwrap_shape(shape)))
+        self.name = f"<{name}, {element_ty}>"
+
+    def make_tensor(self, handle, type):
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = constants(tuple(type.shape) if type.is_block() else ())
+
+    core.block_type.__init__, core.tensor.__init__ = make_block, make_tensor
+
+    known, find = {}, interpreter._get_np_dtype
+
+    def numpys(dtype):
+        name = dtype.scalar.name  # pointers cannot be hashed
+        if name not in known:
+            known[name] = find(dtype)
+        return known[name]
+
+    interpreter._get_np_dtype = numpys
