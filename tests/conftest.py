@@ -1,4 +1,4 @@
-"""Runs with a worker that learns nothing (fake_worker.py), for every test that needs a living trainer and no torch; and which process runs which tests."""
+"""Runs with a worker that learns nothing (fake_worker.py), for every test that needs a living trainer and no torch; and the order of tests."""
 
 import contextlib
 import gc
@@ -17,20 +17,6 @@ from operant import runs
 from operant.runs import launch
 
 FAKE_WORKER = str(Path(__file__).with_name("fake_worker.py"))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """With `-n` a file's tests stay in one process, which compiles each kernel and trains each run that they share once.
-
-    Files keep the order of `pytest_collection_modifyitems`: those with many tests are not those that take long.
-    """
-    if config.getvalue("dist") != "load":  # what `-n` alone means
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    config.option.loadscopereorder = False
-    return LoadFileScheduling(config, log)
 
 
 QUICK_FOLDERS = {"cli", "config", "data", "monitor", "runs"}

@@ -109,6 +109,7 @@ def most_shared(architecture, made, precision):
 
 
 @needs_compiler
+@pytest.mark.compile
 @pytest.mark.parametrize(
     ("make", "env", "precision", "net", "algo"),
     [

@@ -448,6 +448,7 @@ LEAST_SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 
 
 @needs_compiler
+@pytest.mark.compile
 @pytest.mark.parametrize(
     ("architecture", "env", "precision", "net", "shape"),
     [

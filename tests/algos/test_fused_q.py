@@ -78,6 +78,7 @@ def pqn_launches(env, precision, net, shape):
 
 
 @needs_compiler
+@pytest.mark.compile
 @pytest.mark.parametrize(
     ("env", "precision", "net", "shape"),
     [
@@ -141,6 +142,7 @@ def test_what_dqns_fused_kernels_cannot_is_said(net, config, problem):
 
 
 @needs_compiler
+@pytest.mark.compile
 @pytest.mark.parametrize(
     ("env", "precision", "net", "config"),
     [

@@ -192,7 +192,10 @@ def check_text(ptx: str, capability: tuple[int, int]) -> None:
     assert undefined_calls(ptx) == []
 
 
-@pytest.mark.parametrize("name", WORLDS)
+PLAIN = ("cartpole", "masked")  # with every run of the tests, as they take two seconds each
+
+
+@pytest.mark.parametrize("name", [name if name in PLAIN else pytest.param(name, marks=pytest.mark.compile) for name in WORLDS])
 def test_environments(name):
     env = WORLDS[name]
     world = DeviceWorld(env, N, seed=1)
@@ -207,6 +210,7 @@ def test_environments(name):
         check_ptx(pixels.shade_body(env, world.params), scene, canvas)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("name", ["masked", "with cells", "cartpole"])
 def test_environments_observed_by_their_pictures(name):
     env = with_pixels({"masked": dataclasses.replace(GATE, pixel_shader=gate_shade), "with cells": FILL, "cartpole": envs.find("cartpole")}[name], 16)
@@ -224,6 +228,7 @@ def test_bodies(body):
     check_ptx(body, *GROUPS[body]())
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("capability", ARCHITECTURES[1:], ids=lambda capability: "sm_{}{}".format(*capability))
 def test_one_lowering_serves_all(capability):
     """As a launch on such a GPU would compile it, from the beginning."""
