@@ -19,6 +19,7 @@ from operant.kernels.reduce import reduce_partials
 from operant.kernels.tiles import Resident, from_text
 from operant.nn import mlp
 
+
 def reconfigure(ppo, config, precision):
     """A small tile config: by default so that chunks have several tiles. Another precision is by a GPU's products, but not by its tanh."""
     spec = replace(ppo.backend.learner.spec, precision=precision)
