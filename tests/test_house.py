@@ -104,7 +104,8 @@ RANKS: dict[str, set[str]] = {
     "training": ROOT | TRAINING,
     "play": ROOT | TRAINING,
     "tools": ROOT | TRAINING,
-    "cli": ROOT | TRAINING | {"play", "tools", "monitor"},
+    "export": ROOT | TRAINING,
+    "cli": ROOT | TRAINING | {"play", "tools", "export", "monitor"},
     "monitor": ROOT | {"runs"},
 }
 """What each package may import, beside itself. A package that is not here is an error: no module is without a rule."""

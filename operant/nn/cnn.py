@@ -180,7 +180,7 @@ class Convolutional(nn.Module):
 
     def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> tuple[Tensor, Tensor]:
         """(O, B) -> head parameters (H, B), value (B), both of the parameters' type. The normalizer is not read."""
-        if torch.is_grad_enabled() or observation.shape[1] <= self._together:
+        if torch.is_grad_enabled() or torch.compiler.is_exporting() or observation.shape[1] <= self._together:
             return self._forward(observation)
         heads, values = zip(*(self._forward(part) for part in observation.split(self._together, dim=1)), strict=True)
         return torch.cat(heads, dim=1), torch.cat(values)

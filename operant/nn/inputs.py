@@ -40,6 +40,8 @@ def numeric(observation: Tensor, normalizer: RunningNormalizer | None = None) ->
 def one_hot(observation: Tensor, categories: int) -> Tensor:
     """Bytes of k categories one-hot, (O, n) -> (O k, n): row o k + c is 1 where byte o is c. A byte of k or more is in none of them: its rows are 0."""
     every, (rows, samples) = torch.arange(categories, dtype=torch.uint8, device=observation.device), observation.shape
+    if torch.compiler.is_exporting():
+        return torch.eq(observation[:, None], every[:, None]).float().flatten(0, 1)
     if observation.stride(0) == 1 and samples > 1:  # samples lie one after the other: so shall what is read of them
         numbers = torch.empty(samples, rows, categories, device=observation.device)
         return torch.eq(observation.t()[:, :, None], every, out=numbers).flatten(1).t()
@@ -130,6 +132,8 @@ def _sum_on_cpu(chunks: Any, read: Reader) -> Tensor:
 
 def linear(weight: Tensor, bias: Tensor, observation: Tensor, read: Reader) -> Tensor:
     """W x + b, (M, K) x (K, B) + (M, 1) -> (M, B), of what `read` makes of bytes (O, B), in either layout of their memory."""
+    if torch.compiler.is_exporting():  # for any B: chunks would fix it
+        return torch.addmm(bias, weight, read(observation).to(weight.dtype))
     return _Read.apply(weight, bias, observation, read)
 
 
@@ -191,6 +195,8 @@ def convolve(
     All axes of the bytes from the fourth on, and then the categories, are channels, in that order. Weights and their gradients keep their own type; the scale
     goes to the weights, since there are fewer of them.
     """
+    if torch.compiler.is_exporting():  # for any B: chunks would fix it
+        return torch.conv2d(_planes(picture, categories, dtype), _filters(weight, scale, dtype), bias.to(dtype), padding=padding)
     return _ReadPicture.apply(weight, bias, picture, categories, scale, padding, dtype)
 
 

@@ -1,0 +1,93 @@
+"""`export policy` and `export metrics`: a run for other programs. Knows no format: they are in operant/export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from operant.cli.common import TYPER, JsonOption, RootOption, TrustOption, consented, out, print_json, say
+from operant.errors import UsageError
+from operant.text import safe
+
+app = typer.Typer(**TYPER)
+export_app = typer.Typer(**TYPER, help="Write a policy or a run's metrics for other programs.")
+app.add_typer(export_app, name="export")
+
+_NUMPY: Final = ("from operant.export import program  # one file that needs NumPy alone: copy it anywhere", "", 'policy = program.load("{path}")')
+_SNIPPETS: Final[dict[str, tuple[str, ...]]] = {
+    "onnx": (
+        "import numpy as np, onnxruntime", "", 'session = onnxruntime.InferenceSession("{path}")', "{arrays}",
+        "{outputs} = session.run(None, {{{named}}})",
+    ),
+    "pt2": (
+        "import numpy as np, torch", "", 'policy = torch.export.load("{path}").module()', "{arrays}",
+        "with torch.no_grad():", "    {outputs} = policy({tensors})",
+    ),
+    "safetensors": ("import numpy as np", *_NUMPY, "{arrays}", "{outputs} = {one}policy({inputs}){end}"),
+    "numpy": ("import numpy as np", *_NUMPY, "{arrays}", "{outputs} = {one}policy({inputs}){end}"),
+}  # fmt: skip
+
+
+@export_app.command("policy")
+def export_policy(
+    what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="a run, or the path of a checkpoint")],
+    to: Annotated[str, typer.Option("--to", metavar="onnx|pt2|safetensors|numpy", help="the format")] = "onnx",
+    path: Annotated[str | None, typer.Option("--out", metavar="FILE", help="the file to write  [default: ID.onnx, .pt2, .safetensors or .npz]")] = None,
+    checkpoint: Annotated[str | None, typer.Option(metavar="best|last|STEP", help="checkpoint to load  [default: best, else last]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
+    trust: TrustOption = False,
+    as_json: JsonOption = False,
+    runs: RootOption = None,
+) -> None:
+    """Write a run's policy as a plain function from observations (B, O) to actions (B, A).
+
+    Normalization, one-hot reading, legal actions and the state of a memory are inside; actions are the greedy ones. The file is loaded again and compared with
+    the policy on 1,000 observations before it is put in its place.
+    """
+    if to not in _SNIPPETS:
+        raise UsageError(f"--to is {safe(to, 40)!r}; it must be one of {', '.join(_SNIPPETS)}")
+
+    from operant import runs as folders
+    from operant.play import load_policy
+
+    loaded = consented(trust, lambda trusted: load_policy.load(what, folders.reach(runs), which=checkpoint, device="cpu", report=say, trusted=trusted))
+    from operant.export import policy
+
+    target = Path(path or f"{loaded.id}{policy.ENDINGS[to]}").expanduser()
+    if target.suffix != policy.ENDINGS[to]:
+        raise UsageError(f"--out is {safe(target, 200)!r}; a file of --to {to} ends in {policy.ENDINGS[to]}")
+    check_free(target, force)
+    made = policy.write(loaded.policy, loaded.config.params, target, to)
+    source = {"id": loaded.id, "checkpoint": loaded.checkpoint, "step": loaded.step}
+    document = {"schema": 1, **source, "format": to, "bytes": target.stat().st_size, **made._asdict()}
+    if as_json:
+        print_json(document)
+        return
+    ties = f", {made.ties} times another of two equally good actions" if made.ties else ""
+    out(f"{safe(target, 400)}  {document['bytes'] / 1000:,.0f} kB  step {loaded.step:,}")
+    out(f"checked on {made.checked:,} observations: largest difference {made.difference:.2g}{ties}", "", *_snippet(to, made, loaded.policy))
+
+
+def check_free(path: Path, force: bool) -> None:
+    """Raise UsageError for a file that is there already, unless it may be replaced."""
+    if path.is_dir() or (path.exists() and not force):
+        raise UsageError(f"{safe(path, 400)} is there already: " + ("name a file with --out" if path.is_dir() else "choose another --out, or give --force"))
+
+
+def _snippet(to: str, made: Any, actor: Any) -> list[str]:
+    """A program that uses the file."""
+    size, dtype = actor.env.observation.size, actor.env.observation.dtype
+    state = [(f"state_{k}", tuple(part.shape[:-1])) for k, part in enumerate(actor.initial_state(1))]
+    arrays = [f"observation = np.zeros((1, {size}), np.{dtype})        # (B, {size})"]
+    if actor.env.mask_size:
+        arrays.append(f"legal = np.ones((1, {actor.env.mask_size}), np.uint8)        # (B, {actor.env.mask_size}): 1 for actions that may be taken")
+    arrays += [f"{name} = np.zeros({(1, *shape)}, np.float32)        # at an episode's start" for name, shape in state]
+    words: Mapping[str, str] = {
+        "path": safe(made.path, 400), "arrays": "\n".join(arrays), "inputs": ", ".join(made.inputs), "one": "" if state else "[", "end": "" if state else "]",
+        "named": ", ".join(f'"{name}": {name}' for name in made.inputs), "tensors": ", ".join(f"torch.from_numpy({name})" for name in made.inputs),
+        "outputs": ", ".join(["action", *(name for name, _ in state)]) + ("" if state else ","),
+    }  # fmt: skip
+    return [line for template in _SNIPPETS[to] for line in template.format(**words).splitlines() or [""]]

@@ -1,0 +1,158 @@
+"""Exported policies choose what the policy chooses: every format, kind of network and kind of action; and a wrong file never takes its place."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from operant.config import load as configuration
+from operant.config import recipes
+from operant.errors import OperantError
+from operant.export import policy, program
+from operant.training.build import make_actor
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("one_thread", "serial_worlds")
+
+
+def exported(tmp_path, recipe, target, *words, steps=10, seed=1):
+    """An untrained policy of a recipe, written as a file; its numbers are made larger, so that its actions differ."""
+    source, words = (recipes.find_source(recipe), words) if "/" in recipe else (None, (f"env.name={recipe}", *words))
+    config = configuration.load(source, [f"run.seed={seed}", *words])
+    actor = make_actor(config, CPU)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        actor.tensors()["parameters"].add_(0.3 * torch.randn(actor.tensors()["parameters"].shape, generator=generator))
+    made = policy.write(actor, config.params, tmp_path / f"policy{policy.ENDINGS[target]}", target, steps=steps)
+    return actor, made
+
+
+def inputs(actor, batch):
+    """Observations (B, O) that no environment has shown, and legal actions."""
+    generator = np.random.default_rng(3)
+    seen = actor.env.observation
+    most = [max(k, 2) for k in seen.category_counts()]
+    if seen.dtype == "uint8":
+        given = [generator.integers(0, most, size=(batch, seen.size)).astype(np.uint8)]
+    else:
+        given = [generator.normal(size=(batch, seen.size)).astype(np.float32)]
+    if actor.env.mask_size:
+        legal = generator.integers(0, 2, size=(batch, actor.env.mask_size)).astype(np.uint8)
+        legal[:, 0] = 1
+        given.append(legal)
+    return given
+
+
+def chosen(actor, given):
+    observation, *legal = (torch.from_numpy(array).t() for array in given)
+    return actor.act(observation, actor.initial_state(len(given[0])), None, *legal)[0].t().numpy()
+
+
+KINDS = [
+    ("ppo/cartpole", "numpy", ()),
+    ("cartpole", "safetensors", ("net.layer_norm=true", "net.activation=gelu", "algo.normalize_observations=true")),
+    ("ppo/swingup", "numpy", ()),  # several layers, a Box clipped to its bounds
+    ("cartpole_continuous", "pt2", ("net.squash=true",)),
+    ("td3/pendulum", "numpy", ()),
+    ("dqn/snake", "numpy", ()),  # duelling, bytes one-hot
+]
+
+
+@pytest.mark.parametrize(("recipe", "target", "words"), KINDS)
+def test_a_file_chooses_as_the_policy_does_for_any_number_of_observations(tmp_path, recipe, target, words):
+    actor, made = exported(tmp_path, recipe, target, *words)
+    assert (made.checked, made.difference <= 1e-5) == (50, True)
+    for batch in (1, 7, 1000):
+        given = inputs(actor, batch)
+        if target == "pt2":
+            found = torch.export.load(made.path).module()(*map(torch.from_numpy, given))[0].detach().numpy()
+        else:
+            found = program.load(made.path)(*given)
+        expected = chosen(actor, given)
+        assert found.shape == expected.shape == (batch, actor.env.action_size)
+        assert np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max())
+    assert len(np.unique(expected)) > 1, "a policy that does one thing tells nothing"
+
+
+def test_onnx_chooses_as_the_policy_does(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    actor, made = exported(tmp_path, "sac/pendulum", "onnx")
+    session = onnxruntime.InferenceSession(made.path)
+    assert [entry.name for entry in session.get_inputs()] == ["observation"] and [entry.name for entry in session.get_outputs()] == ["action"]
+    for batch in (1, 1000):
+        given = inputs(actor, batch)
+        (found,) = session.run(None, {"observation": given[0]})
+        assert np.abs(found - chosen(actor, given)).max() <= 1e-5
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("target", ["onnx", "numpy"])
+@pytest.mark.parametrize("recipe", recipes.shipped())
+def test_every_recipes_policy(tmp_path, recipe, target):
+    _, made = exported(tmp_path, recipe, target, steps=200 if "pixels" not in recipe else 20)
+    assert made.difference <= 1e-5
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("target", list(policy.ENDINGS))
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("snake", ("net.kind=cnn", "net.cnn=board", "net.layer_norm=true")),
+        ("snake", ("net.kind=cnn", "net.cnn=impala")),
+        ("ppo/platformer_pixels", ("env.pixels=36",)),
+        ("dqn/cartpole", ("algo.critic=c51",)),
+        ("ppo/g2048", ()),
+        ("ppo/go", ()),
+        ("ppo/pacman", ()),
+    ],
+)
+def test_every_kind_of_network_in_every_format(tmp_path, recipe, words, target):
+    _, made = exported(tmp_path, recipe, target, *words)
+    assert made.difference <= 1e-5
+
+
+def test_a_convolutional_network_and_legal_actions(tmp_path):
+    actor, made = exported(tmp_path, "snake", "numpy", "net.kind=cnn", "net.cnn=board", "net.channels=[4, 4]", "net.hidden=[8]", steps=2)
+    given = inputs(actor, 300)  # more than a chunk of training's
+    assert (program.load(made.path)(*given) == chosen(actor, given)).all()
+    actor, made = exported(tmp_path, "g2048", "safetensors", "net.hidden=[16]", steps=2)
+    given = inputs(actor, 300)
+    action = program.load(made.path)(*given)
+    assert (action == chosen(actor, given)).all() and np.take_along_axis(given[1], action, axis=1).all()
+    assert program.load(made.path).inputs == ["observation", "legal"]
+
+
+def test_a_file_that_chooses_otherwise_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(program.OPERATIONS, "tanh.default", lambda x: np.tanh(x) * 0.99)
+    (tmp_path / "policy.npz").write_text("before")
+    with pytest.raises(OperantError, match=r"differs from the run's by 0\.\d+ .*no file was written"):
+        exported(tmp_path, "td3/pendulum", "numpy")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("policy.npz", "before")]
+    monkeypatch.delitem(program.OPERATIONS, "tanh.default")
+    with pytest.raises(OperantError, match=r"computes tanh\.default, which NumPy files cannot hold: use --to onnx or pt2"):
+        exported(tmp_path, "td3/pendulum", "numpy")
+
+
+def test_the_command_writes_a_runs_policy_and_a_program_that_uses_it(here, tmp_path):
+    trained = here("train", "--inline", "--name", "small", "env.lanes=8", "run.steps=1024", "algo.horizon=16", "algo.minibatches=1", "net.hidden=[8]")
+    assert trained.code == 0, trained.err
+    done = here("export", "policy", "small", "--to", "numpy")
+    assert done.code == 0 and done.out.startswith("small.npz  "), done.err
+    assert "checked on 1,000 observations: largest difference " in done.out
+    snippet = done.out[done.out.index("import numpy") :]
+    shown = subprocess.run([sys.executable, "-c", snippet + "\nprint(action.shape)"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert shown.stdout == "(1, 1)\n", shown.stderr
+    again = here("export", "policy", "small", "--to", "numpy")
+    assert again.code == 2 and "small.npz is there already: choose another --out, or give --force" in again.err
+    told = here("export", "policy", "small", "--to", "safetensors", "--out", "a.safetensors", "--json")
+    assert json.loads(told.out)["inputs"] == ["observation"] and (tmp_path / "a.safetensors").stat().st_size == json.loads(told.out)["bytes"]
+    assert here("export", "policy", "small", "--to", "tflite").code == 2
+    assert here("export", "policy", "small", "--to", "onnx", "--out", "a.npz").code == 2
+    assert here("export", "policy", "none-such").code == 3
