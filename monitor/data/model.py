@@ -81,7 +81,7 @@ def facts(run: Run, header: Header | None, now_s: float) -> RunFacts:
         version=text_of(document, "version"),
         pid=integer_of(document, "pid"),
         steps=integer_of(document, "steps"),
-        replay_bytes=integer_of(document, "replay_bytes"),
+        replay=text_of(document, "replay"),
         target=number_of(document, "target"),
         created=None if created_ns is None else clock(created_ns / 1e9, now_s),
     )

@@ -32,7 +32,7 @@ class RunFacts(NamedTuple):
     steps: int | None = None  # planned
     target: float | None = None
     created: str | None = None  # local wall time, hh:mm:ss or a date
-    replay_bytes: int | None = None
+    replay: str | None = None  # its bytes, and where they lie
 
 
 class Progress(NamedTuple):

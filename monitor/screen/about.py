@@ -8,7 +8,7 @@ from monitor.charts import Line, Piece, padded, wrapped
 from monitor.data.snapshot import Snapshot
 from monitor.screen.keys import KEYS, shown_keys
 from monitor.screen.labels import label_of
-from operant.text import age, count, duration, number, size
+from operant.text import age, count, duration, number
 
 _KEY_CELLS, _SIGN_CELLS = 11, 16
 _NAME_CELLS = 18
@@ -62,7 +62,7 @@ def description(snapshot: Snapshot) -> list[Line]:
         ("algorithm", run.algo),
         ("seed", str(run.seed) if run.seed is not None else None),
         ("device", run.device),
-        ("replay", size(run.replay_bytes) if run.replay_bytes else None),
+        ("replay", run.replay),
         ("host", run.host),
         ("trainer's pid", str(run.pid) if run.pid else None),
         ("operant", run.version),

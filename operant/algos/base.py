@@ -14,7 +14,7 @@ from torch import Tensor
 
 from operant.envs import Env
 from operant.nn import Actor
-from operant.runs.metrics import MetricSpec
+from operant.runs.metrics import MetricSpec, Threshold
 from operant.settings import Section
 from operant.worlds import Slot, World
 
@@ -84,3 +84,18 @@ class Algorithm(Protocol):
 def policy_state(actor: Actor) -> dict[str, Tensor]:
     """The tier "policy" of every algorithm."""
     return {f"policy/{name}": tensor for name, tensor in actor.tensors().items()}
+
+
+def replay_metrics(updates: str) -> tuple[MetricSpec, MetricSpec]:
+    """Of every algorithm with a replay: how full that is, and optimizer steps a second, `updates` saying of what."""
+    emptiness = "most of the replay stays empty: a smaller algo.replay_capacity would take less memory"
+    return (
+        MetricSpec(
+            "replay_fill", "replay fill", figure="replay fill", order=120, thresholds=(Threshold("warn", below=0.02, after=0.5, advice=emptiness),),
+            explanation="The share of the replay's capacity that is filled: the oldest go once it is 1. What it takes is among the facts about the run.",
+        ),
+        MetricSpec(
+            "updates_per_second", "updates/s", "1/s", higher_better=True, figure="updates/s", order=25, kind="rate",
+            explanation=f"Optimizer steps a second{updates}; 0 until algo.learning_starts environment steps are taken.",
+        ),
+    )  # fmt: skip

@@ -23,7 +23,7 @@ from operant import runs, text
 from operant.cli import progress
 from operant.cli.progress import Progress, Screen, ViewerGoneError
 from operant.errors import MachineError
-from operant.runs import EVALUATION, FLAG_EVAL, RETURN, TERMINAL, Follower, Observation, Record, Run, integer_of, launch, log_end, number_of, states
+from operant.runs import EVALUATION, FLAG_EVAL, RETURN, TERMINAL, Follower, Observation, Record, Run, integer_of, launch, log_end, number_of, states, text_of
 from operant.runs import folder as runfolder
 
 TIMEOUT_CODE = 124
@@ -133,7 +133,7 @@ class _Viewer:
         self._values: dict[str, float] = {}
         self._record: Record | None = None
         self._track: deque[tuple[int, int]] = deque()  # (boottime_ns, step) of the last seconds
-        self._sent, self._wanted_s, self._told = 0, 0.0, False
+        self._sent, self._wanted_s, self._told, self._told_replay = 0, 0.0, False, False
         self._free_s: float | None = None
         self._line_s, self._line_kind = float("-inf"), ""
         self._begin_s = time.monotonic()
@@ -147,6 +147,7 @@ class _Viewer:
                 self._follower.poll(now_s)
                 look = self._follower.look
                 self._warn()
+                self._tell_replay()
                 self._take(self._new_records())
                 if self._has_ended(look, now_s):
                     return self._close(look)
@@ -185,6 +186,13 @@ class _Viewer:
             for event in events:
                 if event.level == "warn":
                     self._screen.above(f"! {text.safe(event.text)}")
+
+    def _tell_replay(self) -> None:
+        """Once: what the run's replay takes, as soon as the trainer knows."""
+        told = text_of(self._follower.run.document, "replay")
+        if told and not self._told_replay and self._record is None and not self._follower.look.earlier:
+            self._told_replay = True
+            self._screen.above(f"replay: {told}")
 
     def _take(self, records: list[tuple[Record, dict[str, float]]]) -> None:
         """Remember what new records say, and announce evaluations: all of them, but of what was there before this viewer only the last."""

@@ -9,12 +9,13 @@ in a tuple) are then frozen into the graph.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from numba import get_num_threads, njit, prange, typeof, types
-from numpy import uint32
+from numpy import asarray, uint8, uint32
 
 from operant.compute.device import FASTMATH
 from operant.compute.jit_cache import keep, keep_cuda
@@ -26,21 +27,41 @@ SERIAL_BELOW = 8192
 """On the CPU, fewer indices than this run on the calling thread: waking the others would cost more than it saves."""
 
 
-def native(tensor: torch.Tensor) -> Any:
-    """The tensor's memory as numba sees it, without a copy: a NumPy array, or a CUDA array."""
-    if not tensor.is_cuda:
+class _Mapped:
+    """Host memory of `host_zeros` as `cuda.as_cuda_array` takes it: a GPU reads and writes it in place, at the same address (unified addressing)."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor  # which lives as long as this
+        self.__cuda_array_interface__ = dict(tensor.numpy().__array_interface__)
+
+
+def host_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros in host memory that kernels on the device, numba's and Triton's, read and write in place: page-locked where it is a GPU. A tensor of the CPU."""
+    if device.type != "cuda":
+        return torch.zeros(tuple(shape), dtype=dtype)
+    from numba import cuda
+
+    # Not torch's own page-locked memory, which takes a power of two of bytes.
+    memory = cuda.mapped_array(math.prod(shape) * dtype.itemsize, dtype=uint8)
+    return torch.from_numpy(asarray(memory)).zero_().view(dtype).view(tuple(shape))
+
+
+def native(tensor: torch.Tensor, *, on_gpu: bool = False) -> Any:
+    """The tensor's memory as numba sees it, without a copy: a NumPy array, or a CUDA array, which host memory of `host_zeros` may be, too."""
+    if not (tensor.is_cuda or on_gpu):
         return tensor.numpy()
     from numba import cuda
 
-    return cuda.as_cuda_array(tensor, sync=False)
+    return cuda.as_cuda_array(tensor if tensor.is_cuda else _Mapped(tensor), sync=False)
 
 
-def bind(group: Any) -> Any:
+def bind(group: Any, device: torch.device | None = None) -> Any:
     """A named tuple of tensors and scalars as one of arrays and scalars, None (a buffer that is not there) as 0.
 
-    Bind once and launch often: it costs more than a launch.
+    `device` is where kernels run, which has to be told if tensors of `host_zeros` are among them. Bind once and launch often: it costs more than a launch.
     """
-    return type(group)(*(native(value) if isinstance(value, torch.Tensor) else 0 if value is None else value for value in group))
+    on_gpu = device is not None and device.type == "cuda"
+    return type(group)(*(native(value, on_gpu=on_gpu) if isinstance(value, torch.Tensor) else 0 if value is None else value for value in group))
 
 
 def signature(lanes: Any, slot: Any) -> tuple[Any, ...]:

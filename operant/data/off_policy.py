@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -12,12 +11,10 @@ from torch import Tensor
 
 from operant.compute import threads
 from operant.data.priorities import Sampler, Uniform
-from operant.data.replay import Replay
+from operant.data.replay import Place, Replay
 from operant.data.rollout import Collector
 from operant.settings import Count, Real, Section
 from operant.worlds import World
-
-log = logging.getLogger("operant.replay")
 
 
 class OffPolicyConfig(Section):
@@ -30,6 +27,11 @@ class OffPolicyConfig(Section):
     n_step: Count = Field(1, ge=1, le=256, description="steps of reward before the bootstrap value")
     learning_starts: Count = Field(1000, ge=0, lt=2**62, description="environment steps before the first update; rounded up to whole iterations")
     replay_capacity: Count = Field(1_000_000, ge=1, lt=2**31, description="transitions in the replay; rounded down to whole steps of all lanes")
+    replay_place: Place = Field(
+        "auto",
+        description="where the replay keeps its observations: device memory, or page-locked host memory that a GPU reads in place, with the same results; "
+        "auto: host where they would take more than half of a GPU's free memory",
+    )
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""
@@ -70,10 +72,9 @@ class Cycle:
         self.action: Tensor = self.rollout.action if stored is None else torch.zeros(self.rollout.action.shape, dtype=stored, device=where)  # (T, A, N)
         self.replay = Replay(
             world, self.rollout, capacity=config.replay_capacity, batch=config.batch_size, n_step=config.n_step, gamma=config.gamma, seed=seed,
-            noise_rows=update_noise, action=self.action,
+            noise_rows=update_noise, action=self.action, place=config.replay_place,
         )  # fmt: skip
         self.sampler: Sampler = Uniform(self.replay)
-        log.info("replay: %s transitions, %.1f MiB on %s", f"{self.replay.capacity:,}", self.replay.bytes / 2**20, where)
         self.iteration = torch.zeros(1, dtype=torch.int64, device=where)  # how many are done
         self.warming = torch.ones((), device=where)  # 1 while fewer than `learning_starts` steps are taken: actions are random
         self.skip = torch.ones((), device=where)  # 1 while the replay holds too few transitions: updates change nothing

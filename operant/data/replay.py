@@ -9,6 +9,9 @@ A batch takes as many transitions from each shard of lanes (8 aligned ranges, fe
 (seed, update, shard, k). The newest n ticks are left out, since their n-step returns are not known yet. n-step returns (Sutton 1988) are made when they are
 sampled: cut where the episode terminated, and bootstrapped with its true final observation where it was truncated.
 
+Observations may lie in host memory, page-locked, which a GPU's kernels read and write in place: a batch crosses the bus once, a tick is transposed on the
+device and crosses it in whole rows. What else is stored (some ten bytes a transition, and legal actions) stays on the device. The same bits either way.
+
 Nothing is read back to the host, and all buffers are fixed: `store`, `sample` and `advance` may be captured in a CUDA graph.
 
 Shape letters: C ticks of the ring, T ticks of an iteration, N lanes, O observation, P the same padded, W its 32-bit words, A action, H legal actions, B batch.
@@ -16,21 +19,29 @@ Shape letters: C ticks of the ring, T ticks of an iteration, N lanes, O observat
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import psutil
 import torch
 from numpy import float32
 from torch import Tensor
 
-from operant.compute.kernel import bind, kernel
+from operant.compute.kernel import bind, host_zeros, kernel
 from operant.data import transitions
-from operant.data.transitions import PIECE, TICK_BIT, Ring, Rows, Sample, Source
+from operant.data.transitions import PIECE, TICK_BIT, Host, Ring, Rows, Sample, Source, Staged
+from operant.errors import MachineError
+from operant.text import size
 from operant.worlds import Slot, World, seed_words
 
 MOST_SHARDS = 8
 """Shards of the lanes, at most, and so devices."""
 
 _ROW_BYTES = 16
+
+DEVICE_SHARE = 0.5
+"""Observations that take more than this share of a GPU's free memory go to the host's, where that is left open."""
+
+Place = Literal["auto", "device", "host"]
 
 
 class Batch(NamedTuple):
@@ -72,8 +83,12 @@ class Replay:
         seed: int,
         noise_rows: int = 0,
         action: Tensor | None = None,
+        place: Place = "auto",
     ) -> None:
-        """`rollout` is an unbound slot of T ticks; `action` (T, A, N) is stored in place of its own; `capacity` counts transitions."""
+        """`rollout` is an unbound slot of T ticks; `action` (T, A, N) is stored in place of its own; `capacity` counts transitions.
+
+        `place` is where observations lie. Raises MachineError where the host lacks the memory.
+        """
         N, O = world.count, world.spec.observation.size
         action = rollout.action if action is None else action
         A, kind, where = action.shape[1], rollout.observation.dtype, world.device
@@ -85,10 +100,11 @@ class Replay:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=where)
 
-        H = world.spec.mask_size
+        H, F = world.spec.mask_size, -(-C // L) + 1 if L is not None else 1
+        self.on_host = _on_host(place, (C + F) * N * P * kind.itemsize, where)
         self.ring = Ring(
-            observation=zeros(C, N, P, dtype=kind),
-            final=zeros(-(-C // L) + 1 if L is not None else 1, N, P, dtype=kind),
+            observation=host_zeros((C, N, P), kind, where) if self.on_host else zeros(C, N, P, dtype=kind),
+            final=host_zeros((F, N, P), kind, where) if self.on_host else zeros(F, N, P, dtype=kind),
             action=zeros(C, N, A, dtype=action.dtype),
             reward=zeros(C, N),
             terminated=zeros(C, N, dtype=torch.uint8),
@@ -109,6 +125,19 @@ class Replay:
         self.index, self.next_index = sample.place, sample.next_place
         self.batch = Batch(seen[:, :O].t(), sample.action, sample.reward, sample.discount, after[:, :O].t(), legal, next_legal, sample.noise)
         self._bind(action, seen, after)
+        self._bind_store()
+
+    def _bind_store(self) -> None:
+        """What storing a tick writes: the ring, or on the way to host memory a tick's rows, and from there the ring."""
+        ring, where = self.ring, self.world.device
+        self._stored = self._ring
+        if not self.on_host:
+            return
+        seen, final = (torch.zeros(1, *rows.shape[1:], dtype=rows.dtype, device=where) for rows in (ring.observation, ring.final))
+        self._stored = bind(ring._replace(observation=seen, final=final))
+        self._move, self._words = kernel(transitions.move_body, where), seen.numel() * seen.element_size() // 4
+        self._staged = bind(Staged(seen.view(torch.int32).flatten(), final.view(torch.int32).flatten(), self.rollout.truncated, self.world.count))
+        self._host = bind(Host(ring.observation.view(torch.int32).flatten(1), ring.final.view(torch.int32).flatten(1), ring.ticks, ring.window), where)
 
     def _bind(self, action: Tensor, seen: Tensor, after: Tensor) -> None:
         """Kernels, and what they read and write."""
@@ -119,7 +148,7 @@ class Replay:
         self._rows, self._legal = kernel(transitions.rows_body, where), kernel(transitions.legal_body, where)
         span = seen.shape[1] * seen.element_size() // 4 if where.type == "cpu" else 1
         self._pieces, self._copies = -(-O // PIECE) * N, seen.numel() * seen.element_size() // 4 // span
-        self._ring, self._sample = bind(ring), bind(self._sampled)
+        self._ring, self._sample = bind(ring, where), bind(self._sampled)
         final = rollout.observation if rollout.final_observation is None else rollout.final_observation  # not read where nothing is truncated
         self._source = bind(
             Source(
@@ -134,7 +163,8 @@ class Replay:
             Rows(
                 words(ring.observation), words(ring.final), ring.legal, self.index, self.next_index, words(seen), words(after), batch.legal,
                 batch.next_legal, span,
-            )
+            ),
+            where,
         )  # fmt: skip
 
     @property
@@ -148,7 +178,9 @@ class Replay:
 
     def store(self, t: int) -> None:
         """Store tick t of the iteration, as the world wrote it into the rollout."""
-        self._store(self._pieces, self._source, self._ring, t)
+        self._store(self._pieces, self._source, self._stored, t)
+        if self.on_host:
+            self._move(self._words, self._staged, self._host, t)
         if self.ring.legal is not None:
             self._store_legal(self.world.count, self._source, self._ring, t)
 
@@ -191,3 +223,15 @@ def padded(observation: int, dtype: torch.dtype) -> int:
 def ring_ticks(capacity: int, lanes: int, n_step: int) -> int:
     """C: whole ticks of so many transitions; those of one sample at least."""
     return max(capacity // lanes, n_step + 1)
+
+
+def _on_host(place: Place, needed: int, device: torch.device) -> bool:
+    """Whether observations of so many bytes lie in the host's memory apart from the device's. Raises MachineError where there is not so much of it."""
+    on_gpu = device.type == "cuda"
+    if place == "auto":
+        place = "host" if on_gpu and needed > DEVICE_SHARE * torch.cuda.mem_get_info(device)[0] else "device"
+    if place == "host" or not on_gpu:
+        free = psutil.virtual_memory().available
+        if needed > free:
+            raise MachineError(f"the replay would take {size(needed)} of the host's memory, and {size(free)} is free: lower algo.replay_capacity")
+    return place == "host"

@@ -28,8 +28,8 @@ LOW_32 = 0xFFFFFFFF
 class Ring(NamedTuple):
     """What is stored. Tensors outside the kernels, arrays inside."""
 
-    observation: Any  # (C, N, P) float32 or uint8, before the step
-    final: Any  # (F, N, P), true final observations of truncated episodes
+    observation: Any  # (C, N, P) float32 or uint8, before the step; (1, N, P) of the tick that is being stored, where the ring's lie in host memory
+    final: Any  # (F, N, P), true final observations of truncated episodes; (1, N, P) likewise
     action: Any  # (C, N, A) float32 or int32
     reward: Any  # (C, N) float32
     terminated: Any  # (C, N) uint8
@@ -53,6 +53,24 @@ class Source(NamedTuple):
     legal: Any  # (T + 1, H, N)
     lanes: int  # N
     final_window: int  # V, steps that share one final observation a lane
+
+
+class Staged(NamedTuple):
+    """A tick's observations as 32-bit words, on their way to host memory."""
+
+    observation: Any  # (N W) int32
+    final: Any  # (N W) int32, read where the lane is truncated
+    truncated: Any  # (T, N)
+    lanes: int  # N
+
+
+class Host(NamedTuple):
+    """A ring's observations as 32-bit words, in host memory."""
+
+    observation: Any  # (C, N W) int32, written
+    final: Any  # (F, N W) int32, written
+    ticks: Any  # (1) int64
+    window: int  # L
 
 
 class Sample(NamedTuple):
@@ -90,9 +108,9 @@ def store_body(i, source, ring, offset):
     lane, piece = int64(i) % source.lanes, int64(i) // source.lanes
     tick = ring.ticks[0] + offset
     row = tick % ring.reward.shape[0]
-    O = source.observation.shape[1]
+    O, seen_row = source.observation.shape[1], min(row, ring.observation.shape[0] - 1)
     for k in range(piece * PIECE, min(piece * PIECE + PIECE, O)):
-        ring.observation[row, lane, k] = source.observation[offset, k, lane]
+        ring.observation[seen_row, lane, k] = source.observation[offset, k, lane]
 
     # A final observation, where a time limit ended the episode.
     if source.truncated[offset, lane] != 0:
@@ -106,6 +124,16 @@ def store_body(i, source, ring, offset):
         ring.reward[row, lane] = source.reward[offset, lane]
         ring.terminated[row, lane] = source.terminated[offset, lane]
         ring.truncated[row, lane] = source.truncated[offset, lane]
+
+
+@device
+def move_body(i, staged, host, offset):
+    """Word i of the observations of tick `offset` of the iteration into host memory: neighbouring threads write neighbouring words."""
+    word = int64(i)
+    tick = host.ticks[0] + offset
+    host.observation[tick % host.observation.shape[0], word] = staged.observation[word]
+    if staged.truncated[offset, word * staged.lanes // staged.observation.shape[0]] != 0:
+        host.final[tick // host.window % host.final.shape[0], word] = staged.final[word]
 
 
 @device

@@ -66,7 +66,7 @@ class Trainer:
         self._failures, self._problem = 0, ""
         carried = load.to_toml(config, **load.copies(config, "../../source"))
         code = resuming.environment_code(config)
-        self.snapshots = Snapshots(self.algo, self.store, self.session, config=carried, environment_code=code, replay=config.checkpoint.replay)
+        self.snapshots = Snapshots(self.algo, self.store, self.session, config=carried, environment_code=code, saves=config.checkpoint.replay)
         anew = None if start is None else self._restore(*start)
         self.evaluator = None
         if config.eval.every:
@@ -89,6 +89,8 @@ class Trainer:
         where = f"{config.environment.name}, {config.algo_label}, {config.lanes:,} lanes on {document.get('device_name', device)}"
         resumed = f"resumed from {start[0].path.name} (session {self.session})" if start is not None else "started"
         self.say(f"{resumed}: {where}", code="resume" if start is not None else "note")
+        if self.snapshots.replay_size is not None:
+            self.say(f"replay: {self.snapshots.replay_size}")
         self.evaluations = evaluations.Evaluations(folder, lambda line: self.say(line, level="warn", code="file"))
         if start is not None:
             self.evaluations.rewind(self.step)

@@ -25,21 +25,32 @@ class Snapshots:
     """The checkpoints of one session of a run: each carries its configuration, and the task since which its returns compare."""
 
     def __init__(
-        self, algo: Algorithm, store: Store, session: int, *, config: str, environment_code: str | None, replay: Literal["auto"] | bool = "auto"
+        self, algo: Algorithm, store: Store, session: int, *, config: str, environment_code: str | None, saves: Literal["auto"] | bool = "auto"
     ) -> None:
         """`config` is the configuration file as it is to lie in a checkpoint's folder, `environment_code` the hash of the user's own environment file.
 
-        `replay`: whether what can be collected anew is saved, too.
+        `saves`: whether what can be collected anew is saved, too.
         """
         self._algo, self._store, self._session, self._config = algo, store, session, config
         self._task: dict[str, Any] = {"task": session, "environment_code": environment_code}
         self._complete_step = -1  # of the last one that holds all
-        self.replay_bytes = sum(tensor.nbytes for tensor in _replay(algo).values())
+        replay = _replay(algo).values()
+        self.replay_bytes = sum(tensor.nbytes for tensor in replay)
         """What can be collected anew takes so much; 0: the algorithm has nothing of the kind."""
+        self._host_bytes = sum(tensor.nbytes for tensor in replay if tensor.device.type != algo.device.type)  # apart from the device's
         self.notes: list[str] = []
         """What to say at the start: where this session, or one that resumes it, goes on with less than all."""
-        self._saves_replay = self._take_up(replay)
-        self._every_time, self._paused_s, self._saved_s = replay is True, self.replay_bytes / _LIKELY_BYTES_PER_S, time.monotonic()
+        self._saves_replay = self._take_up(saves)
+        self._every_time, self._paused_s, self._saved_s = saves is True, self.replay_bytes / _LIKELY_BYTES_PER_S, time.monotonic()
+
+    @property
+    def replay_size(self) -> str | None:
+        """The same in words, and where it lies; None where there is none."""
+        from operant.text import size
+
+        if not self.replay_bytes:
+            return None
+        return size(self.replay_bytes) + (f", {size(self._host_bytes)} of it in page-locked host memory" if self._host_bytes else "")
 
     def _take_up(self, replay: Literal["auto"] | bool) -> bool:
         """Whether the replay is saved; a note where it is not."""

@@ -135,7 +135,7 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
     if start is not None:
         write(config)
     # What was chosen, which a resume is given again; and for the monitor.
-    runs.update_document(folder, chosen=trainer.algo.chosen, replay_bytes=trainer.snapshots.replay_bytes)
+    runs.update_document(folder, chosen=trainer.algo.chosen, replay=trainer.snapshots.replay_size)
     return trainer
 
 

@@ -188,7 +188,7 @@ def test_continuous_actions_too(here, tmp_path, caplog, algo):
 
 def test_how_large_it_is_is_shown_in_the_monitor(whole):
     bytes_ = sum(value.nbytes for value in read(replays(whole)[-1]).values())
-    assert runs.read_json(whole.path / "run.json")["replay_bytes"] == bytes_
+    assert runs.read_json(whole.path / "run.json")["replay"] == size(bytes_)
     with contextlib.closing(LiveFeed(whole)) as feed:
         lines = ["".join(piece.text for piece in line) for line in description(feed.snapshot())]
     assert any(line.split() == ["replay", *size(bytes_).split()] for line in lines), lines

@@ -74,6 +74,16 @@ def ring() -> transitions.Ring:
     )
 
 
+def staged() -> transitions.Staged:
+    words = torch.zeros(N * 8, dtype=torch.int32)
+    return transitions.Staged(words, words, torch.zeros(T, N, dtype=torch.uint8), N)
+
+
+def host() -> transitions.Host:
+    words = torch.zeros(8, N * 8, dtype=torch.int32)
+    return transitions.Host(words, words, torch.zeros(1, dtype=torch.int64), 1)
+
+
 def source() -> transitions.Source:
     flags, legal = zeros(T, N, dtype=torch.uint8), zeros(T + 1, ACTIONS, N, dtype=torch.uint8)
     return transitions.Source(zeros(T + 1, OBSERVED, N), zeros(T, OBSERVED, N), zeros(T, 1, N), zeros(T, N), flags, flags, legal, N, 1)
@@ -106,6 +116,7 @@ GROUPS = {  # the two groups each body is launched with
     returns.accrual_body: lambda: (discount(), accrual()),
     entry.look_body: lambda: (seen(), found()),
     transitions.store_body: lambda: (source(), ring()),
+    transitions.move_body: lambda: (staged(), host()),
     transitions.store_legal_body: lambda: (source(), ring()),
     transitions.choose_body: lambda: (ring(), sample()),
     transitions.returns_body: lambda: (ring(), sample()),

@@ -9,6 +9,7 @@ import torch
 
 from operant.data.off_policy import OffPolicyConfig
 from operant.data.replay import Replay
+from operant.errors import MachineError
 from operant.worlds import DeviceWorld
 from tests.toys import COUNT, GATE, PICK, PUSH, SEEN
 
@@ -19,10 +20,11 @@ ENDLESS = replace(PUSH, time_limit=None)
 class History:
     """A world under random actions, its replay, and all that was ever stored, as plain lists."""
 
-    def __init__(self, env, lanes, *, capacity=10_000, batch=16, n_step=1, gamma=0.5, seed=1, noise_rows=0):
+    def __init__(self, env, lanes, *, capacity=10_000, batch=16, n_step=1, gamma=0.5, seed=1, noise_rows=0, place="auto"):
         self.world = DeviceWorld(env, lanes, seed=seed)
         self.rollout = self.world.slot(T)
-        self.replay = Replay(self.world, self.rollout, capacity=capacity, batch=batch, n_step=n_step, gamma=gamma, seed=seed, noise_rows=noise_rows)
+        keys = {"capacity": capacity, "batch": batch, "n_step": n_step, "gamma": gamma, "seed": seed, "noise_rows": noise_rows, "place": place}
+        self.replay = Replay(self.world, self.rollout, **keys)
         self.ticks = []
         self.generator = torch.Generator().manual_seed(seed)
         self.world.reset(self.world.bind(self.rollout, -1))
@@ -194,6 +196,27 @@ def test_bytes_are_stored_once():
     # Final observations: a lane is truncated once in 8 ticks.
     assert replay.ring.final.shape == (14, 8, 16)
     assert replay.bytes == 114 * 8 * 16 + 100 * 8 * (2 * 4 + 4 + 1 + 1) + 8 + 8 + 8
+
+
+@pytest.mark.parametrize("env", [COUNT, PUSH, PICK, GATE, SEEN], ids=["count", "push", "pick", "gate", "pictures"])
+def test_host_memory_holds_and_gives_the_same(env):
+    """Four lanes past the seam of a short ring, with episodes cut by time limits."""
+    device, host = (History(env, 4, capacity=60, n_step=2, batch=32, place=place) for place in ("device", "host"))
+    for _ in range(8):
+        for t in range(T):
+            device.step(t)
+            host.step(t)
+            for one, other in zip(device.replay.sample(t + 1, 0), host.replay.sample(t + 1, 0), strict=True):
+                assert one is other is None or torch.equal(one, other)
+        device.advance()
+        host.advance()
+    held = host.replay.tensors()
+    assert all(torch.equal(tensor, held[name]) for name, tensor in device.replay.tensors().items())
+
+
+def test_more_than_the_host_has_is_refused_in_a_sentence():
+    with pytest.raises(MachineError, match=r"the replay would take \S+ TiB of the host's memory, and .* is free: lower algo.replay_capacity"):
+        History(SEEN, 4, capacity=2**31 - 1, place="host")
 
 
 def test_state_is_all_that_the_next_batch_needs():

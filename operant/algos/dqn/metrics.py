@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from operant.algos.base import replay_metrics
 from operant.runs.metrics import MetricSpec, Threshold
 
 _NOT_FINITE: Final = "lower algo.learning_rate or algo.max_gradient_norm"
@@ -38,9 +39,5 @@ def specs() -> tuple[MetricSpec, ...]:
             "epsilon", "epsilon", figure="epsilon", order=70,
             explanation="The probability of a random action, as a mean over the lanes; 1 until algo.learning_starts environment steps are taken.",
         ),
-        MetricSpec("replay_fill", "replay fill", order=120, explanation="The share of the replay's capacity that is filled: the oldest go once it is 1."),
-        MetricSpec(
-            "updates_per_second", "updates/s", "1/s", higher_better=True, figure="updates/s", order=25, kind="rate",
-            explanation="Optimizer steps a second; 0 until algo.learning_starts environment steps are taken.",
-        ),
+        *replay_metrics(""),
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from operant.algos.base import replay_metrics
 from operant.runs.metrics import MetricSpec, Threshold
 
 _NOT_FINITE: Final = "lower algo.critic_learning_rate, or set algo.max_gradient_norm=10"
@@ -53,9 +54,5 @@ def specs(least_entropy: float) -> tuple[MetricSpec, ...]:
             ),
             explanation="Alpha, the weight of the entropy beside the reward. Automatic: it falls while the entropy is above its target, and rises below.",
         ),
-        MetricSpec("replay_fill", "replay fill", order=120, explanation="The share of the replay's capacity that is filled: the oldest go once it is 1."),
-        MetricSpec(
-            "updates_per_second", "updates/s", "1/s", higher_better=True, figure="updates/s", order=25, kind="rate",
-            explanation="Optimizer steps a second, of all networks together; 0 until algo.learning_starts environment steps are taken.",
-        ),
+        *replay_metrics(", of all networks together"),
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from operant.algos.base import replay_metrics
 from operant.runs.metrics import MetricSpec, Threshold
 
 _NOT_FINITE: Final = "lower algo.critic_learning_rate, or set algo.max_gradient_norm=10"
@@ -39,9 +40,5 @@ def specs() -> tuple[MetricSpec, ...]:
             explanation="The share of the actor's own actions beyond 0.98 of their bounds. Some tasks are solved so; where the return stays low, "
             "the actor is stuck.",
         ),
-        MetricSpec("replay_fill", "replay fill", order=120, explanation="The share of the replay's capacity that is filled: the oldest go once it is 1."),
-        MetricSpec(
-            "updates_per_second", "updates/s", "1/s", higher_better=True, figure="updates/s", order=25, kind="rate",
-            explanation="Optimizer steps of the critics a second; 0 until algo.learning_starts environment steps are taken.",
-        ),
+        *replay_metrics(" of the critics"),
     )  # fmt: skip
