@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from operant.compute import threads
-from operant.data.priorities import Sampler, Uniform
+from operant.data.priorities import Aged, Prioritised, Sampler, Uniform
 from operant.data.replay import Place, Replay
 from operant.data.rollout import Collector
 from operant.settings import Count, Real, Section
 from operant.worlds import World
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class OffPolicyConfig(Section):
@@ -32,6 +35,22 @@ class OffPolicyConfig(Section):
         description="where the replay keeps its observations: device memory, or page-locked host memory that a GPU reads in place, with the same results; "
         "auto: host where they would take more than half of a GPU's free memory",
     )
+
+    replay_sampling: Literal["uniform", "prioritised", "age"] = Field(
+        "uniform", description="transitions of a batch: uniform; prioritised: by their last TD error (or cross-entropy); age: newer ones more often"
+    )
+    priority_exponent: Real = Field(0.6, ge=0, le=1, description="prioritised: alpha, the exponent of priorities; 0: uniform; 1: in proportion to the error")
+    priority_weight: Real = Field(
+        0.4, ge=0, le=1, description="prioritised: beta, the exponent of the importance-sampling weights, at the start; it goes to 1 over priority_steps"
+    )
+    priority_steps: Count | None = Field(
+        None, ge=1, description="prioritised: environment step at which beta is 1; not set: run.steps, as the run began with it"
+    )
+    age_power: Annotated[Count, Field(ge=1, le=16)] = Field(2, description="age: a sample is u^power as old as the oldest transition, u uniform; 1: all alike")
+
+    def completed(self, steps: int) -> Self:
+        """With the end of its schedule, where that follows from the run's steps."""
+        return self.model_copy(update={"priority_steps": self.priority_steps or steps} if self.replay_sampling == "prioritised" else {})
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""
@@ -62,9 +81,12 @@ class Cycle:
     """A world's collector and replay, and what an iteration of both is. Its decisions (`warming`, `skip`) lie on the device, once an iteration."""
 
     def __init__(
-        self, world: World, config: OffPolicyConfig, *, seed: int, acting_noise: int, update_noise: int = 0, stored: torch.dtype | None = None
+        self, world: World, config: OffPolicyConfig, *, seed: int, steps: int, acting_noise: int, update_noise: int = 0, stored: torch.dtype | None = None
     ) -> None:
-        """Rows of noise for acting and for each update; `stored` is the type of `action`, if the replay stores other actions than the environment takes."""
+        """Rows of noise for acting and for each update; `stored` is the type of `action`, if the replay stores other actions than the environment takes.
+
+        `steps` are those of the run.
+        """
         T, where = config.horizon, world.device
         self.config, self.world = config, world
         self.collector = Collector(world, T, acting_noise)
@@ -74,7 +96,8 @@ class Cycle:
             world, self.rollout, capacity=config.replay_capacity, batch=config.batch_size, n_step=config.n_step, gamma=config.gamma, seed=seed,
             noise_rows=update_noise, action=self.action, place=config.replay_place,
         )  # fmt: skip
-        self.sampler: Sampler = Uniform(self.replay)
+        self.sampler = _sampler(self.replay, config)
+        self._priority_iterations = max(1.0, (config.priority_steps or steps) / (T * world.count))
         self.iteration = torch.zeros(1, dtype=torch.int64, device=where)  # how many are done
         self.warming = torch.ones((), device=where)  # 1 while fewer than `learning_starts` steps are taken: actions are random
         self.skip = torch.ones((), device=where)  # 1 while the replay holds too few transitions: updates change nothing
@@ -93,6 +116,9 @@ class Cycle:
         `store(t)` stands in for the replay's own.
         """
         config, replay = self.config, self.replay
+        if isinstance(self.sampler, Prioritised):
+            share = (self.iteration[0] / self._priority_iterations).clamp_max(1.0)
+            self.sampler.importance.copy_(config.priority_weight + (1.0 - config.priority_weight) * share)
         taken, held = self.iteration * (config.horizon * self.world.count), replay.fill(0)
         self.warming.copy_((taken < config.learning_starts)[0])
         self.skip.copy_(((held < config.learning_starts) | (replay.ring.ticks <= config.n_step))[0])
@@ -117,6 +143,12 @@ class Cycle:
         stored = {**self.replay.tensors(), **self.sampler.tensors()} if replay else {}
         held = {f"replay/{name}": tensor for name, tensor in stored.items()}
         return {f"algo/{name}": tensor for name, tensor in named.items()} | held
+
+
+def _sampler(replay: Replay, config: OffPolicyConfig) -> Sampler:
+    if config.replay_sampling == "prioritised":
+        return Prioritised(replay, config.priority_exponent)
+    return Aged(replay, config.age_power) if config.replay_sampling == "age" else Uniform(replay)
 
 
 class Backend(Protocol):

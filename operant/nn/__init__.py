@@ -1,7 +1,7 @@
 """Networks, action distributions, normalizers and the optimizer. Knows no algorithm and no world."""
 
-from operant.nn.actors import CategoricalActor, SquashedActor, critic_sizes, normal
-from operant.nn.critics import CriticConfig, CriticHead, projected
+from operant.nn.actors import CategoricalActor, SquashedActor, critic_outputs, normal
+from operant.nn.critics import CriticConfig, CriticHead, Judged, judged, projected
 from operant.nn.distributions import ILLEGAL, Gaussian, masked
 from operant.nn.exploration import decayed, epsilon_greedy, ladder
 from operant.nn.flat import FlatVector
@@ -10,8 +10,8 @@ from operant.nn.optimizer import Adam, clip_gradient
 from operant.nn.policy import Actor, NetConfig, Policy
 from operant.nn.q_policy import QHead, QPolicy
 from operant.nn.reward_scale import RewardScale
-from operant.nn.towers import Features, Towers
-from operant.nn.work import Work, dense_products, network_flops, observation_bytes, on_policy_work, step_bytes
+from operant.nn.towers import Features, Towers, network, products
+from operant.nn.work import Work, network_flops, observation_bytes, on_policy_work, step_bytes
 
 __all__ = [
     "ILLEGAL",
@@ -23,6 +23,7 @@ __all__ = [
     "Features",
     "FlatVector",
     "Gaussian",
+    "Judged",
     "NetConfig",
     "Policy",
     "QHead",
@@ -33,16 +34,18 @@ __all__ = [
     "Towers",
     "Work",
     "clip_gradient",
-    "critic_sizes",
+    "critic_outputs",
     "decayed",
-    "dense_products",
     "epsilon_greedy",
+    "judged",
     "ladder",
     "masked",
+    "network",
     "network_flops",
     "normal",
     "observation_bytes",
     "on_policy_work",
+    "products",
     "projected",
     "statistics",
     "step_bytes",

@@ -18,7 +18,7 @@ from operant.nn.distributions import Categorical, masked
 from operant.nn.flat import FlatVector
 from operant.nn.squashed import SquashedGaussian, SquashedMean
 from operant.nn.squashed import normal as normal  # of this module, too
-from operant.nn.towers import Features, Towers, problem
+from operant.nn.towers import Features, network
 
 if TYPE_CHECKING:
     from operant.nn import mlp
@@ -29,12 +29,13 @@ State = tuple[Tensor, ...]
 class TowerActor:
     """What the actors here share: a network of `outputs` rows on one device, without a state. Its numbers begin the same on every device, from `seed`."""
 
-    def __init__(self, env: Env, config: mlp.Config, outputs: int, *, seed: int, device: torch.device, normalize: bool) -> None:
-        if (found := problem(env, config)) is not None:
-            raise ConfigError("the network", [found])
+    def __init__(
+        self, env: Env, config: mlp.Config, outputs: int, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32"
+    ) -> None:
+        """`precision` is that of a torch network on a GPU: see `operant.nn.towers.network`."""
         self.env, self.device = env, device
-        self.features = Features(env, device, normalize=normalize)
-        self.net = Towers(self.features.columns, outputs, config, torch.Generator().manual_seed(seed), last_gain=0.01).to(device)
+        self.features = Features(env, config, device, normalize=normalize)
+        self.net = network(env, config, 0, outputs, torch.Generator().manual_seed(seed), device, last_gain=0.01, precision=precision)
         self.flat = FlatVector((self.net,), device)
 
     def initial_state(self, lanes: int) -> State:
@@ -58,9 +59,9 @@ class TowerActor:
 class CategoricalActor(TowerActor):
     """Maps raw observations (O, B) to one of n actions (1, B): an `Actor`."""
 
-    def __init__(self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool) -> None:
+    def __init__(self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32") -> None:
         assert isinstance(env.action, Discrete)
-        super().__init__(env, config, env.action.n, seed=seed, device=device, normalize=normalize)
+        super().__init__(env, config, env.action.n, seed=seed, device=device, normalize=normalize, precision=precision)
         self.distribution = Categorical((env.action.n,)).to(device)
 
     @property
@@ -82,11 +83,13 @@ class CategoricalActor(TowerActor):
 class SquashedActor(TowerActor):
     """Maps raw observations (O, B) to continuous actions (A, B) within their bounds: an `Actor`."""
 
-    def __init__(self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool, std: float | None = None) -> None:
+    def __init__(
+        self, env: Env, config: mlp.Config, *, seed: int, device: torch.device, normalize: bool, precision: str = "fp32", std: float | None = None
+    ) -> None:
         """With `std` the actor is deterministic but for so much noise in acting; without, a squashed normal."""
         low, high = (torch.tensor(bound, device=device)[:, None] for bound in bounds_of(env))
         self.distribution = SquashedGaussian(env.action_size) if std is None else SquashedMean(env.action_size, std)
-        super().__init__(env, config, self.distribution.parameter_rows, seed=seed, device=device, normalize=normalize)
+        super().__init__(env, config, self.distribution.parameter_rows, seed=seed, device=device, normalize=normalize, precision=precision)
         self.centre, self.reach = (low / 2 + high / 2), (high / 2 - low / 2)  # (A, 1) each
 
     @property
@@ -123,10 +126,10 @@ def bounds_of(env: Env) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return low, high
 
 
-def critic_sizes(env: Env, outputs: int) -> tuple[int, int]:
-    """What a critic reads and puts out: observation and action, and `outputs` numbers; or the observation, and the value of every one of n actions."""
+def critic_outputs(env: Env, outputs: int) -> int:
+    """What a critic puts out: `outputs` numbers about an action that it reads, or the value of every one of n actions."""
     if not isinstance(env.action, Discrete):
-        return env.observation.columns + env.action_size, outputs
+        return outputs
     if outputs > 1:
         raise ConfigError("the environment", [f'{env.name or "it"} has Discrete actions, for which SAC has algo.critic = "scalar" only ("dqn" has c51)'])
-    return env.observation.columns, env.action.n
+    return env.action.n

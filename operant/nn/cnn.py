@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -135,10 +135,10 @@ class _Residual(nn.Module):
         return torch.relu(features)
 
 
-class Convolutional(nn.Module):
-    """Bytes (O, B) of a shape (H, W, C) or (H, W) to head parameters and values. `dtype` is that of convolutions and dense layers; None: the parameters'."""
+class Convolutions(nn.Module):
+    """Convolutions of bytes (O, B) of a shape (H, W, C) or (H, W). `dtype` is what they compute in; None: the parameters' type."""
 
-    def __init__(self, observation: Box, head: int, config: Config, generator: torch.Generator, *, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, observation: Box, config: Config, generator: torch.Generator, *, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         assert isinstance(observation.categories, int)
         self.config, self.categories, self.dtype = config, observation.categories, dtype
@@ -164,9 +164,28 @@ class Convolutional(nn.Module):
                 height, width = layer.size(height), layer.size(width)
                 widest = max(widest, height * width * filtered)
         self._together = max(1, MOST_NUMBERS // widest)  # samples computed at a time without gradients
+        self.columns = height * width * channels[-1]  # numbers that the convolutions leave of a sample
 
+    def convolved(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
+        """(O, B) -> (B, h w M) of `dtype`."""
+        features = self.body(reading.picture_of(observation, self._shape), self.categories, dtype)  # (B, M, h, w)
+        return features.permute(0, 2, 3, 1).flatten(1)
+
+    def forward(self, observation: Tensor) -> Any:
+        """(O, B) -> (h w M, B) of the parameters' type."""
+        own = next(self.parameters()).dtype
+        if torch.is_grad_enabled() or observation.shape[1] <= self._together:
+            return self.convolved(observation, self.dtype or own).to(own).t()
+        return torch.cat([self.convolved(part, self.dtype or own).to(own).t() for part in observation.split(self._together, dim=1)], dim=1)
+
+
+class Convolutional(Convolutions):
+    """Bytes (O, B) to head parameters and values, over convolutions and dense layers."""
+
+    def __init__(self, observation: Box, head: int, config: Config, generator: torch.Generator, *, dtype: torch.dtype | None = None) -> None:
+        super().__init__(observation, config, generator, dtype=dtype)
         # Dense layers, and the two output layers.
-        widths = (height * width * channels[-1], *config.hidden)
+        widths = (self.columns, *config.hidden)
         gain = math.sqrt(2.0)
         self.weights = nn.ParameterList([nn.Parameter(orthogonal(after, before, gain, generator)) for before, after in itertools.pairwise(widths)])
         self.biases = nn.ParameterList([nn.Parameter(torch.zeros(after)) for after in config.hidden])
@@ -188,8 +207,7 @@ class Convolutional(nn.Module):
     def _forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         own = self.head_weight.dtype
         dtype = self.dtype or own
-        features = self.body(reading.picture_of(observation, self._shape), self.categories, dtype)  # (B, M, h, w)
-        features = features.permute(0, 2, 3, 1).flatten(1)  # (B, h w M)
+        features = self.convolved(observation, dtype)
         for k, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             features = nn.functional.linear(features, weight.to(dtype), bias.to(dtype))
             if self.config.layer_norm:

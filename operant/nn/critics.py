@@ -5,7 +5,7 @@ Shape letters: C critics, K atoms (1: the value itself), B samples.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -69,6 +69,22 @@ def projected(probability: Tensor, reward: Tensor, discount: Tensor, support: Te
     return (near * probability[:, None]).sum(dim=0)
 
 
+class Judged(NamedTuple):
+    """What a batch says of critics."""
+
+    loss: Tensor  # the sum over critics of the weighted mean over samples
+    q_mean: Tensor
+    td_error: Tensor  # mean |Q - y|
+    each: Tensor  # (B), |Q - y| of each sample, or its cross-entropy, as a mean over critics: its priority
+
+
+def judged(losses: Tensor, values: Tensor, error: Tensor, weight: Tensor | None, *, priority: Tensor | None = None) -> Judged:
+    """Of critics' losses, values and errors (C, B); samples' priorities are their errors unless `priority` (C, B) is given."""
+    loss = (losses if weight is None else losses * weight).mean(dim=1).sum()
+    each = error if priority is None else priority
+    return Judged(loss, values.mean(), error.mean(), each.detach().mean(dim=0))
+
+
 class CriticHead:
     """Critics' outputs (C, K, B) as values, as targets and as a loss."""
 
@@ -88,13 +104,11 @@ class CriticHead:
         least = values.argmin(dim=0)[None, None].expand(1, self.atoms, -1)  # (1, K, B)
         return projected(outputs.gather(0, least)[0].softmax(dim=0), reward, discount, self.support)
 
-    def loss(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The sum over critics of the mean of (Q - y)^2, or of the cross-entropy with the target; the mean of Q, and of |Q - y|."""
+    def loss(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> Judged:
+        """The loss of outputs (C, K, B) at a target (K, B), of (Q - y)^2 or the cross-entropy; `weight` (B) is that of each sample, None: 1."""
         values = self.values(outputs)
         if self.atoms == 1:
             error = values - target
-            loss = error.square().mean(dim=1).sum()
-        else:
-            error = values - (target * self.support[:, None]).sum(dim=0)
-            loss = -(target * outputs.log_softmax(dim=1)).sum(dim=1).mean(dim=1).sum()
-        return loss, values.mean(), error.abs().mean()
+            return judged(error.square(), values, error.abs(), weight)
+        entropy = -(target * outputs.log_softmax(dim=1)).sum(dim=1)  # (C, B)
+        return judged(entropy, values, (values - (target * self.support[:, None]).sum(dim=0)).abs(), weight, priority=entropy)

@@ -33,7 +33,8 @@ class Config(Section):
 
     kind: str = Field(
         "mlp",
-        description='"mlp"; "cnn" for images and boards; or "FILE.py:Class": an nn.Module, made as Class(O, H), that maps (B, O) to (B, H) and values (B)',
+        description='"mlp"; "cnn" for images and boards; or "FILE.py:Class": an nn.Module, made as Class(O, H), that maps (B, O) to (B, H) and values (B); '
+        "sac and td3 make their critics of it, too, which read observation and action as O + A numbers, and leave the values aside",
     )
     cnn: Literal["nature", "impala", "board"] = Field(
         "nature",

@@ -144,12 +144,17 @@ def _network(env: Env, config: mlp.Config, head_rows: int, generator: torch.Gene
             cnn.settle(precision)
         dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
         return cnn.Convolutional(env.observation, head_rows, config, generator, dtype=dtype)
-    file_name, colon, class_name = config.kind.rpartition(":")  # a file's name may hold colons of its own
+    return own_network(config.kind, env.observation.size, head_rows, generator.initial_seed())
+
+
+def own_network(kind: str, inputs: int, head_rows: int, seed: int) -> mlp.SampleMajor:
+    """A user's own network, "FILE.py:Class", that reads so many numbers. Raises ConfigError with what is wrong, in a sentence."""
+    file_name, colon, class_name = kind.rpartition(":")  # a file's name may hold colons of its own
     if not colon:
-        raise ConfigError("the network", [f'net.kind should be "mlp", "cnn" or "FILE.py:Class" (got {config.kind!r})'])
+        raise ConfigError("the network", [f'net.kind should be "mlp", "cnn" or "FILE.py:Class" (got {kind!r})'])
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(generator.initial_seed())
-        return mlp.SampleMajor(_user_module(Path(file_name), class_name, env.observation.size, head_rows))
+        torch.manual_seed(seed)
+        return mlp.SampleMajor(_user_module(Path(file_name), class_name, inputs, head_rows))
 
 
 def _user_module(path: Path, class_name: str, observation: int, head_rows: int) -> nn.Module:

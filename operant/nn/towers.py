@@ -1,6 +1,7 @@
-"""Fully connected networks side by side, without an actor's and a critic's heads: what off-policy actors and critics are made of. Knows no algorithm.
+"""Networks side by side, without an actor's and a critic's heads: what off-policy actors and critics are made of. Knows no algorithm.
 
-Everything is feature-major. G towers of the same shape are batched products, W (G, M, K) h (G, K, B).
+Dense layers, dense layers over convolutions that all towers share, or a user's own network, once for each tower. All read features and, if they are critics of
+continuous actions, those beside them. Everything is feature-major. G towers of the same shape are batched products, W (G, M, K) h (G, K, B).
 """
 
 from __future__ import annotations
@@ -11,28 +12,64 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from operant.envs import Env
-from operant.nn import inputs, mlp
+from operant.errors import ConfigError
+from operant.nn import cnn, inputs, mlp
 from operant.nn.normalization import FixedScale, RunningNormalizer
+from operant.nn.policy import own_network
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}
 
 
-def problem(env: Env, config: mlp.Config) -> str | None:
-    """Why such a network cannot read an environment's observations, in a sentence; None where it can."""
-    seen = env.observation
+def network(
+    env: Env, config: mlp.Config, actions: int, outputs: int, generator: torch.Generator, device: torch.device,
+    *, towers: int = 1, last_gain: float = 1.0, precision: str = "fp32",
+) -> nn.Module:  # fmt: skip
+    """G networks that read `Features` of an environment, and beside them `actions` numbers of an action: see `Towers.forward`.
+
+    On a GPU all but the last layer computes in bf16 where `precision` says so. Raises ConfigError for what cannot read these observations.
+    """
+    seen, dtype = env.observation, torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
     if isinstance(seen.categories, tuple) and len(seen.categories) != seen.size:
-        return f"the observation has {seen.size} numbers, but categories for {len(seen.categories)}: one for each, 0 for a numeric one"
-    return None if config.kind == "mlp" else f'net.kind should be "mlp" for SAC and TD3; "ppo", "dqn" and "pqn" take others, too (got {config.kind!r})'
+        found = f"the observation has {seen.size} numbers, but categories for {len(seen.categories)}: one for each, 0 for a numeric one"
+        raise ConfigError("the network", [found])
+    if config.kind == "mlp":
+        return Towers(seen.columns + actions, outputs, config, generator, towers=towers, last_gain=last_gain, dtype=dtype).to(device)
+    if config.kind != "cnn":
+        return OwnTowers(config.kind, seen.size + actions, outputs, generator.initial_seed(), towers=towers).to(device)
+    if (reason := cnn.unsupported_reason(seen, config)) is not None:
+        raise ConfigError("the network", [reason])
+    if device.type == "cuda":
+        cnn.settle(precision)
+    convolutions, relu = cnn.Convolutions(seen, config, generator, dtype=dtype), config.model_copy(update={"activation": "relu"})
+    return Convolved(convolutions, Towers(convolutions.columns + actions, outputs, relu, generator, towers=towers, last_gain=last_gain, dtype=dtype)).to(device)
+
+
+def products(env: Env, config: mlp.Config, actions: int, outputs: int, *, towers: int = 1) -> int:
+    """Multiplications of one sample in the forward pass of such a network."""
+    if config.kind == "mlp":
+        widths = (env.observation.columns + actions, *config.hidden, outputs)
+        return towers * sum(a * b for a, b in itertools.pairwise(widths))
+    device = torch.device("cpu")
+    net, features = network(env, config, actions, outputs, torch.Generator(), device, towers=towers), Features(env, config, device, normalize=False)
+    seen = torch.zeros(env.observation.size, 2, dtype=getattr(torch, env.observation.dtype))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net(features(seen), torch.zeros(actions, 2) if actions else None)
+    return counter.get_total_flops() // 4  # of two samples, a multiplication and an addition each
 
 
 class Towers(nn.Module):
     """G fully connected networks of the same shape, each with its own numbers: (K, B) or (G, K, B) -> (G, H, B). Orthogonal weights, zero biases."""
 
-    def __init__(self, columns: int, outputs: int, config: mlp.Config, generator: torch.Generator, *, towers: int = 1, last_gain: float = 1.0) -> None:
+    def __init__(
+        self, columns: int, outputs: int, config: mlp.Config, generator: torch.Generator,
+        *, towers: int = 1, last_gain: float = 1.0, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        """`dtype` is what all but the last layer and normalizations computes in; None: the parameters' type."""
         super().__init__()
-        self.config, self.towers = config, towers
+        self.config, self.towers, self._dtype = config, towers, dtype
         self._activation, G = _ACTIVATIONS[config.activation], towers
         widths = (columns, *config.hidden, outputs)
         gains = (math.sqrt(2.0),) * len(config.hidden) + (last_gain,)
@@ -47,41 +84,80 @@ class Towers(nn.Module):
         self.norm_gains = nn.ParameterList([nn.Parameter(torch.ones(G, width, 1)) for width in normed])
         self.norm_biases = nn.ParameterList([nn.Parameter(torch.zeros(G, width, 1)) for width in normed])
 
-    def forward(self, features: Tensor) -> Tensor:
-        """(K, B), which all towers read, or (G, K, B) -> (G, H, B)."""
-        hidden = features.expand(self.towers, -1, -1) if features.ndim == 2 else features
+    def forward(self, features: Tensor, action: Tensor | None = None) -> Tensor:
+        """Features (K, B), which all towers read, and an action (A, B) beside them where there is one -> (G, H, B)."""
+        hidden, own = features if action is None else torch.cat([features, action]), self.weights[0].dtype
+        hidden = hidden.expand(self.towers, -1, -1)
         last = len(self.config.hidden)
         for k, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            hidden = torch.baddbmm(bias, weight, hidden)
+            dtype = own if k == last else self._dtype or own
+            hidden = torch.baddbmm(bias.to(dtype), weight.to(dtype), hidden.to(dtype))
             if k < last:
                 if self.config.layer_norm:
-                    hidden = mlp.layer_norm(hidden, self.norm_gains[k], self.norm_biases[k])
+                    hidden = mlp.layer_norm(hidden.to(own), self.norm_gains[k], self.norm_biases[k]).to(dtype)
                 hidden = self._activation(hidden)
         return hidden
 
 
-class Features:
-    """What networks read of raw observations (O, B): numbers (K, B), categorical features one-hot, numeric ones normalised where there is a normalizer."""
+class Convolved(nn.Module):
+    """Towers over convolutions that they share: an action enters behind those."""
 
-    def __init__(self, env: Env, device: torch.device, *, normalize: bool) -> None:
-        seen = env.observation
-        self._categories, counts = seen.categories, seen.category_counts()
-        self.columns = seen.columns
+    def __init__(self, convolutions: cnn.Convolutions, towers: Towers) -> None:
+        super().__init__()
+        self.convolutions, self.towers = convolutions, towers
+
+    def forward(self, features: Tensor, action: Tensor | None = None) -> Tensor:
+        """Bytes (O, B), and an action (A, B) -> (G, H, B)."""
+        found: Tensor = self.towers(self.convolutions(features), action)
+        return found
+
+
+class OwnTowers(nn.Module):
+    """A user's own network, once for each tower: of what it returns the head's parameters count, the values do not."""
+
+    def __init__(self, kind: str, columns: int, outputs: int, seed: int, *, towers: int) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList([own_network(kind, columns, outputs, seed + k) for k in range(towers)])
+
+    def forward(self, features: Tensor, action: Tensor | None = None) -> Tensor:
+        """Features (K, B), and an action (A, B) -> (G, H, B)."""
+        both = features if action is None else torch.cat([features, action])
+        return torch.stack([net(both)[0] for net in self.nets])
+
+
+class Features:
+    """What networks read of raw observations (O, B): numbers (K, B), categorical features one-hot, numeric ones normalised where there is a normalizer.
+
+    Convolutions read bytes as they are, a user's own network all numbers as floats, with categories as they are.
+    """
+
+    def __init__(self, env: Env, config: mlp.Config, device: torch.device, *, normalize: bool) -> None:
+        seen, own = env.observation, config.kind not in mlp.KINDS
+        counts = seen.category_counts()
+        self._raw, self._categories = config.kind == "cnn", 0 if own else seen.categories
+        self.columns = seen.size if own else seen.columns
         self.normalizer: RunningNormalizer | None = None
-        if not all(counts):
-            fixed = FixedScale(seen.bounds()[1], device) if seen.dtype == "uint8" else None
+        if not all(counts) and not self._raw:
+            fixed = FixedScale(seen.bounds()[1], device) if seen.dtype == "uint8" and not own else None
             self.normalizer = RunningNormalizer(seen.size, device) if normalize else fixed
-        self._partial = inputs.PartialOneHot(counts).to(device) if isinstance(seen.categories, tuple) else None
+        self._partial = inputs.PartialOneHot(counts).to(device) if isinstance(self._categories, tuple) else None
+        self._kept = torch.tensor(counts, device=device)[:, None] > 0 if own and any(counts) else None  # (O, 1), what is not normalised
 
     def __call__(self, observation: Tensor) -> Tensor:
-        """(O, B) -> (K, B) float32."""
+        """(O, B) -> (K, B) float32; bytes (O, B) for convolutions."""
+        if self._raw:
+            return observation
         if self._partial is not None:
             read: Tensor = self._partial(observation, self.normalizer)
             return read
         if self._categories:
             assert isinstance(self._categories, int)
             return inputs.one_hot(observation, self._categories)
-        return observation.float() if self.normalizer is None else self.normalizer.normalize(observation.float())
+        numbers = observation.float()
+        if self.normalizer is None:
+            return numbers
+        normalized = self.normalizer.normalize(numbers)
+        return normalized if self._kept is None else torch.where(self._kept, numbers, normalized)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold, by name."""

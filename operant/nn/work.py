@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,11 +32,6 @@ def network_flops(policy: Policy) -> tuple[int, int]:
     first = 2 * net.first_weight.numel()
     forward = first + 2 * towers * sum(a * b for a, b in itertools.pairwise(widths)) + 2 * widths[-1] * (H + 1)
     return forward, 2 * forward - first  # the gradient by the observation is not computed
-
-
-def dense_products(columns: int, hidden: Sequence[int], outputs: int) -> int:
-    """Multiplications of one sample in a dense network's forward pass."""
-    return sum(a * b for a, b in itertools.pairwise((columns, *hidden, outputs)))
 
 
 def step_bytes(env: Env) -> int:

@@ -25,7 +25,7 @@ def test_a_scalar_target_and_loss_by_hand():
     outputs = torch.tensor([[[1.0, -2.0]], [[3.0, -4.0]]])  # two critics, two samples
     target = head.target(outputs, torch.tensor([0.5, 1.0]), torch.tensor([0.9, 0.0]))
     assert target.tolist() == [[pytest.approx(1.4), 1.0]]
-    loss, mean, error = head.loss(outputs, target)
+    loss, mean, error, _ = head.loss(outputs, target)
     assert loss.item() == pytest.approx((0.4**2 + 9) / 2 + (1.6**2 + 25) / 2)
     assert mean.item() == pytest.approx(-0.5) and error.item() == pytest.approx((0.4 + 3 + 1.6 + 5) / 4)
 
@@ -50,7 +50,7 @@ def test_a_categorical_head_is_that_of_float64():
             expected[below + 1, b] += p * (place - below)
     target = head.target(outputs, reward, discount)
     assert torch.allclose(target.double(), expected, atol=1e-5)
-    loss, mean, error = head.loss(outputs, target)
+    loss, mean, error, _ = head.loss(outputs, target)
     assert loss.item() == pytest.approx(-(expected * probability.log()).sum(dim=1).mean(dim=1).sum().item(), rel=1e-5)
     assert mean.item() == pytest.approx(values.mean().item(), abs=1e-5)
     assert error.item() == pytest.approx((values - (expected * support[:, None]).sum(dim=0)).abs().mean().item(), rel=1e-4)

@@ -19,7 +19,7 @@ from operant.algos.dqn import backends, metrics
 from operant.algos.dqn.config import DQNConfig
 from operant.algos.dqn.stats import Stats, Terms
 from operant.compute.graphs import Graphed
-from operant.data import Aged, Cycle, Prioritised
+from operant.data import Cycle
 from operant.envs import Env
 from operant.nn import Adam, NetConfig, QPolicy, decayed, ladder, network_flops, observation_bytes, step_bytes
 from operant.worlds import World
@@ -49,14 +49,8 @@ class DQN:
         self.optimizer = Adam(self.policy.flat.values.data, self.policy.flat.gradient, torch.tensor(config.learning_rate, device=device), config.adam_epsilon)
 
         # Rollout and replay, and each lane's epsilon.
-        self.cycle = Cycle(world, config, seed=seed, acting_noise=self.policy.noise_rows)
+        self.cycle = Cycle(world, config, seed=seed, steps=steps, acting_noise=self.policy.noise_rows)
         self.rollout = self.cycle.rollout
-        self._prioritised = Prioritised(self.cycle.replay, config.priority_exponent) if config.replay_sampling == "prioritised" else None
-        if self._prioritised is not None:
-            self.cycle.sampler = self._prioritised
-        elif config.replay_sampling == "age":
-            self.cycle.sampler = Aged(self.cycle.replay, config.age_power)
-        self._priority_iterations = max(1.0, (config.priority_steps or steps) / self.steps_per_iteration)
         self._ladder = ladder(N, config.ladder_base, config.ladder_exponent, device) if config.exploration == "ladder" else None
         self._epsilon_iterations = max(1.0, (config.epsilon_steps or steps / 10) / self.steps_per_iteration)
         self._epsilon = torch.ones(N, device=device)
@@ -106,8 +100,6 @@ class DQN:
         share = self.cycle.iteration[0] / self._epsilon_iterations
         planned = decayed(config.epsilon_start, config.epsilon_end, share) if self._ladder is None else self._ladder
         self._epsilon.copy_(torch.where(taken < config.learning_starts, 1.0, planned))
-        if self._prioritised is not None:
-            self._prioritised.importance.copy_(decayed(config.priority_weight, 1.0, self.cycle.iteration[0] / self._priority_iterations))
         self.policy.epsilon.copy_(self._epsilon.mean())
 
     # STATE

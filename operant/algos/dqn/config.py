@@ -26,17 +26,6 @@ class DQNConfig(OffPolicyConfig):
     v_max: Real = Field(10.0, description="c51 only: the greatest return of the distribution's support")
     tau: Real = Field(1.0, gt=0, le=1, description="target <- (1 - tau) target + tau network, every target_every updates; 1: a copy")
     target_every: Count = Field(200, ge=1, lt=2**31, description="updates of the network per update of the target network; 1 and a small tau: Polyak averaging")
-    replay_sampling: Literal["uniform", "prioritised", "age"] = Field(
-        "uniform", description="transitions of a batch: uniform; prioritised: by their last TD error (or cross-entropy); age: newer ones more often"
-    )
-    priority_exponent: Real = Field(0.6, ge=0, le=1, description="prioritised: alpha, the exponent of priorities; 0: uniform; 1: in proportion to the error")
-    priority_weight: Real = Field(
-        0.4, ge=0, le=1, description="prioritised: beta, the exponent of the importance-sampling weights, at the start; it goes to 1 over priority_steps"
-    )
-    priority_steps: Count | None = Field(
-        None, ge=1, description="prioritised: environment step at which beta is 1; not set: run.steps, as the run began with it"
-    )
-    age_power: Annotated[Count, Field(ge=1, le=16)] = Field(2, description="age: a sample is u^power as old as the oldest transition, u uniform; 1: all alike")
     exploration: Literal["schedule", "ladder"] = Field(
         "schedule", description="schedule: epsilon goes down for all lanes alike; ladder: each lane has an epsilon of its own, which stays"
     )
@@ -64,8 +53,7 @@ class DQNConfig(OffPolicyConfig):
 
     def completed(self, steps: int) -> Self:
         """With the ends of its schedules, where they follow from the run's steps."""
-        ends = {"priority_steps": self.priority_steps or steps} if self.replay_sampling == "prioritised" else {}
-        return self.model_copy(update={**ends, "epsilon_steps": self.epsilon_steps or max(1, steps // 10)})
+        return super().completed(steps).model_copy(update={"epsilon_steps": self.epsilon_steps or max(1, steps // 10)})
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""

@@ -17,7 +17,7 @@ from operant.algos.base import Estimate, Phase, Tier, policy_state
 from operant.algos.sac import backends, metrics
 from operant.algos.sac.config import SACConfig
 from operant.compute.graphs import Graphed
-from operant.data import AccruedReturns, Aged, Cycle
+from operant.data import AccruedReturns, Cycle
 from operant.envs import Discrete, Env
 from operant.nn import (
     Adam,
@@ -27,10 +27,10 @@ from operant.nn import (
     NetConfig,
     RewardScale,
     SquashedActor,
-    Towers,
-    critic_sizes,
-    dense_products,
+    critic_outputs,
+    network,
     observation_bytes,
+    products,
     step_bytes,
 )
 from operant.worlds import World
@@ -54,16 +54,16 @@ class SAC:
 
         # Acting takes 2 A uniform numbers a lane; an update as many a sample for the next action, and again for the action now. A choice takes but one.
         discrete, rows = isinstance(self.actor, CategoricalActor), self.actor.noise_rows
-        self.cycle = Cycle(world, config, seed=seed, acting_noise=rows, update_noise=0 if discrete else 2 * rows, stored=None if discrete else torch.float32)
+        noise, stored = (0, None) if discrete else (2 * rows, torch.float32)
+        self.cycle = Cycle(world, config, seed=seed, steps=steps, acting_noise=rows, update_noise=noise, stored=stored)
         self.rollout = self.cycle.rollout
-        if config.replay_sampling == "age":
-            self.cycle.sampler = Aged(self.cycle.replay, config.age_power)
         self._accrued = AccruedReturns(self.rollout.reward, self.rollout.terminated, self.rollout.truncated, config.gamma)
         self._scale = RewardScale(config.reach, device, active=config.scales_rewards)
 
         # The critics side by side, and the targets, which begin as they do.
-        columns, outputs = critic_sizes(world.spec, config.outputs)
-        self.critic = Towers(columns, outputs, net, torch.Generator().manual_seed(seed ^ 0x5AC), towers=config.critics).to(device)
+        outputs, generator = critic_outputs(world.spec, config.outputs), torch.Generator().manual_seed(seed ^ 0x5AC)
+        action = 0 if discrete else A
+        self.critic = network(world.spec, net, action, outputs, generator, device, towers=config.critics, precision=config.precision)
         self.target = copy.deepcopy(self.critic)
         self.critic_flat, self.target_flat = FlatVector((self.critic,), device), FlatVector((self.target,), device)
         self._log_temperature, temperature_gradient = torch.zeros(1, device=device), torch.zeros(1, device=device)
@@ -95,15 +95,15 @@ class SAC:
     def make_actor(cls, spec: Env, config: SACConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> SquashedActor | CategoricalActor:
         """The actor alone, without what training needs."""
         kind = CategoricalActor if isinstance(spec.action, Discrete) else SquashedActor
-        return kind(spec, net, seed=seed, device=device, normalize=config.normalize_observations)
+        return kind(spec, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision)
 
     @classmethod
     def estimate(cls, spec: Env, config: SACConfig, net: NetConfig, lanes: int) -> Estimate:
         """What an iteration takes: acting, and of an update forward passes of all networks and backward passes of actor and critics."""
         steps, samples, A = config.horizon * lanes, config.updates * config.batch_size, spec.action_size
-        columns, outputs = critic_sizes(spec, config.outputs)
-        actor = dense_products(spec.observation.columns, net.hidden, outputs if isinstance(spec.action, Discrete) else 2 * A)
-        critics = config.critics * dense_products(columns, net.hidden, outputs)
+        discrete, outputs = isinstance(spec.action, Discrete), critic_outputs(spec, config.outputs)
+        actor = products(spec, net, 0, outputs if discrete else 2 * A)
+        critics = products(spec, net, 0 if discrete else A, outputs, towers=config.critics)
         # Of a batch: the next actions and their targets; critics forward and backward; the actor, through the critics, forward and backward.
         flops = 2.0 * (steps * actor + samples * ((actor + critics) + 3 * critics + (3 * actor + 2 * critics)))
         row = observation_bytes(spec) + 4 * A + 4 + 1 + 1

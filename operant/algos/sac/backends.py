@@ -15,7 +15,7 @@ from operant.algos.sac.parts import Parts as Parts  # the algorithm's, too
 from operant.algos.sac.stats import Terms
 from operant.data import Backend, Batch
 from operant.kernels import actor_critic
-from operant.nn import clip_gradient
+from operant.nn import Judged, clip_gradient
 
 
 def choose(parts: Parts) -> Backend:
@@ -69,9 +69,9 @@ class TorchBackend:
         """Store tick t in the replay."""
         self.cycle.replay.store(t)
 
-    def critic_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The critics' loss; the mean of Q and of |Q - y|."""
-        return loss.critic_loss(self.parts, features, batch, loss.targets(self.parts, temperature, batch))
+    def critic_loss(self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None) -> Judged:
+        """The critics' loss."""
+        return loss.critic_loss(self.parts, features, batch, loss.targets(self.parts, temperature, batch), weight)
 
     def actor_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """The actor's loss, and the mean of log pi."""
@@ -80,13 +80,14 @@ class TorchBackend:
     def update(self, ticks: int, number: int) -> None:
         """Sample, and learn: the critics, their targets, the actor by the new critics, the temperature."""
         parts, config, skip = self.parts, self.config, self.cycle.skip
-        batch, _ = self.cycle.sampler.sample(ticks, number)
+        batch, weight = self.cycle.sampler.sample(ticks, number)
         temperature = parts.log_temperature.exp()
         features = parts.actor.features(batch.observation)
 
         # The critics, and their targets after them.
-        critic_loss, q_mean, td_error = self.critic_loss(batch, features, temperature)
-        parts.critic_flat.backward(critic_loss)
+        found = self.critic_loss(batch, features, temperature, weight)
+        parts.critic_flat.backward(found.loss)
+        self.cycle.sampler.learned(found.each, skip)
         norm = clip_gradient(parts.critic_flat.gradient, config.max_gradient_norm)
         parts.critic_adam.step(skip)
         with torch.no_grad():
@@ -103,7 +104,9 @@ class TorchBackend:
             if parts.temperature_adam is not None:
                 torch.neg(log_probability + parts.target_entropy, out=parts.temperature_gradient[0])
                 parts.temperature_adam.step(skip)
-            terms = Terms(critic_loss, actor_loss, q_mean, td_error, -log_probability, norm)
+            # In units of reward.
+            q_mean, td_error = found.q_mean / parts.reward_factor, found.td_error / parts.reward_factor
+            terms = Terms(found.loss, actor_loss, q_mean, td_error, -log_probability, norm)
             self.totals.add_(torch.where(skip > 0, 0.0, torch.stack(terms)))
 
     @torch.no_grad()
@@ -127,9 +130,9 @@ class DiscreteBackend(TorchBackend):
         cycle, collector = self.cycle, self.cycle.collector
         cycle.rollout.action[t] = discrete.draw(self.parts, cycle.rollout.observation[t], collector.noise[t], collector.legal(t), cycle.warming)
 
-    def critic_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The critics' loss; the mean of Q and of |Q - y|."""
-        return discrete.critic_loss(self.parts, features, batch, discrete.targets(self.parts, temperature, batch))
+    def critic_loss(self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None) -> Judged:
+        """The critics' loss."""
+        return discrete.critic_loss(self.parts, features, batch, discrete.targets(self.parts, temperature, batch), weight)
 
     def actor_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """The actor's loss, and minus the mean entropy."""

@@ -26,13 +26,11 @@ class SACConfig(OffPolicyConfig, CriticConfig):
         None,
         description="entropy of the policy, in nats, that an automatic temperature aims at; not set: -1 per continuous action, (ln n) / 2 for n choices",
     )
-    replay_sampling: Literal["uniform", "age"] = Field("uniform", description="of transitions: all alike, or newer ones more often, by age_power")
-    age_power: Annotated[Count, Field(ge=1, le=16)] = Field(2, description="age: a sample is u^power as old as the oldest transition, u uniform; 1: all alike")
     max_gradient_norm: Real = Field(0.0, ge=0, description="gradients of actor and critics are clipped to this global norm each; 0: not clipped")
     normalize_observations: bool = Field(False, description="by their running mean and standard deviation")
     adam_epsilon: Real = Field(1e-8, gt=0, description="epsilon in the denominator of Adam")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
-        "tf32", description="of matrix products on a GPU; bf16 needs fused kernels; a CPU always computes in fp32"
+        "tf32", description="of matrix products on a GPU, in bf16 those of all but the last layers; a CPU always computes in fp32"
     )
     kernels: Literal["auto", "torch", "fused"] = Field(
         "auto", description="torch: torch operations and autograd, the reference; fused: Triton kernels; auto: fused on a GPU where possible, else torch"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from operant.algos.sac.parts import Parts
 from operant.data import Batch
+from operant.nn import Judged, judged
 
 
 def draw(parts: Parts, observation: Tensor, noise: Tensor, legal: Tensor | None, warming: Tensor) -> Tensor:
@@ -35,12 +36,12 @@ def targets(parts: Parts, temperature: Tensor, batch: Batch) -> Tensor:
     return batch.reward * parts.reward_factor + batch.discount * value
 
 
-def critic_loss(parts: Parts, features: Tensor, batch: Batch, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum over critics of the mean of (Q(s, a) - y)^2, of the actions that were taken; the mean of Q and of |Q - y|, in units of reward."""
+def critic_loss(parts: Parts, features: Tensor, batch: Batch, target: Tensor, weight: Tensor | None) -> Judged:
+    """The sum over critics of the mean of (Q(s, a) - y)^2, of the actions that were taken."""
     outputs = parts.critic(features)
     q = outputs.gather(1, batch.action.long()[None].expand(len(outputs), 1, -1))[:, 0]  # (C, B)
     error = q - target
-    return error.square().mean(dim=1).sum(), q.mean() / parts.reward_factor, error.abs().mean() / parts.reward_factor
+    return judged(error.square(), q, error.abs(), weight)
 
 
 def actor_loss(parts: Parts, temperature: Tensor, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from operant.algos.sac.parts import Parts
 from operant.data import Batch
+from operant.nn import Judged
 
 
 def next_noise(batch: Batch) -> Tensor:
@@ -32,17 +33,16 @@ def targets(parts: Parts, temperature: Tensor, batch: Batch) -> Tensor:
     features = parts.actor.features(batch.next_observation)
     action, log_probability = parts.squashed.sample_with_log_probability(features, next_noise(batch))
     reward = batch.reward * parts.reward_factor - batch.discount * temperature * log_probability
-    return parts.head.target(parts.target(torch.cat([features, action])), reward, batch.discount)
+    return parts.head.target(parts.target(features, action), reward, batch.discount)
 
 
-def critic_loss(parts: Parts, features: Tensor, batch: Batch, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The critics' loss at features (K, B) of the observations and the actions that were taken there; the mean of Q and of |Q - y|, in units of reward."""
-    loss, q_mean, td_error = parts.head.loss(parts.critic(torch.cat([features, batch.action])), target)
-    return loss, q_mean / parts.reward_factor, td_error / parts.reward_factor
+def critic_loss(parts: Parts, features: Tensor, batch: Batch, target: Tensor, weight: Tensor | None) -> Judged:
+    """The critics' loss at features (K, B) of the observations and the actions that were taken there."""
+    return parts.head.loss(parts.critic(features, batch.action), target, weight)
 
 
 def actor_loss(parts: Parts, temperature: Tensor, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """The mean of alpha log pi(a|s) - min over critics of Q(s, a), a drawn from the actor at s; and the mean of log pi."""
     action, log_probability = parts.squashed.sample_with_log_probability(features, own_noise(batch))
-    value = parts.head.values(parts.critic(torch.cat([features, action]))).amin(dim=0)
+    value = parts.head.values(parts.critic(features, action)).amin(dim=0)
     return (temperature * log_probability - value).mean(), log_probability.mean()

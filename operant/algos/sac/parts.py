@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from operant.algos.sac.config import SACConfig
 from operant.data import Cycle
-from operant.nn import Adam, CategoricalActor, CriticHead, FlatVector, SquashedActor, Towers
+from operant.nn import Adam, CategoricalActor, CriticHead, FlatVector, SquashedActor
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class Parts:
     config: SACConfig
     cycle: Cycle  # rollout, actions, replay; `warming` and `skip`
     actor: SquashedActor | CategoricalActor
-    critic: Towers
+    critic: nn.Module  # see `operant.nn.network`
     critic_flat: FlatVector
-    target: Towers
+    target: nn.Module
     target_flat: FlatVector
     head: CriticHead
     reward_factor: Tensor  # ()

@@ -16,9 +16,9 @@ from operant.algos.base import Estimate, Phase, Tier, policy_state
 from operant.algos.td3 import backends, metrics
 from operant.algos.td3.config import TD3Config
 from operant.compute.graphs import Graphed
-from operant.data import AccruedReturns, Aged, Cycle
+from operant.data import AccruedReturns, Cycle
 from operant.envs import Env
-from operant.nn import Adam, CriticHead, FlatVector, NetConfig, RewardScale, SquashedActor, Towers, dense_products, observation_bytes, step_bytes
+from operant.nn import Adam, CriticHead, FlatVector, NetConfig, RewardScale, SquashedActor, network, observation_bytes, products, step_bytes
 from operant.worlds import World
 
 
@@ -42,16 +42,14 @@ class TD3:
         self.actor = self.make_actor(world.spec, config, net, device, seed=seed)
         self.target_actor = self.make_actor(world.spec, config, net, device, seed=seed)
         self.target_actor.features = self.actor.features
-        columns = self.actor.features.columns + A
-        self.critic = Towers(columns, config.outputs, net, torch.Generator().manual_seed(seed ^ 0x7D3), towers=config.critics).to(device)
+        generator = torch.Generator().manual_seed(seed ^ 0x7D3)
+        self.critic = network(world.spec, net, A, config.outputs, generator, device, towers=config.critics, precision=config.precision)
         self.target = copy.deepcopy(self.critic)
         self.critic_flat, self.target_flat = FlatVector((self.critic,), device), FlatVector((self.target,), device)
 
         # Acting takes 2 A uniform numbers a lane, an update as many a sample for target smoothing.
-        self.cycle = Cycle(world, config, seed=seed, acting_noise=2 * A, update_noise=2 * A, stored=torch.float32)
+        self.cycle = Cycle(world, config, seed=seed, steps=steps, acting_noise=2 * A, update_noise=2 * A, stored=torch.float32)
         self.rollout = self.cycle.rollout
-        if config.replay_sampling == "age":
-            self.cycle.sampler = Aged(self.cycle.replay, config.age_power)
         self._accrued = AccruedReturns(self.rollout.reward, self.rollout.terminated, self.rollout.truncated, config.gamma)
         self._scale = RewardScale(config.reach, device, active=config.scales_rewards)
         last = config.exploration_noise if config.exploration_noise_max is None else config.exploration_noise_max
@@ -76,14 +74,14 @@ class TD3:
     @classmethod
     def make_actor(cls, spec: Env, config: TD3Config, net: NetConfig, device: torch.device, *, seed: int = 0) -> SquashedActor:
         """The actor alone, without what training needs."""
-        return SquashedActor(spec, net, seed=seed, device=device, normalize=config.normalize_observations, std=config.exploration_noise)
+        normalize, std = config.normalize_observations, config.exploration_noise
+        return SquashedActor(spec, net, seed=seed, device=device, normalize=normalize, precision=config.precision, std=std)
 
     @classmethod
     def estimate(cls, spec: Env, config: TD3Config, net: NetConfig, lanes: int) -> Estimate:
         """What an iteration takes: acting, and of an update forward passes of all networks and backward passes of those that learn."""
         steps, samples, A = config.horizon * lanes, config.updates * config.batch_size, spec.action_size
-        actor = dense_products(spec.observation.columns, net.hidden, A)
-        critics = config.critics * dense_products(spec.observation.columns + A, net.hidden, config.outputs)
+        actor, critics = products(spec, net, 0, A), products(spec, net, A, config.outputs, towers=config.critics)
         # Of a batch: targets, critics forward and backward; where due the actor, through the first critic, forward and backward.
         learning = (actor + critics) + 3 * critics + (3 * actor + 2 * critics / config.critics) / config.actor_delay
         row = observation_bytes(spec) + 4 * A + 4 + 1 + 1

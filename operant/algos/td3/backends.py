@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from operant.algos.td3.config import TD3Config
 from operant.algos.td3.stats import ActorTerms, CriticTerms
 from operant.data import Backend, Batch, Cycle
 from operant.kernels import actor_critic
-from operant.nn import Adam, CriticHead, FlatVector, SquashedActor, Towers, clip_gradient, normal
+from operant.nn import Adam, CriticHead, FlatVector, SquashedActor, clip_gradient, normal
 
 SATURATED = 0.98
 """An action beyond this share of its bounds counts as one at them."""
@@ -30,9 +30,9 @@ class Parts:
     cycle: Cycle  # rollout, actions, replay; `warming` and `skip`
     actor: SquashedActor
     target_actor: SquashedActor
-    critic: Towers
+    critic: nn.Module  # see `operant.nn.network`
     critic_flat: FlatVector
-    target: Towers
+    target: nn.Module
     target_flat: FlatVector
     head: CriticHead
     reward_factor: Tensor  # ()
@@ -99,32 +99,33 @@ class TorchBackend:
         features = parts.actor.features(batch.next_observation)
         error = (config.target_noise * normal(batch.noise)).clamp_(-config.target_noise_clip, config.target_noise_clip)
         action = (parts.target_actor.forward(features).tanh() + error).clamp_(-1.0, 1.0)
-        return parts.head.target(parts.target(torch.cat([features, action])), batch.reward * parts.reward_factor, batch.discount)
+        return parts.head.target(parts.target(features, action), batch.reward * parts.reward_factor, batch.discount)
 
     def update(self, ticks: int, number: int) -> None:
         """Sample, and learn: the critics, and where it is due the actor by the new critics, then all targets."""
-        batch, _ = self.cycle.sampler.sample(ticks, number)
+        batch, weight = self.cycle.sampler.sample(ticks, number)
         features = self.parts.actor.features(batch.observation)
-        self._learn_critics(batch, features)
+        self._learn_critics(batch, features, weight)
         if self.config.actor_learns(number):
             self._learn_actor(features)
 
-    def _learn_critics(self, batch: Batch, features: Tensor) -> None:
+    def _learn_critics(self, batch: Batch, features: Tensor, weight: Tensor | None) -> None:
         """One step down the critics' loss."""
         parts, skip = self.parts, self.cycle.skip
-        loss, q_mean, td_error = parts.head.loss(parts.critic(torch.cat([features, batch.action])), self.targets(batch))
-        parts.critic_flat.backward(loss)
+        found = parts.head.loss(parts.critic(features, batch.action), self.targets(batch), weight)
+        parts.critic_flat.backward(found.loss)
+        self.cycle.sampler.learned(found.each, skip)
         norm = clip_gradient(parts.critic_flat.gradient, self.config.max_gradient_norm)
         parts.critic_adam.step(skip)
         with torch.no_grad():
-            terms = CriticTerms(loss, q_mean / parts.reward_factor, td_error / parts.reward_factor, norm)
+            terms = CriticTerms(found.loss, found.q_mean / parts.reward_factor, found.td_error / parts.reward_factor, norm)
             self._critic_totals.add_(torch.where(skip > 0, 0.0, torch.stack(terms)))
 
     def _learn_actor(self, features: Tensor) -> None:
         """One step up the first critic's value of the actor's actions; then the targets follow."""
         parts, config, skip = self.parts, self.config, self.cycle.skip
         action = parts.actor.forward(features).tanh()
-        loss = -parts.head.values(parts.critic(torch.cat([features, action])))[0].mean()
+        loss = -parts.head.values(parts.critic(features, action))[0].mean()
         parts.actor.flat.backward(loss)
         clip_gradient(parts.actor.flat.gradient, config.max_gradient_norm)
         parts.actor_adam.step(skip)

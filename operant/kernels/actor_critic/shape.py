@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from operant.kernels import padded
 from operant.kernels.actor_critic.task import Stochastic, Task
-from operant.nn import FlatVector, SquashedActor
+from operant.nn import FlatVector, SquashedActor, Towers
 
 NARROW_BLOCK, WIDE_BLOCK = 16, 32
 """Rows and columns of the block of a weight that one program steps: of a narrow network small ones, which fill the GPU."""
@@ -130,6 +130,7 @@ def _net(flat: FlatVector, *sizes: int, hidden: tuple[int, ...], batch: int, hea
 def describe(task: Task, precision: str) -> Shape:
     """The shape of a task's networks in "fp32", "tf32" or "bf16"."""
     config, actor, batch = task.config, task.actor, task.config.batch_size
+    assert isinstance(actor.net, Towers)
     net, observation, action = actor.net.config, actor.features.columns, actor.env.action_size
     stochastic, columns = isinstance(task.kind, Stochastic), max(LEAST_COLUMNS, padded(observation + action))
     heads = 2 if stochastic else 1
@@ -149,13 +150,15 @@ def describe(task: Task, precision: str) -> Shape:
 def unsupported_reason(task: Task) -> str | None:
     """Why there are no fused kernels for these networks and this configuration, in a sentence; None where there are."""
     config, actor = task.config, task.actor
+    if not isinstance(actor.net, Towers):
+        return "the network is a cnn or your own, and theirs is of dense layers"
     net, seen, columns = actor.net.config, actor.env.observation, actor.features.columns + actor.env.action_size
     reasons = {
         "actions are discrete": not isinstance(actor, SquashedActor),
         "the network has layer normalization": net.layer_norm,
         'critics learn distributions (algo.critic = "c51")': config.critic == "c51",
         "rewards are scaled (algo.normalize_returns)": config.scales_rewards,
-        'samples are not uniform (algo.replay_sampling = "age")': config.replay_sampling != "uniform",
+        f'samples are not uniform (algo.replay_sampling = "{config.replay_sampling}")': config.replay_sampling != "uniform",
         f'activation "{net.activation}" is not one of theirs ("relu" and "tanh" are)': net.activation not in ("relu", "tanh"),
         f"the network has more than {MAX_LAYERS} hidden layers": len(net.hidden) > MAX_LAYERS,
         f"a layer has more than {MAX_WIDTH} units": max(net.hidden) > MAX_WIDTH,
