@@ -33,7 +33,7 @@ SYNONYMS = {
 """What other libraries call a key, by its last part: a hint in the message about an unknown key."""
 
 REPLAY_SYNONYMS = {
-    "place": "algo.replay_place", "buffer_size": "algo.replay_capacity", "replay_buffer_size": "algo.replay_capacity", "replay_size": "algo.replay_capacity",
+    "buffer_size": "algo.replay_capacity", "replay_buffer_size": "algo.replay_capacity", "replay_size": "algo.replay_capacity",
     "memory_size": "algo.replay_capacity", "buffer_capacity": "algo.replay_capacity", "gradient_steps": "algo.updates_per_step",
     "utd": "algo.updates_per_step", "utd_ratio": "algo.updates_per_step", "start_steps": "algo.learning_starts", "start_timesteps": "algo.learning_starts",
     "warmup_steps": "algo.learning_starts", "ent_coef": "algo.temperature", "alpha": "algo.temperature", "q_lr": "algo.critic_learning_rate",

@@ -190,7 +190,7 @@ class _Viewer:
     def _tell_replay(self) -> None:
         """Once: what the run's replay takes, as soon as the trainer knows."""
         told = text_of(self._follower.run.document, "replay")
-        if told and not self._told_replay and self._record is None and not self._follower.look.earlier:
+        if told and not self._told_replay and not self._follower.look.earlier:
             self._told_replay = True
             self._screen.above(f"replay: {told}")
 

@@ -135,9 +135,13 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
     known = {name: list(models[name].model_fields) if models[name] else [] for name in sections.SECTIONS}
     known["algo"].insert(0, "name")
     known["env"] += [f"params.{name}" for name in getattr(environment and environment.Params, "_fields", ())]
-    for name in raw.data:
+    for name, table in raw.data.items():
         if name not in models:
-            _unknown(raw, (name,), known, sections.SECTIONS)
+            meant = [key for key in table if f"{name}_{key}" in known["algo"]] if isinstance(table, dict) else []  # replay.place is algo.replay_place
+            for key in meant:
+                raw.problem(raw.location((name, key)), f"unknown key {quoted(f'{name}.{key}')}{messages.did_you_mean(f'algo.{name}_{key}')}")
+            if not meant:
+                _unknown(raw, (name,), known, sections.SECTIONS)
     checked = {name: _section(raw, name, model, known) for name, model in models.items() if model is not None}
     params = resolve.params(raw, environment, known)
     kind = resolve.network_kind(raw, folder, mlp.KINDS)

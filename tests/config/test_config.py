@@ -658,6 +658,7 @@ def test_what_others_call_a_key_of_q_learning_is_told_its_name_here(algorithm, k
     ("override", "said"),
     [
         ("algo.replay_capacity=10", r"algo.replay_capacity: 1,024 lanes and n_step = 1 need 2,048 transitions or more \(got 10\)"),
+        ("replay.place=host", "unknown key 'replay.place' - did you mean 'algo.replay_place'"),
         ("algo.learning_starts=100M", r"algo.learning_starts: the replay holds 999,424 at most: raise algo.replay_capacity \(got 100,000,000\)"),
         ("algo.updates_per_step=0.3", r"algo.updates_per_step: algo.horizon \(32\) x 0.3 = 9.6 updates an iteration: it should be a whole number"),
     ],
