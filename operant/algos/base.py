@@ -14,7 +14,8 @@ from torch import Tensor
 
 from operant.envs import Env
 from operant.nn import Actor
-from operant.runs.metrics import MetricSpec, Threshold
+from operant.runs.metrics import MetricSpec as MetricSpec
+from operant.runs.metrics import Threshold as Threshold  # both for algorithms, too
 from operant.settings import Section
 from operant.worlds import Slot, World
 

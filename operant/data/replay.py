@@ -30,7 +30,6 @@ from operant.compute.kernel import bind, host_zeros, kernel
 from operant.data import transitions
 from operant.data.transitions import PIECE, TICK_BIT, Host, Ring, Rows, Sample, Source, Staged
 from operant.errors import MachineError
-from operant.text import size
 from operant.worlds import Slot, World, seed_words
 
 MOST_SHARDS = 8
@@ -233,5 +232,6 @@ def _on_host(place: Place, needed: int, device: torch.device) -> bool:
     if place == "host" or not on_gpu:
         free = psutil.virtual_memory().available
         if needed > free:
-            raise MachineError(f"the replay would take {size(needed)} of the host's memory, and {size(free)} is free: lower algo.replay_capacity")
+            asked, there = f"{needed / 2**30:,.1f} GiB", f"{free / 2**30:,.1f} GiB"
+            raise MachineError(f"the replay would take {asked} of the host's memory, and {there} is free: lower algo.replay_capacity")
     return place == "host"

@@ -1,7 +1,7 @@
 """Networks, action distributions, normalizers and the optimizer. Knows no algorithm and no world."""
 
 from operant.nn.actors import CategoricalActor, SquashedActor, critic_outputs, normal
-from operant.nn.critics import CriticConfig, CriticHead, Judged, judged, projected
+from operant.nn.critics import ActorCriticConfig, CriticHead, Judged, projected
 from operant.nn.distributions import ILLEGAL, Gaussian, masked
 from operant.nn.exploration import decayed, epsilon_greedy, ladder
 from operant.nn.flat import FlatVector
@@ -16,9 +16,9 @@ from operant.nn.work import Work, network_flops, observation_bytes, on_policy_wo
 __all__ = [
     "ILLEGAL",
     "Actor",
+    "ActorCriticConfig",
     "Adam",
     "CategoricalActor",
-    "CriticConfig",
     "CriticHead",
     "Features",
     "FlatVector",
@@ -37,7 +37,6 @@ __all__ = [
     "critic_outputs",
     "decayed",
     "epsilon_greedy",
-    "judged",
     "ladder",
     "masked",
     "network",

@@ -5,7 +5,7 @@ Shape letters: C critics, K atoms (1: the value itself), B samples.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -14,15 +14,28 @@ from torch import Tensor
 from operant.settings import Count, Real, Section
 
 
-class CriticConfig(Section):
-    """The keys of `[algo]` that say what critics of continuous actions learn."""
+class ActorCriticConfig(Section):
+    """The keys of `[algo]` of every algorithm with an actor and critics that learn from a replay."""
 
+    learning_rate: Real = Field(3e-4, gt=0, le=1, description="learning rate of Adam, of the actor (and SAC's temperature)")
+    critic_learning_rate: Real = Field(1e-3, gt=0, le=1, description="learning rate of Adam, of the critics")
+    critics: Annotated[Count, Field(ge=1, le=2)] = Field(2, description="2: twin critics, whose smaller value counts; 1: a single one")
+    tau: Real = Field(0.005, gt=0, le=1, description="Polyak averaging: target <- (1 - tau) target + tau network, with each update of the actor")
     critic: Literal["scalar", "c51"] = Field("scalar", description="scalar: the mean of the return; c51: its distribution, on atoms from v_min to v_max")
     atoms: Count = Field(101, ge=2, le=1024, description="critic = c51 only: values of the support")
     v_min: Real = Field(-5.0, description="critic = c51 only: least value of the support, in units of the normalised return")
     v_max: Real = Field(5.0, description="critic = c51 only: greatest value of the support, likewise")
     normalize_returns: bool | None = Field(
         None, description="scale rewards so that returns have a standard deviation of 1 at most and fit the support; not set: with critic = c51"
+    )
+    max_gradient_norm: Real = Field(0.0, ge=0, description="gradients of actor and critics are clipped to this global norm each; 0: not clipped")
+    normalize_observations: bool = Field(False, description="by their running mean and standard deviation")
+    adam_epsilon: Real = Field(1e-8, gt=0, description="epsilon in the denominator of Adam")
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        "tf32", description="of matrix products on a GPU, in bf16 those of all but the last layers; a CPU always computes in fp32"
+    )
+    kernels: Literal["auto", "torch", "fused"] = Field(
+        "auto", description="torch: torch operations and autograd, the reference; fused: Triton kernels; auto: fused on a GPU where possible, else torch"
     )
 
     @property
@@ -78,17 +91,10 @@ class Judged(NamedTuple):
     each: Tensor  # (B), |Q - y| of each sample, or its cross-entropy, as a mean over critics: its priority
 
 
-def judged(losses: Tensor, values: Tensor, error: Tensor, weight: Tensor | None, *, priority: Tensor | None = None) -> Judged:
-    """Of critics' losses, values and errors (C, B); samples' priorities are their errors unless `priority` (C, B) is given."""
-    loss = (losses if weight is None else losses * weight).mean(dim=1).sum()
-    each = error if priority is None else priority
-    return Judged(loss, values.mean(), error.mean(), each.detach().mean(dim=0))
-
-
 class CriticHead:
     """Critics' outputs (C, K, B) as values, as targets and as a loss."""
 
-    def __init__(self, config: CriticConfig, device: torch.device) -> None:
+    def __init__(self, config: ActorCriticConfig, device: torch.device) -> None:
         self.atoms = config.outputs
         self.support = torch.linspace(config.v_min, config.v_max, self.atoms, device=device)  # (K)
 
@@ -104,11 +110,18 @@ class CriticHead:
         least = values.argmin(dim=0)[None, None].expand(1, self.atoms, -1)  # (1, K, B)
         return projected(outputs.gather(0, least)[0].softmax(dim=0), reward, discount, self.support)
 
+    @staticmethod
+    def judged(losses: Tensor, values: Tensor, error: Tensor, weight: Tensor | None, *, priority: Tensor | None = None) -> Judged:
+        """Of critics' losses, values and errors (C, B); samples' priorities are their errors unless `priority` (C, B) is given."""
+        loss = (losses if weight is None else losses * weight).mean(dim=1).sum()
+        each = error if priority is None else priority
+        return Judged(loss, values.mean(), error.mean(), each.detach().mean(dim=0))
+
     def loss(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> Judged:
         """The loss of outputs (C, K, B) at a target (K, B), of (Q - y)^2 or the cross-entropy; `weight` (B) is that of each sample, None: 1."""
         values = self.values(outputs)
         if self.atoms == 1:
             error = values - target
-            return judged(error.square(), values, error.abs(), weight)
+            return self.judged(error.square(), values, error.abs(), weight)
         entropy = -(target * outputs.log_softmax(dim=1)).sum(dim=1)  # (C, B)
-        return judged(entropy, values, (values - (target * self.support[:, None]).sum(dim=0)).abs(), weight, priority=entropy)
+        return self.judged(entropy, values, (values - (target * self.support[:, None]).sum(dim=0)).abs(), weight, priority=entropy)

@@ -215,7 +215,7 @@ def test_host_memory_holds_and_gives_the_same(env):
 
 
 def test_more_than_the_host_has_is_refused_in_a_sentence():
-    with pytest.raises(MachineError, match=r"the replay would take \S+ TiB of the host's memory, and .* is free: lower algo.replay_capacity"):
+    with pytest.raises(MachineError, match=r"the replay would take \S+ GiB of the host's memory, and .* is free: lower algo.replay_capacity"):
         History(SEEN, 4, capacity=2**31 - 1, place="host")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from operant.data import AccruedReturns
-from operant.nn import CriticConfig, CriticHead, RewardScale, projected
+from operant.nn import ActorCriticConfig, CriticHead, RewardScale, projected
 
 CPU = torch.device("cpu")
 
@@ -21,7 +21,7 @@ def test_a_projection_by_hand():
 
 
 def test_a_scalar_target_and_loss_by_hand():
-    head = CriticHead(CriticConfig(), CPU)
+    head = CriticHead(ActorCriticConfig(), CPU)
     outputs = torch.tensor([[[1.0, -2.0]], [[3.0, -4.0]]])  # two critics, two samples
     target = head.target(outputs, torch.tensor([0.5, 1.0]), torch.tensor([0.9, 0.0]))
     assert target.tolist() == [[pytest.approx(1.4), 1.0]]
@@ -31,7 +31,7 @@ def test_a_scalar_target_and_loss_by_hand():
 
 
 def test_a_categorical_head_is_that_of_float64():
-    head = CriticHead(CriticConfig(critic="c51", atoms=11, v_min=-2, v_max=3), CPU)
+    head = CriticHead(ActorCriticConfig(critic="c51", atoms=11, v_min=-2, v_max=3), CPU)
     outputs = torch.randn(2, 11, 64, generator=torch.Generator().manual_seed(1)) * 3
     reward, discount = torch.randn(64), torch.rand(64)
     support = torch.linspace(-2, 3, 11, dtype=torch.float64)
@@ -59,7 +59,7 @@ def test_a_categorical_head_is_that_of_float64():
 def test_rewards_are_scaled_to_the_support():
     # Rewards of -8 for ever at a discount of 0.98: returns go to -400.
     reward, never = torch.full((32, 4), -8.0), torch.zeros(32, 4, dtype=torch.uint8)
-    accrued, scale = AccruedReturns(reward, never, never, 0.98), RewardScale(CriticConfig().reach, CPU, active=True)
+    accrued, scale = AccruedReturns(reward, never, never, 0.98), RewardScale(ActorCriticConfig().reach, CPU, active=True)
     seen = []
     for _ in range(20):
         seen.append(accrued().clone())
@@ -79,6 +79,6 @@ def test_an_episode_ends_its_return():
 
 
 def test_what_is_wrong_with_a_support_is_said():
-    assert [key for key, _ in CriticConfig(v_min=2, v_max=1).support_problems()] == ["v_min"]
-    assert [key for key, _ in CriticConfig(critic="c51", v_min=1, v_max=2).support_problems()] == ["v_min"]
-    assert CriticConfig(critic="c51", v_min=1, v_max=2, normalize_returns=False).support_problems() == []
+    assert [key for key, _ in ActorCriticConfig(v_min=2, v_max=1).support_problems()] == ["v_min"]
+    assert [key for key, _ in ActorCriticConfig(critic="c51", v_min=1, v_max=2).support_problems()] == ["v_min"]
+    assert ActorCriticConfig(critic="c51", v_min=1, v_max=2, normalize_returns=False).support_problems() == []

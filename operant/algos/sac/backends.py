@@ -26,7 +26,7 @@ def choose(parts: Parts) -> Backend:
         actor_critic.Stochastic(parts.log_temperature, parts.temperature_adam, parts.target_entropy), torch_backend.totals,
     )  # fmt: skip
     learner = actor_critic.build(task)
-    return torch_backend if learner is None else FusedBackend(torch_backend, learner)
+    return torch_backend if learner is None else actor_critic.Fused(torch_backend, learner)
 
 
 class TorchBackend:
@@ -137,32 +137,3 @@ class DiscreteBackend(TorchBackend):
     def actor_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """The actor's loss, and minus the mean entropy."""
         return discrete.actor_loss(self.parts, temperature, features, batch)
-
-
-class FusedBackend(TorchBackend):
-    """A few Triton kernels for all of it: see `operant.kernels.actor_critic`."""
-
-    name = "fused"
-
-    def __init__(self, reference: TorchBackend, learner: actor_critic.Learner) -> None:
-        """`reference`: whose totals the learner adds to."""
-        super().__init__(reference.parts)
-        self.learner: actor_critic.Learner = learner
-        self.totals = reference.totals
-
-    def prepare(self) -> None:
-        """Begin an iteration."""
-        super().prepare()
-        self.learner.prepare()
-
-    def act(self, t: int) -> None:
-        """Actions of tick t by the actor, or uniform ones while `warming` is 1."""
-        self.learner.act(t)
-
-    def store(self, t: int) -> None:
-        """Store tick t in the replay, at the latest with the first update after it."""
-        self.learner.store(t)
-
-    def update(self, ticks: int, number: int) -> None:
-        """Sample, and learn."""
-        self.learner.update(ticks, number)

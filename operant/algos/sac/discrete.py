@@ -5,12 +5,16 @@ Critics put out Q of every action, (C, A, B). Shape letters: C critics, A action
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from operant.algos.sac.parts import Parts
 from operant.data import Batch
-from operant.nn import Judged, judged
+
+if TYPE_CHECKING:
+    from operant.nn import Judged
 
 
 def draw(parts: Parts, observation: Tensor, noise: Tensor, legal: Tensor | None, warming: Tensor) -> Tensor:
@@ -41,7 +45,7 @@ def critic_loss(parts: Parts, features: Tensor, batch: Batch, target: Tensor, we
     outputs = parts.critic(features)
     q = outputs.gather(1, batch.action.long()[None].expand(len(outputs), 1, -1))[:, 0]  # (C, B)
     error = q - target
-    return judged(error.square(), q, error.abs(), weight)
+    return parts.head.judged(error.square(), q, error.abs(), weight)
 
 
 def actor_loss(parts: Parts, temperature: Tensor, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -6,12 +6,16 @@ Shape letters: B samples, A actions, K features, C critics.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from operant.algos.sac.parts import Parts
 from operant.data import Batch
-from operant.nn import Judged
+
+if TYPE_CHECKING:
+    from operant.nn import Judged
 
 
 def next_noise(batch: Batch) -> Tensor:

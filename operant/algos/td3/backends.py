@@ -51,7 +51,7 @@ def choose(parts: Parts) -> Backend:
         config, parts.cycle, parts.actor, parts.critic_flat, parts.target_flat, parts.actor_adam, parts.critic_adam, kind, torch_backend.totals,
     )  # fmt: skip
     learner = actor_critic.build(task)
-    return torch_backend if learner is None else FusedBackend(torch_backend, learner)
+    return torch_backend if learner is None else actor_critic.Fused(torch_backend, learner)
 
 
 class TorchBackend:
@@ -145,32 +145,3 @@ class TorchBackend:
         not_finite = torch.stack([(~torch.isfinite(vector)).sum() for vector in vectors]).sum()
         fill = cycle.replay.fill(0) / cycle.replay.capacity
         parts.stats.copy_(torch.cat([means, fill, (config.updates * (1.0 - cycle.skip))[None], not_finite[None].float()]))
-
-
-class FusedBackend(TorchBackend):
-    """A few Triton kernels for all of it: see `operant.kernels.actor_critic`."""
-
-    name = "fused"
-
-    def __init__(self, reference: TorchBackend, learner: actor_critic.Learner) -> None:
-        """`reference`: whose totals the learner adds to."""
-        super().__init__(reference.parts)
-        self.totals, self._critic_totals, self._actor_totals = reference.totals, reference._critic_totals, reference._actor_totals
-        self.learner: actor_critic.Learner = learner
-
-    def prepare(self) -> None:
-        """Begin an iteration."""
-        super().prepare()
-        self.learner.prepare()
-
-    def act(self, t: int) -> None:
-        """Actions of tick t by the actor with each lane's noise, or uniform ones while `warming` is 1."""
-        self.learner.act(t)
-
-    def store(self, t: int) -> None:
-        """Store tick t in the replay, at the latest with the first update after it."""
-        self.learner.store(t)
-
-    def update(self, ticks: int, number: int) -> None:
-        """Sample, and learn."""
-        self.learner.update(ticks, number)
