@@ -1,0 +1,235 @@
+"""What the off-policy algorithms (and PQN) reach on a GPU, in one process: rates, replay in host memory, times to a score. JSON lines; no part stops another.
+
+    python benches/offpolicy.py [--only rates,place,pqn,learn,minatar] [--seeds 1,2,3] [--tiny]
+
+`rates`: updates and steps a second with act, step, store and sample, in CUDA graphs: SAC and TD3 at batch 256 and in FastSAC's shape (8,192 x 768, 4,096
+lanes), DQN at 4,096 lanes with short and long iterations, Snake at 256 lanes. `place`: DQN on Snake's board at batch 4,096 and 1 M transitions, with the replay
+on the device and in host memory, beside what the bus carries. `learn`: seconds of training (the first three iterations and evaluations left out) until greedy
+games reach a mark. `minatar`: PQN's recipes of the five games over their 10 M steps, and the mean of greedy games then. With --tiny all of it runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from learn import settled
+
+from operant.config import load as configuration
+from operant.config.recipes import find_source
+from operant.training.build import build
+from operant.training.evaluate import Evaluator
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FRESH_SEED = 10_007
+MINATAR = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+LEARN = {  # recipe -> what greedy games must reach, and the most seconds
+    "sac/pendulum": (-170.0, 20.0), "td3/pendulum": (-170.0, 20.0), "sac/swingup": (3.5, 60.0), "td3/swingup": (3.5, 60.0),
+    "td3/mountaincar_continuous": (90.0, 30.0), "sac/mountaincar_continuous": (90.0, 60.0), "dqn/cartpole": (475.0, 20.0), "dqn/snake": (27.0, 60.0),
+}  # fmt: skip
+TINY = ["env.lanes=8", "algo.horizon=4", "algo.batch_size=16", "algo.learning_starts=32", "algo.replay_capacity=512", "net.hidden=[16,16]"]
+
+
+def say(**found: object) -> None:
+    """One JSON line."""
+    print(json.dumps(found), flush=True)
+
+
+def wait() -> float:
+    """The time, once the device has done what it was told."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def made(source: str | None, overrides: list[str], tiny: bool, seed: int = 1) -> tuple[Any, Any]:
+    """A configuration and its algorithm, begun."""
+    found = find_source(source) if source else None
+    off_policy = "algo.name=pqn" not in overrides and not (source or "").startswith("pqn")
+    words = [*overrides, f"run.seed={seed}", *((TINY if off_policy else ["env.lanes=16", "algo.horizon=8", "algo.minibatches=2"]) if tiny else ())]
+    config = configuration.load(found, words)
+    algo: Any = build(config, DEVICE)
+    algo.start()
+    return config, algo
+
+
+def iterate(algo: Any, times: int) -> None:
+    for _ in range(times):
+        for phase in algo.phases:
+            phase.run()
+
+
+def rate(name: str, overrides: list[str], tiny: bool, seconds: float = 1.0) -> dict[str, Any]:
+    """Steps and updates a second of whole iterations: the best of three stretches."""
+    _, algo = made(None, overrides, tiny)
+    iterate(algo, 4)  # plain, captured, replayed; learning has begun
+    warm = 4
+    while float(getattr(getattr(algo, "cycle", None), "skip", torch.zeros(()))) > 0 and warm < 10_000:
+        iterate(algo, 1)
+        warm += 1
+    began = wait()
+    iterate(algo, 1)
+    times = max(1, int(seconds / 3 / max(wait() - began, 1e-5))) if not tiny else 1
+    best = float("inf")
+    for _ in range(3):
+        began = wait()
+        iterate(algo, times)
+        best = min(best, (wait() - began) / times)
+    updates = getattr(algo.config, "updates", None)
+    row = {"rate": name, "kernels": algo.backend.name, "us": round(best * 1e6, 1), "MSPS": round(algo.steps_per_iteration / best / 1e6, 3)}
+    if updates is not None:
+        row |= {"updates_per_s": round(updates / best), "replay_on_host": algo.cycle.replay.on_host, "replay_MiB": round(algo.cycle.replay.bytes / 2**20, 1)}
+    say(**row, finite=bool(torch.isfinite(algo.stats).all()), overrides=overrides)
+    return row
+
+
+def rates(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
+    """Each a function."""
+    relu = "net.activation=relu"
+    for algo in ("sac", "td3"):
+        for precision in ("bf16", "tf32"):
+            for hidden in ("[128,128]", "[256,256]"):
+                words = [f"algo.name={algo}", "env.name=pendulum", "env.lanes=256", "algo.horizon=128", "algo.batch_size=256", f"net.hidden={hidden}", relu]
+                yield lambda name=f"{algo} {precision} {hidden}", words=[*words, f"algo.precision={precision}"]: rate(name, words, tiny)
+    shape = ["env.name=swingup", "env.lanes=4096", "algo.horizon=32", "algo.batch_size=8192", "net.hidden=[768,768]", relu, "algo.replay_capacity=4M"]
+    for algo in ("sac", "td3"):
+        for more in (["algo.precision=bf16"], ["algo.precision=tf32"], ["algo.precision=bf16", "net.layer_norm=true", "algo.critic=c51"]):
+            yield lambda name=f"{algo} 8,192 x 768 {more}", words=[f"algo.name={algo}", *shape, *more]: rate(name, words, tiny)
+    for horizon in (64, 128, 256):
+        words = [f"algo.horizon={horizon}", "algo.name=dqn", "env.name=cartpole", "env.lanes=4096", "algo.batch_size=4096", "net.hidden=[120,84]", relu]
+        words += ["algo.precision=bf16", "algo.replay_capacity=2M"]
+        yield lambda name=f"dqn 4,096 lanes, {horizon} ticks", words=words: rate(name, words, tiny)
+    snake = ["algo.name=dqn", "env.name=snake", "env.lanes=256", "algo.horizon=128", "algo.updates_per_step=0.25", "algo.batch_size=128", relu]
+    for precision in ("bf16", "tf32"):
+        yield lambda name=f"dqn snake {precision}", words=[*snake, "net.hidden=[128,128]", f"algo.precision={precision}"]: rate(name, words, tiny)
+
+
+def place(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
+    """A replay on the device and in host memory, and the bus."""
+    words = ["algo.name=dqn", "env.name=snake", "env.lanes=256", "algo.horizon=64", "algo.batch_size=4096", "net.activation=relu", "net.hidden=[128,128]"]
+    for kernels in ("auto", "torch"):
+        for where in ("device", "host"):
+            more = [f"algo.kernels={kernels}", f"algo.replay_place={where}", "algo.replay_capacity=1M"]
+            yield lambda name=f"dqn snake, replay on {where}, {kernels}", words=[*words, *more]: rate(name, words, tiny)
+    yield lambda: gather(tiny)
+
+
+def gather(tiny: bool) -> None:
+    """GB/s of sampling alone from host memory, and of a plain copy of page-locked memory."""
+    words = ["algo.name=dqn", "env.name=snake", "algo.kernels=torch", "algo.replay_place=host", "env.lanes=256", "algo.batch_size=4096"]
+    _, algo = made(None, words, tiny)
+    iterate(algo, 3)
+    replay, batch = algo.cycle.replay, algo.cycle.replay.batch
+    moved, times = 2 * batch.observation.shape[1] * replay.ring.observation.shape[2] * replay.ring.observation.element_size(), 3 if tiny else 300
+    found = {}
+    source = torch.zeros(2**20 if tiny else 2**28, dtype=torch.uint8, pin_memory=DEVICE == "cuda")
+    target = source.to(DEVICE)
+    copies = {"sample": (lambda: replay.sample(0, 0), moved), "copy": (lambda: target.copy_(source, non_blocking=True), source.numel())}
+    for name, (work, size) in copies.items():
+        work()
+        graph = torch.cuda.CUDAGraph() if DEVICE == "cuda" else None
+        count = times if name == "sample" else 3
+        if graph is not None:
+            with torch.cuda.graph(graph):
+                for _ in range(count):
+                    work()
+        began = wait()
+        if graph is not None:
+            graph.replay()
+        else:
+            for _ in range(count):
+                work()
+        found[f"{name}_GB_per_s"] = round(size * count / (wait() - began) / 1e9, 2)
+    say(bus=found, batch_bytes=moved, on_host=replay.on_host)
+
+
+def pqn(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
+    """PQN's rates."""
+    common = ["algo.name=pqn", "env.name=cartpole", "env.lanes=8192", "algo.horizon=64", "algo.epochs=2", "algo.minibatches=4", "net.layer_norm=true"]
+    for hidden in ("[64,64]", "[256,256]"):
+        for precision in ("bf16", "tf32"):
+            words = [*common, "net.activation=relu", f"net.hidden={hidden}", f"algo.precision={precision}"]
+            yield lambda name=f"pqn {hidden} {precision}", words=words: rate(name, words, tiny)
+
+
+def score(config: Any, algo: Any, evaluator: Evaluator, iteration: int) -> float:
+    """What the mark judges: the mean return of greedy games; of the swing-up the reward a step once the pole is up."""
+    return settled(algo.actor, config) if config.environment.name == "swingup" else evaluator.run(iteration).mean
+
+
+def learnt(recipe: str, seed: int, tiny: bool) -> None:
+    """Seconds of training until the mark is reached."""
+    mark, limit = LEARN[recipe]
+    config, algo = made(recipe, [], tiny, seed)
+    evaluator = Evaluator(algo.actor, config.environment, config.params, episodes=8 if tiny else 256, seed=FRESH_SEED + seed, max_steps=64 if tiny else None)
+    iterate(algo, 3)
+    iterations, spent, best, value = 3, 0.0, float("-inf"), float("nan")
+    while not value >= mark and spent < limit and iterations * algo.steps_per_iteration < config.run.steps and not (tiny and iterations > 3):
+        began = wait()
+        while wait() - began < max(0.02, spent / 20):
+            iterate(algo, 1)
+            iterations += 1
+        spent += wait() - began
+        value = score(config, algo, evaluator, iterations)
+        best = max(best, value)
+    say(
+        learn=recipe, seed=seed, reached=value >= mark, mark=mark, seconds=round(spent, 3), steps=iterations * algo.steps_per_iteration, value=round(value, 2),
+        best=round(best, 2), kernels=algo.backend.name,
+    )  # fmt: skip
+
+
+def learn(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
+    """Each recipe with each seed."""
+    for recipe in LEARN:
+        for seed in seeds:
+            yield lambda recipe=recipe, seed=seed: learnt(recipe, seed, tiny)
+
+
+def game(name: str, seed: int, tiny: bool) -> None:
+    """One MinAtar game over the steps of its recipe."""
+    config, algo = made(f"pqn/minatar_{name}", [], tiny, seed)
+    iterate(algo, 3)
+    count = max(1, config.run.steps // algo.steps_per_iteration - 3) if not tiny else 1
+    began = wait()
+    iterate(algo, count)
+    spent = wait() - began
+    evaluator = Evaluator(algo.actor, config.environment, config.params, episodes=8 if tiny else 512, seed=FRESH_SEED + seed, max_steps=64 if tiny else 20_000)
+    found = evaluator.run(1)
+    say(minatar=name, seed=seed, seconds=round(spent, 2), steps=(count + 3) * algo.steps_per_iteration, score=round(found.mean, 2), kernels=algo.backend.name)
+
+
+def minatar(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
+    """Each game with each seed."""
+    for name in MINATAR:
+        for seed in seeds:
+            yield lambda name=name, seed=seed: game(name, seed, tiny)
+
+
+def main() -> None:
+    """Every part that was asked for."""
+    parts = {part.__name__: part for part in (rates, place, pqn, learn, minatar)}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(parts))
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--tiny", action="store_true")
+    asked = parser.parse_args()
+    say(machine=torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU", torch=torch.__version__, date=time.strftime("%Y-%m-%d"))
+    for part in asked.only.split(","):
+        for work in parts[part](asked.tiny, [int(seed) for seed in asked.seeds.split(",")]):
+            try:
+                work()
+            except Exception:
+                say(failed=part, error=traceback.format_exc()[-700:])
+            gc.collect()
+            if DEVICE == "cuda":
+                torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
