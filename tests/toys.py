@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 from numpy import float32
 
@@ -13,6 +14,16 @@ from operant.compute.rng import integer, uniform
 from operant.envs import Box, Discrete, Env, IntState, MultiDiscrete, device, with_pixels
 from operant.nn import mlp
 from operant.worlds.device_world import DeviceWorld
+
+RARELY = {
+    "autoencode", "cartpole_positions", "concentration", "count_recall", "higher_lower", "memory_chain", "pendulum_positions", "repeat_first",
+}  # fmt: skip
+"""Environments that are built as others are, by the same helpers: what is compiled for every environment is compiled for these in the long versions alone."""
+
+
+def by_name(names: Any) -> list[Any]:
+    """Names of environments as the parameters of a test."""
+    return [pytest.param(name, marks=pytest.mark.soak) if name in RARELY else name for name in names]
 
 
 class NoParams(NamedTuple):

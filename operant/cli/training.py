@@ -165,7 +165,7 @@ def resume(
     """Resume a run from a checkpoint, in the same folder.
 
     It trains until run.steps environment steps are done, with the run's configuration; key=value changes single keys. What the checkpoint depends on
-    cannot change: env.name, env.pixels, env.lanes, algo.name, net.*, algo.normalize_observations, algo.normalize_rewards, and DQN's algo.v_min and
+    cannot change: env.name, env.pixels, env.flicker, env.lanes, algo.name, net.*, algo.normalize_observations, algo.normalize_rewards, and DQN's algo.v_min and
     algo.v_max. All else may: run.steps, run.target, algo.horizon, algo.epochs, algo.learning_rate and the like. Other env.params make another task: the best
     evaluation so far no longer counts, and best starts anew.
 

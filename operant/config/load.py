@@ -146,7 +146,7 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
     params = resolve.params(raw, environment, known)
     kind = resolve.network_kind(raw, folder, mlp.KINDS)
     env = checked["env"]
-    environment = resolve.observed(raw, environment, env and env.pixels)
+    environment = resolve.observed(raw, environment, env)
     if checked.get("algo") is not None and env is not None:
         # Of lanes that are left open, some have to fit together with the rest.
         found = [checked["algo"].problems(lanes) for lanes in (sections.LANES_TRIED if env.lanes == "auto" else (env.lanes,))]

@@ -71,12 +71,12 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
         return None, name
 
 
-def observed(raw: RawConfig, env: Any, pixels: int | None) -> Any:
-    """The environment, observed as pictures where `env.pixels` says so; a problem where it draws none."""
-    if env is None or pixels is None:
+def observed(raw: RawConfig, env: Any, section: Any) -> Any:
+    """The environment, observed as pictures where `env.pixels` says so, and flickering as `env.flicker` does; a problem where it draws no pictures."""
+    if env is None or section is None:
         return env
     try:
-        return envs.with_pixels(env, pixels)
+        return envs.with_flicker(env if section.pixels is None else envs.with_pixels(env, section.pixels), section.flicker)
     except OperantError as error:
         raw.problem(raw.location(("env", "pixels")), f"env.pixels: {error}")
         return env

@@ -22,6 +22,7 @@ _NORMALIZER = "its checkpoints hold a running mean and variance only where this 
 _FIXED = {
     "env.name": _ENVIRONMENT,
     "env.pixels": _ENVIRONMENT,
+    "env.flicker": _ENVIRONMENT,
     "env.lanes": "its checkpoints hold the state of so many lanes",
     "algo.name": "its checkpoints hold the state of that algorithm",
     "algo.normalize_observations": _NORMALIZER,

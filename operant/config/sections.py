@@ -65,6 +65,8 @@ class Environment(Section, use_attribute_docstrings=True):
     """Parallel copies of the environment; "auto": as many as fit and raise the speed, measured once, kept by the run. Also `num_envs`."""
     pixels: Count | None = Field(None, ge=16, le=128)
     """Observe images of this many pixels a side, drawn by the environment; not set: its own observation."""
+    flicker: float = Field(0.0, ge=0.0, le=1.0)
+    """Probability that an observation is blank (all zeros, a black picture): a task for a memory."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the environment by name; `operant envs --json` lists them."""
 

@@ -14,11 +14,13 @@ from operant.compute.device import device, device_call
 from operant.compute.rng import integer, uniform, uniform4
 from operant.envs.base import Box, Discrete, Env, IntState, MultiDiscrete, step_seconds, with_pixels
 from operant.envs.drawing import BLUE, GREEN, GREY, GROUND, ORANGE, RED, YELLOW, in_box, in_disc, in_rod
+from operant.envs.flicker import with_flicker
 from operant.errors import NotFoundError, OperantError
 
 __all__ = [
     "BLUE", "GREEN", "GREY", "GROUND", "ORANGE", "RED", "YELLOW", "Box", "Discrete", "Env", "IntState", "MultiDiscrete", "device", "device_call", "find",
-    "in_box", "in_disc", "in_rod", "integer", "load_file", "names", "step_seconds", "uniform", "uniform4", "with_pixels",
+    "in_box", "in_disc", "in_rod", "integer", "load_file", "names", "step_seconds", "uniform", "uniform4", "with_flicker",
+    "with_pixels",
 ]  # fmt: skip
 
 

@@ -174,7 +174,7 @@ GRID = Env(
     workspace=1,
     tally=("coins",),
 )
-WORLDS = {**{name: envs.find(name) for name in envs.names()}, "a grid": GRID, "masked": GATE, "a masked grid": FILL}
+WORLDS = {**{name: envs.find(name) for name in envs.names()}, "a grid": GRID, "flickering": envs.with_flicker(GRID, 0.5), "masked": GATE, "a masked grid": FILL}
 
 
 @device

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from toys import by_name
 
 import operant.compute.kernel
 from operant import envs
@@ -166,7 +167,7 @@ def test_rows_of_a_start_do_not_go_together(serial_worlds):
     assert np.abs(correlation).max() < 0.02
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_name(NAMES))
 def test_numbers_stay_finite_under_extreme_actions(name):
     env = envs.find(name)
     if isinstance(env.action, Box):
@@ -202,7 +203,7 @@ def test_differences_from_gymnasium_are_told():
     assert not readme.is_file() or "clipped to their bounds before" in readme.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_name(NAMES))
 def test_same_seed_same_bits(name):
     env = envs.find(name)
     whole, again, other = Trainer(env, 48), Trainer(env, 48), Trainer(env, 48, seed=2)

@@ -245,7 +245,7 @@ QUICK = {"acrobot", "cartpole", "mountaincar", "pendulum"}  # to compile
 SHIPPED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.soak) for name in envs.names()]
 
 
-CLASSICS = {"acrobot", "cartpole", "cartpole_continuous", "mountaincar", "mountaincar_continuous", "pendulum"}
+CLASSICS = {"acrobot", "cartpole", "cartpole_positions", "cartpole_continuous", "mountaincar", "mountaincar_continuous", "pendulum"}
 """Whose observations have Gymnasium's bounds, which are those of its own parameters."""
 
 

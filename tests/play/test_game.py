@@ -154,7 +154,7 @@ def test_actions_without_keys_are_typed():
 
 
 def test_which_games_are_played_in_turns():
-    assert [name for name in names() if takes_turns(find(name))] == ["g2048", "go"]
+    assert [name for name in names() if takes_turns(find(name))] == ["concentration", "count_recall", "g2048", "go"]
     assert not takes_turns(WALK) and takes_turns(replace(WALK, turns=True)) and not takes_turns(COUNT)
     assert takes_turns(replace(COUNT, action=Discrete(23))) and takes_turns(replace(COUNT, action=Discrete(82)))
     assert rate_of(None) == USUAL_RATE and rate_of(4 / 60) == pytest.approx(15) and rate_of(0.001) == MOST_RATE

@@ -1,0 +1,153 @@
+"""Flickering: the same rules, of which an observation is at times blank (Hausknecht & Stone 2015, "Deep Recurrent Q-Learning for Partially Observable MDPs").
+
+Whether it is blank is drawn for each observation by itself, and kept in a row of the state after the environment's own, so that all threads that write an
+observation, and the final one, agree. Draws are apart from the environment's: the same actions lead through the same states. Knows no environment's rules.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from numpy import float32
+
+from operant.compute.device import device
+from operant.compute.rng import uniform
+from operant.envs.base import Env
+
+_DRAW = 65_535  # the last number of a step: no environment draws so many
+
+
+def with_flicker(env: Env, probability: float) -> Env:
+    """The environment with each observation blank, all zeros, by a probability from 0 to 1.
+
+    Where pictures are observed, the blank is a black picture, for whoever looks on as well.
+    """
+    if not probability:
+        return env
+    wrapped = _wrapped(replace(env, name=""), float(probability))
+    return replace(env, fields=env.fields + 1, **wrapped._asdict())
+
+
+class _Wrapped(NamedTuple):
+    reset: Any
+    step: Any
+    observe: Any
+    pixel_shader: Any
+
+
+@functools.cache
+def _wrapped(env: Env, probability: float) -> _Wrapped:
+    """Kept: the same functions are one kernel."""
+    reset, step = _moves(env, float32(probability))
+    seen = env.pixels > 0
+    return _Wrapped(reset, step, env.observe if seen else _observe(env), _pixel_shader(env) if seen else env.pixel_shader)
+
+
+def _moves(env: Env, probability: float32) -> tuple[Any, Any]:
+    """`reset` and `step`, after which the observation to come is blank or not."""
+    reset_, step_, row = env.reset, env.step, env.fields
+
+    @device
+    def draw(s, key):
+        s[row] = float32(1.0) if uniform(key, _DRAW) < probability else float32(0.0)
+
+    if env.int_state is not None or env.workspace:
+
+        @device
+        def reset(s, ints, workspace, p, key):
+            reset_(s, ints, workspace, p, key)
+            draw(s, key)
+
+        @device
+        def step(s, ints, workspace, action, p, key, tally):
+            draw(s, key)
+            return step_(s, ints, workspace, action, p, key, tally)
+
+    else:
+
+        @device
+        def reset(s, p, key):
+            reset_(s, p, key)
+            draw(s, key)
+
+        @device
+        def step(s, action, p, key, tally):
+            draw(s, key)
+            return step_(s, action, p, key, tally)
+
+    return reset, step
+
+
+def _observe(env: Env) -> Any:
+    """`observe`, or zeros. A blank shard writes its part of all rows, whichever rows are its own otherwise: together they are all rows either way."""
+    observe_, row, size, shards = env.observe, env.fields, env.observation.size, max(env.observation_shards, 1)
+
+    @device
+    def blank(obs, shard):
+        for k in range(size * shard // shards, size * (shard + 1) // shards):
+            obs[k] = 0
+
+    if env.observation_shards and env.int_state is not None:
+
+        @device
+        def observe(s, ints, obs, p, shard):
+            if s[row] != float32(0.0):
+                blank(obs, shard)
+            else:
+                observe_(s, ints, obs, p, shard)
+
+    elif env.observation_shards:
+
+        @device
+        def observe(s, obs, p, shard):
+            if s[row] != float32(0.0):
+                blank(obs, shard)
+            else:
+                observe_(s, obs, p, shard)
+
+    elif env.int_state is not None or env.workspace:
+
+        @device
+        def observe(s, ints, workspace, obs, p):
+            if s[row] != float32(0.0):
+                blank(obs, 0)
+            else:
+                observe_(s, ints, workspace, obs, p)
+
+    else:
+
+        @device
+        def observe(s, obs, p):
+            if s[row] != float32(0.0):
+                blank(obs, 0)
+            else:
+                observe_(s, obs, p)
+
+    return observe
+
+
+def _pixel_shader(env: Env) -> Any:
+    shade: Any = env.pixel_shader
+    row, black = env.fields, (float32(0.0), float32(0.0), float32(0.0))
+
+    if env.int_state is not None:
+
+        @device
+        def pixel_shader(s, ints, p, x, y):
+            red, green, blue = black
+            if s[row] == float32(0.0):
+                red, green, blue = shade(s, ints, p, x, y)
+            return red, green, blue
+
+    else:
+
+        @device
+        def pixel_shader(s, p, x, y):
+            red, green, blue = black
+            if s[row] == float32(0.0):
+                red, green, blue = shade(s, p, x, y)
+            return red, green, blue
+
+    return pixel_shader

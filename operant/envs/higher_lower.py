@@ -1,0 +1,70 @@
+"""Higher Lower: will the next card be higher or lower than this one? As POPGym's HigherLower (Morad et al. 2023, popgym 1.0).
+
+The rules of a step
+- Of a deck of `decks` x 52 cards one is shown at a time, its rank alone, 0 (ace) to 12 (king). The action guesses: the next card's is higher (0) or lower (1).
+- Reward: 1 / cards for a right guess, as much below zero for a wrong one, 0 where the ranks are the same. The episode ends when the deck is dealt, after
+  cards - 1 steps.
+- `decks` = 1, 2 and 3 are POPGym's easy, medium and hard.
+
+Optimum, which counts the cards: 0.527, 0.516, 0.511 (averages over 40,000 decks). Without memory: at most 0.497 (higher below rank 6, lower above).
+"""
+
+from typing import NamedTuple
+
+from numpy import float32, int32
+
+from operant.envs import ORANGE, Box, Discrete, Env, device
+from operant.envs.cards import DECK, RANKS, deal, kind_picture
+
+DEALT, SHOWN, LEFT = range(3)  # rows of the state: cards dealt, a rank; from LEFT on, the cards of each rank that are left
+FIELDS = LEFT + RANKS
+HIGHER = 0
+
+
+class Params(NamedTuple):
+    """The length of an episode."""
+
+    decks: int = 1
+
+
+@device
+def reset(s, p, key):
+    for rank in range(RANKS):
+        s[LEFT + rank] = float32(DECK // RANKS * p.decks)
+    s[SHOWN], s[DEALT] = float32(deal(s, LEFT, RANKS, DECK * p.decks, key, 0)), float32(1.0)
+
+
+@device
+def step(s, action, p, key, tally):
+    dealt, before, cards = int32(s[DEALT]), int32(s[SHOWN]), int32(DECK * p.decks)
+    after = deal(s, LEFT, RANKS, cards - dealt, key, 0)
+    s[SHOWN], s[DEALT] = float32(after), float32(dealt + int32(1))
+    part = float32(1.0) / float32(cards)
+    reward = part if (after > before) == (action == HIGHER) else -part
+    return float32(0.0) if after == before else reward, dealt + int32(1) == cards
+
+
+@device
+def observe(s, obs, p):
+    obs[0] = int32(s[SHOWN])
+
+
+@device
+def pixel_shader(s, p, x, y):
+    return kind_picture(x, y, float32(0.5), int32(s[SHOWN]), ORANGE)
+
+
+ENV = Env(
+    Params,
+    FIELDS,
+    observation=Box(1, low=0, high=RANKS - 1, dtype="uint8", categories=RANKS),
+    action=Discrete(2),
+    time_limit=None,  # the deck ends before that
+    reset=reset,
+    step=step,
+    observe=observe,
+    pixel_shader=pixel_shader,
+    ranges={"decks": (1, 10_000)},
+    actions=("higher", "lower"),
+    step_s=1 / 4,
+)

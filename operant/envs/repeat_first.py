@@ -1,0 +1,72 @@
+"""Repeat First: say the suit of the first card, at every card that follows. As POPGym's RepeatFirst (Morad et al. 2023, popgym 1.0).
+
+The rules of a step
+- Of a deck of `decks` x 52 cards one is shown at a time, its suit alone: 0 spades, 1 diamonds, 2 clubs, 3 hearts. The action names a suit.
+- Reward: 1 / (cards - 1) if it is the suit of the episode's first card, else as much below zero. The episode ends when the deck is dealt.
+- `decks` = 1, 8 and 16 are POPGym's easy, medium and hard: 51, 415 and 831 steps.
+
+Optimum: 1. Without memory: at most -0.499, -0.500, -0.500 (name the suit that is shown: right at the first card, and as likely as any later).
+"""
+
+from typing import NamedTuple
+
+from numpy import float32, int32
+
+from operant.envs import BLUE, Box, Discrete, Env, device
+from operant.envs.cards import DECK, SUITS, card_picture, deal
+
+FIRST, SHOWN, LEFT = range(3)  # rows of the state: suits; from LEFT on, the cards of each suit that are left
+FIELDS = LEFT + SUITS
+
+
+class Params(NamedTuple):
+    """The length of an episode."""
+
+    decks: int = 1
+
+
+@device
+def reset(s, p, key):
+    for suit in range(SUITS):
+        s[LEFT + suit] = float32(DECK // SUITS * p.decks)
+    first = float32(deal(s, LEFT, SUITS, DECK * p.decks, key, 0))
+    s[FIRST], s[SHOWN] = first, first
+
+
+@device
+def cards_left(s):
+    return int32(s[LEFT] + s[LEFT + 1] + s[LEFT + 2] + s[LEFT + 3])
+
+
+@device
+def step(s, action, p, key, tally):
+    left, right = cards_left(s), int32(s[FIRST]) == int32(action)
+    s[SHOWN] = float32(deal(s, LEFT, SUITS, left, key, 0))
+    part = float32(1.0) / float32(DECK * p.decks - 1)
+    return part if right else -part, left == 1
+
+
+@device
+def observe(s, obs, p):
+    obs[0] = int32(s[SHOWN])
+
+
+@device
+def pixel_shader(s, p, x, y):
+    return card_picture(x, y, int32(s[SHOWN]), float32(cards_left(s)) / float32(DECK * p.decks), BLUE)
+
+
+ENV = Env(
+    Params,
+    FIELDS,
+    observation=Box(1, low=0, high=SUITS - 1, dtype="uint8", categories=SUITS),
+    action=Discrete(SUITS),
+    time_limit=None,  # the deck ends before that
+    reset=reset,
+    step=step,
+    observe=observe,
+    pixel_shader=pixel_shader,
+    ranges={"decks": (1, 10_000)},
+    actions=("spades", "diamonds", "clubs", "hearts"),
+    step_s=1 / 4,
+)

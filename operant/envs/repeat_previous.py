@@ -1,0 +1,78 @@
+"""Repeat Previous: say the suit of the card that was shown k - 1 steps ago. As POPGym's RepeatPrevious (Morad et al. 2023, popgym 1.0).
+
+The rules of a step
+- Of a deck of `decks` x 52 cards one is shown at a time, its suit alone: 0 spades, 1 diamonds, 2 clubs, 3 hearts. The action names a suit.
+- Once k cards are on the table: reward 1 / (cards - k) if it is the suit of the k-th of them from the end (k = 1: of the one that is shown), else as much below
+  zero. The episode ends when the deck is dealt, after cards - 1 steps.
+- `decks`, `k` = 1, 4; 2, 32; 3, 64 are POPGym's easy, medium and hard. A k of more than cards - 1 counts as cards - 1.
+
+Optimum: 1. Without memory: at most -0.490, -0.495, -0.497 (name any suit but the one that is shown).
+"""
+
+from typing import NamedTuple
+
+from numpy import float32, int32
+
+from operant.envs import BLUE, Box, Discrete, Env, IntState, device
+from operant.envs.cards import DECK, SUITS, card_picture, deal
+
+DEALT, SHOWN, LEFT = range(3)  # rows of the state: cards on the table, a suit; from LEFT on, the cards of each suit that are left
+FIELDS = LEFT + SUITS
+MOST = 128  # suits that are kept, in a ring: card j in place j % MOST
+
+
+class Params(NamedTuple):
+    """The length of an episode, and of the memory that it takes."""
+
+    decks: int = 1
+    k: int = 4
+
+
+@device
+def reset(s, ring, workspace, p, key):
+    for suit in range(SUITS):
+        s[LEFT + suit] = float32(DECK // SUITS * p.decks)
+    shown = deal(s, LEFT, SUITS, DECK * p.decks, key, 0)
+    s[DEALT], s[SHOWN] = float32(1.0), float32(shown)
+    ring[0] = shown
+
+
+@device
+def step(s, ring, workspace, action, p, key, tally):
+    dealt, cards = int32(s[DEALT]), int32(DECK * p.decks)
+    k = min(int32(p.k), cards - int32(1))
+    part = float32(1.0) / float32(cards - k)
+    right = int32(ring[(dealt + int32(MOST) - k) % int32(MOST)]) == int32(action)
+    reward = (part if right else -part) if dealt >= k else float32(0.0)
+
+    shown = deal(s, LEFT, SUITS, cards - dealt, key, 0)
+    ring[dealt % int32(MOST)] = shown
+    s[DEALT], s[SHOWN] = float32(dealt + int32(1)), float32(shown)
+    return reward, dealt + int32(1) == cards
+
+
+@device
+def observe(s, ring, workspace, obs, p):
+    obs[0] = int32(s[SHOWN])
+
+
+@device
+def pixel_shader(s, ring, p, x, y):
+    return card_picture(x, y, int32(s[SHOWN]), float32(1.0) - s[DEALT] / float32(DECK * p.decks), BLUE)
+
+
+ENV = Env(
+    Params,
+    FIELDS,
+    observation=Box(1, low=0, high=SUITS - 1, dtype="uint8", categories=SUITS),
+    action=Discrete(SUITS),
+    time_limit=None,  # the deck ends before that
+    reset=reset,
+    step=step,
+    observe=observe,
+    pixel_shader=pixel_shader,
+    int_state=IntState(MOST, "int8"),
+    ranges={"decks": (1, 10_000), "k": (1, MOST)},
+    actions=("spades", "diamonds", "clubs", "hearts"),
+    step_s=1 / 4,
+)
