@@ -9,6 +9,7 @@ OperantError                 1   failed in training
 ├── DivergedError            5   a loss or a parameter is not finite
 ├── BusyError                6   the run folder has a living trainer
 ├── DeviceError              7   GPU fault or out of memory
+├── EnvironmentFailedError   1   an outside environment raised, hangs, died, or showed a number that is not finite
 ├── BadFileError             4   a metrics file or checkpoint cannot be read
 └── StoppedError           130   stopped with a checkpoint
 """
@@ -76,6 +77,14 @@ class DeviceError(OperantError):
     """A GPU fault, or out of memory on the device."""
 
     exit_code = 7
+
+
+class EnvironmentFailedError(OperantError):
+    """An outside environment raised, hangs, died, or showed a number that is not finite. `detail` is its traceback, for the log."""
+
+    def __init__(self, sentence: str, *, detail: str = "") -> None:
+        super().__init__(sentence)
+        self.detail = detail
 
 
 class BadFileError(OperantError):

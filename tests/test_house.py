@@ -83,7 +83,7 @@ def own_imports(name: str) -> frozenset[str]:
 # IMPORTS GO ONE WAY
 
 ROOT = {"errors", "text", "settings", "old_names"}
-LEARNING = {"compute", "envs", "worlds", "nn", "data", "kernels"}
+LEARNING = {"compute", "host", "envs", "worlds", "nn", "data", "kernels"}
 TRAINING = LEARNING | {"runs", "config", "algos", "training"}
 RANKS: dict[str, set[str]] = {
     "errors": set(),
@@ -92,15 +92,16 @@ RANKS: dict[str, set[str]] = {
     "settings": {"errors"},
     "runs": ROOT,
     "compute": ROOT,
-    "envs": ROOT | {"compute"},
-    "worlds": ROOT | {"compute", "envs"},
+    "host": ROOT,
+    "envs": ROOT | {"compute", "host"},
+    "worlds": ROOT | {"compute", "envs", "host"},
     "gym": {"worlds"},
     "nn": ROOT | {"compute", "envs"},
     "data": ROOT | {"compute", "envs", "worlds"},
     "kernels": ROOT | {"compute", "nn"},
     "algos": ROOT | LEARNING | {"runs.metrics"},  # algos/__init__ and algos/base
     "algos.*": ROOT | LEARNING | {"algos", "runs.metrics"},
-    "config": ROOT | {"runs", "compute", "envs", "nn", "algos"},
+    "config": ROOT | {"host", "runs", "compute", "envs", "nn", "algos"},
     "training": ROOT | TRAINING,
     "play": ROOT | TRAINING,
     "tools": ROOT | TRAINING,
@@ -275,7 +276,7 @@ def test_what_counts_as_code_in_a_comment():
 # THE HOT LOOP
 
 WAITING = {"item", "cpu", "tolist", "numpy", "synchronize", "nonzero_static"}
-LOOP = LEARNING - {"envs"} | {"algos", "algos.*", "training"}
+LOOP = LEARNING - {"envs", "host"} | {"algos", "algos.*", "training"}
 NOT_THE_LOOP = {"operant.worlds.gym", "operant.worlds.sb3"}  # adapters outwards
 NOT_THE_LOOP |= {"operant.worlds.bounds", "operant.worlds.quick_check", "operant.training.auto_lanes"}  # trials before a run
 NOT_A_WAIT = {

@@ -157,6 +157,7 @@ def play(
     """Play an environment yourself in the terminal. Keys: arrows or wasd, ? for help."""
     from operant.play import game as games
     from operant.play import screen
+    from operant.play.host_stage import HostStage
 
     within("--size", size, *_SIDES)
     within("--fps", fps, 0.1, 120)
@@ -169,7 +170,7 @@ def play(
     if not waits and not buttons.keys:
         raise UsageError(f"{safe(env.name)} has more actions than keys: without --clock it is played in turns; or give it --keys")
     with _preparing(env.name):
-        stage = games.Stage(env, config.params, seed=secrets.randbelow(1 << 31) if seed is None else seed)
+        stage = (HostStage if config.hosted else games.Stage)(env, config.params, seed=secrets.randbelow(1 << 31) if seed is None else seed)
     game = games.Game(stage, buttons, turns=waits, rate=games.rate_of(stage.step_s) if fps is None else fps, title=env.name)
     _on_screen(game, stage, largest=size)
     out(f"{safe(env.name)}  {_games(game.score.returns)}  {game.score.steps:,} steps")
@@ -249,13 +250,15 @@ def _games(returns: Sequence[float]) -> str:
 
 def staged(loaded: load_policy.Loaded, *, lanes: int, seed: int, greedy: bool) -> tuple[viewer.Stage, viewer.Player]:
     """A checkpoint's lanes, as an evaluation begins them, and its policy to play them. Raises UsageError for an environment that draws no picture."""
+    from operant.play.host_stage import HostStage
     from operant.play.load_policy import NUMBER
     from operant.play.viewer import Player, Stage
 
     environment = loaded.config.environment
-    if environment.pixel_shader is None:
-        raise UsageError(f"{safe(environment.name)} draws no picture: its file has no `pixel_shader` (see the docstring of operant/envs/base.py)")
-    stage = Stage(environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=NUMBER)
+    if not environment.draws:
+        why = "`render` gives no rgb_array" if loaded.config.hosted else "its file has no `pixel_shader` (see the docstring of operant/envs/base.py)"
+        raise UsageError(f"{safe(environment.name)} draws no picture: {why}")
+    stage = (HostStage if loaded.config.hosted else Stage)(environment, loaded.config.params, seed=seed, lanes=lanes, device=loaded.device, number=NUMBER)
     return stage, Player(stage, loaded.policy, greedy=greedy)
 
 

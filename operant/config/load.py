@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from operant.config import messages, resolve, sections, trust
 from operant.config.raw import RawConfig, flat, quoted, read
+from operant.host import names
 from operant.nn import mlp
 
 
@@ -47,8 +48,14 @@ class Config:
 
     @property
     def environment_file(self) -> Path | None:
-        """The user's own environment file, absolute; None for a shipped environment."""
-        return Path(self.env.name) if self.env.name.endswith(".py") else None
+        """The user's own environment file, absolute; None for a shipped or an outside environment."""
+        file = names.file_of(self.env.name) or (self.env.name if self.env.name.endswith(".py") else None)
+        return None if file is None else Path(file)
+
+    @property
+    def hosted(self) -> bool:
+        """Whether the environment is an outside one, whose lanes are stepped on the host."""
+        return names.kind_of(self.env.name) is not None
 
     @property
     def algorithm_file(self) -> Path | None:
@@ -119,7 +126,8 @@ def to_toml(config: Config, **copies: str) -> str:
     """
     tables = _tables(config)
     if config.environment_file is not None and "environment_file" in copies:
-        tables["env"]["name"] = copies["environment_file"]
+        function = f":{config.env.name.rpartition(':')[2]}" if names.file_of(config.env.name) else ""
+        tables["env"]["name"] = f"{copies['environment_file']}{function}"
     for section, key, name in (("algo", "name", "algorithm_file"), ("net", "kind", "network_file")):
         if getattr(config, name) is not None and name in copies:
             tables[section][key] = f"{copies[name]}:{tables[section][key].rpartition(':')[2]}"
@@ -135,6 +143,11 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
     known = {name: list(models[name].model_fields) if models[name] else [] for name in sections.SECTIONS}
     known["algo"].insert(0, "name")
     known["env"] += [f"params.{name}" for name in getattr(environment and environment.Params, "_fields", ())]
+    hosted = names.kind_of(environment_name) is not None
+    if hosted:
+        resolve.outside_defaults(raw, environment_name)
+    else:
+        resolve.refuse_outside_keys(raw, sections.OUTSIDE)
     for name, table in raw.data.items():
         if name not in models:
             meant = [key for key in table if f"{name}_{key}" in known["algo"]] if isinstance(table, dict) else []  # replay.place is algo.replay_place
@@ -142,11 +155,15 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
                 raw.problem(raw.location((name, key)), f"unknown key {quoted(f'{name}.{key}')}{messages.did_you_mean(f'algo.{name}_{key}')}")
             if not meant:
                 _unknown(raw, (name,), known, sections.SECTIONS)
-    checked = {name: _section(raw, name, model, known) for name, model in models.items() if model is not None}
-    params = resolve.params(raw, environment, known)
+    env = _section(raw, "env", models["env"], known)
+    if hosted and env is not None:  # first: what it shows decides on defaults of the network
+        environment = resolve.outside_environment(raw, environment_name, env)
+        params = environment and environment.Params()
+    else:
+        params = resolve.params(raw, environment, known)
+        environment = resolve.observed(raw, environment, env)
+    checked = {name: env if name == "env" else _section(raw, name, model, known) for name, model in models.items() if model is not None}
     kind = resolve.network_kind(raw, folder, mlp.KINDS)
-    env = checked["env"]
-    environment = resolve.observed(raw, environment, env)
     if checked.get("algo") is not None and env is not None:
         # Of lanes that are left open, some have to fit together with the rest.
         found = [checked["algo"].problems(lanes) for lanes in (sections.LANES_TRIED if env.lanes == "auto" else (env.lanes,))]

@@ -10,12 +10,15 @@ import re
 from pathlib import Path
 
 from operant.errors import NotFoundError, UsageError
+from operant.host import names
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 ENVIRONMENT = "cartpole"
 """The environment of `operant train`, when it is told nothing."""
 _ALGORITHM = "ppo"
+OUTSIDE = "gymnasium"
+"""The recipe of outside environments that have none of their own."""
 _ALGORITHMS: dict[str, str] = {}  # environments that are learnt by another algorithm unless one is named
 _ALIASES = {"ppo": "ppo/cartpole"}
 
@@ -37,9 +40,13 @@ def short_names() -> list[str]:
 
 
 def recipe(algorithm: str, environment: str) -> Path | None:
-    """The recipe that ships for an algorithm and an environment, by its name or its Gymnasium id; None where there is none."""
-    wanted = f"{algorithm}/{plain_name(environment)}"
-    return next((path for path in _files().values() if f"{path.parent.name}/{plain_name(path.stem)}" == wanted), None)
+    """The recipe that ships for an algorithm and an environment, by its name or its Gymnasium id; None where there is none.
+
+    An outside environment that has none takes that of all of them.
+    """
+    there = {f"{path.parent.name}/{plain_name(path.stem)}": path for path in _files().values()}
+    found = there.get(f"{algorithm}/{plain_name(environment)}")
+    return there.get(f"{algorithm}/{OUTSIDE}") if found is None and names.kind_of(environment) is not None else found
 
 
 def name_of(source: Path) -> str:
@@ -83,7 +90,7 @@ def _of_algorithm(source: Path, algorithm: str | None) -> Path:
 
 def plain_name(name: str) -> str:
     """A name without what people vary: `MountainCarContinuous-v0` and `mountaincar_continuous` are one."""
-    return re.sub(r"-v\d+$", "", name).lower().replace("_", "").replace("-", "")
+    return re.sub(r"[-_:/]", "", re.sub(r"-v\d+$", "", name).lower())
 
 
 def _missing(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from operant.config import recipes, trust
 from operant.config.raw import RawConfig, quoted, read
 from operant.errors import ConfigError, MachineError, NotFoundError, UsageError
+from operant.host import names
 
 if TYPE_CHECKING:
     from operant.config.load import Config, Origin
@@ -114,6 +115,8 @@ def make(words: Sequence[str], *, config: str | None, environment_file: str | No
     if len(environments) > 1:
         raise UsageError(f"one environment at a time, not {len(environments)} ({', '.join(map(repr, environments))}); values are given as key=value")
     environment = environments[0] if environments else None
+    if environment_file is not None and environment is None and names.kind_of(environment_file) is not None:
+        environment, environment_file = environment_file, None
     if environment is not None and environment.endswith(".toml"):
         raise UsageError(f"{environment!r} is a configuration, not an environment: operant train --config {environment}")
     if environment is not None and environment.endswith(".py"):
@@ -170,7 +173,7 @@ def _recipe(raw: RawConfig, environment_file: Path | None) -> Path | None:
 
 def _short_name(name: str) -> str:
     """A name as it goes into an id: `cartpole` for cartpole, CartPole-v1 and path/to/cartpole.py, `a2c` for a2c.py:A2C."""
-    path = name.rpartition(":")[0] if ".py:" in name else name
+    path = name.rpartition(":")[0] if ".py:" in name else names.short(name)
     return re.sub(r"-v\d+$", "", Path(path).stem).lower()
 
 

@@ -7,6 +7,7 @@ Knows nothing of the other keys.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from pydantic import StrictBool, TypeAdapter, ValidationError
 
 from operant import algos, envs
 from operant.config import messages, recipes
-from operant.config.raw import Key, RawConfig, quoted
-from operant.envs import ranges
-from operant.errors import NotFoundError, OperantError
+from operant.config.raw import DEFAULT, Key, RawConfig, quoted
+from operant.envs import outside, ranges
+from operant.errors import MachineError, NotFoundError, OperantError
+from operant.host import names
 from operant.settings import Count, Real
 
 
@@ -56,6 +58,8 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
     if not isinstance(name, str) or not name:
         return None, ""
     try:
+        if names.kind_of(name) is not None:
+            return None, _outside_name(name, raw, folder)
         if name.endswith(".py"):
             path = str(user_file(name, raw, ("env", "name"), folder))
             return envs.find(path), path
@@ -63,12 +67,57 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
         return found, found.name
     except KeyError:
         nearest = messages.nearest(name, envs.names())
-        available = f"Available: {', '.join(envs.names())}, or a file of your own, such as my_env.py"
+        own = "a file of your own, such as my_env.py, or an outside one: gymnasium:ID, ale:NAME, envpool:ID, my_envs.py:make"
+        available = f"Available: {', '.join(envs.names())}, or {own}"
         raw.problem(location, f"env.name: unknown environment {quoted(name)}{messages.did_you_mean(nearest) or '.'} {available}")
         return nearest and envs.find(nearest), name
     except OperantError as error:
         raw.problem(location, f"env.name: {error}")
         return None, name
+
+
+def _outside_name(name: str, raw: RawConfig, folder: Path | None) -> str:
+    """The name by which an outside environment is found again: of a user's file with its absolute path. Raises NotFoundError."""
+    file = names.file_of(name)
+    return name if file is None else f"{user_file(file, raw, ('env', 'name'), folder)}:{name.rpartition(':')[2]}"
+
+
+def outside_defaults(raw: RawConfig, name: str) -> None:
+    """What an outside environment has other defaults for: each of its lanes is an environment of its own, with its own memory."""
+    table = raw.data.setdefault("env", {})
+    if isinstance(table, dict) and "lanes" not in table:
+        table["lanes"], raw.locations["env", "lanes"] = "auto", DEFAULT
+
+
+def outside_environment(raw: RawConfig, name: str, settings: Any) -> Any:
+    """The outside environment of a name, with the values of `[env]`; None, and a problem, where it cannot be made. Raises MachineError."""
+    location, kind, file = raw.location(("env", "name")), names.kind_of(name), names.file_of(name)
+    assert kind is not None
+    if settings.pixels is not None:
+        raw.problem(raw.location(("env", "pixels")), "env.pixels: an outside environment shows what it shows: env.resize changes its size")
+    if settings.flicker:
+        raw.problem(raw.location(("env", "flicker")), "env.flicker: an outside environment has none (use 0)")
+    try:
+        found = outside.declare(outside.source(kind, name if file is not None else name.partition(":")[2], settings))
+    except MachineError:
+        raise
+    except (OperantError, OSError, TypeError, ValueError) as error:
+        raw.problem(location, f"env.name: {error}")
+        return None
+    net = raw.data.setdefault("net", {})
+    if found.pixels and isinstance(net, dict) and "kind" not in net:
+        net["kind"], raw.locations["net", "kind"] = "cnn", DEFAULT
+    return replace(found, hosting=outside.hosting(settings))
+
+
+def refuse_outside_keys(raw: RawConfig, defaults: Mapping[str, Any]) -> None:
+    """A problem for each key of outside environments that was written for another one. (What a run writes down holds them all, with their defaults.)"""
+    table = raw.data.get("env")
+    if not isinstance(table, dict):
+        return
+    for key, default in defaults.items():
+        if table.get(key) not in (None, default):
+            raw.problem(raw.location(("env", key)), f"env.{key}: only outside environments have it, such as gymnasium:LunarLander-v3")
 
 
 def observed(raw: RawConfig, env: Any, section: Any) -> Any:

@@ -23,11 +23,15 @@ _FIXED = {
     "env.name": _ENVIRONMENT,
     "env.pixels": _ENVIRONMENT,
     "env.flicker": _ENVIRONMENT,
+    "env.frame_stack": _ENVIRONMENT,
+    "env.grayscale": _ENVIRONMENT,
+    "env.resize": _ENVIRONMENT,
     "env.lanes": "its checkpoints hold the state of so many lanes",
     "algo.name": "its checkpoints hold the state of that algorithm",
     "algo.normalize_observations": _NORMALIZER,
     "algo.normalize_rewards": _NORMALIZER,
 }
+_TASK = ("env.time_limit", "env.frame_skip", "env.sticky")
 _NETWORK = "its checkpoints hold the weights of that network"
 _ADVICE = "a run with other values is a new one: operant train"
 
@@ -81,7 +85,7 @@ def check_fits(before: Config, after: Config, source: Path | None) -> None:
 def task_changes(before: Config, after: Config, code: str | None) -> list[str]:
     """What makes returns of two configurations incomparable, as `key: old -> new`. `code` is the hash of the user's environment file before."""
     own, asked = load.values(before), load.values(after)
-    keys = [key for key in own if key.startswith("env.params.") and asked.get(key) != own[key]]
+    keys = [key for key in own if key.startswith(("env.params.", *_TASK)) and asked.get(key) != own[key]]
     edited = [f"{after.environment_file.name} was edited"] if after.environment_file is not None and code not in (None, environment_code(after)) else []
     return [*(f"{key}: {_written(own[key])} -> {_written(asked.get(key))}" for key in keys), *edited]
 

@@ -60,15 +60,40 @@ class Environment(Section, use_attribute_docstrings=True):
     """The environment, and the number of lanes: copies of it that are stepped in parallel."""
 
     name: str = Field(recipes.ENVIRONMENT, min_length=1)
-    """A shipped environment, its Gymnasium id, or your own file: my_env.py."""
+    """A shipped environment, its Gymnasium id, or your own file: my_env.py. An outside one: gymnasium:LunarLander-v3, ale:pong, my_envs.py:make."""
     lanes: Annotated[Count, Field(ge=1, le=2**30)] | Literal["auto"] = 1024
     """Parallel copies of the environment; "auto": as many as fit and raise the speed, measured once, kept by the run. Also `num_envs`."""
     pixels: Count | None = Field(None, ge=16, le=128)
     """Observe images of this many pixels a side, drawn by the environment; not set: its own observation."""
     flicker: float = Field(0.0, ge=0.0, le=1.0)
     """Probability that an observation is blank (all zeros, a black picture): a task for a memory."""
+    threads: Annotated[Count, Field(ge=0, le=1024)] | Literal["auto"] = "auto"
+    """Of an outside environment: worker processes; "auto": one per core; 0: none, the trainer steps the lanes itself, for a debugger."""
+    buffers: Count = Field(2, ge=1, le=64)
+    """Of an outside environment: parts of the lanes, of which one is stepped while another's numbers are copied."""
+    timeout_s: Real = Field(60.0, gt=0, le=86_400)
+    """Of an outside environment: seconds after which a step is called hanging, and the run stops."""
+    time_limit: Count | None = Field(None, ge=1, lt=2**31)
+    """Of an outside environment: steps after which an episode is truncated; not set: its own limit."""
+    frame_skip: Count = Field(1, ge=1, le=1000)
+    """Of an outside environment: how often each action is taken; rewards are added up."""
+    frame_stack: Count = Field(1, ge=1, le=64)
+    """Of an outside environment: how many of the last observations are shown together."""
+    grayscale: bool = False
+    """Of an outside environment that shows pictures: in shades of grey."""
+    resize: Count | None = Field(None, ge=8, le=1024)
+    """Of an outside environment that shows pictures: to so many pixels a side."""
+    sticky: Real = Field(0.0, ge=0, lt=1)
+    """Of an outside environment: the probability that the action before is taken again instead. 0.25 is usual for Atari."""
+    reward_clip: Real | None = Field(None, gt=0)
+    """Of an outside environment: rewards are clipped to plus and minus this to learn from; returns are of the whole ones."""
     params: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the environment by name; `operant envs --json` lists them."""
+    """Parameters of the environment by name; `operant envs --json` lists them. Of an outside one: the keyword arguments of its constructor."""
+
+
+_OUTSIDE = ("threads", "buffers", "timeout_s", "time_limit", "frame_skip", "frame_stack", "grayscale", "resize", "sticky", "reward_clip")
+OUTSIDE = {key: Environment.model_fields[key].default for key in _OUTSIDE}
+"""The keys of `[env]` that outside environments alone have, and their defaults."""
 
 
 class Checkpoint(Section, use_attribute_docstrings=True):

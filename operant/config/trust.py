@@ -15,6 +15,7 @@ from pathlib import Path
 from operant import runs
 from operant.config.raw import RawConfig
 from operant.errors import UntrustedError
+from operant.host import names
 
 
 def check(raw: RawConfig, trusted: bool = False) -> bool:
@@ -43,7 +44,7 @@ def _code(raw: RawConfig) -> Iterator[Path]:
         value = table.get(key[1]) if isinstance(table, dict) else None
         if not isinstance(value, str) or raw.typed(key):
             continue
-        name = value if key[0] == "env" else value.rpartition(":")[0]
+        name = (names.file_of(value) or value) if key[0] == "env" else value.rpartition(":")[0]
         if name.endswith(".py") and os.path.isfile(path := raw.path(key, name)):
             yield path
 

@@ -13,6 +13,7 @@ from operant.compute import threads
 from operant.data.priorities import Aged, Prioritised, Sampler, Uniform
 from operant.data.replay import Place, Replay
 from operant.data.rollout import Collector
+from operant.errors import EnvironmentFailedError
 from operant.settings import Count, Real, Section
 from operant.worlds import World
 
@@ -107,7 +108,8 @@ class Cycle:
         return threads.alone()(work) if self.world.device.type == "cpu" and self.config.batch_size <= 1024 else work
 
     def start(self) -> None:
-        """Begin every lane anew."""
+        """Begin every lane anew. A replay that holds something keeps it."""
+        self.replay.cut(self.rollout.observation[0])
         self.collector.start()
 
     def run(self, act: Callable[[int], None], update: Callable[[int, int], None], store: Callable[[int], None] | None = None) -> None:
@@ -123,16 +125,25 @@ class Cycle:
         self.warming.copy_((taken < config.learning_starts)[0])
         self.skip.copy_(((held < config.learning_starts) | (replay.ring.ticks <= config.n_step))[0])
 
+        stored = 0
+
         def after(t: int) -> None:
+            nonlocal stored
             if store is not None:
                 store(t)
             else:
                 replay.store(t)
             self.sampler.store(t)
+            stored = t + 1
             for number in config.due(t):
                 update(t + 1, number)
 
-        self.collector.collect(act, after)
+        try:
+            self.collector.collect(act, after)
+        except EnvironmentFailedError:  # what is stored counts: it may be saved, and a run resumed from it
+            replay.advance(stored, config.due(stored).start)
+            self.rollout.observation[0].copy_(self.rollout.observation[stored])
+            raise
         self.collector.carry_on()
         replay.advance(config.horizon, config.updates)
         self.iteration.add_(1)

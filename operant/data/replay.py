@@ -94,7 +94,7 @@ class Replay:
         P, C = padded(O, kind), ring_ticks(capacity, N, n_step)
         self.world, self.rollout, self.ticks_stored, self.capacity = world, rollout, C, C * N
         self.n_step, self.gamma, self.shards = n_step, gamma, shard_count(N, batch)
-        L = world.spec.time_limit if world.can_truncate else None
+        L = world.truncation_gap if world.can_truncate else None
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=where)
@@ -207,6 +207,16 @@ class Replay:
         """End an iteration of so many ticks and updates."""
         self.ring.ticks.add_(ticks)
         self.ring.updates.add_(updates)
+
+    def cut(self, observation: Tensor) -> None:
+        """End the episodes under way with the last tick, as a time limit would: every lane begins anew. `observation` (O, N) is what that tick showed."""
+        ring, last = self.ring, int(self.ring.ticks) - 1  # sync: a resume
+        if last < 0:
+            return
+        row, place = last % self.ticks_stored, last // ring.window % len(ring.final)
+        under_way = (ring.terminated[row] | ring.truncated[row]) == 0  # (N)
+        ring.final[place, under_way, : len(observation)] = observation.t()[under_way]
+        ring.truncated[row] |= under_way
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint with the ring must hold, by name; `ring.updates` is held with or without it."""

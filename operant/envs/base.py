@@ -180,6 +180,11 @@ class Env(_Declared):
     name: str = field(default="", compare=False)
 
     @property
+    def draws(self) -> bool:
+        """Whether there are pictures of it."""
+        return self.pixel_shader is not None
+
+    @property
     def action_size(self) -> int:
         """How many numbers an action is: A."""
         if isinstance(self.action, Box):

@@ -64,12 +64,12 @@ class View:
 
     def rows(self, width: int, height: int, style: Style, mark: Mark | None = None) -> Rows:
         """The lane as it is now, as `height` rows of `width` cells."""
-        if self._stage.env.pixel_shader is None:
+        if not self._stage.env.draws:
             rows, across = self._numbers(width, height), width
         else:
             rows, across = self._picture(width, height, style, mark)
         left = (width - across) // 2
-        top = (height - len(rows)) // 2 if self._stage.env.pixel_shader is not None else 0
+        top = (height - len(rows)) // 2 if self._stage.env.draws else 0
         padded = [[_BLANK] * left + row + [_BLANK] * (width - left - len(row)) for row in rows]
         blank = [_BLANK] * width
         return [blank] * top + padded + [blank] * (height - top - len(rows))

@@ -10,13 +10,12 @@ from typing import Any, cast
 import torch
 from pydantic import ValidationError
 
-from operant import algos
+from operant import algos, worlds
 from operant.algos.base import Algorithm, Estimate
 from operant.compute.exchange import SOLO, Exchange
 from operant.config.load import Config
 from operant.errors import ConfigError
 from operant.nn import Actor
-from operant.worlds import DeviceWorld
 
 
 def build(
@@ -34,7 +33,7 @@ def build(
     if exchange.ranks > 1:
         require_shared(config, exchange.ranks)
         joined = {"exchange": exchange}
-    world = DeviceWorld(config.environment, lanes, seed=config.run.seed, device=device, params=config.params, lane0=exchange.rank * lanes)
+    world = worlds.make(config.environment, lanes, seed=config.run.seed, device=device, params=config.params, lane0=exchange.rank * lanes)
     made = algos.load(config.algo_name)(world, settings, config.net, seed=config.run.seed, steps=config.run.steps, eager=eager, **joined)
     return cast("Algorithm", made)
 

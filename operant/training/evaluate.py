@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from operant import worlds
 from operant.compute.graphs import Graphed
 from operant.envs import Env
 from operant.nn import Actor
 from operant.training.rollout import Rollout
-from operant.worlds import DeviceWorld
 
 STREAM = 1
 """The random stream of evaluations: see `rng.stream_seed`."""
@@ -63,12 +63,12 @@ class Evaluator:
         self._greedy = greedy
         self.max_steps = max_steps or (_LONGEST if env.time_limit is not None else _LONGEST_UNLIMITED)
         self.actor = actor
-        self.rollout = Rollout(actor, DeviceWorld(env, episodes, seed=seed, device=device, params=params, stream=stream), steps=_CHUNK)
+        self.rollout = Rollout(actor, worlds.make(env, episodes, seed=seed, device=device, params=params, stream=stream), steps=_CHUNK)
         self._playing = torch.ones(episodes, dtype=torch.bool, device=device)
         self._total = torch.zeros(episodes, dtype=torch.float64, device=device)
         self._length = torch.zeros(episodes, dtype=torch.int64, device=device)
         self._tally = torch.zeros(len(env.tally), episodes, device=device)
-        self._play = Graphed(self._play_chunk, device)
+        self._play = Graphed(self._play_chunk, device, eager=not self.rollout.world.capturable)
 
     def run(self, number: int, *, part: int = 0, interrupted: Callable[[], bool] = lambda: False) -> Evaluation:
         """Evaluation `number`: its own episodes, the same whenever this number is run, and others for each of 16 parts.

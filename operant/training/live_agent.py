@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
+from operant import worlds
 from operant.compute.graphs import Graphed
 from operant.compute.kernel import native
 from operant.envs import Env
 from operant.nn import Actor
 from operant.training.rollout import Rollout
-from operant.worlds import DeviceWorld, Painter
 
 STREAM = 2
 """The random stream of what is watched: see `rng.stream_seed`."""
@@ -66,10 +66,11 @@ class Stage:
 
     def __init__(self, actor: Actor, env: Env, params: Any, *, seed: int, device: torch.device, stream: int, lanes: int) -> None:
         self.lanes = lanes
-        self._world = DeviceWorld(env, lanes, seed=seed, device=device, params=params, stream=stream)
+        self._world = worlds.make(env, lanes, seed=seed, device=device, params=params, stream=stream, draws=True)
         self._rollout = Rollout(actor, self._world)
-        self._plays = {"greedy": Graphed(self._play_greedily, device), "sampled": Graphed(self._play_sampling, device)}
-        self._painter = Painter(self._world)
+        eager = not self._world.capturable
+        self._plays = {"greedy": Graphed(self._play_greedily, device, eager=eager), "sampled": Graphed(self._play_sampling, device, eager=eager)}
+        self._painter = worlds.painter(self._world)
         # One piece of memory for every size: another one allocates nothing and captures nothing.
         self._pixels = torch.zeros(lanes * LARGEST * LARGEST * 3, dtype=torch.uint8, device=device)
         self._canvases = functools.cache(self._canvas)
@@ -140,7 +141,7 @@ class Watcher:
         # One thread writes the first, the other the second: nobody watches where both are the same, and no request is lost between them.
         self._request: _Request | None = None
         self._over: _Request | None = None
-        self.absence = "" if environment.pixel_shader is not None else f"{environment.name or 'the environment'} draws no picture"
+        self.absence = "" if environment.draws else f"{environment.name or 'the environment'} draws no picture"
 
     @property
     def available(self) -> bool:

@@ -20,7 +20,7 @@ from operant import __version__, runs, text
 from operant.compute.runtime import device_error, out_of_memory
 from operant.config import load, resuming
 from operant.config.load import Config
-from operant.errors import DeviceError, DivergedError, MachineError, OperantError, StoppedError
+from operant.errors import DeviceError, DivergedError, EnvironmentFailedError, MachineError, OperantError, StoppedError
 from operant.runs import TERMINAL, History, Writer, evaluations, salvage
 from operant.runs.checkpoints import Checkpoint, Store
 from operant.runs.control import Inbox, Request
@@ -78,7 +78,7 @@ class Trainer:
         runs.write_specs(folder, specs_for(self.algo))  # before the metrics file: who finds that finds what its metrics mean
         self.writer = Writer(
             metrics_path, metrics_for(self.algo), run_uuid=run_uuid, session=self.session, version=__version__,
-            frame_bytes=FRAME_BYTES if config.environment.pixel_shader is not None else 0,
+            frame_bytes=FRAME_BYTES if config.environment.draws else 0,
         )  # fmt: skip
         rewind_to = self.step if start is not None else None
         self.history = History(history_path, metrics_path, writer=self.writer, run_uuid=run_uuid, session=self.session, rewind_to=rewind_to)
@@ -155,6 +155,8 @@ class Trainer:
             try:
                 self._loop()
             except OperantError as error:
+                if isinstance(error, EnvironmentFailedError) and self.iteration:
+                    self._save(wait=True)
                 states = {DivergedError: "diverged", StoppedError: "stopped", DeviceError: "gpu_fault"}
                 self._end(states.get(type(error), "failed"), error)
                 raise

@@ -105,6 +105,9 @@ class Snapshots:
         restore(self._algo, checkpoint)
         document, newest = checkpoint.document, self._store.newest("best")
         lack = self._store.replays.restore(checkpoint.step, _replay(self._algo), session=checkpoint.session) if self.replay_bytes else None
+        if not self._algo.world.resumes:
+            self._algo.start()
+            self.notes.append("warm resume: every lane begins a new episode: an outside environment cannot be saved")
         self._complete_step = checkpoint.step if lack is None else -1
         if lack is not None:
             self.notes.append(f"warm resume: the replay starts empty: {lack}")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from operant import runs
 from operant.compute.runtime import device_error, find_device, importing, quiet_threads, set_threads, wake_gpu
-from operant.errors import DeviceError, MachineError, OperantError, StoppedError
+from operant.errors import DeviceError, EnvironmentFailedError, MachineError, OperantError, StoppedError
 from operant.text import safe
 from operant.training.requests import Requests
 
@@ -86,7 +86,7 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
     # What was chosen here is written down, so that a resume chooses the same and ends in the same bits.
     config = replace(config, run=config.run.model_copy(update={"threads": set_threads(config.run.threads), "device": str(device)}))
     warnings: list[str] = []
-    if (file := config.environment_file) is not None:
+    if (file := config.environment_file) is not None and not config.hosted:
         phase(f"checking {file.name}")
         warnings = quick_check.require_sound(config.environment, file, config.params, device)
     if config.env.lanes == "auto":
@@ -114,7 +114,7 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
         device=str(device),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         seed=config.run.seed,
-        draws=config.environment.pixel_shader is not None,
+        draws=config.environment.draws,
         session=document.get("session", 0) + 1,
         git_commit=_git_commit(asked.directory),
         python=sys.version.split()[0],
@@ -197,6 +197,8 @@ def worked(folder: Path, resume: str | None, trusted: bool = False, *, goes_on: 
         log.info("%s", error)
         return error.exit_code
     except OperantError as error:
+        if isinstance(error, EnvironmentFailedError) and error.detail:
+            sys.stderr.write(safe(error.detail, _LOG_CELLS, lines=True))
         sys.stderr.write(f"error: {safe(error, _LOG_CELLS, lines=True)}\n")
         return error.exit_code
     except BaseException:

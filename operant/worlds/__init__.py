@@ -3,12 +3,36 @@
 The adapters outwards, `gym` and `sb3`, are not imported here: they need packages that are optional.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from operant.envs import Env
+from operant.envs.outside import HostEnv
 from operant.worlds.base import EPISODES, LENGTH, RETURN, TALLIES, Slot, World
 from operant.worlds.device_world import DeviceWorld, Lanes
+from operant.worlds.host_world import HostPainter, HostWorld, lane_seeds
 from operant.worlds.lane import reset_body, shards_body, step_body
 from operant.worlds.noise import Clock, seed_words
 from operant.worlds.painter import Painter
 from operant.worlds.pixels import Scene, colour_function
+
+
+def make(
+    env: Env, lanes: int, *, seed: int, device: torch.device | str = "cpu", params: Any = None, stream: int = 0, lane0: int = 0, draws: bool = False
+) -> DeviceWorld | HostWorld:
+    """A world of an environment, wherever its lanes run. With `draws` there are pictures of it, too."""
+    if isinstance(env, HostEnv):
+        return HostWorld(env, lanes, seed=seed, device=device, lane0=lane0, stream=stream, draws=draws)
+    return DeviceWorld(env, lanes, seed=seed, device=device, params=params, lane0=lane0, stream=stream)
+
+
+def painter(world: DeviceWorld | HostWorld) -> Painter | HostPainter:
+    """What draws the lanes of a world that was made with `draws`."""
+    return HostPainter(world) if isinstance(world, HostWorld) else Painter(world)
+
 
 __all__ = [
     "EPISODES",
@@ -17,12 +41,17 @@ __all__ = [
     "TALLIES",
     "Clock",
     "DeviceWorld",
+    "HostPainter",
+    "HostWorld",
     "Lanes",
     "Painter",
     "Scene",
     "Slot",
     "World",
     "colour_function",
+    "lane_seeds",
+    "make",
+    "painter",
     "reset_body",
     "seed_words",
     "shards_body",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from operant.compute import rng
-from operant.envs import Env
+from operant.envs import Box, Env
 
 EPISODES, LENGTH, RETURN, TALLIES = range(4)  # rows of `World.episode_sums`; an environment's own tallies follow
 
@@ -24,6 +24,37 @@ class Slot(NamedTuple):
     terminated: Any  # (N) uint8
     truncated: Any  # (N) uint8
     legal: Any  # (H, N) uint8, 1 for each action that may be taken at `observation`; None where the environment judges none
+
+
+def make_slot(env: Env, lanes: int, device: torch.device, steps: int | None, window: int, *, finals: bool) -> Slot:
+    """The buffers of `World.slot`. Final observations have a leading T / `window`, rounded up; none unless there are `finals`."""
+    N = lanes
+    T = () if steps is None else (steps,)
+    after = () if steps is None else (steps + 1,)
+    actions = torch.float32 if isinstance(env.action, Box) else torch.int32
+
+    def zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def seen(*lead: int) -> torch.Tensor:
+        O, kind = env.observation.size, getattr(torch, env.observation.dtype)
+        return zeros((*lead, N, O), kind).transpose(-1, -2) if env.pixels else zeros((*lead, O, N), kind)
+
+    return Slot(
+        action=zeros((*T, env.action_size, N), actions),
+        observation=seen(*after),
+        final_observation=seen(*(-(-length // window) for length in T)) if finals else None,
+        reward=zeros((*T, N)),
+        terminated=zeros((*T, N), torch.uint8),
+        truncated=zeros((*T, N), torch.uint8),
+        legal=zeros((*after, env.mask_size, N), torch.uint8) if env.mask_size else None,
+    )
+
+
+def step_slot(slot: Slot, step: int, window: int) -> Slot:
+    """The slot of step t of a rollout, whose observation and legal actions are those of t + 1; of step -1, which a reset writes, those of step 0."""
+    places = {"observation": step + 1, "legal": step + 1, "final_observation": max(step, 0) // window}
+    return Slot(*(None if buffer is None else buffer[places.get(name, step)] for name, buffer in slot._asdict().items()))
 
 
 class World(Protocol):
@@ -48,6 +79,14 @@ class World(Protocol):
     @property
     def can_truncate(self) -> bool:
         """Whether a time limit can end an episode."""
+
+    @property
+    def truncation_gap(self) -> int:
+        """So many steps at least lie between two truncations of a lane."""
+
+    @property
+    def resumes(self) -> bool:
+        """Whether `state` holds all of its lanes: a resumed run begins them anew otherwise."""
 
     @property
     def final_window(self) -> int:

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from operant.compute import rng
-from operant.compute.kernel import Kernel, bind, kernel
-from operant.envs import Box, Env, ranges
+from operant.compute.kernel import Kernel, bind
+from operant.envs import Env, ranges
 from operant.worlds import pixels
-from operant.worlds.base import Slot
+from operant.worlds.base import Slot, make_slot, step_slot
 from operant.worlds.lane import begin_body, end_body, has_int_state, reset_body, shards_body, step_body
-from operant.worlds.noise import Clock, Noise, noise_body, seed_words
+from operant.worlds.noise import NoiseSource, seed_words
 
 
 class Lanes(NamedTuple):
@@ -85,7 +85,7 @@ class DeviceWorld:
     ValueError for others, and UsageError for `params` that are not the environment's or out of their ranges.
     """
 
-    capturable = True
+    capturable = resumes = True
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class DeviceWorld:
         )
         self._carried = zeros(2, dtype=torch.float64)  # sums over all lanes of age and running return when `episode_sums` was called last
         self._bound = bind(self.lanes)
-        self._fill_noise, self._bound_noise = kernel(noise_body, self.device), functools.cache(self._bind_noise)
+        self._noise = NoiseSource(self.lanes.tick, self.lanes.seed, lane0)
         self._scene = bind(pixels.Scene(self.lanes.state, self.lanes.int_state))
         most = 1 if env.pixels else max(env.observation_shards, 1)
         if threads is None:
@@ -140,36 +140,14 @@ class DeviceWorld:
 
         Final observations have a leading T / W, rounded up, where `final_window` is W.
         """
-        env, N = self.spec, self.count
-        T = () if steps is None else (steps,)
-        after = () if steps is None else (steps + 1,)
-        actions = torch.float32 if isinstance(env.action, Box) else torch.int32
-
-        def zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=self.device)
-
-        def seen(*lead: int) -> torch.Tensor:
-            O, kind = env.observation.size, getattr(torch, env.observation.dtype)
-            return zeros((*lead, N, O), kind).transpose(-1, -2) if env.pixels else zeros((*lead, O, N), kind)
-
-        return Slot(
-            action=zeros((*T, env.action_size, N), actions),
-            observation=seen(*after),
-            final_observation=seen(*(-(-length // self.final_window) for length in T)) if self._shows_finals else None,
-            reward=zeros((*T, N)),
-            terminated=zeros((*T, N), torch.uint8),
-            truncated=zeros((*T, N), torch.uint8),
-            legal=zeros((*after, env.mask_size, N), torch.uint8) if env.mask_size else None,
-        )
+        return make_slot(self.spec, self.count, self.device, steps, self.final_window, finals=self._shows_finals)
 
     def bind(self, slot: Slot, step: int | None = None) -> Slot:
         """A slot as `step` wants it: of one step, or step t of a rollout, which writes the observation and the legal actions of t + 1.
 
         Step -1 of a rollout is what `reset` wants: it writes those of step 0.
         """
-        if step is not None:
-            places = {"observation": step + 1, "legal": step + 1, "final_observation": max(step, 0) // self.final_window}
-            slot = Slot(*(None if buffer is None else buffer[places.get(name, step)] for name, buffer in slot._asdict().items()))
+        slot = slot if step is None else step_slot(slot, step, self.final_window)
         return bind(slot._replace(observation=self._pictures(slot.observation), final_observation=self._pictures(slot.final_observation)))
 
     def _pictures(self, seen: torch.Tensor | None) -> torch.Tensor | None:
@@ -207,15 +185,8 @@ class DeviceWorld:
         self.lanes.tick.fill_(tick)
 
     def noise(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
-        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of (seed, lane, tick, purpose).
-
-        A buffer that is filled again and again: the world remembers it.
-        """
-        self._fill_noise(self.count, *self._bound_noise(out, purpose))
-
-    def _bind_noise(self, out: torch.Tensor, purpose: int) -> tuple[Clock, Noise]:
-        lanes = self.lanes
-        return bind(Clock(lanes.tick, lanes.seed, lanes.lane0, purpose)), bind(Noise(out))
+        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of (seed, lane, tick, purpose)."""
+        self._noise.fill(out, purpose)
 
     def episode_sums(self, slot: Slot) -> torch.Tensor:
         """Sums over the episodes that ended in the steps of a slot (unbound), which are all steps since the last call: (3 + K) float64.
@@ -254,3 +225,8 @@ class DeviceWorld:
     def can_truncate(self) -> bool:
         """Whether a time limit can end an episode."""
         return self.spec.time_limit is not None and math.isfinite(self.spec.time_limit)
+
+    @property
+    def truncation_gap(self) -> int:
+        """So many steps at least lie between two truncations of a lane."""
+        return self.spec.time_limit or 1

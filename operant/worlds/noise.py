@@ -5,6 +5,7 @@ Knows nothing of policies.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy import uint32
 
 from operant.compute import rng
 from operant.compute.device import device
+from operant.compute.kernel import bind, kernel
 
 _LOW_32 = 0xFFFFFFFF
 
@@ -50,3 +52,22 @@ def noise_body(i, clock, out, offset):
             for k in range(4):
                 if 4 * draw + k < count:
                     out.noise[t, 4 * draw + k, i] = words[k]
+
+
+class NoiseSource:
+    """The random numbers of a world's lanes, by its clock."""
+
+    def __init__(self, tick: torch.Tensor, seed: torch.Tensor, lane0: int) -> None:
+        """`tick` (1) int64 and `seed` (2), as `Clock` has them, on the world's device."""
+        self._clock = Clock(tick, seed, lane0)
+        self._fill, self._bound = kernel(noise_body, tick.device), functools.cache(self._bind)
+
+    def fill(self, out: torch.Tensor, purpose: int = rng.ACTION) -> None:
+        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of (seed, lane, tick, purpose).
+
+        A buffer that is filled again and again: it is remembered.
+        """
+        self._fill(out.shape[2], *self._bound(out, purpose))
+
+    def _bind(self, out: torch.Tensor, purpose: int) -> tuple[Clock, Noise]:
+        return bind(self._clock._replace(purpose=purpose)), bind(Noise(out))

@@ -1,0 +1,111 @@
+"""Outside environments as an `Env`: spaces, limit and legal actions, found by making one. Has no rules to compile: see operant/worlds/host_world.py."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from operant.envs.base import Box, Discrete, Env, MultiDiscrete
+from operant.errors import MachineError, OperantError
+from operant.host.source import Lane, Source, SourceError, tupled
+from operant.host.spaces import Field
+
+
+class Hosting(NamedTuple):
+    """How the lanes are stepped."""
+
+    processes: int = 0  # 0: none, in the trainer itself
+    buffers: int = 2
+    timeout_s: float = 60.0
+    reward_clip: float | None = None  # rewards that are learnt from lie within plus and minus this
+
+
+def _nothing(*arguments: Any) -> None:
+    """In the place of rules that a device would run."""
+
+
+@dataclass(frozen=True)
+class HostEnv(Env):
+    """An environment whose lanes are stepped on the host."""
+
+    source: Source = Source("gymnasium", "")  # noqa: RUF009  (a tuple)
+    observed: tuple[Field, ...] = ()  # which numbers of an observation are what
+    pictures: bool = False  # whether `render` shows it
+    hosting: Hosting = field(default=Hosting(), compare=False)
+
+    @property
+    def draws(self) -> bool:
+        """Whether there are pictures of it."""
+        return self.pictures
+
+
+def source(kind: str, name: str, settings: Any) -> Source:
+    """The source of an outside environment, with the values of `[env]`. Raises OSError for a file that cannot be read."""
+    version = hashlib.sha256(Path(name.rpartition(":")[0]).read_bytes()).hexdigest() if kind == "file" else ""
+    kwargs = tuple((key, tupled(value)) for key, value in settings.params.items())
+    return Source(
+        kind, name, kwargs, version, settings.time_limit, settings.frame_skip, settings.frame_stack, settings.grayscale, settings.resize, settings.sticky
+    )
+
+
+def hosting(settings: Any) -> Hosting:
+    """How the lanes of an outside environment are stepped, by the values of `[env]`."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Hosting(cores if settings.threads == "auto" else settings.threads, settings.buffers, settings.timeout_s, settings.reward_clip)
+
+
+@functools.cache
+def declare(source: Source) -> HostEnv:
+    """The environment of a source, found by making one and beginning an episode.
+
+    Raises OperantError where it cannot be made or is of no use, MachineError where a package is missing.
+    """
+    try:
+        lane = Lane(source)
+    except SourceError as error:
+        raise (MachineError if error.missing else OperantError)(str(error)) from error.__cause__
+    seen, action = lane.view.declared(), lane.action
+    try:
+        mask = lane.reset(0, np.zeros(seen.size, seen.dtype))
+    except Exception as error:
+        raise OperantError(f"{source.name}: `reset` raised {type(error).__name__}: {error}") from error
+    finally:
+        lane.close()
+    spec, metadata = getattr(lane.env, "spec", None), getattr(lane.env, "metadata", None) or {}
+    kwargs = dict(source.kwargs)
+    return HostEnv(
+        Params=_params(kwargs), fields=0,
+        observation=Box(seen.size, seen.low, seen.high, seen.dtype, seen.shape, seen.categories),
+        action=_action(action.sizes, action.low, action.high, action.multi),
+        time_limit=source.time_limit or getattr(spec, "max_episode_steps", None), reset=_nothing, step=_nothing, observe=_nothing,
+        legal=_nothing if mask is not None else None, pixels=seen.shape[0] if seen.shape else 0, step_s=_step_s(metadata, source.frame_skip),
+        gymnasium=source.name if source.kind == "gymnasium" else None,
+        name=source.name.rpartition("/")[2] if source.kind == "file" else f"{source.kind}:{source.name}",
+        source=source, observed=seen.fields, pictures="rgb_array" in (metadata.get("render_modes") or ()),
+    )  # fmt: skip
+
+
+def _params(kwargs: Mapping[str, Any]) -> type:
+    """The keyword arguments of an environment as the fields of a NamedTuple."""
+    return collections.namedtuple("Params", list(kwargs), defaults=list(kwargs.values()))  # type: ignore[no-any-return]
+
+
+def _action(sizes: tuple[int, ...], low: tuple[float, ...], high: tuple[float, ...], multi: bool) -> Discrete | MultiDiscrete | Box:
+    if not sizes:
+        return Box(len(low), low, high)
+    return MultiDiscrete(sizes) if multi else Discrete(sizes[0])
+
+
+def _step_s(metadata: Mapping[str, Any], skip: int) -> float | None:
+    rate = metadata.get("render_fps")
+    return skip / float(rate) if isinstance(rate, int | float) and rate > 0 else None
+
+

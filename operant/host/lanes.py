@@ -1,0 +1,174 @@
+"""Lanes of an outside environment that one process steps, over blocks of memory that another may share. Knows no pipe and no process.
+
+An episode that ends is followed by the first observation of the next at once: the block holds that, and its true last observation lies in a block of its own.
+A lane is stepped exactly once for each step that is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from operant.host.source import Lane, Source, SourceError, resized
+
+
+class Shape(NamedTuple):
+    """What lies in the blocks of N lanes."""
+
+    lanes: int
+    observation: int  # O
+    dtype: str
+    action: int  # A
+    action_dtype: str
+    mask: int  # H, 0: every action is legal
+    picture: int = 0  # pixels a side of what `draw` shows, at most; 0: nothing is drawn
+
+    def columns(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """The shape and type of each block, in order."""
+        N = self.lanes
+        return {
+            "observation": ((N, self.observation), self.dtype),
+            "final_observation": ((N, self.observation), self.dtype),
+            "action": ((N, self.action), self.action_dtype),
+            "reward": ((N,), "float32"),
+            "terminated": ((N,), "uint8"),
+            "truncated": ((N,), "uint8"),
+            "legal": ((N, self.mask), "uint8"),
+            "seed": ((N,), "int64"),
+            "busy": ((N,), "uint8"),  # 1 while the lane's environment works: of a process that does not answer, the lane that it is at
+            "drawn": ((N,), "uint8"),  # 1 where the picture is that of an episode's end, and stays until the next step
+            "picture": ((N, self.picture, self.picture, 3), "uint8"),
+            "side": ((1,), "int32"),  # pixels of a side that are asked for
+        }
+
+    def bytes(self) -> int:
+        """What all blocks take, each from a multiple of 64 on."""
+        return sum(_padded(shape, kind) for shape, kind in self.columns().values())
+
+
+def _padded(shape: tuple[int, ...], kind: str) -> int:
+    return max(64, -(-math.prod(shape) * np.dtype(kind).itemsize // 64) * 64)
+
+
+class Blocks:
+    """The blocks in a piece of memory, each an array by its name."""
+
+    observation: np.ndarray
+    final_observation: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    legal: np.ndarray
+    seed: np.ndarray
+    busy: np.ndarray
+    drawn: np.ndarray
+    picture: np.ndarray
+    side: np.ndarray
+
+    def __init__(self, memory: Any, shape: Shape) -> None:
+        self.shape, at = shape, 0
+        for name, (size, kind) in shape.columns().items():
+            setattr(self, name, np.frombuffer(memory, kind, math.prod(size), at).reshape(size))
+            at += _padded(size, kind)
+
+
+class LaneError(Exception):
+    """An environment raised, or cannot be made."""
+
+    def __init__(self, lane: int, doing: str, action: Any, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.lane, self.doing, self.action = lane, doing, action
+        self.raised = f"{type(error).__name__}: {error}" if not isinstance(error, SourceError) else str(error)
+        self.traceback = "".join(traceback.format_exception(error)) if not isinstance(error, SourceError) else ""
+
+    def document(self) -> dict[str, Any]:
+        """For another process."""
+        return {"lane": self.lane, "doing": self.doing, "action": self.action, "raised": self.raised, "traceback": self.traceback}
+
+
+@contextlib.contextmanager
+def _named(lane: int, doing: str, action: np.ndarray | None = None) -> Iterator[None]:
+    """Say of what an environment raises which lane it was, and at what."""
+    try:
+        yield
+    except Exception as error:
+        raise LaneError(lane, doing, None if action is None else action.tolist(), error) from error
+
+
+class Group:
+    """Some lanes of a source, in a process. Each call does its work for the lanes of one buffer. Raises LaneError."""
+
+    def __init__(self, source: Source, blocks: Blocks, buffers: Sequence[Sequence[int]], *, draws: bool) -> None:
+        self._source, self._blocks, self._buffers, self._draws = source, blocks, buffers, draws
+        self._lanes: dict[int, Lane] = {}
+        self.calls: dict[str, Callable[[int], None]] = {"make": self.make, "reset": self.reset, "step": self.step, "draw": self.draw}
+
+    def make(self, buffer: int) -> None:
+        """Make the environments of all buffers."""
+        for lane in (lane for lanes in self._buffers for lane in lanes):
+            with _named(lane, "make"):
+                self._lanes[lane] = Lane(self._source, draws=self._draws)
+
+    def reset(self, buffer: int) -> None:
+        """Begin every lane anew, each with its seed."""
+        blocks = self._blocks
+        for lane in self._buffers[buffer]:
+            blocks.busy[lane], blocks.drawn[lane] = 1, 0
+            with _named(lane, "reset"):
+                self._judge(lane, self._lanes[lane].reset(int(blocks.seed[lane]), blocks.observation[lane]))
+            blocks.busy[lane] = 0
+
+    def step(self, buffer: int) -> None:
+        """One step of every lane; where an episode ends the next begins."""
+        blocks = self._blocks
+        for lane in self._buffers[buffer]:
+            blocks.busy[lane], blocks.drawn[lane], row = 1, 0, blocks.observation[lane]
+            with _named(lane, "step", blocks.action[lane]):
+                outcome = self._lanes[lane].step(blocks.action[lane], row)
+            blocks.reward[lane] = outcome.reward
+            blocks.terminated[lane], blocks.truncated[lane] = outcome.terminated, outcome.truncated
+            mask = outcome.mask
+            if outcome.terminated or outcome.truncated:
+                blocks.final_observation[lane] = row
+                if blocks.side[0]:  # somebody looks: the end is seen, until the next step
+                    self._draw(lane)
+                    blocks.drawn[lane] = 1
+                with _named(lane, "reset", blocks.action[lane]):
+                    mask = self._lanes[lane].reset(None, row)
+            self._judge(lane, mask)
+            blocks.busy[lane] = 0
+
+    def draw(self, buffer: int) -> None:
+        """A picture of every lane as it is, of the side that is asked for."""
+        blocks = self._blocks
+        for lane in self._buffers[buffer]:
+            if not blocks.drawn[lane]:
+                self._draw(lane)
+
+    def close(self) -> None:
+        """Let go of the environments."""
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes = {}
+
+    def _draw(self, lane: int) -> None:
+        blocks, side = self._blocks, int(self._blocks.side[0])
+        with _named(lane, "render"):
+            blocks.picture[lane].reshape(-1)[: side * side * 3] = resized(self._lanes[lane].picture(), side, side).reshape(-1)
+
+    def _judge(self, lane: int, mask: np.ndarray | None) -> None:
+        """Write the legal actions; all, where the environment does not say or allows none."""
+        if self._blocks.shape.mask:
+            sizes = self._lanes[lane].action.sizes
+            row, at = self._blocks.legal[lane], 0
+            row[:] = 1 if mask is None else mask
+            for count in sizes:  # a choice of which nothing is legal would have no distribution
+                if not row[at : at + count].any():
+                    row[at : at + count] = 1
+                at += count

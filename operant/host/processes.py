@@ -1,0 +1,163 @@
+"""Processes that step lanes (operant/host/worker.py), as the process that started them sees them: calls, answers, and what went wrong in a sentence.
+
+With no processes the lanes are stepped here, one after the other: for a debugger. Knows no tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from operant.errors import EnvironmentFailedError
+from operant.host.lanes import Blocks, Group, LaneError, Shape
+from operant.host.source import Source
+from operant.host.worker import DONE, LENGTH, LETTERS, receive
+
+_PROGRAM = "import sys; sys.path[0] = sys.argv[1]; from operant.host.worker import main; main(*map(int, sys.argv[2:]))"
+_HOME = str(Path(__file__).resolve().parents[2])
+_MAKING_S = 300.0  # for all environments of a process to be made, at least
+_QUIET = {"PYGAME_HIDE_SUPPORT_PROMPT": "1", "SDL_VIDEODRIVER": "dummy", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class _Worker(NamedTuple):
+    process: subprocess.Popen[bytes]
+    link: socket.socket
+    lanes: tuple[int, ...]
+
+
+class Steppers:
+    """What steps the lanes of a source, in buffers, by some processes or here. `begin` a call for a buffer, then `finish` it, in the same order.
+
+    All raise EnvironmentFailedError.
+    """
+
+    def __init__(self, source: Source, shape: Shape, buffers: Sequence[range], *, processes: int, timeout_s: float, draws: bool = False) -> None:
+        self._source, self._timeout_s = source, timeout_s
+        self._workers: list[_Worker] = []
+        self._here: Group | None = None
+        size = shape.bytes()
+        if not processes:
+            self.blocks = Blocks(mmap.mmap(-1, size), shape)
+            self._here = Group(source, self.blocks, buffers, draws=draws)
+        else:
+            memory_fd = os.memfd_create("operant")
+            os.ftruncate(memory_fd, size)
+            self.blocks = Blocks(mmap.mmap(memory_fd, size), shape)
+            shares = [[buffer[k * len(buffer) // processes : (k + 1) * len(buffer) // processes] for buffer in buffers] for k in range(processes)]
+            weakref.finalize(self, _end, self._workers)
+            try:
+                self._workers += [_started(memory_fd, share) for share in shares]
+            finally:
+                os.close(memory_fd)
+            for worker, share in zip(self._workers, shares, strict=True):
+                text = json.dumps({"source": source.to_json(), "shape": shape, "buffers": [list(own) for own in share], "draws": draws}).encode()
+                worker.link.sendall(LENGTH.pack(len(text)) + text)
+        self.begin("make", 0)
+        self.finish("make", 0)
+
+    def begin(self, call: str, buffer: int) -> None:
+        """Have the lanes of a buffer called: "reset", "step" or "draw"."""
+        if self._here is not None:
+            try:
+                self._here.calls[call](buffer)
+            except LaneError as error:
+                raise self._failed(error.document()) from error
+            return
+        for worker in self._workers:
+            with contextlib.suppress(OSError):  # it is gone: `finish` says so
+                worker.link.sendall(LETTERS[call] + bytes([buffer]))
+
+    def finish(self, call: str, buffer: int) -> None:
+        """Wait until that is done."""
+        waiting = {worker.link.fileno(): worker for worker in self._workers}
+        limit_s = max(self._timeout_s, _MAKING_S) if call == "make" else self._timeout_s
+        until_s = time.monotonic() + limit_s
+        while waiting:
+            ready, _, _ = select.select(list(waiting), [], [], max(0.0, until_s - time.monotonic()))
+            if not ready:
+                raise self._hangs(call, limit_s, list(waiting.values()))
+            for number in ready:
+                self._hear(waiting.pop(number), call)
+
+    def close(self) -> None:
+        """End the processes, and let go of the environments."""
+        if self._here is not None:
+            self._here.close()
+        _end(self._workers)
+
+    def _hear(self, worker: _Worker, call: str) -> None:
+        try:
+            answer = worker.link.recv(1)
+            if answer == DONE:
+                return
+            document = json.loads(receive(worker.link, LENGTH.unpack(receive(worker.link, LENGTH.size))[0])) if answer else None
+        except OSError:
+            document = None
+        raise self._failed(document) if document is not None else self._died(worker, call)
+
+    def _failed(self, document: dict[str, Any]) -> EnvironmentFailedError:
+        lane, doing = document["lane"], document["doing"]
+        if doing == "make":
+            return EnvironmentFailedError(f"{self._name}: {document['raised']}", detail=document["traceback"])
+        after = f", after action {document['action']}" if document["action"] is not None else ""
+        return EnvironmentFailedError(f"{self._name}: `{doing}` of lane {lane}{after} raised {document['raised']}", detail=document["traceback"])
+
+    def _hangs(self, call: str, limit_s: float, workers: Sequence[_Worker]) -> EnvironmentFailedError:
+        where = self._place(workers[0])
+        for worker in workers:
+            worker.process.kill()
+        advice = "env.timeout_s allows more, env.threads=0 steps the lanes in one process, for a debugger"
+        return EnvironmentFailedError(f"{self._name}: `{call}` of {where} did not return within {limit_s:g} s: {advice}")
+
+    def _died(self, worker: _Worker, call: str) -> EnvironmentFailedError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(5)
+        code = worker.process.returncode
+        how = f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
+        where = self._place(worker)
+        return EnvironmentFailedError(f"{self._name}: the process of {where} ended {how} in `{call}`: env.threads=0 steps the lanes in one process")
+
+    def _place(self, worker: _Worker) -> str:
+        """The lane that a process is at, with its action; else all that it has."""
+        busy = [lane for lane in worker.lanes if self.blocks.busy[lane]]
+        if busy:
+            return f"lane {busy[0]} (last action {self.blocks.action[busy[0]].tolist()})"
+        return f"lanes {worker.lanes[0]} to {worker.lanes[-1]}" if worker.lanes else "no lane"
+
+    @property
+    def _name(self) -> str:
+        return self._source.name if self._source.kind == "file" else f"{self._source.kind}:{self._source.name}"
+
+
+def _started(memory_fd: int, own: Sequence[range]) -> _Worker:
+    """A process that has the memory, and nothing else of this one's but its output."""
+    here, there = socket.socketpair()
+    command = [sys.executable, "-c", _PROGRAM, _HOME, str(there.fileno()), str(memory_fd), str(os.getpid())]
+    with there:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(there.fileno(), memory_fd), env={**_QUIET, **os.environ})
+    return _Worker(process, here, tuple(lane for lanes in own for lane in lanes))
+
+
+def _end(workers: list[_Worker]) -> None:
+    """End processes: they end where their socket closes; one that does not is killed."""
+    for worker in workers:
+        worker.link.close()
+    until_s = time.monotonic() + 1.0
+    for worker in workers:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(max(0.0, until_s - time.monotonic()))
+        worker.process.kill()
+        worker.process.wait()
+    workers.clear()

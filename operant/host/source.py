@@ -1,0 +1,307 @@
+"""Where an outside environment comes from, and what is done to it on the way: `Source`, and one lane of it, `Lane`. Knows no process and no world.
+
+    gymnasium:ID          what Gymnasium has registered, `gymnasium.make(ID)`
+    ale:NAME              an Atari game of ale-py: `ale:pong` is ALE/Pong-v5 with full actions left out, one frame a step: see `env.frame_skip`
+    envpool:ID            one of EnvPool's
+    FILE.py:FUNCTION      a user's own function (or class) that returns a gymnasium.Env
+
+What is done, in this order: the action is repeated (`sticky`, `frame_skip`), a picture made grey and resized, frames stacked.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from operant.host import spaces
+from operant.host.names import install_command
+
+_LUMA = np.array([0.299, 0.587, 0.114], np.float32)
+
+
+class SourceError(Exception):
+    """An environment cannot be made, or is of no use here, in a sentence. `missing`: a package is not installed."""
+
+    def __init__(self, sentence: str, *, missing: bool = False) -> None:
+        super().__init__(sentence)
+        self.missing = missing
+
+
+class Source(NamedTuple):
+    """An outside environment, and what is done to it."""
+
+    kind: str  # "gymnasium", "ale", "envpool" or "file"
+    name: str  # an id, or FILE.py:FUNCTION
+    kwargs: tuple[tuple[str, Any], ...] = ()  # of its constructor
+    version: str = ""  # the hash of a user's file
+    time_limit: int | None = None  # None: its own
+    frame_skip: int = 1
+    frame_stack: int = 1
+    grayscale: bool = False
+    resize: int | None = None  # pixels a side
+    sticky: float = 0.0  # the chance that the action before is taken instead
+
+    def to_json(self) -> str:
+        """For a worker's process."""
+        return json.dumps(self._asdict())
+
+    @classmethod
+    def from_json(cls, text: str) -> Source:
+        """What `to_json` wrote."""
+        fields = json.loads(text)
+        return cls(**{**fields, "kwargs": tuple((key, tupled(value)) for key, value in fields["kwargs"])})
+
+
+def tupled(value: Any) -> Any:
+    """A value with tuples for lists, so that it can be a key."""
+    return tuple(map(tupled, value)) if isinstance(value, list) else value
+
+
+def make(source: Source, *, draws: bool = False) -> Any:
+    """A gymnasium.Env of a source; with `draws` one whose `render` returns a picture. Raises SourceError."""
+    try:
+        import gymnasium
+    except ImportError:
+        what = f"{source.kind}:{source.name}" if source.kind != "file" else source.name
+        raise SourceError(f"{what} needs Gymnasium 1.2 or later, which is not installed: {install_command('gymnasium')}", missing=True) from None
+    kwargs = dict(source.kwargs)
+    if source.kind == "file":
+        return _from_file(source, kwargs, draws)
+    name = source.name
+    if source.kind == "ale":
+        name = _register_ale(gymnasium, name)
+        kwargs = {"frameskip": 1, "repeat_action_probability": 0.0, **kwargs}
+    if draws:
+        kwargs["render_mode"] = "rgb_array"
+    try:
+        return gymnasium.make(name, max_episode_steps=-1 if source.time_limit else None, disable_env_checker=True, **kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise SourceError(f"{source.kind}:{name} needs a package that is not installed: {_line(error)}", missing=True) from None
+    except gymnasium.error.UnregisteredEnv as error:
+        raise SourceError(f"Gymnasium has no environment {name!r}: {_line(error)}") from None
+    except Exception as error:
+        raise SourceError(f"{source.kind}:{name} could not be made: {type(error).__name__}: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _register_ale(gymnasium: Any, name: str) -> str:
+    """The id of an Atari game, `pong` or `ALE/Pong-v5`, once ale-py's are registered."""
+    try:
+        import ale_py
+    except ImportError:
+        raise SourceError(f"ale:{name} needs ale-py, which is not installed: {install_command('ale')}", missing=True) from None
+    gymnasium.register_envs(ale_py)
+    return name if "/" in name else f"ALE/{''.join(part.capitalize() for part in name.split('_'))}-v5"
+
+
+def _from_file(source: Source, kwargs: dict[str, Any], draws: bool) -> Any:
+    path, _, function = source.name.rpartition(":")
+    file = Path(path)
+    try:
+        maker = getattr(_module(file, source.version), function)
+    except AttributeError:
+        raise SourceError(f"{file.name} has no {function!r}: it should be a function or class that returns a gymnasium.Env") from None
+    except (Exception, SystemExit) as error:
+        raise SourceError(f"{file} could not be imported: {type(error).__name__}: {error}") from error
+    takes = inspect.signature(maker).parameters
+    if draws and ("render_mode" in takes or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())):
+        kwargs["render_mode"] = "rgb_array"
+    try:
+        made = maker(**kwargs)
+    except Exception as error:
+        raise SourceError(f"{file.name}:{function}({', '.join(kwargs)}) failed: {type(error).__name__}: {error}") from error
+    if not all(hasattr(made, name) for name in ("reset", "step", "action_space")):
+        raise SourceError(f"{file.name}:{function} returned {type(made).__name__}: it should be a gymnasium.Env")
+    return made
+
+
+_MODULES: dict[tuple[str, str], Any] = {}
+
+
+def _module(file: Path, version: str) -> Any:
+    """The module of a user's file, run once for each of its texts."""
+    key = (str(file), version)
+    if key not in _MODULES:
+        from importlib.util import module_from_spec, spec_from_file_location
+
+        spec = spec_from_file_location(f"operant_user_source_{file.stem}", file)
+        assert spec is not None and spec.loader is not None
+        module = module_from_spec(spec)
+        import sys
+
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        _MODULES[key] = module
+    return _MODULES[key]
+
+
+# PICTURES
+
+
+def grey(picture: np.ndarray) -> np.ndarray:
+    """(H, W, 3) bytes -> (H, W, 1), by ITU-R 601's luma."""
+    return (picture[..., :3] @ _LUMA + 0.5).astype(np.uint8)[..., None]
+
+
+def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
+    """(H, W, C) bytes -> (height, width, C): each pixel the mean of the area that it covers."""
+    out = picture.astype(np.float32)
+    for axis, side in ((0, height), (1, width)):
+        if out.shape[axis] != side:
+            out = np.tensordot(_areas(out.shape[axis], side), out, axes=(1, axis)) if axis == 0 else np.einsum("ij,hjc->hic", _areas(out.shape[1], side), out)
+    return (out + 0.5).astype(np.uint8)
+
+
+_AREAS: dict[tuple[int, int], np.ndarray] = {}
+
+
+def _areas(before: int, after: int) -> np.ndarray:
+    """The share of each old pixel in each new one, (after, before)."""
+    if (before, after) not in _AREAS:
+        edges = np.linspace(0, before, after + 1)
+        old = np.arange(before)
+        covered = np.minimum(edges[1:, None], old + 1) - np.maximum(edges[:-1, None], old)
+        _AREAS[before, after] = (np.clip(covered, 0, None) * after / before).astype(np.float32)
+    return _AREAS[before, after]
+
+
+# ONE LANE
+
+
+class View:
+    """What an agent sees of an environment's observations: rows of numbers, after pictures are made grey and smaller and frames are stacked."""
+
+    def __init__(self, source: Source, space: Any) -> None:
+        """Raises SourceError for a space that is no row, and keys that fit no picture."""
+        try:
+            self._plain = spaces.observation(space)
+        except spaces.UnsupportedSpaceError as error:
+            raise SourceError(f"its observation cannot be read: {error}") from None
+        self._grey, self._side, self._stack = source.grayscale, source.resize, source.frame_stack
+        shape, size = self._plain.shape, self._plain.size
+        if (self._grey or self._side) and not shape:
+            key = "env.grayscale" if self._grey else "env.resize"
+            raise SourceError(f"{key} is for pictures, and it shows {size} numbers of {self._plain.dtype}")
+        if self._grey and shape[2] < 3:
+            raise SourceError(f"env.grayscale is for pictures of three colours, and it shows {shape[2]}")
+        if shape:
+            shape = (self._side or shape[0], self._side or shape[1], (1 if self._grey else shape[2]) * self._stack)
+        self.shape, self.size = shape, math.prod(shape) if shape else size * self._stack
+        self.one = self.size // self._stack  # numbers of a frame
+        self._row = np.zeros(size, self._plain.dtype)
+
+    def declared(self) -> spaces.Observation:
+        """What a row is."""
+        plain, k = self._plain, self._stack
+        if self.shape:
+            return spaces.Observation(self.size, "uint8", 0.0, 255.0, self.shape, 0, (spaces.Field("observation", 0, self.size),), self.frame)
+        low, high = (bound * k if isinstance(bound, tuple) else bound for bound in (plain.low, plain.high))
+        categories = plain.categories * k if isinstance(plain.categories, tuple) else plain.categories
+        fields = [
+            spaces.Field(f"{name} ({k - 1 - age} steps before)" if k - 1 - age else name, start + age * plain.size, stop + age * plain.size)
+            for age in range(k)
+            for name, start, stop in plain.fields
+        ]
+        return spaces.Observation(self.size, plain.dtype, low, high, (), categories, tuple(fields), self.frame)
+
+    def frame(self, value: Any, row: np.ndarray) -> None:
+        """One observation as numbers, (one)."""
+        if not (self._grey or self._side):
+            self._plain.write(value, row)
+            return
+        self._plain.write(value, self._row)
+        picture = self._row.reshape(self._plain.shape)
+        if self._grey:
+            picture = grey(picture)
+        if self._side:
+            picture = resized(picture, self._side, self._side)
+        row[:] = picture.reshape(-1)
+
+    def stacked(self, frames: np.ndarray, row: np.ndarray) -> None:
+        """The last frames (k, one), oldest first, as one row (O)."""
+        if self.shape:  # the frames are channels
+            height, width, channels = self.shape
+            row.reshape(height, width, self._stack, channels // self._stack)[:] = frames.reshape(self._stack, height, width, -1).transpose(1, 2, 0, 3)
+        else:
+            row[:] = frames.reshape(-1)
+
+
+class Outcome(NamedTuple):
+    """What a step came to, beside the observation."""
+
+    reward: float
+    terminated: bool
+    truncated: bool
+    mask: np.ndarray | None
+
+
+class Lane:
+    """One environment of a source, one row in and one row out. It resets nothing by itself: `reset` begins an episode."""
+
+    def __init__(self, source: Source, *, draws: bool = False) -> None:
+        self._source, self.env = source, make(source, draws=draws)
+        if hasattr(self.env, "num_envs"):
+            raise SourceError(f"{source.name} returned a vector environment of {self.env.num_envs}: let it return one gymnasium.Env, of which lanes are made")
+        self.view = View(source, self.env.observation_space)
+        try:
+            self.action = spaces.action(self.env.action_space)
+        except spaces.UnsupportedSpaceError as error:
+            raise SourceError(f"its action cannot be given: {error}") from None
+        self._frames = np.zeros((source.frame_stack, self.view.one), self.view.declared().dtype)
+        self._age, self._before, self._draw = 0, None, np.random.default_rng(0)
+        self._close: Callable[[], None] = getattr(self.env, "close", lambda: None)
+
+    def reset(self, seed: int | None, row: np.ndarray) -> np.ndarray | None:
+        """Begin an episode and write its first observation (O); the legal actions, where it says them. `seed` None goes on with the numbers it has."""
+        value, info = self.env.reset(seed=seed)
+        if seed is not None:
+            self._draw = np.random.default_rng(seed)
+        self._age, self._before = 0, None
+        self.view.frame(value, self._frames[0])
+        self._frames[1:] = self._frames[0]
+        self.view.stacked(self._frames, row)
+        return spaces.mask_of(info, value, self.action.sizes)
+
+    def step(self, chosen: np.ndarray, row: np.ndarray) -> Outcome:
+        """Take an action (A), and write the observation after it (O): of an episode that ends, its true last one."""
+        source, total, terminated, truncated = self._source, 0.0, False, False
+        action = self.action.read(chosen)
+        value: Any = None
+        info: Mapping[str, Any] = {}
+        for _ in range(source.frame_skip):
+            if source.sticky and self._before is not None and self._draw.random() < source.sticky:
+                action = self._before
+            self._before = action
+            value, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        self._age += 1
+        if source.time_limit is not None and self._age >= source.time_limit:
+            truncated = True
+        self._frames[:-1] = self._frames[1:]
+        self.view.frame(value, self._frames[-1])
+        self.view.stacked(self._frames, row)
+        return Outcome(total, bool(terminated), bool(truncated), spaces.mask_of(info, value, self.action.sizes))
+
+    def picture(self) -> np.ndarray:
+        """What `render` shows, (H, W, 3) bytes. Raises SourceError where that is no picture."""
+        shown = self.env.render()
+        found = np.asarray(shown[-1] if isinstance(shown, list) and shown else shown)
+        if found.ndim != 3 or found.shape[2] < 3:
+            raise SourceError(f"`render` returned {type(shown).__name__} of the shape {found.shape}: a picture is (H, W, 3) bytes")
+        return found[..., :3].astype(np.uint8)
+
+    def close(self) -> None:
+        """Let go of the environment."""
+        self._close()

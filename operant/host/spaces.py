@@ -1,0 +1,280 @@
+"""Gymnasium's spaces as rows of numbers: an observation is one row of float32 or of bytes, whose fields have names; an action is taken from one row.
+
+The rule. A picture (a Box of uint8 with two or three axes, alone) is bytes (H, W, C). Where every part is Discrete, MultiDiscrete or MultiBinary of at most 256
+values, or uint8, the row is bytes, and those of Discrete, MultiDiscrete and MultiBinary are categories, read one-hot. Everything else is float32: Discrete and
+MultiDiscrete one-hot, MultiBinary 0 and 1, uint8 divided by 255. The parts of a Dict follow each other in its own order, those of a Tuple likewise.
+A part is called as Python would reach it: `position`, `hand[1]`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MASK = "action_mask"
+"""The key of the legal actions, in `info` or in a Dict observation."""
+
+_CATEGORIES = 256  # at most in a byte
+
+
+class UnsupportedSpaceError(Exception):
+    """A space that is no row of numbers, in a sentence."""
+
+
+class Part(NamedTuple):
+    """One leaf of a space: its name, how it is reached from a value, and its space."""
+
+    name: str
+    path: tuple[Any, ...]
+    space: Any
+
+
+class Field(NamedTuple):
+    """Which numbers of a row a part is."""
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a row of an observation is, and `write(value, row)`, which makes one."""
+
+    size: int
+    dtype: str  # "float32" or "uint8"
+    low: float | tuple[float, ...]
+    high: float | tuple[float, ...]
+    shape: tuple[int, ...]  # of a picture (H, W, C), else ()
+    categories: int | tuple[int, ...]
+    fields: tuple[Field, ...]
+    write: Callable[[Any, np.ndarray], None] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Action:
+    """What a row of an action is, and `read(row)`, which makes the environment's action of one. `sizes` of choices, or bounds of numbers."""
+
+    sizes: tuple[int, ...]  # () for a Box
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    multi: bool  # whether more than one choice is made
+    read: Callable[[np.ndarray], Any] = field(compare=False)
+
+    @property
+    def size(self) -> int:
+        """Numbers of a row."""
+        return len(self.sizes) or len(self.low)
+
+
+def parts(space: Any, name: str = "", path: tuple[Any, ...] = ()) -> Iterator[Part]:
+    """The leaves of a space, in order."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        for key, inner in space.spaces.items():
+            yield from parts(inner, f"{name}.{key}" if name else str(key), (*path, key))
+    elif isinstance(space, spaces.Tuple):
+        for k, inner in enumerate(space.spaces):
+            yield from parts(inner, f"{name}[{k}]", (*path, k))
+    elif isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        yield Part(name or "observation", path, space)
+    else:
+        raise UnsupportedSpaceError(f"{name or 'it'} is {space}: Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple are known")
+
+
+def _reach(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _choices(space: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """How many values each number of a space of whole numbers has, and its least; None for a Box."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return np.array([space.n]), np.array([space.start])
+    if isinstance(space, spaces.MultiDiscrete):
+        return np.asarray(space.nvec).ravel(), np.asarray(space.start).ravel()
+    if isinstance(space, spaces.MultiBinary):
+        count = math.prod(space.n) if isinstance(space.n, tuple | list | np.ndarray) else int(space.n)
+        return np.full(count, 2), np.zeros(count, np.int64)
+    return None
+
+
+def has_mask(space: Any) -> bool:
+    """Whether a Dict observation holds the legal actions."""
+    from gymnasium import spaces
+
+    return isinstance(space, spaces.Dict) and MASK in space.spaces
+
+
+def is_picture(space: Any) -> bool:
+    """Whether an observation is a picture of bytes."""
+    from gymnasium import spaces
+
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3) and math.prod(space.shape) > 0
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether a picture of three axes has its channels first: few there, and many in the last."""
+    return len(shape) == 3 and shape[0] <= 16 < shape[2] and shape[0] < shape[1]
+
+
+def observation(space: Any) -> Observation:
+    """What a row of a space is. Raises UnsupportedSpaceError."""
+    if has_mask(space):
+        from gymnasium import spaces
+
+        space = spaces.Dict({key: inner for key, inner in space.spaces.items() if key != MASK})
+    if is_picture(space):
+        return _picture(space)
+    leaves = list(parts(space))
+    if not leaves or not all(_numbers(part.space) for part in leaves):
+        raise UnsupportedSpaceError("it holds no number")
+    alike = [_choices(part.space) for part in leaves]
+    in_bytes = all(str(part.space.dtype) == "uint8" if found is None else found[0].max() <= _CATEGORIES for part, found in zip(leaves, alike, strict=True))
+    return _bytes(leaves, alike) if in_bytes else _floats(leaves, alike)
+
+
+def _numbers(space: Any) -> int:
+    found = _choices(space)
+    return math.prod(space.shape) if found is None else len(found[0])
+
+
+def _picture(space: Any) -> Observation:
+    turned = channels_first(space.shape)
+    height, width, *planes = space.shape[1:] + space.shape[:1] if turned else space.shape
+    shape = (int(height), int(width), int(planes[0]) if planes else 1)
+
+    def write(value: Any, row: np.ndarray) -> None:
+        picture = np.asarray(value)
+        row.reshape(shape)[:] = (picture.transpose(1, 2, 0) if turned else picture).reshape(shape)
+
+    size = math.prod(shape)
+    return Observation(size, "uint8", 0.0, 255.0, shape, 0, (Field("observation", 0, size),), write)
+
+
+def _bytes(leaves: list[Part], choices: list[Any]) -> Observation:
+    """Bytes: categories, and numeric ones of uint8."""
+    categories: list[int] = []
+    high: list[float] = []
+    fields, plans, at = [], [], 0
+    for part, found in zip(leaves, choices, strict=True):
+        count = _numbers(part.space)
+        if found is None:
+            categories += [0] * count
+            high += np.asarray(part.space.high, np.float64).ravel().tolist()
+        else:
+            categories += [int(k) if k > 1 else 0 for k in found[0]]
+            high += [float(k - 1) for k in found[0]]
+        fields.append(Field(part.name, at, at + count))
+        plans.append((part.path, slice(at, at + count), 0 if found is None else found[1]))
+        at += count
+
+    def write(value: Any, row: np.ndarray) -> None:
+        for path, where, least in plans:
+            row[where] = np.asarray(_reach(value, path)).ravel() - least
+
+    return Observation(at, "uint8", 0.0, tuple(max(bound, 1.0) for bound in high), (), tuple(categories), tuple(fields), write)
+
+
+def _floats(leaves: list[Part], choices: list[Any]) -> Observation:
+    """float32: one-hot, 0 and 1, and numbers as they are."""
+    low: list[float] = []
+    high: list[float] = []
+    fields, at = [], 0
+    plans: list[tuple[Any, ...]] = []
+    for part, found in zip(leaves, choices, strict=True):
+        plain = found is None or part.space.__class__.__name__ == "MultiBinary"
+        count = _numbers(part.space) if plain else int(found[0].sum())
+        fields.append(Field(part.name, at, at + count))
+        if found is None:
+            scale = 1 / 255 if str(part.space.dtype) == "uint8" else 1.0
+            low += (np.asarray(part.space.low, np.float64).ravel() * scale).tolist()
+            high += (np.asarray(part.space.high, np.float64).ravel() * scale).tolist()
+            plans.append((part.path, at, at + count, None, None, scale))
+        else:
+            low += [0.0] * count
+            high += [1.0] * count
+            places = None if plain else at + np.concatenate([[0], np.cumsum(found[0])[:-1]]).astype(np.int64)
+            plans.append((part.path, at, at + count, places, None if plain else found[1], 1.0))
+        at += count
+
+    def write(value: Any, row: np.ndarray) -> None:
+        for path, start, stop, places, least, scale in plans:
+            numbers = np.asarray(_reach(value, path)).ravel()
+            if places is None:
+                row[start:stop] = numbers if scale == 1.0 else numbers * scale
+            else:
+                row[start:stop] = 0.0
+                row[places + (numbers - least)] = 1.0
+
+    only = leaves[0]
+    if len(leaves) == 1 and not only.path and choices[0] is None and str(only.space.dtype) != "uint8":
+
+        def write(value: Any, row: np.ndarray) -> None:  # the common case
+            row[:] = np.asarray(value).reshape(-1)
+
+    return Observation(at, "float32", tuple(low), tuple(high), (), 0, tuple(fields), write)
+
+
+# ACTIONS
+
+
+def action(space: Any) -> Action:
+    """What a row of an action is. Raises UnsupportedSpaceError: choices beside numbers are not one action here."""
+    leaves = list(parts(space, "action"))
+    found = [_choices(part.space) for part in leaves]
+    if all(choices is None for choices in found) and leaves:
+        low, high = (np.concatenate([np.asarray(getattr(part.space, side), np.float64).ravel() for part in leaves]) for side in ("low", "high"))
+        return Action((), tuple(low.tolist()), tuple(high.tolist()), False, _reader(space))
+    if all(choices is not None for choices in found) and leaves:
+        sizes = tuple(int(n) for choices in found if choices is not None for n in choices[0])
+        single = len(leaves) == 1 and type(space).__name__ == "Discrete"
+        return Action(sizes, (), (), not single, _reader(space))
+    raise UnsupportedSpaceError("its action mixes choices with numbers (Box): one kind alone is known")
+
+
+def _reader(space: Any) -> Callable[[np.ndarray], Any]:
+    """`read(row)` for a space."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return lambda row: int(row[0]) + start
+    if isinstance(space, spaces.Box):
+        shape, kind = space.shape, space.dtype
+        return lambda row: row.reshape(shape).astype(kind)
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        found = _choices(space)
+        assert found is not None
+        least, shape, kind = found[1], space.shape, space.dtype
+        return lambda row: (row + least).reshape(shape).astype(kind)
+    inner = list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
+    readers, at = [], 0
+    for key, part in inner:
+        count = sum(_numbers(leaf.space) for leaf in parts(part))
+        readers.append((key, slice(at, at + count), _reader(part)))
+        at += count
+    if isinstance(space, spaces.Dict):
+        return lambda row: {key: read(row[where]) for key, where, read in readers}
+    return lambda row: tuple(read(row[where]) for _, where, read in readers)
+
+
+def mask_of(info: Any, value: Any, sizes: tuple[int, ...]) -> np.ndarray | None:
+    """The legal actions, (H) of 0 and 1, by `info` or a Dict observation; None where neither says."""
+    found = info.get(MASK) if isinstance(info, dict) else None
+    if found is None and isinstance(value, dict):
+        found = value.get(MASK)
+    if found is None or not sizes:
+        return None
+    flat = np.concatenate([np.asarray(one).ravel() for one in found]) if isinstance(found, tuple | list) else np.asarray(found).ravel()
+    if len(flat) != sum(sizes):
+        return None
+    return (flat != 0).astype(np.uint8)

@@ -1,0 +1,68 @@
+"""A process that steps lanes: `main` is its program. It ends with the process that started it, however that ends, and leaves nothing behind.
+
+What it is told comes over a socket: a line of JSON that says what it steps, then two bytes for each call, its letter and its buffer; it answers each with one
+byte, or with what went wrong. The blocks lie in memory without a name, which goes with the last process that has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import signal
+import socket
+import struct
+from typing import Any
+
+from operant.host.lanes import Blocks, Group, LaneError, Shape
+from operant.host.source import Source
+
+CALLS = {b"m": "make", b"r": "reset", b"s": "step", b"d": "draw"}
+LETTERS = {name: letter for letter, name in CALLS.items()}
+DONE, FAILED = b".", b"!"
+LENGTH = struct.Struct("<I")
+_PR_SET_PDEATHSIG = 1
+
+
+def receive(link: socket.socket, count: int) -> bytes:
+    """So many bytes; fewer where the other side is gone."""
+    got = b""
+    while len(got) < count and (more := link.recv(count - len(got))):
+        got += more
+    return got
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel end this process with its parent, also where that is killed."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before that
+        os._exit(1)
+
+
+def main(socket_fd: int, memory_fd: int, parent: int) -> None:
+    """Step lanes until the socket closes. Does not return."""
+    _end_with(parent)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these are the trainer's, which may still want steps; the socket ends this one
+        signal.signal(number, signal.SIG_IGN)
+    link = socket.socket(fileno=socket_fd)
+    told: dict[str, Any] = json.loads(receive(link, LENGTH.unpack(receive(link, LENGTH.size))[0]))
+    shape = Shape(*told["shape"])
+    memory = mmap.mmap(memory_fd, shape.bytes())
+    os.close(memory_fd)
+    group = Group(Source.from_json(told["source"]), Blocks(memory, shape), told["buffers"], draws=told["draws"])
+    with contextlib.suppress(OSError):  # the other side is gone
+        while len(command := receive(link, 2)) == 2:
+            link.sendall(_answer(group, CALLS[command[:1]], command[1]))
+    os._exit(0)
+
+
+def _answer(group: Group, call: str, buffer: int) -> bytes:
+    try:
+        group.calls[call](buffer)
+    except LaneError as error:
+        text = json.dumps(error.document(), default=repr).encode()
+        return FAILED + LENGTH.pack(len(text)) + text
+    return DONE

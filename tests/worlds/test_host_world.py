@@ -1,0 +1,174 @@
+"""Lanes of outside environments: transitions as Gymnasium gives them by hand, faults in a sentence, and nothing left behind by a process that ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from waiting import wait_until
+
+import operant
+from operant.envs import outside
+from operant.errors import EnvironmentFailedError
+from operant.host.source import Source
+from operant.worlds import HostWorld, lane_seeds
+
+gymnasium = pytest.importorskip("gymnasium")
+
+LANES, SEED = 5, 3
+MINE = Path(__file__).parents[1] / "outside_toys.py"
+
+
+def env_of(name, *, processes=0, timeout_s=60.0, reward_clip=None, **changes):
+    kind = "file" if ".py" in name else "gymnasium"
+    found = outside.declare(Source(kind, name, **changes))
+    return replace(found, hosting=outside.Hosting(processes, 2, timeout_s, reward_clip))
+
+
+def actions(world, generator):
+    space = world.spec.action
+    if hasattr(space, "low"):
+        return torch.from_numpy(generator.uniform(-3, 3, (space.size, world.count)).astype(np.float32))
+    return torch.from_numpy(generator.integers(0, space.n, (1, world.count)).astype(np.int32))
+
+
+def played(world, steps):
+    """Every slot of some steps, as arrays."""
+    slot, generator, seen = world.slot(), np.random.default_rng(7), []
+    world.reset(slot)
+    seen.append({"observation": slot.observation.clone()})
+    for _ in range(steps):
+        slot.action.copy_(actions(world, generator))
+        world.step(slot)
+        world.advance(1)
+        seen.append({name: value.clone() for name, value in slot._asdict().items() if value is not None})
+    return seen
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1", "Blackjack-v1", "LunarLander-v3"])
+def test_transitions_are_those_of_gymnasium_by_hand(name):
+    if name == "LunarLander-v3":
+        pytest.importorskip("Box2D")
+    limit, steps = 13, 40
+    world = HostWorld(env_of(name, time_limit=limit), LANES, seed=SEED)
+    seen = played(world, steps)
+    for lane, seed in enumerate(lane_seeds(SEED, 0, 0, LANES)):
+        hand = gymnasium.make(name, max_episode_steps=limit)
+        row = np.zeros(world.spec.observation.size, world.spec.observation.dtype)
+        write = outside.Lane(world.spec.source).view.frame
+
+        def check(value, there, row=row, write=write):
+            write(value, row)
+            assert np.array_equal(row, there.numpy())
+
+        check(hand.reset(seed=int(seed))[0], seen[0]["observation"][:, lane])
+        for step in seen[1:]:
+            chosen = step["action"][:, lane].numpy()
+            value, reward, terminated, truncated, _ = hand.step(chosen if hasattr(world.spec.action, "low") else int(chosen[0]))
+            outcome = (np.float32(reward), terminated, truncated)
+            assert (step["reward"][lane].item(), bool(step["terminated"][lane]), bool(step["truncated"][lane])) == outcome
+            if terminated or truncated:
+                check(value, step["final_observation"][:, lane])
+                value = hand.reset()[0]
+            check(value, step["observation"][:, lane])
+    ended = sum(int((step["terminated"] | step["truncated"]).sum()) for step in seen[1:])
+    sums = world.episode_sums(world.slot())
+    assert ended >= LANES and int(sums[0]) == ended and float(world.episode_sums(world.slot())[0]) == 0
+
+
+def test_processes_give_the_bits_of_none():
+    alone, shared = (HostWorld(env_of("CartPole-v1", processes=count), LANES, seed=SEED) for count in (0, 2))
+    for one, other in zip(played(alone, 60), played(shared, 60), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    shared.close()
+
+
+def test_actions_beyond_their_bounds_are_clipped_in_place():
+    world = HostWorld(env_of("Pendulum-v1"), LANES, seed=SEED)
+    assert max(step["action"].abs().max() for step in played(world, 5)[1:]) == 2.0
+
+
+def test_masks_come_from_info():
+    world = HostWorld(env_of("Taxi-v4" if "Taxi-v4" in gymnasium.registry else "Taxi-v3"), LANES, seed=SEED)
+    slot = world.slot()
+    world.reset(slot)
+    assert world.spec.mask_size == 6 and slot.observation.sum() == LANES and 0 < slot.legal.sum() < 6 * LANES
+
+
+def test_frames_are_skipped_and_stacked_and_rewards_clipped():
+    toy = f"{MINE}:counting"
+    world = HostWorld(env_of(toy, frame_skip=3, frame_stack=2, reward_clip=1.0), 2, seed=SEED)
+    seen = played(world, 4)
+    assert [step["observation"][:, 0].tolist() for step in seen] == [[0, 0], [0, 3], [3, 6], [6, 9], [0, 0]]
+    assert [step["reward"][0].item() for step in seen[1:]] == [1.0] * 4 and seen[4]["final_observation"][:, 0].tolist() == [9, 10]
+    assert world.episode_sums(world.slot()).tolist() == [2, 8, 20]  # two lanes: of length 4, the whole return 10
+
+
+def test_pictures_are_made_grey_and_small():
+    world = HostWorld(env_of(f"{MINE}:pictures", grayscale=True, resize=8, frame_stack=2), 2, seed=SEED)
+    slot = world.slot()
+    world.reset(slot)
+    picture = slot.observation.t().reshape(2, 8, 8, 2)
+    assert world.spec.observation.shape == (8, 8, 2) and slot.observation.dtype == torch.uint8
+    assert picture[0, :4].unique().tolist() == [round(0.299 * 200)] and picture[0, 4:].unique().tolist() == [0]
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_an_environment_that_raises_is_named_with_its_lane_and_action(processes):
+    world = HostWorld(env_of(f"{MINE}:raising", processes=processes), 2, seed=SEED)
+    with pytest.raises(EnvironmentFailedError, match=r"toys.py:raising: `step` of lane [01], after action \[[01]\] raised ValueError: at step 3") as caught:
+        played(world, 9)
+    assert "raise ValueError" in caught.value.detail and "outside_toys.py" in caught.value.detail
+    world.close()
+
+
+def test_one_that_hangs_or_dies_is_said_within_the_time():
+    with pytest.raises(EnvironmentFailedError, match=r"`step` of lane 0 \(last action \[[01]\]\) did not return within 0.5 s: env.timeout_s"):
+        played(HostWorld(env_of(f"{MINE}:hanging", processes=1, timeout_s=0.5), 1, seed=SEED), 9)
+    with pytest.raises(EnvironmentFailedError, match=r"the process of lane 0 .* ended by SIGKILL in `step`"):
+        played(HostWorld(env_of(f"{MINE}:dying", processes=1), 1, seed=SEED), 9)
+
+
+def test_a_number_that_is_not_finite_is_named():
+    with pytest.raises(EnvironmentFailedError, match=r"number 1 of the observation|observation\[1\] of the observation of lane 0 is nan after action"):
+        played(HostWorld(env_of(f"{MINE}:not_finite"), 1, seed=SEED), 9)
+
+
+HOLDS = """
+import sys, time
+sys.path[:0] = sys.argv[1:3]
+from operant.envs import outside
+from operant.host.processes import Steppers
+from operant.host.lanes import Shape
+from operant.host.source import Source
+steppers = Steppers(Source("file", sys.argv[3]), Shape(4, 1, "float32", 1, "int32", 0), [range(4)], processes=2, timeout_s=60.0)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def segments():
+    return set(os.listdir("/dev/shm"))
+
+
+@pytest.mark.parametrize("cycles", [2, pytest.param(100, marks=pytest.mark.soak)])
+def test_nothing_is_left_of_a_process_that_is_killed(cycles):
+    before = segments()
+    home = str(Path(operant.__file__).parents[1])
+    for _ in range(cycles):
+        program = [sys.executable, "-c", HOLDS, home, str(MINE.parent), f"{MINE}:hanging"]
+        holder = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+        assert holder.stdout.readline() == "ready\n"
+        workers = [worker.pid for worker in psutil.Process(holder.pid).children()]
+        assert len(workers) == 2
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        holder.stdout.close()
+        wait_until(lambda workers=workers: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+    assert segments() <= before
