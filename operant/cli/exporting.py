@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from operant.cli.common import TYPER, JsonOption, RootOption, TrustOption, consented, out, print_json, say
+from operant.cli.common import TYPER, JsonOption, RootOption, RunName, TrustOption, consented, out, print_json, say
 from operant.errors import UsageError
 from operant.text import safe
+
+if TYPE_CHECKING:
+    from operant.runs import Run
 
 app = typer.Typer(**TYPER)
 export_app = typer.Typer(**TYPER, help="Write a policy or a run's metrics for other programs.")
@@ -69,6 +72,59 @@ def export_policy(
     ties = f", {made.ties} times another of two equally good actions" if made.ties else ""
     out(f"{safe(target, 400)}  {document['bytes'] / 1000:,.0f} kB  step {loaded.step:,}")
     out(f"checked on {made.checked:,} observations: largest difference {made.difference:.2g}{ties}", "", *_snippet(to, made, loaded.policy))
+
+
+@export_app.command("metrics")
+def export_metrics(
+    what: RunName,
+    to: Annotated[str, typer.Option("--to", metavar="csv|parquet|tensorboard|wandb|mlflow", help="the format, or who gets them")] = "csv",
+    path: Annotated[str | None, typer.Option("--out", metavar="PATH", help="the file or folder to write  [default: by the run's id]")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the run has ended")] = False,
+    project: Annotated[str, typer.Option(metavar="NAME", help="wandb's project, MLflow's experiment")] = "operant",
+    offline: Annotated[bool, typer.Option("--offline", help="wandb: keep it in a folder, for `wandb sync` later")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
+    as_json: JsonOption = False,
+    runs: RootOption = None,
+) -> None:
+    """Write a run's metrics to a file, or hand them to a tracker, afterwards or while it trains.
+
+    Reads the run's files as the monitor does: a full disk or a dead network here does not touch the trainer. Ctrl-C ends the following, not the run.
+    """
+    from operant import runs as folders
+    from operant.export import metrics, trackers
+
+    formats = (*metrics.FILES, *metrics.TRACKERS)
+    if to not in formats:
+        raise UsageError(f"--to is {safe(to, 40)!r}; it must be one of {', '.join(formats)}")
+    if offline and to != "wandb":
+        raise UsageError("--offline is of --to wandb")
+    run = folders.resolve(what, *folders.reach(runs))
+    out_path = None if path is None else Path(path).expanduser()
+    if to in metrics.FILES:
+        target = out_path or Path(f"{run.id}{metrics.FILES[to]}")
+        check_free(target, force)
+        sink = metrics.file_sink(run, target, to, follow=follow)
+    else:
+        sink = trackers.sink(to, run.id, configuration(run), out=out_path, project=project, offline=offline)
+    if follow:
+        say(f"following {safe(run.id)} into {safe(sink.where, 400)}: Ctrl-C ends that, not the run")
+    written = metrics.export(run, sink, follow=follow)
+    if as_json:
+        print_json({"schema": 1, "id": run.id, "to": to, **written._asdict()})
+    elif written.rows:
+        out(f"{safe(written.where, 400)}  {written.rows:,} records of {written.metrics} metrics")
+    else:
+        say(f"{safe(run.id)} has no records yet: {safe(written.where, 400)} is empty")
+
+
+def configuration(run: Run) -> dict[str, Any]:
+    """A run's resolved configuration; {} where it has none that can be read."""
+    import tomli
+
+    try:
+        return tomli.loads(run.config_path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def check_free(path: Path, force: bool) -> None:

@@ -52,6 +52,7 @@ from operant.runs.metrics import (
     Writer,
 )
 from operant.runs.states import ENDED, LIVE, Judgement, Observation, State, describe, exit_code, judge, observe, state, target_reached, target_remark
+from operant.runs.stream import Columns, Stream, columns
 
 __all__ = [
     "BOOKKEEPING",
@@ -70,6 +71,7 @@ __all__ = [
     "TERMINAL",
     "UNORDERED",
     "Chunk",
+    "Columns",
     "Event",
     "Follower",
     "Header",
@@ -85,6 +87,7 @@ __all__ = [
     "Record",
     "Run",
     "State",
+    "Stream",
     "Tail",
     "Threshold",
     "Writer",
@@ -92,6 +95,7 @@ __all__ = [
     "boot_id",
     "busy",
     "clock_and_text",
+    "columns",
     "create",
     "describe",
     "discard_unstarted",

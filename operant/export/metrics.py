@@ -1,0 +1,171 @@
+"""Writes a run's metrics as CSV or Parquet, or hands them to TensorBoard, Weights & Biases or MLflow: afterwards, or while it trains. Knows no trainer.
+
+It reads the run's files as any viewer does: whatever becomes of a network or of a disk here, the trainer does not notice. Every row is one record: `session`
+and `n` (which count a run's trainers and their records), `step`, `time` (seconds since 1970), and one column for each metric; a metric without a value is
+empty.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from operant import runs
+from operant.errors import MachineError
+from operant.runs import Chunk, Run, Stream
+
+FILES: Final = {"csv": ".csv", "parquet": ".parquet"}
+"""The formats that are one file, and how it ends."""
+
+TRACKERS: Final = ("tensorboard", "wandb", "mlflow")
+
+KEYS: Final = ("session", "n", "step", "time")
+_PERIOD_S = 1.0
+
+
+class Sink(Protocol):
+    """Where rows go."""
+
+    where: str  # what to tell a person
+
+    def add(self, chunk: Chunk) -> None:
+        """The next rows, of one session."""
+
+    def close(self, complete: bool) -> None:
+        """There are no more rows; not `complete`: something went wrong. (A user who stops following has what there was until then.)"""
+
+
+class Written(NamedTuple):
+    """What was handed over."""
+
+    where: str
+    rows: int
+    metrics: int
+
+
+def export(run: Run, sink: Sink, *, follow: bool, report: Callable[[int], None] = lambda rows: None) -> Written:
+    """Hand all records of a run to a sink; with `follow` also those that come, until the run has ended. `report` takes the number of rows so far.
+
+    Raises MachineError where they cannot be written.
+    """
+    stream, rows, names, complete = Stream(run), 0, set[str](), False
+    try:
+        while True:
+            for chunk in stream.poll():
+                sink.add(chunk)
+                rows += len(chunk.n)
+                names.update(chunk.names)
+            report(rows)
+            if not follow or stream.state.ended:
+                break
+            time.sleep(_PERIOD_S)
+        complete = True
+    except KeyboardInterrupt:
+        complete = follow
+        raise
+    except OSError as error:
+        raise MachineError(f"{sink.where} cannot be written ({error.strerror or error}). The run is not concerned") from None
+    finally:
+        stream.close()
+        sink.close(complete)
+    return Written(sink.where, rows, len(names))
+
+
+def require(what: str, *packages: str) -> None:
+    """Raise MachineError where a format's packages are not installed."""
+    if missing := [package for package in packages if find_spec(package) is None]:
+        raise MachineError(f"--to {what} needs {' and '.join(missing)}: pip install 'operant[track]'. Without: --to csv")
+
+
+def file_sink(run: Run, path: Path, what: str, *, follow: bool) -> Sink:
+    """A file of a format of FILES. Raises MachineError."""
+    if what == "parquet":
+        require(what, "pyarrow")
+        return ParquetFile(path, _names(run))
+    return CsvFile(path, _names(run), follow=follow)
+
+
+def _names(run: Run) -> list[str]:
+    """The metrics of all of a run's sessions so far, in their order; waits for the first record of one that has just begun."""
+    stream = Stream(run)
+    try:
+        while True:
+            found: dict[str, None] = {}
+            for chunk in stream.poll():
+                found.update(dict.fromkeys(chunk.names))
+            if found or not stream.state.live:
+                return list(found)
+            time.sleep(_PERIOD_S)
+    finally:
+        stream.close()
+
+
+def _rows(chunk: Chunk, names: Sequence[str]) -> Iterator[list[Any]]:
+    columns = [chunk.columns.get(name) for name in names]
+    for k, (n, step, time_ns) in enumerate(zip(chunk.n, chunk.step, chunk.realtime_ns, strict=True)):
+        values = (None if column is None or math.isnan(column[k]) else column[k] for column in columns)
+        yield [chunk.session, n, step, time_ns / 1e9, *values]
+
+
+class CsvFile:
+    """A line for each record. Followed, the file grows line by line; otherwise it is there once it is whole."""
+
+    def __init__(self, path: Path, names: Sequence[str], *, follow: bool) -> None:
+        self.where, self._path, self._names = str(path), path, names
+        self._place = path if follow else path.with_name(f".{path.name}-{os.getpid()}")
+        with _opening(path):
+            self._file = self._place.open("w", newline="", encoding="utf-8")
+        self._writer = csv.writer(self._file)
+        self._writer.writerow([*KEYS, *names])
+
+    def add(self, chunk: Chunk) -> None:
+        """Write the rows; a float is written so that it is read back as the same."""
+        self._writer.writerows([("" if value is None else repr(value)) for value in row] for row in _rows(chunk, self._names))
+        self._file.flush()
+
+    def close(self, complete: bool) -> None:
+        """Put the file in its place, or where it is not whole, away."""
+        self._file.close()
+        if self._place != self._path:
+            os.replace(self._place, self._path) if complete else self._place.unlink()
+
+
+class ParquetFile:
+    """A row for each record. The file is there once it is whole: a Parquet file can be read only then. One that is followed is whole at the run's end."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        import pyarrow
+        from pyarrow import parquet
+
+        self.where, self._path, self._names, self._arrow = str(path), path, names, pyarrow
+        fixed = [("session", pyarrow.uint64()), ("n", pyarrow.uint64()), ("step", pyarrow.uint64()), ("time", pyarrow.float64())]
+        self._schema = pyarrow.schema([*fixed, *((name, pyarrow.float64()) for name in names)])
+        self._place = path.with_name(f".{path.name}-{os.getpid()}")
+        with _opening(path):
+            self._writer = parquet.ParquetWriter(str(self._place), self._schema)
+
+    def add(self, chunk: Chunk) -> None:
+        """Write the rows as a group."""
+        columns = zip(*_rows(chunk, self._names), strict=True)
+        self._writer.write_table(self._arrow.table([list(column) for column in columns], schema=self._schema))
+
+    def close(self, complete: bool) -> None:
+        """Put the file in its place, or where it is not whole, away."""
+        self._writer.close()
+        os.replace(self._place, self._path) if complete else self._place.unlink()
+
+
+@contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    """Turns an OSError of opening a file into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise MachineError(f"{runs.shown(path)} cannot be written ({error.strerror or error}): choose another place with --out") from None

@@ -1,0 +1,142 @@
+"""Hands a run's metrics to TensorBoard, Weights & Biases or MLflow. Knows no file of a run and no trainer.
+
+Each value goes to the step of its record, at the record's time where the tracker takes one; values that are missing are left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from operant.errors import MachineError
+from operant.export.metrics import Sink, require
+from operant.runs import Chunk
+
+_MLFLOW_BATCH = 1000  # metrics that a call may hold
+
+
+def sink(what: str, name: str, config: Mapping[str, Any], *, out: Path | None, project: str, offline: bool) -> Sink:
+    """A tracker's run called `name`, with a configuration to show. Raises MachineError where its package is missing or it cannot be reached."""
+    if what == "tensorboard":
+        require(what, "tensorboard")
+        return TensorBoard(out or Path("tensorboard") / name)
+    if what == "wandb":
+        require(what, "wandb")
+        return Wandb(name, config, out=out, project=project, offline=offline)
+    require(what, "mlflow")
+    return MLflow(name, config, out=out, experiment=project)
+
+
+def _values(chunk: Chunk, row: int) -> dict[str, float]:
+    return {name: column[row] for name, column in chunk.columns.items() if not math.isnan(column[row])}
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as `section.key`."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+class TensorBoard:
+    """An event file in a folder. (Without torch, and without TensorFlow.)"""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self.where, self._event, self._summary = str(folder), event_pb2.Event, summary_pb2.Summary
+        with _reached("TensorBoard"):
+            self._writer = EventFileWriter(str(folder), max_queue_size=100, flush_secs=5)
+
+    def add(self, chunk: Chunk) -> None:
+        """Write an event for each record."""
+        for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True)):
+            values = [self._summary.Value(tag=name, simple_value=value) for name, value in _values(chunk, row).items()]
+            self._writer.add_event(self._event(wall_time=time_ns / 1e9, step=step, summary=self._summary(value=values)))
+        self._writer.flush()
+
+    def close(self, complete: bool) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+class Wandb:
+    """A run of Weights & Biases. Its own process sends; without a network it keeps what it could not send (`wandb sync`)."""
+
+    def __init__(self, name: str, config: Mapping[str, Any], *, out: Path | None, project: str, offline: bool) -> None:
+        os.environ.setdefault("WANDB_SILENT", "true")
+        import wandb
+
+        folder = out or Path.cwd()
+        with _reached("Weights & Biases", "--offline keeps it in a folder, for `wandb sync` later"):
+            folder.mkdir(parents=True, exist_ok=True)
+            settings = wandb.Settings(x_disable_stats=True, x_disable_meta=True, console="off", silent=True)
+            self._run = wandb.init(project=project, name=name, config=dict(config), dir=str(folder), mode="offline" if offline else "online", settings=settings)
+            self._run.define_metric("operant_step", hidden=True)
+            self._run.define_metric("*", step_metric="operant_step")
+        self.where = self._run.dir.removesuffix("/files") if offline else str(self._run.url)
+
+    def add(self, chunk: Chunk) -> None:
+        """Log each record, against its environment step and with its time."""
+        for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True)):
+            self._run.log({**_values(chunk, row), "operant_step": step, "_timestamp": time_ns / 1e9})
+
+    def close(self, complete: bool) -> None:
+        """End the run, and the process that sends once it has written or sent all there is."""
+        import wandb
+
+        self._run.finish(exit_code=0 if complete else 1)
+        wandb.teardown()
+
+
+class MLflow:
+    """A run of MLflow, at $MLFLOW_TRACKING_URI, or else in a folder."""
+
+    def __init__(self, name: str, config: Mapping[str, Any], *, out: Path | None, experiment: str) -> None:
+        logging.getLogger("mlflow").setLevel(logging.ERROR)
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        from mlflow.entities import Metric
+        from mlflow.tracking import MlflowClient
+
+        uri = str(out.absolute().as_uri()) if out is not None else os.environ.get("MLFLOW_TRACKING_URI") or (Path.cwd() / "mlruns").as_uri()
+        self.where, self._metric = uri, Metric
+        with _reached("MLflow"):
+            self._client = MlflowClient(uri)
+            found = self._client.get_experiment_by_name(experiment)
+            place = found.experiment_id if found is not None else self._client.create_experiment(experiment)
+            self._id = self._client.create_run(place, run_name=name).info.run_id
+            for key, value in flat(config).items():
+                self._client.log_param(self._id, key, value)
+
+    def add(self, chunk: Chunk) -> None:
+        """Log all values, in calls of as many as it takes."""
+        metrics = [
+            self._metric(name, value, time_ns // 1_000_000, step)
+            for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True))
+            for name, value in _values(chunk, row).items()
+        ]
+        for start in range(0, len(metrics), _MLFLOW_BATCH):
+            self._client.log_batch(self._id, metrics=metrics[start : start + _MLFLOW_BATCH])
+
+    def close(self, complete: bool) -> None:
+        """End the run."""
+        self._client.set_terminated(self._id, "FINISHED" if complete else "FAILED")
+
+
+@contextmanager
+def _reached(what: str, instead: str = "") -> Iterator[None]:
+    """Turns what a tracker raises while it is opened into a sentence, and keeps its own words off stdout."""
+    try:
+        with redirect_stdout(StringIO()):
+            yield
+    except Exception as error:
+        told = str(error).strip().partition("\n")[0][:300] or type(error).__name__
+        raise MachineError(f"{what} cannot be used ({told})" + (f". {instead}" if instead else "")) from None

@@ -1,0 +1,133 @@
+"""All records of a run, oldest first, from its history and then its metrics file: once, or as they come. Standard library only. For one thread.
+
+Opens everything for reading: the trainer does not notice. Records that a resume trained again from an earlier step are left out of what is read at first; while
+a run is followed they have been handed out already, and those of the later session come after them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from operant.runs import history
+from operant.runs.folder import Run
+from operant.runs.follow import Follower
+from operant.runs.history import Chunk
+from operant.runs.metrics import SECONDS, Metric, Record
+from operant.runs.states import State
+
+_IDLE_S = 30.0
+
+
+class Stream:
+    """`poll` hands out the records that are new since the last call, in chunks of one session."""
+
+    def __init__(self, run: Run) -> None:
+        self._follower, self._last, self._begun = Follower(run), (-1, -1), False
+
+    @property
+    def state(self) -> State:
+        """The run's state, as of the last look."""
+        return self._follower.state
+
+    def poll(self) -> Iterator[Chunk]:
+        """Look once: the new records, oldest first. Never raises for what the files hold."""
+        follower = self._follower
+        follower.poll(time.monotonic())
+        expected, records = follower.next, follower.new_records()
+        missed = bool(records) and (records[0].n > expected or records[0].session > self._last[0])
+        if not self._begun or missed:
+            self._begun = True
+            for chunk in history.read(follower.run.path / "history"):
+                yield from self._new(chunk)
+        if follower.reader is not None:
+            for _, some in groupby(records, key=lambda record: record.session):
+                yield from self._new(_chunk(follower.reader.metrics, list(some)))
+
+    def _new(self, chunk: Chunk) -> Iterator[Chunk]:
+        """The records of a chunk that were not handed out."""
+        session, n = self._last
+        first = bisect_right(chunk.n, n) if chunk.session == session else 0 if chunk.session > session else len(chunk.n)
+        if first < len(chunk.n):
+            self._last = (chunk.session, chunk.n[-1])
+            columns = {name: column[first:] for name, column in chunk.columns.items()}
+            yield chunk._replace(
+                n=chunk.n[first:], step=chunk.step[first:], boottime_ns=chunk.boottime_ns[first:], realtime_ns=chunk.realtime_ns[first:],
+                flags=chunk.flags[first:], columns=columns,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._follower.close()
+
+
+def _chunk(metrics: tuple[Metric, ...], records: Sequence[Record]) -> Chunk:
+    """Records of the metrics file as the history has them."""
+    values = zip(*(record.values for record in records), strict=True)
+    return Chunk(
+        records[0].session, metrics, 1,
+        array("Q", [record.n for record in records]), array("Q", [record.step for record in records]),
+        array("Q", [record.boottime_ns for record in records]), array("Q", [record.realtime_ns for record in records]),
+        array("I", [record.flags for record in records]),
+        {metric.name: array("d", column) for metric, column in zip(metrics, values, strict=True)},
+    )  # fmt: skip
+
+
+class Columns(NamedTuple):
+    """A run's records as columns of equal length; NaN where a metric had no value."""
+
+    session: array[int]
+    n: array[int]  # counts from 0 in each session
+    step: array[int]
+    time: array[float]  # s since 1970
+    seconds: array[float]  # of training, without pauses
+    flags: array[int]
+    metrics: dict[str, array[float]]
+
+
+def columns(run: Run) -> Columns:
+    """All records of a run that there are now. Never raises for what the files hold."""
+    stream = Stream(run)
+    found = Columns(array("Q"), array("Q"), array("Q"), array("d"), array("d"), array("I"), {})
+    clock = _Clock()
+    try:
+        for chunk in stream.poll():
+            before, rows = len(found.n), len(chunk.n)
+            found.session.extend([chunk.session] * rows)
+            found.n.extend(chunk.n)
+            found.step.extend(chunk.step)
+            found.time.extend(time_ns / 1e9 for time_ns in chunk.realtime_ns)
+            found.seconds.extend(clock.seconds(chunk))
+            found.flags.extend(chunk.flags)
+            for name in chunk.columns.keys() - found.metrics.keys():
+                found.metrics[name] = array("d", [math.nan]) * before
+            for name, column in found.metrics.items():
+                column.extend(chunk.columns.get(name) or array("d", [math.nan]) * rows)
+    finally:
+        stream.close()
+    order = [metric.name for metric in chunk.metrics] if len(found.n) else []
+    names = [*(name for name in order if name in found.metrics), *sorted(found.metrics.keys() - set(order))]
+    return found._replace(metrics={name: found.metrics[name] for name in names})
+
+
+class _Clock:
+    """Seconds of training at each record: what lies between sessions is left out, and so is a wait of more than half a minute within one."""
+
+    def __init__(self) -> None:
+        self._session, self._last_ns, self._total_s = -1, 0, 0.0
+
+    def seconds(self, chunk: Chunk) -> Iterator[float]:
+        busy = [column for name, column in chunk.columns.items() if name.startswith(SECONDS)]
+        for row, time_ns in enumerate(chunk.boottime_ns):
+            took_s = (time_ns - self._last_ns) / 1e9
+            if chunk.session != self._session or took_s > _IDLE_S:
+                own_s = math.fsum(second for column in busy if 0.0 < (second := column[row]) < 1e9)
+                took_s = own_s if chunk.session != self._session else min(took_s, max(own_s, 0.0))
+            self._session, self._last_ns = chunk.session, time_ns
+            self._total_s += max(0.0, took_s)
+            yield self._total_s

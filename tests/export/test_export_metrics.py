@@ -1,0 +1,167 @@
+"""What is exported of a run's metrics, read back by the formats' own readers: equal to the history."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+
+import pytest
+from made_runs import METRICS, made
+from waiting import wait_until
+
+from operant import runs
+
+PACKAGE_PARENT = str(Path(runs.__file__).parents[2])
+NAN = math.nan
+ROWS = [(10 * k, (k / 3, -math.inf if k == 3 else 1e-30 * k, 100.0 + k if k % 4 == 0 else NAN, 0.01)) for k in range(1, 41)]
+
+
+@pytest.fixture
+def run(here, tmp_path):
+    """Of two sessions: the second goes on from step 250, and has a metric of its own in front."""
+    made(tmp_path / "runs", "twice", ROWS[:30], state=None, config="[run]\nseed = 1\n[algo]\nname = 'ppo'\ngamma = 0.99\n")
+    later = [(step, (7.0, *values)) for step, values in ROWS[25:]]
+    return made(tmp_path / "runs", "twice", later, metrics=(runs.Metric("extra"), *METRICS), session=2, rewind_to=250)
+
+
+def history(run):
+    """(session, n, step, time, {metric: value}) of every record, as the history has them: what has no value left out."""
+    found = []
+    for chunk in runs.history.read(run.path / "history"):
+        for k, n in enumerate(chunk.n):
+            values = {name: column[k] for name, column in chunk.columns.items() if not math.isnan(column[k])}
+            found.append((chunk.session, n, chunk.step[k], chunk.realtime_ns[k] / 1e9, values))
+    return found
+
+
+def test_columns_are_the_history(run):
+    columns, expected = runs.columns(run), history(run)
+    assert columns.step == array("Q", [*range(10, 251, 10), *range(260, 401, 10)])
+    assert list(columns.metrics) == ["extra", "return", "loss", "eval/return", "seconds/update"]
+    for k, (session, n, step, time, values) in enumerate(expected):
+        assert (columns.session[k], columns.n[k], columns.step[k], columns.time[k]) == (session, n, step, time)
+        assert {name: column[k] for name, column in columns.metrics.items() if not math.isnan(column[k])} == values
+    assert len(expected) == 40 and math.isnan(columns.metrics["extra"][0]) and columns.metrics["extra"][-1] == 7.0
+    assert all(a <= b for a, b in zip(columns.seconds, columns.seconds[1:], strict=False)) and columns.seconds[0] == 0.01
+
+
+def read_csv(path):
+    with path.open() as file:
+        return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def expected_rows(run):
+    return [{"session": session, "n": n, "step": step, "time": time, **values} for session, n, step, time, values in history(run)]
+
+
+def test_csv_reads_back_as_the_history(run, here):
+    done = here("export", "metrics", "twice", "--json")
+    assert json.loads(done.out) == {"schema": 1, "id": "twice", "to": "csv", "where": "twice.csv", "rows": 40, "metrics": 5}, done.err
+    assert read_csv(run.path.parents[1] / "twice.csv") == expected_rows(run)
+    again = here("export", "metrics", "twice")
+    assert again.code == 2 and "twice.csv is there already: choose another --out, or give --force" in again.err
+    assert here("export", "metrics", "twice", "--force").out == "twice.csv  40 records of 5 metrics\n"
+    assert sorted(path.name for path in run.path.parents[1].iterdir()) == ["runs", "state", "twice.csv"], "nothing half-written is left"
+
+
+def test_parquet_reads_back_as_the_history(run, here, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    done = here("export", "metrics", "twice", "--to", "parquet", "--out", "a.parquet")
+    assert done.code == 0, done.err
+    rows = parquet.read_table(tmp_path / "a.parquet").to_pylist()
+    assert [{key: value for key, value in row.items() if value is not None} for row in rows] == expected_rows(run)
+
+
+def test_tensorboard_reads_back_as_the_history(run, here, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing import event_file_loader
+
+    done = here("export", "metrics", "twice", "--to", "tensorboard")
+    assert done.code == 0, done.err
+    (path,) = (tmp_path / "tensorboard" / "twice").iterdir()
+    events = [event for event in event_file_loader.LegacyEventFileLoader(str(path)).Load() if event.summary.value]
+    assert [(event.step, event.wall_time) for event in events] == [(step, time) for _, _, step, time, _ in history(run)]
+    for event, (*_, values) in zip(events, history(run), strict=True):
+        assert {value.tag: value.simple_value for value in event.summary.value} == pytest.approx(values, rel=1e-6)  # its numbers are float32
+
+
+@pytest.mark.soak
+def test_mlflow_reads_back_as_the_history(run, here, tmp_path):
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    done = here("export", "metrics", "twice", "--to", "mlflow", "--out", "ml", "--project", "mine")
+    assert done.code == 0, done.err
+    client = MlflowClient((tmp_path / "ml").as_uri())
+    (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    assert found.data.params == {"run.seed": "1", "algo.name": "ppo", "algo.gamma": "0.99"} and found.info.status == "FINISHED"
+    for name in ("return", "loss", "eval/return", "extra"):
+        expected = [(step, values[name]) for _, _, step, _, values in history(run) if name in values]
+        assert sorted((metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, name)) == sorted(expected)
+
+
+def wandb_records(data):
+    """The records of a .wandb file: LevelDB's log, blocks of 32 KiB of pieces (checksum 4, length 2, type 1), after a header of 7 bytes."""
+    block, place, parts = 1 << 15, 7, []
+    while place + 7 <= len(data):
+        if block - place % block < 7:
+            place += block - place % block
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        parts.append(data[place + 7 : place + 7 + length])
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield b"".join(parts)
+            parts = []
+
+
+@pytest.mark.soak
+def test_wandb_reads_back_as_the_history(run, here, tmp_path):
+    pytest.importorskip("wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    done = here("export", "metrics", "twice", "--to", "wandb", "--offline", "--out", "w")
+    assert done.code == 0, done.err
+    (path,) = (tmp_path / "w" / "wandb").glob("offline-run-*/*.wandb")
+    rows, expected = [], []
+    for data in wandb_records(path.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.HasField("history"):
+            items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
+            rows.append({name: float(json.loads(value)) for name, value in items.items() if name not in ("_step", "_runtime", "_wandb")})
+    for _, _, step, time, values in history(run):
+        expected.append({"operant_step": step, "_timestamp": time, **values})
+    assert rows == expected
+
+
+def test_a_run_is_followed_to_its_end(started, tmp_path):
+    run = started("forever")
+    words = [sys.executable, "-m", "operant.cli", "export", "metrics", run.id, "--follow", "--out", "a.csv"]
+    follower = subprocess.Popen(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": PACKAGE_PARENT}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: (tmp_path / "a.csv").exists() and len((tmp_path / "a.csv").read_text().splitlines()) > 5)
+        runs.signal_worker(run, 15)
+        out, err = follower.communicate(timeout=90)
+    finally:
+        follower.kill()
+    assert follower.returncode == 0, err
+    rows = read_csv(tmp_path / "a.csv")
+    assert [row["n"] for row in rows] == list(range(len(rows))) and re.match(rf"a\.csv  {len(rows):,} records of 6 metrics", out)
+    with runs.Reader(run.metrics_path) as reader:
+        assert len(rows) == reader.status().head
+
+
+def test_what_cannot_be_written_is_one_sentence(run, here, tmp_path):
+    assert here("export", "metrics", "twice", "--to", "excel").code == 2
+    assert here("export", "metrics", "twice", "--offline").code == 2
+    assert here("export", "metrics", "none").code == 3
+    done = here("export", "metrics", "twice", "--out", "no/folder/a.csv")
+    assert done.code == 4 and "no/folder/a.csv cannot be written (No such file or directory): choose another place with --out" in done.err
