@@ -52,6 +52,8 @@ class Algorithm(Protocol):
     Config: ClassVar[type[Section]]
     parts: ClassVar[dict[str, str]]
     """What a profile calls the time of which function, by the function's path from the algorithm; may be left out."""
+    sequences: ClassVar[bool]
+    """Whether it trains policies with a memory (`net.memory`); may be left out, where it does not. Its `problems` then take `memory`, whether there is one."""
 
     world: World
     device: torch.device

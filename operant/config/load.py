@@ -46,6 +46,10 @@ class Config:
             raise ValueError(f"env.lanes is {self.env.lanes!r} still")
         return self.env.lanes
 
+    def problems(self, lanes: int) -> list[tuple[str, str]]:
+        """What of the algorithm's keys does not fit together with so many lanes, as (key, sentence)."""
+        return _problems(self.algo, self.net, lanes)
+
     @property
     def environment_file(self) -> Path | None:
         """The user's own environment file, absolute; None for a shipped or an outside environment."""
@@ -166,9 +170,12 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
     kind = resolve.network_kind(raw, folder, mlp.KINDS)
     if checked.get("algo") is not None and env is not None:
         # Of lanes that are left open, some have to fit together with the rest.
-        found = [checked["algo"].problems(lanes) for lanes in (sections.LANES_TRIED if env.lanes == "auto" else (env.lanes,))]
+        found = [_problems(checked["algo"], checked["net"], lanes) for lanes in (sections.LANES_TRIED if env.lanes == "auto" else (env.lanes,))]
         for key, message in found[-1] if all(found) else ():
             raw.problem(raw.location(("algo", key), ("env", "lanes")), f"algo.{key}: {message}")
+    if checked["net"] is not None and checked["net"].remembers and not getattr(algorithm, "sequences", False):
+        learns = f'{algorithm_name} learns from single steps, without a memory (use algo.name = "ppo", or net.memory = "none")'
+        raw.problem(raw.location(("net", "memory")), f"net.memory: {learns} (got {quoted(checked['net'].memory)})")
     raw.raise_problems()
     env = env.model_copy(update={"name": environment_name, "params": params._asdict()})
     net = checked["net"].model_copy(update={"kind": kind})
@@ -176,6 +183,12 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
         run=checked["run"], env=env, algo_name=algorithm_name, algo=checked["algo"], net=net,
         checkpoint=checked["checkpoint"], eval=checked["eval"], params=params, environment=environment,
     )  # fmt: skip
+
+
+def _problems(algo: Any, net: Any, lanes: int) -> list[tuple[str, str]]:
+    """What of an algorithm's configuration does not fit together with so many lanes, of a network with a memory or without one, as (key, sentence)."""
+    found: list[tuple[str, str]] = algo.problems(lanes, memory=True) if net is not None and net.remembers else algo.problems(lanes)
+    return found
 
 
 def _section(raw: RawConfig, name: str, model: type[BaseModel], known: dict[str, list[str]]) -> Any:

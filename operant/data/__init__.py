@@ -1,6 +1,6 @@
 """What lies between acting and learning: noise, minibatches, returns, replay. Knows no network and no loss."""
 
-from operant.data.minibatches import Layout, Minibatches, layout
+from operant.data.minibatches import Layout, Minibatches, layout, segments_layout
 from operant.data.off_policy import Backend, Cycle, OffPolicyConfig
 from operant.data.priorities import Aged, Prioritised
 from operant.data.replay import Batch, Replay
@@ -25,4 +25,5 @@ __all__ = [
     "accrual_body",
     "advantage_body",
     "layout",
+    "segments_layout",
 ]  # fmt: skip

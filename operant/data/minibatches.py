@@ -2,10 +2,12 @@
 
 A *block* is up to 32 neighbouring lanes of one step: a field-major buffer is then read in whole sectors of memory. Lanes form *shards*, aligned ranges of equal
 size; a device owns whole shards. Blocks are permuted within their shard, and every minibatch takes equally many of each: which samples a minibatch holds is a
-function of (seed, iteration, shard), whichever device has them. A minibatch lies shard after shard, cut into *chunks*, each inside one shard: what is summed
+function of (seed, iteration, shard), whichever device has them. What learns from sequences takes *segments* of a lane, of L steps, in the place of single
+steps. A minibatch lies shard after shard, cut into *chunks*, each inside one shard: what is summed
 over a minibatch is one row of partial sums a chunk, added in a fixed binary tree, so the sum does not depend on who computed which row.
 
-Shape letters: T steps, N lanes, R rows of a buffer, E epochs, M blocks of a rollout, m of some of its blocks, B samples of a minibatch.
+Shape letters: T steps, N lanes, R rows of a buffer, E epochs, M blocks of a rollout, m of some of its blocks, B samples of a minibatch, L steps of a segment,
+K = T / L segments of a lane.
 """
 
 from __future__ import annotations
@@ -35,13 +37,14 @@ CPU_CHUNK = 1024
 class Layout(NamedTuple):
     """How T steps of N lanes are cut into minibatches; see `layout`."""
 
-    steps: int
+    steps: int  # or segments of a lane
     lanes: int
     minibatches: int  # of an epoch
-    block: int  # neighbouring lanes of one step
+    block: int  # neighbouring lanes of one step, or segment
     shards: int  # a power of two
     chunks: int  # of a minibatch: a power of two, a multiple of the shards
     ranks: int = 1  # processes that share the lanes: all else here is one's own part of them
+    length: int = 1  # steps of a segment, L; 1: single steps
 
     @property
     def groups(self) -> int:
@@ -56,7 +59,7 @@ class Layout(NamedTuple):
     @property
     def samples(self) -> int:
         """Samples of a minibatch, B: those of this rank."""
-        return self.steps * self.lanes // self.minibatches
+        return self.steps * self.lanes // self.minibatches * self.length
 
     @property
     def all_samples(self) -> int:
@@ -80,7 +83,7 @@ class Layout(NamedTuple):
         return self._replace(lanes=self.lanes // ranks, shards=self.shards // ranks, chunks=self.chunks // ranks, ranks=ranks)
 
     def chunk_sizes(self) -> list[int]:
-        """The samples of each chunk of a minibatch, in their order; some may be 0."""
+        """The samples (or segments) of each chunk of a minibatch, in their order; some may be 0."""
         ends = [min((k + 1) * self.chunk_blocks, self.shard_blocks) for k in range(self.chunks // self.shards)]
         sizes = [(end - begin) * self.block for begin, end in zip([0, *ends], ends, strict=False)]
         return sizes * self.shards
@@ -114,6 +117,30 @@ def cpu_chunks(samples: int, shards: int) -> int:
     return chunks
 
 
+def segments_layout(steps: int, lanes: int, minibatches: int, length: int, chunks: int | None = None) -> Layout:
+    """How a rollout is cut into minibatches of segments of `length` steps, which divides the steps. Blocks have fewer lanes where minibatches want it so."""
+    segments, block, shards = steps // length, block_lanes(lanes), MOST_SHARDS
+    while block > 1 and segments * lanes // block % minibatches:
+        block //= 2
+    groups, samples = lanes // block, steps * lanes // minibatches
+    while shards > 1 and (groups % shards or segments * groups // shards % minibatches or samples < shards * SHARD_SAMPLES):
+        shards //= 2
+    return Layout(segments, lanes, minibatches, block, shards, chunks or shards, length=length)
+
+
+def segment_problems(steps: int, lanes: int, minibatches: int, length: int | None, chunks: int | None) -> list[tuple[str, str]]:
+    """Why a rollout cannot be cut into segments of so many steps (None: all of a lane's), as (key, sentence)."""
+    length = length or steps
+    if steps % length:
+        near = max(part for part in range(1, min(length, steps) + 1) if steps % part == 0)
+        return [("bptt", f"segments of {length} steps do not divide algo.horizon, {steps} (use {near}, or change algo.horizon)")]
+    segments = steps // length * lanes
+    if segments % minibatches:
+        cut = f"{lanes:,} lanes x {steps // length} segments of {length} steps are {segments:,} segments, which {minibatches} minibatches do not divide"
+        return [("minibatches", f"{cut} (use a power of two, or change env.lanes or algo.bptt)")]
+    return _chunk_problems(segments_layout(steps, lanes, minibatches, length), chunks)
+
+
 def problems(steps: int, lanes: int, minibatches: int, chunks: int | None) -> list[tuple[str, str]]:
     """Why a rollout cannot be cut so, as (key, sentence)."""
     block = block_lanes(lanes)
@@ -121,11 +148,13 @@ def problems(steps: int, lanes: int, minibatches: int, chunks: int | None) -> li
     if blocks % minibatches:
         cut = f"{lanes:,} lanes x {steps} steps are {blocks:,} blocks of {block} lanes, which {minibatches} minibatches do not divide"
         return [("minibatches", f"{cut} (use a power of two, or change env.lanes or algo.horizon)")]
-    if chunks is None:
-        return []
-    found = layout(steps, lanes, minibatches, chunks)
+    return _chunk_problems(layout(steps, lanes, minibatches), chunks)
+
+
+def _chunk_problems(found: Layout, chunks: int | None) -> list[tuple[str, str]]:
+    """Why minibatches of this layout cannot be cut into so many chunks, as (key, sentence)."""
     most = found.shards * found.shard_blocks
-    if chunks & (chunks - 1) or not found.shards <= chunks <= most:
+    if chunks is not None and (chunks & (chunks - 1) or not found.shards <= chunks <= most):
         most = 1 << (most.bit_length() - 1)
         allowed = f"a power of two from {found.shards} (the shards of the lanes) to {most} (the blocks of a minibatch)"
         return [("chunks", f"{chunks} chunks of a minibatch: this should be {allowed}")]
@@ -154,6 +183,14 @@ class Minibatches:
             return buffer.view(T * groups, block).index_select(0, blocks).flatten()
         row = torch.arange(buffer.shape[1], device=buffer.device)[:, None]
         return buffer.view(T, buffer.shape[1], groups, block)[(blocks // groups)[None], row, (blocks % groups)[None]].flatten(1)
+
+    def gather_segments(self, buffer: Tensor, blocks: Tensor) -> Tensor:
+        """The same of segments, in the order of the blocks: (T, N) -> (L, m block), (T, R, N) -> (R, L, m block)."""
+        cut = self.layout
+        if buffer.ndim == 2:
+            return self.gather_segments(buffer[:, None], blocks)[0]
+        parts = buffer.unflatten(-1, (cut.groups, cut.block)).unflatten(0, (cut.steps, cut.length))  # (K, L, R, N / block, block)
+        return parts[blocks // cut.groups, :, :, blocks % cut.groups].permute(2, 1, 0, 3).flatten(2)
 
     def gather_pictures(self, buffer: Tensor, blocks: Tensor) -> Tensor:
         """The same of pictures (T, R, N), each of which is contiguous in memory -> (R, m block), likewise."""

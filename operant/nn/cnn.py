@@ -182,7 +182,12 @@ class Convolutions(nn.Module):
 class Convolutional(Convolutions):
     """Bytes (O, B) to head parameters and values, over convolutions and dense layers."""
 
-    def __init__(self, observation: Box, head: int, config: Config, generator: torch.Generator, *, dtype: torch.dtype | None = None) -> None:
+    towers = 1
+
+    def __init__(
+        self, observation: Box, head: int, config: Config, generator: torch.Generator, *, dtype: torch.dtype | None = None, last: int | None = None
+    ) -> None:
+        """`last` is how many numbers the heads read, where these are not the last dense layer's."""
         super().__init__(observation, config, generator, dtype=dtype)
         # Dense layers, and the two output layers.
         widths = (self.columns, *config.hidden)
@@ -192,19 +197,25 @@ class Convolutional(Convolutions):
         normed = config.hidden if config.layer_norm else ()
         self.norm_gains = nn.ParameterList([nn.Parameter(torch.ones(width)) for width in normed])
         self.norm_biases = nn.ParameterList([nn.Parameter(torch.zeros(width)) for width in normed])
-        self.head_weight = nn.Parameter(orthogonal(head, widths[-1], 0.01, generator))
+        self.head_weight = nn.Parameter(orthogonal(head, last or widths[-1], 0.01, generator))
         self.head_bias = nn.Parameter(torch.zeros(head, 1))
-        self.value_weight = nn.Parameter(orthogonal(1, widths[-1], 1.0, generator))
+        self.value_weight = nn.Parameter(orthogonal(1, last or widths[-1], 1.0, generator))
         self.value_bias = nn.Parameter(torch.zeros(1, 1))
 
     def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> tuple[Tensor, Tensor]:
         """(O, B) -> head parameters (H, B), value (B), both of the parameters' type. The normalizer is not read."""
         if torch.is_grad_enabled() or torch.compiler.is_exporting() or observation.shape[1] <= self._together:
-            return self._forward(observation)
-        heads, values = zip(*(self._forward(part) for part in observation.split(self._together, dim=1)), strict=True)
+            return self.heads(self._features(observation))
+        heads, values = zip(*(self.heads(self._features(part)) for part in observation.split(self._together, dim=1)), strict=True)
         return torch.cat(heads, dim=1), torch.cat(values)
 
-    def _forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+    def features(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> Tensor:
+        """The last dense layer, (O, B) -> (1, M, B)."""
+        if torch.is_grad_enabled() or torch.compiler.is_exporting() or observation.shape[1] <= self._together:
+            return self._features(observation)
+        return torch.cat([self._features(part) for part in observation.split(self._together, dim=1)], dim=2)
+
+    def _features(self, observation: Tensor) -> Tensor:
         own = self.head_weight.dtype
         dtype = self.dtype or own
         features = self.convolved(observation, dtype)
@@ -214,7 +225,10 @@ class Convolutional(Convolutions):
                 gain, shift = self.norm_gains[k].to(dtype), self.norm_biases[k].to(dtype)
                 features = nn.functional.layer_norm(features, gain.shape, gain, shift, LAYER_NORM_EPSILON)
             features = torch.relu(features)
-        last = features.to(own).t()[None]  # (1, M, B)
-        head = linear.linear(self.head_weight[None], self.head_bias[None], last)
-        value = linear.linear(self.value_weight[None], self.value_bias[None], last)
+        return features.to(own).t()[None]
+
+    def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What the heads make of features (1, M, B): head parameters (H, B), value (B)."""
+        head = linear.linear(self.head_weight[None], self.head_bias[None], features)
+        value = linear.linear(self.value_weight[None], self.value_bias[None], features)
         return head[0], value[0, 0]

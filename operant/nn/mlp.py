@@ -61,6 +61,23 @@ class Config(Section):
     shared: bool = Field(False, description="actor and critic share one trunk instead of two towers; a cnn always has one trunk")
     squash: bool = Field(False, description="Box actions only: tanh-squashed normal distribution instead of clipping to the bounds")
     initial_log_std: Real = Field(0.0, ge=-10, le=2, description="Box actions only: initial log standard deviation")
+    memory: Literal["none", "mingru", "gru", "lstm"] = Field(
+        "none", description="a recurrent cell between the hidden layers (or the cnn) and the outputs, so that the policy remembers within an episode"
+    )
+    memory_layers: Count = Field(1, ge=1, le=8, description="memory only: layers of the recurrent cell")
+    memory_size: Count | None = Field(None, ge=1, le=4096, description="memory only: units of each layer; not set: the width of the last hidden layer")
+    memory_init: Count | None = Field(
+        None,
+        ge=3,
+        le=1_000_000,
+        description="memory only: biases of the gates so that the units at first remember for between 2 and this many steps (chrono initialisation); "
+        "not set: a few steps",
+    )
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a built-in network has a memory."""
+        return self.memory != "none"
 
     @model_validator(mode="before")
     @classmethod
@@ -69,6 +86,14 @@ class Config(Section):
             cnn = data.get("cnn", cls.model_fields["cnn"].default)
             return {**data, "hidden": DENSE[cnn]} if isinstance(cnn, str) and cnn in DENSE else data
         return data
+
+    @model_validator(mode="after")
+    def _memory(self) -> Config:
+        if self.memory == "mingru" and self.memory_size not in (None, self.hidden[-1]):
+            raise ValueError(f"mingru's output is mixed with its input: net.memory_size should be the last of net.hidden, {self.hidden[-1]}, or left out")
+        if self.remembers and self.kind not in KINDS:
+            raise ValueError('net.memory belongs to "mlp" and "cnn": a network of your own remembers by itself, by its initial_state')
+        return self
 
     @field_validator("hidden")
     @classmethod
@@ -130,14 +155,17 @@ class MLP(nn.Module):
     Several `categories` are one for each byte, 0 for a numeric feature, which has one column.
     """
 
-    def __init__(self, observation: int, head: int, config: Config, generator: torch.Generator, *, categories: int | tuple[int, ...] = 0) -> None:
+    def __init__(
+        self, observation: int, head: int, config: Config, generator: torch.Generator, *, categories: int | tuple[int, ...] = 0, last: int | None = None
+    ) -> None:
+        """`last` is how many numbers the heads read, where these are not the last hidden layer's."""
         super().__init__()
         self.config, self.categories = config, categories
         self.partial_one_hot = None if isinstance(categories, int) else inputs.PartialOneHot(categories)
         columns = observation * max(categories, 1) if isinstance(categories, int) else sum(max(k, 1) for k in categories)
-        self._towers = 1 if config.shared else 2
+        self.towers = 1 if config.shared else 2
         self._activation = _ACTIVATIONS[config.activation]
-        G, widths, gain = self._towers, config.hidden, math.sqrt(2.0)
+        G, widths, gain = self.towers, config.hidden, math.sqrt(2.0)
 
         def stacked(rows: int, columns: int) -> nn.Parameter:
             return nn.Parameter(torch.stack([orthogonal(rows, columns, gain, generator) for _ in range(G)]))
@@ -152,9 +180,9 @@ class MLP(nn.Module):
         self.norm_gains = nn.ParameterList([nn.Parameter(torch.ones(G, width, 1)) for width in normed])
         self.norm_biases = nn.ParameterList([nn.Parameter(torch.zeros(G, width, 1)) for width in normed])
         # A head near zero makes the first policy near uniform (Andrychowicz et al. 2021, "What matters in on-policy RL").
-        self.head_weight = nn.Parameter(orthogonal(head, widths[-1], 0.01, generator))
+        self.head_weight = nn.Parameter(orthogonal(head, last or widths[-1], 0.01, generator))
         self.head_bias = nn.Parameter(torch.zeros(head, 1))
-        self.value_weight = nn.Parameter(orthogonal(1, widths[-1], 1.0, generator))
+        self.value_weight = nn.Parameter(orthogonal(1, last or widths[-1], 1.0, generator))
         self.value_bias = nn.Parameter(torch.zeros(1, 1))
 
     def reader(self, normalizer: RunningNormalizer | None) -> inputs.Reader:
@@ -171,9 +199,9 @@ class MLP(nn.Module):
         features = observation if normalizer is None else normalizer.normalize(observation)
         return linear.linear(self.first_weight[None], self.first_bias[None], features[None])
 
-    def _features(self, observation: Tensor, normalizer: RunningNormalizer | None) -> Tensor:
+    def features(self, observation: Tensor, normalizer: RunningNormalizer | None) -> Tensor:
         """Both towers' last hidden layer, (G, H, B)."""
-        features = self._first(observation, normalizer).view(self._towers, -1, observation.shape[1])
+        features = self._first(observation, normalizer).view(self.towers, -1, observation.shape[1])
         for k in range(len(self.config.hidden)):
             if k > 0:
                 features = linear.linear(self.weights[k - 1], self.biases[k - 1], features)
@@ -184,7 +212,11 @@ class MLP(nn.Module):
 
     def forward(self, observation: Tensor, normalizer: RunningNormalizer | None = None) -> tuple[Tensor, Tensor]:
         """(O, B) -> head parameters (H, B), value (B). Numeric features are normalised by `normalizer`, categorical ones are not."""
-        towers = self._features(observation, normalizer).split(1)
+        return self.heads(self.features(observation, normalizer))
+
+    def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What the heads make of features (G, M, B): head parameters (H, B), value (B)."""
+        towers = features.split(1)
         head = linear.linear(self.head_weight[None], self.head_bias[None], towers[0])
         value = linear.linear(self.value_weight[None], self.value_bias[None], towers[-1])
         return head[0], value[0, 0]

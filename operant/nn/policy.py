@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from operant.compute import user_file
 from operant.envs import Env
 from operant.errors import ConfigError
-from operant.nn import cnn, flat, mlp
+from operant.nn import cnn, flat, mlp, recurrent, user_network
 from operant.nn.distributions import distribution_for, masked
 from operant.nn.normalization import FixedScale, RunningNormalizer
 
@@ -60,7 +58,7 @@ class Policy:
     and a convolutional network reads byte / 255: where there is nothing else to read, there is no normalizer. Numeric bytes that are not normalised are divided
     by their upper bound. `precision` is that of a convolutional network on a GPU ("fp32", "tf32" or "bf16"); see `operant.nn.cnn`.
 
-    An `Actor` without a state.
+    An `Actor`, whose state is that of its network: nothing but where that is `recurrent`.
     """
 
     def __init__(
@@ -72,8 +70,10 @@ class Policy:
         self.distribution = distribution or distribution_for(env, squash=config.squash, initial_log_std=config.initial_log_std)
         self.net = _network(env, config, self.distribution.parameter_rows, generator, device, precision).to(device)
         self.distribution.to(device)
+        self.recurrent = isinstance(self.net, recurrent.Recurrent | recurrent.SampleMajor)
         self.flat = flat.FlatVector((self.net, self.distribution), device)
-        unscaled = all(env.observation.category_counts()) or isinstance(self.net, cnn.Convolutional)
+        encoder = self.net.encoder if isinstance(self.net, recurrent.Recurrent) else self.net
+        unscaled = all(env.observation.category_counts()) or isinstance(encoder, cnn.Convolutional)
         if normalize and unscaled:
             reason = "they are categorical" if env.observation.categories else "a convolutional network reads byte / 255"
             log.info("observations are not normalised: %s", reason)
@@ -87,8 +87,12 @@ class Policy:
         return self.distribution.noise_rows
 
     def initial_state(self, lanes: int) -> State:
-        """What the policy remembers at an episode's start: nothing."""
-        return ()
+        """What the policy remembers at an episode's start."""
+        return self._sequential.initial_state(lanes) if self.recurrent else ()
+
+    @property
+    def _sequential(self) -> recurrent.Sequential:
+        return cast("recurrent.Sequential", self.net)
 
     def features(self, observation: Tensor) -> Tensor:
         """What a user's own network reads, (O, B) as float32: numeric features normalised where asked for, categories as they are."""
@@ -104,10 +108,23 @@ class Policy:
         parameters, value = self.net(self.features(observation)) if own else self.net(observation, self.normalizer)
         return (parameters if legal is None else masked(parameters, legal)), value
 
+    def unroll(self, observation: Tensor, state: State, reset: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor, State]:
+        """The same of T steps of B lanes by a recurrent network: raw observations (O, T B), the state before them, and where episodes begin (T, B), 1 or 0.
+
+        Head parameters (H, T B), values (T B), and the state after. Gradients end at the state that was given.
+        """
+        own = isinstance(self.net, recurrent.SampleMajor)
+        seen = self.features(observation) if own else observation
+        parameters, value, after = self._sequential.unroll(seen, state, reset, self.normalizer)
+        return (parameters if legal is None else masked(parameters, legal)), value, after
+
     @torch.no_grad()
     def act(self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None) -> tuple[Tensor, State]:
-        """Actions (A, N), drawn with `noise` (U, N) or the likeliest where that is None, and the state as it is; only what `legal` (H, N) allows."""
-        parameters, _ = self.forward(observation, legal)
+        """Actions (A, N), drawn with `noise` (U, N) or the likeliest where that is None, and the state after; only what `legal` (H, N) allows."""
+        if self.recurrent:
+            parameters, _, state = self.unroll(observation, state, torch.zeros(1, observation.shape[1], device=self.device), legal)
+        else:
+            parameters, _ = self.forward(observation, legal)
         raw = self.distribution.mode(parameters) if noise is None else self.distribution.sample(parameters, noise)
         return self.distribution.to_env(raw), state
 
@@ -125,7 +142,7 @@ def _normalizer(env: Env, net: nn.Module, device: torch.device, *, normalize: bo
     """What observations are shifted and scaled by; None for numbers that are read as they are."""
     if normalize:
         return RunningNormalizer(env.observation.size, device)
-    own = isinstance(net, mlp.SampleMajor)  # reads numbers as they are, as its author was told
+    own = isinstance(net, mlp.SampleMajor | recurrent.SampleMajor)  # reads numbers as they are, as its author was told
     return FixedScale(env.observation.bounds()[1], device) if env.observation.dtype == "uint8" and not own else None
 
 
@@ -134,8 +151,11 @@ def _network(env: Env, config: mlp.Config, head_rows: int, generator: torch.Gene
     if isinstance(categories, tuple) and len(categories) != env.observation.size:
         problem = f"its observation has {env.observation.size} numbers, but categories for {len(categories)}: one for each, 0 for a numeric one"
         raise ConfigError("the environment", [problem])
+    last = (config.memory_size or config.hidden[-1]) if config.remembers else None
+    net: nn.Module
     if config.kind == "mlp":
-        return mlp.MLP(env.observation.size, head_rows, config, generator, categories=env.observation.categories)
+        net = mlp.MLP(env.observation.size, head_rows, config, generator, categories=env.observation.categories, last=last)
+        return recurrent.Recurrent(net, recurrent.Memory(config, net.towers, config.hidden[-1], generator)) if last else net
     if config.kind == "cnn":
         reason = cnn.unsupported_reason(env.observation, config)
         if reason is not None:
@@ -143,62 +163,6 @@ def _network(env: Env, config: mlp.Config, head_rows: int, generator: torch.Gene
         if device.type == "cuda":
             cnn.settle(precision)
         dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
-        return cnn.Convolutional(env.observation, head_rows, config, generator, dtype=dtype)
-    return own_network(config.kind, env.observation.size, head_rows, generator.initial_seed())
-
-
-def own_network(kind: str, inputs: int, head_rows: int, seed: int) -> mlp.SampleMajor:
-    """A user's own network, "FILE.py:Class", that reads so many numbers. Raises ConfigError with what is wrong, in a sentence."""
-    file_name, colon, class_name = kind.rpartition(":")  # a file's name may hold colons of its own
-    if not colon:
-        raise ConfigError("the network", [f'net.kind should be "mlp", "cnn" or "FILE.py:Class" (got {kind!r})'])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return mlp.SampleMajor(_user_module(Path(file_name), class_name, inputs, head_rows))
-
-
-def _user_module(path: Path, class_name: str, observation: int, head_rows: int) -> nn.Module:
-    """Build the network that a user's file defines. Raises ConfigError with what went wrong, in a sentence."""
-
-    def problem(sentence: str) -> ConfigError:
-        return ConfigError(str(path), [f"net.kind: {sentence}"])
-
-    if not path.is_file():
-        raise problem(f"there is no file {str(path)!r}")
-    if path.suffix != ".py":
-        raise problem(f"{str(path)!r} is not a Python file: its name should end in .py")
-    try:
-        module = user_file.load(path, f"operant_user_net_{path.stem}")
-        built = getattr(module, class_name)(observation, head_rows)
-        found = _problem_of(built, observation, head_rows)
-    except Exception as error:
-        raise problem(f"{class_name}({observation}, {head_rows}) could not be built and called: {type(error).__name__}: {error}") from error
-    if found is not None:
-        raise problem(f"{class_name} {found}")
-    return built
-
-
-def _problem_of(built: object, observation: int, head_rows: int) -> str | None:
-    """What makes a user's network unfit, found by calling it once; None where nothing does."""
-    if not isinstance(built, nn.Module):
-        return "is not a torch.nn.Module"
-    other = [name for name, parameter in built.named_parameters() if parameter.dtype != torch.float32]
-    if other:
-        return f"has parameters that are not float32: {', '.join(other)}"
-    buffers = {name: buffer.clone() for name, buffer in built.named_buffers()}
-    random_state = torch.get_rng_state()
-    with torch.enable_grad():
-        outputs = built(torch.zeros(2, observation))
-    if not (isinstance(outputs, tuple | list) and len(outputs) == 2 and all(isinstance(output, Tensor) for output in outputs)):
-        return f"should return two tensors, head parameters (B, {head_rows}) and values (B); it returned {type(outputs).__name__}"
-    head, value = outputs
-    if tuple(head.shape) != (2, head_rows) or tuple(value.shape) not in ((2,), (2, 1)):
-        return f"maps (2, {observation}) to {tuple(head.shape)} and {tuple(value.shape)}; expected (2, {head_rows}) and (2)"
-    if not head.requires_grad:
-        return "returns head parameters that carry no gradient: none of its parameters would be trained"
-    # What is not in the parameters is neither checkpointed nor the same at the next call.
-    if not torch.equal(random_state, torch.get_rng_state()):
-        return "draws random numbers when it is called (as Dropout does): the same seed would no longer give the same run"
-    if any(not torch.equal(buffers[name], buffer) for name, buffer in built.named_buffers()):
-        return "changes its buffers when it is called (as BatchNorm does): evaluations would change training (LayerNorm does not)"
-    return None
+        net = cnn.Convolutional(env.observation, head_rows, config, generator, dtype=dtype, last=last)
+        return recurrent.Recurrent(net, recurrent.Memory(config, net.towers, config.hidden[-1], generator)) if last else net
+    return user_network.load(config.kind, env.observation.size, head_rows, generator.initial_seed())

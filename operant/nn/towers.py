@@ -16,9 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from operant.envs import Env
 from operant.errors import ConfigError
-from operant.nn import cnn, inputs, mlp
+from operant.nn import cnn, inputs, mlp, recurrent, user_network
 from operant.nn.normalization import FixedScale, RunningNormalizer
-from operant.nn.policy import own_network
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}
 
@@ -117,7 +116,9 @@ class OwnTowers(nn.Module):
 
     def __init__(self, kind: str, columns: int, outputs: int, seed: int, *, towers: int) -> None:
         super().__init__()
-        self.nets = nn.ModuleList([own_network(kind, columns, outputs, seed + k) for k in range(towers)])
+        self.nets = nn.ModuleList([user_network.load(kind, columns, outputs, seed + k) for k in range(towers)])
+        if any(isinstance(net, recurrent.SampleMajor) for net in self.nets):
+            raise ConfigError("the network", ['SAC and TD3 learn from single steps, and this network has a memory: use "ppo", or a network without one'])
 
     def forward(self, features: Tensor, action: Tensor | None = None) -> Tensor:
         """Features (K, B), and an action (A, B) -> (G, H, B)."""

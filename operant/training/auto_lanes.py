@@ -56,7 +56,7 @@ def resolved(config: Config, device: torch.device, *, report: Callable[[str], No
 def _candidates(config: Config, device: torch.device, useful: int) -> Iterator[int]:
     """The numbers to try, the largest first: none above `useful`, unless the algorithm can divide no other."""
     most = AUTO_LANES if device.type == "cuda" else min(AUTO_LANES, LANES_A_THREAD * torch.get_num_threads())
-    allowed = [lanes for lanes in LANES_TRIED if not config.algo.problems(lanes)]
+    allowed = [lanes for lanes in LANES_TRIED if not config.problems(lanes)]
     yield from reversed([lanes for lanes in allowed if lanes <= min(most, useful)] or allowed[:1])
 
 

@@ -44,7 +44,7 @@ def require_shared(config: Config, ranks: int) -> None:
     if "exchange" not in inspect.signature(algos.load(config.algo_name).__init__).parameters:
         problem = f"run.gpus: {config.algo_label} trains on one device only (got {ranks} ranks); algo.name=ppo trains on several"
     else:
-        shards = config.algo.shards(config.lanes)
+        shards = config.algo.shards(config.lanes, memory=True) if config.net.remembers else config.algo.shards(config.lanes)
         if shards % ranks:
             problem = (
                 f"run.gpus: {ranks} ranks cannot share env.lanes = {config.lanes:,}: a minibatch takes its samples from {shards} "

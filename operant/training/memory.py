@@ -100,7 +100,7 @@ def estimate(config: Config, *, updates: bool = True) -> Footprint:
     Without `updates` only what it keeps, which takes about one.
     """
     first = _SMALL_LANES_OF_PICTURES if config.environment.pixels else _SMALL_LANES
-    small = next((lanes for lanes in (first << k for k in range(10)) if not config.algo.problems(lanes)), config.lanes)
+    small = next((lanes for lanes in (first << k for k in range(10)) if not config.problems(lanes)), config.lanes)
     if 2 * small >= config.lanes:
         return _measure(config, config.lanes, updates)
     one, two = _measure(config, small, updates), _measure(config, 2 * small, updates)

@@ -52,6 +52,7 @@ CASES = {
     "everything": ["algo.normalize_observations=true", "algo.normalize_rewards=true", "algo.target_kl=0.002", "algo.value_clip=0.2", "algo.learning_rate=0.01"],
     "two chunks a shard": ["algo.chunks=16"],
     "torch": ["algo.kernels=torch", "algo.chunks=8", "algo.normalize_observations=true", "algo.target_kl=0.002"],
+    "memory": ["net.memory=gru", "algo.chunks=8", "algo.bptt=8", "algo.normalize_observations=true", "algo.normalize_rewards=true"],
     "truncated": ["env.name=pendulum", "env.lanes=128", "algo.horizon=128", "algo.normalize_observations=true", "algo.normalize_rewards=true"],
 }
 

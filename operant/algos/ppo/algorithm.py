@@ -14,14 +14,14 @@ from numpy import float32
 from torch import Tensor
 
 from operant.algos.base import Estimate, Phase, Tier, policy_state
-from operant.algos.ppo import backends, metrics
+from operant.algos.ppo import backends, metrics, sequences
 from operant.algos.ppo.config import PPOConfig
 from operant.algos.ppo.loss import Experience
 from operant.algos.ppo.stats import Stats
 from operant.compute.exchange import SOLO, Exchange
 from operant.compute.graphs import Graphed
 from operant.compute.kernel import bind, kernel
-from operant.data import Accrual, Collector, Discount, Minibatches, Trace, accrual_body, advantage_body, layout
+from operant.data import Accrual, Collector, Discount, Minibatches, Trace, accrual_body, advantage_body, layout, segments_layout
 from operant.envs import Env
 from operant.nn import Adam, NetConfig, Policy, RunningNormalizer, on_policy_work, statistics
 from operant.worlds import World
@@ -34,6 +34,7 @@ class PPO:
     """PPO on a world. `collect` then `update` is one iteration; `stats` holds the update's numbers, in the order of `Stats`, on the device."""
 
     Config = PPOConfig
+    sequences = True
     parts: ClassVar[dict[str, str]] = {
         "world.step": "environment", "backend.forward": "network", "backend.bootstrap": "network", "estimate_advantages": "advantages",
         "backend.gather": "shuffle", "backend.gradient": "gradient", "optimizer.step": "optimiser", "update_normalizers": "normalizers",
@@ -56,9 +57,9 @@ class PPO:
         self.collector = Collector(world, T, self.policy.distribution.noise_rows)
         self.rollout, self.experience = self.collector.rollout, Experience(self.policy, self.collector)
         self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
-        self.minibatches = Minibatches(
-            layout(T, N * W, config.minibatches, config.chunks).share(W), config.epochs, seed, self._iteration, exchange.rank
-        )
+        recurrent, chunks = self.policy.recurrent, config.chunks
+        cut = segments_layout(T, N * W, config.minibatches, config.bptt or T, chunks) if recurrent else layout(T, N * W, config.minibatches, chunks)
+        self.minibatches = Minibatches(cut.share(W), config.epochs, seed, self._iteration, exchange.rank)
 
         # Rewards, advantages and returns; float32, or the kernels would compute in float64.
         self.return_normalizer = RunningNormalizer(1, device) if config.normalize_rewards else None
@@ -78,7 +79,7 @@ class PPO:
             config, self.policy, self.collector, found, self.minibatches, self.optimizer, learning_rate, anneal_iterations, skip, self._iteration, self.stats,
             exchange,
         )  # fmt: skip
-        self.backend = backends.choose(parts)
+        self.backend: backends.Backend = sequences.choose(parts) if recurrent else backends.choose(parts)
         self.chosen = self.backend.chosen
 
         eager = eager or not world.capturable
@@ -100,6 +101,7 @@ class PPO:
     def start(self) -> None:
         """Begin every lane anew. A resumed run copies into `state` instead."""
         self.collector.start()
+        self.backend.start()
 
     # AN ITERATION
 
@@ -107,7 +109,7 @@ class PPO:
     def _collect(self) -> None:
         """T steps of every lane by the policy as it is, and the values that the advantages need beyond them."""
         self.backend.prepare()
-        self.collector.collect(self.backend.act)
+        self.collector.collect(self.backend.act, self.backend.after)
         self.backend.bootstrap()
 
     def _update(self) -> None:
@@ -148,7 +150,7 @@ class PPO:
         named = policy_state(self.policy)
         if tier == "policy":
             return named
-        groups = {"world": self.world.state(), "adam": self.optimizer.tensors(), "algo": self.collector.tensors()}
+        groups = {"world": self.world.state(), "adam": self.optimizer.tensors(), "algo": self.collector.tensors() | self.backend.tensors()}
         groups["return"] = self.return_normalizer.tensors() if self.return_normalizer is not None else {}
         named |= {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
         return named | {"algo/iteration": self._iteration, "algo/carried": self._carried}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -55,8 +55,17 @@ class Backend(Protocol):
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
         """A phase, with the threads that this backend wants torch to use."""
 
+    def start(self) -> None:
+        """Begin every lane anew."""
+
     def prepare(self) -> None:
         """Take the policy as it is, for a rollout and its update."""
+
+    def after(self, t: int) -> None:
+        """Step t is done."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a resumed run needs of it, by name."""
 
     def act(self, t: int) -> None:
         """Actions, log-probabilities and values of step t."""
@@ -127,6 +136,16 @@ class TorchBackend:
     def prepare(self) -> None:
         """Nothing: torch reads the policy's own numbers."""
 
+    def start(self) -> None:
+        """Nothing: what is acted on is in the collector."""
+
+    def after(self, t: int) -> None:
+        """Nothing."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Nothing."""
+        return {}
+
     def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Action parameters (H, N) and values (N) of observations (O, N) and legal actions (H, N), until it is called again."""
         if not self._cut:
@@ -177,7 +196,7 @@ class TorchBackend:
         stats = Stats(**named, gradient_norm=norm, explained_variance=explained, learning_rate=parts.learning_rate, not_finite=not_finite.float())
         parts.stats.copy_(torch.stack(stats))
 
-    def batches(self, order: Tensor) -> Iterator[Batch]:
+    def batches(self, order: Tensor) -> Iterator[Any]:
         """The samples of an epoch's blocks (M), a minibatch at a time."""
         count = self.config.minibatches
         if self.policy.env.pixels:  # which would take too much room all at once
@@ -201,7 +220,7 @@ class TorchBackend:
             legal=None if rollout.legal is None else gather(rollout.legal[:-1], blocks),
         )
 
-    def step(self, batch: Batch) -> Tensor:
+    def step(self, batch: Any) -> Tensor:
         """One optimizer step. Returns the loss's terms and the gradient's norm, (6)."""
         config, skip = self.config, self.parts.skip
         terms = self.gradient(batch)
@@ -212,28 +231,32 @@ class TorchBackend:
             self.parts.optimizer.step(skip if config.target_kl is not None else None)
             return torch.stack([*terms, norm])
 
-    def gradient(self, batch: Batch) -> LossTerms:
+    def loss(self, batch: Any) -> tuple[Tensor, LossTerms]:
+        """The loss of a minibatch, or of a part of it, and its terms."""
+        return ppo_loss(self.policy, batch, self.config)
+
+    def gradient(self, batch: Any) -> LossTerms:
         """Write the gradient of the minibatch's loss into the flat vector."""
-        samples, flat = len(batch.returns), self.policy.flat
+        flat, size, samples = self.policy.flat, batch.size, batch.samples
         if self._cut:
             return self._summed(batch)
-        count = -(-samples // (self.config.microbatch or samples))
+        count = min(size, -(-samples // (self.config.microbatch or samples)))
         if count == 1:
-            loss, terms = ppo_loss(self.policy, batch, self.config)
+            loss, terms = self.loss(batch)
             flat.backward(loss)
             return terms
         # The mean over the minibatch is the sum of the parts' means, each by its share of the samples: in one order, so in the same bits.
         total = torch.zeros(len(LossTerms._fields), device=self.policy.device)
-        sizes = [samples // count + (k < samples % count) for k in range(count)]
+        sizes = [size // count + (k < size % count) for k in range(count)]
         for k, part in enumerate(batch.split(sizes)):
-            share = len(part.returns) / samples
-            loss, terms = ppo_loss(self.policy, part, self.config)
+            share = part.size / size
+            loss, terms = self.loss(part)
             flat.backward(share * loss, add=k > 0)
             total += share * torch.stack(terms)
         return LossTerms(*total)
 
 
-    def _summed(self, batch: Batch) -> LossTerms:
+    def _summed(self, batch: Any) -> LossTerms:
         """The same in the layout's chunks, whose gradients are added in the fixed tree, the other ranks' among them."""
         layout, flat, exchange = self.parts.minibatches.layout, self.policy.flat, self.parts.exchange
         sizes = layout.chunk_sizes()
@@ -242,8 +265,8 @@ class TorchBackend:
             for n, part in zip(sizes, batch.split(sizes), strict=True):
                 row = torch.zeros(len(flat.gradient) + len(LossTerms._fields), device=self.policy.device)  # the gradient, then the terms
                 if n > 0:
-                    share = n / layout.all_samples
-                    loss, terms = ppo_loss(self.policy, part, self.config)
+                    share = part.samples / layout.all_samples
+                    loss, terms = self.loss(part)
                     flat.backward(share * loss)
                     torch.cat([flat.gradient, share * torch.stack(terms)], out=row)
                 yield row

@@ -17,6 +17,15 @@ class PPOConfig(Section):
     """`[algo]`, when its name is "ppo"."""
 
     horizon: Count = Field(16, ge=1, le=65536, description="rollout length T: steps of each lane per iteration")
+    bptt: Count | None = Field(
+        None,
+        ge=1,
+        description="policies with a memory only: steps that gradients go back through, and so of the segments that minibatches are made of; "
+        "a divisor of horizon; not set: horizon",
+    )
+    carry_state: bool = Field(
+        True, description="policies with a memory only: an iteration goes on from the state in which the last one ended; false: each begins from zeros"
+    )
     epochs: Count = Field(4, ge=1, le=1024, description="passes over the samples of an iteration")
     minibatches: Count = Field(4, ge=1, description="minibatches per epoch, one optimizer step each")
     learning_rate: Real = Field(2.5e-3, gt=0, le=1, description="initial learning rate of Adam")
@@ -68,12 +77,16 @@ class PPOConfig(Section):
         """With the end of the learning-rate decay, where that follows from the run's steps."""
         return self.model_copy(update={"anneal_steps": self.anneal_steps or steps}) if self.anneal else self
 
-    def shards(self, lanes: int) -> int:
+    def shards(self, lanes: int, *, memory: bool = False) -> int:
         """Equal ranges of the lanes that a minibatch takes equally many samples of: as many devices at most can share a run."""
+        if memory:
+            return minibatches.segments_layout(self.horizon, lanes, self.minibatches, self.bptt or self.horizon).shards
         return minibatches.layout(self.horizon, lanes, self.minibatches).shards
 
-    def problems(self, lanes: int) -> list[tuple[str, str]]:
-        """Values that do not fit together, as (key, message)."""
+    def problems(self, lanes: int, *, memory: bool = False) -> list[tuple[str, str]]:
+        """Values that do not fit together, as (key, message); `memory`: of a policy that has one."""
         if self.horizon * lanes < 2:
             return [("horizon", "one lane x 1 step is a single sample, which has no variance: an iteration needs 2 or more (raise algo.horizon or env.lanes)")]
+        if memory:
+            return minibatches.segment_problems(self.horizon, lanes, self.minibatches, self.bptt, self.chunks)
         return minibatches.problems(self.horizon, lanes, self.minibatches, self.chunks)

@@ -42,6 +42,16 @@ class Batch(NamedTuple):
     returns: Tensor  # (B)
     legal: Tensor | None = None  # (H, B), 1 for each action that could be taken; None where all could
 
+    @property
+    def size(self) -> int:
+        """What `split` cuts: B."""
+        return self.returns.shape[-1]
+
+    @property
+    def samples(self) -> int:
+        """B."""
+        return self.size
+
     def split(self, sizes: Sequence[int]) -> list[Batch]:
         """Its parts of so many samples each, as views."""
         fields = ([None] * len(sizes) if field is None else field.split(list(sizes), dim=-1) for field in self)
@@ -61,6 +71,11 @@ class LossTerms(NamedTuple):
 def ppo_loss(policy: Policy, batch: Batch, config: PPOConfig) -> tuple[Tensor, LossTerms]:
     """The loss of a minibatch, and its terms."""
     parameters, value = policy.forward(batch.observation, batch.legal)
+    return loss_of_outputs(policy, parameters, value, batch, config)
+
+
+def loss_of_outputs(policy: Policy, parameters: Tensor, value: Tensor, batch: Batch, config: PPOConfig) -> tuple[Tensor, LossTerms]:
+    """The same, from what the network makes of the minibatch: parameters of the distribution (H, B) and values (B)."""
     log_probability, entropy = policy.distribution.log_probability_and_entropy(parameters, batch.action)
 
     # L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)], r = pi(a|s) / pi_old(a|s): equation 7.

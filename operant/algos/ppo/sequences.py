@@ -1,0 +1,175 @@
+"""PPO for policies with a memory: acting with a state in every lane, and minibatches of whole segments, through which gradients go back in time.
+
+An episode that ends leaves nothing to the next: its lane's state is the initial one again before the next step, in acting as in learning. What a segment begins
+with was stored when it was collected. V of a truncated episode's true final observation is taken with the state before that.
+
+By torch, with the gradients of `operant.nn.cells`, on every device. Knows no rollout's collection and no advantage.
+
+Shape letters: T steps, N lanes, L steps of a segment, K = T / L segments of a lane, S segments of a minibatch, R numbers of a lane's state.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from operant.algos.ppo.backends import Parts, TorchBackend
+from operant.algos.ppo.loss import Batch, LossTerms, loss_of_outputs
+from operant.errors import ConfigError
+
+log = logging.getLogger("operant.ppo")
+
+
+class Segments(NamedTuple):
+    """Segments to learn from."""
+
+    steps: Batch  # each field (..., L, S)
+    state: tuple[Tensor, ...]  # before their first steps, (R, S) each
+    reset: Tensor  # (L, S) uint8, 1 where an episode begins
+
+    @property
+    def size(self) -> int:
+        """What `split` cuts: S."""
+        return self.reset.shape[1]
+
+    @property
+    def samples(self) -> int:
+        """Steps of all segments, L S."""
+        return self.reset.numel()
+
+    def split(self, sizes: Sequence[int]) -> list[Segments]:
+        """Its parts of so many segments each, as views."""
+        states = zip(*(part.split(list(sizes), dim=1) for part in self.state), strict=True)
+        return [Segments(*parts) for parts in zip(self.steps.split(sizes), states, self.reset.split(list(sizes), dim=1), strict=True)]
+
+
+def choose(parts: Parts) -> SequenceBackend:
+    """The backend of a recurrent policy: torch's. Raises ConfigError where `algo.kernels` asks for another."""
+    if parts.config.kernels == "fused":
+        raise ConfigError("the trainer", ['algo.kernels = "fused" cannot be: the policy has a memory, for which there are no fused kernels yet (use "auto")'])
+    return SequenceBackend(parts)
+
+
+class SequenceBackend(TorchBackend):
+    """A lane's state from step to step and from iteration to iteration, and torch's gradients of segments."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        # That a user's network has a memory was not known when the configuration was read.
+        problems = parts.config.problems(parts.collector.world.count * parts.exchange.ranks, memory=True)
+        if problems:
+            raise ConfigError("the trainer", [f"algo.{key}: {sentence}" for key, sentence in problems])
+        log.info("kernels: torch's, over sequences: the policy has a memory")
+        T, N, cut = parts.collector.steps, parts.collector.world.count, parts.minibatches.layout
+        self._length = cut.length
+        # What every lane remembers now, at an episode's beginning, and at the beginning of each segment.
+        self._state, self._first = self.policy.initial_state(N), self.policy.initial_state(N)  # (R, N) each
+        self._starts = tuple(torch.zeros(cut.steps, *part.shape, device=self.device) for part in self._first)  # (K, R, N) each
+        self._reset = torch.zeros(T, N, dtype=torch.uint8, device=self.device)  # 1 where an episode begins; at the rollout's first step `_starts` says it
+        self._none = torch.zeros(1, N, dtype=torch.uint8, device=self.device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What every lane remembers."""
+        return {f"state/{k}": part for k, part in enumerate(self._state)}
+
+    # ACT
+
+    def start(self) -> None:
+        """Begin every lane anew."""
+        for part, first in zip(self._state, self._first, strict=True):
+            part.copy_(first)
+
+    def prepare(self) -> None:
+        """Forget everything, where a state is not carried from one iteration to the next."""
+        if not self.config.carry_state:
+            self.start()
+
+    def act(self, t: int) -> None:
+        """Actions, log-probabilities and values of step t."""
+        if t % self._length == 0:
+            for starts, part in zip(self._starts, self._state, strict=True):
+                starts[t // self._length].copy_(part)
+        super().act(t)
+
+    def forward(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Action parameters (H, N) and values (N) of observations (O, N) and legal actions (H, N), which every lane then remembers."""
+        parameters, value, after = self._look(observation, legal)
+        for part, new in zip(self._state, after, strict=True):
+            part.copy_(new)
+        return parameters, value
+
+    def _look(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Action parameters (H, N), values (N) and the state after them, of observations (O, N)."""
+        if not self._cut:
+            return self.policy.unroll(observation, self._state, self._none, legal)
+        lanes = observation.shape[1] // self.parts.minibatches.layout.shards
+        shards = [slice(first, first + lanes) for first in range(0, observation.shape[1], lanes)]
+        parts = [
+            self.policy.unroll(
+                observation[:, shard].contiguous(), tuple(part[:, shard] for part in self._state), self._none[:, shard],
+                None if legal is None else legal[:, shard],
+            )
+            for shard in shards
+        ]  # fmt: skip
+        parameters, value, after = zip(*parts, strict=True)
+        return torch.cat(parameters, dim=1), torch.cat(value), tuple(torch.cat(state, dim=1) for state in zip(*after, strict=True))
+
+    def after(self, t: int) -> None:
+        """Where an episode has ended with step t: V of its true final observation, if it was truncated, and then the state of a new one."""
+        rollout, world = self.collector.rollout, self.collector.world
+        if world.can_truncate:
+            self._final_values(t, rollout.final_observation[t // world.final_window])
+        ended = (rollout.terminated[t] | rollout.truncated[t]).bool()
+        for part, first in zip(self._state, self._first, strict=True):
+            torch.where(ended, first, part, out=part)
+        if t + 1 < self.collector.steps:
+            self._reset[t + 1].copy_(ended)
+
+    def _final_values(self, t: int, seen: Tensor) -> None:
+        """Values of the true final observations (O, N) of episodes that step t truncated; other places of `final_value` may be written, too."""
+        out, N, shards = self.experience.final_value[t], len(self.experience.final_value[t]), self.parts.minibatches.layout.shards
+        if self.device.type == "cuda":  # a graph cannot choose
+            out.copy_(self.policy.unroll(seen, self._state, self._none)[1])
+            return
+        for first in range(0, N, N // shards):  # shard by shard: the shape of a product decides its last bits
+            (lane,) = torch.nonzero(self.collector.rollout.truncated[t, first : first + N // shards], as_tuple=True)
+            if len(lane):
+                lane += first
+                state = tuple(part[:, lane] for part in self._state)
+                out[lane] = self.policy.unroll(seen[:, lane], state, self._none[:, : len(lane)])[1]
+
+    def bootstrap(self) -> None:
+        """V of the observation after the last step, which is not yet remembered."""
+        self.experience.value[-1] = self._look(self.collector.rollout.observation[-1])[1]
+
+    # LEARN
+
+    def batches(self, order: Tensor) -> Iterator[Segments]:
+        """The segments of an epoch's blocks (M), a minibatch at a time."""
+        for blocks in order.chunk(self.config.minibatches):
+            yield self._segments(blocks)
+
+    def _segments(self, blocks: Tensor) -> Segments:
+        """The segments of some blocks (m), in this order."""
+        gather, rollout, experience = self.parts.minibatches.gather_segments, self.collector.rollout, self.experience
+        steps = Batch(
+            observation=gather(rollout.observation[:-1], blocks),
+            action=gather(experience.raw, blocks),
+            log_probability=gather(experience.log_probability, blocks),
+            value=gather(experience.value[:-1], blocks),
+            advantage=gather(experience.advantage, blocks),
+            returns=gather(experience.returns, blocks),
+            legal=None if rollout.legal is None else gather(rollout.legal[:-1], blocks),
+        )
+        states = tuple(self.parts.minibatches.gather(starts, blocks) for starts in self._starts)
+        return Segments(steps, states, gather(self._reset, blocks))
+
+    def loss(self, batch: Segments) -> tuple[Tensor, LossTerms]:
+        """The loss of a minibatch of segments, or of some of them, and its terms."""
+        steps = Batch._make(None if field is None else field.flatten(-2) for field in batch.steps)
+        parameters, value, _ = self.policy.unroll(steps.observation, batch.state, batch.reset, steps.legal)
+        return loss_of_outputs(self.policy, parameters, value, steps, self.config)

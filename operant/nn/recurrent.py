@@ -1,0 +1,160 @@
+"""Networks with a memory: layers of a recurrent cell between an encoder and its heads. Know no algorithm, no world and no loss.
+
+What such a network computes is a function of a sequence: observations, the state before the first of them, and where episodes begin in between. Everything is
+feature-major: T steps of B lanes are (rows, T B), all lanes of a step after those of the step before.
+
+- mingru: z = sigmoid(gate), c = hidden + 1/2 where hidden >= 0 else sigmoid(hidden), h <- h + z (c - h), output sigmoid(p) h + (1 - sigmoid(p)) x, where
+  hidden, gate and p are rows of one product with the layer's input x (Feng et al. 2024, "Were RNNs all we needed?", with a highway: Srivastava et al. 2015).
+- gru, lstm: see `operant.nn.cells`.
+
+Shape letters: O observation, G towers, M units, K rows of gates, T steps, B lanes, R numbers of a lane's state, H head parameters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from operant.nn import cells, linear, mlp
+
+if TYPE_CHECKING:
+    from operant.nn.normalization import RunningNormalizer
+
+State = tuple[Tensor, ...]
+
+GATES = {"mingru": 3, "gru": 3, "lstm": 4}
+"""Rows of gates a unit."""
+
+_FORGET_BIAS = 1.0
+"""Of an LSTM that begins without `memory_init` (Jozefowicz, Zaremba & Sutskever 2015)."""
+
+
+class Memory(nn.Module):
+    """Layers of a recurrent cell, G towers side by side. Weights are orthogonal, a matrix a gate; biases zero, but those that `init` asks for.
+
+    A lane's state is one column of numbers: layer after layer, tower after tower, unit after unit; of an LSTM first all h, then all c. It begins as zeros.
+    """
+
+    def __init__(self, config: mlp.Config, towers: int, columns: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.kind, self.towers, self.layers, self.units = config.memory, towers, config.memory_layers, config.memory_size or columns
+        M, count = self.units, GATES[config.memory]
+        self.rows = (2 if self.kind == "lstm" else 1) * self.layers * towers * M  # R
+
+        def stacked(columns: int) -> nn.Parameter:
+            gates = [torch.cat([mlp.orthogonal(M, columns, 1.0, generator) for _ in range(count)]) for _ in range(towers)]
+            return nn.Parameter(torch.stack(gates))
+
+        self.input_weights = nn.ParameterList([stacked(columns if k == 0 else M) for k in range(self.layers)])  # (G, K, M)
+        self.input_biases = nn.ParameterList([nn.Parameter(torch.zeros(towers, count * M, 1)) for _ in range(self.layers)])
+        loops = 0 if self.kind == "mingru" else self.layers
+        self.state_weights = nn.ParameterList([stacked(M) for _ in range(loops)])  # (G, K, M)
+        self.state_biases = nn.ParameterList([nn.Parameter(torch.zeros(towers, M, 1)) for _ in range(loops if self.kind == "gru" else 0)])
+        self._initialise_gates(config.memory_init, generator)
+
+    @torch.no_grad()
+    def _initialise_gates(self, longest: int | None, generator: torch.Generator) -> None:
+        """Biases of the gates: a gate that keeps sigmoid(b) of the state with b = ln(t - 1) forgets within about t steps, t drawn from 2 to `longest`.
+
+        Tallec & Ollivier 2018, "Can recurrent neural networks warp time?", equation 12.
+        """
+        M = self.units
+        for bias in self.input_biases:
+            gates = bias.view(self.towers, -1, M, 1)
+            if longest is None:
+                if self.kind == "lstm":
+                    gates[:, 1].fill_(_FORGET_BIAS)
+                continue
+            span = torch.rand(self.towers, M, 1, generator=generator).mul_(longest - 2).add_(1.0).log_()
+            if self.kind == "mingru":  # z writes
+                gates[:, 1] = -span
+            elif self.kind == "gru":  # z keeps
+                gates[:, 1] = span
+            else:
+                gates[:, 0], gates[:, 1] = -span, span
+
+    def forward(self, features: Tensor, state: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (G, K, T B) and the state before them (R, B) -> the last layer's output (G, M, T B), the state after. `keep` as in `operant.nn.cells`."""
+        T, B = keep.shape
+        before = state.view(-1, self.layers, self.towers, self.units, B)
+        after: list[tuple[Tensor, ...]] = []  # of each layer: h, or h and c
+        for k, (weight, bias) in enumerate(zip(self.input_weights, self.input_biases, strict=True)):
+            inputs = linear.linear(weight, bias, features).unflatten(2, (T, B))  # (G, K, T, B)
+            if self.kind == "mingru":
+                features, last = self._mingru(inputs, features.unflatten(2, (T, B)), before[0, k], keep)
+                after.append((last,))
+            elif self.kind == "gru":
+                states = cells.gru(inputs, self.state_weights[k], self.state_biases[k], before[0, k], keep)
+                features = states.flatten(2)
+                after.append((states[:, :, -1],))
+            else:
+                states, cell = cells.lstm(inputs, self.state_weights[k], before[0, k], before[1, k], keep)
+                features = states.flatten(2)
+                after.append((states[:, :, -1], cell))
+        return features, torch.stack([torch.stack(layers) for layers in zip(*after, strict=True)]).detach().view(-1, B)
+
+    def _mingru(self, gates: Tensor, features: Tensor, first: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """One layer: gates (G, 3 M, T, B), input (G, M, T, B), state before (G, M, B) -> output (G, M, T B), state after (G, M, B)."""
+        hidden, gate, highway = gates.split(self.units, dim=1)
+        write = gate.sigmoid()
+        candidate = torch.where(hidden >= 0, hidden + 0.5, hidden.sigmoid())
+        states = cells.scan((1.0 - write) * keep, write * candidate, first)
+        return torch.lerp(features, states, highway.sigmoid()).flatten(2), states[:, :, -1]
+
+
+class Sequential(Protocol):
+    """A network with a memory."""
+
+    def initial_state(self, lanes: int) -> State:
+        """The state at an episode's beginning, tensors (R, N)."""
+
+    def unroll(self, observation: Tensor, state: State, reset: Tensor, normalizer: Any = None) -> tuple[Tensor, Tensor, State]:
+        """(O, T B), the state before, and where episodes begin (T, B), 1 or 0 -> head parameters (H, T B), values (T B), the state after."""
+
+
+class Recurrent(nn.Module):
+    """A built-in encoder, whose features a memory reads before its heads do."""
+
+    def __init__(self, encoder: Any, memory: Memory) -> None:
+        """`encoder` has `features` (O, B) -> (G, K, B) and `heads` (G, M, B) -> head parameters and values: an MLP or a convolutional network."""
+        super().__init__()
+        self.encoder, self.memory = encoder, memory
+
+    def initial_state(self, lanes: int) -> State:
+        """The state at an episode's beginning: zeros, (R, N)."""
+        return (self.memory.input_biases[0].new_zeros(self.memory.rows, lanes),)
+
+    def unroll(self, observation: Tensor, state: State, reset: Tensor, normalizer: RunningNormalizer | None = None) -> tuple[Tensor, Tensor, State]:
+        """As `Sequential`."""
+        (before,) = state
+        features = self.encoder.features(observation, normalizer)
+        features, after = self.memory(features, before, (reset == 0).to(before.dtype))
+        parameters, value = self.encoder.heads(features)
+        return parameters, value, (after,)
+
+
+class SampleMajor(nn.Module):
+    """A user's own recurrent network, turned feature-major.
+
+    It has `initial_state(B)`, a tuple of tensors (B, ...), and maps observations (T, B, O), a state, and where episodes begin (T, B) to head parameters
+    (T, B, H), values (T, B) or (T, B, 1), and the state after. Where `reset` is 1 it begins from its initial state.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._shapes = [part.shape[1:] for part in module.initial_state(1)]  # type: ignore[operator]
+
+    @torch.no_grad()
+    def initial_state(self, lanes: int) -> State:
+        """The state at an episode's beginning."""
+        return tuple(part.detach().reshape(lanes, -1).t().contiguous() for part in self.module.initial_state(lanes))  # type: ignore[operator]
+
+    def unroll(self, observation: Tensor, state: State, reset: Tensor, normalizer: Any = None) -> tuple[Tensor, Tensor, State]:
+        """As `Sequential`; the normalizer was applied before."""
+        T, B = reset.shape
+        before = tuple(part.t().reshape(B, *shape) for part, shape in zip(state, self._shapes, strict=True))
+        head, value, after = self.module(observation.t().reshape(T, B, -1), before, reset)
+        return head.flatten(0, 1).t(), value.reshape(-1), tuple(part.detach().reshape(B, -1).t() for part in after)
