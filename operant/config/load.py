@@ -168,17 +168,18 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
         environment = resolve.observed(raw, environment, env)
     checked = {name: env if name == "env" else _section(raw, name, model, known) for name, model in models.items() if model is not None}
     kind = resolve.network_kind(raw, folder, mlp.KINDS)
-    if checked.get("algo") is not None and env is not None:
+    net = checked["net"]
+    if net is not None and net.remembers and not getattr(algorithm, "sequences", False):
+        learns = f'{algorithm_name} learns from single steps, without a memory (use algo.name = "ppo", or net.memory = "none")'
+        raw.problem(raw.location(("net", "memory")), f"net.memory: {learns} (got {quoted(net.memory)})")
+    elif checked.get("algo") is not None and env is not None:
         # Of lanes that are left open, some have to fit together with the rest.
-        found = [_problems(checked["algo"], checked["net"], lanes) for lanes in (sections.LANES_TRIED if env.lanes == "auto" else (env.lanes,))]
+        found = [_problems(checked["algo"], net, lanes) for lanes in (sections.LANES_TRIED if env.lanes == "auto" else (env.lanes,))]
         for key, message in found[-1] if all(found) else ():
             raw.problem(raw.location(("algo", key), ("env", "lanes")), f"algo.{key}: {message}")
-    if checked["net"] is not None and checked["net"].remembers and not getattr(algorithm, "sequences", False):
-        learns = f'{algorithm_name} learns from single steps, without a memory (use algo.name = "ppo", or net.memory = "none")'
-        raw.problem(raw.location(("net", "memory")), f"net.memory: {learns} (got {quoted(checked['net'].memory)})")
     raw.raise_problems()
     env = env.model_copy(update={"name": environment_name, "params": params._asdict()})
-    net = checked["net"].model_copy(update={"kind": kind})
+    net = net.model_copy(update={"kind": kind})
     return Config(
         run=checked["run"], env=env, algo_name=algorithm_name, algo=checked["algo"], net=net,
         checkpoint=checked["checkpoint"], eval=checked["eval"], params=params, environment=environment,

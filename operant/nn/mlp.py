@@ -87,13 +87,20 @@ class Config(Section):
             return {**data, "hidden": DENSE[cnn]} if isinstance(cnn, str) and cnn in DENSE else data
         return data
 
-    @model_validator(mode="after")
-    def _memory(self) -> Config:
-        if self.memory == "mingru" and self.memory_size not in (None, self.hidden[-1]):
-            raise ValueError(f"mingru's output is mixed with its input: net.memory_size should be the last of net.hidden, {self.hidden[-1]}, or left out")
-        if self.remembers and self.kind not in KINDS:
-            raise ValueError('net.memory belongs to "mlp" and "cnn": a network of your own remembers by itself, by its initial_state')
-        return self
+    @field_validator("memory")
+    @classmethod
+    def _built_in(cls, memory: str, info: ValidationInfo) -> str:
+        if memory != "none" and info.data.get("kind") not in KINDS:
+            raise ValueError('it belongs to "mlp" and "cnn": a network of your own remembers by itself, where it has an initial_state')
+        return memory
+
+    @field_validator("memory_size")
+    @classmethod
+    def _as_wide_as_its_input(cls, size: int | None, info: ValidationInfo) -> int | None:
+        width = info.data.get("hidden", (size,))[-1]
+        if info.data.get("memory") == "mingru" and size not in (None, width):
+            raise ValueError(f"mingru's output is mixed with its input: it should be the last of net.hidden, {width}, or not set")
+        return size
 
     @field_validator("hidden")
     @classmethod

@@ -71,6 +71,8 @@ class QPolicy(Policy):
         head = QHead(env.action.n, atoms=atoms, duelling=duelling, low=support[0], high=support[1], epsilon=epsilon)
         one_trunk = config.model_copy(update={"shared": True})
         super().__init__(env, one_trunk, seed=seed, device=device, normalize=normalize, precision=precision, distribution=head)
+        if self.recurrent:
+            raise ConfigError("the network", ["DQN and PQN learn from single steps, and this network has a memory: use \"ppo\", or a network without one"])
 
     @property
     def epsilon(self) -> Tensor:

@@ -34,6 +34,8 @@ def network(
     if isinstance(seen.categories, tuple) and len(seen.categories) != seen.size:
         found = f"the observation has {seen.size} numbers, but categories for {len(seen.categories)}: one for each, 0 for a numeric one"
         raise ConfigError("the network", [found])
+    if config.remembers:
+        raise ConfigError("the network", [f'net.memory: SAC and TD3 learn from single steps, without a memory (use algo.name = "ppo"; got {config.memory!r})'])
     if config.kind == "mlp":
         return Towers(seen.columns + actions, outputs, config, generator, towers=towers, last_gain=last_gain, dtype=dtype).to(device)
     if config.kind != "cnn":

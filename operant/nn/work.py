@@ -25,7 +25,11 @@ def network_flops(policy: Policy) -> tuple[int, int]:
     net, O, H = policy.net, policy.env.observation.size, policy.distribution.parameter_rows
     if not isinstance(net, mlp.MLP):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            net(torch.zeros(O, 2, device=policy.device))
+            seen = torch.zeros(O, 2, device=policy.device)
+            if policy.recurrent:
+                policy.unroll(seen, policy.initial_state(2), torch.zeros(1, 2, device=policy.device))
+            else:
+                net(seen)
         forward = counter.get_total_flops() // 2
         return forward, 2 * forward
     towers, widths = 1 if net.config.shared else 2, net.config.hidden

@@ -298,7 +298,7 @@ def test_without_gradients_it_computes_some_samples_at_a_time(monkeypatch):
         with torch.no_grad():
             calls = []
             monkeypatch.setattr(
-                parts.net, "_forward", lambda part, calls=calls: calls.append(part.shape[1]) or convolution.Convolutional._forward(parts.net, part)
+                parts.net, "heads", lambda part, calls=calls: calls.append(part.shape[2]) or convolution.Convolutional.heads(parts.net, part)
             )
             for one, other in zip(parts.forward(seen), whole.forward(seen), strict=True):
                 torch.testing.assert_close(one, other)

@@ -11,7 +11,7 @@ Shape letters: T steps, N lanes, L steps of a segment, K = T / L segments of a l
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from operant.algos.ppo.backends import Parts, TorchBackend
 from operant.algos.ppo.loss import Batch, LossTerms, loss_of_outputs
+from operant.compute import threads
 from operant.errors import ConfigError
 
 log = logging.getLogger("operant.ppo")
@@ -71,6 +72,10 @@ class SequenceBackend(TorchBackend):
         self._starts = tuple(torch.zeros(cut.steps, *part.shape, device=self.device) for part in self._first)  # (K, R, N) each
         self._reset = torch.zeros(T, N, dtype=torch.uint8, device=self.device)  # 1 where an episode begins; at the rollout's first step `_starts` says it
         self._none = torch.zeros(1, N, dtype=torch.uint8, device=self.device)
+
+    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
+        """On a CPU on this thread alone: a step of a cell is too little work for several."""
+        return threads.alone()(work) if self.device.type == "cpu" else work
 
     def tensors(self) -> dict[str, Tensor]:
         """What every lane remembers."""

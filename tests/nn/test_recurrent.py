@@ -1,0 +1,233 @@
+"""Networks with a memory: their gradients through resets against torch's own cells in float64, step by step as all at once, initial gates, users' networks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from toys import COUNT, SEEN
+
+from operant.errors import ConfigError
+from operant.nn import NetConfig, Policy, QPolicy
+
+CELLS = ["mingru", "gru", "lstm"]
+T, B = 7, 5
+
+
+def policy(env=COUNT, *, seed=1, normalize=False, **net):
+    return Policy(env, NetConfig(**net), seed=seed, device=torch.device("cpu"), normalize=normalize)
+
+
+def resets(*marks):
+    """(T, B), 1 at each (step, lane)."""
+    found = torch.zeros(T, B)
+    for step, lane in marks:
+        found[step, lane] = 1.0
+    return found
+
+
+RESETS = [
+    resets(),
+    resets(*((0, lane) for lane in range(B))),
+    resets((0, 1), (3, 1), (4, 1), (2, 2), (6, 3), *((t, 4) for t in range(T))),  # one after the other, at the ends, at every step
+]
+
+
+# A PLAIN VERSION, lane by lane and step by step, by torch's own cells
+
+
+def torch_cell(kind, memory, layer, tower):
+    """torch's cell with the numbers of one layer and tower, in torch's order of gates."""
+    weight, bias = memory.input_weights[layer][tower], memory.input_biases[layer][tower, :, 0]
+    M, columns = memory.units, weight.shape[1]
+    order = [0, 1, 2] if kind == "gru" else [0, 1, 3, 2]  # torch: i, f, g, o
+    cell = (torch.nn.GRUCell if kind == "gru" else torch.nn.LSTMCell)(columns, M).double()
+    recurrent_bias = torch.zeros(len(order) * M, dtype=torch.float64)
+    if kind == "gru":
+        recurrent_bias = torch.cat([recurrent_bias[: 2 * M], memory.state_biases[layer][tower, :, 0]])
+
+    def ordered(rows):
+        return torch.cat([rows.split(M)[k] for k in order])
+
+    loop = ordered(memory.state_weights[layer][tower])
+    named = {"weight_ih": ordered(weight), "weight_hh": loop, "bias_ih": ordered(bias), "bias_hh": ordered(recurrent_bias)}
+    return lambda x, state: torch.func.functional_call(cell, named, (x, state))
+
+
+def stepped(kind, memory, layer, tower, x, state):
+    """One step of one lane: x (K), state (h,) or (h, c) -> output (M), state."""
+    if kind == "mingru":
+        rows = memory.input_weights[layer][tower] @ x + memory.input_biases[layer][tower, :, 0]
+        hidden, gate, highway = rows.split(memory.units)
+        candidate = torch.where(hidden >= 0, hidden + 0.5, torch.sigmoid(hidden))
+        h = state[0] + torch.sigmoid(gate) * (candidate - state[0])
+        return torch.sigmoid(highway) * h + (1 - torch.sigmoid(highway)) * x, (h,)
+    cell = torch_cell(kind, memory, layer, tower)
+    if kind == "gru":
+        h = cell(x[None], state[0][None])[0]
+        return h, (h,)
+    h, c = cell(x[None], (state[0][None], state[1][None]))
+    return h[0], (h[0], c[0])
+
+
+def plain(kind, memory, features, state, reset):
+    """What `Memory` computes: features (G, K, T, B), state (S, layers, G, M, B) -> output (G, M, T, B)."""
+    towers = []
+    for tower in range(memory.towers):
+        lanes = []
+        for lane in range(B):
+            states = [tuple(part[layer, tower, :, lane] for part in state) for layer in range(memory.layers)]
+            outputs = []
+            for t in range(T):
+                x = features[tower, :, t, lane]
+                for layer in range(memory.layers):
+                    before = tuple(torch.zeros_like(part) if reset[t, lane] else part for part in states[layer])
+                    x, states[layer] = stepped(kind, memory, layer, tower, x, before)
+                outputs.append(x)
+            lanes.append(torch.stack(outputs, dim=1))
+        towers.append(torch.stack(lanes, dim=2))
+    return torch.stack(towers)
+
+
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("kind", CELLS)
+def test_values_and_gradients_are_those_of_autograd_over_the_unrolled_sequence(kind, reset):
+    made = policy(memory=kind, memory_layers=2, hidden=(4,)).net
+    made.double()
+    memory, generator = made.memory, torch.Generator().manual_seed(3)
+    for parameter in memory.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    features = torch.randn(2, 4, T, B, generator=generator, dtype=torch.float64, requires_grad=True)
+    state = torch.randn(memory.rows, B, generator=generator, dtype=torch.float64)
+    weights = torch.randn(2, 4, T, B, generator=generator, dtype=torch.float64)
+
+    output, _ = memory(features.flatten(2), state, 1.0 - reset.double())
+    expected = plain(kind, memory, features, state.view(-1, 2, 2, 4, B), reset)
+    torch.testing.assert_close(output.view_as(expected), expected, rtol=1e-12, atol=1e-12)
+    inputs = (features, *memory.parameters())
+    found = torch.autograd.grad((output.view_as(expected) * weights).sum(), inputs)
+    for name, one, other in zip(
+        ("features", *dict(memory.named_parameters())), found, torch.autograd.grad((expected * weights).sum(), inputs), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind", CELLS)
+def test_step_by_step_as_all_at_once(kind, shared):
+    """An actor's steps give the outputs of the whole sequence that is learned from, and end in its state."""
+    made, reset = policy(memory=kind, memory_layers=2, hidden=(8, 6), memory_size=6, shared=shared), RESETS[2]
+    seen = torch.randn(1, T, B, generator=torch.Generator().manual_seed(0))
+    (first,) = made.initial_state(B)
+    parameters, value, (last,) = made.unroll(seen.flatten(1), (first,), reset)
+    state = (first,)
+    for t in range(T):
+        state = (torch.where(reset[t].bool(), first, state[0]),)
+        parameters_t, value_t, after = made.unroll(seen[:, t], state, torch.zeros(1, B))
+        torch.testing.assert_close(parameters_t, parameters.view(-1, T, B)[:, t])
+        torch.testing.assert_close(value_t, value.view(T, B)[t])
+        action, state = made.act(seen[:, t], state)
+        assert torch.equal(state[0], after[0]) and torch.equal(action[0], parameters_t.argmax(dim=0).int())
+    torch.testing.assert_close(state[0], last)
+
+
+@pytest.mark.parametrize(("kind", "gate"), [("mingru", -1.0), ("gru", 1.0), ("lstm", 1.0)])
+def test_gates_for_a_long_memory(kind, gate):
+    """The gate of a unit that keeps sigmoid(ln(t - 1)) = 1 - 1/t of its state a step: t from 2 to 1,000."""
+    biases = policy(memory=kind, memory_init=1000, hidden=(64,)).net.memory.input_biases[0].detach().view(2, -1, 64)[:, 1]
+    spans = torch.exp(gate * biases) + 1.0
+    assert float(spans.min()) >= 2.0 - 1e-3 and 900 < float(spans.max()) <= 1000.0 and 300 < float(spans.mean()) < 700
+    assert float(policy(memory=kind, hidden=(64,)).net.memory.input_biases[0].detach().view(2, -1, 64)[:, 1].mean()) == (1.0 if kind == "lstm" else 0.0)
+
+
+def test_a_convolutional_network_remembers():
+    made = policy(SEEN, kind="cnn", cnn="impala", channels=(4,), hidden=(8,), memory="gru", memory_size=6)
+    seen = torch.randint(0, 256, (SEEN.observation.size, B), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    first = made.initial_state(B)
+    assert [tuple(part.shape) for part in first] == [(6, B)]
+    _, state = made.act(seen, first)
+    values = [made.unroll(seen, before, torch.zeros(1, B))[1] for before in (first, state)]
+    assert not torch.allclose(*values)
+
+
+# NETWORKS OF ONE'S OWN
+
+OWN = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, observation, head):
+        super().__init__()
+        self.cell, self.head, self.value = nn.GRUCell(observation, 5), nn.Linear(5, head), nn.Linear(5, 1)
+    def initial_state(self, lanes):
+        return (torch.ones(lanes, 5),)
+    def forward(self, observation, state, reset):
+        (hidden,), outputs = state, []
+        for seen, begins in zip(observation, reset):
+            hidden = torch.where(begins[:, None] > 0, torch.ones_like(hidden), hidden)
+            hidden = self.cell(seen, hidden)
+            outputs.append(hidden)
+        features = torch.stack(outputs)
+        return self.head(features), self.value(features), (hidden,)
+"""
+
+
+def written(tmp_path, text):
+    (tmp_path / "my_net.py").write_text(text)
+    return f"{tmp_path / 'my_net.py'}:Net"
+
+
+def test_a_network_of_ones_own_with_a_state(tmp_path):
+    made = policy(kind=written(tmp_path, OWN))
+    first = made.initial_state(B)
+    assert made.recurrent and [tuple(part.shape) for part in first] == [(5, B)] and float(first[0].mean()) == 1.0
+    seen = torch.randn(1, T * B, generator=torch.Generator().manual_seed(0))
+    head, value, (last,) = made.unroll(seen, first, RESETS[2])
+    expected_head, expected_value, (expected_last,) = made.net.module(seen.t().view(T, B, 1), (torch.ones(B, 5),), RESETS[2])
+    torch.testing.assert_close(head, expected_head.flatten(0, 1).t())
+    torch.testing.assert_close(value, expected_value.flatten())
+    torch.testing.assert_close(last, expected_last.t())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("begins[:, None] > 0", "begins[:, None] > 1", "should begin from its initial state where reset"),
+        ("(hidden,)\n", "(hidden.detach() * 0,)\n", "gives other outputs for a sequence than for its two halves"),
+        ("return (torch.ones(lanes, 5),)", "return torch.ones(lanes, 5)", "should have an initial_state"),
+        ("(hidden,)\n", "(hidden[:, :2],)\n", "a state of other shapes"),
+        ("self.head(features), self.value(features), (hidden,)", "self.head(features), self.value(features)", "should return head parameters"),
+        ("torch.stack(outputs)", "torch.stack(outputs)[0]", "maps (4, 2, 1) to"),
+    ],
+)
+def test_what_makes_such_a_network_unfit(tmp_path, old, new, sentence):
+    text = (OWN + "\n").replace(old, new)
+    assert text != OWN + "\n"
+    with pytest.raises(ConfigError) as caught:
+        policy(kind=written(tmp_path, text))
+    assert sentence in str(caught.value)
+
+
+# CONFIGURATION
+
+
+def test_what_does_not_fit_together():
+    with pytest.raises(ValueError, match=r"it should be the last of net.hidden, 64"):
+        NetConfig(memory="mingru", memory_size=32)
+    assert NetConfig(memory="mingru", memory_size=64).remembers and NetConfig(memory="lstm", memory_size=32).remembers and not NetConfig().remembers
+    with pytest.raises(ValueError, match="of your own remembers by itself"):
+        NetConfig(kind="net.py:Net", memory="gru")
+
+
+def test_values_of_actions_have_no_memory(tmp_path):
+    for net in (NetConfig(memory="gru"), NetConfig(kind=written(tmp_path, OWN))):
+        with pytest.raises(ConfigError, match="memory"):
+            QPolicy(COUNT, net, seed=1, device=torch.device("cpu"), normalize=False)
+
+
+def test_a_memory_leaves_other_networks_as_they_are():
+    """The same seed draws the same encoder with and without a memory."""
+    without, with_memory = policy(hidden=(8, 8)), policy(hidden=(8, 8), memory="lstm")
+    assert torch.equal(without.net.first_weight, with_memory.net.encoder.first_weight)
+    assert math.isclose(float(with_memory.net.memory.state_weights[0][0].detach().view(4, 8, 8)[2].det().abs()), 1.0, rel_tol=1e-5), "orthogonal, gate by gate"
