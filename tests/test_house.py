@@ -106,7 +106,8 @@ RANKS: dict[str, set[str]] = {
     "play": ROOT | TRAINING,
     "tools": ROOT | TRAINING,
     "export": ROOT | TRAINING,
-    "cli": ROOT | TRAINING | {"play", "tools", "export", "monitor"},
+    "sweep": ROOT | TRAINING,
+    "cli": ROOT | TRAINING | {"play", "tools", "export", "sweep", "monitor"},
     "monitor": ROOT | {"runs"},
 }
 """What each package may import, beside itself. A package that is not here is an error: no module is without a rule."""

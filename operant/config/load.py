@@ -153,12 +153,12 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
     else:
         resolve.refuse_outside_keys(raw, sections.OUTSIDE)
     for name, table in raw.data.items():
-        if name not in models:
+        if name not in models and name not in sections.READ_ELSEWHERE:
             meant = [key for key in table if f"{name}_{key}" in known["algo"]] if isinstance(table, dict) else []  # replay.place is algo.replay_place
             for key in meant:
                 raw.problem(raw.location((name, key)), f"unknown key {quoted(f'{name}.{key}')}{messages.did_you_mean(f'algo.{name}_{key}')}")
             if not meant:
-                _unknown(raw, (name,), known, sections.SECTIONS)
+                _unknown(raw, (name,), known, (*sections.SECTIONS, *sections.READ_ELSEWHERE))
     env = _section(raw, "env", models["env"], known)
     if hosted and env is not None:  # first: what it shows decides on defaults of the network
         environment = resolve.outside_environment(raw, environment_name, env)

@@ -24,7 +24,7 @@ def schema() -> dict[str, Any]:
         "title": "Operant configuration",
         "type": "object",
         "additionalProperties": False,
-        "properties": {name: parts[name] for name in sections.SECTIONS},
+        "properties": {name: parts[name] for name in sections.SECTIONS} | {name: {"type": "object"} for name in sections.READ_ELSEWHERE},
     }
 
 

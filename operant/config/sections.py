@@ -118,5 +118,7 @@ class Evaluation(Section, use_attribute_docstrings=True):
 
 SECTIONS = ("run", "env", "algo", "net", "checkpoint", "eval")
 """The sections of a configuration, in the order of the file."""
+READ_ELSEWHERE = ("sweep",)
+"""Sections of the same file that a training run passes over: `operant.sweep` reads its own."""
 MODELS: dict[str, type[Section]] = {"run": Run, "env": Environment, "checkpoint": Checkpoint, "eval": Evaluation}
 """The models of those that stand here."""

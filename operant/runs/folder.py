@@ -1,7 +1,6 @@
 """One run folder: its files, its document run.json, and the lock that says whether its trainer lives. Standard library only.
 
-Knows one folder at a time; ids, listing and search are operant/runs/index.py, what a run's state is called is operant/runs/states.py.
-
+Knows one folder; ids, listing and search are operant/runs/index.py, what a run's state is called is operant/runs/states.py.
     runs/cartpole-ppo-4f2a/
       run.json     the document: identity, request, and what the worker adds; replaced as a whole
       run.lock     byte 0 locked (fcntl record lock) by the worker as long as it lives; nothing else opens this file for good. The worker puts a
@@ -121,8 +120,8 @@ def read_json(path: Path | str, limit_bytes: int = _LIMIT_BYTES) -> dict[str, An
     return document if isinstance(document, dict) else {}
 
 
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Replace a JSON file as a whole, mode 0600: a reader, or a kill at any moment, finds the old one or the new one. MachineError where it fails."""
+def write_json(path: Path, document: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Replace a JSON file as a whole, mode 0600: a kill at any moment, if `durable` a power cut too, leaves the old or the new one. MachineError if not."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -141,10 +140,10 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
         raise MachineError(f"{text.safe(path)} cannot be written ({error.strerror})") from None
 
 
-def update_document(path: Path, **fields: Any) -> dict[str, Any]:
+def update_document(path: Path, *, durable: bool = True, **fields: Any) -> dict[str, Any]:
     """Set fields of a run's run.json (`path` is the run folder) and return the new document. For the one process that owns the run at the time."""
     document = read_json(path / "run.json") | fields
-    write_json(path / "run.json", document)
+    write_json(path / "run.json", document, durable=durable)
     return document
 
 

@@ -65,7 +65,7 @@ def announce(run: Run) -> None:
         raise BusyError(runs.busy(run.path))
     with contextlib.suppress(OSError):  # a folder that cannot be written is reported by the next line
         run.exit_path.unlink()
-    runs.update_document(run.path, pid=None, pid_start_ticks=None, boot_id=runs.boot_id(), host=runs.host(), phase="starting the trainer")
+    runs.update_document(run.path, durable=False, pid=None, pid_start_ticks=None, boot_id=runs.boot_id(), host=runs.host(), phase="starting the trainer")
 
 
 @contextlib.contextmanager

@@ -13,15 +13,13 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from operant import runs
 from operant.errors import BusyError, MachineError
-from operant.runs import launch
-from operant.runs.folder import Run, signal_worker
-from operant.runs.index import shown
-from operant.text import safe
+from operant.runs import Run, integer_of, launch, signal_worker
 
 _WORKER = "operant.training.warm"
 _CLOSE_S = 5.0
@@ -43,6 +41,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._began = launch.Began()
         self.run: Run | None = None
+        self._stopping = False  # its run is to be asked to end, as soon as it can hear
 
     @property
     def pid(self) -> int | None:
@@ -59,12 +58,12 @@ class Worker:
                     self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=launch.environment(), start_new_session=True
                 )
         except OSError as error:
-            raise MachineError(f"a worker cannot be started ({error.strerror}): {shown(self._log)}") from None
+            raise MachineError(f"a worker cannot be started ({error.strerror}): {runs.shown(self._log)}") from None
 
     def begin(self, run: Run, *, resume: str | None = None, trusted: bool = False) -> None:
         """Give it a run, whose folder nobody else trains in. Raises BusyError, and MachineError where no worker can be started."""
         if self.run is not None:
-            raise BusyError(f"this worker trains {safe(self.run.id)}")
+            raise BusyError(runs.busy(self.run.path))
         launch.announce(run)
         line = json.dumps({"run": str(run.path), "resume": resume, "trusted": trusted}).encode() + b"\n"
         for _ in range(2):  # a worker that died while it had no run is noticed here
@@ -79,7 +78,7 @@ class Worker:
             else:
                 self.run = run
                 return
-        raise MachineError(f"workers die as they begin: see {shown(self._log)}")
+        raise MachineError(f"workers die as they begin: see {runs.shown(self._log)}")
 
     def fileno(self) -> int:
         """For `select`: ready when the run has ended."""
@@ -88,7 +87,10 @@ class Worker:
 
     def ended(self) -> Ended | None:
         """The run that has ended, once, its exit.json written; None as long as it trains. Raises MachineError where that cannot be written."""
-        if self.run is None or not select.select([self], [], [], 0)[0]:
+        if self.run is None:
+            return None
+        if not select.select([self], [], [], 0)[0]:
+            self._stopping = self._stopping and not signal_worker(self.run, signal.SIGTERM)
             return None
         assert self._process is not None and self._process.stdout is not None
         line, pid, run = self._process.stdout.readline(), self._process.pid, self.run
@@ -97,16 +99,16 @@ class Worker:
         except (ValueError, KeyError):  # it died
             code = self._process.wait()
             self.close()
-        self.run = None
+            if runs.state(run).word == "finished":  # and then it died
+                code = 0
+        self.run, self._stopping = None, False
         ending = self._began.write_ending(run.path, code, pid)
         stopped = code in (-signal.SIGTERM, -signal.SIGINT) and ending["last_step"] is None
         return Ended(run, code if code >= 0 else 130 if stopped else 137, ending["wall_s"])
 
     def stop(self) -> None:
-        """Ask its run to end with a checkpoint."""
-        if self.run is not None and self._process is not None and not signal_worker(self.run, signal.SIGTERM):
-            # It has not begun with the run, or has just left it: then the process ends, and its run is over before it began.
-            self._process.terminate()
+        """Ask its run to end with a checkpoint: at once, or where it has not begun yet, by a later call of `ended`. Never what comes after it."""
+        self._stopping = self.run is not None and not signal_worker(self.run, signal.SIGTERM)
 
     def close(self) -> None:
         """End the process; a run that it still has is killed."""
@@ -135,6 +137,18 @@ def wait(workers: Iterable[Worker], timeout_s: float, wake: Sequence[Any] = ()) 
         select.select([*busy, *wake], [], [], timeout_s)
     else:
         time.sleep(timeout_s)
+
+
+def lives(identity: Mapping[str, Any]) -> bool | None:
+    """Whether the process of an identity (see `folder.identity`) lives; None for one of another machine."""
+    if identity.get("boot_id") != runs.boot_id():
+        return False if identity.get("host") in (None, runs.host()) else None  # this machine, before it was started anew
+    pid, ticks = integer_of(identity, "pid"), integer_of(identity, "pid_start_ticks")
+    try:
+        fields = Path(f"/proc/{pid:d}/stat").read_bytes().rpartition(b")")[2].split() if pid else []
+    except OSError:
+        return False
+    return bool(fields) and int(fields[19]) == ticks and fields[0] not in (b"Z", b"X")
 
 
 def cores() -> int:

@@ -168,6 +168,11 @@ class Requests:
     # ASKING
 
     @property
+    def began(self) -> bool:
+        """Whether training has begun."""
+        return not self._starting
+
+    @property
     def pending(self) -> bool:
         """Whether the loop has something to do between two iterations."""
         return self.checkpoint or self.stop is not None or self.paused_by is not None

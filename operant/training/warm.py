@@ -43,8 +43,12 @@ def _trained(folder: Path, resume: str | None, trusted: bool, own_log: int) -> i
 
 
 def _tidy() -> None:
-    """Give back what the run held: its tensors, graphs and files are in cycles, and on a GPU the next run may need all of the memory."""
+    """Give back what the run held: its tensors, graphs and files are in cycles, and on a GPU the next run may need all of the memory.
+
+    What is alive then stays: modules, compiled kernels. The collector need not look through it again.
+    """
     gc.collect()
+    gc.freeze()
     if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 

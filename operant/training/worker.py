@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import logging
 import os
 import subprocess
@@ -51,6 +52,7 @@ def _keep_sources(folder: Path, config: Config) -> dict[str, str]:
     return names
 
 
+@functools.cache
 def _git_commit(folder: Path) -> str | None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=5, check=True)
@@ -62,7 +64,7 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
     """Everything up to the first iteration. Raises OperantError for all that can be wrong before it."""
 
     def phase(text: str, **fields: Any) -> None:
-        runs.update_document(folder, phase=text, **fields)
+        runs.update_document(folder, durable=False, phase=text, **fields)
 
     from operant.config import request
 
@@ -153,7 +155,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 def _train(folder: Path, resume: str | None, requests: Requests, lock: runs.Lock, trusted: bool) -> None:
     """Train the run of a folder whose lock this process holds. Raises OperantError."""
-    runs.update_document(folder, **runs.identity(), folder_inode=folder.stat().st_ino, phase="importing torch", paused_by=None, stopped_by=None)
+    runs.update_document(folder, durable=False, **runs.identity(), folder_inode=folder.stat().st_ino, phase="importing torch", paused_by=None, stopped_by=None)
     quiet_threads()
     try:
         trainer = prepare(folder, resume=resume, requests=requests, trusted=trusted)
@@ -180,7 +182,8 @@ def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
         requests.restore()
         if runs.integer_of(runs.read_json(folder / "run.json"), "pid") == os.getpid():
             with contextlib.suppress(MachineError):
-                runs.update_document(folder, pid_start_ticks=None)  # this process lives on, the run's worker does not
+                # This process lives on, the run's worker does not; where it had no metrics file yet, the one that lies there is another's.
+                runs.update_document(folder, durable=False, pid_start_ticks=None, **({} if requests.began else {"pid": None}))
         lock.release()
 
 

@@ -290,7 +290,7 @@ def test_a_missing_file_is_not_found(tmp_path):
 
 def test_the_schema_has_every_key_with_its_default_and_description():
     whole = schema()
-    assert set(whole["properties"]) == set(sections.SECTIONS)
+    assert set(whole["properties"]) == {*sections.SECTIONS, *sections.READ_ELSEWHERE}
     for row in origins(None):
         section, _, key = row.key.partition(".")
         if key.startswith("params."):
@@ -334,7 +334,7 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
     # unknown sections and keys
     "misspelt key": ("[algo]\n\nlearning_rte = 1\n", [], ["ppo.toml:3: unknown key 'algo.learning_rte' - did you mean 'algo.learning_rate'?"]),
     "misspelt section": ("[run]\n[chekpoint]\nevery = 1\n", [], ["ppo.toml:2: unknown key 'chekpoint' - did you mean 'checkpoint'?"]),
-    "unknown section": ("[zzz]\n", [], ["ppo.toml:1: unknown key 'zzz' (known here: run, env, algo, net, checkpoint, eval)"]),
+    "unknown section": ("[zzz]\n", [], ["ppo.toml:1: unknown key 'zzz' (known here: run, env, algo, net, checkpoint, eval, sweep)"]),
     "unlike any key": ("[eval]\nqqqqq = 1\n", [], ["ppo.toml:2: unknown key 'eval.qqqqq' (known here: every, episodes)"]),
     "key of another section": ("[run]\nlanes = 4\n", [], ["ppo.toml:2: unknown key 'run.lanes' - did you mean 'env.lanes'?"]),
     "key outside sections": ("learning_rate = 1\n", [], ["ppo.toml:1: unknown key 'learning_rate' - did you mean 'algo.learning_rate'?"]),

@@ -1,0 +1,185 @@
+"""What a sweep is to do: the keys of `[sweep]`, the space, and the configuration that every trial begins from, checked and then kept in the sweep's folder.
+
+    runs/NAME/   sweep.toml   the resolved configuration and [sweep]: what trials are made from, here and on every machine that joins
+                 journal.log  the trials, written by the search engine      sweep.lock   held while one is taken
+                 best.toml, *.png, worker-*.log
+Knows no engine and no trial.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli
+import tomli_w
+from pydantic import Field, ValidationError
+
+from operant import runs
+from operant.config import load, messages, raw, sections
+from operant.config.request import Request
+from operant.errors import ConfigError, MachineError, NotFoundError, UsageError
+from operant.settings import Count, Real, Section
+from operant.sweep import space
+
+_FREE = ("trials", "steps", "minutes", "workers")
+"""Keys that a sweep that has begun may be given anew."""
+_DEFAULT_TRIALS = 64
+FILE = "sweep.toml"
+
+
+class Settings(Section, use_attribute_docstrings=True):
+    """`[sweep]`, without what is searched."""
+
+    trials: Count | None = Field(None, ge=1, le=1_000_000)
+    """Trials in all."""
+    steps: Count | None = Field(None, ge=1)
+    """Environment steps of all trials together: no trial begins once they are done."""
+    minutes: Real | None = Field(None, gt=0)
+    """Minutes in which trials ran: none begins after that."""
+    seeds: Count = Field(1, ge=1, le=1024)
+    """Runs of a trial, with run.seed and the numbers after it; its value is their mean."""
+    objective: Literal["score", "time_to_target", "area"] = "score"
+    """score: mean return of the last evaluation; time_to_target: seconds until run.target; area: mean return of the evaluations over the steps."""
+    pareto: bool = False
+    """Search for the best trade-offs between the objective and the seconds a trial takes; without pruning."""
+    sampler: Literal["tpe", "gp", "cma_es", "random"] = "tpe"
+    """tpe: multivariate tree-structured Parzen estimator; gp: Gaussian process; cma_es: covariance matrix adaptation."""
+    pruner: Literal["hyperband", "wilcoxon", "none"] = "hyperband"
+    """What ends hopeless trials, by their evaluations."""
+    workers: Count = Field(0, ge=0, le=4096)
+    """Trials side by side; 0: one a GPU, or one a CPU core that a run leaves free."""
+    seed: Count = Field(0, ge=0, lt=2**32)
+    """Seed of the sampler."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep. `request` asks for the run that every trial begins from."""
+
+    name: str
+    folder: Path
+    settings: Settings
+    space: tuple[space.Dimension, ...]
+    request: Request
+    config: load.Config
+
+    @property
+    def maximize(self) -> bool:
+        """Whether more of the objective is better."""
+        return self.settings.objective != "time_to_target"
+
+    @property
+    def trials(self) -> int | None:
+        """Trials in all; None where only steps or minutes end the sweep."""
+        own = self.settings
+        return own.trials if own.trials is not None or own.steps is not None or own.minutes is not None else _DEFAULT_TRIALS
+
+
+def make(request: Request, root: Path, name: str | None, trusted: bool = False) -> Plan:
+    """The plan of a command line, its folder made or found again. Raises ConfigError, UsageError and MachineError."""
+    written = raw.read(request.source, request.all_overrides())
+    table = written.data.get("sweep", {})
+    settings, dimensions = _check(written, table)
+    config = request.load(trusted)
+    if config.run.threads == 0:  # trials side by side share the cores; and what is chosen here belongs to the recipe
+        request = replace(request, overrides=(*request.overrides, "run.threads=1"))
+        config = request.load(trusted)
+    _check_values(request, config, settings, dimensions, trusted)
+    stem = name or f"{request.source.stem if request.source is not None else request.prefix}-sweep"
+    if not runs.ID.fullmatch(stem) or len(stem) > 48:
+        raise UsageError(f"{raw.quoted(stem)} cannot be the name of a sweep: 1 to 48 letters, digits, '.', '_' or '-', a letter or digit first (--name)")
+    folder = root / stem
+    kept = load.to_toml(config) + "\n" + tomli_w.dumps({"sweep": table})
+    if (folder / FILE).is_file():
+        _check_unchanged(folder, kept)
+    elif runs.load(folder) is not None:
+        raise UsageError(f"{runs.shown(folder)} is a run: give the sweep another name with --name")
+    _write(folder, kept)
+    return join(folder, trusted)
+
+
+def join(folder: Path, trusted: bool = False) -> Plan:
+    """The plan that a sweep's folder holds. Raises NotFoundError for what is none, and ConfigError."""
+    if not (folder / FILE).is_file():
+        raise NotFoundError(f"{runs.shown(folder)} is no sweep: there is no {FILE} in it. A new one: operant sweep my.toml")
+    request = Request(folder / FILE, (), None, folder)
+    written = raw.read(request.source)
+    settings, dimensions = _check(written, written.data.get("sweep", {}))
+    return Plan(folder.name, folder, settings, tuple(dimensions), request, request.load(trusted))
+
+
+def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dimension]]:
+    """The settings and the space of `[sweep]`. Raises ConfigError with all that is wrong in it."""
+    if not isinstance(table, dict) or not table:
+        example = 'algo.learning_rate = {log = [1e-4, 1e-2]}'
+        raise ConfigError(written.title, [f"there is no [sweep] that says what is searched, such as {example}"])
+    searched = {name: value for name, value in table.items() if name in sections.SECTIONS}
+    given = {name: value for name, value in table.items() if name not in searched}
+
+    def problem(key: tuple[str, ...], message: str) -> None:
+        written.problem(written.location(("sweep", *key)), message)
+
+    settings = Settings.model_validate({})
+    try:
+        settings = Settings.model_validate(given)
+    except ValidationError as error:
+        known = {"sweep": list(Settings.model_fields)}
+        for item in messages.problems(error, given):
+            unknown = item.kind == "extra_forbidden"
+            told = f"{messages.dotted(('sweep', *item.key))}: {item.message} (got {raw.quoted(item.value)})"
+            problem(item.key, messages.unknown_key(("sweep", *item.key), known, [*known["sweep"], *sections.SECTIONS]) if unknown else told)
+    dimensions = space.parse(searched, problem)
+    if not searched:
+        problem((), "sweep: nothing is searched: add a key such as algo.learning_rate = {log = [1e-4, 1e-2]}")
+    if settings.pareto and settings.sampler == "cma_es":
+        problem(("sampler",), "sweep.sampler: cma_es has one objective: with pareto take tpe or gp")
+    written.raise_problems()
+    return settings, dimensions
+
+
+def _check_values(request: Request, config: load.Config, settings: Settings, dimensions: list[space.Dimension], trusted: bool) -> None:
+    """Raise ConfigError where a value of the space, alone, is none that its key can have, or the objective cannot be measured."""
+    problems = []
+    for dimension in dimensions:
+        for value in dimension.samples():
+            word = space.override(dimension.key, value)
+            needed = [space.override(key, allowed[0]) for key, allowed in dimension.when]
+            try:
+                replace(request, overrides=(*request.overrides, *needed, word)).load(trusted)
+            except ConfigError as error:
+                problems += [f"sweep.{dimension.key}: {line.removeprefix('command line: ')}" for line in error.problems if dimension.key in line]
+    if config.eval.every == 0:
+        problems.append("eval.every: trials are measured by their evaluations, which 0 switches off")
+    if settings.objective == "time_to_target" and config.run.target is None:
+        problems.append('sweep.objective: "time_to_target" needs run.target')
+    if problems:
+        raise ConfigError(raw.COMMAND_LINE if request.source is None else raw.shown(request.source), list(dict.fromkeys(problems)))
+
+
+def _check_unchanged(folder: Path, kept: str) -> None:
+    """Raise UsageError where a sweep that has begun would go on with another configuration."""
+    before, after = (dict(raw.flat(_bound(text))) for text in ((folder / FILE).read_text(encoding="utf-8"), kept))
+    changed = [".".join(key) for key in {**before, **after} if before.get(key) != after.get(key)]
+    if changed:
+        raise UsageError(
+            f"{runs.shown(folder)} was begun with other values of {', '.join(changed[:4])}: its trials are not comparable with new ones. "
+            f"Give this sweep another name with --name, or remove that folder. Only {', '.join(f'sweep.{key}' for key in _FREE)} may change"
+        )
+
+
+def _bound(text: str) -> dict[str, Any]:
+    data = tomli.loads(text)
+    data["sweep"] = {key: value for key, value in data["sweep"].items() if key not in _FREE}
+    return data
+
+
+def _write(folder: Path, text: str) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = folder / f".{FILE}.tmp"
+        new.write_text(text, encoding="utf-8")
+        new.replace(folder / FILE)
+    except OSError as error:
+        raise MachineError(f"{runs.shown(folder)} cannot be written ({error.strerror}): choose another place with --runs or $OPERANT_RUNS") from None

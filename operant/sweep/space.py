@@ -1,0 +1,167 @@
+"""A search space: which keys of the configuration are searched, between what, and on which others they depend. Knows no engine and no file.
+
+`algo.learning_rate = {log = [1e-4, 1e-2]}`: between both, even on a logarithmic scale; whole numbers where both ends are.
+`algo.gamma = {uniform = [0.9, 0.999]}`: even between both, in steps with `step`. `net.hidden = {choice = [[64, 64], [256, 256]]}`: one of these.
+With `when = {"algo.kernels" = "torch"}` a key is searched only where the other one has this value, or one of a list.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+_KINDS = ("log", "uniform", "choice")
+_WORDS = (*_KINDS, "step", "when")
+_FORMS = "{log = [1e-4, 1e-2]}, {uniform = [0.9, 0.999]} or {choice = [16, 32]}"
+_FIXED = {
+    "env.name": "trials of several environments have no common score", "algo.name": "each algorithm has keys of its own: a sweep for each",
+    "run.seed": "each trial has the same seeds: sweep.seeds=N", "run.seeds": "each trial has the same seeds: sweep.seeds=N",
+    "run.name": "the sweep names its trials", "run.device": "the sweep spreads its trials over the devices: sweep.workers=N",
+    "run.target": "it is what trials are measured by",
+}  # fmt: skip
+
+
+class Asked(Protocol):
+    """What values are taken from: a trial of the search engine."""
+
+    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False) -> float:
+        """A number between two."""
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """A whole number between two."""
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        """One of several."""
+
+
+class Dimension(NamedTuple):
+    """A key that is searched."""
+
+    key: str
+    kind: str  # of _KINDS
+    low: float = 0
+    high: float = 0
+    whole: bool = False
+    step: float | None = None
+    choices: tuple[Any, ...] = ()
+    when: tuple[tuple[str, tuple[Any, ...]], ...] = ()  # keys, and the values of which one must be there
+
+    def take(self, asked: Asked) -> Any:
+        """A value of it."""
+        if self.kind == "choice":
+            named = {stored(choice): choice for choice in self.choices}
+            return named[asked.suggest_categorical(self.key, list(named))]
+        if self.whole:
+            return asked.suggest_int(self.key, int(self.low), int(self.high), step=int(self.step or 1), log=self.kind == "log")
+        return asked.suggest_float(self.key, self.low, self.high, step=self.step, log=self.kind == "log")
+
+    def samples(self) -> tuple[Any, ...]:
+        """Its ends, or all choices: if these are sound, so are all others."""
+        ends = (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
+        return self.choices if self.kind == "choice" else ends
+
+
+def stored(choice: Any) -> Any:
+    """A choice as the engine keeps it: lists as JSON text."""
+    return json.dumps(choice) if isinstance(choice, list | dict) else choice
+
+
+def values(space: Sequence[Dimension], asked: Asked) -> dict[str, Any]:
+    """A value for each key whose conditions hold, in the order of the space, in which what others depend on comes first."""
+    taken: dict[str, Any] = {}
+    for dimension in space:
+        if all(key in taken and taken[key] in allowed for key, allowed in dimension.when):
+            taken[dimension.key] = dimension.take(asked)
+    return taken
+
+
+def override(key: str, value: Any) -> str:
+    """A value as it is written on a command line."""
+    return f"{key}={value if isinstance(value, float) else json.dumps(value)}"
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------ reading
+
+
+def parse(tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], None]) -> list[Dimension]:
+    """The space of nested tables by section, ordered; `problem` is told what is wrong, and with which key."""
+    found: dict[str, Dimension] = {}
+    for path, table in _dimensions(tables, problem):
+        key = ".".join(path)
+        reason = _FIXED.get(key) or (f"nothing of [{path[0]}] changes what is learnt" if path[0] in ("checkpoint", "eval") else None)
+        message = f"cannot be searched: {reason}" if reason else None
+        dimension = None if message else _dimension(key, table)
+        if isinstance(dimension, Dimension):
+            found[key] = dimension
+        else:
+            problem(path, f"sweep.{key}: {message or dimension}")
+    return _ordered(found, problem)
+
+
+def _dimensions(tables: Mapping[str, Any], problem: Callable[[tuple[str, ...], str], None], above: tuple[str, ...] = ()) -> Iterator[Any]:
+    for name, table in tables.items():
+        path = (*above, name)
+        if not isinstance(table, Mapping):
+            problem(path, f"sweep.{'.'.join(path)}: input should be {_FORMS} (got {table!r})")
+        elif path[1:] and any(word in table for word in _WORDS):
+            yield path, table
+        elif not table or len(path) > 3:
+            problem(path, f"sweep.{'.'.join(path)}: input should be {_FORMS}")
+        else:
+            yield from _dimensions(table, problem, path)
+
+
+def _dimension(key: str, table: Mapping[str, Any]) -> Dimension | str:
+    """The dimension that a table describes, or what is wrong with it."""
+    kinds = [word for word in _KINDS if word in table]
+    if strange := [word for word in table if word not in _WORDS]:
+        return f"unknown word {strange[0]!r} (known here: {', '.join(_WORDS)})"
+    if len(kinds) != 1:
+        return f"input should be one of {_FORMS}" + (f", not {' and '.join(kinds)} together" if kinds else "")
+    when = _conditions(table.get("when", {}))
+    if isinstance(when, str):
+        return when
+    (kind,), given, step = kinds, table[kinds[0]], table.get("step")
+    if kind == "choice":
+        if not isinstance(given, list) or not given or len({json.dumps(choice, default=str) for choice in given}) < len(given):
+            return f"choice should be a list of different values (got {given!r})"
+        return Dimension(key, kind, choices=tuple(given), when=when) if step is None else "step goes with uniform, not with choice"
+    numbers = isinstance(given, list) and len(given) == 2 and all(isinstance(end, int | float) and not isinstance(end, bool) for end in given)
+    if not numbers or not all(map(math.isfinite, given)) or given[0] >= given[1]:
+        return f"{kind} should be two numbers, the smaller first (got {given!r})"
+    if kind == "log" and given[0] <= 0:
+        return f"a logarithmic scale begins above 0 (got {given!r})"
+    whole = all(isinstance(end, int) for end in given)
+    if step is not None and (kind == "log" or isinstance(step, bool) or not isinstance(step, int if whole else int | float) or step <= 0):
+        return f"step should be a number above 0, whole where both ends are, and goes with uniform (got {step!r})"
+    return Dimension(key, kind, low=given[0], high=given[1], whole=whole, step=step, when=when)
+
+
+def _conditions(table: Any, above: str = "") -> tuple[tuple[str, tuple[Any, ...]], ...] | str:
+    if not isinstance(table, Mapping):
+        return f'when should be a table of keys and values, such as {{"net.kind" = "cnn"}} (got {table!r})'
+    found: list[tuple[str, tuple[Any, ...]]] = []
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            inner = _conditions(value, f"{above}{name}.")
+            if isinstance(inner, str):
+                return inner
+            found += inner
+        else:
+            found.append((f"{above}{name}", tuple(value) if isinstance(value, list) else (value,)))
+    return tuple(found)
+
+
+def _ordered(found: dict[str, Dimension], problem: Callable[[tuple[str, ...], str], None]) -> list[Dimension]:
+    """What others depend on comes first."""
+    ordered: dict[str, Dimension] = {}
+    left = dict(found)
+    while ready := [key for key, dimension in left.items() if all(other in ordered for other, _ in dimension.when)]:
+        ordered |= {key: left.pop(key) for key in ready}
+    for key, dimension in left.items():
+        missing = [other for other, _ in dimension.when if other not in found]
+        reason = f"{missing[0]} is not searched" if missing else "the conditions go round in a circle"
+        problem(tuple(key.split(".")), f"sweep.{key}: when: {reason}")
+    return list(ordered.values())

@@ -1,0 +1,180 @@
+"""The search engine, Optuna: samplers, pruners, and the trials in a journal file that several machines may share. Knows no run folder.
+
+Optuna is imported when a study is opened, never before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from operant import runs
+from operant.errors import MachineError
+from operant.runs import pool
+from operant.sweep import plan as planning
+from operant.sweep import space
+
+if TYPE_CHECKING:
+    import optuna
+
+_FEWEST_PERCENT, _REDUCTION = 10, 3
+
+
+class Study:
+    """The trials of a sweep. Raises MachineError where the engine is not installed."""
+
+    def __init__(self, plan: planning.Plan) -> None:
+        try:
+            import optuna
+            from optuna.storages.journal import JournalFileBackend
+        except ImportError:
+            raise MachineError("a sweep needs Optuna: pip install 'operant[sweep]'") from None
+        self._plan, self._lock = plan, plan.folder / "sweep.lock"
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        warnings.filterwarnings("ignore", module="optuna")
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(plan.folder / "journal.log")))
+        better, cheaper = (optuna.study.StudyDirection[word] for word in ("MAXIMIZE" if plan.maximize else "MINIMIZE", "MINIMIZE"))
+        with self.turn():
+            self._study = optuna.create_study(
+                study_name=plan.name, storage=storage, sampler=_sampler(plan), pruner=_pruner(plan), load_if_exists=True,
+                directions=[better, cheaper] if plan.settings.pareto else [better],
+            )  # fmt: skip
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """While this is held no other command of this sweep takes a trial."""
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    # TRIALS
+
+    def trials(self) -> list[optuna.trial.FrozenTrial]:
+        """All of them, in the order of their numbers. Not to be changed."""
+        return self._study.get_trials(deepcopy=False)
+
+    def ask(self, names: Callable[[int], list[str]]) -> tuple[optuna.Trial, dict[str, Any]]:
+        """A new trial of this process, whose runs are to be called `names` of its number, and its values. Within `turn`."""
+        trial = self._study.ask()
+        self.claim(trial, names(trial.number))
+        return trial, space.values(self._plan.space, trial)
+
+    def take_over(self, trial: optuna.trial.FrozenTrial, names: list[str]) -> tuple[optuna.Trial, dict[str, Any]]:
+        """A trial whose process is gone, as this process's own, with the values that it has. Within `turn`."""
+        import optuna
+
+        taken = optuna.Trial(self._study, trial._trial_id)
+        self.claim(taken, names)
+        return taken, space.values(self._plan.space, taken)
+
+    @staticmethod
+    def claim(trial: optuna.Trial, names: list[str]) -> None:
+        """Keep who works on a trial, and what its runs are called."""
+        trial.set_user_attr("claim", {"owner": runs.identity(), "runs": names})
+
+    def abandoned(self) -> list[optuna.trial.FrozenTrial]:
+        """Trials that run, by their state, of processes that are known to be gone."""
+        return [trial for trial in self.trials() if trial.state.name == "RUNNING" and _is_gone(trial)]
+
+    def tell(self, number: int, values: list[float] | None, state: str) -> None:
+        """What a trial came to: "complete" with its values, "pruned" or "fail"."""
+        import optuna
+
+        self._study.tell(number, values, state=optuna.trial.TrialState[state.upper()], skip_if_finished=True)
+
+    @property
+    def pruner(self) -> str:
+        """What ends hopeless trials here: with two objectives nothing does."""
+        return "none" if self._plan.settings.pareto else self._plan.settings.pruner
+
+    # THE BUDGET
+
+    def exhausted(self) -> str | None:
+        """Why no trial begins any more, as a few words; None while one may. Within `turn`."""
+        plan, trials = self._plan, self.trials()
+        if plan.trials is not None and len(trials) >= plan.trials:
+            return f"{plan.trials:,} trials"
+        if plan.settings.steps is not None and sum(result(trial).get("steps", 0) for trial in trials) >= plan.settings.steps:
+            return f"{plan.settings.steps:,} steps"
+        if plan.settings.minutes is not None and busy_s(trials) >= 60 * plan.settings.minutes:
+            return f"{plan.settings.minutes:g} minutes"
+        return None
+
+    # WHAT CAME OF IT
+
+    def best(self) -> list[optuna.trial.FrozenTrial]:
+        """The best trial, or with two objectives those that no other beats in both; none before one is complete."""
+        if not any(trial.state.name == "COMPLETE" for trial in self.trials()):
+            return []
+        return self._study.best_trials if self._plan.settings.pareto else [self._study.best_trial]
+
+    def importances(self) -> dict[str, float]:
+        """How much each key matters for being among the best, by PED-ANOVA; {} where that cannot be told yet."""
+        import optuna
+
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        with contextlib.suppress(ValueError, RuntimeError):
+            return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+        return {}
+
+
+def busy_s(trials: list[optuna.trial.FrozenTrial]) -> float:
+    """The seconds in which any trial ran; one that was broken off counts until now."""
+    now = time.time()
+    spans = sorted(
+        (trial.datetime_start.timestamp(), now if trial.datetime_complete is None else trial.datetime_complete.timestamp())
+        for trial in trials
+        if trial.datetime_start is not None and (trial.datetime_complete is not None or not _is_gone(trial))
+    )
+    total, until = 0.0, 0.0
+    for begin, end in spans:
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def claim(trial: Any) -> dict[str, Any]:
+    """Who works on a trial, and what its runs are called."""
+    found = trial.user_attrs.get("claim")
+    return found if isinstance(found, dict) else {}
+
+
+def result(trial: Any) -> dict[str, Any]:
+    """What the runs of a trial came to, once it is told."""
+    found = trial.user_attrs.get("result")
+    return found if isinstance(found, dict) else {}
+
+
+def _is_gone(trial: Any) -> bool:
+    """Whether the process that took a trial is known to have ended: of another machine this cannot be told."""
+    return pool.lives(claim(trial).get("owner") or {}) is False
+
+
+def _sampler(plan: planning.Plan) -> Any:
+    import optuna
+
+    seed, name = plan.settings.seed, plan.settings.sampler
+    # Machines that join sample with numbers of their own: the same ones would try the same values.
+    own = (seed + 1_000_003 * (os.getpid() if (plan.folder / "journal.log").exists() else 0)) % 2**32
+    if name == "tpe":
+        return optuna.samplers.TPESampler(seed=own, multivariate=True, group=True, constant_liar=True)
+    if name == "gp":
+        return optuna.samplers.GPSampler(seed=own)
+    return optuna.samplers.CmaEsSampler(seed=own) if name == "cma_es" else optuna.samplers.RandomSampler(seed=own)
+
+
+def _pruner(plan: planning.Plan) -> Any:
+    import optuna
+
+    name = "none" if plan.settings.pareto else plan.settings.pruner
+    if name == "hyperband":
+        return optuna.pruners.HyperbandPruner(min_resource=_FEWEST_PERCENT, max_resource=100, reduction_factor=_REDUCTION)
+    return optuna.pruners.WilcoxonPruner() if name == "wilcoxon" else optuna.pruners.NopPruner()

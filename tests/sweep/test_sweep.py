@@ -1,0 +1,144 @@
+"""`operant sweep`: killed with all its workers at any moment it goes on, no trial lost or doubled; what a fault, a stop and a pruner do to a trial."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import tomli
+from cli.processes import environment, operant_process
+from waiting import DEADLINE_S, wait_until
+
+from operant import runs
+
+pytest.importorskip("optuna")
+
+SWEEP = """
+[run]
+steps = 6144
+device = "cpu"
+threads = 1
+[env]
+lanes = 64
+[eval]
+every = 2
+episodes = 4
+[checkpoint]
+every = 2
+[sweep]
+{settings}
+algo.learning_rate = {{log = [1e-4, 1e-2]}}
+net.hidden = {{choice = [[8], [8, 8]]}}
+"""
+
+
+def begun(place: Path, *words: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "operant.cli", "sweep", "my.toml", *words]
+    return subprocess.Popen(command, cwd=place, env=environment(place), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def kill_everything(process: subprocess.Popen) -> None:
+    """The command and its workers, each at once."""
+    tree = [*psutil.Process(process.pid).children(recursive=True), process]
+    for one in tree:
+        one.send_signal(signal.SIGKILL)
+    process.communicate()
+    psutil.wait_procs([one for one in tree if one is not process], timeout=DEADLINE_S)
+
+
+def trials_of(place: Path) -> list[runs.Run]:
+    return runs.list_runs(place / "runs", everywhere=False)
+
+
+def finished(place: Path) -> int:
+    return sum(runs.state(run).word == "finished" for run in trials_of(place))
+
+
+def check(place: Path, count: int) -> dict:
+    """Every trial is there once, has one run, and is told as that run ended."""
+    done = operant_process(place, "sweep", "my.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout[: done.stdout.rindex("}") + 1])
+    assert [trial["number"] for trial in told["trials"]] == [*range(count)]
+    ids = [name for trial in told["trials"] for name in trial["runs"]]
+    assert sorted(ids) == sorted(run.id for run in trials_of(place)) and len(set(ids)) == count
+    for trial in told["trials"]:
+        (word,) = {runs.state(run).word for run in trials_of(place) if run.id in trial["runs"]}
+        assert (trial["state"], word) in (("complete", "finished"), ("pruned", "stopped")), trial
+    return told
+
+
+def test_a_sweep_that_is_killed_goes_on_with_no_trial_lost_or_doubled(tmp_path):
+    (tmp_path / "my.toml").write_text(SWEEP.format(settings='trials = 5\npruner = "none"'))
+    process = begun(tmp_path, "--workers", "2")
+    wait_until(lambda: finished(tmp_path) >= 2 or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    kill_everything(process)
+    assert finished(tmp_path) < 5
+    told = check(tmp_path, 5)
+    assert told["complete"] == 5 and told["fail"] == told["running"] == 0
+    best = max(told["trials"], key=lambda trial: trial["values"])
+    assert told["best"] == [best["number"]]
+    recipe = (tmp_path / "runs" / "my-sweep" / "best.toml").read_text()
+    assert recipe.startswith("# The best of 5 trials")
+    assert tomli.loads(recipe)["algo"]["learning_rate"] == best["params"]["algo.learning_rate"]
+    assert tomli.loads(recipe)["net"]["hidden"] == best["params"]["net.hidden"]
+
+
+@pytest.mark.soak
+def test_sixty_four_trials_with_kills_in_between(tmp_path):
+    (tmp_path / "my.toml").write_text(SWEEP.format(settings="trials = 64\nseed = 3"))
+    moments = random.Random(7)
+    for _ in range(3):
+        process, goal = begun(tmp_path, "--workers", "2"), len(trials_of(tmp_path)) + moments.randrange(3, 16)
+        wait_until(lambda process=process, goal=goal: len(trials_of(tmp_path)) >= goal or process.poll() is not None, 300)
+        kill_everything(process)
+    told = check(tmp_path, 64)
+    assert told["complete"] + told["pruned"] == 64 and told["pruned"] > 0
+    assert (tmp_path / "runs" / "my-sweep" / "parallel.png").stat().st_size > 5000
+
+
+@pytest.mark.soak
+def test_faults_stops_and_ctrl_c(tmp_path):
+    (tmp_path / "my.toml").write_text(SWEEP.format(settings='trials = 6\npruner = "none"\nseeds = 2').replace("6144", "200000000"))
+    process = begun(tmp_path, "--workers", "2")
+    (first, second) = wait_until(lambda: len(live := [run for run in trials_of(tmp_path) if runs.state(run).word == "running"]) == 2 and live)
+    assert {first.id, second.id} == {"my-sweep.0.1", "my-sweep.0.2"}
+    # One worker is killed: its trial has failed, the other seed's run is ended; the sweep goes on with the next.
+    os.kill(runs.holder(first.path), signal.SIGKILL)
+    after = wait_until(lambda: [run for run in trials_of(tmp_path) if run.id.startswith("my-sweep.1.") and runs.state(run).word == "running"])
+    # A stop of a trial prunes it.
+    assert operant_process(tmp_path, "stop", str(after[0].path)).returncode == 0
+    wait_until(lambda: [run for run in trials_of(tmp_path) if run.id.startswith("my-sweep.2.") and runs.state(run).word == "running"])
+    # Ctrl-C ends the command; its trials stay open, and are resumed.
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130, said
+    assert "trial 0 failed: crashed: killed by SIGKILL" in said and "trial 1 pruned: stopped" in said and "no trial has finished" in said
+    assert not [run for run in trials_of(tmp_path) if runs.taken(run.path)]
+    (run,) = [run for run in trials_of(tmp_path) if run.id == "my-sweep.2.1"]
+    session = run.document["session"]
+    process = begun(tmp_path, "--workers", "2")
+    wait_until(lambda: runs.state(runs.load(run.path)).word == "running")
+    assert runs.load(run.path).document["session"] == session + 1
+    kill_everything(process)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "settings", ['sampler = "gp"', 'sampler = "cma_es"\npruner = "wilcoxon"', "pareto = true", 'objective = "area"\nseeds = 2', "steps = 30000"]
+)
+def test_samplers_pruners_and_objectives(tmp_path, settings):
+    (tmp_path / "my.toml").write_text(SWEEP.format(settings=f"trials = 14\n{settings}"))
+    done = operant_process(tmp_path, "sweep", "my.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout[: done.stdout.rindex("}") + 1])
+    assert told["fail"] == 0 and told["complete"] >= 1
+    assert len(told["trials"]) == 14 if "steps" not in settings else 5 <= len(told["trials"]) < 10
+    if "pareto" in settings:
+        assert "trials run to their end" in done.stderr and told["pruned"] == 0 and (tmp_path / "runs" / "my-sweep" / "front.png").exists()
