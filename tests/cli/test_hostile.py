@@ -22,6 +22,7 @@ from pathlib import Path
 import hostile
 import pytest
 from hostile import CORPUS, offences, raw
+from waiting import DEADLINE_S
 
 from operant import cli, runs
 from operant.runs.metrics import Reader
@@ -31,7 +32,6 @@ PACKAGE_PARENT = Path(runs.__file__).resolve().parents[2]
 sys.path.insert(0, str(PACKAGE_PARENT / "benches"))
 from terminal import Terminal  # noqa: E402
 
-PATIENCE_S = 30.0
 OPERANT = [sys.executable, "-m", "operant.cli"]
 CODES = {0, 1, 3, 5, 7, 130, 137}
 
@@ -141,7 +141,7 @@ def test_every_run_has_the_state_it_was_left_in(place):
 @pytest.mark.parametrize("words", [("show",), ("monitor", "--once"), ("logs",)])
 def test_a_process_of_its_own(place, words):
     """All that follows runs in this process: the same, but for how Python opens its standard streams."""
-    done = subprocess.run([*OPERANT, *words, str(place[1][2].path)], capture_output=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
+    done = subprocess.run([*OPERANT, *words, str(place[1][2].path)], capture_output=True, timeout=DEADLINE_S, stdin=subprocess.DEVNULL)
     assert harmless(done.stdout + done.stderr, done.returncode, words, CODES)
 
 
@@ -208,7 +208,7 @@ def wait_for(terminal: Terminal, words: str, *, there: bool = True) -> None:
     def holds() -> bool:
         return not select.select([terminal.descriptor], [], [], 0)[0] and terminal.shows(words) is there
 
-    assert terminal.read(PATIENCE_S, until=holds), (words, there, terminal.screen())
+    assert terminal.read(DEADLINE_S, until=holds), (words, there, terminal.screen())
 
 
 def walk(terminal: Terminal, steps: Iterable[tuple[str, str]]) -> None:
@@ -235,7 +235,7 @@ def leave(terminal: Terminal, run: runs.Run) -> bytes:
     terminal.press("Y")
     wait_for(terminal, f"copied {run.id}")
     terminal.press("q")
-    assert terminal.wait(PATIENCE_S) == 0, terminal.screen()
+    assert terminal.wait(DEADLINE_S) == 0, terminal.screen()
     output, copied = bytes(terminal.output), b"\x1b]52;c;" + base64.b64encode(run.id.encode()) + b"\x07"
     assert output.count(copied) == 1
     assert offences(output.replace(copied, b""), size=(terminal.columns, terminal.rows)) == []
@@ -257,7 +257,7 @@ def living(place):
     run = runs.create(place[0] / "living", "living-0001", "x", {})
     trainer = subprocess.Popen([sys.executable, hostile.__file__, str(run.path)])
     try:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + DEADLINE_S
         while runs.state(runs.load(run.path)).word != "running":
             assert trainer.poll() is None and time.monotonic() < end
             time.sleep(0.02)
@@ -278,7 +278,7 @@ def test_a_living_trainer_that_answers(place, living):
         for key, yes in (("P", "\r"), ("C", "y"), ("S", "y")):
             before = answered(living)
             walk(terminal, [(key, "─ Ask the trainer ─"), (yes * 3, "!─ Ask the trainer ─")])
-            assert terminal.read(PATIENCE_S, until=lambda before=before: answered(living) > before)
+            assert terminal.read(DEADLINE_S, until=lambda before=before: answered(living) > before)
         walk(terminal, [("1", living.id), ("5", "─ Log ──────"), ("\x1b[H", ""), ("\x1b[F", ""), ("6", "─ config.toml ─")])
         walk(terminal, [("d", "esc closes"), (ESCAPE, "!esc closes"), ("3", "")])
         leave(terminal, living)
@@ -395,7 +395,7 @@ def inline(place):
     source.write_text(WALK)
     words = ("env.lanes=4", "algo.horizon=8", "algo.minibatches=1", "run.threads=1", "checkpoint.every=2", "eval.every=2", "eval.episodes=4")
     words = ("train", str(source), *words, "--inline", "--device", "cpu", "--steps", "256", "--name", "trained", "--runs", str(folder / "own"))
-    done = subprocess.run([*OPERANT, *words], capture_output=True, timeout=10 * PATIENCE_S, stdin=subprocess.DEVNULL)
+    done = subprocess.run([*OPERANT, *words], capture_output=True, timeout=10 * DEADLINE_S, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     return runs.load(folder / "own" / "trained"), done.stdout + done.stderr
 

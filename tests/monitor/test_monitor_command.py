@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fake_snapshots import FakeSource, ended, running, states
+from waiting import DEADLINE_S
 
 from monitor import command, plain
 from operant import runs
@@ -20,8 +21,6 @@ from operant.runs.metrics import Metric, Writer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benches"))
 from terminal import Terminal
-
-PATIENCE_S = 20.0
 
 
 @pytest.fixture(autouse=True)
@@ -216,7 +215,7 @@ def opened(tmp_path: Path, *prefix: str) -> Terminal:
     program = [sys.executable, "-m", "operant.cli", "monitor", "--latest"]
     variables = {"PYTHONPATH": str(Path(command.__file__).parent.parent)}
     terminal = Terminal([*prefix, *program], tmp_path, columns=100, rows=30, environment=variables)
-    assert terminal.read(PATIENCE_S, until=lambda: b"FINISHED" in terminal.text() and b"return" in terminal.text()), terminal.text()
+    assert terminal.read(DEADLINE_S, until=lambda: b"FINISHED" in terminal.text() and b"return" in terminal.text()), terminal.text()
     return terminal
 
 
@@ -226,7 +225,7 @@ def test_it_ends_with_its_terminal(tmp_path, prefix):
     make(tmp_path, "run-0001")
     with opened(tmp_path, *prefix) if not prefix else opened(tmp_path, "sh", "-c", 'trap "" HUP; exec "$@"', "sh") as terminal:
         terminal.vanish()
-        assert terminal.wait(PATIENCE_S) is not None, "it lives on without a terminal"
+        assert terminal.wait(DEADLINE_S) is not None, "it lives on without a terminal"
 
 
 @linux
@@ -234,7 +233,7 @@ def test_a_signal_leaves_the_terminal_as_it_was(tmp_path):
     make(tmp_path, "run-0001")
     with opened(tmp_path) as terminal:
         os.kill(terminal.pid, signal.SIGTERM)
-        assert terminal.wait(PATIENCE_S) == 128 + signal.SIGTERM
+        assert terminal.wait(DEADLINE_S) == 128 + signal.SIGTERM
         assert b"\x1b[?1049l" in terminal.output and b"\x1b[?25h" in terminal.output
 
 
@@ -253,13 +252,13 @@ def test_suspended_and_back(tmp_path, how):
             terminal.press("\x1a")
         else:
             os.kill(terminal.pid, signal.SIGSTOP)
-        assert terminal.read(PATIENCE_S, until=lambda: stopped(terminal.pid))
+        assert terminal.read(DEADLINE_S, until=lambda: stopped(terminal.pid))
         terminal.output += b"\x1b[2J\x1b[H$ fg\r\n"  # what a shell does with its terminal
         assert "FINISHED" not in "".join(terminal.screen())
         os.kill(terminal.pid, signal.SIGCONT)
-        assert terminal.read(PATIENCE_S, until=lambda: terminal.screen() == before), "\n".join(terminal.screen())
+        assert terminal.read(DEADLINE_S, until=lambda: terminal.screen() == before), "\n".join(terminal.screen())
         terminal.press("q")
-        assert terminal.wait(PATIENCE_S) == 0
+        assert terminal.wait(DEADLINE_S) == 0
 
 
 @linux
@@ -271,16 +270,16 @@ def test_ctrl_z_stops_the_whole_job_and_fg_brings_it_back(tmp_path):
     variables = {"PYTHONPATH": str(Path(command.__file__).parent.parent), "PS1": "ready> "}
     with Terminal(["bash", "--norc", "--noprofile", "-i"], tmp_path, columns=100, rows=30, environment=variables) as terminal:
         terminal.press(f"{program}\n")
-        assert terminal.read(PATIENCE_S, until=lambda: terminal.shows("FINISHED") and terminal.shows("q Detach"))
+        assert terminal.read(DEADLINE_S, until=lambda: terminal.shows("FINISHED") and terminal.shows("q Detach"))
         terminal.read(1.0)
         before = terminal.screen()
         for between in ("clear", "clear; bg; clear"):
             first = len(terminal.output)
             terminal.press("\x1a")
-            assert terminal.read(PATIENCE_S, until=lambda at=first: b"Stopped" in terminal.text(at)), "the shell did not get its terminal back"
+            assert terminal.read(DEADLINE_S, until=lambda at=first: b"Stopped" in terminal.text(at)), "the shell did not get its terminal back"
             terminal.press(f"{between}; echo gone\n")
-            assert terminal.read(PATIENCE_S, until=lambda: terminal.shows("gone") and not terminal.shows("FINISHED"))
+            assert terminal.read(DEADLINE_S, until=lambda: terminal.shows("gone") and not terminal.shows("FINISHED"))
             terminal.press("fg\n")
-            assert terminal.read(PATIENCE_S, until=lambda: terminal.screen() == before), "\n".join(terminal.screen())
+            assert terminal.read(DEADLINE_S, until=lambda: terminal.screen() == before), "\n".join(terminal.screen())
         terminal.press("q")
-        assert terminal.read(PATIENCE_S, until=lambda: terminal.shows("run-0001: finished"))
+        assert terminal.read(DEADLINE_S, until=lambda: terminal.shows("run-0001: finished"))

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from waiting import DEADLINE_S, wait_until
 
 from monitor.data import feed as feeds
 from monitor.data.event_log import EventLog, log_line
@@ -25,7 +26,6 @@ from operant.runs.log import LEFT_OUT, SESSION_MARK
 from operant.runs.metrics import FLAG_CHECKPOINT, FLAG_EVAL, Metric, Reader, Writer
 from operant.runs.metrics.spec import MetricSpec, Threshold, encode
 
-DEADLINE_S = 60.0
 BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 NAN = float("nan")
 METRICS = [
@@ -696,9 +696,11 @@ def test_many_snapshots_while_a_trainer_writes(trainer, opened):
     threads = [threading.Thread(target=look) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for _ in range(100):
-        trainer.record(20)
-        time.sleep(0.005)
+    for part in range(4):
+        for _ in range(25):
+            trainer.record(20)
+            time.sleep(0.005)
+        wait_until(lambda part=part: len(set(seen)) > part)
     until(feed, lambda one: one.progress.step == 200_000)
     over.set()
     for thread in threads:

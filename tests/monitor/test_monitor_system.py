@@ -8,13 +8,13 @@ import types
 from pathlib import Path
 
 import pytest
+from waiting import DEADLINE_S
 
 from monitor.data import system
 from monitor.data.system import Gpus, Process, Sampler, disk_free
 from operant import runs
 from operant.runs.folder import Run
 
-DEADLINE_S = 30.0
 OWN = {"pid": os.getpid(), "pid_start_ticks": runs.start_ticks(os.getpid()), "boot_id": runs.boot_id(), "host": runs.host(), "device": "cpu"}
 
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from rich.color import Color
+from waiting import DEADLINE_S
 from walk import WALK
 
 from operant.envs import find
@@ -33,7 +34,6 @@ from terminal import Terminal  # noqa: E402
 pytest.importorskip("pyte")
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="pseudo-terminals as Linux has them"), pytest.mark.usefixtures("one_thread")]
 
-PATIENCE_S = 90.0
 
 
 # THE APP
@@ -178,7 +178,7 @@ def operant(place, *words, **how):
 
 
 def see(terminal, words):
-    assert terminal.read(PATIENCE_S, until=lambda: terminal.shows(words)), "\n".join(terminal.screen())
+    assert terminal.read(DEADLINE_S, until=lambda: terminal.shows(words)), "\n".join(terminal.screen())
 
 
 def test_play_in_a_terminal(tmp_path):
@@ -195,7 +195,7 @@ def test_play_in_a_terminal(tmp_path):
         terminal.press("r")
         see(terminal, "starts it")
         terminal.press("q")
-        assert terminal.wait(PATIENCE_S) == 0 and modes(terminal) == before == (True, True, True)
+        assert terminal.wait(DEADLINE_S) == 0 and modes(terminal) == before == (True, True, True)
         last = terminal.text().decode().rstrip().splitlines()[-1]
         assert "cartpole  1 episode  return " in last
         assert b"\x1b[?1049l" in terminal.output and b"\x1b[?25h" in terminal.output and b"Traceback" not in terminal.output
@@ -208,14 +208,14 @@ def test_a_game_is_suspended_and_goes_on_paused(tmp_path):
         see(terminal, "step 1 ")
         terminal.press("\x1a")
         process = psutil.Process(terminal.pid)
-        assert terminal.read(PATIENCE_S, until=lambda: process.status() == psutil.STATUS_STOPPED)
+        assert terminal.read(DEADLINE_S, until=lambda: process.status() == psutil.STATUS_STOPPED)
         assert modes(terminal) == (True, True, True) and b"\x1b[?1049l" in terminal.output
         terminal.resize(60, 20)  # forgets what was written
         process.resume()
         see(terminal, "paused: any key goes on")
         assert b"\x1b[?1049h" in terminal.output
         os.kill(terminal.pid, signal.SIGTERM)
-        assert terminal.wait(PATIENCE_S) == 143 and modes(terminal) == (True, True, True)
+        assert terminal.wait(DEADLINE_S) == 143 and modes(terminal) == (True, True, True)
         assert b"\x1b[?1049l" in terminal.output and b"Traceback" not in terminal.output
 
 
@@ -223,7 +223,7 @@ def test_a_terminal_that_goes_away_ends_the_program(tmp_path):
     with operant(tmp_path, "play", "go", columns=60, rows=20) as terminal:
         see(terminal, "arrows move")
         terminal.vanish()
-        assert terminal.wait(PATIENCE_S) == 129
+        assert terminal.wait(DEADLINE_S) == 129
 
 
 @pytest.mark.soak
@@ -234,7 +234,7 @@ def test_a_file_can_be_played_without_colours(tmp_path):
         see(terminal, "starts it")
         assert b"38;2;" not in terminal.output and b"48;2;" not in terminal.output
         os.kill(terminal.pid, signal.SIGHUP)
-        assert terminal.wait(PATIENCE_S) == 129 and modes(terminal) == (True, True, True)
+        assert terminal.wait(DEADLINE_S) == 129 and modes(terminal) == (True, True, True)
 
 
 def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
@@ -243,7 +243,7 @@ def test_eval_shows_a_run_in_the_terminal(here, tmp_path):
     with operant(tmp_path, "eval", "small", "--render", "term", "--episodes", "2", "--fps", "50", columns=70, rows=24) as terminal:
         see(terminal, "episode 1 of 2")
         assert terminal.shows("small  cartpole  checkpoint 512  greedy")
-        assert terminal.wait(PATIENCE_S) == 0 and modes(terminal) == (True, True, True)
+        assert terminal.wait(DEADLINE_S) == 0 and modes(terminal) == (True, True, True)
         watched = terminal.text().decode().rstrip().splitlines()[-1]
         assert b"Traceback" not in terminal.output
     played = json.loads(here("eval", "small", "--episodes", "1", "--greedy", "--json").out)

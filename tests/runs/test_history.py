@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from waiting import DEADLINE_S
 
 from operant.runs.history import History, read, salvage, segment, thinning
 from operant.runs.history import writer as writing
@@ -44,7 +45,7 @@ class Run:
 
     def wait(self, what):
         """Until what the status says fulfils `what`."""
-        end = time.monotonic() + 30
+        end = time.monotonic() + DEADLINE_S
         with Reader(self.writer.path) as reader:
             while not what(reader.status()):
                 assert time.monotonic() < end, reader.status()
