@@ -1,0 +1,323 @@
+"""What MkDocs asks while it builds: the pages and tables that are made from the code, so that nothing is written twice.
+
+Generated pages: one for each environment, from its docstring and declaration; the commands, from the command line's own help; the configuration, from its
+sections; the Python interface, from docstrings. In a written page `{{ keys NAME }}` is the table of a section's keys ("run", "net", "ppo" ...),
+`{{ docstring MODULE }}` and `{{ file PATH }}` are what they say, and `{{ faults }}` is the table of tests/FAULTS.md without its column of tests. Knows nothing
+of how a page looks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from numba.core.dispatcher import Dispatcher
+from typer.main import get_command
+
+from operant import algos, envs
+from operant.cli import program
+from operant.config import recipes, sections
+from operant.envs import Box, Discrete, Env
+from operant.nn import mlp
+
+HOME = Path(__file__).resolve().parent.parent
+
+PYTHON = (
+    ("operant.gym", "Environments for Gymnasium and Stable-Baselines3. Needs `pip install \"operant[gym]\"`."),
+    ("operant.envs", "What an environment's file imports."),
+    ("operant.algos.base", "What an algorithm offers."),
+    ("operant.runs", "Runs on the disk, without torch."),
+    ("operant.runs.metrics", "The metrics file: its writer, its reader, and how a metric is declared."),
+    ("operant.errors", "The errors that a user can cause or meet, each with its exit code."),
+)
+"""The modules of the Python reference, and what each is for."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    pages = {"reference/commands.md": commands(), "reference/configuration.md": configuration(), "reference/python.md": python(), **environments()}
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fill in the tables that a written page asks for."""
+    fillers = {"keys": keys, "docstring": docstring, "file": file, "faults": lambda _: faults()}
+    return re.sub(r"(?m)^\{\{ (\w+) ?(\S*) \}\}$", lambda found: fillers[found[1]](found[2]), markdown)
+
+
+def docstring(module: str) -> str:
+    """What a module says of itself."""
+    return paragraphs(importlib.import_module(module).__doc__ or "")
+
+
+def file(path: str) -> str:
+    """A Python file of the checkout, whole."""
+    return f"```python\n{(HOME / path).read_text(encoding='utf-8')}```"
+
+
+# TABLES
+
+
+def cell(text: object) -> str:
+    """A text in a table's cell."""
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def table(head: tuple[str, ...], rows: Iterator[tuple[object, ...]] | list[tuple[object, ...]]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(cell(value) for value in row) + " |" for row in rows)])
+
+
+def section(name: str) -> Any:
+    """The model of a section of the configuration: one of the file's, or an algorithm's by its name."""
+    if name in algos.names():
+        return algos.load(name).Config
+    return {**sections.MODELS, "net": mlp.Config}[name]
+
+
+def keys(name: str) -> str:
+    """The keys of a section: default, what is allowed, what it does."""
+    model, prefix = section(name), "algo" if name in algos.names() else name
+    properties = model.model_json_schema()["properties"]
+    rows: list[tuple[object, ...]] = [
+        (f"`{prefix}.{key}`", f"`{default(field)}`", allowed(properties[key]), field.description or "") for key, field in model.model_fields.items()
+    ]
+    return table(("key", "default", "allowed", "what it does"), rows)
+
+
+def default(field: Any) -> str:
+    """A key's default, as a TOML file would say it."""
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(list(value) if isinstance(value, tuple) else value)
+
+
+KINDS = {"integer": "whole number", "number": "number", "boolean": "`true`, `false`", "string": "text", "array": "list", "object": "table"}
+
+
+def allowed(schema: dict[str, Any]) -> str:
+    """What a JSON schema allows, in a few words."""
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(words for part in schema["anyOf"] if part.get("type") != "null" and (words := allowed(part))))
+    if "enum" in schema:
+        return ", ".join(f"`{choice}`" for choice in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    kind = KINDS.get(schema.get("type", ""), "")
+    low = next((f"{sign} {schema[key]}" for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">")) if key in schema), "")
+    high = next((f"{sign} {schema[key]}" for key, sign in (("maximum", "≤"), ("exclusiveMaximum", "<")) if key in schema), "")
+    return " ".join(part for part in (kind, ", ".join(part for part in (low, high) if part)) if part)
+
+
+def faults() -> str:
+    """What may go wrong and what is promised then: tests/FAULTS.md without its tests."""
+    lines = (HOME / "tests" / "FAULTS.md").read_text(encoding="utf-8").splitlines()
+    rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines if re.match(r"\| \d", line)]
+    return table(("what happens", "what is promised"), [(row[1], row[2]) for row in rows])
+
+
+# PAGES
+
+
+def configuration() -> str:
+    """Every section and its keys."""
+    parts = ["# Configuration", "Every key, generated from the code. `operant config show` prints them with the values of a run and where each came from."]
+    for name in ("run", "env", "net", "checkpoint", "eval"):
+        parts += [f"## [{name}]", first_line(section(name)), keys(name)]
+    for name in algos.names():
+        parts += [f'## [algo], name = "{name}"', f"See [{name.upper()}](../algorithms/{name}.md).", keys(name)]
+    return "\n\n".join(parts)
+
+
+def commands() -> str:
+    """Every command with its options, from its own help."""
+    parts = ["# Commands", "Generated from the commands' own help. Exit codes are in [When something goes wrong](../faults.md#exit-codes)."]
+    for words, command in each_command(get_command(program.app), ()):
+        shown = [parameter for parameter in command.params if "--help" not in parameter.opts]
+        rows: list[tuple[object, ...]] = [(word(parameter), getattr(parameter, "help", "") or "") for parameter in shown]
+        parts += [f"## operant {' '.join(words)}", paragraphs(command.help or ""), *([table(("", ""), rows)] if rows else [])]
+    return "\n\n".join(parts)
+
+
+def word(parameter: Any) -> str:
+    """What an option or an argument is called."""
+    return ", ".join(f"`{name}`" for name in parameter.opts) if parameter.param_type_name == "option" else str(parameter.human_readable_name)
+
+
+def each_command(group: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each command of a group and of the groups within it, by its words."""
+    for name, command in group.commands.items():
+        if getattr(command, "commands", None):
+            yield from each_command(command, (*words, name))
+        elif not command.hidden:
+            yield (*words, name), command
+
+
+def paragraphs(text: str) -> str:
+    """A docstring as Markdown: a list, too, needs an empty line before it there."""
+    text = re.sub(r"(?m)^(?!\s*- |\s*$)(.*)\n(?=- )", r"\1\n\n", inspect.cleandoc(text))
+    lines = text.splitlines()
+    for k in range(1, len(lines)):
+        # What goes on after an item of a list is indented by two there, and by four in Markdown.
+        if lines[k].startswith("  ") and not lines[k].startswith("    "):
+            lines[k] = f"  {lines[k]}"
+    return "\n".join(lines)
+
+
+def first_line(thing: Any) -> str:
+    """The first sentence of a docstring."""
+    return (inspect.getdoc(thing) or "").partition("\n\n")[0]
+
+
+def environments() -> dict[str, str]:
+    """A page for each environment, and their table."""
+    rows: list[tuple[object, ...]] = []
+    found = {}
+    for name in envs.names():
+        env, module = envs.find(name), module_of(name)
+        picture, own = f"![{name}](pictures/{name}.png){{ width=96 }}", ", ".join(f"`{recipe}`" for recipe in recipes_of(name))
+        rows.append((picture, f"[`{name}`]({name}.md)", first_sentence(module), observed(env), acted(env), own))
+        found[f"environments/{name}.md"] = environment(name, env, module)
+    head = "\n\n".join(
+        [
+            "# Environments",
+            "One file each in `operant/envs/`. `env.pixels = 64` observes any of them as a picture, `env.flicker = 0.5` blanks half of its observations, and "
+            "`env.params.NAME` sets a parameter. [Write your own](../write/environment.md).",
+            table(("", "name", "what it is", "observes", "does", "recipes"), rows),
+        ]
+    )
+    return {"environments/index.md": head, **found}
+
+
+def module_of(name: str) -> Any:
+    """The module that declares an environment: `minatar_breakout` is of operant.envs.minatar.breakout."""
+    place = next(
+        ".".join(path.relative_to(Path(envs.__file__).parent).with_suffix("").parts).removesuffix(".__init__")
+        for path in Path(envs.__file__).parent.glob("**/*.py")
+        if "_".join(path.relative_to(Path(envs.__file__).parent).with_suffix("").parts).removesuffix("___init__") == name
+    )
+    return importlib.import_module(f"operant.envs.{place}")
+
+
+def first_sentence(module: Any) -> str:
+    """What an environment is, up to its first full stop."""
+    return re.split(r"(?<=[.?])\s", inspect.cleandoc(module.__doc__).replace("\n", " "), maxsplit=1)[0]
+
+
+def observed(env: Env) -> str:
+    """What an environment observes, in a few words."""
+    space = env.observation
+    shape = " × ".join(map(str, space.shape or (space.size,)))
+    categories = "" if not space.categories else f", {space.categories} categories" if isinstance(space.categories, int) else ", some categorical"
+    what = "byte" if space.dtype == "uint8" else "number"
+    return f"{shape} {what}{'s' * (space.size > 1)}{categories}"
+
+
+def acted(env: Env) -> str:
+    """What its actions are, in a few words."""
+    if isinstance(env.action, Box):
+        low, high = env.action.bounds()
+        return f"{env.action.size} number{'s' * (env.action.size > 1)} from {low[0]:g} to {high[0]:g}"
+    if isinstance(env.action, Discrete):
+        names = ", ".join(env.actions) if 0 < len(env.actions) <= 10 else f"one of {env.action.n}"
+        return names + ("; legal ones" if env.legal is not None else "")
+    return f"choices of {', '.join(map(str, env.action.n))}"
+
+
+def recipes_of(name: str) -> list[str]:
+    """The recipes that are called after an environment."""
+    return [recipe for recipe in recipes.shipped() if recipe.partition("/")[2].removesuffix("_pixels") == name]
+
+
+def environment(name: str, env: Env, module: Any) -> str:
+    """An environment's page."""
+    limit = "no limit of its own" if env.time_limit is None else f"truncated after {env.time_limit:,} steps"
+    facts: list[tuple[object, ...]] = [("observes", observed(env)), ("does", acted(env)), ("an episode", limit)]
+    if env.gymnasium:
+        facts.append(("is", f"Gymnasium's `{env.gymnasium}`, compared step by step"))
+    if env.tally:
+        facts.append(("counts", ", ".join(f"`tally/{tally}`" for tally in env.tally)))
+    parts = [f"# {name}", f"![{name}](pictures/{name}.png){{ width=240 }}", table(("", ""), facts), paragraphs(module.__doc__)]
+    if parameters := env.Params()._asdict():  # type: ignore[attr-defined]
+        rows: list[tuple[object, ...]] = [
+            (f"`env.params.{key}`", f"`{str(value).lower() if isinstance(value, bool) else value}`", bounds(env, key)) for key, value in parameters.items()
+        ]
+        parts += ["## Parameters", table(("key", "default", "allowed"), rows)]
+    if own := recipes_of(name):
+        parts += ["## Recipes", *(f"```sh\noperant train --config {recipe}\n```\n\n{comment(recipe)}" for recipe in own)]
+    return "\n\n".join(parts)
+
+
+def bounds(env: Env, key: str) -> str:
+    """The range of a parameter."""
+    low, high = env.ranges.get(key, (None, None))
+    return ", ".join(f"{sign} {bound:g}" for sign, bound in (("≥", low), ("≤", high)) if bound is not None) or "any"
+
+
+def comment(recipe: str) -> str:
+    """What a recipe's file says above its first table."""
+    source = recipes.find_source(recipe)
+    assert source is not None
+    return " ".join(line.lstrip("# ") for line in source.read_text(encoding="utf-8").partition("\n[")[0].splitlines() if line.startswith("#"))
+
+
+def python() -> str:
+    """The Python interface, from docstrings."""
+    parts = ["# Python", "Generated from docstrings. What is not here may change without notice."]
+    for name, purpose in PYTHON:
+        module = importlib.import_module(name)
+        parts += [f"## {name}", purpose]
+        for public in public_names(module):
+            thing = getattr(module, public)
+            if isinstance(thing, Dispatcher):
+                thing = thing.py_func
+            if not (inspect.isclass(thing) or inspect.isfunction(thing)) or not inspect.getdoc(thing):
+                continue
+            parts += [f"### {name}.{public}", f"```python\n{signature(public, thing)}\n```", paragraphs(inspect.getdoc(thing) or ""), *methods(thing)]
+    return "\n\n".join(parts)
+
+
+def public_names(module: Any) -> list[str]:
+    """What a module offers: its `__all__`, or what it defines itself."""
+    own = [name for name, thing in vars(module).items() if not name.startswith("_") and getattr(thing, "__module__", None) == module.__name__]
+    return sorted(getattr(module, "__all__", own), key=str.lower)
+
+
+def signature(name: str, thing: Any) -> str:
+    """How it is called."""
+
+    class Annotation(str):
+        """Shown as it was written, without quotes."""
+
+        __repr__ = str.__str__
+
+    try:
+        found = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return f"{'class ' if inspect.isclass(thing) else ''}{name}(...)"
+    parameters = [p.replace(annotation=Annotation(p.annotation)) if isinstance(p.annotation, str) else p for p in found.parameters.values() if p.name != "self"]
+    returned = Annotation(found.return_annotation) if isinstance(found.return_annotation, str) else found.return_annotation
+    if inspect.isclass(thing):
+        return f"class {name}{found.replace(parameters=parameters, return_annotation=inspect.Signature.empty)}"
+    return f"{name}{found.replace(parameters=parameters, return_annotation=returned)}"
+
+
+def methods(thing: Any) -> Iterator[str]:
+    """The public methods of a class that say what they do, a line each."""
+    if inspect.isclass(thing):
+        for name, function in vars(thing).items():
+            function = function.fget if isinstance(function, property) else getattr(function, "__func__", function)
+            if not name.startswith("_") and inspect.isfunction(function) and inspect.getdoc(function):
+                yield f"- `{signature(name, function)}`: {first_line(function)}".replace("\n", " ")

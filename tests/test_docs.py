@@ -1,0 +1,137 @@
+"""The documentation: it builds, its links lead somewhere, its commands are commands, its configurations and programs are sound, and its walk can be walked."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from typer.main import get_command
+
+from operant import envs
+from operant.cli import program
+from operant.config import recipes
+from operant.config.load import load
+
+HOME = Path(__file__).resolve().parent.parent
+PAGES = sorted((HOME / "docs" / "pages").glob("**/*.md"))
+pytestmark = pytest.mark.skipif(not PAGES, reason="needs a checkout")
+
+
+def blocks(page, language):
+    """A page's code in a language, and whether a comment before it says that it is to be run."""
+    found = re.findall(rf"(<!-- run -->\n)?^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [(code, bool(run)) for run, code in found]
+
+
+def commands(page):
+    """Each command of Operant's that a page shows, in words; in running text RUN and FILE stand for something."""
+    fenced = [line for code, _ in blocks(page, "sh") for line in code.splitlines()]
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return [shlex.split(line, comments=True)[1:] for line in (*fenced, *re.findall(r"`([^`\n]+)`", text)) if line.startswith("operant ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_is_one(page):
+    for words in commands(page):
+        if words[:1] == ["monitor"]:  # has a parser of its own
+            assert {word for word in words if word.startswith("-")} <= {"--once", "--readonly", "--ascii", "--fps", "--theme", "--latest", "--runs"}
+            continue
+        command = get_command(program.app)
+        while getattr(command, "commands", None):
+            assert words and words[0] in command.commands, words
+            command, words = command.commands[words[0]], words[1:]
+        if not words:  # the command by its name
+            continue
+        context = command.make_context(command.name, [word.replace("…", "1e-4") for word in words])  # raises what is wrong with its options
+        name = context.params.get("environment")
+        assert name is None or name.endswith(".py") or "=" in name or name in envs.names(), words
+        source = context.params.get("config")
+        assert source is None or source == "my.toml" or recipes.find_source(source), words
+
+
+def test_keys_in_commands_are_keys():
+    for page in PAGES:
+        for words in commands(page):
+            pairs = [word for word in words if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+=\S+", word) and ".py" not in word and "…" not in word]
+            name = next((word for word in words[1:2] if word in envs.names()), None)
+            if pairs:
+                load(None, [*([f"env.name={name}"] if name else []), *pairs])  # raises what is wrong with them
+
+
+def test_configurations_and_programs_are_sound(tmp_path):
+    count = 0
+    for page in PAGES:
+        for k, (code, _) in enumerate(blocks(page, "toml")):
+            path = tmp_path / f"{page.stem}{k}.toml"
+            path.write_text(code)
+            load(path)
+            count += 1
+        for code, _ in blocks(page, "python"):
+            compile(code, page.name, "exec")
+            count += 1
+    assert count >= 3
+
+
+class Links(HTMLParser):
+    """The links, pictures and anchors of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.anchors = [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.links += [found[name] for name in ("href", "src") if found.get(name)]
+        self.anchors |= {found[name] for name in ("id", "name") if found.get(name)}
+
+
+def test_it_builds_and_every_link_leads_somewhere(tmp_path):
+    pytest.importorskip("material")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(HOME / "docs" / "mkdocs.yml"), "-d", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    assert done.returncode == 0, done.stderr
+    pages = {path: Links(path.read_text(encoding="utf-8")) for path in tmp_path.glob("**/*.html") if path.name != "404.html"}
+    assert {path.stem for path in pages} >= {*envs.names(), "index", "ppo", "commands", "configuration", "python"}
+    for page, found in pages.items():
+        for link in found.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            target = target / "index.html" if target.is_dir() else target
+            assert target.is_file(), f"{page.relative_to(tmp_path)}: {link}"
+            assert not parts.fragment or target not in pages or parts.fragment in pages[target].anchors | {"__toc"}, f"{page.relative_to(tmp_path)}: {link}"
+    text = (tmp_path / "algorithms" / "ppo.html").read_text(encoding="utf-8")
+    assert "algo.gae_lambda" in text and "{{" not in text
+    assert "env.params.high" in (tmp_path / "environments" / "tmaze.html").read_text(encoding="utf-8")
+
+
+NEEDS_A_PERSON = ("operant play", "--render term", "pip install", "-m venv", ".venv/bin")
+
+
+@pytest.mark.soak
+def test_the_start_page_can_be_walked(tmp_path):
+    """Each command of the start page in its order, and the programs that are marked to run."""
+    environment = {**os.environ, "OPERANT_RUNS": str(tmp_path / "runs"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for code, _ in blocks(HOME / "docs" / "pages" / "index.md", "sh"):
+        for line in code.splitlines():
+            if not any(words in line for words in NEEDS_A_PERSON):
+                done = subprocess.run(line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600)
+                assert done.returncode == 0 or (done.returncode == 4 and "doctor" in line), f"{line}\n{done.stdout}\n{done.stderr}"
+    assert (tmp_path / "agent.png").is_file()
+
+
+@pytest.mark.soak
+def test_programs_run(tmp_path):
+    found = [code for page in PAGES for code, run in blocks(page, "python") if run]
+    assert len(found) >= 2
+    for code in found:
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=600)
