@@ -9,6 +9,7 @@ Shape letters: O observation, G towers, M and K widths of layers, H numbers of t
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,19 @@ from operant.nn import inputs, mlp
 from operant.nn.policy import Policy
 
 _aten = torch.ops.aten
+
+
+log = logging.getLogger("operant.nn.manual")
+
+
+def applies(policy: Policy, kernels: str) -> bool:
+    """Whether a policy's gradient is to be computed here: on a CPU, where `algo.kernels` is "auto". Where something keeps it from that, the log says so."""
+    if kernels != "auto" or policy.device.type != "cpu":
+        return False
+    reason = unsupported_reason(policy)
+    if reason is not None:
+        log.info("kernels: torch's and autograd, not the manual backward pass: %s", reason)
+    return reason is None
 
 
 def unsupported_reason(policy: Policy) -> str | None:

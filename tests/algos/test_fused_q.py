@@ -103,12 +103,14 @@ DQN_CASES = [
     {"env": "cartpole", "net": {"hidden": [16, 24], "activation": "relu"}, "config": SMALL},
     {
         "env": "count", "net": NORMED,
-        "config": {**SMALL, "n_step": 3, "double": True, "tau": 0.3, "target_every": 1, "updates_per_step": 2.0, "max_gradient_norm": 0.1},
+        "config": {
+            **SMALL, "n_step": 3, "double": True, "tau": 0.3, "target_every": 1, "updates_per_step": 2.0, "max_gradient_norm": 0.1, "replay_place": "host",
+        },
     },
     {"env": JUDGED, "net": PLAIN, "config": {**SMALL, "duelling": True, "updates_per_step": 0.5, "exploration": "ladder", "max_gradient_norm": 0.0}},
     {
         "env": {**BYTES, "observation": 70}, "net": PLAIN,
-        "config": {**SMALL, "double": True, "normalize_observations": True, "replay_capacity": 64},
+        "config": {**SMALL, "double": True, "normalize_observations": True, "replay_capacity": 64, "replay_place": "host"},
     },
 ]  # fmt: skip
 
@@ -148,7 +150,7 @@ def test_what_dqns_fused_kernels_cannot_is_said(net, config, problem):
     [
         (find("cartpole"), "bf16", {"hidden": (120, 84)}, {"n_step": 3, "double": True}),
         (find("cartpole"), "tf32", {"hidden": (32,), "layer_norm": True}, {"batch_size": 4096, "duelling": True}),
-        (wide(**{**BYTES, "observation": 70}), "bf16", {"hidden": (64, 32)}, {"updates_per_step": 0.5}),
+        (wide(**{**BYTES, "observation": 70}), "bf16", {"hidden": (64, 32)}, {"updates_per_step": 0.5, "replay_place": "host"}),
     ],
 )
 def test_dqns_kernels_compile(env, precision, net, config):

@@ -42,17 +42,10 @@ class Backend(Protocol):
 
 def choose(parts: Parts) -> Backend:
     """The fastest backend that this machine supports and `algo.kernels` allows. Raises ConfigError for unsupported fused kernels."""
-    kernels = parts.config.kernels
     learner = fused.build(parts)
     if learner is not None:
         return FusedBackend(parts, learner)
-    if kernels != "auto" or parts.policy.device.type != "cpu":
-        return TorchBackend(parts)
-    unsupported_reason = manual.unsupported_reason(parts.policy)
-    if unsupported_reason is not None:
-        log.info("kernels: torch's and autograd, not the manual backward pass: %s", unsupported_reason)
-        return TorchBackend(parts)
-    return ManualBackend(parts)
+    return ManualBackend(parts) if manual.applies(parts.policy, parts.config.kernels) else TorchBackend(parts)
 
 
 class TorchBackend:

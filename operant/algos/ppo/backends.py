@@ -79,17 +79,10 @@ class Backend(Protocol):
 
 def choose(parts: Parts) -> Backend:
     """The fastest backend that can be here and that `algo.kernels` allows. Raises ConfigError where it asks for fused kernels that cannot be."""
-    kernels, policy = parts.config.kernels, parts.policy
     learner = _fused_learner(parts)
     if learner is not None:
         return FusedBackend(parts, learner)
-    if kernels != "auto" or policy.device.type != "cpu":
-        return TorchBackend(parts)
-    unsupported_reason = manual.unsupported_reason(policy)
-    if unsupported_reason is not None:
-        log.info("kernels: torch's and autograd, not the manual backward pass: %s", unsupported_reason)
-        return TorchBackend(parts)
-    return ManualBackend(parts)
+    return ManualBackend(parts) if manual.applies(parts.policy, parts.config.kernels) else TorchBackend(parts)
 
 
 def _fused_learner(parts: Parts) -> fused.Learner | None:

@@ -69,13 +69,7 @@ def choose(parts: Parts) -> Backend:
     learner = _fused_learner(parts)
     if learner is not None:
         return FusedBackend(parts, learner)
-    if parts.config.kernels != "auto" or parts.policy.device.type != "cpu":
-        return TorchBackend(parts)
-    unsupported_reason = manual.unsupported_reason(parts.policy)
-    if unsupported_reason is not None:
-        log.info("kernels: torch's and autograd, not the manual backward pass: %s", unsupported_reason)
-        return TorchBackend(parts)
-    return ManualBackend(parts)
+    return ManualBackend(parts) if manual.applies(parts.policy, parts.config.kernels) else TorchBackend(parts)
 
 
 def _fused_learner(parts: Parts) -> fused.Learner | None:

@@ -15,6 +15,7 @@ class Learning:
     double: bool
     n_step: int
     ends: bool  # whether an episode may be truncated
+    gathered: bool  # whether a batch's observations are gathered before it is learned from
 
 
 class Ring(NamedTuple):
@@ -55,6 +56,8 @@ class Samples(NamedTuple):
     index: Any  # (U, B) int32: row of the ring x N + lane
     gamma: Any
     count: Any  # B
+    seen: Any  # (B, P), gathered
+    after: Any  # (B, P), likewise, of next observations
 
 
 class Stepping(NamedTuple):

@@ -116,6 +116,9 @@ def learn_tile(tile, batch, update, ring, ticks, learned, target, normalizer, pa
     in_bounds = row < batch.count
     index = tl.load(batch.index + update * batch.count + row, mask=in_bounds, other=0)
     action, reward, discount, rows, next_rows, following = load_transitions(index, ring, ticks, batch.gamma, in_bounds, KIND.n_step, KIND.ends)
+    if KIND.gathered:
+        place = row.to(tl.int64) * ring.width
+        rows, next_rows = batch.seen + place, batch.after + place
     following_value = _next_value(next_rows, following, ring, learned, target, normalizer, in_bounds, SPEC, KIND, BLOCK_M)
     # y = r + gamma^n Q'; L = 1/2 (Q(s, a) - y)^2
     column = tl.arange(0, SPEC.out_pad)

@@ -49,7 +49,7 @@ class Learner:
         self._lanes, self._batch, self._updates, self._due = cycle.world.count, config.batch_size, config.updates, config.due
         self._last = config.horizon - 1
         values, size = policy.flat.values.data, policy.flat.values.numel()
-        self._kind = buffers.Learning(policy.distribution.actions, config.duelling, config.double, config.n_step, ring.final is not None)
+        self._kind = buffers.Learning(policy.distribution.actions, config.duelling, config.double, config.n_step, ring.final is not None, replay.on_host)
 
         # Tiles of a batch, a row of partial sums each; the programs of a step.
         self._rows = 16 if self._batch <= SMALL_BATCH else min(MOST_ROWS[spec.precision], padded(-(-self._batch // MOST_TILES)))
@@ -77,7 +77,8 @@ class Learner:
         )  # fmt: skip
         finals = rollout.observation if ring.final is None else rollout.final_observation
         self._source = buffers.Source(rollout.observation, finals, rollout.action, rollout.reward, rollout.terminated, rollout.truncated, legal)
-        self._samples = buffers.Samples(torch.zeros(self._updates, self._batch, dtype=torch.int32, device=device), config.gamma, self._batch)
+        seen, after = replay.batch.observation, replay.batch.next_observation
+        self._samples = buffers.Samples(torch.zeros(self._updates, self._batch, dtype=torch.int32, device=device), config.gamma, self._batch, seen, after)
         self._stored = torch.tensor([t + 1 for t in range(config.horizon) for _ in config.due(t)], dtype=torch.int64, device=device)
         self._acting = QActing(cycle.collector.noise, parts.epsilon, 1, rollout.action, parts.totals)
         self._features = Features(policy, parts.totals)
@@ -145,7 +146,10 @@ class Learner:
     # LAUNCHES
 
     def _act_and_learn(self, t: int, update: int, *, learn: bool, act: bool) -> None:
-        tiles = self._tiles if learn else 0
+        tiles, replay = self._tiles if learn else 0, self.parts.cycle.replay
+        if learn and replay.on_host and self._asked is None:  # each row crosses the bus once: kernels read some of them twice
+            replay.index.copy_(self._samples.index[update])
+            replay.gather(t + 1)
         self.launch(
             act_and_learn, (tiles + (-(-self._lanes // ACT_ROWS) if act else 0),),
             self._samples, self._ring, self._acting, self._inputs, self._values, self._target, self._partial, self._width, t, update, self._lanes, tiles,
