@@ -107,7 +107,8 @@ RANKS: dict[str, set[str]] = {
     "tools": ROOT | TRAINING,
     "export": ROOT | TRAINING,
     "sweep": ROOT | TRAINING,
-    "cli": ROOT | TRAINING | {"play", "tools", "export", "sweep", "monitor"},
+    "plot": ROOT | {"runs", "config"},
+    "cli": ROOT | TRAINING | {"play", "tools", "export", "sweep", "plot", "monitor"},
     "monitor": ROOT | {"runs"},
 }
 """What each package may import, beside itself. A package that is not here is an error: no module is without a rule."""

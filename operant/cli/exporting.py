@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from operant.cli.common import TYPER, JsonOption, RootOption, RunName, TrustOption, consented, out, print_json, say
 from operant.errors import UsageError
 from operant.text import safe
-
-if TYPE_CHECKING:
-    from operant.runs import Run
 
 app = typer.Typer(**TYPER)
 export_app = typer.Typer(**TYPER, help="Write a policy or a run's metrics for other programs.")
@@ -91,6 +88,7 @@ def export_metrics(
     Reads the run's files as the monitor does: a full disk or a dead network here does not touch the trainer. Ctrl-C ends the following, not the run.
     """
     from operant import runs as folders
+    from operant.config import resolved
     from operant.export import metrics, trackers
 
     formats = (*metrics.FILES, *metrics.TRACKERS)
@@ -105,7 +103,7 @@ def export_metrics(
         check_free(target, force)
         sink = metrics.file_sink(run, target, to, follow=follow)
     else:
-        sink = trackers.sink(to, run.id, configuration(run), out=out_path, project=project, offline=offline)
+        sink = trackers.sink(to, run.id, resolved.tables(run), out=out_path, project=project, offline=offline)
     if follow:
         say(f"following {safe(run.id)} into {safe(sink.where, 400)}: Ctrl-C ends that, not the run")
     written = metrics.export(run, sink, follow=follow)
@@ -115,16 +113,6 @@ def export_metrics(
         out(f"{safe(written.where, 400)}  {written.rows:,} records of {written.metrics} metrics")
     else:
         say(f"{safe(run.id)} has no records yet: {safe(written.where, 400)} is empty")
-
-
-def configuration(run: Run) -> dict[str, Any]:
-    """A run's resolved configuration; {} where it has none that can be read."""
-    import tomli
-
-    try:
-        return tomli.loads(run.config_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def check_free(path: Path, force: bool) -> None:

@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from operant import worlds
 from operant.errors import MachineError, OperantError
 from operant.export import program
 from operant.nn import Actor
-from operant.worlds import DeviceWorld
 
 ENDINGS: Final = {"onnx": ".onnx", "pt2": ".pt2", "safetensors": ".safetensors", "numpy": ".npz"}
 """The formats, and how their files end."""
@@ -271,7 +271,7 @@ def _check(actor: Actor, params: Any, traced: torch.export.ExportedProgram, run:
     Both carry their own state from step to step. Of discrete actions either of two is right whose scores differ by no more than what numbers may differ by.
     Raises OperantError where file and actor differ.
     """
-    world = DeviceWorld(actor.env, LANES, seed=0, device=actor.device, params=params)
+    world = worlds.make(actor.env, LANES, seed=0, device=actor.device, params=params)
     slot, noise = world.slot(), torch.zeros(1, actor.noise_rows, LANES)
     bound, scores = world.bind(slot), _Scores(traced.module())
     first = actor.initial_state(LANES)

@@ -14,6 +14,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from operant.config import resolved
 from operant.errors import MachineError
 from operant.export.metrics import Sink, require
 from operant.runs import Chunk
@@ -35,14 +36,6 @@ def sink(what: str, name: str, config: Mapping[str, Any], *, out: Path | None, p
 
 def _values(chunk: Chunk, row: int) -> dict[str, float]:
     return {name: column[row] for name, column in chunk.columns.items() if not math.isnan(column[row])}
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as `section.key`."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
 
 
 class TensorBoard:
@@ -113,7 +106,7 @@ class MLflow:
             found = self._client.get_experiment_by_name(experiment)
             place = found.experiment_id if found is not None else self._client.create_experiment(experiment)
             self._id = self._client.create_run(place, run_name=name).info.run_id
-            for key, value in flat(config).items():
+            for key, value in resolved.flat(config).items():
                 self._client.log_param(self._id, key, value)
 
     def add(self, chunk: Chunk) -> None:

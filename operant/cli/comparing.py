@@ -1,0 +1,243 @@
+"""`compare` and `plot`: what several runs achieved, in the terminal and as a figure. Knows no statistic and no figure: they are in operant/plot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from operant.cli.common import TYPER, JsonOption, RootOption, RunNames, out, print_json, print_table
+from operant.cli.playing import within
+from operant.errors import MachineError, UsageError
+from operant.text import count, number, safe
+
+if TYPE_CHECKING:
+    from operant.plot import Axis, Entry, Group
+
+app = typer.Typer(**TYPER)
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_SPARK, _MOST_DIFFERENCES = 24, 40
+_FORMATS, _KINDS, _AXES = ("png", "svg", "pdf"), ("curves", "profile", "intervals"), ("steps", "seconds")
+MetricOption = Annotated[str | None, typer.Option(metavar="NAME", help="the metric of the curves  [default: eval/return where there is enough, else return]")]
+AxisOption = Annotated[str, typer.Option("--x", metavar="steps|seconds", help="what curves are drawn over")]
+SmoothOption = Annotated[float | None, typer.Option(metavar="SHARE", help="mean of a window of so much of the x axis  [default: 0.02; evaluations: 0]")]
+_HIGHEST_SMOOTH = 0.5
+
+
+@app.command()
+def compare(
+    names: RunNames = None,
+    metric: MetricOption = None,
+    axis: AxisOption = "steps",
+    smooth: SmoothOption = None,
+    as_json: JsonOption = False,
+    runs: RootOption = None,
+) -> None:
+    """Compare runs: scores with intervals, who is probably better, and in what they differ.
+
+    Runs that differ in run.seed alone form a group. A run's score is the mean return of its last evaluation. Intervals are 95 % intervals of a stratified
+    bootstrap (Agarwal et al. 2021); a single run has none.
+    """
+    _require("scipy")
+    from operant import plot
+    from operant.plot import comparison
+
+    entries = _entries(names, runs, axis, smooth)
+    groups = plot.groups(entries)
+    document = comparison.compare(groups)
+    if as_json:
+        print_json(document)
+        return
+    _tell(document, groups, metric or _metric(entries), _axis(axis), smooth)
+
+
+@app.command()
+def plot(
+    names: RunNames = None,
+    path: Annotated[str, typer.Option("--out", "-o", metavar="FILE.png|svg|pdf", help="the file to write")] = "curves.png",
+    kind: Annotated[str, typer.Option("--kind", metavar="curves|profile|intervals", help="what to draw")] = "curves",
+    metric: MetricOption = None,
+    axis: AxisOption = "steps",
+    smooth: SmoothOption = None,
+    force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
+    runs: RootOption = None,
+) -> None:
+    """Draw runs: learning curves with bands over seeds, performance profiles, or statistics with their intervals.
+
+    Runs that differ in run.seed alone form a group, drawn as one line. What was smoothed, and what a band is, is said below the figure.
+    """
+    from operant.cli.exporting import check_free
+
+    target = Path(path).expanduser()
+    if target.suffix[1:] not in _FORMATS:
+        raise UsageError(f"--out is {safe(path, 200)!r}; its name must end in .{', .'.join(_FORMATS)}")
+    if kind not in _KINDS:
+        raise UsageError(f"--kind is {safe(kind, 40)!r}; it must be one of {', '.join(_KINDS)}")
+    check_free(target, force)
+    _require("matplotlib", "scipy")
+    entries = _entries(names, runs, axis, smooth)
+
+    from operant import plot as plots
+    from operant.plot import figure
+
+    groups = plots.groups(entries)
+    made = _curves(entries, groups, metric, _axis(axis), smooth) if kind == "curves" else _summary(groups, kind)
+    place = target.with_name(f".{target.stem}-{os.getpid()}{target.suffix}")
+    try:
+        figure.save(made, place)
+        os.replace(place, target)
+    except OSError as error:
+        raise MachineError(f"{safe(target, 400)} cannot be written ({error.strerror or error}): choose another place with --out") from None
+    finally:
+        place.unlink(missing_ok=True)
+    out(f"{safe(target, 400)}  {len(entries)} run{'s' * (len(entries) > 1)} in {len(groups)} group{'s' * (len(groups) > 1)}")
+
+
+def _entries(names: Sequence[str] | None, root: str | None, axis: str, smooth: float | None) -> list[Entry]:
+    """The runs that were named, with their records."""
+    from operant import plot
+    from operant import runs as folders
+
+    if not names:
+        raise UsageError("name the runs, such as: operant compare cartpole-ppo-4f2a cartpole-sac-77b0")
+    if axis not in _AXES:
+        raise UsageError(f"--x is {safe(axis, 40)!r}; it must be steps or seconds")
+    within("--smooth", smooth, 0.0, _HIGHEST_SMOOTH)
+    reach = folders.reach(root)
+    return plot.usable([folders.resolve(name, *reach) for name in names])
+
+
+def _axis(word: str) -> Axis:
+    return "steps" if word == "steps" else "seconds"
+
+
+def _require(*packages: str) -> None:
+    if missing := [package for package in packages if find_spec(package) is None]:
+        raise MachineError(f"{' and '.join(missing)} not installed: pip install 'operant[plot]'")
+
+
+def _metric(entries: Sequence[Entry]) -> str:
+    """Evaluations where every run has some, else training's returns."""
+    from operant.runs import EVALUATION, RETURN
+
+    return EVALUATION if all(len(entry.values(EVALUATION)[2]) >= 4 for entry in entries) else RETURN
+
+
+def _smoothing(metric: str, smooth: float | None) -> float:
+    return (0.0 if metric.startswith("eval/") else 0.02) if smooth is None else smooth
+
+
+def _curves(entries: Sequence[Entry], groups: Sequence[Group], metric: str | None, axis: Axis, smooth: float | None) -> Any:
+    """The figure of learning curves."""
+    from operant import runs as folders
+    from operant.plot import comparison, figure
+
+    chosen = metric or _metric(entries)
+    smooth = _smoothing(chosen, smooth)
+    notes = [f"mean of a window of {100 * smooth:g} % of the x axis" if smooth else "not smoothed"]
+    if any(len(group.entries) > 1 for group in groups):
+        notes.append("line: mean over seeds, up to where the first of them ended; band: its 95 % bootstrap interval")
+    targets: dict[str, set[float | None]] = {}
+    for entry in entries:
+        targets.setdefault(entry.environment, set()).add(folders.number_of(entry.run.document, "target"))
+    common = {name: next(iter(values)) for name, values in targets.items() if len(values) == 1 and chosen in (folders.EVALUATION, folders.RETURN)}
+    marked = {name: value for name, value in common.items() if value is not None}
+    if marked:
+        notes.append("dots: target")
+    bands = comparison.bands(groups, chosen, axis, smooth)
+    return figure.learning_curves(bands, metric=_label(chosen), axis=axis, target=marked, note="; ".join(notes))
+
+
+def _label(metric: str) -> str:
+    return {"eval/return": "mean return of evaluations", "return": "mean return of training episodes"}.get(metric, metric)
+
+
+def _summary(groups: Sequence[Group], kind: str) -> Any:
+    """The figure of scores: profiles, or statistics with intervals; over several environments, of methods."""
+    import numpy as np
+
+    from operant.plot import comparison, figure, methods, statistics
+
+    several = len({group.entries[0].environment for group in groups}) > 1
+    shown = methods(groups) if several else groups
+    tasks = comparison.scores(shown)
+    unit, tasks = ("normalised score", comparison.normalised(tasks)) if several else ("score", tasks)
+    labels = [group.label if several else comparison.named(group) for group in shown]
+    note = "95 % stratified bootstrap intervals, 2,000 resamples" + ("; 0 and 1: lowest and highest score of each environment" if several else "")
+    if kind == "profile":
+        scores = np.concatenate([scores for group in tasks for scores in group.values()])
+        thresholds = np.linspace(scores.min() - 0.05 * max(float(np.ptp(scores)), 1e-9), scores.max(), 200)
+        lines = [(label, statistics.performance_profile(list(mine.values()), thresholds)) for label, mine in zip(labels, tasks, strict=True)]
+        return figure.profiles(lines, thresholds, score=unit, note=f"performance profiles (Agarwal et al. 2021); bands: {note}")
+    columns = {
+        f"interquartile mean of the {unit}": [statistics.interquartile_mean(list(mine.values())) for mine in tasks],
+        f"mean of the {unit}": [statistics.mean(list(mine.values())) for mine in tasks],
+    }
+    return figure.intervals({title: list(zip(labels, found, strict=True)) for title, found in columns.items()}, note=f"bars: {note}")
+
+
+def _tell(document: dict[str, Any], groups: Sequence[Group], metric: str, axis: Axis, smooth: float | None) -> None:
+    """Print the comparison: a row with a small curve for each group, probabilities, and the keys that differ."""
+    sparks = _sparks(groups, metric, axis, _smoothing(metric, smooth))
+    heads = ("group", "env", "runs", "IQM", "95 %", "mean", "steps", "seconds", f"{metric} over {axis}")
+    rows = [
+        (row["group"], row["env"], str(len(row["runs"])), number(row["iqm"]["value"]), _interval(row["iqm"]), number(row["mean"]["value"]),
+         count(row["steps"]), f"{row['seconds']:.1f}", spark)
+        for row, spark in zip(document["groups"], sparks, strict=True)
+    ]  # fmt: skip
+    print_table(heads, rows, right=(2, 3, 5, 6, 7))
+    out("score: mean return of the last evaluation; IQM: interquartile mean; 95 %: stratified bootstrap")
+    _tell_improvement(document["improvement"])
+    if "overall" in document:
+        out("", "over environments, scores of each scaled to 0 (lowest) .. 1 (highest)")
+        cells = [
+            (row["method"], ", ".join(row["envs"]), str(row["runs"]), number(row["iqm"]["value"]), _interval(row["iqm"]), number(row["mean"]["value"]))
+            for row in document["overall"]
+        ]
+        print_table(("method", "envs", "runs", "IQM", "95 %", "mean"), cells, right=(2, 3, 5))
+        _tell_improvement(document["overall_improvement"])
+    if document["differences"]:
+        out("", "configuration differences")
+        shown = list(document["differences"].items())
+        print_table(("key", *(row["group"] for row in document["groups"])), [(key, *map(_value, values)) for key, values in shown[:_MOST_DIFFERENCES]])
+        if len(shown) > _MOST_DIFFERENCES:
+            out(f"... and {len(shown) - _MOST_DIFFERENCES} more: --json has them all")
+
+
+def _tell_improvement(rows: Sequence[dict[str, Any]]) -> None:
+    if rows:
+        out("", "probability that a run scores higher")
+        pairs = [(f"{row['group']} than {row['over']}", f"{row['value']:.2f}", _interval(row)) for row in rows]
+        print_table(("", "p", "95 %"), pairs, right=(1,))
+
+
+def _interval(estimate: dict[str, Any]) -> str:
+    return "-" if estimate["low"] is None else f"{number(estimate['low'])} to {number(estimate['high'])}"
+
+
+def _value(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _sparks(groups: Sequence[Group], metric: str, axis: Axis, smooth: float) -> list[str]:
+    """Each group's curve in a few characters, all on one scale of their environment; nothing where one has no curve."""
+    import numpy as np
+
+    from operant.plot import comparison
+
+    if any(len(entry.values(metric)[2]) < 2 for group in groups for entry in group.entries):
+        return [""] * len(groups)
+    found = []
+    bands = {environment: dict(lines) for environment, lines in comparison.bands(groups, metric, axis, smooth).items()}
+    for group in groups:
+        lines = bands[group.entries[0].environment]
+        low, high = min(band.mean.min() for band in lines.values()), max(band.mean.max() for band in lines.values())
+        mine = (lines.get(group.method) or lines[comparison.named(group)]).mean
+        levels = np.interp(np.linspace(0, len(mine) - 1, _SPARK), np.arange(len(mine)), mine)
+        found.append("".join(_BARS[int((value - low) / max(high - low, 1e-12) * (len(_BARS) - 1) + 0.5)] for value in levels))
+    return found

@@ -1,0 +1,97 @@
+"""What groups of runs achieved: curves, scores, statistics and differences, as plain data. Knows no figure and no terminal."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from operant.errors import UsageError
+from operant.plot import curves
+from operant.plot.selection import Group, differences, methods
+from operant.text import safe
+
+
+def bands(groups: Sequence[Group], metric: str, axis: curves.Axis, smooth: float) -> dict[str, list[tuple[str, Any]]]:
+    """The curves of the groups, by environment. Raises UsageError for a metric that a run has not."""
+    found: dict[str, list[tuple[str, Any]]] = {}
+    several = len({group.entries[0].environment for group in groups}) > 1
+    for group in groups:
+        lines = [(entry.values(metric)[0 if axis == "steps" else 1], entry.values(metric)[2]) for entry in group.entries]
+        for entry, (x, _) in zip(group.entries, lines, strict=True):
+            if len(x) < 2:
+                has = ", ".join(name for name in entry.columns.metrics if len(entry.values(name)[2]) > 1)
+                raise UsageError(f"{safe(entry.run.id)} has no curve of {safe(metric, 80)!r}; it has {safe(has, 400)}")
+        places = curves.grid([(x.min(), x.max()) for x, _ in lines])
+        found.setdefault(group.entries[0].environment, []).append(
+            (group.method if several else named(group), curves.band(places, [curves.curve(x, values, places, smooth) for x, values in lines]))
+        )
+    return found
+
+
+def named(group: Group) -> str:
+    """A group's name in a legend."""
+    return f"{group.label} ({len(group.entries)} seeds)" if len(group.entries) > 1 else group.label
+
+
+def scores(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """The scores of each group by environment. Raises UsageError for a group without one."""
+    found: list[dict[str, Any]] = []
+    for group in groups:
+        tasks: dict[str, list[float]] = {}
+        for entry in group.entries:
+            if not math.isnan(entry.score):
+                tasks.setdefault(entry.environment, []).append(entry.score)
+        if not tasks:
+            raise UsageError(f"{safe(group.label)} has no score: no episode has ended yet")
+        found.append({name: np.asarray(row) for name, row in tasks.items()})
+    return found
+
+
+def normalised(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Scores of several environments made comparable: in each 0 is the lowest of all that are compared, and 1 the highest."""
+    names = {name for group in found for name in group}
+    ranges = {name: np.concatenate([group[name] for group in found if name in group]) for name in names}
+    return [{name: (row - ranges[name].min()) / max(float(np.ptp(ranges[name])), 1e-12) for name, row in group.items()} for group in found]
+
+
+def compare(groups: Sequence[Group]) -> dict[str, Any]:
+    """The comparison, for `--json`: groups by themselves, and where there are several environments, methods over all of them."""
+    found = scores(groups)
+    rows: list[dict[str, Any]] = []
+    for group, mine in zip(groups, found, strict=True):
+        columns = [entry.columns for entry in group.entries]
+        runs = {"runs": [entry.run.id for entry in group.entries], "scores": [entry.score for entry in group.entries]}
+        took = {"steps": max(column.step[-1] for column in columns), "seconds": sum(column.seconds[-1] for column in columns) / len(columns)}
+        rows.append({"group": group.label, "env": group.entries[0].environment, **runs, **_statistics(mine), **took})
+    document = {"schema": 1, "groups": rows, "improvement": _improvements(groups, found), "differences": differences(groups)}
+    if len({row["env"] for row in rows}) == 1:
+        return document
+    joined = methods(groups)
+    scaled = normalised(scores(joined))
+    overall = [
+        {"method": method.label, "envs": list(mine), "runs": len(method.entries), **_statistics(mine)} for method, mine in zip(joined, scaled, strict=True)
+    ]  # fmt: skip
+    return {**document, "overall": overall, "overall_improvement": _improvements(joined, scaled)}
+
+
+def _statistics(tasks: dict[str, Any]) -> dict[str, Any]:
+    from operant.plot import statistics
+
+    rows = list(tasks.values())
+    return {"iqm": statistics.interquartile_mean(rows)._asdict(), "mean": statistics.mean(rows)._asdict()}
+
+
+def _improvements(groups: Sequence[Group], tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each pair on the same environments."""
+    from operant.plot import statistics
+
+    found = []
+    for (one, mine), (other, others) in itertools.combinations(zip(groups, tasks, strict=True), 2):
+        if mine.keys() == others.keys():
+            estimate = statistics.probability_of_improvement(list(mine.values()), [others[name] for name in mine])
+            found.append({"group": one.label, "over": other.label, **estimate._asdict()})
+    return found

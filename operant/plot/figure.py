@@ -1,0 +1,118 @@
+"""Figures of groups of runs by matplotlib, as a paper wants them: colour-blind safe, vector formats with text as text, what was smoothed and drawn said below.
+
+Knows no run folder. Colours are those of Okabe & Ito 2008; groups also differ in the pattern of their lines.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from operant.plot.curves import Axis, Band, Floats
+
+COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
+DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (5, 4)))
+STYLE: Final[Any] = {
+    "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8, "xtick.labelsize": 8, "ytick.labelsize": 8, "font.family": "sans-serif",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.5, "lines.linewidth": 1.5,
+    "legend.frameon": False, "svg.fonttype": "none", "pdf.fonttype": 42, "savefig.dpi": 200, "figure.dpi": 200, "svg.hashsalt": "operant",
+}  # fmt: skip
+WIDTH, HEIGHT = 3.6, 2.6  # of a panel, inches
+
+
+def learning_curves(panels: Mapping[str, Sequence[tuple[str, Band]]], *, metric: str, axis: Axis, target: Mapping[str, float], note: str) -> Figure:
+    """A panel for each environment, with a line and its band for each group; where all runs of an environment have a target, it is marked."""
+    with mpl.rc_context(STYLE):
+        figure, places = _panels(len(panels))
+        names = list(dict.fromkeys(label for lines in panels.values() for label, _ in lines))
+        for place, (environment, lines) in zip(places, panels.items(), strict=False):
+            for label, band in lines:
+                style = _style(names.index(label))
+                place.plot(band.x, band.mean, label=label, **style)
+                if band.low is not None and band.high is not None:
+                    place.fill_between(band.x, band.low, band.high, color=style["color"], alpha=0.2, linewidth=0)
+            if environment in target:
+                place.axhline(target[environment], color="#7F7F7F", linewidth=0.8, linestyle=(0, (1, 3)))
+            place.set_title(environment)
+            place.set_xlabel("environment steps" if axis == "steps" else "seconds of training")
+            place.set_ylabel(metric)
+            place.xaxis.set_major_formatter(EngFormatter(sep="") if axis == "steps" else EngFormatter(unit="s", sep=" "))
+            place.xaxis.set_major_locator(MaxNLocator(5))
+        _finish(figure, places, note)
+    return figure
+
+
+def profiles(lines: Sequence[tuple[str, tuple[Floats, Floats | None, Floats | None]]], thresholds: Floats, *, score: str, note: str) -> Figure:
+    """Performance profiles: the share of runs that score more than each threshold."""
+    with mpl.rc_context(STYLE):
+        figure, places = _panels(1)
+        for k, (label, (value, low, high)) in enumerate(lines):
+            style = _style(k)
+            places[0].step(thresholds, value, where="post", label=label, **style)
+            if low is not None and high is not None:
+                places[0].fill_between(thresholds, low, high, step="post", color=style["color"], alpha=0.2, linewidth=0)
+        places[0].set_xlabel(f"threshold of the {score}")
+        places[0].set_ylabel("share of runs above it")
+        places[0].set_ylim(-0.02, 1.02)
+        _finish(figure, places, note)
+    return figure
+
+
+def intervals(columns: Mapping[str, Sequence[tuple[str, Any]]], *, note: str) -> Figure:
+    """Statistics with their intervals, one panel for each, one row for each group."""
+    with mpl.rc_context(STYLE):
+        rows = max(len(estimates) for estimates in columns.values())
+        figure, places = _panels(len(columns), height=0.9 + 0.32 * rows, across=len(columns))
+        for place, (title, estimates) in zip(places, columns.items(), strict=False):
+            place.use_sticky_edges = False
+            for k, (_, estimate) in enumerate(estimates):
+                colour = COLOURS[k % len(COLOURS)]
+                if estimate.low is not None:
+                    place.barh(k, estimate.high - estimate.low, left=estimate.low, height=0.5, color=colour, alpha=0.35, linewidth=0)
+                place.plot([estimate.value] * 2, [k - 0.25, k + 0.25], color=colour, linewidth=2)
+            place.set_yticks(*((range(len(estimates)), [label for label, _ in estimates]) if place is places[0] else ([],)))
+            place.set_ylim(len(estimates) - 0.4, -0.6)
+            place.grid(visible=False, axis="y")
+            place.set_title(title)
+            place.xaxis.set_major_locator(MaxNLocator(4))
+        _finish(figure, places, note, legend=False)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure; the same figure gives the same bytes. Raises OSError."""
+    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(path.suffix[1:], {})
+    with mpl.rc_context(STYLE):
+        figure.savefig(path, metadata=metadata, bbox_inches="tight", pad_inches=0.05)
+
+
+def _style(k: int) -> dict[str, Any]:
+    return {"color": COLOURS[k % len(COLOURS)], "linestyle": DASHES[k % len(DASHES)]}
+
+
+def _panels(count: int, *, height: float = HEIGHT, across: int = 3) -> tuple[Figure, list[Any]]:
+    columns = min(count, across)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(WIDTH * columns, height * rows), layout="constrained")
+    places = list(np.atleast_1d(figure.subplots(rows, columns)).flat)
+    for unused in places[count:]:
+        unused.set_axis_off()
+    return figure, places
+
+
+def _finish(figure: Figure, places: Sequence[Any], note: str, *, legend: bool = True) -> None:
+    """Legend and note: what the lines are, and how they came about."""
+    handles: dict[str, Any] = {}
+    for place in places:
+        handles |= {label: handle for handle, label in zip(*place.get_legend_handles_labels(), strict=True) if label not in handles}
+    if legend and len(handles) > 1:
+        figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=min(4, len(handles)))
+    columns = len({place.get_subplotspec().colspan.start for place in places})
+    figure.supxlabel(textwrap.fill(note, 72 * columns), fontsize=6.5, color="#555555")

@@ -1,0 +1,115 @@
+"""Which runs belong together: runs that differ in their seed alone are a group. Reads run folders; knows no figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from operant import runs
+from operant.config import resolved
+from operant.errors import NotFoundError
+from operant.runs import EVALUATION, RETURN, Columns, Run
+from operant.text import safe
+
+_NOT_COMPARED = ("run.seed", "run.name", "run.device", "run.threads")
+"""Keys in which the runs of a group may differ: they change no rule of the training."""
+
+
+class Entry(NamedTuple):
+    """A run with its records and its configuration by key."""
+
+    run: Run
+    columns: Columns
+    config: dict[str, Any]
+
+    @property
+    def environment(self) -> str:
+        """The environment's name."""
+        return runs.text_of(self.run.document, "env") or str(self.config.get("env.name", "?"))
+
+    def values(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Steps, seconds and values of the records in which a metric has a value."""
+        columns = self.columns
+        values = np.asarray(columns.metrics.get(metric, ()), np.float64)
+        has = np.isfinite(values)
+        return np.asarray(columns.step, np.float64)[: len(has)][has], np.asarray(columns.seconds)[: len(has)][has], values[has]
+
+    @property
+    def score(self) -> float:
+        """The mean return of the last evaluation; of a run without one, of the last tenth of its records. NaN where there is neither."""
+        found = self.values(EVALUATION)[2]
+        if len(found):
+            return float(found[-1])
+        steps, _, returns = self.values(RETURN)
+        return float(returns[steps >= 0.9 * steps[-1]].mean()) if len(steps) else float("nan")
+
+
+class Group(NamedTuple):
+    """Runs that differ in their seed alone, and what to call them; or the runs of one method on several environments (see `methods`)."""
+
+    label: str
+    entries: tuple[Entry, ...]
+    method: str  # the label without the environment
+
+
+def usable(found: Sequence[Run]) -> list[Entry]:
+    """The runs with their records, each once. Raises NotFoundError for one that has none."""
+    entries = []
+    for run in {run.path: run for run in found}.values():
+        columns = runs.columns(run)
+        if not len(columns.n):
+            raise NotFoundError(f"{safe(run.id)} has no records: there is nothing to draw or to compare")
+        entries.append(Entry(run, columns, resolved.flat(resolved.tables(run))))
+    return entries
+
+
+def groups(entries: Sequence[Entry]) -> list[Group]:
+    """The groups of some runs, in the order in which they were named first."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        rules = {key: value for key, value in entry.config.items() if key not in _NOT_COMPARED}
+        key = json.dumps(rules, sort_keys=True, default=str) if rules else entry.run.id
+        found.setdefault(key, []).append(entry)
+    named = _labels([members[0] for members in found.values()])
+    return [Group(label, tuple(members), method) for (label, method), members in zip(named, found.values(), strict=True)]
+
+
+def methods(found: Sequence[Group]) -> list[Group]:
+    """The groups joined over environments: those of one algorithm, and of one set of the values that tell groups apart."""
+    joined: dict[str, list[Entry]] = {}
+    for group in found:
+        joined.setdefault(group.method, []).extend(group.entries)
+    return [Group(method, tuple(entries), method) for method, entries in joined.items()]
+
+
+def differences(found: Sequence[Group]) -> dict[str, list[Any]]:
+    """The keys in which groups differ, each with its value in every group; None where a group lacks it."""
+    configs = [group.entries[0].config for group in found]
+    keys = sorted({key for config in configs for key in config if key not in _NOT_COMPARED})
+    values = {key: [config.get(key) for config in configs] for key in keys}
+    return {key: row for key, row in values.items() if any(value != row[0] for value in row)}
+
+
+def _labels(firsts: Sequence[Entry]) -> list[tuple[str, str]]:
+    """What tells groups apart, in few words, with the environment and without: algorithm, and where that is not enough the keys that differ."""
+    algorithms = [str(entry.config.get("algo.name") or runs.text_of(entry.run.document, "algo") or "?") for entry in firsts]
+    kinds = [(algorithm, entry.environment) for algorithm, entry in zip(algorithms, firsts, strict=True)]
+    several = len({environment for _, environment in kinds}) > 1
+    found: list[tuple[str, str]] = []
+    for (algorithm, environment), entry in zip(kinds, firsts, strict=True):
+        alike = [other.config for other, kind in zip(firsts, kinds, strict=True) if kind == (algorithm, environment)]
+        keys = [key for key in sorted(entry.config) if key not in _NOT_COMPARED and any(config.get(key) != entry.config[key] for config in alike)]
+        words = [f"{key.rpartition('.')[2]}={_short(entry.config[key])}" for key in keys[:3]]
+        found.append((safe(" ".join([algorithm, *([environment] if several else []), *words]), 60), safe(" ".join([algorithm, *words]), 60)))
+    labels = [label for label, _ in found]
+    return [
+        (label, method) if labels.count(label) == 1 else (f"{label} ({safe(entry.run.id)})", f"{method} ({safe(entry.run.id)})")
+        for (label, method), entry in zip(found, firsts, strict=True)
+    ]
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

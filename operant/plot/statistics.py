@@ -1,0 +1,75 @@
+"""Statistics of few runs, after Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice". Pure; knows no run.
+
+Scores of a group are one array for each task (an environment), of one number for each run. Intervals are 95 % percentile intervals of a stratified bootstrap:
+runs are drawn with replacement within each task, by scipy.stats.bootstrap, which draws each of several samples by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Floats = NDArray[np.float64]
+RESAMPLES = 2000
+
+
+class Estimate(NamedTuple):
+    """A statistic with its interval; None for both ends where a task has a single run."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def interquartile_mean(tasks: Sequence[Floats]) -> Estimate:
+    """The mean of the middle half of all scores: the lowest and the highest quarter, rounded down to whole runs, are left out."""
+    return _estimated(list(tasks), lambda *rows, axis: stats.trim_mean(np.concatenate(rows, axis=axis), 0.25, axis=axis))
+
+
+def mean(tasks: Sequence[Floats]) -> Estimate:
+    """The mean of all scores."""
+    return _estimated(list(tasks), lambda *rows, axis: np.mean(np.concatenate(rows, axis=axis), axis=axis))
+
+
+def probability_of_improvement(tasks: Sequence[Floats], others: Sequence[Floats]) -> Estimate:
+    """How probably a run of the first group scores higher than one of the second on the same task, a draw counting half; the mean over tasks."""
+    count = len(tasks)
+
+    def statistic(*rows: Floats, axis: int) -> Floats:
+        parts = []
+        for mine, other in zip(rows[:count], rows[count:], strict=True):
+            difference = np.expand_dims(mine, -1) - np.expand_dims(other, -2)  # (..., R, R')
+            parts.append(((difference > 0) + 0.5 * (difference == 0)).mean(axis=(-2, -1)))
+        return np.mean(parts, axis=0)
+
+    return _estimated([*tasks, *others], statistic)
+
+
+def performance_profile(tasks: Sequence[Floats], thresholds: Floats) -> tuple[Floats, Floats | None, Floats | None]:
+    """The share of runs that score more than each of T thresholds, averaged over tasks, and the ends of its interval; (T) each."""
+
+    def statistic(*rows: Floats, axis: int) -> Floats:
+        shares = [(np.expand_dims(row, 0) > thresholds.reshape(-1, *[1] * row.ndim)).mean(axis=-1) for row in rows]  # (T, ...)
+        return np.mean(shares, axis=0)
+
+    value = statistic(*tasks, axis=-1)
+    if min(map(len, tasks)) < 2:
+        return value, None, None
+    generator = np.random.default_rng(0)
+    drawn = [row[generator.integers(0, len(row), (RESAMPLES, len(row)))] for row in tasks]
+    low, high = np.percentile(statistic(*drawn, axis=-1), [2.5, 97.5], axis=-1)
+    return value, low, high
+
+
+def _estimated(samples: list[Floats], statistic: Callable[..., Floats]) -> Estimate:
+    value = float(statistic(*samples, axis=-1))
+    if min(map(len, samples)) < 2:
+        return Estimate(value, None, None)
+    if all(np.ptp(sample) == 0.0 for sample in samples):  # scipy would warn that there is no variance, which here is an answer
+        return Estimate(value, value, value)
+    found = stats.bootstrap(samples, statistic, n_resamples=RESAMPLES, vectorized=True, method="percentile", rng=np.random.default_rng(0))
+    return Estimate(value, float(found.confidence_interval.low), float(found.confidence_interval.high))

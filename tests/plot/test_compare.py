@@ -1,0 +1,152 @@
+"""What `compare` says and `plot` draws of runs whose numbers are known."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from made_runs import made
+
+from operant import plot
+from operant import runs as folders
+
+stats = pytest.importorskip("scipy.stats")
+
+NAN = math.nan
+
+
+def learner(root, algorithm, seed, *, top, environment="cartpole", end=100_000, **document):
+    """A run that learns towards `top` plus its seed, evaluated every tenth record."""
+    rows = []
+    for k in range(1, 101):
+        level = (top + seed) * (1 - math.exp(-k / 20))
+        noise = math.sin(12.9898 * (k + 100 * seed))
+        rows.append((end * k // 100, (level + 20 * noise, 1.0, level if k % 10 == 0 else NAN, 0.5)))
+    config = f'[env]\nname = "{environment}"\n[algo]\nname = "{algorithm}"\ngamma = 0.99\n[run]\nseed = {seed}\nname = "x{seed}"\n'
+    return made(root, f"{environment}-{algorithm}-{seed}", rows, config=config, algo=algorithm, env=environment, seed=seed, **document)
+
+
+@pytest.fixture
+def three(here, tmp_path):
+    """Five seeds of three algorithms on one environment."""
+    tops = {"ppo": 480, "sac": 470, "pqn": 300}
+    return [learner(tmp_path / "runs", algorithm, seed, top=top, target=475.0) for algorithm, top in tops.items() for seed in range(1, 6)]
+
+
+def last(top, seed):
+    return (top + seed) * (1 - math.exp(-5))
+
+
+def test_compare_says_what_an_independent_computation_does(three, here):
+    done = here("compare", *(run.id for run in three), "--json")
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert [(row["group"], len(row["runs"])) for row in document["groups"]] == [("ppo", 5), ("sac", 5), ("pqn", 5)]
+    for row, top in zip(document["groups"], (480, 470, 300), strict=True):
+        scores = [last(top, seed) for seed in range(1, 6)]
+        assert row["scores"] == pytest.approx(scores)
+        # The middle half of five: one of each end is left out. And as scipy has it.
+        assert row["iqm"]["value"] == pytest.approx(sum(sorted(scores)[1:4]) / 3) == pytest.approx(stats.trim_mean(scores, 0.25))
+        assert min(scores) <= row["iqm"]["low"] < row["iqm"]["value"] < row["iqm"]["high"] <= max(scores)
+        assert row["steps"] == 100_000 and row["seconds"] >= 0.5
+    better = {(row["group"], row["over"]): row["value"] for row in document["improvement"]}
+    assert better == {("ppo", "sac"): 1.0, ("ppo", "pqn"): 1.0, ("sac", "pqn"): 1.0}
+    assert document["differences"] == {"algo.name": ["ppo", "sac", "pqn"]}
+
+
+def test_compare_shows_it_in_the_terminal(three, here):
+    done = here("compare", *(run.id for run in three[:7]))
+    lines = done.out.splitlines()
+    assert re.match(r"ppo +cartpole +5 +479\.7 +478\.\d to 481\.\d", lines[1]) and re.match(r"sac +cartpole +2 +46\d", lines[2]), done.out
+    assert lines[1].rstrip()[-1] == "█" and "▁" in lines[1]
+    assert "probability that a run scores higher" in lines and any(re.match(r"ppo than sac +1.00", line) for line in lines)
+    assert any(re.match(r"algo\.name +ppo +sac", line) for line in lines)
+
+
+def test_a_draw_counts_half_and_tasks_are_averaged():
+    from operant.plot import statistics
+
+    found = statistics.probability_of_improvement([np.array([1.0, 2.0, 3.0]), np.array([0.0, 0.0])], [np.array([2.0, 2.0]), np.array([1.0, 0.0])])
+    assert found.value == pytest.approx(((0 + 0 + 0.5 + 0.5 + 1 + 1) / 6 + (0 + 0.5 + 0 + 0.5) / 4) / 2)
+    assert 0 <= found.low <= found.value <= found.high <= 1
+    alone = statistics.interquartile_mean([np.array([3.0])])
+    assert alone == (3.0, None, None)
+    value, low, high = statistics.performance_profile([np.array([1.0, 2.0, 4.0, 4.0])], np.array([0.0, 1.0, 3.0, 5.0]))
+    assert value.tolist() == [1.0, 0.75, 0.5, 0.0] and (low <= value).all() and (value <= high).all()
+
+
+def test_the_bootstrap_draws_within_each_task():
+    """Two tasks of different scale: were runs drawn across tasks, the interval would span the scales."""
+    from operant.plot import statistics
+
+    found = statistics.mean([np.array([0.0, 1.0, 2.0]), np.array([100.0, 101.0, 102.0])])
+    assert found.value == 51.0 and found.low >= 50.0 and found.high <= 52.0
+
+
+def test_runs_that_differ_in_their_seed_alone_are_a_group(here, tmp_path):
+    root = tmp_path / "runs"
+    found = [
+        learner(root, "ppo", 1, top=10),
+        learner(root, "ppo", 2, top=10),
+        learner(root, "sac", 1, top=10),
+        learner(root, "ppo", 1, top=9, environment="go"),
+    ]
+    made_groups = plot.groups(plot.usable(found))
+    assert [(group.label, [entry.run.id for entry in group.entries]) for group in made_groups] == [
+        ("ppo cartpole", ["cartpole-ppo-1", "cartpole-ppo-2"]), ("sac cartpole", ["cartpole-sac-1"]), ("ppo go", ["go-ppo-1"]),
+    ]  # fmt: skip
+    (found[1].path / "config.toml").write_text((found[1].path / "config.toml").read_text().replace("0.99", "0.9"))
+    made_groups = plot.groups(plot.usable(found[:2]))
+    assert [group.label for group in made_groups] == ["ppo gamma=0.99", "ppo gamma=0.9"]
+    assert plot.differences(made_groups) == {"algo.gamma": [0.99, 0.9]}
+
+
+def test_methods_are_compared_over_environments(here, tmp_path):
+    """Scores of each environment from 0, the lowest, to 1, the highest; drawn within each environment."""
+    for environment, scale in (("cartpole", 100), ("go", 1)):
+        for algorithm, top in (("ppo", 4), ("pqn", 2)):
+            for seed in (0, 1):
+                learner(tmp_path / "runs", algorithm, seed * scale, top=top * scale, environment=environment)
+    document = json.loads(here("compare", *sorted(path.name for path in (tmp_path / "runs").iterdir()), "--json").out)
+    overall = {row["method"]: row for row in document["overall"]}
+    assert {name: (row["envs"], row["runs"]) for name, row in overall.items()} == {name: (["cartpole", "go"], 4) for name in ("ppo", "pqn")}
+    assert overall["ppo"]["mean"]["value"] == pytest.approx((2 + 3) / 2 / 3) and overall["pqn"]["mean"]["value"] == pytest.approx((0 + 1) / 2 / 3)
+    assert [(row["group"], row["over"], row["value"]) for row in document["overall_improvement"]] == [("ppo", "pqn", 1.0)]
+
+
+def test_smoothing_is_the_mean_of_a_window():
+    x, values = np.arange(1.0, 101.0), np.arange(1.0, 101.0)
+    places = plot.grid([(1.0, 100.0)])
+    assert plot.curve(x, values, places, 0.0) == pytest.approx(places)
+    smoothed = plot.curve(x, values, places, 0.1)
+    assert smoothed[-1] == pytest.approx(np.mean([value for value in values if value > 100 - 9.9]))
+
+
+@pytest.mark.parametrize(
+    ("ending", "words"), [("png", ()), ("svg", ("--x", "seconds", "--metric", "return", "--smooth", "0.1")), ("pdf", ("--kind", "profile"))]
+)
+def test_plot_draws_a_file(three, here, tmp_path, ending, words):
+    pytest.importorskip("matplotlib")
+    done = here("plot", *(run.id for run in three), "--out", f"a.{ending}", *words)
+    assert done.code == 0 and done.out == f"a.{ending}  15 runs in 3 groups\n", done.err
+    data = (tmp_path / f"a.{ending}").read_bytes()
+    assert data.startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending])
+    if ending == "svg":
+        drawn = data.decode()
+        assert "ppo (5 seeds)" in drawn and "mean of a window of 10 % of the x axis" in drawn and "95 % bootstrap interval" in drawn
+    assert here("plot", three[0].id, "--out", f"a.{ending}").code == 2
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_what_cannot_be_compared_is_one_sentence(three, here, tmp_path):
+    empty = folders.create(tmp_path / "runs", "empty", "x", {})
+    done = here("compare", empty.id, three[0].id)
+    assert done.code == 3 and "empty has no records: there is nothing to draw or to compare" in done.err
+    assert here("compare").code == 2 and here("compare", "nothing").code == 3
+    assert here("plot", three[0].id, "--out", "a.gif").code == 2
+    done = here("plot", three[0].id, "--out", "b.svg", "--metric", "retrun")
+    assert done.code == 2 and "has no curve of 'retrun'; it has return, loss, eval/return, seconds/update" in done.err
+    assert here("plot", three[0].id, "--out", "b.svg", "--smooth", "7").code == 2
