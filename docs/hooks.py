@@ -2,8 +2,8 @@
 
 Generated pages: one for each environment, from its docstring and declaration; the commands, from the command line's own help; the configuration, from its
 sections; the Python interface, from docstrings. In a written page `{{ keys NAME }}` is the table of a section's keys ("run", "net", "ppo" ...),
-`{{ docstring MODULE }}` and `{{ file PATH }}` are what they say, and `{{ faults }}` is the table of tests/FAULTS.md without its column of tests. Knows nothing
-of how a page looks.
+`{{ docstring MODULE }}`, `{{ file PATH }}` and `{{ monitor_keys }}` are what they say, and `{{ faults }}` is the table of tests/FAULTS.md without its column of
+tests. Knows nothing of how a page looks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from mkdocs.structure.files import File, Files
 from numba.core.dispatcher import Dispatcher
 from typer.main import get_command
 
+from monitor.screen.keys import KEYS
 from operant import algos, envs
 from operant.cli import program
 from operant.config import recipes, sections
 from operant.envs import Box, Discrete, Env
 from operant.nn import mlp
+from operant.sweep import plan
 
 HOME = Path(__file__).resolve().parent.parent
 
@@ -49,8 +51,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in the tables that a written page asks for."""
-    fillers = {"keys": keys, "docstring": docstring, "file": file, "faults": lambda _: faults()}
-    return re.sub(r"(?m)^\{\{ (\w+) ?(\S*) \}\}$", lambda found: fillers[found[1]](found[2]), markdown)
+    fillers = {"keys": keys, "docstring": docstring, "file": file, "faults": faults, "monitor_keys": monitor_keys}
+    return re.sub(r"(?m)^\{\{ (\w+) ?(\S*) \}\}$", lambda found: fillers[found[1]](*found[2].split()), markdown)
 
 
 def docstring(module: str) -> str:
@@ -81,12 +83,21 @@ def section(name: str) -> Any:
     """The model of a section of the configuration: one of the file's, or an algorithm's by its name."""
     if name in algos.names():
         return algos.load(name).Config
-    return {**sections.MODELS, "net": mlp.Config}[name]
+    return {**sections.MODELS, "net": mlp.Config, "sweep": plan.Settings}[name]
 
 
 def keys(name: str) -> str:
-    """The keys of a section: default, what is allowed, what it does."""
-    model, prefix = section(name), "algo" if name in algos.names() else name
+    """The keys of a section."""
+    return table_of(section(name), "algo" if name in algos.names() else name)
+
+
+def monitor_keys() -> str:
+    """The keys of the monitor's screen."""
+    return table(("key", "", ""), [(f"`{key.shown or key.keys}`", key.words, key.group) for key in KEYS])
+
+
+def table_of(model: Any, prefix: str) -> str:
+    """A model's keys: default, what is allowed, what it does."""
     properties = model.model_json_schema()["properties"]
     rows: list[tuple[object, ...]] = [
         (f"`{prefix}.{key}`", f"`{default(field)}`", allowed(properties[key]), field.description or "") for key, field in model.model_fields.items()

@@ -24,15 +24,15 @@ PAGES = sorted((HOME / "docs" / "pages").glob("**/*.md"))
 pytestmark = pytest.mark.skipif(not PAGES, reason="needs a checkout")
 
 
-def blocks(page, language):
-    """A page's code in a language, and whether a comment before it says that it is to be run."""
-    found = re.findall(rf"(<!-- run -->\n)?^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return [(code, bool(run)) for run, code in found]
+def blocks(page, language=r"\w+"):
+    """A page's code (in a language) in its order: what the comment above it says, its language and itself."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"(?:<!-- (run|file \S+) -->\n)?^```({language})\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def commands(page):
     """Each command of Operant's that a page shows, in words; in running text RUN and FILE stand for something."""
-    fenced = [line for code, _ in blocks(page, "sh") for line in code.splitlines()]
+    fenced = [line for _, _, code in blocks(page, "sh") for line in code.splitlines()]
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return [shlex.split(line, comments=True)[1:] for line in (*fenced, *re.findall(r"`([^`\n]+)`", text)) if line.startswith("operant ")]
 
@@ -59,21 +59,21 @@ def test_every_command_is_one(page):
 def test_keys_in_commands_are_keys():
     for page in PAGES:
         for words in commands(page):
-            pairs = [word for word in words if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+=\S+", word) and ".py" not in word and "…" not in word]
+            pairs = [word for word in words if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+=\S+", word) and "…" not in word]
             name = next((word for word in words[1:2] if word in envs.names()), None)
-            if pairs:
+            if pairs and not any(".py" in word for word in words):  # keys of a file of one's own may be others
                 load(None, [*([f"env.name={name}"] if name else []), *pairs])  # raises what is wrong with them
 
 
 def test_configurations_and_programs_are_sound(tmp_path):
     count = 0
     for page in PAGES:
-        for k, (code, _) in enumerate(blocks(page, "toml")):
+        for k, (_, _, code) in enumerate(blocks(page, "toml")):
             path = tmp_path / f"{page.stem}{k}.toml"
             path.write_text(code)
             load(path)
             count += 1
-        for code, _ in blocks(page, "python"):
+        for _, _, code in blocks(page, "python"):
             compile(code, page.name, "exec")
             count += 1
     assert count >= 3
@@ -117,21 +117,30 @@ def test_it_builds_and_every_link_leads_somewhere(tmp_path):
 NEEDS_A_PERSON = ("operant play", "--render term", "pip install", "-m venv", ".venv/bin")
 
 
+def run(words, folder):
+    """Run a command of a page in a folder."""
+    environment = {**os.environ, "OPERANT_RUNS": str(folder / "runs"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600)
+    assert done.returncode == 0 or (done.returncode == 4 and "doctor" in words), f"{words}\n{done.stdout}\n{done.stderr}"
+
+
 @pytest.mark.soak
 def test_the_start_page_can_be_walked(tmp_path):
-    """Each command of the start page in its order, and the programs that are marked to run."""
-    environment = {**os.environ, "OPERANT_RUNS": str(tmp_path / "runs"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for code, _ in blocks(HOME / "docs" / "pages" / "index.md", "sh"):
+    """Each command of the start page in its order."""
+    for _, _, code in blocks(HOME / "docs" / "pages" / "index.md", "sh"):
         for line in code.splitlines():
             if not any(words in line for words in NEEDS_A_PERSON):
-                done = subprocess.run(line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600)
-                assert done.returncode == 0 or (done.returncode == 4 and "doctor" in line), f"{line}\n{done.stdout}\n{done.stderr}"
+                run(shlex.split(line), tmp_path)
     assert (tmp_path / "agent.png").is_file()
 
 
 @pytest.mark.soak
-def test_programs_run(tmp_path):
-    found = [code for page in PAGES for code, run in blocks(page, "python") if run]
-    assert len(found) >= 2
-    for code in found:
-        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=600)
+@pytest.mark.parametrize("page", [page for page in PAGES if any(mark == "run" for mark, _, _ in blocks(page))], ids=lambda page: page.stem)
+def test_what_is_marked_runs(page, tmp_path):
+    """Files are written, programs and commands run."""
+    for mark, language, code in blocks(page):
+        if mark.startswith("file "):
+            (tmp_path / mark.split()[1]).write_text(code)
+        elif mark == "run":
+            for words in [[sys.executable, "-c", code]] if language == "python" else [shlex.split(line) for line in code.splitlines()]:
+                run(words, tmp_path)
