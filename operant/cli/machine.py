@@ -40,7 +40,7 @@ app.add_typer(config_app, name="config")
 _MOST_NAMED = 8  # actions, in a table
 
 EnvironmentFile = Annotated[
-    str, typer.Argument(metavar="FILE.py", help="a file that exports ENV, or a shipped environment's name", autocompletion=completion.environments)
+    str, typer.Argument(metavar="FILE.py", help="a file that exports ENV, a shipped name, or gymnasium:ID", autocompletion=completion.environments)
 ]
 
 
@@ -78,6 +78,7 @@ def list_envs(as_json: JsonOption = False) -> None:
     cells = [(*(str(row[head]) if row[head] is not None else "-" for head in heads), _named(row["actions"])) for row in rows]
     print_table((*heads, "actions"), cells)
     say("their constants, for env.params.NAME=value, and the least and greatest value of each: operant envs --json")
+    say("outside ones train, too: --env gymnasium:LunarLander-v3, ale:pong, my_envs.py:make (a function that returns a gymnasium.Env)")
 
 
 def _named(actions: list[str]) -> str:
@@ -98,10 +99,19 @@ def _space(space: Any) -> str:
 def check(file: EnvironmentFile, as_json: JsonOption = False) -> None:
     """Check that an environment follows the contract."""
     from operant import envs
-    from operant.tools.check import check as examine
+    from operant.host import names
 
+    examine: Callable[..., Iterator[Finding]]
     try:
-        env = envs.find(file)
+        if names.kind_of(file) is not None:
+            from operant.config import load as configuration
+            from operant.tools.check_outside import check as examine
+
+            env = configuration.load(None, [f"env.name={file}"]).environment
+        else:
+            from operant.tools.check import check as examine
+
+            env = envs.find(file)
     except KeyError:
         raise UsageError(f"unknown environment {file!r}: name a file ending in .py, or one of {', '.join(envs.names())}") from None
     except OperantError as error:

@@ -28,7 +28,7 @@ from operant.host.worker import DONE, LENGTH, LETTERS, receive
 _PROGRAM = "import sys; sys.path[0] = sys.argv[1]; from operant.host.worker import main; main(*map(int, sys.argv[2:]))"
 _HOME = str(Path(__file__).resolve().parents[2])
 _MAKING_S = 300.0  # for all environments of a process to be made, at least
-_QUIET = {"PYGAME_HIDE_SUPPORT_PROMPT": "1", "SDL_VIDEODRIVER": "dummy", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class _Worker(NamedTuple):
@@ -146,7 +146,7 @@ def _started(memory_fd: int, own: Sequence[range]) -> _Worker:
     here, there = socket.socketpair()
     command = [sys.executable, "-c", _PROGRAM, _HOME, str(there.fileno()), str(memory_fd), str(os.getpid())]
     with there:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(there.fileno(), memory_fd), env={**_QUIET, **os.environ})
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=(there.fileno(), memory_fd), env={**_ALONE, **os.environ})
     return _Worker(process, here, tuple(lane for lanes in own for lane in lanes))
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,6 +72,8 @@ def make(source: Source, *, draws: bool = False) -> Any:
     except ImportError:
         what = f"{source.kind}:{source.name}" if source.kind != "file" else source.name
         raise SourceError(f"{what} needs Gymnasium 1.2 or later, which is not installed: {install_command('gymnasium')}", missing=True) from None
+    for variable, value in _without_screen().items():
+        os.environ.setdefault(variable, value)
     kwargs = dict(source.kwargs)
     if source.kind == "file":
         return _from_file(source, kwargs, draws)
@@ -87,6 +91,12 @@ def make(source: Source, *, draws: bool = False) -> Any:
         raise SourceError(f"Gymnasium has no environment {name!r}: {_line(error)}") from None
     except Exception as error:
         raise SourceError(f"{source.kind}:{name} could not be made: {type(error).__name__}: {_line(error)}") from error
+
+
+def _without_screen() -> dict[str, str]:
+    """What lets environments draw where there is no screen, and say less."""
+    found = {"PYGAME_HIDE_SUPPORT_PROMPT": "1", "SDL_VIDEODRIVER": "dummy", "XDG_RUNTIME_DIR": tempfile.gettempdir()}
+    return found if "DISPLAY" in os.environ else {**found, "MUJOCO_GL": "egl"}
 
 
 def _line(error: Exception) -> str:

@@ -22,6 +22,9 @@ LANES_A_THREAD = 512
 """On a CPU: from about there on more lanes learn little faster, and each iteration only takes longer. On two cores, of the rate at 1,024 lanes: 0.4 at 128,
 0.7 at 256, 0.9 at 512, 1.1 at 2,048."""
 
+LANES_A_PROCESS, MOST_HOST_LANES = 32, 1024
+"""Of an outside environment: each lane has an environment of its own, and one process steps its lanes one after the other, so more are no faster."""
+
 FEWEST_ITERATIONS = 100
 """A run of `run.steps` is left so many: more lanes would learn less often, and from the same number of steps learn less."""
 
@@ -56,6 +59,8 @@ def resolved(config: Config, device: torch.device, *, report: Callable[[str], No
 def _candidates(config: Config, device: torch.device, useful: int) -> Iterator[int]:
     """The numbers to try, the largest first: none above `useful`, unless the algorithm can divide no other."""
     most = AUTO_LANES if device.type == "cuda" else min(AUTO_LANES, LANES_A_THREAD * torch.get_num_threads())
+    if (hosting := getattr(config.environment, "hosting", None)) is not None:
+        most = min(MOST_HOST_LANES, LANES_A_PROCESS * max(1, hosting.processes))
     allowed = [lanes for lanes in LANES_TRIED if not config.problems(lanes)]
     yield from reversed([lanes for lanes in allowed if lanes <= min(most, useful)] or allowed[:1])
 

@@ -1,0 +1,145 @@
+"""Checks an outside environment: what `operant check gymnasium:ID` runs. Knows no policy and no algorithm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from operant.envs import Box
+from operant.envs.outside import HostEnv
+from operant.errors import EnvironmentFailedError
+from operant.text import count
+from operant.worlds import HostWorld, Slot
+from operant.worlds.bounds import rollout_actions
+from operant.worlds.quick_check import Finding, muted
+
+LANES = 4
+TIMED_S = 2.0
+_SLACK = 1e-5  # of a bound, for a float64 that became a float32
+
+
+class _Seen(NamedTuple):
+    """What a rollout showed."""
+
+    rows: np.ndarray  # (T + 1, O, N)
+    outcomes: np.ndarray  # (T, 3, N): reward, terminated, truncated
+    legal_share: float
+    episodes: float
+    length: float
+    mean_return: float
+
+
+def check(env: HostEnv, *, steps: int = 500, report: Callable[[str], None] = lambda name: None) -> Iterator[Finding]:
+    """Every check in order, each as soon as it is done. Raises nothing for an author's mistakes, but ends at the first that nothing can follow."""
+    shown = "x".join(map(str, env.observation.shape)) if env.observation.shape else f"{env.observation.size} numbers"
+    parts = ", ".join(field.name for field in env.observed[:8]) + (" ..." if len(env.observed) > 8 else "")
+    yield Finding("spaces", True, f"observes {shown} of {env.observation.dtype} ({parts}); {_action(env)}")
+    alone = replace(env, hosting=env.hosting._replace(processes=0))
+    report("runs")
+    try:
+        with muted():
+            one, other = _rollout(alone, steps, 1), _rollout(alone, steps, 1)
+    except EnvironmentFailedError as error:
+        line = next((line.strip() for line in reversed(error.detail.splitlines()) if line.strip().startswith("File")), "")
+        yield Finding("runs", False, f"{error}{f' ({line})' if line else ''}")
+        return
+    over = f"{steps:,} steps of {LANES} lanes"
+    yield Finding("runs", True, f"random actions, finite numbers, {over}")
+    same = np.array_equal(one.rows, other.rows) and np.array_equal(one.outcomes, other.outcomes)
+    unlike = "the same seed gave other numbers: runs with it cannot be repeated (are all random numbers drawn from self.np_random?)"
+    yield Finding("repeatable", True, f"the same seed gives the same numbers over {over}" if same else unlike, warning=not same)
+    yield _bounds(env, one)
+    if env.mask_size:
+        yield Finding("legal actions", one.legal_share > 0, f"by action_mask, {one.legal_share:.0%} of actions")
+    limit = "no time limit" if env.time_limit is None else f"time limit {env.time_limit:,}"
+    ended = f"{one.episodes:,.0f} ended, mean length {one.length:.1f}, mean return {one.mean_return:.4g}" if one.episodes else "none ended"
+    endless = not one.episodes and env.time_limit is None
+    yield Finding("episodes end", True, f"{ended} in {over} ({limit}){': set env.time_limit' if endless else ''}", warning=endless)
+    if env.draws:
+        report("picture")
+        yield _picture(alone)
+    report("speed")
+    yield _speed(env)
+
+
+def _action(env: HostEnv) -> str:
+    if isinstance(env.action, Box):
+        return f"takes {env.action.size} numbers within their bounds"
+    return f"takes {'x'.join(map(str, env.action.n)) if isinstance(env.action.n, tuple) else env.action.n} actions"
+
+
+def _rollout(env: HostEnv, steps: int, seed: int) -> _Seen:
+    """Random actions, half of them extreme; those that a mask allows."""
+    world, generator = HostWorld(env, LANES, seed=seed), np.random.default_rng(seed)
+    slot = world.slot()
+    world.reset(slot)
+    rows, outcomes, legal = [slot.observation.numpy().copy()], [], 0.0
+    for t in range(steps):
+        _act(env, slot, generator, t)
+        world.step(slot)
+        rows.append(slot.observation.numpy().copy())
+        outcomes.append(np.stack([slot.reward.numpy(), slot.terminated.numpy(), slot.truncated.numpy()]).copy())
+        legal += float(slot.legal.float().mean()) if slot.legal is not None else 1.0
+    world.advance(steps)
+    episodes, length, total = world.episode_sums(slot).tolist()
+    world.close()
+    return _Seen(np.stack(rows), np.stack(outcomes), legal / steps, episodes, length / max(episodes, 1), total / max(episodes, 1))
+
+
+def _act(env: HostEnv, slot: Slot, generator: np.random.Generator, t: int) -> None:
+    lanes = slot.reward.shape[0]
+    if slot.legal is None:
+        slot.action.copy_(rollout_actions(env, generator, t, lanes))
+    else:  # the environment may not survive any other
+        sizes = [env.action.n] if isinstance(env.action.n, int) else list(env.action.n)  # type: ignore[union-attr]
+        blocks = np.split(generator.random(tuple(slot.legal.shape)) * slot.legal.numpy(), np.cumsum(sizes)[:-1])
+        slot.action.copy_(torch.from_numpy(np.stack([block.argmax(axis=0) for block in blocks]).astype(np.int32)))
+
+
+def _bounds(env: HostEnv, seen: _Seen) -> Finding:
+    low, high = (np.asarray(bound, np.float64)[None, :, None] for bound in env.observation.bounds())
+    slack = _SLACK * np.maximum(1.0, np.maximum(np.where(np.isfinite(low), abs(low), 0), np.where(np.isfinite(high), abs(high), 0)))
+    outside = (seen.rows < low - slack) | (seen.rows > high + slack)
+    if not outside.any():
+        return Finding("within bounds", True, "observations lie within the declared ones")
+    t, column, lane = np.argwhere(outside)[0]
+    name = next((field.name for field in env.observed if field.start <= column < field.stop), "observation")
+    bounds = f"{low[0, column, 0]:g} to {high[0, column, 0]:g}"
+    return Finding("within bounds", True, f"{name} was {seen.rows[t, column, lane]:g} at step {t}, outside the declared {bounds}", warning=True)
+
+
+def _picture(env: HostEnv) -> Finding:
+    try:
+        world = HostWorld(env, 1, seed=1, draws=True)
+        slot = world.slot()
+        with muted():
+            world.reset(slot)
+            shown = world.pictures(32)
+    except EnvironmentFailedError as error:
+        return Finding("picture", False, str(error))
+    plain = int(shown.min()) == int(shown.max())
+    return Finding("picture", True, "`render` returned one colour alone" if plain else "`render` gives an rgb_array", warning=plain)
+
+
+def _speed(env: HostEnv) -> Finding:
+    """Steps a second with random actions, in one process and with as many as training takes."""
+    parts = []
+    for processes in dict.fromkeys((0, env.hosting.processes)):
+        lanes = 16 * max(processes, 1)
+        world, generator = HostWorld(replace(env, hosting=env.hosting._replace(processes=processes)), lanes, seed=1), np.random.default_rng(1)
+        slot = world.slot()
+        with muted():
+            world.reset(slot)
+            began, taken = time.perf_counter(), 0
+            while (spent := time.perf_counter() - began) < TIMED_S:
+                _act(env, slot, generator, taken)
+                world.step(slot)
+                taken += 1
+        world.close()
+        parts.append(f"{count(taken * lanes / spent)} steps/s {f'by {processes} processes' if processes else 'in one process'}")
+    return Finding("speed", True, "; ".join(parts))
