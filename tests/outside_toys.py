@@ -70,3 +70,18 @@ class Pictures(Toy):
 
 def pictures():
     return Pictures()
+
+
+def failing():
+    """Fails at the 40th step of the process, until there is a file `mended`."""
+
+    class Failing(Toy):
+        taken = 0
+
+        def step(self, action):
+            Failing.taken += 1
+            if Failing.taken == 40 and not os.path.exists("mended"):
+                raise RuntimeError("out of order")
+            return super().step(action)
+
+    return Failing()

@@ -47,7 +47,7 @@ class Run(Section, use_attribute_docstrings=True):
     steps: Count = Field(2_000_000, gt=0, lt=2**62)
     """Environment steps of the run, summed over all lanes; rounded up to whole iterations."""
     target: Real | None = None
-    """Stop once an evaluation's mean return reaches this and 1,024 to 16,384 fresh episodes confirm it; not set: train for all steps."""
+    """Stop once an evaluation's mean return reaches this and 1,024 to 16,384 fresh ones (outside: an eighth) confirm it; not set: train for all steps."""
     record_hz: Real = Field(50.0, ge=0.1, le=1000)
     """Maximum rate of records in the metrics file, per second."""
     name: RunName | None = None
@@ -67,10 +67,12 @@ class Environment(Section, use_attribute_docstrings=True):
     """Observe images of this many pixels a side, drawn by the environment; not set: its own observation."""
     flicker: float = Field(0.0, ge=0.0, le=1.0)
     """Probability that an observation is blank (all zeros, a black picture): a task for a memory."""
+    device: Literal["auto", "cpu"] = "auto"
+    """Where the lanes are stepped; "auto": on the device that learns; cpu: by the CPU's threads, though a GPU learns."""
     threads: Annotated[Count, Field(ge=0, le=1024)] | Literal["auto"] = "auto"
     """Of an outside environment: worker processes; "auto": one per core; 0: none, the trainer steps the lanes itself, for a debugger."""
     buffers: Count = Field(2, ge=1, le=64)
-    """Of an outside environment: parts of the lanes, of which one is stepped while another's numbers are copied."""
+    """Of lanes that are stepped on the host: parts, of which one is stepped while another's numbers are copied."""
     timeout_s: Real = Field(60.0, gt=0, le=86_400)
     """Of an outside environment: seconds after which a step is called hanging, and the run stops."""
     time_limit: Count | None = Field(None, ge=1, lt=2**31)
@@ -91,7 +93,7 @@ class Environment(Section, use_attribute_docstrings=True):
     """Parameters of the environment by name; `operant envs --json` lists them. Of an outside one: the keyword arguments of its constructor."""
 
 
-_OUTSIDE = ("threads", "buffers", "timeout_s", "time_limit", "frame_skip", "frame_stack", "grayscale", "resize", "sticky", "reward_clip")
+_OUTSIDE = ("threads", "timeout_s", "time_limit", "frame_skip", "frame_stack", "grayscale", "resize", "sticky", "reward_clip")
 OUTSIDE = {key: Environment.model_fields[key].default for key in _OUTSIDE}
 """The keys of `[env]` that outside environments alone have, and their defaults."""
 

@@ -314,7 +314,7 @@ def describe(run: Run) -> dict[str, Any]:
         "path": str(run.path),
         "state": word,
         "cause": cause,
-        **{key: runfolder.text_of(document, key) for key in ("env", "algo", "device", "host", "version")},
+        **{key: runfolder.text_of(document, key) for key in ("env", "algo", "device", "resume", "host", "version")},
         **{key: runfolder.integer_of(document, key) for key in ("seed", "lanes", "pid")},
         "step": step,
         "steps": steps,

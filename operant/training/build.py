@@ -33,7 +33,9 @@ def build(
     if exchange.ranks > 1:
         require_shared(config, exchange.ranks)
         joined = {"exchange": exchange}
-    world = worlds.make(config.environment, lanes, seed=config.run.seed, device=device, params=config.params, lane0=exchange.rank * lanes)
+    where = {"seed": config.run.seed, "device": device, "params": config.params, "lane0": exchange.rank * lanes}
+    bridged = config.env.device == "cpu" and torch.device(device).type != "cpu" and not config.hosted
+    world = worlds.BridgedWorld(config.environment, lanes, **where, buffers=config.env.buffers) if bridged else worlds.make(config.environment, lanes, **where)
     made = algos.load(config.algo_name)(world, settings, config.net, seed=config.run.seed, steps=config.run.steps, eager=eager, **joined)
     return cast("Algorithm", made)
 

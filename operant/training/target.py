@@ -21,6 +21,8 @@ STREAM = 3
 
 EPISODES, PARTS = 1024, 16
 """Episodes that are played at once, and how often at most: an evaluation is confirmed by 1,024 to 16,384 episodes."""
+HOST_EPISODES = 128
+"""Episodes at once of an outside environment, each of whose lanes has an environment of its own."""
 WIDTH = 0.01
 """Half the width of the 95 % interval at which a mean is known well enough, as a share of the target."""
 _AGAIN = math.sqrt(2.0)  # of that half width lies between two means of as many episodes at most (95 %): both have their error
@@ -65,7 +67,8 @@ class TargetEvaluator:
         """Fresh episodes until their mean is known well enough, or is known to miss the target. That may end them early: it makes no lucky mean pass."""
         if self._second is None:
             config = self._config
-            self._second = Evaluator(self._actor, config.environment, config.params, episodes=EPISODES, seed=config.run.seed, stream=STREAM)
+            episodes = HOST_EPISODES if config.hosted else EPISODES
+            self._second = Evaluator(self._actor, config.environment, config.params, episodes=episodes, seed=config.run.seed, stream=STREAM)
         parts: list[Evaluation] = []
         for part in range(PARTS):
             parts.append(self._second.run(number, part=part, interrupted=interrupted))

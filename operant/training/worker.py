@@ -117,6 +117,7 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         seed=config.run.seed,
         draws=config.environment.draws,
+        resume="warm: an outside environment begins its episodes anew" if config.hosted else None,
         session=document.get("session", 0) + 1,
         git_commit=_git_commit(asked.directory),
         python=sys.version.split()[0],

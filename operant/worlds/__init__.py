@@ -12,6 +12,7 @@ import torch
 from operant.envs import Env
 from operant.envs.outside import HostEnv
 from operant.worlds.base import EPISODES, LENGTH, RETURN, TALLIES, Slot, World
+from operant.worlds.bridge import BridgedWorld
 from operant.worlds.device_world import DeviceWorld, Lanes
 from operant.worlds.host_world import HostPainter, HostWorld, lane_seeds
 from operant.worlds.lane import reset_body, shards_body, step_body
@@ -39,6 +40,7 @@ __all__ = [
     "LENGTH",
     "RETURN",
     "TALLIES",
+    "BridgedWorld",
     "Clock",
     "DeviceWorld",
     "HostPainter",

@@ -1,0 +1,106 @@
+"""Outside environments through the commands: one that fails ends its run with a checkpoint and its traceback in the log; a resume is warm and says so."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import operant
+
+pytest.importorskip("gymnasium")
+
+TOYS = Path(__file__).parents[1] / "outside_toys.py"
+SMALL = ("env.lanes=4", "env.threads=1", "algo.horizon=16", "algo.minibatches=2", "eval.every=2", "eval.episodes=2", "run.threads=1", "run.device=cpu")
+
+
+def operant_process(place: Path, *words: object) -> subprocess.CompletedProcess:
+    """`operant WORDS` in a process of its own, in the folder `place`."""
+    variables = {name: value for name, value in os.environ.items() if name not in ("OPERANT_RUNS", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")}
+    variables |= {"XDG_STATE_HOME": str(place / "state"), "PYTHONPATH": str(Path(operant.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "operant.cli", *map(str, words)]
+    return subprocess.run(command, cwd=place, env=variables, capture_output=True, text=True, timeout=180, check=False)
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory) -> SimpleNamespace:
+    """A run that an environment of the user's own ended: it fails at its 40th step in each process, until there is a file `mended`."""
+    place = tmp_path_factory.mktemp("outside")
+    (place / "mine.py").write_text(TOYS.read_text())
+    done = operant_process(place, "train", "--env", "mine.py:failing", *SMALL, "run.steps=320", "--name", "toy")
+    return SimpleNamespace(place=place, done=done, run=place / "runs" / "toy")
+
+
+def test_a_failed_environment_ends_the_run_with_a_checkpoint(failed):
+    log = operant_process(failed.place, "logs", "toy").stdout
+    assert failed.done.returncode == 1 and "mine.py:failing: `step` of lane 0, after action [" in failed.done.stderr, failed.done.stderr
+    assert 'raise RuntimeError("out of order")' in log and "RuntimeError: out of order" in log
+    (checkpoint,) = (failed.run / "checkpoints").glob("step-*")
+    assert checkpoint.name.endswith("128")  # of the two iterations before
+    assert (failed.run / "source" / "mine.py").is_file() and json.loads((failed.run / "run.json").read_text())["resume"].startswith("warm")
+
+
+def test_a_resume_is_warm_and_says_so(failed):
+    (failed.place / "mended").touch()
+    resumed = operant_process(failed.place, "resume", "toy")
+    assert resumed.returncode == 0 and "warm resume: every lane begins a new episode" in resumed.stdout + resumed.stderr, resumed.stderr
+    shown = operant_process(failed.place, "show", "toy", "--json")
+    assert json.loads(shown.stdout)["resume"].startswith("warm") and json.loads(shown.stdout)["step"] == 320
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("algo", "name"), [("dqn", "CartPole-v1"), ("pqn", "FrozenLake-v1"), ("sac", "Pendulum-v1"), ("td3", "Pendulum-v1")])
+def test_every_algorithm_trains_and_resumes(algo, name, tmp_path):
+    words = ("env.lanes=8", "algo.horizon=16", "eval.every=4", "eval.episodes=2", "run.threads=1")
+    words += ("algo.minibatches=2",) if algo == "pqn" else ("algo.batch_size=32", "algo.learning_starts=256", "algo.replay_capacity=4k")
+    done = operant_process(tmp_path, "train", "--env", f"gymnasium:{name}", f"algo.name={algo}", *words, "run.steps=1024", "--name", "one")
+    assert done.returncode == 0, done.stderr
+    resumed = operant_process(tmp_path, "resume", "one", "run.steps=2048")
+    assert resumed.returncode == 0 and "warm resume" in resumed.stdout + resumed.stderr, resumed.stderr
+
+
+@pytest.mark.soak
+def test_a_run_is_evaluated_and_filmed(tmp_path):
+    pytest.importorskip("pygame")
+    done = operant_process(tmp_path, "train", "--env", "gymnasium:CartPole-v1", *SMALL, "run.steps=256", "--name", "one")
+    assert done.returncode == 0, done.stderr
+    evaluated = operant_process(tmp_path, "eval", "one", "--episodes", 4, "--json")
+    again = operant_process(tmp_path, "eval", "one", "--episodes", 4, "--json")
+    assert evaluated.stdout == again.stdout and json.loads(evaluated.stdout)["mean"] > 5
+    filmed = operant_process(tmp_path, "render", "one", "--out", "film.png", "--episodes", 1)
+    assert filmed.returncode == 0 and (tmp_path / "film.png").read_bytes().startswith(b"\x89PNG"), filmed.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--env", "gymnasium:NoSuchThing-v0"), "env.name: Gymnasium has no environment 'NoSuchThing-v0'"),
+        (("--env", "mine.py:nothing"), "there is no file 'mine.py'"),
+        (("cartpole", "env.frame_stack=2"), "env.frame_stack: only outside environments have it, such as gymnasium:LunarLander-v3"),
+        (("--env", "gymnasium:CartPole-v1", "env.resize=16"), "env.resize is for pictures, and it shows 4 numbers of float32"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(words, sentence, tmp_path, monkeypatch, capsys):
+    from operant import cli
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["operant", "config", "show", *words])
+    with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(sys.stderr):
+        cli.main()
+    assert ended.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def test_without_gymnasium_the_command_that_installs_it_is_said(monkeypatch, capsys):
+    from operant import cli
+
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    monkeypatch.setattr(sys, "argv", ["operant", "config", "show", "--env", "gymnasium:Missing-v1"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 4 and 'which is not installed: pip install "operant[gym]"' in capsys.readouterr().err
