@@ -12,10 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from operant import worlds
-from operant.nn import Actor
 from operant.play.stage import Stage
 from operant.training import evaluate
-from operant.training.rollout import Rollout
 
 
 class HostStage(Stage):
@@ -23,38 +21,19 @@ class HostStage(Stage):
 
     def __init__(self, env: Any, params: Any, *, seed: int, lanes: int = 1, device: torch.device | None = None, number: int = 0) -> None:
         self.env, self.lanes, self.device = env, lanes, device or torch.device("cpu")
-        self._host = worlds.HostWorld(env, lanes, seed=seed, device=self.device, stream=evaluate.STREAM, draws=env.draws)
-        self._host_painter, self._host_slot = worlds.HostPainter(self._host), self._host.slot()
+        self._world = world = worlds.HostWorld(env, lanes, seed=seed, device=self.device, stream=evaluate.STREAM, draws=env.draws)  # type: ignore[assignment]
+        self._drawn, self._slot = worlds.HostPainter(world), world.slot()
         self.step_s = env.step_s
         self.reward, self.returns = np.zeros(lanes, np.float32), np.zeros(lanes, np.float64)
         self.ages = np.zeros(lanes, np.int64)
         self.ended, self.terminated = np.zeros(lanes, bool), np.zeros(lanes, bool)
-        self._host.seek(number << 32)
+        self._world.seek(number << 32)
         self.restart()
-
-    @property
-    def observation(self) -> torch.Tensor:
-        """The current observation, (O, N)."""
-        return self._host_slot.observation
-
-    @property
-    def legal(self) -> torch.Tensor | None:
-        """The mask of legal actions, (H, N) of 0 and 1; None where the environment has none."""
-        return self._host_slot.legal
-
-    @property
-    def action(self) -> NDArray[Any]:
-        """The last action, (A, N)."""
-        return self._host_slot.action.cpu().numpy()
 
     @property
     def tallies(self) -> dict[str, float]:
         """None: an outside environment keeps no sums of its own."""
         return {}
-
-    def rollout(self, actor: Actor) -> Rollout:
-        """An actor that chooses for these lanes."""
-        return Rollout(actor, self._host, slot=self._host_slot)
 
     def renew(self) -> None:
         """Count the next episode in every lane that has ended."""
@@ -64,17 +43,17 @@ class HostStage(Stage):
 
     def restart(self) -> None:
         """Begin another episode in every lane, whatever state it is in."""
-        self._host.reset(self._host_slot)
+        self._world.reset(self._slot)
         self.ended[:] = True
         self.renew()
 
     def step(self, action: torch.Tensor) -> None:
         """Take an action (A, N) in every lane."""
         self.renew()
-        slot = self._host_slot
+        slot = self._slot
         slot.action.copy_(action)
-        self._host.step(slot)
-        self._host.advance(1)
+        self._world.step(slot)
+        self._world.advance(1)
         self.reward = slot.reward.cpu().numpy().copy()
         self.terminated = slot.terminated.cpu().numpy() != 0
         self.ended = self.terminated | (slot.truncated.cpu().numpy() != 0)
@@ -83,5 +62,5 @@ class HostStage(Stage):
 
     def picture(self, canvas: torch.Tensor) -> NDArray[np.uint8]:
         """The lanes as they are, (N, H, W, 3) bytes, drawn on a canvas of that shape. Until the next call."""
-        self._host_painter(canvas)
+        self._drawn(canvas)
         return canvas.cpu().numpy()

@@ -10,12 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from operant.envs import Box
-from operant.envs.outside import HostEnv
+from operant.envs.outside import Box, HostEnv
 from operant.errors import EnvironmentFailedError
-from operant.text import count
 from operant.worlds import HostWorld, Slot
-from operant.worlds.bounds import rollout_actions
 from operant.worlds.quick_check import Finding, muted
 
 LANES = 4
@@ -74,13 +71,13 @@ def _action(env: HostEnv) -> str:
 
 
 def _rollout(env: HostEnv, steps: int, seed: int) -> _Seen:
-    """Random actions, half of them extreme; those that a mask allows."""
+    """A rollout with random actions."""
     world, generator = HostWorld(env, LANES, seed=seed), np.random.default_rng(seed)
     slot = world.slot()
     world.reset(slot)
     rows, outcomes, legal = [slot.observation.numpy().copy()], [], 0.0
-    for t in range(steps):
-        _act(env, slot, generator, t)
+    for _ in range(steps):
+        _act(env, slot, generator)
         world.step(slot)
         rows.append(slot.observation.numpy().copy())
         outcomes.append(np.stack([slot.reward.numpy(), slot.terminated.numpy(), slot.truncated.numpy()]).copy())
@@ -91,14 +88,16 @@ def _rollout(env: HostEnv, steps: int, seed: int) -> _Seen:
     return _Seen(np.stack(rows), np.stack(outcomes), legal / steps, episodes, length / max(episodes, 1), total / max(episodes, 1))
 
 
-def _act(env: HostEnv, slot: Slot, generator: np.random.Generator, t: int) -> None:
-    lanes = slot.reward.shape[0]
-    if slot.legal is None:
-        slot.action.copy_(rollout_actions(env, generator, t, lanes))
-    else:  # the environment may not survive any other
-        sizes = [env.action.n] if isinstance(env.action.n, int) else list(env.action.n)  # type: ignore[union-attr]
-        blocks = np.split(generator.random(tuple(slot.legal.shape)) * slot.legal.numpy(), np.cumsum(sizes)[:-1])
-        slot.action.copy_(torch.from_numpy(np.stack([block.argmax(axis=0) for block in blocks]).astype(np.int32)))
+def _act(env: HostEnv, slot: Slot, generator: np.random.Generator) -> None:
+    """Actions at random; of a mask what it allows, as the environment may survive no other."""
+    space, lanes = env.action, slot.reward.shape[0]
+    if isinstance(space, Box):
+        low, high = (np.clip(np.array(bound, np.float32), -1000, 1000)[:, None] for bound in space.bounds())
+        slot.action.copy_(torch.from_numpy(generator.uniform(low, high, (space.size, lanes)).astype(np.float32)))
+        return
+    sizes = [space.n] if isinstance(space.n, int) else list(space.n)
+    draws = generator.random((sum(sizes), lanes)) * (1 if slot.legal is None else slot.legal.numpy())
+    slot.action.copy_(torch.from_numpy(np.stack([block.argmax(axis=0) for block in np.split(draws, np.cumsum(sizes)[:-1])]).astype(np.int32)))
 
 
 def _bounds(env: HostEnv, seen: _Seen) -> Finding:
@@ -137,9 +136,9 @@ def _speed(env: HostEnv) -> Finding:
             world.reset(slot)
             began, taken = time.perf_counter(), 0
             while (spent := time.perf_counter() - began) < TIMED_S:
-                _act(env, slot, generator, taken)
+                _act(env, slot, generator)
                 world.step(slot)
                 taken += 1
         world.close()
-        parts.append(f"{count(taken * lanes / spent)} steps/s {f'by {processes} processes' if processes else 'in one process'}")
+        parts.append(f"{taken * lanes / spent:,.0f} steps/s {f'by {processes} processes' if processes else 'in one process'}")
     return Finding("speed", True, "; ".join(parts))
