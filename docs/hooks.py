@@ -198,7 +198,7 @@ def environments() -> dict[str, str]:
     found = {}
     for name in envs.names():
         env, module = envs.find(name), module_of(name)
-        picture, own = f"![{name}](pictures/{name}.png){{ width=96 }}", ", ".join(f"`{recipe}`" for recipe in recipes_of(name))
+        picture, own = picture_of(name, 96), ", ".join(f"`{recipe}`" for recipe in recipes_of(name))
         rows.append((picture, f"[`{name}`]({name}.md)", first_sentence(module), observed(env), acted(env), own))
         found[f"environments/{name}.md"] = environment(name, env, module)
     head = "\n\n".join(
@@ -210,6 +210,12 @@ def environments() -> dict[str, str]:
         ]
     )
     return {"environments/index.md": head, **found}
+
+
+def picture_of(name: str, width: int) -> str:
+    """An environment's picture; nothing where `docs/draw.py` has drawn none yet."""
+    there = (HOME / "docs" / "pages" / "environments" / "pictures" / f"{name}.png").is_file()
+    return f"![{name}](pictures/{name}.png){{ width={width} }}" if there else ""
 
 
 def module_of(name: str) -> Any:
@@ -260,7 +266,7 @@ def environment(name: str, env: Env, module: Any) -> str:
         facts.append(("is", f"Gymnasium's `{env.gymnasium}`, compared step by step"))
     if env.tally:
         facts.append(("counts", ", ".join(f"`tally/{tally}`" for tally in env.tally)))
-    parts = [f"# {name}", f"![{name}](pictures/{name}.png){{ width=240 }}", table(("", ""), facts), paragraphs(module.__doc__)]
+    parts = [f"# {name}", picture_of(name, 240), table(("", ""), facts), paragraphs(module.__doc__)]
     if parameters := env.Params()._asdict():  # type: ignore[attr-defined]
         rows: list[tuple[object, ...]] = [
             (f"`env.params.{key}`", f"`{str(value).lower() if isinstance(value, bool) else value}`", bounds(env, key)) for key, value in parameters.items()
