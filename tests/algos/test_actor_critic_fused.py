@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from fused_probe import interpreted
-from test_fused import compile_for, needs_compiler
+from machine_code import compile_for, needs_compiler
 from test_sac import sac_on
 from test_td3 import td3_on
 from toys import PUSH

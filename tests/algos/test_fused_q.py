@@ -6,7 +6,7 @@ import os
 
 import pytest
 from fused_probe import interpreted, wide
-from test_fused import LEAST_SHARED, compile_for
+from machine_code import LEAST_SHARED, compile_for
 
 from operant.algos.dqn import DQN
 from operant.algos.pqn import PQN, fused
