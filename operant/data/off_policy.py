@@ -112,11 +112,8 @@ class Cycle:
         self.replay.cut(self.rollout.observation[0])
         self.collector.start()
 
-    def run(self, act: Callable[[int], None], update: Callable[[int, int], None], store: Callable[[int], None] | None = None) -> None:
-        """One iteration: `act(t)` chooses the actions of tick t; `update(ticks, number)` samples and learns, once so many of its ticks are stored.
-
-        `store(t)` stands in for the replay's own.
-        """
+    def run(self, backend: Backend) -> None:
+        """One iteration of a backend's work, but for its beginning and its statistics."""
         config, replay = self.config, self.replay
         if isinstance(self.sampler, Prioritised):
             share = (self.iteration[0] / self._priority_iterations).clamp_max(1.0)
@@ -129,17 +126,14 @@ class Cycle:
 
         def after(t: int) -> None:
             nonlocal stored
-            if store is not None:
-                store(t)
-            else:
-                replay.store(t)
+            backend.store(t)
             self.sampler.store(t)
             stored = t + 1
             for number in config.due(t):
-                update(t + 1, number)
+                backend.update(t + 1, number)
 
         try:
-            self.collector.collect(act, after)
+            self.collector.collect(backend.act, after)
         except EnvironmentFailedError:  # what is stored counts: it may be saved, and a run resumed from it
             replay.advance(stored, config.due(stored).start)
             self.rollout.observation[0].copy_(self.rollout.observation[stored])
@@ -163,7 +157,7 @@ def _sampler(replay: Replay, config: OffPolicyConfig) -> Sampler:
 
 
 class Backend(Protocol):
-    """One way to do an actor-critic's work within a cycle: acting, and updates."""
+    """One way to do an algorithm's work within a cycle: acting, and updates."""
 
     name: str
     chosen: dict[str, str]  # what was left to it by the configuration
@@ -175,7 +169,7 @@ class Backend(Protocol):
         """Begin an iteration."""
 
     def act(self, t: int) -> None:
-        """Raw actions of tick t into the cycle's `action`, and as the environment takes them into the rollout."""
+        """Actions of tick t into the cycle's `action`, and as the environment takes them into the rollout."""
 
     def store(self, t: int) -> None:
         """Store tick t in the replay, at the latest with the first update after it."""
@@ -185,3 +179,47 @@ class Backend(Protocol):
 
     def finish(self) -> None:
         """Write the iteration's `stats`."""
+
+
+class Learner(Protocol):
+    """Fused kernels that act, store and learn."""
+
+    def prepare(self) -> None:
+        """Begin an iteration."""
+
+    def act(self, t: int) -> None:
+        """Actions of tick t, or random ones while `warming` is 1."""
+
+    def store(self, t: int) -> None:
+        """Store tick t in the replay, at the latest with the first update after it."""
+
+    def update(self, ticks: int, number: int) -> None:
+        """Sample, and learn."""
+
+
+class Fused:
+    """A `Backend` that does the work by a learner, and what that leaves undone by the torch backend to whose totals it adds."""
+
+    name = "fused"
+
+    def __init__(self, reference: Backend, learner: Learner) -> None:
+        self.reference, self.learner = reference, learner
+        self.chosen = dict[str, str]()
+        self.alone, self.finish = reference.alone, reference.finish
+
+    def prepare(self) -> None:
+        """Begin an iteration."""
+        self.reference.prepare()
+        self.learner.prepare()
+
+    def act(self, t: int) -> None:
+        """Actions of tick t, or random ones while `warming` is 1."""
+        self.learner.act(t)
+
+    def store(self, t: int) -> None:
+        """Store tick t in the replay, at the latest with the first update after it."""
+        self.learner.store(t)
+
+    def update(self, ticks: int, number: int) -> None:
+        """Sample, and learn."""
+        self.learner.update(ticks, number)

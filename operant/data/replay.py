@@ -215,7 +215,8 @@ class Replay:
             return
         row, place = last % self.ticks_stored, last // ring.window % len(ring.final)
         under_way = (ring.terminated[row] | ring.truncated[row]) == 0  # (N)
-        ring.final[place, under_way, : len(observation)] = observation.t()[under_way]
+        lanes, where = under_way.to(ring.final.device), ring.final.device  # which may be the host's
+        ring.final[place, lanes, : len(observation)] = observation.t().to(where)[lanes]
         ring.truncated[row] |= under_way
 
     def tensors(self) -> dict[str, Tensor]:

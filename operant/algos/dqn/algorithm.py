@@ -89,7 +89,8 @@ class DQN:
     def _train(self) -> None:
         """One iteration; then update the normalizer, which is constant during an iteration."""
         self._explore()
-        self.backend.iterate()
+        self.backend.prepare()
+        self.cycle.run(self.backend)
         self.backend.finish()
         if self.policy.normalizer is not None:
             self.policy.normalizer.update(self.rollout.observation[1:].transpose(0, 1), self.cycle.replay.shards)

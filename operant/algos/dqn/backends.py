@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -15,36 +14,17 @@ from torch import Tensor
 from operant.algos.dqn import fused, loss
 from operant.algos.dqn.parts import Parts
 from operant.algos.dqn.stats import Terms
-from operant.data import Batch
+from operant.data import Backend, Batch, Fused
 from operant.nn import clip_gradient, epsilon_greedy, manual, masked
 
-if TYPE_CHECKING:
-    from operant.algos.dqn.fused.learner import Learner
-
 log = logging.getLogger("operant.dqn")
-
-
-class Backend(Protocol):
-    """One way to do the work."""
-
-    name: str
-    chosen: dict[str, str]  # what was left to it by the configuration
-
-    def alone(self, work: Callable[[], None]) -> Callable[[], None]:
-        """A phase, with the threads that this backend wants torch to use."""
-
-    def iterate(self) -> None:
-        """An iteration's ticks, and the updates that are due after each."""
-
-    def finish(self) -> None:
-        """Write the iteration's `stats`."""
 
 
 def choose(parts: Parts) -> Backend:
     """The fastest backend that this machine supports and `algo.kernels` allows. Raises ConfigError for unsupported fused kernels."""
     learner = fused.build(parts)
     if learner is not None:
-        return FusedBackend(parts, learner)
+        return Fused(TorchBackend(parts), learner)
     return ManualBackend(parts) if manual.applies(parts.policy, parts.config.kernels) else TorchBackend(parts)
 
 
@@ -61,10 +41,13 @@ class TorchBackend:
         """Of small products one thread computes all."""
         return self.cycle.alone(work)
 
-    def iterate(self) -> None:
-        """An iteration's ticks, and the updates that are due after each."""
+    def prepare(self) -> None:
+        """Begin an iteration."""
         self.parts.totals.zero_()
-        self.cycle.run(self.act, self.update)
+
+    def store(self, t: int) -> None:
+        """Store tick t in the replay."""
+        self.cycle.replay.store(t)
 
     # NETWORKS: the head's rows (H, n) for observations (O, n), which the next call may overwrite
 
@@ -179,19 +162,3 @@ class ManualBackend(TorchBackend):
         network.backward(self._gradient)
         self._parameters.write(self._gradient)
         return learned
-
-
-class FusedBackend(TorchBackend):
-    """Two launches an update beside the world's step: see `operant.algos.dqn.fused`."""
-
-    name = "fused"
-
-    def __init__(self, parts: Parts, learner: Learner) -> None:
-        super().__init__(parts)
-        self.learner = learner
-
-    def iterate(self) -> None:
-        """An iteration's ticks, and the updates that are due after each."""
-        self.parts.totals.zero_()
-        self.learner.prepare()
-        self.cycle.run(self.learner.act, self.learner.update, self.learner.store)

@@ -117,8 +117,7 @@ class SAC:
     def _train(self) -> None:
         """One iteration; then update the normalizer, which is constant during an iteration."""
         self.backend.prepare()
-        with torch.no_grad():
-            self.cycle.run(self.backend.act, self._update, self.backend.store)
+        self.cycle.run(self.backend)
         self.backend.finish()
         if self._scale.active:
             self._scale.update(self._accrued())
@@ -126,10 +125,6 @@ class SAC:
         if normalizer is not None:
             with torch.no_grad():
                 normalizer.update(self.rollout.observation[1:].transpose(0, 1), self.cycle.replay.shards)
-
-    def _update(self, ticks: int, number: int) -> None:
-        with torch.enable_grad():
-            self.backend.update(ticks, number)
 
     # STATE
 

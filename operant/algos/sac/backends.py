@@ -13,7 +13,7 @@ from torch import Tensor
 from operant.algos.sac import discrete, loss
 from operant.algos.sac.parts import Parts as Parts  # the algorithm's, too
 from operant.algos.sac.stats import Terms
-from operant.data import Backend, Batch
+from operant.data import Backend, Batch, Fused
 from operant.kernels import actor_critic
 from operant.nn import Judged, clip_gradient
 
@@ -26,7 +26,7 @@ def choose(parts: Parts) -> Backend:
         actor_critic.Stochastic(parts.log_temperature, parts.temperature_adam, parts.target_entropy), torch_backend.totals,
     )  # fmt: skip
     learner = actor_critic.build(task)
-    return torch_backend if learner is None else actor_critic.Fused(torch_backend, learner)
+    return torch_backend if learner is None else Fused(torch_backend, learner)
 
 
 class TorchBackend:

@@ -95,7 +95,7 @@ class TD3:
     def _train(self) -> None:
         """One iteration; then update the normalizer, which is constant during an iteration."""
         self.backend.prepare()
-        self.cycle.run(self.backend.act, self.backend.update, self.backend.store)
+        self.cycle.run(self.backend)
         self.backend.finish()
         if self._scale.active:
             self._scale.update(self._accrued())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from operant.algos.td3.config import TD3Config
 from operant.algos.td3.stats import ActorTerms, CriticTerms
-from operant.data import Backend, Batch, Cycle
+from operant.data import Backend, Batch, Cycle, Fused
 from operant.kernels import actor_critic
 from operant.nn import Adam, CriticHead, FlatVector, SquashedActor, clip_gradient, normal
 
@@ -51,7 +51,7 @@ def choose(parts: Parts) -> Backend:
         config, parts.cycle, parts.actor, parts.critic_flat, parts.target_flat, parts.actor_adam, parts.critic_adam, kind, torch_backend.totals,
     )  # fmt: skip
     learner = actor_critic.build(task)
-    return torch_backend if learner is None else actor_critic.Fused(torch_backend, learner)
+    return torch_backend if learner is None else Fused(torch_backend, learner)
 
 
 class TorchBackend:

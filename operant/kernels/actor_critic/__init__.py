@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,7 +21,7 @@ from operant.kernels.actor_critic.task import Deterministic, Stochastic, Task
 if TYPE_CHECKING:
     from operant.kernels.actor_critic.learner import Learner
 
-__all__ = ["Deterministic", "Fused", "Learner", "Stochastic", "Task", "build"]
+__all__ = ["Deterministic", "Learner", "Stochastic", "Task", "build"]
 
 log = logging.getLogger("operant.kernels.actor_critic")
 
@@ -46,36 +45,6 @@ def build(task: Task) -> Learner | None:
         raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason}'])
     log.info("kernels: torch's, not fused ones: %s", reason)
     return None
-
-
-class Fused:
-    """A backend that does the work by kernels, and what they leave undone by its reference: an `operant.data.Backend`."""
-
-    name = "fused"
-
-    def __init__(self, reference: Any, learner: Learner) -> None:
-        """`reference`: the torch backend whose totals the learner adds to."""
-        self.reference, self.learner = reference, learner
-        self.chosen: dict[str, str] = {}
-        self.alone: Callable[[Callable[[], None]], Callable[[], None]] = reference.alone
-        self.finish: Callable[[], None] = reference.finish
-
-    def prepare(self) -> None:
-        """Begin an iteration."""
-        self.reference.prepare()
-        self.learner.prepare()
-
-    def act(self, t: int) -> None:
-        """Actions of tick t, or uniform ones while `warming` is 1."""
-        self.learner.act(t)
-
-    def store(self, t: int) -> None:
-        """Store tick t in the replay, at the latest with the first update after it."""
-        self.learner.store(t)
-
-    def update(self, ticks: int, number: int) -> None:
-        """Sample, and learn."""
-        self.learner.update(ticks, number)
 
 
 def _unsupported_here(task: Task) -> str | None:
