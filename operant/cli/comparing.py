@@ -38,7 +38,7 @@ def compare(
     as_json: JsonOption = False,
     runs: RootOption = None,
 ) -> None:
-    """Compare runs: scores with intervals, who is probably better, and in what they differ.
+    """Compare runs: scores with intervals, and in what they differ.
 
     Runs that differ in run.seed alone form a group. A run's score is the mean return of its last evaluation. Intervals are 95 % intervals of a stratified
     bootstrap (Agarwal et al. 2021); a single run has none.
@@ -67,7 +67,7 @@ def plot(
     force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
     runs: RootOption = None,
 ) -> None:
-    """Draw runs: learning curves with bands over seeds, performance profiles, or statistics with their intervals.
+    """Draw learning curves of runs, with bands over seeds.
 
     Runs that differ in run.seed alone form a group, drawn as one line. What was smoothed, and what a band is, is said below the figure.
     """

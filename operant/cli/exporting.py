@@ -13,7 +13,7 @@ from operant.errors import UsageError
 from operant.text import safe
 
 app = typer.Typer(**TYPER)
-export_app = typer.Typer(**TYPER, help="Write a policy or a run's metrics for other programs.")
+export_app = typer.Typer(**TYPER, help="Write a policy or metrics for other programs.")
 app.add_typer(export_app, name="export")
 
 _NUMPY: Final = ("from operant.export import program  # one file that needs NumPy alone: copy it anywhere", "", 'policy = program.load("{path}")')

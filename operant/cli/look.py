@@ -105,6 +105,7 @@ def list_runs(
 ) -> None:
     """List runs, newest first."""
     from operant import runs as folders
+    from operant.cli import grouped
     from operant.runs import LIVE
 
     wanted = (LIVE if live else frozenset()) | (_BAD if failed else frozenset())
@@ -127,6 +128,8 @@ def list_runs(
         say(empty)
         return
     print_table(_HEADS, [_run_row(row) for row in shown], right=_RIGHT)
+    if not wanted:
+        out(*grouped.overview(reach, limit))
     if len(rows) > len(shown):
         say(f"... and {len(rows) - len(shown)} more")
 
@@ -154,9 +157,13 @@ def _run_row(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 @app.command()
 def show(run: RunName, as_json: JsonOption = False, runs: RootOption = None) -> None:
-    """Describe one run."""
+    """Describe one run, or a group and its mean over seeds."""
     from operant import runs as folders
+    from operant.cli import grouped
 
+    if (group := grouped.find(run, folders.reach(runs))) is not None:
+        grouped.show(group, as_json=as_json)
+        return
     described = folders.describe(folders.resolve(run, *folders.reach(runs)))
     if as_json:
         print_json(described)

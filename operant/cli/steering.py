@@ -14,7 +14,7 @@ from operant.errors import MachineError, NotFoundError, OperantError, UsageError
 from operant.text import safe
 
 if TYPE_CHECKING:
-    from operant.runs import Run
+    from operant.runs import Reach, Run
     from operant.runs.control import Answer, Ticket
 
 app = typer.Typer(**TYPER)
@@ -38,16 +38,18 @@ def stop(
     Each finishes its update, however long that takes. Returns 0 once all have ended; Ctrl-C ends only the waiting.
     """
     from operant import runs as folders
+    from operant.cli import grouped
 
     if every == bool(names):
         raise UsageError("name the runs to stop, or give --all")
     reach = folders.reach(runs)
     if every:
+        grouped.stop_all(reach)
         found = [run for run in folders.list_runs(*reach) if folders.state(run).live and folders.is_local(run.document)]
         if not found:
             say("no run is training now")
     else:
-        found = list({run.path: run for run in (folders.resolve(name, *reach) for name in names or ())}.values())
+        found = list({run.path: run for name in names or () for run in _named(name, reach)}.values())
     stops = [_Stop(run) for run in found]
     while any(not one.over for one in stops):
         for one in stops:
@@ -55,6 +57,15 @@ def stop(
         time.sleep(_LOOK_S)
     if problems := [one.problem for one in stops if one.problem]:
         raise (problems[0] if len(problems) == 1 else OperantError("\n".join(map(str, problems))))
+
+
+def _named(name: str, reach: Reach) -> list[Run]:
+    """The run that a name means, or those of a group, of which no other begins."""
+    from operant import runs as folders
+    from operant.cli import grouped
+
+    group = grouped.find(name, reach)
+    return [folders.resolve(name, *reach)] if group is None else grouped.stopped(group)
 
 
 class _Stop:
@@ -137,10 +148,10 @@ class _Stop:
 
     def _signal(self, number: signal.Signals, *, instead: bool = False) -> bool:
         """Whether a signal could be sent; `instead` of the request, which is then taken back. Where none can (another container) only the request is left."""
+        from operant import runs as folders
         from operant.runs import control
-        from operant.runs import folder as runfolder
 
-        sent = runfolder.signal_worker(self._run, number)
+        sent = folders.signal_worker(self._run, number)
         if sent and instead and self._ticket is not None:
             control.withdraw(self._run, self._ticket)
         return sent

@@ -32,12 +32,11 @@ def sweep(
     as_json: JsonOption = False,
     runs: RootOption = None,
 ) -> None:
-    """Search hyper-parameters: many short runs, the next ones chosen by what the others came to.
+    """Search hyper-parameters over many runs.
 
     [sweep] names what is searched, such as algo.learning_rate = {log = [1e-4, 1e-2]}, and how long: trials, steps or minutes. The same command goes on with a
     sweep that was broken off. Ctrl-C stops it, with a checkpoint of each trial that trains.
     """
-    from operant import runs as folders
     from operant.config import request
     from operant.sweep import plan as planning
 
@@ -50,32 +49,31 @@ def sweep(
     else:
         words = [*(overrides or ()), *(["sweep.pareto=true"] if pareto else [])]
         asked = request.make(words, config=config, environment_file=None, settings={})
-        plan = consented(trust, lambda trusted: planning.make(asked, folders.root(runs), name, trusted))
+        plan = consented(trust, lambda trusted: planning.make(asked, runs, name, trusted))
     raise typer.Exit(_conduct(plan, workers, trust, as_json))
 
 
 def _conduct(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> int:
     """Work on a sweep until it ends; the exit code."""
     from operant.cli import follow
-    from operant.sweep import report
-    from operant.sweep.conductor import Conductor
+    from operant.sweep import conductor, report
 
-    count, devices = _places(plan, workers)
+    count, devices = conductor.places(plan, workers)
     presses = follow.Presses()
     table = _Table(plan)
-    conductor = Conductor(plan, workers=count, devices=devices, wanted=lambda: presses.wanted, say=table.say, trusted=trusted)
+    work = conductor.Conductor(plan, workers=count, devices=devices, wanted=lambda: presses.wanted, say=table.say, trusted=trusted)
     if plan.settings.pareto and plan.settings.pruner != "none":
         say("--pareto: trials run to their end, as pruning knows one objective only")
-    say(f"{folders_of(plan)}: {count} at a time. Stop: Ctrl-C; the same command goes on")
+    say(f"{plan.place}: {count} at a time. Stop: Ctrl-C; the same command goes on")
     with presses.counted():
-        finished = conductor.run(lambda: table.draw(conductor))
-        table.draw(conductor, last=True)
-        best = report.write_best(plan, conductor.study, trusted)
-        drawn = report.plots(plan, conductor.study) if best is not None else []
+        finished = work.run(lambda: table.draw(work))
+        table.draw(work, last=True)
+        best = report.write_best(plan, work.study, trusted)
+        drawn = report.plots(plan, work.study) if best is not None else []
     if as_json:
-        print_json(report.document(plan, conductor.study))
+        print_json(report.document(plan, work.study))
     if best is None:
-        say(f"no trial has finished: {folders_of(plan)}")
+        say(f"no trial has finished: {plan.place}")
     else:
         out(best)
         say(drawn) if isinstance(drawn, str) else out(*drawn)
@@ -84,25 +82,6 @@ def _conduct(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> i
         say("stopped; the same command goes on")
         return 130
     return 0 if best is not None else 1
-
-
-def folders_of(plan: Plan) -> str:
-    """The sweep's folder as a person would type it."""
-    from operant import runs as folders
-
-    return folders.shown(plan.folder)
-
-
-def _places(plan: Plan, workers: int | None) -> tuple[int, int]:
-    """How many runs train side by side, and on how many GPUs."""
-    import torch
-
-    from operant.runs import pool
-
-    device, wanted = plan.config.run.device, workers or plan.settings.workers
-    on_gpu = device != "cpu" and torch.cuda.is_available()
-    devices = torch.cuda.device_count() if on_gpu and device in ("auto", "cuda") else 1
-    return wanted or (devices if on_gpu else max(1, pool.cores() // max(1, plan.config.run.threads))), devices
 
 
 class _Table:

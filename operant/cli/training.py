@@ -13,6 +13,7 @@ from operant.cli.common import TYPER, ConfigOption, EnvOption, Overrides, RootOp
 from operant.errors import BusyError, ConfigError, NotFoundError, OperantError, UsageError
 
 if TYPE_CHECKING:
+    from operant.cli import grouped
     from operant.config.request import Request
     from operant.runs import Run
 from operant.text import count, safe, size
@@ -41,6 +42,8 @@ def train(
     env: EnvOption = None,
     name: Annotated[str | None, typer.Option(help="id of the run")] = None,
     seed: Annotated[str | None, typer.Option(metavar="N", help="random seed; the same seed gives the same bits")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="N", help="train N runs, with seed, seed + 1, ...: a group")] = None,
+    side_by_side: Annotated[int, typer.Option("--side-by-side", metavar="N", min=1, help="with --seeds: so many runs at a time")] = 1,
     device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda[:N]")] = None,
     steps: Annotated[str | None, typer.Option(metavar="N", help="environment steps over all lanes, such as 20M")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the configuration and the memory estimate only")] = False,
@@ -54,7 +57,7 @@ def train(
     """Train an agent. Without arguments: PPO solves CartPole."""
     from operant.config import request
 
-    settings = {"run.name": name, "run.seed": seed, "run.device": device, "run.steps": steps}
+    settings = {"run.name": name, "run.seed": seed, "run.seeds": seeds, "run.device": device, "run.steps": steps}
     after = _after(inline=inline, detach=detach, monitor=monitor)
     if resume is not None:
         others = {"--config": config, "--env": env, "--name": name, "--dry-run": dry_run or None, "--inline": inline or None}
@@ -65,6 +68,16 @@ def train(
     say(*asked.notes)
     if dry_run:
         consented(trust, lambda trusted: _dry_run(asked, trusted))
+    elif len(asked.seeds()) > 1:
+        if after in (After.INLINE, After.MONITOR):
+            raise UsageError(f"--{after.value} is for one run, not for a group of {len(asked.seeds())} seeds")
+        from operant import runs as folders
+        from operant.cli import grouped
+
+        trusted = consented(trust, asked.check_trust)
+        root = folders.root(runs)
+        group = grouped.make(root, asked.name, asked.prefix, asked.document(), asked.seeds(), side_by_side=side_by_side, trusted=trusted)
+        raise typer.Exit(grouped.go_on(group, detach=after is After.DETACH))
     else:
         _train(asked, after, runs, consented(trust, asked.check_trust))
 
@@ -176,15 +189,36 @@ def resume(
 
 def _resume(name: str, overrides: Sequence[str], start: str, after: After, root: str | None, trust: bool) -> None:
     from operant import runs as folders
+    from operant.cli import grouped
     from operant.runs import launch
 
     if stray := [word for word in overrides if "=" not in word]:
         raise UsageError(f"{stray[0]!r} is not an override: write section.key=value, such as run.steps=4M")
     if start not in _RESTART and not start.isdecimal():
         raise UsageError(f"--from is {start!r}; it must be last, best or a step")
+    if (group := grouped.find(name, folders.reach(root))) is not None:
+        if overrides or start != "last" or after in (After.INLINE, After.MONITOR):
+            raise UsageError(f"{safe(group.id)} is a group, which is resumed as it is: for other values or another checkpoint name one of its runs")
+        raise typer.Exit(_resume_group(group, after))
     run = folders.resolve(name, *folders.reach(root))
     with launch.claimed(run) as release:
         raise typer.Exit(_resume_claimed(run, overrides, start, after, trust, release))
+
+
+def _resume_group(group: grouped.Group, after: After) -> int:
+    """Resume those runs of a group that have not finished, saying what becomes of each; the exit code."""
+    from operant import runs as folders
+    from operant.cli import grouped
+
+    made = group.runs
+    for seed, name in group.members.items():
+        word = folders.state(made[seed]).word if seed in made else "not begun"
+        kept = seed in made and any(made[seed].checkpoints_path.glob("step-*"))
+        doing = "nothing to do" if word == "finished" else "is resumed" if kept else "is trained from its beginning"
+        say(f"{safe(name)}: {word}, {doing}")
+    if all(seed in made and folders.state(made[seed]).word == "finished" for seed in group.members):
+        return 0
+    return grouped.go_on(group, detach=after is After.DETACH)
 
 
 def _resume_claimed(run: Run, overrides: Sequence[str], start: str, after: After, trust: bool, release: Callable[[], None]) -> int:

@@ -19,6 +19,7 @@ from operant.host import names
 if TYPE_CHECKING:
     from operant.config.load import Config, Origin
 
+_MOST_SEEDS = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -71,6 +72,13 @@ class Request:
         """Whether the configuration, as it was written, lets the learning rate decay to 0."""
         table = read(self.source, self.overrides).data.get("algo")
         return isinstance(table, dict) and table.get("anneal") is True
+
+    def seeds(self) -> range:
+        """The seeds of the runs that are asked for, as far as they are whole numbers: the worker tells what is wrong with others."""
+        table = read(self.source, self.overrides).data.get("run")
+        seed, count = (str(table.get(key, 1)) if isinstance(table, dict) else "1" for key in ("seed", "seeds"))
+        many = seed.isdecimal() and count.isdecimal() and 1 < int(count) <= _MOST_SEEDS
+        return range(int(seed), int(seed) + int(count)) if many else range(1)
 
     def device(self) -> str:
         """`run.device` as it was written, not checked yet."""

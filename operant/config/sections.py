@@ -42,6 +42,8 @@ class Run(Section, use_attribute_docstrings=True):
 
     seed: Count = Field(1, ge=0, lt=2**63)
     """Seed of all random numbers; the same seed gives the same bits."""
+    seeds: Count = Field(1, ge=1, le=1024)
+    """Runs to train, with seed, seed + 1 and so on: a group, whose runs have 1 here."""
     device: Device = "auto"
     """auto (a GPU if available), cpu, cuda or cuda:N."""
     steps: Count = Field(2_000_000, gt=0, lt=2**62)

@@ -28,7 +28,7 @@ from operant.runs.folder import (
 )
 from operant.runs.follow import Follower, read_specs, write_specs
 from operant.runs.history import Chunk, History, salvage
-from operant.runs.index import Reach, create, discard_unstarted, list_ids, list_runs, load, reach, recorded, remove, resolve, root, shown, taken
+from operant.runs.index import Reach, create, discard_unstarted, list_ids, list_runs, load, parents, reach, recorded, remove, resolve, root, shown, taken
 from operant.runs.log import LEFT_OUT, SESSION_MARK, Tail, clock_and_text, log_end
 from operant.runs.metrics import (
     BOOKKEEPING,
@@ -112,6 +112,7 @@ __all__ = [
     "log_end",
     "number_of",
     "observe",
+    "parents",
     "probe",
     "reach",
     "read_json",

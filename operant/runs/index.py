@@ -171,6 +171,11 @@ def _index() -> Iterator[tuple[str, str, str]]:
                     yield name, found[2], target
 
 
+def parents() -> list[Path]:
+    """The folders that the runs of this user's index lie in, each once."""
+    return [Path(place) for place in sorted({os.path.dirname(target) for _, _, target in _index()})]
+
+
 def recorded(run: Run) -> bool:
     """Whether this user's index holds the run: at this place, made when its document says."""
     folder, created_ns = _index_folder(), integer_of(run.document, "created_realtime_ns")

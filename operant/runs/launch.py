@@ -26,10 +26,7 @@ from typing import Any
 
 from operant import runs, text
 from operant.errors import BadFileError, BusyError, MachineError, UsageError
-from operant.runs import Run
-from operant.runs.folder import signal_worker
-from operant.runs.log import SESSION_MARK, log_end
-from operant.runs.metrics import Reader
+from operant.runs import SESSION_MARK, Reader, Run, log_end, signal_worker
 
 __all__ = ["Began", "announce", "claimed", "detach_problem", "main", "mark_session", "oom_kills", "open_log", "signal_worker", "start"]
 

@@ -10,14 +10,16 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from operant import runs
 from operant.errors import BusyError, ConfigError, OperantError
 from operant.runs import Run, pool
-from operant.sweep import results, space
-from operant.sweep.plan import Plan
+from operant.sweep import results
 from operant.sweep.study import Study, claim
+
+if TYPE_CHECKING:
+    from operant.sweep.plan import Plan
 
 _LOOK_S = 0.25
 _SHORT_S = 5.0
@@ -39,6 +41,16 @@ class Trial:
     reported: set[int] = field(default_factory=set)
     verdict: str = ""  # "pruned" or "fail": its runs are being ended
     reason: str = ""
+
+
+def places(plan: Plan, workers: int | None) -> tuple[int, int]:
+    """How many runs of a sweep train side by side here, and on how many GPUs."""
+    import torch
+
+    device, wanted = plan.config.run.device, workers or plan.settings.workers
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    devices = torch.cuda.device_count() if on_gpu and device in ("auto", "cuda") else 1
+    return wanted or (devices if on_gpu else max(1, pool.cores() // max(1, plan.config.run.threads))), devices
 
 
 class Conductor:
@@ -145,7 +157,7 @@ class Conductor:
     def _request(self, trial: Trial, place: int, index: int) -> Any:
         """What the run of a trial is asked for."""
         device = self.plan.config.run.device
-        words = [space.override(key, value) for key, value in trial.values.items()]
+        words = self.plan.overrides(trial.values)
         words += [f"run.seed={self.plan.config.run.seed + place}", f"run.name={trial.names[place]}"]
         words += [f"run.device=cuda:{index % self._devices}"] if self._devices > 1 and device in ("auto", "cuda") else []
         return replace(self.plan.request, overrides=tuple(words))

@@ -8,6 +8,7 @@ Knows no engine and no trial.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -76,8 +77,26 @@ class Plan:
         own = self.settings
         return own.trials if own.trials is not None or own.steps is not None or own.minutes is not None else _DEFAULT_TRIALS
 
+    def values(self, asked: Any) -> dict[str, Any]:
+        """A value for each key that is searched."""
+        return space.values(self.space, asked)
 
-def make(request: Request, root: Path, name: str | None, trusted: bool = False) -> Plan:
+    def overrides(self, values: Mapping[str, Any]) -> list[str]:
+        """Values as they are written on a command line."""
+        return [space.override(key, value) for key, value in values.items()]
+
+    def decoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Values as they are written in a configuration, of those that the engine keeps."""
+        lists = {dimension.key: {space.stored(choice): choice for choice in dimension.choices} for dimension in self.space}
+        return {key: lists[key].get(value, value) if lists.get(key) else value for key, value in params.items()}
+
+    @property
+    def place(self) -> str:
+        """The folder as a person would type it."""
+        return runs.shown(self.folder)
+
+
+def make(request: Request, root: str | None, name: str | None, trusted: bool = False) -> Plan:
     """The plan of a command line, its folder made or found again. Raises ConfigError, UsageError and MachineError."""
     written = raw.read(request.source, request.all_overrides())
     table = written.data.get("sweep", {})
@@ -90,7 +109,7 @@ def make(request: Request, root: Path, name: str | None, trusted: bool = False) 
     stem = name or f"{request.source.stem if request.source is not None else request.prefix}-sweep"
     if not runs.ID.fullmatch(stem) or len(stem) > 48:
         raise UsageError(f"{raw.quoted(stem)} cannot be the name of a sweep: 1 to 48 letters, digits, '.', '_' or '-', a letter or digit first (--name)")
-    folder = root / stem
+    folder = runs.root(root) / stem
     kept = load.to_toml(config) + "\n" + tomli_w.dumps({"sweep": table})
     if (folder / FILE).is_file():
         _check_unchanged(folder, kept)

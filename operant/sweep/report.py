@@ -5,19 +5,20 @@ Matplotlib is imported when plots are drawn, never before.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from operant import runs
 from operant.config import load
-from operant.sweep import space, study
-from operant.sweep.plan import Plan
+from operant.sweep import study
 from operant.text import duration, number
+
+if TYPE_CHECKING:
+    from operant.sweep.plan import Plan
 
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")  # Okabe and Ito's, told apart by colour-blind readers
 _UNITS = {"score": "mean return of the last evaluation", "area": "mean return over the steps", "time_to_target": "seconds to the target"}
@@ -33,7 +34,7 @@ def counts(trials: Sequence[Any]) -> dict[str, int]:
 
 def words(trial: Any, plan: Plan) -> str:
     """A trial's values in a line, as overrides."""
-    taken = decoded(plan, trial.params)
+    taken = plan.decoded(trial.params)
     return "  ".join(f"{key.partition('.')[2]}={f'{value:.3g}' if isinstance(value, float) else value}" for key, value in taken.items())
 
 
@@ -42,7 +43,7 @@ def document(plan: Plan, search: study.Study) -> dict[str, Any]:
     trials = search.trials()
     rows = [
         {
-            "number": trial.number, "state": trial.state.name.lower(), "values": list(trial.values or ()), "params": decoded(plan, trial.params),
+            "number": trial.number, "state": trial.state.name.lower(), "values": list(trial.values or ()), "params": plan.decoded(trial.params),
             "runs": study.claim(trial).get("runs"), **{key: study.result(trial).get(key) for key in ("steps", "seconds", "reason")},
             "per_seed": study.result(trial).get("values"),
         }
@@ -55,19 +56,13 @@ def document(plan: Plan, search: study.Study) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def decoded(plan: Plan, params: dict[str, Any]) -> dict[str, Any]:
-    """The engine's values as they are written in a configuration."""
-    lists = {dimension.key: {space.stored(choice): choice for choice in dimension.choices} for dimension in plan.space}
-    return {key: lists[key].get(value, value) if lists.get(key) else value for key, value in params.items()}
-
-
 def write_best(plan: Plan, search: study.Study, trusted: bool = False) -> Path | None:
     """best.toml, a recipe with its evidence in comments; None before a trial is complete. With two objectives, that of the best score."""
     front = search.best()
     if not front:
         return None
     best = (max if plan.maximize else min)(front, key=lambda trial: trial.values[0])
-    chosen = [space.override(key, value) for key, value in decoded(plan, best.params).items()]
+    chosen = plan.overrides(plan.decoded(best.params))
     config = replace(plan.request, overrides=tuple(chosen)).load(trusted)
     path = plan.folder / "best.toml"
     path.write_text("\n".join([*_evidence(plan, search, best, chosen), "", load.to_toml(config)]), encoding="utf-8")
@@ -160,7 +155,7 @@ def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
     colours = mpl.colormaps["viridis" if plan.maximize else "viridis_r"]
     for trial in sorted(complete, key=lambda trial: trial.values[0], reverse=not plan.maximize):
         height = (trial.values[0] - low) / (high - low) if high > low else 0.5
-        places = [_height(dimension, trial.params.get(dimension.key)) for dimension in plan.space]
+        places = [dimension.height(trial.params.get(dimension.key)) for dimension in plan.space]
         axes.plot([*range(len(places) + 1)], [*places, height], color=colours(height), lw=0.8, alpha=0.8)
     for at, dimension in enumerate(plan.space):
         ends = [str(dimension.choices[0]), str(dimension.choices[-1])] if dimension.choices else [f"{dimension.low:g}", f"{dimension.high:g}"]
@@ -171,17 +166,6 @@ def _parallel(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
     axes.set_xticks([*range(len(plan.space) + 1)], [*(dimension.key for dimension in plan.space), plan.settings.objective], rotation=20, ha="right")
     axes.set(ylim=(-0.05, 1.05), yticks=[], title=plan.name)
     return True
-
-
-def _height(dimension: space.Dimension, value: Any) -> float:
-    """Where a value lies between its lowest (0) and its highest (1); NaN, a gap in the line, where the trial has none."""
-    if value is None:
-        return math.nan
-    if dimension.choices:
-        return [space.stored(choice) for choice in dimension.choices].index(value) / max(1, len(dimension.choices) - 1)
-    if dimension.kind == "log":
-        return math.log(value / dimension.low) / math.log(dimension.high / dimension.low)
-    return (value - dimension.low) / (dimension.high - dimension.low)
 
 
 def lines(plan: Plan, search: study.Study, active: Sequence[Any], columns: int) -> list[str]:

@@ -63,6 +63,17 @@ class Dimension(NamedTuple):
         return self.choices if self.kind == "choice" else ends
 
 
+    def height(self, value: Any) -> float:
+        """Where one of its values, as the engine keeps it, lies between the lowest (0) and the highest (1); NaN for None."""
+        if value is None:
+            return math.nan
+        if self.kind == "choice":
+            return [stored(choice) for choice in self.choices].index(value) / max(1, len(self.choices) - 1)
+        if self.kind == "log":
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+
 def stored(choice: Any) -> Any:
     """A choice as the engine keeps it: lists as JSON text."""
     return json.dumps(choice) if isinstance(choice, list | dict) else choice

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from operant import runs
 from operant.errors import MachineError
 from operant.runs import pool
-from operant.sweep import plan as planning
-from operant.sweep import space
 
 if TYPE_CHECKING:
     import optuna
+
+    from operant.sweep.plan import Plan
 
 _FEWEST_PERCENT, _REDUCTION = 10, 3
 
@@ -28,7 +28,7 @@ _FEWEST_PERCENT, _REDUCTION = 10, 3
 class Study:
     """The trials of a sweep. Raises MachineError where the engine is not installed."""
 
-    def __init__(self, plan: planning.Plan) -> None:
+    def __init__(self, plan: Plan) -> None:
         try:
             import optuna
             from optuna.storages.journal import JournalFileBackend
@@ -65,7 +65,7 @@ class Study:
         """A new trial of this process, whose runs are to be called `names` of its number, and its values. Within `turn`."""
         trial = self._study.ask()
         self.claim(trial, names(trial.number))
-        return trial, space.values(self._plan.space, trial)
+        return trial, self._plan.values(trial)
 
     def take_over(self, trial: optuna.trial.FrozenTrial, names: list[str]) -> tuple[optuna.Trial, dict[str, Any]]:
         """A trial whose process is gone, as this process's own, with the values that it has. Within `turn`."""
@@ -73,7 +73,7 @@ class Study:
 
         taken = optuna.Trial(self._study, trial._trial_id)
         self.claim(taken, names)
-        return taken, space.values(self._plan.space, taken)
+        return taken, self._plan.values(taken)
 
     @staticmethod
     def claim(trial: optuna.Trial, names: list[str]) -> None:
@@ -158,7 +158,7 @@ def _is_gone(trial: Any) -> bool:
     return pool.lives(claim(trial).get("owner") or {}) is False
 
 
-def _sampler(plan: planning.Plan) -> Any:
+def _sampler(plan: Plan) -> Any:
     import optuna
 
     seed, name = plan.settings.seed, plan.settings.sampler
@@ -171,7 +171,7 @@ def _sampler(plan: planning.Plan) -> Any:
     return optuna.samplers.CmaEsSampler(seed=own) if name == "cma_es" else optuna.samplers.RandomSampler(seed=own)
 
 
-def _pruner(plan: planning.Plan) -> Any:
+def _pruner(plan: Plan) -> Any:
     import optuna
 
     name = "none" if plan.settings.pareto else plan.settings.pruner

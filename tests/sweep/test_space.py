@@ -40,7 +40,7 @@ class Drawn:
 def made(place, text, *words, name=None):
     (place / "my.toml").write_text(BASE + text)
     asked = request.make(words, config=str(place / "my.toml"), environment_file=None, settings={})
-    return planning.make(asked, place / "runs", name)
+    return planning.make(asked, str(place / "runs"), name)
 
 
 def test_values_are_of_their_kind_and_within_their_ends(tmp_path):

@@ -1,0 +1,151 @@
+"""What commands do with a group, the runs of several seeds: start it, watch it, show it. Knows nothing of how it is trained."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from operant.cli import follow, listing
+from operant.cli.common import out, print_json, say, table
+from operant.runs import groups
+from operant.runs.groups import Group, Run
+from operant.text import count, number
+
+_DRAW_S = 1.0
+_HEADS = ("seed", "state", "id", "eval", "return", "sps", "progress")
+_RIGHT = (0, *range(3, 7))
+
+
+def find(text: str, reach: tuple[Path, bool]) -> Group | None:
+    """The group that a person means, or None: then it is a run."""
+    return groups.find(text, *reach)
+
+
+def make(*words: Any, **fields: Any) -> Group:
+    """A new group: see `groups.create`."""
+    return groups.create(*words, **fields)
+
+
+def stop_all(reach: tuple[Path, bool]) -> None:
+    """Let no group begin another run."""
+    for group in groups.list_groups(*reach):
+        groups.ask_stop(group)
+
+
+def stopped(group: Group) -> list[Run]:
+    """The runs of a group, which are to be stopped; no other one begins."""
+    groups.ask_stop(group)
+    made = group.runs
+    say(*(f"{id_} has not begun" for seed, id_ in group.members.items() if seed not in made))
+    return list(made.values())
+
+
+def go_on(group: Group, *, detach: bool) -> int:
+    """Start a group, or those of its runs that have not finished, and watch it; the exit code."""
+    presses = follow.Presses()
+    with presses.counted():
+        groups.start(group)
+        code = _watch(group, presses, detach=detach)
+    if not group.runs:
+        groups.remove(group)
+    return code
+
+
+def _watch(group: Group, presses: follow.Presses, *, detach: bool) -> int:
+    """Draw a group until it has ended, or with `detach` until its first record is there."""
+    drawn: list[str] = []
+    told: set[str] = set()
+    drawn_s, sent, terminal = float("-inf"), 0, sys.stderr.isatty()
+    while True:
+        group = groups.load(group.path) or group
+        live = group.live  # asked before its runs are looked at
+        now_s = time.monotonic()
+        if not live or now_s - drawn_s >= _DRAW_S:
+            drawn_s, described = now_s, groups.describe(group)
+            if terminal:
+                drawn = listing.redraw(sys.stderr, drawn, lines(described))
+            else:
+                ended = [row for row in described["runs"] if row["state"] not in ("waiting", *_LIVE) and row["id"] not in told]
+                told.update(row["id"] for row in ended)
+                say(*(f"seed {row['seed']}: {row['state']}  {row['id']}  eval {number(row.get('eval_return'))}" for row in ended))
+            if live and detach and any(row.get("step") for row in described["runs"]):
+                say(f"Detached. Still training: operant show {group.id} · stop: operant stop {group.id}")
+                return 0
+        if not live:
+            return _end(group, terminal=terminal)
+        if presses.wanted > sent:
+            sent = presses.wanted
+            _ask(group, sent)
+        presses.sleep(0.125)
+
+
+_LIVE = ("starting", "running", "paused", "stopping", "stalled", "suspended")
+
+
+def _ask(group: Group, wanted: int) -> None:
+    """Stop a group, or kill it."""
+    if wanted == 1:
+        groups.ask_stop(group)
+        say("Stopping: each run that trains saves a checkpoint (Ctrl-C again: at once, without)")
+    else:
+        groups.kill(group)
+
+
+def _end(group: Group, *, terminal: bool) -> int:
+    """The last words about a group that nobody trains any more; the exit code: that of the first run that has not finished."""
+    if problem := group.document.get("problem"):
+        say(*str(problem).splitlines())
+        code = group.document.get("code")
+        return code if isinstance(code, int) else 1
+    described = groups.describe(group)
+    if not terminal:
+        say(*lines(described)[-1:])
+    unfinished = [row for row in described["runs"] if row["state"] != "finished"]
+    say(f"next: operant {'resume' if unfinished else 'show'} {group.id}")
+    codes = [row.get("exit") for row in unfinished]
+    return 0 if not unfinished else next((code for code in codes if code), 130)
+
+
+def lines(described: Mapping[str, Any]) -> list[str]:
+    """A group in a few lines: its runs, then the mean over them."""
+    rows = [
+        (
+            str(row["seed"]), row["state"], row["id"], number(row.get("eval_return")), number(row.get("return")),
+            count(row["sps"]) if row.get("sps") is not None else "-", f"{100 * row['progress']:.0f} %" if row.get("progress") is not None else "-",
+        )
+        for row in described["runs"]
+    ]  # fmt: skip
+    return [*table(_HEADS, rows, _RIGHT), f"{described['id']}: {described['finished']} of {described['seeds']} finished, eval {mean(described)}"]
+
+
+def mean(described: Mapping[str, Any]) -> str:
+    """The evaluations' mean over seeds with its band, in words."""
+    found = described["bands"]["eval_return"]
+    if found is None:
+        return "-"
+    half = "" if found["half"] is None else f" ± {number(found['half'])} (95 %, n = {found['seeds']})"
+    return f"{number(found['mean'])}{half}"
+
+
+def show(group: Group, *, as_json: bool) -> None:
+    """Describe a group."""
+    described = groups.describe(group)
+    if as_json:
+        print_json(described)
+        return
+    out(*lines(described))
+    for key in ("eval_return", "best_return", "return"):
+        found = described["bands"][key]
+        if found is not None:
+            half = "" if found["half"] is None else f" ± {found['half']:.4g}  (95 % of the mean, n = {found['seeds']})"
+            out(f"{key:22} {found['mean']:.6g}{half}")
+
+
+def overview(reach: tuple[Path, bool], limit: int) -> list[str]:
+    """A table of groups, the newest first; nothing where there is none."""
+    described = [groups.describe(group) for group in groups.list_groups(*reach)[: limit or None]]
+    rows = [(f"{row['finished']} of {row['seeds']} finished" + (", training" if row["live"] else ""), row["id"], mean(row)) for row in described]
+    return ["", *table(("group", "id", "eval"), rows)] if rows else []
