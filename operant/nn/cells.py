@@ -34,7 +34,7 @@ def _steps_last(rows: Tensor) -> Tensor:
 
 def scan(a: Tensor, b: Tensor, first: Tensor) -> Tensor:
     """h_t = a_t h_{t-1} + b_t: coefficients a, b (G, M, T, B) and the first state (G, M, B) -> all states (G, M, T, B)."""
-    return _Scan.apply(a, b, first)
+    return a * first[:, :, None] + b if _is_a_step(b) else _Scan.apply(a, b, first)
 
 
 def gru(inputs: Tensor, weight: Tensor, bias: Tensor, first: Tensor, keep: Tensor) -> Tensor:
@@ -43,7 +43,13 @@ def gru(inputs: Tensor, weight: Tensor, bias: Tensor, first: Tensor, keep: Tenso
     r, z = sigmoid(x + W h), n = tanh(x + r (W h + b)), h <- (1 - z) n + z h.
     What the input adds to the gates (G, 3 M, T, B), W (G, 3 M, M), b (G, M, 1), the first state (G, M, B), `keep` -> all states (G, M, T, B).
     """
-    return _GRU.apply(inputs, weight, bias, first, keep)
+    if not _is_a_step(inputs):
+        return _GRU.apply(inputs, weight, bias, first, keep)
+    before, x, M = first * keep[0], inputs[:, :, 0], first.shape[1]
+    reset, update, recurrent = torch.bmm(weight, before).split(M, dim=1)
+    reset, update = (x[:, :M] + reset).sigmoid(), (x[:, M : 2 * M] + update).sigmoid()
+    candidate = (x[:, 2 * M :] + reset * (recurrent + bias)).tanh()
+    return (candidate + update * (before - candidate))[:, :, None]
 
 
 def lstm(inputs: Tensor, weight: Tensor, first: Tensor, first_cell: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,7 +58,16 @@ def lstm(inputs: Tensor, weight: Tensor, first: Tensor, first_cell: Tensor, keep
     i, f, o = sigmoid(x + W h), g = tanh(x + W h), c <- f c + i g, h <- o tanh(c).
     What the input adds to the gates (G, 4 M, T, B), W (G, 4 M, M), the first h and c (G, M, B), `keep` -> all h and the last c, (G, M, T, B) and (G, M, B).
     """
-    return _LSTM.apply(inputs, weight, first, first_cell, keep)
+    if not _is_a_step(inputs):
+        return _LSTM.apply(inputs, weight, first, first_cell, keep)
+    enter, forget, leave, candidate = (inputs[:, :, 0] + torch.bmm(weight, first * keep[0])).split(first.shape[1], dim=1)
+    cell = forget.sigmoid() * (first_cell * keep[0]) + enter.sigmoid() * candidate.tanh()
+    return (leave.sigmoid() * cell.tanh())[:, :, None], cell
+
+
+def _is_a_step(inputs: Tensor) -> bool:
+    """Whether an actor takes one step: without gradients, in plain operations, which can be exported."""
+    return inputs.shape[2] == 1 and not torch.is_grad_enabled()
 
 
 class _Scan(torch.autograd.Function):

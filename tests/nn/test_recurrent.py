@@ -124,7 +124,8 @@ def test_step_by_step_as_all_at_once(kind, shared):
     state = (first,)
     for t in range(T):
         state = (torch.where(reset[t].bool(), first, state[0]),)
-        parameters_t, value_t, after = made.unroll(seen[:, t], state, torch.zeros(1, B))
+        with torch.no_grad():
+            parameters_t, value_t, after = made.unroll(seen[:, t], state, torch.zeros(1, B))
         torch.testing.assert_close(parameters_t, parameters.view(-1, T, B)[:, t])
         torch.testing.assert_close(value_t, value.view(T, B)[t])
         action, state = made.act(seen[:, t], state)
