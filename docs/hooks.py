@@ -31,6 +31,7 @@ from operant.sweep import plan
 HOME = Path(__file__).resolve().parent.parent
 
 PYTHON = (
+    ("operant", "Runs and policies for programs and notebooks."),
     ("operant.gym", "Environments for Gymnasium and Stable-Baselines3. Needs `pip install \"operant[gym]\"`."),
     ("operant.envs", "What an environment's file imports."),
     ("operant.algos.base", "What an algorithm offers."),
@@ -295,7 +296,7 @@ def python() -> str:
     parts = ["# Python", "Generated from docstrings. What is not here may change without notice."]
     for name, purpose in PYTHON:
         module = importlib.import_module(name)
-        parts += [f"## {name}", purpose]
+        start = len(parts)
         for public in public_names(module):
             thing = getattr(module, public)
             if isinstance(thing, Dispatcher):
@@ -303,6 +304,7 @@ def python() -> str:
             if not (inspect.isclass(thing) or inspect.isfunction(thing)) or not inspect.getdoc(thing):
                 continue
             parts += [f"### {name}.{public}", f"```python\n{signature(public, thing)}\n```", paragraphs(inspect.getdoc(thing) or ""), *methods(thing)]
+        parts[start:start] = [f"## {name}", purpose] if len(parts) > start else []
     return "\n\n".join(parts)
 
 
