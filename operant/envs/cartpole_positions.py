@@ -2,7 +2,7 @@
 
 (POPGym's PositionOnlyCartPole hides the same two numbers, and pays 1 / 200, 1 / 400 or 1 / 600 a step up to as many steps.)
 
-Optimum: 500. Without memory: about 45, the best that an evolutionary search over small networks, deterministic and random, came to.
+Optimum: 500. Without memory: about 47, the best that PPO and an evolutionary search over small networks came to.
 """
 
 import math
