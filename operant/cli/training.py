@@ -28,6 +28,7 @@ class After(enum.Enum):
     DETACH = "detach"
     MONITOR = "monitor"
     INLINE = "inline"
+    PREPARE = "prepare"
 
 
 _RESTART = ("best", "last")
@@ -45,9 +46,11 @@ def train(
     seeds: Annotated[str | None, typer.Option(metavar="N", help="train N runs, with seed, seed + 1, ...: a group")] = None,
     side_by_side: Annotated[int, typer.Option("--side-by-side", metavar="N", min=1, help="with --seeds: so many runs at a time")] = 1,
     device: Annotated[str | None, typer.Option(metavar="auto|cpu|cuda[:N]")] = None,
+    gpus: Annotated[str | None, typer.Option(metavar="N|all|I,J,...", help="GPUs that share the lanes; the result is the same on 1, 2, 4 or 8")] = None,
     steps: Annotated[str | None, typer.Option(metavar="N", help="environment steps over all lanes, such as 20M")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the configuration and the memory estimate only")] = False,
     inline: Annotated[bool, typer.Option("--inline", help="train in this process, for a debugger")] = False,
+    prepare: Annotated[bool, typer.Option("--prepare", help="make the run folder and print it, for torchrun or srun; start nothing")] = False,
     detach: DetachOption = False,
     monitor: MonitorOption = False,
     resume: Annotated[str | None, typer.Option(metavar="RUN", help="the same as `operant resume RUN`")] = None,
@@ -57,10 +60,10 @@ def train(
     """Train an agent. Without arguments: PPO solves CartPole."""
     from operant.config import request
 
-    settings = {"run.name": name, "run.seed": seed, "run.seeds": seeds, "run.device": device, "run.steps": steps}
-    after = _after(inline=inline, detach=detach, monitor=monitor)
+    settings = {"run.name": name, "run.seed": seed, "run.seeds": seeds, "run.device": device, "run.gpus": _gpus(gpus), "run.steps": steps}
+    after = _after(inline=inline, detach=detach, monitor=monitor, prepare=prepare)
     if resume is not None:
-        others = {"--config": config, "--env": env, "--name": name, "--dry-run": dry_run or None, "--inline": inline or None}
+        others = {"--config": config, "--env": env, "--name": name, "--dry-run": dry_run or None, "--inline": inline or None, "--prepare": prepare or None}
         if given := [option for option, value in others.items() if value is not None]:
             raise UsageError(f"{', '.join(given)} cannot be used with --resume: a run goes on with its own configuration; key=value changes single keys")
         _resume(resume, [*(words or ()), *(f"{key}={value}" for key, value in settings.items() if value is not None)], "last", after, runs, trust)
@@ -69,7 +72,7 @@ def train(
     if dry_run:
         consented(trust, lambda trusted: _dry_run(asked, trusted))
     elif len(asked.seeds()) > 1:
-        if after in (After.INLINE, After.MONITOR):
+        if after in (After.INLINE, After.MONITOR, After.PREPARE):
             raise UsageError(f"--{after.value} is for one run, not for a group of {len(asked.seeds())} seeds")
         from operant import runs as folders
         from operant.cli import grouped
@@ -80,6 +83,11 @@ def train(
         raise typer.Exit(grouped.go_on(group, detach=after is After.DETACH))
     else:
         _train(asked, after, runs, consented(trust, asked.check_trust))
+
+
+def _gpus(given: str | None) -> str | None:
+    """The value of `run.gpus` for the option's: a list of numbers may be written 0,1."""
+    return f"[{given.strip(',')}]" if given is not None and "," in given and not given.startswith("[") else given
 
 
 def _after(**given: bool) -> After:
@@ -95,11 +103,18 @@ def _train(asked: Request, after: After, root: str | None, trusted: bool) -> Non
     from operant.runs import launch
 
     notice = launch.detach_problem() if after is After.DETACH else None
+    if after is After.PREPARE:
+        asked.load(trusted)  # what is wrong with it is better read here than in the logs of a cluster
     run = folders.create(folders.root(root), asked.name, asked.prefix, asked.document())
     if asked.name not in (None, run.id):
         say(f"there is a run {asked.name} already: this one is {run.id}")
     if after is After.INLINE:
         _train_here(run, trusted)
+        return
+    if after is After.PREPARE:
+        folders.update_document(run.path, prepared=True)
+        out(run.path)
+        say("start it on 1, 2, 4 or 8 ranks (several hosts: see operant doctor --links), such as", f"  {launch.torchrun_line(run.path, 2, trusted)}")
         return
     try:
         code = _start(run, ["--trust"] * trusted, after, notice)
@@ -148,7 +163,7 @@ def _train_here(run: Run, trusted: bool) -> None:
 def _worker(run: Run, *more: str) -> list[str]:
     from operant.runs import launch
 
-    return [*launch.module_command("operant.training.worker"), str(run.path), *more]
+    return [*launch.module_command("operant.training.worker"), str(run.path), "--spawn", *more]
 
 
 def _dry_run(asked: Request, trusted: bool) -> None:

@@ -76,13 +76,16 @@ def _make_context(index: int) -> None:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
 
 
-def set_threads(count: int) -> int:
-    """Use `count` CPU threads, or one for each core where it is 0; the number in use. It belongs to a run's configuration: reductions depend on it."""
+def set_threads(count: int, ranks: int = 1) -> int:
+    """Use `count` CPU threads, or one for each core where it is 0; the number in use. It belongs to a run's configuration: reductions depend on it.
+
+    So many ranks of a run share this machine's cores.
+    """
     import numba
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = count or cores
+    threads = count or max(1, cores // ranks)
     # In this order: numba starts its threads at the first word, and where they are OpenMP's it sets torch's number to all cores.
     numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
     torch.set_num_threads(threads)

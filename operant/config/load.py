@@ -177,6 +177,8 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
         found = [_problems(checked["algo"], net, lanes) for lanes in (sections.LANES_TRIED if env.lanes == "auto" else (env.lanes,))]
         for key, message in found[-1] if all(found) else ():
             raw.problem(raw.location(("algo", key), ("env", "lanes")), f"algo.{key}: {message}")
+    for key, message in checked["run"].problems() if checked.get("run") is not None else ():
+        raw.problem(raw.location(("run", key)), f"run.{key}: {message}")
     raw.raise_problems()
     env = env.model_copy(update={"name": environment_name, "params": params._asdict()})
     net = net.model_copy(update={"kind": kind})

@@ -7,9 +7,11 @@ Knows the keys on which the tensors of a checkpoint depend; knows no run folder,
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from operant.config import load
 from operant.config.load import Config
@@ -80,6 +82,19 @@ def check_fits(before: Config, after: Config, source: Path | None) -> None:
     ]
     if problems:
         raise ConfigError(COMMAND_LINE if source is None else shown(source), problems, advice=_ADVICE)
+
+
+_OWN_KEYS = frozenset({"run.device", "run.gpus", "run.ranks", "run.threads", "run.name", "env.lanes"})
+"""Keys that may differ between ranks, or that rank 0 works out for all."""
+
+
+def comparable(config: Config) -> dict[str, Any]:
+    """What has to be the same on all ranks: values by key, and the user's own files by what is in them."""
+    found = {key: value for key, value in load.values(config).items() if key not in _OWN_KEYS}
+    for name in ("environment_file", "algorithm_file", "network_file"):
+        if (path := getattr(config, name)) is not None:
+            found[f"the {name.replace('_', ' ')}"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return dict(json.loads(json.dumps(found, default=str)))
 
 
 def task_changes(before: Config, after: Config, code: str | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from operant.config import recipes
 from operant.settings import Count, Real, Section
@@ -37,6 +37,27 @@ RunName = Annotated[
 ]
 
 
+def _rank_count(value: int) -> int:
+    if value not in _COUNTS:
+        raise ValueError("input should be 1, 2, 4 or 8: the lanes form up to 8 equal shards, and each rank owns as many of them")
+    return value
+
+
+def _gpus(value: object) -> object:
+    """The number of GPUs, or which."""
+    found = int(value) if isinstance(value, str) and value.isdecimal() else value
+    numbers = [] if not isinstance(found, list) else [item for item in found if type(item) is int and 0 <= item < 1000]
+    sound = found == "all" or (type(found) is int and found in (0, *_COUNTS))
+    if not sound and not (isinstance(found, list) and len(set(numbers)) == len(found) in _COUNTS):
+        raise ValueError('input should be 0, 1, 2, 4 or 8 GPUs, a list of so many different numbers, such as [0, 1], or "all"')
+    return found
+
+
+_COUNTS = (1, 2, 4, 8)
+Ranks = Annotated[Count, AfterValidator(_rank_count), Field(json_schema_extra={"enum": list(_COUNTS)})]
+Gpus = Annotated[int | list[int] | Literal["all"], BeforeValidator(_gpus)]
+
+
 class Run(Section, use_attribute_docstrings=True):
     """One training run: its length, its device, its seed."""
 
@@ -56,6 +77,20 @@ class Run(Section, use_attribute_docstrings=True):
     """Id of the run; a suffix is added if the id exists. Not set: made from environment and algorithm."""
     threads: Count = Field(0, ge=0, le=4096)
     """CPU threads; 0: one per core."""
+    gpus: Gpus = 0
+    """GPUs of this machine that share the lanes: 2, 4 or 8 of them, "all", or a list of their numbers; 0: run.device decides."""
+    ranks: Ranks = 1
+    """Processes that share the lanes on the CPU: 1, 2, 4 or 8, with the same bits. On GPUs: run.gpus."""
+    peer_timeout: Real = Field(30.0, ge=1, le=86400)
+    """Seconds after which a rank that does not answer ends the run."""
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Values that do not fit together, as (key, message)."""
+        if self.gpus != 0 and self.device != "auto":
+            return [("gpus", f"run.device = {self.device} names one device: leave one of them out, or set run.device=auto (got gpus = {self.gpus})")]
+        if self.ranks > 1 and (self.gpus != 0 or self.device.startswith("cuda")):
+            return [("ranks", f"these are processes on the CPU; GPUs share a run by run.gpus={self.ranks} (got {self.ranks} ranks)")]
+        return []
 
 
 class Environment(Section, use_attribute_docstrings=True):

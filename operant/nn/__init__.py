@@ -5,7 +5,7 @@ from operant.nn.critics import ActorCriticConfig, CriticHead, Judged, projected
 from operant.nn.distributions import ILLEGAL, Gaussian, masked
 from operant.nn.exploration import decayed, epsilon_greedy, ladder
 from operant.nn.flat import FlatVector
-from operant.nn.normalization import RunningNormalizer, statistics
+from operant.nn.normalization import SOLO, Exchange, RunningNormalizer, statistics
 from operant.nn.optimizer import Adam, clip_gradient
 from operant.nn.policy import Actor, NetConfig, Policy
 from operant.nn.q_policy import QHead, QPolicy
@@ -15,11 +15,13 @@ from operant.nn.work import Work, network_flops, observation_bytes, on_policy_wo
 
 __all__ = [
     "ILLEGAL",
+    "SOLO",
     "Actor",
     "ActorCriticConfig",
     "Adam",
     "CategoricalActor",
     "CriticHead",
+    "Exchange",
     "Features",
     "FlatVector",
     "Gaussian",

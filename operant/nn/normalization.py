@@ -13,6 +13,8 @@ import torch
 
 from operant.compute.exchange import SOLO, Exchange
 
+__all__ = ["SOLO", "Exchange", "FixedScale", "RunningNormalizer", "Statistics", "statistics"]
+
 CPU_NUMBERS, GPU_NUMBERS = 2**18, 2**24
 """Bytes that are made floats at a time, at most."""
 

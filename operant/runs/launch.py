@@ -28,7 +28,7 @@ from operant import runs, text
 from operant.errors import BadFileError, BusyError, MachineError, UsageError
 from operant.runs import SESSION_MARK, Reader, Run, log_end, signal_worker
 
-__all__ = ["Began", "announce", "claimed", "detach_problem", "main", "mark_session", "oom_kills", "open_log", "signal_worker", "start"]
+__all__ = ["Began", "announce", "claimed", "detach_problem", "main", "mark_session", "oom_kills", "open_log", "signal_worker", "start", "torchrun_line"]
 
 _WAITER_POLL_S = 0.01
 _BUSY_CODE = BusyError.exit_code
@@ -147,12 +147,17 @@ def _is_gone(pid: int) -> bool:
     return state == [b"Z"]
 
 
-def open_log(folder: Path) -> int:
-    """A descriptor of a folder's log.txt, for appending. Raises OSError, and MachineError for what is no regular file."""
-    path = folder / "log.txt"
+def open_log(folder: Path, name: str = "log.txt") -> int:
+    """A descriptor of a folder's log, for appending. Raises OSError, and MachineError for what is no regular file."""
+    path = folder / name
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):  # a FIFO would be waited for
         raise MachineError(f"{runs.shown(path)} is no regular file, and a trainer writes its log there: move it away")
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+
+
+def torchrun_line(folder: Path | str, ranks: int, trusted: bool = False) -> str:
+    """The command that starts a prepared run on so many ranks of one machine."""
+    return f"torchrun --nproc-per-node={ranks} -m operant.training.worker {text.safe(folder)}{' --trust' * trusted}"
 
 
 def detach_problem() -> str | None:

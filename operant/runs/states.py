@@ -9,7 +9,7 @@ Knows nothing of ids or listing, nor how a state is drawn.
     stalled       lock held, heartbeat moving, iterations still for max(3 s, 5 x the usual iteration), and not in a long phase
     suspended     lock held, heartbeat still for more than 2 s
     finished, stopped, failed, diverged, gpu_fault, oom     the state word
-    crashed       lock free, state word not terminal
+    crashed       lock free, state word not terminal; of several ranks one was gone, or did not answer
     remote        the lock cannot be probed: another machine
     unreadable    the metrics file is damaged or of an incompatible version
 
@@ -77,6 +77,8 @@ class Observation(NamedTuple):
     phase_text: str | None = None
     host: str = ""
     young: bool = False  # made just now, no worker seen yet
+    prepared: bool = False  # made for a launcher, which has not started it yet
+    lost: str | None = None  # which of several ranks was gone, and how, so that all ended
     earlier: bool = False  # the metrics file is that of a session before the last worker's, which left none
     paused_by: str | None = None
     paused_s: float | None = None  # since when
@@ -168,6 +170,10 @@ def _ended(observation: Observation) -> State:
     if observation.earlier:
         observation = observation._replace(status=None, record=None)
     ending = observation.exit
+    if observation.prepared:
+        return State("starting", "prepared, waits for its launcher")
+    if observation.lost is not None:
+        return State("crashed", observation.lost)
     if ending is None:
         return State("starting", observation.phase_text) if observation.young and observation.status is None else State("crashed", "unknown")
     code, number = runfolder.integer_of(ending, "exit"), runfolder.integer_of(ending, "signal")
@@ -228,6 +234,7 @@ def observe(run: Run, reader: Reader | None = None) -> Observation:
     young = document.get("pid") is None and abs(time.time() - started_s) < _LAUNCH_S
     look = Observation(
         held, exit=ending, phase_text=runfolder.text_of(document, "phase"), host=runfolder.text_of(document, "host") or "", young=young,
+        prepared=document.get("prepared") is True and document.get("pid") is None, lost=runfolder.text_of(document, "lost"),
         paused_by=runfolder.text_of(document, "paused_by"), stopped_by=runfolder.text_of(document, "stopped_by"),
     )  # fmt: skip
     try:

@@ -12,10 +12,9 @@ from pydantic import ValidationError
 
 from operant import algos, worlds
 from operant.algos.base import Algorithm, Estimate
-from operant.compute.exchange import SOLO, Exchange
 from operant.config.load import Config
 from operant.errors import ConfigError
-from operant.nn import Actor
+from operant.nn import SOLO, Actor, Exchange
 
 
 def build(
@@ -43,6 +42,8 @@ def build(
 def require_shared(config: Config, ranks: int) -> None:
     """Raise ConfigError where so many ranks cannot share the run's lanes."""
     problem = None
+    if ranks == 1:
+        return
     if "exchange" not in inspect.signature(algos.load(config.algo_name).__init__).parameters:
         problem = f"run.gpus: {config.algo_label} trains on one device only (got {ranks} ranks); algo.name=ppo trains on several"
     else:

@@ -5,21 +5,30 @@ gloo on CPUs, NCCL on GPUs. Knows tensors, process groups and what an algorithm'
 
 from __future__ import annotations
 
+import math
+import os
+import socket
+import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final, Protocol
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from operant.algos.base import Algorithm, Tier
-from operant.compute.exchange import Exchange
+from operant.compute.exchange import SOLO, Exchange
+from operant.errors import MachineError
+
+__all__ = ["ALONE", "SOLO", "Algorithm", "EpisodeSums", "Exchange", "GroupExchange", "RankFigures", "Tier", "Together", "join", "own_state", "whole_state"]
 
 FOREVER = timedelta(days=365)
 """No exchange has a time limit of its own: a rank that has gone, or has stopped answering, is found by `operant.training.peers`."""
 
+_LAST_WORD_S = 5.0
 _LANES = ("world/", "algo/")  # groups of an algorithm's state in which a tensor whose last axis is the lanes holds a column for each
 _SUMS = frozenset({"world/carried"})  # sums over a rank's lanes, of which only the total matters
 
@@ -27,8 +36,8 @@ _SUMS = frozenset({"world/carried"})  # sums over a rank's lanes, of which only 
 class GroupExchange:
     """An `Exchange` over a process group."""
 
-    def __init__(self, rank: int, ranks: int, group: Any) -> None:
-        self.rank, self.ranks, self._group = rank, ranks, group
+    def __init__(self, rank: int, ranks: int, group: Any, name: str) -> None:
+        self.rank, self.ranks, self._group, self.name = rank, ranks, group, name
         self.seconds = 0.0  # that the host has spent in it
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -36,14 +45,104 @@ class GroupExchange:
         began_s = time.perf_counter()
         own = rows.detach().contiguous()
         gathered = torch.empty((self.ranks * len(own), *own.shape[1:]), dtype=own.dtype, device=own.device)
-        self._group._allgather_base(gathered.view(-1), own.view(-1)).wait()
+        try:
+            self._group._allgather_base(gathered.view(-1), own.view(-1)).wait()
+        except RuntimeError as error:
+            time.sleep(_LAST_WORD_S)  # the thread that watches the ranks knows more, and ends this process meanwhile
+            raise MachineError(f"the exchange between the ranks failed: {str(error).splitlines()[0]}") from error
         self.seconds += time.perf_counter() - began_s
         return gathered
 
 
-def gloo(store: dist.Store, rank: int, ranks: int) -> GroupExchange:
-    """An exchange on CPUs. Returns once all ranks have called it."""
-    return GroupExchange(rank, ranks, dist.ProcessGroupGloo(store, rank, ranks, FOREVER))
+def join(store: dist.Store, rank: int, ranks: int, device: torch.device, *, everywhere: bool = False) -> GroupExchange:
+    """The exchange of a device's kind. Returns once all ranks have called it. `everywhere`: there are ranks on other hosts."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        return GroupExchange(rank, ranks, dist.ProcessGroupNCCL(store, rank, ranks, dist.ProcessGroupNCCL.Options()), "NCCL")
+    if not everywhere and "GLOO_SOCKET_IFNAME" not in os.environ:  # by default it looks the host's name up, which may lead to nowhere
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    return GroupExchange(rank, ranks, dist.ProcessGroupGloo(store, rank, ranks, FOREVER), "gloo")
+
+
+def host_store(address: str) -> dist.TCPStore:
+    """What the ranks find each other by, on rank 0's host: at one of its addresses, or "" for all."""
+    listener = socket.create_server((address, 0))
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        address or "localhost", port, is_master=True, wait_for_workers=False, timeout=FOREVER, use_libuv=True, master_listen_fd=listener.detach()
+    )
+
+
+def reach_store(address: str, port: int) -> dist.TCPStore:
+    """The same from another rank."""
+    return dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+
+
+class Together(Protocol):
+    """All ranks of a run."""
+
+    exchange: Exchange
+
+    @property
+    def figures(self) -> Mapping[int, Mapping[str, float]]:
+        """What the other ranks have said of their machines last."""
+
+    def state(self, algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
+        """The tensors of a tier on the CPU as they are now, those of all ranks' lanes."""
+
+
+class Alone:
+    """A run of one rank."""
+
+    exchange, figures = SOLO, dict[int, dict[str, float]]()
+
+    def state(self, algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
+        """The algorithm's own."""
+        return whole_state(algo, tier, SOLO)
+
+
+ALONE: Final[Together] = Alone()
+
+
+class EpisodeSums:
+    """The sums over the episodes that ended in an iteration, of all ranks' lanes: (3 + K) float64. All ranks call it together."""
+
+    def __init__(self, algo: Algorithm, exchange: Exchange) -> None:
+        self._algo, self._exchange = algo, exchange
+
+    def __call__(self) -> Tensor:
+        """Those since the last call."""
+        own = self._algo.world.episode_sums(self._algo.rollout)
+        return own if self._exchange.ranks == 1 else self._exchange.gather(own[None]).sum(0)
+
+
+class RankFigures:
+    """The columns of a record that are about single ranks: memory, and the share of the time since the last record that a rank spent in the exchange."""
+
+    def __init__(self, device: torch.device, together: Together) -> None:
+        self._device, self._exchange, self._together = device, together.exchange, together
+        self._before: dict[int, tuple[float, float]] = {}  # by rank: the clock, seconds in the exchange
+        self._shares: dict[int, float] = {}
+
+    def __call__(self) -> dict[str, float]:
+        """By column; nothing of one rank alone. What a rank has not said yet is NaN."""
+        found = {}
+        for rank in range(self._exchange.ranks if self._exchange.ranks > 1 else 0):
+            said = figures(self._device, self._exchange) if rank == self._exchange.rank else self._together.figures.get(rank, {})
+            now_s, spent_s = said.get("clock_s", math.nan), said.get("exchange_s", math.nan)
+            before_s, before_spent_s = self._before.get(rank, (math.nan, math.nan))
+            if now_s != before_s:
+                self._before[rank] = (now_s, spent_s)
+                self._shares[rank] = (spent_s - before_spent_s) / (now_s - before_s)
+            found[f"gpu/{rank}/memory_bytes"] = said.get("memory_bytes", math.nan)
+            found[f"gpu/{rank}/exchange_share"] = self._shares.get(rank, math.nan)
+        return found
+
+
+def figures(device: torch.device, exchange: Exchange) -> dict[str, float]:
+    """What a rank says of its machine: bytes in use, and seconds that its host has waited in the exchange."""
+    used = torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
+    return {"memory_bytes": float(used), "exchange_s": getattr(exchange, "seconds", 0.0), "clock_s": time.monotonic()}
 
 
 # A CHECKPOINT'S TENSORS

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -28,8 +28,11 @@ from operant.training.build import build
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.training.meters import Meters, NotFinite, metrics_for, specs_for
 from operant.training.requests import Attendant, Heartbeat, Requests, Stop
-from operant.training.state import Snapshots, copied
+from operant.training.state import Snapshots
 from operant.training.target import TargetEvaluator, describe
+
+if TYPE_CHECKING:
+    from operant.training.team import Team
 
 _PAUSE_LOOK_S = 0.05
 _SHOWN = {"collect": "rollout"}  # what the metrics file calls an algorithm's phase; every other one is an update
@@ -38,6 +41,7 @@ _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _LEVELS = {"info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 
 log = logging.getLogger("operant")
+Start = tuple[Checkpoint, Config] | None
 
 
 class _Save(NamedTuple):
@@ -52,13 +56,11 @@ class _Save(NamedTuple):
 class Trainer:
     """One run, from its resolved configuration to its end."""
 
-    def __init__(
-        self, folder: Path, document: dict[str, Any], config: Config, device: torch.device, start: tuple[Checkpoint, Config] | None, requests: Requests
-    ) -> None:
-        """`start` is the checkpoint from which a resumed session begins, and the configuration that it was made with."""
-        self.folder, self.config, self.requests = folder, config, requests
+    def __init__(self, folder: Path, document: dict[str, Any], config: Config, device: torch.device, start: Start, requests: Requests, team: Team) -> None:
+        """`start` is the checkpoint from which a resumed session begins, and the configuration that it was made with. `team` are all ranks of the run."""
+        self.folder, self.config, self.requests, self.team = folder, config, requests, team
         self.session, run_uuid = document["session"], bytes.fromhex(document["uuid"])
-        self.algo = build(config, device, chosen=document.get("chosen"))
+        self.algo = build(config, device, chosen=document.get("chosen"), exchange=team.exchange)
         self.iteration, self.step = 0, 0
         self.best_mean, self.last_evaluation, self._evaluation = float("-inf"), -1, float("nan")
         self.store = Store(folder / "checkpoints", run_uuid=document["uuid"], keep=config.checkpoint.keep, report=self._not_saved)
@@ -66,18 +68,16 @@ class Trainer:
         self._failures, self._problem = 0, ""
         carried = load.to_toml(config, **load.copies(config, "../../source"))
         code = resuming.environment_code(config)
-        self.snapshots = Snapshots(self.algo, self.store, self.session, config=carried, environment_code=code, saves=config.checkpoint.replay)
+        self.snapshots = Snapshots(self.algo, self.store, self.session, team, config=carried, environment_code=code, saves=config.checkpoint.replay)
         anew = None if start is None else self._restore(*start)
-        self.evaluator = None
-        if config.eval.every:
-            self.evaluator = TargetEvaluator(self.algo.actor, config)
+        self.evaluator = TargetEvaluator(self.algo.actor, config) if config.eval.every else None
         requests.begin()
         metrics_path, history_path = folder / "metrics.mm", folder / "history"
         if start is not None:
             salvage(history_path, metrics_path)
-        runs.write_specs(folder, specs_for(self.algo))  # before the metrics file: who finds that finds what its metrics mean
+        runs.write_specs(folder, specs_for(self.algo, team.exchange.ranks))  # before the metrics file: who finds that finds what its metrics mean
         self.writer = Writer(
-            metrics_path, metrics_for(self.algo), run_uuid=run_uuid, session=self.session, version=__version__,
+            metrics_path, metrics_for(self.algo, team.exchange.ranks), run_uuid=run_uuid, session=self.session, version=__version__,
             frame_bytes=FRAME_BYTES if config.environment.draws else 0,
         )  # fmt: skip
         rewind_to = self.step if start is not None else None
@@ -88,7 +88,7 @@ class Trainer:
         self._looked_s, self._told_write_errors, self._told_absence, self._told_unfinished = time.monotonic(), False, False, False
         where = f"{config.environment.name}, {config.algo_label}, {config.lanes:,} lanes on {document.get('device_name', device)}"
         resumed = f"resumed from {start[0].path.name} (session {self.session})" if start is not None else "started"
-        self.say(f"{resumed}: {where}", code="resume" if start is not None else "note")
+        self.say(f"{resumed}: {where}{team.words(self.algo)}", code="resume" if start is not None else "note")
         if self.snapshots.replay_size is not None:
             self.say(f"replay: {self.snapshots.replay_size}")
         self.evaluations = evaluations.Evaluations(folder, lambda line: self.say(line, level="warn", code="file"))
@@ -149,13 +149,13 @@ class Trainer:
     def run(self, lock: runs.Lock) -> None:
         """Train until the steps are done, the target is reached, or somebody stops it. Leaves the last checkpoint and a terminal state."""
         self._lock = lock
-        self.requests.teller = self
+        self.requests.teller = self.team.teller = self
         self.history.start()
         with Heartbeat(self.writer.heartbeat), Attendant(self.inbox, self.requests, self):
             try:
                 self._loop()
             except OperantError as error:
-                if isinstance(error, EnvironmentFailedError) and self.iteration:
+                if isinstance(error, EnvironmentFailedError) and self.iteration and self.team.alone:
                     self._save(wait=True)
                 states = {DivergedError: "diverged", StoppedError: "stopped", DeviceError: "gpu_fault"}
                 self._end(states.get(type(error), "failed"), error)
@@ -170,7 +170,7 @@ class Trainer:
 
     def _loop(self) -> None:
         algo, config = self.algo, self.config
-        self.meters = meters = Meters(algo, self.writer, record_hz=config.run.record_hz, iteration=self.iteration, step=self.step)
+        self.meters = meters = Meters(algo, self.writer, self.team, record_hz=config.run.record_hz, iteration=self.iteration, step=self.step)
         if self.best_mean > float("-inf"):  # of the session before
             meters.recall(self._evaluation, self.best_mean)
         if self.iteration == 0:
@@ -182,6 +182,7 @@ class Trainer:
         if lacking and self.requests.pending and not solved:
             self._obey()
         while self.step < config.run.steps and not solved:
+            self.team.tell("iterate")
             for phase in algo.phases:
                 self.writer.set_phase(_SHOWN.get(phase.name, "update"))
                 meters.measure(phase.name, phase.run)
@@ -282,7 +283,7 @@ class Trainer:
             with contextlib.suppress(MachineError):
                 if self.writer.restore():
                     self.say("metrics.mm had been deleted or replaced, and was put back", level="warn", code="file")
-                if runs.write_specs(self.folder, specs_for(self.algo), again=True):
+                if runs.write_specs(self.folder, specs_for(self.algo, self.team.exchange.ranks), again=True):
                     self.say("metrics.json had been deleted, and was put back", level="warn", code="file")
 
     def _tell_write_errors(self) -> None:
@@ -388,7 +389,7 @@ class Trainer:
         parameters = self.algo.actor.not_finite()
         names = ", ".join([*parameters[:6], *not_finite.columns[:6]]) or "a loss"
         self.store.wait()
-        self.store.quarantine(self.step, copied(self.algo, "train"), self._document(), session=self.session)
+        self.store.quarantine(self.step, self.team.state(self.algo, "train"), self._document(), session=self.session)
         last, entered = self.store.newest(), not_finite.entered
         kept = f"the last finite checkpoint is that of step {last.manifest.step:,}" if last is not None else "there is no checkpoint yet"
         where = ""

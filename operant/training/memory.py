@@ -76,13 +76,15 @@ class _Storages(TorchDispatchMode):
         self.living_bytes -= size
 
 
-def require_room(config: Config, device: torch.device) -> None:
+def require_room(config: Config, device: torch.device, ranks: int = 1) -> None:
     """Raise MachineError where what a run keeps to its end does not fit into the memory that is free. Costs nothing where it is certain to fit.
+
+    So many ranks share the lanes: each GPU holds its part.
 
     A GPU refuses what it lacks at once, so there only what moves in an iteration is looked at first. A CPU promises memory that it does not have.
     """
     on_gpu = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available * _KEPT_SHARE
+    free = torch.cuda.mem_get_info(device)[0] * ranks if on_gpu else psutil.virtual_memory().available * _KEPT_SHARE
     if building.estimate(config).bytes * (1 if on_gpu else _MOST_KEPT) <= free:
         return
     needed = estimate(config, updates=False).fixed_bytes

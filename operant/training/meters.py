@@ -18,10 +18,12 @@ import torch
 from operant.algos.base import Algorithm
 from operant.compute.graphs import Graphed
 from operant.runs import BOOKKEEPING, FLAG_CHECKPOINT, FLAG_EVAL, Metric, MetricSpec, Threshold, Writer
+from operant.training.distributed import ALONE, EpisodeSums, RankFigures, Together
 from operant.training.entry import Entered, Entry, advice
 from operant.worlds import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
+_OF_A_RANK = (("memory_bytes", "memory in use", "bytes"), ("exchange_share", "time in the exchange", ""))
 _BETWEEN = ("evaluate", "checkpoint")  # what takes time beside the algorithm's phases
 
 
@@ -42,8 +44,8 @@ def _timed(algo: Algorithm) -> tuple[str, ...]:
     return (*(phase.name for phase in algo.phases), *_BETWEEN)
 
 
-def specs_for(algo: Algorithm) -> tuple[MetricSpec, ...]:
-    """What a run's metrics mean, in the order of its metrics file: episodes, evaluation, the algorithm's own, time, memory, the environment's tallies.
+def specs_for(algo: Algorithm, ranks: int = 1) -> tuple[MetricSpec, ...]:
+    """What a run's metrics mean, in the order of its metrics file: episodes, evaluation, the algorithm's own, time, memory, ranks, the environment's tallies.
 
     Counters are sums over a record's iterations: where a history merges records, theirs are added up.
     """
@@ -64,14 +66,16 @@ def specs_for(algo: Algorithm) -> tuple[MetricSpec, ...]:
         *(MetricSpec(f"seconds/{phase}", f"{phase} time", "s", kind="counter", order=BOOKKEEPING + 10) for phase in _timed(algo)),
         MetricSpec("memory/allocated_bytes", "memory in use", "bytes", order=BOOKKEEPING + 20),
         MetricSpec("memory/reserved_bytes", "memory reserved", "bytes", order=BOOKKEEPING + 20),
+        *(MetricSpec(f"gpu/{rank}/{name}", f"rank {rank}: {label}", unit, order=BOOKKEEPING + 30) for rank in range(ranks if ranks > 1 else 0)
+          for name, label, unit in _OF_A_RANK),
         *(MetricSpec(f"tally/{name}", name.replace("_", " "), order=200) for name in algo.world.spec.tally),
     )  # fmt: skip
 
 
-def metrics_for(algo: Algorithm) -> list[Metric]:
+def metrics_for(algo: Algorithm, ranks: int = 1) -> list[Metric]:
     """The columns of a run's metrics file. What the algorithm computes must be finite."""
     own = {spec.name for spec in algo.metrics}
-    specs = specs_for(algo)
+    specs = specs_for(algo, ranks)
     return [Metric(spec.name, spec.kind, unit=spec.unit, higher_better=spec.higher_better, must_be_finite=spec.name in own) for spec in specs]
 
 
@@ -88,7 +92,9 @@ class _Pending(NamedTuple):
 class Meters:
     """Accumulates an algorithm's numbers and publishes records. Call `measure` around each phase and `after` once an iteration."""
 
-    def __init__(self, algo: Algorithm, writer: Writer, *, record_hz: float, iteration: int = 0, step: int = 0) -> None:
+    def __init__(
+        self, algo: Algorithm, writer: Writer, together: Together = ALONE, *, record_hz: float, iteration: int = 0, step: int = 0
+    ) -> None:
         self._algo, self._writer, self._period_s = algo, writer, 1.0 / record_hz
         self._device = algo.device
         self._cuda = self._device.type == "cuda"
@@ -100,6 +106,7 @@ class Meters:
         self._first_bad = torch.full((1,), _NEVER, dtype=torch.int64, device=self._device)
         self._host = torch.zeros(stats + sums, dtype=torch.float64, pin_memory=self._cuda)
         self._host_bad = torch.full((1,), _NEVER, dtype=torch.int64, pin_memory=self._cuda)
+        self._episode_sums, self._ranks = EpisodeSums(algo, together.exchange), RankFigures(algo.device, together)
         self._entry = Entry(algo.rollout, self._first_bad)
         self._accumulate = Graphed(self._accumulate_once, self._device)
         self._timed: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
@@ -180,7 +187,7 @@ class Meters:
     def _accumulate_once(self) -> None:
         stats = self._algo.stats
         self._totals[self._stats_window] += stats
-        self._totals[self._sums_window] += self._algo.world.episode_sums(self._algo.rollout)
+        self._totals[self._sums_window] += self._episode_sums()
         self._iteration += 1
         self._entry()
         bad = ((stats[-1] > 0) | (self._entry.any > 0)) & (self._first_bad < 0)
@@ -259,6 +266,7 @@ class Meters:
             "memory/allocated_bytes": allocated,
             "memory/reserved_bytes": reserved,
         }
+        values |= self._ranks()
         # An algorithm's rates are counted by it, and become rates here.
         times = {"rate": max(pending.training_s, 1e-9)}
         means = zip(algo.metrics, totals[self._means_window], strict=True)

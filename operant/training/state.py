@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from operant.algos.base import Algorithm, Tier
 from operant.errors import BadFileError, ConfigError
 from operant.runs.checkpoints import Checkpoint, Store, find_nonfinite
+from operant.training.distributed import ALONE, SOLO, Algorithm, Exchange, Tier, Together, own_state
 
 AUTO_BYTES, AUTO_SHARE, AUTO_TIME_SHARE = 4 << 30, 0.1, 0.05
 """The most that `checkpoint.replay = "auto"` saves: bytes, the share of the free disk, and that of the time."""
@@ -25,13 +26,14 @@ class Snapshots:
     """The checkpoints of one session of a run: each carries its configuration, and the task since which its returns compare."""
 
     def __init__(
-        self, algo: Algorithm, store: Store, session: int, *, config: str, environment_code: str | None, saves: Literal["auto"] | bool = "auto"
-    ) -> None:
+        self, algo: Algorithm, store: Store, session: int, together: Together = ALONE, *, config: str, environment_code: str | None,
+        saves: Literal["auto"] | bool = "auto",
+    ) -> None:  # fmt: skip
         """`config` is the configuration file as it is to lie in a checkpoint's folder, `environment_code` the hash of the user's own environment file.
 
         `saves`: whether what can be collected anew is saved, too.
         """
-        self._algo, self._store, self._session, self._config = algo, store, session, config
+        self._algo, self._store, self._session, self._config, self._together = algo, store, session, config, together
         self._task: dict[str, Any] = {"task": session, "environment_code": environment_code}
         self._complete_step = -1  # of the last one that holds all
         replay = _replay(algo).values()
@@ -86,7 +88,7 @@ class Snapshots:
             self._paused_s = self._saved_s - began_s
         tier: Tier = "all" if saved or not self.replay_bytes else "train"
         self._complete_step = step if tier == "all" else self._complete_step
-        tensors = copied(self._algo, "train")
+        tensors = self._together.state(self._algo, "train")
         held = {"tier": tier, "tensor_bytes": sum(tensor.nbytes for tensor in tensors.values())}
         self._store.save_async(
             step, tensors, {**document, **self._task, **held}, session=self._session, best=best, must_be_finite=must_be_finite(self._algo), config=self._config
@@ -102,7 +104,7 @@ class Snapshots:
 
         `task_changes` are the reasons why it would not, as far as the configurations tell.
         """
-        restore(self._algo, checkpoint)
+        restore(self._algo, checkpoint, self._together.exchange)
         document, newest = checkpoint.document, self._store.newest("best")
         lack = self._store.replays.restore(checkpoint.step, _replay(self._algo), session=checkpoint.session) if self.replay_bytes else None
         if not self._algo.world.resumes:
@@ -118,11 +120,6 @@ class Snapshots:
         return document, f"the best starts anew, since returns no longer compare: {why}"
 
 
-def copied(algo: Algorithm, tier: Tier) -> dict[str, Tensor]:
-    """The tensors of a tier on the CPU, as they are now."""
-    return {name: value.detach().to("cpu", copy=True) for name, value in algo.state(tier).items()}  # sync: a checkpoint
-
-
 def _replay(algo: Algorithm) -> dict[str, Tensor]:
     """The tensors that can be collected anew, where they lie."""
     needed = algo.state("train")
@@ -134,15 +131,15 @@ def must_be_finite(algo: Algorithm) -> list[str]:
     return [name for name in algo.state("train") if name != _ENVIRONMENTS_OWN]
 
 
-def restore(algo: Algorithm, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's tensors into an algorithm, whose replay stays as it is.
+def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) -> None:
+    """Copy a checkpoint's tensors into an algorithm, whose replay stays as it is; of several ranks each takes its own lanes.
 
     Raises ConfigError where they do not fit, BadFileError where they are not finite; copies none then.
     """
     tier = checkpoint.document.get("tier", "all")
     if tier not in ("train", "all"):
         raise ConfigError(str(checkpoint.path), ["it holds the policy alone, which is enough to play it, but not to train on: resume from another one"])
-    own, there = algo.state("train"), dict(checkpoint.tensors)
+    own, there = algo.state("train"), own_state(algo, checkpoint.tensors, exchange)
     done, of_each = there.get(_ITERATION), algo.steps_per_iteration
     if done is not None and int(done) * of_each != checkpoint.step:  # another horizon, in this session or in one before
         there[_ITERATION] = torch.full_like(done, checkpoint.step // of_each)
@@ -159,3 +156,10 @@ def restore(algo: Algorithm, checkpoint: Checkpoint) -> None:
     with torch.no_grad():
         for name, here in own.items():
             here.copy_(there[name])
+
+
+def resume(algo: Algorithm, checkpoints: Path, run_uuid: str, step: int, exchange: Exchange) -> None:
+    """The same as another rank than 0: from the checkpoint of a step, which rank 0 has chosen."""
+    restore(algo, Store(checkpoints, run_uuid=run_uuid, report=lambda line: None).load(step), exchange)
+    if not algo.world.resumes:
+        algo.start()

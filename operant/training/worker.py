@@ -1,5 +1,6 @@
 """The worker: `python -m operant.training.worker RUN_DIR`. Trains one run from its folder, headless, and ends with the exit code of how it went.
 
+Where several ranks share the run's lanes, this is one of them: rank 0 starts the others, or a launcher (torchrun, srun) has started all.
 Turns a folder into a trainer (operant/training/loop.py) and its ending into an exit code; knows nothing of the loop.
 Everything heavy is imported after the run's lock is held, so that a viewer sees a living run from the first moment.
 """
@@ -11,9 +12,11 @@ import contextlib
 import functools
 import logging
 import os
+import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,12 +24,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from operant import runs
 from operant.compute.runtime import device_error, find_device, importing, quiet_threads, set_threads, wake_gpu
 from operant.errors import DeviceError, EnvironmentFailedError, MachineError, OperantError, StoppedError
+from operant.runs import launch
 from operant.text import safe
-from operant.training.requests import Requests
+from operant.training import ranks
+from operant.training.requests import Requests, Stop
 
 if TYPE_CHECKING:
+    import torch
+
     from operant.config.load import Config
+    from operant.config.request import Request
     from operant.training.loop import Trainer
+    from operant.training.team import Team
 
 log = logging.getLogger("operant")
 _LOG_CELLS = 4000  # of a line
@@ -60,33 +69,66 @@ def _git_commit(folder: Path) -> str | None:
     return None
 
 
-def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bool = False) -> Trainer:
-    """Everything up to the first iteration. Raises OperantError for all that can be wrong before it."""
+def prepare(
+    folder: Path, *, resume: str | None, requests: Requests, trusted: bool = False, here: ranks.Place = ranks.ALONE
+) -> tuple[Trainer, Team]:
+    """Everything up to the first iteration, and the ranks that train together. Raises OperantError for all that can be wrong before it."""
+    document = runs.read_json(folder / "run.json")
+    asked, config = configured(folder, document, resume, trusted, lambda phase: runs.update_document(folder, durable=False, phase=phase))
+    from operant.training import team as teams
 
-    def phase(text: str, **fields: Any) -> None:
-        runs.update_document(folder, durable=False, phase=text, **fields)
+    here, named, note = ranks.found(config.run, here, resume=resume is not None)
+    device = find_device(named)
+    team = teams.Team(folder, lambda name: requests.ask_stop(Stop(signal.SIGTERM, name)))
+    try:
+        flags = [*(["--resume", resume] if resume is not None else []), *["--trust"] * trusted]
+        team.open(here, [*launch.module_command("operant.training.worker"), str(folder), *flags], config.run.peer_timeout)
+        # What was chosen here is written down, so that a resume chooses the same and ends in the same bits.
+        chosen = {"threads": set_threads(config.run.threads, here.local_ranks), **ranks.chosen(config.run, here, device)}
+        config = replace(config, run=config.run.model_copy(update=chosen))
+        trainer = _built(folder, document, asked, config, (device, team, here), resume, requests, trusted)
+        for line in filter(None, [note]):
+            trainer.say(line, level="warn")
+    except BaseException as error:
+        team.end(error)
+        raise
+    return trainer, team
 
+
+def configured(
+    folder: Path, document: dict[str, Any], resume: str | None, trusted: bool, phase: Callable[[str], object] = lambda phase: None
+) -> tuple[Request, Config]:
+    """What a run's document asks for, and the configuration, once all that is large is imported. Raises ConfigError."""
     from operant.config import request
 
-    document = runs.read_json(folder / "run.json")
     asked = request.of_run(folder, document.get("request"), resume=resume is not None)
     wake_gpu(asked.device())
     with importing():
-        import numba
-        import torch
-
-        from operant.config import load as configuration
-        from operant.config import resuming, trust
-        from operant.runs.checkpoints import Store
-        from operant.training import auto_lanes, memory
-        from operant.training.loop import Trainer
-        from operant.worlds import quick_check
+        from operant.training import loop, team  # noqa: F401  (and torch and numba with them)
 
         phase("reading the configuration")
-        config = asked.load(trusted)
-    device = find_device(config.run.device)
-    # What was chosen here is written down, so that a resume chooses the same and ends in the same bits.
-    config = replace(config, run=config.run.model_copy(update={"threads": set_threads(config.run.threads), "device": str(device)}))
+        return asked, asked.load(trusted)
+
+
+def _built(
+    folder: Path, document: dict[str, Any], asked: Request, config: Config, where: tuple[torch.device, Team, ranks.Place],
+    resume: str | None, requests: Requests, trusted: bool,
+) -> Trainer:  # fmt: skip
+    """The trainer of a configuration on its device, once the other ranks are there."""
+    import numba
+    import torch
+
+    from operant.config import load as configuration
+    from operant.config import resuming, trust
+    from operant.runs.checkpoints import Store
+    from operant.training import auto_lanes, memory
+    from operant.training.loop import Trainer
+    from operant.worlds import quick_check
+
+    def phase(text: str, **fields: Any) -> dict[str, Any]:
+        return runs.update_document(folder, durable=False, phase=text, **fields)
+
+    (device, team, here), values = where, resuming.comparable(config)
     warnings: list[str] = []
     if (file := config.environment_file) is not None and not config.hosted:
         phase(f"checking {file.name}")
@@ -95,7 +137,7 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
         phase("trying how many lanes fit")
         config = auto_lanes.resolved(config, device, report=log.info)
     else:
-        memory.require_room(config, device)
+        memory.require_room(config, device, here.ranks)
     start, before = None, None
     if resume is not None:
         which = int(resume) if resume.isdecimal() else resume
@@ -104,12 +146,15 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
         resuming.check_fits(before, config, asked.source)
         start = (checkpoint, before)
     config = resuming.completed(config, before)
-    document = runs.update_document(
-        folder,
-        phase="compiling kernels",
+    if here.ranks > 1:
+        phase(f"waiting for {here.ranks - 1} other rank{'s' * (here.ranks > 2)}")
+        team.join(config, values, device, None if start is None else start[0].step)
+    document = phase(
+        "compiling kernels",
         env=config.environment.name,
         algo=config.algo_label,
         lanes=config.lanes,
+        ranks=here.ranks,
         steps=config.run.steps,
         target=config.run.target,
         target_reached=None if config.run.target is None else False,
@@ -132,7 +177,7 @@ def prepare(folder: Path, *, resume: str | None, requests: Requests, trusted: bo
 
     if start is None:
         write(config)
-    trainer = Trainer(folder, document, config, device, start, requests)  # which refuses a checkpoint that does not fit: until then nothing is overwritten
+    trainer = Trainer(folder, document, config, device, start, requests, team)  # which refuses a checkpoint that does not fit: nothing is overwritten before
     for line in warnings:
         trainer.say(line, level="warn")
     if start is not None:
@@ -154,19 +199,28 @@ def _replace(path: Path, content: bytes) -> None:
         new.unlink(missing_ok=True)
 
 
-def _train(folder: Path, resume: str | None, requests: Requests, lock: runs.Lock, trusted: bool) -> None:
+def _train(folder: Path, resume: str | None, requests: Requests, lock: runs.Lock, trusted: bool, here: ranks.Place = ranks.ALONE) -> None:
     """Train the run of a folder whose lock this process holds. Raises OperantError."""
-    runs.update_document(folder, durable=False, **runs.identity(), folder_inode=folder.stat().st_ino, phase="importing torch", paused_by=None, stopped_by=None)
+    fresh = {"phase": "importing torch", "paused_by": None, "stopped_by": None, "lost": None}
+    runs.update_document(folder, durable=False, **runs.identity(), folder_inode=folder.stat().st_ino, **fresh)
     quiet_threads()
     try:
-        trainer = prepare(folder, resume=resume, requests=requests, trusted=trusted)
+        trainer, team = prepare(folder, resume=resume, requests=requests, trusted=trusted, here=here)
     except OperantError:
         raise
     except Exception as error:
         if (told := _device_error(error)) is not None:
             raise told from error
         raise
-    trainer.run(lock)
+    try:
+        trainer.run(lock)
+    except StoppedError:
+        team.end()
+        raise
+    except BaseException as error:
+        team.end(error)
+        raise
+    team.end()
 
 
 def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
@@ -188,15 +242,18 @@ def work(folder: Path, *, resume: str | None, trusted: bool = False) -> None:
         lock.release()
 
 
-def worked(folder: Path, resume: str | None, trusted: bool = False, *, goes_on: bool = False) -> int:
+def worked(folder: Path, resume: str | None, trusted: bool = False, *, goes_on: bool = False, here: ranks.Place = ranks.ALONE) -> int:
     """Train, with every word of how it went in the log; the exit code. `goes_on`: this process trains other runs after it, and gives the lock back."""
     try:
+        if here.rank > 0:
+            _follow(folder, resume, trusted, here)
+            return 0
         if goes_on:
             work(folder, resume=resume, trusted=trusted)
             return 0
         with Requests() as requests:
             lock = runs.acquire(folder)  # and kept: it goes with the process
-            _train(folder, resume, requests, lock, trusted)
+            _train(folder, resume, requests, lock, trusted, here)
     except StoppedError as error:
         log.info("%s", error)
         return error.exit_code
@@ -209,6 +266,54 @@ def worked(folder: Path, resume: str | None, trusted: bool = False, *, goes_on: 
         traceback.print_exc()
         return 1
     return 0
+
+
+def _follow(folder: Path, resume: str | None, trusted: bool, here: ranks.Place) -> None:
+    """Train as another rank than 0, which owns the run. Raises OperantError."""
+    quiet_threads()
+    with importing():
+        from operant.config import resuming
+        from operant.training import team
+
+    member = team.Member(folder, here)
+    try:
+        agreed = member.agreed()
+        if agreed["do"] != "end":
+            _, config = configured(folder, runs.read_json(folder / "run.json"), resume, trusted)
+            here, named, _ = ranks.found(config.run, here, resume=resume is not None)
+            set_threads(agreed["threads"])
+            member.train(agreed, config, resuming.comparable(config), find_device(named))
+    except BaseException as error:
+        member.leave(error)
+        raise
+    member.leave()
+
+
+def _launched(folder: Path, resume: str | None, trusted: bool, here: ranks.Place) -> int:
+    """One of the ranks that a launcher has started: what they print goes to logs of their own, and rank 0 writes how it ended."""
+    document, began = runs.read_json(folder / "run.json"), launch.Began()
+    try:
+        if not document:
+            raise MachineError(f"there is no run in {folder}: make one with `operant train --prepare`, in a folder that all hosts share")
+        if resume is None:
+            ranks.require_first_start(folder, document, os.environ)
+        own_stderr = os.dup(2)
+        descriptor = launch.open_log(folder, ranks.log_name(here.rank))
+    except (OperantError, OSError) as error:
+        sys.stderr.write(f"error: {safe(error, _LOG_CELLS, lines=True)}\n")
+        return error.exit_code if isinstance(error, OperantError) else MachineError.exit_code
+    os.umask(0o077)
+    os.write(own_stderr, f"operant: rank {here.rank} of {here.ranks} trains {folder}, and prints into {ranks.log_name(here.rank)} there\n".encode())
+    for target in (1, 2):
+        os.dup2(descriptor, target)
+    launch.mark_session()
+    if here.rank == 0 and not runs.taken(folder):
+        (folder / "exit.json").unlink(missing_ok=True)
+    code = worked(folder, resume, trusted, here=here)
+    if here.rank == 0:
+        began.write_ending(folder, code, os.getpid())
+    os.write(own_stderr, f"operant: rank {here.rank} ended with exit code {code}\n".encode())
+    return code
 
 
 class _Plain(logging.Formatter):
@@ -230,9 +335,21 @@ def main() -> NoReturn:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--resume", metavar="last|best|STEP", default=None)
     parser.add_argument("--trust", action="store_true")
+    parser.add_argument("--spawn", action="store_true", help="rank 0 starts the others, whatever a launcher's variables say")
+    parser.add_argument("--rank", type=int, default=0, help="of those that rank 0 has started")
+    parser.add_argument("--ranks", type=int, default=1)
     arguments = parser.parse_args()
     write_log()
-    code = worked(arguments.folder, arguments.resume, arguments.trust)
+    folder, resume, trusted, here = arguments.folder, arguments.resume, arguments.trust, ranks.ALONE
+    try:
+        if arguments.ranks > 1:
+            here = ranks.Place(arguments.rank, arguments.ranks, arguments.rank, arguments.ranks)
+        elif not arguments.spawn:
+            here = ranks.place(os.environ)
+        code = (worked if here.launcher is None else _launched)(folder, resume, trusted, here=here)
+    except OperantError as error:
+        sys.stderr.write(f"error: {safe(error, _LOG_CELLS, lines=True)}\n")
+        code = error.exit_code
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

@@ -11,8 +11,9 @@ from toys import iterate
 
 from operant.compute.exchange import SOLO
 from operant.config import load
+from operant.errors import ConfigError
 from operant.training import distributed
-from operant.training.build import build
+from operant.training.build import build, require_shared
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -24,7 +25,7 @@ def on_ranks(ranks, work):
     def one(rank):
         try:
             torch.set_num_threads(1)
-            found[rank] = work(distributed.gloo(store, rank, ranks))
+            found[rank] = work(distributed.join(store, rank, ranks, torch.device("cpu")))
         except BaseException as error:
             failed.append(error)
             raise
@@ -48,6 +49,7 @@ def trained(config, exchange=SOLO, iterations=3):
     return {name: tensor.numpy().tobytes() for name, tensor in [*whole.items(), ("stats", algo.stats)]}
 
 
+SHAPE = ["env.lanes=512", "algo.horizon=16", "algo.minibatches=2", "algo.epochs=2", "run.steps=100k", "net.hidden=[16,16]"]
 CASES = {
     "everything": ["algo.normalize_observations=true", "algo.normalize_rewards=true", "algo.target_kl=0.002", "algo.value_clip=0.2", "algo.learning_rate=0.01"],
     "two chunks a shard": ["algo.chunks=16"],
@@ -59,9 +61,40 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_make_the_same_bytes_as_one(name):
-    shape = ["env.lanes=512", "algo.horizon=16", "algo.minibatches=2", "algo.epochs=2", "run.steps=100k", "net.hidden=[16,16]", *CASES[name]]
+    shape = [*SHAPE, *CASES[name]]
     config = load.load(None, shape)
     alone = trained(config)
     assert alone != trained(load.load(None, [*shape, "run.seed=2"]))
     for found in on_ranks(2, lambda exchange: trained(config, exchange)):
         assert [key for key in alone if found[key] != alone[key]] == []
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_one_of_one_with_two():
+    config = load.load(None, [*SHAPE, *CASES["everything"]])
+    whole = trained(config, iterations=4)
+
+    def half(exchange):
+        algo = build(config, "cpu", exchange=exchange)
+        algo.start()
+        iterate(algo, 2)
+        return distributed.whole_state(algo, "train", exchange)
+
+    def rest(exchange, state):
+        algo = build(config, "cpu", exchange=exchange)
+        for name, tensor in distributed.own_state(algo, state, exchange).items():
+            algo.state("train")[name].copy_(tensor)
+        iterate(algo, 2)
+        return {name: tensor.numpy().tobytes() for name, tensor in distributed.whole_state(algo, "train", exchange).items()}
+
+    stats = whole.pop("stats")
+    assert stats
+    assert rest(SOLO, on_ranks(2, half)[0]) == whole
+    state = half(SOLO)
+    assert on_ranks(2, lambda exchange: rest(exchange, state)) == [whole, whole]
+
+
+def test_lanes_that_ranks_cannot_share_are_refused_in_a_sentence():
+    with pytest.raises(ConfigError, match=r"2 ranks cannot share env.lanes = 48: .* from 1 shard of the lanes"):
+        require_shared(load.load(None, ["env.lanes=48"]), 2)
+    with pytest.raises(ConfigError, match="sac trains on one device only"):
+        require_shared(load.load(None, ["env.name=pendulum", "algo.name=sac"]), 2)

@@ -18,12 +18,11 @@ from operant.algos.ppo import backends, metrics, sequences
 from operant.algos.ppo.config import PPOConfig
 from operant.algos.ppo.loss import Experience
 from operant.algos.ppo.stats import Stats
-from operant.compute.exchange import SOLO, Exchange
 from operant.compute.graphs import Graphed
 from operant.compute.kernel import bind, kernel
 from operant.data import Accrual, Collector, Discount, Minibatches, Trace, accrual_body, advantage_body, layout, segments_layout
 from operant.envs import Env
-from operant.nn import Adam, NetConfig, Policy, RunningNormalizer, on_policy_work, statistics
+from operant.nn import SOLO, Adam, Exchange, NetConfig, Policy, RunningNormalizer, on_policy_work, statistics
 from operant.worlds import World
 
 COLUMNS = (*(spec.name for spec in metrics.specs()), "not_finite")
@@ -80,7 +79,7 @@ class PPO:
             exchange,
         )  # fmt: skip
         self.backend: backends.Backend = sequences.choose(parts) if recurrent else backends.choose(parts)
-        self.chosen = self.backend.chosen
+        self.chosen, self.bits_by_ranks = self.backend.chosen, self.backend.bits_by_ranks
 
         eager = eager or not world.capturable
         self.collect, self.update = (Graphed(self.backend.alone(work), device, eager=eager) for work in (self._collect, self._update))

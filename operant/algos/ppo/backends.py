@@ -19,9 +19,8 @@ from operant.algos.ppo.config import PPOConfig
 from operant.algos.ppo.loss import Batch, Experience, LossTerms, ppo_loss
 from operant.algos.ppo.stats import Stats
 from operant.compute import threads
-from operant.compute.exchange import SOLO, Exchange
 from operant.data import Collector, Minibatches
-from operant.nn import Adam, Policy, chunked, clip_gradient, manual, masked, statistics
+from operant.nn import SOLO, Adam, Exchange, Policy, chunked, clip_gradient, manual, masked, statistics
 
 log = logging.getLogger("operant.ppo")
 
@@ -50,6 +49,7 @@ class Backend(Protocol):
     name: str  # "torch", "manual_backward" or "fused"
     normalizes_advantages: bool  # or wants them normalized
     chosen: dict[str, str]  # what was left to it by the configuration
+    bits_by_ranks: str | None  # why the last bits depend on the number of ranks; None: they do not
     parts: Parts
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -119,6 +119,11 @@ class TorchBackend:
         self.collector, self.device, self.chosen = parts.collector, parts.policy.device, dict[str, str]()
         # A product's shape decides its last bits. Cut into shards and chunks it is the same on any number of ranks, but whole it is faster.
         self._cut = parts.config.chunks is not None or parts.exchange.ranks > 1
+        self.bits_by_ranks: str | None = None
+        if self.device.type == "cuda":
+            self.bits_by_ranks = "torch's sums and products on a GPU depend on how many lanes it has"
+        elif parts.config.chunks is None:
+            self.bits_by_ranks = "one rank computes a minibatch as a whole (with algo.chunks=8 it would not)"
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
         """As it is: all of torch's threads share the work."""
@@ -279,7 +284,7 @@ class ManualBackend(TorchBackend):
         super().__init__(parts)
         pool = threads.ThreadPool(torch.get_num_threads())
         log.info("kernels: torch's, and a manual backward pass, on %d thread%s", pool.threads, "" if pool.threads == 1 else "s")
-        layout = parts.minibatches.layout
+        layout, self.bits_by_ranks = parts.minibatches.layout, None
         self._gradient = manual_backward.Gradient(parts.policy, parts.config, layout.chunk_sizes(), pool, parts.exchange)
         self._forward = chunked.Forward(parts.policy, layout.lane_sizes(), pool)
 
@@ -311,6 +316,8 @@ class FusedBackend(TorchBackend):
         super().__init__(parts)
         self.learner: fused.Learner = learner
         self.chosen = {"kernel_config": str(learner.config)}
+        normalizes = parts.config.normalize_observations or parts.config.normalize_rewards
+        self.bits_by_ranks = "the normalizers' sums on a GPU depend on how many lanes it has" if normalizes else None
 
     def prepare(self) -> None:
         """Take the normalizer as it is."""

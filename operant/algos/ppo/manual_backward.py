@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from operant.compute.exchange import SOLO, Exchange
-from operant.nn import ILLEGAL, Policy, chunked, manual, manual_distributions
+from operant.nn import ILLEGAL, SOLO, Exchange, Policy, chunked, manual, manual_distributions
 
 if TYPE_CHECKING:
     from operant.algos.ppo.config import PPOConfig

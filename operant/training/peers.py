@@ -1,0 +1,332 @@
+"""How the ranks of one run find each other, notice that one is gone, and are told what to do next. Standard library only; knows no tensor.
+
+Rank 0 listens, and writes its address into the run folder, which all ranks share. The others connect and say what they are. From then on each side says four
+times a second that it lives: a connection that closes is noticed at once, one that is silent after `timeout_s`. Rank 0 passes the cause on, and all ranks end.
+What to do between two iterations is decided by rank 0 alone: the others wait for its next command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from operant import runs
+from operant.errors import MachineError
+
+FILE: Final = "ranks.json"
+"""Where rank 0 can be reached, in the run folder: readable by the run's owner alone, with the word that lets a rank in."""
+
+TIMEOUT_S = 30.0
+"""What `run.peer_timeout` is by default."""
+
+BEAT_S = 0.25
+_TICK_S = 0.25
+_TRY_S = 0.1
+_LONGEST_LINE = 1 << 22
+GOODBYE_S = 5.0
+
+
+class Lost(NamedTuple):
+    """A rank that is gone, or has failed."""
+
+    rank: int
+    sentence: str
+    code: int | None = None  # the exit code of an error that it could still tell; None: it crashed, or does not answer
+
+
+class _Wire:
+    """One connection: lines of JSON."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket, self.name, self.rank, self.left = connection, "", -1, False
+        self._rest, self._turn = b"", threading.Lock()
+        self._silent_s, self._looked_s = 0.0, time.monotonic()
+
+    def send(self, **message: Any) -> None:
+        """Say something; that the other end is gone is noticed by reading."""
+        with self._turn, contextlib.suppress(OSError):
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def read(self) -> list[dict[str, Any]] | None:
+        """What has come since; None: the other end has closed. Waits where nothing has."""
+        self._silent_s = 0.0
+        try:
+            data = self.socket.recv(1 << 16)
+        except OSError:
+            data = b""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if not data or len(self._rest) > _LONGEST_LINE:
+            return None
+        try:
+            found = [json.loads(line) for line in lines]
+        except ValueError:
+            return None
+        return found if all(isinstance(message, dict) for message in found) else None
+
+    def silent_s(self) -> float:
+        """Seconds without a word. Time in which this process itself stood still does not count."""
+        now_s = time.monotonic()
+        self._silent_s += min(now_s - self._looked_s, 2 * _TICK_S)
+        self._looked_s = now_s
+        return self._silent_s
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+
+def _who(rank: int, hello: Mapping[str, Any]) -> str:
+    return f"rank {rank} (pid {hello.get('pid')} on {hello.get('host')})"
+
+
+# RANK 0
+
+
+class Leader:
+    """Rank 0's end: the other ranks' connections, and a thread that watches them. `on_lost` and `on_stop` are called by that thread, each once at most."""
+
+    def __init__(self, folder: Path, ranks: int, *, versions: Mapping[str, str], timeout_s: float, everywhere: bool = False) -> None:
+        """`everywhere`: also from other hosts. `versions` have to be the same on all ranks. Raises MachineError where nothing can be listened to."""
+        self.ranks, self._versions, self.timeout_s = ranks, dict(versions), timeout_s
+        self.on_lost: Callable[[Lost], None] = lambda lost: None
+        self.on_stop: Callable[[str], None] = lambda name: None
+        self.figures: dict[int, dict[str, float]] = {}
+        """What each rank said last of its machine."""
+        self._wires: dict[int, _Wire] = {}
+        self._joined, self._over, self._closing = threading.Event(), False, False
+        self._token = secrets.token_hex(16)
+        try:
+            self._listener = socket.create_server(("" if everywhere else "127.0.0.1", 0), backlog=ranks)
+        except OSError as error:
+            raise MachineError(f"rank 0 can listen to no other rank ({error.strerror})") from None
+        self.addresses = _addresses() if everywhere else ["127.0.0.1"]
+        self._file = folder / FILE
+        runs.write_json(self._file, {"addresses": self.addresses, "port": self._listener.getsockname()[1], "token": self._token, "ranks": ranks})
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float, look: Callable[[], None]) -> None:
+        """Until all ranks have joined. Raises MachineError where one does not within the time, and what `look` raises, which is called meanwhile."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self._joined.wait(_TICK_S) and time.monotonic() < deadline_s:
+            look()
+        if not self._joined.is_set():
+            missing = [str(rank) for rank in range(1, self.ranks) if rank not in self._wires]
+            which = f"rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {self.ranks} did not join within {timeout_s:g} s"
+            raise MachineError(f"{which}: see their logs, and whether their hosts reach {' or '.join(self.addresses)} and share this run's folder")
+
+    def tell(self, do: str, **fields: Any) -> None:
+        """The next command for all other ranks."""
+        for wire in tuple(self._wires.values()):
+            wire.send(do=do, **fields)
+
+    def end(self, cause: str | None = None, code: int = 1, goodbye_s: float = GOODBYE_S) -> None:
+        """The other ranks' end: the work is done, or `cause`. Returns once they have gone, or after some seconds."""
+        self._closing = True
+        for wire in tuple(self._wires.values()):
+            wire.send(**({"do": "end"} if cause is None else {"over": cause, "code": code}))
+        deadline_s = time.monotonic() + goodbye_s
+        while time.monotonic() < deadline_s and not all(wire.left for wire in tuple(self._wires.values())):
+            time.sleep(0.01)
+        self._over = True
+        self._thread.join()
+        for wire in self._wires.values():
+            wire.close()
+        self._listener.close()
+        self._file.unlink(missing_ok=True)
+
+    def _watch(self) -> None:
+        said_s = 0.0
+        while not self._over:
+            for key, _ in self._selector.select(_TICK_S):
+                if key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    self._hear(key.data)
+            now_s = time.monotonic()
+            if now_s - said_s >= BEAT_S:
+                said_s = now_s
+                for wire in self._wires.values():
+                    wire.send(beat=1)
+            for wire in self._wires.values():
+                if wire.silent_s() > self.timeout_s and not wire.left:
+                    self._lose(wire, f"{wire.name} has not answered for {self.timeout_s:g} s (run.peer_timeout)")
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            connection.settimeout(None)
+            wire = _Wire(connection)
+            self._selector.register(connection, selectors.EVENT_READ, wire)
+
+    def _hear(self, wire: _Wire) -> None:
+        messages = wire.read()
+        if messages is None:
+            self._selector.unregister(wire.socket)
+            if wire.rank < 0:
+                wire.close()
+            elif not (wire.left or self._closing):
+                self._lose(wire, f"{wire.name} is gone: its connection has closed")
+            wire.left = True
+            return
+        for message in messages:
+            if wire.rank < 0:
+                self._greet(wire, message)
+            elif "beat" in message:
+                self.figures[wire.rank] = message["beat"]
+            elif "stop" in message:
+                self.on_stop(f"{message['stop']} to rank {wire.rank}")
+            elif "failed" in message:
+                wire.left = True
+                self._lose(wire, f"{wire.name}: {message['failed']}", message.get("code"))
+
+    def _greet(self, wire: _Wire, hello: Mapping[str, Any]) -> None:
+        """Let a rank in that knows the word."""
+        rank = hello.get("rank")
+        if not (isinstance(rank, int) and 0 < rank < self.ranks) or not secrets.compare_digest(str(hello.get("token")), self._token):
+            self._selector.unregister(wire.socket)
+            wire.close()
+            return
+        wire.name, wire.rank = _who(rank, hello), rank
+        other = hello.get("versions") or {}
+        differing = [f"{name} {other.get(name)} instead of {own}" for name, own in self._versions.items() if other.get(name) != own]
+        problem = f"{wire.name} has {', '.join(differing)}: all ranks need the same versions" if differing else None
+        if rank in self._wires:
+            problem = f"two processes say that they are rank {rank}: {self._wires[rank].name} and {wire.name}"
+        elif hello.get("ranks") != self.ranks:
+            problem = f"{wire.name} was started as one of {hello.get('ranks')} ranks, rank 0 as one of {self.ranks}"
+        if problem is not None:
+            wire.send(over=problem, code=MachineError.exit_code)
+            self._lose(wire, problem, MachineError.exit_code)
+            return
+        wire.send(joined=True)
+        self._wires[rank] = wire
+        if len(self._wires) == self.ranks - 1:
+            self._joined.set()
+
+    def _lose(self, wire: _Wire, sentence: str, code: int | None = None) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        for other in self._wires.values():
+            if other is not wire:
+                other.send(over=sentence, code=code or 1)
+        self.on_lost(Lost(wire.rank, sentence, code))
+
+
+def _addresses() -> list[str]:
+    """Where other hosts may reach this one."""
+    found = []
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing: it asks which address a route outwards has
+        found.append(probe.getsockname()[0])
+    return [*found, socket.gethostname(), "127.0.0.1"]
+
+
+# THE OTHERS
+
+
+class Follower:
+    """Another rank's end: what rank 0 says. `on_lost` is called by the thread that listens, once at most."""
+
+    def __init__(self, folder: Path, rank: int, ranks: int, *, versions: Mapping[str, str], join_s: float, on_lost: Callable[[Lost], None]) -> None:
+        """Waits until rank 0 has let this one in. Raises MachineError with its reason, or where rank 0 cannot be found within the time."""
+        self.timeout_s, self._commands = TIMEOUT_S, queue.SimpleQueue[dict[str, Any]]()
+        self.on_lost = on_lost
+        self.figures: Callable[[], dict[str, float]] = dict
+        self._over = False
+        hello = {"rank": rank, "ranks": ranks, "pid": os.getpid(), "host": runs.host(), "versions": dict(versions)}
+        self._wire, first = _joined(folder, hello, join_s)
+        for message in first:
+            self._hear(message)
+        self._threads = [threading.Thread(target=work, name="peers", daemon=True) for work in (self._listen, self._beat)]
+        for thread in self._threads:
+            thread.start()
+
+    def receive(self) -> dict[str, Any]:
+        """Rank 0's next command."""
+        return self._commands.get()
+
+    def ask_stop(self, name: str) -> None:
+        """Tell rank 0 that a signal wants the run to end."""
+        self._wire.send(stop=name)
+
+    def fail(self, sentence: str, code: int) -> None:
+        """Tell rank 0 why this rank ends."""
+        self._over = True
+        self._wire.send(failed=sentence, code=code)
+        self._wire.close()
+
+    def leave(self) -> None:
+        """The work is done."""
+        self._over = True
+        self._wire.close()
+
+    def _listen(self) -> None:
+        while not self._over:
+            messages = self._wire.read()
+            if messages is None:
+                self._lose("rank 0 is gone: its connection has closed")
+                return
+            for message in messages:
+                self._hear(message)
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        if "do" in message:
+            self._commands.put(dict(message))
+        elif "over" in message:
+            self._lose(str(message["over"]), message.get("code"))
+
+    def _beat(self) -> None:
+        said_s = 0.0
+        while not self._over:
+            time.sleep(_TICK_S)
+            if time.monotonic() - said_s >= BEAT_S:
+                said_s = time.monotonic()
+                self._wire.send(beat=self.figures())
+            if self._wire.silent_s() > self.timeout_s:
+                self._lose(f"rank 0 has not answered for {self.timeout_s:g} s (run.peer_timeout)")
+
+    def _lose(self, sentence: str, code: int | None = None) -> None:
+        if not self._over:
+            self._over = True
+            self.on_lost(Lost(0, sentence, code))
+
+
+def _joined(folder: Path, hello: Mapping[str, Any], join_s: float) -> tuple[_Wire, list[dict[str, Any]]]:
+    """A connection to rank 0 that has let this rank in, and what it has said behind that."""
+    deadline_s, parent, seen = time.monotonic() + join_s, os.getppid(), False
+    while time.monotonic() < deadline_s and os.getppid() == parent:
+        place = runs.read_json(folder / FILE)
+        addresses, port = place.get("addresses"), runs.integer_of(place, "port")
+        for address in addresses if isinstance(addresses, list) and port else ():
+            seen = True
+            with contextlib.suppress(OSError):
+                wire = _Wire(socket.create_connection((str(address), port or 0), timeout=5.0))
+                wire.send(token=place.get("token"), **hello)
+                answer = wire.read()
+                if answer and answer[0].get("joined"):
+                    wire.socket.settimeout(None)
+                    return wire, answer[1:]
+                wire.close()
+                if answer and "over" in answer[0]:
+                    raise MachineError(str(answer[0]["over"]))
+        time.sleep(_TRY_S)
+    where, rank = runs.shown(folder), f"rank {hello['rank']} on {hello['host']}"
+    if seen:
+        raise MachineError(f"{rank} could not join rank 0 within {join_s:g} s, whose address stands in {where}/{FILE}: can this host reach it?")
+    raise MachineError(f"{rank} found no word of rank 0 in {where} within {join_s:g} s: is rank 0 running, and is the folder one that all hosts share?")

@@ -1,0 +1,190 @@
+"""Which ranks a run has, which of them this process is, and on which device: from its configuration, or from what torchrun or srun say in the environment.
+
+Knows their variables and how the other ranks of this machine are started; knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from operant import __version__
+from operant.errors import ConfigError, MachineError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+COUNTS = (8, 4, 2, 1)
+"""Ranks that a run can have: the lanes form up to 8 equal shards, and a rank owns whole shards."""
+
+JOIN_S = 120.0
+"""A rank may take so long to be there: the first imports on a slow disk take a minute."""
+
+
+class Place(NamedTuple):
+    """One process among the ranks of a run."""
+
+    rank: int
+    ranks: int
+    local_rank: int  # among those of its host
+    local_ranks: int
+    launcher: str | None = None  # what has started all of them; None: rank 0 starts the others
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether there are ranks on other hosts."""
+        return self.local_ranks != self.ranks
+
+
+ALONE = Place(0, 1, 0, 1)
+
+
+def place(environment: Mapping[str, str]) -> Place:
+    """What a launcher says; alone where none does. Raises UsageError for a number of ranks that cannot be, and where torchrun starts ranks again."""
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        names, launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "torchrun"
+    elif "SLURM_PROCID" in environment:
+        tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
+        names, launcher = ("SLURM_PROCID", tasks, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"), "srun"
+    else:
+        return ALONE
+
+    def number(name: str, default: int) -> int:
+        word = environment.get(name, str(default)).partition("(")[0].partition(",")[0]  # Slurm writes 4(x2): four on each of two hosts
+        if not word.isdecimal():
+            raise UsageError(f"${name} is {environment.get(name)!r}, where {launcher} puts a number")
+        return int(word)
+
+    rank, ranks = number(names[0], 0), number(names[1], 1)
+    found = Place(rank, ranks, number(names[2], rank), number(names[3], ranks), launcher)
+    if found.ranks not in COUNTS or not found.rank < found.ranks:
+        raise UsageError(f"{launcher} has started {found.ranks} ranks: a run has 1, 2, 4 or 8")
+    return found
+
+
+def require_first_start(folder: Path, document: Mapping[str, object], environment: Mapping[str, str]) -> None:
+    """Raise UsageError where a launcher starts ranks anew that have trained already, which would begin the run again."""
+    restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if restarts not in ("", "0") or document.get("session"):
+        again = "torchrun has started the ranks again" if restarts not in ("", "0") else "this run has been trained already"
+        raise UsageError(
+            f"{again}, and it does not begin anew by itself. To go on from its last checkpoint: operant resume {folder.name}, "
+            "or the same launch line with --resume last behind the folder (and --max-restarts=0)"
+        )
+
+
+def versions() -> dict[str, str]:
+    """What has to be the same on all ranks."""
+    found = {"operant": __version__}
+    for name in ("torch", "numba", "numpy", "triton"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+# DEVICES
+
+
+def gang(run: Any, here: Place, visible: int, *, resume: bool) -> tuple[Place, tuple[int, ...], str | None]:
+    """The place of this process, the GPUs of this host's ranks in their order (none: `run.device` decides), and a note. `visible` GPUs are there.
+
+    Raises ConfigError and MachineError where the ranks cannot be as asked.
+    """
+    if here.launcher is not None:
+        if run.gpus and _asked(run.gpus, visible) != here.ranks:
+            raise ConfigError("the number of ranks", [f"run.gpus: {here.launcher} has started {here.ranks} ranks (got {_written(run.gpus)})"])
+        on_gpus = visible > 0 and run.device in ("auto", "cuda")
+        if on_gpus and here.local_ranks > visible:
+            raise MachineError(f"{here.local_ranks} ranks on this host have {visible} GPU{'s' * (visible != 1)}: one each is needed, or run.device=cpu")
+        return here, tuple(range(here.local_ranks)) if on_gpus else (), None
+    if not run.gpus:
+        return Place(0, run.ranks, 0, run.ranks), (), None
+    if not visible:
+        raise MachineError(f"no GPU for run.gpus = {_written(run.gpus)}: torch finds none here. On the CPU: run.gpus=0 run.ranks=2, or see `operant doctor`")
+    named = list(run.gpus) if isinstance(run.gpus, list) else list(range(visible if run.gpus == "all" else run.gpus))
+    there = [index for index in named if index < visible]
+    if len(there) < len(named) and not resume:
+        missing = ", ".join(str(index) for index in named if index >= visible)
+        raise MachineError(f"run.gpus = {_written(run.gpus)}: this machine has {visible} GPU{'s' * (visible != 1)}, none is number {missing}")
+    if not there:
+        raise MachineError(f"run.gpus = {_written(run.gpus)}: this machine has none of them, but {visible} others: run.gpus=all")
+    count = next(count for count in COUNTS if count <= len(there))
+    idle = [index for index in range(visible) if index not in there[:count]]
+    note = None
+    if count < len(named) or (run.gpus == "all" and idle):
+        which, left = (", ".join(map(str, numbers)) or "none" for numbers in (there[:count], idle))
+        note = f"1, 2, 4 or 8 GPUs share a run: it trains on {which}; idle: {left}"
+    return Place(0, count, 0, count), tuple(there[:count]), note
+
+
+def found(run: Any, here: Place, *, resume: bool) -> tuple[Place, str, str | None]:
+    """The place of this process, what its device is called, and a note. Raises as `gang`."""
+    import torch
+
+    here, gpus, note = gang(run, here, torch.cuda.device_count() if torch.cuda.is_available() else 0, resume=resume)
+    return here, f"cuda:{gpus[here.local_rank]}" if gpus else "cpu" if here.ranks > 1 else run.device, note
+
+
+def chosen(run: Any, here: Place, device: torch.device) -> dict[str, Any]:
+    """The keys by which a resume finds as many ranks again."""
+    if here.ranks > 1 and device.type == "cuda":
+        return {"gpus": run.gpus or here.ranks, "ranks": 1, "device": "auto"}
+    return {"ranks": here.ranks, "device": "auto" if run.gpus else str(device)}
+
+
+def _asked(gpus: int | str | Sequence[int], visible: int) -> int:
+    return len(gpus) if isinstance(gpus, list) else visible if gpus == "all" else int(gpus)  # type: ignore[arg-type]
+
+
+def _written(gpus: object) -> str:
+    return str(gpus).replace(" ", "")
+
+
+# THE OTHERS OF THIS MACHINE
+
+
+class Others:
+    """The processes of ranks 1 ... W - 1, started by rank 0 on its own machine."""
+
+    def __init__(self, command: Sequence[str], folder: Path, ranks: int) -> None:
+        """`command` is followed by --rank R --ranks W. What a rank prints goes to log.R.txt."""
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        for rank in range(1, ranks):
+            with open(folder / log_name(rank), "ab") as log:
+                more = ["--rank", str(rank), "--ranks", str(ranks)]
+                self._processes[rank] = subprocess.Popen([*command, *more], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+    def ended(self) -> tuple[int, str] | None:
+        """A rank whose process has ended already, and how."""
+        return next(((rank, self.ending(rank)) for rank, process in self._processes.items() if process.poll() is not None), None)
+
+    def ending(self, rank: int) -> str:
+        """How a rank's process ended, in words; empty where it has not, or where this cannot be told."""
+        process = self._processes.get(rank)
+        if process is None:
+            return ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(0.3)
+            return f"killed by signal {-code}" if code < 0 else f"exit code {code}, see {log_name(rank)}"
+        return ""
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Wait for them, and end those that do not."""
+        deadline_s = time.monotonic() + timeout_s
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline_s - time.monotonic()))
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def log_name(rank: int) -> str:
+    """The file in the run folder that a rank prints into."""
+    return "log.txt" if rank == 0 else f"log.{rank}.txt"

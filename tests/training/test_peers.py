@@ -1,0 +1,211 @@
+"""Ranks find each other, and notice within a bounded time that one is gone, silent or not the same. No torch."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+import operant
+from operant.errors import ConfigError, MachineError, UsageError
+from operant.training import peers, ranks
+
+SAME = {"operant": "1"}
+
+
+@pytest.fixture
+def leads(tmp_path):
+    """Makes rank 0, and ends it."""
+    made = []
+
+    def make(count=2, timeout_s=60.0, versions=SAME):
+        leader = peers.Leader(tmp_path, count, versions=versions, timeout_s=timeout_s)
+        leader.lost = []
+        leader.on_lost = leader.lost.append
+        made.append(leader)
+        return leader
+
+    yield make
+    for leader in made:
+        leader.end(goodbye_s=0.0)
+
+
+def follows(folder, rank=1, count=2, versions=SAME):
+    lost = []
+    follower = peers.Follower(folder, rank, count, versions=versions, join_s=20.0, on_lost=lost.append)
+    follower.lost = lost
+    return follower
+
+
+def together(leads, folder, count=2, **options):
+    leader = leads(count, **options)
+    others = [follows(folder, rank, count) for rank in range(1, count)]
+    leader.wait(20.0, lambda: None)
+    return leader, others
+
+
+def test_commands_arrive_in_their_order_and_what_is_said_at_once_is_not_lost(leads, tmp_path):
+    leader = leads()
+    thread = threading.Thread(target=lambda: (leader.wait(20.0, lambda: None), [leader.tell("iterate", k=k) for k in range(50)]))
+    thread.start()
+    follower = follows(tmp_path)
+    assert [follower.receive()["k"] for _ in range(50)] == list(range(50))
+    thread.join()
+
+
+def test_a_signal_to_another_rank_reaches_rank_0(leads, tmp_path):
+    leader, (follower,) = together(leads, tmp_path)
+    heard = []
+    leader.on_stop = heard.append
+    follower.ask_stop("SIGTERM")
+    wait_until(lambda: heard == ["SIGTERM to rank 1"])
+
+
+def process_of(folder, rank=1, count=2):
+    """A rank in a process of its own."""
+    code = (
+        "import sys, time; from pathlib import Path; from operant.training import peers\n"
+        f"peers.Follower(Path(sys.argv[1]), {rank}, {count}, versions={SAME}, join_s=60.0, on_lost=lambda lost: None)\n"
+        "time.sleep(600)"
+    )
+    return subprocess.Popen([sys.executable, "-S", "-c", code, str(folder)], env={"PYTHONPATH": str(Path(operant.__file__).parents[1])})
+
+
+HOW = [(signal.SIGKILL, "is gone: its connection has closed"), (signal.SIGSTOP, "has not answered for 1 s (run.peer_timeout)")]
+
+
+@pytest.mark.parametrize(("number", "how"), HOW)
+def test_all_hear_which_rank_is_gone_or_stands_still(leads, tmp_path, number, how):
+    leader, child = leads(4, timeout_s=1.0), process_of(tmp_path, 2, 4)
+    others = [follows(tmp_path, rank, 4) for rank in (1, 3)]
+    try:
+        leader.wait(60.0, lambda: None)
+        child.send_signal(number)
+        wait_until(lambda: leader.lost and all(other.lost for other in others))
+    finally:
+        child.kill()
+        child.wait()
+    (lost,) = leader.lost
+    assert lost.rank == 2 and lost.sentence.startswith(f"rank 2 (pid {child.pid} on ") and lost.sentence.endswith(how) and lost.code is None
+    assert [other.lost[0].sentence for other in others] == [lost.sentence] * 2
+
+
+def test_the_others_notice_that_rank_0_is_gone(tmp_path):
+    code = (
+        "import sys, os; from pathlib import Path; from operant.training import peers\n"
+        f"leader = peers.Leader(Path(sys.argv[1]), 2, versions={SAME}, timeout_s=60.0)\n"
+        "leader.wait(60.0, lambda: None); os.kill(os.getpid(), 9)"
+    )
+    child = subprocess.Popen([sys.executable, "-S", "-c", code, str(tmp_path)], env={"PYTHONPATH": str(Path(operant.__file__).parents[1])})
+    follower = follows(tmp_path)
+    wait_until(lambda: follower.lost)
+    assert follower.lost[0].sentence == "rank 0 is gone: its connection has closed" and child.wait() == -9
+
+
+def test_a_rank_that_fails_says_why(leads, tmp_path):
+    leader, (follower,) = together(leads, tmp_path)
+    follower.fail("out of memory", 7)
+    wait_until(lambda: leader.lost)
+    assert leader.lost[0].code == 7 and leader.lost[0].sentence.endswith(": out of memory")
+
+
+def test_the_end_is_no_loss(leads, tmp_path):
+    leader, (follower,) = together(leads, tmp_path)
+    thread = threading.Thread(target=leader.end)
+    thread.start()
+    assert follower.receive()["do"] == "end"
+    follower.leave()
+    thread.join(20.0)
+    assert not thread.is_alive() and leader.lost == [] and follower.lost == []
+
+
+def test_other_versions_are_refused_in_a_sentence_on_both_sides(leads, tmp_path):
+    leader = leads()
+    with pytest.raises(MachineError, match="has operant 2 instead of 1: all ranks need the same versions"):
+        follows(tmp_path, versions={"operant": "2"})
+    wait_until(lambda: leader.lost)
+
+
+def test_a_rank_that_never_comes_is_named(leads):
+    began_s = time.monotonic()
+    with pytest.raises(MachineError, match=r"ranks 1, 2, 3 of 4 did not join within 0.1 s"):
+        leads(4).wait(0.1, lambda: None)
+    assert time.monotonic() - began_s < 60
+
+
+def test_without_rank_0_a_rank_says_where_it_looked(tmp_path):
+    with pytest.raises(MachineError, match=r"found no word of rank 0 in .* is the folder one that all hosts share"):
+        peers.Follower(tmp_path, 1, 2, versions=SAME, join_s=0.2, on_lost=lambda lost: None)
+
+
+def test_who_does_not_know_the_word_is_not_let_in(leads, tmp_path):
+    leader = leads()
+    place = json.loads((tmp_path / peers.FILE).read_text())
+    assert (tmp_path / peers.FILE).stat().st_mode & 0o777 == 0o600
+    with socket.create_connection(("127.0.0.1", place["port"]), timeout=20) as stranger:
+        stranger.sendall(json.dumps({"rank": 1, "ranks": 2, "token": "guess", "versions": SAME}).encode() + b"\n")
+        assert stranger.recv(100) == b""
+    assert leader.lost == []
+
+
+# PLACES
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({}, ranks.ALONE),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, ranks.Place(3, 4, 1, 2, "torchrun")),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, ranks.Place(1, 2, 1, 2, "srun")),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, ranks.Place(5, 8, 1, 4, "srun")),
+    ],
+)
+def test_launchers_say_in_the_environment_which_rank_this_is(variables, place):
+    assert ranks.place(variables) == place
+
+
+def test_a_number_of_ranks_that_cannot_share_is_refused():
+    with pytest.raises(UsageError, match="torchrun has started 3 ranks: a run has 1, 2, 4 or 8"):
+        ranks.place({"RANK": "0", "WORLD_SIZE": "3"})
+
+
+def test_ranks_that_are_started_again_are_refused_with_the_command_that_resumes(tmp_path):
+    ranks.require_first_start(tmp_path, {}, {})
+    for document, variables in (({}, {"TORCHELASTIC_RESTART_COUNT": "1"}), ({"session": 1}, {})):
+        with pytest.raises(UsageError, match=f"operant resume {tmp_path.name}"):
+            ranks.require_first_start(tmp_path, document, variables)
+
+
+def test_which_gpus_share_a_run():
+    from operant.config.sections import Run
+
+    def gang(visible, resume=False, here=ranks.ALONE, **keys):
+        return ranks.gang(Run(**keys), here, visible, resume=resume)
+
+    assert gang(0) == (ranks.ALONE, (), None)
+    assert gang(4, gpus=2) == (ranks.Place(0, 2, 0, 2), (0, 1), None)
+    assert gang(4, gpus=[1, 3]) == (ranks.Place(0, 2, 0, 2), (1, 3), None)
+    assert gang(0, ranks=2) == (ranks.Place(0, 2, 0, 2), (), None)
+    place, gpus, note = gang(3, gpus="all")
+    assert (place.ranks, gpus) == (2, (0, 1)) and note.endswith("idle: 2")
+    # Of four GPUs three are left: a resume goes on with two.
+    place, gpus, note = gang(3, gpus=4, resume=True)
+    assert (place.ranks, gpus) == (2, (0, 1)) and note.endswith("it trains on 0, 1; idle: 2")
+    with pytest.raises(MachineError, match=r"run.gpus = 4: this machine has 3 GPUs, none is number 3"):
+        gang(3, gpus=4)
+    with pytest.raises(MachineError, match=r"no GPU for run.gpus = 2.*run.ranks=2"):
+        gang(0, gpus=2)
+    launched = ranks.Place(1, 2, 1, 2, "torchrun")
+    assert gang(2, here=launched)[1] == (0, 1) and gang(2, here=launched, device="cpu")[1] == ()
+    with pytest.raises(MachineError, match="2 ranks on this host have 1 GPU"):
+        gang(1, here=launched)
+    with pytest.raises(ConfigError, match=r"run.gpus: torchrun has started 2 ranks \(got 4\)"):
+        gang(4, here=launched, gpus=4)
