@@ -108,6 +108,7 @@ RANKS: dict[str, set[str]] = {
     "export": ROOT | TRAINING,
     "sweep": ROOT | TRAINING,
     "plot": ROOT | {"runs", "config"},
+    "library": ROOT | TRAINING | {"play"},
     "cli": ROOT | TRAINING | {"play", "tools", "export", "sweep", "plot", "monitor"},
     "monitor": ROOT | {"runs"},
 }

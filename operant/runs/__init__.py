@@ -1,8 +1,13 @@
 """Run folders: making one, listing them, finding the one a person means, their lock and their states. Standard library only.
 
 Other packages import these names from here; control, launch and checkpoints are modules of their own. Knows nothing of training or
-of screens.
+of screens. Called, the package is the library's list of runs: `operant.runs("cartpole-*")`.
 """
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
 
 from operant.runs.folder import (
     ID,
@@ -135,3 +140,13 @@ __all__ = [
     "write_json",
     "write_specs",
 ]  # fmt: skip
+
+
+class _Package(ModuleType):
+    """The package as `operant.runs(...)`: see operant/library.py, which is imported only then."""
+
+    def __call__(self, *words: Any, **options: Any) -> Any:
+        return importlib.import_module("operant.library").runs(*words, **options)
+
+
+sys.modules[__name__].__class__ = _Package
