@@ -32,8 +32,6 @@ from operant.text import safe
 if TYPE_CHECKING:
     import torch
 
-    from operant.nn import Actor
-
 __all__ = ["Policy", "Run", "load", "make_vec", "runs", "train"]
 
 _POLL_S = 0.1
@@ -117,9 +115,7 @@ class Run:
             raise
         described = self.describe()
         if described["state"] not in ("finished", "stopped"):
-            from operant.runs.log import log_end
-
-            raise OperantError(f"{self.id} {described['state']} ({described['cause'] or 'see its log'})\n{log_end(self._run)}".rstrip())
+            raise OperantError(f"{self.id} {described['state']} ({described['cause'] or 'see its log'})\n{folders.log_end(self._run)}".rstrip())
         return self
 
     def _wait(self) -> None:
@@ -211,7 +207,7 @@ class Policy:
     ((1,), (7, 1))
     """
 
-    def __init__(self, actor: Actor, step: int) -> None:
+    def __init__(self, actor: Any, step: int) -> None:
         self._actor, self.step = actor, step
         self._state: tuple[torch.Tensor, ...] | None = None
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 
 from operant.cli import completion
-from operant.errors import UntrustedError
+from operant.errors import UntrustedError, UsageError
 from operant.text import safe
 
 Result = TypeVar("Result")
@@ -112,3 +112,15 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[i
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> None:
     """Print a table: see `table`."""
     out(*table(heads, rows, right))
+
+
+def within(option: str, value: float | None, low: float, high: float) -> None:
+    """Raise UsageError for an option's number that is out of range."""
+    if value is not None and not low <= value <= high:
+        raise UsageError(f"{option} is {value:g}; it must be between {low:g} and {high:,g}")
+
+
+def check_free(path: Path, force: bool) -> None:
+    """Raise UsageError for a file that is there already, unless it may be replaced."""
+    if path.is_dir() or (path.exists() and not force):
+        raise UsageError(f"{safe(path, 400)} is there already: " + ("name a file with --out" if path.is_dir() else "choose another --out, or give --force"))

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from operant.cli.common import TYPER, JsonOption, RootOption, RunNames, out, print_json, print_table
-from operant.cli.playing import within
+from operant.cli.common import TYPER, JsonOption, RootOption, RunNames, check_free, out, print_json, print_table, within
 from operant.errors import MachineError, UsageError
 from operant.text import count, number, safe
 
@@ -45,11 +44,10 @@ def compare(
     """
     _require("scipy")
     from operant import plot
-    from operant.plot import comparison
 
     entries = _entries(names, runs, axis, smooth)
     groups = plot.groups(entries)
-    document = comparison.compare(groups)
+    document = plot.compare(groups)
     if as_json:
         print_json(document)
         return
@@ -71,8 +69,6 @@ def plot(
 
     Runs that differ in run.seed alone form a group, drawn as one line. What was smoothed, and what a band is, is said below the figure.
     """
-    from operant.cli.exporting import check_free
-
     target = Path(path).expanduser()
     if target.suffix[1:] not in _FORMATS:
         raise UsageError(f"--out is {safe(path, 200)!r}; its name must end in .{', .'.join(_FORMATS)}")
@@ -134,8 +130,9 @@ def _smoothing(metric: str, smooth: float | None) -> float:
 
 def _curves(entries: Sequence[Entry], groups: Sequence[Group], metric: str | None, axis: Axis, smooth: float | None) -> Any:
     """The figure of learning curves."""
+    from operant import plot
     from operant import runs as folders
-    from operant.plot import comparison, figure
+    from operant.plot import figure
 
     chosen = metric or _metric(entries)
     smooth = _smoothing(chosen, smooth)
@@ -149,7 +146,7 @@ def _curves(entries: Sequence[Entry], groups: Sequence[Group], metric: str | Non
     marked = {name: value for name, value in common.items() if value is not None}
     if marked:
         notes.append("dots: target")
-    bands = comparison.bands(groups, chosen, axis, smooth)
+    bands = plot.bands(groups, chosen, axis, smooth)
     return figure.learning_curves(bands, metric=_label(chosen), axis=axis, target=marked, note="; ".join(notes))
 
 
@@ -159,26 +156,13 @@ def _label(metric: str) -> str:
 
 def _summary(groups: Sequence[Group], kind: str) -> Any:
     """The figure of scores: profiles, or statistics with intervals; over several environments, of methods."""
-    import numpy as np
+    from operant import plot
+    from operant.plot import figure
 
-    from operant.plot import comparison, figure, methods, statistics
-
-    several = len({group.entries[0].environment for group in groups}) > 1
-    shown = methods(groups) if several else groups
-    tasks = comparison.scores(shown)
-    unit, tasks = ("normalised score", comparison.normalised(tasks)) if several else ("score", tasks)
-    labels = [group.label if several else comparison.named(group) for group in shown]
-    note = "95 % stratified bootstrap intervals, 2,000 resamples" + ("; 0 and 1: lowest and highest score of each environment" if several else "")
+    found = plot.summary(groups)
     if kind == "profile":
-        scores = np.concatenate([scores for group in tasks for scores in group.values()])
-        thresholds = np.linspace(scores.min() - 0.05 * max(float(np.ptp(scores)), 1e-9), scores.max(), 200)
-        lines = [(label, statistics.performance_profile(list(mine.values()), thresholds)) for label, mine in zip(labels, tasks, strict=True)]
-        return figure.profiles(lines, thresholds, score=unit, note=f"performance profiles (Agarwal et al. 2021); bands: {note}")
-    columns = {
-        f"interquartile mean of the {unit}": [statistics.interquartile_mean(list(mine.values())) for mine in tasks],
-        f"mean of the {unit}": [statistics.mean(list(mine.values())) for mine in tasks],
-    }
-    return figure.intervals({title: list(zip(labels, found, strict=True)) for title, found in columns.items()}, note=f"bars: {note}")
+        return figure.profiles(found.profiles, found.thresholds, score=found.unit, note=f"performance profiles (Agarwal et al. 2021); bands: {found.note}")
+    return figure.intervals(found.estimates, note=f"bars: {found.note}")
 
 
 def _tell(document: dict[str, Any], groups: Sequence[Group], metric: str, axis: Axis, smooth: float | None) -> None:
@@ -228,16 +212,16 @@ def _sparks(groups: Sequence[Group], metric: str, axis: Axis, smooth: float) -> 
     """Each group's curve in a few characters, all on one scale of their environment; nothing where one has no curve."""
     import numpy as np
 
-    from operant.plot import comparison
+    from operant import plot
 
     if any(len(entry.values(metric)[2]) < 2 for group in groups for entry in group.entries):
         return [""] * len(groups)
     found = []
-    bands = {environment: dict(lines) for environment, lines in comparison.bands(groups, metric, axis, smooth).items()}
+    bands = {environment: dict(lines) for environment, lines in plot.bands(groups, metric, axis, smooth).items()}
     for group in groups:
         lines = bands[group.entries[0].environment]
         low, high = min(band.mean.min() for band in lines.values()), max(band.mean.max() for band in lines.values())
-        mine = (lines.get(group.method) or lines[comparison.named(group)]).mean
+        mine = (lines.get(group.method) or lines[plot.named(group)]).mean
         levels = np.interp(np.linspace(0, len(mine) - 1, _SPARK), np.arange(len(mine)), mine)
         found.append("".join(_BARS[int((value - low) / max(high - low, 1e-12) * (len(_BARS) - 1) + 0.5)] for value in levels))
     return found

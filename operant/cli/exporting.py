@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from operant.cli.common import TYPER, JsonOption, RootOption, RunName, TrustOption, consented, out, print_json, say
+from operant.cli.common import TYPER, JsonOption, RootOption, RunName, TrustOption, check_free, consented, out, print_json, say
 from operant.errors import UsageError
 from operant.text import safe
 
@@ -88,7 +88,6 @@ def export_metrics(
     Reads the run's files as the monitor does: a full disk or a dead network here does not touch the trainer. Ctrl-C ends the following, not the run.
     """
     from operant import runs as folders
-    from operant.config import resolved
     from operant.export import metrics, trackers
 
     formats = (*metrics.FILES, *metrics.TRACKERS)
@@ -103,7 +102,7 @@ def export_metrics(
         check_free(target, force)
         sink = metrics.file_sink(run, target, to, follow=follow)
     else:
-        sink = trackers.sink(to, run.id, resolved.tables(run), out=out_path, project=project, offline=offline)
+        sink = trackers.sink(to, run, out=out_path, project=project, offline=offline)
     if follow:
         say(f"following {safe(run.id)} into {safe(sink.where, 400)}: Ctrl-C ends that, not the run")
     written = metrics.export(run, sink, follow=follow)
@@ -113,12 +112,6 @@ def export_metrics(
         out(f"{safe(written.where, 400)}  {written.rows:,} records of {written.metrics} metrics")
     else:
         say(f"{safe(run.id)} has no records yet: {safe(written.where, 400)} is empty")
-
-
-def check_free(path: Path, force: bool) -> None:
-    """Raise UsageError for a file that is there already, unless it may be replaced."""
-    if path.is_dir() or (path.exists() and not force):
-        raise UsageError(f"{safe(path, 400)} is there already: " + ("name a file with --out" if path.is_dir() else "choose another --out, or give --force"))
 
 
 def _snippet(to: str, made: Any, actor: Any) -> list[str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from operant.cli import completion
-from operant.cli.common import TYPER, JsonOption, RootOption, TrustOption, consented, out, print_json, say
+from operant.cli.common import TYPER, JsonOption, RootOption, TrustOption, consented, out, print_json, say, within
 from operant.errors import NotFoundError, UsageError
 from operant.text import safe
 
@@ -32,12 +32,6 @@ _MOST_FRAMES, _MOST_STEPS = 100_000, 10_000_000
 _TELL_S = 0.1  # between two lines of progress
 _HOLD_S = 0.5  # how long an episode's end stays
 _SIDES = (16, 2048)  # pixels
-
-
-def within(option: str, value: float | None, low: float, high: float) -> None:
-    """Raise UsageError for an option's number that is out of range."""
-    if value is not None and not low <= value <= high:
-        raise UsageError(f"{option} is {value:g}; it must be between {low:g} and {high:,g}")
 
 
 @contextlib.contextmanager

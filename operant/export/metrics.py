@@ -63,7 +63,7 @@ def export(run: Run, sink: Sink, *, follow: bool, report: Callable[[int], None] 
                 rows += len(chunk.n)
                 names.update(chunk.names)
             report(rows)
-            if not follow or stream.state.ended:
+            if not follow or stream.over:
                 break
             time.sleep(_PERIOD_S)
         complete = True
@@ -88,19 +88,19 @@ def file_sink(run: Run, path: Path, what: str, *, follow: bool) -> Sink:
     """A file of a format of FILES. Raises MachineError."""
     if what == "parquet":
         require(what, "pyarrow")
-        return ParquetFile(path, _names(run))
-    return CsvFile(path, _names(run), follow=follow)
+        return ParquetFile(path, _names(run, wait=follow))
+    return CsvFile(path, _names(run, wait=follow), follow=follow)
 
 
-def _names(run: Run) -> list[str]:
-    """The metrics of all of a run's sessions so far, in their order; waits for the first record of one that has just begun."""
+def _names(run: Run, *, wait: bool) -> list[str]:
+    """The metrics of all of a run's sessions so far, in their order; with `wait` of one that has just begun, once there is a record."""
     stream = Stream(run)
     try:
         while True:
             found: dict[str, None] = {}
             for chunk in stream.poll():
                 found.update(dict.fromkeys(chunk.names))
-            if found or not stream.state.live:
+            if found or not wait or stream.over:
                 return list(found)
             time.sleep(_PERIOD_S)
     finally:

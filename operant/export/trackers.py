@@ -16,14 +16,14 @@ from typing import Any
 
 from operant.config import resolved
 from operant.errors import MachineError
-from operant.export.metrics import Sink, require
-from operant.runs import Chunk
+from operant.export.metrics import Chunk, Run, Sink, require
 
 _MLFLOW_BATCH = 1000  # metrics that a call may hold
 
 
-def sink(what: str, name: str, config: Mapping[str, Any], *, out: Path | None, project: str, offline: bool) -> Sink:
-    """A tracker's run called `name`, with a configuration to show. Raises MachineError where its package is missing or it cannot be reached."""
+def sink(what: str, run: Run, *, out: Path | None, project: str, offline: bool) -> Sink:
+    """A tracker's run of the same name and configuration. Raises MachineError where its package is missing or it cannot be reached."""
+    name, config = run.id, resolved.tables(run)
     if what == "tensorboard":
         require(what, "tensorboard")
         return TensorBoard(out or Path("tensorboard") / name)

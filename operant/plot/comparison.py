@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -76,6 +76,36 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
         {"method": method.label, "envs": list(mine), "runs": len(method.entries), **_statistics(mine)} for method, mine in zip(joined, scaled, strict=True)
     ]  # fmt: skip
     return {**document, "overall": overall, "overall_improvement": _improvements(joined, scaled)}
+
+
+class Summary(NamedTuple):
+    """What figures of scores show: of each group, or of several environments each method."""
+
+    unit: str
+    note: str
+    thresholds: Any  # (T) scores
+    profiles: list[tuple[str, Any]]  # the share of runs above each threshold, and its interval
+    estimates: dict[str, list[tuple[str, Any]]]  # by the name of the statistic
+
+
+def summary(groups: Sequence[Group]) -> Summary:
+    """Performance profiles, interquartile means and means."""
+    from operant.plot import statistics
+
+    several = len({group.entries[0].environment for group in groups}) > 1
+    shown = methods(groups) if several else groups
+    found = scores(shown)
+    unit, found = ("normalised score", normalised(found)) if several else ("score", found)
+    labels = [group.label if several else named(group) for group in shown]
+    note = "95 % stratified bootstrap intervals, 2,000 resamples" + ("; 0 and 1: lowest and highest score of each environment" if several else "")
+    rows, every = [list(mine.values()) for mine in found], np.concatenate([row for group in found for row in group.values()])
+    thresholds = np.linspace(every.min() - 0.05 * max(float(np.ptp(every)), 1e-9), every.max(), 200)
+    profiles = [(label, statistics.performance_profile(mine, thresholds)) for label, mine in zip(labels, rows, strict=True)]
+    estimates = {
+        f"interquartile mean of the {unit}": list(zip(labels, map(statistics.interquartile_mean, rows), strict=True)),
+        f"mean of the {unit}": list(zip(labels, map(statistics.mean, rows), strict=True)),
+    }
+    return Summary(unit, note, thresholds, profiles, estimates)
 
 
 def _statistics(tasks: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from operant.runs.folder import Run
 from operant.runs.follow import Follower
 from operant.runs.history import Chunk
 from operant.runs.metrics import SECONDS, Metric, Record
-from operant.runs.states import State
 
 _IDLE_S = 30.0
 
@@ -31,9 +30,9 @@ class Stream:
         self._follower, self._last, self._begun = Follower(run), (-1, -1), False
 
     @property
-    def state(self) -> State:
-        """The run's state, as of the last look."""
-        return self._follower.state
+    def over(self) -> bool:
+        """Whether there is no more to come: at the last look the run had ended, or could not be read."""
+        return self._follower.state.ended or self._follower.state.word == "unreadable"
 
     def poll(self) -> Iterator[Chunk]:
         """Look once: the new records, oldest first. Never raises for what the files hold."""
