@@ -165,24 +165,22 @@ def grey(picture: np.ndarray) -> np.ndarray:
 
 def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
     """(H, W, C) bytes -> (height, width, C): each pixel the mean of the area that it covers."""
-    out = picture.astype(np.float32)
+    out = picture
     for axis, side in ((0, height), (1, width)):
         if out.shape[axis] != side:
-            out = np.tensordot(_areas(out.shape[axis], side), out, axes=(1, axis)) if axis == 0 else np.einsum("ij,hjc->hic", _areas(out.shape[1], side), out)
-    return (out + 0.5).astype(np.uint8)
+            out = _areas(out, axis, side)
+    return out if out is picture else (out + 0.5).astype(np.uint8)
 
 
-_AREAS: dict[tuple[int, int], np.ndarray] = {}
-
-
-def _areas(before: int, after: int) -> np.ndarray:
-    """The share of each old pixel in each new one, (after, before)."""
-    if (before, after) not in _AREAS:
-        edges = np.linspace(0, before, after + 1)
-        old = np.arange(before)
-        covered = np.minimum(edges[1:, None], old + 1) - np.maximum(edges[:-1, None], old)
-        _AREAS[before, after] = (np.clip(covered, 0, None) * after / before).astype(np.float32)
-    return _AREAS[before, after]
+def _areas(numbers: np.ndarray, axis: int, side: int) -> np.ndarray:
+    """Means over equal parts of an axis, by differences of running sums, which between two numbers grow evenly."""
+    before = numbers.shape[axis]
+    edges = np.linspace(0, before, side + 1)
+    whole = np.minimum(edges.astype(np.int64), before - 1)
+    share = (edges - whole).astype(np.float32).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
+    numbers = numbers.astype(np.float32)
+    sums = np.cumsum(numbers, axis=axis) - numbers
+    return np.diff(sums.take(whole, axis) + share * numbers.take(whole, axis), axis=axis) * np.float32(side / before)
 
 
 # ONE LANE
