@@ -85,3 +85,7 @@ def failing():
             return super().step(action)
 
     return Failing()
+
+
+def vector(num_envs, mode="SAME_STEP"):
+    return gymnasium.vector.SyncVectorEnv([counting] * num_envs, autoreset_mode=gymnasium.vector.AutoresetMode[mode])

@@ -42,11 +42,13 @@ def short_names() -> list[str]:
 def recipe(algorithm: str, environment: str) -> Path | None:
     """The recipe that ships for an algorithm and an environment, by its name or its Gymnasium id; None where there is none.
 
-    An outside environment that has none takes that of all of them.
+    An outside environment that has none takes that of its kind, or of all of them.
     """
     there = {f"{path.parent.name}/{plain_name(path.stem)}": path for path in _files().values()}
     found = there.get(f"{algorithm}/{plain_name(environment)}")
-    return there.get(f"{algorithm}/{OUTSIDE}") if found is None and names.kind_of(environment) is not None else found
+    if found is not None or (kind := names.kind_of(environment)) is None:
+        return found
+    return there.get(f"{algorithm}/{kind}") or there.get(f"{algorithm}/{OUTSIDE}")
 
 
 def name_of(source: Path) -> str:

@@ -15,8 +15,8 @@ import numpy as np
 
 from operant.envs.base import Box, Discrete, Env, MultiDiscrete
 from operant.errors import MachineError, OperantError
+from operant.host import spaces, vectors
 from operant.host.source import Lane, Source, SourceError, tupled
-from operant.host.spaces import Field
 
 
 class Hosting(NamedTuple):
@@ -37,7 +37,7 @@ class HostEnv(Env):
     """An environment whose lanes are stepped on the host."""
 
     source: Source = Source("gymnasium", "")  # noqa: RUF009  (a tuple)
-    observed: tuple[Field, ...] = ()  # which numbers of an observation are what
+    observed: tuple[spaces.Field, ...] = ()  # which numbers of an observation are what
     pictures: bool = False  # whether `render` shows it
     hosting: Hosting = field(default=Hosting(), compare=False)
 
@@ -69,28 +69,55 @@ def declare(source: Source) -> HostEnv:
     Raises OperantError where it cannot be made or is of no use, MachineError where a package is missing.
     """
     try:
-        lane = Lane(source)
+        made = vectors.kind(source)
+        found = _of_lane(source) if made is None else _of_vector(source, made(source, 1, 1))
     except SourceError as error:
         raise (MachineError if error.missing else OperantError)(str(error)) from error.__cause__
-    seen, action = lane.view.declared(), lane.action
-    try:
-        mask = lane.reset(0, np.zeros(seen.size, seen.dtype))
+    except spaces.UnsupportedSpaceError as error:
+        raise OperantError(f"{source.name}: {error}") from None
+    except OperantError:
+        raise
     except Exception as error:
         raise OperantError(f"{source.name}: `reset` raised {type(error).__name__}: {error}") from error
-    finally:
-        lane.close()
-    spec, metadata = getattr(lane.env, "spec", None), getattr(lane.env, "metadata", None) or {}
+    seen, action, mask, limit, metadata = found
     kwargs = dict(source.kwargs)
     return HostEnv(
         Params=_params(kwargs), fields=0,
         observation=Box(seen.size, seen.low, seen.high, seen.dtype, seen.shape, seen.categories),
         action=_action(action.sizes, action.low, action.high, action.multi),
-        time_limit=source.time_limit or getattr(spec, "max_episode_steps", None), reset=_nothing, step=_nothing, observe=_nothing,
+        time_limit=source.time_limit or limit, reset=_nothing, step=_nothing, observe=_nothing,
         legal=_nothing if mask is not None else None, pixels=seen.shape[0] if seen.shape else 0, step_s=_step_s(metadata, source.frame_skip),
         gymnasium=source.name if source.kind == "gymnasium" else None,
         name=source.name.rpartition("/")[2] if source.kind == "file" else f"{source.kind}:{source.name}",
         source=source, observed=seen.fields, pictures="rgb_array" in (metadata.get("render_modes") or ()),
     )  # fmt: skip
+
+
+class _Found(NamedTuple):
+    seen: spaces.Observation
+    action: spaces.Action
+    mask: Any  # the legal actions, where it says them
+    limit: int | None
+    metadata: Mapping[str, Any]
+
+
+def _of_lane(source: Source) -> _Found:
+    lane = Lane(source)
+    try:
+        mask = lane.reset(0, np.zeros(lane.view.size, lane.view.dtype))
+    finally:
+        lane.close()
+    metadata = getattr(lane.env, "metadata", None) or {}
+    return _Found(lane.view.declared(), lane.action, mask, getattr(getattr(lane.env, "spec", None), "max_episode_steps", None), metadata)
+
+
+def _of_vector(source: Source, vector: vectors.Vector) -> _Found:
+    seen, action = vectors.view_of(source, vector).declared(), spaces.action(vector.single_action_space)
+    value, info = vector.reset(np.zeros(1, np.int64))
+    masks = info.get(spaces.MASK) if isinstance(info, dict) else None
+    mask = spaces.mask_of({} if masks is None else {spaces.MASK: masks[0]}, spaces.picked(value, 0), action.sizes)
+    shown = {"render_modes": ["rgb_array"]} if seen.shape else {}  # what it observes is its picture
+    return _Found(seen, action, mask, None, shown)
 
 
 def _params(kwargs: Mapping[str, Any]) -> type:

@@ -81,7 +81,7 @@ class Blocks:
 class LaneError(Exception):
     """An environment raised, or cannot be made."""
 
-    def __init__(self, lane: int, doing: str, action: Any, error: BaseException) -> None:
+    def __init__(self, lane: int | str, doing: str, action: Any, error: BaseException) -> None:
         super().__init__(str(error))
         self.lane, self.doing, self.action = lane, doing, action
         self.raised = f"{type(error).__name__}: {error}" if not isinstance(error, SourceError) else str(error)
@@ -121,7 +121,8 @@ class Group:
         for lane in self._buffers[buffer]:
             blocks.busy[lane], blocks.drawn[lane] = 1, 0
             with _named(lane, "reset"):
-                self._judge(lane, self._lanes[lane].reset(int(blocks.seed[lane]), blocks.observation[lane]))
+                mask = self._lanes[lane].reset(int(blocks.seed[lane]), blocks.observation[lane])
+            self._judge(lane, mask, self._lanes[lane].action.sizes)
             blocks.busy[lane] = 0
 
     def step(self, buffer: int) -> None:
@@ -141,7 +142,7 @@ class Group:
                     blocks.drawn[lane] = 1
                 with _named(lane, "reset", blocks.action[lane]):
                     mask = self._lanes[lane].reset(None, row)
-            self._judge(lane, mask)
+            self._judge(lane, mask, self._lanes[lane].action.sizes)
             blocks.busy[lane] = 0
 
     def draw(self, buffer: int) -> None:
@@ -162,10 +163,9 @@ class Group:
         with _named(lane, "render"):
             blocks.picture[lane].reshape(-1)[: side * side * 3] = resized(self._lanes[lane].picture(), side, side).reshape(-1)
 
-    def _judge(self, lane: int, mask: np.ndarray | None) -> None:
+    def _judge(self, lane: int, mask: np.ndarray | None, sizes: tuple[int, ...]) -> None:
         """Write the legal actions; all, where the environment does not say or allows none."""
         if self._blocks.shape.mask:
-            sizes = self._lanes[lane].action.sizes
             row, at = self._blocks.legal[lane], 0
             row[:] = 1 if mask is None else mask
             for count in sizes:  # a choice of which nothing is legal would have no distribution

@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant.errors import EnvironmentFailedError
-from operant.host.lanes import Blocks, Group, LaneError, Shape
-from operant.host.source import Source
-from operant.host.worker import DONE, LENGTH, LETTERS, receive
+from operant.host.worker import DONE, LENGTH, LETTERS, Blocks, Group, LaneError, Shape, Source, group_of, receive
 
 _PROGRAM = "import sys; sys.path[0] = sys.argv[1]; from operant.host.worker import main; main(*map(int, sys.argv[2:]))"
 _HOME = str(Path(__file__).resolve().parents[2])
@@ -48,9 +46,12 @@ class Steppers:
         self._workers: list[_Worker] = []
         self._here: Group | None = None
         size = shape.bytes()
+        threads = processes
+        if processes and source.kind in ("ale", "envpool"):  # which have threads of their own
+            processes = 1
         if not processes:
             self.blocks = Blocks(mmap.mmap(-1, size), shape)
-            self._here = Group(source, self.blocks, buffers, draws=draws)
+            self._here = group_of(source, self.blocks, buffers, draws=draws, threads=1)
         else:
             memory_fd = os.memfd_create("operant")
             os.ftruncate(memory_fd, size)
@@ -62,7 +63,8 @@ class Steppers:
             finally:
                 os.close(memory_fd)
             for worker, share in zip(self._workers, shares, strict=True):
-                text = json.dumps({"source": source.to_json(), "shape": shape, "buffers": [list(own) for own in share], "draws": draws}).encode()
+                told = {"source": source.to_json(), "shape": shape, "buffers": [list(own) for own in share], "draws": draws, "threads": threads}
+                text = json.dumps(told).encode()
                 worker.link.sendall(LENGTH.pack(len(text)) + text)
         self.begin("make", 0)
         self.finish("make", 0)

@@ -1,9 +1,8 @@
 """Where an outside environment comes from, and what is done to it on the way: `Source`, and one lane of it, `Lane`. Knows no process and no world.
 
     gymnasium:ID          what Gymnasium has registered, `gymnasium.make(ID)`
-    ale:NAME              an Atari game of ale-py: `ale:pong` is ALE/Pong-v5 with full actions left out, one frame a step: see `env.frame_skip`
-    envpool:ID            one of EnvPool's
-    FILE.py:FUNCTION      a user's own function (or class) that returns a gymnasium.Env
+    ale:NAME, envpool:ID  many lanes at once: see operant/host/vectors.py
+    FILE.py:FUNCTION      a user's own function (or class) that returns a gymnasium.Env, or with `num_envs` a VectorEnv
 
 What is done, in this order: the action is repeated (`sticky`, `frame_skip`), a picture made grey and resized, frames stacked.
 """
@@ -70,17 +69,13 @@ def make(source: Source, *, draws: bool = False) -> Any:
     try:
         import gymnasium
     except ImportError:
-        what = f"{source.kind}:{source.name}" if source.kind != "file" else source.name
-        raise SourceError(f"{what} needs Gymnasium 1.2 or later, which is not installed: {install_command('gymnasium')}", missing=True) from None
+        raise missing("gymnasium" if source.kind != "file" else "", source.name, "Gymnasium 1.2 or later") from None
     for variable, value in _without_screen().items():
         os.environ.setdefault(variable, value)
     kwargs = dict(source.kwargs)
     if source.kind == "file":
         return _from_file(source, kwargs, draws)
     name = source.name
-    if source.kind == "ale":
-        name = _register_ale(gymnasium, name)
-        kwargs = {"frameskip": 1, "repeat_action_probability": 0.0, **kwargs}
     if draws:
         kwargs["render_mode"] = "rgb_array"
     try:
@@ -104,25 +99,28 @@ def _line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _register_ale(gymnasium: Any, name: str) -> str:
-    """The id of an Atari game, `pong` or `ALE/Pong-v5`, once ale-py's are registered."""
+def missing(kind: str, name: str, package: str) -> SourceError:
+    """What a package that is not installed is said by."""
+    what = f"{kind}:{name}" if kind else name
+    return SourceError(f"{what} needs {package}, which is not installed: {install_command(kind)}", missing=True)
+
+
+def maker_of(source: Source) -> Callable[..., Any]:
+    """The function of a user's file. Raises SourceError."""
+    path, _, function = source.name.rpartition(":")
+    file = Path(path)
     try:
-        import ale_py
-    except ImportError:
-        raise SourceError(f"ale:{name} needs ale-py, which is not installed: {install_command('ale')}", missing=True) from None
-    gymnasium.register_envs(ale_py)
-    return name if "/" in name else f"ALE/{''.join(part.capitalize() for part in name.split('_'))}-v5"
+        module = _module(file, source.version)
+    except (Exception, SystemExit) as error:
+        raise SourceError(f"{file} could not be imported: {type(error).__name__}: {error}") from error
+    if not callable(maker := getattr(module, function, None)):
+        raise SourceError(f"{file.name} has no {function!r}: it should be a function or class that returns a gymnasium.Env")
+    return maker
 
 
 def _from_file(source: Source, kwargs: dict[str, Any], draws: bool) -> Any:
     path, _, function = source.name.rpartition(":")
-    file = Path(path)
-    try:
-        maker = getattr(_module(file, source.version), function)
-    except AttributeError:
-        raise SourceError(f"{file.name} has no {function!r}: it should be a function or class that returns a gymnasium.Env") from None
-    except (Exception, SystemExit) as error:
-        raise SourceError(f"{file} could not be imported: {type(error).__name__}: {error}") from error
+    file, maker = Path(path), maker_of(source)
     takes = inspect.signature(maker).parameters
     if draws and ("render_mode" in takes or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values())):
         kwargs["render_mode"] = "rgb_array"
@@ -205,7 +203,7 @@ class View:
         if shape:
             shape = (self._side or shape[0], self._side or shape[1], (1 if self._grey else shape[2]) * self._stack)
         self.shape, self.size = shape, math.prod(shape) if shape else size * self._stack
-        self.one = self.size // self._stack  # numbers of a frame
+        self.one, self.dtype = self.size // self._stack, self._plain.dtype  # numbers of a frame
         self._row = np.zeros(size, self._plain.dtype)
 
     def declared(self) -> spaces.Observation:
@@ -259,13 +257,13 @@ class Lane:
     def __init__(self, source: Source, *, draws: bool = False) -> None:
         self._source, self.env = source, make(source, draws=draws)
         if hasattr(self.env, "num_envs"):
-            raise SourceError(f"{source.name} returned a vector environment of {self.env.num_envs}: let it return one gymnasium.Env, of which lanes are made")
+            raise SourceError(f"{source.name} returned a vector environment of {self.env.num_envs}: let it return one gymnasium.Env, or take num_envs")
         self.view = View(source, self.env.observation_space)
         try:
             self.action = spaces.action(self.env.action_space)
         except spaces.UnsupportedSpaceError as error:
             raise SourceError(f"its action cannot be given: {error}") from None
-        self._frames = np.zeros((source.frame_stack, self.view.one), self.view.declared().dtype)
+        self._frames = np.zeros((source.frame_stack, self.view.one), self.view.dtype)
         self._age, self._before, self._draw = 0, None, np.random.default_rng(0)
         self._close: Callable[[], None] = getattr(self.env, "close", lambda: None)
 

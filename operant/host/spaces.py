@@ -267,6 +267,32 @@ def _reader(space: Any) -> Callable[[np.ndarray], Any]:
     return lambda row: tuple(read(row[where]) for _, where, read in readers)
 
 
+# BATCHES
+
+
+def picked(value: Any, k: int) -> Any:
+    """Number k of a batch of values."""
+    if isinstance(value, dict):
+        return {key: picked(inner, k) for key, inner in value.items()}
+    return tuple(picked(inner, k) for inner in value) if isinstance(value, tuple) else value[k]
+
+
+def copied(value: Any) -> Any:
+    """A batch of values that no later step changes."""
+    if isinstance(value, dict):
+        return {key: copied(inner) for key, inner in value.items()}
+    return tuple(map(copied, value)) if isinstance(value, tuple) else np.array(value)
+
+
+def replace_rows(value: Any, which: np.ndarray, rows: Any) -> None:
+    """Put other values in the place of some of a batch."""
+    if isinstance(value, dict | tuple):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            replace_rows(value[key], which, rows[key])
+    else:
+        value[which] = rows
+
+
 def mask_of(info: Any, value: Any, sizes: tuple[int, ...]) -> np.ndarray | None:
     """The legal actions, (H) of 0 and 1, by `info` or a Dict observation; None where neither says."""
     found = info.get(MASK) if isinstance(info, dict) else None

@@ -17,7 +17,7 @@ import struct
 from typing import Any
 
 from operant.host.lanes import Blocks, Group, LaneError, Shape
-from operant.host.source import Source
+from operant.host.vectors import Source, SourceError, VectorGroup, kind
 
 CALLS = {b"m": "make", b"r": "reset", b"s": "step", b"d": "draw"}
 LETTERS = {name: letter for letter, name in CALLS.items()}
@@ -32,6 +32,15 @@ def receive(link: socket.socket, count: int) -> bytes:
     while len(got) < count and (more := link.recv(count - len(got))):
         got += more
     return got
+
+
+def group_of(source: Source, blocks: Blocks, buffers: Any, *, draws: bool, threads: int) -> Group:
+    """The lanes of a source in this process."""
+    try:
+        many = kind(source) is not None
+    except SourceError:  # whoever makes the first says so
+        many = False
+    return VectorGroup(source, blocks, buffers, draws=draws, threads=threads) if many else Group(source, blocks, buffers, draws=draws)
 
 
 def _end_with(parent: int) -> None:
@@ -52,7 +61,7 @@ def main(socket_fd: int, memory_fd: int, parent: int) -> None:
     shape = Shape(*told["shape"])
     memory = mmap.mmap(memory_fd, shape.bytes())
     os.close(memory_fd)
-    group = Group(Source.from_json(told["source"]), Blocks(memory, shape), told["buffers"], draws=told["draws"])
+    group = group_of(Source.from_json(told["source"]), Blocks(memory, shape), told["buffers"], draws=told["draws"], threads=told["threads"])
     with contextlib.suppress(OSError):  # the other side is gone
         while len(command := receive(link, 2)) == 2:
             link.sendall(_answer(group, CALLS[command[:1]], command[1]))

@@ -1,0 +1,229 @@
+"""Lanes of an environment that steps many at once: ale-py's AtariVectorEnv, EnvPool's, and a user's own gymnasium.vector.VectorEnv. Knows no process.
+
+When an ended lane begins anew differs between them; here all are alike: a step gives the first observation of the next episode and the last of the old one,
+and no step is taken that only resets.
+ALE and a VectorEnv of the mode SAME_STEP do that themselves; one that takes `reset_mask` (DISABLED) is told to; of
+EnvPool the ended lanes alone are reset.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from operant.host import spaces
+from operant.host.lanes import Blocks, Group, LaneError
+from operant.host.source import Source, SourceError, View, maker_of, missing, resized
+
+_OWN = ("frame_skip", "frame_stack", "grayscale", "resize", "sticky")
+
+
+class Step(NamedTuple):
+    """What a step of n lanes came to; `final` holds the last observations where an episode ended."""
+
+    observation: Any
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    final: Any
+    info: Any
+
+
+class Vector:
+    """n lanes of a source. `seeds` is that of each."""
+
+    single_observation_space: Any
+    single_action_space: Any
+
+    def __init__(self, source: Source, count: int, threads: int) -> None:
+        self.source, self.count, self.threads = source, count, threads
+
+    def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
+        """Begin all lanes anew: observations and info."""
+        raise NotImplementedError
+
+    def step(self, actions: np.ndarray) -> Step:
+        """One step of all lanes."""
+        raise NotImplementedError
+
+
+class Native(Vector):
+    """A gymnasium.vector.VectorEnv that resets ended lanes in the same step, or lets itself be told which."""
+
+    def __init__(self, source: Source, count: int, threads: int) -> None:
+        super().__init__(source, count, threads)
+        self.env = self.make()
+        self.single_observation_space, self.single_action_space = self.env.single_observation_space, self.env.single_action_space
+        mode = str(getattr((getattr(self.env, "metadata", None) or {}).get("autoreset_mode"), "name", ""))
+        if mode not in ("SAME_STEP", "DISABLED"):
+            raise SourceError(f"{source.name}: its autoreset mode is {mode or 'unknown'}: make it with AutoresetMode.SAME_STEP, or DISABLED")
+        self._told = mode == "DISABLED"
+
+    def make(self) -> Any:
+        """The vector environment of a user's function."""
+        _refuse(self.source, (*_OWN, "time_limit"), "a vector environment does that itself")
+        made = maker_of(self.source)(num_envs=self.count, **dict(self.source.kwargs))
+        if getattr(made, "num_envs", None) != self.count:
+            raise SourceError(f"{self.source.name}(num_envs={self.count}) should return a VectorEnv of so many (it has {getattr(made, 'num_envs', 'none')})")
+        return made
+
+    def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
+        """Begin all lanes anew: observations and info."""
+        return self.env.reset(seed=[int(seed) for seed in seeds])  # type: ignore[no-any-return]
+
+    def step(self, actions: np.ndarray) -> Step:
+        """One step of all lanes."""
+        observation, reward, terminated, truncated, info = self.env.step(actions)
+        ended = terminated | truncated
+        final = info.get("final_obs", observation) if isinstance(info, dict) else observation
+        if self._told and ended.any():
+            final = spaces.copied(observation)
+            observation, info = self.env.reset(options={"reset_mask": ended})
+        return Step(observation, reward, terminated, truncated, final, info)
+
+
+class Ale(Native):
+    """Atari games by ale-py: as usual 84 x 84 in grey, 4 frames stacked, each action taken 4 times, unless the keys say otherwise."""
+
+    def make(self) -> Any:
+        """The vector environment of a game: `pong`, or an id such as ALE/Pong-v5."""
+        try:
+            from ale_py.vector_env import AtariVectorEnv
+            from gymnasium.vector import AutoresetMode
+        except ImportError:
+            raise missing("ale", self.source.name, "ale-py 0.11 or later") from None
+        source, game = self.source, self.source.name.rpartition("/")[2].partition("-")[0]
+        game = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in game).strip("_")
+        side, skip = source.resize or 84, source.frame_skip if source.frame_skip > 1 else 4
+        usual = {"frameskip": skip, "stack_num": source.frame_stack if source.frame_stack > 1 else 4, "img_height": side, "img_width": side}
+        if source.time_limit is not None:
+            usual["max_num_frames_per_episode"] = source.time_limit * skip
+        chances = {"repeat_action_probability": source.sticky, "reward_clipping": False, "num_threads": self.threads}
+        return AtariVectorEnv(game, self.count, autoreset_mode=AutoresetMode.SAME_STEP, **{**usual, **chances, **dict(source.kwargs)})
+
+    def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
+        """Begin all lanes anew: observations and info."""
+        return self.env.reset(seed=seeds.astype(np.int32))  # type: ignore[no-any-return]
+
+
+class Pool(Vector):
+    """EnvPool's."""
+
+    def __init__(self, source: Source, count: int, threads: int) -> None:
+        super().__init__(source, count, threads)
+        try:
+            import envpool
+        except ImportError:
+            raise missing("envpool", source.name, "EnvPool") from None
+        _refuse(source, _OWN, "EnvPool does that itself, by env.params (such as env.params.stack_num)")
+        self._limit = {} if source.time_limit is None else {"max_episode_steps": source.time_limit}
+        self._envpool = envpool
+        self.env = self._made(0)
+        self.single_observation_space, self.single_action_space = self.env.observation_space, self.env.action_space
+
+    def _made(self, seed: int) -> Any:
+        settings = {"num_envs": self.count, "seed": seed, "num_threads": min(self.threads, self.count), **self._limit, **dict(self.source.kwargs)}
+        return self._envpool.make_gymnasium(self.source.name, **settings)
+
+    def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
+        """Begin all lanes anew: observations and info. A pool has one seed, so it is made anew."""
+        self.env = self._made(int(seeds[0]))
+        return self.env.reset()  # type: ignore[no-any-return]
+
+    def step(self, actions: np.ndarray) -> Step:
+        """One step of all lanes."""
+        observation, reward, terminated, truncated, info = self.env.step(actions)
+        ended = np.flatnonzero(terminated | truncated)
+        final = observation
+        if len(ended):  # these alone: a step of theirs would only reset them
+            observation = spaces.copied(final)
+            anew, _ = self.env.reset(ended.astype(np.int32))
+            spaces.replace_rows(observation, ended, anew)
+        return Step(observation, reward, terminated, truncated, final, info)
+
+
+def _refuse(source: Source, keys: Sequence[str], why: str) -> None:
+    for key in keys:
+        if getattr(source, key) != Source._field_defaults[key]:
+            raise SourceError(f"env.{key} is {getattr(source, key)!r}: {why}")
+
+
+def kind(source: Source) -> type[Vector] | None:
+    """How a source steps many lanes at once; None where each is a gymnasium.Env of its own. Raises SourceError."""
+    if source.kind in ("ale", "envpool"):
+        return Ale if source.kind == "ale" else Pool
+    if source.kind == "file" and "num_envs" in inspect.signature(maker_of(source)).parameters:
+        return Native
+    return None
+
+
+class VectorGroup(Group):
+    """Some lanes of a source, a vector environment for each buffer."""
+
+    def __init__(self, source: Source, blocks: Blocks, buffers: Sequence[Sequence[int]], *, draws: bool, threads: int = 1) -> None:
+        super().__init__(source, blocks, buffers, draws=draws)
+        self._threads = threads
+        self._vectors: list[Vector | None] = []
+        self.calls = {name: self._guarded(name, call) for name, call in self.calls.items()}
+
+    def _guarded(self, name: str, call: Callable[[int], None]) -> Callable[[int], None]:
+        def guarded(buffer: int) -> None:
+            lanes = self._buffers[buffer]
+            try:
+                if lanes or name == "make":
+                    self._blocks.busy[lanes] = 1
+                    call(buffer)
+                    self._blocks.busy[lanes] = 0
+            except Exception as error:
+                where = f"{lanes[0]} to {lanes[-1]}" if lanes else "-"
+                raise LaneError(where, name, self._blocks.action[lanes].tolist() if name == "step" else None, error) from error
+
+        return guarded
+
+    def make(self, buffer: int) -> None:
+        """Make the environments of all buffers."""
+        made = kind(self._source)
+        assert made is not None
+        self._vectors = [made(self._source, len(lanes), self._threads) if lanes else None for lanes in self._buffers]
+        one = next(vector for vector in self._vectors if vector is not None)
+        self._view, self._action = view_of(self._source, one), spaces.action(one.single_action_space)
+
+    def reset(self, buffer: int) -> None:
+        """Begin every lane anew, each with its seed."""
+        vector, lanes = self._vectors[buffer], self._buffers[buffer]
+        assert vector is not None
+        value, info = vector.reset(self._blocks.seed[lanes])
+        self._write(lanes, value, info, self._blocks.observation)
+
+    def step(self, buffer: int) -> None:
+        """One step of every lane; where an episode ends the next begins."""
+        vector, lanes, blocks = self._vectors[buffer], self._buffers[buffer], self._blocks
+        assert vector is not None
+        rows = [self._action.read(blocks.action[lane]) for lane in lanes]
+        done = vector.step(np.asarray(rows, vector.single_action_space.dtype))
+        blocks.reward[lanes], blocks.terminated[lanes], blocks.truncated[lanes] = done.reward, done.terminated, done.truncated
+        self._write(lanes, done.observation, done.info, blocks.observation)
+        for k in np.flatnonzero(done.terminated | done.truncated):
+            self._view.frame(spaces.picked(done.final, int(k)), blocks.final_observation[lanes[int(k)]])
+
+    def _write(self, lanes: Sequence[int], value: Any, info: Any, rows: np.ndarray) -> None:
+        for k, lane in enumerate(lanes):
+            one = spaces.picked(value, k)
+            self._view.frame(one, rows[lane])
+            found = info.get(spaces.MASK) if isinstance(info, dict) else None
+            self._judge(lane, spaces.mask_of({} if found is None else {spaces.MASK: found[k]}, one, self._action.sizes), self._action.sizes)
+
+    def draw(self, buffer: int) -> None:
+        """The newest frame that every lane observes."""
+        blocks, side = self._blocks, int(self._blocks.side[0])
+        for lane in self._buffers[buffer]:
+            frame = blocks.observation[lane].reshape(self._view.shape)[..., -1:].repeat(3, axis=-1)
+            blocks.picture[lane].reshape(-1)[: side * side * 3] = resized(frame, side, side).reshape(-1)
+
+
+def view_of(source: Source, vector: Vector) -> View:
+    """How the rows of a vector environment are seen: it does for itself what the keys ask for."""
+    return View(source._replace(frame_stack=1, grayscale=False, resize=None), vector.single_observation_space)

@@ -1,0 +1,80 @@
+"""Environments that step many lanes at once: whatever their autoreset mode, steps are those of single ones, and none only resets."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from operant.envs import outside
+from operant.errors import OperantError
+from operant.host.source import Source
+from operant.worlds import HostWorld
+
+gymnasium = pytest.importorskip("gymnasium")
+
+TOYS = Path(__file__).parents[1] / "outside_toys.py"
+
+
+def steps_of(source, steps, *, processes=0, lanes=3, action=1):
+    """Everything that some steps with the same actions show, and the world."""
+    env = outside.declare(source)
+    world = HostWorld(replace(env, hosting=outside.Hosting(processes)), lanes, seed=2)
+    slot, seen = world.slot(), []
+    world.reset(slot)
+    seen.append(slot.observation.clone())
+    for _ in range(steps):
+        slot.action.fill_(action)
+        world.step(slot)
+        seen += [value.clone() for value in (slot.observation, slot.reward, slot.terminated, slot.truncated)]
+        ended = (slot.terminated | slot.truncated).bool()
+        seen.append(slot.final_observation[:, ended].clone())
+    world.advance(steps)
+    return seen, world
+
+
+@pytest.mark.parametrize("mode", ["SAME_STEP", "DISABLED"])
+def test_a_users_vector_environment_is_its_single_ones(mode):
+    single, _ = steps_of(Source("file", f"{TOYS}:counting"), 25)
+    many, world = steps_of(Source("file", f"{TOYS}:vector", (("mode", mode),)), 25)
+    assert all(torch.equal(one, other) for one, other in zip(single, many, strict=True))
+    assert world.episode_sums(world.slot()).tolist() == [6, 60, 60]
+
+
+def test_a_mode_that_takes_steps_to_reset_is_refused():
+    with pytest.raises(OperantError, match=r"its autoreset mode is NEXT_STEP: make it with AutoresetMode.SAME_STEP"):
+        outside.declare(Source("file", f"{TOYS}:vector", (("mode", "NEXT_STEP"),)))
+
+
+def test_envpool_resets_ended_lanes_alone():
+    pytest.importorskip("envpool")
+    seen, world = steps_of(Source("envpool", "CartPole-v1"), 30)
+    ends = 0
+    for observation, reward, terminated, _, final in zip(*(seen[k::5] for k in (1, 2, 3, 4, 5)), strict=True):
+        assert (reward == 1).all()  # a step that only resets would give 0
+        ended = terminated.bool()
+        ends += int(ended.sum())
+        assert (observation[:, ended].abs() <= 0.05).all() and ((final[2].abs() > 0.2) | (final[0].abs() > 2.4)).all()
+    assert ends > 6 and int(world.episode_sums(world.slot())[0]) == ends
+    assert all(torch.equal(one, other) for one, other in zip(seen, steps_of(Source("envpool", "CartPole-v1"), 30)[0], strict=True))
+
+
+def test_ale_shows_frames_of_a_game():
+    pytest.importorskip("ale_py")
+    source = Source("ale", "pong", time_limit=40)
+    env = outside.declare(source)
+    assert env.observation.shape == (84, 84, 4) and env.action.n == 6 and env.draws
+    seen, world = steps_of(source, 45, lanes=2)
+    assert all(torch.equal(one, other) for one, other in zip(seen, steps_of(source, 45, lanes=2)[0], strict=True))
+    truncated = torch.stack(seen[4::5]).sum(dim=0)
+    assert truncated.tolist() == [1, 1] and world.episode_sums(world.slot())[0] == 2
+    assert len(np.unique(seen[-5].numpy())) > 2
+
+
+@pytest.mark.parametrize(("kind", "package"), [("ale", "ale_py.vector_env"), ("envpool", "envpool")])
+def test_a_package_that_is_missing_is_said_with_what_installs_it(kind, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(OperantError, match=rf'{kind}:missing needs .*, which is not installed: pip install "operant\[envs\]"'):
+        outside.declare(Source(kind, "missing"))
