@@ -3,9 +3,10 @@
     python benches/offpolicy.py [--only rates,place,pqn,learn,minatar] [--seeds 1,2,3] [--tiny]
 
 `rates`: updates and steps a second with act, step, store and sample, in CUDA graphs: SAC and TD3 at batch 256 and in FastSAC's shape (8,192 x 768, 4,096
-lanes), DQN at 4,096 lanes with short and long iterations, Snake at 256 lanes. `place`: DQN on Snake's board at batch 4,096 and 1 M transitions, with the replay
-on the device and in host memory, beside what the bus carries. `learn`: seconds of training (the first three iterations and evaluations left out) until greedy
-games reach a mark. `minatar`: PQN's recipes of the five games over their 10 M steps, and the mean of greedy games then. With --tiny all of it runs on a CPU.
+lanes), DQN at 4,096 lanes with short and long iterations, Snake at 256 lanes. `place`: DQN on Snake's board at batch 4,096 and 1 M transitions, with the
+replay on the device and in host memory, with the same bytes of a run, beside what the bus carries. `learn`: seconds of training (the first three iterations
+and evaluations left out) until greedy games reach a mark. `minatar`: PQN's recipes of the five games over their 10 M steps, and the mean of greedy games
+then. With --tiny all of it runs on a CPU.
 """
 
 from __future__ import annotations
@@ -118,6 +119,21 @@ def place(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
             more = [f"algo.kernels={kernels}", f"algo.replay_place={where}", "algo.replay_capacity=1M"]
             yield lambda name=f"dqn snake, replay on {where}, {kernels}", words=[*words, *more]: rate(name, words, tiny)
     yield lambda: gather(tiny)
+    for algo, env, kernels in (("dqn", "snake", "auto"), ("dqn", "snake", "torch"), ("sac", "pendulum", "auto"), ("td3", "pendulum", "torch")):
+        small = [f"algo.name={algo}", f"env.name={env}", f"algo.kernels={kernels}", "env.lanes=64", "algo.horizon=16", "net.activation=relu"]
+        yield lambda words=small: same_bits(words, tiny)
+
+
+def same_bits(words: list[str], tiny: bool) -> None:
+    """Whether a replay in host memory leaves every byte of a run as it is; and how many differ."""
+    found = []
+    for where in ("device", "host"):
+        _, algo = made(None, [*words, f"algo.replay_place={where}", "algo.learning_starts=1024", "algo.replay_capacity=16384"], tiny)
+        iterate(algo, 40)
+        wait()
+        found.append({name: tensor.detach().cpu() for name, tensor in algo.state("all").items()})
+    one, other = found
+    say(same_bits=words, other=[name for name, tensor in one.items() if not torch.equal(tensor, other[name])], of=len(one), kernels=algo.backend.name)
 
 
 def gather(tiny: bool) -> None:
