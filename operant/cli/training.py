@@ -177,6 +177,9 @@ def _dry_run(asked: Request, trusted: bool) -> None:
         return
     footprint = estimate(resolved)
     out("", f"# device memory: about {size(footprint.total_bytes)} ({size(footprint.fixed_bytes)} kept, {size(footprint.update_bytes)} in an update)")
+    if footprint.replay_bytes:
+        where = "in host memory instead" if getattr(resolved.algo, "replay_place", "") == "host" else "of that"
+        out(f"# the replay: {size(footprint.replay_bytes)} {where}")
     out(f"# and on a GPU about {size(CONTEXT_BYTES)} for CUDA itself; nothing was started")
 
 

@@ -49,6 +49,10 @@ class OffPolicyConfig(Section):
     )
     age_power: Annotated[Count, Field(ge=1, le=16)] = Field(2, description="age: a sample is u^power as old as the oldest transition, u uniform; 1: all alike")
 
+    def trial(self) -> Self:
+        """The same where memory is measured on a CPU: by torch, and with a replay that counts as the device's."""
+        return self.model_copy(update={"kernels": "torch", "replay_place": "device"})
+
     def completed(self, steps: int) -> Self:
         """With the end of its schedule, where that follows from the run's steps."""
         return self.model_copy(update={"priority_steps": self.priority_steps or steps} if self.replay_sampling == "prioritised" else {})

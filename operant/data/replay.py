@@ -238,11 +238,10 @@ def ring_ticks(capacity: int, lanes: int, n_step: int) -> int:
 def _on_host(place: Place, needed: int, device: torch.device) -> bool:
     """Whether observations of so many bytes lie in the host's memory apart from the device's. Raises MachineError where there is not so much of it."""
     on_gpu = device.type == "cuda"
-    if place == "auto":
-        place = "host" if on_gpu and needed > DEVICE_SHARE * torch.cuda.mem_get_info(device)[0] else "device"
-    if place == "host" or not on_gpu:
+    on_host = place == "host" or (place == "auto" and on_gpu and needed > DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
+    if on_host or (place == "auto" and not on_gpu):
         free = psutil.virtual_memory().available
         if needed > free:
             asked, there = f"{needed / 2**30:,.1f} GiB", f"{free / 2**30:,.1f} GiB"
             raise MachineError(f"the replay would take {asked} of the host's memory, and {there} is free: lower algo.replay_capacity")
-    return place == "host"
+    return on_host

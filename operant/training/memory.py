@@ -21,6 +21,7 @@ from operant.config.load import Config
 from operant.errors import MachineError
 from operant.text import count, size
 from operant.training import build as building
+from operant.training.state import replay_tensors
 
 _SMALL_LANES = 32
 _SMALL_LANES_OF_PICTURES = 4  # whose networks take a CPU seconds
@@ -40,6 +41,7 @@ class Footprint(NamedTuple):
 
     fixed_bytes: int
     update_bytes: int
+    replay_bytes: int = 0  # of the first, what can be collected anew
 
     @property
     def total_bytes(self) -> int:
@@ -107,8 +109,7 @@ def estimate(config: Config, *, updates: bool = True) -> Footprint:
         return _measure(config, config.lanes, updates)
     one, two = _measure(config, small, updates), _measure(config, 2 * small, updates)
     factor = config.lanes / small
-    fixed, update = (round(a + (factor - 1) * (b - a)) for a, b in zip(one, two, strict=True))
-    return Footprint(fixed, update)
+    return Footprint(*(round(a + (factor - 1) * (b - a)) for a, b in zip(one, two, strict=True)))
 
 
 def _measure(config: Config, lanes: int, updates: bool = True) -> Footprint:
@@ -121,4 +122,5 @@ def _measure(config: Config, lanes: int, updates: bool = True) -> Footprint:
         if updates:
             for phase in algo.phases:
                 phase.run()
-        return Footprint(fixed_bytes, storages.most_bytes - fixed_bytes)
+        replay = sum(tensor.nbytes for tensor in replay_tensors(algo).values())
+        return Footprint(fixed_bytes, storages.most_bytes - fixed_bytes, replay)

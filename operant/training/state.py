@@ -36,7 +36,7 @@ class Snapshots:
         self._algo, self._store, self._session, self._config, self._together = algo, store, session, config, together
         self._task: dict[str, Any] = {"task": session, "environment_code": environment_code}
         self._complete_step = -1  # of the last one that holds all
-        replay = _replay(algo).values()
+        replay = replay_tensors(algo).values()
         self.replay_bytes = sum(tensor.nbytes for tensor in replay)
         """What can be collected anew takes so much; 0: the algorithm has nothing of the kind."""
         self._host_bytes = sum(tensor.nbytes for tensor in replay if tensor.device.type != algo.device.type)  # apart from the device's
@@ -83,7 +83,7 @@ class Snapshots:
         saved = False
         if self._saves_replay and (self._complete_step == step or (not best and (last or self._is_time()))):
             began_s = time.monotonic()
-            saved = self._store.replays.save(step, _replay(self._algo), session=self._session)
+            saved = self._store.replays.save(step, replay_tensors(self._algo), session=self._session)
             self._saved_s = time.monotonic()
             self._paused_s = self._saved_s - began_s
         tier: Tier = "all" if saved or not self.replay_bytes else "train"
@@ -106,7 +106,7 @@ class Snapshots:
         """
         restore(self._algo, checkpoint, self._together.exchange)
         document, newest = checkpoint.document, self._store.newest("best")
-        lack = self._store.replays.restore(checkpoint.step, _replay(self._algo), session=checkpoint.session) if self.replay_bytes else None
+        lack = self._store.replays.restore(checkpoint.step, replay_tensors(self._algo), session=checkpoint.session) if self.replay_bytes else None
         if not self._algo.world.resumes:
             self._algo.start()
             self.notes.append("warm resume: every lane begins a new episode: an outside environment cannot be saved")
@@ -120,7 +120,7 @@ class Snapshots:
         return document, f"the best starts anew, since returns no longer compare: {why}"
 
 
-def _replay(algo: Algorithm) -> dict[str, Tensor]:
+def replay_tensors(algo: Algorithm) -> dict[str, Tensor]:
     """The tensors that can be collected anew, where they lie."""
     needed = algo.state("train")
     return {name: tensor for name, tensor in algo.state("all").items() if name not in needed}

@@ -29,8 +29,14 @@ def test_dry_run_shows_origins_and_memory_and_starts_nothing(here, tmp_path):
     assert lines["horizon"].split("#")[1].strip() == "command line"
     assert lines["seed"].startswith("seed = 3 ") and lines["gamma"].split("#")[1].strip().partition(":")[0].endswith("ppo/cartpole.toml")
     assert lines["adam_epsilon"].endswith("# default")
-    assert "device memory: about" in done.out
+    assert "device memory: about" in done.out and "the replay" not in done.out
     assert not (tmp_path / "runs").exists()
+
+
+def test_dry_run_says_what_a_replay_takes_and_where(here):
+    words = ("train", "--dry-run", "pendulum", "algo.name=sac", "env.lanes=8", "algo.horizon=4", "algo.batch_size=16", "algo.replay_capacity=65536")
+    assert "# the replay: 1.63 MiB of that" in here(*words).out
+    assert "# the replay: 1.63 MiB in host memory instead" in here(*words, "algo.replay_place=host").out
 
 
 def test_what_is_shown_is_a_configuration_that_loads_to_the_same(here, tmp_path):

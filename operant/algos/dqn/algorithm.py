@@ -79,7 +79,7 @@ class DQN:
         flops = float(steps * forward + samples * ((2 + config.double) * forward + backward))
         row = observation_bytes(spec) + spec.mask_size + 4 + 4 + 1 + 1
         moved = float(steps * (step_bytes(spec) + 2 * row) + samples * 2 * (2 * row + observation_bytes(spec)))
-        return Estimate(steps, flops, moved, config.model_copy(update={"kernels": "torch"}))
+        return Estimate(steps, flops, moved, config.trial())
 
     def start(self) -> None:
         """Begin every lane anew. A resumed run copies into `state` instead."""

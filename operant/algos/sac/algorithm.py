@@ -108,7 +108,7 @@ class SAC:
         flops = 2.0 * (steps * actor + samples * ((actor + critics) + 3 * critics + (3 * actor + 2 * critics)))
         row = observation_bytes(spec) + 4 * A + 4 + 1 + 1
         moved = float(steps * (step_bytes(spec) + 2 * row) + samples * (2 * row + observation_bytes(spec)))
-        return Estimate(steps, flops, moved, config.model_copy(update={"kernels": "torch"}))
+        return Estimate(steps, flops, moved, config.trial())
 
     def start(self) -> None:
         """Begin every lane anew. A resumed run copies into `state` instead."""

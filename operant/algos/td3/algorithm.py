@@ -86,7 +86,7 @@ class TD3:
         learning = (actor + critics) + 3 * critics + (3 * actor + 2 * critics / config.critics) / config.actor_delay
         row = observation_bytes(spec) + 4 * A + 4 + 1 + 1
         moved = float(steps * (step_bytes(spec) + 2 * row) + samples * (2 * row + observation_bytes(spec)))
-        return Estimate(steps, 2.0 * (steps * actor + samples * learning), moved, config.model_copy(update={"kernels": "torch"}))
+        return Estimate(steps, 2.0 * (steps * actor + samples * learning), moved, config.trial())
 
     def start(self) -> None:
         """Begin every lane anew. A resumed run copies into `state` instead."""
