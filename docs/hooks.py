@@ -2,14 +2,15 @@
 
 Generated pages: one for each environment, from its docstring and declaration; the commands, from the command line's own help; the configuration, from its
 sections; the Python interface, from docstrings. In a written page `{{ keys NAME }}` is the table of a section's keys ("run", "net", "ppo" ...),
-`{{ docstring MODULE }}`, `{{ file PATH }}` and `{{ monitor_keys }}` are what they say, and `{{ faults }}` is the table of tests/FAULTS.md without its column of
-tests. Knows nothing of how a page looks.
+`{{ docstring MODULE }}`, `{{ file PATH }}`, `{{ notebook PATH }}` and `{{ monitor_keys }}` are what they say, and `{{ faults }}` is the table of
+tests/FAULTS.md without its column of tests. Knows nothing of how a page looks.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ from operant.sweep import plan
 HOME = Path(__file__).resolve().parent.parent
 
 PYTHON = (
-    ("operant", "Runs and policies for programs and notebooks."),
+    ("operant.library", "Runs and policies for programs and notebooks: what `import operant` offers."),
     ("operant.gym", "Environments for Gymnasium and Stable-Baselines3. Needs `pip install \"operant[gym]\"`."),
     ("operant.envs", "What an environment's file imports."),
     ("operant.algos.base", "What an algorithm offers."),
@@ -52,13 +53,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in the tables that a written page asks for."""
-    fillers = {"keys": keys, "docstring": docstring, "file": file, "faults": faults, "monitor_keys": monitor_keys}
+    fillers = {"keys": keys, "docstring": docstring, "file": file, "faults": faults, "monitor_keys": monitor_keys, "notebook": notebook}
     return re.sub(r"(?m)^\{\{ (\w+) ?(\S*) \}\}$", lambda found: fillers[found[1]](*found[2].split()), markdown)
 
 
 def docstring(module: str) -> str:
     """What a module says of itself."""
     return paragraphs(importlib.import_module(module).__doc__ or "")
+
+
+def notebook(path: str) -> str:
+    """The cells of a notebook but its title, one after the other."""
+    cells = json.loads((HOME / path).read_text(encoding="utf-8"))["cells"]
+    texts = ["".join(part["source"]) if part["cell_type"] == "markdown" else f"```python\n{''.join(part['source'])}\n```" for part in cells]
+    return "\n\n".join(text for text in texts if not text.startswith("# "))
 
 
 def file(path: str) -> str:
@@ -178,7 +186,8 @@ def each_command(group: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str
 
 
 def paragraphs(text: str) -> str:
-    """A docstring as Markdown: a list, too, needs an empty line before it there."""
+    """A docstring as Markdown: a list, too, needs an empty line before it there, and an example its fence."""
+    text = re.sub(r"(?m)^>>> (?:.+\n?)+", lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", inspect.cleandoc(text))
     text = re.sub(r"(?m)^(?!\s*- |\s*$)(.*)\n(?=- )", r"\1\n\n", inspect.cleandoc(text))
     lines = text.splitlines()
     for k in range(1, len(lines)):
@@ -296,15 +305,15 @@ def python() -> str:
     parts = ["# Python", "Generated from docstrings. What is not here may change without notice."]
     for name, purpose in PYTHON:
         module = importlib.import_module(name)
-        start = len(parts)
+        start, offered = len(parts), "operant" if name == "operant.library" else name
         for public in public_names(module):
             thing = getattr(module, public)
             if isinstance(thing, Dispatcher):
                 thing = thing.py_func
             if not (inspect.isclass(thing) or inspect.isfunction(thing)) or not inspect.getdoc(thing):
                 continue
-            parts += [f"### {name}.{public}", f"```python\n{signature(public, thing)}\n```", paragraphs(inspect.getdoc(thing) or ""), *methods(thing)]
-        parts[start:start] = [f"## {name}", purpose] if len(parts) > start else []
+            parts += [f"### {offered}.{public}", f"```python\n{signature(public, thing)}\n```", paragraphs(inspect.getdoc(thing) or ""), *methods(thing)]
+        parts[start:start] = [f"## {offered}", purpose] if len(parts) > start else []
     return "\n\n".join(parts)
 
 
@@ -337,6 +346,8 @@ def methods(thing: Any) -> Iterator[str]:
     """The public methods of a class that say what they do, a line each."""
     if inspect.isclass(thing):
         for name, function in vars(thing).items():
-            function = function.fget if isinstance(function, property) else getattr(function, "__func__", function)
+            given = isinstance(function, property)  # without a call
+            function = function.fget if given else getattr(function, "__func__", function)
             if not name.startswith("_") and inspect.isfunction(function) and inspect.getdoc(function):
-                yield f"- `{signature(name, function)}`: {first_line(function)}".replace("\n", " ")
+                words = signature(name, function)
+                yield f"- `{words.replace('()', '', 1) if given else words}`: {first_line(function)}".replace("\n", " ")
