@@ -29,12 +29,25 @@ class _Buffer(NamedTuple):
 
 
 class BridgedWorld:
-    """N lanes of an environment on the CPU, whose slots lie on `device`. `stream`, `lane0` and `params` as `DeviceWorld` has them."""
+    """N lanes of an environment on the CPU, whose slots lie on `device`. `stream`, `lane0` and `params` as `DeviceWorld` has them.
+
+    `pinned`: whether the blocks are, beside a GPU.
+    """
 
     capturable, resumes = False, True
 
     def __init__(
-        self, env: Env, lanes: int, *, seed: int, device: torch.device | str, params: Any = None, lane0: int = 0, stream: int = 0, buffers: int = 2
+        self,
+        env: Env,
+        lanes: int,
+        *,
+        seed: int,
+        device: torch.device | str,
+        params: Any = None,
+        lane0: int = 0,
+        stream: int = 0,
+        buffers: int = 2,
+        pinned: bool = True,
     ) -> None:
         self.spec, self.count, self.device = env, lanes, torch.device(device)
         count = max(1, min(buffers, lanes))
@@ -43,7 +56,7 @@ class BridgedWorld:
             first, last = k * lanes // count, (k + 1) * lanes // count
             world = DeviceWorld(env, last - first, seed=seed, params=params, lane0=lane0 + first, stream=stream)
             slot = world.slot()
-            if self.device.type == "cuda":
+            if self.device.type == "cuda" and pinned:
                 slot = Slot(*(None if block is None else _pinned(block) for block in slot))
             self._buffers.append(_Buffer(slice(first, last), world, slot, world.bind(slot)))
         one = self._buffers[0].world

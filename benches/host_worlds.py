@@ -1,0 +1,240 @@
+"""Environments on the host and a learner on the device: checks, then rates, all in one process that survives a part that fails. JSON lines.
+
+    python benches/host_worlds.py                          on a GPU: everything (about 10 minutes on 16 cores)
+    python benches/host_worlds.py --tiny --device cpu      the same in small, to try the script
+    python benches/host_worlds.py --only check,breakout
+
+Parts
+    check       lanes on the CPU show on the device what one world there shows, by both kinds of world
+    breakout    Breakout's rules on CPU threads, PPO with 128-128 on the device: steps a second, learning included, and the share of an iteration that steps take
+    buffers     the same by buffers 1, 2, 4, 8 x threads, with and without pinned memory: seconds of a horizon
+    ale         Pong by ale-py, Nature CNN: stepping alone, and training
+    ale_learn   the curve of Pong for some minutes
+    mujoco      HalfCheetah-v5 by PPO and SAC: stepping alone, and training
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import traceback
+
+import numba
+import torch
+
+from operant import envs
+from operant.config import load as configuration
+from operant.training.build import build
+from operant.training.evaluate import Evaluator
+from operant.worlds import BridgedWorld, DeviceWorld, HostWorld
+
+PARTS = ("check", "breakout", "buffers", "ale", "mujoco", "ale_learn")
+
+
+def say(part: str, **figures) -> None:
+    """One line of JSON."""
+    print(json.dumps({"part": part, **figures}), flush=True)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def rollout(world, steps: int):
+    """A rollout of actions that are the same on every device."""
+    slot = world.slot(steps)
+    world.reset(world.bind(slot, -1))
+    generator = torch.Generator().manual_seed(1)
+    for t in range(steps):
+        action = slot.action[t]
+        if action.dtype == torch.int32:
+            action.copy_(torch.randint(0, world.spec.action.n, action.shape, generator=generator, dtype=torch.int32))
+        else:
+            action.copy_(torch.rand(action.shape, generator=generator) * 2 - 1)
+        world.step(world.bind(slot, t), t)
+    world.advance(steps)
+    wait(world.device)
+    return slot
+
+
+def compare(name: str, one, other) -> None:
+    equal = {}
+    for field, mine, theirs in zip(one._fields, one, other, strict=True):
+        if mine is not None and field != "final_observation":
+            equal[field] = bool(torch.equal(mine.cpu(), theirs.cpu()))
+    ended = one.truncated.bool().cpu()
+    if one.final_observation is not None:
+        mine, theirs = (slot.final_observation.cpu().transpose(1, 2)[ended] for slot in (one, other))
+        equal["final_observation"] = bool(torch.equal(mine, theirs))
+    say("check", world=name, ended=int((one.terminated | one.truncated).sum()), equal=all(equal.values()), fields=equal)
+
+
+def check(device: torch.device, tiny: bool) -> None:
+    for name in ("breakout", "pendulum", "g2048"):
+        env = envs.find(name)
+        steps = 40 if tiny else 250
+        compare(f"bridged {name}", rollout(DeviceWorld(env, 96, seed=3), steps), rollout(BridgedWorld(env, 96, seed=3, device=device, buffers=3), steps))
+    for name in ("CartPole-v1", "Pendulum-v1"):
+        env = configuration.load(None, [f"env.name=gymnasium:{name}", "env.time_limit=30"]).environment
+        worlds = [HostWorld(env, 16, seed=3, device=where) for where in ("cpu", device)]
+        compare(f"hosted {name}", *(rollout(world, 40 if tiny else 120) for world in worlds))
+        for world in worlds:
+            world.close()
+
+
+def trained(config, device: torch.device, seconds: float) -> dict:
+    """Iterations for so many seconds: steps a second, and the share of the time that `world.step` takes on the host."""
+    algo = build(config, device)
+    stepping, step = [0.0], algo.world.step
+
+    def timed(*arguments):
+        began = time.perf_counter()
+        step(*arguments)
+        stepping[0] += time.perf_counter() - began
+
+    algo.world.step = timed
+    algo.start()
+    for _ in range(3):
+        for phase in algo.phases:
+            phase.run()
+    wait(device)
+    stepping[0], began, iterations, phases = 0.0, time.perf_counter(), 0, {}
+    while time.perf_counter() - began < seconds:
+        for phase in algo.phases:
+            at = time.perf_counter()
+            phase.run()
+            wait(device)
+            phases[phase.name] = phases.get(phase.name, 0.0) + time.perf_counter() - at
+        iterations += 1
+    spent = time.perf_counter() - began
+    found = {
+        "sps": iterations * algo.steps_per_iteration / spent,
+        "iterations": iterations,
+        "iteration_s": spent / iterations,
+        "step_share": stepping[0] / spent,
+        **{f"{name}_s": total / iterations for name, total in phases.items()},
+    }
+    if hasattr(algo.world, "close"):
+        algo.world.close()
+    return found
+
+
+def alone(world, steps: int) -> float:
+    """Steps a second of a world with the same action again and again."""
+    slot = world.slot()
+    world.reset(slot)
+    for _ in range(3):
+        world.step(slot)
+    wait(world.device)
+    began = time.perf_counter()
+    for _ in range(steps):
+        world.step(slot)
+    wait(world.device)
+    rate = steps * world.count / (time.perf_counter() - began)
+    if hasattr(world, "close"):
+        world.close()
+    return rate
+
+
+def breakout_config(lanes: int, horizon: int, buffers: int, extra: tuple[str, ...] = ()):
+    words = [f"env.lanes={lanes}", "env.device=cpu", f"env.buffers={buffers}", f"algo.horizon={horizon}", "net.hidden=[128, 128]", *extra]
+    return configuration.load(None, ["env.name=breakout", *words])
+
+
+def breakout(device: torch.device, tiny: bool) -> None:
+    for lanes, horizon in ((64, 8),) if tiny else ((8192, 64), (16384, 64), (32768, 64)):
+        for buffers in (2,) if tiny else (2, 4, 8):
+            extra = ("algo.minibatches=2",) if tiny else ("algo.epochs=1", "algo.precision=bf16")
+            figures = trained(breakout_config(lanes, horizon, buffers, extra), device, 0.5 if tiny else 10)
+            say("breakout", lanes=lanes, horizon=horizon, buffers=buffers, threads=numba.get_num_threads(), **figures)
+    env, lanes = envs.find("breakout"), 64 if tiny else 16384
+    say("breakout", stepping_alone=alone(BridgedWorld(env, lanes, seed=1, device=device), 20 if tiny else 500), lanes=lanes)
+
+
+def buffers(device: torch.device, tiny: bool) -> None:
+    env, lanes, steps = envs.find("breakout"), 64 if tiny else 8192, 8 if tiny else 128
+    most = numba.get_num_threads()
+    for threads in (1, 2, 4, 8, 16):
+        if threads > most:
+            break
+        numba.set_num_threads(threads)
+        for count in (1, 2, 4, 8):
+            for pinned in (True, False):
+                rate = alone(BridgedWorld(env, lanes, seed=1, device=device, buffers=count, pinned=pinned), steps)
+                say("buffers", threads=threads, buffers=count, pinned=pinned, horizon_s=128 * lanes / rate, sps=rate)
+    numba.set_num_threads(most)
+
+
+def ale_config(lanes: int, tiny: bool):
+    words = ["algo.horizon=4", "algo.minibatches=1", "env.time_limit=30"] if tiny else []
+    return configuration.load(configuration_source("ppo/ale"), ["env.name=ale:pong", f"env.lanes={lanes}", *words])
+
+
+def configuration_source(name: str):
+    from operant.config import recipes
+
+    return recipes.find_source(name)
+
+
+def ale(device: torch.device, tiny: bool) -> None:
+    for lanes in (4,) if tiny else (64, 128, 256):
+        config = ale_config(lanes, tiny)
+        stepping = alone(HostWorld(config.environment, lanes, seed=1, device=device), 10 if tiny else 300)
+        figures = trained(config, device, 0.5 if tiny else 20)
+        say("ale", lanes=lanes, stepping_alone=stepping, share_of_alone=figures["sps"] / stepping, **figures)
+
+
+def ale_learn(device: torch.device, tiny: bool) -> None:
+    config = ale_config(4 if tiny else 128, tiny)
+    algo = build(config, device)
+    evaluator = Evaluator(algo.actor, config.environment, config.params, episodes=2 if tiny else 16, seed=1, max_steps=32 if tiny else 27_000)
+    algo.start()
+    began, iteration, paused, told = time.perf_counter(), 0, 0.0, 0.0
+    while (spent := time.perf_counter() - began - paused) < (1 if tiny else 240):
+        for phase in algo.phases:
+            phase.run()
+        iteration += 1
+        if spent - told > (0.5 if tiny else 20):
+            told, at = spent, time.perf_counter()
+            mean = evaluator.run(iteration).mean
+            paused += time.perf_counter() - at
+            say("ale_learn", seconds=round(spent, 1), steps=iteration * algo.steps_per_iteration, mean=mean)
+            if mean >= 20:
+                break
+    algo.world.close()
+    evaluator.rollout.world.close()
+
+
+def mujoco(device: torch.device, tiny: bool) -> None:
+    of_sac = ["algo.learning_starts=64", f"algo.batch_size={64 if tiny else 256}"]
+    for name, words in (("ppo", [f"algo.horizon={8 if tiny else 64}"]), ("sac", of_sac)):
+        lanes = 8 if tiny else 64
+        words = [f"algo.name={name}", *words, f"env.lanes={lanes}", "env.name=gymnasium:HalfCheetah-v5"]
+        config = configuration.load(None, [*words, *(["algo.minibatches=2"] if name == "ppo" else ["algo.horizon=4", "algo.replay_capacity=64k"])])
+        stepping = alone(HostWorld(config.environment, lanes, seed=1, device=device), 20 if tiny else 500)
+        figures = trained(config, device, 0.5 if tiny else 15)
+        say("mujoco", algo=name, lanes=lanes, stepping_alone=stepping, share_of_alone=figures["sps"] / stepping, **figures)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    say("machine", device=name, threads=numba.get_num_threads(), torch=torch.__version__)
+    for part in arguments.only.split(","):
+        began = time.perf_counter()
+        try:
+            globals()[part](device, arguments.tiny)
+        except Exception as error:
+            say(part, failed=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        say(part, took_s=round(time.perf_counter() - began, 1))
+
+
+if __name__ == "__main__":
+    main()
