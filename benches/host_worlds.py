@@ -6,7 +6,7 @@
 
 Parts
     check       lanes on the CPU show on the device what one world there shows, by both kinds of world
-    breakout    Breakout's rules on CPU threads, PPO with 128-128 on the device: steps a second, learning included, and the share of an iteration that steps take
+    breakout    Breakout's rules on CPU threads, PPO with 128-128 on the device: steps a second, learning included, and the share that steps take
     buffers     the same by buffers 1, 2, 4, 8 x threads, with and without pinned memory: seconds of a horizon
     ale         Pong by ale-py, Nature CNN: stepping alone, and training
     ale_learn   the curve of Pong for some minutes
