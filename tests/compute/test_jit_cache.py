@@ -140,6 +140,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.compile
 def test_what_changed_is_compiled_anew(rules, count):
     """Each edit in its turn, and then the rules as they were."""
     digests = [digest(rules(), 8, "cpu")]
@@ -251,6 +252,7 @@ def numbered(*factors: int, same: bool = False) -> subprocess.CompletedProcess[s
     return subprocess.run([sys.executable, "-c", program, *map(str, factors)], env=variables, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.compile
 def test_functions_of_other_processes_do_not_meet_those_of_this_one():
     """One body comes from the disk, with names that the process that compiled it gave; one of the same names is compiled here."""
     assert numbered(1).stdout.split() == ["1", "0"]

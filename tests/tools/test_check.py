@@ -92,6 +92,7 @@ def findings(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.compile
 def test_what_is_looked_at_is_told_before_it_is_found(monkeypatch):
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
     monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
@@ -116,6 +117,15 @@ def test_a_good_file_passes_everything(tmp_path):
     assert "sm_75, sm_86, sm_90, sm_100" in found["compiles for CUDA"].detail
     assert "time limit 100" in found["episodes end"].detail
     assert re.search(r"\d [kM] steps/s on ", found["speed"].detail)
+
+
+SLOW = {"its own random numbers", "more observations declared", "not a number, and a reset that forgets"}
+SLOW |= {"no way out, and chance", "what is neither 0 nor 1, and float64", "a mask too long"}
+
+
+def few(names):
+    """As parameters, of which `.ci/run` alone takes the slow ones."""
+    return [pytest.param(name, marks=pytest.mark.compile) if name in SLOW else name for name in names]
 
 
 PLACE = "mine.py:27"
@@ -155,7 +165,7 @@ BROKEN = {  # what is replaced, and which findings then fail with which words
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", few(BROKEN))
 def test_a_broken_file_gives_a_clear_sentence(name, findings, monkeypatch):
     replacements, expected = BROKEN[name]
     if "float32 only" not in expected:
@@ -263,6 +273,7 @@ def test_what_cannot_go_on_stops_the_list(findings):
     assert list(findings((MOVE, "    s[X] += s[X_DOTT]\n"))) == ["declaration", "compiles for the CPU"]
 
 
+@pytest.mark.compile
 def test_what_a_gpu_does_not_know_fails_there_alone(findings):
     found = findings((MOVE, "    s[X] += np.sort(s)[0]\n"), ("s[X] = uniform(key, 0) - float32(0.5)", "s[X] = float32(0.5)"))
     assert found["compiles for the CPU"].passed and not found["compiles for CUDA"].passed
@@ -275,6 +286,7 @@ def test_a_game_without_chance_is_sound_and_says_so(findings, monkeypatch):
     assert found["repeatable"].passed and "draws no random numbers" in found["repeatable"].detail
 
 
+@pytest.mark.compile
 def test_grids_are_checked_with_their_int_state_and_workspace(findings, monkeypatch):
     to_grid = [
         ("def reset(s, p, key):", "def reset(s, ints, workspace, p, key):\n    for k in range(4):\n        ints[k] = 0"),
@@ -324,6 +336,7 @@ def test_parts_that_do_not_keep_apart(env, words):
     assert words in (shards_apart(env, 8, 3) or "")
 
 
+@pytest.mark.compile
 def test_parts_are_checked_alone_and_together(monkeypatch):
     monkeypatch.setattr(module, "ARCHITECTURES", ((9, 0),))
     monkeypatch.setattr(module, "_speed", lambda env: Finding("speed", True, "not measured"))
@@ -360,7 +373,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("what", MASKS)
+@pytest.mark.parametrize("what", few(MASKS))
 def test_masks(what, findings, monkeypatch):
     replacements, wanted = MASKS[what]
     if "float32 only" not in wanted:

@@ -319,7 +319,10 @@ def test_more_threads_than_parts_are_refused(env, threads):
         DeviceWorld(env, 2, seed=1, threads=threads)
 
 
-@pytest.mark.parametrize("name", [name for name in envs.names() if envs.find(name).observation_shards])
+GAMES = [name for name in envs.names() if envs.find(name).observation_shards]
+
+
+@pytest.mark.parametrize("name", [GAMES[0], *(pytest.param(name, marks=pytest.mark.compile) for name in GAMES[1:])])
 def test_a_games_parts_do_not_depend_on_who_writes_them(name):
     """To the bit, in states of a game: a thread a shard, one thread for all, and shards in another order."""
     env, N, generator = envs.find(name), 32, np.random.default_rng(3)
