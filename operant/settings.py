@@ -61,6 +61,9 @@ class Section(BaseModel):
     fixed_on_resume: ClassVar[Mapping[str, str]] = {}
     """An algorithm's own keys that a resumed run cannot change (see `operant.config.resuming`), and why: what its checkpoints hold depends on them."""
 
+    schedulable: ClassVar[tuple[str, ...]] = ()
+    """An algorithm's own keys that may change while it trains (see `operant.config.schedules`): it reads them from scalars on the device."""
+
     def completed(self, steps: int) -> Self:
         """The same, with a value for each key that is left open and follows from the run's planned steps: a resume that plans others keeps it."""
         return self

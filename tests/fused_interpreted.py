@@ -65,15 +65,18 @@ def rounded_case(env, net, algo, config, precision):
     return relative_error(found, wanted), relative_error(found, expected(ppo, 1, "ieee"))
 
 
-def iteration_case(env, net, algo, iterations=2, broken=False):
-    """Differences between the two paths after whole iterations from the same seed."""
-    config = {"lanes": 12, "horizon": 6, "epochs": 2, "minibatches": 2, **algo}
+def iteration_case(env, net, algo, iterations=2, broken=False, scheduled=None):
+    """Differences between the two paths after whole iterations from the same seed; `scheduled` has a value for each iteration."""
+    scheduled = scheduled or {}
+    config = {"lanes": 12, "horizon": 6, "epochs": 2, "minibatches": 2, **algo, "scheduled": tuple(scheduled)}
     ours, theirs = (trainer(env_of(env), mlp.Config(**net), kernels=kernels, **config) for kernels in ("fused", "torch"))
     assert algo.get("kernel_config", "resident") in str(ours.backend.learner.config)
     for ppo in (ours, theirs):
         if broken:
             ppo.policy.flat.values.data[3] = float("nan")
-        for _ in range(iterations):
+        for iteration in range(iterations):
+            for key, values in scheduled.items():
+                getattr(ppo.config, key).fill_(values[iteration])
             ppo.collect()
             ppo.update()
 

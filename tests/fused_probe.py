@@ -178,9 +178,11 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
-def trainer(env: Env, net: mlp.Config, *, lanes: int = 8, where: str = "cpu", seed: int = 1, eager: bool = False, **algo) -> PPO:
-    """PPO on a fresh world, begun."""
-    ppo = PPO(DeviceWorld(env, lanes, seed=seed, device=where), PPO.Config(**algo), net, seed=seed, steps=100_000_000, eager=eager)
+def trainer(env: Env, net: mlp.Config, *, lanes: int = 8, where: str = "cpu", seed: int = 1, eager: bool = False, scheduled: tuple = (), **algo) -> PPO:
+    """PPO on a fresh world, begun; keys that are `scheduled` are scalars on the device, as `training.build` makes them."""
+    config = PPO.Config(**algo)
+    config = config.model_copy(update={key: torch.tensor(float(getattr(config, key) or 0.0), device=where) for key in scheduled})
+    ppo = PPO(DeviceWorld(env, lanes, seed=seed, device=where), config, net, seed=seed, steps=100_000_000, eager=eager)
     ppo.start()
     return ppo
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from operant.config import messages, resolve, sections, trust
+from operant.config import messages, resolve, schedules, sections, trust
 from operant.config.raw import RawConfig, flat, quoted, read
 from operant.host import names
 from operant.nn import mlp
@@ -38,6 +38,7 @@ class Config:
     eval: sections.Evaluation
     params: Any
     environment: Any = field(compare=False)  # operant.envs.Env; a user's file makes a new one each time
+    scheduled: Mapping[str, schedules.Schedule] = field(default_factory=dict)  # keys of [algo] that change; there stands one of their values
 
     @property
     def lanes(self) -> int:
@@ -102,7 +103,8 @@ def origins(source: Path | None, overrides: Sequence[str] = (), *, folder: Path 
     """Every key of the resolved configuration, its value, and where it was written. Raises as `load`."""
     raw = read(source, overrides)
     config = _check(raw, folder, trusted)
-    return [Origin(".".join(key), value, raw.origin(key), _description(config, key)) for key, value in flat(_tables(config))]
+    places = {key: raw.words(raw.location(key[:2])) if key[1] in config.scheduled else raw.origin(key) for key, _ in flat(_tables(config))}
+    return [Origin(".".join(key), value, places[key], _description(config, key)) for key, value in flat(_tables(config))]
 
 
 def values(config: Config) -> dict[str, Any]:
@@ -159,6 +161,8 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
                 raw.problem(raw.location((name, key)), f"unknown key {quoted(f'{name}.{key}')}{messages.did_you_mean(f'algo.{name}_{key}')}")
             if not meant:
                 _unknown(raw, (name,), known, (*sections.SECTIONS, *sections.READ_ELSEWHERE))
+    steps = resolve.value_of(raw, "run", "steps", sections.Run.model_fields["steps"].default)
+    scheduled = schedules.take(raw, algorithm.Config, steps) if algorithm is not None else {}
     env = _section(raw, "env", models["env"], known)
     if hosted and env is not None:  # first: what it shows decides on defaults of the network
         environment = resolve.outside_environment(raw, environment_name, env)
@@ -185,6 +189,7 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
     return Config(
         run=checked["run"], env=env, algo_name=algorithm_name, algo=checked["algo"], net=net,
         checkpoint=checked["checkpoint"], eval=checked["eval"], params=params, environment=environment,
+        scheduled=scheduled,
     )  # fmt: skip
 
 
@@ -230,7 +235,7 @@ def _unknown(raw: RawConfig, key: tuple[str, ...], known: Mapping[str, Sequence[
 def _tables(config: Config) -> dict[str, dict[str, Any]]:
     """The configuration as nested tables, in the order of the file; None where a key has no value."""
     tables = {name: {} if name == "algo" else getattr(config, name).model_dump() for name in sections.SECTIONS}
-    tables["algo"] = {"name": config.algo_name, **config.algo.model_dump()}
+    tables["algo"] = {"name": config.algo_name, **config.algo.model_dump(), **{key: schedule.document() for key, schedule in config.scheduled.items()}}
     return tables
 
 

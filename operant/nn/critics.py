@@ -5,7 +5,7 @@ Shape letters: C critics, K atoms (1: the value itself), B samples.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -16,6 +16,8 @@ from operant.settings import Count, Real, Section
 
 class ActorCriticConfig(Section):
     """The keys of `[algo]` of every algorithm with an actor and critics that learn from a replay."""
+
+    schedulable: ClassVar = ("learning_rate", "critic_learning_rate")
 
     learning_rate: Real = Field(3e-4, gt=0, le=1, description="learning rate of Adam, of the actor (and SAC's temperature)")
     critic_learning_rate: Real = Field(1e-3, gt=0, le=1, description="learning rate of Adam, of the critics")

@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 
+def scalar(value: float | Tensor, device: torch.device) -> Tensor:
+    """A number of a configuration on a device; where it is scheduled, it is there already, and changes."""
+    return value if isinstance(value, Tensor) else torch.tensor(value, device=device)
+
+
 class Adam:
     """Adam (Kingma & Ba 2015, algorithm 1), all of whose state lies on the device, so that a captured graph can step it.
 

@@ -27,7 +27,10 @@ def build(
     `eager` launches every kernel by itself, without CUDA graphs. `chosen` are the values that an earlier session of the run chose for keys that its
     configuration left open: see `Algorithm.chosen`.
     """
-    settings = _completed(config.algo, chosen)
+    settings, changing = _completed(config.algo, chosen), {}
+    for key, schedule in config.scheduled.items():
+        changing[key] = (schedule, torch.tensor(schedule.at(0), dtype=torch.float32, device=device))
+    settings = settings.model_copy(update={key: scalar for key, (_, scalar) in changing.items()})
     lanes, joined = config.lanes // exchange.ranks, {}
     if exchange.ranks > 1:
         require_shared(config, exchange.ranks)
@@ -36,7 +39,14 @@ def build(
     bridged = config.env.device == "cpu" and torch.device(device).type != "cpu" and not config.hosted
     world = worlds.BridgedWorld(config.environment, lanes, **where, buffers=config.env.buffers) if bridged else worlds.make(config.environment, lanes, **where)
     made = algos.load(config.algo_name)(world, settings, config.net, seed=config.run.seed, steps=config.run.steps, eager=eager, **joined)
+    made.scheduled = changing
     return cast("Algorithm", made)
+
+
+def set_scheduled(algo: Algorithm, step: int) -> None:
+    """Give the scalars that change their values at a step: a captured graph sees them, and no capture is needed anew."""
+    for schedule, scalar in algo.scheduled.values():
+        scalar.fill_(schedule.at(step))
 
 
 def require_shared(config: Config, ranks: int) -> None:

@@ -24,7 +24,7 @@ from operant.errors import DeviceError, DivergedError, EnvironmentFailedError, M
 from operant.runs import TERMINAL, History, Writer, evaluations, salvage
 from operant.runs.checkpoints import Checkpoint, Store
 from operant.runs.control import Inbox, Request
-from operant.training.build import build
+from operant.training.build import build, set_scheduled
 from operant.training.live_agent import FRAME_BYTES, Watcher
 from operant.training.meters import Meters, NotFinite, metrics_for, specs_for
 from operant.training.requests import Attendant, Heartbeat, Requests, Stop
@@ -182,7 +182,8 @@ class Trainer:
         if lacking and self.requests.pending and not solved:
             self._obey()
         while self.step < config.run.steps and not solved:
-            self.team.tell("iterate")
+            self.team.tell("iterate", step=self.step)
+            set_scheduled(algo, self.step)
             for phase in algo.phases:
                 self.writer.set_phase(_SHOWN.get(phase.name, "update"))
                 meters.measure(phase.name, phase.run)

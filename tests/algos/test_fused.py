@@ -141,9 +141,10 @@ def test_the_gradient_of_every_combination_is_float64_autograds():
         assert found["gradient"] <= limit and found["numbers"] <= 5 * limit, (case, found)
 
 
+SCHEDULED = {"clip": [0.02, 0.3], "value_clip": [0.01, 0.4], "entropy_coefficient": [0.0, 0.1], "value_coefficient": [1.0, 0.2], "learning_rate": [1e-3, 5e-3]}
 ITERATIONS = [
     {"env": "categorical", "net": {"hidden": [16]}, "algo": {"normalize_rewards": True, "normalize_observations": True}},
-    {"env": "multi", "net": {"hidden": [16], "shared": True}, "algo": {"value_clip": 0.2, "anneal": False, "horizon": 10}},
+    {"env": "multi", "net": {"hidden": [16], "shared": True}, "algo": {"value_clip": 0.2, "anneal": False, "horizon": 10}, "scheduled": SCHEDULED},
     {"env": "gaussian", "net": {"hidden": [16], "squash": True}, "algo": {"target_kl": 1e-7, "learning_rate": 0.01, "normalize_advantages": False}},
     {"env": "gaussian", "net": {"hidden": [24]}, "algo": {"target_kl": 0.01, "normalize_observations": True, "horizon": 8, "kernel_config": BROAD}},
     {"env": "categorical", "net": {"hidden": [16, 24], "layer_norm": True, "activation": "relu"}, "algo": {"kernel_config": SMALL}, "iterations": 1},

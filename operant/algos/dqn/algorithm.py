@@ -21,7 +21,7 @@ from operant.algos.dqn.stats import Stats, Terms
 from operant.compute.graphs import Graphed
 from operant.data import Cycle
 from operant.envs import Env
-from operant.nn import Adam, NetConfig, QPolicy, decayed, ladder, network_flops, observation_bytes, step_bytes
+from operant.nn import Adam, NetConfig, QPolicy, decayed, ladder, network_flops, observation_bytes, scalar, step_bytes
 from operant.worlds import World
 
 
@@ -46,7 +46,7 @@ class DQN:
         self.policy = self.actor = self.make_actor(world.spec, config, net, device, seed=seed)
         self.target = self.make_actor(world.spec, config, net, device, seed=seed)
         self.target.normalizer = self.policy.normalizer
-        self.optimizer = Adam(self.policy.flat.values.data, self.policy.flat.gradient, torch.tensor(config.learning_rate, device=device), config.adam_epsilon)
+        self.optimizer = Adam(self.policy.flat.values.data, self.policy.flat.gradient, scalar(config.learning_rate, device), config.adam_epsilon)
 
         # Rollout and replay, and each lane's epsilon.
         self.cycle = Cycle(world, config, seed=seed, steps=steps, acting_noise=self.policy.noise_rows)

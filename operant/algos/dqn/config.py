@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class DQNConfig(OffPolicyConfig):
     """`[algo]`, when its name is "dqn"."""
 
+    schedulable: ClassVar = ("learning_rate",)
+
     learning_rate: Real = Field(5e-4, gt=0, le=1, description="learning rate of Adam")
     double: bool = Field(False, description="double Q-learning: the network chooses the next action, the target network evaluates it")
     duelling: bool = Field(False, description="the head is a state value and advantages, which are added up to Q values")

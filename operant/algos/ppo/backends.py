@@ -102,7 +102,7 @@ def _fused_learner(parts: Parts) -> fused.Learner | None:
     )
     coefficients = fused.Coefficients(
         config.clip, config.value_clip, config.entropy_coefficient, config.value_coefficient, config.max_gradient_norm, config.normalize_advantages,
-        config.target_kl, config.adam_epsilon, config.learning_rate, parts.anneal_iterations,
+        config.target_kl, config.adam_epsilon, float(config.learning_rate), parts.anneal_iterations,
     )  # fmt: skip
     task = fused.task(parts.policy, parts.optimizer, buffers, coefficients, parts.minibatches.layout, config.chunks)
     return fused.build(task, kernels=config.kernels, precision=config.precision, config=config.kernel_config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 class PPOConfig(Section):
     """`[algo]`, when its name is "ppo"."""
+
+    schedulable: ClassVar = ("learning_rate", "clip", "value_clip", "entropy_coefficient", "value_coefficient", "target_kl")
 
     horizon: Count = Field(16, ge=1, le=65536, description="rollout length T: steps of each lane per iteration")
     bptt: Count | None = Field(

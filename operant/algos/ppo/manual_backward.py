@@ -43,7 +43,7 @@ class _Chunk:
             network.parameters.masked_fill_(torch.eq(samples.legal, 0, out=self._illegal), ILLEGAL)
         self._distribution.forward(network.parameters, samples.action, self._log_ratio, self._entropy)
         surrogate_gradient = self._surrogate_gradient(samples)
-        self._distribution.backward(surrogate_gradient, self._config.entropy_coefficient, network.parameters_gradient, gradient.log_std)
+        self._distribution.backward(surrogate_gradient, float(self._config.entropy_coefficient), network.parameters_gradient, gradient.log_std)
         self._value_gradient(samples, network.value, network.value_gradient)
         network.backward(gradient)
         totals.add_(self._terms.sum(dim=1))

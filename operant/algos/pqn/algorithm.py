@@ -30,7 +30,7 @@ from operant.compute.graphs import Graphed
 from operant.compute.kernel import bind, kernel
 from operant.data import Collector, Discount, Minibatches, Trace, advantage_body, layout
 from operant.envs import Env
-from operant.nn import Adam, NetConfig, QPolicy, decayed, on_policy_work
+from operant.nn import Adam, NetConfig, QPolicy, decayed, on_policy_work, scalar
 from operant.worlds import World
 
 log = logging.getLogger("operant.pqn")
@@ -69,7 +69,7 @@ class PQN:
         self._trace = bind(Trace(found.reward, found.value, found.final_value, rollout.terminated, rollout.truncated, found.advantage, found.returns))
 
         # The optimizer: one vector, and a learning rate that a captured graph can see change.
-        learning_rate = torch.tensor(config.learning_rate, device=device)
+        learning_rate = scalar(config.learning_rate, device)
         self.optimizer = Adam(self.policy.flat.values.data, self.policy.flat.gradient, learning_rate, config.adam_epsilon)
         anneal_iterations = max(1, -(-(config.anneal_steps or steps) // self.steps_per_iteration)) if config.anneal else None
         self._epsilon_iterations = max(1.0, (config.epsilon_steps or steps / 10) / self.steps_per_iteration)

@@ -79,7 +79,7 @@ def _fused_learner(parts: Parts) -> fused.Learner | None:
         collector.rollout, collector.noise, policy.epsilon, experience.numbers, experience.final_value, parts.minibatches.order, parts.iteration,
         torch.zeros((), device=policy.device), parts.learning_rate, parts.stats,
     )  # fmt: skip
-    coefficients = fused.Coefficients(config.max_gradient_norm, config.adam_epsilon, config.learning_rate, parts.anneal_iterations)
+    coefficients = fused.Coefficients(config.max_gradient_norm, config.adam_epsilon, float(config.learning_rate), parts.anneal_iterations)
     task = fused.task(policy, parts.optimizer, buffers, coefficients, parts.minibatches.layout)
     return fused.build(task, kernels=config.kernels, precision=config.precision, config=config.kernel_config)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 class PQNConfig(Section):
     """`[algo]`, when its name is "pqn"."""
+
+    schedulable: ClassVar = ("learning_rate",)
 
     horizon: Count = Field(32, ge=1, le=65536, description="rollout length T: steps of each lane per iteration")
     epochs: Count = Field(2, ge=1, le=1024, description="passes over the samples of an iteration")

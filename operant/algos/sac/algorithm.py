@@ -31,6 +31,7 @@ from operant.nn import (
     network,
     observation_bytes,
     products,
+    scalar,
     step_bytes,
 )
 from operant.worlds import World
@@ -71,7 +72,7 @@ class SAC:
         self._log_temperature.fill_(math.log(begin) if begin > 0.0 else -math.inf)
 
         # Optimizers: one vector each.
-        rate, critic_rate = (torch.tensor(value, device=device) for value in (config.learning_rate, config.critic_learning_rate))
+        rate, critic_rate = (scalar(value, device) for value in (config.learning_rate, config.critic_learning_rate))
         self._actor_adam = Adam(self.actor.flat.values.data, self.actor.flat.gradient, rate, config.adam_epsilon)
         self._critic_adam = Adam(self.critic_flat.values.data, self.critic_flat.gradient, critic_rate, config.adam_epsilon)
         automatic = config.temperature == "auto"

@@ -18,7 +18,7 @@ from operant.algos.td3.config import TD3Config
 from operant.compute.graphs import Graphed
 from operant.data import AccruedReturns, Cycle
 from operant.envs import Env
-from operant.nn import Adam, CriticHead, FlatVector, NetConfig, RewardScale, SquashedActor, network, observation_bytes, products, step_bytes
+from operant.nn import Adam, CriticHead, FlatVector, NetConfig, RewardScale, SquashedActor, network, observation_bytes, products, scalar, step_bytes
 from operant.worlds import World
 
 
@@ -55,7 +55,7 @@ class TD3:
         last = config.exploration_noise if config.exploration_noise_max is None else config.exploration_noise_max
         exploration = torch.linspace(config.exploration_noise, last, N, dtype=torch.float64).float().to(device)
 
-        rate, critic_rate = (torch.tensor(value, device=device) for value in (config.learning_rate, config.critic_learning_rate))
+        rate, critic_rate = (scalar(value, device) for value in (config.learning_rate, config.critic_learning_rate))
         self._actor_adam = Adam(self.actor.flat.values.data, self.actor.flat.gradient, rate, config.adam_epsilon)
         self._critic_adam = Adam(self.critic_flat.values.data, self.critic_flat.gradient, critic_rate, config.adam_epsilon)
         self.metrics = metrics.specs()

@@ -23,15 +23,15 @@ class Buffers(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """The numbers of the loss and of the step."""
+    """The numbers of the loss and of the step; those that are scheduled are scalars on the device."""
 
-    clip: float
-    value_clip: float | None
-    entropy_coefficient: float
-    value_coefficient: float
+    clip: float | Tensor
+    value_clip: float | Tensor | None
+    entropy_coefficient: float | Tensor
+    value_coefficient: float | Tensor
     max_gradient_norm: float
     normalize_advantages: bool
-    target_kl: float | None
+    target_kl: float | Tensor | None
     adam_epsilon: float
     start_rate: float
     anneal_iterations: int | None  # None: the rate stays

@@ -26,7 +26,9 @@ class PPOWork:
         self._learner, self._buffers, self._coefficients = learner, learner.buffers, learner.coefficients
         self._steps, self._lanes = self._buffers.rollout.reward.shape
         device = learner.policy.device
-        self._scalars = torch.tensor(_scalars(self._coefficients), device=device)
+        begins = _scalars(self._coefficients)
+        self._scalars = torch.tensor([*map(float, begins)], device=device)
+        self._scheduled = [(self._scalars[place], value) for place, value in enumerate(begins) if isinstance(value, Tensor)]
         self._parts = torch.zeros(5, moments.PARTS, device=device)
         self.loss = PPO_LOSS_VALUE_CLIPPED if self._coefficients.value_clip is not None else PPO_LOSS
         gaussian = learner.policy.distribution
@@ -65,6 +67,8 @@ class PPOWork:
 
     def begin(self) -> None:
         """The advantages' moments, the explained variance, and the learning rate."""
+        for place, value in self._scheduled:
+            place.copy_(value)
         buffers, coefficients, shards = self._buffers, self._coefficients, self._learner.layout.shards
         parts = min(moments.PARTS // shards, -(-self._steps * self._lanes // (shards * moments.TILE)))
         self._learner.launch(
@@ -91,8 +95,9 @@ class PPOWork:
 
 def _scalars(coefficients: Coefficients) -> Scalars:
     """The device's buffer as it begins."""
+    reach, most_kl = coefficients.value_clip, coefficients.target_kl
     return Scalars(
-        clip=coefficients.clip, value_clip=coefficients.value_clip or 0.0, entropy_coefficient=coefficients.entropy_coefficient,
-        value_coefficient=coefficients.value_coefficient, target_kl=math.inf if coefficients.target_kl is None else coefficients.target_kl,
+        clip=coefficients.clip, value_clip=0.0 if reach is None else reach, entropy_coefficient=coefficients.entropy_coefficient,
+        value_coefficient=coefficients.value_coefficient, target_kl=math.inf if most_kl is None else most_kl,
         start_rate=coefficients.start_rate, advantage_mean=0.0, advantage_inv_std=1.0, explained_variance=0.0,
     )  # fmt: skip

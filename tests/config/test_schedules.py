@@ -1,0 +1,106 @@
+"""Schedules: how they are written, what they are at a step, what is refused; and that training reads them, in every backend and across a resume."""
+
+import pytest
+import torch
+from cli.processes import ITERATION, SMALL, operant_process, tensors
+
+from operant import runs
+from operant.config import load, schedules
+from operant.errors import ConfigError
+from operant.training.build import build, set_scheduled
+
+
+def of(*words):
+    return load.load(None, ["run.steps=1000", *words])
+
+
+@pytest.mark.parametrize(
+    ("written", "steps", "values"),
+    [
+        ({"linear": [1.0, 0.0], "over": "1k"}, [0, 250, 1000, 5000], [1.0, 0.75, 0.0, 0.0]),
+        ({"linear": [0.0, 2.0, 1.0]}, [0, 50, 100, 150, 200], [0.0, 1.0, 2.0, 1.5, 1.0]),
+        ({"points": [[100, 1.0], [200, 3.0]]}, [0, 100, 150, 300], [1.0, 1.0, 2.0, 3.0]),
+        ({"piecewise": [[0, 1.0], ["1k", 0.5]]}, [0, 999, 1000, 9999], [1.0, 1.0, 0.5, 0.5]),
+    ],
+)
+def test_a_schedule_has_its_value_at_each_step(written, steps, values):
+    schedule = schedules.parse(written, 200)
+    assert [schedule.at(step) for step in steps] == values
+    assert schedules.parse(schedule.document(), 7) == schedule
+
+
+def test_a_configuration_carries_its_schedules(tmp_path):
+    loaded = of("algo.learning_rate={linear=[1e-3,0]}", "algo.clip={piecewise=[[0,0.2],['1k',0.1]]}")
+    assert loaded.scheduled["learning_rate"].at(500) == 5e-4 and not loaded.algo.anneal, "it is in the place of the annealing"
+    (tmp_path / "again.toml").write_text(load.to_toml(loaded))
+    assert load.load(tmp_path / "again.toml") == loaded
+    origin = next(row for row in load.origins(None, ["algo.clip={linear=[0.2,0.1],over=10}"]) if row.key == "algo.clip.points")
+    assert origin.value == [[0, 0.2], [10, 0.1]] and origin.origin == "command line"
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("algo.gamma={linear=[0.9,0.99]}", "algo.gamma: it cannot be a schedule, as it is fixed once training begins. What can: algo.learning_rate, algo.clip"),
+        ("env.params.gravity={linear=[9.8,1]}", "env.params.gravity cannot be a schedule: it is fixed once training begins"),
+        ("run.steps={linear=[9.8,1]}", "run.steps cannot be a schedule"),
+        ("algo.learning_rate={linear=[1e-3,2]}", "algo.learning_rate: input should be less than or equal to 1 (got 2.0)"),
+        ("algo.learning_rate={linear=[0,0]}", "algo.learning_rate: it never leaves 0.0"),
+        ("algo.learning_rate={linear=[1,0],after=3}", "algo.learning_rate: a schedule is one of {linear"),
+        ("algo.learning_rate={points=[[10,1],[5,1]]}", "the steps of a schedule ascend"),
+        ("algo.learning_rate={points=[[0,'x']]}", "its steps should be whole numbers and its values numbers"),
+        ("algo.learnin_rate={linear=[1,0]}", "unknown key 'algo.learnin_rate' - did you mean 'algo.learning_rate'?"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_sentence(word, told):
+    with pytest.raises(ConfigError) as caught:
+        of(word)
+    assert told in str(caught.value) and len(caught.value.problems) == 1
+
+
+SCHEDULED = {
+    "learning_rate": 1e-3, "clip": 0.15, "value_clip": 0.3, "entropy_coefficient": 0.02, "value_coefficient": 0.25, "target_kl": 0.01,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_training_reads_the_values_of_the_step(kernels):
+    """With what a schedule says at a step, an update is the one with these values from the beginning."""
+    sizes = (*SMALL, f"algo.kernels={kernels}", "algo.epochs=2", "algo.anneal=false")
+    changing = of(*sizes, *(f"algo.{key}={{points=[[0,{value / 2}],[1000,{value}]]}}" for key, value in SCHEDULED.items()))
+    fixed = of(*sizes, *(f"algo.{key}={value}" for key, value in SCHEDULED.items()))
+    ends = []
+    for config in (changing, fixed, of(*sizes)):
+        algo = build(config, "cpu")
+        algo.start()
+        set_scheduled(algo, 1000)
+        for phase in algo.phases:
+            phase.run()
+        ends.append(algo.state("policy"))
+    for name, values in ends[0].items():
+        assert torch.allclose(values, ends[1][name], rtol=1e-4, atol=1e-6), name
+    assert not all(torch.allclose(values, ends[2][name], rtol=1e-3, atol=1e-5) for name, values in ends[0].items())
+
+
+@pytest.mark.parametrize("algorithm", ["pqn", "dqn", "sac", "td3"])
+def test_every_algorithm_schedules_its_learning_rate(algorithm):
+    environment = "pendulum" if algorithm in ("sac", "td3") else "cartpole"
+    config = of(f"env.name={environment}", f"algo.name={algorithm}", "env.lanes=8", "algo.learning_rate={linear=[1e-3,0]}")
+    algo = build(config, "cpu")
+    set_scheduled(algo, 250)
+    (_, scalar) = algo.scheduled["learning_rate"]
+    assert float(scalar) == pytest.approx(7.5e-4)
+    assert algo.config.learning_rate is scalar
+
+
+def test_a_run_resumed_in_the_middle_of_a_schedule_ends_in_the_same_bits_and_shows_it(tmp_path):
+    over = 8 * ITERATION
+    words = (*SMALL, f"algo.clip={{linear=[0.3,0.05],over={over}}}", f"algo.learning_rate={{linear=[1e-3,1e-4],over={over}}}", "eval.every=0")
+    assert operant_process(tmp_path, "train", *words, f"run.steps={over}", "run.record_hz=1000", "--name", "whole").returncode == 0
+    assert operant_process(tmp_path, "train", *words, f"run.steps={3 * ITERATION}", "--name", "parts").returncode == 0
+    assert operant_process(tmp_path, "resume", "parts", f"run.steps={over}").returncode == 0
+    parts, whole = (tmp_path / "runs" / name for name in ("parts", "whole"))
+    assert tensors(parts) == tensors(whole)
+    with runs.Reader(whole / "metrics.mm") as reader:
+        place = [metric.name for metric in reader.metrics].index("schedule/clip")
+        assert [record.values[place] for record in reader.since(0, 100)][-1] == pytest.approx(0.3 - 0.25 * 7 / 8)
