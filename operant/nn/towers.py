@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,12 +86,18 @@ class Towers(nn.Module):
         self.norm_gains = nn.ParameterList([nn.Parameter(torch.ones(G, width, 1)) for width in normed])
         self.norm_biases = nn.ParameterList([nn.Parameter(torch.zeros(G, width, 1)) for width in normed])
 
-    def forward(self, features: Tensor, action: Tensor | None = None) -> Tensor:
-        """Features (K, B), which all towers read, and an action (A, B) beside them where there is one -> (G, H, B)."""
+    def forward(self, features: Tensor, action: Tensor | None = None, *, constant: bool = False) -> Tensor:
+        """Features (K, B), which all towers read, and an action (A, B) beside them where there is one -> (G, H, B).
+
+        `constant`: no gradient by the parameters will be asked for.
+        """
         hidden, own = features if action is None else torch.cat([features, action]), self.weights[0].dtype
+        layers = [(w.detach(), b.detach()) if constant else (w, b) for w, b in zip(self.weights, self.biases, strict=True)]
+        if self._dtype is not None and self.config.activation == "relu" and not self.config.layer_norm:
+            return torch.stack([self._tower(hidden, [(w[g], b[g]) for w, b in layers], self._dtype) for g in range(self.towers)])
         hidden = hidden.expand(self.towers, -1, -1)
         last = len(self.config.hidden)
-        for k, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+        for k, (weight, bias) in enumerate(layers):
             dtype = own if k == last else self._dtype or own
             hidden = torch.baddbmm(bias.to(dtype), weight.to(dtype), hidden.to(dtype))
             if k < last:
@@ -100,6 +107,33 @@ class Towers(nn.Module):
         return hidden
 
 
+    @staticmethod
+    def _tower(features: Tensor, layers: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> Tensor:
+        """One tower, (K, B) -> (H, B), sample-major within: there a product ends with bias and relu, which would be two more passes over its result."""
+        rows = features.to(dtype).t()  # (B, K)
+        for weight, bias in layers[:-1]:
+            rows = _LinearRelu.apply(rows, weight.to(dtype), bias[:, 0].to(dtype))
+        weight, bias = layers[-1]
+        return torch.addmm(bias, weight, rows.t().to(weight.dtype))
+
+
+class _LinearRelu(torch.autograd.Function):
+    """relu(x W^T + b) of rows (B, K), weights (M, K) and a bias (M): one product on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        out = torch._addmm_activation(bias, rows, weight.t())
+        ctx.save_for_backward(rows, weight, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        rows, weight, out = ctx.saved_tensors
+        by_rows, by_weight, by_bias = ctx.needs_input_grad
+        g = torch.ops.aten.threshold_backward(gradient, out, 0)
+        return g @ weight if by_rows else None, g.t() @ rows if by_weight else None, g.sum(dim=0) if by_bias else None
+
+
 class Convolved(nn.Module):
     """Towers over convolutions that they share: an action enters behind those."""
 
@@ -107,9 +141,11 @@ class Convolved(nn.Module):
         super().__init__()
         self.convolutions, self.towers = convolutions, towers
 
-    def forward(self, features: Tensor, action: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, action: Tensor | None = None, *, constant: bool = False) -> Tensor:
         """Bytes (O, B), and an action (A, B) -> (G, H, B)."""
-        found: Tensor = self.towers(self.convolutions(features), action)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not constant):
+            convolved = self.convolutions(features)
+        found: Tensor = self.towers(convolved, action, constant=constant)
         return found
 
 
@@ -122,7 +158,7 @@ class OwnTowers(nn.Module):
         if any(isinstance(net, recurrent.SampleMajor) for net in self.nets):
             raise ConfigError("the network", ['SAC and TD3 learn from single steps, and this network has a memory: use "ppo", or a network without one'])
 
-    def forward(self, features: Tensor, action: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, action: Tensor | None = None, *, constant: bool = False) -> Tensor:
         """Features (K, B), and an action (A, B) -> (G, H, B)."""
         both = features if action is None else torch.cat([features, action])
         return torch.stack([net(both)[0] for net in self.nets])

@@ -121,13 +121,18 @@ def test_a_network_that_cannot_read_observations_is_told_why():
         sac_on(PICTURES, net=BOARD, kernels="fused")
 
 
-def test_bf16_is_near_float32():
-    net = mlp.Config(hidden=(64, 64), activation="relu", layer_norm=True)
+@pytest.mark.parametrize(("activation", "layer_norm"), [("relu", False), ("relu", True), ("silu", False)])
+def test_bf16_is_near_float32(activation, layer_norm):
+    net = mlp.Config(hidden=(64, 64), activation=activation, layer_norm=layer_norm)
     exact, short = (Towers(8, 3, net, torch.Generator().manual_seed(1), towers=2, dtype=dtype) for dtype in (None, torch.bfloat16))
-    features = torch.randn(8, 256, generator=torch.Generator().manual_seed(2))
-    one, other = exact(features), short(features)
+    features = torch.randn(6, 256, generator=torch.Generator().manual_seed(2))
+    action = torch.rand(2, 256, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    one, other = exact(features, action), short(features, action)
     assert other.dtype == torch.float32
     assert 0 < (one - other).norm() / one.norm() < 0.02
+    ways = ((exact, False), (short, False), (short, True))
+    expected, found, constant = (torch.autograd.grad(net(features, action, constant=flag).square().mean(), action)[0] for net, flag in ways)
+    assert (expected - found).norm() <= 0.1 * expected.norm() and torch.equal(found, constant)
     one.square().mean().backward()
     other.square().mean().backward()
     for a, b in zip(exact.parameters(), short.parameters(), strict=True):

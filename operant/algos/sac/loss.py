@@ -48,5 +48,5 @@ def critic_loss(parts: Parts, features: Tensor, batch: Batch, target: Tensor, we
 def actor_loss(parts: Parts, temperature: Tensor, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """The mean of alpha log pi(a|s) - min over critics of Q(s, a), a drawn from the actor at s; and the mean of log pi."""
     action, log_probability = parts.squashed.sample_with_log_probability(features, own_noise(batch))
-    value = parts.head.values(parts.critic(features, action)).amin(dim=0)
+    value = parts.head.values(parts.critic(features, action, constant=True)).amin(dim=0)
     return (temperature * log_probability - value).mean(), log_probability.mean()

@@ -125,7 +125,7 @@ class TorchBackend:
         """One step up the first critic's value of the actor's actions; then the targets follow."""
         parts, config, skip = self.parts, self.config, self.cycle.skip
         action = parts.actor.forward(features).tanh()
-        loss = -parts.head.values(parts.critic(features, action))[0].mean()
+        loss = -parts.head.values(parts.critic(features, action, constant=True))[0].mean()
         parts.actor.flat.backward(loss)
         clip_gradient(parts.actor.flat.gradient, config.max_gradient_norm)
         parts.actor_adam.step(skip)
