@@ -72,10 +72,15 @@ def consented(trust: bool, action: Callable[[bool], Result]) -> Result:
     except UntrustedError as error:
         if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
             raise
-        print(f"{safe(error, _LINE_CELLS, lines=True)}\nrun it? [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        if not confirmed(f"{error}\nrun it?"):
             raise UntrustedError("the code was not run") from None
     return action(True)
+
+
+def confirmed(question: str) -> bool:
+    """Ask a person who is there, on the terminal."""
+    print(f"{safe(question, _LINE_CELLS, lines=True)} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def print_json(value: Any) -> None:

@@ -95,9 +95,10 @@ def plot(
 
 
 def _entries(names: Sequence[str] | None, root: str | None, axis: str, smooth: float | None) -> list[Entry]:
-    """The runs that were named, with their records."""
+    """The runs that were named, and those of groups, with their records."""
     from operant import plot
     from operant import runs as folders
+    from operant.runs import groups
 
     if not names:
         raise UsageError("name the runs, such as: operant compare cartpole-ppo-4f2a cartpole-sac-77b0")
@@ -105,7 +106,8 @@ def _entries(names: Sequence[str] | None, root: str | None, axis: str, smooth: f
         raise UsageError(f"--x is {safe(axis, 40)!r}; it must be steps or seconds")
     within("--smooth", smooth, 0.0, _HIGHEST_SMOOTH)
     reach = folders.reach(root)
-    return plot.usable([folders.resolve(name, *reach) for name in names])
+    found = [(name, groups.find(name, *reach)) for name in names]
+    return plot.usable([run for name, group in found for run in (group.runs.values() if group is not None else [folders.resolve(name, *reach)])])
 
 
 def _axis(word: str) -> Axis:

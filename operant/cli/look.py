@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +21,6 @@ from operant.cli.common import (
     out,
     print_json,
     print_json_line,
-    print_table,
     say,
     table,
 )  # fmt: skip
@@ -32,6 +32,7 @@ app = typer.Typer(**TYPER)
 _BAD = frozenset(("failed", "diverged", "crashed", "gpu_fault", "oom", "unreadable"))
 _HEADS = ("state", "id", "env", "algo", "return", "sps", "progress", "eta", "age")
 _RIGHT = range(4, 9)
+_ORDERS = ("age", "id", "env", "algo", "state", "return", "step", "sps")
 
 
 @app.command("eval")
@@ -98,6 +99,10 @@ def evaluate(
 def list_runs(
     live: Annotated[bool, typer.Option("--live", help="only runs that are training")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="only failed, diverged and crashed runs")] = False,
+    tag: Annotated[str | None, typer.Option(metavar="TAG", help="only runs with this tag: see `operant note`")] = None,
+    env: Annotated[str | None, typer.Option(metavar="NAME", help="only runs on this environment")] = None,
+    algo: Annotated[str | None, typer.Option(metavar="NAME", help="only runs of this algorithm")] = None,
+    sort: Annotated[str, typer.Option(metavar="|".join(_ORDERS), help="the order; numbers from the largest")] = "age",
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="only the newest N; 0: all")] = 0,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="update every second until Ctrl-C")] = False,
     as_json: JsonOption = False,
@@ -109,17 +114,21 @@ def list_runs(
     from operant.runs import LIVE
 
     wanted = (LIVE if live else frozenset()) | (_BAD if failed else frozenset())
+    if sort not in _ORDERS:
+        raise UsageError(f"--sort is {safe(sort, 40)!r}; it must be one of {', '.join(_ORDERS)}")
+    asked = {"tag": tag, "env": env, "algo": algo}
     reach = folders.reach(runs)
-    empty = "no such runs" if wanted else f"no runs yet in {folders.shown(reach.root)}. Start one: operant train"
+    empty = "no such runs" if wanted or any(asked.values()) else f"no runs yet in {folders.shown(reach.root)}. Start one: operant train"
     if watch:
         if as_json or not sys.stdout.isatty():
             raise UsageError("--watch draws on a terminal. For a program: operant runs --json, as often as it is wanted")
         from operant.cli.listing import Listing, draw
 
         listing = Listing(reach, wanted)
-        draw(lambda: _lines(listing.rows(), limit, empty), sys.stdout)
+        draw(lambda: _lines(_chosen(listing.rows(), asked, sort), limit, empty), sys.stdout)
         return
-    rows = [row for row in map(folders.describe, folders.list_runs(*reach)) if not wanted or row["state"] in wanted]
+    described = (row for row in map(folders.describe, folders.list_runs(*reach)) if not wanted or row["state"] in wanted)
+    rows = _chosen(described, asked, sort)
     shown = rows[:limit] if limit else rows
     if as_json:
         print_json(shown)
@@ -127,8 +136,8 @@ def list_runs(
     if not shown:
         say(empty)
         return
-    print_table(_HEADS, [_run_row(row) for row in shown], right=_RIGHT)
-    if not wanted:
+    out(*_lines(shown, 0, empty))
+    if not wanted and not any(asked.values()):
         out(*grouped.overview(reach, limit))
     if len(rows) > len(shown):
         say(f"... and {len(rows) - len(shown)} more")
@@ -136,7 +145,20 @@ def list_runs(
 
 def _lines(rows: list[dict[str, Any]], limit: int, empty: str) -> list[str]:
     shown = rows[:limit] if limit else rows
+    if any(row["tags"] for row in shown):
+        return table((*_HEADS, "tags"), [(*_run_row(row), " ".join(row["tags"])) for row in shown], _RIGHT)
     return table(_HEADS, [_run_row(row) for row in shown], _RIGHT) if shown else [empty]
+
+
+def _chosen(rows: Iterable[dict[str, Any]], asked: Mapping[str, str | None], sort: str) -> list[dict[str, Any]]:
+    """The runs that are asked for, in the order that is asked for; those without the number last."""
+    tag, env, algo = asked["tag"], asked["env"], asked["algo"]
+    found = [row for row in rows if (tag is None or tag in row["tags"]) and env in (None, row["env"]) and algo in (None, row["algo"])]
+    if sort in ("id", "env", "algo", "state"):
+        return sorted(found, key=lambda row: row[sort] or "")
+    if sort == "return":
+        return sorted(found, key=lambda row: -(row["eval_return"] if row["eval_return"] is not None else row["return"] or -math.inf))
+    return found if sort == "age" else sorted(found, key=lambda row: -(row[sort] or 0))
 
 
 def _run_row(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from operant import __version__
-from operant.cli import comparing, exporting, look, machine, playing, speed, steering, sweeping, training
+from operant.cli import comparing, exporting, look, machine, playing, speed, steering, sweeping, training, upkeep
 from operant.cli.common import TYPER, out, say
 
 app = typer.Typer(**TYPER, add_completion=True, help="Train reinforcement-learning agents on a GPU or a CPU, and monitor them.")
@@ -20,6 +20,7 @@ app.add_typer(sweeping.app)
 app.add_typer(speed.app)
 app.add_typer(exporting.app)
 app.add_typer(comparing.app)
+app.add_typer(upkeep.app)
 app.add_typer(machine.app)
 
 _UsageError: Final[Any] = typer.BadParameter.__base__

@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple
 from operant import text
 from operant.errors import BadFileError, BusyError, NotFoundError, UsageError
 from operant.runs import folder as runfolder
+from operant.runs import notes
 from operant.runs.folder import Run
 from operant.runs.metrics import TERMINAL, Reader, Record, Status
 
@@ -342,6 +343,7 @@ def describe(run: Run) -> dict[str, Any]:
         "paused_by": look.paused_by if paused else None,
         "paused_s": look.paused_s if paused else None,
         "exit": exit_code(look),
+        **notes.read(run.path),
     }
 
 

@@ -12,6 +12,7 @@ from made_runs import made
 
 from operant import plot
 from operant import runs as folders
+from operant.runs import groups
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -64,6 +65,14 @@ def test_compare_shows_it_in_the_terminal(three, here):
     assert lines[1].rstrip()[-1] == "█" and "▁" in lines[1]
     assert "probability that a run scores higher" in lines and any(re.match(r"ppo than sac +1.00", line) for line in lines)
     assert any(re.match(r"algo\.name +ppo +sac", line) for line in lines)
+
+
+def test_a_group_stands_for_its_runs(here, tmp_path):
+    group = groups.create(tmp_path / "runs", "many", "x", {}, [1, 2])
+    for seed, name in group.members.items():
+        learner(tmp_path / "runs", "ppo", seed, top=10).path.rename(tmp_path / "runs" / name)
+    document = json.loads(here("compare", "many", "--json").out)
+    assert [row["runs"] for row in document["groups"]] == [["many.1", "many.2"]]
 
 
 def test_a_draw_counts_half_and_tasks_are_averaged():

@@ -687,7 +687,7 @@ def test_describe_has_stable_keys_and_looks_back_for_what_is_not_in_every_record
     assert set(described) == {
         "schema", "id", "path", "state", "cause", "env", "algo", "device", "step", "steps", "progress", "return", "length", "episodes", "sps",
         "eval_return", "best_return", "target", "target_reached", "created", "age_s", "eta_s", "last_checkpoint_step", "exit", "pid", "host", "version",
-        "seed", "lanes", "resume", "last_record_age_s", "paused_by", "paused_s",
+        "seed", "lanes", "resume", "last_record_age_s", "paused_by", "paused_s", "note", "tags",
     }  # fmt: skip
     expected = {
         "schema": 1, "id": "cartpole-ppo-4f2a", "path": str(run.path), "state": "finished", "cause": None, "env": "cartpole", "step": 504, "steps": 1008,

@@ -1,0 +1,133 @@
+"""`note`, `rm`, `du`, `archive`, `restore`: commands that look after run folders. Nothing heavy is imported."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from operant.cli.common import TYPER, JsonOption, RootOption, RunName, RunNames, check_free, confirmed, out, print_json, print_table, say
+from operant.errors import BusyError, UsageError
+from operant.text import safe, size
+
+if TYPE_CHECKING:
+    from operant.runs import Run
+    from operant.runs.groups import Group
+
+app = typer.Typer(**TYPER)
+
+
+@app.command()
+def note(
+    run: RunName,
+    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help='the note; "" deletes it  [default: show it]')] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="add a tag; may be repeated")] = None,
+    untag: Annotated[list[str] | None, typer.Option("--untag", metavar="TAG", help="remove a tag; may be repeated")] = None,
+    as_json: JsonOption = False,
+    runs: RootOption = None,
+) -> None:
+    """Write down a note or tags beside a run, or show them."""
+    from operant import runs as folders
+    from operant.runs import notes
+
+    found = folders.resolve(run, *folders.reach(runs))
+    changes = text is not None or tag or untag
+    noted = notes.write(found.path, text, tag or (), untag or ()) if changes else notes.read(found.path)
+    if as_json:
+        print_json({"schema": 1, "id": found.id, **noted})
+        return
+    out(f"{safe(found.id)}  {' '.join(noted['tags']) or 'no tags'}  {noted['note'] or 'no note'}")
+
+
+@app.command()
+def rm(
+    names: RunNames = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    runs: RootOption = None,
+) -> None:
+    """Delete runs or groups of runs; it asks first.
+
+    Never one that is training.
+    """
+    from operant import runs as folders
+    from operant.runs import groups, upkeep
+
+    if not names:
+        raise UsageError("name the runs to delete, such as: operant rm cartpole-ppo-4f2a")
+    reach = folders.reach(runs)
+    found: list[Run | Group] = [groups.find(name, *reach) or folders.resolve(name, *reach) for name in dict.fromkeys(names)]
+    members = {one.path: list(one.runs.values()) if isinstance(one, groups.Group) else [one] for one in found}
+    if live := [run for every in members.values() for run in every if folders.taken(run.path)]:
+        raise BusyError(folders.busy(live[0].path))
+    if not yes:
+        rows = [(safe(one.id), str(len(members[one.path])), size(sum(upkeep.sizes(run)["total"] for run in members[one.path]))) for one in found]
+        say(*(f"{id_}  {count} run{'s' * (count != '1')}, {taken}" for id_, count, taken in rows))
+        _ask(f"delete {'it' if len(found) == 1 else 'them'} for good?")
+    for one in found:
+        groups.remove(one) if isinstance(one, groups.Group) else folders.remove(one)
+        say(f"{safe(one.id)}: deleted")
+
+
+def _ask(question: str) -> None:
+    """Go on only after a yes. Raises UsageError without a terminal to ask on, typer.Exit after a no."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError("there is no terminal to ask on: give --yes to delete without being asked")
+    if not confirmed(question):
+        say("nothing was deleted")
+        raise typer.Exit(1)
+
+
+@app.command()
+def du(names: RunNames = None, as_json: JsonOption = False, runs: RootOption = None) -> None:
+    """Show what runs take on the disk, the largest first."""
+    from operant import runs as folders
+    from operant.runs import upkeep
+
+    reach = folders.reach(runs)
+    found = [folders.resolve(name, *reach) for name in names] if names else folders.list_runs(*reach)
+    rows: list[dict[str, Any]] = sorted(({"id": run.id, **upkeep.sizes(run)} for run in found), key=lambda row: -row["total"])
+    if as_json:
+        print_json({"schema": 1, "runs": rows, "total": sum(row["total"] for row in rows)})
+        return
+    total = {"id": f"{len(rows)} runs", **{key: sum(row[key] for row in rows) for key in ("total", "checkpoints", "history")}}
+    keys = ("total", "checkpoints", "history")
+    print_table((*keys, "id"), [(*(size(row[key]) for key in keys), row["id"]) for row in [*rows, *([total] if len(rows) > 1 else [])]], right=range(3))
+
+
+@app.command()
+def archive(
+    run: RunName,
+    path: Annotated[str | None, typer.Option("--out", metavar="FILE.tar.gz", help="the file to write  [default: ID.tar.gz]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
+    runs: RootOption = None,
+) -> None:
+    """Pack a run into one file; `operant restore` unpacks it."""
+    from operant import runs as folders
+    from operant.runs import upkeep
+
+    found = folders.resolve(run, *folders.reach(runs))
+    target = Path(path or f"{found.id}{upkeep.ENDING}").expanduser()
+    if not target.name.endswith(upkeep.ENDING):
+        raise UsageError(f"--out is {safe(target, 200)!r}; its name must end in {upkeep.ENDING}")
+    check_free(target, force)
+    upkeep.archive(found, target)
+    out(f"{safe(target, 400)}  {size(target.stat().st_size)}")
+
+
+@app.command()
+def restore(
+    file: Annotated[str, typer.Argument(metavar="FILE.tar.gz", help="what `operant archive` wrote")],
+    runs: RootOption = None,
+) -> None:
+    """Unpack an archive of a run into the folder of the runs."""
+    from operant import runs as folders
+    from operant.errors import NotFoundError
+    from operant.runs import upkeep
+
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise NotFoundError(f"there is no file {safe(file, 200)!r}")
+    run = upkeep.restore(path, folders.root(runs))
+    out(folders.shown(run.path))
