@@ -94,7 +94,7 @@ def test_an_unexpected_error_is_told_after_the_last_checkpoint_is_complete(here,
     run = runs.create(tmp_path / "runs", "falls", "x", asked.document())
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)}
     try:
-        assert train._worked(run.path, None) == 1
+        assert train.worked(run.path, None) == 1
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
