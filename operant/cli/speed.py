@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,6 +31,8 @@ def profile(
     device: DeviceOption = None,
     updates: Annotated[int, typer.Option("--updates", metavar="N", min=1, max=100_000, help="iterations to time")] = 20,
     trace: Annotated[str, typer.Option("--trace", metavar="FILE", help="file of the trace, for ui.perfetto.dev")] = "operant-trace.json",
+    part: Annotated[str | None, typer.Option("--part", metavar="env|rollout|update", help="time this part alone, and write no trace")] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="list the buffers by name and bytes, and write no trace")] = False,
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -38,6 +40,8 @@ def profile(
 
     Writes a trace of two iterations.
     """
+    if part is not None and part not in ("env", "rollout", "update"):
+        raise UsageError(f"--part is {part!r}; it must be env, rollout or update")
     from operant.compute.runtime import quiet_threads
 
     quiet_threads()  # before torch is imported
@@ -47,6 +51,9 @@ def profile(
 
     asked = request.make(words or (), config=config, environment_file=env, settings={"run.device": device})
     resolved = consented(trust, asked.load)
+    if part is not None or memory:
+        _alone(resolved, part, memory, updates, as_json=as_json)
+        return
     path = _place(trace)
     found = profiling.profile(resolved, updates, trace=path, report=say)
     if as_json:
@@ -54,6 +61,26 @@ def profile(
         return
     print_profile(found)
     say("", f"trace of {profiling.TRACED} iterations: {path}  (open it at https://ui.perfetto.dev)")
+
+
+def _alone(config: Any, part: str | None, memory: bool, iterations: int, *, as_json: bool) -> None:
+    """Print what one part takes, or which buffers there are."""
+    from operant.text import size
+    from operant.tools import parts
+
+    found = parts.timed(config, part, iterations, say) if part is not None else None
+    kept = parts.buffers(parts.built(config, say)) if memory else []
+    if as_json:
+        listed = {"buffers": [buffer._asdict() for buffer in kept], "bytes": sum(buffer.bytes for buffer in kept)} if memory else {}
+        print_json({"schema": 1, **({} if found is None else found._asdict()), **listed})
+        return
+    if found is not None:
+        out(f"{found.environment}  {found.algorithm}  {found.lanes:,} lanes  {found.device}")
+        out(f"{found.part:8} {duration(found.seconds)} for {found.steps:,} steps, median of {found.iterations}: {_count(found.sps)} steps/s")
+    if memory:
+        rows = [(buffer.name, size(buffer.bytes), "x".join(map(str, buffer.shape)), buffer.dtype, buffer.device) for buffer in kept[:40]]
+        print_table(("buffer", "bytes", "shape", "type", "where"), rows, right=(1,))
+        out("", f"{len(kept):,} buffers, {size(sum(buffer.bytes for buffer in kept))} in all")
 
 
 def _place(trace: str) -> Path:

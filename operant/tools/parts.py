@@ -1,0 +1,154 @@
+"""One part of an iteration alone, and a trainer's buffers by name: `operant profile --part` and `--memory`, for every kind of world. Prints nothing."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from operant.compute.runtime import find_device, set_threads
+from operant.errors import UsageError
+from operant.training import auto_lanes
+from operant.training import build as building
+
+PARTS = ("env", "rollout", "update")
+_STEPS = 16  # of the environments, that are timed together
+_WARM_UP = 3
+_DEEPEST = 8  # attributes of attributes
+
+
+class Part(NamedTuple):
+    """What a part took."""
+
+    part: str
+    environment: str
+    algorithm: str
+    device: str
+    lanes: int
+    iterations: int
+    seconds: float  # the median of a turn
+    steps: int  # environment steps of a turn
+    sps: float
+
+
+class Buffer(NamedTuple):
+    """A piece of memory that a trainer keeps."""
+
+    name: str
+    bytes: int
+    shape: list[int]
+    dtype: str
+    device: str
+
+
+def built(config: Any, report: Callable[[str], None]) -> Any:
+    """A trainer of a configuration, its lanes begun. Raises MachineError where the device is not there."""
+    device = find_device(config.run.device)
+    set_threads(config.run.threads)
+    algo = building.build(auto_lanes.resolved(config, device, report=report), device)
+    algo.start()
+    return algo
+
+
+def timed(config: Any, part: str, iterations: int, report: Callable[[str], None] = lambda line: None) -> Part:
+    """A part alone, again and again: "env" steps the lanes with random actions, "rollout" collects, "update" learns from what was collected.
+
+    Raises UsageError where an algorithm does the last two in one.
+    """
+    algo = built(config, report)
+    names = [phase.name for phase in algo.phases]
+    if part != "env" and len(names) == 1:
+        raise UsageError(f"--part {part}: {config.algo_label} steps and learns in one phase, {names[0]!r}: use --part env, or no --part")
+    for _ in range(_WARM_UP):
+        for phase in algo.phases:
+            phase.run()
+    work, steps = (_stepping(algo.world), _STEPS * algo.world.count) if part == "env" else (algo.phases[0].run, algo.steps_per_iteration)
+    if part == "update":
+        work = _all([phase.run for phase in algo.phases[1:]])
+    if part == "env":
+        work()
+    report(f"timing {part}, {iterations} times")
+    seconds = []
+    for _ in range(iterations):
+        began = _now(algo.device)
+        work()
+        seconds.append(_now(algo.device) - began)
+    median = statistics.median(seconds)
+    return Part(part, config.environment.name, config.algo_label, str(algo.device), algo.world.count, iterations, median, steps, steps / median)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _all(works: list[Callable[[], None]]) -> Callable[[], None]:
+    def run() -> None:
+        for work in works:
+            work()
+
+    return run
+
+
+def _stepping(world: Any) -> Callable[[], None]:
+    """Some steps of every lane, with actions that were drawn before; of a mask what it allows now."""
+    slot, space = world.slot(), world.spec.action
+    bound, generator = world.bind(slot), torch.Generator().manual_seed(1)
+    world.reset(bound)
+    if hasattr(space, "bounds"):
+        low, high = (torch.tensor(bound).clamp(-1000, 1000)[:, None] for bound in space.bounds())
+        slot.action.copy_(low + torch.rand(space.size, world.count, generator=generator) * (high - low))
+        sizes = []
+    else:
+        sizes = [space.n] if isinstance(space.n, int) else list(space.n)
+    draws = [torch.rand(n, world.count, generator=generator).to(world.device) for n in sizes]
+
+    def work() -> None:
+        for t in range(_STEPS):
+            allowed = [1.0] * len(sizes) if slot.legal is None else slot.legal.split(sizes)
+            for k, draw in enumerate(draws):
+                slot.action[k] = (draw.roll(t, dims=1) * allowed[k]).argmax(dim=0)
+            world.step(bound, t)
+        world.advance(_STEPS)
+
+    return work
+
+
+def buffers(algo: Any) -> list[Buffer]:
+    """Every tensor and array that an algorithm and its world reach, each piece of memory once by its shortest name, the largest first."""
+    found: dict[int, Buffer] = {}  # by where their memory begins
+    arrays: dict[int, Buffer] = {}
+    known: set[int] = set()
+    waiting: deque[tuple[str, Any, int]] = deque([("", algo, 0)])
+    while waiting:
+        name, value, depth = waiting.popleft()
+        if id(value) in known:
+            continue
+        known.add(id(value))
+        if isinstance(value, torch.Tensor):
+            storage, kind = value.untyped_storage(), str(value.dtype).removeprefix("torch.")
+            found.setdefault(storage.data_ptr(), Buffer(name, storage.nbytes(), list(value.shape), kind, str(value.device)))
+        elif isinstance(value, np.ndarray):
+            arrays.setdefault(value.ctypes.data, Buffer(name, value.nbytes, list(value.shape), str(value.dtype), "host"))
+        elif depth < _DEEPEST:
+            waiting += [(f"{name}.{key}".strip("._").replace("._", "."), inner, depth + 1) for key, inner in _inside(value)]
+    # An array may look into a tensor: as kernels on the CPU take them.
+    apart = [array for at, array in arrays.items() if not any(start <= at < start + buffer.bytes for start, buffer in found.items())]
+    return sorted((buffer for buffer in (*found.values(), *apart) if buffer.bytes), key=lambda buffer: -buffer.bytes)
+
+
+def _inside(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(str(key), inner) for key, inner in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    if isinstance(value, list | tuple):
+        return [(str(k), inner) for k, inner in enumerate(value)]
+    own = type(value).__module__.startswith(("operant", "torch.nn"))
+    return list(vars(value).items()) if own and hasattr(value, "__dict__") else []

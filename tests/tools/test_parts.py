@@ -1,0 +1,28 @@
+"""Parts of an iteration alone, and buffers by name: what each is of, each piece of memory once."""
+
+import pytest
+
+from operant.config import load as config
+from operant.errors import UsageError
+from operant.tools import parts
+
+SMALL = ["env.name=cartpole", "env.lanes=8", "algo.horizon=4", "algo.minibatches=1", "run.threads=1", "run.device=cpu"]
+
+
+@pytest.mark.parametrize(("part", "steps"), [("env", 16 * 8), ("rollout", 4 * 8), ("update", 4 * 8)])
+def test_a_part_is_timed_alone(part, steps):
+    found = parts.timed(config.load(None, SMALL), part, 2)
+    assert (found.part, found.steps, found.lanes) == (part, steps, 8) and found.sps == steps / found.seconds > 0
+
+
+def test_what_steps_and_learns_in_one_says_so():
+    with pytest.raises(UsageError, match="--part update: dqn steps and learns in one phase, 'train'"):
+        parts.timed(config.load(None, ["env.name=cartpole", "env.lanes=8", "algo.name=dqn", "algo.replay_capacity=1k", "algo.learning_starts=8"]), "update", 1)
+
+
+def test_buffers_are_named_and_counted_once():
+    algo = parts.built(config.load(None, SMALL), lambda line: None)
+    found = {buffer.name: buffer for buffer in parts.buffers(algo)}
+    assert found["rollout.observation"].bytes == 5 * 4 * 8 * 4 and found["rollout.observation"].shape == [5, 4, 8]
+    assert not {"collector.rollout.observation", "trace.value"} & found.keys()
+    assert [buffer.bytes for buffer in parts.buffers(algo)] == sorted((buffer.bytes for buffer in found.values()), reverse=True)
