@@ -156,5 +156,5 @@ class SampleMajor(nn.Module):
         """As `Sequential`; the normalizer was applied before."""
         T, B = reset.shape
         before = tuple(part.t().reshape(B, *shape) for part, shape in zip(state, self._shapes, strict=True))
-        head, value, after = self.module(observation.t().reshape(T, B, -1), before, reset)
+        head, value, after = self.module(observation.t().reshape(T, B, -1), before, reset.to(torch.float32))
         return head.flatten(0, 1).t(), value.reshape(-1), tuple(part.detach().reshape(B, -1).t() for part in after)
