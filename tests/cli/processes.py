@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import operant
 from operant import runs
+from operant.config import request
 
 PACKAGE_PARENT = Path(operant.__file__).resolve().parent.parent
 ITERATION = 64 * 16
@@ -54,6 +55,12 @@ def tensors(run_path: Path, step: int | None = None) -> bytes:
     """The bytes of a checkpoint's tensors, the last one's by default."""
     folders = sorted((run_path / "checkpoints").glob("step-*" if step is None else f"step-{step:012d}"))
     return (folders[-1] / "tensors.safetensors").read_bytes()
+
+
+def made(place: Path, *words: str, name: str | None = None) -> runs.Run:
+    """A run that is asked for and has not begun."""
+    asked = request.make(words, config=None, environment_file=None, settings={"run.name": name})
+    return runs.create(place / "runs", name, asked.prefix, asked.document())
 
 
 def inline(here, *words: str) -> SimpleNamespace:

@@ -5,12 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from cli.processes import ITERATION, SMALL, environment, operant_process, tensors
+from cli.processes import ITERATION, SMALL, environment, made, operant_process, tensors
 from waiting import DEADLINE_S, records, state, wait_until
 
 from operant import runs
 from operant.errors import BusyError, UsageError
 from operant.runs import groups
+from operant.training import worker
 
 WORDS = (*SMALL, f"run.steps={40 * ITERATION}", "algo.learning_rate=1e-4", "checkpoint.every=5", "eval.every=20", "eval.episodes=4")
 
@@ -37,7 +38,7 @@ def test_a_group_is_trained_stopped_resumed_and_shown(tmp_path):
     resumed = operant_process(tmp_path, "resume", "both")
     assert resumed.returncode == 0, resumed.stderr
     assert "both.7: stopped, is resumed" in resumed.stderr and "both.8: not begun, is trained from its beginning" in resumed.stderr
-    assert operant_process(tmp_path, "train", "--seed", "7", "--name", "alone", *WORDS).returncode == 0
+    worker.work(made(tmp_path, *WORDS, "run.seed=7", name="alone").path, resume=None)
     assert tensors(root / "both.7") == tensors(root / "alone") != tensors(root / "both.8")
     assert state(runs.load(root / "both.7")).word == state(runs.load(root / "both.8")).word == "finished"
     assert runs.load(root / "both.7").document["session"] == 2

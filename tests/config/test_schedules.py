@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from cli.processes import ITERATION, SMALL, operant_process, tensors
+from cli.processes import ITERATION, SMALL, made, tensors
 
 from operant import runs
 from operant.config import load, schedules
 from operant.errors import ConfigError
+from operant.training import worker
 from operant.training.build import build, set_scheduled
 
 
@@ -96,10 +97,13 @@ def test_every_algorithm_schedules_its_learning_rate(algorithm):
 def test_a_run_resumed_in_the_middle_of_a_schedule_ends_in_the_same_bits_and_shows_it(tmp_path):
     over = 8 * ITERATION
     words = (*SMALL, f"algo.clip={{linear=[0.3,0.05],over={over}}}", f"algo.learning_rate={{linear=[1e-3,1e-4],over={over}}}", "eval.every=0")
-    assert operant_process(tmp_path, "train", *words, f"run.steps={over}", "run.record_hz=1000", "--name", "whole").returncode == 0
-    assert operant_process(tmp_path, "train", *words, f"run.steps={3 * ITERATION}", "--name", "parts").returncode == 0
-    assert operant_process(tmp_path, "resume", "parts", f"run.steps={over}").returncode == 0
-    parts, whole = (tmp_path / "runs" / name for name in ("parts", "whole"))
+    whole = made(tmp_path, *words, f"run.steps={over}", "run.record_hz=1000").path
+    parts = made(tmp_path, *words, f"run.steps={3 * ITERATION}").path
+    worker.work(whole, resume=None)
+    worker.work(parts, resume=None)
+    asked = runs.read_json(parts / "run.json")["request"]
+    runs.update_document(parts, request=asked | {"resume_overrides": [f"run.steps={over}"], "resume_directory": str(tmp_path)})
+    worker.work(parts, resume="last")
     assert tensors(parts) == tensors(whole)
     with runs.Reader(whole / "metrics.mm") as reader:
         place = [metric.name for metric in reader.metrics].index("schedule/clip")

@@ -5,15 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
-from cli.processes import ITERATION, SMALL, operant_process, tensors
+from cli.processes import ITERATION, SMALL, made, operant_process, tensors
 from waiting import DEADLINE_S, records, state, wait_until
 
 from operant import runs
-from operant.config import request
 from operant.errors import BusyError
 from operant.runs.pool import Worker, wait
 
@@ -26,11 +24,6 @@ def worker(tmp_path):
     worker = Worker(tmp_path / "worker.log")
     yield worker
     worker.close()
-
-
-def made(place: Path, *words: str) -> runs.Run:
-    asked = request.make(words, config=None, environment_file=None, settings={})
-    return runs.create(place / "runs", None, asked.prefix, asked.document())
 
 
 def ended(worker):
