@@ -14,8 +14,9 @@ from fused_rounded import both_gradients, expected
 from interpreter import teach
 from triton import language as tl
 
+from operant.compute.exchange import Link
 from operant.kernels.dense.select import with_config
-from operant.kernels.reduce import reduce_partials
+from operant.kernels.reduce import exchange_partials, reduce_partials, sum_shards
 from operant.kernels.tiles import Resident, from_text
 from operant.nn import mlp
 
@@ -127,11 +128,32 @@ def tree_case(chunks, shards):
     return {"shards": bool(torch.equal(sums, torch.stack(by_hand))), "whole": bool(torch.equal(reduced(rows, shards), whole[0]))}
 
 
+def exchange_case(chunks, shards, rank):
+    """Whether half of the shards and what another rank has written make the gradient of all rows on one rank; three turns, as the halves alternate."""
+    generator, width = torch.Generator().manual_seed(chunks), 96
+    sums, flags, turns = torch.zeros(2, 2, shards // 2, width), torch.zeros(2, 3, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    places = [torch.tensor([part.data_ptr() for part in parts]) for parts in (sums, flags)]
+    same = []
+    for turn in range(1, 4):
+        rows = torch.randn(chunks, width, generator=generator)
+        halves = rows.chunk(2)
+        sum_shards[(3,)](halves[1 - rank], width, sums[1 - rank, turn % 2], SHARDS=shards // 2, SHARD_ROWS=chunks // shards)
+        flags[1 - rank] = turn
+        gradient, terms = torch.zeros(width - 32), torch.zeros(32)
+        exchange_partials[(3,)](
+            halves[rank].contiguous(), width, gradient, torch.zeros(2), gradient, terms, Link(sums[rank], flags[rank], turns, *places),
+            SPEC=0, RECORD=_no_record, SHARDS=shards // 2, SHARD_ROWS=chunks // shards, RANKS=2,
+        )  # fmt: skip
+        same.append(bool(torch.equal(torch.cat([gradient, terms]), reduced(rows, shards))) and flags[rank].eq(turn).all().item())
+    return same
+
+
 def main() -> None:
     """Run the cases of standard input."""
     teach()
     torch.set_num_threads(1)
     kinds = {"gradient": gradient_case, "rounded": rounded_case, "iteration": iteration_case, "tree": tree_case, "bits": bits_case, "q": iterations_case}
+    kinds["exchange"] = exchange_case
     print(json.dumps([kinds[kind](**case) for kind, case in json.load(sys.stdin)]))
 
 

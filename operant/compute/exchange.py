@@ -6,9 +6,19 @@ the other ranks' sums, and adds those in their order: the same additions as one 
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from torch import Tensor
+
+
+class Link(NamedTuple):
+    """What a kernel exchanges sums through, over memory that all ranks can read: tensors here, pointers inside a kernel."""
+
+    sums: Any  # (2, shards, width) float32, this rank's: the halves take turns
+    flags: Any  # (blocks) int32, this rank's: the turn that is written
+    turns: Any  # (blocks) int32, how many there have been; a captured graph sees it grow
+    sum_addresses: Any  # (W) int64, where each rank's sums lie
+    flag_addresses: Any  # (W) int64
 
 
 class Exchange(Protocol):
@@ -25,6 +35,12 @@ class Exchange(Protocol):
     def gather(self, rows: Tensor) -> Tensor:
         """The rows (k, ...) of all ranks in their order, (W k, ...)."""
 
+    def agree(self, text: str) -> str:
+        """What rank 0 says; up to 255 bytes."""
+
+    def link(self, shards: int, width: int, blocks: int) -> Link | None:
+        """What a kernel of so many programs exchanges its sums (shards, width) through; None where `gather` has to do."""
+
 
 class Solo:
     """One process that owns all lanes."""
@@ -34,6 +50,14 @@ class Solo:
     def gather(self, rows: Tensor) -> Tensor:
         """The rows as they are."""
         return rows
+
+    def agree(self, text: str) -> str:
+        """The text as it is."""
+        return text
+
+    def link(self, shards: int, width: int, blocks: int) -> Link | None:
+        """None: there is no other rank."""
+        return None
 
 
 SOLO: Final[Exchange] = Solo()

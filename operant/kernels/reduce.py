@@ -41,13 +41,64 @@ def reduce_partials(
     row = tl.arange(0, SHARDS * SHARD_ROWS)
     place = (row % SHARDS * SHARD_ROWS + row // SHARDS)[:, None] * width + (block * REDUCE_COLUMNS + column)[None, :]
     shard_sums = add_halves(tl.load(partial + place), SHARDS * SHARD_ROWS, SHARDS)
-    # Here several devices will exchange their shards' sums, (SHARDS, 32), before the tree over all shards.
+    # Several ranks exchange their shards' sums here, (SHARDS, 32), before the tree over all shards: see `exchange_partials`.
     total = tl.reshape(add_halves(shard_sums, SHARDS, 1), (REDUCE_COLUMNS,))
     if (block + 1) * REDUCE_COLUMNS < width:
         tl.store(gradient + block * REDUCE_COLUMNS + column, total)
         tl.store(squares + block, tl.sum(total * total, axis=0))
     else:
         RECORD(total, column, parameters, update, SPEC)
+
+
+@triton.jit
+def sum_shards(partial, width, sums, SHARDS: tl.constexpr, SHARD_ROWS: tl.constexpr):
+    """Each shard's rows of partial sums added up, (SHARDS SHARD_ROWS, width) -> (SHARDS, width), 32 columns a program: what ranks exchange."""
+    column = tl.program_id(0) * REDUCE_COLUMNS + tl.arange(0, REDUCE_COLUMNS)
+    row = tl.arange(0, SHARDS * SHARD_ROWS)
+    place = (row % SHARDS * SHARD_ROWS + row // SHARDS)[:, None] * width + column[None, :]
+    shard_sums = add_halves(tl.load(partial + place), SHARDS * SHARD_ROWS, SHARDS)
+    tl.store(sums + tl.arange(0, SHARDS)[:, None] * width + column[None, :], shard_sums)
+
+
+@triton.jit
+def exchange_partials(
+    partial, width, gradient, squares, parameters, update, link, SPEC: tl.constexpr, RECORD: tl.constexpr, SHARDS: tl.constexpr, SHARD_ROWS: tl.constexpr,
+    RANKS: tl.constexpr,
+):  # fmt: skip
+    """`reduce_partials` over the rows of all ranks, each of which has SHARDS of the shards: the exchange costs no launch of its own.
+
+    A program writes its shards' sums where the other ranks can read them, says so by a flag, waits for the same program of the other ranks, and reads theirs
+    in the order of the ranks. Two halves take turns: who writes a half has seen that all have read what was in it. Nothing here ends the wait for a rank that
+    is gone: the process that watches the ranks ends, and its kernels with it.
+    """
+    block = tl.program_id(0)
+    column = block * REDUCE_COLUMNS + tl.arange(0, REDUCE_COLUMNS)
+    row = tl.arange(0, SHARDS * SHARD_ROWS)
+    place = (row % SHARDS * SHARD_ROWS + row // SHARDS)[:, None] * width + column[None, :]
+    own = add_halves(tl.load(partial + place), SHARDS * SHARD_ROWS, SHARDS)
+    # Ours, and the flag behind them.
+    turn = tl.load(link.turns + block) + 1
+    half = (turn % 2) * SHARDS * width
+    tl.store(link.sums + half + tl.arange(0, SHARDS)[:, None] * width + column[None, :], own)
+    tl.debug_barrier()
+    tl.atomic_xchg(link.flags + block, turn, sem="release", scope="sys")
+    # All ranks' flags.
+    flags = tl.load(link.flag_addresses + tl.arange(0, RANKS)).to(tl.pointer_type(tl.int32)) + block
+    seen = tl.min(tl.atomic_add(flags, tl.zeros((RANKS,), tl.int32), sem="acquire", scope="sys"), axis=0)
+    while seen < turn:
+        seen = tl.min(tl.atomic_add(flags, tl.zeros((RANKS,), tl.int32), sem="acquire", scope="sys"), axis=0)
+    tl.debug_barrier()
+    tl.store(link.turns + block, turn)
+    # All ranks' shards, (RANKS SHARDS, 32), and the tree over them.
+    shard = tl.arange(0, RANKS * SHARDS)
+    sums = tl.load(link.sum_addresses + shard // SHARDS).to(tl.pointer_type(tl.float32))
+    rows = tl.load(sums[:, None] + (half + (shard % SHARDS) * width)[:, None] + column[None, :], volatile=True)
+    total = tl.reshape(add_halves(rows, RANKS * SHARDS, 1), (REDUCE_COLUMNS,))
+    if (block + 1) * REDUCE_COLUMNS < width:
+        tl.store(gradient + column, total)
+        tl.store(squares + block, tl.sum(total * total, axis=0))
+    else:
+        RECORD(total, tl.arange(0, REDUCE_COLUMNS), parameters, update, SPEC)
 
 
 @triton.jit

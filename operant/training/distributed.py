@@ -5,6 +5,7 @@ gloo on CPUs, NCCL on GPUs. Knows tensors, process groups and what an algorithm'
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import socket
@@ -20,15 +21,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from operant.algos.base import Algorithm, Tier
-from operant.compute.exchange import SOLO, Exchange
+from operant.compute.exchange import SOLO, Exchange, Link
 from operant.errors import MachineError
 
 __all__ = ["ALONE", "SOLO", "Algorithm", "EpisodeSums", "Exchange", "GroupExchange", "RankFigures", "Tier", "Together", "join", "own_state", "whole_state"]
 
+log = logging.getLogger("operant")
+
 FOREVER = timedelta(days=365)
 """No exchange has a time limit of its own: a rank that has gone, or has stopped answering, is found by `operant.training.peers`."""
 
+MOST_NUMBERS = 1 << 20
+"""Numbers that are exchanged by symmetric memory: what is larger is a checkpoint's."""
+
+PROGRAMS = 8
+"""Programs of the reduction that a multiprocessor surely holds at once: 128 threads each."""
+
 _LAST_WORD_S = 5.0
+_TEXT_BYTES = 255
 _LANES = ("world/", "algo/")  # groups of an algorithm's state in which a tensor whose last axis is the lanes holds a column for each
 _SUMS = frozenset({"world/carried"})  # sums over a rank's lanes, of which only the total matters
 
@@ -36,8 +46,8 @@ _SUMS = frozenset({"world/carried"})  # sums over a rank's lanes, of which only 
 class GroupExchange:
     """An `Exchange` over a process group."""
 
-    def __init__(self, rank: int, ranks: int, group: Any, name: str) -> None:
-        self.rank, self.ranks, self._group, self.name = rank, ranks, group, name
+    def __init__(self, rank: int, ranks: int, group: Any, name: str, device: torch.device) -> None:
+        self.rank, self.ranks, self._group, self.name, self.device = rank, ranks, group, name, device
         self.seconds = 0.0  # that the host has spent in it
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -46,7 +56,10 @@ class GroupExchange:
         own = rows.detach().contiguous()
         gathered = torch.empty((self.ranks * len(own), *own.shape[1:]), dtype=own.dtype, device=own.device)
         try:
-            self._group._allgather_base(gathered.view(-1), own.view(-1)).wait()
+            if self.device.type == "cuda":
+                dist.all_gather_into_tensor(gathered.view(-1), own.view(-1), group=self._group)
+            else:
+                self._group._allgather_base(gathered.view(-1), own.view(-1)).wait()
         except RuntimeError as error:
             time.sleep(_LAST_WORD_S)  # the thread that watches the ranks knows more, and ends this process meanwhile
             raise MachineError(f"the exchange between the ranks failed: {str(error).splitlines()[0]}") from error
@@ -54,14 +67,88 @@ class GroupExchange:
         return gathered
 
 
+    def agree(self, text: str) -> str:
+        """What rank 0 says; up to 255 bytes."""
+        own = torch.tensor(list(text.encode().ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8)
+        found = self.gather(own.to(self.device)[None])[0].cpu()  # sync: before a run begins
+        return bytes(found.tolist()).rstrip(b"\0").decode()  # sync: the same
+
+    def link(self, shards: int, width: int, blocks: int) -> Link | None:
+        """None: its kernels have no memory in common."""
+        return None
+
+
+class SymmetricExchange(GroupExchange):
+    """Between GPUs that read each other's memory: what is small goes through buffers that all see, and gradients inside the kernel that reduces them."""
+
+    def __init__(self, rank: int, ranks: int, group: Any, device: torch.device, *, in_kernel: bool) -> None:
+        from torch.distributed import _symmetric_memory as symmetric
+
+        name = "symmetric memory inside the reduction kernel" if in_kernel else "symmetric memory"
+        super().__init__(rank, ranks, group, name, device)
+        self._symmetric, self._in_kernel = symmetric, in_kernel
+        self._rooms: dict[tuple[tuple[int, ...], torch.dtype], tuple[Tensor, Any, list[Tensor]]] = {}
+
+    def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Any, list[Tensor]]:
+        """A buffer of this rank, its handle, and the same buffer of each rank. All ranks ask for the same ones, in the same order, before a capture."""
+        if (shape, dtype) not in self._rooms:
+            own = self._symmetric.empty(*shape, dtype=dtype, device=self.device).zero_()
+            handle = self._symmetric.rendezvous(own, self._group.group_name)
+            self._rooms[shape, dtype] = own, handle, [handle.get_buffer(rank, shape, dtype) for rank in range(self.ranks)]
+            torch.cuda.synchronize(self.device)  # sync: once, before a run begins
+        return self._rooms[shape, dtype]
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows (k, ...) of all ranks in their order, (W k, ...): written where all can read them, between two barriers."""
+        if rows.dtype not in (torch.float32, torch.float64) or rows.numel() > MOST_NUMBERS:
+            return super().gather(rows)
+        own, handle, every = self._room(tuple(rows.shape), rows.dtype)
+        own.copy_(rows)
+        handle.barrier(channel=0)
+        gathered = torch.cat(every)
+        handle.barrier(channel=1)
+        return gathered
+
+    def link(self, shards: int, width: int, blocks: int) -> Link | None:
+        """What the reduction kernel exchanges through; None where not all of its programs are resident at once, as each waits for another rank's."""
+        if not self._in_kernel or blocks > PROGRAMS * torch.cuda.get_device_properties(self.device).multi_processor_count:
+            return None
+        sums, _, all_sums = self._room((2, shards, width), torch.float32)
+        flags, _, all_flags = self._room((blocks,), torch.int32)
+        flags.zero_()
+        dist.barrier(group=self._group)
+        places = [torch.tensor([tensor.data_ptr() for tensor in found], dtype=torch.int64, device=self.device) for found in (all_sums, all_flags)]
+        return Link(sums, flags, torch.zeros(blocks, dtype=torch.int32, device=self.device), *places)
+
+
+def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device, *, everywhere: bool) -> GroupExchange:
+    """The fastest exchange that the GPUs of all ranks have, or that $OPERANT_EXCHANGE names: kernel, symmetric or nccl."""
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks, device_id=device, timeout=FOREVER)
+    plain = GroupExchange(rank, ranks, dist.group.WORLD, "NCCL", device)
+    asked = os.environ.get("OPERANT_EXCHANGE", "kernel")
+    peers = [index for index in range(torch.cuda.device_count()) if index != device.index]
+    able = not everywhere and asked != "nccl" and all(torch.cuda.can_device_access_peer(device, index) for index in peers)
+    found = None
+    if able:
+        try:
+            found = SymmetricExchange(rank, ranks, dist.group.WORLD, device, in_kernel=asked == "kernel")
+            found.gather(torch.zeros(1, 8, device=device))
+        except (RuntimeError, ImportError) as error:
+            log.warning("exchange: no symmetric memory between the GPUs (%s)", str(error).splitlines()[0])
+            found = None
+    # All ranks take the same: what one of them lacks, none has.
+    everyone = plain.gather(torch.tensor([[float(found is not None)]], device=device))
+    return found if found is not None and bool(everyone.min() > 0) else plain  # sync: before a run begins
+
+
 def join(store: dist.Store, rank: int, ranks: int, device: torch.device, *, everywhere: bool = False) -> GroupExchange:
     """The exchange of a device's kind. Returns once all ranks have called it. `everywhere`: there are ranks on other hosts."""
     if device.type == "cuda":
-        torch.cuda.set_device(device)
-        return GroupExchange(rank, ranks, dist.ProcessGroupNCCL(store, rank, ranks, dist.ProcessGroupNCCL.Options()), "NCCL")
+        return _between_gpus(store, rank, ranks, device, everywhere=everywhere)
     if not everywhere and "GLOO_SOCKET_IFNAME" not in os.environ:  # by default it looks the host's name up, which may lead to nowhere
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    return GroupExchange(rank, ranks, dist.ProcessGroupGloo(store, rank, ranks, FOREVER), "gloo")
+    return GroupExchange(rank, ranks, dist.ProcessGroupGloo(store, rank, ranks, FOREVER), "gloo", device)
 
 
 def host_store(address: str) -> dist.TCPStore:

@@ -120,6 +120,30 @@ def test_rows_of_partial_sums_are_added_in_a_binary_tree():
         assert found == {"shards": True, "whole": True}, case
 
 
+def test_the_exchange_inside_the_reduction_adds_what_one_rank_would():
+    cases = [{"chunks": 16, "shards": 8, "rank": rank} for rank in range(2)] + [{"chunks": 4, "shards": 2, "rank": 1}]
+    assert interpreted([("exchange", case) for case in cases]) == [[True] * 3] * 3
+
+
+@triton.jit
+def no_record(terms, column, parameters, update, SPEC: triton.language.constexpr):
+    triton.language.store(update + column, terms)
+
+
+@needs_compiler
+@pytest.mark.compile
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_the_exchange_compiles(ranks):
+    from operant.compute.exchange import Link
+    from operant.kernels import reduce
+
+    rows, numbers, counts, places = torch.zeros(16, 96), torch.zeros(96), torch.zeros(3, dtype=torch.int32), torch.zeros(ranks, dtype=torch.int64)
+    shards = {"SHARDS": 8 // ranks, "SHARD_ROWS": 2, "num_warps": 4}
+    compile_for(90, reduce.sum_shards, (rows, 96, numbers), shards)
+    link = Link(numbers, counts, counts, places, places)
+    compile_for(90, reduce.exchange_partials, (rows, 96, numbers, numbers, numbers, numbers, link), {"SPEC": 0, "RECORD": no_record, "RANKS": ranks, **shards})
+
+
 @pytest.mark.soak
 def test_the_gradient_of_every_combination_is_float64_autograds():
     activations, widths = ("tanh", "relu", "gelu", "silu"), ([64, 64], [128], [33, 17, 64], [128, 128])

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,3 +104,20 @@ def test_lanes_that_ranks_cannot_share_are_refused_in_a_sentence():
         require_shared(load.load(None, ["env.lanes=48"]), 2)
     with pytest.raises(ConfigError, match="sac trains on one device only"):
         require_shared(load.load(None, ["env.name=pendulum", "algo.name=sac"]), 2)
+
+
+PER_LAYER = "per-layer block_m=32 block_n=32 block_k=16 warps=4 stages=2 chunks=4 microbatch=128"
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.parametrize("more", ["algo.target_kl=0.01", f"algo.kernel_config={PER_LAYER}"])
+def test_two_ranks_of_the_fused_kernels_make_the_same_bytes_as_one(tmp_path, more):
+    """In Triton's interpreter, each rank in a process of its own."""
+    shape = [*SHAPE, "env.lanes=64", "algo.horizon=32", "algo.epochs=1", "net.hidden=[16]", "algo.kernels=fused", "algo.kernel_config=first", more]
+    script, variables = Path(__file__).parents[1] / "fused_ranks.py", os.environ | {"TRITON_INTERPRET": "1"}
+    ranks = [
+        subprocess.Popen([sys.executable, script, str(rank), tmp_path / "store", json.dumps(shape)], env=variables, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    assert [json.loads(rank.communicate(timeout=300)[0]) for rank in ranks] == [[[], True]] * 2

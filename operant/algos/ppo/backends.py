@@ -104,8 +104,8 @@ def _fused_learner(parts: Parts) -> fused.Learner | None:
         config.clip, config.value_clip, config.entropy_coefficient, config.value_coefficient, config.max_gradient_norm, config.normalize_advantages,
         config.target_kl, config.adam_epsilon, float(config.learning_rate), parts.anneal_iterations,
     )  # fmt: skip
-    task = fused.task(parts.policy, parts.optimizer, buffers, coefficients, parts.minibatches.layout, config.chunks)
-    return fused.build(task, kernels=config.kernels, precision=config.precision, config=config.kernel_config)
+    task = fused.task(parts.policy, parts.optimizer, buffers, coefficients, parts.minibatches.layout, config.chunks, parts.exchange)
+    return fused.agreed(task, config.kernels, config.precision, config.kernel_config)
 
 
 class TorchBackend:
@@ -315,7 +315,7 @@ class FusedBackend(TorchBackend):
     def __init__(self, parts: Parts, learner: fused.Learner) -> None:
         super().__init__(parts)
         self.learner: fused.Learner = learner
-        self.chosen = {"kernel_config": str(learner.config)}
+        self.chosen = {"kernel_config": fused.config_text(learner)}
         normalizes = parts.config.normalize_observations or parts.config.normalize_rewards
         self.bits_by_ranks = "the normalizers' sums on a GPU depend on how many lanes it has" if normalizes else None
 

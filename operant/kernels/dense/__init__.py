@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from operant.kernels.dense.learner import Learner
     from operant.kernels.dense.select import Seconds
 
-__all__ = ["Learner", "Seconds", "Task", "Work", "build", "machine_reason"]
+__all__ = ["Learner", "Seconds", "Task", "Work", "build", "config_text", "machine_reason"]
 
 FIRST = "first"
 """The tile config that is likely the best, without a measurement: to compare bits of runs that begin anew."""
@@ -48,7 +49,7 @@ def build(task: Task, *, kernels: str, precision: str, config: str = "", measure
 
         spec = kernel_spec.describe(policy, precision if on_gpu else "fp32")
         selection = Selection(spec, task)
-        learner = selection.first() if config == FIRST else selection.learner(_given(config), measure)
+        learner = selection.first() if config == FIRST else selection.learner(_given(config, task.exchange.ranks), measure)
         if learner is not None:
             return learner
         reason = selection.problem
@@ -58,11 +59,17 @@ def build(task: Task, *, kernels: str, precision: str, config: str = "", measure
     return None
 
 
-def _given(line: str) -> TileConfig | None:
+def _given(line: str, ranks: int) -> TileConfig | None:
     try:
-        return from_text(line) if line else None
+        found = from_text(line) if line else None
     except ValueError as error:
         raise ConfigError("the trainer", [f"algo.kernel_config: {error}"]) from None
+    return found and replace(found, chunks=found.chunks // ranks)
+
+
+def config_text(learner: Learner) -> str:
+    """The line of a learner's tile config as a run keeps it: with the chunks of all ranks."""
+    return str(replace(learner.config, chunks=learner.config.chunks * learner.task.exchange.ranks))
 
 
 def machine_reason(device: torch.device, precision: str) -> str | None:

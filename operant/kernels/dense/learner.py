@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from triton.runtime import driver
 
+from operant.compute.exchange import Link
 from operant.kernels import Spec, TileConfig, padded
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.dense.task import Task
 from operant.kernels.features import Features
-from operant.kernels.reduce import REDUCE_COLUMNS, adam_step, reduce_partials
+from operant.kernels.reduce import REDUCE_COLUMNS, adam_step, exchange_partials, reduce_partials, sum_shards
 from operant.kernels.structs import Bootstrap, Inputs, Minibatch, Moments
 
 __all__ = ["Learner", "Spec", "Task"]
@@ -47,6 +48,9 @@ class Learner:
         self._features = Features(policy, self.totals)
         self._legal_mask = buffers.rollout.legal if self.spec.legal else buffers.rollout.truncated  # or bytes that nothing reads
         self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
+        # Where several ranks share the samples: this one's shards' sums, and what the kernels of all exchange them through.
+        self._link: Link | None = None
+        self._shard_sums = torch.zeros(task.layout.shards if task.exchange.ranks > 1 else 0, self._width, device=device)
         self.work = task.work(self)
 
     def spare(self) -> Learner:
@@ -54,6 +58,10 @@ class Learner:
         self.adam = {name: value.clone() for name, value in self.adam.items()}
         self._gradient = self._gradient.clone()
         return self
+
+    def connect(self) -> None:
+        """Exchange sums inside the reduction, where the ranks' memory allows it. All ranks call it together, each for its learner."""
+        self._link = self.task.exchange.link(self.layout.shards, self._width, self._width // REDUCE_COLUMNS.value)
 
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that programs of the network's kernels ask for. Compiles them, and launches nothing."""
@@ -86,7 +94,7 @@ class Learner:
         """Minibatch k of all epochs', in its chunks."""
         layout = self.layout
         first = k * layout.shards * layout.shard_blocks
-        return Minibatch(self.buffers.order, first, layout.shard_blocks, layout.chunks // layout.shards, layout.chunk_blocks, layout.samples)
+        return Minibatch(self.buffers.order, first, layout.shard_blocks, layout.chunks // layout.shards, layout.chunk_blocks, layout.all_samples)
 
     # COLLECT
 
@@ -127,13 +135,18 @@ class Learner:
         self.work.begin()
 
     def reduce(self) -> None:
-        """The gradient from its rows of partial sums, and the update's numbers. The place where several devices will exchange their shards' sums."""
-        shards, chunks = self.layout.shards, self.layout.chunks
-        self.launch(
-            reduce_partials, (self._width // REDUCE_COLUMNS.value,),
-            self._partial, self._width, self._gradient, self._squares, self._values, self.work.update(),
-            SPEC=self.spec, RECORD=self.work.record, SHARDS=shards, SHARD_ROWS=chunks // shards, num_warps=4,
-        )  # fmt: skip
+        """The gradient from its rows of partial sums, and the update's numbers; of several ranks the place where they exchange their shards' sums."""
+        shards, exchange, grid = self.layout.shards, self.task.exchange, (self._width // REDUCE_COLUMNS.value,)
+        partial, rows, ranks = self._partial, self.layout.chunks // shards, exchange.ranks
+        if ranks > 1 and self._link is None:
+            self.launch(sum_shards, grid, partial, self._width, self._shard_sums, SHARDS=shards, SHARD_ROWS=rows, num_warps=4)
+            partial, shards, rows = exchange.gather(self._shard_sums), shards * ranks, 1
+        arguments = (partial, self._width, self._gradient, self._squares, self._values, self.work.update())
+        options = {"SPEC": self.spec, "RECORD": self.work.record, "SHARDS": shards, "SHARD_ROWS": rows, "num_warps": 4}
+        if self._link is None:
+            self.launch(reduce_partials, grid, *arguments, **options)
+        else:
+            self.launch(exchange_partials, grid, *arguments, self._link, RANKS=ranks, **options)
 
     def step(self) -> None:
         """One step of Adam down the gradient, shortened where it is too long."""

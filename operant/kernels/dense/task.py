@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from operant.kernels.loss import Loss
-from operant.nn import Adam, Policy
+from operant.nn import SOLO, Adam, Exchange, Policy
 
 
 class Work(Protocol):
@@ -56,4 +56,5 @@ class Task(NamedTuple):
     layout: Any  # of the minibatches: `operant.data.minibatches.Layout`
     work: Callable[[Any], Work]  # of a learner
     written: tuple[str, ...]
-    chunks: int | None = None  # of a minibatch, where they are given
+    chunks: int | None = None  # of a minibatch, where they are given: of this rank's part of it
+    exchange: Exchange = SOLO  # with other ranks

@@ -11,21 +11,36 @@ from typing import TYPE_CHECKING, Any
 
 from operant.algos.ppo.fused.buffers import Buffers, Coefficients
 from operant.kernels import dense
-from operant.kernels.dense import build
+from operant.kernels.dense import build, config_text
 
 if TYPE_CHECKING:
     from operant.kernels.dense import Learner
-from operant.nn import Adam, Policy
+from operant.nn import SOLO, Adam, Exchange, Policy
 
-__all__ = ["Buffers", "Coefficients", "Learner", "build", "task"]
+__all__ = ["Buffers", "Coefficients", "Learner", "agreed", "build", "config_text", "task"]
 
 WRITTEN = ("raw", "samples", "final_value", "iteration", "skip", "learning_rate", "stats")
 """Buffers that the kernels write."""
 
 
-def task(policy: Policy, optimizer: Adam, buffers: Buffers, coefficients: Coefficients, layout: Any, chunks: int | None = None) -> dense.Task:
-    """What is to run fused; `layout` is that of the minibatches."""
-    return dense.Task("ppo", policy, optimizer, buffers, coefficients, layout, _work, WRITTEN, chunks)
+def task(
+    policy: Policy, optimizer: Adam, buffers: Buffers, coefficients: Coefficients, layout: Any, chunks: int | None = None, exchange: Exchange = SOLO
+) -> dense.Task:
+    """What is to run fused; `layout` is that of the minibatches, `chunks` those of all ranks."""
+    return dense.Task("ppo", policy, optimizer, buffers, coefficients, layout, _work, WRITTEN, chunks and chunks // exchange.ranks, exchange)
+
+
+def agreed(task: dense.Task, kernels: str, precision: str, config: str) -> Learner | None:
+    """As `build`; of several ranks the first chooses the tile config for all, since sums depend on it."""
+    exchange = task.exchange
+    learner = build(task, kernels=kernels, precision=precision, config=config) if exchange.rank == 0 else None
+    if exchange.ranks > 1:
+        text = exchange.agree("" if learner is None else config_text(learner))
+        if exchange.rank > 0 and text:
+            learner = build(task, kernels=kernels, precision=precision, config=text)
+    if learner is not None:
+        learner.connect()
+    return learner
 
 
 def _work(learner: Learner) -> dense.Work:

@@ -69,15 +69,19 @@ class PPOWork:
         """The advantages' moments, the explained variance, and the learning rate."""
         for place, value in self._scheduled:
             place.copy_(value)
-        buffers, coefficients, shards = self._buffers, self._coefficients, self._learner.layout.shards
-        parts = min(moments.PARTS // shards, -(-self._steps * self._lanes // (shards * moments.TILE)))
+        buffers, coefficients, shards, exchange = self._buffers, self._coefficients, self._learner.layout.shards, self._learner.task.exchange
+        parts = min(moments.PARTS // (shards * exchange.ranks), -(-self._steps * self._lanes // (shards * moments.TILE)))
         self._learner.launch(
             moments.part_moments, (parts, shards),
             buffers.samples, self._place("returns"), self._parts, self._steps, self._lanes, PARTS=moments.PARTS, TILE=moments.TILE, num_warps=8,
         )  # fmt: skip
+        every = parts * shards * exchange.ranks
+        if exchange.ranks > 1:  # a column a part: this rank's, then those of all ranks in their order
+            own = self._parts[:, : parts * shards].t().contiguous()
+            self._parts[:, :every] = exchange.gather(own).t()
         self._learner.launch(
             begin, (1,),
-            self._parts, parts * shards, self._scalars, self._learner.totals, buffers.skip, buffers.learning_rate, buffers.iteration,
+            self._parts, every, self._scalars, self._learner.totals, buffers.skip, buffers.learning_rate, buffers.iteration,
             float(coefficients.anneal_iterations or 1),
             NORMALIZE=coefficients.normalize_advantages, ANNEAL=coefficients.anneal_iterations is not None, PARTS=moments.PARTS,
         )  # fmt: skip
