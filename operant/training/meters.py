@@ -40,8 +40,8 @@ class NotFinite(NamedTuple):
 
 
 def _timed(algo: Algorithm) -> tuple[str, ...]:
-    """What a record has seconds of: the algorithm's phases, and what comes between iterations."""
-    return (*(phase.name for phase in algo.phases), *_BETWEEN)
+    """What a record has seconds of: the algorithm's phases (of the first, what a world on the host takes apart), and what comes between iterations."""
+    return (*(phase.name for phase in algo.phases), *algo.world.seconds, *_BETWEEN)
 
 
 def _charted(algo: Algorithm) -> list[str]:
@@ -117,6 +117,7 @@ class Meters:
         self._accumulate = Graphed(self._accumulate_once, self._device)
         self._timed: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
         self._seconds: dict[str, float] = dict.fromkeys(_timed(algo), 0.0)
+        self._host_seconds = dict(algo.world.seconds)
         self._pending: _Pending | None = None
         self._iterations, self._published_step = 0, step
         self._eval_return = self._best_return = math.nan
@@ -219,6 +220,9 @@ class Meters:
             event.record()
         self._totals.zero_()
         now = time.perf_counter()
+        for part, seconds in self._algo.world.seconds.items():  # of the phase that steps
+            self._seconds[part], self._host_seconds[part] = seconds - self._host_seconds[part], seconds
+            self._seconds[self._phases[0]] = max(0.0, self._seconds[self._phases[0]] - self._seconds[part])
         # Evaluations and checkpoints have columns of their own: what is left is training.
         training_s = now - self._since - sum(self._seconds[name] for name in _BETWEEN)
         self._pending = _Pending(step, self._iterations, training_s, self._seconds, event)

@@ -89,6 +89,10 @@ class World(Protocol):
         """Whether `state` holds all of its lanes: a resumed run begins them anew otherwise."""
 
     @property
+    def seconds(self) -> dict[str, float]:
+        """Of the host's time, what its parts took until now, such as "environment" and "copy"; empty where a graph holds a step."""
+
+    @property
     def final_window(self) -> int:
         """Steps of a rollout that share one final observation a lane."""
 

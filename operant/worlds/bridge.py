@@ -6,6 +6,7 @@ buffer, what the one before showed is on its way. Beside a GPU all blocks are pi
 
 from __future__ import annotations
 
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +60,7 @@ class BridgedWorld:
             if self.device.type == "cuda" and pinned:
                 slot = Slot(*(None if block is None else _pinned(block) for block in slot))
             self._buffers.append(_Buffer(slice(first, last), world, slot, world.bind(slot)))
+        self.seconds = {"environment": 0.0, "copy": 0.0}
         one = self._buffers[0].world
         self.final_window, self.can_truncate, self.truncation_gap = one.final_window, one.can_truncate, one.truncation_gap
         self._finals = one.slot().final_observation is not None
@@ -84,9 +86,12 @@ class BridgedWorld:
 
     def step(self, slot: Slot, offset: int = 0) -> None:
         """One step of every lane, at tick + offset, from and to a bound slot."""
+        began_s, stepped_s = time.perf_counter(), 0.0
         for part in self._buffers:
             part.slot.action.copy_(slot.action[:, part.lanes])  # sync: environments on the host need the actions
+            called_s = time.perf_counter()
             part.world.step(part.bound, offset)
+            stepped_s += time.perf_counter() - called_s
             slot.action[:, part.lanes].copy_(part.slot.action, non_blocking=True)  # as the environment clipped them
             self._show(part, slot, ("observation", "legal", "reward", "terminated", "truncated"))
             truncated = np.flatnonzero(part.slot.truncated) if self._finals and self.can_truncate else ()
@@ -94,6 +99,8 @@ class BridgedWorld:
                 lanes = torch.from_numpy(truncated)
                 slot.final_observation[:, part.lanes][:, lanes.to(self.device)] = part.slot.final_observation[:, lanes].to(self.device)
             self._ended += part.world.episode_sums(part.slot)
+        self.seconds["environment"] += stepped_s
+        self.seconds["copy"] += time.perf_counter() - began_s - stepped_s
 
     def _show(self, part: _Buffer, slot: Slot, names: tuple[str, ...]) -> None:
         """What lanes of a buffer show, to the device."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -86,6 +86,7 @@ class DeviceWorld:
     """
 
     capturable = resumes = True
+    seconds: ClassVar[dict[str, float]] = {}
 
     def __init__(
         self,

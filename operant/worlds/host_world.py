@@ -10,6 +10,7 @@ A step of an ended lane is its last one: its true final observation is kept, and
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,7 @@ class HostWorld:
         side = MOST_SIDE if draws else 0
         self._shape = Shape(N, seen.size, seen.dtype, env.action_size, "float32" if boxed else "int32", env.mask_size, side)
         self._steppers: Steppers | None = None
+        self.seconds = {"environment": 0.0, "copy": 0.0}
         self._blocks: dict[str, Tensor] = {}
         self._bounds = [torch.tensor(bound, device=self.device)[:, None] for bound in env.action.bounds()] if isinstance(env.action, Box) else None
         self._clip = None if stream else hosting.reward_clip
@@ -92,20 +94,27 @@ class HostWorld:
 
     def step(self, slot: Slot, offset: int = 0) -> None:
         """One step of every lane, from and to a bound slot. Raises EnvironmentFailedError."""
-        steppers = self._steppers
+        steppers, began_s = self._steppers, time.perf_counter()
+        waited_s = 0.0
         assert steppers is not None, "reset comes first"
         if self._bounds is not None:
             slot.action.clamp_(*self._bounds)
         for k, lanes in enumerate(self._buffers):
             part = slice(lanes.start, lanes.stop)
             self._blocks["action"][part].copy_(slot.action[:, part].t())  # sync: environments on the host need the actions
-            steppers.begin("step", k)
+            called_s = time.perf_counter()
+            steppers.begin("step", k)  # without processes the lanes are stepped in here
+            waited_s += time.perf_counter() - called_s
         for k, lanes in enumerate(self._buffers):
+            called_s = time.perf_counter()
             steppers.finish("step", k)
+            waited_s += time.perf_counter() - called_s
             self._show(slot, lanes)
             self._tell(slot, lanes)
         self._check(steppers, "step")
         self._count(steppers.blocks)
+        self.seconds["environment"] += waited_s
+        self.seconds["copy"] += time.perf_counter() - began_s - waited_s
 
     def _show(self, slot: Slot, lanes: range) -> None:
         """Observations and legal actions of a buffer, to the device."""

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 import operant
+from monitor.data.feed import LiveFeed
+from operant import runs
 
 pytest.importorskip("gymnasium")
 
@@ -50,6 +52,9 @@ def test_a_resume_is_warm_and_says_so(failed):
     (failed.place / "mended").touch()
     resumed = operant_process(failed.place, "resume", "toy")
     assert resumed.returncode == 0 and "warm resume: every lane begins a new episode" in resumed.stdout + resumed.stderr, resumed.stderr
+    with contextlib.closing(LiveFeed(runs.load(failed.run))) as feed:
+        shares = {phase.name: phase.share for phase in feed.snapshot().phases}
+    assert shares.keys() >= {"collect", "environment", "copy", "update"} and 0.0 < shares["environment"] < sum(shares.values()) < 1.001
     shown = operant_process(failed.place, "show", "toy", "--json")
     assert json.loads(shown.stdout)["resume"].startswith("warm") and json.loads(shown.stdout)["step"] == 320
 
