@@ -156,13 +156,15 @@ def train(*words: str, config: str | Path | None = None, overrides: Mapping[str,
     >>> operant.train("cartpole", overrides={"algo.gama": 0.9})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    operant.errors.OperantError: ...unknown key 'algo.gama' - did you mean 'algo.gamma'?...
+    operant.errors.ConfigError: command line has 1 problem
+      command line: unknown key 'algo.gama' - did you mean 'algo.gamma'?...
     """
     from operant.config import request
     from operant.runs import launch
 
     given = [f"{key}={_written(value)}" for key, value in (overrides or {}).items()]
     asked = request.make([*words, *given], config=None if config is None else str(config), environment_file=None, settings={"run.name": name})
+    asked.load()  # what is wrong with the configuration is raised here, and no run is made
     run = folders.create(folders.root(root), asked.name, asked.prefix, asked.document())
     launch.start(run, [*launch.module_command("operant.training.worker"), str(run.path)])
     found = Run(run)

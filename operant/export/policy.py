@@ -303,6 +303,8 @@ def _check(actor: Actor, params: Any, traced: torch.export.ExportedProgram, run:
         ended = (slot.terminated | slot.truncated).bool()
         state = tuple(torch.where(ended, begin, part) for begin, part in zip(first, after, strict=True))
         own = [_rows(torch.where(ended, begin, torch.from_numpy(part).movedim(0, -1))) for begin, part in zip(first, new, strict=True)]
+    if isinstance(world, worlds.HostWorld):
+        world.close()
     return worst, ties
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 from made_runs import made
@@ -53,6 +56,21 @@ def test_the_list_is_filtered_and_sorted(three, here):
     assert listed(here, "--sort", "id") == ["one", "six", "two"]
     assert here("runs").out.splitlines()[0].endswith("age  tags") and "paper" in here("runs").out
     assert here("runs", "--tag", "none").err == "no such runs\n" and here("runs", "--sort", "luck").code == 2
+
+
+def test_these_commands_import_nothing_heavy(three, here, tmp_path):
+    program = (
+        "import sys; from operant import cli\n"
+        "for words in (['runs'], ['note', 'one', 'x'], ['du'], ['archive', 'one'], ['export', 'metrics', 'one'], ['compare', '--help']):\n"
+        "    sys.argv = ['operant', *words]\n"
+        "    try: cli.main()\n"
+        "    except SystemExit as ended: assert not ended.code, words\n"
+        "heavy = {'torch', 'numba', 'matplotlib', 'scipy', 'onnx', 'pydantic', 'rich', 'textual', 'wandb', 'pyarrow'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    place = os.environ | {"PYTHONPATH": str(Path(folders.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_rm_asks_and_never_deletes_a_live_run(three, here, started):
