@@ -16,7 +16,7 @@ from operant.nn import mlp
 from operant.worlds.device_world import DeviceWorld
 
 RARELY = {
-    "autoencode", "cartpole_positions", "concentration", "count_recall", "higher_lower", "memory_chain", "pendulum_positions", "repeat_first",
+    "autoencode", "cartpole_positions", "concentration", "count_recall", "higher_lower", "memory_chain", "pendulum_positions", "repeat_first", "tmaze",
 }  # fmt: skip
 """Environments that are built as others are, by the same helpers: what is compiled for every environment is compiled for these in the long versions alone."""
 
