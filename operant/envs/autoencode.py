@@ -18,7 +18,7 @@ from operant.envs.cards import DECK, SUITS, card_picture, deal
 
 COUNT, WATCHING, SHOWN, LEFT = range(4)  # rows of the state: cards kept, 1 or 0, a suit; from LEFT on, the cards of each suit that are left
 FIELDS = LEFT + SUITS
-MOST_DECKS = 10
+MOST_DECKS = 4
 
 
 class Params(NamedTuple):
@@ -31,6 +31,8 @@ class Params(NamedTuple):
 def reset(s, kept, workspace, p, key):
     for suit in range(SUITS):
         s[LEFT + suit] = float32(DECK // SUITS * p.decks)
+    for place in range(MOST_DECKS * DECK):
+        kept[place] = 0
     shown = deal(s, LEFT, SUITS, DECK * p.decks, key, 0)
     kept[0] = shown
     s[COUNT], s[WATCHING], s[SHOWN] = float32(1.0), float32(1.0), float32(shown)

@@ -39,8 +39,8 @@ def of_kind(kind, p):
 
 @device
 def reset(s, p, key):
-    for kind in range(p.kinds):
-        count = float32(of_kind(kind, p))
+    for kind in range(RANKS):
+        count = float32(of_kind(kind, p)) if kind < p.kinds else float32(0.0)
         s[LEFT + kind], s[LEFT_TO_ASK + kind] = count, count
     cards = DECK * p.decks
     s[SHOWN], s[ASKED], s[DEALT] = float32(deal(s, LEFT, p.kinds, cards, key, 0)), float32(deal(s, LEFT_TO_ASK, p.kinds, cards, key, 1)), float32(1.0)

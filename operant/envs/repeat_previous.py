@@ -32,6 +32,8 @@ class Params(NamedTuple):
 def reset(s, ring, workspace, p, key):
     for suit in range(SUITS):
         s[LEFT + suit] = float32(DECK // SUITS * p.decks)
+    for place in range(MOST):
+        ring[place] = 0
     shown = deal(s, LEFT, SUITS, DECK * p.decks, key, 0)
     s[DEALT], s[SHOWN] = float32(1.0), float32(shown)
     ring[0] = shown

@@ -201,6 +201,20 @@ def test_a_player_who_forgets_nothing_reaches_the_optimum(name):
     assert total == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", [*CARD_GAMES, "tmaze", "memory_chain"])
+def test_a_reset_leaves_nothing_of_the_episode_before(name):
+    """A resume would otherwise depend on it."""
+    env, found = envs.find(name), []
+    for rubbish in (0, 3):
+        lane = Lane(env)
+        lane.s[:], key = rubbish, tuple(np.uint32(word) for word in (1, 0, 0, 9, 0, rng.RESET))
+        for ints in lane.ints:
+            ints[:] = rubbish
+        env.reset.py_func(lane.s, *lane.ints, lane.p, key)
+        found.append((lane.s.tobytes(), *(ints.tobytes() for ints in lane.ints)))
+    assert found[0] == found[1]
+
+
 def maze(**params):
     lane = Lane(envs.find("tmaze"), params.pop("seed", 1), **params)
     return lane, tuple(lane.observation.tolist()) == (0, 1, 1)
