@@ -158,7 +158,7 @@ class Conductor:
         """What the run of a trial is asked for."""
         device = self.plan.config.run.device
         words = self.plan.overrides(trial.values)
-        words += [f"run.seed={self.plan.config.run.seed + place}", f"run.name={trial.names[place]}"]
+        words += [f"run.seed={self.plan.config.run.seed + place}", "run.seeds=1", f"run.name={trial.names[place]}"]
         words += [f"run.device=cuda:{index % self._devices}"] if self._devices > 1 and device in ("auto", "cuda") else []
         return replace(self.plan.request, overrides=tuple(words))
 
