@@ -1,6 +1,6 @@
 """Recurrent cells over T steps by the kernels beside: the functions of `operant.nn.cells`, with its layouts and gradients. Know no network and no loss.
 
-Every number is added up in an order that the shapes alone decide: the same inputs give the same bits.
+Every number is added up in an order that the shapes and the tiles decide: the same inputs give the same bits.
 
 Shape letters: G towers, M units, K gates, T steps, B lanes.
 """
@@ -129,7 +129,10 @@ def _gated(kernel: Any, shape: gated.Shape, inputs: Tensor, *rest: Tensor) -> No
 
 
 def tiles(first: Tensor, precision: str) -> gated.Shape:
-    """For a first state (G, M, B): as many lanes a program as leave every multiprocessor one; a lane's bits do not depend on it. Units as registers allow."""
+    """For a first state (G, M, B): as many lanes a program as leave every multiprocessor one, units as registers allow.
+
+    Bits depend on them: 64 lanes may be multiplied by another instruction than 32.
+    """
     G, M, B = first.shape
     processors = torch.cuda.get_device_properties(first.device).multi_processor_count if first.is_cuda else 1
     lanes = next((size for size in (64, 32) if -(-B // size) * G >= processors), 16)

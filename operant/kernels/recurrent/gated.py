@@ -1,8 +1,9 @@
 """GRU and LSTM in Triton: one launch for all steps of a sequence, each program the owner of its lanes. Know no network and no loss.
 
 A program takes BLOCK_B lanes of a tower and goes through their steps one after the other, `block_n` units at a time: products of the states before with the
-recurrent weights, gates, the states after. States pass from step to step through memory, which only their program reads. On the way back the gates' products
-are given, as they are one product over all steps; what is left is a product with the transposed weights a step.
+recurrent weights, gates, the states after. States pass from step to step through memory, which only their program reads: the loop over steps must not be
+pipelined (`num_stages=1`), or loads of a step would come before the stores of the one before. On the way back the gates' products are given, as they are one
+product over all steps; what is left is a product with the transposed weights a step.
 
 `keep` (T, B) is 0 where an episode begins: the state before such a step is multiplied by it, and so is its gradient.
 Shape letters: G towers, M units, K gates, T steps, B lanes. What a step adds comes feature-major, (G, K M, T, B); states are sample-major, (G, T + 1, B, M),
@@ -78,7 +79,7 @@ def gru_forward(inputs, weight, bias, keep, states, steps, lanes, SHAPE: tl.cons
     inputs += tower * 3 * UNITS * row + lane[:, None]
     states += tower * (steps + 1) * lanes * UNITS + lane[:, None].to(tl.int64) * UNITS
     weight += tower * 3 * UNITS * UNITS
-    for t in range(steps):
+    for t in tl.range(0, steps, num_stages=1):
         kept = tl.load(keep + t * lanes + lane, mask=present, other=0.0)[:, None]
         for start in range(0, UNITS, SHAPE.block_n):
             unit = start + tl.arange(0, SHAPE.block_n)
@@ -112,7 +113,7 @@ def lstm_forward(inputs, weight, keep, states, cells, steps, lanes, SHAPE: tl.co
     inputs += tower * 4 * UNITS * row + lane[:, None]
     place = tower * (steps + 1) * lanes * UNITS + lane[:, None].to(tl.int64) * UNITS
     weight += tower * 4 * UNITS * UNITS
-    for t in range(steps):
+    for t in tl.range(0, steps, num_stages=1):
         kept = tl.load(keep + t * lanes + lane, mask=present, other=0.0)[:, None]
         for start in range(0, UNITS, SHAPE.block_n):
             unit = start + tl.arange(0, SHAPE.block_n)
@@ -167,7 +168,7 @@ def gru_backward(inputs, products, weight, keep, states, gradient, by_gates, car
     by_gates += (tower * (steps + 1) * lanes + row - lanes + lane64) * 4 * UNITS
     carry += (tower * lanes + lane64) * UNITS
     weight += tower * 3 * UNITS * UNITS
-    for k in range(steps):
+    for k in tl.range(0, steps, num_stages=1):
         t = steps - 1 - k
         kept = tl.load(keep + t * lanes + lane, mask=present, other=0.0)[:, None]
         kept_behind = tl.load(keep + (t + 1) * lanes + lane, mask=present & (k > 0), other=0.0)[:, None]
@@ -213,7 +214,7 @@ def lstm_backward(inputs, products, weight, keep, cells, gradient, by_gates, car
     by_gates += (tower * (steps + 1) * lanes + row - lanes + lane64) * 4 * UNITS
     carry += (tower * lanes + lane64) * UNITS
     weight += tower * 4 * UNITS * UNITS
-    for k in range(steps):
+    for k in tl.range(0, steps, num_stages=1):
         t = steps - 1 - k
         kept = tl.load(keep + t * lanes + lane, mask=present, other=0.0)[:, None]
         kept_behind = tl.load(keep + (t + 1) * lanes + lane, mask=present & (k > 0), other=0.0)[:, None]
