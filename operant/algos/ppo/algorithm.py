@@ -35,8 +35,9 @@ class PPO:
     Config = PPOConfig
     sequences = True
     parts: ClassVar[dict[str, str]] = {
-        "world.step": "environment", "backend.forward": "network", "backend.bootstrap": "network", "estimate_advantages": "advantages",
-        "backend.gather": "shuffle", "backend.gradient": "gradient", "optimizer.step": "optimiser", "update_normalizers": "normalizers",
+        "world.step": "environment", "backend.forward": "network", "backend.after": "network", "backend.bootstrap": "network",
+        "estimate_advantages": "advantages", "backend.gather": "shuffle", "backend.gradient": "gradient", "optimizer.step": "optimiser",
+        "update_normalizers": "normalizers",
         "backend.learner.act": "network", "backend.learner.bootstrap": "network", "backend.learner.begin": "advantages",
         "backend.learner.backward": "gradient", "backend.learner.reduce": "gradient", "backend.learner.step": "optimiser",
     }  # fmt: skip

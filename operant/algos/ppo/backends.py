@@ -204,7 +204,7 @@ class TorchBackend:
             samples = self.gather(order)
             yield from samples.split([len(samples.returns) // count] * count)
 
-    def gather(self, blocks: Tensor) -> Batch:
+    def gather(self, blocks: Tensor) -> Any:
         """The samples of some blocks (m), in this order."""
         gather, rollout, experience = self.parts.minibatches.gather, self.collector.rollout, self.experience
         gather_observation = self.parts.minibatches.gather_pictures if self.policy.env.pixels else gather

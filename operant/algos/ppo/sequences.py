@@ -156,9 +156,9 @@ class SequenceBackend(TorchBackend):
     def batches(self, order: Tensor) -> Iterator[Segments]:
         """The segments of an epoch's blocks (M), a minibatch at a time."""
         for blocks in order.chunk(self.config.minibatches):
-            yield self._segments(blocks)
+            yield self.gather(blocks)
 
-    def _segments(self, blocks: Tensor) -> Segments:
+    def gather(self, blocks: Tensor) -> Segments:
         """The segments of some blocks (m), in this order."""
         gather, rollout, experience = self.parts.minibatches.gather_segments, self.collector.rollout, self.experience
         steps = Batch(
