@@ -147,12 +147,21 @@ def print_findings(examine: Callable[..., Iterator[Finding]], env: Env) -> bool:
 
 
 @app.command()
-def doctor(as_json: JsonOption = False, runs: RootOption = None) -> None:
+def doctor(
+    links: Annotated[bool, typer.Option("--links", help="what lies between the GPUs, and the lines that train one run on several GPUs or hosts")] = False,
+    as_json: JsonOption = False,
+    runs: RootOption = None,
+) -> None:
     """Check that this machine can train, and say how to fix it."""
     from operant import runs as folders
     from operant.tools import doctor as examination
 
-    findings = examination.examine(folders.root(runs))
+    if links:
+        from operant.tools import links as between
+
+        findings = between.examine()
+    else:
+        findings = examination.examine(folders.root(runs))
     if as_json:
         print_json({"schema": 1, "findings": [finding._asdict() for finding in findings]})
     else:
