@@ -38,6 +38,7 @@ class Trial:
     begun: bool = False
     active: dict[int, pool.Worker | None] = field(default_factory=dict)  # by place; None: a run that lives without this process
     done: dict[int, results.Result] = field(default_factory=dict)
+    finished: int = 0  # of those that are done
     reported: set[int] = field(default_factory=set)
     verdict: str = ""  # "pruned" or "fail": its runs are being ended
     reason: str = ""
@@ -202,6 +203,7 @@ class Conductor:
     def _ended(self, trial: Trial, place: int, run: Run, code: int, word: str) -> None:
         """A run of a trial has ended, by itself, by the pruner, by somebody, or by a fault."""
         trial.done[place] = results.of_run(run)
+        trial.finished += code == 0
         if code == 130 and not trial.verdict:
             self._condemn(trial, "pruned", word)
         elif code not in (0, 130) and trial.verdict != "fail":
@@ -260,6 +262,8 @@ class Conductor:
     def _settle(self, trial: Trial) -> None:
         """Tell the engine what a trial came to."""
         own, steps = self.plan.settings, self.plan.config.run.steps
+        if trial.verdict == "pruned" and trial.finished == own.seeds:  # they were faster than the word that ended them
+            trial.verdict = trial.reason = ""
         if not trial.verdict:
             self._report(trial)
         found = [trial.done[place] for place in sorted(trial.done)]
