@@ -208,15 +208,14 @@ def environments() -> dict[str, str]:
     found = {}
     for name in envs.names():
         env, module = envs.find(name), module_of(name)
-        picture, own = picture_of(name, 96), ", ".join(f"`{recipe}`" for recipe in recipes_of(name))
-        rows.append((picture, f"[`{name}`]({name}.md)", first_sentence(module), observed(env), acted(env), own))
+        rows.append((picture_of(name, 96), f"[`{name}`]({name}.md)", first_sentence(module), observed(env), acted(env)))
         found[f"environments/{name}.md"] = environment(name, env, module)
     head = "\n\n".join(
         [
             "# Environments",
             "One file each in `operant/envs/`. `env.pixels = 64` observes any of them as a picture, `env.flicker = 0.5` blanks half of its observations, and "
             "`env.params.NAME` sets a parameter. [Write your own](../write/environment.md).",
-            table(("", "name", "what it is", "observes", "does", "recipes"), rows),
+            table(("", "name", "what it is", "observes", "does"), rows),
         ]
     )
     return {"environments/index.md": head, **found}
