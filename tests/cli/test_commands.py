@@ -493,9 +493,9 @@ def test_json_of_a_log_is_a_document_a_line(fresh, here):
 
 
 READING = {"show", "runs", "logs", "wait", "eval", "envs", "doctor", "check", "profile", "bench", "config show", "render", "sweep", "compare"}
-READING |= {"export policy", "export metrics"}
+READING |= {"export policy", "export metrics", "du", "note"}
 WITHOUT_DATA = {"play", "train", "resume", "stop", "pause", "unpause", "checkpoint", "monitor", "config", "config check", "config schema"}  # or JSON as it is
-WITHOUT_DATA |= {"export", "plot"}
+WITHOUT_DATA |= {"export", "plot", "rm", "archive", "restore"}
 
 
 def test_every_command_that_reads_has_json():

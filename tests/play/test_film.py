@@ -567,7 +567,7 @@ def test_an_environment_without_a_picture(trained, here, tmp_path, monkeypatch):
     from operant.play import load_policy
 
     load = load_policy.load
-    config = SimpleNamespace(environment=replace(find("cartpole"), pixel_shader=None), run=SimpleNamespace(seed=1))
+    config = SimpleNamespace(environment=replace(find("cartpole"), pixel_shader=None), run=SimpleNamespace(seed=1), hosted=False)
     monkeypatch.setattr(load_policy, "load", lambda *words, **how: load(*words, **how)._replace(config=config))
     done = here("render", trained, "-o", "a.gif")
     assert done.code == 2 and "cartpole draws no picture" in done.err and not (tmp_path / "a.gif").exists()
