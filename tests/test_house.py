@@ -139,7 +139,26 @@ NOT_YET = {
 """Imports that are still to be cut."""
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name != "operant"])
+def every(names):
+    """One test over many modules, which tells of each that breaks the rule: thousands of tests would take longer to count than to run."""
+
+    def over(rule):
+        def test():
+            broken = []
+            for name in names:
+                try:
+                    rule(name)
+                except AssertionError as error:
+                    broken.append(f"{name}: {error}")
+            assert broken == []
+
+        test.__name__, test.__doc__ = rule.__name__, rule.__doc__
+        return test
+
+    return over
+
+
+@every([name for name in MODULES if name != "operant"])
 def test_a_module_imports_by_rank(name):
     assert package(name) in RANKS, f"{name} is under no rule: give its package a row in RANKS"
     assert [other for other in sorted(own_imports(name)) if not may_import(name, other) and (name, other) not in NOT_YET] == []
@@ -181,7 +200,7 @@ def test_what_says_standard_library_only_needs_nothing_else(name):
 MOST_LINES, MOST_FUNCTION_LINES = 400, 80
 
 
-@pytest.mark.parametrize("name", MODULES)
+@every(MODULES)
 def test_a_file_has_at_most_400_lines_and_a_function_80(name):
     lines = len(MODULES[name].read_text(encoding="utf-8").splitlines())
     assert lines <= MOST_LINES, f"{name} has {lines} lines"
@@ -214,12 +233,12 @@ def test_a_module_imports_few_others(which, most):
 # MODULES
 
 
-@pytest.mark.parametrize("name", MODULES)
+@every(MODULES)
 def test_a_module_says_what_it_is_for(name):
     assert len(ast.get_docstring(tree(name)) or "") > 30
 
 
-@pytest.mark.parametrize("name", MODULES)
+@every(MODULES)
 def test_nothing_happens_at_import(name):
     """Definitions, constants and imports: no call whose result nobody keeps."""
     allowed = ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.FunctionDef | ast.ClassDef
@@ -232,14 +251,14 @@ def test_nothing_happens_at_import(name):
         assert isinstance(node, allowed) or guard or text or optional or commands, f"{name}:{node.lineno}: {ast.unparse(node)[:80]}"
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name != "operant.cli.common"])
+@every([name for name in MODULES if name != "operant.cli.common"])
 def test_only_one_module_prints(name):
     """The one that makes what it prints harmless."""
     calls = [node.lineno for node in ast.walk(tree(name)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"]
     assert calls == []
 
 
-@pytest.mark.parametrize("name", MODULES)
+@every(MODULES)
 def test_no_error_is_swallowed_whole(name):
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.ExceptHandler):
@@ -252,7 +271,7 @@ def test_no_error_is_swallowed_whole(name):
 _DIRECTIVES = re.compile(r"#\s*(fmt:|noqa|type:|ruff:|pragma|sync:)")
 
 
-@pytest.mark.parametrize("name", MODULES)
+@every(MODULES)
 def test_there_is_no_code_in_comments(name):
     for token in tokenize.generate_tokens(io.StringIO(MODULES[name].read_text(encoding="utf-8")).readline):
         if token.type == tokenize.COMMENT and not _DIRECTIVES.match(token.string):
@@ -288,7 +307,7 @@ NOT_A_WAIT = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name != "operant" and package(name) in LOOP and name not in NOT_THE_LOOP])
+@every([name for name in MODULES if name != "operant" and package(name) in LOOP and name not in NOT_THE_LOOP])
 def test_every_wait_for_the_device_is_marked(name):
     lines = MODULES[name].read_text(encoding="utf-8").splitlines()
     for node in ast.walk(tree(name)):

@@ -733,7 +733,7 @@ def test_many_steps_are_those_of_the_reference():
     assert min(happened.values()) > 30, happened
 
 
-@pytest.mark.parametrize("size", [5, pytest.param(13, marks=pytest.mark.soak), 19])
+@pytest.mark.parametrize("size", [5, pytest.param(13, marks=pytest.mark.soak), pytest.param(19, marks=pytest.mark.compile)])
 def test_other_sizes_are_those_of_the_reference(size):
     env = FIVE if size == 5 else rules.go(size)
     assert env.int_state is not None and env.int_state.dtype == ("int8" if size == 5 else "int16")

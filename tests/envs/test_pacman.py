@@ -489,6 +489,7 @@ def test_the_tunnel_wraps_both_ways_and_walls_hold():
     assert [lanes.pacman(lane) for lane in range(3)] == [(26, 14), (1, 14), (2, 1)], "into a wall he goes on as he headed"
 
 
+@pytest.mark.compile
 def test_parameters():
     env = envs.find("pacman")
     params = env.Params(pickup=0.5, ghost=4.0, frightened_steps=10, scatter_steps=5, chase_steps=7, mode_changes=3, wait_steps=1, random_start=False)

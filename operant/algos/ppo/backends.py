@@ -24,6 +24,9 @@ from operant.nn import SOLO, Adam, Exchange, Policy, chunked, clip_gradient, man
 
 log = logging.getLogger("operant.ppo")
 
+Gather = Callable[[Tensor, Tensor], Tensor]
+"""Takes blocks (m) of a buffer (T, ..., N)."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -206,8 +209,12 @@ class TorchBackend:
 
     def gather(self, blocks: Tensor) -> Any:
         """The samples of some blocks (m), in this order."""
-        gather, rollout, experience = self.parts.minibatches.gather, self.collector.rollout, self.experience
-        gather_observation = self.parts.minibatches.gather_pictures if self.policy.env.pixels else gather
+        gather = self.parts.minibatches.gather
+        return self.taken(blocks, gather, self.parts.minibatches.gather_pictures if self.policy.env.pixels else gather)
+
+    def taken(self, blocks: Tensor, gather: Gather, gather_observation: Gather) -> Batch:
+        """What `gather` takes of some blocks (m) from each buffer of the rollout."""
+        rollout, experience = self.collector.rollout, self.experience
         return Batch(
             observation=gather_observation(rollout.observation[:-1], blocks),
             action=gather(experience.raw, blocks),

@@ -160,18 +160,9 @@ class SequenceBackend(TorchBackend):
 
     def gather(self, blocks: Tensor) -> Segments:
         """The segments of some blocks (m), in this order."""
-        gather, rollout, experience = self.parts.minibatches.gather_segments, self.collector.rollout, self.experience
-        steps = Batch(
-            observation=gather(rollout.observation[:-1], blocks),
-            action=gather(experience.raw, blocks),
-            log_probability=gather(experience.log_probability, blocks),
-            value=gather(experience.value[:-1], blocks),
-            advantage=gather(experience.advantage, blocks),
-            returns=gather(experience.returns, blocks),
-            legal=None if rollout.legal is None else gather(rollout.legal[:-1], blocks),
-        )
+        gather = self.parts.minibatches.gather_segments
         states = tuple(self.parts.minibatches.gather(starts, blocks) for starts in self._starts)
-        return Segments(steps, states, gather(self._reset, blocks))
+        return Segments(self.taken(blocks, gather, gather), states, gather(self._reset, blocks))
 
     def loss(self, batch: Segments) -> tuple[Tensor, LossTerms]:
         """The loss of a minibatch of segments, or of some of them, and its terms."""
