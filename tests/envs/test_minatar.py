@@ -83,8 +83,10 @@ class Oracle:
 
     def __init__(self, name: str, lane: int, sticky: float, ramping: bool) -> None:
         logging.disable(logging.WARNING)  # the package warns that it cannot draw
-        minatar = pytest.importorskip("minatar")
-        logging.disable(logging.NOTSET)
+        try:
+            minatar = pytest.importorskip("minatar")
+        finally:
+            logging.disable(logging.NOTSET)
         self.game = minatar.Environment(name.removeprefix("minatar_"), sticky_action_prob=sticky, difficulty_ramping=ramping)
         self.lane, self.numbers = lane, Numbers()
         self.game.random = self.game.env.random = self.numbers
