@@ -240,7 +240,7 @@ def rates(ppo: PPO, sizes: Sizes, hidden: tuple[int, ...], peak: float) -> dict[
     widths = (seen.columns, *hidden)
     weights = towers * sum(a * b for a, b in itertools.pairwise(widths)) + (ppo.policy.distribution.parameter_rows + 1) * hidden[-1]
     # Two a weight forward and four backward, but none for the slopes of the observation.
-    done = (6 * weights - 2 * towers * widths[0] * widths[1]) * samples * ppo.config.epochs
+    done = (6 * weights - 2 * towers * widths[0] * widths[1]) * samples * ppo.config.updates / ppo.config.minibatches
     return {
         "shape": ppo.chosen.get("kernel_config"),
         "sps": samples / whole_s, "iteration_ms": whole_s * 1e3, "collect_ms": collect_s * 1e3, "update_ms": update_s * 1e3,

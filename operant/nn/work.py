@@ -50,7 +50,7 @@ def observation_bytes(env: Env) -> int:
     return env.observation.size * torch.empty(0, dtype=getattr(torch, env.observation.dtype)).element_size()
 
 
-def on_policy_work(policy: Policy, samples: int, lanes: int, passes: int) -> Work:
+def on_policy_work(policy: Policy, samples: int, lanes: int, passes: float) -> Work:
     """What one iteration must do: act on `samples`, look once more at `lanes` for their values, and learn from all samples `passes` times.
 
     Bytes are those of the rollout's arrays alone: weights and activations would stay on the chip if all went well.

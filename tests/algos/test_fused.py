@@ -168,14 +168,17 @@ def test_the_gradient_of_every_combination_is_float64_autograds():
 SCHEDULED = {"clip": [0.02, 0.3], "value_clip": [0.01, 0.4], "entropy_coefficient": [0.0, 0.1], "value_coefficient": [1.0, 0.2], "learning_rate": [1e-3, 5e-3]}
 ITERATIONS = [
     {"env": "categorical", "net": {"hidden": [16]}, "algo": {"normalize_rewards": True, "normalize_observations": True}},
-    {"env": "multi", "net": {"hidden": [16], "shared": True}, "algo": {"value_clip": 0.2, "anneal": False, "horizon": 10}, "scheduled": SCHEDULED},
+    {
+        "env": "multi", "net": {"hidden": [16], "shared": True}, "scheduled": SCHEDULED,
+        "algo": {"value_clip": 0.2, "anneal": False, "horizon": 10, "replay_ratio": 1.6},
+    },
     {"env": "gaussian", "net": {"hidden": [16], "squash": True}, "algo": {"target_kl": 1e-7, "learning_rate": 0.01, "normalize_advantages": False}},
     {"env": "gaussian", "net": {"hidden": [24]}, "algo": {"target_kl": 0.01, "normalize_observations": True, "horizon": 8, "kernel_config": BROAD}},
     {"env": "categorical", "net": {"hidden": [16, 24], "layer_norm": True, "activation": "relu"}, "algo": {"kernel_config": SMALL}, "iterations": 1},
     {"env": "board", "net": {"hidden": [16], "shared": True}, "algo": {"horizon": 8, "kernel_config": WIDE}},
     {"env": "judged", "net": {"hidden": [16]}, "algo": {"normalize_observations": True, "horizon": 4}},
     {"env": "categorical", "net": {"hidden": [16]}, "algo": {}, "broken": True, "iterations": 1},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("cases", [[*ITERATIONS[:2], *ITERATIONS[3:5], ITERATIONS[-1]], pytest.param(ITERATIONS, marks=pytest.mark.soak)], ids=["few", "all"])

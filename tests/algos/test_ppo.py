@@ -468,6 +468,17 @@ def test_minibatches_hold_every_sample_once_an_epoch():
     assert len({tuple(order) for order in orders}) == 3
 
 
+@pytest.mark.parametrize("net", [{}, {"memory": "gru", "shared": True}], ids=["feed-forward", "recurrent"])
+def test_the_replay_ratio_counts_samples_learned_from(net):
+    def run(**algo):
+        ppo = ppo_on(CARTPOLE, 32, mlp.Config(hidden=(8,), **net), horizon=4, minibatches=4, anneal=False, **algo)
+        return iterate(ppo, 2)
+
+    # In whole minibatches of a quarter of the samples: 1.42 is six of them, and a whole number as many epochs.
+    assert int(run(replay_ratio=1.42).state("all")["adam/step"]) == 2 * 6 and int(run(replay_ratio=0.01).state("all")["adam/step"]) == 2
+    assert bytes_of(run(replay_ratio=2, epochs=7)) == bytes_of(run(epochs=2))
+
+
 def test_advantages_are_normalised_over_the_iteration():
     ppo, plain = (ppo_on(PUSH, 16, horizon=8, normalize_advantages=normalize) for normalize in (True, False))
     for each in (ppo, plain):

@@ -59,7 +59,8 @@ class PPO:
         self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
         recurrent, chunks = self.policy.recurrent, config.chunks
         cut = segments_layout(T, N * W, config.minibatches, config.bptt or T, chunks) if recurrent else layout(T, N * W, config.minibatches, chunks)
-        self.minibatches = Minibatches(cut.share(W), config.epochs, seed, self._iteration, exchange.rank)
+        epochs = -(-config.updates // config.minibatches)  # the last may be left early
+        self.minibatches = Minibatches(cut.share(W), epochs, seed, self._iteration, exchange.rank)
 
         # Rewards, advantages and returns; float32, or the kernels would compute in float64.
         self.return_normalizer = RunningNormalizer(1, device) if config.normalize_rewards else None
@@ -95,8 +96,8 @@ class PPO:
     def estimate(cls, spec: Env, config: PPOConfig, net: NetConfig, lanes: int) -> Estimate:
         """What an iteration takes. In memory all epochs are like the first, and whole minibatches take the most."""
         samples = config.horizon * lanes
-        flops, moved = on_policy_work(cls.make_actor(spec, config, net, torch.device("cpu")), samples, lanes, config.epochs)
-        return Estimate(samples, flops, moved, config.model_copy(update={"kernels": "torch", "microbatch": None, "epochs": 1}))
+        flops, moved = on_policy_work(cls.make_actor(spec, config, net, torch.device("cpu")), samples, lanes, config.updates / config.minibatches)
+        return Estimate(samples, flops, moved, config.model_copy(update={"kernels": "torch", "microbatch": None, "epochs": 1, "replay_ratio": None}))
 
     def start(self) -> None:
         """Begin every lane anew. A resumed run copies into `state` instead."""

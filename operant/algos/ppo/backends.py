@@ -6,6 +6,7 @@ collection and no advantage.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -185,10 +186,10 @@ class TorchBackend:
 
         # Sums over minibatches: the loss's terms, then the gradient's norm.
         totals = torch.zeros(len(LossTerms._fields) + 1, device=self.policy.device)
-        for epoch in range(config.epochs):
-            for batch in self.batches(parts.minibatches.order[epoch].long()):
-                totals += self.step(batch)
-        totals /= config.epochs * config.minibatches
+        batches = (batch for order in parts.minibatches.order for batch in self.batches(order.long()))
+        for batch in itertools.islice(batches, config.updates):
+            totals += self.step(batch)
+        totals /= config.updates
 
         parts.iteration.add_(1)
         not_finite = (~torch.isfinite(self.policy.flat.values.data)).sum() + (~torch.isfinite(totals)).sum()
@@ -340,4 +341,4 @@ class FusedBackend(TorchBackend):
 
     def update(self) -> None:
         """Epochs over the rollout in minibatches: optimizer steps, one more iteration, and `stats`."""
-        self.learner.update(self.config.epochs)
+        self.learner.update(self.config.updates)

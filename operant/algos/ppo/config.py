@@ -30,6 +30,13 @@ class PPOConfig(Section):
     )
     epochs: Count = Field(4, ge=1, le=1024, description="passes over the samples of an iteration")
     minibatches: Count = Field(4, ge=1, description="minibatches per epoch, one optimizer step each")
+    replay_ratio: Real | None = Field(
+        None,
+        gt=0,
+        le=1024,
+        description="samples learned from per sample collected, in whole minibatches, such as 1.42: epochs that need not be a whole number; "
+        "not set: epochs",
+    )
     learning_rate: Real = Field(2.5e-3, gt=0, le=1, description="initial learning rate of Adam")
     anneal: bool = Field(True, description="decay the learning rate linearly to zero over anneal_steps")
     anneal_steps: Count | None = Field(
@@ -78,6 +85,11 @@ class PPOConfig(Section):
     def completed(self, steps: int) -> Self:
         """With the end of the learning-rate decay, where that follows from the run's steps."""
         return self.model_copy(update={"anneal_steps": self.anneal_steps or steps}) if self.anneal else self
+
+    @property
+    def updates(self) -> int:
+        """Minibatches, and so optimizer steps, of an iteration."""
+        return self.epochs * self.minibatches if self.replay_ratio is None else max(1, round(self.replay_ratio * self.minibatches))
 
     def shards(self, lanes: int, *, memory: bool = False) -> int:
         """Equal ranges of the lanes that a minibatch takes equally many samples of: as many devices at most can share a run."""

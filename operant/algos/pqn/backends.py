@@ -233,4 +233,4 @@ class FusedBackend(TorchBackend):
 
     def update(self) -> None:
         """Epochs over the rollout in minibatches: optimizer steps, one more iteration, and `stats`."""
-        self.learner.update(self.config.epochs)
+        self.learner.update(self.config.epochs * self.config.minibatches)

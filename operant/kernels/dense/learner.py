@@ -120,9 +120,8 @@ class Learner:
         """The gradient of minibatch k's loss as rows of partial sums (chunks, width), each with the loss's terms behind it."""
         raise NotImplementedError
 
-    def update(self, epochs: int) -> None:
-        """Epochs over the rollout in the buffers' order, and the update's numbers."""
-        minibatches = epochs * self.layout.minibatches
+    def update(self, minibatches: int) -> None:
+        """So many minibatches of the rollout in the buffers' order, epoch after epoch, and the update's numbers."""
         self.begin()
         for k in range(minibatches):
             self.backward(k)
