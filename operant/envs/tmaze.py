@@ -2,7 +2,8 @@
 
 The rules of a step
 - The corridor leads from the start eastwards to the junction, where one arm leads north and one south. Its length in cells is drawn for each episode, each from
-  `low` to `high` as likely (`high` counts as `low` where it is below it).
+  `low` to `high` as likely (`high` counts as `low` where it is below it). With `log_uniform` each doubling of `low` up to `high` is as likely, and in it each
+  length: of 10 to 1,000 one in seven has fewer than 20 cells, so that there is something to learn from before long corridors are walked.
 - The action goes north, east, south or west (0 to 3; on the keys up, right, down, left). Into a wall it stands still, which costs 0.1.
 - Three bits are seen: at the start 011 where the goal lies north, 110 where it lies south; 101 in the corridor; 010 at the junction.
 - North or south of the junction the episode ends: reward 4 in the goal's arm, -0.1 in the other one. It also ends, with -0.1, after four times as many steps as
@@ -33,12 +34,19 @@ class Params(NamedTuple):
     right: float = 4.0
     wrong: float = -0.1
     bump: float = -0.1
+    log_uniform: bool = False
 
 
 @device
 def reset(s, p, key):
-    longer = integer(key, 0, max(int32(p.high) - int32(p.low), int32(0)) + int32(1))
-    s[PLACE], s[LENGTH], s[STEPS] = float32(0.0), float32(int32(p.low) + longer), float32(0.0)
+    low, high = int32(p.low), max(int32(p.low), int32(p.high))
+    if p.log_uniform:
+        doublings = int32(0)
+        while low << (doublings + int32(1)) <= high:
+            doublings += int32(1)
+        low = low << integer(key, 2, doublings + int32(1))
+        high = min(high, int32(2) * low - int32(1))
+    s[PLACE], s[LENGTH], s[STEPS] = float32(0.0), float32(low + integer(key, 0, high - low + int32(1))), float32(0.0)
     s[GOAL] = float32(NORTH) if integer(key, 1, 2) == 0 else float32(SOUTH)
 
 

@@ -1,0 +1,161 @@
+"""What policies with a memory learn, and what does not learn without one: each experiment trains a recipe until greedy games reach its mark. JSON lines.
+
+    python benches/memory_tasks.py [--only chain100,tmaze] [--seeds 1,2,3] [--limit 60] [--list] [--tiny]
+
+Seconds are those of collecting and updating, host and device together; the first three iterations, in which kernels are compiled and captured, and
+evaluations are left out. An experiment ends at its mark, after its limit in seconds or at the end of its recipe's steps; then 1,024 fresh games, of another
+seed, say how well the policy plays. No experiment stops another. With --tiny every one of them takes a few steps on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+import traceback
+from typing import Any, NamedTuple
+
+import torch
+
+from operant.config import load as configuration
+from operant.config.recipes import find_source
+from operant.training.build import build
+from operant.training.evaluate import Evaluation, Evaluator
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+GAMES, FRESH, FRESH_SEED = 256, 1024, 10_007
+TINY = ["env.lanes=8", "algo.minibatches=2", "algo.kernels=torch"]
+
+
+class Task(NamedTuple):
+    """A recipe, what is changed in it, what greedy games must reach, and the most seconds."""
+
+    recipe: str
+    words: str  # overrides
+    least: float
+    limit_s: float
+    what: str = "return"  # or a tally's name
+    judged: str = ""  # overrides of the environment that plays the games
+    longest: int | None = None  # steps of a game
+
+
+MEMORY = "net.memory=gru net.shared=true"
+LONG = "env.params.high=1000 env.params.log_uniform=true algo.horizon=64 run.steps=200M"
+AT_1000 = "env.params.low=1000 env.params.high=1000 env.params.log_uniform=false"
+POPGYM = "env.lanes=1024 algo.minibatches=8 run.steps=60M"
+TASKS = {
+    "chain100": Task("memory_chain", "", 0.99, 10),
+    "chain1000": Task("memory_chain", "env.params.length=1000 algo.horizon=1001 algo.bptt=77 net.memory_init=3000", 0.99, 40),
+    "chain1000_whole": Task("memory_chain", "env.params.length=1000 algo.horizon=1001 algo.epochs=1 net.memory_init=3000", 0.99, 40),
+    "tmaze10": Task("tmaze", "", 3.99, 10),
+    "tmaze1000": Task("tmaze", f"{LONG} env.lanes=1024 net.memory_init=5000", 1.0, 70, "right", AT_1000, 1024),
+    "tmaze1000_slow": Task("tmaze", f"{LONG} env.lanes=1024 net.memory_init=5000 algo.learning_rate=1e-3", 1.0, 70, "right", AT_1000, 1024),
+    "tmaze1000_mingru": Task("tmaze", f"{LONG} env.lanes=1024 net.memory=mingru net.memory_init=5000", 1.0, 70, "right", AT_1000, 1024),
+    "cartpole": Task("cartpole_positions", "", 475, 10),
+    "repeat_first": Task("repeat_first", "", 0.9, 10),
+    "repeat_first_medium": Task("repeat_first", f"{POPGYM} env.params.decks=8 algo.horizon=64 net.memory_init=1000", 0.9, 40),
+    "repeat_first_hard": Task("repeat_first", f"{POPGYM} env.params.decks=16 algo.horizon=64 net.memory_init=2000", 0.9, 40),
+    "repeat_previous": Task("repeat_previous", "", 0.95, 10),
+    "repeat_previous_medium": Task("repeat_previous", f"{POPGYM} env.params.decks=2 env.params.k=32 algo.horizon=103 net.hidden=[128]", 0.5, 60),
+    "repeat_previous_hard": Task("repeat_previous", f"{POPGYM} env.params.decks=3 env.params.k=64 algo.horizon=155 net.hidden=[128]", 0.5, 60),
+    "count_recall": Task("count_recall", f"{POPGYM} net.hidden=[128]", 0.9, 60),
+    "autoencode": Task("autoencode", f"{POPGYM} {MEMORY} net.hidden=[128] algo.gamma=0.5", 0.5, 60),
+    "higher_lower": Task("higher_lower", f"{POPGYM} {MEMORY} net.hidden=[128] algo.gamma=0.5", 0.52, 40),
+    "concentration": Task("concentration", f"{POPGYM} {MEMORY} net.hidden=[128]", 0.7, 80),
+    "breakout": Task("breakout", "", 860, 25, longest=12_000),
+    "breakout_ratio2": Task("breakout", "algo.replay_ratio=2", 860, 25, longest=12_000),
+    "breakout_ratio1.42": Task("breakout", "algo.replay_ratio=1.42", 860, 25, longest=12_000),
+    "breakout_memory": Task("breakout", "net.memory=mingru net.memory_layers=2 algo.horizon=64", 860, 60, longest=12_000),
+}
+
+def say(**found: object) -> None:
+    """One JSON line."""
+    print(json.dumps(found), flush=True)
+
+
+def wait() -> float:
+    """The time, once the device has done what it was told."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def value_of(task: Task, found: Evaluation) -> float:
+    """The number that the mark judges."""
+    return found.mean if task.what == "return" else found.tally[task.what]
+
+
+def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: bool) -> None:
+    """One experiment with one seed."""
+    task = TASKS[name]
+    source, words = find_source(task.recipe), [*task.words.split(), *more, *(TINY if tiny else ()), f"run.seed={seed}"]
+    config = configuration.load(source, words)
+    judged = configuration.load(source, [*words, *task.judged.split()])
+    algo: Any = build(config, DEVICE)
+    algo.start()
+
+    def evaluator(episodes: int, own: int) -> Evaluator:
+        longest = 64 if tiny else task.longest
+        return Evaluator(algo.actor, judged.environment, judged.params, episodes=8 if tiny else episodes, seed=own, max_steps=longest)
+
+    looks, began = evaluator(GAMES, seed), wait()
+    iterate(algo, 3)
+    first_s, iterations, spent, looked, curve = wait() - began, 3, 0.0, 0.0, []
+    limit = min(task.limit_s, limit_s or task.limit_s)
+    value, best = float("nan"), float("-inf")
+    while not value >= task.least and spent < limit and iterations * algo.steps_per_iteration < config.run.steps and not (tiny and iterations > 3):
+        began = wait()
+        while wait() - began < max(0.02, spent / 12):
+            iterate(algo, 1)
+            iterations += 1
+        spent += wait() - began
+        value = value_of(task, looks.run(iterations))
+        best = max(best, value)
+        if spent - looked >= max(0.3, looked / 3):
+            looked = spent
+            curve.append((round(spent, 2), round(value, 3)))
+    fresh = evaluator(FRESH, FRESH_SEED + seed).run(0)
+    steps = iterations * algo.steps_per_iteration
+    say(
+        task=name, seed=seed, reached=value >= task.least, mark=task.least, seconds=round(spent, 3), steps=steps, msps=round(steps / max(spent, 1e-9) / 1e6, 2),
+        value=round(value, 3), best=round(best, 3), fresh=round(fresh.mean, 4), unfinished=fresh.unfinished, tally=fresh.tally, curve=curve,
+        first_s=round(first_s, 1), kernels=algo.backend.name, words=words,
+    )  # fmt: skip
+
+
+def iterate(algo: Any, times: int) -> None:
+    """Whole iterations."""
+    for _ in range(times):
+        for phase in algo.phases:
+            phase.run()
+
+
+def main() -> None:
+    """Every experiment that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(TASKS))
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--limit", type=float, help="seconds of training at most")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--tiny", action="store_true")
+    asked = parser.parse_args()
+    if asked.list:
+        for name, task in TASKS.items():
+            say(name=name, **task._asdict())
+        return
+    say(machine=torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU", torch=torch.__version__, date=time.strftime("%Y-%m-%d"))
+    for name in asked.only.split(","):
+        for seed in asked.seeds.split(","):
+            try:
+                trained(name, int(seed), asked.set, asked.limit, asked.tiny)
+            except Exception:
+                say(failed=name, seed=seed, error=traceback.format_exc()[-700:])
+            gc.collect()
+            if DEVICE == "cuda":
+                torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
