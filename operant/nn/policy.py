@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any, Protocol, cast
 
@@ -80,15 +81,24 @@ class Policy:
         self.normalizer = _normalizer(env, self.net, device, normalize=normalize) if not unscaled else None
         counts = env.observation.category_counts()
         self._categorical = torch.tensor(counts, device=device)[:, None] > 0 if any(counts) else None  # (O, 1)
+        self._forget_every: int | None = None
+        self._begin: State = ()  # (R, 1) each, what it remembers once it has forgotten
 
     @property
     def noise_rows(self) -> int:
         """Uniform numbers that an action drawn at random takes."""
         return self.distribution.noise_rows
 
+    def forgetting(self, steps: int) -> Policy:
+        """The same policy, whose memory is empty again after every so many steps of an episode. One more tensor of its state, (1, N), counts them."""
+        policy = copy.copy(self)
+        policy._forget_every, policy._begin = steps, self.initial_state(1)
+        return policy
+
     def initial_state(self, lanes: int) -> State:
         """What the policy remembers at an episode's start."""
-        return self._sequential.initial_state(lanes) if self.recurrent else ()
+        state = self._sequential.initial_state(lanes) if self.recurrent else ()
+        return state if self._forget_every is None else (*state, torch.zeros(1, lanes, device=self.device))
 
     @property
     def _sequential(self) -> recurrent.Sequential:
@@ -121,12 +131,18 @@ class Policy:
     @torch.no_grad()
     def act(self, observation: Tensor, state: State, noise: Tensor | None = None, legal: Tensor | None = None) -> tuple[Tensor, State]:
         """Actions (A, N), drawn with `noise` (U, N) or the likeliest where that is None, and the state after; only what `legal` (H, N) allows."""
+        steps: State = ()
+        if self._forget_every is not None:
+            *memory, count = state
+            forget = count >= self._forget_every
+            state = tuple(torch.where(forget, begin, part) for begin, part in zip(self._begin, memory, strict=True))
+            steps = (torch.where(forget, 0.0, count) + 1.0,)
         if self.recurrent:
             parameters, _, state = self.unroll(observation, state, torch.zeros(1, observation.shape[1], device=self.device), legal)
         else:
             parameters, _ = self.forward(observation, legal)
         raw = self.distribution.mode(parameters) if noise is None else self.distribution.sample(parameters, noise)
-        return self.distribution.to_env(raw), state
+        return self.distribution.to_env(raw), (*state, *steps)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold, by name."""

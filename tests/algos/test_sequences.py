@@ -208,6 +208,20 @@ def test_an_evaluation_gives_each_episode_a_memory_of_its_own():
     assert evaluator.run(1) == first
 
 
+@pytest.mark.parametrize("kind", CELLS)
+def test_what_forgets_with_each_iteration_forgets_as_often_where_it_plays(kind):
+    forgetful, other = (iterate(ppo_on(PICK, 4, memory(kind), horizon=3, minibatches=1, carry_state=carried), 1) for carried in (False, True))
+    for name, tensor in other.state("policy").items():
+        tensor.copy_(forgetful.state("policy")[name])
+    seen = torch.randn(8, forgetful.rollout.observation.shape[1], 4)
+    played, plain = forgetful.actor.initial_state(4), other.actor.initial_state(4)
+    for t in range(8):
+        if t % 3 == 0:
+            plain = other.actor.initial_state(4)
+        (action, played), (expected, plain) = forgetful.actor.act(seen[t], played), other.actor.act(seen[t], plain)
+        assert torch.equal(action, expected) and all(map(torch.equal, played, plain))
+
+
 # CONFIGURATION
 
 

@@ -247,14 +247,28 @@ def test_walls_and_patience_of_the_maze():
     assert lane.tally.tolist() == [0.0, 3.0]
 
 
-def test_corridors_are_drawn_from_their_range_and_goals_from_both_arms():
+def corridors(**params):
+    """The lengths and goals of 2,000 episodes."""
     key = [np.uint32(word) for word in (5, 0, 0, 0, 0, rng.RESET)]
     env, s = envs.find("tmaze"), np.zeros(4, f32)
-    p, lengths, goals = device_params(env.Params(low=10, high=13)), [], []
+    p, lengths, goals = device_params(env.Params(**params)), [], []
     for lane in range(2000):
         env.reset.py_func(s, p, (*key[:2], np.uint32(lane), *key[3:]))
         lengths.append(int(s[1]))
         goals.append(int(s[2]))
+    return lengths, goals
+
+
+def test_corridors_are_as_often_in_each_doubling_of_the_shortest():
+    lengths, _ = corridors(low=10, high=100, log_uniform=True)
+    assert min(lengths) == 10 and max(lengths) == 100
+    shares = np.histogram(lengths, (10, 20, 40, 80, 101))[0] / 2000
+    assert np.all(np.abs(shares - 0.25) < 0.05)
+    assert set(corridors(low=10, high=3, log_uniform=True)[0]) == {10}
+
+
+def test_corridors_are_drawn_from_their_range_and_goals_from_both_arms():
+    lengths, goals = corridors(low=10, high=13)
     shares = np.bincount(lengths, minlength=14)[10:] / 2000
     assert shares.shape == (4,) and np.all(np.abs(shares - 0.25) < 0.05)
     assert set(goals) == {UP, DOWN} and abs(np.mean(np.array(goals) == UP) - 0.5) < 0.06

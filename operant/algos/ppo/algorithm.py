@@ -50,7 +50,8 @@ class PPO:
         T, N, W, device = config.horizon, world.count, exchange.ranks, world.device
         self.world, self.config, self.device, self.exchange = world, config, device, exchange
         self.steps_per_iteration = T * N * W
-        self.policy = self.actor = self.make_actor(world.spec, config, net, device, seed=seed)
+        self.policy = _policy(world.spec, config, net, device, seed)
+        self.actor = _acting(self.policy, config)
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
 
         # The rollout, what acting adds to it, and the order in which it is learned from.
@@ -90,13 +91,13 @@ class PPO:
     @classmethod
     def make_actor(cls, spec: Env, config: PPOConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> Policy:
         """The policy alone, without what training needs."""
-        return Policy(spec, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision)
+        return _acting(_policy(spec, config, net, device, seed), config)
 
     @classmethod
     def estimate(cls, spec: Env, config: PPOConfig, net: NetConfig, lanes: int) -> Estimate:
         """What an iteration takes. In memory all epochs are like the first, and whole minibatches take the most."""
         samples = config.horizon * lanes
-        flops, moved = on_policy_work(cls.make_actor(spec, config, net, torch.device("cpu")), samples, lanes, config.updates / config.minibatches)
+        flops, moved = on_policy_work(_policy(spec, config, net, torch.device("cpu")), samples, lanes, config.updates / config.minibatches)
         return Estimate(samples, flops, moved, config.model_copy(update={"kernels": "torch", "microbatch": None, "epochs": 1, "replay_ratio": None}))
 
     def start(self) -> None:
@@ -155,3 +156,13 @@ class PPO:
         groups["return"] = self.return_normalizer.tensors() if self.return_normalizer is not None else {}
         named |= {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
         return named | {"algo/iteration": self._iteration, "algo/carried": self._carried}
+
+
+def _policy(spec: Env, config: PPOConfig, net: NetConfig, device: torch.device, seed: int = 0) -> Policy:
+    """The policy as it learns."""
+    return Policy(spec, net, seed=seed, device=device, normalize=config.normalize_observations, precision=config.precision)
+
+
+def _acting(policy: Policy, config: PPOConfig) -> Policy:
+    """The policy as it plays: where it was trained to forget with each iteration, it forgets after as many steps."""
+    return policy.forgetting(config.horizon) if policy.recurrent and not config.carry_state else policy

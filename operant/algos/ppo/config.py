@@ -26,7 +26,8 @@ class PPOConfig(Section):
         "a divisor of horizon; not set: horizon",
     )
     carry_state: bool = Field(
-        True, description="policies with a memory only: an iteration goes on from the state in which the last one ended; false: each begins from zeros"
+        True, description="policies with a memory only: an iteration goes on from the state in which the last one ended; false: each begins from zeros, "
+        "and evaluation, too, forgets after every horizon steps of an episode"
     )
     epochs: Count = Field(4, ge=1, le=1024, description="passes over the samples of an iteration")
     minibatches: Count = Field(4, ge=1, description="minibatches per epoch, one optimizer step each")
