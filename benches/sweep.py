@@ -1,18 +1,23 @@
 """What a trial costs beside its training, and what a sweep finds. Prints JSON lines; a part that fails says so, and the next one begins.
 
-python benches/sweep.py [--parts warm,cartpole,breakout] [--device auto] [--trials 256] [--runs 100] [--minutes 10] [--workers N] [--small]
+python benches/sweep.py [--parts train,warm,profile,cartpole,breakout] [--device auto] [--trials 256] [--runs 100] [--minutes 10] [--workers N] [--small]
 
+train     `operant train cartpole` from its start to its end, twice: seconds
 warm      runs of CartPole's recipe, one after another in one worker: seconds a run beside its training, descriptors, memory, and the same bits as alone
+profile   where a warm run's seconds go, by the functions that take most
 cartpole  a sweep of CartPole's recipe: seconds of wall time after the first trial, and beside training, a trial
-breakout  a sweep of Breakout's recipe for some minutes: the best so far after each trial
+breakout  a sweep of Breakout's recipe for some minutes, by the seconds to its target: the best so far after each trial
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import hashlib
 import json
 import os
+import pstats
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +34,11 @@ from operant.runs.pool import Worker, wait
 from operant.sweep import results
 
 SMALL = ("env.lanes=64", "run.steps=12288", "eval.episodes=8", "run.threads=1", "run.target=1000")
+CARTPOLE = "algo.learning_rate = {log = [3e-4, 1e-2]}\nalgo.epochs = {uniform = [1, 6]}\nalgo.entropy_coefficient = {log = [1e-4, 3e-2]}\n"
+BREAKOUT = (
+    "algo.learning_rate = {log = [1e-3, 1e-2]}\nalgo.gamma = {uniform = [0.96, 0.99]}\nalgo.gae_lambda = {uniform = [0.8, 0.98]}\n"
+    "algo.entropy_coefficient = {log = [1e-3, 2e-2]}\nalgo.minibatches = {choice = [4, 8, 16]}\n"
+)
 
 
 def say(**row: object) -> None:
@@ -84,24 +94,70 @@ def warm(place: Path, arguments: argparse.Namespace, words: list[str]) -> None:
     say(part="warm", runs=len(beside), median_beside_training=later[len(later) // 2], same_bits_as_alone=same, bits=sorted({*hashes, bits(alone)}))
 
 
-def sweep(place: Path, part: str, text: str, words: list[str], workers: int | None) -> None:
+def train(place: Path, words: list[str]) -> None:
+    """The command that a newcomer types."""
+    for k in range(2):
+        began = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "operant.cli", "train", "cartpole", *words], cwd=place, capture_output=True, text=True, timeout=120, check=False
+        )
+        say(part="train", run=k, code=done.returncode, wall_s=time.perf_counter() - began, said=(done.stdout + done.stderr)[-500:])
+
+
+def profile(place: Path, words: list[str]) -> None:
+    """Runs in this process, the last of them under Python's profiler."""
+    from operant.training import warm as here
+    from operant.training import worker
+
+    profiler = cProfile.Profile()
+    for k in range(9):
+        run = made(place, [*words, "run.seed=1"])
+        began = time.perf_counter()
+        if k > 3:
+            profiler.enable()
+        code = worker.worked(run.path, None, False, goes_on=True)
+        here._tidy()
+        profiler.disable()
+        say(part="profile", run=k, code=code, seconds=time.perf_counter() - began, training=results.of_run(run).seconds)
+    rows = pstats.Stats(profiler).stats.items()  # type: ignore[attr-defined]
+    for order in (2, 3):
+        most = {
+            f"{Path(file).name}:{line}:{name}": [round(times[order] * 200, 2), times[0] // 5]
+            for (file, line, name), times in sorted(rows, key=lambda row: -row[1][order])[:45]
+        }
+        say(part="profile", by=("own", "with what it calls")[order - 2], ms_and_calls_a_run=most)
+
+
+def sweep(place: Path, part: str, text: str, words: list[str], arguments: argparse.Namespace) -> None:
     """A sweep by the command."""
     (place / f"{part}.toml").write_text(text)
-    command = [sys.executable, "-m", "operant.cli", "sweep", f"{part}.toml", *words, "--json", *(["--workers", str(workers)] if workers else [])]
+    workers = ["--workers", str(arguments.workers)] if arguments.workers else []
+    command = [sys.executable, "-m", "operant.cli", "sweep", f"{part}.toml", *words, "--json", *workers]
     began = time.perf_counter()
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    done = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        stdout, stderr = done.communicate(timeout=arguments.limit)
+    except subprocess.TimeoutExpired:
+        done.send_signal(signal.SIGINT)
+        stdout, stderr = done.communicate(timeout=60)
     wall = time.perf_counter() - began
-    told = json.loads(done.stdout[: done.stdout.rindex("}") + 1])
+    if "}" not in stdout:
+        say(part=part, code=done.returncode, wall_s=wall, said=stderr[-1500:])
+        return
+    told = json.loads(stdout[: stdout.rindex("}") + 1])
+    if arguments.keep is not None:
+        (arguments.keep / f"{part}-{arguments.workers or 1}.json").write_text(stdout)
     trials = [trial for trial in told["trials"] if trial["seconds"] is not None]
     ended = sorted(runs.read_json(place / "runs" / trial["runs"][0] / "exit.json")["ended_realtime_ns"] / 1e9 for trial in trials)
-    best, curve = float("-inf"), []
+    better, best, curve = min if told["objective"] == "time_to_target" else max, None, []
     for trial in trials:
         if trial["state"] == "complete":
-            best = max(best, trial["values"][0])
+            best = trial["values"][0] if best is None else better(best, trial["values"][0])
             curve.append([trial["number"], best])
     say(
-        part=part, code=done.returncode, wall_s=wall, after_the_first_s=ended[-1] - ended[0], training_s=sum(trial["seconds"] for trial in trials[1:]),
-        **{key: told[key] for key in ("complete", "pruned", "fail", "best", "importance")}, best_so_far=curve,
+        part=part, workers=arguments.workers, code=done.returncode, wall_s=wall, after_the_first_s=ended[-1] - ended[0], told=len(trials),
+        training_s=sum(trial["seconds"] for trial in trials[1:]), **{key: told[key] for key in ("complete", "pruned", "fail", "best", "importance")},
+        best_so_far=curve,
     )  # fmt: skip
 
 
@@ -116,12 +172,14 @@ def survive(part: str, work: Callable[[], None]) -> None:
 def main() -> None:
     """All parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="warm,cartpole,breakout")
+    parser.add_argument("--parts", default="train,warm,profile,cartpole,breakout")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--trials", type=int, default=256)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--workers", type=int)
+    parser.add_argument("--limit", type=float, help="seconds after which a sweep is stopped as by Ctrl-C")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the sweeps' documents are written")
     parser.add_argument("--small", action="store_true", help="in a tiny form, for a CPU")
     arguments = parser.parse_args()
     from operant.config.recipes import find_source
@@ -129,15 +187,14 @@ def main() -> None:
     place = Path(tempfile.mkdtemp(prefix="sweep-"))
     os.environ["XDG_STATE_HOME"] = str(place / "state")
     words = [f"run.device={arguments.device}", *(SMALL if arguments.small else ())]
-    space = 'algo.learning_rate = {log = [3e-4, 1e-2]}\nalgo.epochs = {uniform = [1, 6]}\nalgo.entropy_coefficient = {log = [1e-4, 3e-2]}\n'
+    cartpole = f"{find_source('ppo/cartpole').read_text()}\n[sweep]\ntrials = {arguments.trials}\n{CARTPOLE}"
+    breakout = f"{find_source('ppo/breakout').read_text()}\n[sweep]\nminutes = {arguments.minutes}\nobjective = \"time_to_target\"\n{BREAKOUT}"
     parts = {
+        "train": lambda: train(place, words),
         "warm": lambda: warm(place, arguments, words),
-        "cartpole": lambda: sweep(
-            place, "cartpole", f"{find_source('ppo/cartpole').read_text()}\n[sweep]\ntrials = {arguments.trials}\n{space}", words, arguments.workers
-        ),
-        "breakout": lambda: sweep(
-            place, "breakout", f"{find_source('ppo/breakout').read_text()}\n[sweep]\nminutes = {arguments.minutes}\n{space}", words, arguments.workers
-        ),
+        "profile": lambda: profile(place, words),
+        "cartpole": lambda: sweep(place, "cartpole", cartpole, words, arguments),
+        "breakout": lambda: sweep(place, "breakout", breakout, words, arguments),
     }
     for part in arguments.parts.split(","):
         survive(part, parts[part])
