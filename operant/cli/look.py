@@ -179,10 +179,13 @@ def _run_row(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 @app.command()
 def show(run: RunName, as_json: JsonOption = False, runs: RootOption = None) -> None:
-    """Describe one run, or a group and its mean over seeds."""
+    """Describe one run, a group and its mean over seeds, or a sweep and its best trials."""
     from operant import runs as folders
-    from operant.cli import grouped
+    from operant.cli import grouped, sweeping
 
+    if (sweep := sweeping.find(run, folders.reach(runs))) is not None:
+        sweeping.show(sweep, as_json=as_json)
+        return
     if (group := grouped.find(run, folders.reach(runs))) is not None:
         grouped.show(group, as_json=as_json)
         return

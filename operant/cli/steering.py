@@ -33,23 +33,24 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help=f"kill after {_KILL_S:.0f} s, without a checkpoint")] = False,
     runs: RootOption = None,
 ) -> None:
-    """Stop runs; each saves a checkpoint first.
+    """Stop runs, groups and sweeps; each run saves a checkpoint first.
 
     Each finishes its update, however long that takes. Returns 0 once all have ended; Ctrl-C ends only the waiting.
     """
     from operant import runs as folders
-    from operant.cli import grouped
+    from operant.cli import grouped, sweeping
 
     if every == bool(names):
         raise UsageError("name the runs to stop, or give --all")
     reach = folders.reach(runs)
     if every:
         grouped.stop_all(reach)
+        sweeping.stop_all(reach, now=now)
         found = [run for run in folders.list_runs(*reach) if folders.state(run).live and folders.is_local(run.document)]
         if not found:
             say("no run is training now")
     else:
-        found = list({run.path: run for name in names or () for run in _named(name, reach)}.values())
+        found = list({run.path: run for name in names or () for run in _named(name, reach, now)}.values())
     stops = [_Stop(run) for run in found]
     while any(not one.over for one in stops):
         for one in stops:
@@ -59,11 +60,13 @@ def stop(
         raise (problems[0] if len(problems) == 1 else OperantError("\n".join(map(str, problems))))
 
 
-def _named(name: str, reach: Reach) -> list[Run]:
-    """The run that a name means, or those of a group, of which no other begins."""
+def _named(name: str, reach: Reach, now: bool) -> list[Run]:
+    """The run that a name means, or those of a group or a sweep, of which no other begins."""
     from operant import runs as folders
-    from operant.cli import grouped
+    from operant.cli import grouped, sweeping
 
+    if (sweep := sweeping.find(name, reach)) is not None:
+        return sweeping.stopped(sweep, now=now)
     group = grouped.find(name, reach)
     return [folders.resolve(name, *reach)] if group is None else grouped.stopped(group)
 

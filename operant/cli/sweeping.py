@@ -1,7 +1,10 @@
-"""`sweep`: searches hyper-parameters over ordinary runs. Draws what the conductor does; knows nothing of how trials are chosen."""
+"""`sweep`: searches hyper-parameters over ordinary runs, and what `stop` and `show` do with a sweep. Draws what the conductor does; knows nothing of how
+trials are chosen.
+"""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,14 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from operant.cli.common import TYPER, JsonOption, Overrides, RootOption, TrustOption, consented, out, print_json, say
-from operant.errors import UsageError
+from operant.errors import MachineError, OperantError, UsageError
 
 if TYPE_CHECKING:
+    from operant.runs import Reach, Run
     from operant.sweep.conductor import Conductor
     from operant.sweep.plan import Plan
 
 app = typer.Typer(**TYPER)
-_DRAW_S = 1.0
+_DRAW_S, _LOOK_S, _PATIENCE_S, _STOP_S = 1.0, 0.05, 3.0, 25.0
 
 
 @app.command()
@@ -28,6 +32,7 @@ def sweep(
     name: Annotated[str | None, typer.Option(help="name of the sweep and its folder  [default: the file's, with -sweep]")] = None,
     workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="runs side by side")] = None,
     pareto: Annotated[bool, typer.Option("--pareto", help="search for trade-offs between the objective and the seconds of a trial")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="return once it has begun")] = False,
     trust: TrustOption = False,
     as_json: JsonOption = False,
     runs: RootOption = None,
@@ -35,13 +40,15 @@ def sweep(
     """Search hyper-parameters over many runs.
 
     [sweep] names what is searched, such as algo.learning_rate = {log = [1e-4, 1e-2]}, and how long: trials, steps or minutes. The same command goes on with a
-    sweep that was broken off. Ctrl-C stops it, with a checkpoint of each trial that trains.
+    sweep that was broken off. Ctrl-C or `operant stop` stops it, with a checkpoint of each trial that trains.
     """
     from operant.config import request
     from operant.sweep import plan as planning
 
     if (config is None) == (join is None):
         raise UsageError("give the file of a sweep, or --join FOLDER")
+    if detach and as_json:
+        raise UsageError("--json prints what a sweep came to, which --detach does not wait for: operant show SWEEP --json, later")
     if join is not None:
         if overrides or name or pareto:
             raise UsageError("--join takes a sweep as it is: its values and --name, --pareto belong to the command that began it")
@@ -50,22 +57,23 @@ def sweep(
         words = [*(overrides or ()), *(["sweep.pareto=true"] if pareto else [])]
         asked = request.make(words, config=config, environment_file=None, settings={})
         plan = consented(trust, lambda trusted: planning.make(asked, runs, name, trusted))
-    raise typer.Exit(_conduct(plan, workers, trust, as_json))
+    raise typer.Exit(_detach(plan, workers, trust) if detach else _conduct(plan, workers, trust, as_json))
 
 
 def _conduct(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> int:
     """Work on a sweep until it ends; the exit code."""
     from operant.cli import follow
+    from operant.runs import sweeps
     from operant.sweep import conductor, report
 
     count, devices = conductor.places(plan, workers)
     presses = follow.Presses()
     table = _Table(plan)
-    work = conductor.Conductor(plan, workers=count, devices=devices, wanted=lambda: presses.wanted, say=table.say, trusted=trusted)
     if plan.settings.pareto and plan.settings.pruner != "none":
         say("--pareto: trials run to their end, as pruning knows one objective only")
     say(f"{plan.place}: {count} at a time. Stop: Ctrl-C; the same command goes on")
-    with presses.counted():
+    with presses.counted(), sweeps.entered(plan.folder) as asked:
+        work = conductor.Conductor(plan, workers=count, devices=devices, wanted=lambda: max(presses.wanted, asked()), say=table.say, trusted=trusted)
         finished = work.run(lambda: table.draw(work))
         table.draw(work, last=True)
         best = report.write_best(plan, work.study, trusted)
@@ -82,6 +90,81 @@ def _conduct(plan: Plan, workers: int | None, trusted: bool, as_json: bool) -> i
         say("stopped; the same command goes on")
         return 130
     return 0 if best is not None else 1
+
+
+def _detach(plan: Plan, workers: int | None, trusted: bool) -> int:
+    """Have a process of its own, which holds no terminal, work on a sweep; the exit code."""
+    from operant.runs import launch, sweeps
+
+    notice = launch.detach_problem()
+    say(*([notice] if notice else []))
+    words = ["sweep", "--join", str(plan.folder), *(["--workers", str(workers)] if workers else []), *(["--trust"] if trusted else [])]
+    log = plan.folder / "sweep.log"
+    try:
+        with open(log, "wb") as output:
+            command = [*launch.module_command("operant.cli"), *words]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=launch.environment(), start_new_session=True)
+    except OSError as error:
+        raise MachineError(f"the sweep cannot be started ({error.strerror}): {plan.place}") from None
+    while not any(one.get("pid") == process.pid for one in sweeps.working(plan.folder)):
+        if (code := process.poll()) is not None:
+            say(*log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
+            return code
+        time.sleep(_LOOK_S)
+    say(f"Detached. Still searching: operant show {plan.name} · its words: {plan.place}/sweep.log · stop: operant stop {plan.name}")
+    return 0
+
+
+def find(text: str, reach: Reach) -> Path | None:
+    """The folder of the sweep that a person means, or None: then it is something else."""
+    from operant.runs import sweeps
+
+    return sweeps.find(text, *reach)
+
+
+def show(folder: Path, *, as_json: bool) -> None:
+    """Describe a sweep: its trials, the best first."""
+    from operant.sweep import plan as planning
+    from operant.sweep import report, study
+
+    plan = planning.join(folder)
+    search = study.Study(plan)
+    if as_json:
+        print_json(report.document(plan, search))
+    else:
+        out(*report.lines(plan, search, (), 400))
+
+
+def stop_all(reach: Reach, *, now: bool) -> None:
+    """Let no sweep begin another trial."""
+    from operant.runs import sweeps
+
+    for folder in sweeps.list_sweeps(*reach):
+        if sweeps.working(folder):
+            stopped(folder, now=now)
+
+
+def stopped(folder: Path, *, now: bool) -> list[Run]:
+    """End all that works on a sweep, and wait for it; the trials' runs that are still there. Raises OperantError where another machine does not answer."""
+    from operant import runs as folders
+    from operant.runs import sweeps
+
+    begin_s, told = time.monotonic(), False
+    word = "stopped" if sweeps.working(folder) else "no command works on it now"
+    if word == "stopped":
+        sweeps.ask_stop(folder, now=now)
+    while others := sweeps.working(folder):
+        waited_s = time.monotonic() - begin_s
+        away = [str(one.get("host")) for one in others if one.get("host") != folders.host()]
+        if waited_s > _STOP_S and len(away) == len(others):
+            raise OperantError(f"{folder.name} was asked to stop; nothing has been heard of {', '.join(away)} for {_STOP_S:.0f} s: look there")
+        if waited_s > _PATIENCE_S and not told:
+            told = True
+            say(f"{folder.name}: its trials end after this iteration, each with a checkpoint.  at once, without: operant stop {folder.name} --now")
+        time.sleep(_LOOK_S)
+    live = [run for run in sweeps.trials(folder) if folders.state(run).live]
+    say(f"{folder.name}: {word}.  next: operant sweep --join {folders.shown(folder)}")
+    return live
 
 
 class _Table:

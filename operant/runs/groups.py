@@ -111,18 +111,28 @@ def load(path: Path) -> Group | None:
 
 def list_groups(root: Path, everywhere: bool = True) -> list[Group]:
     """The groups in `root`, and with `everywhere` those beside any run of the index, the newest first."""
-    roots = dict.fromkeys([root, *(runs.parents() if everywhere else ())])
-    found = [group for place in roots for name in _names(place) if os.path.lexists(place / name / FILE) and (group := load(place / name)) is not None]
+    found = [group for path in folders(FILE, root, everywhere) if (group := load(path)) is not None]
     return sorted(found, key=lambda group: -(runs.integer_of(group.document, "created_realtime_ns") or 0))
 
 
 def find(text: str, root: Path, everywhere: bool = True) -> Group | None:
     """The group that a person means by an id, the end of one, or a path; None where there is none, or several."""
-    if os.sep in text:
-        return load(Path(os.path.abspath(os.path.expanduser(text))))
+    if (path := typed(text)) is not None:
+        return load(path)
     groups = list_groups(root, everywhere) if text else []
     fits = [group for group in groups if group.id == text] or [group for group in groups if group.id.endswith(f"-{text}")]
     return fits[0] if len(fits) == 1 else None
+
+
+def folders(file: str, root: Path, everywhere: bool) -> list[Path]:
+    """The folders in `root` that hold a file, and with `everywhere` those beside any run of the index."""
+    roots = dict.fromkeys([root, *(runs.parents() if everywhere else ())])
+    return [place / name for place in roots for name in _names(place) if os.path.lexists(place / name / file)]
+
+
+def typed(text: str) -> Path | None:
+    """The path that a person has typed; None for what is no path but a name."""
+    return Path(os.path.abspath(os.path.expanduser(text))) if os.sep in text else None
 
 
 def _names(folder: Path) -> list[str]:

@@ -77,7 +77,7 @@ def _evidence(plan: Plan, search: study.Study, best: Any, chosen: list[str]) -> 
     complete = sorted((trial for trial in trials if trial.state.name == "COMPLETE"), key=lambda trial: trial.values[0], reverse=plan.maximize)
     lines = [
         f"The best of {len(trials)} trials of the sweep {plan.name}, {time.strftime('%Y-%m-%d', time.gmtime())}: trial {best.number}",
-        f"{_UNITS[own.objective]}: {best.values[0]:.6g}{spread}; {duration(best.user_attrs.get('seconds'))} of training",
+        f"{_UNITS[own.objective]}: {best.values[0]:.6g}{spread}; {duration(study.result(best).get('seconds'))} of training",
         f"trials: {found['complete']} complete, {found['pruned']} pruned, {found['fail']} failed; sampler {own.sampler}, pruner {search.pruner}",
         "the maximum of many noisy values is too high: train it with other seeds before you compare it (operant train --config best.toml --seeds 5)",
         "searched:",

@@ -142,3 +142,27 @@ def test_samplers_pruners_and_objectives(tmp_path, settings):
     assert len(told["trials"]) == 14 if "steps" not in settings else 5 <= len(told["trials"]) < 10
     if "pareto" in settings:
         assert "trials run to their end" in done.stderr and told["pruned"] == 0 and (tmp_path / "runs" / "my-sweep" / "front.png").exists()
+
+
+@pytest.mark.soak
+def test_a_detached_sweep_is_shown_stopped_and_joined_again(tmp_path):
+    (tmp_path / "my.toml").write_text(SWEEP.format(settings='trials = 2\npruner = "none"').replace("6144", "200000000"))
+    done = operant_process(tmp_path, "sweep", "my.toml", "--detach", "--workers", "1")
+    assert done.returncode == 0 and "operant stop my-sweep" in done.stderr, done.stderr
+    (run,) = wait_until(lambda: [run for run in trials_of(tmp_path) if runs.state(run).word == "running"])
+    assert operant_process(tmp_path, "show", "my-sweep").stdout.startswith("my-sweep   0 of 2 trials   1 running")
+    done = operant_process(tmp_path, "stop", "my-sweep")
+    assert done.returncode == 0 and not runs.taken(run.path), done.stderr
+    assert any(run.checkpoints_path.glob("step-*")) and len(trials_of(tmp_path)) == 1
+    assert json.loads(operant_process(tmp_path, "show", "my-sweep", "--json").stdout)["running"] == 1
+    done = operant_process(tmp_path, "sweep", "--join", "runs/my-sweep", "--detach", "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: runs.state(runs.load(run.path)).word == "running")
+    assert operant_process(tmp_path, "stop", "--all", "--now").returncode == 0
+    assert not runs.taken(run.path)
+
+
+def test_detach_tells_at_once_what_is_wrong(tmp_path):
+    (tmp_path / "my.toml").write_text(SWEEP.format(settings="trials = 0"))
+    done = operant_process(tmp_path, "sweep", "my.toml", "--detach")
+    assert done.returncode == 2 and "sweep.trials" in done.stderr and not (tmp_path / "runs").exists()

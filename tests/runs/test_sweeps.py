@@ -1,0 +1,47 @@
+"""Sweeps as `operant stop` sees them: a command that works on one is told to end, and the waiting ends with it."""
+
+import subprocess
+import sys
+
+from cli.processes import environment, operant_process
+from waiting import wait_until
+
+from operant.runs import sweeps
+
+WORK = """
+import sys, time
+from pathlib import Path
+from operant.runs import sweeps
+with sweeps.entered(Path(sys.argv[1])) as asked:
+    while not asked():
+        time.sleep(0.01)
+    print(asked())
+"""
+
+
+def worked(folder, tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", WORK, str(folder)], env=environment(tmp_path), stdout=subprocess.PIPE, text=True)
+    wait_until(lambda: any(one["pid"] == process.pid for one in sweeps.working(folder)))
+    return process
+
+
+def test_stop_ends_the_commands_that_work_on_a_sweep(tmp_path):
+    folder = tmp_path / "runs" / "my-sweep"
+    folder.mkdir(parents=True)
+    (folder / "sweep.toml").write_text("")
+    for words, told in (((), "1"), (("--now",), "2"), ((), "1")):
+        process = worked(folder, tmp_path)
+        done = operant_process(tmp_path, "stop", "my-sweep", *words)
+        assert (done.returncode, process.communicate()[0].strip()) == (0, told), done.stderr
+        assert "my-sweep: stopped.  next: operant sweep --join runs/my-sweep" in done.stderr and sweeps.working(folder) == []
+
+
+def test_a_sweep_without_commands_and_one_of_a_killed_command_are_stopped_already(tmp_path):
+    folder = tmp_path / "runs" / "my-sweep"
+    folder.mkdir(parents=True)
+    (folder / "sweep.toml").write_text("")
+    process = worked(folder, tmp_path)
+    process.kill()
+    process.communicate()
+    done = operant_process(tmp_path, "stop", str(folder))
+    assert done.returncode == 0 and "my-sweep: no command works on it now" in done.stderr
