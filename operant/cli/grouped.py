@@ -1,4 +1,7 @@
-"""What commands do with a group, the runs of several seeds: start it, watch it, show it. Knows nothing of how it is trained."""
+"""What commands do with a group, the runs of several seeds: start it, watch it, show it. Knows nothing of how it is trained.
+
+Where a command takes a run, a group or a sweep by one word, it is asked for here what the word means; what is done with a sweep stands in `sweeping`.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,23 @@ def make(*words: Any, **fields: Any) -> Group:
     return groups.create(*words, **fields)
 
 
-def stop_all(reach: tuple[Path, bool]) -> None:
-    """Let no group begin another run."""
+def stop_all(reach: tuple[Path, bool], *, now: bool) -> None:
+    """Let no group begin another run, and no sweep another trial."""
+    from operant.cli import sweeping
+
     for group in groups.list_groups(*reach):
         groups.ask_stop(group)
+    sweeping.stop_all(reach, now=now)
 
 
-def stopped(group: Group) -> list[Run]:
-    """The runs of a group, which are to be stopped; no other one begins."""
+def stopped(text: str, reach: tuple[Path, bool], *, now: bool) -> list[Run] | None:
+    """The runs of a group or a sweep, which are to be stopped; no other one begins. None for what is neither."""
+    from operant.cli import sweeping
+
+    if (folder := sweeping.find(text, reach)) is not None:
+        return sweeping.stopped(folder, now=now)
+    if (group := find(text, reach)) is None:
+        return None
     groups.ask_stop(group)
     made = group.runs
     say(*(f"{id_} has not begun" for seed, id_ in group.members.items() if seed not in made))
@@ -130,18 +142,26 @@ def mean(described: Mapping[str, Any]) -> str:
     return f"{number(found['mean'])}{half}"
 
 
-def show(group: Group, *, as_json: bool) -> None:
-    """Describe a group."""
+def shown(text: str, reach: tuple[Path, bool], *, as_json: bool) -> bool:
+    """Describe a group or a sweep; False for what is neither."""
+    from operant.cli import sweeping
+
+    if (folder := sweeping.find(text, reach)) is not None:
+        sweeping.show(folder, as_json=as_json)
+        return True
+    if (group := find(text, reach)) is None:
+        return False
     described = groups.describe(group)
     if as_json:
         print_json(described)
-        return
+        return True
     out(*lines(described))
     for key in ("eval_return", "best_return", "return"):
         found = described["bands"][key]
         if found is not None:
             half = "" if found["half"] is None else f" ± {found['half']:.4g}  (95 % of the mean, n = {found['seeds']})"
             out(f"{key:22} {found['mean']:.6g}{half}")
+    return True
 
 
 def overview(reach: tuple[Path, bool], limit: int) -> list[str]:

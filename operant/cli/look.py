@@ -181,13 +181,9 @@ def _run_row(row: Mapping[str, Any]) -> tuple[str, ...]:
 def show(run: RunName, as_json: JsonOption = False, runs: RootOption = None) -> None:
     """Describe one run, a group and its mean over seeds, or a sweep and its best trials."""
     from operant import runs as folders
-    from operant.cli import grouped, sweeping
+    from operant.cli import grouped
 
-    if (sweep := sweeping.find(run, folders.reach(runs))) is not None:
-        sweeping.show(sweep, as_json=as_json)
-        return
-    if (group := grouped.find(run, folders.reach(runs))) is not None:
-        grouped.show(group, as_json=as_json)
+    if grouped.shown(run, folders.reach(runs), as_json=as_json):
         return
     described = folders.describe(folders.resolve(run, *folders.reach(runs)))
     if as_json:

@@ -38,14 +38,13 @@ def stop(
     Each finishes its update, however long that takes. Returns 0 once all have ended; Ctrl-C ends only the waiting.
     """
     from operant import runs as folders
-    from operant.cli import grouped, sweeping
+    from operant.cli import grouped
 
     if every == bool(names):
         raise UsageError("name the runs to stop, or give --all")
     reach = folders.reach(runs)
     if every:
-        grouped.stop_all(reach)
-        sweeping.stop_all(reach, now=now)
+        grouped.stop_all(reach, now=now)
         found = [run for run in folders.list_runs(*reach) if folders.state(run).live and folders.is_local(run.document)]
         if not found:
             say("no run is training now")
@@ -63,12 +62,10 @@ def stop(
 def _named(name: str, reach: Reach, now: bool) -> list[Run]:
     """The run that a name means, or those of a group or a sweep, of which no other begins."""
     from operant import runs as folders
-    from operant.cli import grouped, sweeping
+    from operant.cli import grouped
 
-    if (sweep := sweeping.find(name, reach)) is not None:
-        return sweeping.stopped(sweep, now=now)
-    group = grouped.find(name, reach)
-    return [folders.resolve(name, *reach)] if group is None else grouped.stopped(group)
+    found = grouped.stopped(name, reach, now=now)
+    return [folders.resolve(name, *reach)] if found is None else found
 
 
 class _Stop:

@@ -16,7 +16,7 @@ from operant.cli.common import TYPER, JsonOption, Overrides, RootOption, TrustOp
 from operant.errors import MachineError, OperantError, UsageError
 
 if TYPE_CHECKING:
-    from operant.runs import Reach, Run
+    from operant.runs import Run
     from operant.sweep.conductor import Conductor
     from operant.sweep.plan import Plan
 
@@ -115,7 +115,7 @@ def _detach(plan: Plan, workers: int | None, trusted: bool) -> int:
     return 0
 
 
-def find(text: str, reach: Reach) -> Path | None:
+def find(text: str, reach: tuple[Path, bool]) -> Path | None:
     """The folder of the sweep that a person means, or None: then it is something else."""
     from operant.runs import sweeps
 
@@ -124,18 +124,16 @@ def find(text: str, reach: Reach) -> Path | None:
 
 def show(folder: Path, *, as_json: bool) -> None:
     """Describe a sweep: its trials, the best first."""
-    from operant.sweep import plan as planning
-    from operant.sweep import report, study
+    from operant.sweep import report
 
-    plan = planning.join(folder)
-    search = study.Study(plan)
+    plan, search = report.opened(folder)
     if as_json:
         print_json(report.document(plan, search))
     else:
         out(*report.lines(plan, search, (), 400))
 
 
-def stop_all(reach: Reach, *, now: bool) -> None:
+def stop_all(reach: tuple[Path, bool], *, now: bool) -> None:
     """Let no sweep begin another trial."""
     from operant.runs import sweeps
 

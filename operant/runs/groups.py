@@ -58,7 +58,7 @@ class Group(NamedTuple):
     def live(self) -> bool:
         """Whether somebody trains them on, run after run."""
         found = self.document.get("supervisor")
-        return isinstance(found, dict) and pool.lives(found) is True
+        return isinstance(found, dict) and runs.lives(found) is True
 
 
 class Band(NamedTuple):

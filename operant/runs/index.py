@@ -342,3 +342,15 @@ def discard_unstarted(run: Run, code: int) -> bool:
         return False
     remove(run)
     return True
+
+
+def lives(identity: Mapping[str, Any]) -> bool | None:
+    """Whether the process of an identity (see `folder.identity`) lives; None for one of another machine."""
+    if identity.get("boot_id") != boot_id():
+        return False if identity.get("host") in (None, host()) else None  # this machine, before it was started anew
+    pid, ticks = integer_of(identity, "pid"), integer_of(identity, "pid_start_ticks")
+    try:
+        fields = Path(f"/proc/{pid:d}/stat").read_bytes().rpartition(b")")[2].split() if pid else []
+    except OSError:
+        return False
+    return bool(fields) and int(fields[19]) == ticks and fields[0] not in (b"Z", b"X")

@@ -13,13 +13,13 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant import runs
 from operant.errors import BusyError, MachineError
-from operant.runs import Run, integer_of, launch, signal_worker
+from operant.runs import Run, launch, signal_worker
 
 _WORKER = "operant.training.warm"
 _CLOSE_S = 5.0
@@ -137,18 +137,6 @@ def wait(workers: Iterable[Worker], timeout_s: float, wake: Sequence[Any] = ()) 
         select.select([*busy, *wake], [], [], timeout_s)
     else:
         time.sleep(timeout_s)
-
-
-def lives(identity: Mapping[str, Any]) -> bool | None:
-    """Whether the process of an identity (see `folder.identity`) lives; None for one of another machine."""
-    if identity.get("boot_id") != runs.boot_id():
-        return False if identity.get("host") in (None, runs.host()) else None  # this machine, before it was started anew
-    pid, ticks = integer_of(identity, "pid"), integer_of(identity, "pid_start_ticks")
-    try:
-        fields = Path(f"/proc/{pid:d}/stat").read_bytes().rpartition(b")")[2].split() if pid else []
-    except OSError:
-        return False
-    return bool(fields) and int(fields[19]) == ticks and fields[0] not in (b"Z", b"X")
 
 
 def cores() -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from operant import runs
-from operant.runs import Run, groups, pool
+from operant.runs import Run, groups
 
 FILE: Final = "sweep.toml"
 _STOP: Final = "stop.json"
@@ -32,7 +32,7 @@ def find(text: str, root: Path, everywhere: bool = True) -> Path | None:
 def working(folder: Path) -> list[dict[str, Any]]:
     """Who works on a sweep: the identities of commands that live, or are another machine's, of which this cannot be told."""
     found = (runs.read_json(path) for path in sorted(folder.glob("at-*.json")))
-    return [one for one in found if one and pool.lives(one) is not False]
+    return [one for one in found if one and runs.lives(one) is not False]
 
 
 @contextlib.contextmanager

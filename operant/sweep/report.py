@@ -24,6 +24,14 @@ _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#
 _UNITS = {"score": "mean return of the last evaluation", "area": "mean return over the steps", "time_to_target": "seconds to the target"}
 
 
+def opened(folder: Path) -> tuple[Plan, study.Study]:
+    """The sweep of a folder. Raises NotFoundError and ConfigError."""
+    from operant.sweep import plan as planning
+
+    plan = planning.join(folder)
+    return plan, study.Study(plan)
+
+
 def counts(trials: Sequence[Any]) -> dict[str, int]:
     """How many trials are in which state, by the engine's words in small letters."""
     found = dict.fromkeys(("complete", "pruned", "fail", "running"), 0)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from operant import runs
 from operant.errors import MachineError
-from operant.runs import pool
 
 if TYPE_CHECKING:
     import optuna
@@ -155,7 +154,7 @@ def result(trial: Any) -> dict[str, Any]:
 
 def _is_gone(trial: Any) -> bool:
     """Whether the process that took a trial is known to have ended: of another machine this cannot be told."""
-    return pool.lives(claim(trial).get("owner") or {}) is False
+    return runs.lives(claim(trial).get("owner") or {}) is False
 
 
 def _sampler(plan: Plan) -> Any:
