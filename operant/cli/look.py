@@ -179,7 +179,7 @@ def _run_row(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 @app.command()
 def show(run: RunName, as_json: JsonOption = False, runs: RootOption = None) -> None:
-    """Describe one run, a group and its mean over seeds, or a sweep and its best trials."""
+    """Describe a run, a group with its mean over seeds, or a sweep."""
     from operant import runs as folders
     from operant.cli import grouped
 

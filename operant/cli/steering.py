@@ -33,7 +33,7 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help=f"kill after {_KILL_S:.0f} s, without a checkpoint")] = False,
     runs: RootOption = None,
 ) -> None:
-    """Stop runs, groups and sweeps; each run saves a checkpoint first.
+    """Stop runs, groups, sweeps; runs save a checkpoint first.
 
     Each finishes its update, however long that takes. Returns 0 once all have ended; Ctrl-C ends only the waiting.
     """
