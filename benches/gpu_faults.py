@@ -53,9 +53,9 @@ def observe(s, obs, p):
 ENV = Env(Params, 1, observation=Box(1), action=Discrete(2), time_limit=1000, reset=reset, step=step, observe=observe)
 '''
 WILD = """        s[int(s[0]) * 1_000_000_000] = reward"""
-# Hours of work whose result is used: a loop without an end and an effect would be left out by the compiler.
+# A minute or more of work on a GPU, hours on a CPU, whose result is used: a loop without an end and an effect would be left out by the compiler.
 ENDLESS = """        word = uint32(key[0]) | uint32(1)
-        for _ in range(1 << 40):
+        for _ in range(1 << 32):
             word ^= word << uint32(13)
             word ^= word >> uint32(17)
             word ^= word << uint32(5)
