@@ -207,6 +207,8 @@ def _section(raw: RawConfig, name: str, model: type[BaseModel], known: dict[str,
         return None
     if name == "algo":
         data = {key: value for key, value in data.items() if key != "name"}
+    # "none" leaves a key out that need not be set: TOML has no word for it.
+    data = {key: value for key, value in data.items() if not (value == "none" and _may_be_unset(model, key))}
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -225,6 +227,11 @@ def _section(raw: RawConfig, name: str, model: type[BaseModel], known: dict[str,
             got = "" if item.kind == "missing" else f" (got {quoted(item.value)})"
             raw.problem(raw.location(path), f"{messages.dotted(path)}: {item.message}{got}")
     return None
+
+
+def _may_be_unset(model: type[BaseModel], key: str) -> bool:
+    """True for keys such as run.target, which have a value or none."""
+    return key in model.model_fields and not model.model_fields[key].is_required() and model.model_fields[key].default is None
 
 
 def _unknown(raw: RawConfig, key: tuple[str, ...], known: Mapping[str, Sequence[str]], names: Sequence[str]) -> None:

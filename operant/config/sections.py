@@ -70,11 +70,11 @@ class Run(Section, use_attribute_docstrings=True):
     steps: Count = Field(2_000_000, gt=0, lt=2**62)
     """Environment steps of the run, summed over all lanes; rounded up to whole iterations."""
     target: Real | None = None
-    """Stop once an evaluation's mean return reaches this and 1,024 to 16,384 fresh ones (outside: an eighth) confirm it; not set: train for all steps."""
+    """Stop once an evaluation's mean return reaches this and 1,024 to 16,384 fresh ones (outside: an eighth) confirm it; none: train for all steps."""
     record_hz: Real = Field(50.0, ge=0.1, le=1000)
     """Maximum rate of records in the metrics file, per second."""
     name: RunName | None = None
-    """Id of the run; a suffix is added if the id exists. Not set: made from environment and algorithm."""
+    """Id of the run; a suffix is added if the id exists. None: made from environment and algorithm."""
     threads: Count = Field(0, ge=0, le=4096)
     """CPU threads; 0: one per core."""
     gpus: Gpus = 0

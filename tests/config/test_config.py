@@ -84,6 +84,14 @@ def test_overrides_win_over_the_file_and_later_ones_over_earlier(write):
     assert (got.params.gravity, got.params.force) == (3.7, 2.0)
 
 
+def test_none_leaves_out_what_need_not_be_set(write):
+    source = write("[run]\ntarget = 475.0\n[algo]\ntarget_kl = 0.1\n")
+    got = load(source, ["run.target=none", "algo.target_kl=none"])
+    assert (got.run.target, got.algo.target_kl) == (None, None) and load(write('[run]\ntarget = "none"\n')).run.target is None
+    with pytest.raises(ConfigError, match="got 'none'"):
+        load(source, ["env.lanes=none"])
+
+
 def test_a_section_as_override_is_its_keys(write):
     got = load(write("[env]\nname = 'pendulum'\nlanes = 8\n"), ["env={num_envs=64}", "algo={gamma=0.5, clip=0.1}"])
     assert (got.env.name, got.env.lanes, got.algo.gamma, got.algo.clip) == ("pendulum", 64, 0.5, 0.1)

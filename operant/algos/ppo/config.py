@@ -53,7 +53,7 @@ class PPOConfig(Section):
     normalize_advantages: bool = Field(True, description="to mean 0 and standard deviation 1, over all samples of an iteration")
     normalize_observations: bool = Field(False, description="by their running mean and standard deviation")
     normalize_rewards: bool = Field(False, description="divide by the running standard deviation of the discounted return, and clip to +-10")
-    target_kl: Real | None = Field(None, gt=0, description="skip the rest of an update once approx_kl exceeds 1.5 times this; not set: never")
+    target_kl: Real | None = Field(None, gt=0, description="skip the rest of an update once approx_kl exceeds 1.5 times this; none: never")
     adam_epsilon: Real = Field(1e-5, gt=0, description="epsilon in the denominator of Adam")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
         "tf32",
