@@ -167,7 +167,7 @@ class _Rule(NamedTuple):
 def _judge(spec: MetricSpec, values: Sequence[float], now: Circumstances, shown: float | None) -> Finding | None:
     """A metric by its thresholds: the first that holds counts. None where none of them can be judged yet.
 
-    The finding names the value `shown` elsewhere; where that alone would not be found fault with, also the usual one of the values that are judged.
+    The finding names the value `shown` elsewhere; where that alone would be judged otherwise, also the usual one of the values that are judged.
     """
     rules = [_rule(threshold, reference) for threshold in spec.thresholds if (reference := now.reference(spec.name, threshold)) == reference]
     if not rules:
@@ -179,7 +179,8 @@ def _judge(spec: MetricSpec, values: Sequence[float], now: Circumstances, shown:
     said = count if spec.kind == "rate" else number
     usual = ""
     if shown is not None and math.isfinite(shown):
-        if fired is not None and not fired.low <= shown < fired.high:
+        alone = any(rule.low <= shown < rule.high for rule in (wanted if fired is None else [fired]) if not now.excuse(rule.threshold))
+        if alone == (fired is None):
             usual = f" (mostly {said(value)})"
         value = shown
     unit = f" {spec.unit}" if spec.unit and spec.kind != "rate" and spec.unit != "reward" else ""
