@@ -56,8 +56,9 @@ def row(recipe: str, seed: int, overrides: list[str], episodes: int, root: Path)
     with requests:
         lock = runs.acquire(run.path)
         try:
-            trainer = worker.prepare(run.path, resume=None, requests=requests)
+            trainer, team = worker.prepare(run.path, resume=None, requests=requests)
             trainer.run(lock)
+            team.end()
         finally:
             requests.restore()
             lock.release()

@@ -11,6 +11,7 @@ from operant.config import load as config
 from operant.config import recipes
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benches"))
+import recipes as recipes_bench
 from compare_jax import PROGRAM, jax_training
 
 from configs import MARKS
@@ -49,3 +50,9 @@ def test_jax_is_asked_in_a_process_of_its_own(tmp_path, answer, figures, said):
 def test_the_comparison_imports_jax_and_the_standard_library_alone():
     words = [line.split()[1].split(".")[0] for line in PROGRAM.read_text().splitlines() if line.startswith(("import ", "from "))]
     assert set(words) - sys.stdlib_module_names == {"jax"}
+
+
+def test_the_bench_of_recipes_trains_and_plays_fresh_episodes(tmp_path):
+    wanted = ["run.steps=2048", "env.lanes=64", "algo.horizon=16", "eval.every=1", "eval.episodes=8", "run.device=cpu", "run.threads=1"]
+    row = recipes_bench.row("ppo/cartpole", 3, wanted, 8, tmp_path)
+    assert (row["steps"], row["target"], row["holds"]) == (2048, 475.0, False) and row["fresh"] >= 8.0 and len(row["last"]) == row["evaluations"] == 2

@@ -254,7 +254,7 @@ class Trainer:
         if not stop.number:
             self._note(stopped_by=stop.by)
         self._finish()
-        saved = "with a checkpoint" if not self._failures else f"without a checkpoint: {self._problem}"
+        saved = "with a checkpoint" if not self._failures else f"without a checkpoint: {self._problem.removesuffix('; training goes on')}"
         raise StoppedError(f"stopped by {stop.by} at step {self.step:,}, {saved}")
 
     def _end(self, state: str, error: Exception | None) -> None:

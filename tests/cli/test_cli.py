@@ -449,3 +449,14 @@ def test_a_checkpoint_that_cannot_be_saved_is_told_and_training_goes_on(here, tm
     assert (status.state, status.checkpoint_failures, status.last_checkpoint_step) == ("finished", 3, None)
     failures = [event for event in events if event.code == "checkpoint"]
     assert [event.level for event in failures] == ["warn"] * 3 and "No space left on device" in failures[0].text
+
+
+def test_a_stop_that_cannot_save_says_why(here, tmp_path, monkeypatch):
+    def full(*words, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Store, "save_files", full)
+    done = inline(here, f"run.steps={40 * ITERATION}", "checkpoint.every=2")
+    (said,) = [line for line in done.err.splitlines() if "stopped by SIGTERM" in line]
+    assert done.code == 130 and "without a checkpoint: no checkpoint at step" in said and "No space left on device" in said and "training goes on" not in said

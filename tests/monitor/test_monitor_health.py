@@ -296,7 +296,9 @@ def test_a_value_in_a_range_that_does_not_count_yet_says_why():
     assert judged(("bad", 2.0), [3.0] * 20, at_its_best, unless="best")[-1].wanted == "at its best"
 
 
-@pytest.mark.parametrize("usual,shown,title", [(1.0, 1.5, "an x 1.5"), (1.0, 3.0, "an x 3 (mostly 1)"), (3.0, 3.5, "an x 3.5"), (3.0, 1.5, "an x 1.5 (mostly 3)")])
+@pytest.mark.parametrize(
+    "usual,shown,title", [(1.0, 1.5, "an x 1.5"), (1.0, 3.0, "an x 3 (mostly 1)"), (3.0, 3.5, "an x 3.5"), (3.0, 1.5, "an x 1.5 (mostly 3)")]
+)
 def test_the_value_shown_elsewhere_has_the_usual_one_beside_it_where_it_would_be_judged_otherwise(usual, shown, title):
     spec = MetricSpec("x", "an x", thresholds=(Threshold("warn", below=10.0, at_least=2.0),))
     (found,) = findings({"x": [usual] * 20}, {"x": spec}, Circumstances(share=0.5), {"x": shown})
