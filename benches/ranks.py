@@ -1,16 +1,19 @@
 """Two (four, eight) GPUs beside one: rates and efficiency, the same bytes, the exchange's latency by size and by kind, a rank that is killed. JSON lines.
 
-    python benches/ranks.py [--ranks 2] [--only latency,rates,bits,faults] [--tiny]
+    python benches/ranks.py [--ranks 2] [--only latency,rates,bits,spin,faults] [--kinds kernel,nccl] [--limit S] [--tiny]
 
-Each measurement is a set of processes of its own, with a time limit, so that no part stops another. `rates`: W = 1 and W ranks with as many lanes a GPU, by
-each kind of exchange ($OPERANT_EXCHANGE: kernel, symmetric, nccl). `bits`: the same global lanes on 1 and W ranks, CartPole with all normalisation and the KL
-stop, Breakout, Snake, a recurrent policy. `faults`: `kill -9` of a rank of a run that a command has started. With --tiny all of it is on the CPU, over gloo.
+Each part is a set of processes of its own, with a time limit, so that no part stops another; where one fails, the ends of all ranks' error streams are printed.
+`rates`: each GPU alone, then W ranks with as many lanes a GPU, by each kind of exchange ($OPERANT_EXCHANGE: kernel, symmetric, nccl). `bits`: the same global
+lanes on 1 and W ranks, CartPole with all normalisation and the KL stop, Breakout, Snake, a recurrent policy. `spin`: how long a rank takes to end whose kernel
+waits for another that was killed. `faults`: `kill -9` of a rank of a run that a command has started. With --tiny all of it is on the CPU, over gloo.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
+import gc
 import hashlib
 import json
 import os
@@ -18,7 +21,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +32,11 @@ SIZES = (2, 9_600, 80_000, 700_000, 4_000_000)
 SHAPES = ((2048, 16, False), (8192, 64, False), (65536, 64, False), (65536, 64, True), (131072, 64, True))  # lanes a GPU, horizon, one trunk
 EVERYTHING = ["algo.normalize_observations=true", "algo.normalize_rewards=true", "algo.target_kl=0.01"]
 BITS = {
-    "cartpole": [], "cartpole, everything": EVERYTHING, "breakout": ["env.name=breakout"], "snake": ["env.name=snake"],
+    "cartpole": [], "everything": EVERYTHING, "breakout": ["env.name=breakout"], "snake": ["env.name=snake"],
     "recurrent": ["env.name=cartpole", "net.memory=gru"],
 }  # fmt: skip
-LIMIT_S = 240.0
+LINES = 25
+"""Of a rank's error stream, where a part fails."""
 
 
 def say(**found: object) -> None:
@@ -41,24 +47,22 @@ def say(**found: object) -> None:
 # A RANK
 
 
-def rate(algo: Any, iterations: int) -> float:
-    """Seconds that an iteration takes."""
+def wait(device: Any) -> float:
+    """The clock, once the GPU is done."""
     import torch
 
-    def wait() -> float:
-        if algo.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
-    algo.start()
-    for _ in range(4):
-        for phase in algo.phases:
-            phase.run()
-    began = wait()
+
+def iterate(algo: Any, iterations: int) -> float:
+    """Seconds that they take."""
+    began = wait(algo.device)
     for _ in range(iterations):
         for phase in algo.phases:
             phase.run()
-    return (wait() - began) / iterations
+    return wait(algo.device) - began
 
 
 def latency(exchange: Any, device: Any, numbers: int, times: int) -> float:
@@ -71,105 +75,176 @@ def latency(exchange: Any, device: Any, numbers: int, times: int) -> float:
     work = Graphed(lambda: [exchange.gather(rows) for _ in range(10)] and None, device)
     for _ in range(3):
         work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
+    began = wait(device)
     for _ in range(times):
         work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - began) / times / 10 * 1e6
+    return (wait(device) - began) / times / 10 * 1e6
 
 
-def rank_main(rank: int, ranks: int, store: str, part: str, given: dict[str, Any]) -> None:
-    """One rank's part of a measurement; rank 0 prints what was found. Ends without taking the process group apart, which hangs after a capture."""
-    import torch
-    import torch.distributed as dist
-
+def trained(job: dict[str, Any], device: Any, exchange: Any) -> dict[str, Any]:
+    """One configuration for some iterations: the rate behind the first four, and the bits of what was learned."""
     from operant.compute.exchange import SOLO
     from operant.config import load
     from operant.training import distributed
     from operant.training.build import build
+
+    began, exchange = time.perf_counter(), SOLO if job["alone"] else exchange
+    algo = build(load.load(None, job["overrides"]), device, exchange=exchange)
+    algo.start()
+    iterate(algo, 4)
+    ready = time.perf_counter() - began
+    if not job["alone"]:
+        exchange.agree("all have begun")
+    seconds = iterate(algo, job["iterations"]) / job["iterations"]
+    found = {"seconds": seconds, "ready_s": round(ready, 1), "kernels": algo.backend.name, "bits_by_ranks": algo.bits_by_ranks}
+    found |= {"steps": algo.steps_per_iteration, "chosen": algo.chosen, "linked": getattr(getattr(algo.backend, "learner", None), "_link", None) is not None}
+    if job.get("bits"):
+        whole = distributed.whole_state(algo, "train", exchange)
+        found["sha256"] = {name: hashlib.sha256(whole[name].numpy().tobytes()).hexdigest()[:16] for name in sorted(whole)}
+    return found
+
+
+def spin(job: dict[str, Any], rank: int, ranks: int, device: Any, exchange: Any) -> None:
+    """The last rank is killed in the middle of it; the others say when they see that it is gone, and end in another thread, as training does."""
+    from operant.config import load
+    from operant.training.build import build
+
+    algo = build(load.load(None, job["overrides"]), device, exchange=exchange)
+    algo.start()
+    iterate(algo, 5)
+    if rank == ranks - 1:
+        say(killed=time.time())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def end() -> None:
+        time.sleep(1.0)
+        say(ending=time.time())
+        os._exit(0)
+
+    threading.Thread(target=end, daemon=True).start()
+    iterate(algo, 1_000_000)
+
+
+def rank_main(rank: int, ranks: int, store: str, part: str, given: dict[str, Any]) -> None:
+    """One rank's part of the jobs; it prints what was found. Ends without taking the process group apart, which hangs after a capture."""
+    faulthandler.dump_traceback_later(given["limit_s"] - 3.0)
+    import torch
+    import torch.distributed as dist
+
+    from operant.training import distributed
 
     device = torch.device("cuda", rank) if given["gpu"] else torch.device("cpu")
     if given["gpu"]:
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
-    exchange = SOLO if ranks == 1 else distributed.join(dist.FileStore(store, ranks), rank, ranks, device)
-    found: dict[str, Any] = {"exchange": getattr(exchange, "name", "none")}
-    if part == "latency":
-        found |= {"us": {str(numbers): round(latency(exchange, device, numbers, given["times"]), 1) for numbers in given["sizes"]}}
-    else:
-        algo = build(load.load(None, given["overrides"]), device, exchange=exchange)
-        found |= {"seconds": rate(algo, given["iterations"]), "kernels": algo.backend.name, "bits_by_ranks": algo.bits_by_ranks}
-        found |= {"steps": algo.steps_per_iteration, "chosen": algo.chosen}
-        whole = distributed.whole_state(algo, "train", exchange)
-        found["sha256"] = hashlib.sha256(b"".join(whole[name].numpy().tobytes() for name in sorted(whole) if name.startswith(("policy", "adam")))).hexdigest()
-    if rank == 0:
-        say(**found)
+    began = time.perf_counter()
+    exchange = distributed.join(dist.FileStore(store, ranks), rank, ranks, device)
+    say(exchange=getattr(exchange, "name", "none"), joined_s=round(time.perf_counter() - began, 2))
+    for job in given["jobs"]:
+        if part == "spin":
+            spin(job, rank, ranks, device, exchange)
+        elif part == "latency":
+            say(numbers=job["numbers"], us=round(latency(exchange, device, job["numbers"], job["times"]), 1))
+        else:
+            say(**{key: job[key] for key in ("case", "alone")}, **trained(job, device, exchange))
+            gc.collect()
+            torch.cuda.empty_cache()
     sys.stdout.flush()
     os._exit(0)
 
 
-def on_ranks(ranks: int, part: str, kind: str = "kernel", **given: Any) -> dict[str, Any]:
-    """What rank 0 of so many processes prints; `failed` with the last lines of the first that did not end well."""
+def on_ranks(ranks: int, part: str, kind: str, jobs: list[dict[str, Any]], *, gpu: bool, limit_s: float) -> list[list[dict[str, Any]]]:
+    """What each rank of a set of processes has printed; where one does not end well, the ends of all their error streams are printed."""
     with tempfile.TemporaryDirectory() as folder:
+        given = {"jobs": jobs, "gpu": gpu, "limit_s": limit_s}
         command = [sys.executable, __file__, "--rank", json.dumps([ranks, f"{folder}/store", part, given])]
         environment = os.environ | {"OPERANT_EXCHANGE": kind, "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        processes = [subprocess.Popen([*command, str(rank)], env=environment, **pipes) for rank in range(ranks)]  # type: ignore[call-overload]
-        deadline = time.monotonic() + LIMIT_S
-        try:
-            said = [process.communicate(timeout=max(1.0, deadline - time.monotonic())) for process in processes]
-        except subprocess.TimeoutExpired:
-            return {"failed": f"not done after {LIMIT_S:g} s"}
-        finally:
+        with contextlib.ExitStack() as files:
+            streams = [[files.enter_context(open(f"{folder}/{rank}.{name}", "w+")) for name in ("out", "err")] for rank in range(ranks)]
+            processes = [
+                subprocess.Popen([*command, str(rank)], env=environment, stdout=out, stderr=err) for rank, (out, err) in enumerate(streams)
+            ]  # fmt: skip
+            deadline = time.monotonic() + limit_s
+            while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+                if any(process.poll() for process in processes):
+                    deadline = min(deadline, time.monotonic() + (20.0 if part == "spin" else 3.0))
+                time.sleep(0.02)
+            ended = [process.poll() for process in processes]
+            began = time.monotonic()
             for process in processes:
                 process.kill()
-        for process, (_, error) in zip(processes, said, strict=True):
-            if process.returncode:
-                return {"failed": error.strip().splitlines()[-3:]}
-        return dict(json.loads(said[0][0].strip().splitlines()[-1]))
+                process.wait()
+            if any(code not in (0, -signal.SIGKILL if part == "spin" else 0) for code in ended):
+                say(part=part, kind=kind, failed=ended, killed_in_s=round(time.monotonic() - began, 2))
+                for rank in range(ranks):
+                    print(f"--- rank {rank}:", "".join(Path(f"{folder}/{rank}.err").read_text().splitlines(keepends=True)[-LINES:]), flush=True)
+        outputs = [Path(f"{folder}/{rank}.out").read_text().splitlines() for rank in range(ranks)]
+        return [[json.loads(line) for line in lines if line.startswith("{")] for lines in outputs]
 
 
 # PARTS
 
 
-def latencies(ranks: int, tiny: bool) -> None:
+def latencies(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
     """By kind and size, beside ANCHORS.md's."""
-    for kind in KINDS[1:] if not tiny else ("gloo",):
-        say(part="latency", asked=kind, ranks=ranks, **on_ranks(ranks, "latency", kind, gpu=not tiny, sizes=SIZES[: 2 if tiny else 5], times=3 if tiny else 50))
+    jobs = [{"numbers": numbers, "times": 3 if tiny else 50} for numbers in SIZES[: 2 if tiny else 5]]
+    for kind in [kind for kind in kinds if kind != "kernel"]:
+        found = on_ranks(ranks, "latency", kind, jobs, gpu=not tiny, limit_s=limit_s)[0]
+        say(part="latency", asked=kind, ranks=ranks, exchange=found and found[0]["exchange"], us={line["numbers"]: line["us"] for line in found[1:]})
 
 
-def rates(ranks: int, tiny: bool) -> None:
-    """W = 1 beside W ranks of as many lanes a GPU each, by each kind of exchange."""
-    for lanes, horizon, shared in SHAPES if not tiny else ((256, 16, False),):
-        iterations = 2 if tiny else max(20, int(3e9 / (lanes * horizon * 100)))
-        words = [f"algo.horizon={horizon}", f"net.shared={str(shared).lower()}", "algo.anneal=false", "run.steps=1G", "algo.minibatches=4", "algo.epochs=4"]
-        words += [] if tiny else ["algo.precision=bf16", "algo.kernel_config=first"]
-        one = None
-        for count, kind in ((1, "none"), *((ranks, kind) for kind in (KINDS if not tiny else ("gloo",)))):
-            found = on_ranks(count, "rates", kind, gpu=not tiny, overrides=[f"env.lanes={lanes * count}", *words], iterations=iterations)
-            sps = found["steps"] / found["seconds"] if "seconds" in found else None
-            one = sps if count == 1 else one
-            efficiency = round(sps / (count * one), 3) if sps and one else None
-            figures = {"m_sps": sps and round(sps / 1e6, 2), "efficiency": efficiency}
-            say(part="rates", lanes_a_gpu=lanes, horizon=horizon, one_trunk=shared, ranks=count, asked=kind, **figures, **found)
+def rates(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
+    """Each GPU alone beside W ranks of as many lanes a GPU, by each kind of exchange."""
+    one = {}
+    for kind in kinds:
+        jobs = []
+        for lanes, horizon, shared in SHAPES if not tiny else ((256, 16, False),):
+            iterations = 2 if tiny else max(20, int(3e9 / (lanes * horizon * 100)))
+            words = [f"algo.horizon={horizon}", f"net.shared={str(shared).lower()}", "algo.anneal=false", "run.steps=1G", "algo.minibatches=4", "algo.epochs=4"]
+            words += [] if tiny else ["algo.precision=bf16", "algo.kernel_config=first"]
+            for alone in (True, False) if kind == kinds[0] else (False,):
+                overrides = [f"env.lanes={lanes * (1 if alone else ranks)}", *words]
+                jobs.append({"case": [lanes, horizon, shared], "alone": alone, "overrides": overrides, "iterations": iterations})
+        for found in on_ranks(ranks, "rates", kind, jobs, gpu=not tiny, limit_s=limit_s)[0][1:]:
+            case, sps = tuple(found.pop("case")), found["steps"] / found["seconds"]
+            one |= {case: sps} if found["alone"] else {}
+            efficiency = round(sps / (ranks * one[case]), 3) if case in one and not found["alone"] else None
+            shape = dict(zip(("lanes_a_gpu", "horizon", "one_trunk"), case, strict=True))
+            say(part="rates", **shape, ranks=1 if found["alone"] else ranks, asked=kind, m_sps=round(sps / 1e6, 2), efficiency=efficiency, **found)
 
 
-def bits(ranks: int, tiny: bool) -> None:
+def bits(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
     """The same global lanes on one rank and on several, after 200 iterations."""
+    jobs = []
     for name, more in BITS.items() if not tiny else list(BITS.items())[:2]:
         lanes, chunks = (512, 8) if tiny else (8192, 128)
         words = [f"env.lanes={lanes}", "algo.horizon=16", "run.steps=1G", "algo.minibatches=2", f"algo.chunks={chunks}", "algo.kernel_config=first", *more]
-        given = {"gpu": not tiny, "overrides": words, "iterations": 2 if tiny else 196}
-        found = [on_ranks(count, "bits", **given) for count in (1, ranks)]
-        same = found[0].get("sha256") == found[1].get("sha256") is not None
-        say(part="bits", case=name, same=same, promised=found[1].get("bits_by_ranks"), found=found)
+        jobs += [{"case": name, "alone": alone, "overrides": words, "iterations": 2 if tiny else 196, "bits": True} for alone in (True, False)]
+    for kind in kinds:
+        alone: dict[str, Any] = {}
+        for found, theirs in zip(*on_ranks(ranks, "bits", kind, jobs, gpu=not tiny, limit_s=limit_s)[:2], strict=False):
+            if found.get("alone"):
+                alone = found
+            elif "case" in found:
+                different = [name for name in found["sha256"] if found["sha256"][name] != alone["sha256"][name]]
+                ranks_equal = {name for name in found["sha256"] if found["sha256"][name] == theirs["sha256"][name]}
+                more = {key: found[key] for key in ("case", "linked", "chosen", "kernels")} | {"promised": found["bits_by_ranks"]}
+                more |= {"ranks_differ": sorted(set(found["sha256"]) - ranks_equal), "seconds": [alone["seconds"], found["seconds"]]}
+                say(part="bits", kind=kind, same=not different, different=different, **more)
 
 
-def faults(ranks: int, tiny: bool) -> None:
+def spins(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
+    """Seconds until a rank has ended whose kernel waits for one that was killed."""
+    for kind in kinds:
+        job = {"overrides": [f"env.lanes={512 if tiny else 8192 * ranks}", "algo.horizon=16", "run.steps=1000G", "algo.anneal=false", "algo.minibatches=2"]}
+        began = time.time()
+        found = on_ranks(ranks, "spin", kind, [job], gpu=not tiny, limit_s=limit_s)
+        times = {key: round(value - began, 2) for lines in found for line in lines for key, value in line.items() if key in ("killed", "ending")}
+        say(part="spin", kind=kind, **times, ended=round(time.time() - began, 2))
+
+
+def faults(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
     """Seconds until a run has crashed after kill -9 of its last rank, and that it resumes."""
     from operant import runs
 
@@ -183,14 +258,20 @@ def faults(ranks: int, tiny: bool) -> None:
         if run is None:
             say(part="faults", failed=started.stderr.strip().splitlines()[-3:])
             return
-        while not list(run.checkpoints_path.glob("step-*")) and not runs.state(run).ended:
+        deadline = time.monotonic() + limit_s
+        while not list(run.checkpoints_path.glob("step-*")) and not runs.state(run).ended and time.monotonic() < deadline:
             time.sleep(0.1)
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 pid = int(process.name) if f"killed\0--rank\0{ranks - 1}\0".encode() in (process / "cmdline").read_bytes() else pid
+        if not pid or not list(run.checkpoints_path.glob("step-*")):
+            logs = {log.name: log.read_text(errors="replace").splitlines()[-LINES:] for log in run.path.glob("log*.txt")}
+            say(part="faults", failed="no rank to kill, or no checkpoint", state=runs.state(runs.load(run.path) or run).word, logs=logs)
+            subprocess.run([*command, "stop", "killed", "--now"], env=environment, capture_output=True, check=False, timeout=30)
+            return
         os.kill(pid, signal.SIGKILL)
         began = time.monotonic()
-        while runs.probe(run.path):
+        while runs.probe(run.path) and time.monotonic() < began + 30.0:
             time.sleep(0.005)
         took, state = time.monotonic() - began, runs.state(runs.load(run.path) or run)
         resumed = subprocess.run([*command, "resume", "killed", "-d"], env=environment, capture_output=True, text=True, check=False)
@@ -198,7 +279,7 @@ def faults(ranks: int, tiny: bool) -> None:
         say(part="faults", seconds=round(took, 3), state=state.word, cause=state.cause, resumed=resumed.returncode)
 
 
-PARTS = {"latency": latencies, "rates": rates, "bits": bits, "faults": faults}
+PARTS = {"latency": latencies, "rates": rates, "bits": bits, "spin": spins, "faults": faults}
 
 
 def main() -> None:
@@ -206,17 +287,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--kinds", default=None, help="by default kernel,symmetric,nccl")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds that a part's set of processes may take")
+    parser.add_argument("--cases", default=",".join(BITS), help="of bits; by default all")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
         count, store, part, given = json.loads(arguments.rank[0])
         rank_main(int(arguments.rank[1]), count, store, part, given)
+    for name in set(BITS) - set(arguments.cases.split(",")):
+        del BITS[name]
     for name in arguments.only.split(","):
         try:
-            PARTS[name](arguments.ranks, arguments.tiny)
-        except Exception as error:  # noqa: PERF203  (no part stops another)
-            say(part=name, failed=f"{type(error).__name__}: {error}")
+            PARTS[name](arguments.ranks, (arguments.kinds or ",".join(KINDS if not arguments.tiny else ("gloo",))).split(","), arguments.tiny, arguments.limit)
+        except Exception:  # noqa: PERF203  (no part stops another)
+            say(part=name, failed=traceback.format_exc().splitlines()[-LINES:])
 
 
 if __name__ == "__main__":

@@ -115,7 +115,10 @@ class SymmetricExchange(GroupExchange):
             return None
         sums, _, all_sums = self._room((2, shards, width), torch.float32)
         flags, _, all_flags = self._room((blocks,), torch.int32)
+        torch.cuda.synchronize(self.device)  # sync: before a run begins
+        dist.barrier(group=self._group)  # no kernel of an earlier learner waits for these flags any more
         flags.zero_()
+        torch.cuda.synchronize(self.device)  # sync: before a run begins
         dist.barrier(group=self._group)
         places = [torch.tensor([tensor.data_ptr() for tensor in found], dtype=torch.int64, device=self.device) for found in (all_sums, all_flags)]
         return Link(sums, flags, torch.zeros(blocks, dtype=torch.int32, device=self.device), *places)
@@ -124,6 +127,9 @@ class SymmetricExchange(GroupExchange):
 def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device, *, everywhere: bool) -> GroupExchange:
     """The fastest exchange that the GPUs of all ranks have, or that $OPERANT_EXCHANGE names: kernel, symmetric or nccl."""
     torch.cuda.set_device(device)
+    # Nothing here sends to several GPUs at once through the switch, which a container may not be allowed to set up.
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks, device_id=device, timeout=FOREVER)
     plain = GroupExchange(rank, ranks, dist.group.WORLD, "NCCL", device)
     asked = os.environ.get("OPERANT_EXCHANGE", "kernel")
