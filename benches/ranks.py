@@ -189,7 +189,7 @@ def on_ranks(ranks: int, part: str, kind: str, jobs: list[dict[str, Any]], *, gp
 def latencies(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
     """By kind and size, beside ANCHORS.md's."""
     jobs = [{"numbers": numbers, "times": 3 if tiny else 50} for numbers in SIZES[: 2 if tiny else 5]]
-    for kind in [kind for kind in kinds if kind != "kernel"]:
+    for kind in kinds:
         found = on_ranks(ranks, "latency", kind, jobs, gpu=not tiny, limit_s=limit_s)[0]
         say(part="latency", asked=kind, ranks=ranks, exchange=found and found[0]["exchange"], us={line["numbers"]: line["us"] for line in found[1:]})
 

@@ -16,9 +16,10 @@ from triton import language as tl
 
 from operant.compute.exchange import Link
 from operant.kernels.dense.select import with_config
+from operant.kernels.exchange import gather_words
 from operant.kernels.reduce import exchange_partials, reduce_partials, sum_shards
 from operant.kernels.tiles import Resident, from_text
-from operant.nn import mlp
+from operant.nn import RunningNormalizer, mlp
 
 
 def reconfigure(ppo, config, precision):
@@ -124,28 +125,76 @@ def tree_case(chunks, shards):
         by_hand[k] = part[0]
     whole = torch.stack(by_hand)
     while len(whole) > 1:
-        whole = whole[: len(whole) // 2] + whole[len(whole) // 2 :]
+        whole = whole[0::2] + whole[1::2]
     return {"shards": bool(torch.equal(sums, torch.stack(by_hand))), "whole": bool(torch.equal(reduced(rows, shards), whole[0]))}
 
 
-def exchange_case(chunks, shards, rank):
-    """Whether half of the shards and what another rank has written make the gradient of all rows on one rank; three turns, as the halves alternate."""
+def exchange_case(chunks, shards, ranks, rank):
+    """Whether one rank's shards and what the others have written make the gradient of all rows on one rank; three turns, as the halves alternate."""
     generator, width = torch.Generator().manual_seed(chunks), 96
-    sums, flags, turns = torch.zeros(2, 2, shards // 2, width), torch.zeros(2, 3, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
-    places = [torch.tensor([part.data_ptr() for part in parts]) for parts in (sums, flags)]
-    same = []
+    boxes, turns, same = torch.zeros(ranks, 2, ranks, width, dtype=torch.int64), torch.zeros(3, dtype=torch.int32), []
+    link = Link(boxes[rank], torch.tensor([box[0, rank].data_ptr() for box in boxes]), turns)
     for turn in range(1, 4):
-        rows = torch.randn(chunks, width, generator=generator)
-        halves = rows.chunk(2)
-        sum_shards[(3,)](halves[1 - rank], width, sums[1 - rank, turn % 2], SHARDS=shards // 2, SHARD_ROWS=chunks // shards)
-        flags[1 - rank] = turn
+        rows, sums = torch.randn(chunks, width, generator=generator), torch.zeros(ranks, width)
+        cut = {"SHARDS": shards // ranks, "SHARD_ROWS": chunks // shards}
+        for other, part in enumerate(rows.chunk(ranks)):
+            sum_shards[(3,)](part.contiguous(), width, sums[other], **cut)
+        words = (turn << 32) | (sums.view(torch.int32).long() & 0xFFFFFFFF)
+        for other in set(range(ranks)) - {rank}:
+            boxes[rank, turn % 2, other] = words[other]
         gradient, terms = torch.zeros(width - 32), torch.zeros(32)
-        exchange_partials[(3,)](
-            halves[rank].contiguous(), width, gradient, torch.zeros(2), gradient, terms, Link(sums[rank], flags[rank], turns, *places),
-            SPEC=0, RECORD=_no_record, SHARDS=shards // 2, SHARD_ROWS=chunks // shards, RANKS=2,
-        )  # fmt: skip
-        same.append(bool(torch.equal(torch.cat([gradient, terms]), reduced(rows, shards))) and flags[rank].eq(turn).all().item())
+        own = rows.chunk(ranks)[rank].contiguous()
+        exchange_partials[(3,)](own, width, gradient, torch.zeros(2), gradient, terms, link, SPEC=0, RECORD=_no_record, RANKS=ranks, **cut)
+        sent = all(torch.equal(box[turn % 2, rank], words[rank]) for box in boxes)
+        same.append(sent and bool(torch.equal(torch.cat([gradient, terms]), reduced(rows, shards))) and turns.eq(turn).all().item())
     return same
+
+
+def gather_case(size, ranks, rank):
+    """Whether words of all ranks come in their order, two turns."""
+    generator, programs = torch.Generator().manual_seed(size), -(-size // 128)
+    boxes, turns, same = torch.zeros(ranks, 2, ranks, 128 * programs, dtype=torch.int64), torch.zeros(programs, dtype=torch.int32), []
+    link = Link(boxes[rank], torch.tensor([box[0, rank].data_ptr() for box in boxes]), turns)
+    for turn in (1, 2):
+        words = torch.randint(-(2**31), 2**31, (ranks, size), generator=generator, dtype=torch.int32)
+        boxes[rank, turn % 2] = turn << 32
+        boxes[rank, turn % 2, :, :size] |= words.long() & 0xFFFFFFFF
+        boxes[rank, turn % 2, rank] = 0
+        gathered = torch.zeros(ranks, size, dtype=torch.int32)
+        gather_words[(programs,)](words[rank].contiguous(), gathered, size, 128 * programs, link, RANKS=ranks)
+        same.append(bool(torch.equal(gathered, words)))
+    return same
+
+
+class Both:
+    """One of two ranks that both are this process: what it gathers is the other's before or behind its own."""
+
+    ranks = 2
+
+    def __init__(self, rank, theirs=None):
+        self.rank, self.theirs, self.own = rank, theirs, None
+
+    def gather(self, rows):
+        """The rows of both."""
+        self.own = rows
+        return torch.cat([rows, self.theirs] if self.rank == 0 else [self.theirs, rows]) if self.theirs is not None else torch.cat([rows, rows])
+
+
+def normalizer_case(features, steps, lanes, kind, shards=4):
+    """Errors of a running normalizer's mean and variance beside torch's in float64 after two batches, and whether two ranks have one rank's bits."""
+    generator, dtype = torch.Generator().manual_seed(features), getattr(torch, kind)
+    batches = [torch.randn(steps, features, lanes, generator=generator).mul_(50 * (k + 1)).add_(100).clamp_(0, 255).to(dtype).transpose(0, 1) for k in range(2)]
+    one, plain, two = (RunningNormalizer(features, torch.device("cpu")) for _ in range(3))
+    for batch in batches:
+        one.take_in(batch, shards)
+        plain.update(batch.double())
+        halves = batch.chunk(2, dim=-1)
+        other = Both(1)
+        RunningNormalizer(features, torch.device("cpu")).take_in(halves[1], shards // 2, other)
+        two.take_in(halves[0], shards // 2, Both(0, other.own))
+    errors = [((a - b).abs() / b.abs()).max().item() for a, b in ((one.running_mean, plain.running_mean), (one.running_variance, plain.running_variance))]
+    errors.append(((one.inv_std - plain.inv_std).abs() / plain.inv_std).max().item())
+    return max(errors), all(torch.equal(one.tensors()[name], two.tensors()[name]) for name in one.tensors())
 
 
 def main() -> None:
@@ -153,7 +202,7 @@ def main() -> None:
     teach()
     torch.set_num_threads(1)
     kinds = {"gradient": gradient_case, "rounded": rounded_case, "iteration": iteration_case, "tree": tree_case, "bits": bits_case, "q": iterations_case}
-    kinds["exchange"] = exchange_case
+    kinds |= {"exchange": exchange_case, "gather": gather_case, "normalizer": normalizer_case}
     print(json.dumps([kinds[kind](**case) for kind, case in json.load(sys.stdin)]))
 
 

@@ -11,7 +11,10 @@ needs_compiler = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", r
 LEAST_SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 """Bytes of shared memory that a program may take on each architecture."""
 
-KINDS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64", torch.uint8: "*u8", int: "i32", float: "fp32"}
+KINDS = {
+    torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64", torch.uint8: "*u8",
+    int: "i32", float: "fp32",
+}  # fmt: skip
 
 
 def compile_for(architecture: int, kernel, arguments, options) -> int:

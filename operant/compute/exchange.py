@@ -12,13 +12,11 @@ from torch import Tensor
 
 
 class Link(NamedTuple):
-    """What a kernel exchanges sums through, over memory that all ranks can read: tensors here, pointers inside a kernel."""
+    """What the programs of a kernel exchange their sums through, over memory that all ranks can write: tensors here, pointers inside a kernel."""
 
-    sums: Any  # (2, shards, width) float32, this rank's: the halves take turns
-    flags: Any  # (blocks) int32, this rank's: the turn that is written
-    turns: Any  # (blocks) int32, how many there have been; a captured graph sees it grow
-    sum_addresses: Any  # (W) int64, where each rank's sums lie
-    flag_addresses: Any  # (W) int64
+    inbox: Any  # (2, W, width) int64, this rank's: a sum and the number of its turn in one word; the halves take turns
+    outboxes: Any  # (W) int64, the addresses of this rank's row in the first half of each rank's inbox
+    turns: Any  # (programs) int32, how many there have been; a captured graph sees it grow
 
 
 class Exchange(Protocol):
@@ -38,8 +36,8 @@ class Exchange(Protocol):
     def agree(self, text: str) -> str:
         """What rank 0 says; up to 255 bytes."""
 
-    def link(self, shards: int, width: int, blocks: int) -> Link | None:
-        """What a kernel of so many programs exchanges its sums (shards, width) through; None where `gather` has to do."""
+    def link(self, width: int, programs: int) -> Link | None:
+        """What a kernel of so many programs exchanges its sums (width) through; None where `gather` has to do."""
 
 
 class Solo:
@@ -55,7 +53,7 @@ class Solo:
         """The text as it is."""
         return text
 
-    def link(self, shards: int, width: int, blocks: int) -> Link | None:
+    def link(self, width: int, programs: int) -> Link | None:
         """None: there is no other rank."""
         return None
 

@@ -1,13 +1,15 @@
 """Triton kernels behind the gradient: rows of partial sums to one gradient, its norm, and Adam. Sums go in a fixed order. Know no network and no algorithm.
 
-Rows are added in a binary tree: first the rows of each shard of lanes, then the shards. Each addition is of two numbers whose places in the tree are fixed, so
-the sum is the same float whichever device has computed which shard's rows, and however a GPU spreads the work over threads.
+Rows are added in a binary tree: first the rows of each shard of lanes, then neighbouring shards. Each addition is of two numbers whose places in the tree are
+fixed, so the sum is the same float whichever device has computed which shard's rows, and however a GPU spreads the work over threads.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from operant.kernels.exchange import exchanged, reversed_bits
 
 REDUCE_COLUMNS = tl.constexpr(32)
 """Columns of the rows that a program adds up."""
@@ -28,36 +30,46 @@ def add_halves(rows, COUNT: tl.constexpr, LEFT: tl.constexpr):
 
 
 @triton.jit
+def add_shards(partial, width, column, SHARDS: tl.constexpr, SHARD_ROWS: tl.constexpr):
+    """Rows of partial sums (SHARDS SHARD_ROWS, width) added up in 32 columns, (1, 32): each shard's rows, then neighbouring shards, then neighbours of those.
+
+    So what a rank owns, some neighbouring shards, is one number of the tree over all shards.
+    """
+    # All rows in one load, the first rows of all shards first: then a thread has the rows that it adds.
+    row = tl.arange(0, SHARDS * SHARD_ROWS)
+    place = (reversed_bits(row % SHARDS, SHARDS) * SHARD_ROWS + row // SHARDS)[:, None] * width + column[None, :]
+    return add_halves(tl.load(partial + place), SHARDS * SHARD_ROWS, 1)
+
+
+@triton.jit
+def store_total(total, block, column, width, gradient, squares, parameters, update, SPEC: tl.constexpr, RECORD: tl.constexpr):
+    """32 numbers of the gradient, and the sum of their squares; of the last program the loss's terms, which the algorithm's `RECORD` takes."""
+    if (block + 1) * REDUCE_COLUMNS < width:
+        tl.store(gradient + column, total)
+        tl.store(squares + block, tl.sum(total * total, axis=0))
+    else:
+        RECORD(total, tl.arange(0, REDUCE_COLUMNS), parameters, update, SPEC)
+
+
+@triton.jit
 def reduce_partials(
     partial, width, gradient, squares, parameters, update, SPEC: tl.constexpr, RECORD: tl.constexpr, SHARDS: tl.constexpr, SHARD_ROWS: tl.constexpr
 ):  # fmt: skip
     """The gradient from rows of partial sums (SHARDS SHARD_ROWS, width), 32 columns a program, with each program's sum of squares.
 
-    The last program has the sums of the loss's terms: `RECORD(terms, column, parameters, update, SPEC)`, the algorithm's, does with them what it likes.
+    The last program has the sums of the loss's terms: `RECORD(terms, column, parameters, update, SPEC)`.
     """
     block = tl.program_id(0)
-    column = tl.arange(0, REDUCE_COLUMNS)
-    # All rows in one load, (SHARD_ROWS SHARDS, 32), the first rows of all shards first: then a thread has the rows that it adds.
-    row = tl.arange(0, SHARDS * SHARD_ROWS)
-    place = (row % SHARDS * SHARD_ROWS + row // SHARDS)[:, None] * width + (block * REDUCE_COLUMNS + column)[None, :]
-    shard_sums = add_halves(tl.load(partial + place), SHARDS * SHARD_ROWS, SHARDS)
-    # Several ranks exchange their shards' sums here, (SHARDS, 32), before the tree over all shards: see `exchange_partials`.
-    total = tl.reshape(add_halves(shard_sums, SHARDS, 1), (REDUCE_COLUMNS,))
-    if (block + 1) * REDUCE_COLUMNS < width:
-        tl.store(gradient + block * REDUCE_COLUMNS + column, total)
-        tl.store(squares + block, tl.sum(total * total, axis=0))
-    else:
-        RECORD(total, column, parameters, update, SPEC)
+    column = block * REDUCE_COLUMNS + tl.arange(0, REDUCE_COLUMNS)
+    total = tl.reshape(add_shards(partial, width, column, SHARDS, SHARD_ROWS), (REDUCE_COLUMNS,))
+    store_total(total, block, column, width, gradient, squares, parameters, update, SPEC, RECORD)
 
 
 @triton.jit
 def sum_shards(partial, width, sums, SHARDS: tl.constexpr, SHARD_ROWS: tl.constexpr):
-    """Each shard's rows of partial sums added up, (SHARDS SHARD_ROWS, width) -> (SHARDS, width), 32 columns a program: what ranks exchange."""
+    """One rank's rows of partial sums added up, (SHARDS SHARD_ROWS, width) -> (width), 32 columns a program: what ranks exchange."""
     column = tl.program_id(0) * REDUCE_COLUMNS + tl.arange(0, REDUCE_COLUMNS)
-    row = tl.arange(0, SHARDS * SHARD_ROWS)
-    place = (row % SHARDS * SHARD_ROWS + row // SHARDS)[:, None] * width + column[None, :]
-    shard_sums = add_halves(tl.load(partial + place), SHARDS * SHARD_ROWS, SHARDS)
-    tl.store(sums + tl.arange(0, SHARDS)[:, None] * width + column[None, :], shard_sums)
+    tl.store(sums + column[None, :], add_shards(partial, width, column, SHARDS, SHARD_ROWS))
 
 
 @triton.jit
@@ -65,40 +77,13 @@ def exchange_partials(
     partial, width, gradient, squares, parameters, update, link, SPEC: tl.constexpr, RECORD: tl.constexpr, SHARDS: tl.constexpr, SHARD_ROWS: tl.constexpr,
     RANKS: tl.constexpr,
 ):  # fmt: skip
-    """`reduce_partials` over the rows of all ranks, each of which has SHARDS of the shards: the exchange costs no launch of its own.
-
-    A program writes its shards' sums where the other ranks can read them, says so by a flag, waits for the same program of the other ranks, and reads theirs
-    in the order of the ranks. Two halves take turns: who writes a half has seen that all have read what was in it. Nothing here ends the wait for a rank that
-    is gone: the process that watches the ranks ends, and its kernels with it.
-    """
+    """`reduce_partials` over the rows of all ranks, each of which has SHARDS of the shards: the exchange costs no launch of its own."""
     block = tl.program_id(0)
     column = block * REDUCE_COLUMNS + tl.arange(0, REDUCE_COLUMNS)
-    row = tl.arange(0, SHARDS * SHARD_ROWS)
-    place = (row % SHARDS * SHARD_ROWS + row // SHARDS)[:, None] * width + column[None, :]
-    own = add_halves(tl.load(partial + place), SHARDS * SHARD_ROWS, SHARDS)
-    # Ours, and the flag behind them.
-    turn = tl.load(link.turns + block) + 1
-    half = (turn % 2) * SHARDS * width
-    tl.store(link.sums + half + tl.arange(0, SHARDS)[:, None] * width + column[None, :], own)
-    tl.debug_barrier()
-    tl.atomic_xchg(link.flags + block, turn, sem="release", scope="sys")
-    # All ranks' flags.
-    flags = tl.load(link.flag_addresses + tl.arange(0, RANKS)).to(tl.pointer_type(tl.int32)) + block
-    seen = tl.min(tl.atomic_add(flags, tl.zeros((RANKS,), tl.int32), sem="acquire", scope="sys"), axis=0)
-    while seen < turn:
-        seen = tl.min(tl.atomic_add(flags, tl.zeros((RANKS,), tl.int32), sem="acquire", scope="sys"), axis=0)
-    tl.debug_barrier()
-    tl.store(link.turns + block, turn)
-    # All ranks' shards, (RANKS SHARDS, 32), and the tree over them.
-    shard = tl.arange(0, RANKS * SHARDS)
-    sums = tl.load(link.sum_addresses + shard // SHARDS).to(tl.pointer_type(tl.float32))
-    rows = tl.load(sums[:, None] + (half + (shard % SHARDS) * width)[:, None] + column[None, :], volatile=True)
-    total = tl.reshape(add_halves(rows, RANKS * SHARDS, 1), (REDUCE_COLUMNS,))
-    if (block + 1) * REDUCE_COLUMNS < width:
-        tl.store(gradient + column, total)
-        tl.store(squares + block, tl.sum(total * total, axis=0))
-    else:
-        RECORD(total, tl.arange(0, REDUCE_COLUMNS), parameters, update, SPEC)
+    own = add_shards(partial, width, column, SHARDS, SHARD_ROWS)
+    rows = exchanged(own.to(tl.int32, bitcast=True), column, width, link, RANKS, REDUCE_COLUMNS).to(tl.float32, bitcast=True)
+    total = tl.reshape(add_halves(rows, RANKS, 1), (REDUCE_COLUMNS,))
+    store_total(total, block, column, width, gradient, squares, parameters, update, SPEC, RECORD)
 
 
 @triton.jit

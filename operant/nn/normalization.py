@@ -6,7 +6,9 @@ Shape letters: D features, N lanes, S shards of the lanes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +41,7 @@ def statistics(batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO) 
 
     float64 is reduced as such, all else as float32.
     A shard's numbers are reduced alone and in one layout, so the bits do not depend on how many devices own the shards. On a GPU one reduction takes all lanes
-    (a reduction a shard would cost several per cent of a short iteration), so there they may.
+    (a reduction a shard would cost several per cent of a short iteration), so there they may; running normalizers do without: `operant.nn.moments`.
     """
     if exchange.ranks == 1 and (batch.is_cuda or shards == 1):
         return _shard_statistics(batch)
@@ -71,12 +73,27 @@ class RunningNormalizer:
         self.inv_std.copy_((self.running_variance + self.EPSILON).rsqrt())
 
     def update(self, batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO) -> None:
-        """Take in a batch, features first and lanes last: (D, ..., N) of any type; for shards and other ranks see `statistics`."""
+        """Take in a batch, features first and lanes last: (D, ..., N) of any type; for shards and other ranks see `statistics`.
+
+        On a GPU by Triton where it is there, with bits that do not depend on how many GPUs own the shards.
+        """
+        if batch.is_cuda and _has_triton():
+            self.take_in(batch, shards, exchange)
+            return
         seen = Statistics(self.running_mean, self.running_variance, self.count).merged(statistics(batch, shards, exchange))
         self.running_mean.copy_(seen.mean)
         self.running_variance.copy_(seen.variance)
         self.count.copy_(seen.count)
         self._freeze()
+
+    def take_in(self, batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO) -> None:
+        """`update` by Triton's kernels."""
+        from operant.nn import moments
+
+        features = batch if batch.ndim == 3 and batch.stride(-1) == 1 else batch.reshape(len(batch), -1, batch.shape[-1]).contiguous()
+        parts = exchange.gather(moments.parts_of(features, shards, exchange.ranks))
+        moments.merge(parts, self.count, (self.running_mean, self.running_variance), (self.mean, self.inv_std), self.EPSILON)
+        self.count += features[0].numel() * exchange.ranks
 
     def normalize(self, features: torch.Tensor) -> torch.Tensor:
         """(x - mean) / std, clipped to +-10. Features first: (D, B) -> (D, B)."""
@@ -101,6 +118,11 @@ class FixedScale(RunningNormalizer):
     def tensors(self) -> dict[str, torch.Tensor]:
         """Nothing that a checkpoint must hold."""
         return {}
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def _shard_statistics(batch: torch.Tensor) -> Statistics:

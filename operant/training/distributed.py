@@ -34,8 +34,8 @@ FOREVER = timedelta(days=365)
 MOST_NUMBERS = 1 << 20
 """Numbers that are exchanged by symmetric memory: what is larger is a checkpoint's."""
 
-PROGRAMS = 8
-"""Programs of the reduction that a multiprocessor surely holds at once: 128 threads each."""
+MOST_WORDS = 1 << 16
+"""Words of 32 bits that `gather` sends with their turn beside each: of more that costs more than two barriers."""
 
 _LAST_WORD_S = 5.0
 _TEXT_BYTES = 255
@@ -73,13 +73,16 @@ class GroupExchange:
         found = self.gather(own.to(self.device)[None])[0].cpu()  # sync: before a run begins
         return bytes(found.tolist()).rstrip(b"\0").decode()  # sync: the same
 
-    def link(self, shards: int, width: int, blocks: int) -> Link | None:
+    def link(self, width: int, programs: int) -> Link | None:
         """None: its kernels have no memory in common."""
         return None
 
 
 class SymmetricExchange(GroupExchange):
-    """Between GPUs that read each other's memory: what is small goes through buffers that all see, and gradients inside the kernel that reduces them."""
+    """Between GPUs that write each other's memory: what is small in one launch, and gradients inside the kernel that reduces them.
+
+    Not `in_kernel`: by copies between two barriers of torch's, which ask less of the GPUs.
+    """
 
     def __init__(self, rank: int, ranks: int, group: Any, device: torch.device, *, in_kernel: bool) -> None:
         from torch.distributed import _symmetric_memory as symmetric
@@ -87,41 +90,59 @@ class SymmetricExchange(GroupExchange):
         name = "symmetric memory inside the reduction kernel" if in_kernel else "symmetric memory"
         super().__init__(rank, ranks, group, name, device)
         self._symmetric, self._in_kernel = symmetric, in_kernel
-        self._rooms: dict[tuple[tuple[int, ...], torch.dtype], tuple[Tensor, Any, list[Tensor]]] = {}
+        self._rooms: list[tuple[Tensor, Any, list[Tensor]]] = []  # all there are: other ranks may still see one that is not used here any more
+        self._links: dict[int, Link] = {}  # of `gather`, by its words
+        self._copies: dict[int, tuple[Tensor, Any, list[Tensor]]] = {}
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Any, list[Tensor]]:
-        """A buffer of this rank, its handle, and the same buffer of each rank. All ranks ask for the same ones, in the same order, before a capture."""
-        if (shape, dtype) not in self._rooms:
-            own = self._symmetric.empty(*shape, dtype=dtype, device=self.device).zero_()
-            handle = self._symmetric.rendezvous(own, self._group.group_name)
-            self._rooms[shape, dtype] = own, handle, [handle.get_buffer(rank, shape, dtype) for rank in range(self.ranks)]
-            torch.cuda.synchronize(self.device)  # sync: once, before a run begins
-        return self._rooms[shape, dtype]
+        """A new buffer of this rank, its handle, and the same buffer of each rank. All ranks ask for them in the same order, and before a capture."""
+        own = self._symmetric.empty(*shape, dtype=dtype, device=self.device).zero_()
+        handle = self._symmetric.rendezvous(own, self._group.group_name)
+        every = [handle.get_buffer(rank, shape, dtype) for rank in range(self.ranks)]
+        torch.cuda.synchronize(self.device)  # sync: once, before a run begins
+        dist.barrier(group=self._group)  # all are zero before any is written
+        self._rooms.append((own, handle, every))
+        return self._rooms[-1]
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows (k, ...) of all ranks in their order, (W k, ...): written where all can read them, between two barriers."""
-        if rows.dtype not in (torch.float32, torch.float64) or rows.numel() > MOST_NUMBERS:
+        """The rows (k, ...) of all ranks in their order, (W k, ...)."""
+        size = rows.nbytes // 4
+        if rows.nbytes % 4 or not 0 < size <= MOST_NUMBERS:
             return super().gather(rows)
-        own, handle, every = self._room(tuple(rows.shape), rows.dtype)
-        own.copy_(rows)
+        own = rows.detach().contiguous().view(-1).view(torch.int32)
+        gathered = self._sent(own) if self._in_kernel and size <= MOST_WORDS else self._copied(own)
+        return gathered.view(-1).view(rows.dtype).view(self.ranks * len(rows), *rows.shape[1:])
+
+    def _sent(self, own: Tensor) -> Tensor:
+        """Words (n) of all ranks, (W, n), in one launch."""
+        from operant.kernels import exchange
+
+        size, columns = len(own), exchange.GATHER_COLUMNS.value
+        programs = -(-size // columns)
+        if size not in self._links:
+            self._links[size] = self.link(programs * columns, programs)  # type: ignore[assignment]
+        gathered = torch.empty(self.ranks, size, dtype=torch.int32, device=self.device)
+        exchange.gather_words[(programs,)](own, gathered, size, programs * columns, self._links[size], RANKS=self.ranks, num_warps=4)
+        return gathered
+
+    def _copied(self, own: Tensor) -> Tensor:
+        """The same through buffers that all can read, between two barriers."""
+        if len(own) not in self._copies:
+            self._copies[len(own)] = self._room(tuple(own.shape), own.dtype)
+        room, handle, every = self._copies[len(own)]
+        room.copy_(own)
         handle.barrier(channel=0)
         gathered = torch.cat(every)
         handle.barrier(channel=1)
         return gathered
 
-    def link(self, shards: int, width: int, blocks: int) -> Link | None:
-        """What the reduction kernel exchanges through; None where not all of its programs are resident at once, as each waits for another rank's."""
-        if not self._in_kernel or blocks > PROGRAMS * torch.cuda.get_device_properties(self.device).multi_processor_count:
+    def link(self, width: int, programs: int) -> Link | None:
+        """What a kernel of so many programs exchanges its numbers (width) through; each call makes a new one."""
+        if not self._in_kernel or width > MOST_NUMBERS:
             return None
-        sums, _, all_sums = self._room((2, shards, width), torch.float32)
-        flags, _, all_flags = self._room((blocks,), torch.int32)
-        torch.cuda.synchronize(self.device)  # sync: before a run begins
-        dist.barrier(group=self._group)  # no kernel of an earlier learner waits for these flags any more
-        flags.zero_()
-        torch.cuda.synchronize(self.device)  # sync: before a run begins
-        dist.barrier(group=self._group)
-        places = [torch.tensor([tensor.data_ptr() for tensor in found], dtype=torch.int64, device=self.device) for found in (all_sums, all_flags)]
-        return Link(sums, flags, torch.zeros(blocks, dtype=torch.int32, device=self.device), *places)
+        inbox, _, every = self._room((2, self.ranks, width), torch.int64)
+        rows = torch.tensor([theirs[0, self.rank].data_ptr() for theirs in every], device=self.device)
+        return Link(inbox, rows, torch.zeros(programs, dtype=torch.int32, device=self.device))
 
 
 def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device, *, everywhere: bool) -> GroupExchange:

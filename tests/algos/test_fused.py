@@ -121,8 +121,17 @@ def test_rows_of_partial_sums_are_added_in_a_binary_tree():
 
 
 def test_the_exchange_inside_the_reduction_adds_what_one_rank_would():
-    cases = [{"chunks": 16, "shards": 8, "rank": rank} for rank in range(2)] + [{"chunks": 4, "shards": 2, "rank": 1}]
-    assert interpreted([("exchange", case) for case in cases]) == [[True] * 3] * 3
+    cases = [{"chunks": 16, "shards": 8, "ranks": ranks, "rank": rank} for ranks, rank in ((2, 0), (2, 1), (4, 2))]
+    gathers = [("gather", {"size": size, "ranks": ranks, "rank": rank}) for size, ranks, rank in ((3, 2, 1), (300, 4, 2))]
+    assert interpreted([*(("exchange", case) for case in cases), *gathers]) == [[True] * 3] * 3 + [[True] * 2] * 2
+
+
+def test_running_normalizers_of_a_gpu_are_torchs_and_do_not_depend_on_the_number_of_ranks():
+    cases = [{"features": 3, "steps": 5, "lanes": 64, "kind": kind} for kind in ("float32", "float64", "uint8")]
+    cases.append({"features": 2, "steps": 9, "lanes": 4096, "kind": "float32"})  # several tiles a shard
+    for case, (error, same) in zip(cases, interpreted([("normalizer", case) for case in cases]), strict=True):
+        assert error < 1e-6, case
+        assert same, case
 
 
 @triton.jit
@@ -135,12 +144,17 @@ def no_record(terms, column, parameters, update, SPEC: triton.language.constexpr
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_the_exchange_compiles(ranks):
     from operant.compute.exchange import Link
-    from operant.kernels import reduce
+    from operant.kernels import exchange, reduce
+    from operant.nn import moments
 
     rows, numbers, counts, places = torch.zeros(16, 96), torch.zeros(96), torch.zeros(3, dtype=torch.int32), torch.zeros(ranks, dtype=torch.int64)
     shards = {"SHARDS": 8 // ranks, "SHARD_ROWS": 2, "num_warps": 4}
     compile_for(90, reduce.sum_shards, (rows, 96, numbers), shards)
-    link = Link(numbers, counts, counts, places, places)
+    link = Link(places, places, counts)
+    for batch in (numbers, numbers.double(), numbers.byte()):
+        compile_for(90, moments.part_moments, (batch, numbers.double(), 3, 64, 64, 64), {"TILE": 4096, "num_warps": 8})
+    compile_for(90, moments.take_in, (numbers.double(), 5, *(numbers.double(),) * 3, numbers, numbers, 1e-8), {"ROWS": 8, "num_warps": 1})
+    compile_for(90, exchange.gather_words, (counts, counts, 300, 384, link), {"RANKS": ranks, "num_warps": 4})
     compile_for(90, reduce.exchange_partials, (rows, 96, numbers, numbers, numbers, numbers, link), {"SPEC": 0, "RECORD": no_record, "RANKS": ranks, **shards})
 
 

@@ -324,8 +324,7 @@ class FusedBackend(TorchBackend):
         super().__init__(parts)
         self.learner: fused.Learner = learner
         self.chosen = {"kernel_config": fused.config_text(learner)}
-        normalizes = parts.config.normalize_observations or parts.config.normalize_rewards
-        self.bits_by_ranks = "the normalizers' sums on a GPU depend on how many lanes it has" if normalizes else None
+        self.bits_by_ranks = None
 
     def prepare(self) -> None:
         """Take the normalizer as it is."""

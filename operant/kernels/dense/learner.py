@@ -48,9 +48,9 @@ class Learner:
         self._features = Features(policy, self.totals)
         self._legal_mask = buffers.rollout.legal if self.spec.legal else buffers.rollout.truncated  # or bytes that nothing reads
         self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
-        # Where several ranks share the samples: this one's shards' sums, and what the kernels of all exchange them through.
+        # Where several ranks share the samples: this one's sums, and what the kernels of all exchange them through.
         self._link: Link | None = None
-        self._shard_sums = torch.zeros(task.layout.shards if task.exchange.ranks > 1 else 0, self._width, device=device)
+        self._sums = torch.zeros(1, self._width, device=device)
         self.work = task.work(self)
 
     def spare(self) -> Learner:
@@ -61,7 +61,7 @@ class Learner:
 
     def connect(self) -> None:
         """Exchange sums inside the reduction, where the ranks' memory allows it. All ranks call it together, each for its learner."""
-        self._link = self.task.exchange.link(self.layout.shards, self._width, self._width // REDUCE_COLUMNS.value)
+        self._link = self.task.exchange.link(self._width, self._width // REDUCE_COLUMNS.value)
 
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that programs of the network's kernels ask for. Compiles them, and launches nothing."""
@@ -134,12 +134,12 @@ class Learner:
         self.work.begin()
 
     def reduce(self) -> None:
-        """The gradient from its rows of partial sums, and the update's numbers; of several ranks the place where they exchange their shards' sums."""
+        """The gradient from its rows of partial sums, and the update's numbers; of several ranks the place where they exchange their sums."""
         shards, exchange, grid = self.layout.shards, self.task.exchange, (self._width // REDUCE_COLUMNS.value,)
         partial, rows, ranks = self._partial, self.layout.chunks // shards, exchange.ranks
         if ranks > 1 and self._link is None:
-            self.launch(sum_shards, grid, partial, self._width, self._shard_sums, SHARDS=shards, SHARD_ROWS=rows, num_warps=4)
-            partial, shards, rows = exchange.gather(self._shard_sums), shards * ranks, 1
+            self.launch(sum_shards, grid, partial, self._width, self._sums, SHARDS=shards, SHARD_ROWS=rows, num_warps=4)
+            partial, shards, rows = exchange.gather(self._sums), ranks, 1
         arguments = (partial, self._width, self._gradient, self._squares, self._values, self.work.update())
         options = {"SPEC": self.spec, "RECORD": self.work.record, "SHARDS": shards, "SHARD_ROWS": rows, "num_warps": 4}
         if self._link is None:
