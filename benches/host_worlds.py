@@ -5,6 +5,7 @@
     python benches/host_worlds.py --only check,breakout
 
 Parts
+    cpu         Breakout's rules on CPU threads alone: no device, no copy
     check       lanes on the CPU show on the device what one world there shows, by both kinds of world
     breakout    Breakout's rules on CPU threads, PPO with 128-128 on the device: steps a second, learning included, and the share that steps take
     buffers     the same by buffers 1, 2, 4, 8 x threads, with and without pinned memory: seconds of a horizon
@@ -29,7 +30,7 @@ from operant.training.build import build
 from operant.training.evaluate import Evaluator
 from operant.worlds import BridgedWorld, DeviceWorld, HostWorld
 
-PARTS = ("check", "breakout", "buffers", "ale", "mujoco", "ale_learn")
+PARTS = ("check", "cpu", "breakout", "buffers", "ale", "mujoco", "ale_learn")
 
 
 def say(part: str, **figures) -> None:
@@ -100,6 +101,7 @@ def trained(config, device: torch.device, seconds: float) -> dict:
         for phase in algo.phases:
             phase.run()
     wait(device)
+    before = dict(algo.world.seconds)
     stepping[0], began, iterations, phases = 0.0, time.perf_counter(), 0, {}
     while time.perf_counter() - began < seconds:
         for phase in algo.phases:
@@ -114,6 +116,7 @@ def trained(config, device: torch.device, seconds: float) -> dict:
         "iterations": iterations,
         "iteration_s": spent / iterations,
         "step_share": stepping[0] / spent,
+        **{f"world_{name}_s": (total - before[name]) / iterations for name, total in algo.world.seconds.items()},
         **{f"{name}_s": total / iterations for name, total in phases.items()},
     }
     if hasattr(algo.world, "close"):
@@ -122,9 +125,11 @@ def trained(config, device: torch.device, seconds: float) -> dict:
 
 
 def alone(world, steps: int) -> float:
-    """Steps a second of a world with the same action again and again."""
+    """Steps a second of a world with the same actions again and again."""
     slot = world.slot()
     world.reset(slot)
+    if slot.action.dtype == torch.int32:
+        slot.action.random_(0, world.spec.action.n)
     for _ in range(3):
         world.step(slot)
     wait(world.device)
@@ -147,14 +152,39 @@ def breakout(device: torch.device, tiny: bool) -> None:
     for lanes, horizon in ((64, 8),) if tiny else ((8192, 64), (16384, 64), (32768, 64)):
         for buffers in (2,) if tiny else (2, 4, 8):
             extra = ("algo.minibatches=2",) if tiny else ("algo.epochs=1", "algo.precision=bf16")
-            figures = trained(breakout_config(lanes, horizon, buffers, extra), device, 0.5 if tiny else 10)
+            figures = trained(breakout_config(lanes, horizon, buffers, extra), device, 0.5 if tiny else 4)
             say("breakout", lanes=lanes, horizon=horizon, buffers=buffers, threads=numba.get_num_threads(), **figures)
     env, lanes = envs.find("breakout"), 64 if tiny else 16384
     say("breakout", stepping_alone=alone(BridgedWorld(env, lanes, seed=1, device=device), 20 if tiny else 500), lanes=lanes)
 
 
+def cpu(device: torch.device, tiny: bool) -> None:
+    env, most = envs.find("breakout"), numba.get_num_threads()
+    for threads in (1, 2, 4, 8, 16):
+        if threads > most:
+            break
+        numba.set_num_threads(threads)
+        for lanes in (1024,) if tiny else (2048, 4096, 8192, 16384, 32768):
+            for writers in (None, 1):  # threads a lane: an observation by its shards, or by the thread that steps the lane
+                world = DeviceWorld(env, lanes, seed=1, threads=writers)
+                slot = world.slot()
+                bound = world.bind(slot)
+                world.reset(bound)
+                slot.action.random_(0, 3)
+                spent, steps = 0.0, 0
+                for number in range(-3, 10**9):
+                    began = time.perf_counter()
+                    world.step(bound, number + 3)
+                    if number >= 0:
+                        spent, steps = spent + time.perf_counter() - began, steps + 1
+                    if spent > (0.02 if tiny else 0.25):
+                        break
+                say("cpu", threads=threads, lanes=lanes, by_shards=writers is None, sps=steps * lanes / spent, step_us=1e6 * spent / steps)
+    numba.set_num_threads(most)
+
+
 def buffers(device: torch.device, tiny: bool) -> None:
-    env, lanes, steps = envs.find("breakout"), 64 if tiny else 8192, 8 if tiny else 128
+    env, lanes, steps = envs.find("breakout"), 64 if tiny else 8192, 8 if tiny else 64
     most = numba.get_num_threads()
     for threads in (1, 2, 4, 8, 16):
         if threads > most:
@@ -182,7 +212,7 @@ def ale(device: torch.device, tiny: bool) -> None:
     for lanes in (4,) if tiny else (64, 128, 256):
         config = ale_config(lanes, tiny)
         stepping = alone(HostWorld(config.environment, lanes, seed=1, device=device), 10 if tiny else 300)
-        figures = trained(config, device, 0.5 if tiny else 20)
+        figures = trained(config, device, 0.5 if tiny else 12)
         say("ale", lanes=lanes, stepping_alone=stepping, share_of_alone=figures["sps"] / stepping, **figures)
 
 
@@ -214,7 +244,7 @@ def mujoco(device: torch.device, tiny: bool) -> None:
         words = [f"algo.name={name}", *words, f"env.lanes={lanes}", "env.name=gymnasium:HalfCheetah-v5"]
         config = configuration.load(None, [*words, *(["algo.minibatches=2"] if name == "ppo" else ["algo.horizon=4", "algo.replay_capacity=64k"])])
         stepping = alone(HostWorld(config.environment, lanes, seed=1, device=device), 20 if tiny else 500)
-        figures = trained(config, device, 0.5 if tiny else 15)
+        figures = trained(config, device, 0.5 if tiny else 10)
         say("mujoco", algo=name, lanes=lanes, stepping_alone=stepping, share_of_alone=figures["sps"] / stepping, **figures)
 
 
