@@ -57,6 +57,22 @@ def bits_case(env, net, algo, config, lanes):
     return gradients(ppo)[0].float().numpy().tobytes().hex()
 
 
+def some_case(env, net, lanes, cut):
+    """Whether acting on some of the lanes after others is acting on all, to the bit."""
+    ppo = trainer(env_of(env), mlp.Config(**net), lanes=lanes, horizon=3, minibatches=1, kernels="fused")
+    ppo.start()
+    ppo.world.noise(ppo.collector.noise)
+    ppo.backend.prepare()
+    ppo.backend.act(0)
+    written = (ppo.experience.raw, ppo.experience.log_probability, ppo.experience.value, ppo.rollout.action)
+    whole = [field[0].clone() for field in written]
+    for field in written:
+        field.zero_()
+    for part in (slice(cut, lanes), slice(0, cut)):
+        ppo.backend.act(0, part)
+    return [bool(torch.equal(one, field[0])) for one, field in zip(whole, written, strict=True)] + [bool(whole[1].abs().min() > 0)]
+
+
 def rounded_case(env, net, algo, config, precision):
     """Distance of a minibatch's gradient from torch's of operands rounded as the kernels round them, and from torch's of operands that are not."""
     ppo = trainer(env_of(env), mlp.Config(**net), lanes=10, horizon=4, minibatches=2, kernels="fused", **algo)
@@ -202,7 +218,7 @@ def main() -> None:
     teach()
     torch.set_num_threads(1)
     kinds = {"gradient": gradient_case, "rounded": rounded_case, "iteration": iteration_case, "tree": tree_case, "bits": bits_case, "q": iterations_case}
-    kinds |= {"exchange": exchange_case, "gather": gather_case, "normalizer": normalizer_case}
+    kinds |= {"exchange": exchange_case, "gather": gather_case, "normalizer": normalizer_case, "some": some_case}
     print(json.dumps([kinds[kind](**case) for kind, case in json.load(sys.stdin)]))
 
 

@@ -24,7 +24,7 @@ THREADS = 64
 """Threads a block on a GPU."""
 
 SERIAL_BELOW = 8192
-"""On the CPU, fewer indices than this run on the calling thread: waking the others would cost more than it saves."""
+"""With two CPU threads, fewer indices than this run on the calling thread: waking the other would cost more than it saves. With more the fewer."""
 
 
 class _Mapped:
@@ -125,10 +125,10 @@ class Kernel:
         if self._device.type == "cuda":
             stream = self._external_stream(torch.cuda.current_stream(self._device).cuda_stream)
             self._shell[(count + THREADS - 1) // THREADS, THREADS, stream](count, lanes, slot, offset)
-        elif count < SERIAL_BELOW:
+        elif count * (threads := get_num_threads()) < 2 * SERIAL_BELOW:
             self._serial(0, count, lanes, slot, offset)
         else:
-            self._parallel(count, get_num_threads(), lanes, slot, offset)
+            self._parallel(count, threads, lanes, slot, offset)
 
 
 @functools.cache

@@ -7,7 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from operant.worlds import World
+from operant.data.overlap import Overlap
+from operant.worlds import BufferedWorld, World
+
+Act = Callable[..., None]
+"""`act(t)` of all lanes, or `act(t, lanes)` of some."""
 
 FINAL_SAMPLES = 2**19
 """In a graph, values of final observations are computed for so many samples at a time: fewer launches, and memory that stays small."""
@@ -16,20 +20,31 @@ FINAL_SAMPLES = 2**19
 class Collector:
     """The buffers of T steps of a world's lanes. The world writes what comes of step t straight into its place; the next collection begins where it ended."""
 
-    def __init__(self, world: World, steps: int, noise_rows: int) -> None:
+    def __init__(self, world: World, steps: int, noise_rows: int, *, eager: bool = False) -> None:
+        """`eager`: without CUDA graphs."""
         self.world, self.steps = world, steps
         self.rollout = world.slot(steps)
         self.noise = torch.zeros(steps, noise_rows, world.count, device=world.device)  # (T, U, N), uniform in [0, 1)
         self._slots = [world.bind(self.rollout, t) for t in range(steps)]
         self._first = world.bind(self.rollout, -1)
+        self._overlap = None
+        if isinstance(world, BufferedWorld) and world.device.type == "cuda":
+            self._overlap = Overlap(world, self._slots, eager=eager)
 
     def start(self) -> None:
         """Begin every lane anew."""
         self.world.reset(self._first)
 
-    def collect(self, act: Callable[[int], None], after: Callable[[int], None] | None = None) -> None:
-        """Take T steps of every lane: `act` chooses the actions of step t, which it writes into the rollout; `after` is told that step t is done."""
+    def collect(self, act: Act, after: Callable[[int], None] | None = None, *, apart: bool = False) -> None:
+        """Take T steps of every lane: `act` chooses the actions of step t, which it writes into the rollout; `after` is told that step t is done.
+
+        `apart`: `act` may be asked for some of the lanes, and `after` has nothing to do. Lanes on the host are then acted on beside a GPU while others step.
+        """
         self.world.noise(self.noise)
+        if self._overlap is not None and apart:
+            self._overlap.collect(act)
+            self.world.advance(self.steps)
+            return
         for t in range(self.steps):
             act(t)
             self.world.step(self._slots[t], t)

@@ -110,12 +110,12 @@ def state_value(out, legal_mask, sample, t, judged, lanes, SPEC: tl.constexpr):
     return select_column(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows)
 
 
-@triton.jit(do_not_specialize=["t"])
-def act(inputs, acting, parameters, t, lanes, SPEC: tl.constexpr, SAMPLE: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Step t of every lane: what `SAMPLE`, a function like `sample_and_store`, makes of the network's outputs, into its place in the rollout."""
+@triton.jit(do_not_specialize=["t", "first", "last"])
+def act(inputs, acting, parameters, t, first, last, lanes, SPEC: tl.constexpr, SAMPLE: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Step t of lanes first ... last - 1: what `SAMPLE`, a function like `sample_and_store`, makes of the network's outputs, into its place in the rollout."""
     tower = tl.program_id(1)
-    lane = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    in_bounds = lane < lanes
+    lane = first + tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_bounds = lane < last
     x = _load_features(inputs.observation, inputs.normalizer, lane, in_bounds, t, lanes, SPEC)
     out, _hidden, _saved = forward(x, load_network(parameters, tower, SPEC), SPEC)
     SAMPLE(out, lane, in_bounds, inputs.legal_mask, acting, parameters, tower, t, lanes, SPEC)

@@ -13,6 +13,7 @@ from operant.envs import Env
 from operant.envs.outside import HostEnv
 from operant.worlds.base import EPISODES, LENGTH, RETURN, TALLIES, Slot, World
 from operant.worlds.bridge import BridgedWorld
+from operant.worlds.buffered import BufferedWorld
 from operant.worlds.device_world import DeviceWorld, Lanes
 from operant.worlds.host_world import HostPainter, HostWorld, lane_seeds
 from operant.worlds.lane import reset_body, shards_body, step_body
@@ -41,6 +42,7 @@ __all__ = [
     "RETURN",
     "TALLIES",
     "BridgedWorld",
+    "BufferedWorld",
     "Clock",
     "DeviceWorld",
     "HostPainter",

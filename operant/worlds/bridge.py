@@ -1,41 +1,41 @@
 """N lanes of our own environments stepped by the CPU's threads, for a learner on another device: a `World` of `DeviceWorld`s. Knows no policy and no algorithm.
 
 Lanes lie in buffers, each a world of its own with global lane numbers, so that every number is that of one world on either device. While the CPU steps one
-buffer, what the one before showed is on its way. Beside a GPU all blocks are pinned.
+buffer, what the one before showed is on its way. Beside a GPU all blocks are pinned, and what a buffer shows lies in one piece.
 """
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from operant.compute import rng
-from operant.envs import Env
-from operant.worlds.base import TALLIES, Slot, make_slot, step_slot
+from operant.envs import Box, Env
+from operant.worlds.base import Slot
+from operant.worlds.buffered import SHOWN, BufferedWorld, Staging
 from operant.worlds.device_world import DeviceWorld
-from operant.worlds.noise import NoiseSource, seed_words
+
+_ALIGNED = 256  # bytes
 
 
 class _Buffer(NamedTuple):
     """Some of the lanes."""
 
-    lanes: slice
     world: DeviceWorld
     slot: Slot  # on the host
     bound: Slot
 
 
-class BridgedWorld:
+class BridgedWorld(BufferedWorld):
     """N lanes of an environment on the CPU, whose slots lie on `device`. `stream`, `lane0` and `params` as `DeviceWorld` has them.
 
     `pinned`: whether the blocks are, beside a GPU.
     """
 
-    capturable, resumes = False, True
+    resumes = True
 
     def __init__(
         self,
@@ -50,105 +50,103 @@ class BridgedWorld:
         buffers: int = 2,
         pinned: bool = True,
     ) -> None:
-        self.spec, self.count, self.device = env, lanes, torch.device(device)
-        count = max(1, min(buffers, lanes))
-        self._buffers = []
-        for k in range(count):
-            first, last = k * lanes // count, (k + 1) * lanes // count
-            world = DeviceWorld(env, last - first, seed=seed, params=params, lane0=lane0 + first, stream=stream)
-            slot = world.slot()
-            if self.device.type == "cuda" and pinned:
-                slot = Slot(*(None if block is None else _pinned(block) for block in slot))
-            self._buffers.append(_Buffer(slice(first, last), world, slot, world.bind(slot)))
-        self.seconds = {"environment": 0.0, "copy": 0.0}
-        one = self._buffers[0].world
+        super().__init__(env, lanes, seed=seed, device=device, lane0=lane0, stream=stream, buffers=buffers)
+        self.pinned = pinned and self.device.type == "cuda"
+        self._parts: list[_Buffer] = []
+        for part in self.buffers:
+            world = DeviceWorld(env, part.stop - part.start, seed=seed, params=params, lane0=lane0 + part.start, stream=stream)
+            slot, staging = self._staged(world.slot())
+            self._parts.append(_Buffer(world, slot, world.bind(slot)))
+            self._staging.append(staging)
+            self._actions.append(slot.action)
+        one = self._parts[0].world
         self.final_window, self.can_truncate, self.truncation_gap = one.final_window, one.can_truncate, one.truncation_gap
         self._finals = one.slot().final_observation is not None
-        self._tick = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._noise = NoiseSource(self._tick, seed_words(seed, stream, self.device), lane0)
-        self._ended = torch.zeros(TALLIES + len(env.tally), dtype=torch.float64)
-        self._sums = self._ended.to(self.device, copy=True)
+        self._bounds = [torch.tensor(bound, device=self.device)[:, None] for bound in env.action.bounds()] if isinstance(env.action, Box) else None
+        # Of all lanes ages and running returns, as `advance` found them and as `episode_sums` did the last time; tallies of episodes that have ended since.
+        self._now, self._carried, self._tallies = (torch.zeros(n, dtype=torch.float64, device=self.device) for n in (2, 2, len(env.tally)))
 
-    def slot(self, steps: int | None = None) -> Slot:
-        """Fresh buffers for one step, or for a rollout: each with a leading T, observations and legal actions T + 1."""
-        return make_slot(self.spec, self.count, self.device, steps, self.final_window, finals=self._finals)
+    def _staged(self, slot: Slot) -> tuple[Slot, Staging]:
+        """A buffer's slot with blocks as the copies want them, and the copies."""
+        shown = {name: block for name in SHOWN if (block := getattr(slot, name)) is not None}
+        if self.device.type == "cpu":
+            return slot, Staging((), shown)
+        size = sum(-(-block.nbytes // _ALIGNED) * _ALIGNED for block in shown.values())
+        host = torch.zeros(size, dtype=torch.uint8, pin_memory=self.pinned)
+        there = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        action = slot.action.pin_memory() if self.pinned else slot.action
+        return slot._replace(action=action, **_carved(host, shown)), Staging([(host, there)], _carved(there, shown))
 
-    def bind(self, slot: Slot, step: int | None = None) -> Slot:
-        """A slot as `reset` and `step` want it."""
-        return slot if step is None else step_slot(slot, step, self.final_window)
+    # STEP
 
-    def reset(self, slot: Slot) -> None:
-        """Begin every lane anew and write the first observations. Counts as one tick."""
-        for part in self._buffers:
+    def _reset(self) -> None:
+        for part in self._parts:
             part.world.reset(part.bound)
-            self._show(part, slot, ("observation", "legal"))
-        self._tick.add_(1)
+        self._carried.zero_()
 
-    def step(self, slot: Slot, offset: int = 0) -> None:
-        """One step of every lane, at tick + offset, from and to a bound slot."""
-        began_s, stepped_s = time.perf_counter(), 0.0
-        for part in self._buffers:
-            part.slot.action.copy_(slot.action[:, part.lanes])  # sync: environments on the host need the actions
-            called_s = time.perf_counter()
-            part.world.step(part.bound, offset)
-            stepped_s += time.perf_counter() - called_s
-            slot.action[:, part.lanes].copy_(part.slot.action, non_blocking=True)  # as the environment clipped them
-            self._show(part, slot, ("observation", "legal", "reward", "terminated", "truncated"))
-            truncated = np.flatnonzero(part.slot.truncated) if self._finals and self.can_truncate else ()
-            if len(truncated):
-                lanes = torch.from_numpy(truncated)
-                slot.final_observation[:, part.lanes][:, lanes.to(self.device)] = part.slot.final_observation[:, lanes].to(self.device)
-            self._ended += part.world.episode_sums(part.slot)
-        self.seconds["environment"] += stepped_s
-        self.seconds["copy"] += time.perf_counter() - began_s - stepped_s
+    def _begin(self, k: int, offset: int) -> None:
+        """All threads step the buffer; once this returns it is stepped."""
+        self._parts[k].world.step(self._parts[k].bound, offset)
 
-    def _show(self, part: _Buffer, slot: Slot, names: tuple[str, ...]) -> None:
-        """What lanes of a buffer show, to the device."""
-        for name in names:
-            there, here = getattr(slot, name), getattr(part.slot, name)
-            if there is not None:
-                there[..., part.lanes].copy_(here, non_blocking=True)
+    def _show_finals(self, k: int, slot: Slot) -> None:
+        here = self._parts[k].slot
+        found = np.flatnonzero(here.truncated) if self.can_truncate else ()
+        if len(found):
+            lanes = torch.from_numpy(found)
+            slot.final_observation[:, self.buffers[k]][:, lanes.to(self.device)] = here.final_observation[:, lanes].to(self.device)
+
+    def _clip_actions(self, action: Tensor) -> None:
+        if self._bounds is not None:
+            action.clamp_(*self._bounds)
+
+    # CLOCK
 
     def advance(self, steps: int) -> None:
         """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""
-        self._tick.add_(steps)
-        for part in self._buffers:
+        super().advance(steps)
+        now, tallies = torch.zeros(2, dtype=torch.float64), torch.zeros(len(self.spec.tally), dtype=torch.float64)
+        for part in self._parts:
             part.world.advance(steps)
-        self._sums.add_(self._ended.to(self.device))
-        self._ended.zero_()
+            lanes = part.world.lanes
+            now += torch.stack([lanes.age.sum(dtype=torch.float64), lanes.running[0].sum(dtype=torch.float64)])
+            if lanes.finished is not None:
+                tallies += lanes.finished.sum(dim=1, dtype=torch.float64)
+                lanes.finished.zero_()
+        self._now.copy_(now)
+        self._tallies.add_(tallies.to(self.device))
 
     def seek(self, tick: int) -> None:
         """Set the clock: from there on the same actions give the same steps."""
-        self._tick.fill_(tick)
-        for part in self._buffers:
+        super().seek(tick)
+        for part in self._parts:
             part.world.seek(tick)
 
-    def noise(self, out: Tensor, purpose: int = rng.ACTION) -> None:
-        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of (seed, lane, tick, purpose)."""
-        self._noise.fill(out, purpose)
-
     def episode_sums(self, slot: Slot) -> Tensor:
-        """Sums over the episodes that ended until `advance`, since the last call: (3 + K) float64."""
-        sums = self._sums.clone()
-        self._sums.zero_()
+        """Sums over the episodes that ended in the steps of a slot (unbound), which are all steps since the last call: (3 + K) float64. After `advance`."""
+        gained = torch.stack([torch.full_like(self._now[0], slot.reward.numel()), slot.reward.sum(dtype=torch.float64)])
+        episodes = (slot.terminated | slot.truncated).sum(dtype=torch.float64)
+        sums = torch.cat([episodes[None], gained + self._carried - self._now, self._tallies])
+        self._carried.copy_(self._now)
+        self._tallies.zero_()
         return sums
 
     @property
     def running_tallies(self) -> Tensor:
         """(K, N), the environment's own sums over each lane's episode under way."""
-        return torch.cat([part.world.running_tallies for part in self._buffers], dim=1).to(self.device)
-
-    @property
-    def ended_tallies(self) -> Tensor | None:
-        """None: `episode_sums` has taken them."""
-        return None
+        return torch.cat([part.world.running_tallies for part in self._parts], dim=1).to(self.device)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs to go on as if nothing had happened, by name."""
-        lanes = {f"{k}/{name}": tensor for k, part in enumerate(self._buffers) for name, tensor in part.world.state().items()}
-        return {"tick": self._tick, **lanes}
+        lanes = {f"{k}/{name}": tensor for k, part in enumerate(self._parts) for name, tensor in part.world.state().items()}
+        return {"tick": self._tick, "carried": self._carried, **lanes}
 
 
-def _pinned(block: Tensor) -> Tensor:
-    """A block of the same layout in pinned memory: its own, or that of pictures, whose samples lie one after the other."""
-    return block.pin_memory() if block.is_contiguous() else block.t().pin_memory().t()
+def _carved(memory: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Blocks in a piece of memory (bytes), of the layout that others have: their own, or that of pictures, whose samples lie one after the other."""
+    found, at = {}, 0
+    for name, block in like.items():
+        plain = block if block.is_contiguous() else block.t()
+        piece = memory[at : at + block.nbytes].view(block.dtype).view(plain.shape)
+        found[name] = piece if block.is_contiguous() else piece.t()
+        at += -(-block.nbytes // _ALIGNED) * _ALIGNED
+    return found

@@ -106,11 +106,12 @@ def test_the_gradient_is_float64_autograds(group):
 
 
 def test_the_bits_depend_on_the_chunks_alone():
-    """Not on how many of them a microbatch holds; other chunks add up in another order."""
+    """Not on how many of them a microbatch holds, nor on which lanes are acted on together; other chunks add up in another order."""
     line = "per-layer block_m=16 block_n=32 block_k=16 warps=4 stages=1 chunks={} microbatch={}"
     case = {"env": "categorical", "net": {"hidden": [24, 16]}, "algo": PLAIN, "lanes": 32}
-    found = interpreted([("bits", {**case, "config": line.format(chunks, microbatch)}) for chunks, microbatch in ((4, 32), (4, 64), (4, 4096), (2, 4096))])
-    assert found[0] == found[1] == found[2] != found[3]
+    cases = [("bits", {**case, "config": line.format(chunks, microbatch)}) for chunks, microbatch in ((4, 32), (4, 64), (4, 4096), (2, 4096))]
+    *found, some = interpreted([*cases, ("some", {"env": "multi", "net": {"hidden": [16]}, "lanes": 150, "cut": 128})])
+    assert found[0] == found[1] == found[2] != found[3] and some == [True] * 5
 
 
 def test_rows_of_partial_sums_are_added_in_a_binary_tree():

@@ -55,7 +55,7 @@ class PPO:
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
 
         # The rollout, what acting adds to it, and the order in which it is learned from.
-        self.collector = Collector(world, T, self.policy.distribution.noise_rows)
+        self.collector = Collector(world, T, self.policy.distribution.noise_rows, eager=eager)
         self.rollout, self.experience = self.collector.rollout, Experience(self.policy, self.collector)
         self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
         recurrent, chunks = self.policy.recurrent, config.chunks
@@ -84,8 +84,8 @@ class PPO:
         self.backend: backends.Backend = sequences.choose(parts) if recurrent else backends.choose(parts)
         self.chosen, self.bits_by_ranks = self.backend.chosen, self.backend.bits_by_ranks
 
-        eager = eager or not world.capturable
-        self.collect, self.update = (Graphed(self.backend.alone(work), device, eager=eager) for work in (self._collect, self._update))
+        self.collect = Graphed(self.backend.alone(self._collect), device, eager=eager or not world.capturable)
+        self.update = Graphed(self.backend.alone(self._update), device, eager=eager)
         self.phases = (Phase("collect", self.collect), Phase("update", self.update))
 
     @classmethod
@@ -111,7 +111,7 @@ class PPO:
     def _collect(self) -> None:
         """T steps of every lane by the policy as it is, and the values that the advantages need beyond them."""
         self.backend.prepare()
-        self.collector.collect(self.backend.act, self.backend.after)
+        self.collector.collect(self.backend.act, self.backend.after, apart=self.backend.acts_on_some)
         self.backend.bootstrap()
 
     def _update(self) -> None:

@@ -71,8 +71,12 @@ class Backend(Protocol):
     def tensors(self) -> dict[str, Tensor]:
         """What a resumed run needs of it, by name."""
 
-    def act(self, t: int) -> None:
-        """Actions, log-probabilities and values of step t."""
+    @property
+    def acts_on_some(self) -> bool:
+        """Whether `act` takes some of the lanes, also while it acts on others in another stream; `after` then has nothing to do."""
+
+    def act(self, t: int, lanes: slice | None = None) -> None:
+        """Actions, log-probabilities and values of step t, of all lanes or some."""
 
     def bootstrap(self) -> None:
         """V of the observation after the last step, and of the true final observation of every truncated episode."""
@@ -157,19 +161,26 @@ class TorchBackend:
         parts = [self.policy.forward(seen.contiguous(), may) for seen, may in zip(observation.chunk(shards, dim=-1), allowed, strict=True)]
         return torch.cat([parameters for parameters, _ in parts], dim=1), torch.cat([value for _, value in parts])
 
-    def act(self, t: int) -> None:
-        """Actions, log-probabilities and values of step t."""
-        distribution, rollout, experience = self.policy.distribution, self.collector.rollout, self.experience
-        parameters, experience.value[t] = self.forward(rollout.observation[t], self.collector.legal(t))
-        experience.raw[t] = distribution.sample(parameters, self.collector.noise[t])
-        experience.log_probability[t] = distribution.log_probability_and_entropy(parameters, experience.raw[t])[0]
-        rollout.action[t] = distribution.to_env(experience.raw[t])
+    @property
+    def acts_on_some(self) -> bool:
+        """On a GPU, where lanes are not cut into shards."""
+        return self.device.type == "cuda" and not self._cut
+
+    def act(self, t: int, lanes: slice | None = None) -> None:
+        """Actions, log-probabilities and values of step t, of all lanes or some."""
+        distribution, rollout, experience, here = self.policy.distribution, self.collector.rollout, self.experience, (..., lanes or slice(None))
+        legal, raw = self.collector.legal(t), experience.raw[t][here]
+        parameters, experience.value[t][here] = self.forward(rollout.observation[t][here], None if legal is None else legal[here])
+        raw.copy_(distribution.sample(parameters, self.collector.noise[t][here]))
+        experience.log_probability[t][here] = distribution.log_probability_and_entropy(parameters, raw)[0]
+        rollout.action[t][here] = distribution.to_env(raw)
 
     def bootstrap(self) -> None:
         """V of the observation after the last step, and of the true final observation of every truncated episode."""
         collector, final_value, shards = self.collector, self.experience.final_value, self.parts.minibatches.layout.shards
+        captured = self.device.type == "cuda" and collector.world.capturable
         self.experience.value[-1] = self.forward(collector.rollout.observation[-1])[1]
-        collector.final_values(lambda observation: self.policy.forward(observation)[1], final_value, shards=shards, captured=self.device.type == "cuda")
+        collector.final_values(lambda observation: self.policy.forward(observation)[1], final_value, shards=shards, captured=captured)
 
     # LEARN
 
@@ -330,9 +341,14 @@ class FusedBackend(TorchBackend):
         """Take the normalizer as it is."""
         self.learner.prepare()
 
-    def act(self, t: int) -> None:
-        """Actions, log-probabilities and values of step t."""
-        self.learner.act(t)
+    @property
+    def acts_on_some(self) -> bool:
+        """Where one kernel acts."""
+        return self.learner.acts_on_some
+
+    def act(self, t: int, lanes: slice | None = None) -> None:
+        """Actions, log-probabilities and values of step t, of all lanes or some."""
+        self.learner.act(t, lanes)
 
     def bootstrap(self) -> None:
         """V of the observation after the last step, and of the true final observation of every truncated episode."""

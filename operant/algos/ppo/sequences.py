@@ -93,8 +93,10 @@ class SequenceBackend(TorchBackend):
         if not self.config.carry_state:
             self.start()
 
-    def act(self, t: int) -> None:
-        """Actions, log-probabilities and values of step t."""
+    acts_on_some = False
+
+    def act(self, t: int, lanes: slice | None = None) -> None:
+        """Actions, log-probabilities and values of step t, of all lanes."""
         if t % self._length == 0:
             for starts, part in zip(self._starts, self._state, strict=True):
                 starts[t // self._length].copy_(part)

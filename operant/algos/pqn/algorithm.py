@@ -58,7 +58,7 @@ class PQN:
             log.info("net.layer_norm is false: without layer normalization, and without a target network, Q values may diverge")
 
         # The rollout, what acting adds to it, and the order in which it is learned from.
-        self.collector = Collector(world, T, self.policy.noise_rows)
+        self.collector = Collector(world, T, self.policy.noise_rows, eager=eager)
         self.rollout, self.experience = self.collector.rollout, Experience(self.collector)
         self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
         self.minibatches = Minibatches(layout(T, N, config.minibatches), config.epochs, seed, self._iteration)
@@ -80,8 +80,8 @@ class PQN:
         self.backend = backends.choose(parts)
         self.chosen = self.backend.chosen
 
-        eager = eager or not world.capturable
-        self.collect, self.update = (Graphed(self.backend.alone(work), device, eager=eager) for work in (self._collect, self._update))
+        self.collect = Graphed(self.backend.alone(self._collect), device, eager=eager or not world.capturable)
+        self.update = Graphed(self.backend.alone(self._update), device, eager=eager)
         self.phases = (Phase("collect", self.collect), Phase("update", self.update))
 
     @classmethod
@@ -109,7 +109,7 @@ class PQN:
         config = self.config
         self.policy.epsilon.copy_(decayed(config.epsilon_start, config.epsilon_end, self._iteration[0] / self._epsilon_iterations))
         self.backend.prepare()
-        self.collector.collect(self.backend.act)
+        self.collector.collect(self.backend.act, apart=self.backend.acts_on_some)
         self.backend.bootstrap()
 
     def _update(self) -> None:

@@ -54,8 +54,12 @@ class Backend(Protocol):
     def prepare(self) -> None:
         """Take the policy as it is, for a rollout and its update."""
 
-    def act(self, t: int) -> None:
-        """Epsilon-greedy actions of step t, and the largest Q values of its observations."""
+    @property
+    def acts_on_some(self) -> bool:
+        """Whether `act` takes some of the lanes, also while it acts on others in another stream."""
+
+    def act(self, t: int, lanes: slice | None = None) -> None:
+        """Epsilon-greedy actions of step t, and the largest Q values of its observations, of all lanes or some."""
 
     def bootstrap(self) -> None:
         """The largest Q value of the observation after the last step, and of the true final observation of every truncated episode."""
@@ -106,12 +110,19 @@ class TorchBackend:
         """Q (A, n) of observations (O, n) and legal actions (A, n), until it is called again."""
         return self.policy.values(observation, legal)
 
-    def act(self, t: int) -> None:
-        """Epsilon-greedy actions of step t, and the largest Q values of its observations."""
-        collector, legal = self.collector, self.collector.legal(t)
-        values = self.values(collector.rollout.observation[t], legal)
-        self.experience.value[t] = values.amax(dim=0)
-        collector.rollout.action[t] = epsilon_greedy(values, collector.noise[t], self.policy.epsilon, legal)
+    @property
+    def acts_on_some(self) -> bool:
+        """On a GPU."""
+        return self.device.type == "cuda"
+
+    def act(self, t: int, lanes: slice | None = None) -> None:
+        """Epsilon-greedy actions of step t, and the largest Q values of its observations, of all lanes or some."""
+        collector, here = self.collector, (..., lanes or slice(None))
+        found = collector.legal(t)
+        legal = None if found is None else found[here]
+        values = self.values(collector.rollout.observation[t][here], legal)
+        self.experience.value[t][here] = values.amax(dim=0)
+        collector.rollout.action[t][here] = epsilon_greedy(values, collector.noise[t][here], self.policy.epsilon, legal)
 
     def bootstrap(self) -> None:
         """The largest Q value of the observation after the last step, and of the true final observation of every truncated episode.
@@ -119,8 +130,9 @@ class TorchBackend:
         At a final observation no environment judges which actions are legal, so all count.
         """
         collector, final_value, shards = self.collector, self.experience.final_value, self.parts.minibatches.layout.shards
+        captured = self.device.type == "cuda" and collector.world.capturable
         self.experience.value[-1] = self.values(collector.rollout.observation[-1], collector.legal(-1)).amax(dim=0)
-        collector.final_values(lambda observation: self.policy.values(observation).amax(dim=0), final_value, shards=shards, captured=self.device.type == "cuda")
+        collector.final_values(lambda observation: self.policy.values(observation).amax(dim=0), final_value, shards=shards, captured=captured)
 
     # LEARN
 
@@ -223,9 +235,14 @@ class FusedBackend(TorchBackend):
         """Take the normalizer as it is."""
         self.learner.prepare()
 
-    def act(self, t: int) -> None:
-        """Epsilon-greedy actions of step t, and the largest Q values of its observations."""
-        self.learner.act(t)
+    @property
+    def acts_on_some(self) -> bool:
+        """Where one kernel acts."""
+        return self.learner.acts_on_some
+
+    def act(self, t: int, lanes: slice | None = None) -> None:
+        """Epsilon-greedy actions of step t, and the largest Q values of its observations, of all lanes or some."""
+        self.learner.act(t, lanes)
 
     def bootstrap(self) -> None:
         """The largest Q value of the observation after the last step, and of the true final observation of every truncated episode."""

@@ -29,6 +29,8 @@ class Learner:
     """One policy's fused kernels in a tile config. Acting and the gradient are left to `resident.ResidentLearner` and `per_layer.PerLayerLearner`."""
 
     config: TileConfig
+    acts_on_some = False
+    """Whether `act` takes some of the lanes, also while it acts on others in another stream."""
 
     def __init__(self, spec: Spec, task: Task, config: TileConfig) -> None:
         policy, buffers = task.policy, task.buffers
@@ -106,8 +108,8 @@ class Learner:
     def _normalizer(self) -> torch.Tensor:
         return self._features.table
 
-    def act(self, t: int) -> None:
-        """Actions, and what else the algorithm's `sample` writes, of step t."""
+    def act(self, t: int, lanes: slice | None = None) -> None:
+        """Actions, and what else the algorithm's `sample` writes, of step t: of all lanes, or where it `acts_on_some` of these."""
         raise NotImplementedError
 
     def bootstrap(self, finals: bool) -> None:

@@ -134,8 +134,9 @@ class PerLayerLearner(Learner):
 
     # COLLECT
 
-    def act(self, t: int) -> None:
+    def act(self, t: int, lanes: slice | None = None) -> None:
         """Actions, log-probabilities and values of step t."""
+        assert lanes is None, "all lanes share the saved activations"
         tiling = self._head_tiling(0)
         del tiling["BLOCK_N"]
         for first, count in self._microbatches(self._lanes):

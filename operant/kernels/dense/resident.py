@@ -13,12 +13,14 @@ class ResidentLearner(Learner):
 
     config: Resident
 
-    def act(self, t: int) -> None:
-        """Actions, log-probabilities and values of step t."""
-        config = self.config
+    acts_on_some = True
+
+    def act(self, t: int, lanes: slice | None = None) -> None:
+        """Actions, log-probabilities and values of step t, of all lanes or some."""
+        config, (first, last) = self.config, (0, self._lanes) if lanes is None else (lanes.start, lanes.stop)
         self.launch(
-            act, (-(-self._lanes // config.act_block_m), self.spec.towers),
-            self._inputs(), self.work.acting(), self._values, t, self._lanes,
+            act, (-(-(last - first) // config.act_block_m), self.spec.towers),
+            self._inputs(), self.work.acting(), self._values, t, first, last, self._lanes,
             SPEC=self.spec, SAMPLE=self.work.sample, BLOCK_M=config.act_block_m, num_warps=config.act_warps, num_stages=0,
         )  # fmt: skip
 

@@ -1,0 +1,108 @@
+"""T steps of lanes that the host steps, buffer by buffer: a GPU acts on one buffer while the host steps another. Knows no network and no environment.
+
+A buffer's work on the device between two of its steps, which is to take in what step t - 1 showed, to act on it and to send the actions to the host, is one
+CUDA graph for each t, in a stream of the buffer's own. The host waits for an event where it needs actions, and for nothing else. Every number is that of all
+lanes stepped together, where acting on a lane does not depend on the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Sequence
+
+import torch
+
+from operant.worlds import BufferedWorld, Slot
+
+MOST_GRAPHS = 4096
+"""Pieces of work up to which each is a graph: one takes some tens of KiB, and about a millisecond to capture."""
+
+
+class Overlap:
+    """The steps of a rollout, whose bound slots are `slots`. On a CPU the same order of work, without streams."""
+
+    def __init__(self, world: BufferedWorld, slots: Sequence[Slot], *, eager: bool = False) -> None:
+        self._world, self._slots, self._on_gpu = world, slots, world.device.type == "cuda"
+        count = len(world.buffers)
+        self._streams = [torch.cuda.Stream(world.device) for _ in range(count)] if self._on_gpu else []
+        self._plain = eager or not self._on_gpu or (len(slots) + 1) * count > MOST_GRAPHS
+        self._called = False
+        self._graphs: list[list[torch.cuda.CUDAGraph]] = []  # by step and buffer
+
+    def collect(self, act: Callable[[int, slice], None]) -> None:
+        """Take the steps. `act` writes the actions of some lanes at step t into their slot."""
+        world, T, B, late = self._world, len(self._slots), len(self._world.buffers), self._world.late
+        if self._on_gpu:  # what was launched before is no part of these steps' time
+            torch.cuda.current_stream(world.device).synchronize()  # sync: environments on the host need actions, which need all before them
+        if self._called and not self._plain and not self._graphs and world.pinned:
+            self._capture(act)
+        self._called = True
+        self._fork()
+        for k in range(B):
+            with self._stream(k):
+                self._launch(act, 0, k)
+        # The host begins to step buffer after buffer, and takes in what has been stepped, some buffers later.
+        for place in range(T * B + late):
+            if place < T * B:
+                world.begin(place % B, place // B)
+            if place >= late:
+                t, k = divmod(place - late, B)
+                with self._stream(k):
+                    world.finish(k, self._slots[t])
+                    self._launch(act, t + 1, k)
+        self._join()
+
+    def _work(self, act: Callable[[int, slice], None], t: int, k: int) -> None:
+        """What buffer k showed after step t - 1, into its place; its actions of step t, and on their way to the host."""
+        world, slots = self._world, self._slots
+        if t > 0:
+            world.receive(k, slots[t - 1])
+        if t < len(slots):
+            act(t, world.buffers[k])
+            world.send(k, slots[t])
+
+    def _launch(self, act: Callable[[int, slice], None], t: int, k: int) -> None:
+        with self._world.timed("copy"):
+            if self._graphs:
+                self._graphs[t][k].replay()
+            else:
+                self._work(act, t, k)
+            self._world.sent(k)
+
+    # STREAMS AND GRAPHS
+
+    def _stream(self, k: int) -> contextlib.AbstractContextManager[object]:
+        return torch.cuda.stream(self._streams[k]) if self._streams else contextlib.nullcontext()
+
+    def _fork(self) -> None:
+        for stream in self._streams:
+            stream.wait_stream(torch.cuda.current_stream(self._world.device))
+
+    def _join(self) -> None:
+        for stream in self._streams:
+            torch.cuda.current_stream(self._world.device).wait_stream(stream)
+
+    def _capture(self, act: Callable[[int, slice], None]) -> None:
+        """All graphs at once: nothing runs meanwhile. Those of a buffer are replayed one after the other, so they share their memory."""
+        torch.cuda.synchronize(self._world.device)  # sync: once in a run
+        gc.collect()
+        collecting = gc.isenabled()
+        gc.disable()
+        pools = [torch.cuda.graph_pool_handle() for _ in self._streams]
+        try:
+            for t in range(len(self._slots) + 1):
+                row = []
+                for k, (stream, pool) in enumerate(zip(self._streams, pools, strict=True)):
+                    graph = torch.cuda.CUDAGraph()
+                    with torch.cuda.stream(stream):
+                        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                        try:
+                            self._work(act, t, k)
+                        finally:
+                            graph.capture_end()
+                    row.append(graph)
+                self._graphs.append(row)
+        finally:
+            if collecting:
+                gc.enable()

@@ -1,0 +1,199 @@
+"""Lanes that the host steps, in buffers, for a learner on another device: blocks, copies and the clock of such a `World`. Knows no environment.
+
+What a buffer shows lies in fixed blocks on the host, pinned beside a GPU, and goes to the device by copies that nothing waits for; of what the device sends,
+the actions alone are waited for, by an event. `step` does it for all lanes; the parts of it are called one by one where acting and stepping overlap
+(operant/data/overlap.py): `send` and `sent`, `begin`, `finish`, `receive`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from operant.compute import rng
+from operant.envs import Env
+from operant.worlds.base import TALLIES, Slot, make_slot, step_slot
+from operant.worlds.noise import NoiseSource, seed_words
+
+
+SHOWN = ("observation", "legal", "reward", "terminated", "truncated")
+"""What is copied after every step."""
+
+
+class Staging(NamedTuple):
+    """What a buffer shows, on its way: pairs (host, device) that are copied as they lie, then the device's as the slots want them, by name."""
+
+    pairs: Sequence[tuple[Tensor, Tensor]]
+    shown: Mapping[str, Tensor]
+
+
+class BufferedWorld:
+    """N lanes in buffers. A subclass gives each buffer its `_staging` and `_actions`, and steps it."""
+
+    capturable = False
+    resumes = False
+    pinned = False  # whether a graph may hold the copies
+    late = 0
+    """While so many buffers are stepped the host does not wait for any of them."""
+    can_truncate = True
+    final_window = truncation_gap = 1
+
+    spec: Any  # an `Env`
+
+    def __init__(self, env: Env, lanes: int, *, seed: int, device: torch.device | str, lane0: int, stream: int, buffers: int) -> None:
+        self.spec, self.count, self.device = env, lanes, torch.device(device)
+        count = max(1, min(buffers, lanes))
+        self.buffers = tuple(slice(k * lanes // count, (k + 1) * lanes // count) for k in range(count))
+        self.seconds = {"environment": 0.0, "copy": 0.0, "waiting": 0.0}
+        self._staging: list[Staging] = []
+        self._actions: list[Tensor] = []  # on the host, as the environments take them
+        self._rows = False  # whether those are (n, A) rather than (A, n)
+        self._finals = True
+        self._arrived = [torch.cuda.Event() for _ in self.buffers] if self.device.type == "cuda" else []
+        self._tick = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._noise = NoiseSource(self._tick, seed_words(seed, stream, self.device), lane0)
+        self._sums = torch.zeros(TALLIES + len(env.tally), dtype=torch.float64, device=self.device)
+
+    def slot(self, steps: int | None = None) -> Slot:
+        """Fresh buffers for one step, or for a rollout: each with a leading T, observations and legal actions T + 1."""
+        return make_slot(self.spec, self.count, self.device, steps, self.final_window, finals=self._finals)
+
+    def bind(self, slot: Slot, step: int | None = None) -> Slot:
+        """A slot as `reset` and `step` want it."""
+        return slot if step is None else step_slot(slot, step, self.final_window)
+
+    def reset(self, slot: Slot) -> None:
+        """Begin every lane anew, and write the first observations. Counts as one tick."""
+        self._reset()
+        for k in range(len(self.buffers)):
+            self._take(k, slot, ("observation", "legal"))
+        self._tick.add_(1)
+
+    def step(self, slot: Slot, offset: int = 0) -> None:
+        """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see `advance`."""
+        count, late = len(self.buffers), len(self.buffers) if self.late else 0
+        for k in range(count):
+            with self.timed("copy"):
+                self.send(k, slot)
+                self.sent(k)
+        for place in range(count + late):
+            if place < count:
+                self.begin(place, offset)
+            if place >= late:
+                self.finish(place - late, slot)
+                with self.timed("copy"):
+                    self.receive(place - late, slot)
+
+    # THE PARTS OF A STEP
+
+    def send(self, k: int, slot: Slot) -> None:
+        """Have the actions of buffer k brought to the host, as the environment takes them."""
+        action = slot.action[:, self.buffers[k]]
+        self._clip_actions(action)
+        rows = action.t() if self._rows else action
+        self._actions[k].copy_(rows if self.device.type == "cpu" else rows.contiguous(), non_blocking=True)
+
+    def sent(self, k: int) -> None:
+        """All that was asked of the device for buffer k has been asked in the current stream."""
+        if self._arrived:
+            self._arrived[k].record(torch.cuda.current_stream(self.device))
+
+    def begin(self, k: int, offset: int) -> None:
+        """Have buffer k stepped, once its actions have arrived."""
+        if self._arrived:
+            with self.timed("waiting"):
+                self._arrived[k].synchronize()  # sync: environments on the host need the actions
+        with self.timed("environment"):
+            self._begin(k, offset)
+
+    def finish(self, k: int, slot: Slot) -> None:
+        """Wait until buffer k is stepped; its true final observations, where there are any, to the device."""
+        with self.timed("environment"):
+            self._finish(k)
+        if self._finals:
+            with self.timed("copy"):
+                self._show_finals(k, slot)
+
+    def receive(self, k: int, slot: Slot) -> None:
+        """What buffer k shows after its step, to the device."""
+        self._take(k, slot, SHOWN)
+
+    def _take(self, k: int, slot: Slot, names: Sequence[str]) -> None:
+        staging, lanes = self._staging[k], self.buffers[k]
+        for host, there in staging.pairs:
+            there.copy_(host, non_blocking=True)
+        for name in names:
+            place = getattr(slot, name)
+            if place is not None:
+                place[..., lanes].copy_(staging.shown[name])
+                if name == "reward":
+                    self._clip_rewards(place[lanes])
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Count the host's time as that of a part of a step."""
+        began_s = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - began_s
+
+    # WHAT A SUBCLASS DOES
+
+    def _reset(self) -> None:
+        """Begin every lane anew."""
+        raise NotImplementedError
+
+    def _begin(self, k: int, offset: int) -> None:
+        """Step buffer k, or begin to."""
+        raise NotImplementedError
+
+    def _finish(self, k: int) -> None:
+        """Wait until that is done."""
+
+    def _show_finals(self, k: int, slot: Slot) -> None:
+        """Final observations of buffer k to the device."""
+        raise NotImplementedError
+
+    def _clip_actions(self, action: Tensor) -> None:
+        """Bring actions (A, n) into their bounds, in place."""
+
+    def _clip_rewards(self, reward: Tensor) -> None:
+        """Bring rewards (n) into their bounds, in place."""
+
+    # CLOCK
+
+    def advance(self, steps: int) -> None:
+        """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""
+        self._tick.add_(steps)
+
+    def seek(self, tick: int) -> None:
+        """Set the clock: from there on the same actions give the same steps."""
+        self._tick.fill_(tick)
+
+    def noise(self, out: Tensor, purpose: int = rng.ACTION) -> None:
+        """Fill `out` (T, U, N) with uniform numbers in [0, 1) for each lane and each of the next T steps: those of (seed, lane, tick, purpose)."""
+        self._noise.fill(out, purpose)
+
+    def episode_sums(self, slot: Slot) -> Tensor:
+        """Sums over the episodes that ended until `advance`, since the last call: (3 + K) float64."""
+        sums = self._sums.clone()
+        self._sums.zero_()
+        return sums
+
+    @property
+    def ended_tallies(self) -> Tensor | None:
+        """None: `episode_sums` has taken them."""
+        return None
+
+    @property
+    def running_tallies(self) -> Tensor:
+        """(K, N), the environment's own sums over each lane's episode under way."""
+        return torch.zeros(len(self.spec.tally), self.count, device=self.device)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a resumed run needs to go on as if nothing had happened, by name."""
+        return {"tick": self._tick}
