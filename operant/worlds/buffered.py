@@ -20,7 +20,6 @@ from operant.envs import Env
 from operant.worlds.base import TALLIES, Slot, make_slot, step_slot
 from operant.worlds.noise import NoiseSource, seed_words
 
-
 SHOWN = ("observation", "legal", "reward", "terminated", "truncated")
 """What is copied after every step."""
 
