@@ -23,7 +23,7 @@ from operant.text import safe
 if TYPE_CHECKING:
     from monitor.data.feed import LiveFeed
     from monitor.data.listing import Listing
-    from monitor.data.snapshot import RunRow, Snapshot
+    from monitor.data.snapshot import RunRow, Snapshot, Source
 
 SMALLEST = (40, 10)
 """Columns and lines that the screen needs."""
@@ -42,10 +42,10 @@ def main(arguments: list[str]) -> int:
     if options.run is not None and options.latest:
         raise UsageError(f"give a run ('{safe(options.run, 80)}') or --latest, not both")
     reach = runs.reach(options.runs)
-    run = _choose("latest" if options.latest else options.run, reach)
+    run, group = _choose("latest" if options.latest else options.run, reach)
     if options.once or not has_terminal():
-        return _without_screen(run, reach, once=options.once, ascii_only=options.ascii, theme=options.theme)
-    return _open(run, reach, readonly=options.readonly, ascii_only=options.ascii, fps=fps, theme=options.theme)
+        return _without_screen(run, reach, once=options.once, ascii_only=options.ascii, theme=options.theme, group=group)
+    return _open(run, reach, readonly=options.readonly, ascii_only=options.ascii, fps=fps, theme=options.theme, group=group)
 
 
 def open_monitor(run: runs.Run, *, readonly: bool = False, ascii_only: bool = False, fps: int | None = None) -> int:
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Show a run: live while it trains, or as it ended. Quitting the monitor does not stop the run.",
         epilog="Without RUN: the run that trains; a choice where several train; the newest run where none trains.",
     )
-    parser.add_argument("run", nargs="?", metavar="RUN", help="an id, a unique part of one, a path, latest or live")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="an id, a unique part of one, a path, latest or live; or a group, whose mean lies over its run")
     parser.add_argument("--latest", action="store_true", help="the newest run")
     parser.add_argument("--once", action="store_true", help="print the screen once, as text, and end")
     parser.add_argument("--readonly", action="store_true", help="disable the keys that stop, pause or checkpoint a run")
@@ -103,15 +103,22 @@ def _fps(given: str | None) -> int:
 # WHICH RUN
 
 
-def _choose(name: str | None, reach: runs.Reach) -> runs.Run | None:
-    """The run that is meant; None where the user has to choose between those that train. Raises NotFoundError."""
+def _choose(name: str | None, reach: runs.Reach) -> tuple[runs.Run | None, str | None]:
+    """The run that is meant, None where the user has to choose between those that train; and the folder of the group that is. Raises NotFoundError."""
     if name is not None:
-        return runs.resolve(name, *reach)
+        from monitor.data import grouped
+
+        if (group := grouped.find(name, *reach)) is None:
+            return runs.resolve(name, *reach), None
+        members = list(group.runs.values())
+        if not members:
+            raise NotFoundError(f"none of the runs of {safe(group.id)} has begun: operant show {safe(group.id)}")
+        return next((run for run in members if runs.probe(run.path)), members[0]), str(group.path)
     found = runs.list_runs(*reach)
     if not found:
         raise NotFoundError(f"no runs yet in {runs.shown(reach.root)}. Start one: operant train")
     live = [run for run in found if runs.probe(run.path)]
-    return None if len(live) > 1 else (live or found)[0]
+    return (None if len(live) > 1 else (live or found)[0]), None
 
 
 class Folders:
@@ -128,10 +135,19 @@ class Folders:
         self._listing = self._listing or Listing(self._reach)
         return self._listing.rows()
 
-    def open(self, path: str) -> LiveFeed:
-        """A feed of the run in the folder `path`. Raises NotFoundError for a folder that holds no run any more."""
+    def overlays(self) -> Sequence[RunRow]:
+        """Groups, then runs."""
+        from monitor.data import grouped
+
+        return [*grouped.rows(*self._reach), *self.rows()]
+
+    def open(self, path: str) -> Source:
+        """A feed of the run or the group in the folder `path`. Raises NotFoundError for a folder that holds none any more."""
+        from monitor.data import grouped
         from monitor.data.feed import LiveFeed
 
+        if (group := grouped.opened(path)) is not None:
+            return group
         run = runs.load(Path(path))
         if run is None:
             raise NotFoundError(f"'{safe(path, 400)}' holds no run any more")
@@ -141,7 +157,9 @@ class Folders:
 # WITHOUT A SCREEN
 
 
-def _without_screen(run: runs.Run | None, reach: runs.Reach, *, once: bool = False, ascii_only: bool = False, theme: str | None = None) -> int:
+def _without_screen(
+    run: runs.Run | None, reach: runs.Reach, *, once: bool = False, ascii_only: bool = False, theme: str | None = None, group: str | None = None
+) -> int:
     from monitor.data.feed import LiveFeed
 
     if run is None:
@@ -149,7 +167,7 @@ def _without_screen(run: runs.Run | None, reach: runs.Reach, *, once: bool = Fal
     feed = LiveFeed(run, readonly=True)
     try:
         if once:
-            return _print_once(feed, ascii_only=ascii_only, theme=theme)
+            return _print_once(feed, group, ascii_only=ascii_only, theme=theme)
         with _ended_by_signals():
             ended = plain.follow(feed, sys.stdout)
     finally:
@@ -161,15 +179,22 @@ def _without_screen(run: runs.Run | None, reach: runs.Reach, *, once: bool = Fal
     return 1 if code is None else code
 
 
-def _print_once(feed: LiveFeed, *, ascii_only: bool, theme: str | None) -> int:
+def _print_once(feed: LiveFeed, group: str | None, *, ascii_only: bool, theme: str | None) -> int:
     from monitor.screen.app import MonitorApp
     from monitor.screen.capture import picture
 
     columns, lines = shutil.get_terminal_size(_ONCE) if sys.stdout.isatty() else _ONCE
-    app = MonitorApp(feed, ascii_only=ascii_only, theme=theme)
+    app = MonitorApp(feed, overlay=_over(group), ascii_only=ascii_only, theme=theme)
     text = picture(app, (max(SMALLEST[0], columns), max(SMALLEST[1], lines - (1 if sys.stdout.isatty() else 0))))
     sys.stdout.write(text + "\n")
     return 0
+
+
+def _over(group: str | None) -> Source | None:
+    """What is laid over a run that was chosen by its group."""
+    from monitor.data import grouped
+
+    return None if group is None else grouped.opened(group)
 
 
 @contextlib.contextmanager
@@ -185,7 +210,9 @@ def _ended_by_signals() -> Iterator[None]:
 # WITH A SCREEN
 
 
-def _open(run: runs.Run | None, reach: runs.Reach, *, readonly: bool, ascii_only: bool, fps: int, theme: str | None = None) -> int:
+def _open(
+    run: runs.Run | None, reach: runs.Reach, *, readonly: bool, ascii_only: bool, fps: int, theme: str | None = None, group: str | None = None
+) -> int:
     columns, lines = shutil.get_terminal_size()
     if columns < SMALLEST[0] or lines < SMALLEST[1]:
         raise UsageError(f"terminal is {columns}×{lines}; the monitor needs {SMALLEST[0]}×{SMALLEST[1]}. `operant runs --watch` works here.")
@@ -202,6 +229,7 @@ def _open(run: runs.Run | None, reach: runs.Reach, *, readonly: bool, ascii_only
         app = MonitorApp(
             feed,
             Folders(reach, readonly=readonly),
+            overlay=_over(group),
             fps=fps,
             ascii_only=ascii_only or not _draws_unicode(),
             theme=theme,

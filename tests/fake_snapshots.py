@@ -210,6 +210,9 @@ class FakeLibrary:
     def rows(self) -> list[RunRow]:
         return self._rows
 
+    def overlays(self) -> list[RunRow]:
+        return self._rows
+
     def open(self, path: str) -> FakeSource:
         row = next(row for row in self._rows if row.path == path)
         base = running(history=table(scale=0.9))

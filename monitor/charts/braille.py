@@ -45,6 +45,7 @@ class Plot(NamedTuple):
     cursor: int | None = None  # cell column
     colour: int = 0
     overlay_colour: int = 1
+    overlay_band: bool = False  # whether the overlay's band is drawn, too
 
 
 class Memory:
@@ -159,41 +160,45 @@ def _covered(band: Dots, top: int) -> int:
 
 
 class Styles(NamedTuple):
-    """The styles of one plot, each without and with the band behind."""
+    """The styles of one plot, each with nothing behind, the band, and the overlay's band."""
 
-    line: tuple[Style, Style]
-    overlay: tuple[Style, Style]
-    quiet: tuple[Style, Style]  # empty cells and vertical lines
-    target: tuple[Style, Style]
+    line: tuple[Style, ...]
+    overlay: tuple[Style, ...]
+    quiet: tuple[Style, ...]  # empty cells and vertical lines
+    target: tuple[Style, ...]
 
 
 class CellTables(NamedTuple):
     """All cells of one plot, made once: by what is in them, band, dots."""
 
     styles: Styles
-    line: tuple[tuple[Cell, ...], tuple[Cell, ...]]
-    overlay: tuple[tuple[Cell, ...], tuple[Cell, ...]]
-    target: tuple[tuple[Cell, ...], tuple[Cell, ...]]
-    empty: tuple[Cell, Cell]
+    line: tuple[tuple[Cell, ...], ...]
+    overlay: tuple[tuple[Cell, ...], ...]
+    target: tuple[tuple[Cell, ...], ...]
+    empty: tuple[Cell, ...]
 
 
 @functools.lru_cache(64)
 def cell_tables(colour: int, overlay_colour: int) -> CellTables:
     """The cell_tables of two of the palette's series."""
-    band = f"band.{colour}"
-    line, overlay, quiet, target = ((Style(token), Style(token, band)) for token in (f"series.{colour}", f"series.{overlay_colour}", "faint", "dim"))
+    backs = ("", f"band.{colour}", f"band.{overlay_colour}")
+    line, overlay, quiet, target = (
+        tuple(Style(token, back) for back in backs) for token in (f"series.{colour}", f"series.{overlay_colour}", "faint", "dim")
+    )
     tables = [tuple(tuple(Cell(chr(0x2800 + mask), style) for mask in range(256)) for style in styles) for styles in (line, overlay, target)]
-    return CellTables(Styles(line, overlay, quiet, target), tables[0], tables[1], tables[2], (Cell(" ", quiet[0]), Cell(" ", quiet[1])))  # type: ignore[arg-type]
+    return CellTables(Styles(line, overlay, quiet, target), tables[0], tables[1], tables[2], tuple(Cell(" ", style) for style in quiet))
 
 
 def _braille_column(
-    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, Dots], over: tuple[Dots, Dots], target: int | None, vertical: str, tables: CellTables
+    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, ...], over: tuple[Dots, Dots], target: int | None, vertical: str, tables: CellTables
 ) -> Row:
-    (left, right), empty = bands, tables.empty
+    empty = tables.empty
     behind = [0] * height
-    # Half of the cell's eight dots: a band thinner than that is the line itself.
-    for row in range(min(left[0], right[0]) // 4, min(max(left[1], right[1]) // 4 + 1, height)):
-        behind[row] = _covered(left, 4 * row) + _covered(right, 4 * row) >= 4
+    # Half of the cell's eight dots: a band thinner than that is the line itself. The run's own band lies over the other one's.
+    for which, (left, right) in ((2, bands[2:]), (1, bands[:2])):
+        for row in range(min(left[0], right[0]) // 4, min(max(left[1], right[1]) // 4 + 1, height)):
+            if _covered(left, 4 * row) + _covered(right, 4 * row) >= 4:
+                behind[row] = which
     cells = [empty[band] for band in behind]
     if target is not None:
         cells[target // 4] = tables.target[behind[target // 4]][_LEFT[target % 4]]
@@ -210,9 +215,9 @@ def _braille_column(
 
 
 def _ascii_column(
-    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, Dots], over: tuple[Dots, Dots], target: int | None, vertical: str, tables: CellTables
+    height: int, line: tuple[Dots, Dots], bands: tuple[Dots, ...], over: tuple[Dots, Dots], target: int | None, vertical: str, tables: CellTables
 ) -> Row:
-    r"""The same in characters: `-` level, `/` and `\` steep, `|` vertical, `:` the band, `.` the overlay. One dot row is one row of cells."""
+    r"""The same in characters: `-` level, `/` and `\` steep, `|` vertical, `:` the band, `+` the overlay, `,` its band. One dot row is one row of cells."""
     cells: list[Cell] = []
     left, right = line
     styles = tables.styles
@@ -231,7 +236,7 @@ def _ascii_column(
         elif vertical:
             cells.append(Cell(vertical, styles.quiet[0]))
         elif any(span[0] <= row <= span[1] for span in bands):
-            cells.append(Cell(":", Style("faint")))
+            cells.append(Cell(":" if any(span[0] <= row <= span[1] for span in bands[:2]) else ",", Style("faint")))
         elif row == target:
             cells.append(Cell(".", styles.target[0]))
         else:
@@ -255,10 +260,11 @@ def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Memor
     wanted = 2 * width
     means, bands = dot_rows([*plot.points[:wanted], *[None] * (wanted - len(plot.points))], plot.shown, dots)
     line = dot_spans(bridged(means))
-    over = [_NOTHING] * wanted
+    over, around = [_NOTHING] * wanted, [_NOTHING] * wanted
     if plot.overlay:
-        rows, _ = dot_rows([*plot.overlay[:wanted], *[None] * (wanted - len(plot.overlay))], plot.shown, dots)
+        rows, spans = dot_rows([*plot.overlay[:wanted], *[None] * (wanted - len(plot.overlay))], plot.shown, dots)
         over = [_dotted(span, index) for index, span in enumerate(dot_spans(bridged(rows)))]
+        around = spans if plot.overlay_band else around
     at = None if plot.target is None else plot.shown.place(plot.target)
     target = round((1 - at) * (dots - 1)) if at is not None and 0 <= at <= 1 else None
     tables = cell_tables(plot.colour, plot.overlay_colour)
@@ -266,9 +272,11 @@ def draw_plot(plot: Plot, width: int, height: int, glyphs: Glyphs, memory: Memor
     columns: list[Row] = []
     for column in range(width):
         left = 2 * column
-        key = (line[left], line[left + 1], bands[left], bands[left + 1], over[left], over[left + 1], target, plot.verticals.get(column, ""))
+        own, other, vertical = (line[left], line[left + 1]), (over[left], over[left + 1]), plot.verticals.get(column, "")
+        behind = (*bands[left : left + 2], *around[left : left + 2])
+        key = (own, behind, other, target, vertical)
         cells = store.get(key)
         if cells is None:
-            cells = store[key] = draw_column(height, key[0:2], key[2:4], key[4:6], target, key[7], tables)
+            cells = store[key] = draw_column(height, own, behind, other, target, vertical, tables)
         columns.append(_lit(cells, "cursor") if column == plot.cursor else cells)
     return list(zip(*columns, strict=True))

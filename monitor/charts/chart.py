@@ -38,6 +38,7 @@ class ChartData(NamedTuple):
     trend_level: Level | None = None  # whether the trend is a good one; None: neither
     points: Sequence[Point | None] = ()
     overlay: Sequence[Point | None] = ()
+    overlay_band: bool = False  # whether the overlay's band is drawn
     marks: Sequence[ChartMark] = ()
     x_left: str = ""
     x_right: str = ""
@@ -102,7 +103,7 @@ def _inside(data: ChartData, layout: Layout, glyphs: Glyphs, memory: ChartMemory
     memory.shown = shown
     verticals = {_cell_of(mark, layout): glyphs.resume for mark in data.marks if mark.kind == "resume"}
     cursor = None if data.cursor is None else data.cursor // 2
-    plot = Plot(data.points, shown, data.overlay, data.target, verticals, cursor, data.colour, data.overlay_colour)
+    plot = Plot(data.points, shown, data.overlay, data.target, verticals, cursor, data.colour, data.overlay_colour, data.overlay_band)
     rows = draw_plot(plot, layout.plot_width, height, glyphs, memory.plot)
     if not layout.gutter:
         return rows

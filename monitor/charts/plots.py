@@ -32,6 +32,7 @@ class Stage(NamedTuple):
     figures: Mapping[str, float | None] = {}  # the values in the header, which titles of charts repeat
     overlay: Mapping[str, Series] | None = None
     overlay_name: str = ""
+    overlay_band: bool = False  # its points are means between the ends of an interval
     empty: str = "no value yet"
     glyphs: Glyphs = UNICODE
 
@@ -75,6 +76,7 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
         trend_level=said.level,
         points=points,
         overlay=second,
+        overlay_band=stage.overlay_band,
         marks=_marks(stage.marks, view.axis, first, last, stage.until),
         x_left=figures.on_axis(view.axis, first),
         x_right=figures.on_axis(view.axis, last),

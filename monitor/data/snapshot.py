@@ -218,6 +218,7 @@ class Snapshot(NamedTuple):
     config: str = ""  # config.toml, for the config page
     notice: str = ""  # one line about the reading itself ("metrics.mm was truncated: the last frame stays"), or the result of a request
     notice_level: Level = "warn"
+    seeds: int = 0  # curves are means over so many runs of a group, with their 95 % bands; 0: those of one run
     at_step: float | None = None  # figures, progress, phases and health are those of this step (`Source.at`); None: the newest there are
 
     @property
@@ -267,3 +268,16 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Stop reading."""
+
+
+class Library(Protocol):
+    """The runs there are."""
+
+    def rows(self) -> Sequence[RunRow]:
+        """A line for each, the newest first."""
+
+    def overlays(self) -> Sequence[RunRow]:
+        """A line for each that can be laid over a run: those, and groups."""
+
+    def open(self, path: str) -> Source:
+        """A source for one. Raises OperantError."""

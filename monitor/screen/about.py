@@ -15,7 +15,7 @@ _NAME_CELLS = 18
 _LEGEND = (
     ("line and band", "mean, and smallest to largest value, of the records in a column"),
     ("▲ ◆ ┊ !", "checkpoint, evaluation, resume, a value that was not finite"),
-    ("dotted line", "the second run (o); dashed across: the target"),
+    ("dotted line", "the second run (o), or a group's mean over seeds with its 95 % band; dashed across: the target"),
 )
 
 

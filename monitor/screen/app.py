@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 from textual import events
 from textual.app import App, ComposeResult, SystemCommand
@@ -24,7 +24,7 @@ from textual.theme import Theme
 from textual.timer import Timer
 
 from monitor.charts.grid import MetricChart
-from monitor.data.snapshot import RunRow, Snapshot, Source
+from monitor.data.snapshot import Library, RunRow, Snapshot, Source
 from monitor.screen import about, keys, navigation
 from monitor.screen.diff_renderer import DiffRenderer
 from monitor.screen.model import Frozen, Model
@@ -49,16 +49,6 @@ _PASTED_CELLS: Final = 200
 _MESSAGE_S: Final = 4.0
 _BLURRED_S: Final = 1.0
 _LANES: Final = 4  # that a trainer plays for its viewers
-
-
-class Library(Protocol):
-    """The runs there are."""
-
-    def rows(self) -> Sequence[RunRow]:
-        """A line for each, the newest first."""
-
-    def open(self, path: str) -> Source:
-        """A source for one. Raises OperantError."""
 
 
 class News(Message):
@@ -89,6 +79,7 @@ class MonitorApp(App[None]):
         source: Source | None,
         library: Library | None = None,
         *,
+        overlay: Source | None = None,
         fps: int = 4,
         ascii_only: bool = False,
         theme: str | None = None,
@@ -103,7 +94,7 @@ class MonitorApp(App[None]):
         self.theme = theme or "dark"
         self.ascii_only = ascii_only
         self.source, self.library = source, library
-        self.overlay: Source | None = None
+        self.overlay = overlay
         self.renderer = DiffRenderer()  # the driver writes through it
         self._readonly = readonly
         self._own_keys, self._keys_notice = own_keys
@@ -329,7 +320,7 @@ class MonitorApp(App[None]):
         self._pick("Runs", opened)
 
     def action_overlay(self) -> None:
-        """A second run in the charts, or none."""
+        """A second run or a group in the charts, or none."""
 
         def opened(source: Source) -> None:
             self.overlay = source
@@ -340,9 +331,9 @@ class MonitorApp(App[None]):
             self.overlay = None
             self._change(overlay=None)
         else:
-            self._pick("Overlay a run", opened)
+            self._pick("Overlay", opened, overlays=True)
 
-    def _pick(self, title: str, opened: Callable[[Source], None]) -> None:
+    def _pick(self, title: str, opened: Callable[[Source], None], *, overlays: bool = False) -> None:
         """Let the person choose a run, and open it."""
         from monitor.screen.screens import ListScreen
 
@@ -360,7 +351,7 @@ class MonitorApp(App[None]):
         if self.library is None:
             self.say("there are no other runs here")
         else:
-            self.push_screen(ListScreen(title, self.library.rows()), chosen)
+            self.push_screen(ListScreen(title, self.library.overlays() if overlays else self.library.rows()), chosen)
 
     # ------------------------------------------------------------------------------------------------------------------------- keys: the trainer
 

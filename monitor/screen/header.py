@@ -133,12 +133,17 @@ def _chosen(model: Model) -> list[str]:
             (f"x: {({'wall': 'wall time', 'iteration': 'updates'}).get(view.axis, 'steps')}", view.axis != "step"),
             (f"smoothing {SMOOTHING[view.smoothing]:g}", view.smoothing > 0),
             ("y axes flipped", view.flipped),
-            (f"dotted: {cut(model.overlaid, 24)}", bool(model.overlaid)),
+            (f"dotted: {cut(model.overlaid, 24)}{_seeds(model)}", bool(model.overlaid)),
             (f"zoom {2**view.zoom}×" + ("" if view.end is None else ", held"), view.zoom > 0),
             (f"filter '{cut(view.filter, 24)}' (esc clears)", bool(view.filter)),
         )
         if told
     ]
+
+
+def _seeds(model: Model) -> str:
+    """What is drawn of a group."""
+    return f", mean and 95 % band of {model.overlay.seeds} seeds" if model.overlay is not None and model.overlay.seeds else ""
 
 
 def _more(model: Model) -> Iterator[tuple[str, bool]]:

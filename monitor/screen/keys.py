@@ -41,7 +41,7 @@ KEYS: Final = (
     Key("smooth", "s", "look('smooth')", "smoothing: none, 0.6, 0.9, 0.99", "s", "Smooth"),
     Key("axis", "x", "look('axis')", "x axis: steps, wall time, updates", "x", "Axis"),
     Key("inspect", "i", "look('inspect')", "read single values of the chosen chart, with left and right", "i", "Inspect"),
-    Key("overlay", "o", "overlay", "draw a second run into the charts, dotted; once more takes it away", "o", "Overlay"),
+    Key("overlay", "o", "overlay", "draw a second run into the charts, or the mean of a group; once more takes it away", "o", "Overlay"),
     Key("runs", "r", "runs", "choose another run", "r", "Runs", "Monitor"),
     Key("agent", "e", "look('agent')", "show or hide the agent as it plays", "e", "Agent"),
     Key("log", "l", "look('log')", "show or hide the log", "l", "Log"),

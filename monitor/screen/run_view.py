@@ -120,6 +120,7 @@ class RunView(Container):
             figures={figure.metric: figure.value for figure in snapshot.figures},
             overlay=None if model.overlay is None else model.overlay.series,
             overlay_name=model.overlaid,
+            overlay_band=model.overlay is not None and model.overlay.seeds > 1,
             empty="no record yet" if snapshot.live else "the run has no records",
         )
 

@@ -33,7 +33,24 @@ from operant.runs.folder import (
 )
 from operant.runs.follow import Follower, read_specs, write_specs
 from operant.runs.history import Chunk, History, salvage
-from operant.runs.index import Reach, create, discard_unstarted, list_ids, list_runs, lives, load, parents, reach, recorded, remove, resolve, root, shown, taken
+from operant.runs.index import (
+    SWEEP_FILE,
+    Reach,
+    create,
+    discard_unstarted,
+    list_ids,
+    list_runs,
+    lives,
+    load,
+    parents,
+    reach,
+    recorded,
+    remove,
+    resolve,
+    root,
+    shown,
+    taken,
+)
 from operant.runs.log import LEFT_OUT, SESSION_MARK, Tail, clock_and_text, log_end
 from operant.runs.metrics import (
     BOOKKEEPING,
@@ -73,6 +90,7 @@ __all__ = [
     "RETURN",
     "SECONDS",
     "SESSION_MARK",
+    "SWEEP_FILE",
     "TERMINAL",
     "UNORDERED",
     "Chunk",

@@ -50,6 +50,8 @@ __all__ = [
     "recorded", "remove", "resolve", "root", "safe", "shown", "start_ticks", "state", "taken", "update_document", "write_json",
 ]  # fmt: skip
 
+SWEEP_FILE = "sweep.toml"
+"""What marks a folder beside runs as a sweep's."""
 _RESERVED = ("latest", "live")
 _LINK = re.compile(rf"([0-9]{{20}})-({ID.pattern})")
 _SHOWN = 5  # runs named in a message about an ambiguous name

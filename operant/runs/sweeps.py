@@ -13,7 +13,7 @@ from typing import Any, Final
 from operant import runs
 from operant.runs import Run, groups
 
-FILE: Final = "sweep.toml"
+FILE: Final = runs.SWEEP_FILE
 _STOP: Final = "stop.json"
 
 

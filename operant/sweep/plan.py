@@ -21,14 +21,13 @@ from operant import runs
 from operant.config import load, messages, raw, sections
 from operant.config.request import Request
 from operant.errors import ConfigError, MachineError, NotFoundError, UsageError
-from operant.runs import sweeps
 from operant.settings import Count, Real, Section
 from operant.sweep import space
 
 _FREE = ("trials", "steps", "minutes", "workers")
 """Keys that a sweep that has begun may be given anew."""
 _DEFAULT_TRIALS = 64
-FILE = sweeps.FILE
+FILE = runs.SWEEP_FILE
 
 
 class Settings(Section, use_attribute_docstrings=True):

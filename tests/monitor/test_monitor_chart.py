@@ -165,6 +165,16 @@ def test_an_overlaid_run_differs_without_colour():
     assert {row for _, row in own}.isdisjoint(row for _, row in other)
 
 
+def test_the_band_of_a_group_lies_behind_the_runs_own():
+    over = points_of([2.0] * 40, 1.5)
+    for glyphs, behind in ((UNICODE, lambda cell: cell.style.back == "band.1"), (ASCII, lambda cell: cell.character == ",")):
+        for points, seen in ((points_of([8.0] * 40), True), (points_of([2.0] * 40, 3.0), False)):
+            rows = draw_plot(Plot(points, Range(0.0, 9.0), overlay=over, overlay_band=True), 20, 9, glyphs, Memory())
+            assert any(behind(cell) for row in rows for cell in row) == seen
+        rows = draw_plot(Plot(points_of([8.0] * 40), Range(0.0, 9.0), overlay=over), 20, 9, glyphs, Memory())
+        assert not any(behind(cell) for row in rows for cell in row)
+
+
 def test_target_resume_and_cursor_are_drawn():
     plot = Plot(points_of([0.0] * 20), Range(0.0, 10.0), target=10.0, verticals={4: "┊"}, cursor=7)
     rows = draw_plot(plot, 10, 4, UNICODE, Memory())

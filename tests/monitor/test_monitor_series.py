@@ -2,10 +2,13 @@
 
 import math
 import random
+import statistics
 import threading
 
 import pytest
+from fake_snapshots import RECORDS, table
 
+from monitor.data.grouped import MeanCurve
 from monitor.data.series import BUCKETS, Column, Table
 from monitor.data.snapshot import Series
 
@@ -318,3 +321,33 @@ def test_readers_never_see_half_of_a_change():
     for thread in threads:
         thread.join()
     assert not wrong and table.last[0] == at - 1
+
+
+def test_a_groups_curve_is_the_mean_over_its_runs_with_its_interval():
+    """Of three runs, of which the last has come half way: t is 4.303 for three values and 12.706 for two."""
+    scales = (1.0, 1.1, 1.2)
+    tables = [table(records, scale) for records, scale in zip((RECORDS, RECORDS, RECORDS // 2), scales, strict=True)]
+    mean = MeanCurve([one.curves["return"] for one in tables])
+    rows = [one.curves["return"].view("step", 0.0, tables[0].last[0], 64) for one in tables]
+    points = mean.view("step", 0.0, tables[0].last[0], 64)
+    assert mean.extent("step") == tables[0].curves["return"].extent("step")
+    for column, quantile, count in ((10, 4.303, 3), (60, 12.706, 2)):
+        values = [row[column].mean for row in rows if row[column] is not None]
+        assert len(values) == count
+        half = quantile * statistics.stdev(values) / count**0.5
+        centre = statistics.fmean(values)
+        assert points[column][:3] == pytest.approx((centre - half, centre, centre + half))
+    alone = MeanCurve([tables[0].curves["return"]])
+    assert all(point is None or point.low == point.mean == point.high for point in alone.view("step", 0.0, tables[0].last[0], 64))
+
+
+def test_seeds_whose_evaluations_fall_into_other_columns_are_joined_by_straight_lines():
+    def curve(first):
+        made = Table([Column("eval/return", "eval return")])
+        steps = [float(k) for k in range(1, 101)]
+        made.extend(steps, steps, steps, [[k if (k - first) % 20 == 0 else math.nan for k in steps]])
+        return made.curves["eval/return"]
+
+    points = MeanCurve([curve(5), curve(15)]).view("step", 0.0, 100.0, 100)
+    both = [point for point in points[15:85] if point is not None]
+    assert len(both) == 70 and all(point.low == pytest.approx(point.mean) == point.high for point in both)

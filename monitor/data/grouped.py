@@ -1,0 +1,138 @@
+"""A group of runs as one source: of each metric the mean over the seeds, between the ends of its 95 % interval. Standard library only. Knows no widget.
+
+At each place of an axis the mean is over the runs that have come there (straight between two of their values), and has a band where these are two or more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from monitor.data.feed import LiveFeed
+from monitor.data.snapshot import Axis, Point, RunFacts, RunRow, Series, Snapshot
+from operant.runs import groups
+from operant.runs.groups import Group
+
+_JOIN_S: Final = 1.0
+find = groups.find
+
+
+def rows(root: Path, everywhere: bool = True) -> list[RunRow]:
+    """A line for each group, the newest first."""
+    found = []
+    for group in groups.list_groups(root, everywhere):
+        told = groups.describe(group)
+        score, first = told["bands"]["eval_return"], next((row for row in told["runs"] if "env" in row), dict[str, Any]())
+        state = "running" if told["live"] else "finished" if told["finished"] == told["seeds"] else "stopped"
+        mean = "-" if score is None else f"{score['mean']:.4g}"
+        progress = f"{told['finished']} of {told['seeds']} seeds"
+        found.append(RunRow(group.id, str(group.path), state, first.get("env") or "-", first.get("algo") or "-", mean, "mean", progress, "-"))
+    return found
+
+
+def opened(path: str) -> GroupFeed | None:
+    """The source of the group in a folder; None where that holds none."""
+    group = groups.load(Path(path))
+    return None if group is None else GroupFeed(group)
+
+
+class MeanCurve:
+    """One metric's mean over the runs of a group: a `monitor.data.snapshot.Series`. Made anew for each snapshot."""
+
+    def __init__(self, curves: Sequence[Series]) -> None:
+        first = curves[0]
+        self.name, self.label, self.unit, self.kind = first.name, first.label, first.unit, first.kind
+        self.higher_better, self.log_axis = first.higher_better, first.log_axis
+        self.best: float | None = None  # of a mean these say little
+        self.trend_per_min: float | None = None
+        newest = groups.band([one.latest for one in curves if one.latest is not None])
+        self.latest = None if newest is None else newest.mean
+        self.not_finite = sum(one.not_finite for one in curves)
+        self._curves = curves
+
+    def extent(self, axis: Axis) -> tuple[float, float] | None:
+        """From the first value of any run to the last of any."""
+        found = [extent for one in self._curves if (extent := one.extent(axis)) is not None]
+        return (min(begin for begin, _ in found), max(end for _, end in found)) if found else None
+
+    def view(self, axis: Axis, first: float, last: float, columns: int, smoothing: float = 0.0) -> Sequence[Point | None]:
+        """`columns` means, each between the ends of its interval."""
+        return [_mean(values) for values in zip(*(_filled(one.view(axis, first, last, columns, smoothing)) for one in self._curves), strict=True)]
+
+    def near(self, axis: Axis, x: float) -> tuple[float, Point] | None:
+        """The mean of the runs' points nearest to x, at the place of the first one's."""
+        found = [near for one in self._curves if (near := one.near(axis, x)) is not None]
+        point = _mean([point.mean for _, point in found])
+        return (found[0][0], point) if point is not None else None
+
+
+def _mean(values: Iterable[float | None]) -> Point | None:
+    found = groups.band([value for value in values if value is not None])
+    if found is None:
+        return None
+    half = found.half or 0.0
+    return Point(found.mean - half, found.mean, found.mean + half)
+
+
+def _filled(points: Sequence[Point | None]) -> list[float | None]:
+    """The means of points, straight lines between those that have neighbours on both sides: the seeds' evaluations need not fall into the same columns."""
+    values: list[float | None] = [None if point is None else point.mean for point in points]
+    for before, after in pairwise([index for index, value in enumerate(values) if value is not None]):
+        begin, end = values[before] or 0.0, values[after] or 0.0
+        values[before + 1 : after] = [begin + (end - begin) * k / (after - before) for k in range(1, after - before)]
+    return values
+
+
+class GroupFeed:
+    """A `monitor.data.snapshot.Source` of a group, to be laid over a run: it has curves, and asks no trainer for anything."""
+
+    readonly = True
+
+    def __init__(self, group: Group) -> None:
+        self._group, self._feeds = group, dict[int, LiveFeed]()
+        self._interval_s, self._joined_s = 1.0, float("-inf")
+        self._seen: tuple[Snapshot, ...] = ()
+        self._made = Snapshot(0, RunFacts(group.id, group.id.rpartition("-")[2], str(group.path)), "finished")
+
+    def snapshot(self) -> Snapshot:
+        """The newest one; the same object while nothing has changed."""
+        if time.monotonic() - self._joined_s >= _JOIN_S:
+            self._join()
+        seen = tuple(feed.snapshot() for feed in self._feeds.values())
+        if len(seen) != len(self._seen) or any(new is not old for new, old in zip(seen, self._seen, strict=True)):
+            self._seen = seen
+            names = dict.fromkeys(name for one in seen for name in one.series)
+            series: dict[str, Series] = {name: MeanCurve([one.series[name] for one in seen if name in one.series]) for name in names}
+            state = "running" if any(one.live for one in seen) else "finished"
+            self._made = self._made._replace(version=self._made.version + 1, state=state, series=series, seeds=len(seen))
+        return self._made
+
+    def _join(self) -> None:
+        """Read the runs that have begun since."""
+        self._joined_s = time.monotonic()
+        if len(self._feeds) < len(self._group.members):
+            self._group = groups.load(self._group.path) or self._group
+            for seed, run in self._group.runs.items():
+                if seed not in self._feeds:
+                    self._feeds[seed] = LiveFeed(run, readonly=True)
+                    self._feeds[seed].hurry(self._interval_s)
+
+    def hurry(self, interval_s: float) -> None:
+        """Once a second is enough for what is laid over another run."""
+
+    def request(self, verb: Any) -> None:
+        """A group is asked for nothing here."""
+
+    def watch(self, wanted: bool, **words: Any) -> None:
+        """A group has no picture."""
+
+    def at(self, step: float | None) -> None:
+        """Curves stay whole."""
+
+    def close(self) -> None:
+        """Stop reading."""
+        for feed in self._feeds.values():
+            feed.close()
