@@ -80,9 +80,14 @@ class Request:
         many = seed.isdecimal() and count.isdecimal() and 1 < int(count) <= _MOST_SEEDS
         return range(int(seed), int(seed) + int(count)) if many else range(1)
 
-    def device(self) -> str:
-        """`run.device` as it was written, not checked yet."""
-        return _text(read(self.source, self.overrides), "run", "device") or "auto"
+    def device(self, local_rank: int = 0) -> str:
+        """The device of one of a host's ranks as it was written, not checked yet: that of `run.gpus`, or `run.device`."""
+        table = read(self.source, self.overrides).data.get("run")
+        device, gpus = (table.get("device"), table.get("gpus")) if isinstance(table, dict) else (None, None)
+        if isinstance(gpus, list):
+            return f"cuda:{gpus[local_rank]}" if local_rank < len(gpus) else "none"
+        device = device if isinstance(device, str) else "auto"
+        return f"cuda:{local_rank}" if local_rank and device in ("auto", "cuda") else device
 
 
 def to_resume(config: Path, overrides: Sequence[str]) -> Request:

@@ -24,6 +24,11 @@ def reversed_bits(k, COUNT: tl.constexpr):
 
 
 @triton.jit
+def _oldest_turn(inbox):
+    return tl.min(tl.min((tl.load(inbox, volatile=True) >> 32).to(tl.int32), axis=1), axis=0)
+
+
+@triton.jit
 def exchanged(own, column, width, link, RANKS: tl.constexpr, COLUMNS: tl.constexpr):
     """The numbers (RANKS, COLUMNS) int32 of all ranks, in the order `reversed_bits` of the ranks, for this one's `own` (1, COLUMNS) of `width`."""
     program = tl.program_id(0)
@@ -34,12 +39,13 @@ def exchanged(own, column, width, link, RANKS: tl.constexpr, COLUMNS: tl.constex
     outbox = tl.load(link.outboxes + rank).to(tl.pointer_type(tl.int64))
     tl.store(outbox[:, None] + half + column[None, :], tl.broadcast_to(word, (RANKS, COLUMNS)))
     inbox = link.inbox + half + reversed_bits(rank, RANKS)[:, None] * width + column[None, :]
-    words = tl.load(inbox, volatile=True)
-    while tl.min(tl.min((words >> 32).to(tl.int32), axis=1), axis=0) < turn:
-        words = tl.load(inbox, volatile=True)
+    seen = _oldest_turn(inbox)
+    while seen < turn:
+        seen = _oldest_turn(inbox)
     tl.debug_barrier()
     tl.store(link.turns + program, turn)
-    return (words & 0xFFFFFFFF).to(tl.int32)
+    # Now that all are there: what was loaded before may be older in some threads, since of several that hold a word one was asked.
+    return (tl.load(inbox, volatile=True) & 0xFFFFFFFF).to(tl.int32)
 
 
 @triton.jit

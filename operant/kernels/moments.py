@@ -27,7 +27,7 @@ def _merged(count, mean, squares, more, more_mean, more_squares):
     return mean + delta * (more / total), squares + more_squares + delta * delta * (count * (more / total))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps", "lanes"])
 def part_moments(advantages, returns, parts, steps, lanes, PARTS: tl.constexpr, TILE: tl.constexpr):
     """Moments of a shard's advantages and returns over every P-th tile: a column of `parts` (5, PARTS), namely number, then mean and squares of each.
 

@@ -42,11 +42,20 @@ def add_shards(partial, width, column, SHARDS: tl.constexpr, SHARD_ROWS: tl.cons
 
 
 @triton.jit
+def sum_of_squares(x):
+    """The sum of 32 squares in a binary tree, so that it does not depend on the layout that a kernel has given x (32)."""
+    squares = x * x
+    for level in tl.static_range(5):
+        squares = tl.sum(tl.reshape(squares, (2, 16 >> level)), axis=0)
+    return tl.sum(squares, axis=0)
+
+
+@triton.jit
 def store_total(total, block, column, width, gradient, squares, parameters, update, SPEC: tl.constexpr, RECORD: tl.constexpr):
     """32 numbers of the gradient, and the sum of their squares; of the last program the loss's terms, which the algorithm's `RECORD` takes."""
     if (block + 1) * REDUCE_COLUMNS < width:
         tl.store(gradient + column, total)
-        tl.store(squares + block, tl.sum(total * total, axis=0))
+        tl.store(squares + block, sum_of_squares(total))
     else:
         RECORD(total, tl.arange(0, REDUCE_COLUMNS), parameters, update, SPEC)
 

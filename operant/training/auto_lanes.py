@@ -32,23 +32,25 @@ SPARE = 1 / 16
 """The share of a GPU's memory that stays free, for what comes later: evaluations, a watched agent, other processes."""
 
 
-def resolved(config: Config, device: torch.device, *, report: Callable[[str], None]) -> Config:
+def resolved(config: Config, device: torch.device, *, report: Callable[[str], None], ranks: int = 1) -> Config:
     """The configuration with a number in the place of `env.lanes = "auto"`; any other as it is.
 
     The number is the largest power of two of 65,536 at most (on a CPU of 512 for each of torch's threads) that the algorithm can divide, leaves the run 100
-    iterations, and fits into memory. `report` takes a line about each number that is tried. Raises DeviceError where none fits.
+    iterations, and fits into memory; of several ranks each gets as many. `report` takes a line about each number that is tried. Raises DeviceError where none
+    fits, ConfigError where ranks cannot share them.
     """
     if config.env.lanes != "auto":
         return config
     fits = _tried if device.type == "cuda" else _estimated
     lanes = 0
-    useful = config.run.steps // (FEWEST_ITERATIONS * building.estimate(config, 1).steps)
+    useful = config.run.steps // (FEWEST_ITERATIONS * building.estimate(config, 1).steps * ranks)
     for lanes in _candidates(config, device, useful):
-        attempt = building.with_lanes(config, lanes)
-        if fits(attempt, device):
+        whole = building.with_lanes(config, lanes * ranks)
+        if fits(building.with_lanes(config, lanes), device):
+            building.require_shared(whole, ranks)
             why = f" (more would leave run.steps fewer than {FEWEST_ITERATIONS} iterations)" if 2 * lanes > useful else ""
-            report(f"env.lanes = auto: {lanes:,} lanes{why}")
-            return attempt
+            report(f"env.lanes = auto: {whole.lanes:,} lanes{f', {lanes:,} a rank' * (ranks > 1)}{why}")
+            return whole
         report(f"env.lanes = auto: {lanes:,} lanes do not fit into the memory of {device}")
     raise DeviceError(
         f"out of memory: not even {lanes:,} lanes fit into the memory of {device}. Use a shorter algo.horizon, a smaller algo.microbatch or net.hidden, "

@@ -103,7 +103,7 @@ def gang(run: Any, here: Place, visible: int, *, resume: bool) -> tuple[Place, t
             raise MachineError(f"{here.local_ranks} ranks on this host have {visible} GPU{'s' * (visible != 1)}: one each is needed, or run.device=cpu")
         return here, tuple(range(here.local_ranks)) if on_gpus else (), None
     if not run.gpus:
-        return Place(0, run.ranks, 0, run.ranks), (), None
+        return Place(here.rank, run.ranks, here.local_rank, run.ranks), (), None
     if not visible:
         raise MachineError(f"no GPU for run.gpus = {_written(run.gpus)}: torch finds none here. On the CPU: run.gpus=0 run.ranks=2, or see `operant doctor`")
     named = list(run.gpus) if isinstance(run.gpus, list) else list(range(visible if run.gpus == "all" else run.gpus))
@@ -119,7 +119,7 @@ def gang(run: Any, here: Place, visible: int, *, resume: bool) -> tuple[Place, t
     if count < len(named) or (run.gpus == "all" and idle):
         which, left = (", ".join(map(str, numbers)) or "none" for numbers in (there[:count], idle))
         note = f"1, 2, 4 or 8 GPUs share a run: it trains on {which}; idle: {left}"
-    return Place(0, count, 0, count), tuple(there[:count]), note
+    return Place(here.rank, count, here.local_rank, count), tuple(there[:count]), note
 
 
 def found(run: Any, here: Place, *, resume: bool) -> tuple[Place, str, str | None]:

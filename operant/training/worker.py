@@ -74,7 +74,7 @@ def prepare(
 ) -> tuple[Trainer, Team]:
     """Everything up to the first iteration, and the ranks that train together. Raises OperantError for all that can be wrong before it."""
     document = runs.read_json(folder / "run.json")
-    asked, config = configured(folder, document, resume, trusted, lambda phase: runs.update_document(folder, durable=False, phase=phase))
+    asked, config = configured(folder, document, resume, trusted, lambda phase: runs.update_document(folder, durable=False, phase=phase), here.local_rank)
     from operant.training import team as teams
 
     here, named, note = ranks.found(config.run, here, resume=resume is not None)
@@ -96,13 +96,13 @@ def prepare(
 
 
 def configured(
-    folder: Path, document: dict[str, Any], resume: str | None, trusted: bool, phase: Callable[[str], object] = lambda phase: None
+    folder: Path, document: dict[str, Any], resume: str | None, trusted: bool, phase: Callable[[str], object] = lambda phase: None, local_rank: int = 0
 ) -> tuple[Request, Config]:
     """What a run's document asks for, and the configuration, once all that is large is imported. Raises ConfigError."""
     from operant.config import request
 
     asked = request.of_run(folder, document.get("request"), resume=resume is not None)
-    wake_gpu(asked.device())
+    wake_gpu(asked.device(local_rank))
     with importing():
         from operant.training import loop, team  # noqa: F401  (and torch and numba with them)
 
@@ -135,7 +135,7 @@ def _built(
         warnings = quick_check.require_sound(config.environment, file, config.params, device)
     if config.env.lanes == "auto":
         phase("trying how many lanes fit")
-        config = auto_lanes.resolved(config, device, report=log.info)
+        config = auto_lanes.resolved(config, device, report=log.info, ranks=here.ranks)
     else:
         memory.require_room(config, device, here.ranks)
     start, before = None, None
@@ -279,7 +279,7 @@ def _follow(folder: Path, resume: str | None, trusted: bool, here: ranks.Place) 
     try:
         agreed = member.agreed()
         if agreed["do"] != "end":
-            _, config = configured(folder, runs.read_json(folder / "run.json"), resume, trusted)
+            _, config = configured(folder, runs.read_json(folder / "run.json"), resume, trusted, local_rank=here.local_rank)
             here, named, _ = ranks.found(config.run, here, resume=resume is not None)
             set_threads(agreed["threads"])
             member.train(agreed, config, resuming.comparable(config), find_device(named))

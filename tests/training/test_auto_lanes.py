@@ -72,8 +72,8 @@ def card(monkeypatch, young_heap):
     return card
 
 
-def resolved(device, *overrides, said=None):
-    return auto_lanes.resolved(config.load(None, [*AUTO, *overrides]), device, report=(said if said is not None else []).append)
+def resolved(device, *overrides, said=None, ranks=1):
+    return auto_lanes.resolved(config.load(None, [*AUTO, *overrides]), device, report=(said if said is not None else []).append, ranks=ranks)
 
 
 # BY TRYING
@@ -136,6 +136,16 @@ def test_a_run_is_left_enough_iterations(card):
     assert resolved(CUDA, "run.steps=2M", "algo.horizon=128").lanes == 128
     assert resolved(CUDA, "run.steps=1000").lanes == 32
     assert card.tried == [1024, 128, 32]
+
+
+def test_each_of_several_ranks_gets_what_fits_on_its_gpu(card):
+    said = []
+    card.holds = 4096
+    assert resolved(CUDA, said=said, ranks=4).lanes == 4 * 4096
+    assert said[-1] == "env.lanes = auto: 16,384 lanes, 4,096 a rank"
+    assert resolved(CUDA, "run.steps=2M", ranks=2).lanes == 1024  # 100 iterations of both ranks' lanes
+    with pytest.raises(ConfigError, match=r"2 ranks cannot share env.lanes = 64"):
+        resolved(CUDA, "run.steps=1000", ranks=2)
 
 
 def test_lanes_divide_as_the_algorithm_wants(card):

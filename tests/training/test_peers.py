@@ -193,6 +193,7 @@ def test_which_gpus_share_a_run():
     assert gang(0) == (ranks.ALONE, (), None)
     assert gang(4, gpus=2) == (ranks.Place(0, 2, 0, 2), (0, 1), None)
     assert gang(4, gpus=[1, 3]) == (ranks.Place(0, 2, 0, 2), (1, 3), None)
+    assert gang(4, gpus=[1, 3], here=ranks.Place(1, 2, 1, 2)) == (ranks.Place(1, 2, 1, 2), (1, 3), None)  # as rank 0 has started it
     assert gang(0, ranks=2) == (ranks.Place(0, 2, 0, 2), (), None)
     place, gpus, note = gang(3, gpus="all")
     assert (place.ranks, gpus) == (2, (0, 1)) and note.endswith("idle: 2")
