@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from operant import runs
-from operant.config.raw import RawConfig
+from operant.config.raw import RawConfig, quoted
 from operant.errors import UntrustedError
 from operant.host import names
 
@@ -25,8 +25,9 @@ def check(raw: RawConfig, trusted: bool = False) -> bool:
     """
     if raw.source is None or trusted:
         return trusted
-    found = [(path, _doubt(raw.source, path)) for path in _code(raw)]
-    if lines := [f"{runs.shown(path)}: {doubt}" for path, doubt in found if doubt is not None]:
+    found = [(runs.shown(path), _doubt(raw.source, path)) for path in _code(raw)]
+    found += [(f"the module that {quoted(name)} imports", _doubt(raw.source, None)) for name in _modules(raw)]
+    if lines := [f"{what}: {doubt}" for what, doubt in found if doubt is not None]:
         advice = "to run it all the same, once you have read it: add --trust"
         raise UntrustedError("\n  ".join([f"{runs.shown(raw.source)} names code that is not known to be yours, and was not run", *lines, advice]))
     return trusted
@@ -49,12 +50,22 @@ def _code(raw: RawConfig) -> Iterator[Path]:
             yield path
 
 
-def _doubt(source: Path, path: Path) -> str | None:
-    """Why the code in `path`, which the configuration file `source` names, may be a stranger's; None where it is this user's."""
+def _modules(raw: RawConfig) -> Iterator[str]:
+    """The environment's name, where the configuration file's is of the form gymnasium:MODULE:ID, whose module Gymnasium imports."""
+    table = raw.data.get("env")
+    value = table.get("name") if isinstance(table, dict) else None
+    if isinstance(value, str) and names.kind_of(value) not in (None, "file") and value.count(":") > 1 and not raw.typed(("env", "name")):
+        yield value
+
+
+def _doubt(source: Path, path: Path | None) -> str | None:
+    """Why the code in `path`, which the configuration file `source` names, may be a stranger's; None where it is this user's. Without a path: code elsewhere
+    on this machine, which a stranger has chosen unless the run is this user's.
+    """
     folder = _run_folder(source)
     if folder is None:
         return None if _own(source) else "the configuration belongs to another user"
-    run, real = runs.load(folder), Path(os.path.realpath(path))
+    run, real = runs.load(folder), folder / "config.toml" if path is None else Path(os.path.realpath(path))
     if folder not in real.parents:
         return "it lies outside the run folder"
     name = real.relative_to(folder)
@@ -62,6 +73,8 @@ def _doubt(source: Path, path: Path) -> str | None:
         return "the run belongs to another user"
     if run is None or not runs.recorded(run):
         return "the run is not in your own index of runs: it was made elsewhere, copied or moved"
+    if path is None:
+        return None
     kept = run.document.get("sources")
     if not isinstance(kept, dict) or str(name) not in kept:
         return "run.json holds no hash of it"

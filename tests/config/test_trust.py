@@ -117,12 +117,40 @@ def test_opening_a_strangers_run_runs_none_of_its_code(here, home, theirs, ran, 
     assert not ran.exists() and content(theirs) == before and os.listdir(home / "runs") == ["mine"]
 
 
+READING = {
+    "show": ("show", "{run}"), "du": ("du", "{run}"), "compare": ("compare", "{run}", "mine"), "archive": ("archive", "{run}", "--out", "{place}/a.tar.gz"),
+    "plot": ("plot", "{run}", "--out", "{place}/a.svg", "--metric", "entropy"), "note": ("note", "{run}", "seen"), "stop": ("stop", "{run}"),
+    "export metrics": ("export", "metrics", "{run}", "--to", "csv", "--out", "{place}/a.csv"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READING)
+def test_what_only_reads_a_strangers_run_asks_nothing_and_runs_none_of_its_code(here, theirs, tmp_path, ran, name):
+    done = here(*(word.format(run=theirs, place=tmp_path) for word in READING[name]))
+    assert done.code == 0 and not ran.exists(), done.err
+
+
 def test_a_strangers_algorithm_is_not_run_either(here, theirs, ran):
     (theirs / "source" / "algo.py").write_text(telling("", ran))
     path = theirs / "config.toml"
     path.write_text(path.read_text().replace('name = "ppo"', 'name = "source/algo.py:Theirs"').replace('"source/my_env.py"', '"cartpole"'))
     done = here("config", "check", path, "net.kind=mlp", "env.params={}")
     assert done.code == 2 and "source/algo.py: the run is not in your own index of runs" in done.err and not ran.exists()
+
+
+def test_a_module_that_a_strangers_environment_id_imports_is_not_imported(here, home, theirs, tmp_path, ran, monkeypatch):
+    (tmp_path / "installed").mkdir()
+    registers = "import gymnasium\ngymnasium.register('Here-v0', entry_point='gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=9)\n"
+    (tmp_path / "installed" / "installed_envs.py").write_text(telling(registers, ran))
+    monkeypatch.syspath_prepend(str(tmp_path / "installed"))
+    path, own = theirs / "config.toml", home / "of_my_own.toml"
+    changed = re.sub(r'name = "source/my_env.py"', 'name = "gymnasium:installed_envs:Here-v0"', path.read_text())
+    path.write_text(re.sub(r"\n\[env.params\]\n[^\[]*", "\n", changed))
+    own.write_text('[env]\nname = "gymnasium:installed_envs:Here-v0"\n')
+    done = here("config", "check", path, "net.kind=mlp")
+    assert done.code == 2 and not ran.exists()
+    assert "the module that 'gymnasium:installed_envs:Here-v0' imports: the run is not in your own index of runs" in done.err
+    assert here("config", "check", own).code == 0 and ran.exists(), "what a user writes is run"
 
 
 def test_trust_runs_it(here, theirs, ran):
