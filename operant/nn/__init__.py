@@ -6,7 +6,7 @@ from operant.nn.distributions import ILLEGAL, Gaussian, masked
 from operant.nn.exploration import decayed, epsilon_greedy, ladder
 from operant.nn.flat import FlatVector
 from operant.nn.normalization import SOLO, Exchange, RunningNormalizer, statistics
-from operant.nn.optimizer import Adam, clip_gradient, scalar
+from operant.nn.optimizer import Adam, Muon, clip_gradient, scalar
 from operant.nn.policy import Actor, NetConfig, Policy
 from operant.nn.q_policy import QHead, QPolicy
 from operant.nn.reward_scale import RewardScale
@@ -26,6 +26,7 @@ __all__ = [
     "FlatVector",
     "Gaussian",
     "Judged",
+    "Muon",
     "NetConfig",
     "Policy",
     "QHead",

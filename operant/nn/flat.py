@@ -46,6 +46,15 @@ class FlatVector:
         else:
             torch._foreach_copy_(self._gradient_views, list(gradients))
 
+    def matrices(self, towers: int) -> list[tuple[int, tuple[int, int, int]]]:
+        """Where the weights of hidden layers lie, G matrices of m x n each, as (place, (G, m, n)); weights of heads are none of them."""
+        found = []
+        for name, parameter, place in zip(self.names, self.parameters, self.offsets, strict=True):
+            if parameter.ndim > 1 and parameter.shape[-1] > 1 and not name.endswith(("head_weight", "value_weight")):
+                G = parameter.shape[0] if parameter.ndim == 3 else towers if name.endswith("first_weight") else 1
+                found.append((place, (G, parameter.numel() // parameter.shape[-1] // G, parameter.shape[-1])))
+        return found
+
     def not_finite(self) -> list[str]:
         """Names of the parameters that hold a NaN or an infinity. Reads back from the device."""
         return [name for name, parameter in zip(self.names, self.parameters, strict=True) if not bool(torch.isfinite(parameter).all())]  # sync: the run is over

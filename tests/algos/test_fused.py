@@ -188,7 +188,10 @@ ITERATIONS = [
         "algo": {"value_clip": 0.2, "anneal": False, "horizon": 10, "replay_ratio": 1.6},
     },
     {"env": "gaussian", "net": {"hidden": [16], "squash": True}, "algo": {"target_kl": 1e-7, "learning_rate": 0.01, "normalize_advantages": False}},
-    {"env": "gaussian", "net": {"hidden": [24]}, "algo": {"target_kl": 0.01, "normalize_observations": True, "horizon": 8, "kernel_config": BROAD}},
+    {
+        "env": "gaussian", "net": {"hidden": [24]},
+        "algo": {"target_kl": 0.01, "normalize_observations": True, "horizon": 8, "kernel_config": BROAD, "optimizer": "muon"},
+    },
     {"env": "categorical", "net": {"hidden": [16, 24], "layer_norm": True, "activation": "relu"}, "algo": {"kernel_config": SMALL}, "iterations": 1},
     {"env": "board", "net": {"hidden": [16], "shared": True}, "algo": {"horizon": 8, "kernel_config": WIDE}},
     {"env": "judged", "net": {"hidden": [16]}, "algo": {"normalize_observations": True, "horizon": 4}},

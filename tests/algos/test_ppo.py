@@ -420,6 +420,38 @@ def test_clip_adam_and_annealing_by_hand(max_norm):
     torch.testing.assert_close(flat.values.detach().double(), values, rtol=1e-5, atol=1e-6)
 
 
+def test_muon_by_hand():
+    """Hidden weights move along U V^T of their momentum U S V^T, 0.2 sqrt(16) times the learning rate; all else moves by Adam."""
+    config = {"epochs": 1, "minibatches": 1, "max_gradient_norm": 1e6, "learning_rate": 0.02, "anneal": False, "adam_epsilon": 1e-12}
+    ppo = ppo_on(PUSH, 8, mlp.Config(hidden=(16, 8)), horizon=4, optimizer="muon", **config)
+    flat, step, gradients = ppo.policy.flat, ppo.optimizer.step, []
+
+    def recorded(skip=None):
+        gradients.append(flat.gradient.clone())
+        step(skip)
+
+    ppo.optimizer.step = recorded
+    places = dict(zip(flat.names, zip(flat.offsets, flat.parameters, strict=True), strict=True))
+    (weight, shape), (bias, _), (head, _) = (
+        (slice(place, place + parameter.numel()), parameter.shape) for place, parameter in (places[name] for name in ("weights.0", "biases.0", "head_weight"))
+    )
+    momentum = torch.zeros(shape, dtype=torch.float64)
+    for k in range(3):
+        before = flat.values.detach().double()
+        iterate(ppo, 1)
+        moved, gradient = before - flat.values.detach().double(), gradients[-1].double()
+        momentum = 0.95 * momentum + gradient[weight].view(shape)
+        left, size, right = torch.linalg.svd(gradient[weight].view(shape) + 0.95 * momentum, full_matrices=False)
+        turned = left.mT @ (moved[weight].view(shape) / (0.02 * 0.2 * 16**0.5)) @ right.mT  # (2, 8, 8), diagonal
+        values = turned.diagonal(dim1=1, dim2=2)
+        large = size > 0.02 * size.norm(dim=1, keepdim=True)  # the smallest need more iterations than the five
+        assert large.sum() >= 4 and values[large].min() > 0.6 and values.max() < 1.3, values
+        assert (turned - torch.diag_embed(values)).abs().max() < 0.01
+        if k == 0:
+            for rest in (bias, head):
+                torch.testing.assert_close(moved[rest], 0.02 * gradient[rest].sign(), rtol=1e-3, atol=1e-5)
+
+
 def test_the_learning_rate_without_annealing_and_with_steps_of_its_own():
     still = iterate(ppo_on(COUNT, 4, horizon=2, minibatches=1, steps=16, anneal=False, learning_rate=0.01), 4)
     assert stats_of(still)["learning_rate"] == pytest.approx(0.01)
@@ -647,7 +679,7 @@ RESUMED = [
     pytest.param(CARTPOLE, {"shared": True, "activation": "relu"}, {}, id="shared"),
     pytest.param(CARTPOLE, {}, {"kernels": "torch", **EVERYTHING}, id="by autograd, everything on"),
     pytest.param(PUSH, {}, {"kernels": "torch", "microbatch": 10}, id="by autograd in parts"),
-    pytest.param(PUSH, {}, EVERYTHING, id="gaussian, everything on"),
+    pytest.param(PUSH, {}, {**EVERYTHING, "optimizer": "muon"}, id="gaussian, everything on"),
     pytest.param(PUSH, {"squash": True, "initial_log_std": -0.5}, {"normalize_rewards": True, "anneal": False}, id="squashed"),
     pytest.param(PICK, {}, EVERYTHING, id="bytes and several choices, everything on"),
     pytest.param(GATE, {}, EVERYTHING, id="masked, everything on"),

@@ -22,7 +22,7 @@ from operant.compute.graphs import Graphed
 from operant.compute.kernel import bind, kernel
 from operant.data import Accrual, Collector, Discount, Minibatches, Trace, accrual_body, advantage_body, layout, segments_layout
 from operant.envs import Env
-from operant.nn import SOLO, Adam, Exchange, NetConfig, Policy, RunningNormalizer, on_policy_work, scalar, statistics
+from operant.nn import SOLO, Adam, Exchange, Muon, NetConfig, Policy, RunningNormalizer, on_policy_work, scalar, statistics
 from operant.worlds import World
 
 COLUMNS = (*(spec.name for spec in metrics.specs()), "not_finite")
@@ -74,7 +74,9 @@ class PPO:
 
         # The optimizer: one vector, a learning rate that a captured graph can see change, and no step at all where `skip` is one.
         learning_rate, skip = scalar(config.learning_rate, device), torch.zeros((), device=device)
-        self.optimizer = Adam(self.policy.flat.values.data, self.policy.flat.gradient, learning_rate, config.adam_epsilon)
+        flat = self.policy.flat
+        vectors = (flat.values.data, flat.gradient, learning_rate, config.adam_epsilon)
+        self.optimizer = Muon(*vectors, flat.matrices(2 - net.shared)) if config.optimizer == "muon" else Adam(*vectors)
         anneal_iterations = max(1, -(-(config.anneal_steps or steps) // self.steps_per_iteration)) if config.anneal else None
         self.metrics, self.stats = metrics.specs(getattr(self.policy.distribution, "sizes", ())), torch.zeros(len(Stats._fields), device=device)
         parts = backends.Parts(

@@ -36,7 +36,7 @@ class PPOConfig(Section):
         gt=0,
         le=1024,
         description="samples learned from per sample collected, in whole minibatches, such as 1.42: epochs that need not be a whole number; "
-        "not set: epochs",
+        "none: epochs",
     )
     learning_rate: Real = Field(2.5e-3, gt=0, le=1, description="initial learning rate of Adam")
     anneal: bool = Field(True, description="decay the learning rate linearly to zero over anneal_steps")
@@ -54,6 +54,7 @@ class PPOConfig(Section):
     normalize_observations: bool = Field(False, description="by their running mean and standard deviation")
     normalize_rewards: bool = Field(False, description="divide by the running standard deviation of the discounted return, and clip to +-10")
     target_kl: Real | None = Field(None, gt=0, description="skip the rest of an update once approx_kl exceeds 1.5 times this; none: never")
+    optimizer: Literal["adam", "muon"] = Field("adam", description="muon: Muon for the weights of hidden layers, Adam for all else, at one learning rate")
     adam_epsilon: Real = Field(1e-5, gt=0, description="epsilon in the denominator of Adam")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
         "tf32",

@@ -18,6 +18,7 @@ from operant.kernels.dense.task import Task
 from operant.kernels.features import Features
 from operant.kernels.reduce import REDUCE_COLUMNS, adam_step, exchange_partials, reduce_partials, sum_shards
 from operant.kernels.structs import Bootstrap, Inputs, Minibatch, Moments
+from operant.nn import Muon
 
 __all__ = ["Learner", "Spec", "Task"]
 
@@ -152,6 +153,9 @@ class Learner:
     def step(self) -> None:
         """One step of Adam down the gradient, shortened where it is too long."""
         buffers, coefficients, values, size = self.buffers, self.coefficients, self._values, self._values.numel()
+        if isinstance(self.task.optimizer, Muon):
+            norm = self._squares.sum().sqrt()
+            self.task.optimizer.step_matrices(buffers.skip, (coefficients.max_gradient_norm / (norm + 1e-6)).clamp_max(1.0))
         moments = Moments(self.adam["exp_avg"], self.adam["exp_avg_sq"], self.corrections)
         # Every program adds the squares up for itself: of a large network few programs do, by many threads.
         tile, warps = (256, 4) if size <= LARGE else (1024, 16)
