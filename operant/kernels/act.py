@@ -95,7 +95,7 @@ def sample_and_store(out, lane, in_bounds, legal_mask, acting, parameters, tower
 
 
 @triton.jit
-def _load_features(observation, normalizer, lane, in_bounds, t, lanes, SPEC: tl.constexpr):
+def load_features(observation, normalizer, lane, in_bounds, t, lanes, SPEC: tl.constexpr):
     """What the first layer reads at step t, (rows, columns_pad)."""
     column = tl.arange(0, SPEC.columns_pad)
     feature = feature_of(column, normalizer, SPEC)
@@ -116,7 +116,7 @@ def act(inputs, acting, parameters, t, first, last, lanes, SPEC: tl.constexpr, S
     tower = tl.program_id(1)
     lane = first + tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = lane < last
-    x = _load_features(inputs.observation, inputs.normalizer, lane, in_bounds, t, lanes, SPEC)
+    x = load_features(inputs.observation, inputs.normalizer, lane, in_bounds, t, lanes, SPEC)
     out, _hidden, _saved = forward(x, load_network(parameters, tower, SPEC), SPEC)
     SAMPLE(out, lane, in_bounds, inputs.legal_mask, acting, parameters, tower, t, lanes, SPEC)
 
@@ -140,7 +140,7 @@ def bootstrap_values(buffers, parameters, normalizer, first, steps, lanes, SPEC:
             source = buffers.observation
             target = buffers.value
         tower = 0 if SPEC.shared else 1
-        x = _load_features(source, normalizer, lane, in_bounds, t, lanes, SPEC)
+        x = load_features(source, normalizer, lane, in_bounds, t, lanes, SPEC)
         out, _hidden, _saved = forward(x, load_network(parameters, tower, SPEC), SPEC)
         value = VALUE(out, buffers.legal_mask, t * lanes + lane, t, needed & (t == steps), lanes, SPEC)
         tl.store(target + t * lanes + lane, value, mask=needed)

@@ -16,7 +16,7 @@ class Features:
         device, self._normalizer = policy.device, policy.normalizer
         # Mean and inv_std side by side.
         self.table = torch.zeros(2, self._normalizer.mean.shape[0], device=device) if self._normalizer is not None else unread
-        self._partial_one_hot = getattr(policy.net, "partial_one_hot", None)
+        self._partial_one_hot = getattr(getattr(policy.net, "encoder", policy.net), "partial_one_hot", None)
         if self._partial_one_hot is not None:
             encoder = self._partial_one_hot
             self.table = torch.zeros(4, len(encoder.feature), device=device)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from operant.nn import Gaussian, Policy, cnn, mlp
 
@@ -94,9 +94,9 @@ def deep_padded(width: int) -> int:
     return padded(width) if width <= 64 else -(-width // 64) * 64
 
 
-def unsupported_reason(policy: Policy, samples: int) -> str | None:
-    """The sentence that says why this policy cannot run fused, or None where it can. `samples`: (T + 1) N."""
-    net = policy.net
+def unsupported_reason(policy: Policy, samples: int, net: Any = None) -> str | None:
+    """The sentence that says why this policy cannot run fused, or None where it can. `samples`: (T + 1) N; `net`: its dense layers, where it has more."""
+    net = policy.net if net is None else net
     if isinstance(net, cnn.Convolutional):
         return "the network is a convolutional one"
     if not isinstance(net, mlp.MLP):
@@ -118,11 +118,14 @@ def unsupported_reason(policy: Policy, samples: int) -> str | None:
     return None
 
 
-def describe(policy: Policy, precision: str) -> Spec:
-    """The spec of a policy that has no `unsupported_reason`; `precision` is "fp32", "tf32" or "bf16", the last two on a GPU."""
-    net, distribution = policy.net, policy.distribution
+def describe(policy: Policy, precision: str, net: Any = None, prefix: str = "") -> Spec:
+    """The spec of a policy that has no `unsupported_reason`; `precision` is "fp32", "tf32" or "bf16", the last two on a GPU.
+
+    `net`: its dense layers, where it has more, whose parameters' names begin with `prefix`.
+    """
+    net, distribution = policy.net if net is None else net, policy.distribution
     assert isinstance(net, mlp.MLP)
-    begin = dict(zip(policy.flat.names, policy.flat.offsets, strict=True))
+    begin = {name.removeprefix(prefix): place for name, place in zip(policy.flat.names, policy.flat.offsets, strict=True)}
     gaussian = isinstance(distribution, Gaussian)
     sizes = () if isinstance(distribution, Gaussian) else distribution.sizes
     hidden = net.config.hidden

@@ -236,5 +236,5 @@ def test_sizes_that_do_not_divide():
 
 
 def test_fused_kernels_are_refused_in_a_sentence():
-    with pytest.raises(ConfigError, match="no fused kernels yet"):
+    with pytest.raises(ConfigError, match="a memory each"):
         ppo_on(PICK, 4, memory(), horizon=8, minibatches=2, kernels="fused")

@@ -1,94 +1,173 @@
-"""Run in a process of its own, with TRITON_INTERPRET=1: fused recurrent cells on the CPU beside autograd in float64, one JSON object to standard output.
-See test_fused_memory.py."""
+"""Fused kernels of a policy with a memory beside autograd in float64 and beside the torch path. Run with TRITON_INTERPRET=1 in a process of its own it works
+through the cases of standard input and prints one JSON object (see test_fused_memory.py); benches/recurrent.py asks the same of a GPU."""
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
+from dataclasses import replace
 
 import torch
-from fused_probe import relative_error
+from fused_probe import ENVS, relative_error, trainer, wide
 from interpreter import teach
 
+from operant.algos.ppo.backends import fused_task
+from operant.algos.ppo.loss import Batch, loss_of_outputs
 from operant.kernels import recurrent
+from operant.kernels.recurrent.learner import RecurrentLearner
+from operant.nn import NetConfig
+from operant.nn.distributions import Gaussian, masked
 
 
-def unrolled(kind, inputs, features, weight, bias, first, cell, keep):
-    """A step after the other: (G, K M, T, B) and so on -> output (G, M, T, B) and the last h, or c of an LSTM."""
-    _, M, T, _ = features.shape
-    outputs, h, c = [], first, cell
-    for t in range(T):
-        h, c, x = h * keep[t], c * keep[t], inputs[:, :, t].split(M, dim=1)
-        if kind == "mingru":
-            hidden, z, p = x[0], x[1].sigmoid(), x[2].sigmoid()
-            h = h + z * (torch.where(hidden >= 0, hidden + 0.5, hidden.sigmoid()) - h)
-            outputs.append(p * h + (1 - p) * features[:, :, t])
-            continue
-        by = torch.bmm(weight, h).split(M, dim=1)
-        if kind == "gru":
-            r, z = (x[0] + by[0]).sigmoid(), (x[1] + by[1]).sigmoid()
-            n = torch.tanh(x[2] + r * (by[2] + bias))
-            h = (1 - z) * n + z * h
-        else:
-            i, f, o = ((x[k] + by[k]).sigmoid() for k in range(3))
-            c = f * c + i * torch.tanh(x[3] + by[3])
-            h = o * torch.tanh(c)
-        outputs.append(h)
-    return torch.stack(outputs, dim=2), c if kind == "lstm" else h
+def unrolled(memory, x, state, keep):
+    """A step after the other: features (K, L, S), the state before (R, S), keep (L, S) -> the last layer's output (M, L, S)."""
+    M, layers = memory.units, memory.layers
+    for k in range(layers):
+        h, outputs = state[k * M : (k + 1) * M], []
+        c = state[(layers + k) * M : (layers + k + 1) * M] if memory.kind == "lstm" else h
+        for t in range(x.shape[1]):
+            h, c = h * keep[t], c * keep[t]
+            given = (memory.input_weights[k][0] @ x[:, t] + memory.input_biases[k][0]).split(M)
+            if memory.kind == "mingru":
+                hidden, z, p = given[0], given[1].sigmoid(), given[2].sigmoid()
+                h = h + z * (torch.where(hidden >= 0, hidden + 0.5, hidden.sigmoid()) - h)
+                outputs.append(p * h + (1 - p) * x[:, t])
+                continue
+            by = (memory.state_weights[k][0] @ h).split(M)
+            if memory.kind == "gru":
+                r, z = (given[0] + by[0]).sigmoid(), (given[1] + by[1]).sigmoid()
+                h = (1 - z) * torch.tanh(given[2] + r * (by[2] + memory.state_biases[k][0])) + z * h
+            else:
+                i, f, o = ((given[n] + by[n]).sigmoid() for n in range(3))
+                c = f * c + i * torch.tanh(given[3] + by[3])
+                h = o * torch.tanh(c)
+            outputs.append(h)
+        x = torch.stack(outputs, dim=1)
+    return x
 
 
-def fused(kind, inputs, features, weight, bias, first, cell, keep, precision):
-    if kind == "mingru":
-        return recurrent.mingru(inputs, features, first, keep)
-    if kind == "gru":
-        states = recurrent.gru(inputs, weight, bias, first, keep, precision)
-        return states, states[:, :, -1]
-    return recurrent.lstm(inputs, weight, first, cell, keep, precision)
+class Doubled:
+    """What the loss asks of a policy, in float64."""
+
+    def __init__(self, policy):
+        self.net, self.distribution = copy.deepcopy(policy.net).double(), copy.deepcopy(policy.distribution).double()
 
 
-def gradient_case(kind, units, lanes, steps, resets, precision="ieee", towers=2):
-    """Errors of the output, the last state, and each gradient; and whether a second time, and the halves of the sequence, give the same bits."""
-    generator = torch.Generator().manual_seed(units + lanes)
+def exact_gradient(ppo, batch):
+    """Of the loss of some segments: the flat gradient and the loss's numbers, in float64 throughout."""
+    policy, config = ppo.policy, ppo.config
+    doubled, steps = Doubled(policy), Batch._make(None if field is None else field.flatten(-2) for field in batch.steps)
+    advantage, every = steps.advantage, ppo.experience.advantage
+    if config.normalize_advantages:
+        advantage = (advantage - every.mean()) / (every.std() + 1e-8)
+    encoder, seen = doubled.net.encoder, steps.observation
+    features = encoder.features(seen, policy.normalizer) if encoder.categories else encoder.features(policy.features(seen).double(), None)
+    x = unrolled(doubled.net.memory, features[0].unflatten(1, batch.reset.shape), batch.state[0].double(), 1.0 - batch.reset.double())
+    parameters, value = encoder.heads(x.flatten(1)[None])
+    given = steps._replace(
+        action=steps.action.double() if isinstance(policy.distribution, Gaussian) else steps.action, log_probability=steps.log_probability.double(),
+        value=steps.value.double(), advantage=advantage.double(), returns=steps.returns.double(),
+    )  # fmt: skip
+    loss, terms = loss_of_outputs(doubled, parameters if steps.legal is None else masked(parameters, steps.legal), value, given, config)
+    wanted = torch.zeros_like(policy.flat.values.data, dtype=torch.float64)
+    every = [*doubled.net.parameters(), *doubled.distribution.parameters()]
+    for begin, gradient in zip(policy.flat.offsets, torch.autograd.grad(loss, every), strict=True):
+        wanted[begin : begin + gradient.numel()] = gradient.flatten()
+    return wanted, [float(term) for term in terms]
 
-    def numbers(*shape, scale=1.0):
-        return scale * torch.randn(*shape, generator=generator)
 
-    gates = {"mingru": 3, "gru": 3, "lstm": 4}[kind]
-    keep = torch.ones(steps, lanes)
-    for step, lane in resets:
-        keep[step, lane] = 0.0
-    given = [numbers(towers, gates * units, steps, lanes), numbers(towers, units, steps, lanes), numbers(towers, gates * units, units, scale=units**-0.5),
-             numbers(towers, units, 1, scale=0.3), numbers(towers, units, lanes), numbers(towers, units, lanes)]  # fmt: skip
-    slope, learned = numbers(towers, units, steps, lanes), {"mingru": 2, "gru": 3, "lstm": 2}[kind]
+def prepared(ppo, seed=5):
+    """A rollout to learn from: the second, so that lanes remember something; targets off the values, old log-probabilities off the new ones."""
+    generator = torch.Generator().manual_seed(seed)
 
-    def differentiated(compute, tensors, *more):
-        leaves = [tensor.clone().requires_grad_(k < 4) for k, tensor in enumerate(tensors)]
-        output, last = compute(kind, *leaves, keep.to(tensors[0].dtype), *more)
-        found = torch.autograd.grad((output * slope.to(output.dtype)).sum(), leaves[:4], allow_unused=True)
-        assert sum(one is not None for one in found) == learned
-        return [output.detach(), last.detach(), *(one for one in found if one is not None)]
+    def noise(tensor):
+        return torch.randn(tensor.shape, generator=generator).to(tensor.device)
 
-    ours, exact = differentiated(fused, given, precision), differentiated(unrolled, [tensor.double() for tensor in given])
-    again = differentiated(fused, given, precision)
-    # The first steps, and from where they end the others.
-    cut, parts, state, cell = steps // 2, [], given[4], given[5]
-    for span in (slice(0, cut), slice(cut, None)):
-        part = [given[0][:, :, span], given[1][:, :, span], *given[2:4], state, cell]
-        output, last = fused(kind, *part, keep[span], precision)
-        state, cell = (output[:, :, -1], last) if kind == "lstm" else (last, cell)
-        parts.append(output)
-    return {
-        "errors": [relative_error(a.double(), b) for a, b in zip(ours, exact, strict=True)],
-        "again": all(torch.equal(a, b) for a, b in zip(ours, again, strict=True)),
-        "cut": torch.equal(torch.cat(parts, dim=2), ours[0]),
+    ppo.policy.flat.values.data.add_(0.1 * noise(ppo.policy.flat.values))
+    for _ in range(2):
+        ppo.collect()
+        ppo.update_normalizers()
+        ppo.collector.carry_on()
+    ppo.collect()
+    ppo.estimate_advantages()
+    found = ppo.experience
+    found.advantage.copy_(noise(found.advantage) + 2.0 * (found.raw[:, 0] > 0))
+    found.log_probability.add_(0.2 * noise(found.log_probability))
+    found.returns.copy_(found.value[:-1] + 1.0 + noise(found.returns))
+    ppo.minibatches.shuffle()
+
+
+def reconfigured(ppo, precision, **changes):
+    """The fused kernels over again, of another precision by a GPU's products but not by its tanh, and with tiles that are smaller or of another kind."""
+    task, own = fused_task(ppo.backend.parts), ppo.backend.learner
+    states = recurrent.States(ppo.backend.tensors()["state/0"], own.starts, True)
+    spec = replace(own.spec, precision=precision)
+    shape = replace(own.shape, precision=precision, **{key: changes.pop(key) for key in ("fused", "resident") if key in changes})
+    learner = RecurrentLearner(spec, task, replace(own.config, **changes), shape, states)
+    learner.prepare()
+    return learner
+
+
+def gradient_case(env, net, algo, lanes=16, precision="ieee", horizon=6, where="cpu", minibatches=2, **changes):
+    """Errors of a minibatch's gradient and of the loss's numbers beside float64; whether a second time gives the same bits."""
+    rules = ENVS[env] if isinstance(env, str) else wide(*env)
+    config = {"epochs": 1, "minibatches": minibatches, "clip": 5.0, "kernels": "fused", "eager": True, **algo}
+    ppo = trainer(rules, NetConfig(shared=True, **net), lanes=lanes, horizon=horizon, where=where, **config)
+    prepared(ppo)
+    learner = reconfigured(ppo, precision, **changes) if changes or (precision != "ieee" and where == "cpu") else ppo.backend.learner
+    found = []
+    for _ in range(2):
+        learner.begin()
+        learner.backward(minibatches - 1)
+        learner.reduce()
+        found.append(ppo.policy.flat.gradient.clone())
+    wanted, exact = exact_gradient(ppo, list(ppo.backend.batches(ppo.minibatches.order[0].long()))[minibatches - 1])
+    numbers = learner.totals[:5].tolist()
+    flat = ppo.policy.flat
+    parts = {
+        name: relative_error(found[0][begin : begin + one.numel()].double(), wanted[begin : begin + one.numel()])
+        for name, begin, one in zip(flat.names, flat.offsets, flat.parameters, strict=True)
     }
+    return {
+        "gradient": relative_error(found[0].double(), wanted), "parts": parts, "again": torch.equal(*found),
+        "numbers": max(abs(a - b) / (abs(b) + 1e-2) for a, b in zip(numbers, exact, strict=True)),
+    }  # fmt: skip
+
+
+def rollout_case(env, net, algo, lanes=16, horizon=6, iterations=2, whole=True, where="cpu", **more):
+    """Differences between the two paths after whole iterations from the same seed: of values, of those of final observations, states, parameters; actions."""
+    rules = ENVS[env] if isinstance(env, str) else wide(*env)
+    config = {"epochs": 2, "minibatches": 2, "eager": True, **algo}
+    ours, theirs = (trainer(rules, NetConfig(shared=True, **net), lanes=lanes, horizon=horizon, where=where, kernels=kernels, **config, **more)
+                    for kernels in ("fused", "torch"))  # fmt: skip
+    ours.backend.learner.at_once &= whole
+    for _ in range(iterations):
+        for ppo in (ours, theirs):
+            ppo.collect()
+            ppo.update()
+    cut = (ours.rollout.truncated & ~ours.rollout.terminated).bool()
+
+    def distance(a, b):
+        return float((a - b).abs().max()) if a.numel() else 0.0
+
+    return {
+        "actions": distance(ours.experience.raw, theirs.experience.raw), "truncated": int(cut.sum()),
+        "values": distance(ours.experience.value, theirs.experience.value),
+        "finals": distance(ours.experience.final_value[cut], theirs.experience.final_value[cut]),
+        "states": distance(ours.backend.tensors()["state/0"], theirs.backend.tensors()["state/0"]),
+        "parameters": distance(ours.policy.flat.values.data, theirs.policy.flat.values.data),
+    }  # fmt: skip
+
+
+CASES = {"gradient": gradient_case, "rollout": rollout_case}
 
 
 def main() -> None:
     """Run the cases of standard input."""
     teach()
     torch.set_num_threads(1)
-    print(json.dumps([gradient_case(**case) for _, case in json.load(sys.stdin)]))
+    print(json.dumps([CASES[kind](**case) for kind, case in json.load(sys.stdin)]))
 
 
 if __name__ == "__main__":

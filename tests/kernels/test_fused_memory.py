@@ -1,70 +1,94 @@
-"""Fused recurrent cells without a GPU: through Triton's interpreter beside autograd in float64 over unrolled sequences, and compiled to machine code. What they
-compute and take on a GPU: benches/fused_memory.py."""
+"""Fused kernels of a policy with a memory, without a GPU: through Triton's interpreter beside float64 autograd over unrolled sequences and beside torch's path,
+and compiled to machine code. What they compute and take on a GPU: benches/recurrent.py."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from fused_probe import interpreted
+from fused_probe import interpreted, trainer, wide
 from machine_code import LEAST_SHARED, compile_for, needs_compiler
+
+from operant.algos.ppo.backends import fused_task
+from operant.kernels import recurrent
+from operant.nn import NetConfig
 
 pytest.importorskip("triton")
 
-ANYWHERE = [[0, 1], [3, 1], [4, 1], [2, 2], [6, 3], *([t, 4] for t in range(7))]  # one after the other, at the ends, at every step
-CASES = [
-    {"kind": kind, "units": units, "lanes": lanes, "steps": 7, "resets": ANYWHERE, "towers": towers}
-    for kind in ("mingru", "gru", "lstm")
-    for units, lanes, towers in ((20, 5, 2), (40, 19, 1))  # within a tile; several of each, the last ones not whole
-]
-CASES += [{"kind": kind, "units": 1, "lanes": 5, "steps": 7, "resets": [], "towers": 1} for kind in ("mingru", "gru", "lstm")]
-CASES += [
-    {"kind": kind, "units": 70, "lanes": 17, "steps": 7, "resets": ANYWHERE, "precision": precision, "towers": 1}
-    for kind in ("gru", "lstm")
-    for precision in ("tf32", "bf16")
-]
-LIMITS = {"ieee": 1e-6, "tf32": 2e-3, "bf16": 1.5e-2}
 
+def launches(precision, net, *, lanes=256, horizon=16, env=None, minibatches=2, **algo):
+    """(kernel, arguments, options) of each launch of an iteration, with nothing to launch them on."""
+    from operant.kernels.recurrent.learner import RecurrentLearner, tile_config
 
-def test_outputs_and_gradients_are_float64_autograds():
-    """Also, the same inputs give the same bits, and so does a sequence in two parts."""
-    for case, found in zip(CASES, interpreted([("gradient", case) for case in CASES], "kernels/memory_interpreted.py"), strict=True):
-        precision = case.get("precision", "ieee")
-        assert max(found["errors"]) <= LIMITS[precision] and found["again"] and found["cut"], (case, found)
-        assert precision == "ieee" or min(found["errors"]) > 1e-6, (case, found)
-
-
-def launches(kind, units, precision):
-    """(kernel, arguments, options) of each launch, forward and back, with nothing to launch them on."""
-    from operant.kernels.recurrent import cells
-
-    gates, found = {"mingru": 3, "gru": 3, "lstm": 4}[kind], []
-    inputs, features = torch.zeros(2, gates * units, 4, 16), torch.zeros(2, units, 4, 16)
-    weight, bias, first = torch.zeros(2, gates * units, units), torch.zeros(2, units, 1), torch.zeros(2, units, 16)
-    for tensor in (inputs, features, weight):
-        tensor.requires_grad_()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cells, "launch", lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options)))
-        if kind == "mingru":
-            output, _ = cells.mingru(inputs, features, first, torch.ones(4, 16))
-        elif kind == "gru":
-            output = cells.gru(inputs, weight, bias, first, torch.ones(4, 16), precision)
-        else:
-            output, _ = cells.lstm(inputs, weight, first, first, torch.ones(4, 16), precision)
-        output.sum().backward()
-    assert len(found) == 2
+    ppo = trainer(env or wide(118, 3), NetConfig(shared=True, **net), lanes=lanes, kernels="torch", horizon=horizon, minibatches=minibatches, epochs=1, **algo)
+    task, policy = fused_task(ppo.backend.parts), ppo.policy
+    dense, shape = recurrent.describe(policy, precision, task.layout.length, task.layout.block)
+    states = recurrent.States(policy.initial_state(lanes)[0], policy.initial_state(lanes)[0][None], True)
+    learner, found = RecurrentLearner(dense, task, tile_config(dense, shape, task.layout, None), shape, states), []
+    learner.launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
+    learner.prepare()
+    for t in (0, 1):
+        learner.act(t)
+        learner.final_values(t)
+    learner.bootstrap(True)
+    learner.update(1)
     return found
+
+
+GRADIENTS = [
+    {"env": "categorical", "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2, "activation": "relu"}, "algo": {"normalize_observations": True}},
+    {"env": "judged", "net": {"memory": "gru", "hidden": (20, 18), "activation": "gelu"}, "algo": {"bptt": 2, "value_clip": 0.2}},
+    {"env": "gaussian", "net": {"memory": "lstm", "hidden": (17,), "memory_layers": 2, "layer_norm": True}, "algo": {"bptt": 3}},
+    {"env": "gaussian", "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2, "activation": "silu"}, "algo": {}, "fused": False},
+]
+ROUNDED = [
+    {"env": "categorical", "net": {"memory": memory, "hidden": (40,), "memory_layers": 2}, "algo": {}, "precision": precision}
+    for memory, precision in (("mingru", "bf16"), ("gru", "tf32"), ("lstm", "bf16"))
+]
+LIMITS = {"ieee": 1e-5, "tf32": 3e-3, "bf16": 3e-2}
+
+
+def test_gradients_are_float64_autograds_over_unrolled_sequences():
+    """Segments begin, end and begin anew anywhere; the same inputs give the same bits."""
+    cases = [*GRADIENTS, *ROUNDED]
+    for case, found in zip(cases, interpreted([("gradient", case) for case in cases], "kernels/memory_interpreted.py"), strict=True):
+        precision = case.get("precision", "ieee")
+        assert max(found["gradient"], found["numbers"]) <= LIMITS[precision] and found["again"], (case, found)
+        assert precision == "ieee" or found["gradient"] > 1e-5, (case, found)
+
+
+ROLLOUTS = [
+    {"env": "gaussian", "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2}, "algo": {"normalize_observations": True}},
+    {"env": "judged", "net": {"memory": "lstm", "hidden": (20, 18)}, "algo": {"bptt": 3}},
+    {"env": "judged", "net": {"memory": "gru", "hidden": (20,), "layer_norm": True}, "algo": {"bptt": 2, "carry_state": False}, "whole": False},
+]
+
+
+def test_iterations_are_those_of_the_torch_path():
+    """Values, those of true final observations too, what lanes remember in the end, and what was learned: acting in one launch and a layer at a time."""
+    for case, found in zip(ROLLOUTS, interpreted([("rollout", case) for case in ROLLOUTS], "kernels/memory_interpreted.py"), strict=True):
+        assert found["truncated"] > 0, (case, found)
+        assert max(found[name] for name in ("actions", "values", "finals", "states", "parameters")) < 1e-5, (case, found)
 
 
 @needs_compiler
 @pytest.mark.compile
 @pytest.mark.parametrize(
-    ("architecture", "kind", "units", "precision"),
+    ("architecture", "precision", "net"),
     [
-        (90, "mingru", 64, "ieee"), (75, "mingru", 20, "ieee"),
-        (90, "gru", 128, "bf16"), (90, "gru", 200, "tf32"), (75, "gru", 40, "ieee"),
-        (90, "lstm", 128, "bf16"), (86, "lstm", 128, "tf32"), (100, "lstm", 256, "bf16"),
+        (90, "bf16", {"memory": "mingru", "memory_layers": 2, "hidden": (64,), "activation": "relu"}),
+        (90, "bf16", {"memory": "mingru", "hidden": (512,), "activation": "gelu"}),
+        (90, "bf16", {"memory": "lstm", "hidden": (128,), "activation": "relu"}),
+        (90, "tf32", {"memory": "gru", "hidden": (128,), "layer_norm": True}),
+        (75, "fp32", {"memory": "gru", "hidden": (20, 40)}),
+        (100, "bf16", {"memory": "gru", "hidden": (128,)}),
+        (86, "tf32", {"memory": "mingru", "hidden": (64,)}),
     ],
 )  # fmt: skip
-def test_kernels_compile(architecture, kind, units, precision):
-    for kernel, arguments, options in launches(kind, units, precision):
-        assert compile_for(architecture, kernel, arguments, options) <= LEAST_SHARED[architecture]
+def test_kernels_compile(architecture, precision, net):
+    seen = set()
+    for kernel, arguments, options in launches(precision, net):
+        kinds = tuple(str(value) if isinstance(value, tuple) else value.dtype if isinstance(value, torch.Tensor) else value for value in arguments)
+        if (key := (kernel.__name__, kinds, repr(options))) not in seen:
+            seen.add(key)
+            shared = compile_for(architecture, kernel, arguments, options)
+            assert shared <= LEAST_SHARED[architecture], kernel.__name__

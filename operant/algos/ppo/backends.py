@@ -95,6 +95,12 @@ def choose(parts: Parts) -> Backend:
 
 def _fused_learner(parts: Parts) -> fused.Learner | None:
     """The fused kernels over the parts' buffers; None where torch's are to do the work."""
+    config = parts.config
+    return fused.agreed(fused_task(parts), config.kernels, config.precision, config.kernel_config)
+
+
+def fused_task(parts: Parts) -> Any:
+    """What is to run fused, over the parts' buffers."""
     config, experience, collector = parts.config, parts.experience, parts.collector
     buffers = fused.Buffers(
         collector.rollout,
@@ -112,8 +118,7 @@ def _fused_learner(parts: Parts) -> fused.Learner | None:
         config.clip, config.value_clip, config.entropy_coefficient, config.value_coefficient, config.max_gradient_norm, config.normalize_advantages,
         config.target_kl, config.adam_epsilon, float(config.learning_rate), parts.anneal_iterations,
     )  # fmt: skip
-    task = fused.task(parts.policy, parts.optimizer, buffers, coefficients, parts.minibatches.layout, config.chunks, parts.exchange)
-    return fused.agreed(task, config.kernels, config.precision, config.kernel_config)
+    return fused.task(parts.policy, parts.optimizer, buffers, coefficients, parts.minibatches.layout, config.chunks, parts.exchange)
 
 
 class TorchBackend:

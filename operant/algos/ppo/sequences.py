@@ -3,7 +3,7 @@
 An episode that ends leaves nothing to the next: its lane's state is the initial one again before the next step, in acting as in learning. What a segment begins
 with was stored when it was collected. V of a truncated episode's true final observation is taken with the state before that.
 
-By torch, with the gradients of `operant.nn.cells`, on every device. Knows no rollout's collection and no advantage.
+By torch, with the gradients of `operant.nn.cells`, on every device; or by fused kernels on a GPU. Knows no rollout's collection and no advantage.
 
 Shape letters: T steps, N lanes, L steps of a segment, K = T / L segments of a lane, S segments of a minibatch, R numbers of a lane's state.
 """
@@ -17,10 +17,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from operant.algos.ppo.backends import Parts, TorchBackend
+from operant.algos.ppo.backends import Parts, TorchBackend, fused_task
 from operant.algos.ppo.loss import Batch, LossTerms, loss_of_outputs
 from operant.compute import threads
 from operant.errors import ConfigError
+from operant.kernels import recurrent
 
 log = logging.getLogger("operant.ppo")
 
@@ -49,9 +50,15 @@ class Segments(NamedTuple):
 
 
 def choose(parts: Parts) -> SequenceBackend:
-    """The backend of a recurrent policy: torch's. Raises ConfigError where `algo.kernels` asks for another."""
-    if parts.config.kernels == "fused":
-        raise ConfigError("the trainer", ['algo.kernels = "fused" cannot be: the policy has a memory, for which there are no fused kernels yet (use "auto")'])
+    """The backend of a recurrent policy: fused kernels where they can be and `algo.kernels` allows them. Raises ConfigError where it asks for them in vain."""
+    # That a user's network has a memory was not known when the configuration was read.
+    problems = parts.config.problems(parts.collector.world.count * parts.exchange.ranks, memory=True)
+    if problems:
+        raise ConfigError("the trainer", [f"algo.{key}: {sentence}" for key, sentence in problems])
+    backend = FusedSequences(parts)
+    if backend.learner is not None:
+        return backend
+    log.info("kernels: torch's, over sequences: the policy has a memory")
     return SequenceBackend(parts)
 
 
@@ -60,11 +67,6 @@ class SequenceBackend(TorchBackend):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        # That a user's network has a memory was not known when the configuration was read.
-        problems = parts.config.problems(parts.collector.world.count * parts.exchange.ranks, memory=True)
-        if problems:
-            raise ConfigError("the trainer", [f"algo.{key}: {sentence}" for key, sentence in problems])
-        log.info("kernels: torch's, over sequences: the policy has a memory")
         T, N, cut = parts.collector.steps, parts.collector.world.count, parts.minibatches.layout
         self._length = cut.length
         # What every lane remembers now, at an episode's beginning, and at the beginning of each segment.
@@ -171,3 +173,59 @@ class SequenceBackend(TorchBackend):
         steps = Batch._make(None if field is None else field.flatten(-2) for field in batch.steps)
         parameters, value, _ = self.policy.unroll(steps.observation, batch.state, batch.reset, steps.legal)
         return loss_of_outputs(self.policy, parameters, value, steps, self.config)
+
+
+class FusedSequences(SequenceBackend):
+    """The same by fused kernels (see `operant.kernels.recurrent`). There a state is forgotten when it is read, not when an episode ends."""
+
+    name = "fused"
+    normalizes_advantages = True
+
+    def __init__(self, parts: Parts) -> None:
+        """With `learner` None where torch's kernels are to do the work."""
+        super().__init__(parts)
+        config, finals = parts.config, parts.collector.world.can_truncate
+        states = recurrent.States(self._state[0], self._starts[0], finals)
+        self.learner = recurrent.build(fused_task(parts), kernels=config.kernels, precision=config.precision, states=states)
+        self.bits_by_ranks = None if self.learner is not None else self.bits_by_ranks
+
+    def prepare(self) -> None:
+        """Take normalizer and weights as they are; forget everything, where a state is not carried from one iteration to the next."""
+        super().prepare()
+        self.fused.prepare()
+
+    @property
+    def fused(self) -> recurrent.RecurrentLearner:
+        """The kernels."""
+        assert self.learner is not None
+        return self.learner
+
+    def act(self, t: int, lanes: slice | None = None) -> None:
+        """Actions, log-probabilities and values of step t, of all lanes."""
+        if t % self._length == 0:
+            self._starts[0][t // self._length].copy_(self._state[0])
+        self.fused.act(t)
+
+    def after(self, t: int) -> None:
+        """V of the true final observations of episodes that step t truncated."""
+        if self.collector.world.can_truncate:
+            self.fused.final_values(t)
+
+    def bootstrap(self) -> None:
+        """V of the observation after the last step; then forget where an episode ended with it."""
+        rollout = self.collector.rollout
+        self.fused.bootstrap(self.collector.world.can_truncate)
+        ended = (rollout.terminated[-1] | rollout.truncated[-1]).bool()
+        self._state[0].masked_fill_(ended, 0.0)
+
+    # LEARN
+
+    def gather(self, blocks: Tensor) -> Segments:
+        """The segments of some blocks (m), in this order."""
+        rollout = self.collector.rollout
+        torch.bitwise_or(rollout.terminated[:-1], rollout.truncated[:-1], out=self._reset[1:])
+        return super().gather(blocks)
+
+    def update(self) -> None:
+        """Epochs over the rollout in minibatches: optimizer steps, one more iteration, and `stats`."""
+        self.fused.update(self.config.updates)

@@ -180,19 +180,24 @@ class PerLayerLearner(Learner):
                 minibatch, self._inputs(), self._x, self._rounded, first_chunk, self._slot, self._lanes, SPEC=self.spec, **tiling,
             )  # fmt: skip
             self._forward(0, self._capacity, save=True)
-            self._gradient_layers(k, first_chunk)
+            self._gradient_head(k, first_chunk, self.spec, self._gradients[self._last - 1])
+            self._gradient_layers()
             self._sum(first_chunk)
 
-    def _gradient_layers(self, k: int, first_chunk: int) -> None:
-        """Gradients of every layer of a microbatch of minibatch k."""
-        spec, config, last = self.spec, self.config, self._last
+    def _gradient_head(self, k: int, first_chunk: int, spec: Spec, by_hidden: Tensor) -> None:
+        """The gradient of minibatch k's loss in the outputs of a microbatch's rows, and in what the head reads of them."""
+        last = self._last
         # Of all rows of a slot, those behind the chunk's last sample too: their gradients are 0, which the sums over samples rely on.
-        head = Head(self._hidden[-1], self._saved[-1], self._packed, self._gradients[last], self._gradients[last - 1], self._tile_sums)
+        head = Head(self._hidden[-1], self._saved[-1], self._packed, self._gradients[last], by_hidden, self._tile_sums)
         self.launch(
             backward_head, (self._capacity // self._head_block_m, spec.towers),
             self._minibatch(k), self._inputs(), self.work.samples(), self._values, head, first_chunk, self._slot, self._lanes, self._capacity, self._tiles,
             SPEC=spec, LOSS=self.work.loss, BLOCK=self.layout.block, **self._head_tiling(spec.inputs[last]),
         )  # fmt: skip
+
+    def _gradient_layers(self) -> None:
+        """From the gradient in the last hidden layer to those in the others."""
+        spec, config, last = self.spec, self.config, self._last
         self._normalize_backward(last - 1)
         for layer in range(last - 1, 0, -1):
             tiling = self._tiling(spec.inputs[layer], spec.widths[layer])
@@ -219,10 +224,10 @@ class PerLayerLearner(Learner):
             outputs = min(config.block_n, spec.widths[k])
             tiling = self._tiling(spec.inputs[k], min(config.block_m, config.block_k))
             tiling = self._first_tiling(tiling) if k == 0 else tiling
+            read = self._rounded if k == 0 else self._hidden[-1 if k == self._last else k - 1]
             self.launch(
                 weight_gradient, (spec.widths[k] // outputs * -(-spec.inputs[k] // tiling["BLOCK_N"]), self._slots, spec.towers),
-                self._gradients[k], self._hidden[k - 1] if k > 0 else self._rounded, self._normalizer, self._partial, first_chunk, self._slot,
-                self._capacity, self._width,
+                self._gradients[k], read, self._normalizer, self._partial, first_chunk, self._slot, self._capacity, self._width,
                 SPEC=spec, LAYER=k, BLOCK_M=outputs, **tiling,
             )  # fmt: skip
         self.launch(

@@ -1,5 +1,55 @@
-"""Triton kernels of recurrent cells over T steps: what `operant.nn.cells` computes, a launch forward and one back. Know no algorithm."""
+"""Networks with a memory that learn from a rollout in a few Triton kernels: what `operant.nn.cells` and the dense layers around it compute, forward and back.
 
-from operant.kernels.recurrent.cells import gru, lstm, mingru
+Encoder, heads, reduction and Adam are those of `operant.kernels.dense`. What imports Triton is imported only where it is used. Knows no algorithm.
+"""
 
-__all__ = ["gru", "lstm", "mingru"]
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from operant.errors import ConfigError
+from operant.kernels import dense
+from operant.kernels.recurrent.shape import States, describe, unsupported_reason
+
+if TYPE_CHECKING:
+    from operant.kernels.recurrent.learner import RecurrentLearner
+
+__all__ = ["RecurrentLearner", "States", "build", "describe"]
+
+log = logging.getLogger("operant.kernels")
+
+
+def build(task: dense.Task, *, kernels: str, precision: str, states: States) -> RecurrentLearner | None:
+    """As `operant.kernels.dense.build`, of a policy with a memory: the task's layout and order are those of segments.
+
+    The tile config follows from the shapes alone, and with it the bits.
+    """
+    policy, (steps, lanes) = task.policy, task.buffers.rollout.reward.shape
+    if kernels != "fused":  # "auto" does not take them yet
+        return None
+    found = unsupported_reason(policy, (steps + 1) * lanes) or dense.machine_reason(policy.device, precision) or _learner(task, precision, states)
+    if not isinstance(found, str):
+        log.info("kernels: fused, with a memory, %s", found.config)
+        found.connect()
+        return found
+    if kernels == "fused":
+        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {found}'])
+    log.info("kernels: torch's, not fused ones: %s", found)
+    return None
+
+
+def _learner(task: dense.Task, precision: str, states: States) -> RecurrentLearner | str:
+    """The kernels, or why they cannot be on this machine."""
+    from operant.kernels.recurrent.learner import RecurrentLearner, tile_config
+
+    policy, on_gpu = task.policy, task.policy.device.type == "cuda"
+    spec, shape = describe(policy, precision if on_gpu else "fp32", task.layout.length, task.layout.block)
+    config = tile_config(spec, shape, task.layout, task.chunks)
+    if isinstance(config, str):
+        return config
+    learner = RecurrentLearner(spec, task, config, shape, states)
+    try:
+        return learner if not on_gpu or learner.fits() else f"a network this wide takes more shared memory in {precision} than this GPU has"
+    except RuntimeError as error:  # no C compiler, or a GPU that Triton does not know
+        return f"Triton cannot compile them here: {str(error).splitlines()[0]}"

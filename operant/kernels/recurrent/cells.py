@@ -1,172 +1,159 @@
-"""Recurrent cells over T steps by the kernels beside: the functions of `operant.nn.cells`, with its layouts and gradients. Know no network and no loss.
+"""Triton building blocks of recurrent cells: where a lane's sequence lies, when it begins anew, and what a step computes. Know no network and no loss.
 
-Every number is added up in an order that the shapes and the tiles decide: the same inputs give the same bits.
+A *row* is a step of a lane. Rows of a minibatch lie block of lanes after block, step after step, lane after lane: step l of lane j of block b is row
+(b L + l) BLOCK + j. Acting has a row a lane. States lie as the rollout has them, (R, N): layer after layer, unit after unit; an LSTM's c behind all h.
 
-Shape letters: G towers, M units, K gates, T steps, B lanes.
+Shape letters: P padded units, K gates, L steps of a segment, N lanes, R numbers of a lane's state.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import triton
+import triton.language as tl
 
-import torch
-from torch import Tensor
+from operant.kernels import blocks, operands
 
-from operant.kernels.recurrent import gated, scan
-from operant.nn import linear
+add_dot, stored = operands.add_dot, operands.stored
+activation_gradient, sigmoid, tanh, zeros = blocks.activation_gradient, blocks.sigmoid, blocks.tanh, blocks.zeros
 
-SCAN_BLOCK, SCAN_WARPS = 128, 4
-"""Of the scan: a unit of a lane a thread."""
-
-WARPS, STAGES = 4, 2
-"""Of GRU and LSTM."""
+# PLACES
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """The one place where a kernel is launched."""
-    kernel[grid](*arguments, **options)
+@triton.jit
+def lanes_of(where, s, in_bounds, lanes, SHAPE: tl.constexpr, ACT: tl.constexpr):
+    """Of sequences `s`: the lane, the first step's number in the rollout, and its row."""
+    if ACT:
+        return where.first + s, where.step + 0 * s, s
+    else:
+        block = tl.load(where.order + where.first + s // SHAPE.block * SHAPE.length, mask=in_bounds, other=0)
+        groups = lanes // SHAPE.block
+        return block % groups * SHAPE.block + s % SHAPE.block, block // groups, s // SHAPE.block * (SHAPE.length * SHAPE.block) + s % SHAPE.block
 
 
-def mingru(gates: Tensor, features: Tensor, first: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """Gates (G, 3 M, T, B), a layer's input (G, M, T, B), the first state (G, M, B), `keep` (T, B) -> output (G, M, T, B), the last state (G, M, B)."""
-    return _MinGRU.apply(gates, features, first, keep)
+@triton.jit
+def kept(where, lane, t, in_bounds, lanes):
+    """0 where an episode begins at step t, 1 elsewhere, (rows): the state before is multiplied by it."""
+    place, mask = (t - 1) * lanes + lane, in_bounds & (t > 0)
+    ended = tl.load(where.terminated + place, mask=mask, other=0) | tl.load(where.truncated + place, mask=mask, other=0)
+    return tl.where(ended != 0, 0.0, 1.0)
 
 
-def gru(inputs: Tensor, weight: Tensor, bias: Tensor, first: Tensor, keep: Tensor, precision: str = "ieee") -> Tensor:
-    """As `operant.nn.cells.gru`, with products in a precision."""
-    return _GRU.apply(inputs, weight, bias, first, keep, precision)
+@triton.jit
+def state_place(lane, t, unit, lanes, SHAPE: tl.constexpr, LAYER: tl.constexpr, CELL: tl.constexpr, ACT: tl.constexpr):
+    """Where a layer's state lies, (lanes, units): of lanes as they are, or (K, R, N) of segments that begin at steps t."""
+    place = ((LAYER + CELL * SHAPE.layers) * SHAPE.units + unit[None, :]) * lanes + lane[:, None]
+    return place if ACT else place + (t // SHAPE.length * SHAPE.rows * lanes)[:, None]
 
 
-def lstm(inputs: Tensor, weight: Tensor, first: Tensor, first_cell: Tensor, keep: Tensor, precision: str = "ieee") -> tuple[Tensor, Tensor]:
-    """As `operant.nn.cells.lstm`, with products in a precision."""
-    return _LSTM.apply(inputs, weight, first, first_cell, keep, precision)
+@triton.jit
+def gate_bias(parameters, PLACE: tl.constexpr, gate, unit, SHAPE: tl.constexpr):
+    """A gate's bias, (1, units)."""
+    return tl.load(parameters + PLACE + gate * SHAPE.units + unit, mask=unit < SHAPE.units, other=0.0)[None, :]
 
 
-class _MinGRU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gates: Tensor, features: Tensor, first: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-        gates, features, first = gates.contiguous(), features.contiguous(), first.contiguous()
-        states, output = torch.empty_like(features, dtype=torch.float32), torch.empty_like(features)
-        _scan(scan.scan_forward, gates, features, first, keep, states, output)
-        ctx.save_for_backward(gates, features, first, keep, states)
-        last = states[:, :, -1].clone()
-        ctx.mark_non_differentiable(last)
-        return output, last
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        gates, features, first, keep, states = ctx.saved_tensors
-        by_gates, by_features = torch.empty_like(gates), torch.empty_like(features)
-        _scan(scan.scan_backward, gates, features, first, keep, states, gradient.contiguous(), by_gates, by_features)
-        return by_gates, by_features, None, None
+@triton.jit
+def gate_weight(packed, gate, SHAPE: tl.constexpr):
+    """A gate's packed weight as a right operand, (inputs, units)."""
+    unit = tl.arange(0, SHAPE.pad)
+    return tl.load(packed + (gate * SHAPE.pad + unit[None, :]) * SHAPE.pad + unit[:, None])
 
 
-def _scan(kernel: Any, gates: Tensor, features: Tensor, *rest: Tensor) -> None:
-    G, M, T, B = features.shape
-    launch(kernel, (-(-M * B // SCAN_BLOCK), G), gates, features, *rest, T, B, UNITS=M, BLOCK=SCAN_BLOCK, num_warps=SCAN_WARPS)
+@triton.jit
+def gate_transposed(packed, gate, SHAPE: tl.constexpr):
+    """The same for the way back, (units, inputs)."""
+    unit = tl.arange(0, SHAPE.pad)
+    return tl.load(packed + (gate * SHAPE.pad + unit[:, None]) * SHAPE.pad + unit[None, :])
 
 
-class _GRU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, first: Tensor, keep: Tensor, precision: str) -> Tensor:
-        inputs, shape, states = inputs.contiguous(), tiles(first, precision), _with_first(first, keep)
-        _gated(gated.gru_forward, shape, inputs, _operand(weight, precision).contiguous(), bias.contiguous(), keep, states)
-        ctx.save_for_backward(inputs, weight, bias, keep, states)
-        ctx.shape = shape
-        return _feature_major(states[:, 1:])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        inputs, weight, bias, keep, states = ctx.saved_tensors
-        shape, M = ctx.shape, bias.shape[1]
-        before = _before(states, keep)
-        products = _products(weight, before, shape.precision)
-        products[:, 2 * M :] += bias
-        turned = torch.cat([weight[:, 2 * M :], weight[:, : 2 * M]], dim=1)  # gates n, r, z
-        by_gates = _gradients(gated.gru_backward, shape, inputs, products, turned, keep, states, gradient)
-        by_weight = linear.weight_gradient(_feature_major(by_gates[..., : 3 * M]).flatten(2), before)
-        by_weight = torch.cat([by_weight[:, M:], by_weight[:, :M]], dim=1)
-        return _feature_major(by_gates[..., M:]), by_weight, by_gates[..., :M].sum(dim=(1, 2)).unsqueeze(2), None, None, None
+# STEPS
 
 
-class _LSTM(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, first: Tensor, first_cell: Tensor, keep: Tensor, precision: str
-    ) -> tuple[Tensor, Tensor]:
-        inputs, shape = inputs.contiguous(), tiles(first, precision)
-        states, cells = _with_first(first, keep), _with_first(first_cell, keep)
-        _gated(gated.lstm_forward, shape, inputs, _operand(weight, precision).contiguous(), keep, states, cells)
-        ctx.save_for_backward(inputs, weight, keep, states, cells)
-        ctx.shape = shape
-        last = cells[:, -1].transpose(1, 2).contiguous()
-        ctx.mark_non_differentiable(last)
-        return _feature_major(states[:, 1:]), last
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        inputs, weight, keep, states, cells = ctx.saved_tensors
-        before = _before(states, keep)
-        products = _products(weight, before, ctx.shape.precision)
-        by_gates = _gradients(gated.lstm_backward, ctx.shape, inputs, products, weight, keep, cells, gradient)
-        by_inputs = _feature_major(by_gates)
-        return by_inputs, linear.weight_gradient(by_inputs.flatten(2), before), None, None, None, None
+@triton.jit
+def squash(x, SHAPE: tl.constexpr):
+    """Sigmoid."""
+    return 0.5 * tanh(0.5 * x, True) + 0.5 if SHAPE.approximate else sigmoid(x)
 
 
-def _gradients(kernel: Any, shape: gated.Shape, inputs: Tensor, products: Tensor, weight: Tensor, keep: Tensor, kept: Tensor, gradient: Tensor) -> Tensor:
-    """What a backward kernel finds: gradients in the gates (G, T, B, 4 M). `kept` (G, T + 1, B, M): the states or cells that it reads."""
-    G, T, B, M = kept.shape[0], kept.shape[1] - 1, kept.shape[2], kept.shape[3]
-    by_gates, carry = kept.new_empty(G, T + 1, B, 4 * M), kept.new_zeros(G, B, M)
-    by_gates[:, T] = 0.0
-    transposed = _operand(weight, shape.precision).transpose(1, 2).contiguous()
-    _gated(kernel, shape, inputs, products.contiguous(), transposed, keep, kept, gradient.contiguous(), by_gates, carry)
-    return by_gates[:, :T]
+@triton.jit
+def mingru_gates(hidden, gate, highway, SHAPE: tl.constexpr):
+    """The candidate, its slope, z and p."""
+    squashed = squash(hidden, SHAPE)
+    candidate = tl.where(hidden >= 0.0, hidden + 0.5, squashed)
+    return candidate, tl.where(hidden >= 0.0, 1.0, squashed * (1.0 - squashed)), squash(gate, SHAPE), squash(highway, SHAPE)
 
 
-def _gated(kernel: Any, shape: gated.Shape, inputs: Tensor, *rest: Tensor) -> None:
-    G, _, T, B = inputs.shape
-    launch(kernel, (-(-B // shape.block_b), G), inputs, *rest, T, B, SHAPE=shape, num_warps=WARPS, num_stages=STAGES)
+@triton.jit
+def mingru_step(hidden, gate, highway, x, h, SHAPE: tl.constexpr):
+    """The output and the state after: h + z (c - h), and x + p (h - x)."""
+    candidate, _slope, z, p = mingru_gates(hidden, gate, highway, SHAPE)
+    h += z * (candidate - h)
+    return x + p * (h - x), h
 
 
-def tiles(first: Tensor, precision: str) -> gated.Shape:
-    """For a first state (G, M, B): as many lanes a program as leave every multiprocessor one, units as registers allow.
-
-    Bits depend on them: 64 lanes may be multiplied by another instruction than 32.
-    """
-    G, M, B = first.shape
-    processors = torch.cuda.get_device_properties(first.device).multi_processor_count if first.is_cuda else 1
-    lanes = next((size for size in (64, 32) if -(-B // size) * G >= processors), 16)
-    width = min(max(16, 1 << (M - 1).bit_length()), 32 if precision == "ieee" else 64)
-    return gated.Shape(M, precision, lanes, width, width)
+@triton.jit
+def lstm_gates(i, f, o, g, SHAPE: tl.constexpr):
+    """The gates, and the candidate."""
+    return squash(i, SHAPE), squash(f, SHAPE), squash(o, SHAPE), tanh(g, SHAPE.approximate)
 
 
-def _operand(x: Tensor, precision: str) -> Tensor:
-    """Numbers as products take them: rounded to nearest."""
-    if precision == "bf16":
-        return x.bfloat16()
-    if precision == "tf32":
-        return ((x.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+@triton.jit
+def network_step(x, packed, parameters, where, lane, t, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE):
+    """All layers' step from what the first reads (rows, P), as an operand; where WRITE the state after is kept. The last output, as an operand."""
+    unit = tl.arange(0, SHAPE.pad)
+    mask = in_bounds[:, None] & (unit < SHAPE.units)[None, :]
+    LAYERS: tl.constexpr = SHAPE.layers
+    for k in tl.static_range(LAYERS):
+        weights = packed + k * SHAPE.matrices * SHAPE.matrix
+        place = state_place(lane, t, unit, lanes, SHAPE, k, 0, True)
+        h = tl.load(where.state + place, mask=mask, other=0.0) * keep[:, None]
+        if SHAPE.kind == "mingru":
+            hidden, gate = _share(x, h, weights, parameters, 0, unit, SHAPE, k), _share(x, h, weights, parameters, 1, unit, SHAPE, k)
+            out, h = mingru_step(hidden, gate, _share(x, h, weights, parameters, 2, unit, SHAPE, k), x.to(tl.float32), h, SHAPE)
+        elif SHAPE.kind == "gru":
+            out = _gru_step(x, h, weights, parameters, unit, SHAPE, k)
+            h = out
+        else:
+            cell_place = state_place(lane, t, unit, lanes, SHAPE, k, 1, True)
+            c = tl.load(where.state + cell_place, mask=mask, other=0.0) * keep[:, None]
+            out, c = _lstm_step(x, h, c, weights, parameters, unit, SHAPE, k)
+            h = out
+            tl.store(where.state + cell_place, c, mask=mask & WRITE)
+        tl.store(where.state + place, h, mask=mask & WRITE)
+        x = stored(out, SHAPE)
     return x
 
 
-def _products(weight: Tensor, before: Tensor, precision: str) -> Tensor:
-    """W h of all steps, (G, K M, T B): rounded as in the loop, whatever product torch takes."""
-    return torch.bmm(_operand(weight, precision).float(), _operand(before, precision).float())
+@triton.jit
+def _share(x, h, weights, parameters, gate, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+    """What a layer's input (rows, P) adds to a gate, in the shape of its state `h`."""
+    return add_dot(x, gate_weight(weights, gate, SHAPE), tl.zeros_like(h), SHAPE) + gate_bias(parameters, SHAPE.input_biases[LAYER], gate, unit, SHAPE)
 
 
-def _with_first(first: Tensor, keep: Tensor) -> Tensor:
-    """A buffer of states (G, T + 1, B, M) that begins with the first ones (G, M, B)."""
-    G, M, B = first.shape
-    states = first.new_empty(G, len(keep) + 1, B, M, dtype=torch.float32)
-    states[:, 0] = first.transpose(1, 2)
-    return states
+@triton.jit
+def _sum_of(x, h, weights, parameters, gate, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+    """What a gate is made of: its input's share, rounded as where it lies in memory in training, and its state's."""
+    share = stored(_share(x, h, weights, parameters, gate, unit, SHAPE, LAYER), SHAPE).to(tl.float32)
+    return share, add_dot(stored(h, SHAPE), gate_weight(weights + SHAPE.matrix, gate, SHAPE), tl.zeros_like(h), SHAPE)
 
 
-def _before(states: Tensor, keep: Tensor) -> Tensor:
-    """The states that steps begin from, (G, M, T B): 0 where an episode begins."""
-    return _feature_major(states[:, :-1] * keep[:, :, None]).flatten(2)
+@triton.jit
+def _lstm_step(x, h, c, weights, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+    share, own = _sum_of(x, h, weights, parameters, 0, unit, SHAPE, LAYER)
+    i = squash(share + own, SHAPE)
+    share, own = _sum_of(x, h, weights, parameters, 3, unit, SHAPE, LAYER)
+    entering = i * tanh(share + own, SHAPE.approximate)
+    share, own = _sum_of(x, h, weights, parameters, 1, unit, SHAPE, LAYER)
+    c = squash(share + own, SHAPE) * c + entering
+    share, own = _sum_of(x, h, weights, parameters, 2, unit, SHAPE, LAYER)
+    return squash(share + own, SHAPE) * tanh(c, SHAPE.approximate), c
 
 
-def _feature_major(rows: Tensor) -> Tensor:
-    """(G, T, B, K) -> (G, K, T, B), without a copy."""
-    return rows.permute(0, 3, 1, 2)
+@triton.jit
+def _gru_step(x, h, weights, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+    share, own = _sum_of(x, h, weights, parameters, 0, unit, SHAPE, LAYER)
+    r = squash(share + own, SHAPE)
+    share, own = _sum_of(x, h, weights, parameters, 1, unit, SHAPE, LAYER)
+    z = squash(share + own, SHAPE)
+    share, own = _sum_of(x, h, weights, parameters, 2, unit, SHAPE, LAYER)
+    n = tanh(share + r * (own + gate_bias(parameters, SHAPE.state_biases[LAYER], 0, unit, SHAPE)), SHAPE.approximate)
+    return n + z * (h - n)

@@ -1,0 +1,54 @@
+"""The Triton kernel that acts with a memory: a tile of lanes through encoder, cells and heads in one launch, the state updated in place. Knows no loss."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from operant.kernels import act as plain
+from operant.kernels.blocks import forward, load_last, load_network, out_bias, select_column
+from operant.kernels.recurrent import cells
+
+load_features, kept, network_step = plain.load_features, cells.kept, cells.network_step
+add_dot, stored, zeros = cells.add_dot, cells.stored, cells.zeros
+
+
+@triton.jit(do_not_specialize=["t"])
+def act(
+    inputs, acting, final, parameters, packed, where, t, lanes,
+    SPEC: tl.constexpr, SHAPE: tl.constexpr, SAMPLE: tl.constexpr, FINALS: tl.constexpr, WINDOW: tl.constexpr, LAST: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Step t of every lane: what `SAMPLE`, like `operant.kernels.act.sample_and_store`, makes of the outputs, and the state after it; with LAST only the value.
+
+    With FINALS a tile of which a lane was truncated by the step before goes through the network twice: first with its true final observations and the states
+    before an episode's end is forgotten, for their values.
+    """
+    lane = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_bounds = lane < lanes
+    first = 1
+    cut = in_bounds & (lane < 0)
+    if FINALS:
+        cut = tl.load(where.truncated + (t - 1) * lanes + lane, mask=in_bounds & (t > 0), other=0) != 0
+        first = tl.where(tl.sum(cut.to(tl.int32), axis=0) > 0, 0, 1)
+    keep = kept(where, lane, t, in_bounds, lanes)
+    for turn in tl.range(first, 2, num_stages=1):
+        # Of turn 0 the true final observations of step t - 1, of turn 1 what is seen now.
+        source, at = inputs.observation, t
+        if turn == 0:
+            source = final.observation
+            at = (t - 1) // WINDOW
+        x = load_features(source, inputs.normalizer, lane, in_bounds, at, lanes, SPEC)
+        _out, hidden, _saved = forward(x, load_network(parameters, 0, SPEC), SPEC)
+        x = network_step(
+            stored(hidden[-1].to(tl.float32), SHAPE), packed, parameters, where, lane, t, tl.where(turn == 0, 1.0, keep), in_bounds, lanes, SHAPE,
+            (turn == 1) & (not LAST),
+        )  # fmt: skip
+        head = stored(load_last(parameters, 0, SPEC), SHAPE)
+        out = add_dot(x, tl.trans(head), zeros(BLOCK_M, SPEC.out_pad), SHAPE) + out_bias(parameters, 0, SPEC)[None, :]
+        value = select_column(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows)
+        if turn == 0:
+            tl.store(final.value + (t - 1) * lanes + lane, value, mask=cut)
+        elif LAST:
+            tl.store(acting.value + t * lanes + lane, value, mask=in_bounds)
+        else:
+            SAMPLE(out, lane, in_bounds, inputs.legal_mask, acting, parameters, 0, t, lanes, SPEC)

@@ -1,0 +1,364 @@
+"""Triton kernels of recurrent cells over segments: forward, and back through time. A program owns its lanes for all steps. Know no network and no loss.
+
+MinGRU's gates do not depend on the state: they are worked out before, for all rows at once, or where they are used (SHAPE.fused), forward and back alike. Those
+of GRU and LSTM do: a program holds the recurrent weights, and its gates' buffer holds first what the input adds, then the gates, and on the way back their
+gradients. What a step begins with is stored, 0 where an episode begins, as are outputs; c and h after a step are worked out again.
+
+The loop over steps is not pipelined (`num_stages=1`): what a step needs of memory is asked for a step ahead, by hand.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from operant.kernels.recurrent import cells
+
+add_dot, stored, activation_gradient, tanh = cells.add_dot, cells.stored, cells.activation_gradient, cells.tanh
+gate_bias, gate_transposed, gate_weight, kept = cells.gate_bias, cells.gate_transposed, cells.gate_weight, cells.kept
+lanes_of, lstm_gates, mingru_gates, squash, state_place = cells.lanes_of, cells.lstm_gates, cells.mingru_gates, cells.squash, cells.state_place
+
+
+@triton.jit
+def _held(packed, SHAPE: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Weights of all gates, as a tuple of operands."""
+    GATES: tl.constexpr = SHAPE.gates
+    held = ()
+    for k in tl.static_range(GATES):
+        held = held + (gate_transposed(packed, k, SHAPE) if TRANSPOSED else gate_weight(packed, k, SHAPE),)
+    return held
+
+
+@triton.jit
+def _biases(parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+    """An input's biases of all gates."""
+    GATES: tl.constexpr = SHAPE.gates
+    held = ()
+    for k in tl.static_range(GATES):
+        held = held + (gate_bias(parameters, SHAPE.input_biases[LAYER], k, unit, SHAPE),)
+    return held
+
+
+@triton.jit
+def _three(buffer, place, mask, SHAPE: tl.constexpr):
+    """Gates 0, 1 and 2 of rows, in float32."""
+    first = tl.load(buffer + place, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(buffer + place + SHAPE.pad, mask=mask, other=0.0).to(tl.float32)
+    return first, second, tl.load(buffer + place + 2 * SHAPE.pad, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _four(buffer, place, mask, SHAPE: tl.constexpr):
+    """All four, as they are stored."""
+    first, second = tl.load(buffer + place, mask=mask, other=0.0), tl.load(buffer + place + SHAPE.pad, mask=mask, other=0.0)
+    return first, second, tl.load(buffer + place + 2 * SHAPE.pad, mask=mask, other=0.0), tl.load(buffer + place + 3 * SHAPE.pad, mask=mask, other=0.0)
+
+
+@triton.jit
+def _store_four(buffer, place, mask, values, SHAPE: tl.constexpr):
+    for k in tl.static_range(4):
+        tl.store(buffer + place + k * SHAPE.pad, stored(values[k], SHAPE), mask=mask)
+
+
+# MINGRU
+
+
+@triton.jit
+def _worked_out(x, weights, biases, SHAPE: tl.constexpr):
+    """What MinGRU's gates are made of, from a layer's input (rows, P)."""
+    zero = tl.zeros(x.shape, tl.float32)
+    first, second = add_dot(x, weights[0], zero, SHAPE) + biases[0], add_dot(x, weights[1], zero, SHAPE) + biases[1]
+    return first, second, add_dot(x, weights[2], zero, SHAPE) + biases[2]
+
+
+@triton.jit(do_not_specialize=["count"])
+def mingru_forward(
+    where, x, gates, packed, parameters, output, before, count, lanes,
+    SHAPE: tl.constexpr, LAYER: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
+    """A layer's outputs (rows, P) from its inputs `x`, and what each step begins with. `gates` (rows, 3 P) are read where they are not worked out here."""
+    PAD: tl.constexpr = SHAPE.pad
+    s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
+    present = s < count
+    mask = present[:, None] & (unit < PAD)[None, :]
+    lane, t, row = lanes_of(where, s, present, lanes, SHAPE, ACT)
+    weights = ()
+    biases = ()
+    if SHAPE.fused:
+        weights = _held(packed, SHAPE, False)
+        biases = _biases(parameters, unit, SHAPE, LAYER)
+    own = state_place(lane, t, unit, lanes, SHAPE, LAYER, 0, ACT)
+    own_mask = present[:, None] & (unit < SHAPE.units)[None, :]
+    h = tl.load(where.state + own, mask=own_mask, other=0.0)
+    place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
+    features, keep = tl.load(x + place, mask=mask, other=0.0), kept(where, lane, t, present, lanes)
+    for step in tl.range(0, STEPS, num_stages=1):
+        more = mask & (step + 1 < STEPS)
+        next_features = tl.load(x + place + SHAPE.block * PAD, mask=more, other=0.0)
+        next_keep = kept(where, lane, t + step + 1, present & (step + 1 < STEPS), lanes)
+        h *= keep[:, None]
+        if not ACT:
+            tl.store(before + place, stored(h, SHAPE), mask=mask)
+        if SHAPE.fused:
+            made = _worked_out(features, weights, biases, SHAPE)
+        else:
+            made = _three(gates, gate_place, mask, SHAPE)
+        out, h = cells.mingru_step(made[0], made[1], made[2], features.to(tl.float32), h, SHAPE)
+        tl.store(output + place, stored(out, SHAPE), mask=mask)
+        features = next_features
+        keep = next_keep
+        place += SHAPE.block * PAD
+        gate_place += SHAPE.block * SHAPE.columns
+    if WRITE:
+        tl.store(where.state + own, h, mask=own_mask)
+
+
+@triton.jit(do_not_specialize=["count"])
+def mingru_backward(
+    where, x, gates, packed, parameters, before, gradient, saved, by_features, count, lanes,
+    SPEC: tl.constexpr, SHAPE: tl.constexpr, LAYER: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr, SLOPE: tl.constexpr,
+):  # fmt: skip
+    """From the gradient in a layer's outputs (rows, P): those in the gates, into `gates`; and in its inputs, with SHAPE.fused all of it, otherwise without what
+    the gates pass on. With SLOPE, through the activation of the layer below, too, from what that has `saved`.
+    """
+    PAD: tl.constexpr = SHAPE.pad
+    s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
+    present = s < count
+    mask = present[:, None] & (unit < PAD)[None, :]
+    lane, t, row = lanes_of(where, s, present, lanes, SHAPE, False)
+    weights = ()
+    transposed = ()
+    biases = ()
+    if SHAPE.fused:
+        weights = _held(packed, SHAPE, False)
+        transposed = _held(packed, SHAPE, True)
+        biases = _biases(parameters, unit, SHAPE, LAYER)
+    row += (STEPS - 1) * SHAPE.block
+    place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
+    carried = tl.zeros((BLOCK_B, PAD), tl.float32)  # dL / dh, of the steps behind
+    features, own = tl.load(x + place, mask=mask, other=0.0), tl.load(before + place, mask=mask, other=0.0)
+    outer, keep = tl.load(gradient + place, mask=mask, other=0.0), kept(where, lane, t + STEPS - 1, present, lanes)
+    for step in tl.range(0, STEPS, num_stages=1):
+        more, following = mask & (step + 1 < STEPS), place - SHAPE.block * PAD
+        next_features, next_own = tl.load(x + following, mask=more, other=0.0), tl.load(before + following, mask=more, other=0.0)
+        next_outer = tl.load(gradient + following, mask=more, other=0.0)
+        next_keep = kept(where, lane, t + STEPS - 2 - step, present & (step + 1 < STEPS), lanes)
+        if SHAPE.fused:
+            made = _worked_out(features, weights, biases, SHAPE)
+        else:
+            made = _three(gates, gate_place, mask, SHAPE)
+        candidate, slope, z, p = mingru_gates(made[0], made[1], made[2], SHAPE)
+        h, g, xf = own.to(tl.float32), outer.to(tl.float32), features.to(tl.float32)
+        # The output is x + p (h' - x), and h' = h + z (c - h).
+        carried += g * p
+        by_highway = stored(g * (h + z * (candidate - h) - xf) * p * (1.0 - p), SHAPE)
+        by_gate = stored(carried * (candidate - h) * z * (1.0 - z), SHAPE)
+        by_hidden = stored(carried * z * slope, SHAPE)
+        tl.store(gates + gate_place, by_hidden, mask=mask)
+        tl.store(gates + gate_place + PAD, by_gate, mask=mask)
+        tl.store(gates + gate_place + 2 * PAD, by_highway, mask=mask)
+        back = g * (1.0 - p)
+        if SHAPE.fused:
+            back = add_dot(by_highway, transposed[2], add_dot(by_gate, transposed[1], add_dot(by_hidden, transposed[0], back, SHAPE), SHAPE), SHAPE)
+        if SLOPE:
+            back *= activation_gradient(tl.load(saved + place, mask=mask, other=0.0), SPEC)
+        tl.store(by_features + place, stored(back, SHAPE), mask=mask)
+        carried *= (1.0 - z) * keep[:, None]
+        features = next_features
+        own = next_own
+        outer = next_outer
+        keep = next_keep
+        place = following
+        gate_place -= SHAPE.block * SHAPE.columns
+
+
+# GRU AND LSTM
+
+
+@triton.jit
+def _product(h, held, packed, gate: tl.constexpr, SHAPE: tl.constexpr):
+    """W h of a gate (lanes, P)."""
+    zero = tl.zeros(h.shape, tl.float32)
+    if SHAPE.resident:
+        return add_dot(h, held[gate], zero, SHAPE)
+    else:
+        return add_dot(h, gate_weight(packed, gate, SHAPE), zero, SHAPE)
+
+
+@triton.jit
+def _add_back(total, gradient, held, packed, gate: tl.constexpr, SHAPE: tl.constexpr):
+    """Total + W^T g of a gate, (lanes, P)."""
+    if SHAPE.resident:
+        return add_dot(gradient, held[gate], total, SHAPE)
+    else:
+        return add_dot(gradient, gate_transposed(packed, gate, SHAPE), total, SHAPE)
+
+
+@triton.jit(do_not_specialize=["count"])
+def lstm_forward(
+    where, gates, packed, output, before, cells_before, count, lanes,
+    SHAPE: tl.constexpr, LAYER: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
+    """A layer's outputs (rows, P) from what its input adds to the gates (rows, 4 P): i, f, o and g, which take its place. `packed`: recurrent weights."""
+    PAD: tl.constexpr = SHAPE.pad
+    s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
+    present = s < count
+    mask = present[:, None] & (unit < PAD)[None, :]
+    lane, t, row = lanes_of(where, s, present, lanes, SHAPE, ACT)
+    held = ()
+    if SHAPE.resident:
+        held = _held(packed, SHAPE, False)
+    own, own_cell = state_place(lane, t, unit, lanes, SHAPE, LAYER, 0, ACT), state_place(lane, t, unit, lanes, SHAPE, LAYER, 1, ACT)
+    own_mask = present[:, None] & (unit < SHAPE.units)[None, :]
+    h, c = tl.load(where.state + own, mask=own_mask, other=0.0), tl.load(where.state + own_cell, mask=own_mask, other=0.0)
+    place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
+    added, keep = _four(gates, gate_place, mask, SHAPE), kept(where, lane, t, present, lanes)
+    for step in tl.range(0, STEPS, num_stages=1):
+        next_added = _four(gates, gate_place + SHAPE.block * SHAPE.columns, mask & (step + 1 < STEPS), SHAPE)
+        next_keep = kept(where, lane, t + step + 1, present & (step + 1 < STEPS), lanes)
+        c *= keep[:, None]
+        operand = stored(h * keep[:, None], SHAPE)
+        if not ACT:
+            tl.store(before + place, operand, mask=mask)
+            tl.store(cells_before + place, stored(c, SHAPE), mask=mask)
+        i, f, o, g = lstm_gates(
+            added[0].to(tl.float32) + _product(operand, held, packed, 0, SHAPE), added[1].to(tl.float32) + _product(operand, held, packed, 1, SHAPE),
+            added[2].to(tl.float32) + _product(operand, held, packed, 2, SHAPE), added[3].to(tl.float32) + _product(operand, held, packed, 3, SHAPE), SHAPE,
+        )  # fmt: skip
+        c = f * c + i * g
+        h = o * tanh(c, SHAPE.approximate)
+        if not ACT:
+            _store_four(gates, gate_place, mask, (i, f, o, g), SHAPE)
+        tl.store(output + place, stored(h, SHAPE), mask=mask)
+        added = next_added
+        keep = next_keep
+        place += SHAPE.block * PAD
+        gate_place += SHAPE.block * SHAPE.columns
+    if WRITE:
+        tl.store(where.state + own, h, mask=own_mask)
+        tl.store(where.state + own_cell, c, mask=own_mask)
+
+
+@triton.jit(do_not_specialize=["count"])
+def lstm_backward(
+    where, gates, packed, cells_before, gradient, count, lanes, SHAPE: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr
+):  # fmt: skip
+    """From the gradient in a layer's outputs (rows, P): those in what the input adds to i, f, o and g, in place of these in `gates`."""
+    PAD: tl.constexpr = SHAPE.pad
+    s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
+    present = s < count
+    mask = present[:, None] & (unit < PAD)[None, :]
+    lane, t, row = lanes_of(where, s, present, lanes, SHAPE, False)
+    held = ()
+    if SHAPE.resident:
+        held = _held(packed, SHAPE, True)
+    row += (STEPS - 1) * SHAPE.block
+    place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
+    carried = tl.zeros((BLOCK_B, PAD), tl.float32)  # dL / dh and dL / dc, of the steps behind
+    by_cell = carried
+    opened, own = _four(gates, gate_place, mask, SHAPE), tl.load(cells_before + place, mask=mask, other=0.0)
+    outer, keep = tl.load(gradient + place, mask=mask, other=0.0), kept(where, lane, t + STEPS - 1, present, lanes)
+    for step in tl.range(0, STEPS, num_stages=1):
+        more, following = mask & (step + 1 < STEPS), place - SHAPE.block * PAD
+        next_opened = _four(gates, gate_place - SHAPE.block * SHAPE.columns, more, SHAPE)
+        next_own, next_outer = tl.load(cells_before + following, mask=more, other=0.0), tl.load(gradient + following, mask=more, other=0.0)
+        next_keep = kept(where, lane, t + STEPS - 2 - step, present & (step + 1 < STEPS), lanes)
+        i, f, o, g = opened[0].to(tl.float32), opened[1].to(tl.float32), opened[2].to(tl.float32), opened[3].to(tl.float32)
+        c = own.to(tl.float32)
+        # h = o tanh(c'), c' = f c + i g
+        carried += outer.to(tl.float32)
+        squashed = tanh(f * c + i * g, SHAPE.approximate)
+        by_cell += carried * o * (1.0 - squashed * squashed)
+        by_i, by_f = stored(by_cell * g * i * (1.0 - i), SHAPE), stored(by_cell * c * f * (1.0 - f), SHAPE)
+        by_o, by_g = stored(carried * squashed * o * (1.0 - o), SHAPE), stored(by_cell * i * (1.0 - g * g), SHAPE)
+        _store_four(gates, gate_place, mask, (by_i, by_f, by_o, by_g), SHAPE)
+        back = _add_back(_add_back(tl.zeros((BLOCK_B, PAD), tl.float32), by_i, held, packed, 0, SHAPE), by_f, held, packed, 1, SHAPE)
+        carried = _add_back(_add_back(back, by_o, held, packed, 2, SHAPE), by_g, held, packed, 3, SHAPE) * keep[:, None]
+        by_cell *= f * keep[:, None]
+        opened = next_opened
+        own = next_own
+        outer = next_outer
+        keep = next_keep
+        place = following
+        gate_place -= SHAPE.block * SHAPE.columns
+
+
+@triton.jit(do_not_specialize=["count"])
+def gru_forward(
+    where, gates, packed, parameters, output, before, count, lanes,
+    SHAPE: tl.constexpr, LAYER: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
+    """A layer's outputs (rows, P) from what its input adds to r, z and n (rows, 4 P): they, and W h + b of n, take its place."""
+    PAD: tl.constexpr = SHAPE.pad
+    s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
+    present = s < count
+    mask = present[:, None] & (unit < PAD)[None, :]
+    lane, t, row = lanes_of(where, s, present, lanes, SHAPE, ACT)
+    held = ()
+    if SHAPE.resident:
+        held = _held(packed, SHAPE, False)
+    bias = gate_bias(parameters, SHAPE.state_biases[LAYER], 0, unit, SHAPE)
+    own, own_mask = state_place(lane, t, unit, lanes, SHAPE, LAYER, 0, ACT), present[:, None] & (unit < SHAPE.units)[None, :]
+    h = tl.load(where.state + own, mask=own_mask, other=0.0)
+    place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
+    added, keep = _three(gates, gate_place, mask, SHAPE), kept(where, lane, t, present, lanes)
+    for step in tl.range(0, STEPS, num_stages=1):
+        next_added = _three(gates, gate_place + SHAPE.block * SHAPE.columns, mask & (step + 1 < STEPS), SHAPE)
+        next_keep = kept(where, lane, t + step + 1, present & (step + 1 < STEPS), lanes)
+        h *= keep[:, None]
+        operand = stored(h, SHAPE)
+        if not ACT:
+            tl.store(before + place, operand, mask=mask)
+        r, z = squash(added[0] + _product(operand, held, packed, 0, SHAPE), SHAPE), squash(added[1] + _product(operand, held, packed, 1, SHAPE), SHAPE)
+        recurrent = _product(operand, held, packed, 2, SHAPE) + bias
+        n = tanh(added[2] + r * recurrent, SHAPE.approximate)
+        h = n + z * (h - n)
+        if not ACT:
+            _store_four(gates, gate_place, mask, (r, z, n, recurrent), SHAPE)
+        tl.store(output + place, stored(h, SHAPE), mask=mask)
+        added = next_added
+        keep = next_keep
+        place += SHAPE.block * PAD
+        gate_place += SHAPE.block * SHAPE.columns
+    if WRITE:
+        tl.store(where.state + own, h, mask=own_mask)
+
+
+@triton.jit(do_not_specialize=["count"])
+def gru_backward(
+    where, gates, packed, before, gradient, count, lanes, SHAPE: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr
+):  # fmt: skip
+    """From the gradient in a layer's outputs (rows, P): those in what the input adds to r, z and n, and in W h + b of n, in place of these in `gates`."""
+    PAD: tl.constexpr = SHAPE.pad
+    s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
+    present = s < count
+    mask = present[:, None] & (unit < PAD)[None, :]
+    lane, t, row = lanes_of(where, s, present, lanes, SHAPE, False)
+    held = ()
+    if SHAPE.resident:
+        held = _held(packed, SHAPE, True)
+    row += (STEPS - 1) * SHAPE.block
+    place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
+    carried = tl.zeros((BLOCK_B, PAD), tl.float32)  # dL / dh, of the steps behind
+    opened, own = _four(gates, gate_place, mask, SHAPE), tl.load(before + place, mask=mask, other=0.0)
+    outer, keep = tl.load(gradient + place, mask=mask, other=0.0), kept(where, lane, t + STEPS - 1, present, lanes)
+    for step in tl.range(0, STEPS, num_stages=1):
+        more, following = mask & (step + 1 < STEPS), place - SHAPE.block * PAD
+        next_opened = _four(gates, gate_place - SHAPE.block * SHAPE.columns, more, SHAPE)
+        next_own, next_outer = tl.load(before + following, mask=more, other=0.0), tl.load(gradient + following, mask=more, other=0.0)
+        next_keep = kept(where, lane, t + STEPS - 2 - step, present & (step + 1 < STEPS), lanes)
+        r, z, n, recurrent = opened[0].to(tl.float32), opened[1].to(tl.float32), opened[2].to(tl.float32), opened[3].to(tl.float32)
+        # h' = n + z (h - n), n = tanh(x + r (W h + b))
+        carried += outer.to(tl.float32)
+        by_n = carried * (1.0 - z) * (1.0 - n * n)
+        by_r, by_z = stored(by_n * recurrent * r * (1.0 - r), SHAPE), stored(carried * (own.to(tl.float32) - n) * z * (1.0 - z), SHAPE)
+        by_recurrent = stored(by_n * r, SHAPE)
+        _store_four(gates, gate_place, mask, (by_r, by_z, by_n, by_recurrent), SHAPE)
+        back = _add_back(_add_back(carried * z, by_r, held, packed, 0, SHAPE), by_z, held, packed, 1, SHAPE)
+        carried = _add_back(back, by_recurrent, held, packed, 2, SHAPE) * keep[:, None]
+        opened = next_opened
+        own = next_own
+        outer = next_outer
+        keep = next_keep
+        place = following
+        gate_place -= SHAPE.block * SHAPE.columns
