@@ -17,7 +17,7 @@ import torch
 from numba import get_num_threads, njit, prange, typeof, types
 from numpy import asarray, uint8, uint32
 
-from operant.compute.device import FASTMATH
+from operant.compute.device import FASTMATH, paste_without_copies
 from operant.compute.jit_cache import keep, keep_cuda
 
 THREADS = 64
@@ -72,6 +72,9 @@ def signature(lanes: Any, slot: Any) -> tuple[Any, ...]:
 def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
     """The GPU's shell as a plain function, one thread an index: `cuda.jit` compiles it, and so does a test without a GPU."""
     from numba import cuda  # here: a start without a GPU is spared a third of a second
+    from numba.cuda.core import inline_closurecall
+
+    paste_without_copies(inline_closurecall)
 
     def shell(count, lanes, slot, offset):
         i: int = cuda.grid(1)  # type: ignore[call-arg]  # numba declares it as a method
