@@ -18,6 +18,9 @@ from operant.runs import launch
 
 FAKE_WORKER = str(Path(__file__).with_name("fake_worker.py"))
 
+# As many processes test as there are cores: threads beside them would wait for each other, and torch's wait by counting. Before any of them imports torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 QUICK_FOLDERS = {"cli", "config", "data", "monitor", "runs"}
 """Whose files take less than half a minute each, as they compile little."""

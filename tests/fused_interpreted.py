@@ -1,17 +1,15 @@
-"""Run in a process of its own, with TRITON_INTERPRET=1: fused kernels on the CPU, one JSON object to standard output. See test_fused.py."""
+"""Run in a process of its own, with TRITON_INTERPRET=1: fused kernels on the CPU, for test_fused.py."""
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
 
 import torch
 import triton
 from fused_probe import ENVS, gradients, prepared, relative_error, trainer, wide
-from fused_q import iterations_case
+from fused_q import iterations_case as q_case  # noqa: F401
 from fused_rounded import both_gradients, expected
-from interpreter import teach
+from interpreter import serve
 from triton import language as tl
 
 from operant.compute.exchange import Link
@@ -213,14 +211,5 @@ def normalizer_case(features, steps, lanes, kind, shards=4):
     return max(errors), all(torch.equal(one.tensors()[name], two.tensors()[name]) for name in one.tensors())
 
 
-def main() -> None:
-    """Run the cases of standard input."""
-    teach()
-    torch.set_num_threads(1)
-    kinds = {"gradient": gradient_case, "rounded": rounded_case, "iteration": iteration_case, "tree": tree_case, "bits": bits_case, "q": iterations_case}
-    kinds |= {"exchange": exchange_case, "gather": gather_case, "normalizer": normalizer_case, "some": some_case}
-    print(json.dumps([kinds[kind](**case) for kind, case in json.load(sys.stdin)]))
-
-
 if __name__ == "__main__":
-    main()
+    serve(globals())

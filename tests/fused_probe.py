@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import functools
 import json
@@ -64,14 +65,24 @@ def wide(observation: int, actions: int | tuple[int, ...], *, seen: str = "float
     )  # fmt: skip
 
 
-def interpreted(cases, script="fused_interpreted.py"):
-    """What a script of tests finds for (kind, arguments), in a process whose Triton interprets."""
+@functools.cache
+def interpreter(script):
+    """A process whose Triton interprets, at a script of tests: it takes cases until this one ends, as it imports for longer than most take."""
     here = Path(__file__).resolve().parent
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-B", "-W", "ignore", str(here / script)]
-    done = subprocess.run(command, input=json.dumps(cases), env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(process.communicate)
+    return process
+
+
+def interpreted(cases, script="fused_interpreted.py"):
+    """What a script of tests finds for (kind, arguments), in a process whose Triton interprets."""
+    process = interpreter(script)
+    print(json.dumps(cases), file=process.stdin, flush=True)
+    answer = json.loads(process.stdout.readline() or '{"error": "the interpreter ended"}')
+    assert "error" not in answer, answer["error"]
+    return answer["found"]
 
 
 class Doubled:

@@ -6,11 +6,16 @@ Written for Triton 3.6, which the test extra names. `teach()` changes the interp
 from __future__ import annotations
 
 import functools
+import json
 import math
+import os
+import sys
+import traceback
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import torch
 from triton import language as tl
 from triton._C.libtriton import ir
 from triton._utils import validate_block_shape
@@ -66,6 +71,20 @@ def teach():
     interpreter.interpreter_builder.__class__ = Precise
     _patch_once()
     _remember_types()
+
+
+def serve(functions):
+    """Answer each line of standard input, a list of (kind, arguments), with a line: what the function `<kind>_case` finds for each, or the error."""
+    teach()
+    torch.set_num_threads(1)
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what is printed on the way is no answer
+    for line in sys.stdin:
+        try:
+            answer = {"found": [functions[f"{kind}_case"](**case) for kind, case in json.loads(line)]}
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        print(json.dumps(answer), file=answers)
 
 
 def _patch_once():

@@ -1,13 +1,8 @@
-"""Run in a process of its own, with TRITON_INTERPRET=1: fused kernels of SAC and TD3 on the CPU, one JSON object to standard
-output. See test_actor_critic_fused.py."""
+"""Run in a process of its own, with TRITON_INTERPRET=1: fused kernels of SAC and TD3 on the CPU, for test_actor_critic_fused.py."""
 
 from __future__ import annotations
 
-import json
-import sys
-
-import torch
-from interpreter import teach
+from interpreter import serve
 from test_sac import iterate, sac_on
 from test_td3 import td3_on
 from toys import PUSH
@@ -37,13 +32,5 @@ def bits_case(name, env, net, algo):
     return [ends[0] == ends[1], ends[0] == ends[2]]
 
 
-def main() -> None:
-    """Run the cases of standard input."""
-    teach()
-    torch.set_num_threads(1)
-    kinds = {"iteration": iteration_case, "bits": bits_case}
-    print(json.dumps([kinds[kind](**case) for kind, case in json.load(sys.stdin)]))
-
-
 if __name__ == "__main__":
-    main()
+    serve(globals())

@@ -1,16 +1,14 @@
-"""Fused kernels of a policy with a memory beside autograd in float64 and beside the torch path. Run with TRITON_INTERPRET=1 in a process of its own it works
-through the cases of standard input and prints one JSON object (see test_fused_memory.py); benches/recurrent.py asks the same of a GPU."""
+"""Fused kernels of a policy with a memory beside autograd in float64 and beside the torch path. Run with TRITON_INTERPRET=1 in a process of its own it answers
+the cases of test_fused_memory.py; benches/recurrent.py asks the same of a GPU."""
 
 from __future__ import annotations
 
 import copy
-import json
-import sys
 from dataclasses import replace
 
 import torch
 from fused_probe import ENVS, relative_error, trainer, wide
-from interpreter import teach
+from interpreter import serve
 
 from operant.algos.ppo.backends import fused_task
 from operant.algos.ppo.loss import Batch, loss_of_outputs
@@ -163,12 +161,5 @@ def rollout_case(env, net, algo, lanes=16, horizon=6, iterations=2, whole=True, 
 CASES = {"gradient": gradient_case, "rollout": rollout_case}
 
 
-def main() -> None:
-    """Run the cases of standard input."""
-    teach()
-    torch.set_num_threads(1)
-    print(json.dumps([CASES[kind](**case) for kind, case in json.load(sys.stdin)]))
-
-
 if __name__ == "__main__":
-    main()
+    serve(globals())
