@@ -1,11 +1,13 @@
 """Two (four, eight) GPUs beside one: rates and efficiency, the same bytes, the exchange's latency by size and by kind, a rank that is killed. JSON lines.
 
-    python benches/ranks.py [--ranks 2] [--only latency,rates,bits,spin,faults] [--kinds kernel,nccl] [--limit S] [--tiny]
+    python benches/ranks.py [--ranks 2] [--only latency,rates,bits,spin,faults,users,hosts] [--kinds kernel,nccl] [--limit S] [--tiny]
 
 Each part is a set of processes of its own, with a time limit, so that no part stops another; where one fails, the ends of all ranks' error streams are printed.
-`rates`: each GPU alone, then W ranks with as many lanes a GPU, by each kind of exchange ($OPERANT_EXCHANGE: kernel, symmetric, nccl). `bits`: the same global
-lanes on 1 and W ranks, CartPole with all normalisation and the KL stop, Breakout, Snake, a recurrent policy. `spin`: how long a rank takes to end whose kernel
-waits for another that was killed. `faults`: `kill -9` of a rank of a run that a command has started. With --tiny all of it is on the CPU, over gloo.
+`rates`: each GPU alone, then W ranks with as many lanes a GPU, by each kind of exchange ($OPERANT_EXCHANGE: kernel, symmetric, nccl; sockets: NCCL as between
+hosts). `bits`: the same global lanes on 1 and W ranks, CartPole with all normalisation and the KL stop, Breakout, Snake, a recurrent policy. `spin`: how long a
+rank takes to end whose kernel waits for another that was killed. `faults`: `kill -9` of a rank of a run that a command has started, which half of the ranks
+then resume to the bit. `users`: rates of whole commands, and Breakout to its target. `hosts`: two hosts of one rank each, which this machine plays. With --tiny
+all of it is on the CPU, over gloo.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -160,6 +163,8 @@ def on_ranks(ranks: int, part: str, kind: str, jobs: list[dict[str, Any]], *, gp
         given = {"jobs": jobs, "gpu": gpu, "limit_s": limit_s}
         command = [sys.executable, __file__, "--rank", json.dumps([ranks, f"{folder}/store", part, given])]
         environment = os.environ | {"OPERANT_EXCHANGE": kind, "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
+        if kind == "sockets":  # as between hosts
+            environment |= {"OPERANT_EXCHANGE": "nccl", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
         with contextlib.ExitStack() as files:
             streams = [[files.enter_context(open(f"{folder}/{rank}.{name}", "w+")) for name in ("out", "err")] for rank in range(ranks)]
             processes = [
@@ -244,42 +249,127 @@ def spins(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
         say(part="spin", kind=kind, **times, ended=round(time.time() - began, 2))
 
 
+class Commands:
+    """Runs by `operant` in a folder of their own, on so many GPUs or, tiny, as processes of the CPU."""
+
+    def __init__(self, folder: str, *, tiny: bool) -> None:
+        self.folder, self._tiny = Path(folder), tiny
+        self.environment = os.environ | {"OPERANT_RUNS": folder, "XDG_STATE_HOME": f"{folder}/state", "NCCL_NVLS_ENABLE": "0"}
+
+    def __call__(self, *words: str, limit_s: float, **more: str) -> subprocess.CompletedProcess[str]:
+        """`operant WORDS`."""
+        command = [sys.executable, "-m", "operant.cli", *words]
+        return subprocess.run(command, env=self.environment | more, capture_output=True, text=True, check=False, timeout=limit_s)
+
+    def on(self, ranks: int) -> list[str]:
+        """The words that share a run between so many."""
+        return ["run.device=cpu", f"run.ranks={ranks}", "run.threads=1"] if self._tiny else [f"run.gpus={ranks}"]
+
+    def said(self, name: str) -> dict[str, Any]:
+        """The ends of a run's logs."""
+        return {log.name: log.read_text(errors="replace").splitlines()[-LINES:] for log in sorted((self.folder / name).glob("log*.txt"))}
+
+
+def last_checkpoint(run: Path) -> tuple[str, str] | None:
+    """Its name, and a digest of its tensors."""
+    found = sorted((run / "checkpoints").glob("step-*/tensors.safetensors"))
+    return (found[-1].parent.name, hashlib.sha256(found[-1].read_bytes()).hexdigest()[:16]) if found else None
+
+
 def faults(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
-    """Seconds until a run has crashed after kill -9 of its last rank, and that it resumes."""
+    """Seconds until a run has crashed after kill -9 of its last rank; that half of the ranks resume it, and end in the bits of a run that nothing stopped."""
     from operant import runs
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        words = ["run.device=cpu", f"run.ranks={ranks}", "run.threads=1", "env.lanes=256"] if tiny else [f"run.gpus={ranks}", "env.lanes=8192"]
-        environment = os.environ | {"OPERANT_RUNS": folder, "XDG_STATE_HOME": f"{folder}/state"}
-        command = [sys.executable, "-m", "operant.cli"]
-        more = ["run.steps=1000G", "algo.anneal=false", "checkpoint.every=20", "eval.every=0", "--name", "killed", "-d"]
-        started = subprocess.run([*command, "train", *words, *more], env=environment, capture_output=True, text=True, check=False)
+        operant = Commands(folder, tiny=tiny)
+        words = [*operant.on(ranks), *(["env.lanes=256", "run.steps=1M"] if tiny else ["env.lanes=16384", "run.steps=2G", "algo.horizon=32"])]
+        words += [f"checkpoint.every={50 if tiny else 500}", "eval.every=0", "algo.kernel_config=first", "algo.minibatches=2", "algo.chunks=64"]
+        operant("train", *words, "--name", "killed", "-d", limit_s=limit_s)
         run, pid = runs.load(Path(folder, "killed")), 0
-        if run is None:
-            say(part="faults", failed=started.stderr.strip().splitlines()[-3:])
-            return
         deadline = time.monotonic() + limit_s
-        while not list(run.checkpoints_path.glob("step-*")) and not runs.state(run).ended and time.monotonic() < deadline:
+        while run is not None and not last_checkpoint(run.path) and not runs.state(runs.load(run.path) or run).ended and time.monotonic() < deadline:
             time.sleep(0.1)
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 pid = int(process.name) if f"killed\0--rank\0{ranks - 1}\0".encode() in (process / "cmdline").read_bytes() else pid
-        if not pid or not list(run.checkpoints_path.glob("step-*")):
-            logs = {log.name: log.read_text(errors="replace").splitlines()[-LINES:] for log in run.path.glob("log*.txt")}
-            say(part="faults", failed="no rank to kill, or no checkpoint", state=runs.state(runs.load(run.path) or run).word, logs=logs)
-            subprocess.run([*command, "stop", "killed", "--now"], env=environment, capture_output=True, check=False, timeout=30)
+        if run is None or not pid or not last_checkpoint(run.path):
+            say(part="faults", failed="no rank to kill, or no checkpoint", logs=operant.said("killed"))
+            operant("stop", "killed", "--now", limit_s=30.0)
             return
         os.kill(pid, signal.SIGKILL)
         began = time.monotonic()
         while runs.probe(run.path) and time.monotonic() < began + 30.0:
             time.sleep(0.005)
         took, state = time.monotonic() - began, runs.state(runs.load(run.path) or run)
-        resumed = subprocess.run([*command, "resume", "killed", "-d"], env=environment, capture_output=True, text=True, check=False)
-        subprocess.run([*command, "stop", "killed"], env=environment, capture_output=True, check=False)
-        say(part="faults", seconds=round(took, 3), state=state.word, cause=state.cause, resumed=resumed.returncode)
+        say(part="faults", ranks=ranks, seconds=round(took, 3), state=state.word, cause=state.cause, checkpoint=last_checkpoint(run.path))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(",")[: ranks // 2]
+        fewer = {} if tiny else {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
+        more = [f"run.ranks={max(1, ranks // 2)}"] if tiny else []
+        resumed = operant("resume", "killed", *more, limit_s=limit_s, **fewer)
+        document = json.loads((run.path / "run.json").read_text())
+        whole = operant("train", *words, "--name", "whole", limit_s=limit_s)
+        ends = last_checkpoint(run.path), last_checkpoint(Path(folder, "whole"))
+        say(part="faults", resumed=resumed.returncode, on=document.get("ranks"), uninterrupted=whole.returncode, same=ends[0] == ends[1], ends=ends)
+        if resumed.returncode or whole.returncode:
+            say(part="faults", killed=operant.said("killed"), whole=operant.said("whole"))
 
 
-PARTS = {"latency": latencies, "rates": rates, "bits": bits, "spin": spins, "faults": faults}
+def users(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
+    """As users run it, by the command, evaluations and checkpoints on: everything normalised; Breakout's recipe to its target with the same global lanes."""
+    from recipes import evaluations, trained_s
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        operant = Commands(folder, tiny=tiny)
+        for case in ("normalised", "breakout"):
+            for count in (1, ranks):
+                name, shape = f"{case}{count}", [*operant.on(count), "algo.kernel_config=first"]
+                if case == "normalised":
+                    lanes, steps = (256, "300k") if tiny else (65536, f"{4 * count}G")
+                    shape += [f"env.lanes={lanes * count}", f"run.steps={steps}", "algo.horizon=64", "algo.epochs=4", "algo.minibatches=4"]
+                    shape += ["run.target=1000", "eval.every=100"]
+                    shape += ["algo.normalize_observations=true", "algo.normalize_rewards=true", *([] if tiny else ["algo.precision=bf16"])]
+                else:
+                    shape += ["--config", "breakout", *(["run.steps=200k", "env.lanes=256", "algo.precision=fp32"] if tiny else [])]
+                began = time.monotonic()
+                done = operant("train", *shape, "--name", name, limit_s=limit_s)
+                if done.returncode or not (Path(folder) / name / "run.json").exists():
+                    say(part="users", case=name, failed=done.returncode, error=done.stderr.splitlines()[-5:], logs=operant.said(name))
+                    continue
+                document, seconds = json.loads((Path(folder) / name / "run.json").read_text()), trained_s(Path(folder) / name)
+                judged = evaluations(Path(folder) / name)
+                step = judged[-1]["step"] if judged else 0
+                found = {"wall_s": round(time.monotonic() - began, 1), "training_s": round(seconds, 2), "step": step, "m_sps": round(step / seconds / 1e6, 1)}
+                found |= {"mean": judged and judged[-1]["mean"], "evaluations": len(judged), "log": operant.said(name)["log.txt"][-4:]}
+                say(part="users", case=case, ranks=document.get("ranks"), bits_by_ranks=document.get("bits_by_ranks"), **found)
+
+
+def hosts(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
+    """Two hosts, as this machine can play them: torchrun twice, each with a rank and a GPU, and NCCL over sockets."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, socket.create_server(("127.0.0.1", 0)) as free:
+        operant, port = Commands(folder, tiny=tiny), free.getsockname()[1]
+        free.close()
+        shape = ["env.lanes=256", "run.steps=100k", "run.device=cpu", "run.threads=1"] if tiny else ["env.lanes=16384", "run.steps=500M"]
+        run = operant("train", *shape, "eval.every=0", "--prepare", "--name", "apart", limit_s=limit_s).stdout.strip()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+        began, launched = time.monotonic(), []
+        for host in range(2):
+            more = {"CUDA_VISIBLE_DEVICES": visible[host % len(visible)], "NCCL_HOSTID": f"host{host}", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={host}", "--nproc-per-node=1", "--max-restarts=0"]
+            command += ["--master-addr=127.0.0.1", f"--master-port={port}", "-m", "operant.training.worker", run]
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            launched.append(subprocess.Popen(command, env=operant.environment | more, start_new_session=True, **quiet))  # type: ignore[call-overload]
+        while any(process.poll() is None for process in launched) and time.monotonic() < began + limit_s:
+            time.sleep(0.1)
+        codes = [process.poll() for process in launched]
+        for process in launched:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        said, ended = operant.said("apart"), Path(run, "exit.json")
+        shown = said if any(code != 0 for code in codes) else said["log.txt"][-4:]
+        say(part="hosts", codes=codes, seconds=round(time.monotonic() - began, 1), ended=ended.exists() and json.loads(ended.read_text()), logs=shown)
+
+
+PARTS = {"latency": latencies, "rates": rates, "bits": bits, "spin": spins, "faults": faults, "users": users, "hosts": hosts}
 
 
 def main() -> None:
