@@ -28,8 +28,8 @@ def _merged(count, mean, squares, more, more_mean, more_squares):
 
 
 @triton.jit(do_not_specialize=["steps", "lanes"])
-def part_moments(advantages, returns, parts, steps, lanes, PARTS: tl.constexpr, TILE: tl.constexpr):
-    """Moments of a shard's advantages and returns over every P-th tile: a column of `parts` (5, PARTS), namely number, then mean and squares of each.
+def part_moments(advantages, returns, parts, steps, lanes, TILE: tl.constexpr):
+    """Moments of a shard's advantages and returns over every P-th tile: a row of `parts` (PARTS, 5), namely number, then mean and squares of each.
 
     Program 0 counts the parts of a shard, 1 the shards. Advantages and returns are (T, N).
     """
@@ -51,7 +51,7 @@ def part_moments(advantages, returns, parts, steps, lanes, PARTS: tl.constexpr, 
         n += more
     moments = (n, mean_a, squares_a, mean_r, squares_r)
     for k in tl.static_range(5):
-        tl.store(parts + k * PARTS + shard * tl.num_programs(0) + part, moments[k])
+        tl.store(parts + (shard * tl.num_programs(0) + part) * 5 + k, moments[k])
 
 
 @triton.jit
@@ -70,11 +70,12 @@ def rollout_moments(parts, programs, PARTS: tl.constexpr):
     part = tl.arange(0, PARTS)
     in_bounds = part < programs
     # The parts' moments: number, mean and squared deviations.
-    n = tl.load(parts + part, mask=in_bounds, other=0.0)
+    n = tl.load(parts + 5 * part, mask=in_bounds, other=0.0)
+    mean_a, squares_a = tl.load(parts + 5 * part + 1, mask=in_bounds, other=0.0), tl.load(parts + 5 * part + 2, mask=in_bounds, other=0.0)
+    mean_r, squares_r = tl.load(parts + 5 * part + 3, mask=in_bounds, other=0.0), tl.load(parts + 5 * part + 4, mask=in_bounds, other=0.0)
     total = tl.sum(n, axis=0)
-    squares_a, squares_r = tl.load(parts + 2 * PARTS + part, mask=in_bounds, other=0.0), tl.load(parts + 4 * PARTS + part, mask=in_bounds, other=0.0)
-    mean, variance = _all_moments(n, tl.load(parts + PARTS + part, mask=in_bounds, other=0.0), squares_a, total)
-    _mean, return_variance = _all_moments(n, tl.load(parts + 3 * PARTS + part, mask=in_bounds, other=0.0), squares_r, total)
+    mean, variance = _all_moments(n, mean_a, squares_a, total)
+    _mean, return_variance = _all_moments(n, mean_r, squares_r, total)
     return mean, variance, 1.0 - variance / tl.maximum(return_variance, 1e-12)
 
 

@@ -29,7 +29,7 @@ class PPOWork:
         begins = _scalars(self._coefficients)
         self._scalars = torch.tensor([*map(float, begins)], device=device)
         self._scheduled = [(self._scalars[place], value) for place, value in enumerate(begins) if isinstance(value, Tensor)]
-        self._parts = torch.zeros(5, moments.PARTS, device=device)
+        self._parts = torch.zeros(moments.PARTS, 5, device=device)
         self.loss = PPO_LOSS_VALUE_CLIPPED if self._coefficients.value_clip is not None else PPO_LOSS
         gaussian = learner.policy.distribution
         self._bounds = torch.cat([gaussian.centre, gaussian.reach, gaussian.limit]).flatten() if isinstance(gaussian, Gaussian) else learner.totals
@@ -73,15 +73,12 @@ class PPOWork:
         parts = min(moments.PARTS // (shards * exchange.ranks), -(-self._steps * self._lanes // (shards * moments.TILE)))
         self._learner.launch(
             moments.part_moments, (parts, shards),
-            buffers.samples, self._place("returns"), self._parts, self._steps, self._lanes, PARTS=moments.PARTS, TILE=moments.TILE, num_warps=8,
+            buffers.samples, self._place("returns"), self._parts, self._steps, self._lanes, TILE=moments.TILE, num_warps=8,
         )  # fmt: skip
-        every = parts * shards * exchange.ranks
-        if exchange.ranks > 1:  # a column a part: this rank's, then those of all ranks in their order
-            own = self._parts[:, : parts * shards].t().contiguous()
-            self._parts[:, :every] = exchange.gather(own).t()
+        every = exchange.gather(self._parts[: parts * shards])  # of all ranks in their order
         self._learner.launch(
             begin, (1,),
-            self._parts, every, self._scalars, self._learner.totals, buffers.skip, buffers.learning_rate, buffers.iteration,
+            every, len(every), self._scalars, self._learner.totals, buffers.skip, buffers.learning_rate, buffers.iteration,
             float(coefficients.anneal_iterations or 1),
             NORMALIZE=coefficients.normalize_advantages, ANNEAL=coefficients.anneal_iterations is not None, PARTS=moments.PARTS,
         )  # fmt: skip

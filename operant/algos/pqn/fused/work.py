@@ -21,7 +21,7 @@ class PQNWork:
     def __init__(self, learner: Learner) -> None:
         self._learner, self._buffers, self._coefficients = learner, learner.buffers, learner.coefficients
         self._steps, self._lanes = self._buffers.rollout.reward.shape
-        self._parts = torch.zeros(5, moments.PARTS, device=learner.policy.device)
+        self._parts = torch.zeros(moments.PARTS, 5, device=learner.policy.device)
 
     def _returns(self) -> Tensor:
         return self._buffers.samples[self._steps * self._lanes :]
@@ -58,7 +58,7 @@ class PQNWork:
         parts = min(moments.PARTS // shards, -(-self._steps * self._lanes // (shards * moments.TILE)))
         self._learner.launch(
             moments.part_moments, (parts, shards),
-            buffers.samples, self._returns(), self._parts, self._steps, self._lanes, PARTS=moments.PARTS, TILE=moments.TILE, num_warps=8,
+            buffers.samples, self._returns(), self._parts, self._steps, self._lanes, TILE=moments.TILE, num_warps=8,
         )  # fmt: skip
         self._learner.launch(
             begin, (1,),
