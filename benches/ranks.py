@@ -84,6 +84,17 @@ def latency(exchange: Any, device: Any, numbers: int, times: int) -> float:
     return (wait(device) - began) / times / 10 * 1e6
 
 
+def by_kernel(algo: Any, iterations: int = 5) -> dict[str, float]:
+    """Microseconds an iteration of the kernels that take most, by name."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        iterate(algo, iterations)
+    spent = {event.key: event.self_device_time_total / iterations for event in profiler.key_averages()}
+    most = sorted(spent, key=lambda name: -spent[name])[:10]
+    return {name[:48]: round(spent[name], 1) for name in most} | {"all": round(sum(spent.values()), 1)}
+
+
 def trained(job: dict[str, Any], device: Any, exchange: Any) -> dict[str, Any]:
     """One configuration for some iterations: the rate behind the first four, and the bits of what was learned."""
     from operant.compute.exchange import SOLO
@@ -101,6 +112,8 @@ def trained(job: dict[str, Any], device: Any, exchange: Any) -> dict[str, Any]:
     seconds = iterate(algo, job["iterations"]) / job["iterations"]
     found = {"seconds": seconds, "ready_s": round(ready, 1), "kernels": algo.backend.name, "bits_by_ranks": algo.bits_by_ranks}
     found |= {"steps": algo.steps_per_iteration, "chosen": algo.chosen, "linked": getattr(getattr(algo.backend, "learner", None), "_link", None) is not None}
+    if job.get("profile") and device.type == "cuda":
+        found["us_by_kernel"] = by_kernel(algo)
     if job.get("bits"):
         whole = distributed.whole_state(algo, "train", exchange)
         found["sha256"] = {name: hashlib.sha256(whole[name].numpy().tobytes()).hexdigest()[:16] for name in sorted(whole)}
@@ -210,7 +223,7 @@ def rates(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
             words += [] if tiny else ["algo.precision=bf16", "algo.kernel_config=first"]
             for alone in (True, False) if kind == kinds[0] else (False,):
                 overrides = [f"env.lanes={lanes * (1 if alone else ranks)}", *words]
-                jobs.append({"case": [lanes, horizon, shared], "alone": alone, "overrides": overrides, "iterations": iterations})
+                jobs.append({"case": [lanes, horizon, shared], "alone": alone, "overrides": overrides, "iterations": iterations, "profile": kind == kinds[0]})
         for found in on_ranks(ranks, "rates", kind, jobs, gpu=not tiny, limit_s=limit_s)[0][1:]:
             case, sps = tuple(found.pop("case")), found["steps"] / found["seconds"]
             one |= {case: sps} if found["alone"] else {}
