@@ -86,23 +86,15 @@ def check(device: torch.device, tiny: bool) -> None:
 
 
 def trained(config, device: torch.device, seconds: float) -> dict:
-    """Iterations for so many seconds: steps a second, and the share of the time that `world.step` takes on the host."""
+    """Iterations for so many seconds: steps a second, and of an iteration what its phases take, and the parts of its steps."""
     algo = build(config, device)
-    stepping, step = [0.0], algo.world.step
-
-    def timed(*arguments):
-        began = time.perf_counter()
-        step(*arguments)
-        stepping[0] += time.perf_counter() - began
-
-    algo.world.step = timed
     algo.start()
     for _ in range(3):
         for phase in algo.phases:
             phase.run()
     wait(device)
     before = dict(algo.world.seconds)
-    stepping[0], began, iterations, phases = 0.0, time.perf_counter(), 0, {}
+    began, iterations, phases = time.perf_counter(), 0, {}
     while time.perf_counter() - began < seconds:
         for phase in algo.phases:
             at = time.perf_counter()
@@ -115,7 +107,6 @@ def trained(config, device: torch.device, seconds: float) -> dict:
         "sps": iterations * algo.steps_per_iteration / spent,
         "iterations": iterations,
         "iteration_s": spent / iterations,
-        "step_share": stepping[0] / spent,
         **{f"world_{name}_s": (total - before[name]) / iterations for name, total in algo.world.seconds.items()},
         **{f"{name}_s": total / iterations for name, total in phases.items()},
     }
@@ -149,11 +140,11 @@ def breakout_config(lanes: int, horizon: int, buffers: int, extra: tuple[str, ..
 
 
 def breakout(device: torch.device, tiny: bool) -> None:
-    for lanes, horizon in ((64, 8),) if tiny else ((8192, 64), (16384, 64), (32768, 64)):
-        for buffers in (2,) if tiny else (2, 4, 8):
-            extra = ("algo.minibatches=2",) if tiny else ("algo.epochs=1", "algo.precision=bf16")
-            figures = trained(breakout_config(lanes, horizon, buffers, extra), device, 0.5 if tiny else 4)
-            say("breakout", lanes=lanes, horizon=horizon, buffers=buffers, threads=numba.get_num_threads(), **figures)
+    for lanes, horizon, buffers in ((64, 8, 2),) if tiny else ((65536, 32, 2), (32768, 64, 2), (16384, 64, 2), (8192, 64, 2), (65536, 32, 1), (32768, 64, 4)):
+        for extra in ((), ("algo.kernels=torch",)) if lanes == 32768 and buffers == 2 else ((),):
+            words = ("algo.minibatches=2", *extra) if tiny else ("algo.epochs=1", "algo.precision=bf16", *extra)
+            figures = trained(breakout_config(lanes, horizon, buffers, words), device, 0.5 if tiny else 3)
+            say("breakout", lanes=lanes, horizon=horizon, buffers=buffers, threads=numba.get_num_threads(), words=words, **figures)
     env, lanes = envs.find("breakout"), 64 if tiny else 16384
     say("breakout", stepping_alone=alone(BridgedWorld(env, lanes, seed=1, device=device), 20 if tiny else 500), lanes=lanes)
 

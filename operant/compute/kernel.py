@@ -128,7 +128,7 @@ class Kernel:
         if self._device.type == "cuda":
             stream = self._external_stream(torch.cuda.current_stream(self._device).cuda_stream)
             self._shell[(count + THREADS - 1) // THREADS, THREADS, stream](count, lanes, slot, offset)
-        elif count * (threads := get_num_threads()) < 2 * SERIAL_BELOW:
+        elif (threads := get_num_threads()) == 1 or count * threads < 2 * SERIAL_BELOW:
             self._serial(0, count, lanes, slot, offset)
         else:
             self._parallel(count, threads, lanes, slot, offset)

@@ -1,21 +1,23 @@
 """T steps of lanes that the host steps, buffer by buffer: a GPU acts on one buffer while the host steps another. Knows no network and no environment.
 
 A buffer's work on the device between two of its steps, which is to take in what step t - 1 showed, to act on it and to send the actions to the host, is one
-CUDA graph for each t, in a stream of the buffer's own. The host waits for an event where it needs actions, and for nothing else. Every number is that of all
-lanes stepped together, where acting on a lane does not depend on the others.
+CUDA graph for each t, in a stream of the buffer's own. The host waits for an event where it needs actions, and for nothing else; several threads of it may
+each have buffers of their own. Every number is that of all lanes stepped together, where acting on a lane does not depend on the others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Callable, Sequence
 
 import torch
 
+from operant.compute.threads import ThreadPool
 from operant.worlds import BufferedWorld, Slot
 
-MOST_GRAPHS = 4096
+MOST_GRAPHS = 8192
 """Pieces of work up to which each is a graph: one takes some tens of KiB, and about a millisecond to capture."""
 
 
@@ -29,29 +31,39 @@ class Overlap:
         self._plain = eager or not self._on_gpu or (len(slots) + 1) * count > MOST_GRAPHS
         self._called = False
         self._graphs: list[list[torch.cuda.CUDAGraph]] = []  # by step and buffer
+        self._pool = ThreadPool(world.drivers)
 
     def collect(self, act: Callable[[int, slice], None]) -> None:
         """Take the steps. `act` writes the actions of some lanes at step t into their slot."""
-        world, T, B, late = self._world, len(self._slots), len(self._world.buffers), self._world.late
+        world, count, drivers = self._world, len(self._world.buffers), self._world.drivers
         if self._on_gpu:  # what was launched before is no part of these steps' time
             torch.cuda.current_stream(world.device).synchronize()  # sync: environments on the host need actions, which need all before them
         if self._called and not self._plain and not self._graphs and world.pinned:
             self._capture(act)
         self._called = True
         self._fork()
-        for k in range(B):
-            with self._stream(k):
-                self._launch(act, 0, k)
-        # The host begins to step buffer after buffer, and takes in what has been stepped, some buffers later.
-        for place in range(T * B + late):
-            if place < T * B:
-                world.begin(place % B, place // B)
-            if place >= late:
-                t, k = divmod(place - late, B)
-                with self._stream(k):
-                    world.finish(k, self._slots[t])
-                    self._launch(act, t + 1, k)
+        if self._graphs or not self._on_gpu:  # a first launch, which compiles, is for one thread
+            self._pool.run([functools.partial(self._drive, act, range(first, count, drivers)) for first in range(drivers)])
+        else:
+            self._drive(act, range(count))
         self._join()
+
+    @torch.no_grad()
+    def _drive(self, act: Callable[[int, slice], None], buffers: Sequence[int]) -> None:
+        """The steps of some buffers: the host begins to step one after the other, and takes in what has been stepped, some buffers later."""
+        world, T, B, late = self._world, len(self._slots), len(buffers), self._world.late
+        with world.driving():
+            for k in buffers:
+                with self._stream(k):
+                    self._launch(act, 0, k)
+            for place in range(T * B + late):
+                if place < T * B:
+                    world.begin(buffers[place % B], place // B)
+                if place >= late:
+                    t, k = (place - late) // B, buffers[(place - late) % B]
+                    with self._stream(k):
+                        world.finish(k, self._slots[t])
+                        self._launch(act, t + 1, k)
 
     def _work(self, act: Callable[[int, slice], None], t: int, k: int) -> None:
         """What buffer k showed after step t - 1, into its place; its actions of step t, and on their way to the host."""
@@ -63,7 +75,7 @@ class Overlap:
             world.send(k, slots[t])
 
     def _launch(self, act: Callable[[int, slice], None], t: int, k: int) -> None:
-        with self._world.timed("copy"):
+        with self._world.timed(k, "copy"):
             if self._graphs:
                 self._graphs[t][k].replay()
             else:

@@ -9,6 +9,9 @@ What is done, in this order: the action is repeated (`sticky`, `frame_skip`), a 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import inspect
 import json
 import math
@@ -91,7 +94,17 @@ def make(source: Source, *, draws: bool = False) -> Any:
 def _without_screen() -> dict[str, str]:
     """What lets environments draw where there is no screen, and say less."""
     found = {"PYGAME_HIDE_SUPPORT_PROMPT": "1", "SDL_VIDEODRIVER": "dummy", "XDG_RUNTIME_DIR": tempfile.gettempdir()}
-    return found if "DISPLAY" in os.environ else {**found, "MUJOCO_GL": "egl"}
+    return found if "DISPLAY" in os.environ else {**found, "MUJOCO_GL": _drawing_library()}
+
+
+@functools.cache
+def _drawing_library() -> str:
+    """What MuJoCo can draw by without a screen: without any of these it would not even be imported."""
+    for name, file in (("egl", "libEGL.so.1"), ("osmesa", "libOSMesa.so.8")):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(file)
+            return name
+    return "disabled"
 
 
 def _line(error: Exception) -> str:

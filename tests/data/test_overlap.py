@@ -19,8 +19,13 @@ def hosted(buffers, processes):
     return worlds.HostWorld(env, 6, seed=3)
 
 
-def bridged(buffers, _processes):
-    return worlds.BridgedWorld(envs.find("cartpole"), 6, seed=3, device="cpu", buffers=buffers)
+def bridged(buffers, _processes, least=2048):
+    return worlds.BridgedWorld(envs.find("cartpole"), 6, seed=3, device="cpu", buffers=buffers, least=least)
+
+
+def driven(buffers, _processes):
+    """Where there are two threads each has buffers of its own."""
+    return bridged(buffers, 0, least=1)
 
 
 def collected(world, overlapped):
@@ -48,7 +53,7 @@ def collected(world, overlapped):
     return found
 
 
-@pytest.mark.parametrize(("make", "buffers", "processes"), [(bridged, 3, 0), (hosted, 4, 2), (hosted, 2, 0)])
+@pytest.mark.parametrize(("make", "buffers", "processes"), [(bridged, 3, 0), (driven, 2, 0), (hosted, 4, 2), (hosted, 2, 0)])
 def test_overlapped_steps_are_those_of_all_lanes_together(make, buffers, processes):
     whole, cut = collected(make(1, 0), False), collected(make(buffers, processes), True)
     assert all(torch.equal(one, other) for one, other in zip(whole, cut, strict=True))
