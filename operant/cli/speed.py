@@ -100,6 +100,9 @@ def print_profile(found: Profile) -> None:
     out(f"{found.environment}  {found.algorithm}  {found.lanes:,} lanes x {found.horizon}  {found.precision}, {found.kernels} kernels  {found.device}")
     halves = ", ".join(f"{name} {duration(seconds)}" for name, seconds in found.phase_s.items())
     out(f"{duration(found.iteration_s)} an iteration ({halves}), medians of {found.iterations}: {_count(found.sps)} steps/s", "")
+    if found.host_s:
+        split = ", ".join(f"{part} {duration(seconds)} ({seconds / found.iteration_s:.0%})" for part, seconds in found.host_s.items())
+        out(f"lanes on the host: {split} of a thread's iteration; waiting is for actions", "")
     heads = ("phase", "time", "share", "launches")
     rows = [(phase.name, duration(phase.seconds), f"{phase.share:.0%}", "-" if phase.launches is None else f"{phase.launches:,}") for phase in found.phases]
     print_table(heads, rows, right=range(1, 4))

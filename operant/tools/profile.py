@@ -74,6 +74,7 @@ class Profile(NamedTuple):
     threads: int
     iteration_s: float
     phase_s: dict[str, float]  # of each phase of the algorithm
+    host_s: dict[str, float]  # of lanes on the host: what their steps' parts take of a thread that steps them; empty for lanes on a device
     sps: float
     phases: list[Phase]
     kernel_launches: int | None  # of one iteration: nodes of its graphs, and what is launched one by one
@@ -271,9 +272,10 @@ def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, 
             phase.run()
             memory.note(f"{phase.name} {k + 1}")
     report(f"training {iterations} iterations")
-    stopwatch = _Stopwatch(device)
+    stopwatch, before = _Stopwatch(device), dict(trainer.world.seconds)
     for _ in range(iterations):
         stopwatch.lap(*(phase.run for phase in trainer.phases))
+    host_s = {part: (seconds - before[part]) / iterations for part, seconds in trainer.world.seconds.items()}
     *phases_s, iteration_s = stopwatch.medians_s()
     memory.note("trained")
     with tempfile.TemporaryDirectory() as folder:
@@ -295,7 +297,7 @@ def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, 
     report("measuring what the device can do")
     return Profile(
         environment=config.environment.name, algorithm=config.algo_label, device=_device_name(device), precision=precision, kernels=kernels,
-        lanes=config.lanes, horizon=horizon, iterations=iterations, threads=threads, iteration_s=iteration_s, phase_s=phase_s,
+        lanes=config.lanes, horizon=horizon, iterations=iterations, threads=threads, iteration_s=iteration_s, phase_s=phase_s, host_s=host_s,
         sps=samples / iteration_s, phases=phases, busy_share=None if found.busy_s is None else min(1.0, found.busy_s / iteration_s),
         kernel_launches=found.kernels, copies=found.copies, host_launches=found.host_launches, top_kernels=found.top,
         work=Work(estimate.flops, estimate.bytes), peak=peak(device, precision), memory=memory.moments, trace=trace,

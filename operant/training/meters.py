@@ -41,7 +41,8 @@ class NotFinite(NamedTuple):
 
 def _timed(algo: Algorithm) -> tuple[str, ...]:
     """What a record has seconds of: the algorithm's phases (of the first, what a world on the host takes apart), and what comes between iterations."""
-    return (*(phase.name for phase in algo.phases), *algo.world.seconds, *_BETWEEN)
+    first, *others = (phase.name for phase in algo.phases)
+    return ("act" if algo.world.seconds and others else first, *others, *algo.world.seconds, *_BETWEEN)
 
 
 def _charted(algo: Algorithm) -> list[str]:
@@ -106,7 +107,7 @@ class Meters:
         self._cuda = self._device.type == "cuda"
         stats, sums = len(algo.stats), TALLIES + len(algo.world.spec.tally)
         self._means_window, self._stats_window, self._sums_window = slice(0, len(algo.metrics)), slice(0, stats), slice(stats, stats + sums)
-        self._phases = tuple(phase.name for phase in algo.phases)
+        self._phases = dict(zip((phase.name for phase in algo.phases), _timed(algo), strict=False))  # by name the column
         self._totals = torch.zeros(stats + sums, dtype=torch.float64, device=self._device)
         self._iteration = torch.full((1,), iteration, dtype=torch.int64, device=self._device)
         self._first_bad = torch.full((1,), _NEVER, dtype=torch.int64, device=self._device)
@@ -136,11 +137,11 @@ class Meters:
             begin.record()
             result = work()
             end.record()
-            self._timed.append((phase, begin, end))
+            self._timed.append((self._phases[phase], begin, end))
             return result
         began = time.perf_counter()
         result = work()
-        self._seconds[phase] += time.perf_counter() - began
+        self._seconds[self._phases.get(phase, phase)] += time.perf_counter() - began
         return result
 
     def recall(self, mean: float, best: float) -> None:
@@ -220,9 +221,10 @@ class Meters:
             event.record()
         self._totals.zero_()
         now = time.perf_counter()
+        stepping = next(iter(self._phases.values()))
         for part, seconds in self._algo.world.seconds.items():  # of the phase that steps
             self._seconds[part], self._host_seconds[part] = seconds - self._host_seconds[part], seconds
-            self._seconds[self._phases[0]] = max(0.0, self._seconds[self._phases[0]] - self._seconds[part])
+            self._seconds[stepping] = max(0.0, self._seconds[stepping] - self._seconds[part])
         # Evaluations and checkpoints have columns of their own: what is left is training.
         training_s = now - self._since - sum(self._seconds[name] for name in _BETWEEN)
         self._pending = _Pending(step, self._iterations, training_s, self._seconds, event)

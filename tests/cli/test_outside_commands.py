@@ -53,7 +53,7 @@ def test_a_resume_is_warm_and_says_so(failed):
     resumed = operant_process(failed.place, "resume", "toy")
     assert resumed.returncode == 0 and "warm resume: every lane begins a new episode" in resumed.stdout + resumed.stderr, resumed.stderr
     with contextlib.closing(LiveFeed(runs.load(failed.run))) as feed:
-        assert {phase.name for phase in feed.snapshot().phases} >= {"collect", "environment", "copy", "update"}
+        assert {phase.name for phase in feed.snapshot().phases} >= {"act", "environment", "copy", "update"}
     shown = operant_process(failed.place, "show", "toy", "--json")
     assert json.loads(shown.stdout)["resume"].startswith("warm") and json.loads(shown.stdout)["step"] == 320
 
