@@ -5,6 +5,7 @@
     python benches/host_worlds.py --only check,breakout
 
 Parts
+    overlap     acting on one buffer while others are stepped trains to the bits of no overlap, by any buffers
     cpu         Breakout's rules on CPU threads alone: no device, no copy
     check       lanes on the CPU show on the device what one world there shows, by both kinds of world
     breakout    Breakout's rules on CPU threads, PPO with 128-128 on the device: steps a second, learning included, and the share that steps take
@@ -30,7 +31,7 @@ from operant.training.build import build
 from operant.training.evaluate import Evaluator
 from operant.worlds import BridgedWorld, DeviceWorld, HostWorld
 
-PARTS = ("check", "cpu", "breakout", "buffers", "ale", "mujoco", "ale_learn")
+PARTS = ("check", "overlap", "cpu", "breakout", "buffers", "ale", "mujoco", "ale_learn")
 
 
 def say(part: str, **figures) -> None:
@@ -83,6 +84,29 @@ def check(device: torch.device, tiny: bool) -> None:
         compare(f"hosted {name}", *(rollout(world, 40 if tiny else 120) for world in worlds))
         for world in worlds:
             world.close()
+
+
+def overlap(device: torch.device, tiny: bool) -> None:
+    cases = [("breakout", 128 if tiny else 16384), ("pendulum", 64 if tiny else 2048), ("g2048", 64 if tiny else 2048), ("gymnasium:CartPole-v1", 32)]
+    for kernels in ("torch",) if device.type == "cpu" else ("fused", "torch"):
+        for name, lanes in cases:
+            found = {}
+            for label, buffers in (("none", 2), ("one", 1), ("two", 2), ("five", 5)):
+                words = [f"env.name={name}", f"env.lanes={lanes}", f"env.buffers={buffers}", f"algo.kernels={kernels}", "algo.horizon=8", "algo.minibatches=2"]
+                words += ["algo.normalize_observations=false", "env.device=cpu"] if ":" not in name else ["env.threads=0" if tiny else "env.threads=2"]
+                algo = build(configuration.load(None, words), device)
+                if label == "none":
+                    algo.collector._overlap = None
+                algo.start()
+                for _ in range(6):
+                    for phase in algo.phases:
+                        phase.run()
+                wait(device)
+                found[label] = torch.cat([value.double().flatten().cpu() for value in algo.state("policy").values()])
+                if hasattr(algo.world, "close"):
+                    algo.world.close()
+            far = {label: float((value - found["none"]).abs().max()) for label, value in found.items() if label != "none"}
+            say("overlap", world=name, kernels=kernels, lanes=lanes, difference=far, moved=float(found["none"].abs().sum()))
 
 
 def trained(config, device: torch.device, seconds: float) -> dict:
