@@ -12,6 +12,7 @@ Parts
     buffers     the same by buffers 1, 2, 4, 8 x threads, with and without pinned memory: seconds of a horizon
     ale         Pong by ale-py, Nature CNN: stepping alone, and training
     ale_learn   the curve of Pong for some minutes
+    mujoco_learn  the curves of HalfCheetah-v5
     mujoco      HalfCheetah-v5 by PPO and SAC: stepping alone, and training
 """
 
@@ -31,7 +32,7 @@ from operant.training.build import build
 from operant.training.evaluate import Evaluator
 from operant.worlds import BridgedWorld, DeviceWorld, HostWorld
 
-PARTS = ("check", "overlap", "cpu", "breakout", "buffers", "ale", "mujoco", "ale_learn")
+PARTS = ("check", "overlap", "cpu", "breakout", "buffers", "ale", "mujoco", "ale_learn", "mujoco_learn")
 
 
 def say(part: str, **figures) -> None:
@@ -232,21 +233,32 @@ def ale(device: torch.device, tiny: bool) -> None:
 
 
 def ale_learn(device: torch.device, tiny: bool) -> None:
-    config = ale_config(4 if tiny else 128, tiny)
+    learned("ale_learn", ale_config(4 if tiny else 128, tiny), device, tiny, seconds=1 if tiny else 120, mark=20, most=27_000)
+
+
+def mujoco_learn(device: torch.device, tiny: bool) -> None:
+    for name in ("ppo", "sac"):
+        words = ["env.lanes=4", "algo.horizon=4", *(["algo.minibatches=1"] if name == "ppo" else ["algo.learning_starts=64", "algo.updates_per_step=1"])]
+        config = configuration.load(configuration_source(f"{name}/gymnasium_halfcheetah"), words if tiny else [])
+        learned(f"mujoco_learn {name}", config, device, tiny, seconds=1 if tiny else 40, mark=1e9, most=1000)
+
+
+def learned(part: str, config, device: torch.device, tiny: bool, *, seconds: float, mark: float, most: int) -> None:
+    """The curve of a recipe: greedy evaluations after so much training."""
     algo = build(config, device)
-    evaluator = Evaluator(algo.actor, config.environment, config.params, episodes=2 if tiny else 16, seed=1, max_steps=32 if tiny else 27_000)
+    evaluator = Evaluator(algo.actor, config.environment, config.params, episodes=2 if tiny else 16, seed=1, max_steps=32 if tiny else most)
     algo.start()
     began, iteration, paused, told = time.perf_counter(), 0, 0.0, 0.0
-    while (spent := time.perf_counter() - began - paused) < (1 if tiny else 240):
+    while (spent := time.perf_counter() - began - paused) < seconds:
         for phase in algo.phases:
             phase.run()
         iteration += 1
-        if spent - told > (0.5 if tiny else 20):
+        if spent - told > seconds / 6:
             told, at = spent, time.perf_counter()
             mean = evaluator.run(iteration).mean
             paused += time.perf_counter() - at
-            say("ale_learn", seconds=round(spent, 1), steps=iteration * algo.steps_per_iteration, mean=mean)
-            if mean >= 20:
+            say(part, seconds=round(spent, 1), steps=iteration * algo.steps_per_iteration, mean=mean)
+            if mean >= mark:
                 break
     algo.world.close()
     evaluator.rollout.world.close()

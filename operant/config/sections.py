@@ -107,7 +107,7 @@ class Environment(Section, use_attribute_docstrings=True):
     device: Literal["auto", "cpu"] = "auto"
     """Where the lanes are stepped; "auto": on the device that learns; cpu: by the CPU's threads, though a GPU learns."""
     threads: Annotated[Count, Field(ge=0, le=1024)] | Literal["auto"] = "auto"
-    """Of an outside environment: worker processes; "auto": one per core; 0: none, the trainer steps the lanes itself, for a debugger."""
+    """Of an outside environment: worker processes of each rank; "auto": one per core, in all; 0: none, the trainer steps the lanes itself, for a debugger."""
     buffers: Count = Field(2, ge=1, le=64)
     """Of lanes that are stepped on the host: parts, of which one is stepped while another's numbers are copied."""
     timeout_s: Real = Field(60.0, gt=0, le=86_400)

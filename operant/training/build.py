@@ -36,8 +36,11 @@ def build(
         require_shared(config, exchange.ranks)
         joined = {"exchange": exchange}
     where = {"seed": config.run.seed, "device": device, "params": config.params, "lane0": exchange.rank * lanes}
-    bridged = config.env.device == "cpu" and torch.device(device).type != "cpu" and not config.hosted
-    world = worlds.BridgedWorld(config.environment, lanes, **where, buffers=config.env.buffers) if bridged else worlds.make(config.environment, lanes, **where)
+    bridged, environment = config.env.device == "cpu" and torch.device(device).type != "cpu" and not config.hosted, config.environment
+    if exchange.ranks > 1 and config.hosted and config.env.threads == "auto":  # each rank has workers of its own, and all share the cores
+        hosting = environment.hosting
+        environment = replace(environment, hosting=hosting._replace(processes=max(1, hosting.processes // exchange.ranks)))
+    world = worlds.BridgedWorld(environment, lanes, **where, buffers=config.env.buffers) if bridged else worlds.make(environment, lanes, **where)
     made = algos.load(config.algo_name)(world, settings, config.net, seed=config.run.seed, steps=config.run.steps, eager=eager, **joined)
     made.scheduled = changing
     return cast("Algorithm", made)

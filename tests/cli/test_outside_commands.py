@@ -70,6 +70,20 @@ def test_every_algorithm_trains_and_resumes(algo, name, tmp_path):
 
 
 @pytest.mark.soak
+def test_two_ranks_train_to_the_bytes_of_one(tmp_path):
+    words = ("env.lanes=64", "env.threads=1", "algo.horizon=32", "algo.minibatches=1", "algo.chunks=8", "eval.every=2", "eval.episodes=2", "run.threads=1")
+    found = []
+    for name, ranks in (("one", 1), ("two", 2)):
+        done = operant_process(
+            tmp_path, "train", "--env", "gymnasium:CartPole-v1", *words, "run.steps=8192", "run.device=cpu", f"run.ranks={ranks}", "--name", name
+        )
+        assert done.returncode == 0, done.stderr
+        (tensors,) = (tmp_path / "runs" / name / "checkpoints").glob("*8192/tensors.safetensors")
+        found.append(tensors.read_bytes())
+    assert found[0] == found[1]
+
+
+@pytest.mark.soak
 def test_a_run_is_evaluated_and_filmed(tmp_path):
     pytest.importorskip("pygame")
     done = operant_process(tmp_path, "train", "--env", "gymnasium:CartPole-v1", *SMALL, "run.steps=256", "--name", "one")
