@@ -62,14 +62,17 @@ class Muon(Adam):
         """`matrices`: where G matrices of m x n lie in the vector, one after the other, as (place, (G, m, n))."""
         super().__init__(values, gradient, learning_rate, epsilon)
         self._momentum = torch.zeros_like(values)
+        self.matrices = matrices
         windows = [(slice(place, place + G * m * n), (G, m, n)) for place, (G, m, n) in matrices]
         self._matrices = [tuple(vector[window].view(shape) for vector in (values, gradient, self._momentum)) for window, shape in windows]
 
     @torch.no_grad()
-    def step_matrices(self, skip: Tensor | None = None, scale: Tensor | float = 1.0) -> None:
-        """Step the matrices alone, by `scale` times their gradients, which are then zero, so that a step of Adam leaves them where they are."""
+    def step_matrices(self, skip: Tensor | None = None, scale: Tensor | float = 1.0, above: int = 0) -> None:
+        """Step the matrices of more than `above` rows or columns, by `scale` times their gradients, which are then zero: a step of Adam leaves them so."""
         taken: Tensor | float = 1.0 if skip is None else 1.0 - skip
         for weight, gradient, momentum in self._matrices:
+            if max(weight.shape[1:]) <= above:
+                continue
             gradient.mul_(scale)
             momentum.lerp_(momentum * self.MOMENTUM + gradient, taken)
             update = orthogonalised(gradient + self.MOMENTUM * momentum)

@@ -16,6 +16,7 @@ from operant.kernels import Spec, TileConfig, padded
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.dense.task import Task
 from operant.kernels.features import Features
+from operant.kernels.muon import MOST_SIDE, muon_step
 from operant.kernels.reduce import REDUCE_COLUMNS, adam_step, exchange_partials, reduce_partials, sum_shards
 from operant.kernels.structs import Bootstrap, Inputs, Minibatch, Moments
 from operant.nn import Muon
@@ -54,6 +55,9 @@ class Learner:
         # Where several ranks share the samples: this one's sums, and what the kernels of all exchange them through.
         self._link: Link | None = None
         self._sums = torch.zeros(1, self._width, device=device)
+        matrices = task.optimizer.matrices if isinstance(task.optimizer, Muon) else []
+        each = [(place + k * m * n, m, n) for place, (G, m, n) in matrices if max(m, n) <= MOST_SIDE for k in range(G)]
+        self._small_matrices, self._most_side = torch.tensor(each, dtype=torch.int32, device=device), max((max(m, n) for _, m, n in each), default=0)
         self.work = task.work(self)
 
     def spare(self) -> Learner:
@@ -154,8 +158,7 @@ class Learner:
         """One step of Adam down the gradient, shortened where it is too long."""
         buffers, coefficients, values, size = self.buffers, self.coefficients, self._values, self._values.numel()
         if isinstance(self.task.optimizer, Muon):
-            norm = self._squares.sum().sqrt()
-            self.task.optimizer.step_matrices(buffers.skip, (coefficients.max_gradient_norm / (norm + 1e-6)).clamp_max(1.0))
+            self._step_matrices(self.task.optimizer)
         moments = Moments(self.adam["exp_avg"], self.adam["exp_avg_sq"], self.corrections)
         # Every program adds the squares up for itself: of a large network few programs do, by many threads.
         tile, warps = (256, 4) if size <= LARGE else (1024, 16)
@@ -165,6 +168,21 @@ class Learner:
             self.work.norm_sum(), coefficients.max_gradient_norm, coefficients.adam_epsilon,
             BLOCKS=padded(len(self._squares)), TILE=tile, num_warps=warps,
         )  # fmt: skip
+
+    def _step_matrices(self, muon: Muon) -> None:
+        """Muon's step: small matrices by a kernel, larger ones by torch. Adam then finds no gradient of theirs."""
+        buffers, most_norm = self.buffers, self.coefficients.max_gradient_norm
+        small = self._small_matrices
+        if len(small):
+            side = padded(self._most_side)
+            self.launch(
+                muon_step, (len(small),),
+                self._values, self._gradient, muon.tensors()["momentum"], small, self._squares, len(self._squares), buffers.skip, buffers.learning_rate, most_norm,
+                BLOCKS=padded(len(self._squares)), SIDE=side, BF16=self._values.is_cuda and torch.cuda.get_device_capability(self._values.device) >= (8, 0),
+                num_warps=4 if side <= 64 else 16,
+            )  # fmt: skip
+        if len(small) < sum(G for _, (G, _, _) in muon.matrices):
+            muon.step_matrices(buffers.skip, (most_norm / (self._squares.sum().sqrt() + 1e-6)).clamp_max(1.0), MOST_SIDE)
 
     def over_parameters(self) -> dict[str, int]:
         """Options of a kernel of one program that goes over all parameters."""
