@@ -10,16 +10,19 @@ seed, say how well the policy plays. No experiment stops another. With --tiny ev
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import time
 import traceback
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
 from operant.config import load as configuration
 from operant.config.recipes import find_source
+from operant.errors import ConfigError
 from operant.training.build import build
 from operant.training.evaluate import Evaluation, Evaluator
 
@@ -91,7 +94,7 @@ def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: 
     source, words = find_source(task.recipe), [*task.words.split(), *more, *(TINY if tiny else ()), f"run.seed={seed}"]
     config = configuration.load(source, words)
     judged = configuration.load(source, [*words, *task.judged.split()])
-    algo: Any = build(config, DEVICE)
+    algo: Any = built(config, tiny)
     algo.start()
 
     def evaluator(episodes: int, own: int) -> Evaluator:
@@ -121,6 +124,15 @@ def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: 
         value=round(value, 3), best=round(best, 3), fresh=round(fresh.mean, 4), unfinished=fresh.unfinished, tally=fresh.tally, curve=curve,
         first_s=round(first_s, 1), kernels=algo.backend.name, words=words,
     )  # fmt: skip
+
+
+def built(config: Any, tiny: bool) -> Any:
+    """The algorithm; on a GPU by fused kernels, where they can be."""
+    if DEVICE == "cuda" and config.algo.kernels == "auto" and not tiny:
+        fused = replace(config, algo=config.algo.model_copy(update={"kernels": "fused"}))
+        with contextlib.suppress(ConfigError):
+            return build(fused, DEVICE)
+    return build(config, DEVICE)
 
 
 def iterate(algo: Any, times: int) -> None:

@@ -46,13 +46,19 @@ class FlatVector:
         else:
             torch._foreach_copy_(self._gradient_views, list(gradients))
 
-    def matrices(self, towers: int) -> list[tuple[int, tuple[int, int, int]]]:
-        """Where the weights of hidden layers lie, G matrices of m x n each, as (place, (G, m, n)); weights of heads are none of them."""
+    def matrices(self, towers: int, units: int) -> list[tuple[int, tuple[int, int, int]]]:
+        """Where the weights of hidden layers lie, G matrices of m x n each, as (place, (G, m, n)); weights of heads are none of them.
+
+        The gates of a memory of so many units are a matrix each.
+        """
         found = []
         for name, parameter, place in zip(self.names, self.parameters, self.offsets, strict=True):
             if parameter.ndim > 1 and parameter.shape[-1] > 1 and not name.endswith(("head_weight", "value_weight")):
+                n = parameter.shape[2] if parameter.ndim == 3 else parameter[0].numel()  # a filter is a row
+                rows = parameter.numel() // n
                 G = parameter.shape[0] if parameter.ndim == 3 else towers if name.endswith("first_weight") else 1
-                found.append((place, (G, parameter.numel() // parameter.shape[-1] // G, parameter.shape[-1])))
+                m = units if name.startswith("memory.") else rows // G
+                found.append((place, (rows // m, m, n)))
         return found
 
     def not_finite(self) -> list[str]:

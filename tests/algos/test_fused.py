@@ -483,6 +483,18 @@ def test_kernels_compile(architecture, env, precision, net, shape):
 
 
 @needs_compiler
+@pytest.mark.compile
+@pytest.mark.parametrize(("architecture", "half"), [(75, False), (90, True)])
+def test_muons_step_compiles(architecture, half):
+    from operant.kernels.muon import MOST_SIDE, muon_step
+
+    vector, table = torch.zeros(64), torch.zeros(3, dtype=torch.int32)
+    values = (vector, vector, vector, table, vector, 64, vector, vector, 0.5)
+    options = {"BLOCKS": 64, "SIDE": MOST_SIDE if half else 64, "BF16": half, "num_warps": 16 if half else 4}
+    assert compile_for(architecture, muon_step, values, options) <= LEAST_SHARED[architecture]
+
+
+@needs_compiler
 @pytest.mark.soak
 @pytest.mark.parametrize("architecture", [75, 86, 90, 100])
 def test_every_variant_compiles(architecture):

@@ -76,7 +76,7 @@ class PPO:
         learning_rate, skip = scalar(config.learning_rate, device), torch.zeros((), device=device)
         flat = self.policy.flat
         vectors = (flat.values.data, flat.gradient, learning_rate, config.adam_epsilon)
-        self.optimizer = Muon(*vectors, flat.matrices(2 - net.shared)) if config.optimizer == "muon" else Adam(*vectors)
+        self.optimizer = Muon(*vectors, flat.matrices(2 - net.shared, net.memory_size or net.hidden[-1])) if config.optimizer == "muon" else Adam(*vectors)
         anneal_iterations = max(1, -(-(config.anneal_steps or steps) // self.steps_per_iteration)) if config.anneal else None
         self.metrics, self.stats = metrics.specs(getattr(self.policy.distribution, "sizes", ())), torch.zeros(len(Stats._fields), device=device)
         parts = backends.Parts(

@@ -174,12 +174,12 @@ class Learner:
         buffers, most_norm = self.buffers, self.coefficients.max_gradient_norm
         small = self._small_matrices
         if len(small):
-            side = padded(self._most_side)
+            side, momentum, blocks = padded(self._most_side), muon.tensors()["momentum"], len(self._squares)
+            half = self._values.is_cuda and torch.cuda.get_device_capability(self._values.device) >= (8, 0)
             self.launch(
                 muon_step, (len(small),),
-                self._values, self._gradient, muon.tensors()["momentum"], small, self._squares, len(self._squares), buffers.skip, buffers.learning_rate, most_norm,
-                BLOCKS=padded(len(self._squares)), SIDE=side, BF16=self._values.is_cuda and torch.cuda.get_device_capability(self._values.device) >= (8, 0),
-                num_warps=4 if side <= 64 else 16,
+                self._values, self._gradient, momentum, small, self._squares, blocks, buffers.skip, buffers.learning_rate, most_norm,
+                BLOCKS=padded(blocks), SIDE=side, BF16=half, num_warps=4 if side <= 64 else 16,
             )  # fmt: skip
         if len(small) < sum(G for _, (G, _, _) in muon.matrices):
             muon.step_matrices(buffers.skip, (most_norm / (self._squares.sum().sqrt() + 1e-6)).clamp_max(1.0), MOST_SIDE)
