@@ -38,7 +38,7 @@ class Config:
     eval: sections.Evaluation
     params: Any
     environment: Any = field(compare=False)  # operant.envs.Env; a user's file makes a new one each time
-    scheduled: Mapping[str, schedules.Schedule] = field(default_factory=dict)  # keys of [algo] that change; there stands one of their values
+    scheduled: Mapping[str, schedules.Schedule] = field(default_factory=dict)  # keys that change (see `schedules.PARAMS`); there stands one of their values
 
     @property
     def lanes(self) -> int:
@@ -103,7 +103,7 @@ def origins(source: Path | None, overrides: Sequence[str] = (), *, folder: Path 
     """Every key of the resolved configuration, its value, and where it was written. Raises as `load`."""
     raw = read(source, overrides)
     config = _check(raw, folder, trusted)
-    places = {key: raw.words(raw.location(key[:2])) if key[1] in config.scheduled else raw.origin(key) for key, _ in flat(_tables(config))}
+    places = {key: raw.words(raw.location(key[:-1])) if _scheduled(config, key) else raw.origin(key) for key, _ in flat(_tables(config))}
     return [Origin(".".join(key), value, places[key], _description(config, key)) for key, value in flat(_tables(config))]
 
 
@@ -162,7 +162,8 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
             if not meant:
                 _unknown(raw, (name,), known, (*sections.SECTIONS, *sections.READ_ELSEWHERE))
     steps = resolve.value_of(raw, "run", "steps", sections.Run.model_fields["steps"].default)
-    scheduled = schedules.take(raw, algorithm.Config, steps) if algorithm is not None else {}
+    evaluated = resolve.value_of(raw, "eval", "every", 1) not in (0, "0")
+    scheduled = schedules.take(raw, algorithm.Config, None if hosted else environment, steps, evaluated=evaluated) if algorithm is not None else {}
     env = _section(raw, "env", models["env"], known)
     if hosted and env is not None:  # first: what it shows decides on defaults of the network
         environment = resolve.outside_environment(raw, environment_name, env)
@@ -242,8 +243,16 @@ def _unknown(raw: RawConfig, key: tuple[str, ...], known: Mapping[str, Sequence[
 def _tables(config: Config) -> dict[str, dict[str, Any]]:
     """The configuration as nested tables, in the order of the file; None where a key has no value."""
     tables = {name: {} if name == "algo" else getattr(config, name).model_dump() for name in sections.SECTIONS}
-    tables["algo"] = {"name": config.algo_name, **config.algo.model_dump(), **{key: schedule.document() for key, schedule in config.scheduled.items()}}
+    tables["algo"] = {"name": config.algo_name, **config.algo.model_dump()}
+    for key, schedule in config.scheduled.items():
+        table = tables["env"]["params"] if key.startswith(schedules.PARAMS) else tables["algo"]
+        table[key.removeprefix(schedules.PARAMS)] = schedule.document()
     return tables
+
+
+def _scheduled(config: Config, key: tuple[str, ...]) -> bool:
+    """Whether a key of the tables is part of a schedule."""
+    return ".".join(key[:-1]).removeprefix("algo.") in config.scheduled
 
 
 def _description(config: Config, key: tuple[str, ...]) -> str:
@@ -262,4 +271,4 @@ def _section_text(name: str, table: dict[str, Any]) -> str:
     # tomli_w breaks every list over lines; one of numbers reads better in one.
     text = re.sub(r"\[\n((?:    [-+.\w]+,\n)+)\]", lambda match: f"[{' '.join(match.group(1).split())[:-1]}]", tomli_w.dumps(above))
     text = f"[{name}]\n{text}{unset}"
-    return text + "".join(f"\n[{name}.{key}]\n{tomli_w.dumps(value)}" for key, value in below.items())
+    return text + "".join(f"\n{_section_text(f'{name}.{key}', value)}" for key, value in below.items())

@@ -63,6 +63,7 @@ class Trainer:
         self.algo = build(config, device, chosen=document.get("chosen"), exchange=team.exchange)
         self.iteration, self.step = 0, 0
         self.best_mean, self.last_evaluation, self._evaluation = float("-inf"), -1, float("nan")
+        self._score = self._evaluation  # of the newest evaluation that was due: what schedules go by, as an end of the run may bring one more
         self.store = Store(folder / "checkpoints", run_uuid=document["uuid"], keep=config.checkpoint.keep, report=self._not_saved)
         self._unconfirmed: _Save | None = None
         self._failures, self._problem = 0, ""
@@ -182,8 +183,8 @@ class Trainer:
         if lacking and self.requests.pending and not solved:
             self._obey()
         while self.step < config.run.steps and not solved:
-            self.team.tell("iterate", step=self.step)
-            set_scheduled(algo, self.step)
+            self.team.tell("iterate", step=self.step, score=self._score)
+            set_scheduled(algo, self.step, self._score)
             for phase in algo.phases:
                 self.writer.set_phase(_SHOWN.get(phase.name, "update"))
                 meters.measure(phase.name, phase.run)
@@ -320,6 +321,7 @@ class Trainer:
             line = f"{many} did not end within {evaluator.max_steps:,} steps and count with what they had: an Env can set a time_limit"
             self.say(line, level="warn")
         self._evaluation = result.mean
+        self._score = result.mean if self.iteration % self.config.eval.every == 0 else self._score
         if outcome.reached:
             self._note(target_reached=True)
         if best:
@@ -330,13 +332,8 @@ class Trainer:
 
     def _document(self) -> dict[str, Any]:
         """What a resumed run needs beside the tensors."""
-        return {
-            "step": self.step,
-            "iteration": self.iteration,
-            "evaluation": self._evaluation,
-            "best_value": self.best_mean,
-            "last_evaluation": self.last_evaluation,
-        }
+        found = {"step": self.step, "iteration": self.iteration, "evaluation": self._evaluation, "score": self._score}
+        return {**found, "best_value": self.best_mean, "last_evaluation": self.last_evaluation}
 
     def _save(self, *, best: bool = False, wait: bool = False) -> None:
         """Make a checkpoint, for whoever asked for one too."""
@@ -381,6 +378,7 @@ class Trainer:
         document, anew = self.snapshots.restore(checkpoint, changes)
         self.step, self.iteration = document["step"], document["iteration"]
         self.best_mean, self.last_evaluation, self._evaluation = document["best_value"], document["last_evaluation"], document["evaluation"]
+        self._score = document.get("score", self._score)
         if anew is not None:
             self.best_mean = float("-inf")
         return anew

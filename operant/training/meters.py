@@ -50,6 +50,11 @@ def _charted(algo: Algorithm) -> list[str]:
     return [key for key in getattr(algo, "scheduled", {}) if key not in {spec.name for spec in algo.metrics}]
 
 
+def _chart(key: str) -> str:
+    """What the chart of a key that changes is called."""
+    return f"schedule/{key.removeprefix('env.')}"
+
+
 def specs_for(algo: Algorithm, ranks: int = 1) -> tuple[MetricSpec, ...]:
     """What a run's metrics mean, in the order of its metrics file: episodes, evaluation, the algorithm's own, time, memory, ranks, the environment's tallies.
 
@@ -69,7 +74,7 @@ def specs_for(algo: Algorithm, ranks: int = 1) -> tuple[MetricSpec, ...]:
         MetricSpec("eval/return", "eval return", "reward", higher_better=True, figure="eval", order=15),
         MetricSpec("eval/best_return", "best eval return", "reward", higher_better=True, order=130),
         *algo.metrics,
-        *(MetricSpec(f"schedule/{key}", key.replace("_", " "), order=125) for key in _charted(algo)),
+        *(MetricSpec(_chart(key), key.rpartition(".")[2].replace("_", " "), order=125) for key in _charted(algo)),
         *(MetricSpec(f"seconds/{phase}", f"{phase} time", "s", kind="counter", order=BOOKKEEPING + 10) for phase in _timed(algo)),
         MetricSpec("memory/allocated_bytes", "memory in use", "bytes", order=BOOKKEEPING + 20),
         MetricSpec("memory/reserved_bytes", "memory reserved", "bytes", order=BOOKKEEPING + 20),
@@ -284,7 +289,7 @@ class Meters:
         means = zip(algo.metrics, totals[self._means_window], strict=True)
         values |= {spec.name: total / times.get(spec.kind, pending.iterations) for spec, total in means}
         began = pending.step - algo.steps_per_iteration  # the newest iteration
-        values |= {f"schedule/{key}": algo.scheduled[key][0].at(began) for key in _charted(algo)}
+        values |= {_chart(key): algo.scheduled[key][0].at(began, self._eval_return) for key in _charted(algo)}
         values |= {f"seconds/{phase}": seconds for phase, seconds in pending.seconds.items()}
         return values | {f"tally/{name}": mean(TALLIES + k) for k, name in enumerate(algo.world.spec.tally)}
 

@@ -198,7 +198,7 @@ class Member:
         sums = distributed.EpisodeSums(algo, exchange)
         while (command := self._peer.receive())["do"] != "end":
             if command["do"] == "iterate":
-                building.set_scheduled(algo, command["step"])
+                building.set_scheduled(algo, command["step"], command["score"])
                 for phase in algo.phases:
                     phase.run()
                 sums()

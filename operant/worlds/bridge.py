@@ -8,7 +8,7 @@ which a CPU writes twice as fast as field after field.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numba
@@ -36,7 +36,7 @@ class _Buffer(NamedTuple):
 
 
 class BridgedWorld(BufferedWorld):
-    """N lanes of an environment on the CPU, whose slots lie on `device`. `stream`, `lane0` and `params` as `DeviceWorld` has them.
+    """N lanes of an environment on the CPU, whose slots lie on `device`. `stream`, `lane0`, `params` and `changing` as `DeviceWorld` has them.
 
     `buffers` are those of a thread that steps by itself; `least` see LEAST. `pinned`: whether the blocks are, beside a GPU.
     """
@@ -56,6 +56,7 @@ class BridgedWorld(BufferedWorld):
         buffers: int = 2,
         pinned: bool = True,
         least: int = LEAST,
+        changing: Sequence[str] = (),
     ) -> None:
         threads = numba.get_num_threads()
         self.drivers = max(1, min(threads, lanes // (buffers * least)))
@@ -63,14 +64,17 @@ class BridgedWorld(BufferedWorld):
         super().__init__(env, lanes, seed=seed, device=device, lane0=lane0, stream=stream, buffers=buffers * self.drivers)
         self.pinned = pinned and self.device.type == "cuda"
         self._parts: list[_Buffer] = []
+        values = torch.zeros(len(changing))
         for part in self.buffers:
-            world = DeviceWorld(env, part.stop - part.start, seed=seed, params=params, lane0=lane0 + part.start, stream=stream, threads=1)
+            many, where = part.stop - part.start, lane0 + part.start
+            world = DeviceWorld(env, many, seed=seed, params=params, lane0=where, stream=stream, threads=1, changing=changing, values=values)
             slot = world.slot()
             slot, staging = self._staged(slot._replace(observation=slot.observation.t().contiguous().t()))
             self._parts.append(_Buffer(world, slot, world.bind(slot)))
             self._staging.append(staging)
             self._actions.append(slot.action)
         one = self._parts[0].world
+        self.changing = one.changing
         self.final_window, self.can_truncate, self.truncation_gap = one.final_window, one.can_truncate, one.truncation_gap
         self._finals = one.slot().final_observation is not None
         self._bounds = [torch.tensor(bound, device=self.device)[:, None] for bound in env.action.bounds()] if isinstance(env.action, Box) else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +46,8 @@ class BufferedWorld:
     final_window = truncation_gap = 1
 
     spec: Any  # an `Env`
+    changing: Mapping[str, Tensor] = MappingProxyType({})
+    """Parameters that change, by name."""
 
     def __init__(self, env: Env, lanes: int, *, seed: int, device: torch.device | str, lane0: int, stream: int, buffers: int) -> None:
         self.spec, self.count, self.device = env, lanes, torch.device(device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -33,6 +34,7 @@ class Lanes(NamedTuple):
     tick: Any  # (1) int64, steps this world has taken; a captured graph reads it, so it lives on the device
     seed: Any  # (2) uint32, as int32
     lane0: int  # global number of the first lane
+    changing: Any = None  # (K) float32, the parameters that change between steps; None where none does
 
 
 def _indexed(device: torch.device) -> torch.device:
@@ -56,14 +58,14 @@ class _Kernels(NamedTuple):
 
 
 @functools.cache
-def _kernels(env: Env, params: Any, device: torch.device, every_final: bool, threads: int) -> _Kernels:
+def _kernels(env: Env, params: Any, device: torch.device, every_final: bool, threads: int, changing: tuple[str, ...]) -> _Kernels:
     """Compiled once for all worlds of the same rules in this process (a run has two: its own and its evaluation's)."""
     if threads > 1:
         show = Kernel(shards_body(env, params, threads), device)
         return _Kernels(Kernel(reset_body(env, params, True), device), Kernel(step_body(env, params, every_final, True), device), None, None, show)
-    reset = Kernel(reset_body(env, params), device)
+    reset = Kernel(reset_body(env, params, changing=changing), device)
     if not env.pixels:
-        return _Kernels(reset, Kernel(step_body(env, params, every_final), device), None, None, None)
+        return _Kernels(reset, Kernel(step_body(env, params, every_final, changing=changing), device), None, None, None)
     show = Kernel(pixels.observe_body(env, params), device)
     if not _shows_finals(env, every_final):
         return _Kernels(reset, Kernel(step_body(env, params, every_final), device), None, None, show)
@@ -82,7 +84,9 @@ class DeviceWorld:
     `seed` and `stream` name the random numbers (stream 0 is the run's own, others are independent of it); `lane0` is the global number of the first lane.
     `every_final` asks for the final observation of terminated episodes too, not only of truncated ones. `threads` is how many threads write a lane's
     observation: by default one for each of its shards (on a GPU where there are many), at least one, which then is the thread that steps the lane. Raises
-    ValueError for others, and UsageError for `params` that are not the environment's or out of their ranges.
+    ValueError for others, and UsageError for `params` that are not the environment's or out of their ranges. `changing` names parameters that kernels read
+    from memory in each step, at first as `params` has them: the scalars of that name in the attribute `changing`, which several worlds share that are given
+    the same `values`, (K) float32. Not with pictures.
     """
 
     capturable = resumes = True
@@ -100,6 +104,8 @@ class DeviceWorld:
         stream: int = 0,
         every_final: bool = False,
         threads: int | None = None,
+        changing: Sequence[str] = (),
+        values: torch.Tensor | None = None,
     ) -> None:
         self.spec, self.count, self.device = env, lanes, _indexed(torch.device(device))
         # Floats are floats there: 10 and 10.0 compare equal, and must not compile to different kernels.
@@ -109,6 +115,8 @@ class DeviceWorld:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
+        own = torch.tensor([float(getattr(self.params, name)) for name in changing], dtype=torch.float32, device=self.device) if values is None else values
+        self.changing = {name: own[k] for k, name in enumerate(changing)}
         ints = env.int_state
         self.lanes = Lanes(
             state=zeros(max(env.fields, 1), N),
@@ -120,17 +128,18 @@ class DeviceWorld:
             tick=zeros(1, dtype=torch.int64),
             seed=seed_words(seed, stream, self.device),
             lane0=lane0,
+            changing=own if changing else None,
         )
         self._carried = zeros(2, dtype=torch.float64)  # sums over all lanes of age and running return when `episode_sums` was called last
         self._bound = bind(self.lanes)
         self._noise = NoiseSource(self.lanes.tick, self.lanes.seed, lane0)
         self._scene = bind(pixels.Scene(self.lanes.state, self.lanes.int_state))
-        most = 1 if env.pixels else max(env.observation_shards, 1)
+        most = 1 if env.pixels or changing else max(env.observation_shards, 1)
         if threads is None:
             threads = most if self.device.type == "cpu" or most >= FEWEST_SHARDS else 1
         if not 1 <= threads <= most:
             raise ValueError(f"{threads} threads a lane: its observation is written in {most}, at most")
-        self._kernels = _kernels(env, self.params, self.device, every_final, threads)
+        self._kernels = _kernels(env, self.params, self.device, every_final, threads, tuple(changing))
         self._shown = lanes * (env.pixels**2 if env.pixels else threads)  # threads that write observations
         self._shows_finals = not env.pixels or _shows_finals(env, every_final)
         # A lane is truncated at most once within so many steps: their final pictures have room in one buffer, a small part of a rollout's.
@@ -208,7 +217,8 @@ class DeviceWorld:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that a resumed run needs to go on as if nothing had happened, by name."""
-        kept = {name: value for name, value in self.lanes._asdict().items() if isinstance(value, torch.Tensor) and name not in ("workspace", "seed")}
+        left_out = ("workspace", "seed", "changing")
+        kept = {name: value for name, value in self.lanes._asdict().items() if isinstance(value, torch.Tensor) and name not in left_out}
         own = {"cells" if name == "int_state" else name: value for name, value in kept.items()}  # by its name in checkpoints
         return {**own, "carried": self._carried}
 

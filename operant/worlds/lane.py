@@ -20,6 +20,7 @@ is still written by the one thread that steps it: that happens too rarely to be 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from numpy import float32, uint32
@@ -47,8 +48,8 @@ def _nothing(lanes, i, slot, p):
     pass
 
 
-def _functions(env: Env) -> _Functions:
-    """Wrap an environment's functions: with int state and workspace where it declared them, with the tallies it has."""
+def _functions(env: Env, params: Any, changing: Sequence[str] = ()) -> _Functions:
+    """Wrap an environment's functions: with int state and workspace where it declared them, with the tallies it has; with what parameters are now."""
     reset_, step_ = env.reset, env.step
     if has_int_state(env):
 
@@ -70,7 +71,65 @@ def _functions(env: Env) -> _Functions:
         def act(lanes, i, action, p, key):
             return step_(lanes.state[:, i], action, p, key, lanes.running[1:, i])
 
-    return _Functions(reset, _taking_columns(env, act), *_showing(env), _judging(env), _tallying(len(env.tally)))
+    functions = _Functions(reset, _taking_columns(env, act), *_showing(env), _judging(env), _tallying(len(env.tally)))
+    return _reading(functions, params, changing) if changing else functions
+
+
+def _reading(functions: _Functions, params: Any, changing: Sequence[str]) -> _Functions:
+    """The same functions, with parameters of which some are read from memory in place of those that they are given."""
+    reset_, step_, show_, show_final_, judge_, add_tallies = functions
+    made, values = type(params), _values(device_params(params), changing)
+
+    @device
+    def reset(lanes, i, p, key):
+        reset_(lanes, i, made(*values(lanes)), key)
+
+    @device
+    def step(lanes, i, column, p, key):
+        return step_(lanes, i, column, made(*values(lanes)), key)
+
+    @device
+    def show(lanes, i, slot, p):
+        show_(lanes, i, slot, made(*values(lanes)))
+
+    @device
+    def show_final(lanes, i, slot, p):
+        show_final_(lanes, i, slot, made(*values(lanes)))
+
+    @device
+    def judge(lanes, i, slot, p):
+        judge_(lanes, i, slot, made(*values(lanes)))
+
+    return _Functions(reset, step, show, show_final, judge, add_tallies)
+
+
+def _values(params: Any, changing: Sequence[str]) -> Any:
+    """`(lanes)` to the values of all parameters, those that change from memory. Built one after the other, as compiled code knows no list of kinds."""
+    found: Any = _none
+    for name, value in params._asdict().items():
+        found = _with_read(found, list(changing).index(name)) if name in changing else _with_constant(found, value)
+    return found
+
+
+@device
+def _none(lanes):
+    return ()
+
+
+def _with_read(before: Any, place: int) -> Any:
+    @device
+    def values(lanes):
+        return (*before(lanes), lanes.changing[place])
+
+    return values
+
+
+def _with_constant(before: Any, value: Any) -> Any:
+    @device
+    def values(lanes):
+        return (*before(lanes), value)
+
+    return values
 
 
 def _writing(env: Env, function: Any) -> Any:
@@ -205,13 +264,15 @@ def _key(lanes, i, offset, purpose):
     return uint32(lanes.seed[0]), uint32(lanes.seed[1]), lane, uint32(tick & _LOW_32), uint32(tick >> 32), uint32(purpose)
 
 
-def step_body(env: Env, params: Any, every_final: bool = True, apart: bool = False) -> Any:
+def step_body(env: Env, params: Any, every_final: bool = True, apart: bool = False, changing: Sequence[str] = ()) -> Any:
     """The lane body: one step of lane i, as the module's docstring tells it; `apart`, without its end, which `shards_body` does.
+
+    Parameters named in `changing` are read from memory, `lanes.changing`: where there are none nothing pays for it.
 
     Stores of a lane here and there cost a GPU far more than those of neighbouring lanes together. So what an episode's end adds up to is worked out
     by `episode_sums` from what is stored anyway. Without `every_final` a terminated lane's final observation, which nothing bootstraps from, is not written.
     """
-    reset, step, show, show_final, judge, add_tallies = _functions(env)
+    reset, step, show, show_final, judge, add_tallies = _functions(env, params, changing)
     if apart:
         show, judge = _nothing, _nothing
     p = device_params(params)
@@ -250,7 +311,7 @@ def step_body(env: Env, params: Any, every_final: bool = True, apart: bool = Fal
 
 def begin_body(env: Env, params: Any) -> Any:
     """The body that takes a step of lane i as `step_body` does, up to where its episode ends: `end_body` does the rest, once the final pictures are drawn."""
-    step = _functions(env).step
+    step = _functions(env, params).step
     p = device_params(params)
     limit = env.time_limit if env.time_limit is not None else 2**31 - 1
 
@@ -269,7 +330,7 @@ def begin_body(env: Env, params: Any) -> Any:
 
 def end_body(env: Env, params: Any) -> Any:
     """The body that ends lane i's episode where `begin_body` found that it is over, and judges."""
-    reset, _, _, _, judge, add_tallies = _functions(env)
+    reset, _, _, _, judge, add_tallies = _functions(env, params)
     p = device_params(params)
 
     @device
@@ -284,9 +345,9 @@ def end_body(env: Env, params: Any) -> Any:
     return body
 
 
-def reset_body(env: Env, params: Any, apart: bool = False) -> Any:
+def reset_body(env: Env, params: Any, apart: bool = False, changing: Sequence[str] = ()) -> Any:
     """The body that begins lane i anew, with the numbers of the tick before the next; `apart`, without what `shards_body` does."""
-    reset, _, show, _, judge, _ = _functions(env)
+    reset, _, show, _, judge, _ = _functions(env, params, changing)
     if apart:
         show, judge = _nothing, _nothing
     p = device_params(params)

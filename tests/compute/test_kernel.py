@@ -223,6 +223,15 @@ def test_environments(name):
 
 
 @pytest.mark.compile
+@pytest.mark.parametrize(("name", "changing"), [("cartpole", ("force", "gravity")), ("breakout", ("width", "tau"))])
+def test_environments_whose_parameters_change(name, changing):
+    env = envs.find(name)
+    world = DeviceWorld(env, N, seed=1, changing=changing)
+    for body in (step_body(env, world.params, changing=changing), reset_body(env, world.params, changing=changing)):
+        check_ptx(body, world.lanes, world.slot())
+
+
+@pytest.mark.compile
 @pytest.mark.parametrize("name", ["masked", "with cells", "cartpole"])
 def test_environments_observed_by_their_pictures(name):
     env = with_pixels({"masked": dataclasses.replace(GATE, pixel_shader=gate_shade), "with cells": FILL, "cartpole": envs.find("cartpole")}[name], 16)

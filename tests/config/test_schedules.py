@@ -43,8 +43,12 @@ def test_a_configuration_carries_its_schedules(tmp_path):
     ("word", "told"),
     [
         ("algo.gamma={linear=[0.9,0.99]}", "algo.gamma: it cannot be a schedule, as it is fixed once training begins. What can: algo.learning_rate, algo.clip"),
-        ("env.params.gravity={linear=[9.8,1]}", "env.params.gravity cannot be a schedule: it is fixed once training begins"),
-        ("run.steps={linear=[9.8,1]}", "run.steps cannot be a schedule"),
+        ("env.params.gravity={linear=[9.8,'x']}", "env.params.gravity: its steps should be whole numbers and its values numbers"),
+        ("env.params.tau={linear=[0.02,-1]}", "env.params.tau: input should be from 0.0001 to 1 (got -1.0)"),
+        ("env.params.gravit={linear=[9.8,1]}", "env.params.gravit: it cannot be a schedule, as it is fixed once training begins. What can: algo.learning_rate"),
+        ("run.steps={linear=[9.8,1]}", "run.steps: it cannot be a schedule"),
+        ("algo.clip={piecewise=[[0,0.2]],by='return'}", "algo.clip: a schedule goes by steps, or with by = \"eval/return\" by what evaluations bring"),
+        ("algo.clip={linear=[0.2,0.1],by='eval/return'}", "algo.clip: a schedule is one of {linear"),
         ("algo.learning_rate={linear=[1e-3,2]}", "algo.learning_rate: input should be less than or equal to 1 (got 2.0)"),
         ("algo.learning_rate={linear=[0,0]}", "algo.learning_rate: it never leaves 0.0"),
         ("algo.learning_rate={linear=[1,0],after=3}", "algo.learning_rate: a schedule is one of {linear"),
@@ -108,3 +112,68 @@ def test_a_run_resumed_in_the_middle_of_a_schedule_ends_in_the_same_bits_and_sho
     with runs.Reader(whole / "metrics.mm") as reader:
         place = [metric.name for metric in reader.metrics].index("schedule/clip")
         assert [record.values[place] for record in reader.since(0, 100)][-1] == pytest.approx(0.3 - 0.25 * 7 / 8)
+
+
+def test_a_schedule_by_the_evaluations_has_its_first_value_before_the_first_one():
+    for written, values in (
+        ({"points": [[-10, 1.0], [30, 3.0]], "by": "eval/return"}, (1.0, 1.0, 2.0, 3.0)),
+        ({"piecewise": [[-10, 1.0], [30, 3.0]], "by": "eval/return"}, (1.0, 1.0, 1.0, 3.0)),
+    ):
+        schedule = schedules.parse(written, 200)
+        assert tuple(schedule.at(10**6, score) for score in (float("nan"), -20.0, 10.0, 99.0)) == values
+        assert schedules.parse(schedule.document(), 7) == schedule
+    with pytest.raises(ConfigError, match=r"needs evaluations, which eval\.every = 0 switches off"):
+        of("algo.clip={piecewise=[[0,0.2]],by='eval/return'}", "eval.every=0")
+
+
+def test_an_environments_parameter_is_what_the_schedule_says(tmp_path):
+    """In training; evaluations, films and exports have the last value."""
+    loaded = of("env.params.gravity={linear=[1,9]}", "env.params.half_length={piecewise=[[0,0.2],[500,0.4]],by='eval/return'}", "env.lanes=8")
+    assert loaded.params.gravity == 9.0 and loaded.params.half_length == 0.4
+    (tmp_path / "again.toml").write_text(load.to_toml(loaded))
+    again = load.load(tmp_path / "again.toml")
+    assert again == loaded and again.scheduled.keys() == {"env.params.gravity", "env.params.half_length"}
+    origin = next(row for row in load.origins(None, ["env.params.gravity={linear=[1,9],over=10}"]) if row.key == "env.params.gravity.points")
+    assert origin.value == [[0, 1.0], [10, 9.0]] and origin.origin == "command line"
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_a_world_steps_by_the_values_of_the_step(device):
+    """A world whose parameters change is, to the bit, the one that has these values from the beginning."""
+    name = "gravity"
+    changing = build(of(f"env.params.{name}={{linear=[1,9]}}", "env.lanes=8", f"env.device={device}"), "cpu")
+    set_scheduled(changing, 250)
+    assert {key: float(scalar) for key, (_, scalar) in changing.scheduled.items()} == {f"env.params.{name}": 3.0}
+    seen = []
+    for world in (changing.world, *(build(of(f"env.params.{name}={value}", "env.lanes=8"), "cpu").world for value in (3.0, 9.0))):
+        slot = world.slot()
+        bound = world.bind(slot)
+        world.reset(bound)
+        for k in range(20):
+            slot.action.fill_(k % 2)
+            world.step(bound)
+            world.advance(1)
+        seen.append(slot.observation.clone())
+    assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
+
+
+@pytest.mark.compile
+def test_a_run_resumed_in_the_middle_of_a_curriculum_ends_in_the_same_bits(tmp_path):
+    """By steps, and by what evaluations brought: those of the session before count."""
+    over = 8 * ITERATION
+    by = "algo.clip={piecewise=[[-1000,0.3],[9.5,0.2],[15,0.1],[40,0.05]],by='eval/return'}"
+    words = (*SMALL, f"env.params.gravity={{linear=[1,9.8],over={over}}}", by, "eval.every=2", "eval.episodes=4", "algo.anneal=false")
+    whole = made(tmp_path, *words, f"run.steps={over}", "run.record_hz=1000").path
+    parts = made(tmp_path, *words, f"run.steps={3 * ITERATION}").path
+    worker.work(whole, resume=None)
+    worker.work(parts, resume=None)
+    asked = runs.read_json(parts / "run.json")["request"]
+    runs.update_document(parts, request=asked | {"resume_overrides": [f"run.steps={over}"], "resume_directory": str(tmp_path)})
+    worker.work(parts, resume="last")
+    assert tensors(parts) == tensors(whole)
+    with runs.Reader(whole / "metrics.mm") as reader:
+        places = {name: [metric.name for metric in reader.metrics].index(name) for name in ("schedule/params.gravity", "schedule/clip")}
+        shown = {name: [record.values[place] for record in reader.since(0, 100)] for name, place in places.items()}
+    assert shown["schedule/params.gravity"][-1] == pytest.approx(1 + 8.8 * 7 / 8)
+    assert shown["schedule/clip"][0] == pytest.approx(0.3) and len(set(shown["schedule/clip"])) > 1
