@@ -41,6 +41,11 @@ class Config:
     scheduled: Mapping[str, schedules.Schedule] = field(default_factory=dict)  # keys that change (see `schedules.PARAMS`); there stands one of their values
 
     @property
+    def changing(self) -> dict[str, str]:
+        """The environment's parameters that change, each with its key in `scheduled`."""
+        return {key.removeprefix(schedules.PARAMS): key for key in self.scheduled if key.startswith(schedules.PARAMS)}
+
+    @property
     def lanes(self) -> int:
         """`env.lanes`, once it is a number: `operant.training.auto_lanes` makes one of "auto"."""
         if isinstance(self.env.lanes, str):
@@ -163,7 +168,7 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
                 _unknown(raw, (name,), known, (*sections.SECTIONS, *sections.READ_ELSEWHERE))
     steps = resolve.value_of(raw, "run", "steps", sections.Run.model_fields["steps"].default)
     evaluated = resolve.value_of(raw, "eval", "every", 1) not in (0, "0")
-    scheduled = schedules.take(raw, algorithm.Config, None if hosted else environment, steps, evaluated=evaluated) if algorithm is not None else {}
+    scheduled = schedules.take(raw, algorithm.Config, resolve.changeable(raw, environment), steps, evaluated=evaluated) if algorithm is not None else {}
     env = _section(raw, "env", models["env"], known)
     if hosted and env is not None:  # first: what it shows decides on defaults of the network
         environment = resolve.outside_environment(raw, environment_name, env)

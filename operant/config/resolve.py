@@ -6,7 +6,8 @@ Knows nothing of the other keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,14 @@ def params(raw: RawConfig, env: Any, known: Mapping[str, Sequence[str]]) -> Any:
         if problem := ranges.problem(env, name, values[name]):
             raw.problem(raw.location(key), f"{messages.dotted(key)}: {problem} (got {quoted(value)})")
     return env.Params(**values) if len(raw.problems) == problems else None
+
+
+def changeable(raw: RawConfig, env: Any) -> dict[str, Callable[[float], str | None]]:
+    """The parameters that can change while it trains, each with what says why it cannot have a value: floats of an environment of ours, without pictures."""
+    if env is None or isinstance(env, outside.HostEnv) or env.pixels or value_of(raw, "env", "pixels", "none") != "none":
+        return {}
+    found = getattr(env.Params, "_field_defaults", {})
+    return {name: functools.partial(ranges.problem, env, name) for name, value in found.items() if isinstance(value, float)}
 
 
 def _parameter_type(default: object) -> TypeAdapter[Any]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from operant.config.raw import RawConfig
-from operant.envs import Env, ranges
 from operant.settings import Count, Real, Section
 
 WORDS = ("linear", "points", "piecewise")
@@ -24,6 +23,7 @@ _FORMS = '{linear = [1e-3, 0], over = "10M"}, {points = [[0, 1e-3], ["2M", 3e-4]
 _MOST = 1000
 BY: Final = "eval/return"
 PARAMS: Final = "env.params."
+Parameters = Mapping[str, Callable[[float], "str | None"]]
 """How the keys of schedules of an environment's parameters begin; those of [algo] are the keys themselves."""
 
 
@@ -84,20 +84,20 @@ _COUNT: TypeAdapter[int] = TypeAdapter(Count)
 _REAL: TypeAdapter[float] = TypeAdapter(Real)
 
 
-def take(raw: RawConfig, model: type[Section], environment: Env | None, steps: Any, *, evaluated: bool) -> dict[str, Schedule]:
+def take(raw: RawConfig, model: type[Section], parameters: Parameters, steps: Any, *, evaluated: bool) -> dict[str, Schedule]:
     """The schedules of `[algo]` and `[env.params]`, whose places in the raw configuration get one of their values each; problems for all that is wrong.
 
-    `environment` is one whose parameters can change, None for others. A schedule of the learning rate is in the place of its annealing.
+    `parameters` are those of the environment that can change, each with what says why it cannot have a value. A schedule of
+    the learning rate is in the place of its annealing.
     """
-    floats = [name for name, value in getattr(environment and environment.Params, "_field_defaults", {}).items() if isinstance(value, float)]
     taken: dict[str, Schedule] = {}
     for key in list(_written(raw.data)):
         name, parameter = key[-1], key[:2] == ("env", "params")
         if key[0] == "sweep" or (key[0] == "algo" and (len(key) > 2 or name not in model.model_fields)):
             continue  # told elsewhere
-        known = floats if parameter and len(key) == 3 else model.schedulable if key[0] == "algo" else ()
-        found = parse(_at(raw.data, key), steps) if name in known else _fixed(key, model, floats)
-        told = found if isinstance(found, str) else _off(found, model, environment if parameter else None, name)
+        known: Iterable[str] = parameters if parameter and len(key) == 3 else model.schedulable if key[0] == "algo" else ()
+        found = parse(_at(raw.data, key), steps) if name in known else _fixed(model, parameters)
+        told = found if isinstance(found, str) else _off(found, parameters[name]) if parameter else _out_of_range(found, model, name)
         if told is None and isinstance(found, Schedule) and found.by and not evaluated:
             told = f'by = "{found.by}" needs evaluations, which eval.every = 0 switches off'
         if told is None and isinstance(found, Schedule):
@@ -137,19 +137,15 @@ def _put(data: dict[str, Any], key: tuple[str, ...], value: Any) -> None:
         data[key[-1]] = value
 
 
-def _fixed(key: tuple[str, ...], model: type[Section], floats: Sequence[str]) -> str:
+def _fixed(model: type[Section], parameters: Iterable[str]) -> str:
     """Why a key cannot be a schedule, and which can."""
-    some = [*(f"algo.{name}" for name in model.schedulable), *(f"{PARAMS}{name}" for name in floats)]
+    some = [*(f"algo.{name}" for name in model.schedulable), *(f"{PARAMS}{name}" for name in parameters)]
     return f"it cannot be a schedule, as it is fixed once training begins. What can: {', '.join(some) or 'nothing of this algorithm'}"
 
 
-def _off(schedule: Schedule, model: type[Section], environment: Env | None, name: str) -> str | None:
-    """What is wrong with a schedule's values."""
-    if environment is None:
-        return _out_of_range(schedule, model, name)
-    if environment.pixels:
-        return "it cannot be a schedule where observations are pictures"
-    return next((f"{found} (got {value})" for _, value in schedule.points if (found := ranges.problem(environment, name, value))), None)
+def _off(schedule: Schedule, problem: Callable[[float], str | None]) -> str | None:
+    """What is wrong with the values of a parameter's schedule."""
+    return next((f"{found} (got {value})" for _, value in schedule.points if (found := problem(value))), None)
 
 
 def _out_of_range(schedule: Schedule, model: type[Section], name: str) -> str | None:

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from operant import algos, worlds
 from operant.algos.base import Algorithm, Estimate
 from operant.config.load import Config
-from operant.config.schedules import PARAMS
 from operant.errors import ConfigError
 from operant.nn import SOLO, Actor, Exchange
 
@@ -30,23 +29,22 @@ def build(
     configuration left open: see `Algorithm.chosen`.
     """
     settings, changing = _completed(config.algo, chosen), {}
-    parameters = {key.removeprefix(PARAMS): key for key in config.scheduled if key.startswith(PARAMS)}
     for key, schedule in config.scheduled.items():
-        if key not in parameters.values():
+        if key not in config.changing.values():
             changing[key] = (schedule, torch.tensor(schedule.at(0), dtype=torch.float32, device=device))
     settings = settings.model_copy(update={key: scalar for key, (_, scalar) in changing.items()})
     lanes, joined = config.lanes // exchange.ranks, {}
     if exchange.ranks > 1:
         require_shared(config, exchange.ranks)
         joined = {"exchange": exchange}
-    where = {"seed": config.run.seed, "device": device, "params": config.params, "lane0": exchange.rank * lanes, "changing": tuple(parameters)}
+    where = {"seed": config.run.seed, "device": device, "params": config.params, "lane0": exchange.rank * lanes, "changing": tuple(config.changing)}
     bridged, environment = config.env.device == "cpu" and torch.device(device).type != "cpu" and not config.hosted, config.environment
     if exchange.ranks > 1 and config.hosted and config.env.threads == "auto":  # each rank has workers of its own, and all share the cores
         hosting = environment.hosting
         environment = replace(environment, hosting=hosting._replace(processes=max(1, hosting.processes // exchange.ranks)))
     world = worlds.BridgedWorld(environment, lanes, **where, buffers=config.env.buffers) if bridged else worlds.make(environment, lanes, **where)
     made = algos.load(config.algo_name)(world, settings, config.net, seed=config.run.seed, steps=config.run.steps, eager=eager, **joined)
-    made.scheduled = changing | {key: (config.scheduled[key], world.changing[name]) for name, key in parameters.items()}
+    made.scheduled = changing | {key: (config.scheduled[key], world.changing[name]) for name, key in config.changing.items()}
     set_scheduled(made, 0)
     return cast("Algorithm", made)
 
