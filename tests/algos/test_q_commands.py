@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from processes import go_to, operant_process, tensors, trained_here
 
-import operant
 from monitor.data.feed import LiveFeed
 from operant import runs
 
@@ -20,19 +16,11 @@ SMALL = {
     "pqn": ("env.lanes=64", "algo.horizon=8", "algo.minibatches=2", "net.layer_norm=true", "algo.anneal=false"),
     "dqn": ("env.lanes=64", "algo.horizon=8", "algo.batch_size=64", "algo.learning_starts=2000", "algo.replay_capacity=16k"),
 }
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ITERATION = 64 * 8  # steps
 COMMON = ("run.threads=1", "run.device=cpu", "eval.every=15", "eval.episodes=8", "checkpoint.every=20", "algo.epsilon_steps=4000")
 STEPS = ITERATION * 40
-
-
-def operant_process(place: Path, *words: object) -> subprocess.CompletedProcess:
-    """`operant WORDS` in a process of its own, in the folder `place`."""
-    variables = {name: value for name, value in os.environ.items() if name not in ("OPERANT_RUNS", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")}
-    variables |= {"XDG_STATE_HOME": str(place / "state"), "PYTHONPATH": str(Path(operant.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "operant.cli", *map(str, words)]
-    done = subprocess.run(command, cwd=place, env=variables, capture_output=True, text=True, timeout=180, check=False)
-    assert "Traceback" not in done.stdout + done.stderr, done.stderr
-    return done
 
 
 @pytest.fixture(scope="module", params=["dqn", pytest.param("pqn", marks=pytest.mark.soak)])
@@ -40,36 +28,30 @@ def trained(request, tmp_path_factory) -> SimpleNamespace:
     """A run of CartPole by an algorithm."""
     place = tmp_path_factory.mktemp(request.param)
     words = ("cartpole", f"algo.name={request.param}", *SMALL[request.param], *COMMON)
-    done = operant_process(place, "train", *words, f"run.steps={STEPS}", "--name", "whole")
-    assert done.returncode == 0, done.stderr
-    return SimpleNamespace(place=place, words=words, path=place / "runs" / "whole", name=request.param)
-
-
-def tensors(run: Path) -> bytes:
-    """Of the last checkpoint."""
-    return (sorted((run / "checkpoints").glob("step-*"))[-1] / "tensors.safetensors").read_bytes()
+    path = trained_here(place, *words, f"run.steps={STEPS}", name="whole")
+    return SimpleNamespace(place=place, words=words, path=path, name=request.param)
 
 
 def test_it_resumes_to_the_bit(trained):
-    done = operant_process(trained.place, "train", *trained.words, f"run.steps={STEPS // 2}", "--name", "halves")
-    assert done.returncode == 0, done.stderr
+    halves = trained_here(trained.place, *trained.words, f"run.steps={STEPS // 2}", name="halves")
     resumed = operant_process(trained.place, "resume", "halves", f"run.steps={STEPS}")
     assert resumed.returncode == 0, resumed.stderr
-    assert tensors(trained.place / "runs" / "halves") == tensors(trained.path)
+    assert tensors(halves) == tensors(trained.path)
 
 
-def test_it_evaluates_and_renders_or_profiles(trained):
+def test_it_evaluates_and_renders_or_profiles(trained, here, monkeypatch):
     """A film of the one, a profile of the other: each is some seconds of compilation."""
-    played = operant_process(trained.place, "eval", "whole", "--episodes", 16, "--json", "--sampled")
-    assert played.returncode == 0, played.stderr
-    assert json.loads(played.stdout)["sampled"]["mean"] > 8.0
+    go_to(trained.place, monkeypatch)
+    played = here("eval", "whole", "--episodes", 16, "--json", "--sampled")
+    assert played.code == 0, played.err
+    assert json.loads(played.out)["sampled"]["mean"] > 8.0
     if trained.name == "pqn":
-        filmed = operant_process(trained.place, "render", "whole", "--out", "film.png", "--episodes", 1)
-        assert filmed.returncode == 0 and (trained.place / "film.png").read_bytes().startswith(b"\x89PNG"), filmed.stderr
+        filmed = here("render", "whole", "--out", "film.png", "--episodes", 1)
+        assert filmed.code == 0 and (trained.place / "film.png").read_bytes().startswith(b"\x89PNG"), filmed.err
         return
-    profiled = operant_process(trained.place, "profile", *trained.words, "--updates", 1, "--json")
-    assert profiled.returncode == 0, profiled.stderr
-    found = json.loads(profiled.stdout)
+    profiled = here("profile", *trained.words, "--updates", 1, "--json")
+    assert profiled.code == 0, profiled.err
+    found = json.loads(profiled.out)
     assert found["algorithm"] == trained.name and {"environment", "network"} <= {phase["name"] for phase in found["phases"]}
 
 
@@ -80,6 +62,6 @@ def test_the_monitor_shows_q_values(trained):
     assert {"q_mean", "td_error", "epsilon"} <= {figure.metric for figure in snapshot.figures}
 
 
-def test_other_actions_are_refused_in_a_sentence(trained):
-    done = operant_process(trained.place, "train", "pendulum", f"algo.name={trained.name}", "run.device=cpu")
-    assert done.returncode == 2 and "Discrete" in done.stdout + done.stderr, done.stderr
+def test_other_actions_are_refused_in_a_sentence(trained, here):
+    done = here("train", "--inline", "pendulum", f"algo.name={trained.name}", "run.device=cpu")
+    assert done.code == 2 and "Discrete" in done.out + done.err, done.err

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 
 import pytest
-from test_scratch_algorithm import operant_process, tensors
+from processes import go_to, operant_process, tensors, trained_here
 
 from monitor.data.feed import LiveFeed
-from operant import cli, runs
+from operant import runs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,34 +25,23 @@ STEPS = 60 * 8 * 16
 def trained(tmp_path_factory):
     """A folder with a finished run."""
     place = tmp_path_factory.mktemp("sac")
-    done = operant_process(place, "train", *SMALL, f"run.steps={STEPS}", "--name", "whole")
-    assert done.returncode == 0, done.stderr
+    trained_here(place, *SMALL, f"run.steps={STEPS}", name="whole")
     return place
 
 
 def test_it_resumes_to_the_bit_with_its_replay(trained):
-    done = operant_process(trained, "train", *SMALL, f"run.steps={STEPS // 2}", "--name", "halves")
-    assert done.returncode == 0, done.stderr
+    halves = trained_here(trained, *SMALL, f"run.steps={STEPS // 2}", name="halves")
     resumed = operant_process(trained, "resume", "halves", f"run.steps={STEPS}")
     assert resumed.returncode == 0, resumed.stderr
-    assert tensors(trained / "runs" / "halves") == tensors(trained / "runs" / "whole")
+    assert tensors(halves) == tensors(trained / "runs" / "whole")
 
 
-def test_it_evaluates_renders_and_shows_its_figures(trained, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_STATE_HOME", str(trained / "state"))
-    monkeypatch.delenv("OPERANT_RUNS", raising=False)
-    monkeypatch.chdir(trained)
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["operant", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert not ended.value.code, capsys.readouterr().err
-        return capsys.readouterr().out
-
-    assert -2000.0 < json.loads(call("eval", "whole", "--episodes", 8, "--json"))["sampled"]["mean"] < 0.0
-    call("render", "whole", "--out", "film.png", "--episodes", 1)
-    assert (trained / "film.png").read_bytes().startswith(b"\x89PNG")
+def test_it_evaluates_renders_and_shows_its_figures(trained, here, monkeypatch):
+    go_to(trained, monkeypatch)
+    played = here("eval", "whole", "--episodes", 8, "--json")
+    assert played.code == 0 and -2000.0 < json.loads(played.out)["sampled"]["mean"] < 0.0, played.err
+    filmed = here("render", "whole", "--out", "film.png", "--episodes", 1)
+    assert filmed.code == 0 and (trained / "film.png").read_bytes().startswith(b"\x89PNG"), filmed.err
     with contextlib.closing(LiveFeed(runs.load(trained / "runs" / "whole"))) as feed:
         snapshot = feed.snapshot()
     assert {"q_mean", "td_error", "temperature", "entropy", "replay_fill", "updates_per_second"} <= snapshot.series.keys()
@@ -61,6 +49,6 @@ def test_it_evaluates_renders_and_shows_its_figures(trained, monkeypatch, capsys
     assert any("temperature" in line.title for line in snapshot.health), snapshot.health
 
 
-def test_actions_of_the_wrong_kind_are_told_what_to_use(trained):
-    done = operant_process(trained, "train", "cartpole", "algo.name=td3", "run.device=cpu")
-    assert done.returncode == 2 and 'use algo.name = "sac", "dqn", "pqn" or "ppo"' in done.stderr
+def test_actions_of_the_wrong_kind_are_told_what_to_use(here):
+    done = here("train", "--inline", "cartpole", "algo.name=td3", "run.device=cpu")
+    assert done.code == 2 and 'use algo.name = "sac", "dqn", "pqn" or "ppo"' in done.err

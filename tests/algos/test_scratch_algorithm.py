@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from processes import go_to, operant_process, tensors, trained_here
 from toys import MY_NET
 
-import operant
 from monitor.data.feed import LiveFeed
-from operant import algos, cli, runs
+from operant import algos, runs
 from operant.config import request
 from operant.training import worker
 
@@ -26,15 +24,6 @@ SMALL = ("algo.horizon=8", "run.threads=1", "run.device=cpu", "eval.every=15", "
 STEPS = 64 * 8 * 100
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def operant_process(place: Path, *words: str) -> subprocess.CompletedProcess:
-    """`operant WORDS` in a process of its own, in the folder `place`."""
-    variables = {name: value for name, value in os.environ.items() if name not in ("OPERANT_RUNS", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")}
-    variables |= {"XDG_STATE_HOME": str(place / "state"), "PYTHONPATH": str(Path(operant.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "operant.cli", *words], cwd=place, env=variables, capture_output=True, text=True, timeout=180, check=False)
-    assert "Traceback" not in done.stdout + done.stderr, done.stderr
-    return done
 
 
 @pytest.fixture(scope="module")
@@ -48,26 +37,10 @@ def trained(tmp_path_factory) -> SimpleNamespace:
 
 
 @pytest.fixture
-def here(trained, monkeypatch, capsys):
-    """`operant WORDS` in this process, in that folder: exit code and output."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(trained.place / "state"))
-    monkeypatch.delenv("OPERANT_RUNS", raising=False)
-    monkeypatch.chdir(trained.place)
-
-    def call(*words: object) -> SimpleNamespace:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["operant", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=ended.value.code or 0, out=out, err=err)
-
-    return call
-
-
-def tensors(run: Path) -> bytes:
-    """Of the last checkpoint."""
-    return (sorted((run / "checkpoints").glob("step-*"))[-1] / "tensors.safetensors").read_bytes()
+def there(trained, here, monkeypatch):
+    """`operant WORDS` in this process, in that folder."""
+    go_to(trained.place, monkeypatch)
+    return here
 
 
 # A FILE OF ONE'S OWN
@@ -84,11 +57,10 @@ def test_it_trains_with_as_many_lanes_as_fit(trained):
 
 
 def test_it_resumes_to_the_bit(trained):
-    done = operant_process(trained.place, "train", *trained.words, "env.lanes=64", f"run.steps={STEPS // 2}", "--name", "halves")
-    assert done.returncode == 0, done.stderr
+    halves = trained_here(trained.place, *trained.words, "env.lanes=64", f"run.steps={STEPS // 2}", name="halves")
     resumed = operant_process(trained.place, "resume", "halves", f"run.steps={STEPS}")
     assert resumed.returncode == 0, resumed.stderr
-    assert tensors(trained.place / "runs" / "halves") == tensors(trained.path)
+    assert tensors(halves) == tensors(trained.path)
 
 
 def test_checkpoints_say_what_they_hold_and_how_large_it_is(trained):
@@ -101,15 +73,15 @@ def test_checkpoints_say_what_they_hold_and_how_large_it_is(trained):
     assert found.keys() <= {"train", "all"} and "all" in found
 
 
-def test_it_evaluates_and_renders(trained, here):
-    played = here("eval", "scratch", "--episodes", 16, "--json")
+def test_it_evaluates_and_renders(trained, there):
+    played = there("eval", "scratch", "--episodes", 16, "--json")
     assert played.code == 0 and json.loads(played.out)["greedy"]["mean"] > 20.0
-    filmed = here("render", "scratch", "--out", "film.png", "--episodes", 1)
+    filmed = there("render", "scratch", "--out", "film.png", "--episodes", 1)
     assert filmed.code == 0 and (trained.place / "film.png").read_bytes().startswith(b"\x89PNG"), filmed.err
 
 
-def test_it_profiles(trained, here):
-    done = here("profile", *trained.words, "env.lanes=64", "--updates", 1, "--json")
+def test_it_profiles(trained, there):
+    done = there("profile", *trained.words, "env.lanes=64", "--updates", 1, "--json")
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert found["algorithm"] == "a2c" and list(found["phase_s"]) == ["collect", "learn"] and found["horizon"] == 8
@@ -129,10 +101,10 @@ def test_the_monitor_shows_its_own_losses(trained):
     ("text", "sentence"),
     [("class A2C: pass", "has no algorithm 'A2C'"), ("import nothing_of_the_kind", "could not be imported"), (None, "there is no file")],
 )
-def test_what_is_wrong_with_a_file_is_said(text, sentence, here, trained):
+def test_what_is_wrong_with_a_file_is_said(text, sentence, there, trained):
     if text is not None:
         (trained.place / "odd.py").write_text(text)
-    done = here("profile", "algo.name=odd.py:A2C" if text is not None else "algo.name=gone.py:A2C")
+    done = there("profile", "algo.name=odd.py:A2C" if text is not None else "algo.name=gone.py:A2C")
     assert done.code == 2 and sentence in done.err and "Traceback" not in done.err
 
 

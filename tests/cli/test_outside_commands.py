@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from processes import operant_process
 
-import operant
 from monitor.data.feed import LiveFeed
 from operant import runs
 
@@ -20,14 +18,6 @@ pytest.importorskip("gymnasium")
 
 TOYS = Path(__file__).parents[1] / "outside_toys.py"
 SMALL = ("env.lanes=4", "env.threads=1", "algo.horizon=16", "algo.minibatches=2", "eval.every=2", "eval.episodes=2", "run.threads=1", "run.device=cpu")
-
-
-def operant_process(place: Path, *words: object) -> subprocess.CompletedProcess:
-    """`operant WORDS` in a process of its own, in the folder `place`."""
-    variables = {name: value for name, value in os.environ.items() if name not in ("OPERANT_RUNS", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")}
-    variables |= {"XDG_STATE_HOME": str(place / "state"), "PYTHONPATH": str(Path(operant.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "operant.cli", *map(str, words)]
-    return subprocess.run(command, cwd=place, env=variables, capture_output=True, text=True, timeout=180, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +30,7 @@ def failed(tmp_path_factory) -> SimpleNamespace:
 
 
 def test_a_failed_environment_ends_the_run_with_a_checkpoint(failed):
-    log = operant_process(failed.place, "logs", "toy").stdout
+    log = (failed.run / "log.txt").read_text()
     assert failed.done.returncode == 1 and "mine.py:failing: `step` of lane 0, after action [" in failed.done.stderr, failed.done.stderr
     assert 'raise RuntimeError("out of order")' in log and "RuntimeError: out of order" in log
     (checkpoint,) = (failed.run / "checkpoints").glob("step-*")

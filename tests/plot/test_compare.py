@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from operant import plot
 from operant import runs as folders
 from operant.runs import groups
 
-stats = pytest.importorskip("scipy.stats")
+pytestmark = pytest.mark.skipif(find_spec("scipy") is None, reason="needs scipy")
 
 NAN = math.nan
 
@@ -42,6 +43,8 @@ def last(top, seed):
 
 
 def test_compare_says_what_an_independent_computation_does(three, here):
+    from scipy import stats  # a second to import, which every process of tests would take
+
     done = here("compare", *(run.id for run in three), "--json")
     assert done.code == 0, done.err
     document = json.loads(done.out)

@@ -1,4 +1,4 @@
-"""Runs of the command line in processes of their own, in a folder of a test's, for the tests of commands."""
+"""Runs of the command line in processes of their own, in a folder of a test's, and of workers in this one, for the tests of commands."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+
+import pytest
 
 import operant
 from operant import runs
@@ -27,10 +29,10 @@ def environment(place: Path) -> dict[str, str]:
     return kept | {"XDG_STATE_HOME": str(place / "state"), "PYTHONPATH": str(PACKAGE_PARENT), "OMP_NUM_THREADS": "1"}
 
 
-def operant_process(place: Path, *words: str, **options) -> subprocess.CompletedProcess:
+def operant_process(place: Path, *words: object, **options) -> subprocess.CompletedProcess:
     """`operant WORDS` in a process of its own, in the folder `place`."""
-    command = [sys.executable, "-m", "operant.cli", *words]
-    done = subprocess.run(command, cwd=place, env=environment(place), capture_output=True, text=True, timeout=120, **options)
+    command = [sys.executable, "-m", "operant.cli", *map(str, words)]
+    done = subprocess.run(command, cwd=place, env=environment(place), capture_output=True, text=True, timeout=180, **options)
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     return done
 
@@ -61,6 +63,23 @@ def made(place: Path, *words: str, name: str | None = None) -> runs.Run:
     """A run that is asked for and has not begun."""
     asked = request.make(words, config=None, environment_file=None, settings={"run.name": name})
     return runs.create(place / "runs", name, asked.prefix, asked.document())
+
+
+def trained_here(place: Path, *words: str, name: str) -> Path:
+    """The folder of a run that this process, which has torch already, trained as the worker of `operant train` does."""
+    from operant.training import worker
+
+    with pytest.MonkeyPatch.context() as patch:
+        go_to(place, patch)
+        run = made(place, *words, name=name)
+        worker.work(run.path, resume=None)
+    return run.path
+
+
+def go_to(place: Path, patch: pytest.MonkeyPatch) -> None:
+    """This process works in a folder of its own, and its list of runs lies there."""
+    patch.setenv("XDG_STATE_HOME", str(place / "state"))
+    patch.chdir(place)
 
 
 def inline(here, *words: str) -> SimpleNamespace:
