@@ -3,8 +3,7 @@
     python benches/start.py [--device auto] [--only phases,command,imports,solve] [--repeats 3] [--seeds 1,2,3] [--quick] [--out DIR]
 
 Each part prints a Markdown table for benches/LOG.md and adds its figures to `start.jsonl` in DIR (or $OUT). "cold" begins with empty caches of its own
-(Operant's kernels and shapes, Triton's), "warm" with what the cold start left there; the disk's cache is warm in both. A phase's seconds count from the
-process's start.
+(Operant's kernels and shapes, Triton's), "warm" with what it left there; the disk's cache is warm in both. Seconds count from the process's start.
 
 `solve` trains until 128 greedy episodes have a mean return of 475, looked at after every iteration. Its training seconds are those of the iterations
 alone, each until the device has done it; the first two, which load and capture, are counted at the price of the others. A recipe that is slower than the

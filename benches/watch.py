@@ -1,4 +1,4 @@
-"""What watching the agent costs a real PPO: `after` with nobody watching, a frame, the first wish, and steps a second watched and not, in turn.
+"""What watching the agent costs a real PPO: `after` without a viewer, a frame, the first wish, and steps a second watched and not, in turn.
 
     python benches/watch.py [--device cpu] [--env cartpole] [--lanes 1024] [--horizon 16] [--size 64] [--pairs 10] [--seconds 3]
 
@@ -89,7 +89,7 @@ def same_bytes(alone, shown, rounds):
 
 
 def unwatched_ns(watcher):
-    """Nanoseconds of `after` with nobody watching, the loop around it included: the least and the median over batches."""
+    """Nanoseconds of `after` without a viewer, the loop around it included: the least and the median over batches."""
     batch, found = range(10_000), []
     for _ in range(41):
         began = time.perf_counter_ns()
@@ -151,7 +151,7 @@ def main():
         loop = Loop(arguments, folder)
         loop.iterate(5)
         least, middle = unwatched_ns(loop.watcher)
-        print(f"- `after` with nobody watching: {least:.0f} ns at least, {middle:.0f} ns in the median")
+        print(f"- `after` without a viewer: {least:.0f} ns at least, {middle:.0f} ns in the median")
         for mode in ("greedy", "sampled"):
             host, whole = frame_ms(loop, mode, arguments.size)
             print(f"- a frame, {mode}: {host:.2f} ms of the host, {whole:.2f} ms until it is done")

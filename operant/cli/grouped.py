@@ -107,7 +107,7 @@ def _ask(group: Group, wanted: int) -> None:
 
 
 def _end(group: Group, *, terminal: bool) -> int:
-    """The last words about a group that nobody trains any more; the exit code: that of the first run that has not finished."""
+    """The last words about a group that is no longer trained; the exit code: that of the first run that has not finished."""
     if problem := group.document.get("problem"):
         say(*str(problem).splitlines())
         code = group.document.get("code")

@@ -22,7 +22,7 @@ _DRAW = 65_535  # the last number of a step: no environment draws so many
 def with_flicker(env: Env, probability: float) -> Env:
     """The environment with each observation blank, all zeros, by a probability from 0 to 1.
 
-    Where pictures are observed, the blank is a black picture, for whoever looks on as well.
+    Where pictures are observed, the blank is a black picture, in films and in the viewer as well.
     """
     if not probability:
         return env

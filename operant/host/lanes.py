@@ -137,7 +137,7 @@ class Group:
             mask = outcome.mask
             if outcome.terminated or outcome.truncated:
                 blocks.final_observation[lane] = row
-                if blocks.side[0]:  # somebody looks: the end is seen, until the next step
+                if blocks.side[0]:  # a viewer is shown the end, until the next step
                     self._draw(lane)
                     blocks.drawn[lane] = 1
                 with _named(lane, "reset", blocks.action[lane]):

@@ -38,7 +38,7 @@ def group_of(source: Source, blocks: Blocks, buffers: Any, *, draws: bool, threa
     """The lanes of a source in this process."""
     try:
         many = kind(source) is not None
-    except SourceError:  # whoever makes the first says so
+    except SourceError:  # making the first environment reports it
         many = False
     return VectorGroup(source, blocks, buffers, draws=draws, threads=threads) if many else Group(source, blocks, buffers, draws=draws)
 

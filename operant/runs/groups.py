@@ -56,7 +56,7 @@ class Group(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """Whether somebody trains them on, run after run."""
+        """Whether a process trains them, run after run."""
         found = self.document.get("supervisor")
         return isinstance(found, dict) and runs.lives(found) is True
 
@@ -184,7 +184,7 @@ def start(group: Group) -> None:
 
 
 def ask_stop(group: Group) -> bool:
-    """Ask who trains a group to end, with a checkpoint of each run; whether there was somebody."""
+    """Ask the process that trains a group to end, with a checkpoint of each run; whether there was one."""
     found = group.document.get("supervisor")
     if not group.live or not isinstance(found, dict):
         return False
@@ -209,7 +209,7 @@ class Supervisor:
         self._waiting = list(group.members)
 
     def run(self) -> None:
-        """Until all have ended, or somebody stops it."""
+        """Until all have ended, or a stop is asked for."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
@@ -250,7 +250,7 @@ class Supervisor:
         runs.write_json(self._group.path / FILE, document)
 
     def _begin(self, worker: pool.Worker, seed: int) -> None:
-        """Train the run of a seed, or train it on; nothing where it has finished or somebody else trains it."""
+        """Train the run of a seed, or train it on; nothing where it has finished or another process trains it."""
         group, trusted = self._group, self._group.document.get("trusted") is True
         run = group.runs.get(seed)
         if run is not None and (runs.taken(run.path) or runs.state(run).word == "finished"):

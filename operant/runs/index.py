@@ -3,8 +3,8 @@ reach. Standard library only. Knows nothing of training or of screens.
 
 Folders lie in a root (`./runs`, `$OPERANT_RUNS`, `--runs`). So that ids work from any directory, each new run also leaves a symbolic link
 `<created ns>-<id>` in `$XDG_STATE_HOME/operant/runs` (default `~/.local/state`). Links that lead nowhere are skipped and swept when the next run is made.
-The index also tells this user's own runs from those of others (`recorded`): where a home cannot be written, a run's own code is asked about. Whoever names a
-root means the runs in it: for finding runs the index is asked only where none was named.
+The index also tells this user's own runs from those of others (`recorded`): where a home cannot be written, a run's own code is asked about. A root
+that is named limits the search to its runs: the index is asked only where none was named.
 """
 
 from __future__ import annotations

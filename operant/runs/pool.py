@@ -61,7 +61,7 @@ class Worker:
             raise MachineError(f"a worker cannot be started ({error.strerror}): {runs.shown(self._log)}") from None
 
     def begin(self, run: Run, *, resume: str | None = None, trusted: bool = False) -> None:
-        """Give it a run, whose folder nobody else trains in. Raises BusyError, and MachineError where no worker can be started."""
+        """Give it a run, whose folder has no other trainer. Raises BusyError, and MachineError where no worker can be started."""
         if self.run is not None:
             raise BusyError(runs.busy(self.run.path))
         launch.announce(run)

@@ -67,7 +67,7 @@ class Conductor:
         self._failures, self._usual_s = 0, math.inf
 
     def run(self, look: Callable[[], None]) -> bool:
-        """Work until the budget is spent or somebody stops it; `look` is called after each turn. False where it was stopped.
+        """Work until the budget is spent or it is stopped; `look` is called after each turn. False where it was stopped.
 
         Raises OperantError where the first trials fail one after another.
         """
@@ -146,7 +146,7 @@ class Conductor:
         if run is None:
             request = self._request(trial, place, index)
             run = runs.create(self._root, trial.names[place], "", request.document())
-            if run.id != trial.names[place]:  # somebody else's has the name
+            if run.id != trial.names[place]:  # another run has the name
                 trial.names[place] = run.id
                 self.study.claim(trial.engine, list(trial.names.values()))
         try:
@@ -201,7 +201,7 @@ class Conductor:
                 self._ended(trial, place, ended.run, ended.code, f"{state.word}{f': {state.cause}' if state.cause else ''}")
 
     def _ended(self, trial: Trial, place: int, run: Run, code: int, word: str) -> None:
-        """A run of a trial has ended, by itself, by the pruner, by somebody, or by a fault."""
+        """A run of a trial has ended, by itself, by the pruner, by a request, or by a fault."""
         trial.done[place] = results.of_run(run)
         trial.finished += code == 0
         if code == 130 and not trial.verdict:

@@ -20,7 +20,7 @@ from operant.training.rollout import Rollout
 STREAM = 1
 """The random stream of evaluations: see `rng.stream_seed`."""
 
-_CHUNK = 32  # steps between two looks at whether anybody still plays
+_CHUNK = 32  # steps between two looks at whether any lane still plays
 _LONGEST, _LONGEST_UNLIMITED = 100_000, 20_000  # steps of an episode at most: by default, and where the environment sets no time limit
 _TICKS = 1 << 32  # ticks an evaluation may use: each begins at a multiple of it
 _PARTS = 16  # equal parts of these, of other episodes each

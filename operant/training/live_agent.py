@@ -1,6 +1,6 @@
-"""The agent as it plays, for whoever watches: a few lanes of their own, advanced by the policy as it is, drawn and handed to the metrics file.
+"""The agent as it plays, for the monitor: a few lanes of their own, advanced by the policy as it is, drawn and handed to the metrics file.
 
-With nobody watching it costs one comparison an iteration. Watching changes no trained bit: the lanes have a world, buffers and a random stream of their own,
+Without a viewer it costs one comparison an iteration. Watching changes no trained bit: the lanes have a world, buffers and a random stream of their own,
 and the policy is only read. Everything is made at the first request. Knows nothing of who watches, nor of how a picture gets onto a screen.
 """
 
@@ -46,7 +46,7 @@ class FrameWriter(Protocol):
 
 
 class _Request(NamedTuple):
-    """What somebody wants to see, and until when."""
+    """The picture that a viewer has asked for, and until when."""
 
     mode: Mode
     size: int
@@ -113,7 +113,7 @@ class Stage:
 
 
 class Watcher:
-    """Shows the policy at play while somebody wants to see it, at most once in `minimum_interval_s` seconds.
+    """Shows the policy at play while a viewer asks for it, at most once in `minimum_interval_s` seconds.
 
     `params` are the environment's. What goes wrong in here ends the watching, with a line in the log, and never the training. (What a `pixel_shader` destroys
     by writing where it must not is beyond that.)
@@ -138,7 +138,7 @@ class Watcher:
         self._stage: Stage | None = None
         self._drawn: _Drawn | None = None
         self._drawn_s = -math.inf
-        # One thread writes the first, the other the second: nobody watches where both are the same, and no request is lost between them.
+        # One thread writes the first, the other the second: where both are the same there is no viewer, and no request is lost between them.
         self._request: _Request | None = None
         self._over: _Request | None = None
         self.absence = "" if environment.draws else f"{environment.name or 'the environment'} draws no picture"

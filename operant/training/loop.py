@@ -148,7 +148,7 @@ class Trainer:
     # LOOP
 
     def run(self, lock: runs.Lock) -> None:
-        """Train until the steps are done, the target is reached, or somebody stops it. Leaves the last checkpoint and a terminal state."""
+        """Train until the steps are done, the target is reached, or a stop is asked for. Leaves the last checkpoint and a terminal state."""
         self._lock = lock
         self.requests.teller = self.team.teller = self
         self.history.start()
@@ -218,7 +218,7 @@ class Trainer:
             self._stop(self.requests.stop)
 
     def _pause(self, by: str) -> None:
-        """Wait until somebody says to go on, or to stop. Nothing of the training changes meanwhile; checkpoints and the agent's picture are to be had."""
+        """Wait for a request to go on, or to stop. Nothing of the training changes meanwhile; checkpoints and the agent's picture are to be had."""
         requests, began_s, saving_s = self.requests, time.monotonic(), 0.0
         requests.waiting = True
         self._note(paused_by=by, paused_boottime_ns=time.clock_gettime_ns(_BOOTTIME))
@@ -275,7 +275,7 @@ class Trainer:
         self._set_state(state, reason=stop.number if stop is not None and state == "stopped" else 0, exit_code=code)
 
     def _look_after_the_files(self) -> None:
-        """Put back what somebody deleted or replaced. Raises BusyError where the folder has another trainer, MachineError where it takes no lock."""
+        """Put back what was deleted or replaced from outside. Raises BusyError where the folder has another trainer, MachineError where it takes no lock."""
         now_s = time.monotonic()
         if now_s - self._looked_s > _FILE_LOOK_S:
             self._looked_s = now_s
@@ -336,7 +336,7 @@ class Trainer:
         return {**found, "best_value": self.best_mean, "last_evaluation": self.last_evaluation}
 
     def _save(self, *, best: bool = False, wait: bool = False) -> None:
-        """Make a checkpoint, for whoever asked for one too."""
+        """Make a checkpoint, and answer the requests for one."""
         last, self.requests.checkpoint = wait or self.requests.checkpoint, False
         save = _Save(self.step, best, self.requests.take("checkpoint"))
         self.writer.set_phase("checkpoint")

@@ -84,9 +84,9 @@ class Requests:
     def __init__(self) -> None:
         self.stop: Stop | None = None
         self.checkpoint = False
-        self.paused_by: str | None = None  # somebody wants the loop to wait
+        self.paused_by: str | None = None  # who has asked the loop to wait
         self.waiting = False  # it does
-        self.teller: Teller | None = None  # who says at once that a signal has come, once there is somebody
+        self.teller: Teller | None = None  # announces a signal at once, from when training begins
         self.answered = threading.Event()  # there are answers to be written down
         self._turn = threading.Lock()
         self._unanswered: dict[str, list[Request]] = {}

@@ -75,7 +75,7 @@ class Snapshots:
     def save(self, step: int, document: Mapping[str, Any], *, best: bool, last: bool = False) -> float | None:
         """Begin to save the state as it is; the store's `wait` tells what came of it. Seconds that the replay took, if it was saved.
 
-        `last`: it may be the session's last one, or somebody asked for it.
+        `last`: it may be the session's last one, or one that was asked for.
         """
         # A run may be resumed from its best, so that holds more than the policy; but what can be collected anew (a replay) stays out of it, unless it takes the
         # place of a checkpoint of this step that holds all.

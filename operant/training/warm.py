@@ -19,7 +19,7 @@ from operant.runs import launch
 from operant.training import worker
 
 log = logging.getLogger("operant")
-_UNSOUND = (OperantError.exit_code, DeviceError.exit_code)  # an error nobody foresaw, a GPU fault, no memory: the next run gets a fresh process
+_UNSOUND = (OperantError.exit_code, DeviceError.exit_code)  # an unexpected error, a GPU fault, no memory: the next run gets a fresh process
 
 
 def _trained(folder: Path, resume: str | None, trusted: bool, own_log: int) -> int:
