@@ -11,7 +11,7 @@ from torch import Tensor
 
 from operant.compute import threads
 from operant.data.priorities import Aged, Prioritised, Sampler, Uniform
-from operant.data.replay import Place, Replay
+from operant.data.replay import SOLO, Exchange, Place, Replay, shard_count
 from operant.data.rollout import Collector
 from operant.errors import EnvironmentFailedError
 from operant.settings import Count, Real, Section
@@ -72,6 +72,21 @@ class OffPolicyConfig(Section):
             found.append(("learning_starts", f"the replay holds {held:,} at most: raise algo.replay_capacity (got {self.learning_starts:,})"))
         return found
 
+    def shards(self, lanes: int) -> int:
+        """Shards of so many lanes, from which each batch takes as many transitions."""
+        return shard_count(lanes, self.batch_size)
+
+    def unshared(self) -> str | None:
+        """Why several ranks cannot share the lanes, as a sentence about a key; None where they can."""
+        if self.replay_sampling == "prioritised":
+            return 'algo.replay_sampling = "prioritised" has priorities of one rank only (use "uniform" or "age")'
+        return 'algo.kernels = "fused" learns on one GPU only (use "auto")' if getattr(self, "kernels", None) == "fused" else None
+
+    def share(self, ranks: int) -> Self:
+        """What one of so many ranks does of it: its own part of the replay and of each batch."""
+        counted = {"batch_size": self.batch_size // ranks, "replay_capacity": self.replay_capacity // ranks}
+        return self if ranks == 1 else self.model_copy(update=counted | {"learning_starts": -(-self.learning_starts // ranks)})
+
     @property
     def updates(self) -> int:
         """Updates of an iteration."""
@@ -86,20 +101,21 @@ class Cycle:
     """A world's collector and replay, and what an iteration of both is. Its decisions (`warming`, `skip`) lie on the device, once an iteration."""
 
     def __init__(
-        self, world: World, config: OffPolicyConfig, *, seed: int, steps: int, acting_noise: int, update_noise: int = 0, stored: torch.dtype | None = None
-    ) -> None:
+        self, world: World, config: OffPolicyConfig, *, seed: int, steps: int, acting_noise: int, update_noise: int = 0, stored: torch.dtype | None = None,
+        exchange: Exchange = SOLO,
+    ) -> None:  # fmt: skip
         """Rows of noise for acting and for each update; `stored` is the type of `action`, if the replay stores other actions than the environment takes.
 
-        `steps` are those of the run.
+        `steps` are those of the run. With an exchange, `world` and `config` are one rank's part.
         """
         T, where = config.horizon, world.device
-        self.config, self.world = config, world
+        self.config, self.world, self.exchange = config, world, exchange
         self.collector = Collector(world, T, acting_noise)
         self.rollout = self.collector.rollout
         self.action: Tensor = self.rollout.action if stored is None else torch.zeros(self.rollout.action.shape, dtype=stored, device=where)  # (T, A, N)
         self.replay = Replay(
             world, self.rollout, capacity=config.replay_capacity, batch=config.batch_size, n_step=config.n_step, gamma=config.gamma, seed=seed,
-            noise_rows=update_noise, action=self.action, place=config.replay_place,
+            noise_rows=update_noise, action=self.action, place=config.replay_place, exchange=exchange,
         )  # fmt: skip
         self.sampler = _sampler(self.replay, config)
         self._priority_iterations = max(1.0, (config.priority_steps or steps) / (T * world.count))

@@ -120,7 +120,8 @@ class Prioritised:
 
 def _sampling_of(replay: Replay) -> Sampling:
     ring = replay.ring
-    return Sampling(replay.index, ring.ticks, ring.updates, ring.seed, replay.ticks_stored, replay.world.count, replay.shards, replay.n_step)
+    cut = (replay.ticks_stored, replay.world.count, replay.shards, replay.n_step, replay.first_shard)
+    return Sampling(replay.index, ring.ticks, ring.updates, ring.seed, *cut)
 
 
 def blocks(rows: int, lanes: int) -> tuple[int, int]:

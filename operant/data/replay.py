@@ -26,6 +26,7 @@ import torch
 from numpy import float32
 from torch import Tensor
 
+from operant.compute.exchange import SOLO, Exchange
 from operant.compute.kernel import bind, host_zeros, kernel
 from operant.data import transitions
 from operant.data.transitions import PIECE, TICK_BIT, Host, Ring, Rows, Sample, Source, Staged
@@ -83,17 +84,20 @@ class Replay:
         noise_rows: int = 0,
         action: Tensor | None = None,
         place: Place = "auto",
+        exchange: Exchange = SOLO,
     ) -> None:
         """`rollout` is an unbound slot of T ticks; `action` (T, A, N) is stored in place of its own; `capacity` counts transitions.
 
-        `place` is where observations lie. Raises MachineError where the host lacks the memory.
+        `place` is where observations lie; with an exchange this is one rank's part, of its own lanes and of each batch. Raises MachineError where the host
+        lacks the memory.
         """
         N, O = world.count, world.spec.observation.size
         action = rollout.action if action is None else action
         A, kind, where = action.shape[1], rollout.observation.dtype, world.device
         P, C = padded(O, kind), ring_ticks(capacity, N, n_step)
         self.world, self.rollout, self.ticks_stored, self.capacity = world, rollout, C, C * N
-        self.n_step, self.gamma, self.shards = n_step, gamma, shard_count(N, batch)
+        self.n_step, self.gamma, self.shards = n_step, gamma, shard_count(N * exchange.ranks, batch * exchange.ranks) // exchange.ranks
+        self.first_shard = exchange.rank * self.shards
         L = world.truncation_gap if world.can_truncate else None
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -116,7 +120,7 @@ class Replay:
         )
         self._sampled = Sample(
             zeros(batch, dtype=torch.int32), zeros(batch, dtype=torch.int32), zeros(A, batch, dtype=action.dtype), zeros(batch), zeros(batch),
-            zeros(noise_rows, batch), self.shards, n_step, float32(gamma),  # type: ignore[arg-type]
+            zeros(noise_rows, batch), self.shards, n_step, float32(gamma), self.first_shard,  # type: ignore[arg-type]
         )  # fmt: skip
         seen, after = zeros(batch, P, dtype=kind), zeros(batch, P, dtype=kind)
         legal, next_legal = (zeros(H, batch, dtype=torch.uint8) if H else None for _ in range(2))

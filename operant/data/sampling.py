@@ -27,6 +27,7 @@ class Sampling(NamedTuple):
     lanes: int  # N
     shards: int  # S
     n_step: int
+    first_shard: int
 
 
 class Ages(NamedTuple):
@@ -54,7 +55,7 @@ def _uniform_pair(k, sampling, offset):
     samples = sampling.place.shape[0] // sampling.shards
     shard, number = int64(k) // samples, int64(k) % samples
     key = (
-        uint32(sampling.seed[0]), uint32(sampling.seed[1]), uint32((shard << SHARD_BIT) | number),
+        uint32(sampling.seed[0]), uint32(sampling.seed[1]), uint32(((sampling.first_shard + shard) << SHARD_BIT) | number),
         uint32(update & LOW_32), uint32(update >> 32), uint32(rng.REPLAY),
     )  # fmt: skip
     words = rng.uniform4(key, _DRAW)

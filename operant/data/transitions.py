@@ -85,6 +85,7 @@ class Sample(NamedTuple):
     shards: int
     n_step: int
     gamma: float
+    first_shard: int  # the number of its first shard among those of all ranks
 
 
 class Rows(NamedTuple):
@@ -152,7 +153,7 @@ def choose_body(k, ring, out, offset):
     shard_samples, shard_lanes = B // out.shards, N // out.shards
     shard, number = int64(k) // shard_samples, int64(k) % shard_samples
     key = (
-        uint32(ring.seed[0]), uint32(ring.seed[1]), uint32((shard << SHARD_BIT) | number),
+        uint32(ring.seed[0]), uint32(ring.seed[1]), uint32(((out.first_shard + shard) << SHARD_BIT) | number),
         uint32(update & LOW_32), uint32(update >> 32), uint32(rng.REPLAY),
     )  # fmt: skip
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from operant.compute.exchange import SOLO, Exchange
+
 
 def scalar(value: float | Tensor, device: torch.device) -> Tensor:
     """A number of a configuration on a device; where it is scheduled, it is there already, and changes."""
@@ -100,9 +102,14 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     return (x.transpose(1, 2) if tall else x).float()
 
 
-def clip_gradient(gradient: Tensor, most: float) -> Tensor:
-    """Shorten a gradient to the norm `most`, where that is not 0: g <- g min(1, most / |g|) (Pascanu, Mikolov & Bengio 2013). Its norm before."""
+def clip_gradient(gradient: Tensor, most: float, exchange: Exchange = SOLO) -> Tensor:
+    """Shorten a gradient to the norm `most`, where that is not 0: g <- g min(1, most / |g|) (Pascanu, Mikolov & Bengio 2013). Its norm before.
+
+    Of several ranks, each of which has its own part of a batch, it is first the mean of theirs.
+    """
     with torch.no_grad():
+        if exchange.ranks > 1:
+            torch.mean(exchange.gather(gradient[None]), dim=0, out=gradient)
         norm = torch.linalg.vector_norm(gradient)
         if most > 0.0:
             gradient.mul_((most / (norm + 1e-6)).clamp_max(1.0))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from operant.compute.exchange import SOLO, Exchange
+
 
 class RewardScale:
     """A factor on rewards, so that returns have a standard deviation of 1 at most and stay within the support, which then never has to be tuned.
@@ -21,11 +23,13 @@ class RewardScale:
         self._largest = torch.zeros((), device=device)
 
     @torch.no_grad()
-    def update(self, accrued: Tensor) -> None:
-        """Take in the accrued returns of an iteration, (T, N)."""
+    def update(self, accrued: Tensor, exchange: Exchange = SOLO) -> None:
+        """Take in the accrued returns of an iteration, (T, N), those of all ranks."""
         seen = accrued.double()
-        self._sums.add_(torch.stack([torch.full_like(seen[0, 0], seen.numel()), seen.sum(), seen.square().sum()]))
-        torch.maximum(self._largest, accrued.abs().amax(), out=self._largest)
+        found = torch.stack([torch.full_like(seen[0, 0], seen.numel()), seen.sum(), seen.square().sum(), seen.abs().amax()])
+        found = exchange.gather(found[None])
+        self._sums.add_(found[:, :3].sum(0))
+        torch.maximum(self._largest, found[:, 3].amax().float(), out=self._largest)
         mean = self._sums[1] / self._sums[0]
         std = (self._sums[2] / self._sums[0] - mean.square()).clamp_min(0.0).sqrt().float()
         self.factor.copy_(1.0 / torch.maximum(std, self._largest / self.reach).clamp_min(1e-8))

@@ -62,6 +62,8 @@ def require_shared(config: Config, ranks: int) -> None:
         return
     if "exchange" not in inspect.signature(algos.load(config.algo_name).__init__).parameters:
         problem = f"run.gpus: {config.algo_label} trains on one device only (got {ranks} ranks); algo.name=ppo trains on several"
+    elif problem := getattr(config.algo, "unshared", lambda: None)():
+        problem = f"run.gpus: {problem} (got {ranks} ranks)"
     else:
         shards = config.algo.shards(config.lanes, memory=True) if config.net.remembers else config.algo.shards(config.lanes)
         if shards % ranks:

@@ -39,7 +39,11 @@ MOST_WORDS = 1 << 16
 
 _LAST_WORD_S = 5.0
 _TEXT_BYTES = 255
-_LANES = ("world/", "algo/")  # groups of an algorithm's state in which a tensor whose last axis is the lanes holds a column for each
+_LANES = {"world": -1, "algo": -1, "replay": 1}
+"""Groups of an algorithm's state, and the axis that is the lanes where it has as many columns."""
+
+_PART_BYTES = 1 << 26  # of a replay, that ranks hand each other at a time
+_ALIKE = frozenset({"algo/target", "algo/critic", "algo/target_actor"})  # parameters, of which there may be as many as lanes
 _SUMS = frozenset({"world/carried"})  # sums over a rank's lanes, of which only the total matters
 
 
@@ -262,8 +266,20 @@ def figures(device: torch.device, exchange: Exchange) -> dict[str, float]:
 # A CHECKPOINT'S TENSORS
 
 
-def _has_lanes(name: str, tensor: Tensor, lanes: int) -> bool:
-    return name.startswith(_LANES) and tensor.ndim > 0 and tensor.shape[-1] == lanes
+def _lane_axis(name: str, tensor: Tensor, lanes: int) -> int | None:
+    """The axis of a tensor that is the lanes, from the end or the beginning; None: it is the same on all ranks."""
+    axis = None if name in _ALIKE else _LANES.get(name.partition("/")[0])
+    return axis if axis is not None and tensor.ndim > max(axis, 0) and tensor.shape[axis] == lanes else None
+
+
+def _gathered(tensor: Tensor, axis: int, device: torch.device, exchange: Exchange) -> Tensor:
+    """The lanes of all ranks on the CPU, part after part."""
+    columns = tensor.movedim(axis, 0)  # (N, ...)
+    rest = columns.flatten(1) if columns.ndim > 1 else columns[:, None]
+    width = max(1, _PART_BYTES // (len(rest) * tensor.element_size()))
+    parts = [exchange.gather(part.to(device)).to("cpu", copy=True) for part in rest.split(width, dim=1)]  # sync: a checkpoint
+    whole = torch.cat(parts, dim=1).view(exchange.ranks * len(columns), *columns.shape[1:])
+    return whole.movedim(0, axis).contiguous()
 
 
 def whole_state(algo: Algorithm, tier: Tier, exchange: Exchange) -> dict[str, Tensor]:
@@ -274,8 +290,8 @@ def whole_state(algo: Algorithm, tier: Tier, exchange: Exchange) -> dict[str, Te
             found[name] = tensor.detach().to("cpu", copy=True)  # sync: a checkpoint
         elif name in _SUMS:
             found[name] = exchange.gather(tensor[None]).sum(0).to("cpu", copy=True)  # sync: a checkpoint
-        elif _has_lanes(name, tensor, algo.world.count):
-            found[name] = exchange.gather(tensor.movedim(-1, 0)).movedim(0, -1).to("cpu", copy=True).contiguous()  # sync: a checkpoint
+        elif (axis := _lane_axis(name, tensor, algo.world.count)) is not None:
+            found[name] = _gathered(tensor, axis, algo.device, exchange)
         else:
             found[name] = tensor.detach().to("cpu", copy=True)  # sync: a checkpoint
     return found
@@ -290,8 +306,8 @@ def own_state(algo: Algorithm, whole: Mapping[str, Tensor], exchange: Exchange) 
     for name, tensor in whole.items():
         if name in _SUMS:
             found[name] = tensor if exchange.rank == 0 else torch.zeros_like(tensor)
-        elif _has_lanes(name, tensor, lanes * exchange.ranks):
-            found[name] = tensor.narrow(-1, exchange.rank * lanes, lanes)
+        elif (axis := _lane_axis(name, tensor, lanes * exchange.ranks)) is not None:
+            found[name] = tensor.narrow(axis, exchange.rank * lanes, lanes)
         else:
             found[name] = tensor
     return found

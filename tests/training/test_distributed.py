@@ -102,8 +102,44 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_one_of_one_with_two():
 def test_lanes_that_ranks_cannot_share_are_refused_in_a_sentence():
     with pytest.raises(ConfigError, match=r"2 ranks cannot share env.lanes = 48: .* from 1 shard of the lanes"):
         require_shared(load.load(None, ["env.lanes=48"]), 2)
-    with pytest.raises(ConfigError, match="sac trains on one device only"):
-        require_shared(load.load(None, ["env.name=pendulum", "algo.name=sac"]), 2)
+    with pytest.raises(ConfigError, match="pqn trains on one device only"):
+        require_shared(load.load(None, ["algo.name=pqn"]), 2)
+    with pytest.raises(ConfigError, match=r'algo.replay_sampling = "prioritised" has priorities of one rank only'):
+        require_shared(load.load(None, ["algo.name=dqn", "algo.replay_sampling=prioritised"]), 2)
+
+
+REPLAYS = {
+    "dqn": ["env.name=cartpole", "algo.exploration=ladder", "algo.replay_sampling=age"],
+    "sac": ["env.name=pendulum", "algo.critic=c51"],
+    "td3": ["env.name=pendulum", "algo.n_step=3"],
+}
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_two_ranks_with_a_replay_each_learn_from_the_samples_of_one(name):
+    """Sums over a batch are made in another order, so numbers are close and not equal; what is sampled and collected is the same."""
+    words = [f"algo.name={name}", *REPLAYS[name], "env.lanes=32", "algo.horizon=16", "algo.batch_size=64", "algo.learning_starts=256", "net.hidden=[16]"]
+    config = load.load(None, [*words, "algo.replay_capacity=4k", "algo.normalize_observations=true", "run.steps=10k", "algo.updates_per_step=0.25"])
+
+    def whole(exchange, state=None):
+        algo = build(config, "cpu", exchange=exchange)
+        algo.start()
+        for key, tensor in (distributed.own_state(algo, state, exchange) if state else {}).items():
+            algo.state("all")[key].copy_(tensor)
+        for phase in 2 * algo.phases:
+            phase.run()
+        assert algo.steps_per_iteration == 512
+        return {**distributed.whole_state(algo, "all", exchange), "stats": algo.stats.clone()}
+
+    first = whole(SOLO)
+    halves = on_ranks(2, whole)
+    assert {key for key in first if not torch.equal(halves[0][key], halves[1][key])} == set()  # on both ranks the same
+    for found in (halves[0], whole(SOLO, {key: tensor for key, tensor in halves[0].items() if key != "stats"})):
+        assert {key: tensor.shape for key, tensor in found.items()} == {key: tensor.shape for key, tensor in first.items()}
+    assert torch.equal(halves[0]["replay/reward"], first["replay/reward"]) and torch.equal(halves[0]["replay/action"][:17], first["replay/action"][:17])
+    assert not torch.equal(first["policy/parameters"], build(config, "cpu").state("policy")["policy/parameters"])
+    torch.testing.assert_close(halves[0]["policy/parameters"], first["policy/parameters"], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(halves[0]["stats"], first["stats"], rtol=1e-2, atol=1e-3)
 
 
 PER_LAYER = "per-layer block_m=32 block_n=32 block_k=16 warps=4 stages=2 chunks=4 microbatch=128"

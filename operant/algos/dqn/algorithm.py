@@ -21,7 +21,7 @@ from operant.algos.dqn.stats import Stats, Terms
 from operant.compute.graphs import Graphed
 from operant.data import Cycle
 from operant.envs import Env
-from operant.nn import Adam, NetConfig, QPolicy, decayed, ladder, network_flops, observation_bytes, scalar, step_bytes
+from operant.nn import SOLO, Adam, Exchange, NetConfig, QPolicy, decayed, ladder, network_flops, observation_bytes, scalar, step_bytes
 from operant.worlds import World
 
 
@@ -36,10 +36,14 @@ class DQN:
     }  # fmt: skip
     """What a profile calls the time of which part."""
 
-    def __init__(self, world: World, config: DQNConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False) -> None:
+    def __init__(
+        self, world: World, config: DQNConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False, exchange: Exchange = SOLO
+    ) -> None:
+        """`world` holds this rank's part of the lanes, where an exchange joins several."""
         N, device = world.count, world.device
-        self.world, self.config, self.device = world, config, device
-        self.steps_per_iteration = config.horizon * N
+        self.world, self.config, self.device, self.exchange = world, config, device, exchange
+        own = config.share(exchange.ranks)  # this rank's part of it
+        self.steps_per_iteration = config.horizon * N * exchange.ranks
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
 
         # The network and the target network, which begins as it does and reads observations as it does.
@@ -49,17 +53,19 @@ class DQN:
         self.optimizer = Adam(self.policy.flat.values.data, self.policy.flat.gradient, scalar(config.learning_rate, device), config.adam_epsilon)
 
         # Rollout and replay, and each lane's epsilon.
-        self.cycle = Cycle(world, config, seed=seed, steps=steps, acting_noise=self.policy.noise_rows)
+        self.cycle = Cycle(world, own, seed=seed, steps=steps, acting_noise=self.policy.noise_rows, exchange=exchange)
         self.rollout = self.cycle.rollout
-        self._ladder = ladder(N, config.ladder_base, config.ladder_exponent, device) if config.exploration == "ladder" else None
+        of_all = ladder(N * exchange.ranks, config.ladder_base, config.ladder_exponent, device)
+        self._ladder = of_all[exchange.rank * N :][:N] if config.exploration == "ladder" else None
         self._epsilon_iterations = max(1.0, (config.epsilon_steps or steps / 10) / self.steps_per_iteration)
         self._epsilon = torch.ones(N, device=device)
 
         self.metrics, self.stats = metrics.specs(), torch.zeros(len(Stats._fields), device=device)
         totals = torch.zeros(len(Terms._fields), device=device)
-        parts = backends.Parts(config, self.cycle, self.policy, self.target, self.optimizer, self._epsilon, totals, self.stats)
+        parts = backends.Parts(own, self.cycle, self.policy, self.target, self.optimizer, self._epsilon, totals, self.stats)
         self.backend = backends.choose(parts)
         self.chosen = self.backend.chosen
+        self.bits_by_ranks = "each rank adds up its own part of a batch"
         self.train = Graphed(self.backend.alone(self._train), device, eager=eager or not world.capturable)
         self.phases = (Phase("train", self.train),)
 
@@ -93,7 +99,7 @@ class DQN:
         self.cycle.run(self.backend)
         self.backend.finish()
         if self.policy.normalizer is not None:
-            self.policy.normalizer.update(self.rollout.observation[1:].transpose(0, 1), self.cycle.replay.shards)
+            self.policy.normalizer.update(self.rollout.observation[1:].transpose(0, 1), self.cycle.replay.shards, self.exchange)
 
     def _explore(self) -> None:
         """Each lane's epsilon in this iteration: 1 until enough steps are taken to learn from."""
@@ -101,7 +107,7 @@ class DQN:
         share = self.cycle.iteration[0] / self._epsilon_iterations
         planned = decayed(config.epsilon_start, config.epsilon_end, share) if self._ladder is None else self._ladder
         self._epsilon.copy_(torch.where(taken < config.learning_starts, 1.0, planned))
-        self.policy.epsilon.copy_(self._epsilon.mean())
+        self.policy.epsilon.copy_(self.exchange.gather(self._epsilon.mean()[None]).mean())
 
     # STATE
 

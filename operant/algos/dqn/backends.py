@@ -22,7 +22,7 @@ log = logging.getLogger("operant.dqn")
 
 def choose(parts: Parts) -> Backend:
     """The fastest backend that this machine supports and `algo.kernels` allows. Raises ConfigError for unsupported fused kernels."""
-    learner = fused.build(parts)
+    learner = fused.build(parts) if parts.cycle.exchange.ranks == 1 else None
     if learner is not None:
         return Fused(TorchBackend(parts), learner)
     return ManualBackend(parts) if manual.applies(parts.policy, parts.config.kernels) else TorchBackend(parts)
@@ -89,7 +89,7 @@ class TorchBackend:
         learned = self.gradient(batch, target, weight)
         cycle.sampler.learned(learned.each, cycle.skip)
 
-        norm = clip_gradient(self.policy.flat.gradient, config.max_gradient_norm)
+        norm = clip_gradient(self.policy.flat.gradient, config.max_gradient_norm, cycle.exchange)
         parts.optimizer.step(cycle.skip)
 
         # Every so many updates the target network follows: all the way, or a part of it.
@@ -103,10 +103,10 @@ class TorchBackend:
     def finish(self) -> None:
         """Means over the iteration's updates, and what is counted once."""
         parts, cycle, updates = self.parts, self.cycle, self.config.updates
-        means = parts.totals / updates
+        means = cycle.exchange.gather(parts.totals[None]).mean(0) / updates
         not_finite = (~torch.isfinite(self.policy.flat.values.data)).sum() + (~torch.isfinite(means)).sum()
         fill = cycle.replay.fill(0) / cycle.replay.capacity
-        once = (parts.epsilon.mean()[None], fill, (updates * (1.0 - cycle.skip))[None], not_finite[None].float())
+        once = (parts.policy.epsilon.reshape(1), fill, (updates * (1.0 - cycle.skip))[None], not_finite[None].float())
         parts.stats.copy_(torch.cat([means, *once]))
 
 

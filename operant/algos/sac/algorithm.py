@@ -20,9 +20,11 @@ from operant.compute.graphs import Graphed
 from operant.data import AccruedReturns, Cycle
 from operant.envs import Discrete, Env
 from operant.nn import (
+    SOLO,
     Adam,
     CategoricalActor,
     CriticHead,
+    Exchange,
     FlatVector,
     NetConfig,
     RewardScale,
@@ -46,17 +48,21 @@ class SAC:
     }  # fmt: skip
     """What a profile calls the time of which part."""
 
-    def __init__(self, world: World, config: SACConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False) -> None:
+    def __init__(
+        self, world: World, config: SACConfig, net: NetConfig, *, seed: int, steps: int, eager: bool = False, exchange: Exchange = SOLO
+    ) -> None:
+        """`world` holds this rank's part of the lanes, where an exchange joins several."""
         device, A = world.device, world.spec.action_size
-        self.world, self.config, self.device = world, config, device
-        self.steps_per_iteration = config.horizon * world.count
+        self.world, self.config, self.device, self.exchange = world, config, device, exchange
+        own = config.share(exchange.ranks)  # this rank's part of it
+        self.steps_per_iteration = config.horizon * world.count * exchange.ranks
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
         self.actor = self.make_actor(world.spec, config, net, device, seed=seed)
 
         # Acting takes 2 A uniform numbers a lane; an update as many a sample for the next action, and again for the action now. A choice takes but one.
         discrete, rows = isinstance(self.actor, CategoricalActor), self.actor.noise_rows
         noise, stored = (0, None) if discrete else (2 * rows, torch.float32)
-        self.cycle = Cycle(world, config, seed=seed, steps=steps, acting_noise=rows, update_noise=noise, stored=stored)
+        self.cycle = Cycle(world, own, seed=seed, steps=steps, acting_noise=rows, update_noise=noise, stored=stored, exchange=exchange)
         self.rollout = self.cycle.rollout
         self._accrued = AccruedReturns(self.rollout.reward, self.rollout.terminated, self.rollout.truncated, config.gamma)
         self._scale = RewardScale(config.reach, device, active=config.scales_rewards)
@@ -83,12 +89,13 @@ class SAC:
         entropy = expected if config.target_entropy is None else config.target_entropy
         self.backend = backends.choose(
             backends.Parts(
-                config, self.cycle, self.actor, self.critic, self.critic_flat, self.target, self.target_flat, CriticHead(config, device),
+                own, self.cycle, self.actor, self.critic, self.critic_flat, self.target, self.target_flat, CriticHead(config, device),
                 self._scale.factor, self._log_temperature, temperature_gradient, entropy, self._actor_adam, self._critic_adam,
                 self._temperature_adam, self.stats,
             )
         )  # fmt: skip
         self.chosen = self.backend.chosen
+        self.bits_by_ranks = "each rank adds up its own part of a batch"
         self.train = Graphed(self.backend.alone(self._train), device, eager=eager or not world.capturable)
         self.phases = (Phase("train", self.train),)
 
@@ -121,11 +128,11 @@ class SAC:
         self.cycle.run(self.backend)
         self.backend.finish()
         if self._scale.active:
-            self._scale.update(self._accrued())
+            self._scale.update(self._accrued(), self.exchange)
         normalizer = self.actor.features.normalizer
         if normalizer is not None:
             with torch.no_grad():
-                normalizer.update(self.rollout.observation[1:].transpose(0, 1), self.cycle.replay.shards)
+                normalizer.update(self.rollout.observation[1:].transpose(0, 1), self.cycle.replay.shards, self.exchange)
 
     # STATE
 

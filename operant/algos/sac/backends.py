@@ -25,7 +25,7 @@ def choose(parts: Parts) -> Backend:
         parts.config, parts.cycle, parts.actor, parts.critic_flat, parts.target_flat, parts.actor_adam, parts.critic_adam,
         actor_critic.Stochastic(parts.log_temperature, parts.temperature_adam, parts.target_entropy), torch_backend.totals,
     )  # fmt: skip
-    learner = actor_critic.build(task)
+    learner = actor_critic.build(task) if parts.cycle.exchange.ranks == 1 else None
     return torch_backend if learner is None else Fused(torch_backend, learner)
 
 
@@ -88,7 +88,7 @@ class TorchBackend:
         found = self.critic_loss(batch, features, temperature, weight)
         parts.critic_flat.backward(found.loss)
         self.cycle.sampler.learned(found.each, skip)
-        norm = clip_gradient(parts.critic_flat.gradient, config.max_gradient_norm)
+        norm = clip_gradient(parts.critic_flat.gradient, config.max_gradient_norm, self.cycle.exchange)
         parts.critic_adam.step(skip)
         with torch.no_grad():
             parts.target_flat.values.lerp_(parts.critic_flat.values, config.tau * (1.0 - skip))
@@ -96,13 +96,14 @@ class TorchBackend:
         # The actor: gradients flow through the critics, into the actor alone.
         actor_loss, log_probability = self.actor_loss(batch, features, temperature)
         parts.actor.flat.backward(actor_loss)
-        clip_gradient(parts.actor.flat.gradient, config.max_gradient_norm)
+        clip_gradient(parts.actor.flat.gradient, config.max_gradient_norm, self.cycle.exchange)
         parts.actor_adam.step(skip)
 
         with torch.no_grad():
             # J(log alpha) = -log alpha (mean log pi + target entropy)
             if parts.temperature_adam is not None:
-                torch.neg(log_probability + parts.target_entropy, out=parts.temperature_gradient[0])
+                everywhere = self.cycle.exchange.gather(log_probability[None]).mean()
+                torch.neg(everywhere + parts.target_entropy, out=parts.temperature_gradient[0])
                 parts.temperature_adam.step(skip)
             # In units of reward.
             q_mean, td_error = found.q_mean / parts.reward_factor, found.td_error / parts.reward_factor
@@ -113,7 +114,7 @@ class TorchBackend:
     def finish(self) -> None:
         """Means over the iteration's updates, and what is counted once."""
         parts, cycle, updates = self.parts, self.cycle, self.config.updates
-        means = self.totals / updates
+        means = cycle.exchange.gather(self.totals[None]).mean(0) / updates
         vectors = (parts.actor.flat.values, parts.critic_flat.values, means)
         not_finite = torch.stack([(~torch.isfinite(vector)).sum() for vector in vectors]).sum()
         fill = cycle.replay.fill(0) / cycle.replay.capacity

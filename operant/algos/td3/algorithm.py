@@ -18,7 +18,21 @@ from operant.algos.td3.config import TD3Config
 from operant.compute.graphs import Graphed
 from operant.data import AccruedReturns, Cycle
 from operant.envs import Env
-from operant.nn import Adam, CriticHead, FlatVector, NetConfig, RewardScale, SquashedActor, network, observation_bytes, products, scalar, step_bytes
+from operant.nn import (
+    SOLO,
+    Adam,
+    CriticHead,
+    Exchange,
+    FlatVector,
+    NetConfig,
+    RewardScale,
+    SquashedActor,
+    network,
+    observation_bytes,
+    products,
+    scalar,
+    step_bytes,
+)
 from operant.worlds import World
 
 
@@ -32,10 +46,14 @@ class TD3:
     }  # fmt: skip
     """What a profile calls the time of which part."""
 
-    def __init__(self, world: World, config: TD3Config, net: NetConfig, *, seed: int, steps: int, eager: bool = False) -> None:
+    def __init__(
+        self, world: World, config: TD3Config, net: NetConfig, *, seed: int, steps: int, eager: bool = False, exchange: Exchange = SOLO
+    ) -> None:
+        """`world` holds this rank's part of the lanes, where an exchange joins several."""
         device, A, N = world.device, world.spec.action_size, world.count
-        self.world, self.config, self.device = world, config, device
-        self.steps_per_iteration = config.horizon * N
+        self.world, self.config, self.device, self.exchange = world, config, device, exchange
+        own = config.share(exchange.ranks)  # this rank's part of it
+        self.steps_per_iteration = config.horizon * N * exchange.ranks
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
 
         # Actor and critics side by side, and their targets, which begin as they do and read observations as they do.
@@ -48,12 +66,12 @@ class TD3:
         self.critic_flat, self.target_flat = FlatVector((self.critic,), device), FlatVector((self.target,), device)
 
         # Acting takes 2 A uniform numbers a lane, an update as many a sample for target smoothing.
-        self.cycle = Cycle(world, config, seed=seed, steps=steps, acting_noise=2 * A, update_noise=2 * A, stored=torch.float32)
+        self.cycle = Cycle(world, own, seed=seed, steps=steps, acting_noise=2 * A, update_noise=2 * A, stored=torch.float32, exchange=exchange)
         self.rollout = self.cycle.rollout
         self._accrued = AccruedReturns(self.rollout.reward, self.rollout.terminated, self.rollout.truncated, config.gamma)
         self._scale = RewardScale(config.reach, device, active=config.scales_rewards)
         last = config.exploration_noise if config.exploration_noise_max is None else config.exploration_noise_max
-        exploration = torch.linspace(config.exploration_noise, last, N, dtype=torch.float64).float().to(device)
+        exploration = torch.linspace(config.exploration_noise, last, N * exchange.ranks, dtype=torch.float64).float().to(device)[exchange.rank * N :][:N]
 
         rate, critic_rate = (scalar(value, device) for value in (config.learning_rate, config.critic_learning_rate))
         self._actor_adam = Adam(self.actor.flat.values.data, self.actor.flat.gradient, rate, config.adam_epsilon)
@@ -62,12 +80,13 @@ class TD3:
         self.stats = torch.zeros(len(self.metrics) + 1, device=device)
         self.backend = backends.choose(
             backends.Parts(
-                config, self.cycle, self.actor, self.target_actor, self.critic, self.critic_flat, self.target, self.target_flat, CriticHead(config, device),
+                own, self.cycle, self.actor, self.target_actor, self.critic, self.critic_flat, self.target, self.target_flat, CriticHead(config, device),
                 self._scale.factor, self._actor_adam,
                 self._critic_adam, exploration, self.stats,
             )
         )  # fmt: skip
         self.chosen = self.backend.chosen
+        self.bits_by_ranks = "each rank adds up its own part of a batch"
         self.train = Graphed(self.backend.alone(self._train), device, eager=eager or not world.capturable)
         self.phases = (Phase("train", self.train),)
 
@@ -98,11 +117,11 @@ class TD3:
         self.cycle.run(self.backend)
         self.backend.finish()
         if self._scale.active:
-            self._scale.update(self._accrued())
+            self._scale.update(self._accrued(), self.exchange)
         normalizer = self.actor.features.normalizer
         if normalizer is not None:
             with torch.no_grad():
-                normalizer.update(self.rollout.observation[1:].transpose(0, 1), self.cycle.replay.shards)
+                normalizer.update(self.rollout.observation[1:].transpose(0, 1), self.cycle.replay.shards, self.exchange)
 
     # STATE
 

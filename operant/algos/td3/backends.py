@@ -50,7 +50,7 @@ def choose(parts: Parts) -> Backend:
     task = actor_critic.Task(
         config, parts.cycle, parts.actor, parts.critic_flat, parts.target_flat, parts.actor_adam, parts.critic_adam, kind, torch_backend.totals,
     )  # fmt: skip
-    learner = actor_critic.build(task)
+    learner = actor_critic.build(task) if parts.cycle.exchange.ranks == 1 else None
     return torch_backend if learner is None else Fused(torch_backend, learner)
 
 
@@ -115,7 +115,7 @@ class TorchBackend:
         found = parts.head.loss(parts.critic(features, batch.action), self.targets(batch), weight)
         parts.critic_flat.backward(found.loss)
         self.cycle.sampler.learned(found.each, skip)
-        norm = clip_gradient(parts.critic_flat.gradient, self.config.max_gradient_norm)
+        norm = clip_gradient(parts.critic_flat.gradient, self.config.max_gradient_norm, self.cycle.exchange)
         parts.critic_adam.step(skip)
         with torch.no_grad():
             terms = CriticTerms(found.loss, found.q_mean / parts.reward_factor, found.td_error / parts.reward_factor, norm)
@@ -127,7 +127,7 @@ class TorchBackend:
         action = parts.actor.forward(features).tanh()
         loss = -parts.head.values(parts.critic(features, action, constant=True))[0].mean()
         parts.actor.flat.backward(loss)
-        clip_gradient(parts.actor.flat.gradient, config.max_gradient_norm)
+        clip_gradient(parts.actor.flat.gradient, config.max_gradient_norm, self.cycle.exchange)
         parts.actor_adam.step(skip)
         with torch.no_grad():
             share = config.tau * (1.0 - skip)
@@ -140,7 +140,8 @@ class TorchBackend:
     def finish(self) -> None:
         """Means over the iteration's updates, and what is counted once."""
         parts, cycle, config = self.parts, self.cycle, self.config
-        means = torch.cat([self._critic_totals / config.updates, self._actor_totals / config.actor_updates])
+        critics, actor = cycle.exchange.gather(self.totals[None]).mean(0).split([len(self._critic_totals), len(self._actor_totals)])
+        means = torch.cat([critics / config.updates, actor / config.actor_updates])
         vectors = (parts.actor.flat.values, parts.critic_flat.values, means)
         not_finite = torch.stack([(~torch.isfinite(vector)).sum() for vector in vectors]).sum()
         fill = cycle.replay.fill(0) / cycle.replay.capacity
