@@ -1,6 +1,7 @@
 """The README's pictures of the monitor: a run folder as the screen shows it, to PNG.
 
     python benches/pictures.py RUN_DIR OUT.png [--size 132x38] [--seconds 4] [--keys k,e,y]
+    python benches/pictures.py RUN_DIR OUT.svg, elsewhere: python benches/pictures.py OUT.svg OUT.png
 
 A living run is watched for some seconds first, so that the agent's picture is there. The screen itself is the monitor's, drawn without a terminal. Needs
 `rsvg-convert` (librsvg) and a monospaced font with braille, JetBrains Mono.
@@ -51,6 +52,19 @@ def as_cells(svg: str) -> str:
     return re.sub(r'<text([^>]*?) x="([\d.]+)"([^>]*?) textLength="([\d.]+)"([^>]*)>([^<]*)</text>', in_cells, svg)
 
 
+def seen(arguments: argparse.Namespace) -> str:
+    """The run's screen as SVG."""
+    run = runs.load(arguments.run.resolve())
+    if run is None:
+        raise SystemExit(f"{arguments.run} is no run")
+    columns, lines = map(int, arguments.size.split("x"))
+    feed = LiveFeed(run, readonly=False)
+    try:
+        return asyncio.run(drawn(MonitorApp(feed), (columns, lines), arguments.seconds, [key for key in arguments.keys.split(",") if key]))
+    finally:
+        feed.close()
+
+
 def main() -> None:
     """Draw one run."""
     parser = argparse.ArgumentParser(description="A picture of a run as the monitor shows it")
@@ -60,15 +74,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--keys", default="")
     arguments = parser.parse_args()
-    run = runs.load(arguments.run.resolve())
-    if run is None:
-        raise SystemExit(f"{arguments.run} is no run")
-    columns, lines = map(int, arguments.size.split("x"))
-    feed = LiveFeed(run, readonly=False)
-    try:
-        svg = asyncio.run(drawn(MonitorApp(feed), (columns, lines), arguments.seconds, [key for key in arguments.keys.split(",") if key]))
-    finally:
-        feed.close()
+    svg = arguments.run.read_text() if arguments.run.suffix == ".svg" else seen(arguments)
+    if arguments.out.suffix == ".svg":
+        arguments.out.write_text(svg)
+        return
     subprocess.run(["rsvg-convert", "--width", str(_PIXELS), "--output", str(arguments.out)], input=as_cells(svg).encode(), check=True)
 
 
