@@ -116,7 +116,7 @@ def progress(known: Known) -> Progress:
         iterations_per_s=known.iterations_per_s if moving else None,
         up_s=None if (up_s := _wall(known) if known.state.ended else known.up_s) is None else float(int(up_s)),
         eta_s=eta_s,
-        done_at=None if eta_s is None else _minute(known.now_s + eta_s),
+        done_at=None if eta_s is None else _moment(known.now_s, eta_s),
         checkpoint_step=None if status is None else status.last_checkpoint_step,
         checkpoint_age_s=_rough(known.checkpoint_age_s, seconds=live),
         record_age_s=_rough(look.record_age_s, seconds=live),
@@ -141,9 +141,10 @@ def _rough(age_s: float | None, *, seconds: bool) -> float | None:
     return age_s // grain * grain
 
 
-def _minute(moment_s: float) -> str | None:
+def _moment(now_s: float, ahead_s: float) -> str | None:
+    """A moment to come: the time within a day, the date within a year, then the year."""
     try:
-        return time.strftime("%H:%M", time.localtime(moment_s))
+        return time.strftime("%H:%M" if ahead_s < 86400 else "%d %b" if ahead_s < 360 * 86400 else "%Y", time.localtime(now_s + ahead_s))
     except (OverflowError, ValueError, OSError):
         return None
 

@@ -44,7 +44,7 @@ class Progress(NamedTuple):
     iterations_per_s: float | None = None
     up_s: float | None = None  # since the session's worker began
     eta_s: float | None = None
-    done_at: str | None = None  # local wall time "14:07"
+    done_at: str | None = None  # local wall time "14:07", or "27 Nov" where that is more than a day ahead
     checkpoint_step: int | None = None
     checkpoint_age_s: float | None = None
     record_age_s: float | None = None

@@ -167,6 +167,13 @@ def test_progress(tmp_path):
     assert (now.up_s, now.checkpoint_step, now.checkpoint_age_s, now.record_age_s) == (61.0, 3000, 120.0, 0.0)
 
 
+@pytest.mark.parametrize(("steps", "form"), [(5_000_000, "%H:%M"), (50_000_000, "%d %b"), (9_000_000_000, "%Y")])
+def test_an_end_more_than_a_day_ahead_is_a_date(tmp_path, steps, form):
+    made, look = timeline([[1.0] * 4] * 50), Observation(True, status=status())  # 100 steps a second
+    now = model.progress(known(tmp_path, timeline=made, look=look, iterations_per_s=2.5, up_s=61.9, now_s=1e9, document={"steps": steps}))
+    assert now.steps == steps and now.done_at == time.strftime(form, time.localtime(1e9 + now.eta_s))
+
+
 @pytest.mark.parametrize("word", ["paused", "stalled", "suspended", "crashed", "finished", "remote", "stopping"])
 def test_what_does_not_move_has_no_rest_time(tmp_path, word):
     now = model.progress(known(tmp_path, word, timeline=timeline([[1.0] * 4] * 50), iterations_per_s=2.5, now_s=1e9))
