@@ -116,7 +116,7 @@ def _axis(word: str) -> Axis:
 
 def _require(*packages: str) -> None:
     if missing := [package for package in packages if find_spec(package) is None]:
-        raise MachineError(f"{' and '.join(missing)} not installed: pip install 'operant[plot]'")
+        raise MachineError(f"this command needs {' and '.join(missing)}: pip install 'operant[plot]'")
 
 
 def _metric(entries: Sequence[Entry]) -> str:

@@ -242,6 +242,9 @@ def _may_be_unset(model: type[BaseModel], key: str) -> bool:
 
 def _unknown(raw: RawConfig, key: tuple[str, ...], known: Mapping[str, Sequence[str]], names: Sequence[str]) -> None:
     """Add the problem of an unknown key, with the one that was probably meant, or else all `names` that it could have been."""
+    if len(key) == 2 and key[0] == "algo" and not messages.called_otherwise(key[1]) and (others := resolve.algorithms_with(key[1])):
+        raw.problem(raw.location(key), f"unknown key {quoted('.'.join(key))} of this algorithm; it is a key of {', '.join(others)}, by algo.name")
+        return
     raw.problem(raw.location(key), messages.unknown_key(key, known, names))
 
 

@@ -55,6 +55,11 @@ def unknown_key(key: Key, known: Mapping[str, Sequence[str]], names: Iterable[st
     return f"unknown key {quoted(dotted(key))}" + (_nearest_key(key, known) or f" (known here: {', '.join(names)})")
 
 
+def called_otherwise(name: str) -> bool:
+    """Whether other libraries have a name that means another one here."""
+    return name in old_names.SYNONYMS or name in old_names.REPLAY_SYNONYMS
+
+
 def _nearest_key(key: Key, known: Mapping[str, Sequence[str]]) -> str:
     """The suggestion for an unknown key: its new name, or its name here where other libraries call it so; else one spelt alike in its section, its last part
     in another place, a section or key spelt alike.

@@ -53,6 +53,11 @@ def algorithm(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
     return nearest and algos.load(nearest), name
 
 
+def algorithms_with(key: str) -> list[str]:
+    """The shipped algorithms that have a key."""
+    return [name for name in algos.names() if key in algos.load(name).Config.model_fields]
+
+
 def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
     """The environment of `env.name`, and the name it is found by again: a shipped one's, or the absolute path of a user's file."""
     name, location = value_of(raw, "env", "name", recipes.ENVIRONMENT), raw.location(("env", "name"))
@@ -68,8 +73,11 @@ def environment(raw: RawConfig, folder: Path | None) -> tuple[Any, str]:
         return found, found.name
     except KeyError:
         nearest = messages.nearest(name, envs.names())
-        own = "a file of your own, such as my_env.py, or an outside one: gymnasium:ID, ale:NAME, envpool:ID, my_envs.py:make"
-        available = f"Available: {', '.join(envs.names())}, or {own}"
+        if name in algos.names():
+            raw.problem(location, f"env.name: {name} is an algorithm, not an environment: operant train cartpole algo.name={name}")
+            return None, name
+        own = "a file of your own (my_env.py), an outside one (gymnasium:ID, ale:NAME, envpool:ID, my_envs.py:make)"
+        available = f"Available: {own}, {', '.join(envs.names())}"
         raw.problem(location, f"env.name: unknown environment {quoted(name)}{messages.did_you_mean(nearest) or '.'} {available}")
         return nearest and envs.find(nearest), name
     except OperantError as error:

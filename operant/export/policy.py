@@ -193,7 +193,7 @@ def _require(*packages: str) -> None:
     from importlib.util import find_spec
 
     if missing := [package for package in packages if find_spec(package) is None]:
-        raise MachineError(f"{' and '.join(missing)} not installed: pip install 'operant[onnx]'. Without them: --to pt2, safetensors or numpy")
+        raise MachineError(f"--to onnx needs {', '.join(missing)}: pip install 'operant[onnx]'. Without: --to pt2, safetensors or numpy")
 
 
 def _program(traced: torch.export.ExportedProgram, actor: Actor) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

@@ -147,10 +147,13 @@ def _check(written: raw.RawConfig, table: Any) -> tuple[Settings, list[space.Dim
         known = {"sweep": list(Settings.model_fields)}
         for item in messages.problems(error, given):
             unknown = item.kind == "extra_forbidden"
+            if unknown and "." in item.key[0]:
+                problem(item.key, f"sweep: {item.key[0]} stands in quotes, which make one name of it: leave them out")
+                continue
             told = f"{messages.dotted(('sweep', *item.key))}: {item.message} (got {raw.quoted(item.value)})"
             problem(item.key, messages.unknown_key(("sweep", *item.key), known, [*known["sweep"], *sections.SECTIONS]) if unknown else told)
     dimensions = space.parse(searched, problem)
-    if not searched:
+    if not searched and not any("." in key for key in given):
         problem((), "sweep: nothing is searched: add a key such as algo.learning_rate = {log = [1e-4, 1e-2]}")
     if settings.pareto and settings.sampler == "cma_es":
         problem(("sampler",), "sweep.sampler: cma_es has one objective: with pareto take tpe or gp")

@@ -401,6 +401,13 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
     "unknown environment": ('[env]\nname = "cartpol"\n', [], ["ppo.toml:2: env.name: unknown environment 'cartpol' - did you mean 'cartpole'? Available: "]),
     "wrong version of an id": ('[env]\nname = "CartPole-v0"\n', [], ["ppo.toml:2: env.name: unknown environment 'CartPole-v0' - did you mean 'cartpole'?"]),
     "unlike any environment": ("", ["env.name=zzz"], ["command line: env.name: unknown environment 'zzz'. Available: ", "cartpole"]),
+    "algorithm for an environment": ("", ["env.name=dqn"], ["command line: env.name: dqn is an algorithm, not an environment: operant train cartpole algo"]),
+    "outside environment without its kind": (
+        "", ["env.name=lunarlander"], ["command line: env.name: unknown environment 'lunarlander'. Available: ", "gymnasium:ID, ale:NAME"],
+    ),
+    "key of another algorithm": (
+        "", ["algo.replay_capacity=9"], ["command line: unknown key 'algo.replay_capacity' of this algorithm; it is a key of dqn, sac, td3, by algo.name"],
+    ),
     "empty environment": ('[env]\nname = ""\n', [], ["ppo.toml:2: env.name: ", "at least 1 character (got '')"]),
     "number for an environment": ("[env]\nname = 3\n", [], ["ppo.toml:2: env.name: input should be a text in quotes", "(got 3)"]),
     "missing environment file": ('[env]\nname = "none.py"\n', [], ["ppo.toml:2: env.name: there is no file 'none.py' (looked in "]),

@@ -93,6 +93,7 @@ algo.kernels = {choice = ["torch", "auto"]}
         ('objective = "time_to_target"\nalgo.clip = {uniform = [0.1, 0.2]}', 'sweep.objective: "time_to_target" needs run.target'),
         ('pareto = true\nsampler = "cma_es"\nalgo.clip = {uniform = [0.1, 0.2]}', "cma_es has one objective"),
         ("trials = 3", "nothing is searched"),
+        ('"algo.clip" = {uniform = [0.1, 0.2]}', "my.toml:7: sweep: algo.clip stands in quotes, which make one name of it: leave them out"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_with_its_line(tmp_path, text, told):
