@@ -39,6 +39,7 @@ class HostEnv(Env):
     source: Source = Source("gymnasium", "")  # noqa: RUF009  (a tuple)
     observed: tuple[spaces.Field, ...] = ()  # which numbers of an observation are what
     pictures: bool = False  # whether `render` shows it
+    channels_first: bool = False  # whether the rows of pictures are (C, H, W) where they are stepped, not (H, W, C) as they are observed
     hosting: Hosting = field(default=Hosting(), compare=False)
 
     @property
@@ -79,7 +80,7 @@ def declare(source: Source) -> HostEnv:
         raise
     except Exception as error:
         raise OperantError(f"{source.name}: `reset` raised {type(error).__name__}: {error}") from error
-    seen, action, mask, limit, metadata = found
+    seen, action, mask, limit, metadata, channels_first = found
     kwargs = dict(source.kwargs)
     return HostEnv(
         Params=_params(kwargs), fields=0,
@@ -90,6 +91,7 @@ def declare(source: Source) -> HostEnv:
         gymnasium=source.name if source.kind == "gymnasium" else None,
         name=source.name.rpartition("/")[2] if source.kind == "file" else f"{source.kind}:{source.name}",
         source=source, observed=seen.fields, pictures="rgb_array" in (metadata.get("render_modes") or ()),
+        channels_first=channels_first,
     )  # fmt: skip
 
 
@@ -99,6 +101,7 @@ class _Found(NamedTuple):
     mask: Any  # the legal actions, where it says them
     limit: int | None
     metadata: Mapping[str, Any]
+    channels_first: bool = False
 
 
 def _of_lane(source: Source) -> _Found:
@@ -117,7 +120,7 @@ def _of_vector(source: Source, vector: vectors.Vector) -> _Found:
     masks = info.get(spaces.MASK) if isinstance(info, dict) else None
     mask = spaces.mask_of({} if masks is None else {spaces.MASK: masks[0]}, spaces.picked(value, 0), action.sizes)
     shown = {"render_modes": ["rgb_array"]} if seen.shape else {}  # what it observes is its picture
-    return _Found(seen, action, mask, None, shown)
+    return _Found(seen, action, mask, None, shown, vectors.channels_first(vector.single_observation_space))
 
 
 def _params(kwargs: Mapping[str, Any]) -> type:

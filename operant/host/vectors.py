@@ -190,6 +190,11 @@ class VectorGroup(Group):
         self._vectors = [made(self._source, len(lanes), self._threads) if lanes else None for lanes in self._buffers]
         one = next(vector for vector in self._vectors if vector is not None)
         self._view, self._action = view_of(self._source, one), spaces.action(one.single_action_space)
+        # Most environments show one Box and take one Discrete: all lanes' rows are then one copy, of pictures as they are.
+        self._kind, space = one.single_action_space.dtype, one.single_observation_space
+        self._channels_first = channels_first(space)
+        self._plain = self._channels_first or (type(space).__name__ == "Box" and str(space.dtype) != "uint8")
+        self._start = int(one.single_action_space.start) if type(one.single_action_space).__name__ == "Discrete" else None
 
     def reset(self, buffer: int) -> None:
         """Begin every lane anew, each with its seed."""
@@ -202,17 +207,29 @@ class VectorGroup(Group):
         """One step of every lane; where an episode ends the next begins."""
         vector, lanes, blocks = self._vectors[buffer], self._buffers[buffer], self._blocks
         assert vector is not None
-        rows = [self._action.read(blocks.action[lane]) for lane in lanes]
-        done = vector.step(np.asarray(rows, vector.single_action_space.dtype))
+        if self._start is not None:
+            actions = (blocks.action[lanes, 0] + self._start).astype(self._kind)
+        else:
+            actions = np.asarray([self._action.read(blocks.action[lane]) for lane in lanes], self._kind)
+        done = vector.step(actions)
         blocks.reward[lanes], blocks.terminated[lanes], blocks.truncated[lanes] = done.reward, done.terminated, done.truncated
         self._write(lanes, done.observation, done.info, blocks.observation)
-        for k in np.flatnonzero(done.terminated | done.truncated):
-            self._view.frame(spaces.picked(done.final, int(k)), blocks.final_observation[lanes[int(k)]])
+        for k in np.flatnonzero(done.terminated | done.truncated).tolist():
+            last, row = spaces.picked(done.final, k), blocks.final_observation[lanes[k]]
+            if self._plain:
+                row[:] = np.asarray(last).reshape(-1)
+            else:
+                self._view.frame(last, row)
 
     def _write(self, lanes: Sequence[int], value: Any, info: Any, rows: np.ndarray) -> None:
+        if self._plain:
+            rows[lanes[0] : lanes[-1] + 1] = np.asarray(value).reshape(len(lanes), -1)
+            if not self._blocks.shape.mask:
+                return
         for k, lane in enumerate(lanes):
             one = spaces.picked(value, k)
-            self._view.frame(one, rows[lane])
+            if not self._plain:
+                self._view.frame(one, rows[lane])
             found = info.get(spaces.MASK) if isinstance(info, dict) else None
             self._judge(lane, spaces.mask_of({} if found is None else {spaces.MASK: found[k]}, one, self._action.sizes), self._action.sizes)
 
@@ -220,8 +237,16 @@ class VectorGroup(Group):
         """The newest frame that every lane observes."""
         blocks, side = self._blocks, int(self._blocks.side[0])
         for lane in self._buffers[buffer]:
-            frame = blocks.observation[lane].reshape(self._view.shape)[..., -1:].repeat(3, axis=-1)
+            height, width, channels = self._view.shape
+            row = blocks.observation[lane]
+            newest = row.reshape(channels, height, width)[-1] if self._channels_first else row.reshape(self._view.shape)[..., -1]
+            frame = newest[..., None].repeat(3, axis=-1)
             blocks.picture[lane].reshape(-1)[: side * side * 3] = resized(frame, side, side).reshape(-1)
+
+
+def channels_first(space: Any) -> bool:
+    """Whether the rows of pictures are as the environment shows them, (C, H, W): who reads them turns them."""
+    return spaces.is_picture(space) and spaces.channels_first(space.shape)
 
 
 def view_of(source: Source, vector: Vector) -> View:

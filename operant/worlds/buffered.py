@@ -134,7 +134,7 @@ class BufferedWorld:
         for name in names:
             place = getattr(slot, name)
             if place is not None:
-                place[..., lanes].copy_(staging.shown[name])
+                self._put(name, place[..., lanes], staging.shown[name])
                 if name == "reward":
                     self._clip_rewards(place[lanes])
 
@@ -156,6 +156,10 @@ class BufferedWorld:
         yield
 
     # WHAT A SUBCLASS DOES
+
+    def _put(self, name: str, place: Tensor, shown: Tensor) -> None:
+        """What a buffer shows into its place of a slot."""
+        place.copy_(shown)
 
     def _reset(self) -> None:
         """Begin every lane anew."""

@@ -92,7 +92,15 @@ class HostWorld(BufferedWorld):
         """All of the buffer's, where an episode has ended."""
         part, blocks = self.buffers[k], self._steppers.blocks
         if bool((blocks.truncated[part] | blocks.terminated[part]).any()):
-            slot.final_observation[:, part].copy_(self._blocks["final_observation"][part].to(self.device, non_blocking=True).t())
+            self._put("observation", slot.final_observation[:, part], self._blocks["final_observation"][part].to(self.device, non_blocking=True).t())
+
+    def _put(self, name: str, place: Tensor, shown: Tensor) -> None:
+        """Pictures of channels first are turned where they are read."""
+        if name == "observation" and self.spec.channels_first:
+            height, width, channels = self.spec.observation.shape
+            place.t().unflatten(1, (height, width, channels)).copy_(shown.t().unflatten(1, (channels, height, width)).permute(0, 2, 3, 1))
+        else:
+            place.copy_(shown)
 
     def _clip_actions(self, action: Tensor) -> None:
         if self._bounds is not None:

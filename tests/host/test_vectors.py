@@ -71,6 +71,8 @@ def test_ale_shows_frames_of_a_game():
     truncated = torch.stack(seen[4::5]).sum(dim=0)
     assert truncated.tolist() == [1, 1] and world.episode_sums(world.slot())[0] == 2
     assert len(np.unique(seen[-5].numpy())) > 2
+    before, after = (observation.t().unflatten(1, env.observation.shape) for observation in (seen[6], seen[11]))
+    assert torch.equal(before[..., 1:], after[..., :-1]) and not torch.equal(before, after), "the newest frame is the last channel"
 
 
 @pytest.mark.parametrize(("kind", "package"), [("ale", "ale_py.vector_env"), ("envpool", "envpool")])
