@@ -6,7 +6,7 @@
 
 Parts
     overlap     acting on one buffer while others are stepped trains to the bits of no overlap, by any buffers
-    cpu         Breakout's rules on CPU threads alone: no device, no copy
+    cpu         Breakout's rules on CPU threads, each with lanes of its own: no device, no copy
     check       lanes on the CPU show on the device what one world there shows, by both kinds of world
     breakout    Breakout's rules on CPU threads, PPO with 128-128 on the device: steps a second, learning included, and the share that steps take
     buffers     the same by buffers 1, 2, 4, 8 x threads, with and without pinned memory: seconds of a horizon
@@ -19,6 +19,7 @@ Parts
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import time
 import traceback
@@ -27,6 +28,7 @@ import numba
 import torch
 
 from operant import envs
+from operant.compute.threads import ThreadPool
 from operant.config import load as configuration
 from operant.training.build import build
 from operant.training.evaluate import Evaluator
@@ -90,7 +92,7 @@ def check(device: torch.device, tiny: bool) -> None:
 def overlap(device: torch.device, tiny: bool) -> None:
     cases = [("breakout", 128 if tiny else 16384), ("pendulum", 64 if tiny else 2048), ("g2048", 64 if tiny else 2048), ("gymnasium:CartPole-v1", 32)]
     for kernels in ("torch",) if device.type == "cpu" else ("fused", "torch"):
-        for name, lanes in cases:
+        for name, lanes in cases if kernels == "fused" or tiny else (cases[0], cases[3]):
             found = {}
             for label, buffers in (("none", 2), ("one", 1), ("two", 2), ("five", 5)):
                 words = [f"env.name={name}", f"env.lanes={lanes}", f"env.buffers={buffers}", f"algo.kernels={kernels}", "algo.horizon=8", "algo.minibatches=2"]
@@ -165,9 +167,9 @@ def breakout_config(lanes: int, horizon: int, buffers: int, extra: tuple[str, ..
 
 
 def breakout(device: torch.device, tiny: bool) -> None:
-    for lanes, horizon, buffers in ((64, 8, 2),) if tiny else ((65536, 32, 2), (32768, 64, 2), (16384, 64, 2), (8192, 64, 2), (65536, 32, 1), (32768, 64, 4)):
-        for extra in ((), ("algo.kernels=torch",)) if lanes == 32768 and buffers == 2 else ((),):
-            words = ("algo.minibatches=2", *extra) if tiny else ("algo.epochs=1", "algo.precision=bf16", *extra)
+    for lanes, horizon, buffers in ((64, 8, 2),) if tiny else ((32768, 64, 2), (65536, 32, 2), (8192, 64, 2), (65536, 32, 1), (65536, 32, 4)):
+        for epochs in (1, 4) if lanes == 65536 and buffers == 2 else (1,):
+            words = ("algo.minibatches=2",) if tiny else (f"algo.epochs={epochs}", "algo.precision=bf16")
             figures = trained(breakout_config(lanes, horizon, buffers, words), device, 0.5 if tiny else 3)
             say("breakout", lanes=lanes, horizon=horizon, buffers=buffers, threads=numba.get_num_threads(), words=words, **figures)
     env, lanes = envs.find("breakout"), 64 if tiny else 16384
@@ -175,27 +177,29 @@ def breakout(device: torch.device, tiny: bool) -> None:
 
 
 def cpu(device: torch.device, tiny: bool) -> None:
-    env, most = envs.find("breakout"), numba.get_num_threads()
+    env, lanes = envs.find("breakout"), 64 if tiny else 2048
+
+    def stepped(k: int, counts: list[int]) -> None:
+        numba.set_num_threads(1)
+        world = DeviceWorld(env, lanes, seed=1, lane0=k * lanes, threads=1)
+        slot = world.slot()
+        slot = slot._replace(observation=slot.observation.t().contiguous().t())  # lane after lane
+        bound = world.bind(slot)
+        world.reset(bound)
+        slot.action.random_(0, 3)
+        world.step(bound, 0)
+        until = time.perf_counter() + (0.05 if tiny else 0.7)
+        while time.perf_counter() < until:
+            world.step(bound, counts[k])
+            counts[k] += 1
+
+    most = numba.get_num_threads()
+    stepped(0, [0])
     for threads in (1, 2, 4, 8, 16):
-        if threads > most:
-            break
-        numba.set_num_threads(threads)
-        for lanes in (1024,) if tiny else (2048, 4096, 8192, 16384, 32768):
-            for writers in (None, 1):  # threads a lane: an observation by its shards, or by the thread that steps the lane
-                world = DeviceWorld(env, lanes, seed=1, threads=writers)
-                slot = world.slot()
-                bound = world.bind(slot)
-                world.reset(bound)
-                slot.action.random_(0, 3)
-                spent, steps = 0.0, 0
-                for number in range(-3, 10**9):
-                    began = time.perf_counter()
-                    world.step(bound, number + 3)
-                    if number >= 0:
-                        spent, steps = spent + time.perf_counter() - began, steps + 1
-                    if spent > (0.02 if tiny else 0.25):
-                        break
-                say("cpu", threads=threads, lanes=lanes, by_shards=writers is None, sps=steps * lanes / spent, step_us=1e6 * spent / steps)
+        if threads <= most:
+            counts = [0] * threads
+            ThreadPool(threads).run([functools.partial(stepped, k, counts) for k in range(threads)])
+            say("cpu", threads=threads, lanes=threads * lanes, sps=sum(counts) * lanes / (0.05 if tiny else 0.7), slowest=min(counts) / max(counts))
     numba.set_num_threads(most)
 
 
@@ -207,7 +211,7 @@ def buffers(device: torch.device, tiny: bool) -> None:
             break
         numba.set_num_threads(threads)
         for count in (1, 2, 4, 8):
-            for pinned in (True, False):
+            for pinned in (True, False) if count == 2 or tiny else (True,):
                 rate = alone(BridgedWorld(env, lanes, seed=1, device=device, buffers=count, pinned=pinned), steps)
                 say("buffers", threads=threads, buffers=count, pinned=pinned, horizon_s=128 * lanes / rate, sps=rate)
     numba.set_num_threads(most)
