@@ -58,6 +58,9 @@ class Snapshots:
         """Whether the replay is saved; a note where it is not."""
         from operant.text import size
 
+        if self.replay_bytes and self._together.exchange.ranks > 1:
+            self.notes.append(f"warm resume: the replay ({size(self.replay_bytes)} on each rank) is not saved: several ranks have parts of it")
+            return False
         if replay is True or not self.replay_bytes:
             return bool(self.replay_bytes)
         free = self._store.replays.free_bytes()
@@ -99,6 +102,11 @@ class Snapshots:
         """Whether saving the replay, which the training waits for, is at most a twentieth of the time since it was saved."""
         return self._every_time or self._paused_s <= AUTO_TIME_SHARE * (time.monotonic() - self._saved_s)
 
+    def _restore_replay(self, checkpoint: Checkpoint) -> str | None:
+        if self._together.exchange.ranks > 1:
+            return "several ranks begin with parts of it"
+        return self._store.replays.restore(checkpoint.step, replay_tensors(self._algo), session=checkpoint.session)
+
     def restore(self, checkpoint: Checkpoint, task_changes: Sequence[str]) -> tuple[dict[str, Any], str | None]:
         """Go on from a checkpoint: its document, and a sentence where the best until then does not compare with what comes. Raises as the other `restore`.
 
@@ -106,7 +114,7 @@ class Snapshots:
         """
         restore(self._algo, checkpoint, self._together.exchange)
         document, newest = checkpoint.document, self._store.newest("best")
-        lack = self._store.replays.restore(checkpoint.step, replay_tensors(self._algo), session=checkpoint.session) if self.replay_bytes else None
+        lack = self._restore_replay(checkpoint) if self.replay_bytes else None
         if not self._algo.world.resumes:
             self._algo.start()
             self.notes.append("warm resume: every lane begins a new episode: an outside environment cannot be saved")

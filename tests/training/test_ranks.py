@@ -192,3 +192,16 @@ def test_where_there_is_no_gpu_a_sentence_says_so(place):
     assert done.returncode == 4 and "no GPU for run.gpus = 2" in done.stderr
     done = place("train", "--gpus", "3")
     assert done.returncode == 2 and "input should be 0, 1, 2, 4 or 8 GPUs" in done.stderr
+
+
+@pytest.mark.soak
+def test_a_run_with_a_replay_is_shared_by_two_ranks_and_goes_on_with_one_from_an_empty_replay(place):
+    words = ("algo.name=dqn", "env.lanes=32", "algo.batch_size=64", "algo.learning_starts=256", "net.hidden=[8]", "run.device=cpu", "run.threads=1")
+    done = place("train", *words, "run.ranks=2", "eval.every=0", "run.steps=4096", "checkpoint.replay=true", "--name", "two")
+    assert done.returncode == 0, done.stderr
+    log = (place.runs / "two" / "log.txt").read_text()
+    assert "each rank adds up its own part of a batch" in log and "several ranks have parts of it" in log
+    for ranks in (2, 1):
+        done = place("resume", "two", f"run.ranks={ranks}", f"run.steps={4096 * (4 - ranks)}")
+        assert done.returncode == 0 and "warm resume: the replay starts empty" in (place.runs / "two" / "log.txt").read_text(), done.stderr
+    assert state(place.run("two")).word == "finished"
