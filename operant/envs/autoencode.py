@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from numpy import float32, int32
 
-from operant.envs import GREEN, ORANGE, Box, Discrete, Env, IntState, device
-from operant.envs.cards import DECK, SUITS, card_picture, deal
+from operant.envs import GREEN, ORANGE, IntState, device
+from operant.envs.cards import DECK, SUIT_NAMES, SUITS, card_picture, deal, game, open_decks
 
 COUNT, WATCHING, SHOWN, LEFT = range(4)  # rows of the state: cards kept, 1 or 0, a suit; from LEFT on, the cards of each suit that are left
 FIELDS = LEFT + SUITS
@@ -29,11 +29,9 @@ class Params(NamedTuple):
 
 @device
 def reset(s, kept, workspace, p, key):
-    for suit in range(SUITS):
-        s[LEFT + suit] = float32(DECK // SUITS * p.decks)
     for place in range(MOST_DECKS * DECK):
         kept[place] = 0
-    shown = deal(s, LEFT, SUITS, DECK * p.decks, key, 0)
+    shown = open_decks(s, LEFT, SUITS, p.decks, key)
     kept[0] = shown
     s[COUNT], s[WATCHING], s[SHOWN] = float32(1.0), float32(1.0), float32(shown)
 
@@ -64,18 +62,7 @@ def pixel_shader(s, kept, p, x, y):
     return card_picture(x, y, int32(s[SHOWN]), s[COUNT] / float32(DECK * p.decks), GREEN if s[WATCHING] != float32(0.0) else ORANGE)
 
 
-ENV = Env(
-    Params,
-    FIELDS,
-    observation=Box(2, low=0, high=(1, SUITS - 1), dtype="uint8", categories=(2, SUITS)),
-    action=Discrete(SUITS),
-    time_limit=None,  # the cards end before that
-    reset=reset,
-    step=step,
-    observe=observe,
-    pixel_shader=pixel_shader,
-    int_state=IntState(MOST_DECKS * DECK, "int8"),
-    ranges={"decks": (1, MOST_DECKS)},
-    actions=("spades", "diamonds", "clubs", "hearts"),
-    step_s=1 / 4,
-)
+ENV = game(
+    Params, FIELDS, seen=(2, SUITS), numbers=2, actions=SUIT_NAMES, ranges={"decks": (1, MOST_DECKS)}, int_state=IntState(MOST_DECKS * DECK, "int8"),
+    reset=reset, step=step, observe=observe, pixel_shader=pixel_shader,
+)  # fmt: skip

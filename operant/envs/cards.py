@@ -1,4 +1,4 @@
-"""Card games: dealing from a shuffled deck without keeping its order, and pictures of cards. Knows no game's rules.
+"""Card games: what their declarations share, dealing from a shuffled deck without keeping its order, and pictures of cards. Knows no game's rules.
 
 A deck of which only the kinds of cards matter (suits, ranks, colours) needs no order: it is the number of cards of each kind that are left, and the next card
 is one of those, each as likely. That is the same game as a shuffled deck's, for a few numbers a lane in place of 52.
@@ -6,17 +6,32 @@ is one of those, each as likely. That is the same game as a shuffled deck's, for
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from numpy import float32, int32
 
 from operant.compute.device import device, device_call
 from operant.compute.rng import integer
+from operant.envs.base import Box, Discrete, Env
 from operant.envs.drawing import GREY, GROUND, RED, in_box, in_disc
 
-__all__ = ["DECK", "RANKS", "SUITS", "card_picture", "deal", "kind_picture"]
+__all__ = ["DECK", "RANKS", "SUITS", "SUIT_NAMES", "card_picture", "deal", "game", "kind_picture", "open_decks"]
 
 DECK, SUITS, RANKS = 52, 4, 13
+SUIT_NAMES = ("spades", "diamonds", "clubs", "hearts")
+
+
+def game(
+    params: Any, fields: int, *, seen: int | tuple[int, ...], numbers: int = 1, actions: int | tuple[str, ...],
+    ranges: Mapping[str, tuple[float | None, float | None]], **functions: Any,
+) -> Env:  # fmt: skip
+    """A game until its decks are dealt: observations are `numbers` categorical features with `seen` categories each, actions are counted or named."""
+    high, names = (tuple(k - 1 for k in seen) if isinstance(seen, tuple) else seen - 1), actions if isinstance(actions, tuple) else ()
+    return Env(
+        params, fields, observation=Box(numbers, low=0, high=high, dtype="uint8", categories=seen),
+        action=Discrete(len(names) if isinstance(actions, tuple) else actions), time_limit=None, ranges=ranges, actions=names, step_s=1 / 4, **functions,
+    )  # fmt: skip
 
 
 @device_call
@@ -29,6 +44,14 @@ def deal(s: Any, first: int, kinds: int, left: Any, key: Any, draw: int) -> Any:
         kind += int32(1 if place >= below else 0)
     s[first + kind] -= float32(1.0)
     return kind
+
+
+@device
+def open_decks(s: Any, first: int, kinds: int, decks: Any, key: Any) -> Any:
+    """The kind of the first card dealt from `decks` shuffled decks, whose cards of each kind are then counted in rows first ... of `s`."""
+    for kind in range(kinds):
+        s[first + kind] = float32(DECK // kinds * decks)
+    return deal(s, first, kinds, DECK * decks, key, 0)
 
 
 @device

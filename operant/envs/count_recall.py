@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from numpy import float32, int32
 
-from operant.envs import ORANGE, YELLOW, Box, Discrete, Env, device
-from operant.envs.cards import DECK, RANKS, deal, kind_picture
+from operant.envs import ORANGE, YELLOW, device
+from operant.envs.cards import DECK, RANKS, deal, game, kind_picture
 
 # Rows of the state: cards dealt, the kind that is shown and the kind that is asked for; how many of each kind are left in the one deck and the other.
 DEALT, SHOWN, ASKED, LEFT = range(4)
@@ -70,16 +70,7 @@ def pixel_shader(s, p, x, y):
     return kind_picture(x, y, float32(0.75), int32(s[ASKED]), YELLOW)
 
 
-ENV = Env(
-    Params,
-    FIELDS,
-    observation=Box(2, low=0, high=RANKS - 1, dtype="uint8", categories=RANKS),
-    action=Discrete(MOST_COUNTED + 1),
-    time_limit=None,  # the decks end before that
-    reset=reset,
-    step=step,
-    observe=observe,
-    pixel_shader=pixel_shader,
-    ranges={"decks": (1, 4), "kinds": (2, RANKS)},
-    step_s=1 / 4,
-)
+ENV = game(
+    Params, FIELDS, seen=RANKS, numbers=2, actions=MOST_COUNTED + 1, ranges={"decks": (1, 4), "kinds": (2, RANKS)},
+    reset=reset, step=step, observe=observe, pixel_shader=pixel_shader,
+)  # fmt: skip

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from numpy import float32, int32
 
-from operant.envs import ORANGE, Box, Discrete, Env, device
-from operant.envs.cards import DECK, RANKS, deal, kind_picture
+from operant.envs import ORANGE, device
+from operant.envs.cards import DECK, RANKS, deal, game, kind_picture, open_decks
 
 DEALT, SHOWN, LEFT = range(3)  # rows of the state: cards dealt, a rank; from LEFT on, the cards of each rank that are left
 FIELDS = LEFT + RANKS
@@ -29,9 +29,7 @@ class Params(NamedTuple):
 
 @device
 def reset(s, p, key):
-    for rank in range(RANKS):
-        s[LEFT + rank] = float32(DECK // RANKS * p.decks)
-    s[SHOWN], s[DEALT] = float32(deal(s, LEFT, RANKS, DECK * p.decks, key, 0)), float32(1.0)
+    s[SHOWN], s[DEALT] = float32(open_decks(s, LEFT, RANKS, p.decks, key)), float32(1.0)
 
 
 @device
@@ -54,17 +52,7 @@ def pixel_shader(s, p, x, y):
     return kind_picture(x, y, float32(0.5), int32(s[SHOWN]), ORANGE)
 
 
-ENV = Env(
-    Params,
-    FIELDS,
-    observation=Box(1, low=0, high=RANKS - 1, dtype="uint8", categories=RANKS),
-    action=Discrete(2),
-    time_limit=None,  # the deck ends before that
-    reset=reset,
-    step=step,
-    observe=observe,
-    pixel_shader=pixel_shader,
-    ranges={"decks": (1, 10_000)},
-    actions=("higher", "lower"),
-    step_s=1 / 4,
-)
+ENV = game(
+    Params, FIELDS, seen=RANKS, actions=("higher", "lower"), ranges={"decks": (1, 10_000)},
+    reset=reset, step=step, observe=observe, pixel_shader=pixel_shader,
+)  # fmt: skip

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from numpy import float32, int32
 
-from operant.envs import BLUE, Box, Discrete, Env, device
-from operant.envs.cards import DECK, SUITS, card_picture, deal
+from operant.envs import BLUE, device
+from operant.envs.cards import DECK, SUIT_NAMES, SUITS, card_picture, deal, game, open_decks
 
 FIRST, SHOWN, LEFT = range(3)  # rows of the state: suits; from LEFT on, the cards of each suit that are left
 FIELDS = LEFT + SUITS
@@ -27,9 +27,7 @@ class Params(NamedTuple):
 
 @device
 def reset(s, p, key):
-    for suit in range(SUITS):
-        s[LEFT + suit] = float32(DECK // SUITS * p.decks)
-    first = float32(deal(s, LEFT, SUITS, DECK * p.decks, key, 0))
+    first = float32(open_decks(s, LEFT, SUITS, p.decks, key))
     s[FIRST], s[SHOWN] = first, first
 
 
@@ -56,17 +54,4 @@ def pixel_shader(s, p, x, y):
     return card_picture(x, y, int32(s[SHOWN]), float32(cards_left(s)) / float32(DECK * p.decks), BLUE)
 
 
-ENV = Env(
-    Params,
-    FIELDS,
-    observation=Box(1, low=0, high=SUITS - 1, dtype="uint8", categories=SUITS),
-    action=Discrete(SUITS),
-    time_limit=None,  # the deck ends before that
-    reset=reset,
-    step=step,
-    observe=observe,
-    pixel_shader=pixel_shader,
-    ranges={"decks": (1, 10_000)},
-    actions=("spades", "diamonds", "clubs", "hearts"),
-    step_s=1 / 4,
-)
+ENV = game(Params, FIELDS, seen=SUITS, actions=SUIT_NAMES, ranges={"decks": (1, 10_000)}, reset=reset, step=step, observe=observe, pixel_shader=pixel_shader)

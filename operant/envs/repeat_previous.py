@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from numpy import float32, int32
 
-from operant.envs import BLUE, Box, Discrete, Env, IntState, device
-from operant.envs.cards import DECK, SUITS, card_picture, deal
+from operant.envs import BLUE, IntState, device
+from operant.envs.cards import DECK, SUIT_NAMES, SUITS, card_picture, deal, game, open_decks
 
 DEALT, SHOWN, LEFT = range(3)  # rows of the state: cards on the table, a suit; from LEFT on, the cards of each suit that are left
 FIELDS = LEFT + SUITS
@@ -30,11 +30,9 @@ class Params(NamedTuple):
 
 @device
 def reset(s, ring, workspace, p, key):
-    for suit in range(SUITS):
-        s[LEFT + suit] = float32(DECK // SUITS * p.decks)
     for place in range(MOST):
         ring[place] = 0
-    shown = deal(s, LEFT, SUITS, DECK * p.decks, key, 0)
+    shown = open_decks(s, LEFT, SUITS, p.decks, key)
     s[DEALT], s[SHOWN] = float32(1.0), float32(shown)
     ring[0] = shown
 
@@ -63,18 +61,7 @@ def pixel_shader(s, ring, p, x, y):
     return card_picture(x, y, int32(s[SHOWN]), float32(1.0) - s[DEALT] / float32(DECK * p.decks), BLUE)
 
 
-ENV = Env(
-    Params,
-    FIELDS,
-    observation=Box(1, low=0, high=SUITS - 1, dtype="uint8", categories=SUITS),
-    action=Discrete(SUITS),
-    time_limit=None,  # the deck ends before that
-    reset=reset,
-    step=step,
-    observe=observe,
-    pixel_shader=pixel_shader,
-    int_state=IntState(MOST, "int8"),
-    ranges={"decks": (1, 10_000), "k": (1, MOST)},
-    actions=("spades", "diamonds", "clubs", "hearts"),
-    step_s=1 / 4,
-)
+ENV = game(
+    Params, FIELDS, seen=SUITS, actions=SUIT_NAMES, ranges={"decks": (1, 10_000), "k": (1, MOST)}, int_state=IntState(MOST, "int8"),
+    reset=reset, step=step, observe=observe, pixel_shader=pixel_shader,
+)  # fmt: skip
