@@ -11,10 +11,7 @@ from typing import Any
 
 from numpy import float32, int32
 
-from operant.compute.device import device, device_call
-from operant.compute.rng import integer
-from operant.envs.base import Box, Discrete, Env
-from operant.envs.drawing import GREY, GROUND, RED, in_box, in_disc
+from operant.envs import GREY, GROUND, RED, Box, Discrete, Env, device, device_call, in_box, in_disc, integer
 
 __all__ = ["DECK", "RANKS", "SUITS", "SUIT_NAMES", "card_picture", "deal", "game", "kind_picture", "open_decks"]
 
