@@ -1,9 +1,11 @@
-"""PPO with a memory on Breakout, everything included: steps a second through torch's kernels and through fused ones. Prints JSON lines.
+"""PPO with a memory on a GPU: what fused kernels compute beside float64 and beside themselves, then Breakout's steps a second, all included, beside torch's.
+Prints JSON lines.
 
-python benches/recurrent.py [--tiny] [--only mingru,lstm,gru] [--kernels fused,torch] [--precisions bf16,tf32] [--lanes 4096,8192] [--profile]
+python benches/recurrent.py [--parts checks,rates,torch,act,tiles] [--only mingru,lstm,gru] [--precisions bf16,tf32] [--lanes 4096,8192] [--profile] [--tiny]
 
-`--profile` adds the kernels that take the most time of an iteration. `--tiny` runs on a CPU, through Triton's interpreter (TRITON_INTERPRET=1
-PYTHONPATH=tests), on a few lanes, to see that nothing breaks.
+`--profile` adds the kernels that take the most time of an iteration; "act" and "tiles" are what acting and a minibatch take in other tiles. A part that fails
+says so in its line, and the others go on. `--tiny` runs on a CPU, through Triton's interpreter (TRITON_INTERPRET=1 PYTHONPATH=tests), on a few lanes, to see
+that nothing breaks.
 """
 
 from __future__ import annotations
@@ -11,10 +13,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
-from fused_sac import replay_microseconds
+from fused_sac import microseconds, replay_microseconds
 
 from operant import envs
 from operant.algos.ppo import PPO
@@ -22,12 +27,18 @@ from operant.algos.ppo.config import PPOConfig
 from operant.nn import NetConfig
 from operant.worlds import DeviceWorld
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
+
+RELU = {"activation": "relu", "shared": True}
 CASES = {
-    "mingru": (NetConfig(hidden=(64,), activation="relu", shared=True, memory="mingru", memory_layers=2), 1, 4),
-    "lstm": (NetConfig(hidden=(128,), activation="relu", shared=True, memory="lstm"), 1, 4),
-    "gru": (NetConfig(hidden=(128,), activation="relu", shared=True, memory="gru"), 4, 4),
+    "mingru": (NetConfig(hidden=(64,), memory="mingru", memory_layers=2, **RELU), {"epochs": 1, "replay_ratio": 1.42}, (4, 2)),
+    "lstm": (NetConfig(hidden=(128,), memory="lstm", **RELU), {"epochs": 1}, (4,)),
+    "gru": (NetConfig(hidden=(128,), memory="gru", **RELU), {"epochs": 4}, (4,)),
 }
-"""The network, epochs and minibatches."""
+"""The network, what else is its own, and minibatches. A replay ratio is rounded to whole minibatches."""
+
+LIMITS = {"fp32": 1e-5, "tf32": 3e-3, "bf16": 3e-2}
+"""Relative error that a gradient may have."""
 
 
 def say(**row: object) -> None:
@@ -35,38 +46,107 @@ def say(**row: object) -> None:
     print(json.dumps(row), flush=True)
 
 
-def begun(case: str, kernels: str, precision: str, lanes: int, horizon: int, where: str) -> PPO:
-    """A trainer that has done two iterations: it is compiled and captured."""
-    net, epochs, minibatches = CASES[case]
-    if where == "cpu":
-        net = net.model_copy(update={"hidden": (16,)})
+def attempt(row: dict[str, object], work: Callable[[], dict[str, object]]) -> None:
+    """Say a line, with what went wrong where something did."""
+    try:
+        say(**row, **work())
+    except Exception as error:  # the others go on
+        traceback.print_exc(limit=-6)
+        say(**row, failed=f"{type(error).__name__}: {error}"[:300])
+
+
+# CHECKS
+
+
+def checks(tiny: bool, only: list[str], precisions: list[str]) -> Iterator[tuple[dict[str, object], Callable[[], dict[str, object]]]]:
+    """What is asked of every cell and precision."""
+    from memory_interpreted import gradient_case, rollout_case
+
+    where, sizes = ("cpu", {"lanes": 16, "horizon": 4}) if tiny else ("cuda", {"lanes": 2048, "horizon": 16})
+
+    def gradient(env: object, net: dict, precision: str) -> dict[str, object]:
+        found = gradient_case(env, net, {"precision": precision, "normalize_observations": True, "bptt": sizes["horizon"] // 2}, where=where, **sizes)
+        found["parts"] = {name: float(f"{error:.2g}") for name, error in found["parts"].items()}
+        good = max(found["gradient"], found["numbers"] / 10) <= LIMITS[precision] and found["again"]
+        return {**found, "verdict": "ok" if good else "FAILED"}
+
+    kinds = [(memory, layers) for memory, layers in (("mingru", 2), ("lstm", 1), ("gru", 2)) if memory in only]
+    for precision, (memory, layers) in itertools.product(precisions, kinds):
+        for hidden in ((16,),) if tiny else ((64,), (128,)):
+            net = {"memory": memory, "memory_layers": layers, "hidden": hidden}
+            yield {"check": "gradient", "precision": precision, **net}, lambda net=net, precision=precision: gradient([118, 3], net, precision)
+        if memory == "mingru" and precision == "bf16" and not tiny:
+            wide = {"memory": "mingru", "memory_layers": 3, "hidden": (256, 256), "activation": "silu"}
+            yield {"check": "gradient", "precision": "bf16", **wide}, lambda net=wide: gradient([118, 3], net, "bf16")
+        if memory == "gru" and precision == "tf32" and not tiny:
+            judged = {"memory": "gru", "hidden": (64, 64), "layer_norm": True}
+            yield {"check": "gradient", "precision": "tf32", "env": "judged", **judged}, lambda net=judged: gradient("judged", net, "tf32")
+    for memory, layers in kinds if "fp32" in precisions else ():
+        net = {"memory": memory, "memory_layers": layers, "hidden": (16,) if tiny else (64,)}
+        yield {"check": "rollout", **net}, lambda net=net: rollout_case("gaussian", net, {"precision": "fp32"}, where=where, iterations=1, **sizes)
+        yield {"check": "bits", **net}, lambda net=net: bits(net, where, sizes)
+
+
+def bits(net: dict, where: str, sizes: dict[str, int]) -> dict[str, object]:
+    """Whether the same seed ends with the same bytes: again, eager, and resumed half way."""
+    from fused_probe import trainer
+    from toys import PUSH
+
+    def run(seed: int = 1, eager: bool = where == "cpu", break_at: int = -1) -> bytes:
+        def fresh() -> PPO:
+            algo = {"horizon": sizes["horizon"], "minibatches": 2, "target_kl": 0.05, "kernels": "fused", "normalize_observations": True, "precision": "tf32"}
+            return trainer(PUSH, NetConfig(shared=True, **net), lanes=sizes["lanes"], where=where, seed=seed, eager=eager, **algo)
+
+        ppo = fresh()
+        for iteration in range(6):
+            if iteration == break_at:
+                saved = {name: value.clone() for name, value in ppo.state("all").items()}
+                ppo = fresh()
+                for name, value in ppo.state("all").items():
+                    value.copy_(saved[name])
+            ppo.collect()
+            ppo.update()
+        return ppo.policy.flat.values.detach().cpu().numpy().tobytes() if ppo.stats[8] == 0 else b""
+
+    reference = run()
+    verdicts = {
+        "again": run() == reference, "eager": run(eager=True) == reference, "resumed": run(break_at=3) == reference,
+        "other seed differs": run(seed=2) != reference, "finite": reference != b"",
+    }  # fmt: skip
+    return {**verdicts, "verdict": "ok" if all(verdicts.values()) else "FAILED"}
+
+
+# SPEED
+
+
+def begun(case: str, kernels: str, precision: str, lanes: int, minibatches: int, *, tiny: bool) -> PPO:
+    """A trainer that has done three iterations: it is compiled and captured."""
+    net, own, _ = CASES[case]
+    net = net.model_copy(update={"hidden": (16,)}) if tiny else net
     config = PPOConfig(
-        horizon=horizon, epochs=epochs, minibatches=minibatches, precision=precision, kernels=kernels, anneal=False, learning_rate=1e-3,
-        gamma=0.975, gae_lambda=0.9, normalize_observations=True, normalize_rewards=True,
+        horizon=8 if tiny else 64, minibatches=minibatches, precision=precision, kernels=kernels, anneal=False, learning_rate=1e-3,
+        gamma=0.975, gae_lambda=0.9, normalize_observations=True, normalize_rewards=True, **own,
     )  # fmt: skip
-    world = DeviceWorld(envs.find("breakout"), lanes, seed=1, device=torch.device(where))
-    ppo = PPO(world, config, net, seed=1, steps=10**9, eager=where == "cpu")
+    world = DeviceWorld(envs.find("breakout"), lanes, seed=1, device=torch.device("cpu" if tiny else "cuda"))
+    ppo = PPO(world, config, net, seed=1, steps=10**9, eager=tiny)
     ppo.start()
-    for _ in range(1 if where == "cpu" else 3):
+    for _ in range(1 if tiny else 3):
         ppo.collect()
         ppo.update()
     return ppo
 
 
-def rates(ppo: PPO, lanes: int, horizon: int) -> dict[str, object]:
-    """How fast it is: microseconds of an iteration's halves, steps a second, and those at replay ratio 1.42, from the time of a minibatch."""
+def rates(ppo: PPO) -> dict[str, object]:
+    """Steps a second, and microseconds of an iteration's halves."""
 
     def both() -> None:
         ppo.collect()
         ppo.update()
 
     whole, collect, update = (replay_microseconds(work, 5) for work in (both, ppo.collect, ppo.update))
-    passes = ppo.config.epochs
-    replayed = collect + update * 1.42 / passes
-    samples = lanes * horizon
     return {
-        "backend": ppo.backend.name, "M_SPS": round(samples / whole, 1), "collect_us": round(collect), "update_us": round(update),
-        "M_SPS_at_1.42": round(samples / replayed, 1), "not_finite": float(ppo.stats[8]),
+        "backend": ppo.backend.name, "updates": ppo.config.updates, "M_SPS": round(ppo.steps_per_iteration / whole, 1), "collect_us": round(collect),
+        "update_us": round(update), "not_finite": float(ppo.stats[8]),
     }  # fmt: skip
 
 
@@ -76,12 +156,53 @@ def profile(ppo: PPO) -> list[list[object]]:
     from torch.profiler import profile as profiler
 
     torch.cuda.synchronize()
-    with profiler(activities=[ProfilerActivity.CUDA]) as found:
+    with profiler(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
         ppo.collect()
         ppo.update()
         torch.cuda.synchronize()
     rows = sorted(found.key_averages(), key=lambda row: -row.device_time_total)[:25]
-    return [[row.key[:90], round(row.device_time_total), row.count] for row in rows]
+    return [[row.key[:60], round(row.device_time_total), row.count] for row in rows]
+
+
+def act_tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
+    """Microseconds of acting in several tiles."""
+    from operant.kernels.recurrent import learner
+
+    ppo, kind = begun(case, "fused", precision, lanes, 4, tiny=False), "wide" if case != "mingru" else "narrow"
+    own = learner.ACT_TILES[kind]
+
+    def took(tile: tuple[int, int]) -> object:
+        learner.ACT_TILES[kind] = tile
+        try:
+            return round(microseconds(lambda: ppo.backend.learner.act(1), times=8, replays=5), 1)
+        except Exception as error:
+            return type(error).__name__
+
+    found = {str(tile): took(tile) for tile in ((16, 4), (16, 8), (32, 4), (32, 8), (64, 4), (64, 8), (128, 8))}
+    learner.ACT_TILES[kind] = own
+    return {"us": found}
+
+
+def tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
+    """Microseconds of a minibatch's gradient with other tiles of the products."""
+    from memory_interpreted import reconfigured
+
+    ppo, deep = begun(case, "fused", precision, lanes, 4, tiny=False), {"bf16": 32, "tf32": 16, "fp32": 16}[precision]
+    names = {"bf16": "bf16", "tf32": "tf32", "fp32": "ieee"}
+
+    def took(changes: dict) -> object:
+        try:
+            learner = reconfigured(ppo, names[precision], **changes)
+            learner.begin()
+            return round(microseconds(lambda: learner.backward(0), times=2, replays=5), 1)
+        except Exception as error:
+            return type(error).__name__
+
+    every = (
+        {}, {"block_m": 64, "warps": 4}, {"block_n": 64, "warps": 4}, {"block_m": 64, "block_n": 64, "warps": 4}, {"stages": 2}, {"stages": 4},
+        {"block_m": 64, "warps": 4, "block_k": deep}, {"warps": 4}, {"chunks": ppo.backend.learner.config.chunks // 2},
+    )  # fmt: skip
+    return {"us": {str(changes): took(changes) for changes in every}}
 
 
 def main() -> None:
@@ -89,30 +210,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--parts", default="checks,rates,act,torch")
     parser.add_argument("--only", default="mingru,lstm,gru")
-    parser.add_argument("--kernels", default="fused,torch")
     parser.add_argument("--precisions", default="bf16,tf32")
-    parser.add_argument("--lanes", default="8192")
+    parser.add_argument("--lanes", default="8192,4096")
     words = parser.parse_args()
-    if words.tiny:
+    parts, sizes, tiny = words.parts.split(","), [int(lanes) for lanes in words.lanes.split(",")], words.tiny
+    if tiny:
         from interpreter import teach
 
         teach()
-        words.lanes = "8"
-    sizes = [int(lanes) for lanes in words.lanes.split(",")]
-    asked = itertools.product(words.only.split(","), words.kernels.split(","), words.precisions.split(","), sizes)
-    for case, kernels, precision, lanes in asked:
-        if kernels == "torch" and precision == "bf16":  # which torch's path does not have
+        sizes = [16]
+    if "checks" in parts:
+        for row, work in checks(tiny, words.only.split(","), words.precisions.split(",")):
+            attempt(row, work)
+    asked = list(itertools.product(words.only.split(","), words.precisions.split(","), sizes))
+    for (case, precision, lanes), kernels in itertools.product(asked, ("fused", "torch")):
+        if ("rates" if kernels == "fused" else "torch") not in parts or (kernels == "torch" and precision != "tf32"):
             continue
-        row = {"case": case, "kernels": kernels, "precision": precision, "lanes": lanes}
-        try:
-            ppo = begun(case, kernels, precision, lanes, 8 if words.tiny else 64, "cpu" if words.tiny else "cuda")
-            say(**row, **({"stats": ppo.stats.tolist()} if words.tiny else rates(ppo, lanes, 64)))
-            if words.profile and not words.tiny:
-                say(**row, profile=profile(ppo))
-        except Exception as error:
-            traceback.print_exc(limit=-6)
-            say(**row, failed=f"{type(error).__name__}: {error}"[:300])
+        for minibatches in CASES[case][2][: 1 if kernels == "torch" else 2]:
+
+            def timed(what: tuple = (case, kernels, precision, lanes, minibatches), shown: bool = words.profile) -> dict[str, object]:
+                ppo = begun(*what, tiny=tiny)
+                return {"stats": ppo.stats.tolist()} if tiny else rates(ppo) | ({"profile": profile(ppo)} if shown else {})
+
+            attempt({"case": case, "kernels": kernels, "precision": precision, "lanes": lanes, "minibatches": minibatches}, timed)
+    for part, work in (("act", act_tiles), ("tiles", tiles)):
+        for words_of in asked if part in parts and not tiny else ():
+            attempt({part: words_of[0], "precision": words_of[1], "lanes": words_of[2]}, lambda work=work, words_of=words_of: work(*words_of))
 
 
 if __name__ == "__main__":

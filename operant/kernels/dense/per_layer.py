@@ -109,11 +109,11 @@ class PerLayerLearner(Learner):
             SPEC=spec, TRUNCATED_ONLY=truncated_only, **tiling,
         )  # fmt: skip
 
-    def _forward(self, first: int, count: int, *, truncated_only: bool = False, save: bool = False, critic: bool = False) -> None:
-        """Hidden layers of what has been gathered: `count` samples from sample `first` of the rollout on."""
+    def _forward(self, first: int, count: int, *, truncated_only: bool = False, save: bool = False, critic: bool = False, begin: int = 0) -> None:
+        """Hidden layers, from layer `begin` on, of what has been gathered: `count` samples from sample `first` of the rollout on."""
         spec, config = self.spec, self.config
         tiles, first_tower = -(-count // config.block_m), 1 if critic and not spec.shared else 0
-        for k in range(self._last):
+        for k in range(begin, self._last):
             source, weights = (self._hidden[k - 1], self._packed[spec.packed[2 * k - 2] :]) if k > 0 else (self._x, self._first)
             tiling = self._tiling(spec.widths[k], spec.inputs[k])
             tiling = self._first_tiling(tiling) if k == 0 else tiling

@@ -1,4 +1,6 @@
-"""The Triton kernel that acts with a memory: a tile of lanes through encoder, cells and heads in one launch, the state updated in place. Knows no loss."""
+"""Triton kernels that read observations for a memory. To act, a tile of lanes goes through encoder, cells and heads in one launch, the state updated in place;
+to learn, a minibatch's rows through the first layer, straight from where the rollout has them. Know no loss.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,14 @@ import triton
 import triton.language as tl
 
 from operant.kernels import act as plain
-from operant.kernels.blocks import forward, load_last, load_network, out_bias, select_column
+from operant.kernels import blocks
+from operant.kernels.blocks import feature_of, forward, load_last, load_network, out_bias, select_column
 from operant.kernels.recurrent import cells
 
 load_features, kept, network_step = plain.load_features, cells.kept, cells.network_step
 add_dot, stored, zeros = cells.add_dot, cells.stored, cells.zeros
+activate, first_operand, first_weight_operand, load_first = blocks.activate, blocks.first_operand, blocks.first_weight_operand, blocks.load_first
+normalize, one_hot, saved_activation = blocks.normalize, blocks.one_hot, blocks.saved_activation
 
 
 @triton.jit(do_not_specialize=["t"])
@@ -52,3 +57,25 @@ def act(
             tl.store(acting.value + t * lanes + lane, value, mask=in_bounds)
         else:
             SAMPLE(out, lane, in_bounds, inputs.legal_mask, acting, parameters, 0, t, lanes, SPEC)
+
+
+@triton.jit
+def first_layer(
+    where, inputs, parameters, x, hidden, saved, lanes, SPEC: tl.constexpr, SHAPE: tl.constexpr, SAVE: tl.constexpr, BLOCK_M: tl.constexpr
+):  # fmt: skip
+    """Of a minibatch's rows: what the first layer reads, as its weight's gradient takes it, its activations, and with SAVE what their gradients need."""
+    row, column = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, SPEC.columns_pad)
+    block = tl.load(where.order + where.first + row // SHAPE.block)
+    sample, t = block * SHAPE.block + row % SHAPE.block, block // (lanes // SHAPE.block)
+    feature = feature_of(column, inputs.normalizer, SPEC)
+    place = (sample + t * (SPEC.observation - 1) * lanes)[:, None] + feature[None, :] * lanes
+    observed = tl.load(inputs.observation + place, mask=(feature < SPEC.observation)[None, :], other=0)
+    features = first_operand(normalize(one_hot(observed, column, inputs.normalizer, SPEC), column, inputs.normalizer, SPEC), SPEC)
+    tl.store(x + row[:, None] * SPEC.columns_pad + column[None, :], stored(features, SPEC))
+    weight = tl.trans(first_weight_operand(load_first(parameters, 0, column, SPEC), SPEC))
+    z = tl.dot(features, weight, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
+    h = stored(activate(z, SPEC), SPEC)
+    target = row[:, None] * SPEC.hidden_pad[0] + tl.arange(0, SPEC.hidden_pad[0])[None, :]
+    tl.store(hidden + target, h)
+    if SAVE:
+        tl.store(saved + target, saved_activation(z, h, SPEC))

@@ -19,8 +19,17 @@ from operant.kernels.recurrent.shape import Finals, Shape, States, Where
 ACT_WIDTH, ACT_COLUMNS = 128, 256
 """Of a network that acts in one launch: units, and columns of the first layer, padded."""
 
-BLOCK_B = 16
-"""Lanes of a program, where each of its steps has products: the fewest that these take."""
+ACT_TILES = {"narrow": (32, 4), "wide": (16, 8)}
+"""Lanes and warps of a program that acts, with up to 64 units and with more."""
+
+FIRST_COLUMNS, FIRST_BLOCK_M = 128, 64
+"""Of a first layer that reads a minibatch where the rollout has it: columns, padded, and rows of a tile."""
+
+FEW_LANES, MANY_LANES = 16, 32
+"""Lanes of a program, where each of its steps has products: these take 16 at least. On an H200, 32 are faster once there are enough programs."""
+
+MANY_GATED, MANY_MINGRU = 4096, 8192
+"""Lanes of a minibatch from which on a program takes many: of GRU and LSTM, and of MinGRU on the way back."""
 
 SCAN_NUMBERS = 512
 """Units of lanes of a program of MinGRU's scan alone."""
@@ -80,7 +89,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         # The head passes on what it has: between it and the last hidden layer lies the memory. Normalized layers are those that end so.
         self._head_spec = replace(spec, layer_norm=True)
         self.at_once = max(spec.hidden_pad) <= ACT_WIDTH and spec.inputs[0] <= ACT_COLUMNS
-        self._act_block_m = 16 if P > 64 else 32
+        self._reads_at_once = spec.hidden_pad[0] <= ACT_WIDTH and spec.inputs[0] <= FIRST_COLUMNS and not spec.bytes and not spec.layer_norm
 
     @property
     def starts(self) -> Tensor:
@@ -121,7 +130,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                     products.into_gates, (shape.gates * shape.pad // tiles["BLOCK_N"], -(-rows // tiles["BLOCK_M"])),
                     x, self._weights(k), self._values, self._gates[k], SHAPE=shape, LAYER=k, **tiles,
                 )  # fmt: skip
-            options: dict[str, Any] = {"SHAPE": shape, "LAYER": k, "ACT": acting, "WRITE": write, **self._cell_options()}
+            options: dict[str, Any] = {"SHAPE": shape, "LAYER": k, "ACT": acting, "WRITE": write, **self._cell_options(count)}
             options["STEPS"] = 1 if acting else shape.length
             grid = (-(-count // options["BLOCK_B"]),)
             gates, output, before = self._gates[k], self._outputs[k], self._before[k]
@@ -137,12 +146,13 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                 )  # fmt: skip
             x = output
 
-    def _cell_options(self) -> dict[str, int]:
-        """How a cell's kernels are launched."""
+    def _cell_options(self, count: int, *, back: bool = False) -> dict[str, int]:
+        """How a cell's kernels over so many lanes are launched."""
         shape = self.shape
         if shape.kind == "mingru" and not shape.fused:
             return {"BLOCK_B": max(1, SCAN_NUMBERS // shape.pad), "num_warps": 4}
-        return {"BLOCK_B": BLOCK_B, "num_warps": 8 if shape.pad > 64 else 4}
+        many = count >= (MANY_GATED if shape.kind != "mingru" else MANY_MINGRU if back else count + 1)
+        return {"BLOCK_B": MANY_LANES if many else FEW_LANES, "num_warps": 8 if many and shape.pad > 64 else 4}
 
     # COLLECT
 
@@ -164,7 +174,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             )  # fmt: skip
 
     def _act_at_once(self, t: int, *, finals: bool, last: bool) -> None:
-        rollout, block_m = self.buffers.rollout, self._act_block_m
+        rollout, (block_m, warps) = self.buffers.rollout, ACT_TILES["wide" if max(self.spec.hidden_pad) > 64 else "narrow"]
         seen = rollout.final_observation if finals else rollout.observation
         window = self._steps // len(seen) if finals else 1
         self.launch(
@@ -172,7 +182,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             self._inputs(), self.work.acting(), Finals(seen, self.buffers.final_value), self._values, self._memory,
             self._where(0, 0, acting=True), t, self._lanes,
             SPEC=self.spec, SHAPE=self.shape, SAMPLE=self.work.sample, FINALS=finals, WINDOW=window, LAST=last, BLOCK_M=block_m,
-            num_warps=8 if self.shape.pad > 64 else 4,
+            num_warps=warps,
         )  # fmt: skip
 
     def final_values(self, t: int) -> None:
@@ -218,12 +228,20 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         self._pack()
         tiling, minibatch, shape = self._gather_tiling(), self._minibatch(k), self.shape
         for first_chunk in range(0, self.config.chunks, self._slots):
-            self.launch(
-                per_layer.gather_chunks, (self._capacity // tiling["BLOCK_M"], self.spec.inputs[0] // tiling["BLOCK_N"]),
-                minibatch, self._inputs(), self._x, self._rounded, first_chunk, self._slot, self._lanes, SPEC=self.spec, **tiling,
-            )  # fmt: skip
-            self._forward(0, self._capacity, save=True)
             where = self._where(minibatch.first_block + first_chunk * self.layout.chunk_blocks, 0, acting=False)
+            if self._reads_at_once:
+                block_m = math.gcd(self._capacity, FIRST_BLOCK_M)
+                self.launch(
+                    act.first_layer, (self._capacity // block_m,),
+                    where, self._inputs(), self._values, self._rounded, self._hidden[0], self._saved[0], self._lanes,
+                    SPEC=self.spec, SHAPE=shape, SAVE=self._saved is not self._hidden, BLOCK_M=block_m, num_warps=4,
+                )  # fmt: skip
+            else:
+                self.launch(
+                    per_layer.gather_chunks, (self._capacity // tiling["BLOCK_M"], self.spec.inputs[0] // tiling["BLOCK_N"]),
+                    minibatch, self._inputs(), self._x, self._rounded, first_chunk, self._slot, self._lanes, SPEC=self.spec, **tiling,
+                )  # fmt: skip
+            self._forward(0, self._capacity, save=True, begin=1 if self._reads_at_once else 0)
             self._remember(where, self._capacity // shape.length, acting=False, write=False)
             self._gradient_head(k, first_chunk, self._head_spec, self._by_output[0])
             self._gradient_memory(where, first_chunk)
@@ -245,7 +263,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             x = self._outputs[k - 1] if k > 0 else self._hidden[last]
             back = other if k > 0 else self._gradients[last]
             slope = k == 0 and not self.spec.layer_norm
-            options: dict[str, Any] = {"SHAPE": shape, "STEPS": shape.length, **self._cell_options()}
+            options: dict[str, Any] = {"SHAPE": shape, "STEPS": shape.length, **self._cell_options(count, back=True)}
             grid = (-(-count // options["BLOCK_B"]),)
             gates, lanes = self._gates[k], self._lanes
             if shape.kind == "mingru":
