@@ -185,7 +185,7 @@ class Player:
     def __init__(self, env):
         self.env, self.guarded = env, BoundsChecked(env, LANES)
         self.lanes, self.slot = bind(self.guarded.lanes), bind(self.guarded.slot)
-        reset, step, show, show_final, judge, _ = lane._functions(env)
+        reset, step, show, show_final, judge, _ = lane._functions(env, None)  # parameters are an argument of the shell
         key_of, limit = lane._key, env.time_limit or 2**31 - 1
 
         @njit(boundscheck=True, error_model="numpy")
