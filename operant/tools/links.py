@@ -1,9 +1,10 @@
-"""What lies between this machine's GPUs, and the lines that start one run on several of them or on several hosts. Knows no run and starts nothing."""
+"""What lies between this machine's GPUs, how long an exchange takes, and the lines that start one run on several of them or on several hosts. Knows no run."""
 
 from __future__ import annotations
 
 import contextlib
 
+from operant.tools import exchange_probe
 from operant.tools.doctor import NOTE, OK, Finding
 
 _TORCHRUN = "torchrun --nproc-per-node={ranks} -m operant.training.worker RUN"
@@ -11,8 +12,15 @@ _HOSTS = "torchrun --nnodes=2 --nproc-per-node={ranks} --rdzv-backend=c10d --rdz
 _SRUN = "srun --ntasks={ranks} --gpus-per-task=1 --cpus-per-task=8 python -m operant.training.worker RUN"
 
 
+MINIBATCHES = 16
+"""Of an iteration, by default: each has an exchange."""
+
+ITERATIONS_MS = (0.33, 1.4, 7.5)
+"""Of CartPole on one H200, 2,048 x 16, 8,192 x 64 and 65,536 x 64."""
+
+
 def examine() -> list[Finding]:
-    """The links of each pair of GPUs, and the launch lines."""
+    """The links of each pair of GPUs, the time of an exchange between all, and the launch lines."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -21,9 +29,23 @@ def examine() -> list[Finding]:
     if count < 2:
         which = "no GPU" if not count else "one GPU"
         found.append(Finding("links", NOTE, f"{which}: a run is shared between processes of the CPU by run.ranks=2, over gloo"))
+    else:
+        found += _exchange(ranks)
     lines = {"operant": f"operant train --gpus {ranks}" if count > 1 else "operant train run.device=cpu run.ranks=2", "prepare": "operant train --prepare"}
     lines |= {"torchrun": _TORCHRUN.format(ranks=ranks), "hosts": _HOSTS.format(ranks=ranks), "srun": _SRUN.format(ranks=ranks)}
     return [*found, *(Finding(name, OK, line) for name, line in lines.items())]
+
+
+def _exchange(ranks: int) -> list[Finding]:
+    """The measured time of an exchange between so many GPUs, and what it makes of short and long iterations."""
+    measured = exchange_probe.measured(ranks, gpu=True)
+    if measured.problem:
+        return [Finding("exchange", NOTE, f"could not be measured between {ranks} GPUs: {measured.problem}", "operant train --gpus says more")]
+    times = ", ".join(f"{us:g} us for {size:,}" for size, us in measured.us.items())
+    spent_ms = MINIBATCHES * measured.us[exchange_probe.SIZES[1]] / 1e3
+    shares = ", ".join(f"{ms / (ms + spent_ms):.2f} of {ms:g} ms" for ms in ITERATIONS_MS)
+    expected = f"with {MINIBATCHES} exchanges of {exchange_probe.SIZES[1]:,} numbers in an iteration that takes one GPU so long: {shares}"
+    return [Finding("exchange", OK, f"{ranks} GPUs by {measured.name}: {times} numbers"), Finding("efficiency", OK, f"expected {expected}")]
 
 
 def _pair(one: int, two: int) -> Finding:

@@ -1,0 +1,93 @@
+"""How long ranks take to hand each other some numbers, measured between processes of this machine. Knows no run and no algorithm.
+
+Run as a module it is one of the ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SIZES = (2, 9_600, 80_000, 700_000)
+"""Numbers that are handed over: a moment's, and the parameters of small to large networks."""
+
+LIMIT_S = 90.0
+_TIMES = 20
+_IN_GRAPH = 10
+
+
+class Measured(NamedTuple):
+    """What was found: the kind of exchange, and microseconds by size; or why nothing was."""
+
+    name: str
+    us: dict[int, float]
+    problem: str = ""
+
+
+def measured(ranks: int, *, gpu: bool, limit_s: float = LIMIT_S) -> Measured:
+    """Between so many processes, each on a GPU of its own, or on the CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder, f"{rank}.txt") for rank in range(ranks)]
+        processes = []
+        for rank, log in enumerate(logs):
+            with log.open("wb") as file:
+                command = [sys.executable, "-m", "operant.tools.exchange_probe", str(rank), str(ranks), f"{folder}/store", "cuda" if gpu else "cpu"]
+                processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file))
+        deadline_s = time.monotonic() + limit_s
+        try:
+            while any(process.poll() is None for process in processes) and time.monotonic() < deadline_s:
+                if any(process.poll() for process in processes):
+                    break
+                time.sleep(0.05)
+        finally:
+            codes = [process.poll() for process in processes]
+            for process in processes:
+                process.kill()
+                process.wait()
+        if any(code != 0 for code in codes):
+            failed = next((rank for rank, code in enumerate(codes) if code), None)
+            last = "" if failed is None else (logs[failed].read_text(errors="replace").strip().splitlines() or [f"exit code {codes[failed]}"])[-1]
+            return Measured("", {}, f"rank {failed}: {last}" if failed is not None else f"not done within {limit_s:g} s")
+        found = json.loads(logs[0].read_text().strip().splitlines()[-1])
+        return Measured(found["name"], {int(size): us for size, us in found["us"].items()})
+
+
+def _rank(rank: int, ranks: int, store: str, kind: str) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    from operant.compute.graphs import Graphed
+    from operant.training import distributed
+
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
+    torch.set_num_threads(1)
+    exchange, us = distributed.join(dist.FileStore(store, ranks), rank, ranks, device), {}
+    for size in SIZES:
+        rows = torch.ones(1, size, device=device)
+
+        def gather(rows: torch.Tensor = rows) -> None:
+            for _ in range(_IN_GRAPH):
+                exchange.gather(rows)
+
+        work = Graphed(gather, device)
+        for _ in range(3):
+            work()
+        exchange.agree("all are there")
+        began_s = time.perf_counter()
+        for _ in range(_TIMES):
+            work()
+        exchange.agree("all are done")
+        us[size] = round((time.perf_counter() - began_s) / _TIMES / _IN_GRAPH * 1e6, 2)
+    return {"name": exchange.name, "us": us}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(_rank(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5])) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # a process group that was captured hangs where it is taken apart
