@@ -68,7 +68,9 @@ def export_policy(
         return
     ties = f", {made.ties} times another of two equally good actions" if made.ties else ""
     out(f"{safe(target, 400)}  {document['bytes'] / 1000:,.0f} kB  step {loaded.step:,}")
-    out(f"checked on {made.checked:,} observations: largest difference {made.difference:.2g}{ties}", "", *_snippet(to, made, loaded.policy))
+    within = f", by rounding: within {made.file_rounding or 0:.2g} of the same in float64, the run's own within {made.actor_rounding or 0:.2g}"
+    exact = within if made.file_rounding is not None else ""
+    out(f"checked on {made.checked:,} observations: largest difference {made.difference:.2g}{exact}{ties}", "", *_snippet(to, made, loaded.policy))
 
 
 @export_app.command("metrics")

@@ -2,7 +2,8 @@
 
 Normalization, one-hot reading, legal actions, the choice among actions and the scaling to their bounds lie within. What is written is the actor's own `act`,
 traced by torch.export: there is no second description of any network. A file is put in its place only after it has been loaded again and has chosen the same
-actions as the actor, on observations of the environment.
+actions as the actor, on observations of the environment. Both compute in float32, with sums in orders of their own: where large numbers meet in wide layers,
+that alone is more than the tolerance. Then both are compared with the same policy in float64, from which the file must not be further than the actor is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from operant import worlds
 from operant.errors import MachineError, OperantError
@@ -32,6 +34,8 @@ ENDINGS: Final = {"onnx": ".onnx", "pt2": ".pt2", "safetensors": ".safetensors",
 STEPS, LANES = 200, 5
 """The observations of a check: so many steps of so many lanes."""
 TOLERANCE = 1e-5
+ROUNDING = 2.0
+"""How many times the actor's own distance from float64 the file's may be, where they differ by more than the tolerance."""
 
 Arrays = list[NDArray[Any]]
 Runner = Callable[[Arrays], Arrays]
@@ -39,8 +43,8 @@ Runner = Callable[[Arrays], Arrays]
 
 
 class Exported(NamedTuple):
-    """What was written. `difference` is the largest between the file's actions and the actor's, `ties` how often
-    it took another one of two actions whose scores differ by no more than rounding.
+    """What was written. `difference` is the largest between the file's actions and states and the actor's, `ties` how often it took another one of two actions
+    whose scores differ by no more than rounding. Where the difference is above the tolerance: how far the actor and the file are from float64.
     """
 
     path: Path
@@ -49,6 +53,8 @@ class Exported(NamedTuple):
     checked: int  # observations
     difference: float
     ties: int
+    actor_rounding: float | None = None
+    file_rounding: float | None = None
 
 
 class PlainPolicy(nn.Module):
@@ -90,13 +96,19 @@ def write(actor: Actor, params: Any, path: Path, target: str, *, steps: int = ST
         temporary = path.with_name(f".{path.stem}-{os.getpid()}{ENDINGS[target]}")
         try:
             save(traced, actor, temporary)
-            difference, ties = _check(actor, params, traced, load(temporary), steps)
+            run = load(temporary)
+            found = _check(actor, params, traced, run, steps)
+            found = found if found.difference <= TOLERANCE else _check(actor, params, traced, run, steps, exact=True)
+            rounded = found.file_rounding is not None and found.actor_rounding is not None and found.file_rounding <= ROUNDING * found.actor_rounding
+            if not (found.difference <= TOLERANCE or rounded):
+                far = "" if found.file_rounding is None else f"; {found.words}"
+                raise OperantError(f"the exported policy differs from the run's by {found.difference:.3g} (more than {TOLERANCE:g}{far}): no file was written")
             os.replace(temporary, path)
         except OSError as error:
             raise MachineError(f"{path} cannot be written ({error.strerror or error})") from None
         finally:
             temporary.unlink(missing_ok=True)
-    return Exported(path, *names(actor), steps * LANES, difference, ties)
+    return Exported(path, *names(actor), steps * LANES, **found._asdict())
 
 
 def _trace(actor: Actor) -> torch.export.ExportedProgram:
@@ -239,20 +251,45 @@ def _named(given: Any, encoded: Callable[[Any], Any]) -> dict[str, Any]:
 # THE CHECK
 
 
-class _Scores(torch.fx.Interpreter):
-    """Runs a traced policy and keeps what it chooses the largest of, (n, B) for each choice of an action."""
+class _Found(NamedTuple):
+    """What a check came to: see `Exported`."""
 
-    seen: list[Tensor]
+    difference: float
+    ties: int
+    actor_rounding: float | None = None
+    file_rounding: float | None = None
 
-    def of(self, *inputs: Tensor) -> _Scores:
+    @property
+    def words(self) -> str:
+        """How far both are from float64."""
+        return f"it is within {self.file_rounding:.3g} of the same in float64, the run's own within {self.actor_rounding:.3g}"
+
+
+class _Graph(torch.fx.Interpreter):
+    """Runs a traced policy, with `exact` in float64, and keeps what it chooses the largest of, (n, B) for each choice of an action."""
+
+    def __init__(self, traced: torch.export.ExportedProgram, *, exact: bool = False) -> None:
+        super().__init__(traced.module())  # type: ignore[arg-type]
+        self._exact = exact
+        self.seen: list[Tensor] = []
+
+    def of(self, arrays: Arrays) -> Arrays:
+        """What comes of arrays (B, ...)."""
         self.seen = []
-        self.run(*inputs)
-        return self
+        return [part.numpy() for part in self.run(*(self._precise(torch.from_numpy(array)) for array in arrays))]
+
+    def _precise(self, value: Any) -> Any:
+        if not self._exact:
+            return value
+        return value.double() if isinstance(value, Tensor) and value.dtype == torch.float32 else torch.float64 if value is torch.float32 else value
+
+    def fetch_attr(self, target: str) -> Any:
+        return self._precise(super().fetch_attr(target))
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if "argmax" in str(target):
             self.seen.append(args[0])
-        return super().call_function(target, args, kwargs)
+        return super().call_function(target, *(tree_map(self._precise, given) for given in (args, kwargs)))
 
     def gap(self, action: NDArray[Any]) -> NDArray[np.float64]:
         """How far the scores of actions (B, A) stay behind the best, at most, relative where scores are large; (B). Infinite where that cannot be told."""
@@ -265,35 +302,50 @@ class _Scores(torch.fx.Interpreter):
         return torch.stack(gaps).amax(dim=0).double().numpy()
 
 
-def _check(actor: Actor, params: Any, traced: torch.export.ExportedProgram, run: Runner, steps: int) -> tuple[float, int]:
-    """The largest difference between the file and the actor, and the number of ties, over observations that the actor meets when it plays at random.
+def _difference(found: Arrays, others: Arrays) -> float:
+    """The largest between arrays, relative where numbers are large; infinite where one is not a number."""
+    far = [np.abs(a.astype(np.float64) - b) / np.maximum(1.0, np.abs(b)) for a, b in zip(found, others, strict=True)]
+    return max((float(np.nan_to_num(one, nan=np.inf).max(initial=0.0)) for one in far), default=0.0)
 
-    Both carry their own state from step to step. Of discrete actions either of two is right whose scores differ by no more than what numbers may differ by.
-    Raises OperantError where file and actor differ.
+
+def _check(actor: Actor, params: Any, traced: torch.export.ExportedProgram, run: Runner, steps: int, *, exact: bool = False) -> _Found:
+    """What differs between the file and the actor over observations that the actor meets when it plays at random; with `exact` between either and float64, too.
+
+    Each carries its own state from step to step. Of discrete actions either of two is right whose scores differ by no more than what numbers may differ by.
+    Without `exact` it ends at the first difference above the tolerance.
     """
     world = worlds.make(actor.env, LANES, seed=0, device=actor.device, params=params)
     slot, noise = world.slot(), torch.zeros(1, actor.noise_rows, LANES)
-    bound, scores = world.bind(slot), _Scores(traced.module())
+    bound, scores, precise = world.bind(slot), _Graph(traced), _Graph(traced, exact=True)
     first = actor.initial_state(LANES)
     state, own = first, [_rows(part) for part in first]
+    ideal = own
     world.reset(bound)
-    worst, ties = 0.0, 0
+    worst, ties, roundings, wrong = 0.0, 0, [0.0, 0.0], False
     for _ in range(steps):
         given = [_rows(slot.observation), *([] if slot.legal is None else [_rows(slot.legal)])]
-        expected, after = actor.act(slot.observation, state, None, slot.legal)
-        action, *new = run([*given, *own])
+        chosen, after = actor.act(slot.observation, state, None, slot.legal)
+        expected = [_rows(part) for part in (chosen, *after)]
+        found = run([*given, *own])
+        right = precise.of([*given, *ideal]) if exact else expected
 
-        # Differences, relative where numbers are large.
-        pairs = [(_rows(expected), action), *((_rows(part), mine) for part, mine in zip(after, new, strict=True))]
-        errors = [np.abs(a.astype(np.float64) - b) / np.maximum(1.0, np.abs(a)) for a, b in pairs]
-        if errors[0].max() > TOLERANCE and not expected.is_floating_point():
-            gap = scores.of(*map(torch.from_numpy, [*given, *own])).gap(action)
-            tied = (errors[0].max(axis=1) > 0) & (gap <= TOLERANCE)  # (B)
-            ties += int(tied.sum())
-            errors[0][tied] = 0.0
-        worst = max(worst, *(float(error.max(initial=0.0)) for error in errors))
-        if not worst <= TOLERANCE:
-            raise OperantError(f"the exported policy differs from the run's by {worst:.3g} (more than {TOLERANCE:g}): no file was written")
+        # A choice between scores that are as good as equal is no difference.
+        parts = slice(None)
+        if not chosen.is_floating_point():
+            parts = slice(1, None)
+            other = (found[0] != expected[0]).any(axis=1)  # (B)
+            if other.any():
+                scores.of([*given, *own])
+                limit = TOLERANCE
+                if exact:
+                    precise.of([*given, *own])
+                    limit = max(TOLERANCE, ROUNDING * _difference([one.numpy() for one in scores.seen], [one.numpy() for one in precise.seen]))
+                wrong = not (scores.gap(found[0])[other] <= limit).all()
+                ties += int(other.sum())
+        worst = max(worst, _difference(found, expected) if wrong else _difference(found[parts], expected[parts]))
+        roundings = [max(far, _difference(some[parts], right[parts])) for far, some in zip(roundings, (expected, found), strict=True)]
+        if worst > TOLERANCE and (wrong or not exact):
+            break
 
         # The environment goes on with random actions; an episode's end leaves nothing to the next.
         world.noise(noise)
@@ -302,10 +354,15 @@ def _check(actor: Actor, params: Any, traced: torch.export.ExportedProgram, run:
         world.advance(1)
         ended = (slot.terminated | slot.truncated).bool()
         state = tuple(torch.where(ended, begin, part) for begin, part in zip(first, after, strict=True))
-        own = [_rows(torch.where(ended, begin, torch.from_numpy(part).movedim(0, -1))) for begin, part in zip(first, new, strict=True)]
+        own, ideal = ([_begun(ended, begin, part) for begin, part in zip(first, new[1:], strict=True)] for new in (found, right))
     if isinstance(world, worlds.HostWorld):
         world.close()
-    return worst, ties
+    return _Found(worst, ties, *(roundings if exact and not wrong else ()))
+
+
+def _begun(ended: Tensor, begin: Tensor, part: NDArray[Any]) -> NDArray[Any]:
+    """A state (B, ...) with that of a new episode where one has ended."""
+    return _rows(torch.where(ended, begin.to(torch.from_numpy(part).dtype), torch.from_numpy(part).movedim(0, -1)))
 
 
 def _rows(tensor: Tensor) -> NDArray[Any]:
