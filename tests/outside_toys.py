@@ -72,6 +72,16 @@ def pictures():
     return Pictures()
 
 
+def noisy():
+    """Pictures of noise."""
+
+    class Noisy(Pictures):
+        def seen(self):
+            return np.random.default_rng(self.steps).integers(0, 256, (16, 32, 3), dtype=np.uint8)
+
+    return Noisy()
+
+
 def failing():
     """Fails at the 40th step of the process, until there is a file `mended`."""
 

@@ -40,6 +40,7 @@ class HostEnv(Env):
     observed: tuple[spaces.Field, ...] = ()  # which numbers of an observation are what
     pictures: bool = False  # whether `render` shows it
     channels_first: bool = False  # whether the rows of pictures are (C, H, W) where they are stepped, not (H, W, C) as they are observed
+    frame_shape: tuple[int, ...] = ()  # (H, W, C) of a picture before it is made grey or smaller, where each lane is an environment of its own
     hosting: Hosting = field(default=Hosting(), compare=False)
 
     @property
@@ -80,7 +81,7 @@ def declare(source: Source) -> HostEnv:
         raise
     except Exception as error:
         raise OperantError(f"{source.name}: `reset` raised {type(error).__name__}: {error}") from error
-    seen, action, mask, limit, metadata, channels_first = found
+    seen, action, mask, limit, metadata, channels_first, frame_shape = found
     kwargs = dict(source.kwargs)
     return HostEnv(
         Params=_params(kwargs), fields=0,
@@ -91,7 +92,7 @@ def declare(source: Source) -> HostEnv:
         gymnasium=source.name if source.kind == "gymnasium" else None,
         name=source.name.rpartition("/")[2] if source.kind == "file" else f"{source.kind}:{source.name}",
         source=source, observed=seen.fields, pictures="rgb_array" in (metadata.get("render_modes") or ()),
-        channels_first=channels_first,
+        channels_first=channels_first, frame_shape=frame_shape,
     )  # fmt: skip
 
 
@@ -102,6 +103,7 @@ class _Found(NamedTuple):
     limit: int | None
     metadata: Mapping[str, Any]
     channels_first: bool = False
+    frame_shape: tuple[int, ...] = ()
 
 
 def _of_lane(source: Source) -> _Found:
@@ -111,7 +113,8 @@ def _of_lane(source: Source) -> _Found:
     finally:
         lane.close()
     metadata = getattr(lane.env, "metadata", None) or {}
-    return _Found(lane.view.declared(), lane.action, mask, getattr(getattr(lane.env, "spec", None), "max_episode_steps", None), metadata)
+    limit = getattr(getattr(lane.env, "spec", None), "max_episode_steps", None)
+    return _Found(lane.view.declared(), lane.action, mask, limit, metadata, frame_shape=lane.view.frame_shape)
 
 
 def _of_vector(source: Source, vector: vectors.Vector) -> _Found:

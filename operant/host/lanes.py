@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from operant.host.source import Lane, Source, SourceError, resized
+from operant.host.pictures import resized
+from operant.host.source import Lane, Source, SourceError
 
 
 class Shape(NamedTuple):

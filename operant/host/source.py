@@ -25,8 +25,7 @@ import numpy as np
 
 from operant.host import spaces
 from operant.host.names import install_command
-
-_LUMA = np.array([0.299, 0.587, 0.114], np.float32)
+from operant.host.pictures import grey, resized
 
 
 class SourceError(Exception):
@@ -166,34 +165,6 @@ def _module(file: Path, version: str) -> Any:
     return _MODULES[key]
 
 
-# PICTURES
-
-
-def grey(picture: np.ndarray) -> np.ndarray:
-    """(H, W, 3) bytes -> (H, W, 1), by ITU-R 601's luma."""
-    return (picture[..., :3] @ _LUMA + 0.5).astype(np.uint8)[..., None]
-
-
-def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
-    """(H, W, C) bytes -> (height, width, C): each pixel the mean of the area that it covers."""
-    out = picture
-    for axis, side in ((0, height), (1, width)):
-        if out.shape[axis] != side:
-            out = _areas(out, axis, side)
-    return out if out is picture else (out + 0.5).astype(np.uint8)
-
-
-def _areas(numbers: np.ndarray, axis: int, side: int) -> np.ndarray:
-    """Means over equal parts of an axis, by differences of running sums, which between two numbers grow evenly."""
-    before = numbers.shape[axis]
-    edges = np.linspace(0, before, side + 1)
-    whole = np.minimum(edges.astype(np.int64), before - 1)
-    share = (edges - whole).astype(np.float32).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
-    numbers = numbers.astype(np.float32)
-    sums = np.cumsum(numbers, axis=axis) - numbers
-    return np.diff(sums.take(whole, axis) + share * numbers.take(whole, axis), axis=axis) * np.float32(side / before)
-
-
 # ONE LANE
 
 
@@ -208,6 +179,7 @@ class View:
             raise SourceError(f"its observation cannot be read: {error}") from None
         self._grey, self._side, self._stack = source.grayscale, source.resize, source.frame_stack
         shape, size = self._plain.shape, self._plain.size
+        self.frame_shape = shape  # of a picture as it comes
         if (self._grey or self._side) and not shape:
             key = "env.grayscale" if self._grey else "env.resize"
             raise SourceError(f"{key} is for pictures, and it shows {size} numbers of {self._plain.dtype}")

@@ -16,7 +16,8 @@ import numpy as np
 
 from operant.host import spaces
 from operant.host.lanes import Blocks, Group, LaneError
-from operant.host.source import Source, SourceError, View, maker_of, missing, resized
+from operant.host.pictures import resized
+from operant.host.source import Source, SourceError, View, maker_of, missing
 
 _OWN = ("frame_skip", "frame_stack", "grayscale", "resize", "sticky")
 

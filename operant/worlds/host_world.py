@@ -23,6 +23,7 @@ from operant.errors import EnvironmentFailedError
 from operant.host.processes import Shape, Steppers
 from operant.worlds.base import Slot
 from operant.worlds.buffered import SHOWN, BufferedWorld, Staging
+from operant.worlds.pictures import Pictures
 
 log = logging.getLogger("operant")
 
@@ -36,20 +37,27 @@ def lane_seeds(seed: int, stream: int, tick: int, lanes: int, lane0: int = 0) ->
 
 
 class HostWorld(BufferedWorld):
-    """N lanes of an outside environment. `draws`: there are pictures, too (see `picture`). `raw`: rewards are not clipped, as evaluations want them.
+    """N lanes of an outside environment. `draws`: there are pictures, too (see `pictures`). `raw`: observed pictures come to the device as they are, and are
+    made grey and smaller there; by default on a GPU.
 
     Its processes start at the first reset, and end with this object or `close`, or with this process.
     """
 
     def __init__(
-        self, env: HostEnv, lanes: int, *, seed: int, device: torch.device | str = "cpu", lane0: int = 0, stream: int = 0, draws: bool = False
-    ) -> None:
-        hosting, N, seen = env.hosting, lanes, env.observation
+        self, env: HostEnv, lanes: int, *, seed: int, device: torch.device | str = "cpu", lane0: int = 0, stream: int = 0, draws: bool = False,
+        raw: bool | None = None,
+    ) -> None:  # fmt: skip
+        hosting, N, seen, source = env.hosting, lanes, env.observation, env.source
         super().__init__(env, N, seed=seed, device=device, lane0=lane0, stream=stream, buffers=hosting.buffers)
         self._seed, self._stream, self._lane0, self._draws, self._rows = seed, stream, lane0, draws, True
         boxed = isinstance(env.action, Box)
         side = MOST_SIDE if draws else 0
-        self._shape = Shape(N, seen.size, seen.dtype, env.action_size, "float32" if boxed else "int32", env.mask_size, side)
+        # What makes the pictures what is observed, where the processes do not.
+        self._pictures, self._source, size = None, source, seen.size
+        if (self.device.type == "cuda" if raw is None else raw) and env.frame_shape and (source.grayscale or source.resize):
+            self._pictures = Pictures(env.frame_shape, source.frame_stack, source.resize, self.device, grey=source.grayscale)
+            self._source, size = source._replace(grayscale=False, resize=None), math.prod(env.frame_shape) * source.frame_stack
+        self._shape = Shape(N, size, seen.dtype, env.action_size, "float32" if boxed else "int32", env.mask_size, side)
         self._started: Steppers | None = None
         self.late = len(self.buffers) // 2 if hosting.processes else 0
         self._blocks: dict[str, Tensor] = {}
@@ -95,8 +103,10 @@ class HostWorld(BufferedWorld):
             self._put("observation", slot.final_observation[:, part], self._blocks["final_observation"][part].to(self.device, non_blocking=True).t())
 
     def _put(self, name: str, place: Tensor, shown: Tensor) -> None:
-        """Pictures of channels first are turned where they are read."""
-        if name == "observation" and self.spec.channels_first:
+        """Pictures of channels first are turned where they are read, and those that come as they are made what is observed."""
+        if name == "observation" and self._pictures is not None:
+            place.t().copy_(self._pictures(shown.t()))
+        elif name == "observation" and self.spec.channels_first:
             height, width, channels = self.spec.observation.shape
             place.t().unflatten(1, (height, width, channels)).copy_(shown.t().unflatten(1, (channels, height, width)).permute(0, 2, 3, 1))
         else:
@@ -179,7 +189,7 @@ class HostWorld(BufferedWorld):
         """Start the processes, and pin the blocks beside a GPU."""
         hosting, lanes = self.spec.hosting, [range(part.start, part.stop) for part in self.buffers]
         self._started = steppers = Steppers(
-            self.spec.source, self._shape, lanes, processes=min(hosting.processes, self.count), timeout_s=hosting.timeout_s, draws=self._draws,
+            self._source, self._shape, lanes, processes=min(hosting.processes, self.count), timeout_s=hosting.timeout_s, draws=self._draws,
         )  # fmt: skip
         names = ("observation", "final_observation", "action", "reward", "terminated", "truncated", *(("legal",) if self._shape.mask else ()))
         self._blocks = {name: torch.from_numpy(getattr(steppers.blocks, name)) for name in names}

@@ -16,6 +16,7 @@ from waiting import wait_until
 import operant
 from operant.envs import outside
 from operant.errors import EnvironmentFailedError
+from operant.host.pictures import resized
 from operant.host.source import Source
 from operant.worlds import HostWorld, lane_seeds
 
@@ -117,6 +118,22 @@ def test_pictures_are_made_grey_and_small():
     picture = slot.observation.t().reshape(2, 8, 8, 2)
     assert world.spec.observation.shape == (8, 8, 2) and slot.observation.dtype == torch.uint8
     assert picture[0, :4].unique().tolist() == [round(0.299 * 200)] and picture[0, 4:].unique().tolist() == [0]
+
+
+@pytest.mark.parametrize("changes", [{"grayscale": True, "resize": 9}, {"resize": 20, "frame_stack": 3}, {"grayscale": True, "frame_stack": 2}])
+def test_pictures_are_made_grey_and_small_where_one_likes(changes):
+    """In the processes, or on the learner's device: the same bytes, final observations among them."""
+    env = env_of(f"{MINE}:noisy", **changes)
+    for one, other in zip(*(played(HostWorld(env, 2, seed=SEED, raw=raw), 12) for raw in (False, True)), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert len(one["observation"].unique()) > 20 and one["final_observation"].any()
+
+
+def test_a_pixel_is_the_mean_of_what_it_covers():
+    picture = np.random.default_rng(1).integers(0, 256, (7, 11, 3), dtype=np.uint8)
+    whole = picture.repeat(3, axis=0).repeat(5, axis=1).astype(np.float64)  # 21 x 55: parts of 7 and 11
+    assert np.array_equal(resized(picture, 3, 5), np.floor(whole.reshape(3, 7, 5, 11, 3).mean(axis=(1, 3)) + 0.5).astype(np.uint8))
+    assert np.array_equal(resized(picture, 14, 22), picture.repeat(2, axis=0).repeat(2, axis=1))
 
 
 @pytest.mark.parametrize("processes", [0, 1])

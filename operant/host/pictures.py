@@ -1,0 +1,45 @@
+"""Pictures made grey and smaller, in whole numbers: numpy here and torch on a device (operant/worlds/pictures.py) give the same bytes. Knows no space."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+LUMA = (19_595, 38_470, 7_471)
+"""ITU-R 601's weights of red, green and blue, of 65,536."""
+
+
+def grey(picture: np.ndarray) -> np.ndarray:
+    """(H, W, 3) bytes -> (H, W, 1)."""
+    red, green, blue = (picture[..., k].astype(np.int32) * weight for k, weight in enumerate(LUMA))
+    return ((red + green + blue + 32_768) >> 16).astype(np.uint8)[..., None]
+
+
+@functools.cache
+def taps(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of an axis of so many pixels made one of others: which pixels each covers, (K, after) int64, and how much of them, (K, after) int32.
+
+    In parts of which a pixel has `after` before, and `before` afterwards.
+    """
+    start = np.arange(after) * before
+    first = start // after
+    count = max(-(-(at + before) // after) - at // after for at in start.tolist())
+    index = np.minimum(first + np.arange(count)[:, None], before - 1)
+    low, high = np.maximum(index * after, start), np.minimum((first + np.arange(count)[:, None] + 1) * after, start + before)
+    beyond = first + np.arange(count)[:, None] > before - 1
+    return index, np.where(beyond, 0, np.maximum(high - low, 0)).astype(np.int32)
+
+
+def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
+    """(H, W, C) bytes -> (height, width, C): each pixel the mean of the area that it covers."""
+    before = picture.shape[:2]
+    if before == (height, width):
+        return picture
+    rows, row_weights = taps(before[0], height)
+    columns, column_weights = taps(before[1], width)
+    numbers = picture.astype(np.int32)
+    numbers = sum(numbers[at] * weight[:, None, None] for at, weight in zip(rows, row_weights, strict=True))
+    numbers = sum(numbers[:, at] * weight[:, None] for at, weight in zip(columns, column_weights, strict=True))
+    area = before[0] * before[1]
+    return ((numbers + area // 2) // area).astype(np.uint8)
