@@ -27,8 +27,10 @@ class Words(NamedTuple):
 
 
 def with_unit(value: float | None, unit: str = "") -> str:
-    """487.3, 4.71 M, 12.5 %, 0.123 s; a dash for none."""
+    """487.3, 4.71 M, 12.5 %, 0.123 s, 512 MB; a dash for none."""
     text = number(value)
+    if unit == "bytes" and text[-1].isalpha():
+        return f"{text}B"
     return f"{text} {safe(unit, 12)}" if unit and text != "-" else text
 
 

@@ -49,7 +49,7 @@ class LiveFeed:
         self._frame: Frame | None = None
         self._answers: deque[tuple[str, Level]] = deque()
         self._notice: tuple[str, Level, float] = ("", "ok", 0.0)
-        self._judgement: tuple[float, str, object, tuple[PhaseShare, ...], tuple[Finding, ...]] | None = None
+        self._judgement: tuple[float, str, object, tuple[PhaseShare, ...], health.Verdicts] | None = None
         self._at: float | None = None
         self._at_made: tuple[int, float, Snapshot] | None = None
         self._turn, self._wake, self._shown, self._over = threading.Lock(), threading.Event(), threading.Event(), False
@@ -171,14 +171,15 @@ class LiveFeed:
         self._event_log.take(lines, [LogLine(_clock(event.realtime_ns), _LEVELS[event.level], event.text, True) for event in events])
 
     def _judged(self, known: Known, now_s: float) -> tuple[tuple[PhaseShare, ...], tuple[Finding, ...]]:
-        """Phases and health: once a second, as they look at the last ten, and at once where the state or the records have changed as a whole."""
+        """Phases and health: judged once a second, as they look at the last ten, and at once where the state or the records have changed as a whole; the
+        figures in it are those of this moment.
+        """
         timeline, state = known.timeline, known.state.word
         if timeline is None:
             return (), ()
         if self._judgement is None or now_s - self._judgement[0] >= _JUDGE_S or self._judgement[1:3] != (state, timeline):
-            said = health.judge(known, self._sampler.latest)
-            self._judgement = (now_s, state, timeline, model.phases(timeline), said)
-        return self._judgement[3:]
+            self._judgement = (now_s, state, timeline, model.phases(timeline), health.verdicts(known, self._sampler.latest))
+        return self._judgement[3], health.told(self._judgement[4], known)
 
     def _publish(self, known: Known, now_s: float) -> None:
         timeline = known.timeline

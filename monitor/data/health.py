@@ -119,21 +119,43 @@ def circumstances(known: Known, system: System | None, step: float | None = None
 
 def judge(known: Known, system: System | None, step: float | None = None) -> tuple[Finding, ...]:
     """The findings of a run now, or at a step: of the records of the last ten seconds up to it, twenty at least."""
+    return told(verdicts(known, system, step), known, step)
+
+
+def verdicts(known: Known, system: System | None, step: float | None = None) -> Verdicts:
+    """What the recent records say, to be told beside the values that are shown then. The costly part: many records are looked at."""
+    timeline = known.timeline
+    if timeline is None:
+        return Verdicts((), Circumstances())
+    recent, now = timeline.table.window(*_RECENT, [spec.name for spec in timeline.judged], step=step).values, circumstances(known, system, step)
+    return Verdicts(_verdicts(recent, timeline.specs, now), now)
+
+
+def told(found: Verdicts, known: Known, step: float | None = None) -> tuple[Finding, ...]:
+    """The findings, with the figures that header and charts show at the same moment."""
     timeline = known.timeline
     if timeline is None:
         return ()
-    recent = timeline.table.window(*_RECENT, [spec.name for spec in timeline.judged], step=step).values
-    shown = values_shown(timeline, timeline.judged, step)
-    return findings(recent, timeline.specs, circumstances(known, system, step), shown)
+    now = found.now._replace(evaluation=evaluations_shown(timeline, step))
+    return _findings(found.of, timeline.specs, now, values_shown(timeline, timeline.judged, step))
 
 
 def findings(
     recent: Mapping[str, Sequence[float]], specs: Mapping[str, MetricSpec], now: Circumstances, shown: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Finding, ...]:  # fmt: skip
     """Findings by the recent values of each metric, the gravest first, in the order of the metrics. `shown` is what the header says of them."""
+    return _findings(_verdicts(recent, specs, now), specs, now, shown)
+
+
+def _verdicts(recent: Mapping[str, Sequence[float]], specs: Mapping[str, MetricSpec], now: Circumstances) -> tuple[_Verdict, ...]:
     values = {name: finite for name, some in recent.items() if (finite := _finite(some))}
-    judged = [_judge(specs[name], some, now, shown.get(name)) for name, some in values.items() if name in specs]
-    found = [finding for finding in (_finiteness(specs, now), _evaluation(now), *judged, _gpu(now), _safety(now)) if finding is not None]
+    judged = [_judge(specs[name], some, now) for name, some in values.items() if name in specs]
+    return tuple(verdict for verdict in judged if verdict is not None)
+
+
+def _findings(judged: Sequence[_Verdict], specs: Mapping[str, MetricSpec], now: Circumstances, shown: Mapping[str, float]) -> tuple[Finding, ...]:
+    metrics = [_told(verdict, now, shown.get(verdict.spec.name)) for verdict in judged]
+    found = [finding for finding in (_finiteness(specs, now), _evaluation(now), *metrics, _gpu(now), _safety(now)) if finding is not None]
     if not now.settled:
         found = [finding._replace(level="warn") if finding.level == "bad" else finding for finding in found]
     return tuple(sorted(found, key=lambda finding: _ORDER[finding.level]))
@@ -164,11 +186,26 @@ class _Rule(NamedTuple):
         return sum(self.low <= value < self.high for value in values) >= self.threshold.records * len(values)
 
 
-def _judge(spec: MetricSpec, values: Sequence[float], now: Circumstances, shown: float | None) -> Finding | None:
-    """A metric by its thresholds: the first that holds counts. None where none of them can be judged yet.
+class _Verdict(NamedTuple):
+    """What the recent values of a metric say."""
 
-    The finding names the value `shown` elsewhere; where that alone would be judged otherwise, also the usual one of the values that are judged.
-    """
+    spec: MetricSpec
+    value: float  # the usual one, or the newest where the rules judge that
+    rules: tuple[_Rule, ...]  # that could hold now
+    limits: tuple[_Rule, ...]  # that say where a value should lie: these, or else all
+    fired: _Rule | None  # the first that holds and counts
+    excuse: str  # why one that holds does not count
+
+
+class Verdicts(NamedTuple):
+    """Of all metrics, and the circumstances."""
+
+    of: tuple[_Verdict, ...]
+    now: Circumstances
+
+
+def _judge(spec: MetricSpec, values: Sequence[float], now: Circumstances) -> _Verdict | None:
+    """A metric by its thresholds: the first that holds counts. None where none of them can be judged yet."""
     rules = [_rule(threshold, reference) for threshold in spec.thresholds if (reference := now.reference(spec.name, threshold)) == reference]
     if not rules:
         return None
@@ -176,16 +213,22 @@ def _judge(spec: MetricSpec, values: Sequence[float], now: Circumstances, shown:
     holding = [rule for rule in wanted if rule.holds(values)]
     fired = next((rule for rule in holding if not now.excuse(rule.threshold)), None)
     value = values[-1] if all(rule.threshold.records <= 0 for rule in rules) else _median(values)
+    excuse = next((now.excuse(rule.threshold) for rule in holding), "") if fired is None else ""
+    return _Verdict(spec, value, tuple(wanted), tuple(wanted or rules), fired, excuse)
+
+
+def _told(found: _Verdict, now: Circumstances, shown: float | None) -> Finding:
+    """Names the value `shown` elsewhere; where that alone would be judged otherwise, also the usual one of the values that are judged."""
+    spec, value, fired = found.spec, found.value, found.fired
     said = count if spec.kind == "rate" else number
     usual = ""
     if shown is not None and math.isfinite(shown):
-        alone = any(rule.low <= shown < rule.high for rule in (wanted if fired is None else [fired]) if not now.excuse(rule.threshold))
+        alone = any(rule.low <= shown < rule.high for rule in (found.rules if fired is None else [fired]) if not now.excuse(rule.threshold))
         if alone == (fired is None):
             usual = f" (mostly {said(value)})"
         value = shown
     unit = f" {spec.unit}" if spec.unit and spec.kind != "rate" and spec.unit != "reward" else ""
-    excuse = next((now.excuse(rule.threshold) for rule in holding), "") if fired is None else ""
-    limits = excuse or _limits([fired] if fired is not None else wanted or rules, value, said)
+    limits = found.excuse or _limits([fired] if fired is not None else found.limits, value, said)
     level: Level = "ok" if fired is None else "bad" if fired.threshold.level == "bad" else "warn"
     advice = "" if fired is None else fired.threshold.advice or spec.advice
     return Finding(level, f"{spec.label} {said(value)}{unit}{usual}", limits, advice, spec.explanation)

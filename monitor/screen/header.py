@@ -85,7 +85,7 @@ def _slot(figure: Figure, *, detailed: bool = False) -> list[Piece]:
     said = of_figure(figure)
     pieces = [Piece(f"{figure.label} ", "dim"), Piece(f"{measured(figure):<{8 + (len(figure.unit) + 1 if figure.unit else 0)}}", "bright", bold=True)]
     if detailed:
-        pieces += [Piece(f" {said.trend or ' '}", LEVELS[said.level][1] if said.level else "dim"), Piece(padded(f" {said.best}", 12), "dim")]
+        pieces += [Piece(f" {said.trend or ' '}", LEVELS[said.level][1] if said.level else "dim"), Piece(padded(f" {said.best}", 13), "dim")]
     return pieces
 
 
@@ -130,7 +130,7 @@ def _chosen(model: Model) -> list[str]:
         text
         for text, told in (
             *_more(model),
-            (f"x: {({'wall': 'wall time', 'iteration': 'updates'}).get(view.axis, 'steps')}", view.axis != "step"),
+            (f"x: {({'wall': 'wall time', 'iteration': 'iterations'}).get(view.axis, 'steps')}", view.axis != "step"),
             (f"smoothing {SMOOTHING[view.smoothing]:g}", view.smoothing > 0),
             ("y axes flipped", view.flipped),
             (f"dotted: {cut(model.overlaid, 24)}{_seeds(model)}", bool(model.overlaid)),

@@ -60,4 +60,5 @@ def remaining(seconds: float | None) -> str:
     """How long it still takes, in at most eight cells: 0:02:41, 5 d 3 h."""
     if seconds is None or not 360_000 <= seconds < 86_400_000:
         return duration(seconds)
-    return f"{int(seconds // 86400)} d {int(seconds % 86400 // 3600)} h" if seconds < 8_640_000 else age(seconds)
+    hours = f" {int(seconds % 86400 // 3600)} h" if seconds < 864_000 else ""
+    return f"{int(seconds // 86400)} d{hours}" if seconds < 8_640_000 else age(seconds)

@@ -594,6 +594,7 @@ def test_words_of_a_metric(value, trend, best, better, expected):
 
 def test_units_and_readings():
     assert figures.with_unit(4.71e6, "step/s") == "4.71 M step/s" and figures.with_unit(None, "s") == "-"
+    assert (figures.with_unit(5.12e8, "bytes"), figures.with_unit(512.0, "bytes"), figures.with_unit(None, "bytes")) == ("512 MB", "512.0 bytes", "-")
     assert "\x1b" not in figures.with_unit(1.0, "\x1b[31m")
     assert figures.reading("step", 212e6, Point(0.41, 0.44, 0.47)) == "at 212 M  0.44 (0.41 to 0.47)"
     assert figures.reading("wall", 161.0, Point(1.0, 1.0, 1.0, True)) == "at 0:02:41  1  not finite: !"

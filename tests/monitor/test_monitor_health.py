@@ -303,3 +303,13 @@ def test_the_value_shown_elsewhere_has_the_usual_one_beside_it_where_it_would_be
     spec = MetricSpec("x", "an x", thresholds=(Threshold("warn", below=10.0, at_least=2.0),))
     (found,) = findings({"x": [usual] * 20}, {"x": spec}, Circumstances(share=0.5), {"x": shown})
     assert found.title == title
+
+
+def test_what_was_judged_before_is_told_with_the_figures_of_this_moment(tmp_path):
+    timeline = Timeline([Metric("approx_kl"), Metric("eval/return")], specs())
+    known = Known(Run("x", tmp_path, {"steps": 20_000}), State("running"), Observation(True), timeline)
+    timeline.add([Record(n, 100 * (n + 1), n * 10**9, 0, 1, 0, (0.01, 5.0)) for n in range(40)])
+    verdicts = health.verdicts(known, None)
+    assert [finding.title for finding in health.told(verdicts, known)] == ["eval 5", "approx KL 0.01"]
+    timeline.add([Record(40, 4100, 40 * 10**9, 0, 1, 0, (0.02, 6.0))])
+    assert [finding.title for finding in health.told(verdicts, known)] == ["eval 6", "approx KL 0.02"]

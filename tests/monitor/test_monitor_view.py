@@ -238,7 +238,10 @@ def written(lines: Any) -> str:
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(None, "-"), (72.0, "0:01:12"), (45_296.0, "12:34:56"), (359_999.0, "99:59:59"), (374_399.0, "4 d 7 h"), (863_999.0, "9 d 23 h"), (8_640_000.0, "100 d")],
+    [
+        (None, "-"), (72.0, "0:01:12"), (45_296.0, "12:34:56"), (359_999.0, "99:59:59"), (374_399.0, "4 d 7 h"), (863_999.0, "9 d 23 h"),
+        (1_468_800.0, "17 d"), (8_640_000.0, "100 d"),
+    ],
 )
 def test_what_is_left_is_told_whole(seconds, said):
     assert labels.remaining(seconds) == said
