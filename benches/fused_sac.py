@@ -8,7 +8,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -18,6 +21,16 @@ from operant.algos.td3 import TD3
 from operant.nn import NetConfig
 from operant.worlds import DeviceWorld
 
+WHERE = "cuda" if torch.cuda.is_available() else "cpu"
+"""On a CPU (TRITON_INTERPRET=1) nothing is timed: it shows that the bench runs."""
+
+
+if WHERE == "cpu":  # kernels are interpreted
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+    from interpreter import teach
+
+    teach()
+
 
 def say(**row: object) -> None:
     """One JSON line."""
@@ -26,6 +39,9 @@ def say(**row: object) -> None:
 
 def microseconds(work: Callable[[], None], times: int = 32, replays: int = 20) -> float:
     """Of one call, captured so many times in a graph: the best of three."""
+    if WHERE == "cpu":
+        work()
+        return float("nan")
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -42,6 +58,8 @@ def microseconds(work: Callable[[], None], times: int = 32, replays: int = 20) -
 def replay_microseconds(work: Callable[[], None], replays: int) -> float:
     """Of one call of what is already captured: the best of three times so many."""
     work()
+    if WHERE == "cpu":
+        return float("nan")
     best = float("inf")
     for _ in range(3):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -60,7 +78,7 @@ def begun(arguments: argparse.Namespace, kernels: str, precision: str, hidden: t
     config = kind.Config(
         kernels=kernels, precision=precision, batch_size=arguments.batch, horizon=arguments.horizon, learning_starts=1000, updates_per_step=arguments.ratio
     )  # fmt: skip
-    world = DeviceWorld(envs.find(arguments.env), arguments.lanes, seed=1, device=torch.device("cuda"))
+    world = DeviceWorld(envs.find(arguments.env), arguments.lanes, seed=1, device=torch.device(WHERE))
     made = kind(world, config, NetConfig(hidden=hidden, activation="relu"), seed=1, steps=1)
     made.start()
     for _ in range(4):
@@ -74,11 +92,15 @@ def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tu
     ticks, updates = made.config.horizon, made.config.updates
     whole = replay_microseconds(made.train, 30)
     row = {"kernels": made.backend.name, "precision": precision, "hidden": hidden, "lanes": arguments.lanes, "batch": arguments.batch}
-    row |= {"us_with_tick": round(whole / updates, 2), "updates_with_tick": round(updates * 1e6 / whole), "sps": round(ticks * arguments.lanes * 1e6 / whole)}
+    row |= {
+        "us_with_tick": round(whole / updates, 2),
+        "updates_with_tick": round(updates * 1e6 / whole, -1),
+        "sps": round(ticks * arguments.lanes * 1e6 / whole, -3),
+    }
     learner = getattr(made.backend, "learner", None)
     numbers = itertools.count()
     alone = microseconds(lambda: made.backend.update(ticks, next(numbers)))
-    row |= {"us_alone": round(alone, 2), "updates_alone": round(1e6 / alone)}
+    row |= {"us_alone": round(alone, 2), "updates_alone": round(1e6 / alone, -1)}
     if learner is not None and arguments.parts:
         parts = {name: getattr(learner, name) for name in ("evaluate", "step_critics", "judge", "improve", "step_actor")}
         slot = made.world.bind(made.rollout, 0)
@@ -101,11 +123,14 @@ def main() -> None:
     parser.add_argument("--env", default="pendulum")
     parser.add_argument("--parts", action="store_true", help="what each launch takes")
     arguments = parser.parse_args()
-    say(device=torch.cuda.get_device_name())
+    say(device=torch.cuda.get_device_name() if WHERE == "cuda" else "CPU")
     for hidden in arguments.hidden.split("/"):
         for kernels in arguments.kernels.split(","):
             for precision in arguments.precision.split(",") if kernels == "fused" else ["tf32"]:
-                case(arguments, kernels, precision, tuple(int(width) for width in hidden.split(",")))
+                try:
+                    case(arguments, kernels, precision, tuple(int(width) for width in hidden.split(",")))
+                except Exception:  # noqa: PERF203
+                    say(failed=hidden, kernels=kernels, precision=precision, error=traceback.format_exc()[-700:])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """What the off-policy algorithms (and PQN) reach on a GPU, in one process: rates, replay in host memory, times to a score. JSON lines; no part stops another.
 
-    python benches/offpolicy.py [--only rates,place,pqn,learn,minatar] [--seeds 1,2,3] [--tiny]
+    python benches/offpolicy.py [--only rates,place,pqn,learn,tune,minatar] [--seeds 1,2,3] [--part I/N] [--once] [--tiny]
 
 `rates`: updates and steps a second with act, step, store and sample, in CUDA graphs: SAC and TD3 at batch 256 and in FastSAC's shape (8,192 x 768, 4,096
 lanes), DQN at 4,096 lanes with short and long iterations, Snake at 256 lanes. `place`: DQN on Snake's board at batch 4,096 and 1 M transitions, with the
 replay on the device and in host memory, with the same bytes of a run, beside what the bus carries. `learn`: seconds of training (the first three iterations
 and evaluations left out) until greedy games reach a mark. `minatar`: PQN's recipes of the five games over their 10 M steps, and the mean of greedy games
-then. With --tiny all of it runs on a CPU.
+then. `tune`: `learn` with other values. With --once nothing is timed: kernels are compiled, by N processes at once where each is given a part. With --tiny all
+of it runs on a CPU.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from operant.training.evaluate import Evaluator
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FRESH_SEED = 10_007
+ONCE = False
 MINATAR = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 LEARN = {  # recipe -> what greedy games must reach, and the most seconds
-    "sac/pendulum": (-170.0, 20.0), "td3/pendulum": (-170.0, 20.0), "sac/swingup": (3.5, 60.0), "td3/swingup": (3.5, 60.0),
-    "td3/mountaincar_continuous": (90.0, 30.0), "sac/mountaincar_continuous": (90.0, 60.0), "dqn/cartpole": (475.0, 20.0), "dqn/snake": (27.0, 60.0),
+    "sac/pendulum": (-170.0, 3.0), "sac/swingup": (3.5, 8.0), "td3/mountaincar_continuous": (90.0, 6.0), "sac/mountaincar_continuous": (90.0, 8.0),
+    "dqn/cartpole": (475.0, 4.0), "dqn/snake": (27.0, 20.0), "td3/pendulum": (-170.0, 5.0), "td3/swingup": (3.5, 12.0),
 }  # fmt: skip
 TINY = ["env.lanes=8", "algo.horizon=4", "algo.batch_size=16", "algo.learning_starts=32", "algo.replay_capacity=512", "net.hidden=[16,16]"]
 
@@ -66,10 +68,12 @@ def iterate(algo: Any, times: int) -> None:
             phase.run()
 
 
-def rate(name: str, overrides: list[str], tiny: bool, seconds: float = 1.0) -> dict[str, Any]:
+def rate(name: str, overrides: list[str], tiny: bool, seconds: float = 1.0) -> None:
     """Steps and updates a second of whole iterations: the best of three stretches."""
-    _, algo = made(None, overrides, tiny)
+    config, algo = made(None, overrides, tiny)
     iterate(algo, 4)  # plain, captured, replayed; learning has begun
+    if ONCE:
+        return
     warm = 4
     while float(getattr(getattr(algo, "cycle", None), "skip", torch.zeros(()))) > 0 and warm < 10_000:
         iterate(algo, 1)
@@ -83,11 +87,11 @@ def rate(name: str, overrides: list[str], tiny: bool, seconds: float = 1.0) -> d
         iterate(algo, times)
         best = min(best, (wait() - began) / times)
     updates = getattr(algo.config, "updates", None)
-    row = {"rate": name, "kernels": algo.backend.name, "us": round(best * 1e6, 1), "MSPS": round(algo.steps_per_iteration / best / 1e6, 3)}
+    row = {"rate": name, "kernels": algo.backend.name, "lanes": config.env.lanes, "precision": algo.config.precision}
+    row |= {"us": round(best * 1e6, 1), "MSPS": round(algo.steps_per_iteration / best / 1e6, 3)}
     if updates is not None:
         row |= {"updates_per_s": round(updates / best), "replay_on_host": algo.cycle.replay.on_host, "replay_MiB": round(algo.cycle.replay.bytes / 2**20, 1)}
     say(**row, finite=bool(torch.isfinite(algo.stats).all()), overrides=overrides)
-    return row
 
 
 def rates(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
@@ -179,13 +183,16 @@ def score(config: Any, algo: Any, evaluator: Evaluator, iteration: int) -> float
     return settled(algo.actor, config) if config.environment.name == "swingup" else evaluator.run(iteration).mean
 
 
-def learnt(recipe: str, seed: int, tiny: bool) -> None:
+def learnt(recipe: str, seed: int, tiny: bool, overrides: list[str]) -> None:
     """Seconds of training until the mark is reached."""
     mark, limit = LEARN[recipe]
-    config, algo = made(recipe, [], tiny, seed)
+    config, algo = made(recipe, overrides, tiny, seed)
     evaluator = Evaluator(algo.actor, config.environment, config.params, episodes=8 if tiny else 256, seed=FRESH_SEED + seed, max_steps=64 if tiny else None)
     iterate(algo, 3)
     iterations, spent, best, value = 3, 0.0, float("-inf"), float("nan")
+    if ONCE:
+        score(config, algo, evaluator, iterations)
+        return
     while not value >= mark and spent < limit and iterations * algo.steps_per_iteration < config.run.steps and not (tiny and iterations > 3):
         began = wait()
         while wait() - began < max(0.02, spent / 20):
@@ -196,7 +203,7 @@ def learnt(recipe: str, seed: int, tiny: bool) -> None:
         best = max(best, value)
     say(
         learn=recipe, seed=seed, reached=value >= mark, mark=mark, seconds=round(spent, 3), steps=iterations * algo.steps_per_iteration, value=round(value, 2),
-        best=round(best, 2), kernels=algo.backend.name,
+        best=round(best, 2), kernels=algo.backend.name, overrides=overrides,
     )  # fmt: skip
 
 
@@ -204,19 +211,44 @@ def learn(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
     """Each recipe with each seed."""
     for recipe in LEARN:
         for seed in seeds:
-            yield lambda recipe=recipe, seed=seed: learnt(recipe, seed, tiny)
+            yield lambda recipe=recipe, seed=seed: learnt(recipe, seed, tiny, [])
+
+
+TUNE = {
+    "sac/swingup": [
+        "env.lanes=256 learning_starts=20k", "env.lanes=256 learning_starts=20k batch_size=512", "env.lanes=256 learning_starts=20k tau=0.05",
+        "env.lanes=256 learning_starts=20k learning_rate=2e-3 critic_learning_rate=2e-3", "env.lanes=256 learning_starts=20k n_step=3",
+        "env.lanes=256 learning_starts=20k n_step=10", "env.lanes=1024 learning_starts=50k batch_size=1024 horizon=16",
+        "env.lanes=256 learning_starts=20k batch_size=512 net.hidden=[128,128]", "env.lanes=256 learning_starts=20k gamma=0.98",
+        "env.lanes=256 learning_starts=20k tau=0.05 learning_rate=2e-3 critic_learning_rate=2e-3 batch_size=512", "horizon=64 tau=0.05 learning_starts=5k",
+        "env.lanes=256 learning_starts=20k initial_temperature=0.1",
+    ],
+    "td3/mountaincar_continuous": ["env.lanes=256", "env.lanes=256 batch_size=256 tau=0.05", "env.lanes=512 batch_size=512 learning_rate=2e-3"],
+}  # fmt: skip
+"""Other values of recipes: keys of `[algo]`, unless they name their section."""
+
+
+def tune(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
+    """Each recipe with other values."""
+    for recipe, cases in TUNE.items():
+        for case in cases:
+            words = [word if "." in word.split("=")[0] else f"algo.{word}" for word in case.split()]
+            for seed in seeds:
+                yield lambda recipe=recipe, seed=seed, words=words: learnt(recipe, seed, tiny, words)
 
 
 def game(name: str, seed: int, tiny: bool) -> None:
     """One MinAtar game over the steps of its recipe."""
     config, algo = made(f"pqn/minatar_{name}", [], tiny, seed)
     iterate(algo, 3)
-    count = max(1, config.run.steps // algo.steps_per_iteration - 3) if not tiny else 1
+    count = max(1, config.run.steps // algo.steps_per_iteration - 3) if not tiny and not ONCE else 1
     began = wait()
     iterate(algo, count)
     spent = wait() - began
     evaluator = Evaluator(algo.actor, config.environment, config.params, episodes=8 if tiny else 512, seed=FRESH_SEED + seed, max_steps=64 if tiny else 20_000)
     found = evaluator.run(1)
+    if ONCE:
+        return
     say(minatar=name, seed=seed, seconds=round(spent, 2), steps=(count + 3) * algo.steps_per_iteration, score=round(found.mean, 2), kernels=algo.backend.name)
 
 
@@ -229,22 +261,31 @@ def minatar(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
 
 def main() -> None:
     """Every part that was asked for."""
-    parts = {part.__name__: part for part in (rates, place, pqn, learn, minatar)}
+    parts = {part.__name__: part for part in (rates, place, pqn, learn, tune, minatar)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(parts))
     parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--once", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()
+    global ONCE
+    ONCE = asked.once
+    part, of = map(int, asked.part.split("/"))
     say(machine=torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU", torch=torch.__version__, date=time.strftime("%Y-%m-%d"))
-    for part in asked.only.split(","):
-        for work in parts[part](asked.tiny, [int(seed) for seed in asked.seeds.split(",")]):
-            try:
-                work()
-            except Exception:
-                say(failed=part, error=traceback.format_exc()[-700:])
-            gc.collect()
-            if DEVICE == "cuda":
-                torch.cuda.empty_cache()
+    seeds = [int(seed) for seed in asked.seeds.split(",")]
+    works = [(name, work) for name in asked.only.split(",") for work in parts[name](asked.tiny, seeds)]
+    for name, work in works[part::of]:
+        begun = time.perf_counter()
+        try:
+            work()
+        except Exception:
+            say(failed=name, error=traceback.format_exc()[-700:])
+        if time.perf_counter() - begun > 20:
+            say(slow=name, seconds=round(time.perf_counter() - begun, 1))
+        gc.collect()
+        if DEVICE == "cuda":
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
