@@ -123,15 +123,15 @@ class Kernel:
             serial, parallel = cpu_shells(body)
             self._serial, self._parallel = keep(serial, name), keep(parallel, f"{name} on all threads")
 
-    def __call__(self, count: int, lanes: Any, slot: Any, offset: int = 0) -> None:
-        """Run the body for each i in [0, count). `lanes` and `slot` are groups that `bind` made."""
+    def __call__(self, count: int, lanes: Any, slot: Any, offset: int = 0, *, threads: int = THREADS) -> None:
+        """Run the body for each i in [0, count), so many threads a block on a GPU. `lanes` and `slot` are groups that `bind` made."""
         if self._device.type == "cuda":
             stream = self._external_stream(torch.cuda.current_stream(self._device).cuda_stream)
-            self._shell[(count + THREADS - 1) // THREADS, THREADS, stream](count, lanes, slot, offset)
-        elif (threads := get_num_threads()) == 1 or count * threads < 2 * SERIAL_BELOW:
+            self._shell[(count + threads - 1) // threads, threads, stream](count, lanes, slot, offset)
+        elif (workers := get_num_threads()) == 1 or count * workers < 2 * SERIAL_BELOW:
             self._serial(0, count, lanes, slot, offset)
         else:
-            self._parallel(count, threads, lanes, slot, offset)
+            self._parallel(count, workers, lanes, slot, offset)
 
 
 @functools.cache

@@ -118,6 +118,8 @@ class Cycle:
             noise_rows=update_noise, action=self.action, place=config.replay_place, exchange=exchange,
         )  # fmt: skip
         self.sampler = _sampler(self.replay, config)
+        if type(self.sampler) is Uniform:  # what it draws depends on no update
+            self.replay.ahead([t + 1 for t in range(T) for _ in config.due(t)])
         self._priority_iterations = max(1.0, (config.priority_steps or steps) / (T * world.count))
         self.iteration = torch.zeros(1, dtype=torch.int64, device=where)  # how many are done
         self.warming = torch.ones((), device=where)  # 1 while fewer than `learning_starts` steps are taken: actions are random

@@ -19,6 +19,8 @@ Shape letters: C ticks of the ring, T ticks of an iteration, N lanes, O observat
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import psutil
@@ -29,7 +31,7 @@ from torch import Tensor
 from operant.compute.exchange import SOLO, Exchange
 from operant.compute.kernel import bind, host_zeros, kernel
 from operant.data import transitions
-from operant.data.transitions import PIECE, TICK_BIT, Host, Ring, Rows, Sample, Source, Staged
+from operant.data.transitions import PIECE, TICK_BIT, Host, Part, Ring, Rows, Sample, Source, Staged
 from operant.errors import MachineError
 from operant.worlds import Slot, World, seed_words
 
@@ -42,6 +44,10 @@ DEVICE_SHARE = 0.5
 """Observations that take more than this share of a GPU's free memory go to the host's, where that is left open."""
 
 Place = Literal["auto", "device", "host"]
+
+EARLY_BLOCKS, EARLY_THREADS, LATE_THREADS = 32, 512, 65_536
+"""Threads that gather a batch ahead: enough reads under way to fill the bus, on so few multiprocessors that others learn meanwhile; and those that add the
+rest."""
 
 
 class Batch(NamedTuple):
@@ -118,17 +124,40 @@ class Replay:
             seed=seed_words(seed, 0, where),
             window=L or 1,
         )
-        self._sampled = Sample(
-            zeros(batch, dtype=torch.int32), zeros(batch, dtype=torch.int32), zeros(A, batch, dtype=action.dtype), zeros(batch), zeros(batch),
-            zeros(noise_rows, batch), self.shards, n_step, float32(gamma), self.first_shard,  # type: ignore[arg-type]
+        self._action, self._noise_rows = action, noise_rows
+        self._bind()
+        self._first = self.drawn(batch)
+        self.batch, self.index, self.next_index = self._first.batch, self._first.place, self._first.next_place
+        self._ahead: Ahead | None = None
+        self._bind_store()
+
+    def drawn(self, batch: int) -> Drawn:
+        """Buffers of a batch."""
+        ring, where, (_C, _N, P) = self.ring, self.world.device, self.ring.observation.shape
+        O, H, kind = self.rollout.observation.shape[1], self.world.spec.mask_size, ring.observation.dtype
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=where)
+
+        place, next_place, action = (
+            zeros(batch, dtype=torch.int32),
+            zeros(batch, dtype=torch.int32),
+            zeros(ring.action.shape[2], batch, dtype=ring.action.dtype),
+        )
+        sample = Sample(
+            place, next_place, action, zeros(batch), zeros(batch), zeros(self._noise_rows, batch), self.shards, self.n_step,
+            float32(self.gamma), self.first_shard,  # type: ignore[arg-type]
         )  # fmt: skip
         seen, after = zeros(batch, P, dtype=kind), zeros(batch, P, dtype=kind)
         legal, next_legal = (zeros(H, batch, dtype=torch.uint8) if H else None for _ in range(2))
-        sample = self._sampled
-        self.index, self.next_index = sample.place, sample.next_place
-        self.batch = Batch(seen[:, :O].t(), sample.action, sample.reward, sample.discount, after[:, :O].t(), legal, next_legal, sample.noise)
-        self._bind(action, seen, after)
-        self._bind_store()
+        span = P * kind.itemsize // 4 if where.type == "cpu" else 1
+
+        def words(rows: Tensor) -> Tensor:
+            return rows.flatten(0, -2).view(torch.int32)
+
+        rows = Rows(words(ring.observation), words(ring.final), ring.legal, place, next_place, words(seen), words(after), legal, next_legal, span)
+        found = Batch(seen[:, :O].t(), action, sample.reward, sample.discount, after[:, :O].t(), legal, next_legal, sample.noise)
+        return Drawn(found, place, next_place, bind(sample), bind(rows, where), batch * P * kind.itemsize // 4 // span)
 
     def _bind_store(self) -> None:
         """What storing a tick writes: the ring, or on the way to host memory a tick's rows, and from there the ring."""
@@ -142,32 +171,19 @@ class Replay:
         self._staged = bind(Staged(seen.view(torch.int32).flatten(), final.view(torch.int32).flatten(), self.rollout.truncated, self.world.count))
         self._host = bind(Host(ring.observation.view(torch.int32).flatten(1), ring.final.view(torch.int32).flatten(1), ring.ticks, ring.window), where)
 
-    def _bind(self, action: Tensor, seen: Tensor, after: Tensor) -> None:
+    def _bind(self) -> None:
         """Kernels, and what they read and write."""
-        ring, rollout, batch, where = self.ring, self.rollout, self.batch, self.world.device
+        ring, rollout, where = self.ring, self.rollout, self.world.device
         N, O = self.world.count, rollout.observation.shape[1]
         self._store, self._store_legal = kernel(transitions.store_body, where), kernel(transitions.store_legal_body, where)
         self._choose, self._returns = kernel(transitions.choose_body, where), kernel(transitions.returns_body, where)
         self._rows, self._legal = kernel(transitions.rows_body, where), kernel(transitions.legal_body, where)
-        span = seen.shape[1] * seen.element_size() // 4 if where.type == "cpu" else 1
-        self._pieces, self._copies = -(-O // PIECE) * N, seen.numel() * seen.element_size() // 4 // span
-        self._ring, self._sample = bind(ring, where), bind(self._sampled)
+        self._pieces, self._ring = -(-O // PIECE) * N, bind(ring, where)
         final = rollout.observation if rollout.final_observation is None else rollout.final_observation  # not read where nothing is truncated
         self._source = bind(
             Source(
-                rollout.observation, final, action, rollout.reward, rollout.terminated, rollout.truncated, rollout.legal, N, self.world.final_window,
+                rollout.observation, final, self._action, rollout.reward, rollout.terminated, rollout.truncated, rollout.legal, N, self.world.final_window,
             )
-        )  # fmt: skip
-
-        def words(rows: Tensor) -> Tensor:
-            return rows.flatten(0, -2).view(torch.int32)
-
-        self._found = bind(
-            Rows(
-                words(ring.observation), words(ring.final), ring.legal, self.index, self.next_index, words(seen), words(after), batch.legal,
-                batch.next_legal, span,
-            ),
-            where,
         )  # fmt: skip
 
     @property
@@ -189,20 +205,43 @@ class Replay:
 
     def sample(self, ticks: int, update: int) -> Batch:
         """A batch of its own for update number `update` of the iteration, of which so many ticks are stored."""
+        if self._ahead is not None:
+            return self._ahead.take(update, ticks, self.choose)
         self.choose(ticks, update)
         return self.gather(ticks)
 
-    def choose(self, ticks: int, update: int) -> None:
+    def choose(self, ticks: int, update: int, drawn: Drawn | None = None) -> None:
         """Write `index` (B), and the noise of a batch."""
-        self._choose(len(self.index), self._ring, self._sample, self._offset(ticks, update))
+        drawn = drawn or self._first
+        self._choose(len(drawn.place), self._ring, drawn.sample, self._offset(ticks, update))
 
-    def gather(self, ticks: int) -> Batch:
+    def gather(self, ticks: int, drawn: Drawn | None = None) -> Batch:
         """The transitions that `index` (B) names, which the caller may have written (but not the noise). So many ticks of the iteration are stored."""
-        self._returns(len(self.index), self._ring, self._sample, self._offset(ticks, 0))
-        self._rows(self._copies, self._found, self._found)
+        drawn = drawn or self._first
+        self.find(ticks, drawn)
+        self._rows(drawn.copies, drawn.rows, drawn.rows)
+        return self.judge(drawn)
+
+    def find(self, ticks: int, drawn: Drawn) -> None:
+        """Returns of the chosen transitions, and where next observations lie."""
+        self._returns(len(drawn.place), self._ring, drawn.sample, self._offset(ticks, 0))
+
+    def judge(self, drawn: Drawn) -> Batch:
+        """The batch, with its legal actions."""
         if self.ring.legal is not None:
-            self._legal(len(self.index), self._found, self._found)
-        return self.batch
+            self._legal(len(drawn.place), drawn.rows, drawn.rows)
+        return drawn.batch
+
+    def ahead(self, stored: Sequence[int], *, sampling: bool = True) -> Ahead | None:
+        """From now on make batches of host memory one update ahead: `stored` (U) are the ticks that each update of an iteration finds stored.
+
+        None where the ring lies on the device. Without `sampling` the caller alone takes batches of it.
+        """
+        if not self.on_host:
+            return None
+        made = Ahead(self, stored)
+        self._ahead = made if sampling else None
+        return made
 
     def _offset(self, ticks: int, update: int) -> int:
         return ticks << TICK_BIT | update
@@ -226,6 +265,68 @@ class Replay:
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint with the ring must hold, by name; `ring.updates` is held with or without it."""
         return {name: value for name, value in self.ring._asdict().items() if isinstance(value, Tensor) and name not in ("seed", "updates")}
+
+
+class Drawn(NamedTuple):
+    """A batch's buffers, and what kernels take of them."""
+
+    batch: Batch
+    place: Tensor  # (B) int32
+    next_place: Tensor  # (B) int32
+    sample: Sample
+    rows: Rows
+    copies: int  # indices of `rows_body`
+
+
+class Ahead:
+    """Batches from host memory, gathered one update ahead: while the GPU learns from one, a few of its multiprocessors read the next over the bus.
+
+    What the next batch takes of ticks that are not stored yet is gathered once they are. The same transitions as without, to the bit.
+    """
+
+    def __init__(self, replay: Replay, stored: Sequence[int]) -> None:
+        self._replay, self._stored, where = replay, tuple(stored), replay.world.device
+        self.drawn = (replay.drawn(len(replay.index)), replay.drawn(len(replay.index)))
+        self._begun = -1  # the update whose batch is under way
+        self._side = torch.cuda.Stream(where) if where.type == "cuda" else None
+        self._part = kernel(transitions.part_body, where)
+        ring, lanes = replay.ring, replay.world.count
+        self._early, self._late = (
+            bind(Part(ring.ticks, replay.ticks_stored, lanes, replay.n_step, threads)) for threads in (EARLY_BLOCKS * EARLY_THREADS, LATE_THREADS)
+        )
+
+    def take(self, update: int, settled: int, choose: Callable[[int, int, Drawn], None]) -> Batch:
+        """The batch of an update, in the buffers of its parity, now that so many ticks of the iteration are stored whole; and begin the next one's.
+
+        `choose` writes `place` of buffers for (ticks, update).
+        """
+        drawn, ticks, current = self.drawn[update % 2], self._stored[update], self._current()
+        if self._begun == update:
+            if self._side is not None and current is not None:
+                current.wait_stream(self._side)
+            self._replay.find(ticks, drawn)
+            self._part(LATE_THREADS, drawn.rows, self._late, ticks << TICK_BIT | self._settled << 1 | 1)
+            self._replay.judge(drawn)
+        else:
+            choose(ticks, update, drawn)
+            self._replay.gather(ticks, drawn)
+        if update + 1 < len(self._stored):
+            self._begin(update + 1, settled, choose)
+        return drawn.batch
+
+    def _begin(self, update: int, settled: int, choose: Callable[[int, int, Drawn], None]) -> None:
+        """Gather what ticks that are stored give to a batch, beside what the current stream does next."""
+        drawn, ticks, current = self.drawn[update % 2], self._stored[update], self._current()
+        self._begun, self._settled = update, settled
+        with contextlib.nullcontext() if self._side is None else torch.cuda.stream(self._side):
+            if self._side is not None and current is not None:
+                self._side.wait_stream(current)
+            choose(ticks, update, drawn)
+            self._replay.find(ticks, drawn)
+            self._part(EARLY_BLOCKS * EARLY_THREADS, drawn.rows, self._early, ticks << TICK_BIT | settled << 1, threads=EARLY_THREADS)
+
+    def _current(self) -> torch.cuda.Stream | None:
+        return None if self._side is None else torch.cuda.current_stream(self._side.device)
 
 
 def padded(observation: int, dtype: torch.dtype) -> int:

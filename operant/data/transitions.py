@@ -103,6 +103,16 @@ class Rows(NamedTuple):
     span: int = 1  # words that are copied together: a CPU wants whole rows, a GPU a word a thread
 
 
+class Part(NamedTuple):
+    """Which samples of a batch are gathered, and by how many threads."""
+
+    ticks: Any  # (1) int64
+    capacity: int  # C
+    lanes: int  # N
+    n_step: int
+    threads: int
+
+
 @device
 def store_body(i, source, ring, offset):
     """Store tick `offset` of the iteration: numbers i // N x 32 and on of the observation of lane i mod N; the first such piece brings the rest along."""
@@ -217,6 +227,24 @@ def rows_body(i, rows, unused, offset):
     else:
         for word in range(first, first + rows.span):
             rows.next_out[k, word] = rows.final[-1 - following, word]
+
+
+@device
+def part_body(i, rows, part, offset):
+    """Words i, i + threads, ... of both observations of a batch for which so many ticks count as stored.
+
+    Of samples that need no later tick than the first `settled` of the iteration, or (`late`) of all others.
+    """
+    ticks, settled = part.ticks[0] + (int64(offset) >> TICK_BIT), part.ticks[0] + ((int64(offset) & LOW_32) >> 1)
+    late, W, N = (int64(offset) & 1) == 1, rows.out.shape[1], part.lanes
+    for number in range(int64(i), rows.out.shape[0] * W, part.threads):
+        k, word = number // W, number % W
+        place = rows.place[k]
+        tick = ticks - 1 - (ticks - 1 - place // N) % part.capacity
+        if (tick + part.n_step >= settled) == late:
+            following = rows.next_place[k]
+            rows.out[k, word] = rows.observation[place, word]
+            rows.next_out[k, word] = rows.observation[following, word] if following >= 0 else rows.final[-1 - following, word]
 
 
 @device

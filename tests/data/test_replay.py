@@ -214,6 +214,24 @@ def test_host_memory_holds_and_gives_the_same(env):
     assert all(torch.equal(tensor, held[name]) for name, tensor in device.replay.tensors().items())
 
 
+@pytest.mark.parametrize("env", [COUNT, PUSH, GATE], ids=["count", "push", "gate"])
+@pytest.mark.parametrize("due", [(1, 2, 3, 4), (2, 2, 2, 4, 4), (3,)], ids=["each tick", "several", "one"])
+def test_batches_gathered_ahead_are_the_same(env, due):
+    """A ring so short that every batch takes what was stored last, past its seam, with episodes cut by time limits."""
+    device, host = (History(env, 4, capacity=36, n_step=2, batch=32, place=place, noise_rows=2) for place in ("device", "host"))
+    assert device.replay.ahead(due) is None
+    assert host.replay.ahead(due) is not None
+    for _ in range(8):
+        for t in range(T):
+            device.step(t)
+            host.step(t)
+            for update in (k for k, ticks in enumerate(due) if ticks == t + 1):
+                for one, other in zip(device.replay.sample(t + 1, update), host.replay.sample(t + 1, update), strict=True):
+                    assert one is other is None or torch.equal(one, other)
+        device.advance()
+        host.advance()
+
+
 def test_more_than_the_host_has_is_refused_in_a_sentence():
     with pytest.raises(MachineError, match=r"the replay would take \S+ GiB of the host's memory, and .* is free: lower algo.replay_capacity"):
         History(SEEN, 4, capacity=2**31 - 1, place="host")

@@ -77,9 +77,11 @@ class Learner:
         )  # fmt: skip
         finals = rollout.observation if ring.final is None else rollout.final_observation
         self._source = buffers.Source(rollout.observation, finals, rollout.action, rollout.reward, rollout.terminated, rollout.truncated, legal)
-        seen, after = replay.batch.observation, replay.batch.next_observation
-        self._samples = buffers.Samples(torch.zeros(self._updates, self._batch, dtype=torch.int32, device=device), config.gamma, self._batch, seen, after)
-        self._stored = torch.tensor([t + 1 for t in range(config.horizon) for _ in config.due(t)], dtype=torch.int64, device=device)
+        index, stored = torch.zeros(self._updates, self._batch, dtype=torch.int32, device=device), [t + 1 for t in range(config.horizon) for _ in config.due(t)]
+        self._ahead = replay.ahead(stored, sampling=False)
+        batches = [drawn.batch for drawn in self._ahead.drawn] if self._ahead is not None else [replay.batch] * 2
+        self._samples = [buffers.Samples(index, config.gamma, self._batch, batch.observation, batch.next_observation) for batch in batches]
+        self._stored = torch.tensor(stored, dtype=torch.int64, device=device)
         self._acting = QActing(cycle.collector.noise, parts.epsilon, 1, rollout.action, parts.totals)
         self._features = Features(policy, parts.totals)
         self._inputs = Inputs(rollout.observation, self._features.table, legal)
@@ -113,7 +115,7 @@ class Learner:
         replay = self.parts.cycle.replay
         self.launch(
             choose, (-(-self._batch // CHOOSE), self._updates),
-            self._samples.index, self._stored, self._ring, self._batch, replay.shards, replay.n_step, BLOCK=CHOOSE, num_warps=4,
+            self._samples[0].index, self._stored, self._ring, self._batch, replay.shards, replay.n_step, BLOCK=CHOOSE, num_warps=4,
         )  # fmt: skip
         self._store(-1, 2)
 
@@ -146,13 +148,13 @@ class Learner:
     # LAUNCHES
 
     def _act_and_learn(self, t: int, update: int, *, learn: bool, act: bool) -> None:
-        tiles, replay = self._tiles if learn else 0, self.parts.cycle.replay
-        if learn and replay.on_host and self._asked is None:  # each row crosses the bus once: kernels read some of them twice
-            replay.index.copy_(self._samples.index[update])
-            replay.gather(t + 1)
+        tiles = self._tiles if learn else 0
+        if learn and self._ahead is not None and self._asked is None:  # each row crosses the bus once: kernels read some of them twice
+            self._ahead.take(update, t, lambda _ticks, number, drawn: drawn.place.copy_(self._samples[0].index[number]))
         self.launch(
             act_and_learn, (tiles + (-(-self._lanes // ACT_ROWS) if act else 0),),
-            self._samples, self._ring, self._acting, self._inputs, self._values, self._target, self._partial, self._width, t, update, self._lanes, tiles,
+            self._samples[update % 2], self._ring, self._acting, self._inputs, self._values, self._target, self._partial, self._width, t, update, self._lanes,
+            tiles,
             SPEC=self.spec, KIND=self._kind, BLOCK_M=self._rows, ACT_BLOCK_M=ACT_ROWS, num_warps=WARPS, num_stages=0,
         )  # fmt: skip
 
