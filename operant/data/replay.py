@@ -295,7 +295,7 @@ class Ahead:
             bind(Part(ring.ticks, replay.ticks_stored, lanes, replay.n_step, threads)) for threads in (EARLY_BLOCKS * EARLY_THREADS, LATE_THREADS)
         )
 
-    def take(self, update: int, settled: int, choose: Callable[[int, int, Drawn], None]) -> Batch:
+    def take(self, update: int, settled: int, choose: Callable[[int, int, Drawn], object]) -> Batch:
         """The batch of an update, in the buffers of its parity, now that so many ticks of the iteration are stored whole; and begin the next one's.
 
         `choose` writes `place` of buffers for (ticks, update).
@@ -314,7 +314,7 @@ class Ahead:
             self._begin(update + 1, settled, choose)
         return drawn.batch
 
-    def _begin(self, update: int, settled: int, choose: Callable[[int, int, Drawn], None]) -> None:
+    def _begin(self, update: int, settled: int, choose: Callable[[int, int, Drawn], object]) -> None:
         """Gather what ticks that are stored give to a batch, beside what the current stream does next."""
         drawn, ticks, current = self.drawn[update % 2], self._stored[update], self._current()
         self._begun, self._settled = update, settled
