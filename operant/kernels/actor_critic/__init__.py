@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from operant.errors import ConfigError
-from operant.kernels.actor_critic import shape
+from operant.kernels.actor_critic import shape, wide_shape
 from operant.kernels.actor_critic.task import Deterministic, Stochastic, Task
 
 if TYPE_CHECKING:
@@ -31,15 +31,18 @@ def build(task: Task) -> Learner | None:
     kernels, precision, on_gpu = task.config.kernels, task.config.precision, task.actor.device.type == "cuda"
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
         return None
-    reason = shape.unsupported_reason(task) or _unsupported_here(task)
+    reason, precision = shape.unsupported_reason(task), precision if on_gpu else "fp32"
+    wide = reason is not None and wide_shape.unsupported_reason(task, precision) is None
+    reason = _unsupported_here(task) if wide else reason or _unsupported_here(task)
     if kernels == "auto" and precision == "fp32":
         reason = reason or "in fp32 torch's products are faster"
     if reason is None:
         from operant.kernels.actor_critic.learner import Learner
+        from operant.kernels.actor_critic.wide import WideLearner
 
-        learner = Learner(shape.describe(task, precision if on_gpu else "fp32"), task)
+        learner = WideLearner(wide_shape.describe(task, precision), task) if wide else Learner(shape.describe(task, precision), task)
         if not on_gpu or (reason := learner.unsupported_reason()) is None:
-            log.info("kernels: fused, %s", learner.shape.precision)
+            log.info("kernels: fused, %s%s", learner.shape.precision, ", with the library's products" if wide else "")
             return learner
     if kernels == "fused":
         raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason}'])

@@ -5,6 +5,7 @@ Nothing here allocates or reads back once it is made, so that a CUDA graph can h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,8 +40,8 @@ class Learner:
         # Parameters, their packed copies, and what they learn from.
         stochastic = task.kind if isinstance(task.kind, Stochastic) else None
         deterministic = None if isinstance(task.kind, Stochastic) else task.kind
-        self._actor = _flat(task.actor_adam.tensors(), task.actor.flat.values.data)
-        self._critic = _flat(task.critic_adam.tensors(), task.critic.values.data)
+        self._actor = flat_of(task.actor_adam.tensors(), task.actor.flat.values.data)
+        self._critic = flat_of(task.critic_adam.tensors(), task.critic.values.data)
         self._target = self._critic._replace(parameters=task.target.values.data)
         self._actor_pack, self._critic_pack, self._target_pack = (self._pack(net) for net in (shape.actor, shape.critic, shape.critic))
         # Who acts at the next observations: the actor, or where it takes its means a target of it.
@@ -116,7 +117,7 @@ class Learner:
                 self.act(0)
                 self.store(0)
                 self.update(1, 0)
-                for part in (self.judge, self.improve, self.step_actor):  # which a first update may leave out
+                for part in self.parts:  # which a first update may leave out
                     part()
             except torch.OutOfMemoryError:
                 raise
@@ -133,6 +134,11 @@ class Learner:
             kernel[grid](*arguments, **options)
         else:
             self._asked = max(self._asked, kernel.warmup(*arguments, grid=grid, **options).metadata.shared)
+
+    @property
+    def parts(self) -> tuple[Callable[[], None], ...]:
+        """What an update may leave out."""
+        return self.judge, self.improve, self.step_actor
 
     # ACT
 
@@ -232,5 +238,6 @@ class Learner:
         )  # fmt: skip
 
 
-def _flat(adam: dict[str, Tensor], parameters: Tensor) -> Flat:
+def flat_of(adam: dict[str, Tensor], parameters: Tensor) -> Flat:
+    """A flat vector with what Adam keeps of it."""
     return Flat(parameters, adam["exp_avg"], adam["exp_avg_sq"])

@@ -1,0 +1,249 @@
+"""SAC with wide networks and large batches, as products by the library and one pass of a kernel between them. Knows what is launched when.
+
+Where a batch has thousands of samples and layers have hundreds of units, products of the whole batch fill a GPU, and what costs is what lies between them:
+every kernel here reads and writes a layer once. A network's parameters are kept as products take them, too, beside the flat vector that the algorithm owns.
+Nothing here allocates or reads back once it is made, so that a CUDA graph can hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from operant.kernels.actor_critic import wide_kernels as kernels
+from operant.kernels.actor_critic.acting import Acting
+from operant.kernels.actor_critic.buffers import Flat, Temperature, Update, Work
+from operant.kernels.actor_critic.learner import Learner, flat_of
+from operant.kernels.actor_critic.task import Stochastic, Task
+from operant.kernels.actor_critic.wide_shape import ROWS, Wide, WideNet
+from operant.kernels.replay import Sampled, store
+
+FEW_UNITS, BLOCK, SUM_ROWS, SUM_UNITS = 256, 1024, 32, 64
+"""Units up to which a program has 4 warps, and 8 beyond; parameters that a program steps; rows of sums and units that are added up at a time."""
+
+
+class Passes(NamedTuple):
+    """What a network's passes leave of each hidden layer, (towers, rows, width) each."""
+
+    sums: list[Tensor]  # before the activation, without the bias; of the first layer nothing
+    hidden: list[Tensor]
+    gradient: list[Tensor]  # in the sums
+
+
+class Trained(NamedTuple):
+    """A network, and what steps it."""
+
+    net: WideNet
+    flat: Flat
+    gradient: Tensor  # of the flat vector
+    packed: Tensor  # the flat vector as products take it
+    weights: list[Tensor]  # of `packed`, later layers' (towers, width, inputs)
+    by_weights: list[Tensor]  # of `gradient`, likewise
+    by_first: Tensor  # (towers, width, inputs) of `gradient`
+    first: Tensor  # (towers, width, columns), the same with columns to spare
+    partial: Tensor
+    terms: Tensor
+    squares: Tensor
+    update: Update
+
+
+class WideLearner(Learner):
+    """SAC's fused kernels for such networks."""
+
+    shape: Wide  # type: ignore[assignment]
+
+    def __init__(self, shape: Wide, task: Task) -> None:
+        self.shape, self.task, self.cycle = shape, task, task.cycle  # type: ignore[assignment]
+        self._asked = None
+        self._device, self._lanes = task.actor.device, task.cycle.world.count
+        self._kind = torch.bfloat16 if shape.precision == "bf16" else torch.float32
+        stochastic, config, skip, cycle = task.kind, task.config, task.cycle.skip, task.cycle
+        assert isinstance(stochastic, Stochastic)
+        B, C, G, P = shape.batch, shape.columns, shape.critic.towers, shape.programs
+
+        # Networks, and what steps them.
+        scalars = torch.tensor([config.adam_epsilon, config.tau, stochastic.target_entropy], device=self._device)
+        updates = tuple(Update(adam.tensors()["step"], self._zeros(2), skip, adam.learning_rate, scalars) for adam in (task.actor_adam, task.critic_adam))
+        self._actor = self._trained(shape.actor, flat_of(task.actor_adam.tensors(), task.actor.flat.values.data), task.actor.flat.gradient, updates[0], 2)
+        self._critic = self._trained(shape.critic, flat_of(task.critic_adam.tensors(), task.critic.values.data), task.critic.gradient, updates[1], 3 * G)
+        self._target, self._target_packed = task.target.values.data, torch.zeros_like(task.target.values.data, dtype=self._kind)
+        self._target_weights = self._weights(shape.critic, self._target_packed)
+        own = {name: self._zeros(1) for name in ("step", "exp_avg", "exp_avg_sq")} if stochastic.adam is None else stochastic.adam.tensors()
+        self._temperature = Temperature(
+            stochastic.log_temperature, own["exp_avg"], own["exp_avg_sq"], own["step"], self._zeros(2), skip, self._zeros(1), task.totals,
+        )  # fmt: skip
+
+        # What passes leave. Rows that first layers read: next observations, the batch's own, and those with the actor's actions.
+        self._rows = torch.zeros(3, B, C, dtype=self._kind, device=self._device)
+        self._work = Work(*(self._zeros(*size) for size in ((G, B), (B,), (G, B), (G, B), (G, B, C), (B, C), (B, C), (B, C), (B,))))
+        self._actor_passes, self._critic_passes = self._passes(shape.actor, 2 * B, B), self._passes(shape.critic, B, B)
+        self._target_passes = self._passes(shape.critic, B, 0)
+        tiled = -(-self._lanes // ROWS) * ROWS
+        self._lane_rows, self._lane_passes = torch.zeros(tiled, C, dtype=self._kind, device=self._device), self._passes(shape.actor, tiled, 0)
+        self._programs = P
+
+        # Acting and the replay.
+        actor = task.squashed
+        self._normalizer = self._zeros(2, shape.observation)
+        self._batch = Sampled(self._rows[1], self._rows[0], self._zeros(B), self._zeros(B), self._zeros(len(cycle.replay.batch.noise), B))
+        self._stored, self._draw = self._replay()
+        self._acting = Acting(
+            cycle.rollout.observation, self._normalizer, cycle.collector.noise, self._zeros(1), cycle.warming, actor.centre, actor.reach,
+            cycle.action, cycle.rollout.action,
+        )  # fmt: skip
+
+    def _trained(self, net: WideNet, flat: Flat, gradient: Tensor, update: Update, terms: int) -> Trained:
+        G, first = net.towers, net.layers[0]
+        packed = torch.zeros_like(flat.parameters, dtype=self._kind)
+        by_first = gradient[first.weight :][: G * first.width * first.inputs].view(G, first.width, first.inputs)
+        spare = torch.zeros(G, first.width, self.shape.columns, device=self._device)
+        blocks = -(-flat.parameters.numel() // BLOCK)
+        return Trained(
+            net, flat, gradient, packed, self._weights(net, packed), self._weights(net, gradient), by_first, spare,
+            self._zeros(self.shape.programs, G, net.vectors, net.pad), self._zeros(self.shape.programs, terms), self._zeros(blocks), update,
+        )  # fmt: skip
+
+    @staticmethod
+    def _weights(net: WideNet, vector: Tensor) -> list[Tensor]:
+        """Later layers' weights in a vector of parameters, (towers, width, inputs) each."""
+        return [vector[k.weight :][: net.towers * k.width * k.inputs].view(net.towers, k.width, k.inputs) for k in net.layers[1:]]
+
+    def _passes(self, net: WideNet, rows: int, backward: int) -> Passes:
+        def zeros(rows: int, first: int = 0) -> list[Tensor]:
+            return [torch.zeros(net.towers, rows if k >= first else 0, k_.width, dtype=self._kind, device=self._device) for k, k_ in enumerate(net.layers)]
+
+        return Passes(zeros(rows, 1), zeros(rows), zeros(backward))
+
+    @property
+    def parts(self) -> tuple[Callable[[], None], ...]:
+        """An update leaves nothing out."""
+        return ()
+
+    # PASSES
+
+    def _rowwise(self, kernel: object, net: WideNet, at: int, grid: tuple[int, ...], *arguments: object, **options: object) -> None:
+        """A kernel that takes whole rows of a layer."""
+        warps = 4 if net.layers[at].pad <= FEW_UNITS else 8
+        self._launch(kernel, grid, *arguments, SPEC=self.shape, AT=at, ROWS=ROWS, num_warps=warps, **options)
+
+    def _forward(self, net: WideNet, x: Tensor, flat: Tensor, packed: Tensor, weights: list[Tensor], passes: Passes, *, last: bool) -> None:
+        """All hidden layers; with `last` the last one's activations, too."""
+        rows, top = passes.hidden[0].shape[1], len(net.layers) - 1
+        for k in range(top + 1):
+            if k > 0 and self._asked is None:
+                torch.bmm(passes.hidden[k - 1], weights[k - 1].transpose(1, 2), out=passes.sums[k])
+            if k < top or last:
+                self._rowwise(kernels.forward_layer, net, k, (rows // ROWS, net.towers), x, passes.sums[k], passes.hidden[k], flat, packed, rows, NET=net)
+
+    def _backward(self, trained: Trained, x: Tensor, flat: Tensor, passes: Passes, *, train: bool, begin: int = 0) -> None:
+        """From the gradient in the last hidden layer's sums: of the weights with `train`, else in what the first layer reads. Rows from `begin` on."""
+        net, B = trained.net, self.shape.batch
+        for k in range(len(net.layers) - 1, 0, -1):
+            if self._asked is None:
+                if train:
+                    self._product(passes.gradient[k].transpose(1, 2), passes.hidden[k - 1][:, begin : begin + B], trained.by_weights[k - 1])
+                torch.bmm(passes.gradient[k], trained.weights[k - 1], out=passes.gradient[k - 1])
+            grid = (self._programs if train else B // ROWS, net.towers)
+            sums = passes.sums[k - 1][:, begin:] if k > 1 else passes.sums[k - 1]
+            self._rowwise(
+                kernels.backward_layer, net, k - 1, grid, passes.gradient[k - 1], x, sums, flat, trained.packed, trained.partial, self._work.value_slope,
+                NET=net, TRAIN=train,
+            )  # fmt: skip
+        if train:
+            if self._asked is None:
+                self._product(passes.gradient[0].transpose(1, 2), x.expand(net.towers, -1, -1), trained.first)
+                trained.by_first.copy_(trained.first[:, :, : net.layers[0].inputs])
+            grid = (net.vectors, net.towers, -(-net.pad // SUM_UNITS))
+            self._launch(
+                kernels.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, CHUNK=min(SUM_ROWS, self._programs), WIDE=SUM_UNITS, num_warps=4
+            )
+
+    def _product(self, a: Tensor, b: Tensor, out: Tensor) -> None:
+        """A b in float32."""
+        if a.dtype == out.dtype:
+            torch.bmm(a, b, out=out)
+        else:
+            torch.bmm(a, b, out_dtype=out.dtype, out=out)
+
+    # ACT
+
+    def prepare(self) -> None:
+        """Take parameters and normalizer as they are, for an iteration."""
+        normalizer = self.task.actor.features.normalizer
+        if normalizer is not None:
+            torch.cat([normalizer.mean.t(), normalizer.inv_std.t()], out=self._normalizer)
+        for trained in (self._actor, self._critic):
+            trained.packed.copy_(trained.flat.parameters)
+        self._target_packed.copy_(self._target)
+
+    def act(self, t: int) -> None:
+        """Actions of tick t."""
+        net, passes, actor = self.shape.actor, self._lane_passes, self._actor
+        tiles, top = len(self._lane_rows) // ROWS, len(net.layers) - 1
+        self._launch(kernels.read_lanes, (tiles,), self._acting, self._lane_rows, t, self._lanes, SPEC=self.shape, ROWS=ROWS, num_warps=4)
+        self._forward(net, self._lane_rows, actor.flat.parameters, actor.packed, actor.weights, passes, last=True)
+        self._rowwise(kernels.act, net, top, (tiles,), passes.hidden[top], actor.flat.parameters, self._acting, t, self._lanes)
+
+    def store(self, t: int) -> None:
+        """Store tick t in the replay."""
+        self._launch(store, (-(-self._lanes // ROWS),), self._stored, self._numbers(t + 1, 0), DRAW=self._draw, ROWS=ROWS, num_warps=2)
+
+    # LEARN
+
+    def update(self, ticks: int, number: int) -> None:
+        """Take a batch, of a replay with so many of the iteration's ticks, and learn from it."""
+        shape, B = self.shape, self.shape.batch
+        self.sample(ticks, number)
+        self._launch(kernels.count, (1,), self._actor.update, self._critic.update, self._temperature, SPEC=shape, num_warps=1)
+        self._learn_critics()
+        self._step(self._critic, target=True)
+        self._learn_actor()
+        self._step(self._actor, target=False)
+        blocks = len(self._critic.squares)
+        self._launch(
+            kernels.finish, (1,), self._critic.terms, self._actor.terms, self._temperature, self._actor.update, self._critic.squares, blocks,
+            SPEC=shape, BLOCKS=1 << (blocks - 1).bit_length(), num_warps=4,
+        )  # fmt: skip
+
+    def _learn_critics(self) -> None:
+        """The gradient of the critics, at targets by the actor as it is; and the actor's own actions."""
+        net, B, actor, critic, work = self.shape.critic, self.shape.batch, self._actor, self._critic, self._work
+        own, passes, top = self._actor_passes, self._critic_passes, len(self.shape.critic.layers) - 1
+        self._forward(actor.net, self._rows[:2], actor.flat.parameters, actor.packed, actor.weights, own, last=True)
+        self._rowwise(kernels.draw, actor.net, top, (B // ROWS, 2), own.hidden[top], actor.flat.parameters, self._batch.noise, self._rows, work)
+        self._forward(net, self._rows[0], self._target, self._target_packed, self._target_weights, self._target_passes, last=False)
+        grid = (B // ROWS, net.towers)
+        self._rowwise(kernels.value, net, top, grid, self._rows[0], self._target_passes.sums[top], self._target, self._target_packed, work.next_value)
+        self._forward(net, self._rows[1], critic.flat.parameters, critic.packed, critic.weights, passes, last=False)
+        self._rowwise(
+            kernels.criticise, net, top, (self._programs, net.towers), self._batch, self._rows[1], passes.sums[top], passes.gradient[top],
+            critic.flat.parameters, critic.packed, work, self._temperature, critic.partial, critic.terms,
+        )  # fmt: skip
+        self._backward(critic, self._rows[1], critic.flat.parameters, passes, train=True)
+
+    def _learn_actor(self) -> None:
+        """The gradient of the actor, through the critics as they have become."""
+        net, B, actor, critic, work = self.shape.critic, self.shape.batch, self._actor, self._critic, self._work
+        own, passes, top, grid = self._actor_passes, self._critic_passes, len(self.shape.critic.layers) - 1, (self.shape.batch // ROWS, self.shape.critic.towers)
+        flat, rows = critic.flat.parameters, self._rows[2]
+        self._forward(net, rows, flat, critic.packed, critic.weights, passes, last=False)
+        self._rowwise(kernels.value, net, top, grid, rows, passes.sums[top], flat, critic.packed, work.policy_value)
+        self._rowwise(kernels.judge, net, top, grid, rows, passes.sums[top], passes.gradient[top], flat, critic.packed, work)
+        self._backward(critic, rows, flat, passes, train=False)
+        self._rowwise(
+            kernels.improve, actor.net, top, (self._programs,), own.sums[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature,
+            actor.partial, actor.terms,
+        )  # fmt: skip
+        self._backward(actor, self._rows[1], actor.flat.parameters, own, train=True, begin=B)
+
+    def _step(self, trained: Trained, *, target: bool) -> None:
+        """Adam's step of a network; with `target` its target's after it."""
+        size, flat = trained.flat.parameters.numel(), trained.flat
+        following, packed = (self._target, self._target_packed) if target else (flat.parameters, trained.packed)
+        self._launch(
+            kernels.step, (-(-size // BLOCK),), flat, trained.gradient, following, trained.packed, packed, trained.update, trained.squares, size,
+            TARGET=target, BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip

@@ -1,0 +1,121 @@
+"""What the kernels for wide networks and large batches are generated from. Plain numbers, so that a `Wide` may be a constant of a kernel; knows no Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from operant.kernels import padded
+from operant.kernels.actor_critic.shape import LEAST_COLUMNS, MAX_COLUMNS
+from operant.kernels.actor_critic.task import Stochastic, Task
+from operant.nn import FlatVector, SquashedActor, Towers
+
+MAX_WIDTH, MAX_LAYERS, ROWS = 1024, 6, 16
+"""Units of a layer and hidden layers at most; rows of a program's tile."""
+
+MAX_PROGRAMS = 128
+"""Programs of a tower that add up gradients of biases, each a row of partial sums."""
+
+LEAST_BATCH = 1024
+"""Smaller batches leave most of a GPU idle in products of the whole batch."""
+
+
+@dataclass(frozen=True)
+class WideLayer:
+    """A hidden layer: its sizes, and where its parameters begin in the flat vector, another tower's behind them."""
+
+    width: int
+    pad: int  # a power of two, not below
+    inputs: int
+    weight: int
+    bias: int
+    gain: int  # -1 without layer normalization, as `shift`
+    shift: int
+    vectors: int  # of its partial sums: bias, gain, shift; of the last layer each row of the head's weight, and the head's bias
+    partial: int  # where they begin, as vectors of `WideNet.pad`
+
+
+@dataclass(frozen=True)
+class WideNet:
+    """A network's hidden layers, and its head."""
+
+    towers: int
+    layers: tuple[WideLayer, ...]
+    outputs: int
+    head_weight: int
+    head_bias: int
+    vectors: int  # of a tower in a row of partial sums
+    pad: int
+
+
+@dataclass(frozen=True)
+class Wide:
+    """An actor and its critics on one environment, for a batch."""
+
+    batch: int
+    observation: int
+    action: int
+    columns: int  # of what first layers read, padded: observation, action, zeros
+    activation: str
+    precision: str  # "ieee", "tf32" or "bf16"
+    approximate: bool
+    layer_norm: bool
+    programs: int  # rows of partial sums
+    actor: WideNet
+    critic: WideNet
+    automatic: bool  # the temperature is learned
+    normalized: bool  # what is read is normalized by running moments
+
+
+def describe_net(flat: FlatVector, towers: int, inputs: int, hidden: tuple[int, ...], outputs: int) -> WideNet:
+    """The network of some towers whose parameters are a flat vector."""
+    begin = dict(zip(flat.names, flat.offsets, strict=True))
+    layers, partial = list[WideLayer](), 0
+    for k, width in enumerate(hidden):
+        last = k == len(hidden) - 1
+        vectors = 3 + (outputs + 1 if last else 0)
+        layers.append(
+            WideLayer(
+                width, padded(width), inputs if k == 0 else hidden[k - 1], begin[f"weights.{k}"], begin[f"biases.{k}"],
+                begin.get(f"norm_gains.{k}", -1), begin.get(f"norm_biases.{k}", -1), vectors, partial,
+            )
+        )  # fmt: skip
+        partial += vectors
+    last = len(hidden)
+    return WideNet(
+        towers, tuple(layers), outputs, begin[f"weights.{last}"], begin[f"biases.{last}"], partial, max(layer.pad for layer in layers)
+    )  # fmt: skip
+
+
+def describe(task: Task, precision: str) -> Wide:
+    """The shape of a task's networks in "fp32", "tf32" or "bf16"."""
+    config, actor = task.config, task.actor
+    assert isinstance(actor.net, Towers)
+    net, observation, action = actor.net.config, actor.features.columns, actor.env.action_size
+    return Wide(
+        config.batch_size, observation, action, max(LEAST_COLUMNS, padded(observation + action)), net.activation,
+        "ieee" if precision == "fp32" else precision, precision != "fp32", net.layer_norm, min(MAX_PROGRAMS, config.batch_size // ROWS),
+        describe_net(actor.flat, 1, observation, net.hidden, 2 * action), describe_net(task.critic, config.critics, observation + action, net.hidden, 1),
+        isinstance(task.kind, Stochastic) and task.kind.adam is not None, actor.features.normalizer is not None,
+    )  # fmt: skip
+
+
+def unsupported_reason(task: Task, precision: str) -> str | None:
+    """Why there are no such kernels for these networks and this configuration, in a sentence; None where there are."""
+    config, actor = task.config, task.actor
+    if not isinstance(actor.net, Towers) or not isinstance(task.kind, Stochastic) or not isinstance(actor, SquashedActor):
+        return "large batches and wide networks are fused for SAC with dense layers and continuous actions only"
+    net, seen, columns = actor.net.config, actor.env.observation, actor.features.columns + actor.env.action_size
+    reasons = {
+        'critics learn distributions (algo.critic = "c51")': config.critic == "c51",
+        "rewards are scaled (algo.normalize_returns)": config.scales_rewards,
+        f'samples are not uniform (algo.replay_sampling = "{config.replay_sampling}")': config.replay_sampling != "uniform",
+        f"the network has more than {MAX_LAYERS} hidden layers": len(net.hidden) > MAX_LAYERS,
+        f"a layer has more than {MAX_WIDTH} units": max(net.hidden) > MAX_WIDTH,
+        f"observation and action have {columns} numbers together, more than {MAX_COLUMNS}": columns > MAX_COLUMNS,
+        "the observation has bytes or categories": seen.dtype != "float32" or bool(seen.categories),
+        "gradients are clipped (algo.max_gradient_norm)": config.max_gradient_norm > 0.0,
+        f"a batch of {config.batch_size} is not a multiple of {ROWS}": config.batch_size % ROWS > 0,
+        f"{actor.env.action_size} actions are too many": 2 * actor.env.action_size > LEAST_COLUMNS,
+        f"a batch of {config.batch_size} is smaller than {LEAST_BATCH}": config.batch_size < LEAST_BATCH and precision == "bf16",
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
