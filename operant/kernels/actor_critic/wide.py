@@ -7,7 +7,8 @@ Nothing here allocates or reads back once it is made, so that a CUDA graph can h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -18,8 +19,11 @@ from operant.kernels.actor_critic.acting import Acting
 from operant.kernels.actor_critic.buffers import Flat, Temperature, Update, Work
 from operant.kernels.actor_critic.learner import Learner, flat_of
 from operant.kernels.actor_critic.task import Stochastic, Task
-from operant.kernels.actor_critic.wide_shape import ROWS, Wide, WideNet
+from operant.kernels.actor_critic.wide_shape import ROWS, TILE, Wide, WideNet
 from operant.kernels.replay import Sampled, store
+
+BESIDE = True
+"""Whether what does not depend on each other is launched side by side."""
 
 FEW_UNITS, BLOCK, SUM_ROWS, SUM_UNITS = 256, 1024, 32, 64
 """Units up to which a program has 4 warps, and 8 beyond; parameters that a program steps; rows of sums and units that are added up at a time."""
@@ -44,6 +48,7 @@ class Trained(NamedTuple):
     by_weights: list[Tensor]  # of `gradient`, likewise
     by_first: Tensor  # (towers, width, inputs) of `gradient`
     first: Tensor  # (towers, width, columns), the same with columns to spare
+    first_packed: Tensor  # the first layer's of `packed`, likewise
     partial: Tensor
     terms: Tensor
     squares: Tensor
@@ -58,11 +63,12 @@ class WideLearner(Learner):
     def __init__(self, shape: Wide, task: Task) -> None:
         self.shape, self.task, self.cycle = shape, task, task.cycle  # type: ignore[assignment]
         self._asked = None
+        self._side = torch.cuda.Stream(task.actor.device) if task.actor.device.type == "cuda" else None
         self._device, self._lanes = task.actor.device, task.cycle.world.count
         self._kind = torch.bfloat16 if shape.precision == "bf16" else torch.float32
         stochastic, config, skip, cycle = task.kind, task.config, task.cycle.skip, task.cycle
         assert isinstance(stochastic, Stochastic)
-        B, C, G, P = shape.batch, shape.columns, shape.critic.towers, shape.programs
+        B, C, G = shape.batch, shape.columns, shape.critic.towers
 
         # Networks, and what steps them.
         scalars = torch.tensor([config.adam_epsilon, config.tau, stochastic.target_entropy], device=self._device)
@@ -83,7 +89,6 @@ class WideLearner(Learner):
         self._target_passes = self._passes(shape.critic, B, 0)
         tiled = -(-self._lanes // ROWS) * ROWS
         self._lane_rows, self._lane_passes = torch.zeros(tiled, C, dtype=self._kind, device=self._device), self._passes(shape.actor, tiled, 0)
-        self._programs = P
 
         # Acting and the replay.
         actor = task.squashed
@@ -102,7 +107,7 @@ class WideLearner(Learner):
         spare = torch.zeros(G, first.width, self.shape.columns, device=self._device)
         blocks = -(-flat.parameters.numel() // BLOCK)
         return Trained(
-            net, flat, gradient, packed, self._weights(net, packed), self._weights(net, gradient), by_first, spare,
+            net, flat, gradient, packed, self._weights(net, packed), self._weights(net, gradient), by_first, spare, spare.to(self._kind),
             self._zeros(self.shape.programs, G, net.vectors, net.pad), self._zeros(self.shape.programs, terms), self._zeros(blocks), update,
         )  # fmt: skip
 
@@ -115,7 +120,7 @@ class WideLearner(Learner):
         def zeros(rows: int, first: int = 0) -> list[Tensor]:
             return [torch.zeros(net.towers, rows if k >= first else 0, k_.width, dtype=self._kind, device=self._device) for k, k_ in enumerate(net.layers)]
 
-        return Passes(zeros(rows, 1), zeros(rows), zeros(backward))
+        return Passes(zeros(rows, 1 if backward == 0 or not self.shape.needs_sums else 0), zeros(rows), zeros(backward))
 
     @property
     def parts(self) -> tuple[Callable[[], None], ...]:
@@ -124,10 +129,15 @@ class WideLearner(Learner):
 
     # PASSES
 
-    def _rowwise(self, kernel: object, net: WideNet, at: int, grid: tuple[int, ...], *arguments: object, **options: object) -> None:
-        """A kernel that takes whole rows of a layer."""
-        warps = 4 if net.layers[at].pad <= FEW_UNITS else 8
-        self._launch(kernel, grid, *arguments, SPEC=self.shape, AT=at, ROWS=ROWS, num_warps=warps, **options)
+    def _rowwise(
+        self, kernel: object, net: WideNet, at: int, samples: int, second: int, *arguments: object, product: bool = False, programs: int = 0, warps: int = 4,
+        **options: object,
+    ) -> None:
+        """A kernel over whole rows of a layer, a program a tile, or so many programs in all; `second` is the grid's other size. `product`: it has one."""
+        pad = net.layers[at].pad
+        rows = ROWS if product else min(ROWS, TILE // pad)
+        grid = (programs or samples // rows, second)
+        self._launch(kernel, grid, *arguments, SPEC=self.shape, AT=at, ROWS=rows, num_warps=8 if product and pad > FEW_UNITS else warps, **options)
 
     def _forward(self, net: WideNet, x: Tensor, flat: Tensor, packed: Tensor, weights: list[Tensor], passes: Passes, *, last: bool) -> None:
         """All hidden layers; with `last` the last one's activations, too."""
@@ -136,30 +146,50 @@ class WideLearner(Learner):
             if k > 0 and self._asked is None:
                 torch.bmm(passes.hidden[k - 1], weights[k - 1].transpose(1, 2), out=passes.sums[k])
             if k < top or last:
-                self._rowwise(kernels.forward_layer, net, k, (rows // ROWS, net.towers), x, passes.sums[k], passes.hidden[k], flat, packed, rows, NET=net)
+                self._rowwise(
+                    kernels.forward_layer, net, k, rows, net.towers, x, passes.sums[k], passes.hidden[k], flat, packed, rows,
+                    product=k == 0, NET=net, KEEP=k == 0 and passes.sums[0].numel() > 0,
+                )  # fmt: skip
 
-    def _backward(self, trained: Trained, x: Tensor, flat: Tensor, passes: Passes, *, train: bool, begin: int = 0) -> None:
+    def _backward(self, trained: Trained, x: Tensor, passes: Passes, *, train: bool, begin: int = 0) -> None:
         """From the gradient in the last hidden layer's sums: of the weights with `train`, else in what the first layer reads. Rows from `begin` on."""
-        net, B = trained.net, self.shape.batch
+        net, B, idle = trained.net, self.shape.batch, self._asked is not None
         for k in range(len(net.layers) - 1, 0, -1):
-            if self._asked is None:
+            if not idle:
                 if train:
-                    self._product(passes.gradient[k].transpose(1, 2), passes.hidden[k - 1][:, begin : begin + B], trained.by_weights[k - 1])
+                    with self._aside():
+                        self._product(passes.gradient[k].transpose(1, 2), passes.hidden[k - 1][:, begin : begin + B], trained.by_weights[k - 1])
                 torch.bmm(passes.gradient[k], trained.weights[k - 1], out=passes.gradient[k - 1])
-            grid = (self._programs if train else B // ROWS, net.towers)
-            sums = passes.sums[k - 1][:, begin:] if k > 1 else passes.sums[k - 1]
             self._rowwise(
-                kernels.backward_layer, net, k - 1, grid, passes.gradient[k - 1], x, sums, flat, trained.packed, trained.partial, self._work.value_slope,
-                NET=net, TRAIN=train,
+                kernels.backward_layer, net, k - 1, B, net.towers, passes.gradient[k - 1], passes.sums[k - 1], passes.hidden[k - 1], trained.flat.parameters,
+                trained.partial, passes.hidden[0].shape[1], begin, programs=self.shape.programs if train else 0, NET=net, TRAIN=train,
             )  # fmt: skip
+        if not train and not idle:
+            self._product(passes.gradient[0], trained.first_packed, self._work.value_slope)
         if train:
-            if self._asked is None:
-                self._product(passes.gradient[0].transpose(1, 2), x.expand(net.towers, -1, -1), trained.first)
-                trained.by_first.copy_(trained.first[:, :, : net.layers[0].inputs])
+            if not idle:
+                with self._aside():
+                    self._product(passes.gradient[0].transpose(1, 2), x.expand(net.towers, -1, -1), trained.first)
+                    trained.by_first.copy_(trained.first[:, :, : net.layers[0].inputs])
             grid = (net.vectors, net.towers, -(-net.pad // SUM_UNITS))
-            self._launch(
-                kernels.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, CHUNK=min(SUM_ROWS, self._programs), WIDE=SUM_UNITS, num_warps=4
-            )
+            chunk = min(SUM_ROWS, self.shape.programs)
+            self._launch(kernels.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, CHUNK=chunk, WIDE=SUM_UNITS, num_warps=4)
+            self._join()
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Launches beside what follows, until `_join`: passes over memory and products take turns well."""
+        if self._side is None or self._asked is not None or not BESIDE:
+            yield
+            return
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side):
+            yield
+
+    def _join(self) -> None:
+        """Go on once all that was launched aside is done."""
+        if self._side is not None and self._asked is None and BESIDE:
+            torch.cuda.current_stream(self._device).wait_stream(self._side)
 
     def _product(self, a: Tensor, b: Tensor, out: Tensor) -> None:
         """A b in float32."""
@@ -185,7 +215,7 @@ class WideLearner(Learner):
         tiles, top = len(self._lane_rows) // ROWS, len(net.layers) - 1
         self._launch(kernels.read_lanes, (tiles,), self._acting, self._lane_rows, t, self._lanes, SPEC=self.shape, ROWS=ROWS, num_warps=4)
         self._forward(net, self._lane_rows, actor.flat.parameters, actor.packed, actor.weights, passes, last=True)
-        self._rowwise(kernels.act, net, top, (tiles,), passes.hidden[top], actor.flat.parameters, self._acting, t, self._lanes)
+        self._rowwise(kernels.act, net, top, len(self._lane_rows), 1, passes.hidden[top], actor.flat.parameters, self._acting, t, self._lanes, product=True)
 
     def store(self, t: int) -> None:
         """Store tick t in the replay."""
@@ -212,32 +242,34 @@ class WideLearner(Learner):
         """The gradient of the critics, at targets by the actor as it is; and the actor's own actions."""
         net, B, actor, critic, work = self.shape.critic, self.shape.batch, self._actor, self._critic, self._work
         own, passes, top = self._actor_passes, self._critic_passes, len(self.shape.critic.layers) - 1
-        self._forward(actor.net, self._rows[:2], actor.flat.parameters, actor.packed, actor.weights, own, last=True)
-        self._rowwise(kernels.draw, actor.net, top, (B // ROWS, 2), own.hidden[top], actor.flat.parameters, self._batch.noise, self._rows, work)
+        actor_flat, flat = actor.flat.parameters, critic.flat.parameters
+        with self._aside():
+            self._forward(net, self._rows[1], flat, critic.packed, critic.weights, passes, last=False)
+        self._forward(actor.net, self._rows[:2], actor_flat, actor.packed, actor.weights, own, last=True)
+        self._rowwise(kernels.draw, actor.net, top, B, 2, own.hidden[top], actor_flat, self._batch.noise, self._rows, work, product=True)
         self._forward(net, self._rows[0], self._target, self._target_packed, self._target_weights, self._target_passes, last=False)
-        grid = (B // ROWS, net.towers)
-        self._rowwise(kernels.value, net, top, grid, self._rows[0], self._target_passes.sums[top], self._target, self._target_packed, work.next_value)
-        self._forward(net, self._rows[1], critic.flat.parameters, critic.packed, critic.weights, passes, last=False)
+        self._rowwise(kernels.value, net, top, B, net.towers, self._target_passes.sums[top], self._target, work.next_value)
+        self._join()
         self._rowwise(
-            kernels.criticise, net, top, (self._programs, net.towers), self._batch, self._rows[1], passes.sums[top], passes.gradient[top],
-            critic.flat.parameters, critic.packed, work, self._temperature, critic.partial, critic.terms,
+            kernels.criticise, net, top, B, net.towers, self._batch, passes.sums[top], passes.gradient[top], flat, work, self._temperature, critic.partial,
+            critic.terms, programs=self.shape.programs,
         )  # fmt: skip
-        self._backward(critic, self._rows[1], critic.flat.parameters, passes, train=True)
+        self._backward(critic, self._rows[1], passes, train=True)
 
     def _learn_actor(self) -> None:
         """The gradient of the actor, through the critics as they have become."""
         net, B, actor, critic, work = self.shape.critic, self.shape.batch, self._actor, self._critic, self._work
-        own, passes, top, grid = self._actor_passes, self._critic_passes, len(self.shape.critic.layers) - 1, (self.shape.batch // ROWS, self.shape.critic.towers)
-        flat, rows = critic.flat.parameters, self._rows[2]
-        self._forward(net, rows, flat, critic.packed, critic.weights, passes, last=False)
-        self._rowwise(kernels.value, net, top, grid, rows, passes.sums[top], flat, critic.packed, work.policy_value)
-        self._rowwise(kernels.judge, net, top, grid, rows, passes.sums[top], passes.gradient[top], flat, critic.packed, work)
-        self._backward(critic, rows, flat, passes, train=False)
+        own, passes, top = self._actor_passes, self._critic_passes, len(self.shape.critic.layers) - 1
+        flat = critic.flat.parameters
+        self._forward(net, self._rows[2], flat, critic.packed, critic.weights, passes, last=False)
+        self._rowwise(kernels.value, net, top, B, net.towers, passes.sums[top], flat, work.policy_value)
+        self._rowwise(kernels.judge, net, top, B, net.towers, passes.sums[top], passes.gradient[top], flat, work)
+        self._backward(critic, self._rows[2], passes, train=False)
         self._rowwise(
-            kernels.improve, actor.net, top, (self._programs,), own.sums[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature,
-            actor.partial, actor.terms,
+            kernels.improve, actor.net, top, B, 1, own.sums[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature, actor.partial,
+            actor.terms, product=True, programs=self.shape.programs, warps=8,
         )  # fmt: skip
-        self._backward(actor, self._rows[1], actor.flat.parameters, own, train=True, begin=B)
+        self._backward(actor, self._rows[1], own, train=True, begin=B)
 
     def _step(self, trained: Trained, *, target: bool) -> None:
         """Adam's step of a network; with `target` its target's after it."""
@@ -247,3 +279,11 @@ class WideLearner(Learner):
             kernels.step, (-(-size // BLOCK),), flat, trained.gradient, following, trained.packed, packed, trained.update, trained.squares, size,
             TARGET=target, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
+        if target and self._asked is None:
+            self._widen(trained)
+
+    @staticmethod
+    def _widen(trained: Trained) -> None:
+        """The first layer's weight, with columns to spare."""
+        first, inputs = trained.net.layers[0], trained.by_first.shape
+        trained.first_packed[:, :, : first.inputs].copy_(trained.packed[first.weight :][: trained.by_first.numel()].view(inputs))

@@ -49,13 +49,9 @@ def _vector(flat, begin, tower, NET: tl.constexpr, AT: tl.constexpr):
 
 
 @triton.jit
-def _sums(x, z, flat, packed, tower, row, rows, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
-    """What a layer sums up, its bias included, (rows, pad)."""
-    if AT == 0:
-        total = _dot(_load_rows(x, row, SPEC), tl.trans(_first_weight(packed, tower, SPEC, NET)), SPEC)
-    else:
-        total = _load_units(z, tower * rows + row, NET, AT)
-    return total + _vector(flat, NET.layers[AT].bias, tower, NET, AT)[None, :]
+def _sums(z, place, flat, tower, NET: tl.constexpr, AT: tl.constexpr):
+    """What a layer sums up, its bias included, (rows, pad): rows `place` of `z`."""
+    return _load_units(z, place, NET, AT) + _vector(flat, NET.layers[AT].bias, tower, NET, AT)[None, :]
 
 
 @triton.jit
@@ -119,39 +115,49 @@ def _store_partials(partial, program, tower, bias, gain, shift, SPEC: tl.constex
 
 
 @triton.jit(do_not_specialize=["rows"])
-def forward_layer(x, z, hidden, flat, packed, rows, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
-    """A hidden layer's activations `hidden` (towers, rows, width): program 0 is a tile of rows, 1 the tower. `x` is read by the first, `z` by later ones."""
+def forward_layer(x, z, hidden, flat, packed, rows, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr):
+    """A hidden layer's activations `hidden` (towers, rows, width): program 0 is a tile of rows, 1 the tower.
+
+    The first layer reads `x` and sums it up here, later ones `z` (towers, rows, width). KEEP: the first one's sums go into `z`, for the way back.
+    """
     tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    h, _y, _x_hat, _inv_std = _activated(_sums(x, z, flat, packed, tower, row, rows, SPEC, NET, AT), flat, tower, SPEC, NET, AT)
+    bias = _vector(flat, NET.layers[AT].bias, tower, NET, AT)[None, :]
+    if AT == 0:
+        s = _dot(_load_rows(x, row, SPEC), tl.trans(_first_weight(packed, tower, SPEC, NET)), SPEC)
+        if KEEP:
+            _store_units(z, tower * rows + row, s, SPEC, NET, AT)
+    else:
+        s = _load_units(z, tower * rows + row, NET, AT)
+    h, _y, _x_hat, _inv_std = _activated(s + bias, flat, tower, SPEC, NET, AT)
     _store_units(hidden, tower * rows + row, h, SPEC, NET, AT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "begin"])
 def backward_layer(
-    gradient, x, z, flat, packed, partial, slope, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, TRAIN: tl.constexpr, ROWS: tl.constexpr
+    gradient, z, hidden, flat, partial, rows, begin, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, TRAIN: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """In place from the gradient in a layer's activations to that in what it sums up. TRAIN: its vectors' gradients, too; else of the first layer `slope`.
+    """In place from the gradient in a layer's activations (towers, B, width) to that in what it sums up. TRAIN: its vectors' gradients, too.
 
-    `slope` (towers, B, columns): the gradient in what the first layer reads. Program 0 takes every so many tiles, 1 is the tower.
+    `z` and `hidden` have `rows` rows, of which B from `begin` on count. Program 0 takes every so many tiles, 1 is the tower.
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     PAD: tl.constexpr = NET.layers[AT].pad
     bias, gain, shift = tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32)
     for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
-        h, y, x_hat, inv_std = _activated(_sums(x, z, flat, packed, tower, row, SPEC.batch, SPEC, NET, AT), flat, tower, SPEC, NET, AT)
+        place = tower * rows + begin + row
         g = _load_units(gradient, tower * SPEC.batch + row, NET, AT)
-        g_z, g_y = _gradient_of_sums(g, h, y, x_hat, inv_std, flat, tower, SPEC, NET, AT)
-        if TRAIN or AT > 0:
-            _store_units(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
-        else:
-            back = _dot(operand(g_z, SPEC), _first_weight(packed, tower, SPEC, NET), SPEC)
-            tl.store(slope + (tower * SPEC.batch + row)[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :], back)
-        if TRAIN:
-            bias += tl.sum(g_z, axis=0)
-            if SPEC.layer_norm:
+        if SPEC.needs_sums:
+            h, y, x_hat, inv_std = _activated(_sums(z, place, flat, tower, NET, AT), flat, tower, SPEC, NET, AT)
+            g_z, g_y = _gradient_of_sums(g, h, y, x_hat, inv_std, flat, tower, SPEC, NET, AT)
+            if TRAIN and SPEC.layer_norm:
                 gain += tl.sum(g_y * x_hat, axis=0)
                 shift += tl.sum(g_y, axis=0)
+        else:
+            g_z = g * activation_gradient(_load_units(hidden, place, NET, AT), SPEC)
+        _store_units(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
+        if TRAIN:
+            bias += tl.sum(g_z, axis=0)
     if TRAIN:
         _store_partials(partial, program, tower, bias, gain, shift, SPEC, NET, AT)
 
@@ -211,8 +217,9 @@ def improve(z, gradient, flat, work, temperature, partial, terms, SPEC: tl.const
     NET: tl.constexpr = SPEC.actor
     PAD: tl.constexpr = NET.layers[AT].pad
     bias, gain, shift = tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32)
-    by_mean, by_raw = tl.zeros((SPEC.columns, PAD), tl.float32), tl.zeros((SPEC.columns, PAD), tl.float32)
-    mean_bias, raw_bias = tl.zeros((SPEC.columns,), tl.float32), tl.zeros((SPEC.columns,), tl.float32)
+    COLUMNS: tl.constexpr = SPEC.columns
+    by_mean, by_raw = tl.zeros((COLUMNS, PAD), tl.float32), tl.zeros((COLUMNS, PAD), tl.float32)
+    mean_bias, raw_bias = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
     entropy, least = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     alpha = tl.exp(tl.load(temperature.log))
     for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
@@ -225,7 +232,7 @@ def improve(z, gradient, flat, work, temperature, partial, terms, SPEC: tl.const
         action = tl.load(work.action + place)
         d_mean = tl.where(is_action(SPEC), alpha * 2.0 / SPEC.batch * action + d_action * (1.0 - action * action), 0.0)
         d_raw = tl.where(is_action(SPEC), (d_mean * tl.load(work.spread + place) - alpha / SPEC.batch) * tl.load(work.slope + place), 0.0)
-        h, y, x_hat, inv_std = _activated(_sums(z, z, flat, flat, 0, row, SPEC.batch, SPEC, NET, AT), flat, 0, SPEC, NET, AT)
+        h, y, x_hat, inv_std = _activated(_sums(z, row, flat, 0, NET, AT), flat, 0, SPEC, NET, AT)
         g = _dot(d_mean, tl.trans(_policy_head(flat, 0, SPEC, NET, AT)), SPEC) + _dot(d_raw, tl.trans(_policy_head(flat, SPEC.action, SPEC, NET, AT)), SPEC)
         g_z, g_y = _gradient_of_sums(g, h, y, x_hat, inv_std, flat, 0, SPEC, NET, AT)
         _store_units(gradient, row, g_z, SPEC, NET, AT)
@@ -270,7 +277,8 @@ def act(hidden, flat, acting, t, lanes, SPEC: tl.constexpr, AT: tl.constexpr, RO
     at = (t * SPEC.action + column - SPEC.observation)[None, :] * lanes + lane[:, None]
     noise_at = acting.noise + t * 2 * SPEC.action * lanes
     first = tl.load(noise_at + (column - SPEC.observation)[None, :] * lanes + lane[:, None], mask=acts, other=0.0)
-    mean, raw = _policy(_load_units(hidden, lane, SPEC.actor, AT), flat, SPEC, SPEC.actor, AT)
+    NET: tl.constexpr = SPEC.actor
+    mean, raw = _policy(_load_units(hidden, lane, NET, AT), flat, SPEC, NET, AT)
     drawn, _log_p, _spread, _slope = squashed(mean, raw, normal(noise_at, lane, 0, lanes, acts, SPEC), SPEC)
     drawn = tl.where(tl.load(acting.warming) > 0.0, 2.0 * first - 1.0, drawn)
     which = column - SPEC.observation
@@ -300,17 +308,17 @@ def _least(values, row, SPEC: tl.constexpr):
 
 
 @triton.jit
-def value(x, z, flat, packed, values, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+def value(z, flat, values, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
     """Critics' values (towers, B), of what their last hidden layers sum up."""
     tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     NET: tl.constexpr = SPEC.critic
-    h, _y, _x_hat, _inv_std = _activated(_sums(x, z, flat, packed, tower, row, SPEC.batch, SPEC, NET, AT), flat, tower, SPEC, NET, AT)
+    h, _y, _x_hat, _inv_std = _activated(_sums(z, tower * SPEC.batch + row, flat, tower, NET, AT), flat, tower, SPEC, NET, AT)
     weight, bias = _value_head(flat, tower, NET, AT)
     tl.store(values + tower * SPEC.batch + row, tl.sum(h * weight[None, :], axis=1) + bias)
 
 
 @triton.jit
-def criticise(batch, x, z, gradient, flat, packed, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+def criticise(batch, z, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
     """The gradients of the critics' heads and of what their last hidden layers sum up. The loss: the sum over critics of the mean of (Q - y)^2.
 
     `terms` (programs, towers, 3): the sums of (Q - y)^2, |Q - y| and Q. y = r + discount (min of the targets' values - alpha log pi).
@@ -326,7 +334,7 @@ def criticise(batch, x, z, gradient, flat, packed, work, temperature, partial, t
         row = first + tl.arange(0, ROWS)
         y_next = _least(work.next_value, row, SPEC) - alpha * tl.load(work.next_log_p + row)
         target = tl.load(batch.reward + row) + tl.load(batch.discount + row) * y_next
-        h, y, x_hat, inv_std = _activated(_sums(x, z, flat, packed, tower, row, SPEC.batch, SPEC, NET, AT), flat, tower, SPEC, NET, AT)
+        h, y, x_hat, inv_std = _activated(_sums(z, tower * SPEC.batch + row, flat, tower, NET, AT), flat, tower, SPEC, NET, AT)
         q = tl.sum(h * weight[None, :], axis=1) + head_bias
         error = q - target
         d = 2.0 / SPEC.batch * error
@@ -351,12 +359,12 @@ def criticise(batch, x, z, gradient, flat, packed, work, temperature, partial, t
 
 
 @triton.jit
-def judge(x, z, gradient, flat, packed, work, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+def judge(z, gradient, flat, work, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
     """The gradient of -min Q / B in what the critics' last hidden layers sum up: zero but for the critic whose value of the actor's action is the least."""
     tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     NET: tl.constexpr = SPEC.critic
     weight, _bias = _value_head(flat, tower, NET, AT)
-    h, y, x_hat, inv_std = _activated(_sums(x, z, flat, packed, tower, row, SPEC.batch, SPEC, NET, AT), flat, tower, SPEC, NET, AT)
+    h, y, x_hat, inv_std = _activated(_sums(z, tower * SPEC.batch + row, flat, tower, NET, AT), flat, tower, SPEC, NET, AT)
     own, least = tl.load(work.policy_value + tower * SPEC.batch + row), tl.load(work.policy_value + row)
     chosen = tl.zeros((ROWS,), tl.int32)
     for k in tl.static_range(SPEC.critic.towers - 1):
@@ -450,7 +458,8 @@ def finish(critic_terms, actor_terms, temperature, update, squares, blocks, SPEC
     mean_log_p = tl.sum(tl.load(actor_terms + 2 * program), axis=0) / SPEC.batch
     least = tl.sum(tl.load(actor_terms + 2 * program + 1), axis=0) / SPEC.batch
     squared, absolute, total = 0.0, 0.0, 0.0
-    for tower in tl.static_range(SPEC.critic.towers):
+    TOWERS: tl.constexpr = SPEC.critic.towers
+    for tower in tl.static_range(TOWERS):
         place = critic_terms + (program * SPEC.critic.towers + tower) * 3
         squared += tl.sum(tl.load(place), axis=0)
         absolute += tl.sum(tl.load(place + 1), axis=0)

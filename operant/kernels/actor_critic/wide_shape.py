@@ -9,8 +9,8 @@ from operant.kernels.actor_critic.shape import LEAST_COLUMNS, MAX_COLUMNS
 from operant.kernels.actor_critic.task import Stochastic, Task
 from operant.nn import FlatVector, SquashedActor, Towers
 
-MAX_WIDTH, MAX_LAYERS, ROWS = 1024, 6, 16
-"""Units of a layer and hidden layers at most; rows of a program's tile."""
+MAX_WIDTH, MAX_LAYERS, ROWS, TILE = 1024, 6, 16, 4096
+"""Units of a layer and hidden layers at most; rows of a program's tile with a product, and numbers of one without."""
 
 MAX_PROGRAMS = 128
 """Programs of a tower that add up gradients of biases, each a row of partial sums."""
@@ -62,6 +62,7 @@ class Wide:
     programs: int  # rows of partial sums
     actor: WideNet
     critic: WideNet
+    needs_sums: bool  # on the way back; else activations are enough
     automatic: bool  # the temperature is learned
     normalized: bool  # what is read is normalized by running moments
 
@@ -95,7 +96,7 @@ def describe(task: Task, precision: str) -> Wide:
         config.batch_size, observation, action, max(LEAST_COLUMNS, padded(observation + action)), net.activation,
         "ieee" if precision == "fp32" else precision, precision != "fp32", net.layer_norm, min(MAX_PROGRAMS, config.batch_size // ROWS),
         describe_net(actor.flat, 1, observation, net.hidden, 2 * action), describe_net(task.critic, config.critics, observation + action, net.hidden, 1),
-        isinstance(task.kind, Stochastic) and task.kind.adam is not None, actor.features.normalizer is not None,
+        net.layer_norm or net.activation != "relu", isinstance(task.kind, Stochastic) and task.kind.adam is not None, actor.features.normalizer is not None,
     )  # fmt: skip
 
 
@@ -109,7 +110,7 @@ def unsupported_reason(task: Task, precision: str) -> str | None:
         'critics learn distributions (algo.critic = "c51")': config.critic == "c51",
         "rewards are scaled (algo.normalize_returns)": config.scales_rewards,
         f'samples are not uniform (algo.replay_sampling = "{config.replay_sampling}")': config.replay_sampling != "uniform",
-        f"the network has more than {MAX_LAYERS} hidden layers": len(net.hidden) > MAX_LAYERS,
+        f"the network has more than {MAX_LAYERS} hidden layers, or but one": not 1 < len(net.hidden) <= MAX_LAYERS,
         f"a layer has more than {MAX_WIDTH} units": max(net.hidden) > MAX_WIDTH,
         f"observation and action have {columns} numbers together, more than {MAX_COLUMNS}": columns > MAX_COLUMNS,
         "the observation has bytes or categories": seen.dtype != "float32" or bool(seen.categories),
