@@ -76,22 +76,24 @@ def begun(arguments: argparse.Namespace, kernels: str, precision: str, hidden: t
     """The algorithm on a fresh world, with a replay that is full enough to learn from."""
     kind: type[SAC] | type[TD3] = {"sac": SAC, "td3": TD3}[arguments.algo]
     config = kind.Config(
-        kernels=kernels, precision=precision, batch_size=arguments.batch, horizon=arguments.horizon, learning_starts=1000, updates_per_step=arguments.ratio
+        kernels=kernels, precision=precision, batch_size=arguments.batch, horizon=arguments.horizon, learning_starts=1000, updates_per_step=arguments.ratio,
+        critics=arguments.critics,
     )  # fmt: skip
     world = DeviceWorld(envs.find(arguments.env), arguments.lanes, seed=1, device=torch.device(WHERE))
-    made = kind(world, config, NetConfig(hidden=hidden, activation="relu"), seed=1, steps=1)
+    made = kind(world, config, NetConfig(hidden=hidden, activation=arguments.activation, layer_norm=arguments.layer_norm), seed=1, steps=1)
     made.start()
-    for _ in range(4):
-        made.train()
     return made
 
 
 def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tuple[int, ...]) -> None:
     """One line: a whole iteration, the update alone, and with fused kernels each launch."""
     made = begun(arguments, kernels, precision, hidden)
+    for _ in range(4):
+        made.train()
     ticks, updates = made.config.horizon, made.config.updates
     whole = replay_microseconds(made.train, 30)
     row = {"kernels": made.backend.name, "precision": precision, "hidden": hidden, "lanes": arguments.lanes, "batch": arguments.batch}
+    row |= {"algo": arguments.algo, "activation": arguments.activation, "layer_norm": arguments.layer_norm, "critics": arguments.critics}
     row |= {
         "us_with_tick": round(whole / updates, 2),
         "updates_with_tick": round(updates * 1e6 / whole, -1),
@@ -109,6 +111,23 @@ def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tu
     say(**row, stats=[float(f"{x:.4g}") for x in made.stats.tolist()])
 
 
+def numbers(arguments: argparse.Namespace, precision: str, hidden: tuple[int, ...]) -> None:
+    """One line: how far Adam's first moments by fused kernels are from torch's after an iteration's updates, and from their own in a second run."""
+    found = []
+    for kernels, kind in (("fused", precision), ("torch", precision), ("fused", precision), ("torch", "fp32")):
+        made = begun(arguments, kernels, kind, hidden)
+        while float(made.cycle.skip) > 0:  # sync: not timed
+            made.train()
+        found.append({name: tensor.double() for name, tensor in made.state("all").items() if name.endswith("exp_avg")})
+    ours, torchs, again, exact = found
+
+    def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dict[str, float]:
+        return {name: float(f"{float((one[name] - other[name]).norm() / other[name].norm()):.3g}") for name in one}
+
+    row = {"numbers": arguments.algo, "hidden": hidden, "precision": precision, "fused_torch": apart(ours, torchs), "fused_fp32": apart(ours, exact)}
+    say(**row, torch_fp32=apart(torchs, exact), same_bits=all(torch.equal(ours[name], again[name]) for name in ours), layer_norm=arguments.layer_norm)
+
+
 def main() -> None:
     """One line for each combination."""
     parser = argparse.ArgumentParser()
@@ -121,6 +140,10 @@ def main() -> None:
     parser.add_argument("--ratio", type=float, default=1.0, help="updates a tick")
     parser.add_argument("--algo", default="sac", choices=["sac", "td3"])
     parser.add_argument("--env", default="pendulum")
+    parser.add_argument("--activation", default="relu")
+    parser.add_argument("--layer-norm", action="store_true")
+    parser.add_argument("--critics", type=int, default=2)
+    parser.add_argument("--numbers", action="store_true", help="how far results are from torch's, instead of rates")
     parser.add_argument("--parts", action="store_true", help="what each launch takes")
     arguments = parser.parse_args()
     say(device=torch.cuda.get_device_name() if WHERE == "cuda" else "CPU")
@@ -128,7 +151,11 @@ def main() -> None:
         for kernels in arguments.kernels.split(","):
             for precision in arguments.precision.split(",") if kernels == "fused" else ["tf32"]:
                 try:
-                    case(arguments, kernels, precision, tuple(int(width) for width in hidden.split(",")))
+                    widths = tuple(int(width) for width in hidden.split(","))
+                    if arguments.numbers:
+                        numbers(arguments, precision, widths)
+                    else:
+                        case(arguments, kernels, precision, widths)
                 except Exception:  # noqa: PERF203
                     say(failed=hidden, kernels=kernels, precision=precision, error=traceback.format_exc()[-700:])
 

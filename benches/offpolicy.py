@@ -33,8 +33,8 @@ FRESH_SEED = 10_007
 ONCE = False
 MINATAR = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 LEARN = {  # recipe -> what greedy games must reach, and the most seconds
-    "sac/pendulum": (-170.0, 3.0), "sac/swingup": (3.5, 8.0), "td3/mountaincar_continuous": (90.0, 6.0), "sac/mountaincar_continuous": (90.0, 8.0),
-    "dqn/cartpole": (475.0, 4.0), "dqn/snake": (27.0, 20.0), "td3/pendulum": (-170.0, 5.0), "td3/swingup": (3.5, 12.0),
+    "sac/pendulum": (-170.0, 3.0), "sac/swingup": (3.5, 5.0), "td3/mountaincar_continuous": (90.0, 6.0), "sac/mountaincar_continuous": (90.0, 8.0),
+    "dqn/cartpole": (475.0, 4.0), "dqn/snake": (27.0, 12.0), "td3/pendulum": (-170.0, 5.0), "td3/swingup": (3.5, 12.0),
 }  # fmt: skip
 TINY = ["env.lanes=8", "algo.horizon=4", "algo.batch_size=16", "algo.learning_starts=32", "algo.replay_capacity=512", "net.hidden=[16,16]"]
 
@@ -216,12 +216,15 @@ def learn(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
 
 TUNE = {
     "sac/swingup": [
-        "env.lanes=256 learning_starts=20k", "env.lanes=256 learning_starts=20k batch_size=512", "env.lanes=256 learning_starts=20k tau=0.05",
-        "env.lanes=256 learning_starts=20k learning_rate=2e-3 critic_learning_rate=2e-3", "env.lanes=256 learning_starts=20k n_step=3",
-        "env.lanes=256 learning_starts=20k n_step=10", "env.lanes=1024 learning_starts=50k batch_size=1024 horizon=16",
-        "env.lanes=256 learning_starts=20k batch_size=512 net.hidden=[128,128]", "env.lanes=256 learning_starts=20k gamma=0.98",
-        "env.lanes=256 learning_starts=20k tau=0.05 learning_rate=2e-3 critic_learning_rate=2e-3 batch_size=512", "horizon=64 tau=0.05 learning_starts=5k",
-        "env.lanes=256 learning_starts=20k initial_temperature=0.1",
+        "env.lanes=256 learning_starts=20k", "env.lanes=256 learning_starts=20k learning_rate=2e-3 critic_learning_rate=2e-3 tau=0.05",
+        "env.lanes=256 learning_starts=20k batch_size=512 tau=0.05", "env.lanes=256 learning_starts=20k n_step=3", "env.lanes=256 learning_starts=20k n_step=10",
+        "env.lanes=256 learning_starts=20k gamma=0.98 tau=0.05", "env.lanes=128 learning_starts=20k batch_size=512 net.hidden=[128,128] tau=0.05",
+        "env.lanes=1024 learning_starts=50k batch_size=1024 horizon=16 tau=0.05", "env.lanes=64 tau=0.05 learning_rate=2e-3 critic_learning_rate=2e-3",
+        "env.lanes=256 learning_starts=20k initial_temperature=0.1 tau=0.05",
+    ],
+    "dqn/snake": [
+        "run.steps=60M epsilon_steps=2M", "run.steps=60M epsilon_steps=1M n_step=5", "run.steps=60M updates_per_step=2 precision=bf16",
+        "run.steps=60M env.lanes=960 epsilon_steps=2M batch_size=1024 precision=bf16",
     ],
     "td3/mountaincar_continuous": ["env.lanes=256", "env.lanes=256 batch_size=256 tau=0.05", "env.lanes=512 batch_size=512 learning_rate=2e-3"],
 }  # fmt: skip
