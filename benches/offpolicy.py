@@ -217,7 +217,8 @@ def learn(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
 TUNE = {
     "sac/swingup": [
         "env.lanes=256 learning_starts=20k", "env.lanes=256 learning_starts=20k learning_rate=2e-3 critic_learning_rate=2e-3 tau=0.05",
-        "env.lanes=256 learning_starts=20k batch_size=512 tau=0.05", "env.lanes=256 learning_starts=20k n_step=3", "env.lanes=256 learning_starts=20k n_step=10",
+        "env.lanes=256 learning_starts=20k batch_size=512 tau=0.05", "env.lanes=256 learning_starts=20k n_step=3",
+        "env.lanes=256 learning_starts=20k n_step=10",
         "env.lanes=256 learning_starts=20k gamma=0.98 tau=0.05", "env.lanes=128 learning_starts=20k batch_size=512 net.hidden=[128,128] tau=0.05",
         "env.lanes=1024 learning_starts=50k batch_size=1024 horizon=16 tau=0.05", "env.lanes=64 tau=0.05 learning_rate=2e-3 critic_learning_rate=2e-3",
         "env.lanes=256 learning_starts=20k initial_temperature=0.1 tau=0.05",

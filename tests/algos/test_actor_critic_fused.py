@@ -15,7 +15,7 @@ from toys import PUSH
 from operant import envs
 from operant.errors import ConfigError
 from operant.kernels import actor_critic
-from operant.kernels.actor_critic import shape
+from operant.kernels.actor_critic import shape, wide_shape
 from operant.nn import mlp
 
 pytest.importorskip("triton")
@@ -28,6 +28,9 @@ CASES = [
     ("sac", "pendulum", {"hidden": [20, 16, 5], "activation": "tanh"}, {**FEW, "batch_size": 48, "n_step": 3, "normalize_observations": True, "horizon": 2}),
     # One critic, a fixed temperature.
     ("sac", "push", {"hidden": [16], "activation": "relu"}, {**FEW, "critics": 1, "temperature": 0.1, "gamma": 0.9, "updates_per_step": 0.5}),
+    # Wide networks' kernels: layer normalization, widths that are no tile's; and many units, without it; a program takes several tiles.
+    ("sac", "push", {"hidden": [24, 40], "activation": "silu", "layer_norm": True}, {**FEW, "batch_size": 32, "n_step": 2, "horizon": 2}),
+    ("sac", "pendulum", {"hidden": [300, 20, 24], "activation": "relu"}, {**FEW, "critics": 1, "temperature": 0.1, "normalize_observations": True}),
     # The actor learns in every second update, lanes explore differently.
     ("td3", "push", {"hidden": [16, 24], "activation": "relu"}, {**FEW, "batch_size": 32, "exploration_noise_max": 0.4}),
     ("td3", "push", {"hidden": [16], "activation": "tanh"}, {**FEW, "critics": 1, "actor_delay": 1, "updates_per_step": 0.5, "normalize_observations": True}),
@@ -38,7 +41,7 @@ def words(case):
     return dict(zip(("name", "env", "net", "algo"), CASES[case], strict=True))
 
 
-@pytest.mark.parametrize("cases", [(1, 3), pytest.param((0, 2, 4), marks=pytest.mark.soak)], ids=["few", "others"])
+@pytest.mark.parametrize("cases", [(1, 3, 5), pytest.param((0, 2, 4, 6), marks=pytest.mark.soak)], ids=["few", "others"])
 def test_whole_iterations_are_the_torch_paths(cases):
     for differences in interpreted([("iteration", words(case)) for case in cases], "algos/actor_critic_interpreted.py"):
         assert max(differences.values()) < 1e-5, differences
@@ -53,12 +56,10 @@ def test_a_seed_has_its_bits():
 @pytest.mark.parametrize(
     ("net", "algo", "words"),
     [
-        ({"layer_norm": True}, {}, "layer normalization"),
-        ({"activation": "silu"}, {}, '"silu" is not one of theirs'),
-        ({"hidden": (64, 257)}, {}, "more than 256 units"),
-        ({"hidden": (8, 8, 8, 8)}, {}, "more than 3 hidden layers"),
+        ({"layer_norm": True, "hidden": (16,)}, {}, "1 hidden layers, and theirs has 2 to 6"),
+        ({"hidden": (64, 257)}, {}, "last hidden layer has more than 256 units"),
+        ({"hidden": (1025, 8)}, {}, "more than 1024 units"),
         ({}, {"batch_size": 24}, "not a multiple of 16"),
-        ({}, {"batch_size": 4096}, "larger than 2048"),
         ({}, {"max_gradient_norm": 1.0}, "max_gradient_norm"),
     ],
 )
@@ -68,6 +69,21 @@ def test_what_cannot_be_fused_is_said(net, algo, words):
     assert sac_on(PUSH, net=given, **algo).backend.name == "torch"
     with pytest.raises(ConfigError, match=words):
         sac_on(PUSH, net=given, kernels="fused", **algo)
+
+
+@pytest.mark.parametrize(
+    ("net", "algo", "words"),
+    [
+        ({"layer_norm": True}, {}, "layer normalization"),
+        ({"activation": "silu"}, {}, '"silu" is not one of theirs'),
+        ({"hidden": (64, 257)}, {}, "more than 256 units"),
+        ({"hidden": (8, 8, 8, 8)}, {}, "more than 3 hidden layers"),
+        ({}, {"batch_size": 4096}, "larger than 2048"),
+    ],
+)
+def test_wide_networks_are_fused_for_sac_alone(net, algo, words):
+    with pytest.raises(ConfigError, match=words):
+        td3_on(PUSH, net=mlp.Config(**{"hidden": (16, 16), "activation": "relu", **net}), kernels="fused", **algo)
 
 
 @pytest.mark.parametrize("make", [sac_on, td3_on])
@@ -121,6 +137,25 @@ def most_shared(architecture, made, precision):
 def test_kernels_compile(make, env, precision, net, algo):
     made = make(PUSH if env == "push" else envs.find(env), net=mlp.Config(**net), start=False, **algo)
     assert most_shared(90, made, precision) <= 227 << 10
+
+
+@needs_compiler
+@pytest.mark.compile
+@pytest.mark.parametrize(("precision", "layer_norm"), [("bf16", True), pytest.param("tf32", False, marks=pytest.mark.soak)])
+def test_kernels_of_wide_networks_compile(precision, layer_norm):
+    from operant.kernels.actor_critic.wide import WideLearner
+
+    net = mlp.Config(hidden=(768, 192), activation="silu" if layer_norm else "relu", layer_norm=layer_norm)
+    task = actor_critic_task(sac_on(PUSH, net=net, start=False, batch_size=2048).backend)
+    learner, found = WideLearner(wide_shape.describe(task, precision), task), {}
+    learner._asked = 0  # no products
+    learner._launch = lambda kernel, grid, *arguments, **options: found.setdefault((kernel.__name__, repr(options)), (kernel, arguments, options))
+    learner.prepare()
+    learner.act(0)
+    learner.store(0)
+    learner.update(1, 0)
+    assert {"read_lanes", "act", "draw", "value", "criticise", "judge", "improve", "backward_layer", "reduce", "step", "finish"} <= {name for name, _ in found}
+    assert max(compile_for(90, *launch) for launch in found.values()) <= 227 << 10
 
 
 @needs_compiler

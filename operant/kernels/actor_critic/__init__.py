@@ -32,8 +32,8 @@ def build(task: Task) -> Learner | None:
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
         return None
     reason, precision = shape.unsupported_reason(task), precision if on_gpu else "fp32"
-    wide = reason is not None and wide_shape.unsupported_reason(task, precision) is None
-    reason = _unsupported_here(task) if wide else reason or _unsupported_here(task)
+    wide = reason is not None and wide_shape.applies(task)
+    reason = (wide_shape.unsupported_reason(task) if wide else reason) or _unsupported_here(task)
     if kernels == "auto" and precision == "fp32":
         reason = reason or "in fp32 torch's products are faster"
     if reason is None:

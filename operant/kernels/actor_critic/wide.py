@@ -73,9 +73,9 @@ class WideLearner(Learner):
         # Networks, and what steps them.
         scalars = torch.tensor([config.adam_epsilon, config.tau, stochastic.target_entropy], device=self._device)
         updates = tuple(Update(adam.tensors()["step"], self._zeros(2), skip, adam.learning_rate, scalars) for adam in (task.actor_adam, task.critic_adam))
-        self._actor = self._trained(shape.actor, flat_of(task.actor_adam.tensors(), task.actor.flat.values.data), task.actor.flat.gradient, updates[0], 2)
-        self._critic = self._trained(shape.critic, flat_of(task.critic_adam.tensors(), task.critic.values.data), task.critic.gradient, updates[1], 3 * G)
-        self._target, self._target_packed = task.target.values.data, torch.zeros_like(task.target.values.data, dtype=self._kind)
+        self._policy = self._trained(shape.actor, flat_of(task.actor_adam.tensors(), task.actor.flat.values.data), task.actor.flat.gradient, updates[0], 2)
+        self._critics = self._trained(shape.critic, flat_of(task.critic_adam.tensors(), task.critic.values.data), task.critic.gradient, updates[1], 3 * G)
+        self._followed, self._target_packed = task.target.values.data, torch.zeros_like(task.target.values.data, dtype=self._kind)
         self._target_weights = self._weights(shape.critic, self._target_packed)
         own = {name: self._zeros(1) for name in ("step", "exp_avg", "exp_avg_sq")} if stochastic.adam is None else stochastic.adam.tensors()
         self._temperature = Temperature(
@@ -130,7 +130,16 @@ class WideLearner(Learner):
     # PASSES
 
     def _rowwise(
-        self, kernel: object, net: WideNet, at: int, samples: int, second: int, *arguments: object, product: bool = False, programs: int = 0, warps: int = 4,
+        self,
+        kernel: object,
+        net: WideNet,
+        at: int,
+        samples: int,
+        second: int,
+        *arguments: object,
+        product: bool = False,
+        programs: int = 0,
+        warps: int = 4,
         **options: object,
     ) -> None:
         """A kernel over whole rows of a layer, a program a tile, or so many programs in all; `second` is the grid's other size. `product`: it has one."""
@@ -205,13 +214,13 @@ class WideLearner(Learner):
         normalizer = self.task.actor.features.normalizer
         if normalizer is not None:
             torch.cat([normalizer.mean.t(), normalizer.inv_std.t()], out=self._normalizer)
-        for trained in (self._actor, self._critic):
+        for trained in (self._policy, self._critics):
             trained.packed.copy_(trained.flat.parameters)
-        self._target_packed.copy_(self._target)
+        self._target_packed.copy_(self._followed)
 
     def act(self, t: int) -> None:
         """Actions of tick t."""
-        net, passes, actor = self.shape.actor, self._lane_passes, self._actor
+        net, passes, actor = self.shape.actor, self._lane_passes, self._policy
         tiles, top = len(self._lane_rows) // ROWS, len(net.layers) - 1
         self._launch(kernels.read_lanes, (tiles,), self._acting, self._lane_rows, t, self._lanes, SPEC=self.shape, ROWS=ROWS, num_warps=4)
         self._forward(net, self._lane_rows, actor.flat.parameters, actor.packed, actor.weights, passes, last=True)
@@ -225,30 +234,30 @@ class WideLearner(Learner):
 
     def update(self, ticks: int, number: int) -> None:
         """Take a batch, of a replay with so many of the iteration's ticks, and learn from it."""
-        shape, B = self.shape, self.shape.batch
+        shape = self.shape
         self.sample(ticks, number)
-        self._launch(kernels.count, (1,), self._actor.update, self._critic.update, self._temperature, SPEC=shape, num_warps=1)
+        self._launch(kernels.count, (1,), self._policy.update, self._critics.update, self._temperature, SPEC=shape, num_warps=1)
         self._learn_critics()
-        self._step(self._critic, target=True)
+        self._step(self._critics, target=True)
         self._learn_actor()
-        self._step(self._actor, target=False)
-        blocks = len(self._critic.squares)
+        self._step(self._policy, target=False)
+        blocks = len(self._critics.squares)
         self._launch(
-            kernels.finish, (1,), self._critic.terms, self._actor.terms, self._temperature, self._actor.update, self._critic.squares, blocks,
+            kernels.finish, (1,), self._critics.terms, self._policy.terms, self._temperature, self._policy.update, self._critics.squares, blocks,
             SPEC=shape, BLOCKS=1 << (blocks - 1).bit_length(), num_warps=4,
         )  # fmt: skip
 
     def _learn_critics(self) -> None:
         """The gradient of the critics, at targets by the actor as it is; and the actor's own actions."""
-        net, B, actor, critic, work = self.shape.critic, self.shape.batch, self._actor, self._critic, self._work
+        net, B, actor, critic, work = self.shape.critic, self.shape.batch, self._policy, self._critics, self._work
         own, passes, top = self._actor_passes, self._critic_passes, len(self.shape.critic.layers) - 1
         actor_flat, flat = actor.flat.parameters, critic.flat.parameters
         with self._aside():
             self._forward(net, self._rows[1], flat, critic.packed, critic.weights, passes, last=False)
         self._forward(actor.net, self._rows[:2], actor_flat, actor.packed, actor.weights, own, last=True)
         self._rowwise(kernels.draw, actor.net, top, B, 2, own.hidden[top], actor_flat, self._batch.noise, self._rows, work, product=True)
-        self._forward(net, self._rows[0], self._target, self._target_packed, self._target_weights, self._target_passes, last=False)
-        self._rowwise(kernels.value, net, top, B, net.towers, self._target_passes.sums[top], self._target, work.next_value)
+        self._forward(net, self._rows[0], self._followed, self._target_packed, self._target_weights, self._target_passes, last=False)
+        self._rowwise(kernels.value, net, top, B, net.towers, self._target_passes.sums[top], self._followed, work.next_value)
         self._join()
         self._rowwise(
             kernels.criticise, net, top, B, net.towers, self._batch, passes.sums[top], passes.gradient[top], flat, work, self._temperature, critic.partial,
@@ -258,7 +267,7 @@ class WideLearner(Learner):
 
     def _learn_actor(self) -> None:
         """The gradient of the actor, through the critics as they have become."""
-        net, B, actor, critic, work = self.shape.critic, self.shape.batch, self._actor, self._critic, self._work
+        net, B, actor, critic, work = self.shape.critic, self.shape.batch, self._policy, self._critics, self._work
         own, passes, top = self._actor_passes, self._critic_passes, len(self.shape.critic.layers) - 1
         flat = critic.flat.parameters
         self._forward(net, self._rows[2], flat, critic.packed, critic.weights, passes, last=False)
@@ -274,7 +283,7 @@ class WideLearner(Learner):
     def _step(self, trained: Trained, *, target: bool) -> None:
         """Adam's step of a network; with `target` its target's after it."""
         size, flat = trained.flat.parameters.numel(), trained.flat
-        following, packed = (self._target, self._target_packed) if target else (flat.parameters, trained.packed)
+        following, packed = (self._followed, self._target_packed) if target else (flat.parameters, trained.packed)
         self._launch(
             kernels.step, (-(-size // BLOCK),), flat, trained.gradient, following, trained.packed, packed, trained.update, trained.squares, size,
             TARGET=target, BLOCK=BLOCK, num_warps=4,

@@ -327,7 +327,12 @@ def criticise(batch, z, gradient, flat, work, temperature, partial, terms, SPEC:
     NET: tl.constexpr = SPEC.critic
     PAD: tl.constexpr = NET.layers[AT].pad
     bias, gain, shift, by_weight = tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32)
-    squared, absolute, total, by_bias = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
+    squared, absolute, total, by_bias = (
+        tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+    )
     alpha = tl.exp(tl.load(temperature.log))
     weight, head_bias = _value_head(flat, tower, NET, AT)
     for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):

@@ -15,8 +15,8 @@ MAX_WIDTH, MAX_LAYERS, ROWS, TILE = 1024, 6, 16, 4096
 MAX_PROGRAMS = 128
 """Programs of a tower that add up gradients of biases, each a row of partial sums."""
 
-LEAST_BATCH = 1024
-"""Smaller batches leave most of a GPU idle in products of the whole batch."""
+MAX_LAST = 256
+"""Units of the last hidden layer, at most: a program holds the head of an actor."""
 
 
 @dataclass(frozen=True)
@@ -100,23 +100,30 @@ def describe(task: Task, precision: str) -> Wide:
     )  # fmt: skip
 
 
-def unsupported_reason(task: Task, precision: str) -> str | None:
+def applies(task: Task) -> bool:
+    """Whether these kernels are meant for such a task: SAC with dense layers and continuous actions."""
+    return isinstance(task.actor.net, Towers) and isinstance(task.kind, Stochastic) and isinstance(task.actor, SquashedActor)
+
+
+def unsupported_reason(task: Task) -> str | None:
     """Why there are no such kernels for these networks and this configuration, in a sentence; None where there are."""
-    config, actor = task.config, task.actor
-    if not isinstance(actor.net, Towers) or not isinstance(task.kind, Stochastic) or not isinstance(actor, SquashedActor):
+    if not applies(task):
         return "large batches and wide networks are fused for SAC with dense layers and continuous actions only"
-    net, seen, columns = actor.net.config, actor.env.observation, actor.features.columns + actor.env.action_size
+    config, actor, seen = task.config, task.actor, task.actor.env.observation
+    assert isinstance(actor.net, Towers)
+    net, actions = actor.net.config, actor.env.action_size
+    columns = actor.features.columns + actions
     reasons = {
         'critics learn distributions (algo.critic = "c51")': config.critic == "c51",
         "rewards are scaled (algo.normalize_returns)": config.scales_rewards,
         f'samples are not uniform (algo.replay_sampling = "{config.replay_sampling}")': config.replay_sampling != "uniform",
-        f"the network has more than {MAX_LAYERS} hidden layers, or but one": not 1 < len(net.hidden) <= MAX_LAYERS,
+        f"the network has {len(net.hidden)} hidden layers, and theirs has 2 to {MAX_LAYERS}": not 1 < len(net.hidden) <= MAX_LAYERS,
         f"a layer has more than {MAX_WIDTH} units": max(net.hidden) > MAX_WIDTH,
+        f"the last hidden layer has more than {MAX_LAST} units": net.hidden[-1] > MAX_LAST,
         f"observation and action have {columns} numbers together, more than {MAX_COLUMNS}": columns > MAX_COLUMNS,
         "the observation has bytes or categories": seen.dtype != "float32" or bool(seen.categories),
         "gradients are clipped (algo.max_gradient_norm)": config.max_gradient_norm > 0.0,
         f"a batch of {config.batch_size} is not a multiple of {ROWS}": config.batch_size % ROWS > 0,
-        f"{actor.env.action_size} actions are too many": 2 * actor.env.action_size > LEAST_COLUMNS,
-        f"a batch of {config.batch_size} is smaller than {LEAST_BATCH}": config.batch_size < LEAST_BATCH and precision == "bf16",
+        f"{actions} numbers of an action are more than {LEAST_COLUMNS // 2}": 2 * actions > LEAST_COLUMNS,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
