@@ -70,16 +70,21 @@ class Learner:
         self._learns = (lambda number: True) if deterministic is None else deterministic.learns
 
         # Acting and the replay.
-        actor, cycle = task.squashed, task.cycle
+        cycle = task.cycle
         self._normalizer = self._zeros(2, shape.observation)
         self._batch = Sampled(self._zeros(B, C), self._zeros(B, C), self._zeros(B), self._zeros(B), self._zeros(len(cycle.replay.batch.noise), B))
         self._stored, self._draw = self._replay()
-        self._acting = Acting(
-            cycle.rollout.observation, self._normalizer, cycle.collector.noise, self._exploration, cycle.warming, actor.centre, actor.reach,
-            cycle.action, cycle.rollout.action,
-        )  # fmt: skip
+        self._acting = self._acts(self._exploration)
         self._made: tuple[int, int] | None = None  # ticks and number of the update whose batch has been made
         self._put_off: int | None = None  # the tick that the next update stores
+
+    def _acts(self, exploration: Tensor) -> Acting:
+        """What acting reads and writes."""
+        actor, cycle = self.task.squashed, self.cycle
+        return Acting(
+            cycle.rollout.observation, self._normalizer, cycle.collector.noise, exploration, cycle.warming, actor.centre, actor.reach, cycle.action,
+            cycle.rollout.action,
+        )  # fmt: skip
 
     def _replay(self) -> tuple[Stored, Draw]:
         """What the replay's kernels read and write, and what they are compiled for."""

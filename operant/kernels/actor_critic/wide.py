@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from operant.kernels.actor_critic import wide_kernels as kernels
-from operant.kernels.actor_critic.acting import Acting
+from operant.kernels.actor_critic import wide_heads, wide_layers, wide_steps
 from operant.kernels.actor_critic.buffers import Flat, Temperature, Update, Work
 from operant.kernels.actor_critic.learner import Learner, flat_of
 from operant.kernels.actor_critic.task import Stochastic, Task
@@ -91,14 +90,10 @@ class WideLearner(Learner):
         self._lane_rows, self._lane_passes = torch.zeros(tiled, C, dtype=self._kind, device=self._device), self._passes(shape.actor, tiled, 0)
 
         # Acting and the replay.
-        actor = task.squashed
         self._normalizer = self._zeros(2, shape.observation)
         self._batch = Sampled(self._rows[1], self._rows[0], self._zeros(B), self._zeros(B), self._zeros(len(cycle.replay.batch.noise), B))
         self._stored, self._draw = self._replay()
-        self._acting = Acting(
-            cycle.rollout.observation, self._normalizer, cycle.collector.noise, self._zeros(1), cycle.warming, actor.centre, actor.reach,
-            cycle.action, cycle.rollout.action,
-        )  # fmt: skip
+        self._acting = self._acts(self._zeros(1))
 
     def _trained(self, net: WideNet, flat: Flat, gradient: Tensor, update: Update, terms: int) -> Trained:
         G, first = net.towers, net.layers[0]
@@ -156,7 +151,7 @@ class WideLearner(Learner):
                 torch.bmm(passes.hidden[k - 1], weights[k - 1].transpose(1, 2), out=passes.sums[k])
             if k < top or last:
                 self._rowwise(
-                    kernels.forward_layer, net, k, rows, net.towers, x, passes.sums[k], passes.hidden[k], flat, packed, rows,
+                    wide_layers.forward_layer, net, k, rows, net.towers, x, passes.sums[k], passes.hidden[k], flat, packed, rows,
                     product=k == 0, NET=net, KEEP=k == 0 and passes.sums[0].numel() > 0,
                 )  # fmt: skip
 
@@ -170,8 +165,8 @@ class WideLearner(Learner):
                         self._product(passes.gradient[k].transpose(1, 2), passes.hidden[k - 1][:, begin : begin + B], trained.by_weights[k - 1])
                 torch.bmm(passes.gradient[k], trained.weights[k - 1], out=passes.gradient[k - 1])
             self._rowwise(
-                kernels.backward_layer, net, k - 1, B, net.towers, passes.gradient[k - 1], passes.sums[k - 1], passes.hidden[k - 1], trained.flat.parameters,
-                trained.partial, passes.hidden[0].shape[1], begin, programs=self.shape.programs if train else 0, NET=net, TRAIN=train,
+                wide_layers.backward_layer, net, k - 1, B, net.towers, passes.gradient[k - 1], passes.sums[k - 1], passes.hidden[k - 1],
+                trained.flat.parameters, trained.partial, passes.hidden[0].shape[1], begin, programs=self.shape.programs if train else 0, NET=net, TRAIN=train,
             )  # fmt: skip
         if not train and not idle:
             self._product(passes.gradient[0], trained.first_packed, self._work.value_slope)
@@ -182,7 +177,7 @@ class WideLearner(Learner):
                     trained.by_first.copy_(trained.first[:, :, : net.layers[0].inputs])
             grid = (net.vectors, net.towers, -(-net.pad // SUM_UNITS))
             chunk = min(SUM_ROWS, self.shape.programs)
-            self._launch(kernels.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, CHUNK=chunk, WIDE=SUM_UNITS, num_warps=4)
+            self._launch(wide_steps.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, CHUNK=chunk, WIDE=SUM_UNITS, num_warps=4)
             self._join()
 
     @contextlib.contextmanager
@@ -222,9 +217,9 @@ class WideLearner(Learner):
         """Actions of tick t."""
         net, passes, actor = self.shape.actor, self._lane_passes, self._policy
         tiles, top = len(self._lane_rows) // ROWS, len(net.layers) - 1
-        self._launch(kernels.read_lanes, (tiles,), self._acting, self._lane_rows, t, self._lanes, SPEC=self.shape, ROWS=ROWS, num_warps=4)
+        self._launch(wide_heads.read_lanes, (tiles,), self._acting, self._lane_rows, t, self._lanes, SPEC=self.shape, ROWS=ROWS, num_warps=4)
         self._forward(net, self._lane_rows, actor.flat.parameters, actor.packed, actor.weights, passes, last=True)
-        self._rowwise(kernels.act, net, top, len(self._lane_rows), 1, passes.hidden[top], actor.flat.parameters, self._acting, t, self._lanes, product=True)
+        self._rowwise(wide_heads.act, net, top, len(self._lane_rows), 1, passes.hidden[top], actor.flat.parameters, self._acting, t, self._lanes, product=True)
 
     def store(self, t: int) -> None:
         """Store tick t in the replay."""
@@ -236,14 +231,14 @@ class WideLearner(Learner):
         """Take a batch, of a replay with so many of the iteration's ticks, and learn from it."""
         shape = self.shape
         self.sample(ticks, number)
-        self._launch(kernels.count, (1,), self._policy.update, self._critics.update, self._temperature, SPEC=shape, num_warps=1)
+        self._launch(wide_steps.count, (1,), self._policy.update, self._critics.update, self._temperature, SPEC=shape, num_warps=1)
         self._learn_critics()
         self._step(self._critics, target=True)
         self._learn_actor()
         self._step(self._policy, target=False)
         blocks = len(self._critics.squares)
         self._launch(
-            kernels.finish, (1,), self._critics.terms, self._policy.terms, self._temperature, self._policy.update, self._critics.squares, blocks,
+            wide_steps.finish, (1,), self._critics.terms, self._policy.terms, self._temperature, self._policy.update, self._critics.squares, blocks,
             SPEC=shape, BLOCKS=1 << (blocks - 1).bit_length(), num_warps=4,
         )  # fmt: skip
 
@@ -255,12 +250,12 @@ class WideLearner(Learner):
         with self._aside():
             self._forward(net, self._rows[1], flat, critic.packed, critic.weights, passes, last=False)
         self._forward(actor.net, self._rows[:2], actor_flat, actor.packed, actor.weights, own, last=True)
-        self._rowwise(kernels.draw, actor.net, top, B, 2, own.hidden[top], actor_flat, self._batch.noise, self._rows, work, product=True)
+        self._rowwise(wide_heads.draw, actor.net, top, B, 2, own.hidden[top], actor_flat, self._batch.noise, self._rows, work, product=True)
         self._forward(net, self._rows[0], self._followed, self._target_packed, self._target_weights, self._target_passes, last=False)
-        self._rowwise(kernels.value, net, top, B, net.towers, self._target_passes.sums[top], self._followed, work.next_value)
+        self._rowwise(wide_heads.value, net, top, B, net.towers, self._target_passes.sums[top], self._followed, work.next_value)
         self._join()
         self._rowwise(
-            kernels.criticise, net, top, B, net.towers, self._batch, passes.sums[top], passes.gradient[top], flat, work, self._temperature, critic.partial,
+            wide_heads.criticise, net, top, B, net.towers, self._batch, passes.sums[top], passes.gradient[top], flat, work, self._temperature, critic.partial,
             critic.terms, programs=self.shape.programs,
         )  # fmt: skip
         self._backward(critic, self._rows[1], passes, train=True)
@@ -271,11 +266,11 @@ class WideLearner(Learner):
         own, passes, top = self._actor_passes, self._critic_passes, len(self.shape.critic.layers) - 1
         flat = critic.flat.parameters
         self._forward(net, self._rows[2], flat, critic.packed, critic.weights, passes, last=False)
-        self._rowwise(kernels.value, net, top, B, net.towers, passes.sums[top], flat, work.policy_value)
-        self._rowwise(kernels.judge, net, top, B, net.towers, passes.sums[top], passes.gradient[top], flat, work)
+        self._rowwise(wide_heads.value, net, top, B, net.towers, passes.sums[top], flat, work.policy_value)
+        self._rowwise(wide_heads.judge, net, top, B, net.towers, passes.sums[top], passes.gradient[top], flat, work)
         self._backward(critic, self._rows[2], passes, train=False)
         self._rowwise(
-            kernels.improve, actor.net, top, B, 1, own.sums[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature, actor.partial,
+            wide_heads.improve, actor.net, top, B, 1, own.sums[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature, actor.partial,
             actor.terms, product=True, programs=self.shape.programs, warps=8,
         )  # fmt: skip
         self._backward(actor, self._rows[1], own, train=True, begin=B)
@@ -285,7 +280,7 @@ class WideLearner(Learner):
         size, flat = trained.flat.parameters.numel(), trained.flat
         following, packed = (self._followed, self._target_packed) if target else (flat.parameters, trained.packed)
         self._launch(
-            kernels.step, (-(-size // BLOCK),), flat, trained.gradient, following, trained.packed, packed, trained.update, trained.squares, size,
+            wide_steps.step, (-(-size // BLOCK),), flat, trained.gradient, following, trained.packed, packed, trained.update, trained.squares, size,
             TARGET=target, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
         if target and self._asked is None:

@@ -1,0 +1,238 @@
+"""Triton kernels at the ends of wide networks: the squashed Gaussian and values, their gradients, and acting. See `wide_layers`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from operant.kernels.actor_critic.networks import is_action, normal, squashed
+from operant.kernels.actor_critic.wide_layers import (
+    activated,
+    dot,
+    gradient_of_sums,
+    load_units,
+    store_partial,
+    store_partials,
+    store_units,
+    sums,
+    vector,
+)
+from operant.kernels.replay import features
+
+# THE POLICY
+
+
+@triton.jit
+def _policy_head(flat, begin, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """The head's rows of means or of deviations, (pad, columns): in the action's columns."""
+    WIDTH: tl.constexpr = NET.layers[AT].width
+    unit, which = tl.arange(0, NET.layers[AT].pad)[:, None], (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
+    mask = (unit < WIDTH) & (which >= 0) & (which < SPEC.action)
+    return tl.load(flat + NET.head_weight + (begin + which) * WIDTH + unit, mask=mask, other=0.0)
+
+
+@triton.jit
+def _policy(h, flat, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """Means and raw deviations of the last hidden layer, (rows, columns)."""
+    which = tl.arange(0, SPEC.columns) - SPEC.observation
+    acts = (which >= 0) & (which < SPEC.action)
+    bias = flat + NET.head_bias + which
+    mean = dot(h, _policy_head(flat, 0, SPEC, NET, AT), SPEC) + tl.load(bias, mask=acts, other=0.0)[None, :]
+    return mean, dot(h, _policy_head(flat, SPEC.action, SPEC, NET, AT), SPEC) + tl.load(bias + SPEC.action, mask=acts, other=0.0)[None, :]
+
+
+@triton.jit
+def draw(hidden, flat, noise, rows, work, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+    """Actions at the next observations (program 1 is 0) and at the batch's own (1), which critics read; and what the actor's gradient asks for.
+
+    `hidden` (2 B, width): of both. `rows` (3, B, columns): next observations and actions, the batch's own, and observations with the actor's actions.
+    """
+    row, which = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    NET: tl.constexpr = SPEC.actor
+    place = row[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :]
+    mean, raw = _policy(load_units(hidden, which * SPEC.batch + row, NET, AT), flat, SPEC, NET, AT)
+    action, log_p, spread, slope = squashed(mean, raw, normal(noise, row, which * 2 * SPEC.action, SPEC.batch, is_action(SPEC), SPEC), SPEC)
+    if which == 0:
+        tl.store(rows + place, action, mask=is_action(SPEC) & (row >= 0)[:, None])
+        tl.store(work.next_log_p + row, log_p)
+    else:
+        seen = tl.load(rows + SPEC.batch * SPEC.columns + place)
+        tl.store(rows + 2 * SPEC.batch * SPEC.columns + place, tl.where(is_action(SPEC), action, seen.to(tl.float32)))
+        tl.store(work.action + place, action)
+        tl.store(work.spread + place, spread)
+        tl.store(work.slope + place, slope)
+        tl.store(work.log_p + row, log_p)
+
+
+@triton.jit
+def improve(z, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+    """From the critics' slopes to the gradients of the actor's head and of what its last hidden layer sums up. The loss: the mean of alpha log pi - min Q.
+
+    `z` (B, width) of the batch's own observations. `terms` (programs, 2): the sums of log pi and of min Q.
+    """
+    program = tl.program_id(0)
+    NET: tl.constexpr = SPEC.actor
+    PAD: tl.constexpr = NET.layers[AT].pad
+    bias, gain, shift = tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32)
+    COLUMNS: tl.constexpr = SPEC.columns
+    by_mean, by_raw = tl.zeros((COLUMNS, PAD), tl.float32), tl.zeros((COLUMNS, PAD), tl.float32)
+    mean_bias, raw_bias = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
+    entropy, least = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
+    alpha = tl.exp(tl.load(temperature.log))
+    for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
+        place = row[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :]
+        # d log pi / du = 2 a, and of log std -1. Critics' slopes are of -min Q / B already, zero but for the least.
+        d_action = tl.load(work.value_slope + place)
+        for k in tl.static_range(SPEC.critic.towers - 1):
+            d_action += tl.load(work.value_slope + (k + 1) * SPEC.batch * SPEC.columns + place)
+        action = tl.load(work.action + place)
+        d_mean = tl.where(is_action(SPEC), alpha * 2.0 / SPEC.batch * action + d_action * (1.0 - action * action), 0.0)
+        d_raw = tl.where(is_action(SPEC), (d_mean * tl.load(work.spread + place) - alpha / SPEC.batch) * tl.load(work.slope + place), 0.0)
+        h, y, x_hat, inv_std = activated(sums(z, row, flat, 0, NET, AT), flat, 0, SPEC, NET, AT)
+        g = dot(d_mean, tl.trans(_policy_head(flat, 0, SPEC, NET, AT)), SPEC) + dot(d_raw, tl.trans(_policy_head(flat, SPEC.action, SPEC, NET, AT)), SPEC)
+        g_z, g_y = gradient_of_sums(g, h, y, x_hat, inv_std, flat, 0, SPEC, NET, AT)
+        store_units(gradient, row, g_z, SPEC, NET, AT)
+        by_mean += dot(tl.trans(d_mean), h, SPEC)
+        by_raw += dot(tl.trans(d_raw), h, SPEC)
+        mean_bias += tl.sum(d_mean, axis=0)
+        raw_bias += tl.sum(d_raw, axis=0)
+        bias += tl.sum(g_z, axis=0)
+        if SPEC.layer_norm:
+            gain += tl.sum(g_y * x_hat, axis=0)
+            shift += tl.sum(g_y, axis=0)
+        entropy += tl.load(work.log_p + row)
+        least += _least(work.policy_value, row, SPEC)
+    store_partials(partial, program, 0, bias, gain, shift, SPEC, NET, AT)
+    which = tl.arange(0, SPEC.columns) - SPEC.observation
+    acts = (which >= 0) & (which < SPEC.action)
+    begin = partial + (program * NET.vectors + NET.layers[AT].partial + 3) * NET.pad
+    matrix = begin + which[:, None] * NET.pad + tl.arange(0, PAD)[None, :]
+    tl.store(matrix, by_mean, mask=acts[:, None] & (tl.arange(0, PAD) >= 0)[None, :])
+    tl.store(matrix + SPEC.action * NET.pad, by_raw, mask=acts[:, None] & (tl.arange(0, PAD) >= 0)[None, :])
+    tl.store(begin + NET.outputs * NET.pad + which, mean_bias, mask=acts)
+    tl.store(begin + NET.outputs * NET.pad + SPEC.action + which, raw_bias, mask=acts)
+    tl.store(terms + program * 2, tl.sum(entropy, axis=0))
+    tl.store(terms + program * 2 + 1, tl.sum(least, axis=0))
+
+
+@triton.jit(do_not_specialize=["t"])
+def read_lanes(acting, rows, t, lanes, SPEC: tl.constexpr, ROWS: tl.constexpr):
+    """What is seen before tick t as first layers read it, (lanes, columns)."""
+    lane, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, SPEC.columns)
+    mask = (lane < lanes)[:, None] & (column < SPEC.observation)[None, :]
+    observed = tl.load(acting.observation + (t * SPEC.observation + column)[None, :] * lanes + lane[:, None], mask=mask, other=0)
+    x = features(observed, column, acting.normalizer, SPEC.observation, SPEC.normalized)
+    tl.store(rows + lane[:, None] * SPEC.columns + column[None, :], tl.where(mask, x, 0.0))
+
+
+@triton.jit(do_not_specialize=["t"])
+def act(hidden, flat, acting, t, lanes, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+    """Actions of tick t, drawn by the actor, or uniform ones while `warming` is 1."""
+    lane, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, SPEC.columns)
+    acts = is_action(SPEC) & (lane < lanes)[:, None]
+    at = (t * SPEC.action + column - SPEC.observation)[None, :] * lanes + lane[:, None]
+    noise_at = acting.noise + t * 2 * SPEC.action * lanes
+    first = tl.load(noise_at + (column - SPEC.observation)[None, :] * lanes + lane[:, None], mask=acts, other=0.0)
+    NET: tl.constexpr = SPEC.actor
+    mean, raw = _policy(load_units(hidden, lane, NET, AT), flat, SPEC, NET, AT)
+    drawn, _log_p, _spread, _slope = squashed(mean, raw, normal(noise_at, lane, 0, lanes, acts, SPEC), SPEC)
+    drawn = tl.where(tl.load(acting.warming) > 0.0, 2.0 * first - 1.0, drawn)
+    which = column - SPEC.observation
+    one = (which >= 0) & (which < SPEC.action)
+    centre = tl.load(acting.centre + which, mask=one, other=0.0)[None, :]
+    reach = tl.load(acting.reach + which, mask=one, other=0.0)[None, :]
+    tl.store(acting.raw + at, drawn, mask=acts)
+    tl.store(acting.action + at, centre + reach * drawn, mask=acts)
+
+
+# THE CRITICS
+
+
+@triton.jit
+def _value_head(flat, tower, NET: tl.constexpr, AT: tl.constexpr):
+    """A critic's last weight (pad) and bias."""
+    return vector(flat, NET.head_weight, tower, NET, AT), tl.load(flat + NET.head_bias + tower)
+
+
+@triton.jit
+def _least(values, row, SPEC: tl.constexpr):
+    """The least of critics' values (towers, B), (rows)."""
+    least = tl.load(values + row)
+    for k in tl.static_range(SPEC.critic.towers - 1):
+        least = tl.minimum(least, tl.load(values + (k + 1) * SPEC.batch + row))
+    return least
+
+
+@triton.jit
+def value(z, flat, values, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+    """Critics' values (towers, B), of what their last hidden layers sum up."""
+    tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    NET: tl.constexpr = SPEC.critic
+    h, _y, _x_hat, _inv_std = activated(sums(z, tower * SPEC.batch + row, flat, tower, NET, AT), flat, tower, SPEC, NET, AT)
+    weight, bias = _value_head(flat, tower, NET, AT)
+    tl.store(values + tower * SPEC.batch + row, tl.sum(h * weight[None, :], axis=1) + bias)
+
+
+@triton.jit
+def criticise(batch, z, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+    """The gradients of the critics' heads and of what their last hidden layers sum up. The loss: the sum over critics of the mean of (Q - y)^2.
+
+    `terms` (programs, towers, 3): the sums of (Q - y)^2, |Q - y| and Q. y = r + discount (min of the targets' values - alpha log pi).
+    """
+    program, tower = tl.program_id(0), tl.program_id(1)
+    NET: tl.constexpr = SPEC.critic
+    PAD: tl.constexpr = NET.layers[AT].pad
+    bias, gain, shift, by_weight = tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32)
+    squared, absolute, total, by_bias = (
+        tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+    )
+    alpha = tl.exp(tl.load(temperature.log))
+    weight, head_bias = _value_head(flat, tower, NET, AT)
+    for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
+        y_next = _least(work.next_value, row, SPEC) - alpha * tl.load(work.next_log_p + row)
+        target = tl.load(batch.reward + row) + tl.load(batch.discount + row) * y_next
+        h, y, x_hat, inv_std = activated(sums(z, tower * SPEC.batch + row, flat, tower, NET, AT), flat, tower, SPEC, NET, AT)
+        q = tl.sum(h * weight[None, :], axis=1) + head_bias
+        error = q - target
+        d = 2.0 / SPEC.batch * error
+        g_z, g_y = gradient_of_sums(d[:, None] * weight[None, :], h, y, x_hat, inv_std, flat, tower, SPEC, NET, AT)
+        store_units(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
+        by_weight += tl.sum(d[:, None] * h, axis=0)
+        by_bias += d
+        bias += tl.sum(g_z, axis=0)
+        if SPEC.layer_norm:
+            gain += tl.sum(g_y * x_hat, axis=0)
+            shift += tl.sum(g_y, axis=0)
+        squared += error * error
+        absolute += tl.abs(error)
+        total += q
+    store_partials(partial, program, tower, bias, gain, shift, SPEC, NET, AT)
+    store_partial(partial, program, tower, 3, by_weight, NET, AT)
+    store_partial(partial, program, tower, 4, tl.where(tl.arange(0, PAD) == 0, tl.sum(by_bias, axis=0), 0.0), NET, AT)
+    place = terms + (program * NET.towers + tower) * 3
+    tl.store(place, tl.sum(squared, axis=0))
+    tl.store(place + 1, tl.sum(absolute, axis=0))
+    tl.store(place + 2, tl.sum(total, axis=0))
+
+
+@triton.jit
+def judge(z, gradient, flat, work, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+    """The gradient of -min Q / B in what the critics' last hidden layers sum up: zero but for the critic whose value of the actor's action is the least."""
+    tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    NET: tl.constexpr = SPEC.critic
+    weight, _bias = _value_head(flat, tower, NET, AT)
+    h, y, x_hat, inv_std = activated(sums(z, tower * SPEC.batch + row, flat, tower, NET, AT), flat, tower, SPEC, NET, AT)
+    own, least = tl.load(work.policy_value + tower * SPEC.batch + row), tl.load(work.policy_value + row)
+    chosen = tl.zeros((ROWS,), tl.int32)
+    for k in tl.static_range(SPEC.critic.towers - 1):
+        other = tl.load(work.policy_value + (k + 1) * SPEC.batch + row)
+        chosen = tl.where(other < least, k + 1, chosen)
+        least = tl.minimum(least, other)
+    d = tl.where(chosen == tower, -1.0 / SPEC.batch, 0.0) + 0.0 * own
+    g_z, _g_y = gradient_of_sums(d[:, None] * weight[None, :], h, y, x_hat, inv_std, flat, tower, SPEC, NET, AT)
+    store_units(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)

@@ -1,0 +1,161 @@
+"""Triton kernels between the products of wide networks: layers before and after their activation, and the functions that heads share with them.
+
+Rows are samples, (rows, units), a tower's behind another's. Products of whole batches are the library's: what is here passes over their results once each.
+A first layer has so few columns that its product is made here. Sums over the batch have a fixed order: each program adds up its tiles into a row of
+`partial` (programs, towers, vectors, pad), and `wide_steps.reduce` the rows.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from operant.kernels.blocks import activate, activation_gradient, operand, saved_activation
+
+# LAYERS
+
+
+@triton.jit
+def dot(a, b, SPEC: tl.constexpr):
+    """A b of operands, in float32; of float32 with the bits of tf32 at least."""
+    return tl.dot(a, b, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
+
+
+@triton.jit
+def _first_weight(packed, tower, SPEC: tl.constexpr, NET: tl.constexpr):
+    """The first layer's weight as an operand (pad, columns), zero outside."""
+    WIDTH: tl.constexpr = NET.layers[0].width
+    INPUTS: tl.constexpr = NET.layers[0].inputs
+    unit, column = tl.arange(0, NET.layers[0].pad)[:, None], tl.arange(0, SPEC.columns)[None, :]
+    place = packed + NET.layers[0].weight + (tower * WIDTH + unit) * INPUTS + column
+    return tl.load(place, mask=(unit < WIDTH) & (column < INPUTS), other=0.0)
+
+
+@triton.jit
+def _load_rows(x, row, SPEC: tl.constexpr):
+    """What first layers read, (rows, columns)."""
+    return tl.load(x + row[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :])
+
+
+@triton.jit
+def vector(flat, begin, tower, NET: tl.constexpr, AT: tl.constexpr):
+    """A vector of a layer's parameters (pad), zero outside."""
+    WIDTH: tl.constexpr = NET.layers[AT].width
+    unit = tl.arange(0, NET.layers[AT].pad)
+    return tl.load(flat + begin + tower * WIDTH + unit, mask=unit < WIDTH, other=0.0)
+
+
+@triton.jit
+def sums(z, place, flat, tower, NET: tl.constexpr, AT: tl.constexpr):
+    """What a layer sums up, its bias included, (rows, pad): rows `place` of `z`."""
+    return load_units(z, place, NET, AT) + vector(flat, NET.layers[AT].bias, tower, NET, AT)[None, :]
+
+
+@triton.jit
+def load_units(start, row, NET: tl.constexpr, AT: tl.constexpr):
+    """Numbers of a layer's units (rows, pad) as float32, zero outside."""
+    WIDTH: tl.constexpr = NET.layers[AT].width
+    unit = tl.arange(0, NET.layers[AT].pad)[None, :]
+    return tl.load(start + row[:, None] * WIDTH + unit, mask=(unit < WIDTH) & (row >= 0)[:, None], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_units(start, row, x, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """Store numbers of a layer's units (rows, pad), as operands."""
+    WIDTH: tl.constexpr = NET.layers[AT].width
+    unit = tl.arange(0, NET.layers[AT].pad)[None, :]
+    tl.store(start + row[:, None] * WIDTH + unit, operand(x, SPEC), mask=(unit < WIDTH) & (row >= 0)[:, None])
+
+
+@triton.jit
+def activated(s, flat, tower, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """A layer's activations; what its activation is a function of; that with mean 0 and variance 1 a row; and 1 / std (rows)."""
+    if SPEC.layer_norm:
+        WIDTH: tl.constexpr = NET.layers[AT].width
+        inside = (tl.arange(0, NET.layers[AT].pad) < WIDTH)[None, :]
+        centred = tl.where(inside, s - (tl.sum(s, axis=1) / WIDTH)[:, None], 0.0)
+        inv_std = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / WIDTH + 1e-5)
+        x_hat = centred * inv_std[:, None]
+        y = x_hat * vector(flat, NET.layers[AT].gain, tower, NET, AT)[None, :] + vector(flat, NET.layers[AT].shift, tower, NET, AT)[None, :]
+        return activate(y, SPEC), y, x_hat, inv_std
+    else:
+        return activate(s, SPEC), s, s, tl.sum(s, axis=1)
+
+
+@triton.jit
+def gradient_of_sums(g, h, y, x_hat, inv_std, flat, tower, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """From the gradient in a layer's activations to those in what it sums up and in what its activation is a function of."""
+    g_y = g * activation_gradient(saved_activation(y, h, SPEC), SPEC)
+    g_z = g_y
+    if SPEC.layer_norm:
+        WIDTH: tl.constexpr = NET.layers[AT].width
+        scaled = g_y * vector(flat, NET.layers[AT].gain, tower, NET, AT)[None, :]
+        mean, along = tl.sum(scaled, axis=1) / WIDTH, tl.sum(scaled * x_hat, axis=1) / WIDTH
+        inside = (tl.arange(0, NET.layers[AT].pad) < WIDTH)[None, :]
+        g_z = tl.where(inside, inv_std[:, None] * (scaled - mean[:, None] - x_hat * along[:, None]), 0.0)
+    return g_z, g_y
+
+
+@triton.jit
+def store_partial(partial, program, tower, number, x, NET: tl.constexpr, AT: tl.constexpr):
+    """A vector (pad) of a program's row of sums."""
+    unit = tl.arange(0, NET.layers[AT].pad)
+    place = ((program * NET.towers + tower) * NET.vectors + NET.layers[AT].partial + number) * NET.pad
+    tl.store(partial + place + unit, x)
+
+
+@triton.jit
+def store_partials(partial, program, tower, bias, gain, shift, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """Store the sums of a layer's own vectors (pad each)."""
+    store_partial(partial, program, tower, 0, bias, NET, AT)
+    if SPEC.layer_norm:
+        store_partial(partial, program, tower, 1, gain, NET, AT)
+        store_partial(partial, program, tower, 2, shift, NET, AT)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def forward_layer(x, z, hidden, flat, packed, rows, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr):
+    """A hidden layer's activations `hidden` (towers, rows, width): program 0 is a tile of rows, 1 the tower.
+
+    The first layer reads `x` and sums it up here, later ones `z` (towers, rows, width). KEEP: the first one's sums go into `z`, for the way back.
+    """
+    tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    bias = vector(flat, NET.layers[AT].bias, tower, NET, AT)[None, :]
+    if AT == 0:
+        s = dot(_load_rows(x, row, SPEC), tl.trans(_first_weight(packed, tower, SPEC, NET)), SPEC)
+        if KEEP:
+            store_units(z, tower * rows + row, s, SPEC, NET, AT)
+    else:
+        s = load_units(z, tower * rows + row, NET, AT)
+    h, _y, _x_hat, _inv_std = activated(s + bias, flat, tower, SPEC, NET, AT)
+    store_units(hidden, tower * rows + row, h, SPEC, NET, AT)
+
+
+@triton.jit(do_not_specialize=["rows", "begin"])
+def backward_layer(
+    gradient, z, hidden, flat, partial, rows, begin, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, TRAIN: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """In place from the gradient in a layer's activations (towers, B, width) to that in what it sums up. TRAIN: its vectors' gradients, too.
+
+    `z` and `hidden` have `rows` rows, of which B from `begin` on count. Program 0 takes every so many tiles, 1 is the tower.
+    """
+    program, tower = tl.program_id(0), tl.program_id(1)
+    PAD: tl.constexpr = NET.layers[AT].pad
+    bias, gain, shift = tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32)
+    for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
+        place = tower * rows + begin + row
+        g = load_units(gradient, tower * SPEC.batch + row, NET, AT)
+        if SPEC.needs_sums:
+            h, y, x_hat, inv_std = activated(sums(z, place, flat, tower, NET, AT), flat, tower, SPEC, NET, AT)
+            g_z, g_y = gradient_of_sums(g, h, y, x_hat, inv_std, flat, tower, SPEC, NET, AT)
+            if TRAIN and SPEC.layer_norm:
+                gain += tl.sum(g_y * x_hat, axis=0)
+                shift += tl.sum(g_y, axis=0)
+        else:
+            g_z = g * activation_gradient(load_units(hidden, place, NET, AT), SPEC)
+        store_units(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
+        if TRAIN:
+            bias += tl.sum(g_z, axis=0)
+    if TRAIN:
+        store_partials(partial, program, tower, bias, gain, shift, SPEC, NET, AT)
