@@ -92,7 +92,7 @@ def source() -> transitions.Source:
 
 def sample() -> transitions.Sample:
     place = zeros(BATCH, dtype=torch.int32)
-    return transitions.Sample(place, place, zeros(1, BATCH), zeros(BATCH), zeros(BATCH), zeros(U, BATCH), 8, 3, float32(0.99))
+    return transitions.Sample(place, place, zeros(1, BATCH), zeros(BATCH), zeros(BATCH), zeros(U, BATCH), 8, 3, float32(0.99), 0)
 
 
 def copied() -> transitions.Rows:
@@ -103,7 +103,7 @@ def copied() -> transitions.Rows:
 
 def chosen() -> sampling.Sampling:
     counts, seed = zeros(1, dtype=torch.int64), zeros(2, dtype=torch.int32)
-    return sampling.Sampling(zeros(BATCH, dtype=torch.int32), counts, counts, seed, ROWS, N, 8, 3)
+    return sampling.Sampling(zeros(BATCH, dtype=torch.int32), counts, counts, seed, ROWS, N, 8, 3, 0)
 
 
 def priorities() -> sampling.Priorities:
@@ -122,6 +122,7 @@ GROUPS = {  # the two groups each body is launched with
     transitions.choose_body: lambda: (ring(), sample()),
     transitions.returns_body: lambda: (ring(), sample()),
     transitions.rows_body: lambda: (copied(), copied()),
+    transitions.part_body: lambda: (copied(), transitions.Part(zeros(1, dtype=torch.int64), ROWS, N, 3, 64)),
     transitions.legal_body: lambda: (copied(), copied()),
     sampling.age_body: lambda: (chosen(), sampling.Ages(2)),
     sampling.arrival_body: lambda: (chosen(), priorities()),
