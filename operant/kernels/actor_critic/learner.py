@@ -70,13 +70,17 @@ class Learner:
         self._learns = (lambda number: True) if deterministic is None else deterministic.learns
 
         # Acting and the replay.
-        cycle = task.cycle
         self._normalizer = self._zeros(2, shape.observation)
-        self._batch = Sampled(self._zeros(B, C), self._zeros(B, C), self._zeros(B), self._zeros(B), self._zeros(len(cycle.replay.batch.noise), B))
+        self._batch = self._sampled(self._zeros(B, C), self._zeros(B, C))
         self._stored, self._draw = self._replay()
         self._acting = self._acts(self._exploration)
         self._made: tuple[int, int] | None = None  # ticks and number of the update whose batch has been made
         self._put_off: int | None = None  # the tick that the next update stores
+
+    def _sampled(self, seen: Tensor, following: Tensor) -> Sampled:
+        """Buffers of a batch, around those of its observations (B, columns)."""
+        B = self.shape.batch
+        return Sampled(seen, following, self._zeros(B), self._zeros(B), self._zeros(len(self.cycle.replay.batch.noise), B))
 
     def _acts(self, exploration: Tensor) -> Acting:
         """What acting reads and writes."""
@@ -176,8 +180,12 @@ class Learner:
         if self.cycle.config.due(t):
             self._put_off = t
         else:
-            programs = -(-self._lanes // TILE)
-            self._launch(store, (programs,), self._stored, self._numbers(t + 1, 0), DRAW=self._draw, ROWS=TILE, num_warps=SAMPLE_WARPS)
+            self._store(t)
+
+    def _store(self, t: int) -> None:
+        """Store tick t at once."""
+        programs = -(-self._lanes // TILE)
+        self._launch(store, (programs,), self._stored, self._numbers(t + 1, 0), DRAW=self._draw, ROWS=TILE, num_warps=SAMPLE_WARPS)
 
     def update(self, ticks: int, number: int) -> None:
         """Take a batch, of a replay with so many of the iteration's ticks, and learn from it."""

@@ -19,7 +19,6 @@ from operant.kernels.actor_critic.buffers import Flat, Temperature, Update, Work
 from operant.kernels.actor_critic.learner import Learner, flat_of
 from operant.kernels.actor_critic.task import Stochastic, Task
 from operant.kernels.actor_critic.wide_shape import ROWS, TILE, Wide, WideNet
-from operant.kernels.replay import Sampled, store
 
 BESIDE = True
 """Whether what does not depend on each other is launched side by side."""
@@ -65,7 +64,7 @@ class WideLearner(Learner):
         self._side = torch.cuda.Stream(task.actor.device) if task.actor.device.type == "cuda" else None
         self._device, self._lanes = task.actor.device, task.cycle.world.count
         self._kind = torch.bfloat16 if shape.precision == "bf16" else torch.float32
-        stochastic, config, skip, cycle = task.kind, task.config, task.cycle.skip, task.cycle
+        stochastic, config, skip = task.kind, task.config, task.cycle.skip
         assert isinstance(stochastic, Stochastic)
         B, C, G = shape.batch, shape.columns, shape.critic.towers
 
@@ -91,7 +90,7 @@ class WideLearner(Learner):
 
         # Acting and the replay.
         self._normalizer = self._zeros(2, shape.observation)
-        self._batch = Sampled(self._rows[1], self._rows[0], self._zeros(B), self._zeros(B), self._zeros(len(cycle.replay.batch.noise), B))
+        self._batch = self._sampled(self._rows[1], self._rows[0])
         self._stored, self._draw = self._replay()
         self._acting = self._acts(self._zeros(1))
 
@@ -223,7 +222,7 @@ class WideLearner(Learner):
 
     def store(self, t: int) -> None:
         """Store tick t in the replay."""
-        self._launch(store, (-(-self._lanes // ROWS),), self._stored, self._numbers(t + 1, 0), DRAW=self._draw, ROWS=ROWS, num_warps=2)
+        self._store(t)
 
     # LEARN
 
