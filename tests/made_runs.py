@@ -20,9 +20,12 @@ def made(root: Path, name: str, rows, *, config: str = "", metrics=METRICS, stat
     history = History(run.path / "history", run.metrics_path, writer=writer, run_uuid=run.uuid, session=session, rewind_to=rewind_to)
     history.start()
     names = [metric.name for metric in metrics]
+    evaluations = runs.evaluated(run.path) if session > 1 else []
     for step, values in rows:
         evaluated = "eval/return" in names and values[names.index("eval/return")] == values[names.index("eval/return")]
         writer.publish(step, values, flags=FLAG_EVAL if evaluated else 0)
+        if evaluated:
+            evaluations.append({"step": step, "mean": values[names.index("eval/return")]})
     assert history.close()
     if state is not None:
         writer.set_state(state)
@@ -30,5 +33,5 @@ def made(root: Path, name: str, rows, *, config: str = "", metrics=METRICS, stat
     if config:
         (run.path / "config.toml").write_text(config)
     (run.path / "eval").mkdir(exist_ok=True)
-    (run.path / "eval" / "evaluations.jsonl").write_text(json.dumps({"step": 1, "mean": 0.0}) + "\n")
+    (run.path / "eval" / "evaluations.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in evaluations))
     return run

@@ -147,8 +147,10 @@ def _curves(entries: Sequence[Entry], groups: Sequence[Group], metric: str | Non
     common = {name: next(iter(values)) for name, values in targets.items() if len(values) == 1 and chosen in (folders.EVALUATION, folders.RETURN)}
     marked = {name: value for name, value in common.items() if value is not None}
     if marked:
-        notes.append("dots: target")
+        notes.append("dotted line: target")
     bands = plot.bands(groups, chosen, axis, smooth)
+    if any(band.marked is not None for lines in bands.values() for _, band in lines):
+        notes.append("points: evaluations, straight lines between")
     return figure.learning_curves(bands, metric=_label(chosen), axis=axis, target=marked, note="; ".join(notes))
 
 
@@ -223,7 +225,7 @@ def _sparks(groups: Sequence[Group], metric: str, axis: Axis, smooth: float) -> 
     for group in groups:
         lines = bands[group.entries[0].environment]
         low, high = min(band.mean.min() for band in lines.values()), max(band.mean.max() for band in lines.values())
-        mine = (lines.get(group.method) or lines[plot.named(group)]).mean
-        levels = np.interp(np.linspace(0, len(mine) - 1, _SPARK), np.arange(len(mine)), mine)
+        mine = lines.get(group.method) or lines[plot.named(group)]
+        levels = np.interp(np.linspace(mine.x[0], mine.x[-1], _SPARK), mine.x, mine.mean)
         found.append("".join(_BARS[int((value - low) / max(high - low, 1e-12) * (len(_BARS) - 1) + 0.5)] for value in levels))
     return found

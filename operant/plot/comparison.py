@@ -25,9 +25,10 @@ def bands(groups: Sequence[Group], metric: str, axis: curves.Axis, smooth: float
             if len(x) < 2:
                 has = ", ".join(name for name in entry.columns.metrics if len(entry.values(name)[2]) > 1)
                 raise UsageError(f"{safe(entry.run.id)} has no curve of {safe(metric, 80)!r}; it has {safe(has, 400)}")
-        places = curves.grid([(x.min(), x.max()) for x, _ in lines])
+        places, own = curves.grid([x for x, _ in lines])
+        marked = own if smooth <= 0.0 and metric.startswith("eval/") else None
         found.setdefault(group.entries[0].environment, []).append(
-            (group.method if several else named(group), curves.band(places, [curves.curve(x, values, places, smooth) for x, values in lines]))
+            (group.method if several else named(group), curves.band(places, [curves.curve(x, values, places, smooth) for x, values in lines], marked))
         )
     return found
 

@@ -16,21 +16,25 @@ Floats = NDArray[np.float64]
 
 PLACES: Final = 200
 RESAMPLES: Final = 2000
+FEW: Final = 40  # places that are marked
 
 
 class Band(NamedTuple):
-    """The curve of a group: its mean, and the 95 % bootstrap interval of that, (G) each; without an interval for a single run."""
+    """The curve of a group: its mean, and the 95 % bootstrap interval of that, (G) each; without an interval for a single run. `marked`: where values are."""
 
     x: Floats
     mean: Floats
     low: Floats | None
     high: Floats | None
+    marked: Floats | None = None
 
 
-def grid(ends: Sequence[tuple[float, float]]) -> Floats:
-    """The places of a group's curve, (G): from where its last run begins to where its first one ends."""
-    first, last = max(begin for begin, _ in ends), min(end for _, end in ends)
-    return np.linspace(first, max(first, last), PLACES)
+def grid(xs: Sequence[Floats]) -> tuple[Floats, Floats | None]:
+    """The places of a group's curve, (G): from where its last run begins to where its first one ends; where values are, if those are few."""
+    first, last = max(x.min() for x in xs), min(x.max() for x in xs)
+    places, own = np.linspace(first, max(first, last), PLACES), np.unique(np.concatenate(xs))
+    own = own[(own >= first) & (own <= last)]
+    return (np.union1d(places, own), own) if len(own) <= FEW else (places, None)
 
 
 def curve(x: Floats, values: Floats, places: Floats, smooth: float) -> Floats:
@@ -50,12 +54,12 @@ def curve(x: Floats, values: Floats, places: Floats, smooth: float) -> Floats:
     return np.where(count > 0, (sums[end] - sums[begin]) / np.maximum(count, 1), line)
 
 
-def band(places: Floats, curves: Sequence[Floats]) -> Band:
+def band(places: Floats, curves: Sequence[Floats], marked: Floats | None = None) -> Band:
     """The mean of runs (R of (G)) and its interval: percentiles of the means of runs drawn with replacement."""
     rows = np.stack(curves)
     if len(rows) < 2:
-        return Band(places, rows[0], None, None)
+        return Band(places, rows[0], None, None, marked)
     from scipy import stats
 
     found = stats.bootstrap((rows,), np.mean, axis=0, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0))
-    return Band(places, rows.mean(axis=0), found.confidence_interval.low, found.confidence_interval.high)
+    return Band(places, rows.mean(axis=0), found.confidence_interval.low, found.confidence_interval.high, marked)

@@ -25,17 +25,19 @@ STYLE: Final[Any] = {
     "legend.frameon": False, "svg.fonttype": "none", "pdf.fonttype": 42, "savefig.dpi": 200, "figure.dpi": 200, "svg.hashsalt": "operant",
 }  # fmt: skip
 WIDTH, HEIGHT = 3.6, 2.6  # of a panel, inches
+_LEGEND_CHARACTERS: Final = 64  # that have room over a panel
 
 
 def learning_curves(panels: Mapping[str, Sequence[tuple[str, Band]]], *, metric: str, axis: Axis, target: Mapping[str, float], note: str) -> Figure:
-    """A panel for each environment, with a line and its band for each group; where all runs of an environment have a target, it is marked."""
+    """A panel for each environment, with a line and its band for each group, and points where values are few; a target that all runs there have is marked."""
     with mpl.rc_context(STYLE):
         figure, places = _panels(len(panels))
         names = list(dict.fromkeys(label for lines in panels.values() for label, _ in lines))
         for place, (environment, lines) in zip(places, panels.items(), strict=False):
             for label, band in lines:
                 style = _style(names.index(label))
-                place.plot(band.x, band.mean, label=label, **style)
+                line = {"marker": "o", "markersize": 2.5, "markevery": list(np.searchsorted(band.x, band.marked))} if band.marked is not None else {}
+                place.plot(band.x, band.mean, label=label, **style, **line)
                 if band.low is not None and band.high is not None:
                     place.fill_between(band.x, band.low, band.high, color=style["color"], alpha=0.2, linewidth=0)
             if environment in target:
@@ -112,7 +114,8 @@ def _finish(figure: Figure, places: Sequence[Any], note: str, *, legend: bool = 
     handles: dict[str, Any] = {}
     for place in places:
         handles |= {label: handle for handle, label in zip(*place.get_legend_handles_labels(), strict=True) if label not in handles}
-    if legend and len(handles) > 1:
-        figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=min(4, len(handles)))
     columns = len({place.get_subplotspec().colspan.start for place in places})
+    if legend and len(handles) > 1:
+        beside = _LEGEND_CHARACTERS * columns // (max(map(len, handles)) + 6)
+        figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=max(1, min(4, len(handles), beside)))
     figure.supxlabel(textwrap.fill(note, 72 * columns), fontsize=6.5, color="#555555")

@@ -31,8 +31,12 @@ class Entry(NamedTuple):
         return runs.text_of(self.run.document, "env") or str(self.config.get("env.name", "?"))
 
     def values(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Steps, seconds and values of the records in which a metric has a value."""
+        """Steps, seconds and values of the records in which a metric has a value; of evaluations each at its own step."""
         columns = self.columns
+        if metric == EVALUATION and (found := runs.evaluated(self.run.path)):
+            steps, seconds = np.asarray(columns.step, np.float64), np.asarray(columns.seconds)
+            at = np.array([one["step"] for one in found], np.float64)
+            return at, np.interp(at, steps, seconds), np.array([one["mean"] for one in found])
         values = np.asarray(columns.metrics.get(metric, ()), np.float64)
         has = np.isfinite(values)
         return np.asarray(columns.step, np.float64)[: len(has)][has], np.asarray(columns.seconds)[: len(has)][has], values[has]

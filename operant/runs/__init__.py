@@ -9,6 +9,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from operant.runs.evaluations import Evaluations, evaluated
 from operant.runs.folder import (
     ID,
     Lock,
@@ -95,6 +96,7 @@ __all__ = [
     "UNORDERED",
     "Chunk",
     "Columns",
+    "Evaluations",
     "Event",
     "Follower",
     "Header",
@@ -122,6 +124,7 @@ __all__ = [
     "create",
     "describe",
     "discard_unstarted",
+    "evaluated",
     "exit_code",
     "holder",
     "host",

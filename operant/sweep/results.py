@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from operant import runs
 from operant.errors import BadFileError
 from operant.runs import Run
-
-_MOST_BYTES = 64 << 20
 
 
 class Point(NamedTuple):
@@ -33,15 +30,8 @@ class Result(NamedTuple):
 
 
 def points(run: Run) -> tuple[Point, ...]:
-    """The evaluations of a run so far, by step; of a confirmed one the confirmation. Half a line at the end is passed over."""
-    found: dict[int, Point] = {}
-    with contextlib.suppress(OSError), open(run.path / "eval" / "evaluations.jsonl", "rb") as file:
-        for line in file.read(_MOST_BYTES).split(b"\n"):
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                one = json.loads(line)
-                ci95 = None if one.get("ci95") is None else float(one["ci95"])
-                found[int(one["step"])] = Point(int(one["step"]), float(one["mean"]), ci95)
-    return tuple(found[step] for step in sorted(found))
+    """The evaluations of a run so far, by step."""
+    return tuple(Point(one["step"], one["mean"], runs.number_of(one, "ci95")) for one in runs.evaluated(run.path))
 
 
 def of_run(run: Run) -> Result:

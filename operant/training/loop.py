@@ -21,7 +21,7 @@ from operant.compute.runtime import device_error, out_of_memory
 from operant.config import load, resuming
 from operant.config.load import Config
 from operant.errors import DeviceError, DivergedError, EnvironmentFailedError, MachineError, OperantError, StoppedError
-from operant.runs import TERMINAL, History, Writer, evaluations, salvage
+from operant.runs import TERMINAL, History, Writer, salvage
 from operant.runs.checkpoints import Checkpoint, Store
 from operant.runs.control import Inbox, Request
 from operant.training.build import build, set_scheduled
@@ -92,7 +92,7 @@ class Trainer:
         self.say(f"{resumed}: {where}{team.words(self.algo)}", code="resume" if start is not None else "note")
         if self.snapshots.replay_size is not None:
             self.say(f"replay: {self.snapshots.replay_size}")
-        self.evaluations = evaluations.Evaluations(folder, lambda line: self.say(line, level="warn", code="file"))
+        self.evaluations = runs.Evaluations(folder, lambda line: self.say(line, level="warn", code="file"))
         if start is not None:
             self.evaluations.rewind(self.step)
         for line in filter(None, (*self.snapshots.notes, anew, resuming.schedule_note(config))):

@@ -129,9 +129,23 @@ def test_methods_are_compared_over_environments(here, tmp_path):
     assert [(row["group"], row["over"], row["value"]) for row in document["overall_improvement"]] == [("ppo", "pqn", 1.0)]
 
 
+def test_evaluations_are_points_with_straight_lines_between(here, tmp_path):
+    """At their own steps, wherever records were written: those repeat the newest one, which would look like steps."""
+    run = made(tmp_path / "runs", "few", [(10 * k, (1.0, 1.0, 5.0 if k < 60 else 9.0, 0.5)) for k in range(1, 101)])
+    (run.path / "eval").mkdir(exist_ok=True)
+    lines = [{"step": step, "mean": mean, "ci95": None} for step, mean in ((105, 1.0), (505, 5.0), (505, 3.0), (905, 9.0))]
+    (run.path / "eval" / "evaluations.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"step": 9')
+    ((_, band),) = plot.bands(plot.groups(plot.usable([run])), "eval/return", "steps", 0.0)["cartpole"]
+    assert list(band.marked) == [105, 505, 905]
+    assert np.interp([105, 305, 505, 705, 905], band.x, band.mean) == pytest.approx([1.0, 2.0, 3.0, 6.0, 9.0])
+    done = here("plot", "few", "--metric", "eval/return", "--out", "few.svg")
+    assert done.code == 0 and "points: evaluations, straight lines" in (tmp_path / "few.svg").read_text(), done.err
+
+
 def test_smoothing_is_the_mean_of_a_window():
     x, values = np.arange(1.0, 101.0), np.arange(1.0, 101.0)
-    places = plot.grid([(1.0, 100.0)])
+    places, marked = plot.grid([x])
+    assert marked is None, "too many to be marked"
     assert plot.curve(x, values, places, 0.0) == pytest.approx(places)
     smoothed = plot.curve(x, values, places, 0.1)
     assert smoothed[-1] == pytest.approx(np.mean([value for value in values if value > 100 - 9.9]))
