@@ -69,7 +69,9 @@ def wide(observation: int, actions: int | tuple[int, ...], *, seen: str = "float
 def interpreter(script):
     """A process whose Triton interprets, at a script of tests: it takes cases until this one ends, as it imports for longer than most take."""
     here = Path(__file__).resolve().parent
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])}
+    # The worlds' kernels are plain Python there: a few steps of many environments take less than compiling them.
+    plain = {"TRITON_INTERPRET": "1", "NUMBA_DISABLE_JIT": "1", "OPERANT_CACHE": "0"}
+    environment = {**os.environ, **plain, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-B", "-W", "ignore", str(here / script)]
     process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     atexit.register(process.communicate)
