@@ -39,7 +39,7 @@ KEYS: Final = (
     Key("maximise", "enter", "maximise", "the chosen chart alone; of a failed run its traceback, or its log's end", "enter", "Max"),
     Key("logarithm", "y", "look('logarithm')", "logarithmic or linear y axis, of the chosen chart or of all", "y", "LogY"),
     Key("smooth", "s", "look('smooth')", "smoothing: none, 0.6, 0.9, 0.99", "s", "Smooth"),
-    Key("axis", "x", "look('axis')", "x axis: steps, wall time, updates", "x", "Axis"),
+    Key("axis", "x", "look('axis')", "x axis: steps, wall time, iterations", "x", "Axis"),
     Key("inspect", "i", "look('inspect')", "read single values of the chosen chart, with left and right", "i", "Inspect"),
     Key("overlay", "o", "overlay", "draw a second run into the charts, or the mean of a group; once more takes it away", "o", "Overlay"),
     Key("runs", "r", "runs", "choose another run", "r", "Runs", "Monitor"),
