@@ -1,6 +1,6 @@
 """Every shipped recipe, trained for some iterations and exported: what the files' check found. Prints a JSON line an export; what fails says so.
 
-python benches/exports.py [--iterations 10] [--formats onnx,pt2,numpy] [--device auto] [--only ppo/snake,...] [--lanes 256]
+python benches/exports.py [--iterations 10] [--formats onnx,pt2,numpy] [--device auto] [--only ppo/snake,...] [--lanes 256] [--seconds 60]
 
 One worker trains all runs. A check takes 200 steps of 5 lanes, those of a recipe with a memory carry its state.
 """
@@ -31,9 +31,13 @@ def trained(worker: Worker, place: Path, recipe: str, arguments: argparse.Namesp
     asked = request.make([*words, f"run.steps={steps}"], config=recipe, environment_file=None, settings={})
     run = runs.create(place / "runs", None, asked.prefix, asked.document())
     worker.begin(run)
+    until = time.monotonic() + arguments.seconds
     while (ended := worker.ended()) is None:
         wait([worker], 0.25)
-    if ended.code:
+        if time.monotonic() > until:  # with a checkpoint
+            until = float("inf")
+            worker.stop()
+    if ended.code not in (0, 130):
         raise RuntimeError(runs.log_end(run)[-400:])
     return run
 
@@ -46,6 +50,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", default="")
     parser.add_argument("--lanes", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of training, at most")
     arguments = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="exports-"))
     worker = Worker(place / "worker.log")
