@@ -114,11 +114,18 @@ def _rows(chunk: Chunk, names: Sequence[str]) -> Iterator[list[Any]]:
         yield [chunk.session, n, step, time_ns / 1e9, *values]
 
 
+def _new(chunk: Chunk, names: Sequence[str]) -> list[str]:
+    """The metrics of a chunk that have no column yet: a later session of a run that is followed may bring some."""
+    return [name for name in chunk.names if name not in names]
+
+
 class CsvFile:
-    """A line for each record. Followed, the file grows line by line; otherwise it is there once it is whole."""
+    """A line for each record. Followed, the file grows line by line, and is replaced by a wider one where a metric is new; otherwise it is there once it is
+    whole.
+    """
 
     def __init__(self, path: Path, names: Sequence[str], *, follow: bool) -> None:
-        self.where, self._path, self._names = str(path), path, names
+        self.where, self._path, self._names = str(path), path, list(names)
         self._place = path if follow else path.with_name(f".{path.name}-{os.getpid()}")
         with _opening(path):
             self._file = self._place.open("w", newline="", encoding="utf-8")
@@ -127,8 +134,22 @@ class CsvFile:
 
     def add(self, chunk: Chunk) -> None:
         """Write the rows; a float is written so that it is read back as the same."""
+        if new := _new(chunk, self._names):
+            self._widen(new)
         self._writer.writerows([("" if value is None else repr(value)) for value in row] for row in _rows(chunk, self._names))
         self._file.flush()
+
+    def _widen(self, names: Sequence[str]) -> None:
+        """Give what was written columns for more metrics, which are empty there."""
+        self._file.close()
+        wider = self._place.with_name(f".{self._place.name}-{os.getpid()}-wider")
+        with self._place.open(newline="", encoding="utf-8") as before, wider.open("w", newline="", encoding="utf-8") as after:
+            writer = csv.writer(after)
+            writer.writerows([*row, *(names if k == 0 else [""] * len(names))] for k, row in enumerate(csv.reader(before)))
+        os.replace(wider, self._place)
+        self._names += names
+        self._file = self._place.open("a", newline="", encoding="utf-8")
+        self._writer = csv.writer(self._file)
 
     def close(self, complete: bool) -> None:
         """Put the file in its place, or where it is not whole, away."""
@@ -144,15 +165,27 @@ class ParquetFile:
         import pyarrow
         from pyarrow import parquet
 
-        self.where, self._path, self._names, self._arrow = str(path), path, names, pyarrow
-        fixed = [("session", pyarrow.uint64()), ("n", pyarrow.uint64()), ("step", pyarrow.uint64()), ("time", pyarrow.float64())]
-        self._schema = pyarrow.schema([*fixed, *((name, pyarrow.float64()) for name in names)])
+        self.where, self._path, self._names, self._arrow, self._parquet = str(path), path, list(names), pyarrow, parquet
         self._place = path.with_name(f".{path.name}-{os.getpid()}")
         with _opening(path):
-            self._writer = parquet.ParquetWriter(str(self._place), self._schema)
+            self._open()
+
+    def _open(self) -> None:
+        arrow = self._arrow
+        fixed = [("session", arrow.uint64()), ("n", arrow.uint64()), ("step", arrow.uint64()), ("time", arrow.float64())]
+        self._schema = arrow.schema([*fixed, *((name, arrow.float64()) for name in self._names)])
+        self._writer = self._parquet.ParquetWriter(str(self._place), self._schema)
 
     def add(self, chunk: Chunk) -> None:
         """Write the rows as a group."""
+        if new := _new(chunk, self._names):
+            self._writer.close()
+            before = self._parquet.read_table(str(self._place))
+            self._names += new
+            self._open()
+            for name in new:
+                before = before.append_column(name, self._arrow.nulls(len(before), self._arrow.float64()))
+            self._writer.write_table(before)
         columns = zip(*_rows(chunk, self._names), strict=True)
         self._writer.write_table(self._arrow.table([list(column) for column in columns], schema=self._schema))
 

@@ -17,6 +17,7 @@ from made_runs import METRICS, made
 from waiting import wait_until
 
 from operant import runs
+from operant.export import metrics
 
 PACKAGE_PARENT = str(Path(runs.__file__).parents[2])
 NAN = math.nan
@@ -157,6 +158,36 @@ def test_a_run_is_followed_to_its_end(started, tmp_path):
     assert [row["n"] for row in rows] == list(range(len(rows))) and re.match(rf"a\.csv  {len(rows):,} records of 6 metrics", out)
     with runs.Reader(run.metrics_path) as reader:
         assert len(rows) == reader.status().head
+
+
+@pytest.mark.parametrize("what", ["csv", "parquet"])
+def test_a_metric_that_comes_while_a_run_is_followed_gets_a_column(here, tmp_path, what):
+    """A session with another environment or algorithm has other metrics."""
+    if what == "parquet":
+        pytest.importorskip("pyarrow")
+    first = made(tmp_path / "runs", "twice", [(10 * k, (1.0 * k, 1.0, NAN, 0.5)) for k in (1, 2, 3)])
+    path = tmp_path / f"a.{what}"
+    sink = metrics.file_sink(first, path, what, follow=True)
+    stream = runs.Stream(first)
+    for chunk in stream.poll():
+        sink.add(chunk)
+    stream.close()
+    more = (*METRICS, runs.Metric("clip"))
+    second = made(tmp_path / "runs", "twice", [(10 * k, (1.0 * k, 1.0, NAN, 0.5, 0.1 * k)) for k in (4, 5)], metrics=more, session=2, rewind_to=30)
+    stream = runs.Stream(second)
+    for chunk in stream.poll():
+        if chunk.session == 2:
+            sink.add(chunk)
+    stream.close()
+    sink.close(complete=True)
+    if what == "csv":
+        rows = read_csv(path)
+        assert [(row["step"], row.get("clip")) for row in rows] == [(10, None), (20, None), (30, None), (40, 0.4), (50, 0.5)]
+    else:
+        from pyarrow import parquet
+
+        found = parquet.read_table(path).to_pydict()
+        assert found["step"] == [10, 20, 30, 40, 50] and found["clip"] == [None, None, None, 0.4, 0.5]
 
 
 def test_what_cannot_be_written_is_one_sentence(run, here, tmp_path):
