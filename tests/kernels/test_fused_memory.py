@@ -58,7 +58,7 @@ def test_gradients_are_float64_autograds_over_unrolled_sequences():
 
 ROLLOUTS = [
     {"env": "gaussian", "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2}, "algo": {"normalize_observations": True}},
-    {"env": "judged", "net": {"memory": "lstm", "hidden": (20, 18)}, "algo": {"bptt": 3}},
+    {"env": "judged", "net": {"memory": "lstm", "hidden": (20, 18)}, "algo": {"bptt": 3, "optimizer": "muon", "replay_ratio": 1.5}},
     {"env": "judged", "net": {"memory": "gru", "hidden": (20,), "layer_norm": True}, "algo": {"bptt": 2, "carry_state": False}, "whole": False},
 ]
 
