@@ -41,12 +41,13 @@ class Task(NamedTuple):
     what: str = "return"  # or a tally's name
     judged: str = ""  # overrides of the environment that plays the games
     longest: int | None = None  # steps of a game
+    look_s: tuple[float, float] = (0.0, 0.02)  # seconds before the first look, and between two at least
 
 
 MEMORY = "net.memory=gru net.shared=true"
-LONG = "env.params.high=1000 env.params.log_uniform=true algo.horizon=64 run.steps=200M"
+LONG = "env.params.high=1000 env.params.log_uniform=true algo.horizon=64 run.steps=300M"
 AT_1000 = "env.params.low=1000 env.params.high=1000 env.params.log_uniform=false"
-POPGYM = "env.lanes=1024 algo.minibatches=8 run.steps=60M"
+POPGYM = "env.lanes=1024 algo.minibatches=8 run.steps=300M"
 TASKS = {
     "chain100": Task("memory_chain", "", 0.99, 10),
     "chain1000": Task("memory_chain", "env.params.length=1000 algo.horizon=1001 algo.bptt=77 net.memory_init=3000", 0.99, 40),
@@ -55,7 +56,7 @@ TASKS = {
     "tmaze1000": Task("tmaze", f"{LONG} env.lanes=1024 net.memory_init=5000", 1.0, 70, "right", AT_1000, 1024),
     "tmaze1000_slow": Task("tmaze", f"{LONG} env.lanes=1024 net.memory_init=5000 algo.learning_rate=1e-3", 1.0, 70, "right", AT_1000, 1024),
     "tmaze1000_mingru": Task("tmaze", f"{LONG} env.lanes=1024 net.memory=mingru net.memory_init=5000", 1.0, 70, "right", AT_1000, 1024),
-    "cartpole": Task("cartpole_positions", "", 475, 10),
+    "cartpole": Task("cartpole_positions", "net.shared=true", 475, 10),
     "repeat_first": Task("repeat_first", "", 0.9, 10),
     "repeat_first_medium": Task("repeat_first", f"{POPGYM} env.params.decks=8 algo.horizon=64 net.memory_init=1000", 0.9, 40),
     "repeat_first_hard": Task("repeat_first", f"{POPGYM} env.params.decks=16 algo.horizon=64 net.memory_init=2000", 0.9, 40),
@@ -66,7 +67,7 @@ TASKS = {
     "autoencode": Task("autoencode", f"{POPGYM} {MEMORY} net.hidden=[128] algo.gamma=0.5", 0.5, 60),
     "higher_lower": Task("higher_lower", f"{POPGYM} {MEMORY} net.hidden=[128] algo.gamma=0.5", 0.52, 40),
     "concentration": Task("concentration", f"{POPGYM} {MEMORY} net.hidden=[128]", 0.7, 80),
-    "breakout": Task("breakout", "", 860, 25, longest=12_000),
+    "breakout": Task("breakout", "algo.kernel_config=first", 860, 25, longest=12_000, look_s=(0.7, 0.1)),
     "snake": Task("snake", "", 30, 8, "length"),
     "breakout_memory": Task("breakout", "net.memory=mingru net.memory_layers=2 algo.horizon=64", 860, 60, longest=12_000),
 }
@@ -88,8 +89,8 @@ def value_of(task: Task, found: Evaluation) -> float:
     return found.mean if task.what == "return" else found.tally[task.what]
 
 
-def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: bool) -> None:
-    """One experiment with one seed."""
+def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: bool) -> tuple[bool, float]:
+    """One experiment with one seed: whether it reached its mark, and in how many seconds."""
     task = TASKS[name]
     source, words = find_source(task.recipe), [*task.words.split(), *more, *(TINY if tiny else ()), f"run.seed={seed}"]
     config = configuration.load(source, words)
@@ -103,12 +104,12 @@ def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: 
 
     looks, began = evaluator(GAMES, seed), wait()
     iterate(algo, 3)
-    first_s, iterations, spent, looked, curve = wait() - began, 3, 0.0, 0.0, []
+    first_s, iterations, spent, looked = wait() - began, 3, 0.0, 0.0
     limit = limit_s or task.limit_s
     value, best = float("nan"), float("-inf")
     while not value >= task.least and spent < limit and iterations * algo.steps_per_iteration < config.run.steps and not (tiny and iterations > 3):
-        began = wait()
-        while wait() - began < max(0.02, spent / 12):
+        began, until = wait(), max(task.look_s[1], spent / 12) if spent else max(task.look_s)
+        while wait() - began < until:
             iterate(algo, 1)
             iterations += 1
         spent += wait() - began
@@ -116,14 +117,15 @@ def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: 
         best = max(best, value)
         if spent - looked >= max(0.3, looked / 3):
             looked = spent
-            curve.append((round(spent, 2), round(value, 3)))
+            say(at=name, seed=seed, seconds=round(spent, 2), steps=iterations * algo.steps_per_iteration, value=round(value, 3))
     fresh = evaluator(FRESH, FRESH_SEED + seed).run(0)
     steps = iterations * algo.steps_per_iteration
     say(
         task=name, seed=seed, reached=value >= task.least, mark=task.least, seconds=round(spent, 3), steps=steps, msps=round(steps / max(spent, 1e-9) / 1e6, 2),
-        value=round(value, 3), best=round(best, 3), fresh=round(fresh.mean, 4), unfinished=fresh.unfinished, tally=fresh.tally, curve=curve,
+        value=round(value, 3), best=round(best, 3), fresh=round(fresh.mean, 4), unfinished=fresh.unfinished, tally=fresh.tally,
         first_s=round(first_s, 1), kernels=algo.backend.name, words=words,
     )  # fmt: skip
+    return value >= task.least, spent
 
 
 def built(config: Any, tiny: bool) -> Any:
