@@ -21,9 +21,13 @@ RARELY = {
 """Environments that are built as others are, by the same helpers: what is compiled for every environment is compiled for these in the long versions alone."""
 
 
-def by_name(names: Any) -> list[Any]:
-    """Names of environments as the parameters of a test."""
-    return [pytest.param(name, marks=pytest.mark.soak) if name in RARELY else name for name in names]
+def by_name(names: Any, plain: Any = None) -> list[Any]:
+    """Names of environments as the parameters of a test: the plain suite takes all but the rare ones or, of those, the ones in `plain`."""
+
+    def marks(name: str) -> Any:
+        return pytest.mark.soak if name in RARELY else pytest.mark.compile if plain is not None and name not in plain else ()
+
+    return [pytest.param(name, marks=marks(name)) for name in names]
 
 
 class NoParams(NamedTuple):

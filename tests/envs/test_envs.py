@@ -170,9 +170,7 @@ def test_rows_of_a_start_do_not_go_together(serial_worlds):
 LARGE = {"g2048", "go", "minatar_freeway", "minatar_seaquest", "minatar_space_invaders", "pacman", "platformer"}  # seconds to compile, each
 
 
-@pytest.mark.parametrize(
-    "name", [*by_name(name for name in NAMES if name not in LARGE), *(pytest.param(name, marks=pytest.mark.compile) for name in sorted(LARGE))]
-)
+@pytest.mark.parametrize("name", by_name(NAMES, plain=set(NAMES) - LARGE))
 def test_numbers_stay_finite_under_extreme_actions(name):
     env = envs.find(name)
     if isinstance(env.action, Box):

@@ -220,8 +220,8 @@ def test_a_game_is_suspended_and_goes_on_paused(tmp_path):
 
 
 def test_a_terminal_that_goes_away_ends_the_program(tmp_path):
-    with operant(tmp_path, "play", "go", columns=60, rows=20) as terminal:
-        see(terminal, "arrows move")
+    with operant(tmp_path, "play", "cartpole", columns=60, rows=20) as terminal:
+        see(terminal, "starts it")
         terminal.vanish()
         assert terminal.wait(DEADLINE_S) == 129
 
