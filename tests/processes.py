@@ -76,6 +76,15 @@ def trained_here(place: Path, *words: str, name: str) -> Path:
     return run.path
 
 
+def go_on(run: runs.Run, *words: str, start: str = "last") -> None:
+    """`operant resume RUN words --from start`, in this process."""
+    from operant.training import worker
+
+    asked = request.to_resume(run.config_path, words)
+    runs.update_document(run.path, request={**runs.read_json(run.path / "run.json")["request"], **asked.resume_document()})
+    worker.work(run.path, resume=start)
+
+
 def go_to(place: Path, patch: pytest.MonkeyPatch) -> None:
     """This process works in a folder of its own, and its list of runs lies there."""
     patch.setenv("XDG_STATE_HOME", str(place / "state"))

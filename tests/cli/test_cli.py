@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from processes import HALFWAY, ITERATION, SMALL, STEPS, environment, inline, operant_process, tensors, wait_for
+from processes import HALFWAY, ITERATION, SMALL, STEPS, environment, go_on, inline, operant_process, tensors, wait_for
 
 from operant import runs
 from operant.config import load as config
@@ -205,8 +205,7 @@ def test_a_resume_that_the_worker_refuses_changes_nothing_but_the_log(trained, t
     assert content(copy) | {"log.txt": b""} == before
 
     (copy / "config.toml").write_text(written)
-    resumed = operant_process(tmp_path, "resume", "copy", f"run.steps={STEPS + ITERATION}")
-    assert resumed.returncode == 0 and "finished" in resumed.stderr, resumed.stderr
+    go_on(runs.load(copy), f"run.steps={STEPS + ITERATION}")
     assert config.load(copy / "config.toml").run.steps == STEPS + ITERATION
 
 
@@ -432,8 +431,8 @@ def test_a_paused_run_can_be_stopped(here, tmp_path, end):
     by = "by SIGTERM" if end == "SIGTERM" else f"by {control.own_name()}"
     assert (described["state"], described["exit"], described["cause"]) == ("stopped", 130, by)
     assert described["last_checkpoint_step"] == described["step"] > 0
-    resumed = here("resume", "held", f"run.steps={described['step'] + 2 * ITERATION}")
-    assert resumed.code == 0 and runs.state(runs.load(path)) == ("finished", None)
+    go_on(runs.load(path), f"run.steps={described['step'] + 2 * ITERATION}")
+    assert runs.state(runs.load(path)) == ("finished", None)
     assert read_history(path / "history")[-1] == described["step"] + 2 * ITERATION
 
 

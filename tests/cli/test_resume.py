@@ -11,26 +11,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from processes import ITERATION, environment, inline, operant_process, the_run, wait_for
+from processes import ITERATION, environment, go_on, inline, operant_process, the_run, wait_for
 from toys import MY_ENV
 
 from operant import runs
 from operant.algos.ppo.algorithm import PPO
-from operant.config import load, request
+from operant.config import load
 from operant.errors import BadFileError, ConfigError
 from operant.runs.checkpoints import Store
 from operant.runs.metrics import Reader
-from operant.training import worker
 
 pytestmark = pytest.mark.usefixtures("one_thread", "serial_worlds")
 KEEP = ("checkpoint.every=2", "checkpoint.keep=20", "eval.episodes=8")
-
-
-def go_on(run: runs.Run, *words: str, start: str = "last") -> None:
-    """`operant resume RUN words --from start`, in this process."""
-    asked = request.to_resume(run.config_path, words)
-    runs.update_document(run.path, request={**runs.read_json(run.path / "run.json")["request"], **asked.resume_document()})
-    worker.work(run.path, resume=start)
 
 
 def store(run: runs.Run) -> Store:
