@@ -27,6 +27,7 @@ COMMAND_LINE = "command line"
 _MOST_BYTES = 1 << 20
 _ADVICE = "see all keys with their defaults: operant config show"
 _SELF_EXPLAINED = ("env.name: ", "algo.name: ", "net.kind: ")  # these say what there is, or what is wrong with a file of the user's own
+_OF_A_MEMORY = (("net", "memory_size"), ("net", "memory_layers"), ("net", "memory_init"), ("algo", "bptt"), ("algo", "carry_state"))
 _WORD = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -101,6 +102,7 @@ def read(source: Path | None, overrides: Sequence[str] = ()) -> RawConfig:
     for number, text in enumerate(overrides):
         _override(raw, (1, number), text)
     _drop_target(raw, before)
+    _tell_idle(raw)
     return raw
 
 
@@ -187,6 +189,15 @@ def _drop_target(raw: RawConfig, before: str) -> None:
         return
     said = f"run.target = {quoted(run.pop('target'))} ({raw.words(raw.locations.pop(key, DEFAULT))})"
     raw.notes.append(f"{said} is a return of {Path(before).stem}, not of {Path(after).stem}, and is left out; run.target=N sets another")
+
+
+def _tell_idle(raw: RawConfig) -> None:
+    """Note the keys of a memory that somebody typed for a policy without one."""
+    net = raw.data.get("net")
+    net = net if isinstance(net, dict) else {}
+    if net.get("memory", "none") == "none" and ":" not in str(net.get("kind", "")):  # a user's own network may have one
+        idle = [".".join(key) for key in _OF_A_MEMORY if raw.typed(key)]
+        raw.notes += [f"{key} has no effect without a memory: net.memory=gru, mingru or lstm" for key in idle]
 
 
 def _line(error: Exception, text: str) -> int:

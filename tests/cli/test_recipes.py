@@ -35,6 +35,13 @@ def test_a_target_does_not_follow_to_another_environment(here):
     assert values["run.target"] == -300 and not said
 
 
+def test_keys_of_a_memory_are_told_to_be_idle_without_one(here):
+    said = shown(here, "cartpole", "net.memory_size=64", "algo.bptt=8")[1]
+    assert "net.memory_size has no effect without a memory: net.memory=gru, mingru or lstm" in said and "algo.bptt has no effect" in said
+    for words in (("cartpole", "net.memory=gru", "net.memory_size=64"), ("repeat_first", "net.memory=none")):  # a recipe's own keys stand for its control
+        assert "no effect" not in shown(here, *words)[1]
+
+
 def test_a_file_of_the_users_own_keeps_its_target(here, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "mine.toml").write_text('[run]\ntarget = 5\n[env]\nname = "my_env.py"\n')
