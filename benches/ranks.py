@@ -223,7 +223,8 @@ def rates(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
             words += [] if tiny else ["algo.precision=bf16", "algo.kernel_config=first"]
             for alone in (True, False) if kind == kinds[0] else (False,):
                 overrides = [f"env.lanes={lanes * (1 if alone else ranks)}", *words]
-                jobs.append({"case": [lanes, horizon, shared], "alone": alone, "overrides": overrides, "iterations": iterations, "profile": kind == kinds[0]})
+                jobs.append({"case": [lanes, horizon, shared], "alone": alone, "overrides": overrides, "iterations": iterations})
+                jobs[-1]["profile"] = kind == kinds[0] and not shared and lanes != 8192
         for found in on_ranks(ranks, "rates", kind, jobs, gpu=not tiny, limit_s=limit_s)[0][1:]:
             case, sps = tuple(found.pop("case")), found["steps"] / found["seconds"]
             one |= {case: sps} if found["alone"] else {}
