@@ -297,6 +297,17 @@ def whole_state(algo: Algorithm, tier: Tier, exchange: Exchange) -> dict[str, Te
     return found
 
 
+def whole_like(algo: Algorithm, own: Mapping[str, Tensor], exchange: Exchange) -> dict[str, Tensor]:
+    """Zeros on the CPU as `whole_state` would have them of some of this rank's tensors."""
+    found = {}
+    for name, tensor in own.items():
+        shape = list(tensor.shape)
+        if (axis := _lane_axis(name, tensor, algo.world.count)) is not None:
+            shape[axis] *= exchange.ranks
+        found[name] = torch.zeros(shape, dtype=tensor.dtype)
+    return found
+
+
 def own_state(algo: Algorithm, whole: Mapping[str, Tensor], exchange: Exchange) -> dict[str, Tensor]:
     """The part of such tensors that is this rank's, as views."""
     if exchange.ranks == 1:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from operant.errors import BadFileError, ConfigError
 from operant.runs.checkpoints import Checkpoint, Store, find_nonfinite
-from operant.training.distributed import ALONE, SOLO, Algorithm, Exchange, Tier, Together, own_state
+from operant.training.distributed import ALONE, SOLO, Algorithm, Exchange, Tier, Together, own_state, whole_like
 
 AUTO_BYTES, AUTO_SHARE, AUTO_TIME_SHARE = 4 << 30, 0.1, 0.05
 """The most that `checkpoint.replay = "auto"` saves: bytes, the share of the free disk, and that of the time."""
@@ -36,10 +36,10 @@ class Snapshots:
         self._algo, self._store, self._session, self._config, self._together = algo, store, session, config, together
         self._task: dict[str, Any] = {"task": session, "environment_code": environment_code}
         self._complete_step = -1  # of the last one that holds all
-        replay = replay_tensors(algo).values()
-        self.replay_bytes = sum(tensor.nbytes for tensor in replay)
+        replay, ranks = replay_tensors(algo).values(), together.exchange.ranks
+        self.replay_bytes = sum(tensor.nbytes for tensor in replay) * ranks
         """What can be collected anew takes so much; 0: the algorithm has nothing of the kind."""
-        self._host_bytes = sum(tensor.nbytes for tensor in replay if tensor.device.type != algo.device.type)  # apart from the device's
+        self._host_bytes = sum(tensor.nbytes for tensor in replay if tensor.device.type != algo.device.type) * ranks  # apart from the device's
         self.notes: list[str] = []
         """What to say at the start: where this session, or one that resumes it, goes on with less than all."""
         self._saves_replay = self._take_up(saves)
@@ -58,9 +58,6 @@ class Snapshots:
         """Whether the replay is saved; a note where it is not."""
         from operant.text import size
 
-        if self.replay_bytes and self._together.exchange.ranks > 1:
-            self.notes.append(f"warm resume: the replay ({size(self.replay_bytes)} on each rank) is not saved: several ranks have parts of it")
-            return False
         if replay is True or not self.replay_bytes:
             return bool(self.replay_bytes)
         free = self._store.replays.free_bytes()
@@ -86,7 +83,7 @@ class Snapshots:
         saved = False
         if self._saves_replay and (self._complete_step == step or (not best and (last or self._is_time()))):
             began_s = time.monotonic()
-            saved = self._store.replays.save(step, replay_tensors(self._algo), session=self._session)
+            saved = self._store.replays.save(step, self._whole_replay(), session=self._session)
             self._saved_s = time.monotonic()
             self._paused_s = self._saved_s - began_s
         tier: Tier = "all" if saved or not self.replay_bytes else "train"
@@ -102,10 +99,10 @@ class Snapshots:
         """Whether saving the replay, which the training waits for, is at most a twentieth of the time since it was saved."""
         return self._every_time or self._paused_s <= AUTO_TIME_SHARE * (time.monotonic() - self._saved_s)
 
-    def _restore_replay(self, checkpoint: Checkpoint) -> str | None:
-        if self._together.exchange.ranks > 1:
-            return "several ranks begin with parts of it"
-        return self._store.replays.restore(checkpoint.step, replay_tensors(self._algo), session=checkpoint.session)
+    def _whole_replay(self) -> Mapping[str, Tensor]:
+        """The replay where it lies; of several ranks that of all, on the CPU."""
+        own = replay_tensors(self._algo)
+        return own if self._together.exchange.ranks == 1 else {name: tensor for name, tensor in self._together.state(self._algo, "all").items() if name in own}
 
     def restore(self, checkpoint: Checkpoint, task_changes: Sequence[str]) -> tuple[dict[str, Any], str | None]:
         """Go on from a checkpoint: its document, and a sentence where the best until then does not compare with what comes. Raises as the other `restore`.
@@ -114,7 +111,7 @@ class Snapshots:
         """
         restore(self._algo, checkpoint, self._together.exchange)
         document, newest = checkpoint.document, self._store.newest("best")
-        lack = self._restore_replay(checkpoint) if self.replay_bytes else None
+        lack = restore_replay(self._algo, checkpoint, self._store, self._together.exchange) if self.replay_bytes else None
         if not self._algo.world.resumes:
             self._algo.start()
             self.notes.append("warm resume: every lane begins a new episode: an outside environment cannot be saved")
@@ -132,6 +129,21 @@ def replay_tensors(algo: Algorithm) -> dict[str, Tensor]:
     """The tensors that can be collected anew, where they lie."""
     needed = algo.state("train")
     return {name: tensor for name, tensor in algo.state("all").items() if name not in needed}
+
+
+def restore_replay(algo: Algorithm, checkpoint: Checkpoint, store: Store, exchange: Exchange) -> str | None:
+    """Copy the replay that was saved with a checkpoint into an algorithm's; or the reason why not, and then it stays empty: on all ranks, or on none."""
+    own = replay_tensors(algo)
+    whole = own if exchange.ranks == 1 else whole_like(algo, own, exchange)
+    lack = store.replays.restore(checkpoint.step, whole, session=checkpoint.session)
+    if exchange.ranks == 1:
+        return lack
+    all_have = exchange.gather(torch.tensor([[float(lack is None)]], device=algo.device)).min() > 0
+    if not bool(all_have):  # sync: before a run begins
+        return lack or "another rank lacks it"
+    for name, tensor in own_state(algo, whole, exchange).items():
+        own[name].copy_(tensor)
+    return None
 
 
 def must_be_finite(algo: Algorithm) -> list[str]:
@@ -168,6 +180,10 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
 
 def resume(algo: Algorithm, checkpoints: Path, run_uuid: str, step: int, exchange: Exchange) -> None:
     """The same as another rank than 0: from the checkpoint of a step, which rank 0 has chosen."""
-    restore(algo, Store(checkpoints, run_uuid=run_uuid, report=lambda line: None).load(step), exchange)
+    store = Store(checkpoints, run_uuid=run_uuid, report=lambda line: None)
+    checkpoint = store.load(step)
+    restore(algo, checkpoint, exchange)
+    if replay_tensors(algo):
+        restore_replay(algo, checkpoint, store, exchange)
     if not algo.world.resumes:
         algo.start()
