@@ -1,6 +1,6 @@
 """Two (four, eight) GPUs beside one: rates and efficiency, the same bytes, the exchange's latency by size and by kind, a rank that is killed. JSON lines.
 
-    python benches/ranks.py [--ranks 2] [--only latency,rates,bits,spin,faults,users,hosts] [--kinds kernel,nccl] [--limit S] [--tiny]
+    python benches/ranks.py [--ranks 2] [--only latency,rates,bits,spin,faults,users,hosts,fallbacks] [--kinds kernel,nccl] [--limit S] [--tiny]
 
 Each part is a set of processes of its own, with a time limit, so that no part stops another; where one fails, the ends of all ranks' error streams are printed.
 `rates`: each GPU alone, then W ranks with as many lanes a GPU, by each kind of exchange ($OPERANT_EXCHANGE: kernel, symmetric, nccl; sockets: NCCL as between
@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def rank_main(rank: int, ranks: int, store: str, part: str, given: dict[str, Any
     for job in given["jobs"]:
         if part == "spin":
             spin(job, rank, ranks, device, exchange)
-        elif part == "latency":
+        elif "numbers" in job:
             say(numbers=job["numbers"], us=round(latency(exchange, device, job["numbers"], job["times"]), 1))
         else:
             say(**{key: job[key] for key in ("case", "alone")}, **trained(job, device, exchange))
@@ -170,14 +171,22 @@ def rank_main(rank: int, ranks: int, store: str, part: str, given: dict[str, Any
     os._exit(0)
 
 
-def on_ranks(ranks: int, part: str, kind: str, jobs: list[dict[str, Any]], *, gpu: bool, limit_s: float) -> list[list[dict[str, Any]]]:
-    """What each rank of a set of processes has printed; where one does not end well, the ends of all their error streams are printed."""
+def on_ranks(
+    ranks: int, part: str, kind: str, jobs: list[dict[str, Any]], *, gpu: bool, limit_s: float, look: Callable[[list[list[dict[str, Any]]]], None] = len,
+) -> list[list[dict[str, Any]]]:  # fmt: skip
+    """What each rank of a set of processes has printed, which `look` is shown meanwhile; where one does not end well, the ends of all their error streams are
+    printed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         given = {"jobs": jobs, "gpu": gpu, "limit_s": limit_s}
         command = [sys.executable, __file__, "--rank", json.dumps([ranks, f"{folder}/store", part, given])]
         environment = os.environ | {"OPERANT_EXCHANGE": kind, "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
         if kind == "sockets":  # as between hosts
             environment |= {"OPERANT_EXCHANGE": "nccl", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+        def said() -> list[list[dict[str, Any]]]:
+            outputs = [Path(f"{folder}/{rank}.out").read_text().splitlines(keepends=True) for rank in range(ranks)]
+            return [[json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")] for lines in outputs]
+
         with contextlib.ExitStack() as files:
             streams = [[files.enter_context(open(f"{folder}/{rank}.{name}", "w+")) for name in ("out", "err")] for rank in range(ranks)]
             processes = [
@@ -188,6 +197,7 @@ def on_ranks(ranks: int, part: str, kind: str, jobs: list[dict[str, Any]], *, gp
                 if any(process.poll() for process in processes):
                     deadline = min(deadline, time.monotonic() + (20.0 if part == "spin" else 3.0))
                 time.sleep(0.02)
+                look(said())
             ended = [process.poll() for process in processes]
             began = time.monotonic()
             for process in processes:
@@ -197,8 +207,8 @@ def on_ranks(ranks: int, part: str, kind: str, jobs: list[dict[str, Any]], *, gp
                 say(part=part, kind=kind, failed=ended, killed_in_s=round(time.monotonic() - began, 2))
                 for rank in range(ranks):
                     print(f"--- rank {rank}:", "".join(Path(f"{folder}/{rank}.err").read_text().splitlines(keepends=True)[-LINES:]), flush=True)
-        outputs = [Path(f"{folder}/{rank}.out").read_text().splitlines() for rank in range(ranks)]
-        return [[json.loads(line) for line in lines if line.startswith("{")] for lines in outputs]
+        look(said())
+        return said()
 
 
 # PARTS
@@ -214,7 +224,7 @@ def latencies(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
 
 def rates(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
     """Each GPU alone beside W ranks of as many lanes a GPU, by each kind of exchange."""
-    one = {}
+    one: dict[tuple[Any, ...], float] = {}
     for kind in kinds:
         jobs = []
         for lanes, horizon, shared in SHAPES if not tiny else ((256, 16, False),):
@@ -225,12 +235,51 @@ def rates(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
                 overrides = [f"env.lanes={lanes * (1 if alone else ranks)}", *words]
                 jobs.append({"case": [lanes, horizon, shared], "alone": alone, "overrides": overrides, "iterations": iterations})
                 jobs[-1]["profile"] = kind == kinds[0] and not shared and lanes != 8192
-        for found in on_ranks(ranks, "rates", kind, jobs, gpu=not tiny, limit_s=limit_s)[0][1:]:
-            case, sps = tuple(found.pop("case")), found["steps"] / found["seconds"]
-            one |= {case: sps} if found["alone"] else {}
-            efficiency = round(sps / (ranks * one[case]), 3) if case in one and not found["alone"] else None
-            shape = dict(zip(("lanes_a_gpu", "horizon", "one_trunk"), case, strict=True))
-            say(part="rates", **shape, ranks=1 if found["alone"] else ranks, asked=kind, m_sps=round(sps / 1e6, 2), efficiency=efficiency, **found)
+        shown = 0
+
+        def show(outputs: list[list[dict[str, Any]]], kind: str = kind) -> None:
+            nonlocal shown
+            for found in outputs[0][1 + shown :]:
+                shown += 1
+                case, sps = tuple(found["case"]), found["steps"] / found["seconds"]
+                one.update({case: sps} if found["alone"] else {})
+                efficiency = round(sps / (ranks * one[case]), 3) if case in one and not found["alone"] else None
+                more = dict(zip(("lanes_a_gpu", "horizon", "one_trunk"), case, strict=True)) | {"ranks": 1 if found["alone"] else ranks}
+                say(part="rates", **more, asked=kind, m_sps=round(sps / 1e6, 2), efficiency=efficiency, **{key: found[key] for key in found if key != "case"})
+
+        on_ranks(ranks, "rates", kind, jobs, gpu=not tiny, limit_s=limit_s, look=show)
+
+
+def fallbacks(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
+    """By kind of exchange: latencies, and the rates of two shapes; by the first one each GPU alone, too, and with everything normalised."""
+    plain = [f"algo.{word}" for word in ("anneal=false", "minibatches=4", "epochs=4", *(() if tiny else ("precision=bf16", "kernel_config=first")))]
+    one: dict[str, float] = {}
+    for kind in kinds:
+        jobs: list[dict[str, Any]] = [{"numbers": numbers, "times": 3 if tiny else 50} for numbers in SIZES[: 2 if tiny else 5]]
+        for lanes, horizon, more in ((2048, 16, []), (65536, 64, []), (65536, 64, EVERYTHING[:2])):
+            lanes = 256 if tiny else lanes
+            words = [f"algo.horizon={horizon}", "run.steps=1000G", *plain, *more]
+            for alone in (True, False) if kind == kinds[0] else (False,):
+                if kind == kinds[0] or not more:
+                    case = f"{lanes} x {horizon}{', normalised' * bool(more)}"
+                    overrides = [f"env.lanes={lanes * (1 if alone else ranks)}", *words]
+                    jobs.append({"case": case, "alone": alone, "overrides": overrides, "iterations": 2 if tiny else max(20, 10**8 // (lanes * horizon))})
+        shown = 0
+
+        def show(outputs: list[list[dict[str, Any]]], kind: str = kind) -> None:
+            nonlocal shown
+            for found in outputs[0][1 + shown :]:
+                shown += 1
+                if "numbers" in found:
+                    say(part="latency", kind=kind, ranks=ranks, exchange=outputs[0][0]["exchange"], **found)
+                    continue
+                sps, case = found["steps"] / found["seconds"], found["case"]
+                one.update({case: sps} if found["alone"] else {})
+                efficiency = round(sps / (ranks * one[case]), 3) if case in one and not found["alone"] else None
+                more = {key: found[key] for key in ("alone", "linked", "bits_by_ranks", "ready_s")}
+                say(part="fallbacks", kind=kind, ranks=ranks, case=case, m_sps=round(sps / 1e6, 2), efficiency=efficiency, **more)
+
+        on_ranks(ranks, "fallbacks", kind, jobs, gpu=not tiny, limit_s=limit_s, look=show)
 
 
 def bits(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
@@ -241,16 +290,21 @@ def bits(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
         words = [f"env.lanes={lanes}", "algo.horizon=16", "run.steps=1G", "algo.minibatches=2", f"algo.chunks={chunks}", "algo.kernel_config=first", *more]
         jobs += [{"case": name, "alone": alone, "overrides": words, "iterations": 2 if tiny else 196, "bits": True} for alone in (True, False)]
     for kind in kinds:
-        alone: dict[str, Any] = {}
-        for found, theirs in zip(*on_ranks(ranks, "bits", kind, jobs, gpu=not tiny, limit_s=limit_s)[:2], strict=False):
-            if found.get("alone"):
-                alone = found
-            elif "case" in found:
+        shown = 0
+
+        def show(outputs: list[list[dict[str, Any]]], kind: str = kind) -> None:
+            nonlocal shown
+            for found, *others in list(zip(*outputs, strict=False))[1 + shown :]:
+                shown += 1
+                if found["alone"]:
+                    continue
+                alone = outputs[0][shown - 1]
                 different = [name for name in found["sha256"] if found["sha256"][name] != alone["sha256"][name]]
-                ranks_equal = {name for name in found["sha256"] if found["sha256"][name] == theirs["sha256"][name]}
-                more = {key: found[key] for key in ("case", "linked", "chosen", "kernels")} | {"promised": found["bits_by_ranks"]}
-                more |= {"ranks_differ": sorted(set(found["sha256"]) - ranks_equal), "seconds": [alone["seconds"], found["seconds"]]}
-                say(part="bits", kind=kind, same=not different, different=different, **more)
+                apart = sorted(name for name in found["sha256"] if any(found["sha256"][name] != other["sha256"][name] for other in others))
+                more = {key: found[key] for key in ("case", "linked", "chosen", "kernels")} | {"promised": found["bits_by_ranks"], "ranks_differ": apart}
+                say(part="bits", kind=kind, ranks=ranks, same=not different, different=different, **more, seconds=[alone["seconds"], found["seconds"]])
+
+        on_ranks(ranks, "bits", kind, jobs, gpu=not tiny, limit_s=limit_s, look=show)
 
 
 def spins(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
@@ -383,7 +437,7 @@ def hosts(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
         say(part="hosts", codes=codes, seconds=round(time.monotonic() - began, 1), ended=ended.exists() and json.loads(ended.read_text()), logs=shown)
 
 
-PARTS = {"latency": latencies, "rates": rates, "bits": bits, "spin": spins, "faults": faults, "users": users, "hosts": hosts}
+PARTS = {"latency": latencies, "rates": rates, "bits": bits, "spin": spins, "faults": faults, "users": users, "hosts": hosts, "fallbacks": fallbacks}
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import Tensor, nn
 
+from operant.compute import threads
 from operant.nn import inputs, linear
 from operant.settings import Count, Real, Section
 
@@ -151,8 +152,12 @@ _ACTIVATIONS = {"tanh": _tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "
 
 
 def orthogonal(rows: int, columns: int, gain: float, generator: torch.Generator) -> Tensor:
-    """A (rows, columns) matrix with orthonormal rows or columns, times `gain` (Saxe, McClelland & Ganguli 2014)."""
-    return nn.init.orthogonal_(torch.empty(rows, columns), gain=gain, generator=generator)
+    """A (rows, columns) matrix with orthonormal rows or columns, times `gain` (Saxe, McClelland & Ganguli 2014).
+
+    By one thread: a factorization by several has other last bits, and how many there are depends on the machine and on who else shares it.
+    """
+    with threads.alone():
+        return nn.init.orthogonal_(torch.empty(rows, columns), gain=gain, generator=generator)
 
 
 class MLP(nn.Module):
