@@ -350,7 +350,7 @@ def faults(ranks: int, kinds: list[str], tiny: bool, limit_s: float) -> None:
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         operant = Commands(folder, tiny=tiny)
-        words = [*operant.on(ranks), *(["env.lanes=256", "run.steps=1M"] if tiny else ["env.lanes=16384", "run.steps=800M", "algo.horizon=32"])]
+        words = [*operant.on(ranks), *(["env.lanes=256", "run.steps=1M"] if tiny else ["env.lanes=16384", "run.steps=1600M", "algo.horizon=32"])]
         words += [f"checkpoint.every={50 if tiny else 300}", "eval.every=0", "algo.kernel_config=first", "algo.minibatches=2", "algo.chunks=64"]
         operant("train", *words, "--name", "killed", "-d", limit_s=limit_s)
         run, pid = runs.load(Path(folder, "killed")), 0

@@ -120,7 +120,7 @@ def test_the_beginning_does_not_depend_on_the_number_of_threads():
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            found.append(mlp.orthogonal(64, 64, 1.0, torch.Generator().manual_seed(1)))
+            found.append(nets.orthogonal(64, 64, 1.0, torch.Generator().manual_seed(1)))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(found[0], other) for other in found[1:])
