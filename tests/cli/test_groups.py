@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from cli.processes import ITERATION, SMALL, environment, made, operant_process, tensors
+from processes import ITERATION, SMALL, environment, made, operant_process, tensors
 from waiting import DEADLINE_S, records, state, wait_until
 
 from operant import runs

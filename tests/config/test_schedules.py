@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cli.processes import ITERATION, SMALL, made, tensors
+from processes import ITERATION, SMALL, made, tensors
 
 from operant import runs
 from operant.config import load, schedules

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from cli.processes import environment, operant_process
+from processes import environment, operant_process
 from waiting import wait_until
 
 from operant.runs import sweeps

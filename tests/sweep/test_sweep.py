@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import tomli
-from cli.processes import environment, operant_process
+from processes import environment, operant_process
 from waiting import DEADLINE_S, wait_until
 
 from operant import runs

@@ -8,7 +8,7 @@ import sys
 
 import psutil
 import pytest
-from cli.processes import ITERATION, SMALL, made, operant_process, tensors
+from processes import ITERATION, SMALL, made, operant_process, tensors
 from waiting import DEADLINE_S, records, state, wait_until
 
 from operant import runs
