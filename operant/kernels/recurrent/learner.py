@@ -5,6 +5,7 @@ Acting is one launch where a program can hold the network, otherwise a launch a 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 from typing import Any
@@ -80,7 +81,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         # What the layers of the memory put out, the last of which the head reads; a GRU's and an LSTM's gates are kept for the way back, as is what a step
         # begins with.
         self._outputs = [rows(P) for _ in range(layers)]
-        self._gates = [rows(shape.columns)] * layers if shape.fused else [rows(shape.columns) for _ in range(layers)]
+        self._gates = [rows(shape.columns) for _ in range(layers)]
         self._before = [rows(P) for _ in range(layers)]
         self._cells_before = [rows(P) if shape.kind == "lstm" else self._before[k] for k in range(layers)]
         self._by_output = [rows(P), rows(P)]
@@ -88,6 +89,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         self._memory = torch.zeros(layers * shape.matrices * shape.matrix, dtype=kind, device=device)
         # The head passes on what it has: between it and the last hidden layer lies the memory. Normalized layers are those that end so.
         self._head_spec = replace(spec, layer_norm=True)
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.at_once = max(spec.hidden_pad) <= ACT_WIDTH and spec.inputs[0] <= ACT_COLUMNS
         self._reads_at_once = spec.hidden_pad[0] <= ACT_WIDTH and spec.inputs[0] <= FIRST_COLUMNS and not spec.bytes and not spec.layer_norm
 
@@ -283,8 +285,18 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                     products.out_of_gates, (shape.pad // tiles["BLOCK_N"], self._capacity // tiles["BLOCK_M"]),
                     gates, self._weights(k), gradient, self._saved[last], back, SPEC=self.spec, SHAPE=shape, ADD=shape.kind == "mingru", SLOPE=slope, **tiles,
                 )  # fmt: skip
-            self._sum_memory(k, x, first_chunk)
+            with self._beside(k > 0):
+                self._sum_memory(k, x, first_chunk)
             gradient, other = other, gradient
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
+
+    def _beside(self, wanted: bool) -> contextlib.AbstractContextManager[object]:
+        """Where `wanted`, a stream of its own: a cell's way back leaves much of a GPU free, on which a layer's sums go on beside the next one's."""
+        if self._side is None or not wanted:
+            return contextlib.nullcontext()
+        self._side.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self._side)
 
     def _sum_memory(self, k: int, x: Tensor, first_chunk: int) -> None:
         """The gradients of a memory layer's weights and biases, summed over each chunk's rows."""
