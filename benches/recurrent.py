@@ -3,9 +3,9 @@ Prints JSON lines.
 
 python benches/recurrent.py [--parts checks,rates,torch,act,tiles] [--only mingru,lstm,gru] [--precisions bf16,tf32] [--lanes 4096,8192] [--profile] [--tiny]
 
-`--profile` adds the kernels that take the most time of an iteration; "act" and "tiles" are what acting and a minibatch take in other tiles. A part that fails
-says so in its line, and the others go on. `--tiny` runs on a CPU, through Triton's interpreter (TRITON_INTERPRET=1 PYTHONPATH=tests), on a few lanes, to see
-that nothing breaks.
+`--profile` adds the kernels that take the most time of an iteration; "act" and "tiles" are what acting and a minibatch take in other tiles, of which acting
+keeps the fastest. A part that fails says so in its line, and the others go on. `--tiny` runs on a CPU, through Triton's interpreter (TRITON_INTERPRET=1
+PYTHONPATH=tests), on a few lanes, to see that nothing breaks.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
 
 RELU = {"activation": "relu", "shared": True}
 CASES = {
-    "mingru": (NetConfig(hidden=(64,), memory="mingru", memory_layers=2, **RELU), {"epochs": 1, "replay_ratio": 1.42}, (4, 2)),
+    "mingru": (NetConfig(hidden=(64,), memory="mingru", memory_layers=2, **RELU), {"epochs": 1, "replay_ratio": 1.42}, (2, 4)),
     "lstm": (NetConfig(hidden=(128,), memory="lstm", **RELU), {"epochs": 1}, (4,)),
     "gru": (NetConfig(hidden=(128,), memory="gru", **RELU), {"epochs": 4}, (4,)),
 }
 """The network, what else is its own, and minibatches. A replay ratio is rounded to whole minibatches."""
 
-LIMITS = {"fp32": 1e-5, "tf32": 3e-3, "bf16": 3e-2}
-"""Relative error that a gradient may have."""
+LIMITS = {"fp32": 1e-5, "tf32": 6e-3, "bf16": 3e-2}
+"""Relative error that a gradient may have, behind relu: see `fused_games.BENT`."""
 
 
 def say(**row: object) -> None:
@@ -59,43 +59,45 @@ def attempt(row: dict[str, object], work: Callable[[], dict[str, object]]) -> No
 
 
 def checks(tiny: bool, only: list[str], precisions: list[str]) -> Iterator[tuple[dict[str, object], Callable[[], dict[str, object]]]]:
-    """What is asked of every cell and precision."""
-    from memory_interpreted import gradient_case, rollout_case
-
-    where, sizes = ("cpu", {"lanes": 16, "horizon": 4}) if tiny else ("cuda", {"lanes": 2048, "horizon": 16})
-
-    def gradient(env: object, net: dict, precision: str) -> dict[str, object]:
-        found = gradient_case(env, net, {"precision": precision, "normalize_observations": True, "bptt": sizes["horizon"] // 2}, where=where, **sizes)
-        found["parts"] = {name: float(f"{error:.2g}") for name, error in found["parts"].items()}
-        good = max(found["gradient"], found["numbers"] / 10) <= LIMITS[precision] and found["again"]
-        return {**found, "verdict": "ok" if good else "FAILED"}
-
-    kinds = [(memory, layers) for memory, layers in (("mingru", 2), ("lstm", 1), ("gru", 2)) if memory in only]
-    for precision, (memory, layers) in itertools.product(precisions, kinds):
-        for hidden in ((16,),) if tiny else ((64,), (128,)):
-            net = {"memory": memory, "memory_layers": layers, "hidden": hidden}
-            yield {"check": "gradient", "precision": precision, **net}, lambda net=net, precision=precision: gradient([118, 3], net, precision)
-        if memory == "mingru" and precision == "bf16" and not tiny:
-            wide = {"memory": "mingru", "memory_layers": 3, "hidden": (256, 256), "activation": "silu"}
-            yield {"check": "gradient", "precision": "bf16", **wide}, lambda net=wide: gradient([118, 3], net, "bf16")
-        if memory == "gru" and precision == "tf32" and not tiny:
-            judged = {"memory": "gru", "hidden": (64, 64), "layer_norm": True}
-            yield {"check": "gradient", "precision": "tf32", "env": "judged", **judged}, lambda net=judged: gradient("judged", net, "tf32")
-    for memory, layers in kinds if "fp32" in precisions else ():
-        net = {"memory": memory, "memory_layers": layers, "hidden": (16,) if tiny else (64,)}
-        yield {"check": "rollout", **net}, lambda net=net: rollout_case("gaussian", net, {"precision": "fp32"}, where=where, iterations=1, **sizes)
-        yield {"check": "bits", **net}, lambda net=net: bits(net, where, sizes)
+    """What is asked of every cell and precision, by the networks that are timed."""
+    for precision, case in itertools.product(precisions, only):
+        net = CASES[case][0]
+        keys = ("memory", "memory_layers", "hidden", "activation")
+        given = {key: getattr(net, key) for key in keys} | ({"hidden": (16,)} if tiny else {})
+        row = {"precision": precision, "case": case}
+        yield {"check": "gradient", **row}, lambda net=given, precision=precision: gradient(net, precision, tiny)
+        yield {"check": "bits", **row}, lambda net=given, precision=precision: bits(net, precision, tiny)
 
 
-def bits(net: dict, where: str, sizes: dict[str, int]) -> dict[str, object]:
+def sizes_of(tiny: bool) -> dict[str, int]:
+    """Of what is checked."""
+    return {"lanes": 16, "horizon": 4} if tiny else {"lanes": 1024, "horizon": 64}
+
+
+def gradient(net: dict, precision: str, tiny: bool) -> dict[str, object]:
+    """Relative errors beside float64, and what the first update says of a policy that has not changed since it acted."""
+    from fused_probe import trainer, wide
+    from memory_interpreted import gradient_case
+
+    where, sizes, algo = "cpu" if tiny else "cuda", sizes_of(tiny), {"precision": precision, "normalize_observations": True}
+    found = gradient_case([118, 3], net, algo, where=where, **sizes)
+    found["parts"] = {name: float(f"{error:.2g}") for name, error in found["parts"].items()}
+    once = trainer(wide(118, 3), NetConfig(shared=True, **net), where=where, eager=True, epochs=1, minibatches=1, kernels="fused", **algo, **sizes)
+    once.collect()
+    once.update()
+    kl = float(once.stats[3])
+    good = found["gradient"] <= LIMITS[precision] and found["again"] and abs(kl) < 1e-5
+    return {**found, "kl_of_acting_and_learning": kl, "verdict": "ok" if good else "FAILED"}
+
+
+def bits(net: dict, precision: str, tiny: bool) -> dict[str, object]:
     """Whether the same seed ends with the same bytes: again, eager, and resumed half way."""
-    from fused_probe import trainer
-    from toys import PUSH
+    from fused_probe import trainer, wide
 
-    def run(seed: int = 1, eager: bool = where == "cpu", break_at: int = -1) -> bytes:
+    def run(seed: int = 1, eager: bool = tiny, break_at: int = -1) -> bytes:
         def fresh() -> PPO:
-            algo = {"horizon": sizes["horizon"], "minibatches": 2, "target_kl": 0.05, "kernels": "fused", "normalize_observations": True, "precision": "tf32"}
-            return trainer(PUSH, NetConfig(shared=True, **net), lanes=sizes["lanes"], where=where, seed=seed, eager=eager, **algo)
+            algo = {"minibatches": 2, "epochs": 2, "target_kl": 0.05, "kernels": "fused", "normalize_observations": True, "precision": precision}
+            return trainer(wide(118, 3), NetConfig(shared=True, **net), where="cpu" if tiny else "cuda", seed=seed, eager=eager, **algo, **sizes_of(tiny))
 
         ppo = fresh()
         for iteration in range(6):
@@ -178,9 +180,9 @@ def act_tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
         except Exception as error:
             return type(error).__name__
 
-    found = {str(tile): took(tile) for tile in ((16, 4), (16, 8), (32, 4), (32, 8), (64, 4), (64, 8), (128, 8))}
-    learner.ACT_TILES[kind] = own
-    return {"us": found}
+    took_us = {tile: took(tile) for tile in ((64, 8), (64, 16), (32, 8), (32, 4)) if lanes // tile[0] >= learner.ACT_PROGRAMS}
+    learner.ACT_TILES[kind] = min((tile for tile in took_us if isinstance(took_us[tile], float)), key=took_us.__getitem__, default=own)
+    return {"us": {str(tile): us for tile, us in took_us.items()}, "from now on": learner.ACT_TILES[kind]}
 
 
 def tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
@@ -225,6 +227,9 @@ def main() -> None:
         for row, work in checks(tiny, words.only.split(","), words.precisions.split(",")):
             attempt(row, work)
     asked = list(itertools.product(words.only.split(","), words.precisions.split(","), sizes))
+    for part, work in (("act", act_tiles), ("tiles", tiles)):
+        for words_of in [one for one in asked if one[2] == sizes[0]] if part in parts and not tiny else ():
+            attempt({part: words_of[0], "precision": words_of[1], "lanes": words_of[2]}, lambda work=work, words_of=words_of: work(*words_of))
     for (case, precision, lanes), kernels in itertools.product(asked, ("fused", "torch")):
         if ("rates" if kernels == "fused" else "torch") not in parts or (kernels == "torch" and precision != "tf32"):
             continue
@@ -235,9 +240,6 @@ def main() -> None:
                 return {"stats": ppo.stats.tolist()} if tiny else rates(ppo) | ({"profile": profile(ppo)} if shown else {})
 
             attempt({"case": case, "kernels": kernels, "precision": precision, "lanes": lanes, "minibatches": minibatches}, timed)
-    for part, work in (("act", act_tiles), ("tiles", tiles)):
-        for words_of in asked if part in parts and not tiny else ():
-            attempt({part: words_of[0], "precision": words_of[1], "lanes": words_of[2]}, lambda work=work, words_of=words_of: work(*words_of))
 
 
 if __name__ == "__main__":

@@ -150,7 +150,8 @@ PER_LAYER = "per-layer block_m=32 block_n=32 block_k=16 warps=4 stages=2 chunks=
 @pytest.mark.parametrize("more", ["algo.target_kl=0.01", f"algo.kernel_config={PER_LAYER}", "net.memory=gru;algo.bptt=8"])
 def test_two_ranks_of_the_fused_kernels_make_the_same_bytes_as_one(tmp_path, more):
     """In Triton's interpreter, each rank in a process of its own."""
-    shape = [*SHAPE, "env.lanes=64", "algo.horizon=32", "algo.epochs=1", "net.hidden=[16]", "algo.kernels=fused", "algo.kernel_config=first", "net.shared=true", *more.split(";")]
+    shape = [*SHAPE, "env.lanes=64", "algo.horizon=32", "algo.epochs=1", "net.hidden=[16]", "net.shared=true", "algo.kernels=fused"]
+    shape += ["algo.kernel_config=first", *more.split(";")]
     script, variables = Path(__file__).parents[1] / "fused_ranks.py", os.environ | {"TRITON_INTERPRET": "1"}
     ranks = [
         subprocess.Popen([sys.executable, script, str(rank), tmp_path / "store", json.dumps(shape)], env=variables, stdout=subprocess.PIPE, text=True)

@@ -9,18 +9,31 @@ import triton.language as tl
 
 from operant.kernels import act as plain
 from operant.kernels import blocks
-from operant.kernels.blocks import feature_of, forward, load_last, load_network, out_bias, select_column
+from operant.kernels.blocks import feature_of, forward_hidden, load_last, load_network, out_bias, select_column
 from operant.kernels.recurrent import cells
 
-load_features, kept, network_step = plain.load_features, cells.kept, cells.network_step
+load_features, kept = plain.load_features, cells.kept
+held_weights, load_states, network_step = cells.held_weights, cells.load_states, cells.network_step
 add_dot, stored, zeros = cells.add_dot, cells.stored, cells.zeros
-activate, first_operand, first_weight_operand, load_first = blocks.activate, blocks.first_operand, blocks.first_weight_operand, blocks.load_first
-normalize, one_hot, saved_activation = blocks.normalize, blocks.one_hot, blocks.saved_activation
+activate, first_operand, normalize, one_hot, saved_activation = blocks.activate, blocks.first_operand, blocks.normalize, blocks.one_hot, blocks.saved_activation
+
+
+@triton.jit
+def _load_packed_first(first, column, SPEC: tl.constexpr):
+    """The first layer's packed weight as its product's right operand, (columns, H)."""
+    unit = tl.arange(0, SPEC.hidden_pad[0])
+    return tl.load(first + unit[None, :] * SPEC.columns_pad + column[:, None]).to(tl.float32)
+
+
+@triton.jit
+def _first_product(x, weight, SPEC: tl.constexpr):
+    """The first layer before its activation: never with fewer bits than tf32."""
+    return tl.dot(x, weight, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
 
 
 @triton.jit(do_not_specialize=["t"])
 def act(
-    inputs, acting, final, parameters, packed, where, t, lanes,
+    inputs, acting, final, parameters, first_weight, packed, where, t, lanes,
     SPEC: tl.constexpr, SHAPE: tl.constexpr, SAMPLE: tl.constexpr, FINALS: tl.constexpr, WINDOW: tl.constexpr, LAST: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Step t of every lane: what `SAMPLE`, like `operant.kernels.act.sample_and_store`, makes of the outputs, and the state after it; with LAST only the value.
@@ -30,26 +43,34 @@ def act(
     """
     lane = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_bounds = lane < lanes
-    first = 1
     cut = in_bounds & (lane < 0)
     if FINALS:
         cut = tl.load(where.truncated + (t - 1) * lanes + lane, mask=in_bounds & (t > 0), other=0) != 0
-        first = tl.where(tl.sum(cut.to(tl.int32), axis=0) > 0, 0, 1)
     keep = kept(where, lane, t, in_bounds, lanes)
-    for turn in tl.range(first, 2, num_stages=1):
+    # Weights, and what lanes remember, are asked for before anything waits.
+    weight = _load_packed_first(first_weight, tl.arange(0, SPEC.columns_pad), SPEC)
+    held = held_weights(packed, SHAPE)
+    states = load_states(where, lane, in_bounds, lanes, SHAPE)
+    network = load_network(parameters, 0, SPEC, False)
+    head, head_bias = stored(load_last(parameters, 0, SPEC), SHAPE), out_bias(parameters, 0, SPEC)
+    begin = 1
+    if FINALS:
+        begin = tl.where(tl.sum(cut.to(tl.int32), axis=0) > 0, 0, 1)
+    for turn in tl.range(begin, 2, num_stages=1):
         # Of turn 0 the true final observations of step t - 1, of turn 1 what is seen now.
         source, at = inputs.observation, t
         if turn == 0:
             source = final.observation
             at = (t - 1) // WINDOW
         x = load_features(source, inputs.normalizer, lane, in_bounds, at, lanes, SPEC)
-        _out, hidden, _saved = forward(x, load_network(parameters, 0, SPEC), SPEC)
+        if SPEC.bytes:
+            x = stored(x, SPEC).to(tl.float32)
+        _out, hidden, _saved = forward_hidden(_first_product(x, weight, SPEC), network, SPEC)
         x = network_step(
-            stored(hidden[-1].to(tl.float32), SHAPE), packed, parameters, where, lane, t, tl.where(turn == 0, 1.0, keep), in_bounds, lanes, SHAPE,
+            stored(hidden[-1].to(tl.float32), SHAPE), states, held, packed, parameters, where, lane, tl.where(turn == 0, 1.0, keep), in_bounds, lanes, SHAPE,
             (turn == 1) & (not LAST),
         )  # fmt: skip
-        head = stored(load_last(parameters, 0, SPEC), SHAPE)
-        out = add_dot(x, tl.trans(head), zeros(BLOCK_M, SPEC.out_pad), SHAPE) + out_bias(parameters, 0, SPEC)[None, :]
+        out = add_dot(x, tl.trans(head), zeros(BLOCK_M, SPEC.out_pad), SHAPE) + head_bias[None, :]
         value = select_column(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows)
         if turn == 0:
             tl.store(final.value + (t - 1) * lanes + lane, value, mask=cut)
@@ -61,7 +82,7 @@ def act(
 
 @triton.jit
 def first_layer(
-    where, inputs, parameters, x, hidden, saved, lanes, SPEC: tl.constexpr, SHAPE: tl.constexpr, SAVE: tl.constexpr, BLOCK_M: tl.constexpr
+    where, inputs, first_weight, x, hidden, saved, lanes, SPEC: tl.constexpr, SHAPE: tl.constexpr, SAVE: tl.constexpr, BLOCK_M: tl.constexpr
 ):  # fmt: skip
     """Of a minibatch's rows: what the first layer reads, as its weight's gradient takes it, its activations, and with SAVE what their gradients need."""
     row, column = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, SPEC.columns_pad)
@@ -72,8 +93,7 @@ def first_layer(
     observed = tl.load(inputs.observation + place, mask=(feature < SPEC.observation)[None, :], other=0)
     features = first_operand(normalize(one_hot(observed, column, inputs.normalizer, SPEC), column, inputs.normalizer, SPEC), SPEC)
     tl.store(x + row[:, None] * SPEC.columns_pad + column[None, :], stored(features, SPEC))
-    weight = tl.trans(first_weight_operand(load_first(parameters, 0, column, SPEC), SPEC))
-    z = tl.dot(features, weight, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
+    z = _first_product(features, _load_packed_first(first_weight, column, SPEC), SPEC)
     h = stored(activate(z, SPEC), SPEC)
     target = row[:, None] * SPEC.hidden_pad[0] + tl.arange(0, SPEC.hidden_pad[0])[None, :]
     tl.store(hidden + target, h)

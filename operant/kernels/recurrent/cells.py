@@ -96,64 +96,114 @@ def lstm_gates(i, f, o, g, SHAPE: tl.constexpr):
     return squash(i, SHAPE), squash(f, SHAPE), squash(o, SHAPE), tanh(g, SHAPE.approximate)
 
 
+# A STEP OF THE WHOLE MEMORY, TO ACT
+
+
 @triton.jit
-def network_step(x, packed, parameters, where, lane, t, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE):
+def held_weights(packed, SHAPE: tl.constexpr):
+    """All weights, as right operands, where they are few: layer after layer, the input's before the layer's own, gate after gate. Otherwise none."""
+    COUNT: tl.constexpr = SHAPE.layers * SHAPE.matrices * SHAPE.gates if SHAPE.held else 0
+    held = ()
+    for k in tl.static_range(COUNT):
+        held = held + (gate_weight(packed, k, SHAPE),)
+    return held
+
+
+@triton.jit
+def _weight(held, packed, SHAPE: tl.constexpr, LAYER: tl.constexpr, WHICH: tl.constexpr, GATE: tl.constexpr):
+    """A layer's weight of a gate: 0 its input's, 1 its own."""
+    PLACE: tl.constexpr = (LAYER * SHAPE.matrices + WHICH) * SHAPE.gates + GATE
+    if SHAPE.held:
+        return held[PLACE]
+    else:
+        return gate_weight(packed, PLACE, SHAPE)
+
+
+@triton.jit
+def load_states(where, lane, in_bounds, lanes, SHAPE: tl.constexpr):
+    """Of each layer h, and of an LSTM c, (lanes, P) each."""
+    unit = tl.arange(0, SHAPE.pad)
+    mask = in_bounds[:, None] & (unit < SHAPE.units)[None, :]
+    COUNT: tl.constexpr = SHAPE.layers
+    states = ()
+    for k in tl.static_range(COUNT):
+        h = tl.load(where.state + state_place(lane, 0, unit, lanes, SHAPE, k, 0, True), mask=mask, other=0.0)
+        if SHAPE.kind == "lstm":
+            states = states + (h, tl.load(where.state + state_place(lane, 0, unit, lanes, SHAPE, k, 1, True), mask=mask, other=0.0))
+        else:
+            states = states + (h,)
+    return states
+
+
+@triton.jit
+def network_step(x, states, held, packed, parameters, where, lane, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE):
     """All layers' step from what the first reads (rows, P), as an operand; where WRITE the state after is kept. The last output, as an operand."""
     unit = tl.arange(0, SHAPE.pad)
     mask = in_bounds[:, None] & (unit < SHAPE.units)[None, :]
     LAYERS: tl.constexpr = SHAPE.layers
     for k in tl.static_range(LAYERS):
-        weights = packed + k * SHAPE.matrices * SHAPE.matrix
-        place = state_place(lane, t, unit, lanes, SHAPE, k, 0, True)
-        h = tl.load(where.state + place, mask=mask, other=0.0) * keep[:, None]
-        if SHAPE.kind == "mingru":
-            hidden, gate = _share(x, h, weights, parameters, 0, unit, SHAPE, k), _share(x, h, weights, parameters, 1, unit, SHAPE, k)
-            out, h = mingru_step(hidden, gate, _share(x, h, weights, parameters, 2, unit, SHAPE, k), x.to(tl.float32), h, SHAPE)
+        place = where.state + state_place(lane, 0, unit, lanes, SHAPE, k, 0, True)
+        if SHAPE.kind == "lstm":
+            out, c = _lstm_step(x, states[2 * k] * keep[:, None], states[2 * k + 1] * keep[:, None], held, packed, parameters, unit, SHAPE, k)
+            h = out
+            tl.store(where.state + state_place(lane, 0, unit, lanes, SHAPE, k, 1, True), c, mask=mask & WRITE)
         elif SHAPE.kind == "gru":
-            out = _gru_step(x, h, weights, parameters, unit, SHAPE, k)
+            out = _gru_step(x, states[k] * keep[:, None], held, packed, parameters, unit, SHAPE, k)
             h = out
         else:
-            cell_place = state_place(lane, t, unit, lanes, SHAPE, k, 1, True)
-            c = tl.load(where.state + cell_place, mask=mask, other=0.0) * keep[:, None]
-            out, c = _lstm_step(x, h, c, weights, parameters, unit, SHAPE, k)
-            h = out
-            tl.store(where.state + cell_place, c, mask=mask & WRITE)
-        tl.store(where.state + place, h, mask=mask & WRITE)
+            out, h = _mingru_step(x, states[k] * keep[:, None], held, packed, parameters, unit, SHAPE, k)
+        tl.store(place, h, mask=mask & WRITE)
         x = stored(out, SHAPE)
     return x
 
 
 @triton.jit
-def _share(x, h, weights, parameters, gate, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+def _share(x, h, weight, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr, GATE: tl.constexpr):
     """What a layer's input (rows, P) adds to a gate, in the shape of its state `h`."""
-    return add_dot(x, gate_weight(weights, gate, SHAPE), tl.zeros_like(h), SHAPE) + gate_bias(parameters, SHAPE.input_biases[LAYER], gate, unit, SHAPE)
+    return add_dot(x, weight, tl.zeros_like(h), SHAPE) + gate_bias(parameters, SHAPE.input_biases[LAYER], GATE, unit, SHAPE)
 
 
 @triton.jit
-def _sum_of(x, h, weights, parameters, gate, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
-    """What a gate is made of: its input's share, rounded as where it lies in memory in training, and its state's."""
-    share = stored(_share(x, h, weights, parameters, gate, unit, SHAPE, LAYER), SHAPE).to(tl.float32)
-    return share, add_dot(stored(h, SHAPE), gate_weight(weights + SHAPE.matrix, gate, SHAPE), tl.zeros_like(h), SHAPE)
+def _mingru_step(x, h, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+    first, second = _weight(held, packed, SHAPE, LAYER, 0, 0), _weight(held, packed, SHAPE, LAYER, 0, 1)
+    hidden = _share(x, h, first, parameters, unit, SHAPE, LAYER, 0)
+    third = _weight(held, packed, SHAPE, LAYER, 0, 2)
+    gate = _share(x, h, second, parameters, unit, SHAPE, LAYER, 1)
+    return mingru_step(hidden, gate, _share(x, h, third, parameters, unit, SHAPE, LAYER, 2), x.to(tl.float32), h, SHAPE)
 
 
 @triton.jit
-def _lstm_step(x, h, c, weights, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
-    share, own = _sum_of(x, h, weights, parameters, 0, unit, SHAPE, LAYER)
-    i = squash(share + own, SHAPE)
-    share, own = _sum_of(x, h, weights, parameters, 3, unit, SHAPE, LAYER)
-    entering = i * tanh(share + own, SHAPE.approximate)
-    share, own = _sum_of(x, h, weights, parameters, 1, unit, SHAPE, LAYER)
-    c = squash(share + own, SHAPE) * c + entering
-    share, own = _sum_of(x, h, weights, parameters, 2, unit, SHAPE, LAYER)
-    return squash(share + own, SHAPE) * tanh(c, SHAPE.approximate), c
+def _parts(x, h, weight, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr, GATE: tl.constexpr, NEXT: tl.constexpr):
+    """What a gate is made of: its input's share, rounded as where it lies in memory in training, and its state's; and the input's weight of gate NEXT.
+
+    A product's weight is asked for before the product in front of it.
+    """
+    own = _weight(held, packed, SHAPE, LAYER, 1, GATE)
+    share = stored(_share(x, h, weight, parameters, unit, SHAPE, LAYER, GATE), SHAPE).to(tl.float32)
+    following = _weight(held, packed, SHAPE, LAYER, 0, NEXT)
+    return share, add_dot(stored(h, SHAPE), own, tl.zeros_like(h), SHAPE), following
 
 
 @triton.jit
-def _gru_step(x, h, weights, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
-    share, own = _sum_of(x, h, weights, parameters, 0, unit, SHAPE, LAYER)
-    r = squash(share + own, SHAPE)
-    share, own = _sum_of(x, h, weights, parameters, 1, unit, SHAPE, LAYER)
-    z = squash(share + own, SHAPE)
-    share, own = _sum_of(x, h, weights, parameters, 2, unit, SHAPE, LAYER)
-    n = tanh(share + r * (own + gate_bias(parameters, SHAPE.state_biases[LAYER], 0, unit, SHAPE)), SHAPE.approximate)
+def _lstm_step(x, h, c, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+    weight = _weight(held, packed, SHAPE, LAYER, 0, 0)
+    share, by_state, weight = _parts(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 0, 3)
+    i = squash(share + by_state, SHAPE)
+    share, by_state, weight = _parts(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 3, 1)
+    entering = i * tanh(share + by_state, SHAPE.approximate)
+    share, by_state, weight = _parts(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 1, 2)
+    c = squash(share + by_state, SHAPE) * c + entering
+    share, by_state, _last = _parts(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 2, 2)
+    return squash(share + by_state, SHAPE) * tanh(c, SHAPE.approximate), c
+
+
+@triton.jit
+def _gru_step(x, h, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+    weight = _weight(held, packed, SHAPE, LAYER, 0, 0)
+    share, by_state, weight = _parts(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 0, 1)
+    r = squash(share + by_state, SHAPE)
+    share, by_state, weight = _parts(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 1, 2)
+    z = squash(share + by_state, SHAPE)
+    share, by_state, _last = _parts(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 2, 2)
+    n = tanh(share + r * (by_state + gate_bias(parameters, SHAPE.state_biases[LAYER], 0, unit, SHAPE)), SHAPE.approximate)
     return n + z * (h - n)

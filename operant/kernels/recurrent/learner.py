@@ -20,10 +20,10 @@ from operant.kernels.recurrent.shape import Finals, Shape, States, Where
 ACT_WIDTH, ACT_COLUMNS = 128, 256
 """Of a network that acts in one launch: units, and columns of the first layer, padded."""
 
-ACT_TILES = {"narrow": (32, 4), "wide": (16, 8)}
-"""Lanes and warps of a program that acts, with up to 64 units and with more."""
+ACT_TILES, ACT_PROGRAMS = {"narrow": (64, 8), "wide": (64, 8)}, 128
+"""Lanes and warps of a program that acts, with up to 64 units and with more; fewer lanes, where that makes for so many programs."""
 
-FIRST_COLUMNS, FIRST_BLOCK_M = 128, 64
+FIRST_COLUMNS, FIRST_BLOCK_M = 128, 128
 """Of a first layer that reads a minibatch where the rollout has it: columns, padded, and rows of a tile."""
 
 FEW_LANES, MANY_LANES = 16, 32
@@ -177,11 +177,12 @@ class RecurrentLearner(per_layer.PerLayerLearner):
 
     def _act_at_once(self, t: int, *, finals: bool, last: bool) -> None:
         rollout, (block_m, warps) = self.buffers.rollout, ACT_TILES["wide" if max(self.spec.hidden_pad) > 64 else "narrow"]
+        block_m = max(16, min(block_m, per_layer.power_of_two(self._lanes / ACT_PROGRAMS)))
         seen = rollout.final_observation if finals else rollout.observation
         window = self._steps // len(seen) if finals else 1
         self.launch(
             act.act, (-(-self._lanes // block_m),),
-            self._inputs(), self.work.acting(), Finals(seen, self.buffers.final_value), self._values, self._memory,
+            self._inputs(), self.work.acting(), Finals(seen, self.buffers.final_value), self._values, self._first, self._memory,
             self._where(0, 0, acting=True), t, self._lanes,
             SPEC=self.spec, SHAPE=self.shape, SAMPLE=self.work.sample, FINALS=finals, WINDOW=window, LAST=last, BLOCK_M=block_m,
             num_warps=warps,
@@ -235,8 +236,8 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                 block_m = math.gcd(self._capacity, FIRST_BLOCK_M)
                 self.launch(
                     act.first_layer, (self._capacity // block_m,),
-                    where, self._inputs(), self._values, self._rounded, self._hidden[0], self._saved[0], self._lanes,
-                    SPEC=self.spec, SHAPE=shape, SAVE=self._saved is not self._hidden, BLOCK_M=block_m, num_warps=4,
+                    where, self._inputs(), self._first, self._rounded, self._hidden[0], self._saved[0], self._lanes,
+                    SPEC=self.spec, SHAPE=shape, SAVE=self._saved is not self._hidden, BLOCK_M=block_m, num_warps=8,
                 )  # fmt: skip
             else:
                 self.launch(

@@ -16,6 +16,9 @@ MAX_GATED = 128
 FUSED_BYTES = 64 << 10
 """Of MinGRU's weights that a program holds twice, as they are and transposed: up to so many gates and scan are one kernel."""
 
+HELD_BYTES = 64 << 10
+"""Of all weights of a memory that a program holds while it acts."""
+
 RESIDENT_BYTES = 136 << 10
 """Of a GRU's or an LSTM's weights that a program holds for all steps. Larger ones are read again at each."""
 
@@ -36,6 +39,7 @@ class Shape:
     approximate: bool  # tanh is the GPU's own instruction
     fused: bool  # MinGRU: gates are worked out where they are used
     resident: bool  # a program holds the recurrent weights
+    held: bool  # a program that acts holds all weights
     input_weights: tuple[int, ...]  # where each layer's begin in the flat vector
     input_biases: tuple[int, ...]
     state_weights: tuple[int, ...]  # none of MinGRU
@@ -109,9 +113,10 @@ def describe(policy: Policy, precision: str, length: int, block: int) -> tuple[k
 
     shape = Shape(
         memory.kind, memory.layers, memory.units, pad, gates, (3 if memory.kind == "mingru" else 4) * pad, memory.rows, length, block,
-        spec.precision, spec.approximate, False, False,
+        spec.precision, spec.approximate, False, False, False,
         places("input_weights"), places("input_biases"), places("state_weights"), places("state_biases"),
     )  # fmt: skip
     held = number * shape.matrix
     mingru = memory.kind == "mingru"
-    return spec, replace(shape, fused=mingru and held <= FUSED_BYTES, resident=not mingru and held <= RESIDENT_BYTES)
+    fused, resident, few = mingru and held <= FUSED_BYTES, not mingru and held <= RESIDENT_BYTES, held * shape.matrices * shape.layers <= HELD_BYTES
+    return spec, replace(shape, fused=fused, resident=resident, held=few)
