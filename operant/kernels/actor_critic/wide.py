@@ -23,6 +23,9 @@ from operant.kernels.actor_critic.wide_shape import ROWS, TILE, Wide, WideNet
 BESIDE = True
 """Whether what does not depend on each other is launched side by side."""
 
+PROGRAMS = 528
+"""Programs of a pass over a layer, at most: four a multiprocessor."""
+
 FEW_UNITS, BLOCK, SUM_ROWS, SUM_UNITS = 256, 1024, 32, 64
 """Units up to which a program has 4 warps, and 8 beyond; parameters that a program steps; rows of sums and units that are added up at a time."""
 
@@ -42,11 +45,8 @@ class Trained(NamedTuple):
     flat: Flat
     gradient: Tensor  # of the flat vector
     packed: Tensor  # the flat vector as products take it
-    weights: list[Tensor]  # of `packed`, later layers' (towers, width, inputs)
+    weights: list[Tensor]  # of `packed`, (towers, width, inputs); the first is a copy, with columns to spare
     by_weights: list[Tensor]  # of `gradient`, likewise
-    by_first: Tensor  # (towers, width, inputs) of `gradient`
-    first: Tensor  # (towers, width, columns), the same with columns to spare
-    first_packed: Tensor  # the first layer's of `packed`, likewise
     partial: Tensor
     terms: Tensor
     squares: Tensor
@@ -95,26 +95,25 @@ class WideLearner(Learner):
         self._acting = self._acts(self._zeros(1))
 
     def _trained(self, net: WideNet, flat: Flat, gradient: Tensor, update: Update, terms: int) -> Trained:
-        G, first = net.towers, net.layers[0]
+        G = net.towers
         packed = torch.zeros_like(flat.parameters, dtype=self._kind)
-        by_first = gradient[first.weight :][: G * first.width * first.inputs].view(G, first.width, first.inputs)
-        spare = torch.zeros(G, first.width, self.shape.columns, device=self._device)
         blocks = -(-flat.parameters.numel() // BLOCK)
         return Trained(
-            net, flat, gradient, packed, self._weights(net, packed), self._weights(net, gradient), by_first, spare, spare.to(self._kind),
-            self._zeros(self.shape.programs, G, net.vectors, net.pad), self._zeros(self.shape.programs, terms), self._zeros(blocks), update,
+            net, flat, gradient, packed, self._weights(net, packed), self._weights(net, gradient), 
+            self._zeros(net.programs, G, net.vectors, net.pad), self._zeros(net.programs, terms), self._zeros(blocks), update,
         )  # fmt: skip
 
-    @staticmethod
-    def _weights(net: WideNet, vector: Tensor) -> list[Tensor]:
-        """Later layers' weights in a vector of parameters, (towers, width, inputs) each."""
-        return [vector[k.weight :][: net.towers * k.width * k.inputs].view(net.towers, k.width, k.inputs) for k in net.layers[1:]]
+    def _weights(self, net: WideNet, vector: Tensor) -> list[Tensor]:
+        """Weights in a vector of parameters, (towers, width, inputs) each; the first with columns to spare is a copy, which `_widen` makes."""
+        first, G = net.layers[0], net.towers
+        later = [vector[k.weight :][: G * k.width * k.inputs].view(G, k.width, k.inputs) for k in net.layers[1:]]
+        return [torch.zeros(G, first.width, self.shape.columns, dtype=vector.dtype, device=self._device), *later]
 
     def _passes(self, net: WideNet, rows: int, backward: int) -> Passes:
-        def zeros(rows: int, first: int = 0) -> list[Tensor]:
-            return [torch.zeros(net.towers, rows if k >= first else 0, k_.width, dtype=self._kind, device=self._device) for k, k_ in enumerate(net.layers)]
+        def zeros(rows: int) -> list[Tensor]:
+            return [torch.zeros(net.towers, rows, layer.width, dtype=self._kind, device=self._device) for layer in net.layers]
 
-        return Passes(zeros(rows, 1 if backward == 0 or not self.shape.needs_sums else 0), zeros(rows), zeros(backward))
+        return Passes(zeros(rows), zeros(rows), zeros(backward))
 
     @property
     def parts(self) -> tuple[Callable[[], None], ...]:
@@ -139,20 +138,19 @@ class WideLearner(Learner):
         """A kernel over whole rows of a layer, a program a tile, or so many programs in all; `second` is the grid's other size. `product`: it has one."""
         pad = net.layers[at].pad
         rows = ROWS if product else min(ROWS, TILE // pad)
-        grid = (programs or samples // rows, second)
+        grid = (min(programs or samples, samples // rows), second)
         self._launch(kernel, grid, *arguments, SPEC=self.shape, AT=at, ROWS=rows, num_warps=8 if product and pad > FEW_UNITS else warps, **options)
 
-    def _forward(self, net: WideNet, x: Tensor, flat: Tensor, packed: Tensor, weights: list[Tensor], passes: Passes, *, last: bool) -> None:
-        """All hidden layers; with `last` the last one's activations, too."""
+    def _forward(self, net: WideNet, x: Tensor, flat: Tensor, weights: list[Tensor], passes: Passes, *, last: bool) -> None:
+        """All hidden layers of rows (n, columns); with `last` the last one's activations, too."""
         rows, top = passes.hidden[0].shape[1], len(net.layers) - 1
         for k in range(top + 1):
-            if k > 0 and self._asked is None:
-                torch.bmm(passes.hidden[k - 1], weights[k - 1].transpose(1, 2), out=passes.sums[k])
+            if self._asked is None:
+                torch.bmm(x.expand(net.towers, -1, -1) if k == 0 else passes.hidden[k - 1], weights[k].transpose(1, 2), out=passes.sums[k])
             if k < top or last:
                 self._rowwise(
-                    wide_layers.forward_layer, net, k, rows, net.towers, x, passes.sums[k], passes.hidden[k], flat, packed, rows,
-                    product=k == 0, NET=net, KEEP=k == 0 and passes.sums[0].numel() > 0,
-                )  # fmt: skip
+                    wide_layers.forward_layer, net, k, rows, net.towers, passes.sums[k], passes.hidden[k], flat, rows, programs=PROGRAMS // net.towers, NET=net
+                )
 
     def _backward(self, trained: Trained, x: Tensor, passes: Passes, *, train: bool, begin: int = 0) -> None:
         """From the gradient in the last hidden layer's sums: of the weights with `train`, else in what the first layer reads. Rows from `begin` on."""
@@ -161,21 +159,21 @@ class WideLearner(Learner):
             if not idle:
                 if train:
                     with self._aside():
-                        self._product(passes.gradient[k].transpose(1, 2), passes.hidden[k - 1][:, begin : begin + B], trained.by_weights[k - 1])
-                torch.bmm(passes.gradient[k], trained.weights[k - 1], out=passes.gradient[k - 1])
+                        self._product(passes.gradient[k].transpose(1, 2), passes.hidden[k - 1][:, begin : begin + B], trained.by_weights[k])
+                torch.bmm(passes.gradient[k], trained.weights[k], out=passes.gradient[k - 1])
             self._rowwise(
                 wide_layers.backward_layer, net, k - 1, B, net.towers, passes.gradient[k - 1], passes.sums[k - 1], passes.hidden[k - 1],
-                trained.flat.parameters, trained.partial, passes.hidden[0].shape[1], begin, programs=self.shape.programs if train else 0, NET=net, TRAIN=train,
+                trained.flat.parameters, trained.partial, passes.hidden[0].shape[1], begin, programs=net.programs if train else PROGRAMS // net.towers, NET=net, TRAIN=train,
             )  # fmt: skip
         if not train and not idle:
-            self._product(passes.gradient[0], trained.first_packed, self._work.value_slope)
+            self._product(passes.gradient[0], trained.weights[0], self._work.value_slope)
         if train:
             if not idle:
                 with self._aside():
-                    self._product(passes.gradient[0].transpose(1, 2), x.expand(net.towers, -1, -1), trained.first)
-                    trained.by_first.copy_(trained.first[:, :, : net.layers[0].inputs])
+                    self._product(passes.gradient[0].transpose(1, 2), x.expand(net.towers, -1, -1), trained.by_weights[0])
+                    self._first_of(net, trained.gradient).copy_(trained.by_weights[0][:, :, : net.layers[0].inputs])
             grid = (net.vectors, net.towers, -(-net.pad // SUM_UNITS))
-            chunk = min(SUM_ROWS, self.shape.programs)
+            chunk = min(SUM_ROWS, net.programs)
             self._launch(wide_steps.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, CHUNK=chunk, WIDE=SUM_UNITS, num_warps=4)
             self._join()
 
@@ -210,14 +208,16 @@ class WideLearner(Learner):
             torch.cat([normalizer.mean.t(), normalizer.inv_std.t()], out=self._normalizer)
         for trained in (self._policy, self._critics):
             trained.packed.copy_(trained.flat.parameters)
+            self._widen(trained.net, trained.packed, trained.weights)
         self._target_packed.copy_(self._followed)
+        self._widen(self.shape.critic, self._target_packed, self._target_weights)
 
     def act(self, t: int) -> None:
         """Actions of tick t."""
         net, passes, actor = self.shape.actor, self._lane_passes, self._policy
         tiles, top = len(self._lane_rows) // ROWS, len(net.layers) - 1
         self._launch(wide_heads.read_lanes, (tiles,), self._acting, self._lane_rows, t, self._lanes, SPEC=self.shape, ROWS=ROWS, num_warps=4)
-        self._forward(net, self._lane_rows, actor.flat.parameters, actor.packed, actor.weights, passes, last=True)
+        self._forward(net, self._lane_rows, actor.flat.parameters, actor.weights, passes, last=True)
         self._rowwise(wide_heads.act, net, top, len(self._lane_rows), 1, passes.hidden[top], actor.flat.parameters, self._acting, t, self._lanes, product=True)
 
     def store(self, t: int) -> None:
@@ -247,15 +247,15 @@ class WideLearner(Learner):
         own, passes, top = self._actor_passes, self._critic_passes, len(self.shape.critic.layers) - 1
         actor_flat, flat = actor.flat.parameters, critic.flat.parameters
         with self._aside():
-            self._forward(net, self._rows[1], flat, critic.packed, critic.weights, passes, last=False)
-        self._forward(actor.net, self._rows[:2], actor_flat, actor.packed, actor.weights, own, last=True)
+            self._forward(net, self._rows[1], flat, critic.weights, passes, last=False)
+        self._forward(actor.net, self._rows[:2].flatten(0, 1), actor_flat, actor.weights, own, last=True)
         self._rowwise(wide_heads.draw, actor.net, top, B, 2, own.hidden[top], actor_flat, self._batch.noise, self._rows, work, product=True)
-        self._forward(net, self._rows[0], self._followed, self._target_packed, self._target_weights, self._target_passes, last=False)
+        self._forward(net, self._rows[0], self._followed, self._target_weights, self._target_passes, last=False)
         self._rowwise(wide_heads.value, net, top, B, net.towers, self._target_passes.sums[top], self._followed, work.next_value)
         self._join()
         self._rowwise(
             wide_heads.criticise, net, top, B, net.towers, self._batch, passes.sums[top], passes.gradient[top], flat, work, self._temperature, critic.partial,
-            critic.terms, programs=self.shape.programs,
+            critic.terms, programs=net.programs,
         )  # fmt: skip
         self._backward(critic, self._rows[1], passes, train=True)
 
@@ -264,13 +264,13 @@ class WideLearner(Learner):
         net, B, actor, critic, work = self.shape.critic, self.shape.batch, self._policy, self._critics, self._work
         own, passes, top = self._actor_passes, self._critic_passes, len(self.shape.critic.layers) - 1
         flat = critic.flat.parameters
-        self._forward(net, self._rows[2], flat, critic.packed, critic.weights, passes, last=False)
+        self._forward(net, self._rows[2], flat, critic.weights, passes, last=False)
         self._rowwise(wide_heads.value, net, top, B, net.towers, passes.sums[top], flat, work.policy_value)
         self._rowwise(wide_heads.judge, net, top, B, net.towers, passes.sums[top], passes.gradient[top], flat, work)
         self._backward(critic, self._rows[2], passes, train=False)
         self._rowwise(
             wide_heads.improve, actor.net, top, B, 1, own.sums[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature, actor.partial,
-            actor.terms, product=True, programs=self.shape.programs, warps=8,
+            actor.terms, product=True, programs=actor.net.programs, warps=8,
         )  # fmt: skip
         self._backward(actor, self._rows[1], own, train=True, begin=B)
 
@@ -282,11 +282,17 @@ class WideLearner(Learner):
             wide_steps.step, (-(-size // BLOCK),), flat, trained.gradient, following, trained.packed, packed, trained.update, trained.squares, size,
             TARGET=target, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
-        if target and self._asked is None:
-            self._widen(trained)
+        if self._asked is None:
+            self._widen(trained.net, trained.packed, trained.weights)
+            if target:
+                self._widen(trained.net, self._target_packed, self._target_weights)
 
     @staticmethod
-    def _widen(trained: Trained) -> None:
-        """The first layer's weight, with columns to spare."""
-        first, inputs = trained.net.layers[0], trained.by_first.shape
-        trained.first_packed[:, :, : first.inputs].copy_(trained.packed[first.weight :][: trained.by_first.numel()].view(inputs))
+    def _first_of(net: WideNet, vector: Tensor) -> Tensor:
+        """The first layer's weight in a vector of parameters, (towers, width, inputs)."""
+        first = net.layers[0]
+        return vector[first.weight :][: net.towers * first.width * first.inputs].view(net.towers, first.width, first.inputs)
+
+    def _widen(self, net: WideNet, vector: Tensor, weights: list[Tensor]) -> None:
+        """Copy the first layer's weight to where it has columns to spare."""
+        weights[0][:, :, : net.layers[0].inputs].copy_(self._first_of(net, vector))

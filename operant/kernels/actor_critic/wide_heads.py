@@ -7,6 +7,7 @@ import triton.language as tl
 
 from operant.kernels.actor_critic.networks import is_action, normal, squashed
 from operant.kernels.actor_critic.wide_layers import (
+    STAGES,
     activated,
     dot,
     gradient_of_sums,
@@ -79,7 +80,7 @@ def improve(z, gradient, flat, work, temperature, partial, terms, SPEC: tl.const
     mean_bias, raw_bias = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
     entropy, least = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     alpha = tl.exp(tl.load(temperature.log))
-    for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
+    for first in tl.range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         place = row[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :]
         # d log pi / du = 2 a, and of log std -1. Critics' slopes are of -min Q / B already, zero but for the least.
@@ -192,7 +193,7 @@ def criticise(batch, z, gradient, flat, work, temperature, partial, terms, SPEC:
     )
     alpha = tl.exp(tl.load(temperature.log))
     weight, head_bias = _value_head(flat, tower, NET, AT)
-    for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
+    for first in tl.range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         y_next = _least(work.next_value, row, SPEC) - alpha * tl.load(work.next_log_p + row)
         target = tl.load(batch.reward + row) + tl.load(batch.discount + row) * y_next

@@ -1,7 +1,7 @@
 """Triton kernels between the products of wide networks: layers before and after their activation, and the functions that heads share with them.
 
 Rows are samples, (rows, units), a tower's behind another's. Products of whole batches are the library's: what is here passes over their results once each.
-A first layer has so few columns that its product is made here. Sums over the batch have a fixed order: each program adds up its tiles into a row of
+Sums over the batch have a fixed order: each program adds up its tiles into a row of
 `partial` (programs, towers, vectors, pad), and `wide_steps.reduce` the rows.
 """
 
@@ -14,27 +14,14 @@ from operant.kernels.blocks import activate, activation_gradient, operand, saved
 
 # LAYERS
 
+STAGES = tl.constexpr(3)
+"""Tiles that are on their way while one is worked on."""
+
 
 @triton.jit
 def dot(a, b, SPEC: tl.constexpr):
     """A b of operands, in float32; of float32 with the bits of tf32 at least."""
     return tl.dot(a, b, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
-
-
-@triton.jit
-def _first_weight(packed, tower, SPEC: tl.constexpr, NET: tl.constexpr):
-    """The first layer's weight as an operand (pad, columns), zero outside."""
-    WIDTH: tl.constexpr = NET.layers[0].width
-    INPUTS: tl.constexpr = NET.layers[0].inputs
-    unit, column = tl.arange(0, NET.layers[0].pad)[:, None], tl.arange(0, SPEC.columns)[None, :]
-    place = packed + NET.layers[0].weight + (tower * WIDTH + unit) * INPUTS + column
-    return tl.load(place, mask=(unit < WIDTH) & (column < INPUTS), other=0.0)
-
-
-@triton.jit
-def _load_rows(x, row, SPEC: tl.constexpr):
-    """What first layers read, (rows, columns)."""
-    return tl.load(x + row[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :])
 
 
 @triton.jit
@@ -114,21 +101,13 @@ def store_partials(partial, program, tower, bias, gain, shift, SPEC: tl.constexp
 
 
 @triton.jit(do_not_specialize=["rows"])
-def forward_layer(x, z, hidden, flat, packed, rows, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr):
-    """A hidden layer's activations `hidden` (towers, rows, width): program 0 is a tile of rows, 1 the tower.
-
-    The first layer reads `x` and sums it up here, later ones `z` (towers, rows, width). KEEP: the first one's sums go into `z`, for the way back.
-    """
-    tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    bias = vector(flat, NET.layers[AT].bias, tower, NET, AT)[None, :]
-    if AT == 0:
-        s = dot(_load_rows(x, row, SPEC), tl.trans(_first_weight(packed, tower, SPEC, NET)), SPEC)
-        if KEEP:
-            store_units(z, tower * rows + row, s, SPEC, NET, AT)
-    else:
-        s = load_units(z, tower * rows + row, NET, AT)
-    h, _y, _x_hat, _inv_std = activated(s + bias, flat, tower, SPEC, NET, AT)
-    store_units(hidden, tower * rows + row, h, SPEC, NET, AT)
+def forward_layer(z, hidden, flat, rows, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+    """A hidden layer's activations `hidden` (towers, rows, width), of what its product has summed up: program 0 takes every so many tiles, 1 is the tower."""
+    tower = tl.program_id(1)
+    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        place = tower * rows + first + tl.arange(0, ROWS)
+        h, _y, _x_hat, _inv_std = activated(sums(z, place, flat, tower, NET, AT), flat, tower, SPEC, NET, AT)
+        store_units(hidden, place, h, SPEC, NET, AT)
 
 
 @triton.jit(do_not_specialize=["rows", "begin"])
@@ -142,7 +121,7 @@ def backward_layer(
     program, tower = tl.program_id(0), tl.program_id(1)
     PAD: tl.constexpr = NET.layers[AT].pad
     bias, gain, shift = tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32)
-    for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
+    for first in tl.range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         place = tower * rows + begin + row
         g = load_units(gradient, tower * SPEC.batch + row, NET, AT)

@@ -12,8 +12,8 @@ from operant.nn import FlatVector, SquashedActor, Towers
 MAX_WIDTH, MAX_LAYERS, ROWS, TILE = 1024, 6, 16, 4096
 """Units of a layer and hidden layers at most; rows of a program's tile with a product, and numbers of one without."""
 
-MAX_PROGRAMS = 128
-"""Programs of a tower that add up gradients of biases, each a row of partial sums."""
+MAX_PROGRAMS = 256
+"""Programs that add up gradients of biases, each a row of partial sums: as many as a GPU runs at once."""
 
 MAX_LAST = 256
 """Units of the last hidden layer, at most: a program holds the head of an actor."""
@@ -45,6 +45,7 @@ class WideNet:
     head_bias: int
     vectors: int  # of a tower in a row of partial sums
     pad: int
+    programs: int  # of a tower, rows of partial sums; a power of two
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,6 @@ class Wide:
     precision: str  # "ieee", "tf32" or "bf16"
     approximate: bool
     layer_norm: bool
-    programs: int  # rows of partial sums
     actor: WideNet
     critic: WideNet
     needs_sums: bool  # on the way back; else activations are enough
@@ -67,7 +67,7 @@ class Wide:
     normalized: bool  # what is read is normalized by running moments
 
 
-def describe_net(flat: FlatVector, towers: int, inputs: int, hidden: tuple[int, ...], outputs: int) -> WideNet:
+def describe_net(flat: FlatVector, towers: int, inputs: int, hidden: tuple[int, ...], outputs: int, tiles: int) -> WideNet:
     """The network of some towers whose parameters are a flat vector."""
     begin = dict(zip(flat.names, flat.offsets, strict=True))
     layers, partial = list[WideLayer](), 0
@@ -83,7 +83,8 @@ def describe_net(flat: FlatVector, towers: int, inputs: int, hidden: tuple[int, 
         partial += vectors
     last = len(hidden)
     return WideNet(
-        towers, tuple(layers), outputs, begin[f"weights.{last}"], begin[f"biases.{last}"], partial, max(layer.pad for layer in layers)
+        towers, tuple(layers), outputs, begin[f"weights.{last}"], begin[f"biases.{last}"], partial, max(layer.pad for layer in layers),
+        1 << (min(MAX_PROGRAMS // towers, tiles).bit_length() - 1),
     )  # fmt: skip
 
 
@@ -94,8 +95,9 @@ def describe(task: Task, precision: str) -> Wide:
     net, observation, action = actor.net.config, actor.features.columns, actor.env.action_size
     return Wide(
         config.batch_size, observation, action, max(LEAST_COLUMNS, padded(observation + action)), net.activation,
-        "ieee" if precision == "fp32" else precision, precision != "fp32", net.layer_norm, min(MAX_PROGRAMS, config.batch_size // ROWS),
-        describe_net(actor.flat, 1, observation, net.hidden, 2 * action), describe_net(task.critic, config.critics, observation + action, net.hidden, 1),
+        "ieee" if precision == "fp32" else precision, precision != "fp32", net.layer_norm,
+        describe_net(actor.flat, 1, observation, net.hidden, 2 * action, config.batch_size // ROWS),
+        describe_net(task.critic, config.critics, observation + action, net.hidden, 1, config.batch_size // ROWS),
         net.layer_norm or net.activation != "relu", isinstance(task.kind, Stochastic) and task.kind.adam is not None, actor.features.normalizer is not None,
     )  # fmt: skip
 

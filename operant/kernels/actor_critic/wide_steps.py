@@ -15,7 +15,7 @@ def reduce(partial, gradient, SPEC: tl.constexpr, NET: tl.constexpr, CHUNK: tl.c
     unit = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     inside = unit < NET.pad
     total = tl.zeros((CHUNK, WIDE), tl.float32)
-    for start in range(0, SPEC.programs, CHUNK):
+    for start in range(0, NET.programs, CHUNK):
         place = ((start + tl.arange(0, CHUNK)) * NET.towers + tower) * NET.vectors + vector
         total += tl.load(partial + place[:, None] * NET.pad + unit[None, :], mask=inside[None, :] & (place >= 0)[:, None], other=0.0)
     g = tl.sum(total, axis=0)
@@ -82,10 +82,10 @@ def _add(place, number, kept):
 @triton.jit
 def finish(critic_terms, actor_terms, temperature, update, squares, blocks, SPEC: tl.constexpr, BLOCKS: tl.constexpr):
     """What an update says of itself, added to the iteration's totals; then the temperature's step, down -log alpha (mean log pi + target entropy)."""
-    program, block = tl.arange(0, SPEC.programs), tl.arange(0, BLOCKS)
+    own, program, block = tl.arange(0, SPEC.actor.programs), tl.arange(0, SPEC.critic.programs), tl.arange(0, BLOCKS)
     alpha, kept = tl.exp(tl.load(temperature.log)), tl.load(temperature.skip) < 0.5
-    mean_log_p = tl.sum(tl.load(actor_terms + 2 * program), axis=0) / SPEC.batch
-    least = tl.sum(tl.load(actor_terms + 2 * program + 1), axis=0) / SPEC.batch
+    mean_log_p = tl.sum(tl.load(actor_terms + 2 * own), axis=0) / SPEC.batch
+    least = tl.sum(tl.load(actor_terms + 2 * own + 1), axis=0) / SPEC.batch
     squared, absolute, total = 0.0, 0.0, 0.0
     TOWERS: tl.constexpr = SPEC.critic.towers
     for tower in tl.static_range(TOWERS):
