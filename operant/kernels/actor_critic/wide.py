@@ -163,7 +163,8 @@ class WideLearner(Learner):
                 torch.bmm(passes.gradient[k], trained.weights[k], out=passes.gradient[k - 1])
             self._rowwise(
                 wide_layers.backward_layer, net, k - 1, B, net.towers, passes.gradient[k - 1], passes.sums[k - 1], passes.hidden[k - 1],
-                trained.flat.parameters, trained.partial, passes.hidden[0].shape[1], begin, programs=net.programs if train else PROGRAMS // net.towers, NET=net, TRAIN=train,
+                trained.flat.parameters, trained.partial, passes.hidden[0].shape[1], begin,
+                programs=net.programs if train else PROGRAMS // net.towers, NET=net, TRAIN=train,
             )  # fmt: skip
         if not train and not idle:
             self._product(passes.gradient[0], trained.weights[0], self._work.value_slope)
