@@ -15,6 +15,7 @@ from operant.text import safe, size
 if TYPE_CHECKING:
     from operant.runs import Run
     from operant.runs.groups import Group
+    from operant.runs.sweeps import Sweep
 
 app = typer.Typer(**TYPER)
 
@@ -47,18 +48,22 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
     runs: RootOption = None,
 ) -> None:
-    """Delete runs or groups of runs; it asks first.
+    """Delete runs, groups of runs or sweeps; it asks first.
 
     Never one that is training.
     """
     from operant import runs as folders
-    from operant.runs import groups, upkeep
+    from operant.runs import groups, sweeps, upkeep
 
     if not names:
         raise UsageError("name the runs to delete, such as: operant rm cartpole-ppo-4f2a")
     reach = folders.reach(runs)
-    found: list[Run | Group] = [groups.find(name, *reach) or folders.resolve(name, *reach) for name in dict.fromkeys(names)]
-    members = {one.path: list(one.runs.values()) if isinstance(one, groups.Group) else [one] for one in found}
+    found: list[Run | Group | Sweep] = [
+        sweeps.opened(name, *reach) or groups.find(name, *reach) or folders.resolve(name, *reach) for name in dict.fromkeys(names)
+    ]
+    members = {one.path: [one] if isinstance(one, folders.Run) else list(one.runs.values()) for one in found}
+    if busy := [one for one in found if isinstance(one, sweeps.Sweep) and sweeps.working(one.path)]:
+        raise BusyError(f"{safe(busy[0].id)} is still worked on.  stop: operant stop {safe(busy[0].id)}")
     if live := [run for every in members.values() for run in every if folders.taken(run.path)]:
         raise BusyError(folders.busy(live[0].path))
     if not yes:
@@ -66,7 +71,7 @@ def rm(
         say(*(f"{id_}  {count} run{'s' * (count != '1')}, {taken}" for id_, count, taken in rows))
         _ask(f"delete {'it' if len(found) == 1 else 'them'} for good?")
     for one in found:
-        groups.remove(one) if isinstance(one, groups.Group) else folders.remove(one)
+        folders.remove(one) if isinstance(one, folders.Run) else groups.remove(one) if isinstance(one, groups.Group) else sweeps.remove(one)
         say(f"{safe(one.id)}: deleted")
 
 

@@ -6,9 +6,10 @@ In runs/NAME/ beside sweep.toml: at-HOST-PID.json, a command that works on it; s
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from operant import runs
 from operant.runs import Run, groups
@@ -27,6 +28,27 @@ def find(text: str, root: Path, everywhere: bool = True) -> Path | None:
     path = groups.typed(text)
     fits = [one for one in list_sweeps(root, everywhere) if one.name == text] if path is None else [path] * (path / FILE).is_file()
     return fits[0] if len(fits) == 1 else None
+
+
+class Sweep(NamedTuple):
+    """A sweep as it was found, with the runs of its trials by their ids."""
+
+    id: str
+    path: Path
+    runs: dict[str, Run]
+
+
+def opened(text: str, root: Path, everywhere: bool = True) -> Sweep | None:
+    """The sweep that a person means, as `find` does, with its runs."""
+    folder = find(text, root, everywhere)
+    return None if folder is None else Sweep(folder.name, folder, {run.id: run for run in trials(folder)})
+
+
+def remove(sweep: Sweep) -> None:
+    """Delete a sweep and its runs. Raises BusyError while one of them trains."""
+    for run in sweep.runs.values():
+        runs.remove(run)
+    shutil.rmtree(sweep.path, ignore_errors=True)
 
 
 def working(folder: Path) -> list[dict[str, Any]]:

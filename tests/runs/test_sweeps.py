@@ -6,6 +6,7 @@ import sys
 from processes import environment, operant_process
 from waiting import wait_until
 
+from operant import runs
 from operant.runs import sweeps
 
 WORK = """
@@ -45,3 +46,18 @@ def test_a_sweep_without_commands_and_one_of_a_killed_command_are_stopped_alread
     process.communicate()
     done = operant_process(tmp_path, "stop", str(folder))
     assert done.returncode == 0 and "my-sweep: no command works on it now" in done.stderr
+
+
+def test_rm_deletes_a_sweep_with_its_runs_but_never_one_that_is_worked_on(tmp_path):
+    folder = tmp_path / "runs" / "my-sweep"
+    folder.mkdir(parents=True)
+    (folder / "sweep.toml").write_text("")
+    for name in ("my-sweep.0", "my-sweep.12", "my-sweep.best", "other"):
+        runs.create(tmp_path / "runs", name, "x", {})
+    process = worked(folder, tmp_path)
+    done = operant_process(tmp_path, "rm", "my-sweep", "--yes")
+    assert done.returncode == 6 and "my-sweep is still worked on.  stop: operant stop my-sweep" in done.stderr
+    sweeps.ask_stop(folder)
+    process.communicate()
+    assert operant_process(tmp_path, "rm", "my-sweep", "--yes").returncode == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()) == ["my-sweep.best", "other"]
