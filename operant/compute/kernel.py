@@ -24,7 +24,7 @@ THREADS = 64
 """Threads a block on a GPU."""
 
 SERIAL_BELOW = 8192
-"""With two CPU threads, fewer indices than this run on the calling thread: waking the other would cost more than it saves. With more the fewer."""
+"""With two CPU threads, fewer indices than this run on the calling thread: waking the other would cost more than it saves. With more the fewer, in worlds."""
 
 
 class _Mapped:
@@ -105,11 +105,14 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any]:
 class Kernel:
     """A body and the shell its device asks for.
 
+    On the CPU the shell follows from the count and the number of threads or, `by_count`, from the count alone: where the compiler rounds differently in the
+    two shells, the same seed gives the same bits with any number of threads.
+
     Compiles at the first launch, or loads what an earlier process compiled: that launch must therefore happen before a capture.
     """
 
-    def __init__(self, body: Callable[..., Any], device: torch.device) -> None:
-        self._device = device
+    def __init__(self, body: Callable[..., Any], device: torch.device, *, by_count: bool = False) -> None:
+        self._device, self._by_count = device, by_count
         name = getattr(body, "py_func", body).__qualname__.partition(".")[0]
         if device.type == "cuda":
             from numba import cuda
@@ -128,13 +131,16 @@ class Kernel:
         if self._device.type == "cuda":
             stream = self._external_stream(torch.cuda.current_stream(self._device).cuda_stream)
             self._shell[(count + threads - 1) // threads, threads, stream](count, lanes, slot, offset)
-        elif (workers := get_num_threads()) == 1 or count * workers < 2 * SERIAL_BELOW:
+        elif self._runs_alone(count, workers := get_num_threads()):
             self._serial(0, count, lanes, slot, offset)
         else:
             self._parallel(count, workers, lanes, slot, offset)
+
+    def _runs_alone(self, count: int, workers: int) -> bool:
+        return count < SERIAL_BELOW if self._by_count else workers == 1 or count * workers < 2 * SERIAL_BELOW
 
 
 @functools.cache
 def kernel(body: Callable[..., Any], device: torch.device) -> Kernel:
     """The kernel of a body on a device, the same one each time: it compiles once in a process, however many algorithms and evaluations use it."""
-    return Kernel(body, device)
+    return Kernel(body, device, by_count=True)

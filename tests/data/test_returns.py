@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from operant.compute import kernel
-from operant.compute.kernel import Kernel, bind
+from operant.compute.kernel import bind
 from operant.data import returns
 
 CPU = torch.device("cpu")
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 @functools.cache
 def compiled(body):
-    return Kernel(body, CPU)
+    return kernel.kernel(body, CPU)
 
 
 def advantages(reward, value, final_value, terminated, truncated, *, gamma, lambda_):
