@@ -34,17 +34,17 @@ def commands() -> list[str]:
 
 
 def on_terminal(words: list[str], folder: Path, environment: dict[str, str], quit_after_s: float) -> tuple[int, str]:
-    """Run a command on a pseudo-terminal; after some seconds its user types q. The exit code, and the end of what was shown."""
+    """Run a command on a pseudo-terminal; after some seconds its user types q, and again until it ends. The exit code, and the end of what was shown."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(words, cwd=folder, env={**environment, "TERM": "xterm-256color"}, stdin=follower, stdout=follower, stderr=follower)
     os.close(follower)
-    shown, began, typed = b"", time.monotonic(), False
+    shown, began, typed = b"", time.monotonic(), 0
     while process.poll() is None and time.monotonic() - began < _LONGEST_S:
         if select.select([leader], [], [], 0.2)[0]:
             with contextlib.suppress(OSError):
                 shown = (shown + os.read(leader, 1 << 16))[-4000:]
-        if not typed and time.monotonic() - began > quit_after_s:
-            typed = True
+        if time.monotonic() - began > quit_after_s * (typed + 1):
+            typed += 1
             os.write(leader, b"q")
     process.kill()
     os.close(leader)
