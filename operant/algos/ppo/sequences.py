@@ -187,7 +187,7 @@ class FusedSequences(SequenceBackend):
         config, finals = parts.config, parts.collector.world.can_truncate
         states = recurrent.States(self._state[0], self._starts[0], finals)
         self.learner = recurrent.build(fused_task(parts), kernels=config.kernels, precision=config.precision, states=states)
-        self.bits_by_ranks = None if self.learner is not None else self.bits_by_ranks
+        self.bits_by_ranks = "the tiles of a memory's kernels depend on how many lanes a rank has" if self.learner is not None else self.bits_by_ranks
 
     def prepare(self) -> None:
         """Take normalizer and weights as they are; forget everything, where a state is not carried from one iteration to the next."""
