@@ -89,8 +89,8 @@ def value_of(task: Task, found: Evaluation) -> float:
     return found.mean if task.what == "return" else found.tally[task.what]
 
 
-def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: bool) -> tuple[bool, float]:
-    """One experiment with one seed: whether it reached its mark, and in how many seconds."""
+def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: bool) -> tuple[bool, float, float]:
+    """One experiment with one seed: whether it reached its mark, in how many seconds, and its best look."""
     task = TASKS[name]
     source, words = find_source(task.recipe), [*task.words.split(), *more, *(TINY if tiny else ()), f"run.seed={seed}"]
     config = configuration.load(source, words)
@@ -125,7 +125,7 @@ def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: 
         value=round(value, 3), best=round(best, 3), fresh=round(fresh.mean, 4), unfinished=fresh.unfinished, tally=fresh.tally,
         first_s=round(first_s, 1), kernels=algo.backend.name, words=words,
     )  # fmt: skip
-    return value >= task.least, spent
+    return value >= task.least, spent, best
 
 
 def built(config: Any, tiny: bool) -> Any:
