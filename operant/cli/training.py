@@ -195,10 +195,11 @@ def resume(
 ) -> None:
     """Resume a run from a checkpoint, in the same folder.
 
-    It trains until run.steps environment steps are done, with the run's configuration; key=value changes single keys. What the checkpoint depends on
-    cannot change: env.name, env.pixels, env.flicker, env.lanes, algo.name, net.*, algo.normalize_observations, algo.normalize_rewards, and DQN's algo.v_min and
-    algo.v_max. All else may: run.steps, run.target, algo.horizon, algo.epochs, algo.learning_rate and the like. Other env.params make another task: the best
-    evaluation so far no longer counts, and best starts anew.
+    It trains until run.steps environment steps are done, with the run's configuration; key=value changes single keys. What the checkpoint depends on cannot
+    change: env.name, env.lanes and what is observed (env.pixels, env.flicker, env.frame_stack, env.grayscale, env.resize), algo.name, net.*,
+    algo.normalize_observations, algo.normalize_rewards, PPO's algo.optimizer, and DQN's algo.v_min and algo.v_max. All else may: run.steps, run.target,
+    algo.horizon, algo.epochs, algo.learning_rate and the like. Other env.params make another task: the best evaluation so far no longer counts, and best
+    starts anew.
 
     The learning rate's decay keeps its end (algo.anneal_steps) where it was when the run began, also where run.steps grows; algo.anneal_steps=N moves it.
     """

@@ -177,6 +177,7 @@ def test_a_resume_that_its_checkpoints_do_not_allow_changes_nothing(trained, her
         "env.lanes=128": ("state of so many lanes", "64"), "env.lanes=auto": ("state of so many lanes", "64"),
         "env.name=pendulum": ("policy for that environment", "'cartpole'"), "env.pixels=32": ("policy for that environment", "no value"),
         "algo.normalize_observations=false": ("running mean and variance", "true"), "net.hidden=[]": ("weights of that network", "[64, 64]"),
+        "algo.optimizer=muon": ("moments of that optimizer", "'adam'"),
     }  # fmt: skip
     for word, (reason, own) in wrong.items():
         done = here("resume", "copy", word, "run.steps=1M")

@@ -17,6 +17,7 @@ class PPOConfig(Section):
     """`[algo]`, when its name is "ppo"."""
 
     schedulable: ClassVar = ("learning_rate", "clip", "value_clip", "entropy_coefficient", "value_coefficient", "target_kl")
+    fixed_on_resume: ClassVar = {"optimizer": "its checkpoints hold the moments of that optimizer"}
 
     horizon: Count = Field(16, ge=1, le=65536, description="rollout length T: steps of each lane per iteration")
     bptt: Count | None = Field(
