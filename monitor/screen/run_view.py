@@ -121,7 +121,7 @@ class RunView(Container):
             overlay=None if model.overlay is None else model.overlay.series,
             overlay_name=model.overlaid,
             overlay_band=model.overlay is not None and model.overlay.seeds > 1,
-            empty="no record yet" if snapshot.live else "the run has no records",
+            empty="no value yet" if snapshot.live else "the run has no value of it",
         )
 
 
