@@ -280,7 +280,7 @@ def returns_and_lengths(iterations: int) -> list[tuple[float, float]]:
     return [(sums[RETURN] / sums[EPISODES], sums[TALLIES + rules.LENGTH_AT_END] / sums[EPISODES]) for sums in fifths]
 
 
-def test_the_recipe_begins_to_learn():
+def test_the_recipe_begins_to_learn(serial_worlds):
     returns, lengths = zip(*returns_and_lengths(20), strict=True)
     assert returns[0] < -0.5 and returns[-1] > 0.5
     assert lengths[-1] > lengths[0] + 1.0
