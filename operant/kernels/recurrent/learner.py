@@ -289,7 +289,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             with self._beside(k > 0):
                 self._sum_memory(k, x, first_chunk)
             gradient, other = other, gradient
-        if self._side is not None:
+        if self._side is not None and shape.layers > 1:  # a graph takes no stream that has not branched off it
             torch.cuda.current_stream().wait_stream(self._side)
 
     def _beside(self, wanted: bool) -> contextlib.AbstractContextManager[object]:
