@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Deterministic", "Learner", "Stochastic", "Task", "build"]
 
-LEAST_WIDE_BATCH = 1024
-"""Samples of a batch for which wide networks' kernels are taken unasked."""
-
 log = logging.getLogger("operant.kernels.actor_critic")
 
 
@@ -39,8 +36,8 @@ def build(task: Task) -> Learner | None:
     reason = (wide_shape.unsupported_reason(task) if wide else reason) or _unsupported_here(task)
     if kernels == "auto" and precision == "fp32":
         reason = reason or "in fp32 torch's products are faster"
-    if kernels == "auto" and wide and task.config.batch_size < LEAST_WIDE_BATCH:
-        reason = reason or f"those of wide networks compile for a minute, which a batch of {task.config.batch_size} hardly repays"
+    if kernels == "auto" and wide:
+        reason = reason or "those of wide networks are taken where algo.kernels asks for them: they compile for a minute"
     if reason is None:
         from operant.kernels.actor_critic.learner import Learner
         from operant.kernels.actor_critic.wide import WideLearner
