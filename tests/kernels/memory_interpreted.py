@@ -133,13 +133,14 @@ def gradient_case(env, net, algo, lanes=16, precision="ieee", horizon=6, where="
     }  # fmt: skip
 
 
-def rollout_case(env, net, algo, lanes=16, horizon=6, iterations=2, whole=True, where="cpu", **more):
+def rollout_case(env, net, algo, lanes=16, horizon=6, iterations=2, whole=True, lean=False, where="cpu", **more):
     """Differences between the two paths after whole iterations from the same seed: of values, of those of final observations, states, parameters; actions."""
     rules = ENVS[env] if isinstance(env, str) else wide(*env)
     config = {"epochs": 2, "minibatches": 2, "eager": True, **algo}
     ours, theirs = (trainer(rules, NetConfig(shared=True, **net), lanes=lanes, horizon=horizon, where=where, kernels=kernels, **config, **more)
                     for kernels in ("fused", "torch"))  # fmt: skip
     ours.backend.learner.at_once &= whole
+    ours.backend.learner.shape = ours.backend.learner.shape.lean() if lean else ours.backend.learner.shape
     for _ in range(iterations):
         for ppo in (ours, theirs):
             ppo.collect()

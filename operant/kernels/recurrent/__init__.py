@@ -45,11 +45,15 @@ def _learner(task: dense.Task, precision: str, states: States) -> RecurrentLearn
 
     policy, on_gpu = task.policy, task.policy.device.type == "cuda"
     spec, shape = describe(policy, precision if on_gpu else "fp32", task.layout.length, task.layout.block)
-    config = tile_config(spec, shape, task.layout, task.chunks)
-    if isinstance(config, str):
-        return config
-    learner = RecurrentLearner(spec, task, config, shape, states)
-    try:
-        return learner if not on_gpu or learner.fits() else f"a network this wide takes more shared memory in {precision} than this GPU has"
-    except RuntimeError as error:  # no C compiler, or a GPU that Triton does not know
-        return f"Triton cannot compile them here: {str(error).splitlines()[0]}"
+    problem = f"a network this wide takes more shared memory in {precision} than this GPU has"
+    for small in (False, True):
+        config = tile_config(spec, shape, task.layout, task.chunks, small=small)
+        if isinstance(config, str):
+            return config
+        learner = RecurrentLearner(spec, task, config, shape.lean() if small else shape, states)
+        try:
+            if not on_gpu or learner.fits():
+                return learner
+        except RuntimeError as error:  # no C compiler, or a GPU that Triton does not know
+            problem = f"Triton cannot compile them here: {str(error).splitlines()[0]}"
+    return problem

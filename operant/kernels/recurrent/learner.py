@@ -38,14 +38,17 @@ SCAN_NUMBERS = 512
 MOST_CHUNKS = 64
 """Parts of a minibatch whose gradients are summed one by one."""
 
+SMALL = 32
+"""Rows of the tiles that any GPU takes (see `operant.kernels.tiles`)."""
+
 MICROBATCH_BYTES = 4 << 30
 """What the buffers of a microbatch may take."""
 
 
-def tile_config(spec: per_layer.Spec, shape: Shape, cut: Any, chunks: int | None) -> per_layer.PerLayer | str:
+def tile_config(spec: per_layer.Spec, shape: Shape, cut: Any, chunks: int | None, *, small: bool = False) -> per_layer.PerLayer | str:
     """How the kernels of a minibatch are cut, or the sentence that says why they cannot be. `cut` is the layout of segments, `chunks` what is asked for.
 
-    A chunk has whole segments, and tiles have whole chunks: nothing is masked.
+    A chunk has whole segments, and tiles have whole chunks: nothing is masked. `small` tiles are for GPUs that have no room for others, or no products of them.
     """
     per_shard = chunks // cut.shards if chunks else math.gcd(cut.shard_blocks, per_layer.power_of_two(MOST_CHUNKS / (cut.shards * cut.ranks)))
     rows = cut.shard_blocks // max(per_shard, 1) * cut.length * cut.block
@@ -59,6 +62,8 @@ def tile_config(spec: per_layer.Spec, shape: Shape, cut: Any, chunks: int | None
     most = min(MICROBATCH_BYTES // row_bytes, (2**31 - 1) // max(shape.columns, *spec.inputs))
     microbatch = max(rows, min(cut.samples, most))
     count = per_shard * cut.shards
+    if small:
+        return per_layer.PerLayer(min(block_m, SMALL), 64, 16, 4, 2, count, microbatch)
     return per_layer.PerLayer(block_m, 128 if wide else 64, block_k, 8 if block_m >= 128 else 4, 3, count, microbatch)
 
 
@@ -97,6 +102,11 @@ class RecurrentLearner(per_layer.PerLayerLearner):
     def starts(self) -> Tensor:
         """What lanes remember before each segment, (K, R, N)."""
         return self._states.starts
+
+    @property
+    def _most_rows(self) -> int:
+        """Of a tile that goes through more than one product; on a small GPU of few."""
+        return SMALL // 2 if self.config.block_k == 16 and self.config.stages == 2 else FIRST_BLOCK_M
 
     # WHAT KERNELS TAKE
 
@@ -177,7 +187,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
 
     def _act_at_once(self, t: int, *, finals: bool, last: bool) -> None:
         rollout, (block_m, warps) = self.buffers.rollout, ACT_TILES["wide" if max(self.spec.hidden_pad) > 64 else "narrow"]
-        block_m = max(16, min(block_m, per_layer.power_of_two(self._lanes / ACT_PROGRAMS)))
+        block_m = max(16, min(block_m, self._most_rows, per_layer.power_of_two(self._lanes / ACT_PROGRAMS)))
         seen = rollout.final_observation if finals else rollout.observation
         window = self._steps // len(seen) if finals else 1
         self.launch(
@@ -233,7 +243,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         for first_chunk in range(0, self.config.chunks, self._slots):
             where = self._where(minibatch.first_block + first_chunk * self.layout.chunk_blocks, 0, acting=False)
             if self._reads_at_once:
-                block_m = math.gcd(self._capacity, FIRST_BLOCK_M)
+                block_m = math.gcd(self._capacity, min(self._most_rows, FIRST_BLOCK_M if self.spec.precision == "bf16" else FIRST_BLOCK_M // 2))
                 self.launch(
                     act.first_layer, (self._capacity // block_m,),
                     where, self._inputs(), self._first, self._rounded, self._hidden[0], self._saved[0], self._lanes,

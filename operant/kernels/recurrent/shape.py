@@ -45,6 +45,10 @@ class Shape:
     state_weights: tuple[int, ...]  # none of MinGRU
     state_biases: tuple[int, ...]  # of GRU alone
 
+    def lean(self) -> Shape:
+        """The same where a program holds no weights."""
+        return replace(self, fused=False, resident=False, held=False)
+
     @property
     def matrix(self) -> int:
         """Numbers of a packed weight, (K P, P)."""
