@@ -110,6 +110,8 @@ class Environment(Section, use_attribute_docstrings=True):
     """Of an outside environment: worker processes of each rank; "auto": one per core, in all; 0: none, the trainer steps the lanes itself, for a debugger."""
     buffers: Count = Field(2, ge=1, le=64)
     """Of lanes that are stepped on the host: parts, of which one is stepped while another's numbers are copied."""
+    asynchronous: bool = False
+    """Of an outside environment: each worker has buffers of its own, which beside a GPU are acted on in the order in which they are done; the same results."""
     timeout_s: Real = Field(60.0, gt=0, le=86_400)
     """Of an outside environment: seconds after which a step is called hanging, and the run stops."""
     time_limit: Count | None = Field(None, ge=1, lt=2**31)
@@ -130,7 +132,7 @@ class Environment(Section, use_attribute_docstrings=True):
     """Parameters of the environment by name; `operant envs --json` lists them. Of an outside one: the keyword arguments of its constructor."""
 
 
-_OUTSIDE = ("threads", "timeout_s", "time_limit", "frame_skip", "frame_stack", "grayscale", "resize", "sticky", "reward_clip")
+_OUTSIDE = ("threads", "asynchronous", "timeout_s", "time_limit", "frame_skip", "frame_stack", "grayscale", "resize", "sticky", "reward_clip")
 OUTSIDE = {key: Environment.model_fields[key].default for key in _OUTSIDE}
 """The keys of `[env]` that outside environments alone have, and their defaults."""
 

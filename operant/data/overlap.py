@@ -48,6 +48,26 @@ class Overlap:
             self._drive(act, range(count))
         self._join()
 
+    def _drive_any(self, act: Callable[[int, slice], None]) -> None:
+        """The steps of all buffers, in whichever order they are done and their actions arrive."""
+        world, done = self._world, [0] * len(self._world.buffers)
+        acting, stepping = set(range(len(done))), set[int]()
+        while acting or stepping:
+            for k in [k for k in acting if world.arrived(k)]:
+                acting.remove(k)
+                stepping.add(k)
+                world.begin(k, done[k])
+            with world.timed(0, "waiting" if acting else "environment"):
+                found = world.ready(wait=not acting) if stepping else []
+            for k in found:
+                with self._stream(k):
+                    world.finish(k, self._slots[done[k]])
+                    done[k] += 1
+                    self._launch(act, done[k], k)
+                stepping.remove(k)
+                if done[k] < len(self._slots):
+                    acting.add(k)
+
     @torch.no_grad()
     def _drive(self, act: Callable[[int, slice], None], buffers: Sequence[int]) -> None:
         """The steps of some buffers: the host begins to step one after the other, and takes in what has been stepped, some buffers later."""
@@ -56,6 +76,9 @@ class Overlap:
             for k in buffers:
                 with self._stream(k):
                     self._launch(act, 0, k)
+            if world.unordered:
+                self._drive_any(act)
+                return
             for place in range(T * B + late):
                 if place < T * B:
                     world.begin(buffers[place % B], place // B)

@@ -26,6 +26,7 @@ class Hosting(NamedTuple):
     buffers: int = 2
     timeout_s: float = 60.0
     reward_clip: float | None = None  # rewards that are learnt from lie within plus and minus this
+    asynchronous: bool = False  # each process has buffers of its own
 
 
 def _nothing(*arguments: Any) -> None:
@@ -61,7 +62,7 @@ def source(kind: str, name: str, settings: Any) -> Source:
 def hosting(settings: Any) -> Hosting:
     """How the lanes of an outside environment are stepped, by the values of `[env]`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Hosting(cores if settings.threads == "auto" else settings.threads, settings.buffers, settings.timeout_s, settings.reward_clip)
+    return Hosting(cores if settings.threads == "auto" else settings.threads, settings.buffers, settings.timeout_s, settings.reward_clip, settings.asynchronous)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ With no processes the lanes are stepped here, one after the other: for a debugge
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import mmap
@@ -38,16 +39,20 @@ class _Worker(NamedTuple):
 class Steppers:
     """What steps the lanes of a source, in buffers, by some processes or here. `begin` a call for a buffer, then `finish` it, in the same order.
 
-    All raise EnvironmentFailedError.
+    With `apart` each buffer is one process's, and `ready` tells which have been stepped. All raise EnvironmentFailedError.
     """
 
-    def __init__(self, source: Source, shape: Shape, buffers: Sequence[range], *, processes: int, timeout_s: float, draws: bool = False) -> None:
-        self._source, self._timeout_s = source, timeout_s
+    def __init__(
+        self, source: Source, shape: Shape, buffers: Sequence[range], *, processes: int, timeout_s: float, draws: bool = False, apart: bool = False
+    ) -> None:
+        self._source, self._timeout_s, self._apart = source, timeout_s, apart
+        self._begun: dict[int, collections.deque[int]] = {}  # of each process, by its socket, the buffers that it has been told to step
+        self._heard: set[int] = set()  # buffers that it has stepped, of which only `ready` knows
         self._workers: list[_Worker] = []
         self._here: Group | None = None
         size = shape.bytes()
-        threads = processes
-        if processes and source.kind in ("ale", "envpool"):  # which have threads of their own
+        threads = 1 if apart else processes
+        if processes and not apart and source.kind in ("ale", "envpool"):  # which have threads of their own
             processes = 1
         if not processes:
             self.blocks = Blocks(mmap.mmap(-1, size), shape)
@@ -56,7 +61,10 @@ class Steppers:
             memory_fd = os.memfd_create("operant")
             os.ftruncate(memory_fd, size)
             self.blocks = Blocks(mmap.mmap(memory_fd, size), shape)
-            shares = [[buffer[k * len(buffer) // processes : (k + 1) * len(buffer) // processes] for buffer in buffers] for k in range(processes)]
+            if apart:
+                shares = [[buffer if number % processes == k else buffer[:0] for number, buffer in enumerate(buffers)] for k in range(processes)]
+            else:
+                shares = [[buffer[k * len(buffer) // processes : (k + 1) * len(buffer) // processes] for buffer in buffers] for k in range(processes)]
             weakref.finalize(self, _end, self._workers)
             try:
                 self._workers += [_started(memory_fd, share) for share in shares]
@@ -77,13 +85,21 @@ class Steppers:
             except LaneError as error:
                 raise self._failed(error.document()) from error
             return
-        for worker in self._workers:
+        for worker in self._of(call, buffer):
+            self._begun.setdefault(worker.link.fileno(), collections.deque()).append(buffer)
             with contextlib.suppress(OSError):  # it is gone: `finish` says so
                 worker.link.sendall(LETTERS[call] + bytes([buffer]))
 
+    def _of(self, call: str, buffer: int) -> list[_Worker]:
+        """The processes that step a buffer."""
+        return [self._workers[buffer % len(self._workers)]] if self._apart and call != "make" else self._workers
+
     def finish(self, call: str, buffer: int) -> None:
         """Wait until that is done."""
-        waiting = {worker.link.fileno(): worker for worker in self._workers}
+        if buffer in self._heard:
+            self._heard.remove(buffer)
+            return
+        waiting = {worker.link.fileno(): worker for worker in self._of(call, buffer)}
         limit_s = max(self._timeout_s, _MAKING_S) if call == "make" else self._timeout_s
         until_s = time.monotonic() + limit_s
         while waiting:
@@ -93,17 +109,29 @@ class Steppers:
             for number in ready:
                 self._hear(waiting.pop(number), call)
 
+    def ready(self, *, wait: bool) -> list[int]:
+        """Buffers that have been stepped, with `wait` one at least: `finish` them. With `apart` alone."""
+        working = {worker.link.fileno(): worker for worker in self._workers if self._begun.get(worker.link.fileno())}
+        numbers, _, _ = select.select(list(working), [], [], self._timeout_s if wait else 0.0)
+        if wait and not numbers:
+            raise self._hangs("step", self._timeout_s, list(working.values()))
+        found = [self._hear(working[number], "step") for number in numbers]
+        self._heard.update(found)
+        return found
+
     def close(self) -> None:
         """End the processes, and let go of the environments."""
         if self._here is not None:
             self._here.close()
         _end(self._workers)
 
-    def _hear(self, worker: _Worker, call: str) -> None:
+    def _hear(self, worker: _Worker, call: str) -> int:
+        """The buffer that a process has done with."""
+        done = self._begun[worker.link.fileno()].popleft()
         try:
             answer = worker.link.recv(1)
             if answer == DONE:
-                return
+                return done
             document = json.loads(receive(worker.link, LENGTH.unpack(receive(worker.link, LENGTH.size))[0])) if answer else None
         except OSError:
             document = None

@@ -40,6 +40,8 @@ class BufferedWorld:
     pinned = False  # whether a graph may hold the copies
     late = 0
     """While so many buffers are stepped the host does not wait for any of them."""
+    unordered = False
+    """Whether buffers are stepped apart from each other, and `ready` tells which have been."""
     drivers = 1
     """Threads of the host that may each take buffers of their own through their steps: buffer k is that of thread k % drivers."""
     can_truncate = True
@@ -114,6 +116,14 @@ class BufferedWorld:
                 self._arrived[k].synchronize()  # sync: environments on the host need the actions
         with self.timed(k, "environment"):
             self._begin(k, offset)
+
+    def arrived(self, k: int) -> bool:
+        """Whether the actions of buffer k have."""
+        return not self._arrived or self._arrived[k].query()
+
+    def ready(self, *, wait: bool) -> list[int]:
+        """Buffers that have been stepped since they were begun, in whichever order; with `wait` one at least."""
+        raise NotImplementedError
 
     def finish(self, k: int, slot: Slot) -> None:
         """Wait until buffer k is stepped; its true final observations, where there are any, to the device."""

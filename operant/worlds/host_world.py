@@ -48,7 +48,11 @@ class HostWorld(BufferedWorld):
         raw: bool | None = None,
     ) -> None:  # fmt: skip
         hosting, N, seen, source = env.hosting, lanes, env.observation, env.source
-        super().__init__(env, N, seed=seed, device=device, lane0=lane0, stream=stream, buffers=hosting.buffers)
+        # Where processes have buffers of their own, their numbers are bytes.
+        processes = min(hosting.processes, N)
+        self.unordered = hosting.asynchronous and processes > 1
+        buffers = min(hosting.buffers * processes, 255 // processes * processes) if self.unordered else hosting.buffers
+        super().__init__(env, N, seed=seed, device=device, lane0=lane0, stream=stream, buffers=buffers)
         self._seed, self._stream, self._lane0, self._draws, self._rows = seed, stream, lane0, draws, True
         boxed = isinstance(env.action, Box)
         side = MOST_SIDE if draws else 0
@@ -66,7 +70,7 @@ class HostWorld(BufferedWorld):
 
         # Sums of the episodes under way, and of those that ended since `advance`.
         self._age, self._total = np.zeros(N, np.int64), np.zeros(N, np.float64)
-        self._ended = np.zeros(3, np.float64)
+        self._ended = np.zeros((len(self.buffers), 3), np.float64)
 
     # STEP
 
@@ -94,7 +98,11 @@ class HostWorld(BufferedWorld):
         """Raises EnvironmentFailedError."""
         self._steppers.finish("step", k)
         self._check(k, "step")
-        self._count(self.buffers[k])
+        self._count(k)
+
+    def ready(self, *, wait: bool) -> list[int]:
+        """Buffers that have been stepped, in whichever order; with `wait` one at least. Raises EnvironmentFailedError."""
+        return self._steppers.ready(wait=wait)
 
     def _show_finals(self, k: int, slot: Slot) -> None:
         """All of the buffer's, where an episode has ended."""
@@ -120,14 +128,15 @@ class HostWorld(BufferedWorld):
         if self._clip is not None:
             reward.clamp_(-self._clip, self._clip)
 
-    def _count(self, part: slice) -> None:
+    def _count(self, k: int) -> None:
         """Lengths and returns of episodes."""
-        blocks, age, total = self._steppers.blocks, self._age[part], self._total[part]
+        blocks, part = self._steppers.blocks, self.buffers[k]
+        age, total = self._age[part], self._total[part]
         age += 1
         total += blocks.reward[part]
         ended = np.flatnonzero(blocks.terminated[part] | blocks.truncated[part])
         if len(ended):
-            self._ended += (len(ended), age[ended].sum(), total[ended].sum())
+            self._ended[k] += (len(ended), age[ended].sum(), total[ended].sum())
             age[ended], total[ended] = 0, 0.0
 
     def _check(self, k: int, call: str) -> None:
@@ -158,8 +167,8 @@ class HostWorld(BufferedWorld):
     def advance(self, steps: int) -> None:
         """Move the clock on, once for as many steps as were taken."""
         super().advance(steps)
-        if self._ended[0]:
-            self._sums.add_(torch.from_numpy(self._ended).to(self.device))
+        if self._ended[:, 0].any():
+            self._sums.add_(torch.from_numpy(self._ended.sum(axis=0)).to(self.device))
             self._ended[:] = 0
 
     # PICTURES AND PROCESSES
@@ -190,6 +199,7 @@ class HostWorld(BufferedWorld):
         hosting, lanes = self.spec.hosting, [range(part.start, part.stop) for part in self.buffers]
         self._started = steppers = Steppers(
             self._source, self._shape, lanes, processes=min(hosting.processes, self.count), timeout_s=hosting.timeout_s, draws=self._draws,
+            apart=self.unordered,
         )  # fmt: skip
         names = ("observation", "final_observation", "action", "reward", "terminated", "truncated", *(("legal",) if self._shape.mask else ()))
         self._blocks = {name: torch.from_numpy(getattr(steppers.blocks, name)) for name in names}

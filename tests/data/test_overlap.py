@@ -14,9 +14,14 @@ from operant.host.source import Source
 STEPS = 25
 
 
-def hosted(buffers, processes):
-    env = replace(outside.declare(Source("gymnasium", "CartPole-v1", time_limit=9)), hosting=outside.Hosting(processes, buffers))
+def hosted(buffers, processes, asynchronous=False):
+    hosting = outside.Hosting(processes, buffers, asynchronous=asynchronous)
+    env = replace(outside.declare(Source("gymnasium", "CartPole-v1", time_limit=9)), hosting=hosting)
     return worlds.HostWorld(env, 6, seed=3)
+
+
+def unordered(buffers, processes):
+    return hosted(buffers, processes, asynchronous=True)
 
 
 def bridged(buffers, _processes, least=2048):
@@ -53,7 +58,7 @@ def collected(world, overlapped):
     return found
 
 
-@pytest.mark.parametrize(("make", "buffers", "processes"), [(bridged, 3, 0), (driven, 2, 0), (hosted, 4, 2), (hosted, 2, 0)])
+@pytest.mark.parametrize(("make", "buffers", "processes"), [(bridged, 3, 0), (driven, 2, 0), (hosted, 4, 2), (hosted, 2, 0), (unordered, 2, 2)])
 def test_overlapped_steps_are_those_of_all_lanes_together(make, buffers, processes):
     whole, cut = collected(make(1, 0), False), collected(make(buffers, processes), True)
     assert all(torch.equal(one, other) for one, other in zip(whole, cut, strict=True))
