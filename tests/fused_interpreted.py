@@ -55,9 +55,11 @@ def bits_case(env, net, algo, config, lanes):
     return gradients(ppo)[0].float().numpy().tobytes().hex()
 
 
-def some_case(env, net, lanes, cut):
+def some_case(env, net, lanes, cut, config):
     """Whether acting on some of the lanes after others is acting on all, to the bit."""
     ppo = trainer(env_of(env), mlp.Config(**net), lanes=lanes, horizon=3, minibatches=1, kernels="fused")
+    if config is not None:
+        reconfigure(ppo, config, "ieee")
     ppo.start()
     ppo.world.noise(ppo.collector.noise)
     ppo.backend.prepare()

@@ -110,8 +110,9 @@ def test_the_bits_depend_on_the_chunks_alone():
     line = "per-layer block_m=16 block_n=32 block_k=16 warps=4 stages=1 chunks={} microbatch={}"
     case = {"env": "categorical", "net": {"hidden": [24, 16]}, "algo": PLAIN, "lanes": 32}
     cases = [("bits", {**case, "config": line.format(chunks, microbatch)}) for chunks, microbatch in ((4, 32), (4, 64), (4, 4096), (2, 4096))]
-    *found, some = interpreted([*cases, ("some", {"env": "multi", "net": {"hidden": [16]}, "lanes": 150, "cut": 128})])
-    assert found[0] == found[1] == found[2] != found[3] and some == [True] * 5
+    some = [("some", {"env": "multi", "net": {"hidden": [16]}, "lanes": 150, "cut": 128, "config": config}) for config in (None, line.format(2, 32))]
+    *found, whole, layers = interpreted([*cases, *some])
+    assert found[0] == found[1] == found[2] != found[3] and whole == layers == [True] * 5
 
 
 def test_rows_of_partial_sums_are_added_in_a_binary_tree():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 
@@ -29,6 +30,7 @@ class PerLayerLearner(Learner):
     """Microbatches of samples through all layers and back."""
 
     config: PerLayer
+    acts_on_some = True
 
     def __init__(self, spec: Spec, task: Task, config: PerLayer) -> None:
         super().__init__(spec, task, config)
@@ -38,7 +40,22 @@ class PerLayerLearner(Learner):
         chunk = self.layout.chunk_blocks * self.layout.block
         self._slot = multiple(chunk, max(config.block_m, self.layout.block))
         self._slots = min(config.chunks, power_of_two(config.microbatch * config.chunks / self.layout.samples))
-        capacity = self._capacity = self._slots * self._slot
+        capacity = self._slots * self._slot
+        kind = self._make_room(capacity)
+        # In what each layer computes before its activation; the last are the outputs'.
+        self._gradients = [torch.empty(spec.towers, capacity, width, dtype=kind, device=device) for width in spec.widths]
+        self._others: dict[int, PerLayerLearner] = {}  # by their first lane, with room of their own for some of the lanes
+        self._head_block_m = min(config.block_m, HEAD_NUMBERS // spec.out_pad)
+        self._norm_block_m = min(self._head_block_m, NORM_NUMBERS // max(spec.hidden_pad))
+        self._tiles = capacity // (self._norm_block_m if spec.layer_norm else self._head_block_m)
+        self._tile_sums = torch.empty(spec.towers, self._tiles, spec.tile_sums.width, device=device)
+        self._first = torch.empty(spec.towers, spec.widths[0], spec.inputs[0], dtype=kind if spec.bytes else torch.float32, device=device)
+        self._packed = torch.empty(spec.packed[-1], dtype=kind, device=device)
+        self._last = len(spec.hidden)
+
+    def _make_room(self, capacity: int) -> torch.dtype:
+        """Room for so many samples' numbers and activations; the type of the latter."""
+        spec, device, self._capacity = self.spec, self.policy.device, capacity
         kind = torch.bfloat16 if spec.precision == "bf16" else torch.float32
 
         def rows(width: int) -> Tensor:
@@ -48,14 +65,7 @@ class PerLayerLearner(Learner):
         self._rounded = self._x if spec.bytes else self._x.to(kind)  # bf16's; otherwise the same tensor
         self._hidden = [rows(width) for width in spec.hidden_pad]
         self._saved = self._hidden if spec.activation in ("tanh", "relu") and not spec.layer_norm else [rows(width) for width in spec.hidden_pad]
-        self._gradients = [rows(width) for width in spec.widths]  # in what each layer computes before its activation; the last are the outputs'
-        self._head_block_m = min(config.block_m, HEAD_NUMBERS // spec.out_pad)
-        self._norm_block_m = min(self._head_block_m, NORM_NUMBERS // max(spec.hidden_pad))
-        self._tiles = capacity // (self._norm_block_m if spec.layer_norm else self._head_block_m)
-        self._tile_sums = torch.empty(spec.towers, self._tiles, spec.tile_sums.width, device=device)
-        self._first = torch.empty(spec.towers, spec.widths[0], spec.inputs[0], dtype=kind if spec.bytes else torch.float32, device=device)
-        self._packed = torch.empty(spec.packed[-1], dtype=kind, device=device)
-        self._last = len(spec.hidden)
+        return kind
 
     # HOW PRODUCTS ARE TILED
 
@@ -135,18 +145,32 @@ class PerLayerLearner(Learner):
     # COLLECT
 
     def act(self, t: int, lanes: slice | None = None) -> None:
-        """Actions, log-probabilities and values of step t."""
-        assert lanes is None, "all lanes share the saved activations"
-        tiling = self._head_tiling(0)
+        """Actions, log-probabilities and values of step t, of all lanes or some."""
+        if lanes is None:
+            for first, count in self._microbatches(self._lanes):
+                self._act(t, first, count)
+            return
+        # Others may be acted on meanwhile, so these have room of their own.
+        if lanes.start not in self._others:
+            other = copy.copy(self)
+            other._make_room(multiple(lanes.stop - lanes.start + 2 * self.layout.block + self.config.block_m, self.config.block_m))
+            self._others[lanes.start] = other
+        self._others[lanes.start]._act(t, lanes.start, lanes.stop - lanes.start)
+
+    def _act(self, t: int, first: int, count: int) -> None:
+        tiling, block = self._head_tiling(0), self.layout.block
         del tiling["BLOCK_N"]
-        for first, count in self._microbatches(self._lanes):
-            self._gather(self.buffers.rollout.observation, (t * self._lanes + first) // self.layout.block, count)
-            self._forward(t * self._lanes + first, count)
-            self.launch(
-                act_head, (-(-count // self._head_block_m), self.spec.towers),
-                self._hidden[-1], self._packed, self._values, self._legal_mask, self.work.acting(), t, first, count, self._lanes, self._capacity,
-                SPEC=self.spec, SAMPLE=self.work.sample, **tiling,
-            )  # fmt: skip
+        # Whole blocks of lanes go through the layers.
+        before = first % block
+        rows = multiple(before + count, block)
+        self._gather(self.buffers.rollout.observation, (t * self._lanes + first) // block, rows)
+        self._forward(t * self._lanes + first - before, rows)
+        self.launch(
+            act_head, (-(-count // self._head_block_m), self.spec.towers),
+            self._hidden[-1].flatten()[before * self.spec.inputs[-1] :], self._packed, self._values, self._legal_mask, self.work.acting(),
+            t, first, count, self._lanes, self._capacity,
+            SPEC=self.spec, SAMPLE=self.work.sample, **tiling,
+        )  # fmt: skip
 
     def bootstrap(self, finals: bool) -> None:
         """V of the observation after the last step, and with `finals` of the true final observations of truncated episodes."""
