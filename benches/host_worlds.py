@@ -5,6 +5,7 @@
     python benches/host_worlds.py --only check,breakout
 
 Parts
+    once        compiles and measures what the others keep: run it before, if those are timed
     overlap     acting on one buffer while others are stepped trains to the bits of no overlap, by any buffers
     cpu         Breakout's rules on CPU threads, each with lanes of its own: no device, no copy
     check       lanes on the CPU show on the device what one world there shows, by both kinds of world
@@ -34,6 +35,8 @@ from operant.training.build import build
 from operant.training.evaluate import Evaluator
 from operant.worlds import BridgedWorld, DeviceWorld, HostWorld
 
+CASES = ((65536, 32, 2), (32768, 64, 2), (65536, 32, 1), (8192, 64, 2), (65536, 32, 4))
+"""Lanes, horizon and buffers of Breakout's rules on the CPU."""
 PARTS = ("check", "overlap", "cpu", "breakout", "buffers", "ale", "mujoco", "ale_learn", "mujoco_learn")
 
 
@@ -166,40 +169,55 @@ def breakout_config(lanes: int, horizon: int, buffers: int, extra: tuple[str, ..
     return configuration.load(None, ["env.name=breakout", *words])
 
 
+def once(device: torch.device, tiny: bool) -> None:
+    """What the other parts compile and choose, so that it is kept."""
+    lanes, horizon, buffers = (64, 8, 2) if tiny else CASES[0]
+    for epochs in (1, 4):
+        words = ("algo.minibatches=2",) if tiny else (f"algo.epochs={epochs}", "algo.precision=bf16")
+        say("once", **trained(breakout_config(lanes, horizon, buffers, words), device, 0.2))
+    stepped_alone(64 if tiny else 2048, 0.05)
+    for config in mujoco_configs(tiny):
+        say("once", **trained(config, device, 0.2))
+
+
 def breakout(device: torch.device, tiny: bool) -> None:
-    for lanes, horizon, buffers in ((64, 8, 2),) if tiny else ((32768, 64, 2), (65536, 32, 2), (8192, 64, 2), (65536, 32, 1), (65536, 32, 4)):
+    cpu(device, tiny)
+    for lanes, horizon, buffers in ((64, 8, 2),) if tiny else CASES:
         for epochs in (1, 4) if lanes == 65536 and buffers == 2 else (1,):
             words = ("algo.minibatches=2",) if tiny else (f"algo.epochs={epochs}", "algo.precision=bf16")
-            figures = trained(breakout_config(lanes, horizon, buffers, words), device, 0.5 if tiny else 3)
+            figures = trained(breakout_config(lanes, horizon, buffers, words), device, 0.5 if tiny else 2)
             say("breakout", lanes=lanes, horizon=horizon, buffers=buffers, threads=numba.get_num_threads(), words=words, **figures)
-    env, lanes = envs.find("breakout"), 64 if tiny else 16384
-    say("breakout", stepping_alone=alone(BridgedWorld(env, lanes, seed=1, device=device), 20 if tiny else 500), lanes=lanes)
+
+
+def stepped_alone(lanes: int, seconds: float, k: int = 0) -> int:
+    """Steps of lanes of Breakout by this thread in so many seconds."""
+    numba.set_num_threads(1)
+    world, steps = DeviceWorld(envs.find("breakout"), lanes, seed=1, lane0=k * lanes, threads=1), 0
+    slot = world.slot()
+    slot = slot._replace(observation=slot.observation.t().contiguous().t())  # lane after lane
+    bound = world.bind(slot)
+    world.reset(bound)
+    slot.action.random_(0, 3)
+    world.step(bound, 0)
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        world.step(bound, steps)
+        steps += 1
+    return steps
 
 
 def cpu(device: torch.device, tiny: bool) -> None:
-    env, lanes = envs.find("breakout"), 64 if tiny else 2048
+    lanes, seconds, most = 64 if tiny else 2048, 0.05 if tiny else 0.5, numba.get_num_threads()
+    stepped_alone(lanes, 0.0)
 
-    def stepped(k: int, counts: list[int]) -> None:
-        numba.set_num_threads(1)
-        world = DeviceWorld(env, lanes, seed=1, lane0=k * lanes, threads=1)
-        slot = world.slot()
-        slot = slot._replace(observation=slot.observation.t().contiguous().t())  # lane after lane
-        bound = world.bind(slot)
-        world.reset(bound)
-        slot.action.random_(0, 3)
-        world.step(bound, 0)
-        until = time.perf_counter() + (0.05 if tiny else 0.7)
-        while time.perf_counter() < until:
-            world.step(bound, counts[k])
-            counts[k] += 1
+    def work(k: int, counts: list[int]) -> None:
+        counts[k] = stepped_alone(lanes, seconds, k)
 
-    most = numba.get_num_threads()
-    stepped(0, [0])
-    for threads in (1, 2, 4, 8, 16):
+    for threads in (1, 16):
         if threads <= most:
             counts = [0] * threads
-            ThreadPool(threads).run([functools.partial(stepped, k, counts) for k in range(threads)])
-            say("cpu", threads=threads, lanes=threads * lanes, sps=sum(counts) * lanes / (0.05 if tiny else 0.7), slowest=min(counts) / max(counts))
+            ThreadPool(threads).run([functools.partial(work, k, counts) for k in range(threads)])
+            say("cpu", threads=threads, lanes=threads * lanes, sps=sum(counts) * lanes / seconds, slowest=min(counts) / max(counts))
     numba.set_num_threads(most)
 
 
@@ -229,10 +247,10 @@ def configuration_source(name: str):
 
 
 def ale(device: torch.device, tiny: bool) -> None:
-    for lanes in (4,) if tiny else (64, 128, 256):
+    for lanes in (4,) if tiny else (128,):
         config = ale_config(lanes, tiny)
-        stepping = alone(HostWorld(config.environment, lanes, seed=1, device=device), 10 if tiny else 300)
-        figures = trained(config, device, 0.5 if tiny else 12)
+        stepping = alone(HostWorld(config.environment, lanes, seed=1, device=device), 10 if tiny else 100)
+        figures = trained(config, device, 0.5 if tiny else 4)
         say("ale", lanes=lanes, stepping_alone=stepping, share_of_alone=figures["sps"] / stepping, **figures)
 
 
@@ -268,14 +286,18 @@ def learned(part: str, config, device: torch.device, tiny: bool, *, seconds: flo
     evaluator.rollout.world.close()
 
 
-def mujoco(device: torch.device, tiny: bool) -> None:
+def mujoco_configs(tiny: bool):
     of_sac = ["algo.learning_starts=64", f"algo.batch_size={64 if tiny else 256}"]
     for name, words in (("ppo", [f"algo.horizon={8 if tiny else 64}"]), ("sac", of_sac)):
-        lanes = 8 if tiny else 64
-        words = [f"algo.name={name}", *words, f"env.lanes={lanes}", "env.name=gymnasium:HalfCheetah-v5"]
-        config = configuration.load(None, [*words, *(["algo.minibatches=2"] if name == "ppo" else ["algo.horizon=4", "algo.replay_capacity=64k"])])
-        stepping = alone(HostWorld(config.environment, lanes, seed=1, device=device), 20 if tiny else 500)
-        figures = trained(config, device, 0.5 if tiny else 10)
+        words = [f"algo.name={name}", *words, f"env.lanes={8 if tiny else 64}", "env.name=gymnasium:HalfCheetah-v5"]
+        yield configuration.load(None, [*words, *(["algo.minibatches=2"] if name == "ppo" else ["algo.horizon=4", "algo.replay_capacity=64k"])])
+
+
+def mujoco(device: torch.device, tiny: bool) -> None:
+    for config in mujoco_configs(tiny):
+        name, lanes = config.algo_name, config.lanes
+        stepping = alone(HostWorld(config.environment, lanes, seed=1, device=device), 20 if tiny else 100)
+        figures = trained(config, device, 0.5 if tiny else 2)
         say("mujoco", algo=name, lanes=lanes, stepping_alone=stepping, share_of_alone=figures["sps"] / stepping, **figures)
 
 

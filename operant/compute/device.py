@@ -29,13 +29,13 @@ def device(function: Callable[..., Any]) -> Any:
     """Compile a function for both backends, pasted into its caller (without pasting, stepping is three times slower on a CPU)."""
     _number_apart()
     paste_without_copies(inline_closurecall)
-    return njit(inline="always", fastmath=set(FASTMATH), error_model="numpy")(function)
+    return njit(inline="always", fastmath=set(FASTMATH), error_model="numpy", _nrt=False)(function)
 
 
 def device_call(function: Callable[..., Any]) -> Any:
     """As `device`, but called rather than pasted: for large helpers that several places use."""
     _number_apart()
-    return njit(fastmath=set(FASTMATH), error_model="numpy")(function)
+    return njit(fastmath=set(FASTMATH), error_model="numpy", _nrt=False)(function)
 
 
 def device_params(params: Any) -> Any:

@@ -88,7 +88,7 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any]:
     """The CPU's two shells: one thread, and all of them."""
 
     # Without the GIL, so that the threads that answer signals and requests run beside a launch, however long it takes.
-    @njit(fastmath=set(FASTMATH), error_model="numpy", nogil=True)
+    @njit(fastmath=set(FASTMATH), error_model="numpy", nogil=True, _nrt=False)
     def serial(first, last, lanes, slot, offset):
         for i in range(first, last):
             body(uint32(i), lanes, slot, offset)
