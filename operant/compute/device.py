@@ -21,6 +21,9 @@ from numpy import float32, int32
 FASTMATH = frozenset({"contract", "afn", "arcp", "nsz", "reassoc"})
 """The liberties the compiler may take on the CPU. Not `nnan`: with it `isnan(nan)` is false, and guards lie."""
 
+UNCOUNTED: Any = {"_nrt": False}
+"""Numba counts no references to arrays: nothing here allocates, and counting took more than half of a step's time (on a GPU there is no such count)."""
+
 LEAST_NUMBER = 10**18
 """Numba numbers the functions it compiles, here from some place above this on: see `_number_apart`."""
 
@@ -29,13 +32,13 @@ def device(function: Callable[..., Any]) -> Any:
     """Compile a function for both backends, pasted into its caller (without pasting, stepping is three times slower on a CPU)."""
     _number_apart()
     paste_without_copies(inline_closurecall)
-    return njit(inline="always", fastmath=set(FASTMATH), error_model="numpy", _nrt=False)(function)
+    return njit(inline="always", fastmath=set(FASTMATH), error_model="numpy", **UNCOUNTED)(function)
 
 
 def device_call(function: Callable[..., Any]) -> Any:
     """As `device`, but called rather than pasted: for large helpers that several places use."""
     _number_apart()
-    return njit(fastmath=set(FASTMATH), error_model="numpy", _nrt=False)(function)
+    return njit(fastmath=set(FASTMATH), error_model="numpy", **UNCOUNTED)(function)
 
 
 def device_params(params: Any) -> Any:

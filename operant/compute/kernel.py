@@ -17,7 +17,7 @@ import torch
 from numba import get_num_threads, njit, prange, typeof, types
 from numpy import asarray, uint8, uint32
 
-from operant.compute.device import FASTMATH, paste_without_copies
+from operant.compute.device import FASTMATH, UNCOUNTED, paste_without_copies
 from operant.compute.jit_cache import keep, keep_cuda
 
 THREADS = 64
@@ -88,7 +88,7 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any]:
     """The CPU's two shells: one thread, and all of them."""
 
     # Without the GIL, so that the threads that answer signals and requests run beside a launch, however long it takes.
-    @njit(fastmath=set(FASTMATH), error_model="numpy", nogil=True, _nrt=False)
+    @njit(fastmath=set(FASTMATH), error_model="numpy", nogil=True, **UNCOUNTED)
     def serial(first, last, lanes, slot, offset):
         for i in range(first, last):
             body(uint32(i), lanes, slot, offset)
