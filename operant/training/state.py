@@ -176,6 +176,7 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
     with torch.no_grad():
         for name, here in own.items():
             here.copy_(there[name])
+    algo.world.restored()
 
 
 def resume(algo: Algorithm, checkpoints: Path, run_uuid: str, step: int, exchange: Exchange) -> None:

@@ -128,5 +128,8 @@ class World(Protocol):
     def ended_tallies(self) -> torch.Tensor | None:
         """(K, N), the same over each lane's episodes that ended since `episode_sums`; None where the environment has none."""
 
+    def restored(self) -> None:
+        """Take in what was written into the tensors of `state`; called after each time."""
+
     def state(self) -> dict[str, torch.Tensor]:
         """Everything that a resumed run needs to go on as if nothing had happened, by name."""

@@ -78,6 +78,7 @@ class BridgedWorld(BufferedWorld):
             self._staging.append(staging)
             self._actions.append(slot.action)
         one = self._parts[0].world
+        self._whole = {name: tensor.new_zeros(*tensor.shape[:-1], lanes) for name, tensor in one.state().items() if name not in ("tick", "carried")}
         self.changing = one.changing
         self.final_window, self.can_truncate, self.truncation_gap = one.final_window, one.can_truncate, one.truncation_gap
         self._finals = one.slot().final_observation is not None
@@ -165,9 +166,19 @@ class BridgedWorld(BufferedWorld):
         return torch.cat([part.world.running_tallies for part in self._parts], dim=1).to(self.device)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that a resumed run needs to go on as if nothing had happened, by name."""
-        lanes = {f"{k}/{name}": tensor for k, part in enumerate(self._parts) for name, tensor in part.world.state().items()}
-        return {"tick": self._tick, "carried": self._carried, **lanes}
+        """Everything that a resumed run needs to go on as if nothing had happened, by name: as one world has it, whatever the buffers. Lanes are copies."""
+        parts = [part.world.state() for part in self._parts]
+        for name, whole in self._whole.items():
+            torch.cat([part[name] for part in parts], dim=-1, out=whole)
+        return {"tick": self._tick, "carried": self._carried, **self._whole}
+
+    def restored(self) -> None:
+        """Take in what was written into `state`'s tensors."""
+        for part, lanes in zip(self._parts, self.buffers, strict=True):
+            own = part.world.state()
+            own["tick"].copy_(self._tick)
+            for name, whole in self._whole.items():
+                own[name].copy_(whole[..., lanes])
 
 
 def _carved(memory: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -225,3 +225,6 @@ class BufferedWorld:
     def state(self) -> dict[str, Any]:
         """Everything that a resumed run needs to go on as if nothing had happened, by name."""
         return {"tick": self._tick}
+
+    def restored(self) -> None:
+        """Nothing to do: `state` is what is used."""

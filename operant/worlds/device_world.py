@@ -222,6 +222,9 @@ class DeviceWorld:
         own = {"cells" if name == "int_state" else name: value for name, value in kept.items()}  # by its name in checkpoints
         return {**own, "carried": self._carried}
 
+    def restored(self) -> None:
+        """Nothing to do: `state` is what is used."""
+
     @property
     def running_tallies(self) -> torch.Tensor:
         """(K, N), the environment's own sums over each lane's episode under way."""

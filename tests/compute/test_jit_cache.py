@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from compiled_probe import counter, digest
+from numba import get_num_threads, set_num_threads
 from numba.core import config
 from numpy import float32
 
@@ -356,6 +357,16 @@ def test_a_body_that_reaches_what_cannot_be_told_is_compiled_each_time(place, co
     assert len(count.compiled) == 2 and not place.exists() and "reaches" in count.other[0]
 
 
+@pytest.fixture
+def all_threads():
+    """As many threads as there are, which a training in this process may have changed."""
+    before = get_num_threads()
+    set_num_threads(config.NUMBA_NUM_THREADS)
+    yield
+    set_num_threads(before)
+
+
+@pytest.mark.usefixtures("all_threads")
 def test_compile_and_load_in_one_process_together(count):
     """The same code twice under the same names, and the shell of all threads compiled around a loaded one."""
     zeros, ones = numbers(SERIAL_BELOW)

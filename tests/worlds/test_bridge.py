@@ -47,13 +47,17 @@ def test_pictures_keep_their_final_ones():
     assert torch.equal(slot.final_observation, other.final_observation)
 
 
-def test_its_state_goes_on():
-    one, two = (BridgedWorld(envs.find("cartpole"), LANES, seed=seed, device="cpu") for seed in (4, 4))
+@pytest.mark.parametrize("other", [{"buffers": 2}, {"buffers": 5, "least": 1}, None])
+def test_its_state_goes_on_in_other_buffers(other):
+    env = envs.find("cartpole")
+    one = BridgedWorld(env, LANES, seed=4, device="cpu", buffers=3)
+    two = DeviceWorld(env, LANES, seed=4) if other is None else BridgedWorld(env, LANES, seed=4, device="cpu", **other)
     stepped(one, 30, np.random.default_rng(1))
     for name, tensor in two.state().items():
         tensor.copy_(one.state()[name])
+    two.restored()
     slots = one.slot(), two.slot()
     for world, slot in zip((one, two), slots, strict=True):
         slot.action.fill_(1)
-        world.step(slot)
+        world.step(world.bind(slot))
     assert torch.equal(slots[0].observation, slots[1].observation)
