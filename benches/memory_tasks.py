@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import time
 import traceback
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from offpolicy import DEVICE, say, wait
 
 from operant.config import load as configuration
 from operant.config.recipes import find_source
@@ -26,7 +26,6 @@ from operant.errors import ConfigError
 from operant.training.build import build
 from operant.training.evaluate import Evaluation, Evaluator
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GAMES, FRESH, FRESH_SEED = 256, 1024, 10_007
 TINY = ["env.lanes=8", "algo.minibatches=2", "algo.kernels=torch"]
 
@@ -71,17 +70,6 @@ TASKS = {
     "snake": Task("snake", "", 30, 8, "length"),
     "breakout_memory": Task("breakout", "net.memory=mingru net.memory_layers=2 algo.horizon=64", 860, 60, longest=12_000),
 }
-
-def say(**found: object) -> None:
-    """One JSON line."""
-    print(json.dumps(found), flush=True)
-
-
-def wait() -> float:
-    """The time, once the device has done what it was told."""
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def value_of(task: Task, found: Evaluation) -> float:

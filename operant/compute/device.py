@@ -58,6 +58,8 @@ def paste_without_copies(numbas: ModuleType) -> None:
 
     `numbas` is the module of a backend that pastes. What is read to be pasted is used once, there, so that nothing else sees it change.
     """
+    if not hasattr(numbas, "copy"):  # a numba that copies in another way, or not at all
+        return
     paste = numbas.InlineWorker.inline_function
 
     @functools.wraps(paste)

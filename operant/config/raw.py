@@ -192,7 +192,7 @@ def _drop_target(raw: RawConfig, before: str) -> None:
 
 
 def _tell_idle(raw: RawConfig) -> None:
-    """Note the keys of a memory that somebody typed for a policy without one."""
+    """Note typed keys of a memory where the policy has none."""
     net = raw.data.get("net")
     net = net if isinstance(net, dict) else {}
     if net.get("memory", "none") == "none" and ":" not in str(net.get("kind", "")):  # a user's own network may have one

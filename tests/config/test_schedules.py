@@ -98,9 +98,8 @@ def test_every_algorithm_schedules_its_learning_rate(algorithm):
     assert algo.config.learning_rate is scalar
 
 
-def test_a_run_resumed_in_the_middle_of_a_schedule_ends_in_the_same_bits_and_shows_it(tmp_path):
-    over = 8 * ITERATION
-    words = (*SMALL, f"algo.clip={{linear=[0.3,0.05],over={over}}}", f"algo.learning_rate={{linear=[1e-3,1e-4],over={over}}}", "eval.every=0")
+def whole_as_resumed(tmp_path, over, *words):
+    """The folder of a run of so many steps, which ends in the same bits as one that was resumed after three iterations."""
     whole = made(tmp_path, *words, f"run.steps={over}", "run.record_hz=1000").path
     parts = made(tmp_path, *words, f"run.steps={3 * ITERATION}").path
     worker.work(whole, resume=None)
@@ -109,6 +108,13 @@ def test_a_run_resumed_in_the_middle_of_a_schedule_ends_in_the_same_bits_and_sho
     runs.update_document(parts, request=asked | {"resume_overrides": [f"run.steps={over}"], "resume_directory": str(tmp_path)})
     worker.work(parts, resume="last")
     assert tensors(parts) == tensors(whole)
+    return whole
+
+
+def test_a_run_resumed_in_the_middle_of_a_schedule_ends_in_the_same_bits_and_shows_it(tmp_path):
+    over = 8 * ITERATION
+    words = (*SMALL, f"algo.clip={{linear=[0.3,0.05],over={over}}}", f"algo.learning_rate={{linear=[1e-3,1e-4],over={over}}}", "eval.every=0")
+    whole = whole_as_resumed(tmp_path, over, *words)
     with runs.Reader(whole / "metrics.mm") as reader:
         place = [metric.name for metric in reader.metrics].index("schedule/clip")
         assert [record.values[place] for record in reader.since(0, 100)][-1] == pytest.approx(0.3 - 0.25 * 7 / 8)
@@ -164,14 +170,7 @@ def test_a_run_resumed_in_the_middle_of_a_curriculum_ends_in_the_same_bits(tmp_p
     over = 8 * ITERATION
     by = "algo.clip={piecewise=[[-1000,0.3],[9.5,0.2],[15,0.1],[40,0.05]],by='eval/return'}"
     words = (*SMALL, f"env.params.gravity={{linear=[1,9.8],over={over}}}", by, "eval.every=2", "eval.episodes=4", "algo.anneal=false")
-    whole = made(tmp_path, *words, f"run.steps={over}", "run.record_hz=1000").path
-    parts = made(tmp_path, *words, f"run.steps={3 * ITERATION}").path
-    worker.work(whole, resume=None)
-    worker.work(parts, resume=None)
-    asked = runs.read_json(parts / "run.json")["request"]
-    runs.update_document(parts, request=asked | {"resume_overrides": [f"run.steps={over}"], "resume_directory": str(tmp_path)})
-    worker.work(parts, resume="last")
-    assert tensors(parts) == tensors(whole)
+    whole = whole_as_resumed(tmp_path, over, *words)
     with runs.Reader(whole / "metrics.mm") as reader:
         places = {name: [metric.name for metric in reader.metrics].index(name) for name in ("schedule/params.gravity", "schedule/clip")}
         shown = {name: [record.values[place] for record in reader.since(0, 100)] for name, place in places.items()}
