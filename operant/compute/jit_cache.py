@@ -171,9 +171,10 @@ class _Cuda(_Cache):
 
 
 def _settings(module: Any) -> list[tuple[str, str]]:
-    """All of numba's settings, however they were made."""
+    """All of numba's settings that code depends on, however they were made: not how many threads there are, which compiled code asks for when it runs."""
     plain = (bool, int, float, str, type(None))
-    return sorted((name, repr(value)) for name, value in vars(module).items() if name.isupper() and isinstance(value, plain))
+    kept = {name: value for name, value in vars(module).items() if name.isupper() and not name.endswith("NUM_THREADS")}
+    return sorted((name, repr(value)) for name, value in kept.items() if isinstance(value, plain))
 
 
 def _described(kind: Any) -> Any:

@@ -205,6 +205,16 @@ def test_numbas_settings_are_part_of_the_key(count, monkeypatch):
     assert len(count.compiled) == 2
 
 
+def test_the_number_of_threads_is_no_part_of_the_key(count, monkeypatch):
+    """What was compiled on two cores of a machine is used on all of them."""
+    zeros, ones = numbers()
+    run(Kernel(scaling(1), CPU), Ahead(zeros, ones))
+    monkeypatch.setattr(config, "NUMBA_NUM_THREADS", config.NUMBA_NUM_THREADS + 3)
+    monkeypatch.setattr(config, "NUMBA_DEFAULT_NUM_THREADS", config.NUMBA_DEFAULT_NUM_THREADS + 3)
+    run(Kernel(scaling(1), CPU), Ahead(zeros, ones))
+    assert len(count.compiled) == 1 and len(count.loaded) == 1
+
+
 def test_versions_are_part_of_the_key(count, monkeypatch):
     zeros, ones = numbers()
     real = jit_cache.metadata.version
