@@ -7,10 +7,10 @@
 Parts
     once        compiles and measures what the others keep: run it before, if those are timed
     overlap     acting on one buffer while others are stepped trains to the bits of no overlap, by any buffers
-    cpu         Breakout's rules on CPU threads, each with lanes of its own: no device, no copy
+    cpu         Breakout's rules on CPU threads: no device, no copy
     check       lanes on the CPU show on the device what one world there shows, by both kinds of world
     breakout    Breakout's rules on CPU threads, PPO with 128-128 on the device: steps a second, learning included, and the share that steps take
-    buffers     the same by buffers 1, 2, 4, 8 x threads, with and without pinned memory: seconds of a horizon
+    buffers     the same by a linear policy, nothing learned, by buffers 1, 2, 4, 8 x threads, with and without pinned memory
     ale         Pong by ale-py, Nature CNN: stepping alone, and training
     ale_learn   the curve of Pong for some minutes
     mujoco_learn  the curves of HalfCheetah-v5
@@ -20,7 +20,6 @@ Parts
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import time
 import traceback
@@ -29,14 +28,15 @@ import numba
 import torch
 
 from operant import envs
-from operant.compute.threads import ThreadPool
 from operant.config import load as configuration
+from operant.data import Collector
 from operant.training.build import build
 from operant.training.evaluate import Evaluator
 from operant.worlds import BridgedWorld, DeviceWorld, HostWorld
 
-CASES = ((65536, 32, 2), (32768, 64, 2), (65536, 32, 1), (8192, 64, 2), (65536, 32, 4))
+CASES = ((65536, 32, 2), (65536, 32, 4), (32768, 64, 2), (131072, 16, 4), (65536, 32, 8), (16384, 128, 2), (65536, 32, 1))
 """Lanes, horizon and buffers of Breakout's rules on the CPU."""
+THREADS = (16, 8, 4, 2, 1)
 PARTS = ("check", "overlap", "cpu", "breakout", "buffers", "ale", "mujoco", "ale_learn", "mujoco_learn")
 
 
@@ -175,64 +175,111 @@ def once(device: torch.device, tiny: bool) -> None:
     for epochs in (1, 4):
         words = ("algo.minibatches=2",) if tiny else (f"algo.epochs={epochs}", "algo.precision=bf16")
         say("once", **trained(breakout_config(lanes, horizon, buffers, words), device, 0.2))
-    stepped_alone(64 if tiny else 2048, 0.05)
+    stepped_alone(2048, 1, 2, 0.05)
+    stepped_together(2048, 1, 0.05)
     for config in mujoco_configs(tiny):
         say("once", **trained(config, device, 0.2))
 
 
 def breakout(device: torch.device, tiny: bool) -> None:
-    cpu(device, tiny)
+    most = stepped_alone(64 if tiny else 65536, numba.get_num_threads(), 2, 0.05 if tiny else 0.5)
+    say("breakout", stepping_alone=most)
     for lanes, horizon, buffers in ((64, 8, 2),) if tiny else CASES:
         for epochs in (1, 4) if lanes == 65536 and buffers == 2 else (1,):
             words = ("algo.minibatches=2",) if tiny else (f"algo.epochs={epochs}", "algo.precision=bf16")
-            figures = trained(breakout_config(lanes, horizon, buffers, words), device, 0.5 if tiny else 2)
-            say("breakout", lanes=lanes, horizon=horizon, buffers=buffers, threads=numba.get_num_threads(), words=words, **figures)
+            figures = trained(breakout_config(lanes, horizon, buffers, words), device, 0.5 if tiny else 1.5)
+            told = {"lanes": lanes, "horizon": horizon, "buffers": buffers, "threads": numba.get_num_threads(), "epochs": epochs}
+            say("breakout", **told, rollout_sps=lanes * horizon / figures["collect_s"], **figures)
 
 
-def stepped_alone(lanes: int, seconds: float, k: int = 0) -> int:
-    """Steps of lanes of Breakout by this thread in so many seconds."""
-    numba.set_num_threads(1)
-    world, steps = DeviceWorld(envs.find("breakout"), lanes, seed=1, lane0=k * lanes, threads=1), 0
+def taken(world, slot, steps: int) -> None:
+    """Steps of all buffers with the actions that are there, and nothing else."""
+    count, late = len(world.buffers), world.late
+    with world.stepping(steps):
+        for place in range(steps * count + late):
+            if place < steps * count:
+                world.begin(place % count, place // count)
+            if place >= late:
+                world.finish((place - late) % count, slot)
+
+
+def stepped_alone(lanes: int, threads: int, buffers: int, seconds: float) -> float:
+    """Steps a second of Breakout's rules by so many threads: no device, no copy."""
+    numba.set_num_threads(threads)
+    world, steps = BridgedWorld(envs.find("breakout"), lanes, seed=1, device="cpu", buffers=buffers), 0
+    slot = world.slot()
+    world.reset(slot)
+    for action in world._actions:
+        action.random_(0, 3)
+    taken(world, slot, 2)
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        taken(world, slot, 16)
+        steps += 16
+    return steps * lanes / (time.perf_counter() - began)
+
+
+def stepped_together(lanes: int, threads: int, seconds: float) -> float:
+    """The same by numba's own threads, which meet in each step."""
+    numba.set_num_threads(threads)
+    world, steps = DeviceWorld(envs.find("breakout"), lanes, seed=1, threads=1), 0
     slot = world.slot()
     slot = slot._replace(observation=slot.observation.t().contiguous().t())  # lane after lane
     bound = world.bind(slot)
     world.reset(bound)
     slot.action.random_(0, 3)
     world.step(bound, 0)
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
         world.step(bound, steps)
         steps += 1
-    return steps
+    return steps * lanes / (time.perf_counter() - began)
 
 
 def cpu(device: torch.device, tiny: bool) -> None:
-    lanes, seconds, most = 64 if tiny else 2048, 0.05 if tiny else 0.5, numba.get_num_threads()
-    stepped_alone(lanes, 0.0)
-
-    def work(k: int, counts: list[int]) -> None:
-        counts[k] = stepped_alone(lanes, seconds, k)
-
-    for threads in (1, 16):
+    seconds, most = 0.05 if tiny else 0.3, numba.get_num_threads()
+    for threads in THREADS:
         if threads <= most:
-            counts = [0] * threads
-            ThreadPool(threads).run([functools.partial(work, k, counts) for k in range(threads)])
-            say("cpu", threads=threads, lanes=threads * lanes, sps=sum(counts) * lanes / seconds, slowest=min(counts) / max(counts))
+            for lanes in (2048,) if tiny else (65536, 8192):
+                found = {f"{buffers}_buffers": stepped_alone(lanes, threads, buffers, seconds) for buffers in (1, 2)}
+                say("cpu", threads=threads, lanes=lanes, **found, together=stepped_together(lanes, threads, seconds), layer=numba.threading_layer())
     numba.set_num_threads(most)
 
 
 def buffers(device: torch.device, tiny: bool) -> None:
-    env, lanes, steps = envs.find("breakout"), 64 if tiny else 8192, 8 if tiny else 64
     most = numba.get_num_threads()
-    for threads in (1, 2, 4, 8, 16):
-        if threads > most:
-            break
-        numba.set_num_threads(threads)
-        for count in (1, 2, 4, 8):
-            for pinned in (True, False) if count == 2 or tiny else (True,):
-                rate = alone(BridgedWorld(env, lanes, seed=1, device=device, buffers=count, pinned=pinned), steps)
-                say("buffers", threads=threads, buffers=count, pinned=pinned, horizon_s=128 * lanes / rate, sps=rate)
+    for lanes, horizon in ((64, 8),) if tiny else ((32768, 32),):
+        for threads in THREADS:
+            for count in (1, 2, 4, 8):
+                for pinned in (True, False):
+                    if threads <= most:
+                        numba.set_num_threads(threads)
+                        world = BridgedWorld(envs.find("breakout"), lanes, seed=1, device=device, buffers=count, pinned=pinned)
+                        rate = overlapped(world, horizon, 2 if tiny or not pinned else 6)
+                        say("buffers", lanes=lanes, threads=threads, buffers=count, pinned=pinned, sps=rate, horizon_s=horizon * lanes / rate)
     numba.set_num_threads(most)
+
+
+def overlapped(world, horizon: int, times: int) -> float:
+    """Steps a second where a linear policy acts on one buffer while others are stepped: copies, graphs and streams as a training has them."""
+    collector = Collector(world, horizon, 1)
+    rollout = collector.rollout
+    weight = torch.zeros(world.spec.action.n, world.spec.observation.size, device=world.device)
+
+    def act(t: int, lanes: slice = slice(None)) -> None:
+        rollout.action[t][0, lanes] = torch.argmax(weight @ rollout.observation[t][:, lanes], 0).int()
+
+    collector.start()
+    for _ in range(3):
+        collector.collect(act, apart=True)
+        collector.carry_on()
+    wait(world.device)
+    began = time.perf_counter()
+    for _ in range(times):
+        collector.collect(act, apart=True)
+        collector.carry_on()
+    wait(world.device)
+    return times * horizon * world.count / (time.perf_counter() - began)
 
 
 def ale_config(lanes: int, tiny: bool):
@@ -306,8 +353,10 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--threads", type=int, default=numba.get_num_threads())
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
+    numba.set_num_threads(arguments.threads)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     say("machine", device=name, threads=numba.get_num_threads(), torch=torch.__version__)
     for part in arguments.only.split(","):

@@ -28,6 +28,7 @@ from numba.core.dispatcher import Dispatcher
 _VERSIONED = ("numba", "numba_cuda", "numpy", "llvmlite")
 _ATOMS = (type(None), type(Ellipsis), bool, int, str, bytes)
 _EXTENSIONS = "numba.core.extending"
+_ATOMIC = "operant.compute.atomics"
 
 
 class UnknownValueError(ValueError):
@@ -97,6 +98,9 @@ class _Walk:
             self._numpy(value)
         elif _is_dispatcher(value):
             self._dispatcher(value)
+        elif getattr(value, "__module__", None) == _ATOMIC and hasattr(value, "_defn"):  # which uses nothing but numba and llvmlite
+            self._put("intrinsic", value.__name__)
+            self._code(value._defn.__code__)
         elif isinstance(value, BuiltinFunctionType) and is_versioned(str(value.__module__)):
             self._put("builtin", f"{value.__module__}.{value.__qualname__}")
         elif isinstance(value, (types.Number, types.Boolean)):

@@ -17,6 +17,7 @@ import torch
 from numba import get_num_threads, njit, prange, typeof, types
 from numpy import asarray, uint8, uint32
 
+from operant.compute.atomics import add, read, rest
 from operant.compute.device import FASTMATH, UNCOUNTED, paste_without_copies
 from operant.compute.jit_cache import keep, keep_cuda
 
@@ -25,6 +26,13 @@ THREADS = 64
 
 SERIAL_BELOW = 8192
 """With two CPU threads, fewer indices than this run on the calling thread: waking the other would cost more than it saves. With more the fewer, in worlds."""
+
+LINE = 16
+"""Numbers of a board that lie apart from those of others: two threads that write would otherwise wait for each other."""
+
+GIVEN, STOPPED = 0, LINE
+"""Places on a board: how many orders there are, and whether no more will come. From 3 LINE on there are three lines an order: what it is (first index, last,
+offset, pieces), how many pieces are taken, how many are done."""
 
 
 class _Mapped:
@@ -84,8 +92,8 @@ def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
     return shell
 
 
-def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any]:
-    """The CPU's two shells: one thread, and all of them."""
+def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any]:
+    """The CPU's three shells: one thread, all of numba's, and one of several that share what is ordered on a board (operant/compute/crew.py)."""
 
     # Without the GIL, so that the threads that answer signals and requests run beside a launch, however long it takes.
     @njit(fastmath=set(FASTMATH), error_model="numpy", nogil=True, **UNCOUNTED)
@@ -99,7 +107,27 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any]:
         for chunk in prange(chunks):
             serial(chunk * count // chunks, (chunk + 1) * count // chunks, lanes, slot, offset)
 
-    return serial, parallel
+    @njit(nogil=True, **UNCOUNTED)
+    def share(number, until, board, lanes, slot):
+        while number < until:
+            row = (3 + 3 * number) * LINE
+            if read(board, GIVEN) > number:
+                pieces = board[row + 3]
+                piece = add(board, row + LINE, 1)
+                if piece < pieces:
+                    first, count = board[row], board[row + 1] - board[row]
+                    serial(first + piece * count // pieces, first + (piece + 1) * count // pieces, lanes, slot, board[row + 2])
+                    add(board, row + 2 * LINE, 1)
+                else:
+                    number += 1
+                    while number == until and read(board, row + 2 * LINE) < pieces:
+                        rest()
+            elif read(board, STOPPED) > 0:
+                return
+            else:
+                rest()
+
+    return serial, parallel, share
 
 
 class Kernel:
@@ -123,8 +151,9 @@ class Kernel:
             self._external_stream = cuda.external_stream
             self._shell = keep_cuda(cuda.jit(cuda_shell(body), fastmath=True), name)
         else:
-            serial, parallel = cpu_shells(body)
+            serial, parallel, share = cpu_shells(body)
             self._serial, self._parallel = keep(serial, name), keep(parallel, f"{name} on all threads")
+            self.share = keep(share, f"{name} shared")
 
     def __call__(self, count: int, lanes: Any, slot: Any, offset: int = 0, *, threads: int = THREADS) -> None:
         """Run the body for each i in [0, count), so many threads a block on a GPU. `lanes` and `slot` are groups that `bind` made."""

@@ -8,13 +8,11 @@ each have buffers of their own. Every number is that of all lanes stepped togeth
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 from collections.abc import Callable, Sequence
 
 import torch
 
-from operant.compute.threads import ThreadPool
 from operant.worlds import BufferedWorld, Slot
 
 MOST_GRAPHS = 8192
@@ -31,21 +29,17 @@ class Overlap:
         self._plain = eager or not self._on_gpu or (len(slots) + 1) * count > MOST_GRAPHS
         self._called = False
         self._graphs: list[list[torch.cuda.CUDAGraph]] = []  # by step and buffer
-        self._pool = ThreadPool(world.drivers)
 
     def collect(self, act: Callable[[int, slice], None]) -> None:
         """Take the steps. `act` writes the actions of some lanes at step t into their slot."""
-        world, count, drivers = self._world, len(self._world.buffers), self._world.drivers
+        world = self._world
         if self._on_gpu:  # what was launched before is no part of these steps' time
             torch.cuda.current_stream(world.device).synchronize()  # sync: environments on the host need actions, which need all before them
         if self._called and not self._plain and not self._graphs and world.pinned:
             self._capture(act)
         self._called = True
         self._fork()
-        if self._graphs or not self._on_gpu:  # a first launch, which compiles, is for one thread
-            self._pool.run([functools.partial(self._drive, act, range(first, count, drivers)) for first in range(drivers)])
-        else:
-            self._drive(act, range(count))
+        self._drive(act)
         self._join()
 
     def _drive_any(self, act: Callable[[int, slice], None]) -> None:
@@ -57,7 +51,7 @@ class Overlap:
                 acting.remove(k)
                 stepping.add(k)
                 world.begin(k, done[k])
-            with world.timed(0, "waiting" if acting else "environment"):
+            with world.timed("waiting" if acting else "environment"):
                 found = world.ready(wait=not acting) if stepping else []
             for k in found:
                 with self._stream(k):
@@ -69,21 +63,21 @@ class Overlap:
                     acting.add(k)
 
     @torch.no_grad()
-    def _drive(self, act: Callable[[int, slice], None], buffers: Sequence[int]) -> None:
-        """The steps of some buffers: the host begins to step one after the other, and takes in what has been stepped, some buffers later."""
-        world, T, B, late = self._world, len(self._slots), len(buffers), self._world.late
-        with world.driving():
-            for k in buffers:
-                with self._stream(k):
-                    self._launch(act, 0, k)
-            if world.unordered:
-                self._drive_any(act)
-                return
+    def _drive(self, act: Callable[[int, slice], None]) -> None:
+        """The steps of all buffers: the host begins to step one after the other, and takes in what has been stepped, some buffers later."""
+        world, T, B, late = self._world, len(self._slots), len(self._world.buffers), self._world.late
+        for k in range(B):
+            with self._stream(k):
+                self._launch(act, 0, k)
+        if world.unordered:
+            self._drive_any(act)
+            return
+        with world.stepping(T):
             for place in range(T * B + late):
                 if place < T * B:
-                    world.begin(buffers[place % B], place // B)
+                    world.begin(place % B, place // B)
                 if place >= late:
-                    t, k = (place - late) // B, buffers[(place - late) % B]
+                    t, k = divmod(place - late, B)
                     with self._stream(k):
                         world.finish(k, self._slots[t])
                         self._launch(act, t + 1, k)
@@ -98,7 +92,7 @@ class Overlap:
             world.send(k, slots[t])
 
     def _launch(self, act: Callable[[int, slice], None], t: int, k: int) -> None:
-        with self._world.timed(k, "copy"):
+        with self._world.timed("copy"):
             if self._graphs:
                 self._graphs[t][k].replay()
             else:

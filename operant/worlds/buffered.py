@@ -42,8 +42,6 @@ class BufferedWorld:
     """While so many buffers are stepped the host does not wait for any of them."""
     unordered = False
     """Whether buffers are stepped apart from each other, and `ready` tells which have been."""
-    drivers = 1
-    """Threads of the host that may each take buffers of their own through their steps: buffer k is that of thread k % drivers."""
     can_truncate = True
     final_window = truncation_gap = 1
 
@@ -55,7 +53,7 @@ class BufferedWorld:
         self.spec, self.count, self.device = env, lanes, torch.device(device)
         count = max(1, min(buffers, lanes))
         self.buffers = tuple(slice(k * lanes // count, (k + 1) * lanes // count) for k in range(count))
-        self._spent = [dict.fromkeys(("environment", "copy", "waiting"), 0.0) for _ in self.buffers]
+        self._spent = dict.fromkeys(("environment", "copy", "waiting"), 0.0)
         self._staging: list[Staging] = []
         self._actions: list[Tensor] = []  # on the host, as the environments take them
         self._rows = False  # whether those are (n, A) rather than (A, n)
@@ -84,16 +82,17 @@ class BufferedWorld:
         """One step of every lane, at tick + offset, from and to a bound slot. The caller moves the clock: see `advance`."""
         count, late = len(self.buffers), len(self.buffers) if self.late else 0
         for k in range(count):
-            with self.timed(k, "copy"):
+            with self.timed("copy"):
                 self.send(k, slot)
                 self.sent(k)
-        for place in range(count + late):
-            if place < count:
-                self.begin(place, offset)
-            if place >= late:
-                self.finish(place - late, slot)
-                with self.timed(place - late, "copy"):
-                    self.receive(place - late, slot)
+        with self.stepping(1):
+            for place in range(count + late):
+                if place < count:
+                    self.begin(place, offset)
+                if place >= late:
+                    self.finish(place - late, slot)
+                    with self.timed("copy"):
+                        self.receive(place - late, slot)
 
     # THE PARTS OF A STEP
 
@@ -112,9 +111,9 @@ class BufferedWorld:
     def begin(self, k: int, offset: int) -> None:
         """Have buffer k stepped, once its actions have arrived."""
         if self._arrived:
-            with self.timed(k, "waiting"):
+            with self.timed("waiting"):
                 self._arrived[k].synchronize()  # sync: environments on the host need the actions
-        with self.timed(k, "environment"):
+        with self.timed("environment"):
             self._begin(k, offset)
 
     def arrived(self, k: int) -> bool:
@@ -127,10 +126,10 @@ class BufferedWorld:
 
     def finish(self, k: int, slot: Slot) -> None:
         """Wait until buffer k is stepped; its true final observations, where there are any, to the device."""
-        with self.timed(k, "environment"):
+        with self.timed("environment"):
             self._finish(k)
         if self._finals:
-            with self.timed(k, "copy"):
+            with self.timed("copy"):
                 self._show_finals(k, slot)
 
     def receive(self, k: int, slot: Slot) -> None:
@@ -149,20 +148,20 @@ class BufferedWorld:
                     self._clip_rewards(place[lanes])
 
     @contextlib.contextmanager
-    def timed(self, k: int, part: str) -> Iterator[None]:
-        """Count the time of the thread that takes buffer k through its steps as that of a part of a step."""
+    def timed(self, part: str) -> Iterator[None]:
+        """Count the time of the thread that takes buffers through their steps as that of a part of a step."""
         began_s = time.perf_counter()
         yield
-        self._spent[k][part] += time.perf_counter() - began_s
+        self._spent[part] += time.perf_counter() - began_s
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of a thread that takes buffers through their steps, what the parts of a step took until now."""
-        return {part: sum(spent[part] for spent in self._spent) / self.drivers for part in self._spent[0]}
+        """Of the thread that takes buffers through their steps, what the parts of a step took until now."""
+        return dict(self._spent)
 
     @contextlib.contextmanager
-    def driving(self) -> Iterator[None]:
-        """What one of the `drivers` does in here is done beside the others."""
+    def stepping(self, steps: int) -> Iterator[None]:
+        """With all that is needed to take every buffer through so many steps."""
         yield
 
     # WHAT A SUBCLASS DOES

@@ -186,6 +186,16 @@ class DeviceWorld:
         if kernel is not None:
             kernel(self._shown, self._scene, slot)
 
+    @property
+    def whole_step(self) -> Kernel | None:
+        """The kernel that is all of a step; None where several are."""
+        return self._kernels.step if self._kernels.show is None else None
+
+    @property
+    def bound(self) -> Lanes:
+        """What that kernel takes first."""
+        return self._bound
+
     def advance(self, steps: int) -> None:
         """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""
         self.lanes.tick.add_(steps)

@@ -1,0 +1,47 @@
+"""Reading and adding that several threads of compiled code may do to one number at once, and waiting. Knows no thread and no meaning of a number."""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
+
+
+def _place(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    """The address of a number of an array of int64, (n)."""
+    array = make_array(signature.args[0])(context, builder, values[0])
+    return cgutils.get_item_pointer(context, builder, signature.args[0], array, [values[1]])
+
+
+@intrinsic
+def read(typing: Any, array: Any, place: Any) -> Any:
+    """`read(array, place)`: the number as it is now, and after it whatever was written before it was."""
+
+    def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.load_atomic(_place(context, builder, signature, values), "acquire", 8)
+
+    return types.int64(array, types.intp), code
+
+
+@intrinsic
+def add(typing: Any, array: Any, place: Any, number: Any) -> Any:
+    """`add(array, place, number)`: the number as it was before this was added to it."""
+
+    def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.atomic_rmw("add", _place(context, builder, signature, values), values[2], "seq_cst")
+
+    return types.int64(array, types.intp, types.int64), code
+
+
+@intrinsic
+def rest(typing: Any) -> Any:
+    """`rest()`: let another thread have this processor, if one waits for it."""
+
+    def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), ())
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), ())
+        return context.get_dummy_value()
+
+    return types.void(), code
