@@ -15,8 +15,7 @@ def _place(context: Any, builder: Any, signature: Any, values: Any) -> Any:
     return cgutils.get_item_pointer(context, builder, signature.args[0], array, [values[1]])
 
 
-@intrinsic
-def read(typing: Any, array: Any, place: Any) -> Any:
+def _read(typing: Any, array: Any, place: Any) -> Any:
     """`read(array, place)`: the number as it is now, and after it whatever was written before it was."""
 
     def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -25,8 +24,7 @@ def read(typing: Any, array: Any, place: Any) -> Any:
     return types.int64(array, types.intp), code
 
 
-@intrinsic
-def add(typing: Any, array: Any, place: Any, number: Any) -> Any:
+def _add(typing: Any, array: Any, place: Any, number: Any) -> Any:
     """`add(array, place, number)`: the number as it was before this was added to it."""
 
     def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -35,8 +33,7 @@ def add(typing: Any, array: Any, place: Any, number: Any) -> Any:
     return types.int64(array, types.intp, types.int64), code
 
 
-@intrinsic
-def rest(typing: Any) -> Any:
+def _rest(typing: Any) -> Any:
     """`rest()`: let another thread have this processor, if one waits for it."""
 
     def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -45,3 +42,8 @@ def rest(typing: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), code
+
+
+read: Any = intrinsic(_read)
+add: Any = intrinsic(_add)
+rest: Any = intrinsic(_rest)

@@ -154,4 +154,3 @@ class BridgedWorld(BufferedWorld):
     def restored(self) -> None:
         """Take in what was written into `state`'s tensors."""
         self._world.seek(int(self._tick))  # sync: once in a run
-
