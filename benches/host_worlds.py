@@ -282,9 +282,9 @@ def overlapped(world, horizon: int, times: int) -> float:
     return times * horizon * world.count / (time.perf_counter() - began)
 
 
-def ale_config(lanes: int, tiny: bool):
+def ale_config(lanes: int, tiny: bool, *extra: str):
     words = ["algo.horizon=4", "algo.minibatches=1", "env.time_limit=30"] if tiny else []
-    return configuration.load(configuration_source("ppo/ale"), ["env.name=ale:pong", f"env.lanes={lanes}", *words])
+    return configuration.load(configuration_source("ppo/ale"), ["env.name=ale:pong", f"env.lanes={lanes}", *words, *extra])
 
 
 def configuration_source(name: str):
@@ -294,11 +294,12 @@ def configuration_source(name: str):
 
 
 def ale(device: torch.device, tiny: bool) -> None:
-    for lanes in (4,) if tiny else (128,):
-        config = ale_config(lanes, tiny)
-        stepping = alone(HostWorld(config.environment, lanes, seed=1, device=device), 10 if tiny else 100)
-        figures = trained(config, device, 0.5 if tiny else 4)
-        say("ale", lanes=lanes, stepping_alone=stepping, share_of_alone=figures["sps"] / stepping, **figures)
+    for words in ([], ["env.asynchronous=true"], ["env.buffers=4"], ["env.buffers=1"]):
+        lanes = 4 if tiny else 128
+        config = ale_config(lanes, tiny, *words)
+        stepping = alone(HostWorld(config.environment, lanes, seed=1, device=device), 10 if tiny else 50)
+        figures = trained(config, device, 0.5 if tiny else 3)
+        say("ale", lanes=lanes, words=words, stepping_alone=stepping, share_of_alone=figures["sps"] / stepping, **figures)
 
 
 def ale_learn(device: torch.device, tiny: bool) -> None:
