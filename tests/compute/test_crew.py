@@ -1,0 +1,59 @@
+"""Threads that share the indices of a kernel: the numbers of one launch, whoever takes which piece, and an end whatever happens."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from operant.compute.crew import Crew
+from operant.compute.device import device
+from operant.compute.kernel import Kernel, bind
+
+COUNT = 1000
+
+
+class Numbers(NamedTuple):
+    value: Any
+    times: Any
+
+
+class Factor(NamedTuple):
+    factor: Any
+
+
+@device
+def _counting(i, lanes, slot, offset):
+    lanes.value[i] += slot.factor[0] * (i + offset)
+    lanes.times[i] += 1
+
+
+@pytest.fixture
+def numbers():
+    return Numbers(torch.zeros(COUNT, dtype=torch.int64), torch.zeros(COUNT, dtype=torch.int64))
+
+
+def crew(numbers, threads):
+    return Crew(Kernel(_counting, torch.device("cpu")), threads, bind(numbers), bind(Factor(torch.tensor([3]))))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_each_index_of_an_order_is_taken_once_in_the_order_of_orders(numbers, threads):
+    shared = crew(numbers, threads)
+    for offset in range(3):  # sessions
+        with shared.session(5):
+            given = [shared.order(*part, offset) for part in ((0, 1), (1, 400), (400, 400), (400, 999), (999, COUNT))]
+            for number in given:
+                shared.finish(number)
+                assert numbers.times[:[1, 400, 400, 999, COUNT][number]].eq(offset + 1).all()
+    assert np.array_equal(numbers.value.numpy(), 3 * (3 * np.arange(COUNT) + 3))
+
+
+def test_a_session_that_is_broken_off_lets_its_threads_go(numbers):
+    shared = crew(numbers, 3)
+    with pytest.raises(KeyboardInterrupt), shared.session(100):
+        shared.finish(shared.order(0, COUNT, 0))
+        raise KeyboardInterrupt
+    with shared.session(1):
+        shared.finish(shared.order(0, COUNT, 0))
+    assert numbers.times.eq(2).all()
