@@ -1,7 +1,8 @@
 """T steps of lanes that the host steps, buffer by buffer: a GPU acts on one buffer while the host steps another. Knows no network and no environment.
 
 A buffer's work on the device between two of its steps, which is to take in what step t - 1 showed, to act on it and to send the actions to the host, is one
-CUDA graph for each t, in a stream of the buffer's own. The host waits for an event where it needs actions, and for nothing else. Every number is that of all lanes stepped together, where acting on a lane does not depend on the others.
+CUDA graph for each t, in a stream of the buffer's own. The host waits for an event where it needs actions, and for nothing else. Every number
+is that of all lanes stepped together, where acting on a lane does not depend on the others.
 """
 
 from __future__ import annotations
