@@ -1,12 +1,16 @@
 """What a trial costs beside its training, and what a sweep finds. Prints JSON lines; a part that fails says so, and the next one begins.
 
-python benches/sweep.py [--parts train,warm,profile,cartpole,breakout] [--device auto] [--trials 256] [--runs 100] [--minutes 10] [--workers N] [--small]
+python benches/sweep.py [--parts train,warm,profile,schedule,cartpole,breakout] [--device auto] [--trials 256] [--runs 100] [--minutes 10] [--workers N]
+                         [--folder FOLDER] [--small]
 
 train     `operant train cartpole` from its start to its end, twice: seconds
 warm      runs of CartPole's recipe, one after another in one worker: seconds a run beside its training, descriptors, memory, and the same bits as alone
 profile   where a warm run's seconds go, by the functions that take most
+schedule  a curriculum of CartPole's gravity, with schedules of three scalars: resumed in its middle, the same bits as uninterrupted
+compile   Breakout's recipe for two iterations in each shape that its sweep tries, so that kernels are there
 cartpole  a sweep of CartPole's recipe: seconds of wall time after the first trial, and beside training, a trial
-breakout  a sweep of Breakout's recipe for some minutes, by the seconds to its target: the best so far after each trial
+breakout  a sweep of Breakout's recipe for some minutes, by the seconds to its target: the best so far after each trial. With `--folder` it goes on with that
+          folder's, with `--minutes` for all of it together
 """
 
 from __future__ import annotations
@@ -26,8 +30,6 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from operant import runs
 from operant.config import request
 from operant.runs.pool import Worker, wait
@@ -37,7 +39,7 @@ SMALL = ("env.lanes=64", "run.steps=12288", "eval.episodes=8", "run.threads=1", 
 CARTPOLE = "algo.learning_rate = {log = [3e-4, 1e-2]}\nalgo.epochs = {uniform = [1, 6]}\nalgo.entropy_coefficient = {log = [1e-4, 3e-2]}\n"
 BREAKOUT = (
     "algo.learning_rate = {log = [1e-3, 1e-2]}\nalgo.gamma = {uniform = [0.96, 0.99]}\nalgo.gae_lambda = {uniform = [0.8, 0.98]}\n"
-    "algo.entropy_coefficient = {log = [1e-3, 2e-2]}\nalgo.minibatches = {choice = [4, 8, 16]}\n"
+    "algo.entropy_coefficient = {log = [1e-3, 2e-2]}\nalgo.minibatches = {choice = [4, 8, 16]}\nenv.lanes = {choice = [4096, 8192]}\n"
 )
 
 
@@ -52,46 +54,99 @@ def bits(run: runs.Run) -> str:
     return hashlib.sha256((last / "tensors.safetensors").read_bytes()).hexdigest()[:16]
 
 
-def made(place: Path, words: list[str]) -> runs.Run:
-    """A run of CartPole's recipe that has not begun."""
-    asked = request.make(words, config="ppo/cartpole", environment_file=None, settings={})
+def made(place: Path, words: list[str], recipe: str = "ppo/cartpole") -> runs.Run:
+    """A run of a recipe that has not begun."""
+    asked = request.make(words, config=recipe, environment_file=None, settings={})
     return runs.create(place / "runs", None, asked.prefix, asked.document())
 
 
-def gpu_bytes(pid: int) -> int | None:
-    """What a process has of a GPU's memory, where the driver says so."""
+def gpu_mb() -> int | None:
+    """What is in use of the GPU's memory, by all programs; None where the driver does not say."""
+    index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    command = ["nvidia-smi", "-i", index, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        rows = [row for k in range(pynvml.nvmlDeviceGetCount()) for row in pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(k))]
-        return sum(row.usedGpuMemory or 0 for row in rows if row.pid == pid)
-    except (ImportError, pynvml.NVMLError):
+        return int(subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
+
+
+def process_figures(pid: int) -> dict[str, int | None]:
+    """What a process holds."""
+    place = Path(f"/proc/{pid}")
+    pages = int((place / "statm").read_text().split()[1])
+    return {
+        "descriptors": len(list((place / "fd").iterdir())), "threads": len(list((place / "task").iterdir())),
+        "maps": len((place / "maps").read_text().splitlines()), "rss_mb": pages * os.sysconf("SC_PAGE_SIZE") >> 20, "gpu_mb_in_use": gpu_mb(),
+    }  # fmt: skip
+
+
+def trained(worker: Worker, run: runs.Run, resume: str | None = None) -> int:
+    """Train a run in a worker; its exit code."""
+    worker.begin(run, resume=resume)
+    while (ended := worker.ended()) is None:
+        wait([worker], 0.25)
+    return ended.code
 
 
 def warm(place: Path, arguments: argparse.Namespace, words: list[str]) -> None:
     """Runs in one worker."""
+    alone = made(place, [*words, "run.seed=1"])
+    subprocess.run([sys.executable, "-m", "operant.training.worker", str(alone.path)], stderr=subprocess.DEVNULL, check=True)
     worker, beside, hashes = Worker(place / "worker.log"), [], []
     for k in range(arguments.runs):
         run = made(place, [*words, f"run.seed={1 + k % 2}"])
         began = time.perf_counter()
-        worker.begin(run)
-        while (ended := worker.ended()) is None:
-            wait([worker], 0.25)
+        code = trained(worker, run)
         seconds, training = time.perf_counter() - began, results.of_run(run).seconds
         hashes.append(bits(run))
         beside.append(seconds - training)
-        if k < 3 or k % 10 == 9:
-            process = psutil.Process(worker.pid)
-            figures = {"descriptors": process.num_fds(), "threads": process.num_threads(), "rss_mb": process.memory_info().rss >> 20}
-            say(part="warm", run=k, code=ended.code, seconds=seconds, beside_training=beside[-1], **figures, gpu_bytes=gpu_bytes(process.pid))
+        if (k < 3 or k % 10 == 9) and worker.pid is not None:
+            same = len({*hashes[::2], bits(alone)}) == 1 and len({*hashes[1::2]}) <= 1
+            say(part="warm", run=k, code=code, seconds=seconds, beside_training=beside[-1], **process_figures(worker.pid), same_bits_as_alone=same)
     worker.close()
-    alone = made(place, [*words, "run.seed=1"])
-    subprocess.run([sys.executable, "-m", "operant.training.worker", str(alone.path)], stderr=subprocess.DEVNULL, check=True)
-    same = len({*hashes[::2], bits(alone)}) == 1
     later = sorted(beside[2:])
-    say(part="warm", runs=len(beside), median_beside_training=later[len(later) // 2], same_bits_as_alone=same, bits=sorted({*hashes, bits(alone)}))
+    say(part="warm", runs=len(beside), median_beside_training=later[len(later) // 2], bits=sorted({*hashes, bits(alone)}))
+
+
+def schedule(place: Path, arguments: argparse.Namespace, words: list[str]) -> None:
+    """A curriculum, with schedules by steps and by evaluations, whole and in two parts."""
+    worker, iteration = Worker(place / "worker.log"), (64 if arguments.small else 1024) * 16
+    for kernels in ("auto", "torch"):
+        steps = 40 * iteration
+        scheduled = [
+            f"env.params.gravity={{linear=[2,9.8],over={steps}}}", f"algo.learning_rate={{linear=[2.5e-3,1e-4],over={steps}}}",
+            f"algo.entropy_coefficient={{points=[[0,0.02],[{steps // 4},0.005],[{steps},0.001]]}}",
+            "algo.clip={piecewise=[[-1000,0.3],[30,0.2],[200,0.1]],by='eval/return'}", "algo.anneal=false", "run.target=1000", f"algo.kernels={kernels}",
+        ]  # fmt: skip
+        whole = made(place, [*words, *scheduled, f"run.steps={steps}"])
+        parts = made(place, [*words, *scheduled, f"run.steps={17 * iteration}"])
+        codes = [trained(worker, whole), trained(worker, parts)]
+        halfway, asked = bits(parts), runs.read_json(parts.path / "run.json")["request"]
+        runs.update_document(parts.path, request=asked | {"resume_overrides": [f"run.steps={steps}"], "resume_directory": str(place)})
+        codes.append(trained(worker, parts, "last"))
+        with runs.Reader(whole.metrics_path) as reader:
+            names, last = [metric.name for metric in reader.metrics], reader.latest()
+            shown = {name: last.values[k] for k, name in enumerate(names) if name.startswith("schedule/")} if last is not None else {}
+        evaluated = [[one["step"], one["mean"]] for one in runs.evaluated(whole.path)]
+        same = bits(parts) == bits(whole)
+        say(part="schedule", kernels=kernels, codes=codes, same_bits=same, bits=bits(whole), halfway=halfway, last=shown, evaluations=evaluated)
+        if any(codes):
+            say(part="schedule", said=runs.log_end(parts)[-600:] + runs.log_end(whole)[-600:])
+    worker.close()
+
+
+def compiled(place: Path, arguments: argparse.Namespace, words: list[str]) -> None:
+    """Breakout in each shape that its sweep tries."""
+    worker = Worker(place / "worker.log")
+    for lanes in (64, 128) if arguments.small else (4096, 8192):
+        for minibatches in (8, 4, 16):
+            shape = [f"env.lanes={lanes}", f"algo.minibatches={minibatches}", f"run.steps={lanes * 64}", "eval.every=2"]
+            began = time.perf_counter()
+            run = made(place, [*words, *shape], "ppo/breakout")
+            code = trained(worker, run)
+            said = runs.log_end(run)[-300:] if code else ""
+            say(part="compile", lanes=lanes, minibatches=minibatches, code=code, seconds=time.perf_counter() - began, said=said)
+    worker.close()
 
 
 def train(place: Path, words: list[str]) -> None:
@@ -148,12 +203,13 @@ def sweep(place: Path, part: str, text: str, words: list[str], arguments: argpar
     if arguments.keep is not None:
         (arguments.keep / f"{part}-{arguments.workers or 1}.json").write_text(stdout)
     trials = [trial for trial in told["trials"] if trial["seconds"] is not None]
-    ended = sorted(runs.read_json(place / "runs" / trial["runs"][0] / "exit.json")["ended_realtime_ns"] / 1e9 for trial in trials)
+    endings = (runs.read_json(place / "runs" / trial["runs"][0] / "exit.json") for trial in trials)
+    ended = sorted(ending["ended_realtime_ns"] / 1e9 for ending in endings if ending) or [0.0]  # those of this command, where the folder came without old runs
     better, best, curve = min if told["objective"] == "time_to_target" else max, None, []
     for trial in trials:
         if trial["state"] == "complete":
             best = trial["values"][0] if best is None else better(best, trial["values"][0])
-            curve.append([trial["number"], best])
+            curve.append([trial["number"], trial["values"][0], best])
     say(
         part=part, workers=arguments.workers, code=done.returncode, wall_s=wall, after_the_first_s=ended[-1] - ended[0], told=len(trials),
         training_s=sum(trial["seconds"] for trial in trials[1:]), **{key: told[key] for key in ("complete", "pruned", "fail", "best", "importance")},
@@ -172,12 +228,13 @@ def survive(part: str, work: Callable[[], None]) -> None:
 def main() -> None:
     """All parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="train,warm,profile,cartpole,breakout")
+    parser.add_argument("--parts", default="train,warm,profile,schedule,cartpole,breakout")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--trials", type=int, default=256)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--workers", type=int)
+    parser.add_argument("--folder", type=Path, help="where Breakout's sweep is and stays")
     parser.add_argument("--limit", type=float, help="seconds after which a sweep is stopped as by Ctrl-C")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the sweeps' documents are written")
     parser.add_argument("--small", action="store_true", help="in a tiny form, for a CPU")
@@ -188,13 +245,18 @@ def main() -> None:
     os.environ["XDG_STATE_HOME"] = str(place / "state")
     words = [f"run.device={arguments.device}", *(SMALL if arguments.small else ())]
     cartpole = f"{find_source('ppo/cartpole').read_text()}\n[sweep]\ntrials = {arguments.trials}\n{CARTPOLE}"
-    breakout = f"{find_source('ppo/breakout').read_text()}\n[sweep]\nminutes = {arguments.minutes}\nobjective = \"time_to_target\"\n{BREAKOUT}"
+    ends = f"trials = {arguments.trials}" if arguments.small else f"minutes = {arguments.minutes}"
+    breakout = f"{find_source('ppo/breakout').read_text()}\n[sweep]\n{ends}\nobjective = \"time_to_target\"\n{BREAKOUT}"
+    lasting = arguments.folder.absolute() if arguments.folder else place
+    lasting.mkdir(parents=True, exist_ok=True)
     parts = {
         "train": lambda: train(place, words),
         "warm": lambda: warm(place, arguments, words),
         "profile": lambda: profile(place, words),
         "cartpole": lambda: sweep(place, "cartpole", cartpole, words, arguments),
-        "breakout": lambda: sweep(place, "breakout", breakout, words, arguments),
+        "schedule": lambda: schedule(place, arguments, words),
+        "compile": lambda: compiled(place, arguments, words),
+        "breakout": lambda: sweep(lasting, "breakout", breakout, words, arguments),
     }
     for part in arguments.parts.split(","):
         survive(part, parts[part])

@@ -42,7 +42,8 @@ class Settings(Section, use_attribute_docstrings=True):
     seeds: Count = Field(1, ge=1, le=1024)
     """Runs of a trial, with run.seed and the numbers after it; its value is their mean."""
     objective: Literal["score", "time_to_target", "area"] = "score"
-    """score: mean return of the last evaluation; time_to_target: seconds until run.target; area: mean return of the evaluations over the steps."""
+    """score: mean return of the last evaluation; time_to_target: seconds until run.target, ten times as many for a run that misses it; area: mean return of
+    the evaluations over the steps."""
     pareto: bool = False
     """Search for the best trade-offs between the objective and the seconds a trial takes; without pruning."""
     sampler: Literal["tpe", "gp", "cma_es", "random"] = "tpe"
@@ -89,6 +90,12 @@ class Plan:
         """Values as they are written in a configuration, of those that the engine keeps."""
         lists = {dimension.key: {space.stored(choice): choice for choice in dimension.choices} for dimension in self.space}
         return {key: lists[key].get(value, value) if lists.get(key) else value for key, value in params.items()}
+
+    @property
+    def own_values(self) -> dict[str, Any]:
+        """What is searched as the configuration itself has it, by the engine's words; {} where that is outside the space."""
+        written = raw.flat(tomli.loads(load.to_toml(self.config)))
+        return space.own(self.space, {".".join(key): value for key, value in written})
 
     @property
     def place(self) -> str:

@@ -11,6 +11,9 @@ from operant import runs
 from operant.errors import BadFileError
 from operant.runs import Run
 
+_MISSED = 10
+"""What the seconds of a run that missed its target count: as in tables of solvers (PAR10), so that it loses against any that did not by being quick to end."""
+
 
 class Point(NamedTuple):
     """An evaluation."""
@@ -49,7 +52,7 @@ def value(result: Result, objective: str, planned: int) -> float | None:
     if not result.points:
         return None
     if objective == "time_to_target":
-        return result.seconds if result.reached else 2 * result.seconds
+        return result.seconds if result.reached else _MISSED * result.seconds
     return result.points[-1].mean if objective == "score" else area(result.points, max(planned, result.steps))
 
 

@@ -62,6 +62,12 @@ class Dimension(NamedTuple):
         ends = (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
         return self.choices if self.kind == "choice" else ends
 
+    def holds(self, value: Any) -> bool:
+        """Whether a value is one that it may take."""
+        if self.kind == "choice":
+            return value in self.choices
+        number = isinstance(value, int if self.whole else int | float) and not isinstance(value, bool)
+        return number and self.low <= value <= self.high and (self.step is None or math.isclose(math.remainder(value - self.low, self.step), 0.0, abs_tol=1e-9))
 
     def height(self, value: Any) -> float:
         """Where one of its values, as the engine keeps it, lies between the lowest (0) and the highest (1); NaN for None."""
@@ -86,6 +92,17 @@ def values(space: Sequence[Dimension], asked: Asked) -> dict[str, Any]:
         if all(key in taken and taken[key] in allowed for key, allowed in dimension.when):
             taken[dimension.key] = dimension.take(asked)
     return taken
+
+
+def own(space: Sequence[Dimension], configured: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a configuration, by key, as the engine keeps them, of what is searched; {} where one of them is outside the space."""
+    taken: dict[str, Any] = {}
+    for dimension in space:
+        if all(key in taken and taken[key] in allowed for key, allowed in dimension.when):
+            taken[dimension.key] = configured.get(dimension.key)
+            if not dimension.holds(taken[dimension.key]):
+                return {}
+    return {key: stored(value) for key, value in taken.items()}
 
 
 def override(key: str, value: Any) -> str:

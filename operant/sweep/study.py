@@ -61,7 +61,12 @@ class Study:
         return self._study.get_trials(deepcopy=False)
 
     def ask(self, names: Callable[[int], list[str]]) -> tuple[optuna.Trial, dict[str, Any]]:
-        """A new trial of this process, whose runs are to be called `names` of its number, and its values. Within `turn`."""
+        """A new trial of this process, whose runs are to be called `names` of its number, and its values. Within `turn`.
+
+        The first trial has the values of the configuration itself, if they are in the space: what is found later is to be better than that.
+        """
+        if not self.trials() and (own := self._plan.own_values):
+            self._study.enqueue_trial(own)
         trial = self._study.ask()
         self.claim(trial, names(trial.number))
         return trial, self._plan.values(trial)

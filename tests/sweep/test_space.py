@@ -128,5 +128,5 @@ def test_objectives():
     assert results.value(found, "score", 400) == 20.0
     assert results.value(found, "area", 400) == (100 * 10 + 100 * 15 + 200 * 20) / 400
     assert results.value(found, "time_to_target", 400) == 3.0
-    assert results.value(found._replace(reached=False), "time_to_target", 400) == 6.0
+    assert results.value(found._replace(reached=False), "time_to_target", 400) == 30.0
     assert results.value(found._replace(points=()), "score", 400) is None

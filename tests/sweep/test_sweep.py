@@ -74,7 +74,8 @@ def check(place: Path, count: int) -> dict:
 
 
 def test_a_sweep_that_is_killed_goes_on_with_no_trial_lost_or_doubled(tmp_path):
-    (tmp_path / "my.toml").write_text(SWEEP.format(settings='trials = 5\npruner = "none"'))
+    own = {"algo.learning_rate": 2e-3, "net.hidden": [8]}
+    (tmp_path / "my.toml").write_text(SWEEP.format(settings='trials = 5\npruner = "none"') + "[algo]\nlearning_rate = 2e-3\n[net]\nhidden = [8]\n")
     process = begun(tmp_path, "--workers", "2")
     wait_until(lambda: finished(tmp_path) >= 2 or process.poll() is not None)
     assert process.poll() is None, process.communicate()
@@ -82,6 +83,7 @@ def test_a_sweep_that_is_killed_goes_on_with_no_trial_lost_or_doubled(tmp_path):
     assert finished(tmp_path) < 5
     told = check(tmp_path, 5)
     assert told["complete"] == 5 and told["fail"] == told["running"] == 0
+    assert [trial["params"] == own for trial in told["trials"]] == [True, False, False, False, False]  # the configuration itself comes first
     best = max(told["trials"], key=lambda trial: trial["values"])
     assert told["best"] == [best["number"]]
     recipe = (tmp_path / "runs" / "my-sweep" / "best.toml").read_text()
