@@ -1,42 +1,74 @@
 """Every shipped recipe, trained for some iterations and exported: what the files' check found. Prints a JSON line an export; what fails says so.
 
-python benches/exports.py [--iterations 10] [--formats onnx,pt2,numpy] [--device auto] [--only ppo/snake,...] [--lanes 256] [--seconds 60]
+python benches/exports.py [--iterations 5] [--formats onnx,pt2,numpy,safetensors] [--device auto] [--only ppo/snake,...] [--lanes 64]
+                          [--seconds 60] [--kept FILE]
 
-One worker trains all runs. A check takes 200 steps of 5 lanes, those of a recipe with a memory carry its state.
+One worker trains all runs, with few lanes, small batches and one pass over each: networks, inputs and heads are the recipe's. A check takes 200 steps of 5
+lanes, those of a recipe with a memory carry its state. With `--kept` lines go to that file, too, and recipes that are in it are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import tempfile
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from operant import runs
 from operant.config import recipes, request
+from operant.errors import OperantError
 from operant.export import policy
 from operant.play import load_policy
 from operant.runs.pool import Worker, wait
 
 
-def trained(worker: Worker, place: Path, recipe: str, arguments: argparse.Namespace) -> runs.Run:
-    """A run of a recipe after some iterations. Raises RuntimeError where that failed."""
+def say(arguments: argparse.Namespace, **row: Any) -> None:
+    """One JSON line."""
+    line = json.dumps(row)
+    print(line, flush=True)
+    if arguments.kept:
+        with arguments.kept.open("a") as file:
+            file.write(line + "\n")
+
+
+def smaller(recipe: str, arguments: argparse.Namespace) -> list[str]:
+    """Overrides that make a recipe's iterations short, as far as it takes them."""
     words = [f"run.device={arguments.device}", "run.threads=1", "eval.every=0"]
     config = request.make(words, config=recipe, environment_file=None, settings={}).load()
-    lanes = arguments.lanes if not config.hosted and isinstance(config.env.lanes, int) and config.env.lanes > arguments.lanes else config.env.lanes
-    words += [f"env.lanes={lanes}"] if not config.problems(lanes if isinstance(lanes, int) else 1) else []
-    steps = (lanes if isinstance(lanes, int) else 1) * getattr(config.algo, "horizon", 16) * arguments.iterations
+    most = {"env.lanes": 8 if config.hosted else arguments.lanes, "algo.horizon": 32, "algo.epochs": 1, "algo.batch_size": 256, "algo.learning_starts": 512}
+    for key, limit in most.items():
+        section, _, name = key.partition(".")
+        value = getattr(getattr(config, section), name, None)
+        if isinstance(value, int) and value > limit:
+            with contextlib.suppress(OperantError):
+                trial = request.make([*words, f"{key}={limit}"], config=recipe, environment_file=None, settings={}).load()
+                words += [] if isinstance(trial.env.lanes, int) and trial.problems(trial.env.lanes) else [f"{key}={limit}"]
+    return words
+
+
+def trained(worker: Worker, place: Path, recipe: str, arguments: argparse.Namespace) -> runs.Run:
+    """A run of a recipe after some iterations. Raises RuntimeError where that failed."""
+    words = smaller(recipe, arguments)
+    config = request.make(words, config=recipe, environment_file=None, settings={}).load()
+    lanes = config.env.lanes if isinstance(config.env.lanes, int) else 1
+    steps = lanes * getattr(config.algo, "horizon", 16) * arguments.iterations + getattr(config.algo, "learning_starts", 0)
     asked = request.make([*words, f"run.steps={steps}"], config=recipe, environment_file=None, settings={})
     run = runs.create(place / "runs", None, asked.prefix, asked.document())
     worker.begin(run)
-    until = time.monotonic() + arguments.seconds
+    limits = [time.monotonic() + arguments.seconds, time.monotonic() + 3 * arguments.seconds]
     while (ended := worker.ended()) is None:
         wait([worker], 0.25)
-        if time.monotonic() > until:  # with a checkpoint
-            until = float("inf")
-            worker.stop()
+        if limits and time.monotonic() > limits[0]:
+            del limits[0]
+            if limits:  # with a checkpoint
+                worker.stop()
+            else:
+                worker.close()
+                raise RuntimeError(f"an iteration took more than {2 * arguments.seconds:g} s")
     if ended.code not in (0, 130):
         raise RuntimeError(runs.log_end(run)[-400:])
     return run
@@ -45,33 +77,40 @@ def trained(worker: Worker, place: Path, recipe: str, arguments: argparse.Namesp
 def main() -> None:
     """All recipes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--iterations", type=int, default=10)
-    parser.add_argument("--formats", default="onnx,pt2,numpy")
+    parser.add_argument("--iterations", type=int, default=5)
+    parser.add_argument("--formats", default="onnx,pt2,numpy,safetensors")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", default="")
-    parser.add_argument("--lanes", type=int, default=256)
+    parser.add_argument("--lanes", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60.0, help="of training, at most")
+    parser.add_argument("--kept", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="exports-"))
     worker = Worker(place / "worker.log")
+    before = arguments.kept.read_text().splitlines() if arguments.kept and arguments.kept.exists() else []
+    done = {row["recipe"] for row in map(json.loads, before) if "error" not in row}
     for recipe in arguments.only.split(",") if arguments.only else recipes.shipped():
+        if recipe in done:
+            continue
         try:
             began = time.perf_counter()
             run = trained(worker, place, recipe, arguments)
             seconds = time.perf_counter() - began
             loaded = load_policy.load(str(run.path), runs.Reach(place / "runs"), which="last", device="cpu", report=lambda line: None)
         except Exception as error:
-            print(json.dumps({"recipe": recipe, "error": f"{type(error).__name__}: {str(error)[:300]}", "at": traceback.format_exc()[-300:]}), flush=True)
+            worker.close()
+            worker = Worker(place / "worker.log")
+            say(arguments, recipe=recipe, error=f"{type(error).__name__}: {str(error)[:300]}", at=traceback.format_exc()[-300:])
             continue
         for target in arguments.formats.split(","):
             began = time.perf_counter()
-            row = {"recipe": recipe, "format": target, "memory": len(loaded.policy.initial_state(1)), "training_s": round(seconds, 2)}
+            row = {"memory": len(loaded.policy.initial_state(1)), "step": loaded.step, "training_s": round(seconds, 2)}
             try:
                 found = policy.write(loaded.policy, loaded.config.params, place / f"policy{policy.ENDINGS[target]}", target)
                 row |= {key: value for key, value in found._asdict().items() if key in ("checked", "difference", "ties", "actor_rounding", "file_rounding")}
             except Exception as error:
                 row |= {"error": f"{type(error).__name__}: {str(error)[:300]}"}
-            print(json.dumps(row | {"export_s": round(time.perf_counter() - began, 2)}), flush=True)
+            say(arguments, recipe=recipe, format=target, **row, export_s=round(time.perf_counter() - began, 2))
     worker.close()
 
 
