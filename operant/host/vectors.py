@@ -2,8 +2,7 @@
 
 When an ended lane begins anew differs between them; here all are alike: a step gives the first observation of the next episode and the last of the old one,
 and no step is taken that only resets.
-ALE and a VectorEnv of the mode SAME_STEP do that themselves; one that takes `reset_mask` (DISABLED) is told to; of
-EnvPool the ended lanes alone are reset.
+ALE and a VectorEnv of the mode SAME_STEP do that themselves; one that takes `reset_mask` (DISABLED) is told to; of EnvPool the ended lanes alone are reset.
 """
 
 from __future__ import annotations
@@ -189,7 +188,9 @@ class VectorGroup(Group):
         made = kind(self._source)
         assert made is not None
         self._vectors = [made(self._source, len(lanes), self._threads) if lanes else None for lanes in self._buffers]
-        one = next(vector for vector in self._vectors if vector is not None)
+        one = next((vector for vector in self._vectors if vector is not None), None)
+        if one is None:  # fewer lanes than processes
+            return
         self._view, self._action = view_of(self._source, one), spaces.action(one.single_action_space)
         # Most environments show one Box and take one Discrete: all lanes' rows are then one copy, of pictures as they are.
         self._kind, space = one.single_action_space.dtype, one.single_observation_space

@@ -43,6 +43,12 @@ def test_a_users_vector_environment_is_its_single_ones(mode):
     assert world.episode_sums(world.slot()).tolist() == [6, 60, 60]
 
 
+def test_a_process_may_be_without_a_lane():
+    _, world = steps_of(Source("file", f"{TOYS}:vector"), 10, processes=2, lanes=1)
+    assert world.episode_sums(world.slot()).tolist() == [1, 10, 10]
+    world.close()
+
+
 def test_a_mode_that_takes_steps_to_reset_is_refused():
     with pytest.raises(OperantError, match=r"its autoreset mode is NEXT_STEP: make it with AutoresetMode.SAME_STEP"):
         outside.declare(Source("file", f"{TOYS}:vector", (("mode", "NEXT_STEP"),)))
