@@ -64,7 +64,7 @@ class Steppers:
             if apart:
                 shares = [[buffer if number % processes == k else buffer[:0] for number, buffer in enumerate(buffers)] for k in range(processes)]
             else:
-                shares = [[buffer[k * len(buffer) // processes : (k + 1) * len(buffer) // processes] for buffer in buffers] for k in range(processes)]
+                shares = shared_out(buffers, processes)
             weakref.finalize(self, _end, self._workers)
             try:
                 self._workers += [_started(memory_fd, share) for share in shares]
@@ -169,6 +169,20 @@ class Steppers:
     @property
     def _name(self) -> str:
         return self._source.name if self._source.kind == "file" else f"{self._source.kind}:{self._source.name}"
+
+
+def shared_out(buffers: Sequence[range], processes: int) -> list[list[range]]:
+    """The lanes of each buffer that each process steps, neighbours of each other: as many for one process as for another, of all buffers together."""
+    shares: list[list[range]] = [[] for _ in range(processes)]
+    first = 0  # the process that gets one lane more, where a buffer's cannot be shared evenly
+    for buffer in buffers:
+        each, more, at = *divmod(len(buffer), processes), 0
+        for k in range(processes):
+            count = each + (k < more)
+            shares[(first + k) % processes].append(buffer[at : at + count])
+            at += count
+        first += more
+    return shares
 
 
 def _started(memory_fd: int, own: Sequence[range]) -> _Worker:

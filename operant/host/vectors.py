@@ -102,7 +102,10 @@ class Ale(Native):
         if source.time_limit is not None:
             usual["max_num_frames_per_episode"] = source.time_limit * skip
         chances = {"repeat_action_probability": source.sticky, "reward_clipping": False, "num_threads": self.threads}
-        return AtariVectorEnv(game, self.count, autoreset_mode=AutoresetMode.SAME_STEP, **{**usual, **chances, **dict(source.kwargs)})
+        try:
+            return AtariVectorEnv(game, self.count, autoreset_mode=AutoresetMode.SAME_STEP, **{**usual, **chances, **dict(source.kwargs)})
+        except Exception as error:
+            raise SourceError(f"ale:{source.name} could not be made: {type(error).__name__}: {error}") from error
 
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
         """Begin all lanes anew: observations and info."""
@@ -188,9 +191,7 @@ class VectorGroup(Group):
         made = kind(self._source)
         assert made is not None
         self._vectors = [made(self._source, len(lanes), self._threads) if lanes else None for lanes in self._buffers]
-        one = next((vector for vector in self._vectors if vector is not None), None)
-        if one is None:  # fewer lanes than processes
-            return
+        one = next(vector for vector in self._vectors if vector is not None)
         self._view, self._action = view_of(self._source, one), spaces.action(one.single_action_space)
         # Most environments show one Box and take one Discrete: all lanes' rows are then one copy, of pictures as they are.
         self._kind, space = one.single_action_space.dtype, one.single_observation_space

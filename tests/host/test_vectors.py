@@ -43,9 +43,9 @@ def test_a_users_vector_environment_is_its_single_ones(mode):
     assert world.episode_sums(world.slot()).tolist() == [6, 60, 60]
 
 
-def test_a_process_may_be_without_a_lane():
-    _, world = steps_of(Source("file", f"{TOYS}:vector"), 10, processes=2, lanes=1)
-    assert world.episode_sums(world.slot()).tolist() == [1, 10, 10]
+def test_every_process_has_lanes_of_one_buffer_at_least():
+    _, world = steps_of(Source("file", f"{TOYS}:vector"), 10, processes=3, lanes=4)
+    assert world.episode_sums(world.slot()).tolist() == [4, 40, 40]
     world.close()
 
 
@@ -65,6 +65,12 @@ def test_envpool_resets_ended_lanes_alone():
         assert (observation[:, ended].abs() <= 0.05).all() and ((final[2].abs() > 0.2) | (final[0].abs() > 2.4)).all()
     assert ends > 6 and int(world.episode_sums(world.slot())[0]) == ends
     assert all(torch.equal(one, other) for one, other in zip(seen, steps_of(Source("envpool", "CartPole-v1"), 30)[0], strict=True))
+
+
+def test_a_game_that_is_not_there_is_named():
+    pytest.importorskip("ale_py")
+    with pytest.raises(OperantError, match=r"ale:pongg could not be made: .*pongg"):
+        outside.declare(Source("ale", "pongg"))
 
 
 def test_ale_shows_frames_of_a_game():

@@ -17,6 +17,7 @@ import operant
 from operant.envs import outside
 from operant.errors import EnvironmentFailedError
 from operant.host.pictures import resized
+from operant.host.processes import shared_out
 from operant.host.source import Source
 from operant.worlds import HostWorld, lane_seeds
 
@@ -88,6 +89,15 @@ def test_processes_give_the_bits_of_none():
     for one, other in zip(played(alone, 60), played(shared, 60), strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
     shared.close()
+
+
+@pytest.mark.parametrize(("lanes", "buffers", "processes"), [(16, 2, 16), (5, 2, 3), (64, 8, 16), (7, 3, 2)])
+def test_processes_have_as_many_lanes_as_each_other(lanes, buffers, processes):
+    parts = [range(k * lanes // buffers, (k + 1) * lanes // buffers) for k in range(buffers)]
+    shares = shared_out(parts, processes)
+    counts = [sum(map(len, share)) for share in shares]
+    assert max(counts) - min(counts) <= 1
+    assert [sorted(lane for share in shares for lane in share[k]) for k in range(buffers)] == [list(part) for part in parts]
 
 
 def test_actions_beyond_their_bounds_are_clipped_in_place():
