@@ -59,17 +59,17 @@ class GroupExchange:
         began_s = time.perf_counter()
         own = rows.detach().contiguous()
         gathered = torch.empty((self.ranks * len(own), *own.shape[1:]), dtype=own.dtype, device=own.device)
+        theirs, mine = gathered.view(-1).view(torch.uint8), own.view(-1).view(torch.uint8)  # not every type of number can be sent
         try:
             if self.device.type == "cuda":
-                dist.all_gather_into_tensor(gathered.view(-1), own.view(-1), group=self._group)
+                dist.all_gather_into_tensor(theirs, mine, group=self._group)
             else:
-                self._group._allgather_base(gathered.view(-1), own.view(-1)).wait()
+                self._group._allgather_base(theirs, mine).wait()
         except RuntimeError as error:
             time.sleep(_LAST_WORD_S)  # the thread that watches the ranks knows more, and ends this process meanwhile
             raise MachineError(f"the exchange between the ranks failed: {str(error).splitlines()[0]}") from error
         self.seconds += time.perf_counter() - began_s
         return gathered
-
 
     def agree(self, text: str) -> str:
         """What rank 0 says; up to 255 bytes."""

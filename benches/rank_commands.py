@@ -1,0 +1,181 @@
+"""Runs of several GPUs by the commands that a user has: rates, a rank that is killed, two hosts. `python benches/ranks.py` runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rank import LINES, say
+
+
+class Asked(NamedTuple):
+    """What the words of the command ask for."""
+
+    ranks: int
+    kinds: list[str]
+    cases: list[str]
+    limit_s: float
+    short: bool
+    tiny: bool
+
+    def wants(self, case: str) -> bool:
+        """Whether a case is asked for: each is, where none is named."""
+        return not self.cases or any(word in case for word in self.cases)
+
+
+class Commands:
+    """Runs by `operant` in a folder of their own, on so many GPUs or, tiny, as processes of the CPU."""
+
+    def __init__(self, folder: str, *, tiny: bool) -> None:
+        self.folder, self._tiny = Path(folder), tiny
+        self.environment = os.environ | {"OPERANT_RUNS": folder, "XDG_STATE_HOME": f"{folder}/state", "NCCL_NVLS_ENABLE": "0"}
+
+    def __call__(self, *words: str, limit_s: float, **more: str) -> subprocess.CompletedProcess[str]:
+        """`operant WORDS`."""
+        command = [sys.executable, "-m", "operant.cli", *words]
+        return subprocess.run(command, env=self.environment | more, capture_output=True, text=True, check=False, timeout=limit_s)
+
+    def on(self, ranks: int) -> list[str]:
+        """The words that share a run between so many."""
+        return ["run.device=cpu", f"run.ranks={ranks}", "run.threads=1"] if self._tiny else [f"run.gpus={ranks}"]
+
+    def said(self, name: str) -> dict[str, Any]:
+        """The ends of a run's logs."""
+        return {log.name: log.read_text(errors="replace").splitlines()[-LINES:] for log in sorted((self.folder / name).glob("log*.txt"))}
+
+
+def last_checkpoint(run: Path) -> tuple[str, str] | None:
+    """Its name, and a digest of its tensors."""
+    found = sorted((run / "checkpoints").glob("step-*/tensors.safetensors"))
+    return (found[-1].parent.name, hashlib.sha256(found[-1].read_bytes()).hexdigest()[:16]) if found else None
+
+
+def faults(asked: Asked) -> None:
+    """Seconds until a run has crashed after kill -9 of its last rank; that half of the ranks resume it, and end in the bits of a run that nothing stopped."""
+    from operant import runs
+
+    ranks, tiny, limit_s = asked.ranks, asked.tiny, asked.limit_s
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        operant = Commands(folder, tiny=tiny)
+        words = [*operant.on(ranks), *(["env.lanes=256", "run.steps=1M"] if tiny else ["env.lanes=16384", "run.steps=1600M", "algo.horizon=32"])]
+        words += [f"checkpoint.every={50 if tiny else 300}", "eval.every=0", "algo.kernel_config=first", "algo.minibatches=2", "algo.chunks=64"]
+        operant("train", *words, "--name", "killed", "-d", limit_s=limit_s)
+        run, pid = runs.load(Path(folder, "killed")), 0
+        deadline = time.monotonic() + limit_s
+        while run is not None and not last_checkpoint(run.path) and not runs.state(runs.load(run.path) or run).ended and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                pid = int(process.name) if f"killed\0--rank\0{ranks - 1}\0".encode() in (process / "cmdline").read_bytes() else pid
+        if run is None or not pid or not last_checkpoint(run.path):
+            say(part="faults", failed="no rank to kill, or no checkpoint", logs=operant.said("killed"))
+            operant("stop", "killed", "--now", limit_s=30.0)
+            return
+        os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        while runs.probe(run.path) and time.monotonic() < began + 30.0:
+            time.sleep(0.005)
+        took, state = time.monotonic() - began, runs.state(runs.load(run.path) or run)
+        say(part="faults", ranks=ranks, seconds=round(took, 3), state=state.word, cause=state.cause, checkpoint=last_checkpoint(run.path))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(",")[: ranks // 2]
+        fewer = {} if tiny else {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
+        more = [f"run.ranks={max(1, ranks // 2)}"] if tiny else []
+        resumed = operant("resume", "killed", *more, limit_s=limit_s, **fewer)
+        document = json.loads((run.path / "run.json").read_text())
+        whole = operant("train", *words, "--name", "whole", limit_s=limit_s)
+        ends = last_checkpoint(run.path), last_checkpoint(Path(folder, "whole"))
+        say(part="faults", resumed=resumed.returncode, on=document.get("ranks"), uninterrupted=whole.returncode, same=ends[0] == ends[1], ends=ends)
+        if resumed.returncode or whole.returncode:
+            say(part="faults", killed=operant.said("killed"), whole=operant.said("whole"))
+
+
+USERS = {
+    "normalised": "algo.kernel_config=first run.target=1000 algo.horizon=64 algo.epochs=4 algo.minibatches=4 algo.precision=bf16 eval.every=100 "
+    "algo.normalize_observations=true algo.normalize_rewards=true",
+    "breakout": "--config breakout algo.kernel_config=first algo.chunks=128", "sac": "--config sac/pendulum", "dqn": "--config dqn/cartpole",
+}  # fmt: skip
+SHORT = {"normalised": 1_000_000_000, "breakout": 5_000_000, "sac": 20_000, "dqn": 60_000}
+
+
+def users(asked: Asked) -> None:
+    """As users run it, by the command, evaluations and checkpoints on: everything normalised, with as many lanes a GPU; recipes to their targets, with the same
+    global lanes.
+    """
+    from recipes import evaluations, trained_s
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        operant = Commands(folder, tiny=asked.tiny)
+        for case, words in USERS.items():
+            for count in (1, asked.ranks) if asked.wants(case) else ():
+                name, shape = f"{case}{count}", [*words.split(), *operant.on(count)]
+                steps = SHORT[case] * count if asked.short else 6_000_000_000 * count
+                shape += [f"run.steps={100_000 if asked.tiny else steps}"] if asked.tiny or asked.short or case == "normalised" else []
+                shape += [f"env.lanes={(256 if asked.tiny else 65536) * count}"] if case == "normalised" else ["env.lanes=256"] if asked.tiny else []
+                shape += ["algo.precision=fp32", "algo.chunks=8"] if asked.tiny and case in ("normalised", "breakout") else []
+                began = time.monotonic()
+                done = operant("train", *shape, "--name", name, limit_s=asked.limit_s)
+                if done.returncode or not (Path(folder) / name / "run.json").exists():
+                    say(part="users", case=name, failed=done.returncode, error=done.stderr.splitlines()[-5:], logs=operant.said(name))
+                    continue
+                document, seconds = json.loads((Path(folder) / name / "run.json").read_text()), trained_s(Path(folder) / name)
+                judged = evaluations(Path(folder) / name)
+                step = judged[-1]["step"] if judged else 0
+                found = {"wall_s": round(time.monotonic() - began, 1), "training_s": round(seconds, 2), "step": step, "m_sps": round(step / seconds / 1e6, 3)}
+                found |= {"mean": judged and judged[-1]["mean"], "evaluations": len(judged), "log": operant.said(name)["log.txt"][-4:]}
+                found |= rates_said(Path(folder) / name)
+                say(part="users", case=case, ranks=document.get("ranks"), bits_by_ranks=document.get("bits_by_ranks"), **found)
+
+
+def rates_said(run: Path) -> dict[str, Any]:
+    """The rates of a run's records behind the first ones, as its monitor shows them, and where the time went between the last and them."""
+    from operant.runs.history import read
+
+    columns = [chunk.columns for chunk in read(run / "history")]
+    of = {name: [float(value) for chunk in columns for value in chunk[name]] for name in columns[0]} if columns else {}
+    behind = len(of.get("sps", ())) // 4
+    rates = sorted(of.get("sps", ())[behind:])
+    spent = {name: round(sum(values[behind:]), 3) for name, values in of.items() if name.startswith("seconds/")}
+    return {"median_m_sps": rates and round(rates[len(rates) // 2] / 1e6, 1), "spent_s": spent, "records": len(rates)}
+
+
+def hosts(asked: Asked) -> None:
+    """Two hosts, as this machine can play them: torchrun twice, each with a rank and a GPU, and NCCL over sockets."""
+    from recipes import trained_s
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, socket.create_server(("127.0.0.1", 0)) as free:
+        operant, port = Commands(folder, tiny=asked.tiny), free.getsockname()[1]
+        free.close()
+        on_cpu = ["env.lanes=256", "run.steps=100k", "run.device=cpu", "run.threads=1"]
+        large = ["env.lanes=131072", "algo.horizon=64", "algo.precision=bf16", "algo.kernel_config=first", f"run.steps={1 if asked.short else 4}G"]
+        shape = ["algo.epochs=4", "algo.minibatches=4", *(on_cpu if asked.tiny else large)]
+        run = operant("train", *shape, "run.target=1000", "eval.every=0", "--prepare", "--name", "apart", limit_s=asked.limit_s).stdout.strip()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+        began, launched = time.monotonic(), []
+        for host in range(2):
+            more = {"CUDA_VISIBLE_DEVICES": visible[host % len(visible)], "NCCL_HOSTID": f"host{host}", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={host}", "--nproc-per-node=1", "--max-restarts=0"]
+            command += ["--master-addr=127.0.0.1", f"--master-port={port}", "-m", "operant.training.worker", run]
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            launched.append(subprocess.Popen(command, env=operant.environment | more, start_new_session=True, **quiet))  # type: ignore[call-overload]
+        while any(process.poll() is None for process in launched) and time.monotonic() < began + asked.limit_s:
+            time.sleep(0.1)
+        codes = [process.poll() for process in launched]
+        for process in launched:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        said, ended = operant.said("apart"), Path(run, "exit.json")
+        shown = said if any(code != 0 for code in codes) else said["log.txt"][-4:]
+        found = {"ended": ended.exists() and json.loads(ended.read_text()), "logs": shown}
+        if not any(codes):
+            found |= {"training_s": round(trained_s(Path(run)), 2), **rates_said(Path(run))}
+        say(part="hosts", codes=codes, seconds=round(time.monotonic() - began, 1), **found)
