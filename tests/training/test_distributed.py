@@ -109,6 +109,13 @@ def test_lanes_that_ranks_cannot_share_are_refused_in_a_sentence():
         require_shared(load.load(None, ["algo.name=dqn", "algo.replay_sampling=prioritised"]), 2)
 
 
+def test_rows_of_any_type_of_number_are_gathered():
+    """An environment keeps its state in the smallest that holds it."""
+    for kind in (torch.bool, torch.int16, torch.uint16, torch.int64, torch.bfloat16):
+        found = on_ranks(2, lambda exchange, kind=kind: exchange.gather(torch.full((2, 3), exchange.rank).to(kind)))
+        assert all(rows.dtype == kind and rows.tolist() == [[0, 0, 0]] * 2 + [[1, 1, 1]] * 2 for rows in found), kind
+
+
 REPLAYS = {
     "dqn": ["env.name=cartpole", "algo.exploration=ladder", "algo.replay_sampling=age"],
     "sac": ["env.name=pendulum", "algo.critic=c51"],
