@@ -142,7 +142,7 @@ class SequenceBackend(TorchBackend):
         """Values of the true final observations (O, N) of episodes that step t truncated; other places of `final_value` may be written, too."""
         out, N, shards = self.experience.final_value[t], len(self.experience.final_value[t]), self.parts.minibatches.layout.shards
         if self.device.type == "cuda":  # a graph cannot choose
-            out.copy_(self.policy.unroll(seen, self._state, self._none)[1])
+            out.copy_(self._look(seen)[1])
             return
         for first in range(0, N, N // shards):  # shard by shard: the shape of a product decides its last bits
             (lane,) = torch.nonzero(self.collector.rollout.truncated[t, first : first + N // shards], as_tuple=True)
