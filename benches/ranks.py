@@ -39,7 +39,7 @@ BITS: dict[str, tuple[str | None, list[str]]] = {  # a recipe, overrides
     "snake": (None, ["env.name=snake", *LARGE]), "mingru": ("cartpole_positions", ["net.memory=mingru", *SMALL]),
     "lstm": ("cartpole_positions", ["net.memory=lstm", *SMALL]),
 }  # fmt: skip
-EAGER = ("cartpole", "everything", "mingru")
+EAGER = ("cartpole", "everything")
 """Of them, also without graphs."""
 
 
