@@ -1,18 +1,21 @@
-"""What collecting the next iteration while learning from the last could gain on one GPU: two learners, one collects while the other updates. JSON lines.
+"""What collecting the next iteration while learning from the last (algo.overlap) brings on one GPU, and could bring at most. JSON lines.
 
-    python benches/overlap.py [--tiny] [--cases WORD,WORD]
+    python benches/overlap.py [--tiny] [--cases WORD,WORD] [--only rates,bits]
 
-Neither waits for the other, so this is more than an overlap within one learner could reach, which has to hand over a rollout. `apart` and `beside` are
-microseconds of [collect, update] one after the other, and on two streams.
+`rates`, in microseconds: `collect` and `update` alone; `apart`, [collect, update] of two learners in turns, and `beside`, the same in two streams, which hand
+nothing over and so bound what is to be had; `turns` and `ahead`, an iteration of one learner without algo.overlap and with it. `bits`: the same after 30
+iterations twice, and without CUDA graphs.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -48,15 +51,32 @@ def microseconds(work: Callable[[], None], device: torch.device, times: int) -> 
     return min(found)
 
 
-def case(name: str, words: list[str], device: torch.device) -> None:
-    """One configuration."""
+def made(words: list[str], device: torch.device, *more: str, eager: bool = False) -> Any:
+    """A learner behind its first iterations, in which kernels are compiled and captured."""
     common = ["run.steps=1000G", "algo.anneal=false", "algo.kernel_config=first", *([] if device.type == "cpu" else ["algo.precision=bf16"])]
-    one, two = (build(load.load(None, [*words, *common, f"run.seed={seed}"]), device) for seed in (1, 2))
-    for algo in (one, two):
-        algo.start()
-        for _ in range(4):
-            algo.collect()
-            algo.update()
+    algo = build(load.load(None, [*words, *common, *more]), device, eager=eager)
+    algo.start()
+    iterate(algo, 4)
+    return algo
+
+
+def iterate(algo: Any, times: int = 1) -> None:
+    """Whole iterations."""
+    for _ in range(times):
+        for phase in algo.phases:
+            phase.run()
+
+
+def closed(*algos: Any) -> None:
+    """The end of worlds with processes of their own."""
+    for algo in algos:
+        if hasattr(algo.world, "close"):
+            algo.world.close()
+
+
+def rates(name: str, words: list[str], device: torch.device) -> None:
+    """One configuration."""
+    one, two = (made(words, device, f"run.seed={seed}") for seed in (1, 2))
     on_gpu = device.type == "cuda"
     side = torch.cuda.Stream(device) if on_gpu else None
 
@@ -76,20 +96,34 @@ def case(name: str, words: list[str], device: torch.device) -> None:
         two.update()
 
     began = time.perf_counter()
-    one.collect()
-    two.update()
+    apart()
     if on_gpu:
         torch.cuda.synchronize()
-    times = max(2, min(200, int(0.15 / (time.perf_counter() - began)))) if on_gpu else 1
+    times = max(2, min(200, int(0.1 / (time.perf_counter() - began)))) if on_gpu else 1
     found = {"collect": microseconds(one.collect, device, times), "update": microseconds(two.update, device, times)}
     found |= {"apart": microseconds(apart, device, times), "beside": microseconds(beside, device, times)}
-    gain = round(found["apart"] / found["beside"] - 1.0, 3)
-    print(json.dumps({"part": "overlap", "case": name, **{key: round(value, 1) for key, value in found.items()}, "gain": gain, "times": times}), flush=True)
+    found["turns"] = microseconds(functools.partial(iterate, one), device, times)
+    closed(one, two)
+    ahead = made(words, device, "algo.overlap=true")
+    found["ahead"] = microseconds(functools.partial(iterate, ahead), device, times)
+    closed(ahead)
+    gains = {"most": round(found["apart"] / found["beside"] - 1.0, 3), "gain": round(found["turns"] / found["ahead"] - 1.0, 3)}
+    kernels = {"kernels": one.backend.name, "times": times}
+    print(json.dumps({"part": "overlap", "case": name, **{key: round(value, 1) for key, value in found.items()}, **gains, **kernels}), flush=True)
 
 
-    for algo in (one, two):
-        if hasattr(algo.world, "close"):
-            algo.world.close()
+def bits(name: str, words: list[str], device: torch.device) -> None:
+    """The same numbers of one seed, twice and without graphs."""
+    first: dict[str, torch.Tensor] = {}
+    for label, eager in (("first", False), ("again", False), ("eager", True)):
+        algo = made(words, device, "algo.overlap=true", eager=eager)
+        iterate(algo, 2 if device.type == "cpu" else 26)
+        found = {key: tensor.detach().to("cpu", copy=True) for key, tensor in algo.state("train").items()}
+        closed(algo)
+        if label != "first":
+            different = [key for key in found if not torch.equal(found[key], first[key])]
+            print(json.dumps({"part": "overlap bits", "case": name, "than": label, "same": not different, "different": different}), flush=True)
+        first = first or found
 
 
 def main() -> None:
@@ -97,19 +131,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--cases", default="")
+    parser.add_argument("--only", default="rates,bits")
     given = parser.parse_args()
     tiny, chosen = given.tiny, [word for word in given.cases.split(",") if word]
     for name, words in CASES.items():
         if chosen and not any(word in name for word in chosen):
             continue
-        try:
-            less = ["env.lanes=16", "algo.horizon=8", "algo.minibatches=1", "algo.microbatch=64"] if tiny else []
-            case(name, [*words, *less], torch.device("cpu" if tiny else "cuda"))
-        except Exception as error:  # no case stops another
-            print(json.dumps({"part": "overlap", "case": name, "failed": f"{type(error).__name__}: {error}"}), flush=True)
-        gc.collect()
-        if not tiny:
-            torch.cuda.empty_cache()
+        less = ["env.lanes=16", "algo.horizon=8", "algo.minibatches=1", "algo.microbatch=64"] if tiny else []
+        for part in given.only.split(","):
+            if part == "bits" and name.startswith("host"):  # whose episodes begin anew
+                continue
+            try:
+                PARTS[part](name, [*words, *less], torch.device("cpu" if tiny else "cuda"))
+            except Exception as error:  # no case stops another
+                print(json.dumps({"part": part, "case": name, "failed": f"{type(error).__name__}: {error}"}), flush=True)
+            gc.collect()
+            if not tiny:
+                torch.cuda.empty_cache()
+
+
+PARTS = {"rates": rates, "bits": bits}
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ NORMALISED = ["algo.normalize_observations=true", "algo.normalize_rewards=true"]
 SHAPES: dict[str, tuple[int, int, list[str]]] = {  # lanes a GPU, horizon, and more
     "2048 x 16": (2048, 16, []), "8192 x 64": (8192, 64, []), "65536 x 64": (65536, 64, []), "65536 x 64, normalised": (65536, 64, NORMALISED),
     "65536 x 64, one trunk": (65536, 64, ["net.shared=true"]), "131072 x 64, one trunk": (131072, 64, ["net.shared=true"]),
+    "1024 x 32, pictures": (1024, 32, ["env.name=pong", "env.pixels=64", "net.kind=cnn", "net.cnn=nature", "algo.microbatch=8192"]),
 }  # fmt: skip
 OTHER_KINDS = ("2048 x 16", "8192 x 64", "65536 x 64")
 LARGE = ["env.lanes=8192", "algo.horizon=16", "algo.minibatches=2", "algo.chunks=128", "algo.kernel_config=first"]
@@ -56,7 +57,7 @@ def rates(asked: Asked) -> None:
                 continue
             lanes, iterations = 256 if tiny else lanes, 2 if tiny or asked.short else max(20, int(3e7 / (lanes * horizon)))
             words = [f"algo.horizon={horizon}", "algo.anneal=false", "run.steps=1000G", "algo.minibatches=4", "algo.epochs=4", *more]
-            words += [] if tiny else ["algo.precision=bf16", "algo.kernel_config=first"]
+            words += ["env.pixels=0"] if tiny and "pictures" in case else [] if tiny else ["algo.precision=bf16", "algo.kernel_config=first"]
             for alone in (True, False) if first else (False,):
                 overrides = [f"env.lanes={lanes * (1 if alone else asked.ranks)}", *words]
                 jobs.append({"case": case, "alone": alone, "overrides": overrides, "iterations": iterations, "profile": kind == "kernel" and not more})

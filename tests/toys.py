@@ -282,8 +282,8 @@ def ppo_on(env: Env, lanes: int, net: mlp.Config | None = None, *, seed: int = 1
 def iterate(ppo: PPO, times: int) -> PPO:
     """Some whole iterations."""
     for _ in range(times):
-        ppo.collect()
-        ppo.update()
+        for phase in ppo.phases:
+            phase.run()
     return ppo
 
 

@@ -52,7 +52,10 @@ class Graphed:
         gc.disable()
         try:
             # thread_local: the heartbeat and checkpoint threads may call CUDA meanwhile.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            # In a stream of its own where it is called in one: what runs beside it then shares no library's workspace with it.
+            current = torch.cuda.current_stream(self._device)
+            stream = None if current == torch.cuda.default_stream(self._device) else current
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._function()
         finally:
             if collecting:

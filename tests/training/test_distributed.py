@@ -59,6 +59,7 @@ SHAPE = ["env.lanes=512", "algo.horizon=16", "algo.minibatches=2", "algo.epochs=
 CASES = {
     "everything": ["algo.normalize_observations=true", "algo.normalize_rewards=true", "algo.target_kl=0.002", "algo.value_clip=0.2", "algo.learning_rate=0.01"],
     "two chunks a shard": ["algo.chunks=16"],
+    "overlap": ["algo.overlap=true", "algo.normalize_observations=true", "algo.target_kl=0.002"],
     "muon": ["algo.optimizer=muon", "algo.replay_ratio=1.5"],
     "torch": ["algo.kernels=torch", "algo.chunks=8", "algo.normalize_observations=true", "algo.target_kl=0.002"],
     "memory": ["net.memory=gru", "algo.chunks=8", "algo.bptt=8", "algo.normalize_observations=true", "algo.normalize_rewards=true"],

@@ -7,6 +7,8 @@ nothing of files, processes or the loop that calls it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -54,9 +56,10 @@ class PPO:
         self.actor = _acting(self.policy, config)
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
 
-        # The rollout, what acting adds to it, and the order in which it is learned from.
+        # The rollout, what acting adds to it, and the order in which it is learned from. Where one is collected beside an update, learning has its own.
         self.collector = Collector(world, T, self.policy.distribution.noise_rows, eager=eager)
-        self.rollout, self.experience = self.collector.rollout, Experience(self.policy, self.collector)
+        learned = Collector(world, T, self.policy.distribution.noise_rows, eager=eager) if config.overlap else self.collector
+        self.rollout, self._learned, self.experience = self.collector.rollout, learned.rollout, Experience(self.policy, learned)
         self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
         recurrent, chunks = self.policy.recurrent, config.chunks
         cut = segments_layout(T, N * W, config.minibatches, config.bptt or T, chunks) if recurrent else layout(T, N * W, config.minibatches, chunks)
@@ -68,7 +71,7 @@ class PPO:
         self._carried, self._accrued = torch.zeros(N, device=device), torch.zeros(T, N, device=device)
         self._estimate, self._accrue = kernel(advantage_body, device), kernel(accrual_body, device)
         self._discount = Discount(float32(config.gamma), float32(config.gamma * config.gae_lambda))  # type: ignore[arg-type]
-        rollout, found = self.rollout, self.experience
+        rollout, found = self._learned, self.experience
         self._trace = bind(Trace(found.reward, found.value, found.final_value, rollout.terminated, rollout.truncated, found.advantage, found.returns))
         self._accrual = bind(Accrual(rollout.reward, rollout.terminated, rollout.truncated, self._carried, self._accrued))
 
@@ -80,15 +83,21 @@ class PPO:
         anneal_iterations = max(1, -(-(config.anneal_steps or steps) // self.steps_per_iteration)) if config.anneal else None
         self.metrics, self.stats = metrics.specs(getattr(self.policy.distribution, "sizes", ())), torch.zeros(len(Stats._fields), device=device)
         parts = backends.Parts(
-            config, self.policy, self.collector, found, self.minibatches, self.optimizer, learning_rate, anneal_iterations, skip, self._iteration, self.stats,
+            config, self.policy, learned, found, self.minibatches, self.optimizer, learning_rate, anneal_iterations, skip, self._iteration, self.stats,
             exchange,
         )  # fmt: skip
         self.backend: backends.Backend = sequences.choose(parts) if recurrent else backends.choose(parts)
         self.chosen, self.bits_by_ranks = self.backend.chosen, self.backend.bits_by_ranks
+        self._ahead = Ahead(parts, self.collector, self.backend.chosen, seed, net) if config.overlap else None
+        self._acting = self.backend if self._ahead is None else self._ahead.backend
 
         self.collect = Graphed(self.backend.alone(self._collect), device, eager=eager or not world.capturable)
         self.update = Graphed(self.backend.alone(self._update), device, eager=eager)
-        self.phases = (Phase("collect", self.collect), Phase("update", self.update))
+        self.phases: tuple[Phase, ...] = (Phase("collect", self.collect), Phase("update", self.update))
+        if self._ahead is not None:
+            self._hand_over = Graphed(self._ahead.hand_over, device, eager=eager)
+            self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
+            self.phases = (Phase("train", self._collect_beside_update),)
 
     @classmethod
     def make_actor(cls, spec: Env, config: PPOConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> Policy:
@@ -106,29 +115,51 @@ class PPO:
         """Begin every lane anew. A resumed run copies into `state` instead."""
         self.collector.start()
         self.backend.start()
+        if self._ahead is not None:  # the first iteration learns from this rollout, whose episodes no metric counts
+            self._ahead.take_policy()
+            self.collect()
+            self.world.episode_sums(self.rollout)
 
     # AN ITERATION
 
     @torch.no_grad()
     def _collect(self) -> None:
         """T steps of every lane by the policy as it is, and the values that the advantages need beyond them."""
-        self.backend.prepare()
-        self.collector.collect(self.backend.act, self.backend.after, apart=self.backend.acts_on_some)
-        self.backend.bootstrap()
+        acting = self._acting
+        acting.prepare()
+        self.collector.collect(acting.act, acting.after, apart=acting.acts_on_some)
+        acting.bootstrap()
 
     def _update(self) -> None:
         """Learn from the rollout, then take it into the normalizers: during an iteration they stand still."""
+        if self._ahead is not None:
+            self.backend.prepare()
         self.estimate_advantages()
         self.minibatches.shuffle()
         self.backend.update()
         self.update_normalizers()
-        self.collector.carry_on()
+        if self._ahead is None:
+            self.collector.carry_on()
+
+    def _collect_beside_update(self) -> None:
+        """Learn from what the last iteration has collected, and meanwhile collect what the next one learns from."""
+        self._hand_over()
+        if self._beside is None:
+            self.collect()
+            self.update()
+            return
+        current = torch.cuda.current_stream(self.device)
+        self._beside.wait_stream(current)
+        with torch.cuda.stream(self._beside):
+            self.update()
+        self.collect()  # behind it, since the host may wait in here
+        current.wait_stream(self._beside)
 
     @torch.no_grad()
     def estimate_advantages(self) -> None:
         """Rewards (scaled), advantages (normalized over the whole iteration, unless the backend does that where it reads them) and returns."""
         reward, advantage = self.experience.reward, self.experience.advantage
-        reward.copy_(self.rollout.reward)
+        reward.copy_(self._learned.reward)
         if self.return_normalizer is not None:
             reward.mul_(self.return_normalizer.inv_std).clamp_(-RunningNormalizer.CLIP, RunningNormalizer.CLIP)
         self._estimate(self.world.count, self._discount, self._trace)
@@ -141,7 +172,7 @@ class PPO:
         """Take the iteration into the running means and variances of observations and of discounted returns."""
         shards, exchange = self.minibatches.layout.shards, self.exchange
         if self.policy.normalizer is not None:
-            self.policy.normalizer.update(self.rollout.observation[:-1].transpose(0, 1), shards, exchange)
+            self.policy.normalizer.update(self._learned.observation[:-1].transpose(0, 1), shards, exchange)
         if self.return_normalizer is not None:
             self._accrue(self.world.count, self._discount, self._accrual)
             # float64: the square of a return of 1e20 is no float32, and a variance that overflows would scale all rewards to zero for good.
@@ -155,9 +186,52 @@ class PPO:
         if tier == "policy":
             return named
         groups = {"world": self.world.state(), "adam": self.optimizer.tensors(), "algo": self.collector.tensors() | self.backend.tensors()}
+        groups["algo"] |= self._ahead.tensors() if self._ahead is not None else {}
         groups["return"] = self.return_normalizer.tensors() if self.return_normalizer is not None else {}
         named |= {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
         return named | {"algo/iteration": self._iteration, "algo/carried": self._carried}
+
+
+class Ahead:
+    """What acts beside an update: a copy of the policy, which collects into a rollout of its own. Before an iteration, learning takes the rollout over."""
+
+    def __init__(self, parts: backends.Parts, collector: Collector, chosen: Mapping[str, str], seed: int, net: NetConfig) -> None:
+        config = parts.config.model_copy(update=dict(chosen))
+        self._collector, self._policy = collector, parts.policy
+        self._copy = _policy(parts.policy.env, config, net, parts.policy.device, seed)
+        flat, found, learned = self._copy.flat, Experience(self._copy, collector), parts.experience
+        optimizer = Adam(flat.values.data, flat.gradient, parts.learning_rate.clone(), config.adam_epsilon)  # which makes no step
+        own = {name: getattr(parts, name).clone() for name in ("learning_rate", "skip", "iteration", "stats")}
+        self.backend = backends.choose(replace(parts, config=config, policy=self._copy, collector=collector, experience=found, optimizer=optimizer, **own))
+        names = ("observation", "legal", "reward", "terminated", "truncated")
+        self._rollout = {name: (getattr(collector.rollout, name), getattr(parts.collector.rollout, name)) for name in names}
+        self._rollout |= {name: (getattr(found, name), getattr(learned, name)) for name in ("raw", "log_probability", "value", "final_value")}
+
+    def take_policy(self) -> None:
+        """Act by the policy as it is now."""
+        _copy_all(zip(self._copy.tensors().values(), self._policy.tensors().values(), strict=True))
+
+    def hand_over(self) -> None:
+        """What was collected is now learned from; the next collection goes on behind it, by the policy as it is."""
+        with torch.no_grad():
+            self.take_policy()
+            _copy_all((learned, collected) for collected, learned in self._rollout.values() if collected is not None)
+            self._collector.carry_on()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a resumed run needs of it, by name."""
+        return {f"ahead/{name}": collected for name, (collected, _) in self._rollout.items() if collected is not None}
+
+
+def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second of each pair into the first, those of one type together."""
+    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for there, here in pairs:
+        to, of = kinds.setdefault(here.dtype, ([], []))
+        to.append(there)
+        of.append(here)
+    for to, of in kinds.values():
+        torch._foreach_copy_(to, of)
 
 
 def _policy(spec: Env, config: PPOConfig, net: NetConfig, device: torch.device, seed: int = 0) -> Policy:

@@ -17,7 +17,9 @@ class PPOConfig(Section):
     """`[algo]`, when its name is "ppo"."""
 
     schedulable: ClassVar = ("learning_rate", "clip", "value_clip", "entropy_coefficient", "value_coefficient", "target_kl")
-    fixed_on_resume: ClassVar = {"optimizer": "its checkpoints hold the moments of that optimizer"}
+    fixed_on_resume: ClassVar = {
+        "optimizer": "its checkpoints hold the moments of that optimizer", "overlap": "its checkpoints hold the steps that were collected ahead, or none",
+    }  # fmt: skip
 
     horizon: Count = Field(16, ge=1, le=65536, description="rollout length T: steps of each lane per iteration")
     bptt: Count | None = Field(
@@ -38,6 +40,10 @@ class PPOConfig(Section):
         le=1024,
         description="samples learned from per sample collected, in whole minibatches, such as 1.42: epochs that need not be a whole number; "
         "none: epochs",
+    )
+    overlap: bool = Field(
+        False, description="collect the next iteration while learning from the last one: what is learned from was then collected by the policy of one "
+        "iteration before; takes a second rollout's memory, also in checkpoints"
     )
     learning_rate: Real = Field(2.5e-3, gt=0, le=1, description="initial learning rate of Adam")
     anneal: bool = Field(True, description="decay the learning rate linearly to zero over anneal_steps")
@@ -104,6 +110,8 @@ class PPOConfig(Section):
         """Values that do not fit together, as (key, message); `memory`: of a policy that has one."""
         if self.horizon * lanes < 2:
             return [("horizon", "one lane x 1 step is a single sample, which has no variance: an iteration needs 2 or more (raise algo.horizon or env.lanes)")]
+        if memory and self.overlap:
+            return [("overlap", "a policy with a memory (net.memory) collects and learns in turns: leave algo.overlap out")]
         if memory:
             return minibatches.segment_problems(self.horizon, lanes, self.minibatches, self.bptt, self.chunks)
         return minibatches.problems(self.horizon, lanes, self.minibatches, self.chunks)
