@@ -1,4 +1,4 @@
-"""Collecting beside an update: the first iteration is that of taking turns, later ones learn from a policy of one iteration before, and a resume goes on to the bit."""
+"""Collecting beside an update: the first iteration is that of taking turns, later ones learn from a policy of one iteration before; a resume is to the bit."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ def test_it_learns():
 
 
 def test_a_policy_with_a_memory_is_refused_in_a_sentence():
-    with pytest.raises(ConfigError, match="algo.overlap: a policy with a memory"):
+    with pytest.raises(ConfigError, match=r"algo\.overlap: a policy with a memory"):
         load.load(None, [*WORDS, "net.memory=gru", "algo.overlap=true"])
