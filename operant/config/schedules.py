@@ -115,7 +115,7 @@ def take(raw: RawConfig, model: type[Section], parameters: Parameters, steps: An
 def _written(data: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Where schedules stand."""
     for name, value in data.items():
-        if is_written(value):
+        if is_written(value) and (*above, name) != ("env", "params"):  # a parameter of an environment may be called points
             yield (*above, name)
         elif isinstance(value, Mapping) and len(above) < 2:
             yield from _written(value, (*above, name))

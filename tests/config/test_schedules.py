@@ -143,6 +143,14 @@ def test_an_environments_parameter_is_what_the_schedule_says(tmp_path):
     assert origin.value == [[0, 1.0], [10, 9.0]] and origin.origin == "command line"
 
 
+def test_a_parameter_may_be_called_as_a_schedule_is_written(tmp_path):
+    """Pong is played to so many points."""
+    loaded = of("env.name=pong", "env.params.points=5", "env.params.width={linear=[400,500]}")
+    (tmp_path / "again.toml").write_text(load.to_toml(loaded))
+    again = load.load(tmp_path / "again.toml")
+    assert again == loaded and again.params.points == 5 and again.scheduled.keys() == {"env.params.width"}
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_a_world_steps_by_the_values_of_the_step(device):
