@@ -186,12 +186,13 @@ def test_origins_name_the_line_the_command_line_or_the_default(write):
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_shipped_configurations_load(name):
+def test_shipped_configurations_load(name, write):
     source = find_source(name)
     assert source == find_source(f"{name}.toml")
     text = source.read_text()
     loaded = load(source)
     assert loaded.hosted or loaded.environment.name in envs.names()
+    assert load(write(to_toml(loaded), "kept.toml")) == loaded  # as a run keeps it
     assert re.search(r"(?i)expected", text.split("[", 1)[0]), "a recipe states its expected result above its first table"
 
 
