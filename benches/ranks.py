@@ -33,12 +33,12 @@ SHAPES: dict[str, tuple[int, int, list[str]]] = {  # lanes a GPU, horizon, and m
 }  # fmt: skip
 OTHER_KINDS = ("2048 x 16", "8192 x 64", "65536 x 64")
 LARGE = ["env.lanes=8192", "algo.horizon=16", "algo.minibatches=2", "algo.chunks=128", "algo.kernel_config=first"]
-SMALL = ["env.lanes=256", "algo.horizon=16", "algo.minibatches=2", "algo.epochs=1", "algo.chunks=8", "algo.bptt=8", "algo.kernels=torch"]
-"""Of a memory: its gradients are made chunk by chunk, and step by step."""
+SMALL = ["env.lanes=256", "algo.horizon=16", "algo.minibatches=2", "algo.epochs=1", "algo.chunks=8", "algo.kernels=torch"]
+"""By torch gradients are made chunk by chunk, those of a memory step by step."""
 BITS: dict[str, tuple[str | None, list[str]]] = {  # a recipe, overrides
     "cartpole": (None, LARGE), "everything": (None, [*LARGE, *NORMALISED, "algo.target_kl=0.01"]), "breakout": (None, ["env.name=breakout", *LARGE]),
-    "snake": (None, ["env.name=snake", *LARGE]), "mingru": ("cartpole_positions", ["net.memory=mingru", *SMALL]),
-    "lstm": ("cartpole_positions", ["net.memory=lstm", *SMALL]),
+    "snake": (None, ["env.name=snake", *LARGE]), "mingru": ("cartpole_positions", ["net.memory=mingru", "algo.bptt=8", *SMALL]),
+    "lstm": ("cartpole_positions", ["net.memory=lstm", "algo.bptt=8", *SMALL]), "torch": ("pendulum", SMALL),
 }  # fmt: skip
 EAGER = ("cartpole", "everything")
 """Of them, also without graphs."""

@@ -65,27 +65,27 @@ class Collector:
     def final_values(self, value: Callable[[Tensor], Tensor], out: Tensor, *, shards: int, captured: bool) -> None:
         """Values of the true final observations of truncated episodes, into `out` (T, N), of which other places may be written, too.
 
-        `value` takes observations (O, B) and gives (B). The lanes lie in so many shards. `captured`: a graph may hold this, which cannot choose.
+        `value` takes observations (O, B) and gives (B). The lanes lie in so many shards, each of which is evaluated by itself: the shape of a product
+        decides its last bits. `captured`: a graph may hold this, which cannot choose.
         """
         rollout, world, window = self.rollout, self.world, self.world.final_window
+        lanes = world.count // shards
         if not world.can_truncate:
             return
-        if captured and window > 1:  # pictures: one buffer holds those of as many steps, of each lane at most one
-            for k, seen in enumerate(rollout.final_observation):
-                out[k * window : (k + 1) * window] = value(seen)
-        elif captured:
-            # All samples are evaluated, where nothing was truncated on stale observations that are not read.
-            together = max(1, FINAL_SAMPLES // world.count)
-            for t in range(0, self.steps, together):
-                ticks = rollout.final_observation[t : t + together]
-                out[t : t + together] = value(ticks.transpose(0, 1).flatten(1)).view(len(ticks), -1)
-        else:
-            # Shard by shard: the shape of a product decides its last bits, so they must not depend on how many episodes were truncated in other shards.
-            lanes = world.count // shards
-            for first in range(0, world.count, lanes):
-                step, lane = torch.nonzero(rollout.truncated[:, first : first + lanes], as_tuple=True)
+        for shard in (slice(first, first + lanes) for first in range(0, world.count, lanes)):
+            if captured and window > 1:  # pictures: one buffer holds those of as many steps, of each lane at most one
+                for k, seen in enumerate(rollout.final_observation):
+                    out[k * window : (k + 1) * window, shard] = value(seen[:, shard])
+            elif captured:
+                # All samples are evaluated, where nothing was truncated on stale observations that are not read.
+                together = max(1, FINAL_SAMPLES // lanes)
+                for t in range(0, self.steps, together):
+                    ticks = rollout.final_observation[t : t + together, :, shard]
+                    out[t : t + together, shard] = value(ticks.transpose(0, 1).flatten(1)).view(len(ticks), -1)
+            else:
+                step, lane = torch.nonzero(rollout.truncated[:, shard], as_tuple=True)
                 if len(step):
-                    lane += first
+                    lane += shard.start
                     out[step, lane] = value(rollout.final_observation[step // window, :, lane].t())
 
     def tensors(self) -> dict[str, Tensor]:

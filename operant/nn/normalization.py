@@ -36,14 +36,15 @@ class Statistics(NamedTuple):
         return Statistics(self.mean + delta * (other.count / count), squares / count, count)
 
 
-def statistics(batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO) -> Statistics:
+def statistics(batch: torch.Tensor, shards: int = 1, exchange: Exchange = SOLO, *, cut: bool = False) -> Statistics:
     """Mean and variance of D features, (D, ..., N) of any type: on a CPU of each of S shards of the lanes by itself, and then of the shards of all ranks.
 
     float64 is reduced as such, all else as float32.
     A shard's numbers are reduced alone and in one layout, so the bits do not depend on how many devices own the shards. On a GPU one reduction takes all lanes
-    (a reduction a shard would cost several per cent of a short iteration), so there they may; running normalizers do without: `operant.nn.moments`.
+    (a reduction a shard would cost several per cent of a short iteration), so there they may, unless it is `cut`; running normalizers do without:
+    `operant.nn.moments`.
     """
-    if exchange.ranks == 1 and (batch.is_cuda or shards == 1):
+    if exchange.ranks == 1 and ((batch.is_cuda and not cut) or shards == 1):
         return _shard_statistics(batch)
     parts = [_shard_statistics(part.contiguous()) for part in batch.chunk(shards, dim=-1)]
     own = torch.stack([torch.cat([part.mean, part.variance], dim=1) for part in parts])  # (S, D, 2)

@@ -164,7 +164,8 @@ class PPO:
             reward.mul_(self.return_normalizer.inv_std).clamp_(-RunningNormalizer.CLIP, RunningNormalizer.CLIP)
         self._estimate(self.world.count, self._discount, self._trace)
         if self.config.normalize_advantages and not self.backend.normalizes_advantages:
-            mean, variance, count = statistics(advantage[None], self.minibatches.layout.shards, self.exchange)
+            cut = self.config.chunks is not None
+            mean, variance, count = statistics(advantage[None], self.minibatches.layout.shards, self.exchange, cut=cut)
             advantage.sub_(mean.float()).div_((variance * count / (count - 1)).sqrt().float() + 1e-8)
 
     @torch.no_grad()

@@ -184,6 +184,7 @@ class TorchBackend:
         """V of the observation after the last step, and of the true final observation of every truncated episode."""
         collector, final_value, shards = self.collector, self.experience.final_value, self.parts.minibatches.layout.shards
         captured = self.device.type == "cuda" and collector.world.capturable
+        shards = shards if self._cut or not captured else 1
         self.experience.value[-1] = self.forward(collector.rollout.observation[-1])[1]
         collector.final_values(lambda observation: self.policy.forward(observation)[1], final_value, shards=shards, captured=captured)
 
@@ -193,7 +194,7 @@ class TorchBackend:
         """Epochs over the rollout in minibatches: optimizer steps, one more iteration, and `stats`."""
         parts, config, experience = self.parts, self.config, self.experience
         targets = torch.stack([experience.returns, experience.returns - experience.value[:-1]])
-        variance, residual = statistics(targets, parts.minibatches.layout.shards, parts.exchange).variance[:, 0].float()
+        variance, residual = statistics(targets, parts.minibatches.layout.shards, parts.exchange, cut=config.chunks is not None).variance[:, 0].float()
         explained = 1.0 - residual / variance.clamp_min(1e-12)
         if parts.anneal_iterations is not None:
             remaining = 1.0 - parts.iteration.float() / parts.anneal_iterations

@@ -119,7 +119,7 @@ class SequenceBackend(TorchBackend):
         shards = [slice(first, first + lanes) for first in range(0, observation.shape[1], lanes)]
         parts = [
             self.policy.unroll(
-                observation[:, shard].contiguous(), tuple(part[:, shard] for part in self._state), self._none[:, shard],
+                observation[:, shard].contiguous(), tuple(part[:, shard].contiguous() for part in self._state), self._none[:, shard],
                 None if legal is None else legal[:, shard],
             )
             for shard in shards
