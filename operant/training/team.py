@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from operant import runs
+from operant.compute.graphs import Graphed
 from operant.errors import ConfigError, MachineError, OperantError
 from operant.training import build as building
 from operant.training import distributed, peers, ranks, state
@@ -195,7 +196,12 @@ class Member:
     def _work(self, algo: Algorithm, exchange: Exchange) -> None:
         """Do rank 0's commands until the end."""
         self._peer.figures = lambda: distributed.figures(algo.device, exchange)
-        sums = distributed.EpisodeSums(algo, exchange)
+        episode_sums = distributed.EpisodeSums(algo, exchange)
+
+        def sum_up() -> None:
+            episode_sums()
+
+        sums = Graphed(sum_up, algo.device)  # as rank 0 has it: in a short iteration there is no time for a dozen launches
         while (command := self._peer.receive())["do"] != "end":
             if command["do"] == "iterate":
                 building.set_scheduled(algo, command["step"], command["score"])
