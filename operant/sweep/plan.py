@@ -117,9 +117,9 @@ def make(request: Request, root: str | None, name: str | None, trusted: bool = F
     if not runs.ID.fullmatch(stem) or len(stem) > 48:
         raise UsageError(f"{raw.quoted(stem)} cannot be the name of a sweep: 1 to 48 letters, digits, '.', '_' or '-', a letter or digit first (--name)")
     folder = runs.root(root) / stem
-    kept = load.to_toml(config) + "\n" + tomli_w.dumps({"sweep": table})
+    kept = _kept(config, table)
     if (folder / FILE).is_file():
-        _check_unchanged(folder, kept)
+        _check_unchanged(folder, kept, trusted)
     elif runs.load(folder) is not None:
         raise UsageError(f"{runs.shown(folder)} is a run: give the sweep another name with --name")
     _write(folder, kept)
@@ -187,15 +187,21 @@ def _check_values(request: Request, config: load.Config, settings: Settings, dim
         raise ConfigError(raw.COMMAND_LINE if request.source is None else raw.shown(request.source), list(dict.fromkeys(problems)))
 
 
-def _check_unchanged(folder: Path, kept: str) -> None:
-    """Raise UsageError where a sweep that has begun would go on with another configuration."""
-    before, after = (dict(raw.flat(_bound(text))) for text in ((folder / FILE).read_text(encoding="utf-8"), kept))
+def _check_unchanged(folder: Path, kept: str, trusted: bool) -> None:
+    """Raise UsageError where a sweep that has begun would go on with another configuration. Keys that came since then have their defaults in it."""
+    begun, table = join(folder, trusted), tomli.loads((folder / FILE).read_text(encoding="utf-8"))["sweep"]
+    before, after = (dict(raw.flat(_bound(text))) for text in (_kept(begun.config, table), kept))
     changed = [".".join(key) for key in {**before, **after} if before.get(key) != after.get(key)]
     if changed:
         raise UsageError(
             f"{runs.shown(folder)} was begun with other values of {', '.join(changed[:4])}: its trials are not comparable with new ones. "
             f"Give this sweep another name with --name, or remove that folder. Only {', '.join(f'sweep.{key}' for key in _FREE)} may change"
         )
+
+
+def _kept(config: load.Config, table: Any) -> str:
+    """What a sweep's file holds."""
+    return load.to_toml(config) + "\n" + tomli_w.dumps({"sweep": table})
 
 
 def _bound(text: str) -> dict[str, Any]:

@@ -108,6 +108,9 @@ def test_a_sweep_that_has_begun_goes_on_with_the_same_values_only(tmp_path):
     assert first.folder == tmp_path / "runs" / "my-sweep" and first.trials == 3
     assert made(tmp_path, "trials = 5\nalgo.clip = {uniform = [0.1, 0.2]}").trials == 5
     assert planning.join(first.folder).space == first.space
+    kept = first.folder / planning.FILE
+    kept.write_text("".join(line for line in kept.read_text().splitlines(keepends=True) if not line.startswith("gae_lambda")))  # by a version without it
+    assert made(tmp_path, "trials = 5\nalgo.clip = {uniform = [0.1, 0.2]}").trials == 5
     with pytest.raises(UsageError, match=r"begun with other values of sweep\.algo\.clip\.uniform"):
         made(tmp_path, "algo.clip = {uniform = [0.1, 0.3]}")
     with pytest.raises(UsageError, match=r"other values of algo\.epochs"):
