@@ -30,6 +30,7 @@ import torch
 from operant import envs
 from operant.config import load as configuration
 from operant.data import Collector
+from operant.host import processes
 from operant.training.build import build
 from operant.training.evaluate import Evaluator
 from operant.worlds import BridgedWorld, DeviceWorld, HostWorld
@@ -177,6 +178,7 @@ def once(device: torch.device, tiny: bool) -> None:
         say("once", **trained(breakout_config(lanes, horizon, buffers, words), device, 0.2))
     stepped_alone(2048, 1, 2, 0.05)
     stepped_together(2048, 1, 0.05)
+    stepped_together(65536, 2, 0.05)
     for config in mujoco_configs(tiny):
         say("once", **trained(config, device, 0.2))
 
@@ -255,7 +257,7 @@ def buffers(device: torch.device, tiny: bool) -> None:
                     if threads <= most:
                         numba.set_num_threads(threads)
                         world = BridgedWorld(envs.find("breakout"), lanes, seed=1, device=device, buffers=count, pinned=pinned)
-                        rate = overlapped(world, horizon, 2 if tiny or not pinned else 6)
+                        rate = overlapped(world, horizon, 2 if tiny or not pinned or threads < 4 else 6)
                         say("buffers", lanes=lanes, threads=threads, buffers=count, pinned=pinned, sps=rate, horizon_s=horizon * lanes / rate)
     numba.set_num_threads(most)
 
@@ -293,17 +295,46 @@ def configuration_source(name: str):
     return recipes.find_source(name)
 
 
+def raw_ale(lanes: int, steps: int) -> float:
+    """Steps a second of ale-py itself, by as many threads as there are cores."""
+    import numpy as np
+    from ale_py.vector_env import AtariVectorEnv
+
+    made = AtariVectorEnv("pong", lanes, num_threads=numba.get_num_threads(), reward_clipping=False)
+    at = time.perf_counter()
+    made.reset(seed=1)
+    actions, began = np.ones(lanes, np.int64), time.perf_counter()
+    for _ in range(steps):
+        made.step(actions)
+    rate = steps * lanes / (time.perf_counter() - began)
+    say("ale", raw=rate, lanes=lanes, reset_s=began - at)
+    return rate
+
+
+ALE = {
+    "one process": ("ale", ()),
+    "processes": ("envpool", ()),
+    "processes, bf16": ("envpool", ("algo.precision=bf16",)),
+    "asynchronous": ("ale", ("env.asynchronous=true",)),
+    "processes, 4 buffers": ("envpool", ("env.buffers=4",)),
+    "processes, 256 lanes": ("envpool", ("env.lanes=256",)),
+}
+
+
 def ale(device: torch.device, tiny: bool) -> None:
-    for words in ([], ["env.asynchronous=true"], ["env.buffers=4"], ["env.buffers=1"]):
-        lanes = 4 if tiny else 128
-        config = ale_config(lanes, tiny, *words)
-        stepping = alone(HostWorld(config.environment, lanes, seed=1, device=device), 10 if tiny else 50)
-        figures = trained(config, device, 0.5 if tiny else 3)
-        say("ale", lanes=lanes, words=words, stepping_alone=stepping, share_of_alone=figures["sps"] / stepping, **figures)
+    raw = raw_ale(4 if tiny else 128, 10 if tiny else 100)
+    for label, (threaded, words) in ALE.items():
+        processes.THREADED = (threaded,)
+        config = ale_config(4 if tiny else 128, tiny, *words)
+        began = time.perf_counter()
+        stepping = alone(HostWorld(config.environment, config.lanes, seed=1, device=device), 10 if tiny else 50)
+        say("ale", stepping_alone=stepping, label=label, took_s=time.perf_counter() - began)
+        figures = trained(config, device, 0.2 if tiny else 2.5)
+        say("ale", label=label, lanes=config.lanes, share_of_raw=figures["sps"] / raw, share_of_alone=figures["sps"] / stepping, **figures)
 
 
 def ale_learn(device: torch.device, tiny: bool) -> None:
-    learned("ale_learn", ale_config(4 if tiny else 128, tiny), device, tiny, seconds=1 if tiny else 120, mark=20, most=27_000)
+    learned("ale_learn", ale_config(4, True) if tiny else ale_config(64, False), device, tiny, seconds=1 if tiny else 110, mark=20, most=27_000)
 
 
 def mujoco_learn(device: torch.device, tiny: bool) -> None:
@@ -314,22 +345,30 @@ def mujoco_learn(device: torch.device, tiny: bool) -> None:
 
 
 def learned(part: str, config, device: torch.device, tiny: bool, *, seconds: float, mark: float, most: int) -> None:
-    """The curve of a recipe: greedy evaluations after so much training."""
+    """The curve of a recipe: mean returns of the episodes that ended in training, then greedy evaluations where those are near the mark, and at the end."""
     algo = build(config, device)
     evaluator = Evaluator(algo.actor, config.environment, config.params, episodes=2 if tiny else 16, seed=1, max_steps=32 if tiny else most)
     algo.start()
-    began, iteration, paused, told = time.perf_counter(), 0, 0.0, 0.0
+    sums = torch.zeros(algo.world.episode_sums(algo.rollout).shape, dtype=torch.float64, device=device)
+    began, iteration, paused, told, near = time.perf_counter(), 0, 0.0, 0.0, False
     while (spent := time.perf_counter() - began - paused) < seconds:
         for phase in algo.phases:
             phase.run()
         iteration += 1
-        if spent - told > seconds / 6:
-            told, at = spent, time.perf_counter()
-            mean = evaluator.run(iteration).mean
+        sums += algo.world.episode_sums(algo.rollout)
+        if spent - told > seconds / 20:
+            wait(device)
+            told, (episodes, _, returns) = spent, sums[:3].tolist()
+            sums.zero_()
+            near = episodes > 0 and returns / episodes > mark - 0.8
+            say(part, seconds=round(spent, 1), steps=iteration * algo.steps_per_iteration, episodes=episodes, mean=returns / max(episodes, 1))
+        if near or spent > seconds - 1:
+            at, mean = time.perf_counter(), evaluator.run(iteration).mean
             paused += time.perf_counter() - at
-            say(part, seconds=round(spent, 1), steps=iteration * algo.steps_per_iteration, mean=mean)
-            if mean >= mark:
+            say(part, seconds=round(spent, 1), steps=iteration * algo.steps_per_iteration, greedy=mean, took_s=time.perf_counter() - at)
+            if mean >= mark or spent > seconds - 1:
                 break
+            near = False
     algo.world.close()
     evaluator.rollout.world.close()
 

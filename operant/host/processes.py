@@ -27,6 +27,8 @@ from operant.host.worker import DONE, LENGTH, LETTERS, Blocks, Group, LaneError,
 _PROGRAM = "import sys; sys.path[0] = sys.argv[1]; from operant.host.worker import main; main(*map(int, sys.argv[2:]))"
 _HOME = str(Path(__file__).resolve().parents[2])
 _MAKING_S = 300.0  # for all environments of a process to be made, at least
+THREADED = ("ale", "envpool")
+"""Sources that step their lanes by threads of their own: one process is enough."""
 _ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -51,9 +53,9 @@ class Steppers:
         self._workers: list[_Worker] = []
         self._here: Group | None = None
         size = shape.bytes()
-        threads = 1 if apart else processes
-        if processes and not apart and source.kind in ("ale", "envpool"):  # which have threads of their own
-            processes = 1
+        threads = 1
+        if processes and not apart and source.kind in THREADED:
+            processes, threads = 1, processes
         if not processes:
             self.blocks = Blocks(mmap.mmap(-1, size), shape)
             self._here = group_of(source, self.blocks, buffers, draws=draws, threads=1)
