@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -65,6 +67,7 @@ class HostWorld(BufferedWorld):
         self._started: Steppers | None = None
         self.late = len(self.buffers) // 2 if hosting.processes else 0
         self._blocks: dict[str, Tensor] = {}
+        self._unpin: Callable[[], Any] = lambda: None
         self._bounds = [torch.tensor(bound, device=self.device)[:, None] for bound in env.action.bounds()] if isinstance(env.action, Box) else None
         self._clip = None if stream else hosting.reward_clip
 
@@ -187,10 +190,8 @@ class HostWorld(BufferedWorld):
     def close(self) -> None:
         """End the processes."""
         if self._started is not None:
-            if self.pinned:
-                torch.cuda.synchronize(self.device)  # sync: once in a run
-                torch.cuda.cudart().cudaHostUnregister(self._blocks["observation"].data_ptr())
-                self.pinned = False
+            self._unpin()
+            self.pinned = False
             self._started.close()
             self._started = None
 
@@ -206,7 +207,10 @@ class HostWorld(BufferedWorld):
         if self.device.type == "cuda":  # all blocks at once, the first of which lies where the memory begins
             found = torch.cuda.cudart().cudaHostRegister(self._blocks["observation"].data_ptr(), self._shape.bytes(), 0)
             self.pinned = int(found) == 0
-            if not self.pinned:
+            if self.pinned:  # before the memory goes, with this object at the latest: of `env.lanes = "auto"` there are several, one after the other
+                self._unpin = weakref.finalize(self, _unpinned, self._blocks["observation"].data_ptr(), self.device)
+                self._unpin.atexit = False
+            else:
                 log.warning("the shared memory of the environments could not be pinned (CUDA error %d): copies are slower", int(found))
         self._actions = [self._blocks["action"][part] for part in self.buffers]
         self._staging = [self._staged({name: block[part] for name, block in self._blocks.items() if name in SHOWN}) for part in self.buffers]
@@ -217,6 +221,11 @@ class HostWorld(BufferedWorld):
         there = blocks if self.device.type == "cpu" else {name: torch.empty_like(block, device=self.device) for name, block in blocks.items()}
         pairs = [] if there is blocks else [(block, there[name]) for name, block in blocks.items()]
         return Staging(pairs, {name: block.t() if block.ndim == 2 else block for name, block in there.items()})
+
+
+def _unpinned(address: int, device: torch.device) -> None:
+    torch.cuda.synchronize(device)  # sync: once in a run
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class HostPainter:
