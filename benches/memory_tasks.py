@@ -1,10 +1,11 @@
 """What policies with a memory learn, and what does not learn without one: each experiment trains a recipe until greedy games reach its mark. JSON lines.
 
-    python benches/memory_tasks.py [--only chain100,tmaze] [--seeds 1,2,3] [--limit 60] [--list] [--tiny]
+    python benches/memory_tasks.py [--only chain100,tmaze] [--seeds 1,2,3] [--limit 60] [--list] [--once] [--profile] [--tiny]
 
 Seconds are those of collecting and updating, host and device together; the first three iterations, in which kernels are compiled and captured, and
 evaluations are left out. An experiment ends at its mark, after its limit in seconds or at the end of its recipe's steps; then 1,024 fresh games, of another
-seed, say how well the policy plays. No experiment stops another. With --tiny every one of them takes a few steps on a CPU.
+seed, say how well the policy plays. No experiment stops another. With --once nothing is learnt: kernels are compiled. With --profile the kernels of ten
+iterations are timed. With --tiny every experiment takes a few steps on a CPU.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def value_of(task: Task, found: Evaluation) -> float:
     return found.mean if task.what == "return" else found.tally[task.what]
 
 
-def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: bool) -> tuple[bool, float, float]:
+def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: bool) -> None:
     """One experiment with one seed: whether it reached its mark, in how many seconds, and its best look."""
     task = TASKS[name]
     source, words = find_source(task.recipe), [*task.words.split(), *more, *(TINY if tiny else ()), f"run.seed={seed}"]
@@ -93,7 +94,7 @@ def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: 
     looks, began = evaluator(GAMES, seed), wait()
     iterate(algo, 3)
     first_s, iterations, spent, looked = wait() - began, 3, 0.0, 0.0
-    limit = limit_s or task.limit_s
+    limit = min(limit_s or task.limit_s, task.limit_s)
     value, best = float("nan"), float("-inf")
     while not value >= task.least and spent < limit and iterations * algo.steps_per_iteration < config.run.steps and not (tiny and iterations > 3):
         began, until = wait(), max(task.look_s[1], spent / 12) if spent else max(task.look_s)
@@ -113,7 +114,6 @@ def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: 
         value=round(value, 3), best=round(best, 3), fresh=round(fresh.mean, 4), unfinished=fresh.unfinished, tally=fresh.tally,
         first_s=round(first_s, 1), kernels=algo.backend.name, words=words,
     )  # fmt: skip
-    return value >= task.least, spent, best
 
 
 def built(config: Any, tiny: bool) -> Any:
@@ -123,6 +123,32 @@ def built(config: Any, tiny: bool) -> Any:
         with contextlib.suppress(ConfigError):
             return build(fused, DEVICE)
     return build(config, DEVICE)
+
+
+def compiled(name: str, seed: int, more: list[str], profile: bool) -> None:
+    """What an experiment launches, once; or the time of each kernel in ten iterations."""
+    task = TASKS[name]
+    config = configuration.load(find_source(task.recipe), [*task.words.split(), *more, f"run.seed={seed}"])
+    began = wait()
+    algo: Any = built(config, False)
+    algo.start()
+    iterate(algo, 3)
+    Evaluator(algo.actor, config.environment, config.params, episodes=GAMES, seed=seed, max_steps=64).run(0)
+    say(compiled=name, kernels=algo.backend.name, seconds=round(wait() - began, 1), words=more)
+    if not profile:
+        return
+    iterate(algo, 10)
+    began = wait()
+    iterate(algo, 20)
+    whole = (wait() - began) / 20
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        iterate(algo, 10)
+        wait()
+    rows = sorted(profiler.key_averages(), key=lambda row: -row.device_time_total)
+    say(profile=name, words=more, iteration_us=round(1e6 * whole, 1), steps=algo.steps_per_iteration, msps=round(algo.steps_per_iteration / whole / 1e6, 2))
+    for row in rows[:16]:
+        us = row.device_time_total
+        say(kernel=row.key[:60], launches=row.count / 10, each_us=round(us / row.count, 2), iteration_us=round(us / 10, 1))
 
 
 def iterate(algo: Any, times: int) -> None:
@@ -140,6 +166,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, help="seconds of training at most")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--once", action="store_true")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()
     if asked.list:
@@ -150,6 +178,9 @@ def main() -> None:
     for name in asked.only.split(","):
         for seed in asked.seeds.split(","):
             try:
+                if asked.once or asked.profile:
+                    compiled(name, int(seed), asked.set, asked.profile)
+                    continue
                 trained(name, int(seed), asked.set, asked.limit, asked.tiny)
             except Exception:
                 say(failed=name, seed=seed, error=traceback.format_exc()[-700:])

@@ -9,6 +9,8 @@ MOST_SIDE = 128
 """Rows and columns of a matrix, at most: a program holds all of it."""
 
 MOMENTUM, PER_ADAM_STEP = tl.constexpr(0.95), tl.constexpr(0.2)
+A, B, C = tl.constexpr(3.4445), tl.constexpr(-4.7750), tl.constexpr(2.0315)
+"""Of the polynomial a s + b s^3 + c s^5 that an iteration takes of singular values."""
 
 
 @triton.jit(do_not_specialize=["max_norm"])
@@ -19,31 +21,43 @@ def muon_step(
 
     `matrices` (programs, 3): where each lies in the vectors, its rows and its columns. `squares` (blocks): sums of squares of the whole gradient.
     """
-    program = tl.program_id(0)
-    place, m, n = tl.load(matrices + 3 * program), tl.load(matrices + 3 * program + 1), tl.load(matrices + 3 * program + 2)
     # g <- g min(1, max_norm / |g|)
     block = tl.arange(0, BLOCKS)
     norm = tl.sqrt(tl.sum(tl.load(squares + block, mask=block < blocks, other=0.0), axis=0))
     shrink = max_norm / (norm + 1e-6)
     shrink = tl.where(shrink > 1.0, 1.0, shrink)
-    # The matrix as it is, or its transpose where it is taller than wide, (SIDE, SIDE), zero outside.
-    row, column = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
-    at = place + tl.where(m > n, column * n + row, row * n + column)
-    inside = (row < tl.minimum(m, n)) & (column < tl.maximum(m, n))
-    stepped = inside & (row < tl.where(tl.load(skip) > 0.0, 0, SIDE))
+    # m <- momentum m + g; x <- u / |u| with u = g + momentum m, (SIDE, SIDE), zero outside of the matrix.
+    at, inside = _places(matrices, SIDE)
     g = tl.load(gradient + at, mask=inside, other=0.0) * shrink
-    held = MOMENTUM * tl.load(momentum + at, mask=inside, other=0.0) + g
-    tl.store(momentum + at, held, mask=stepped)
+    before = tl.load(momentum + at, mask=inside, other=0.0)
+    held = MOMENTUM * before + g
+    skipped = tl.load(skip) > 0.0
+    tl.store(momentum + at, tl.where(skipped, before, held), mask=inside)
     tl.store(gradient + at, tl.zeros((SIDE, SIDE), tl.float32), mask=inside)
-    # Newton and Schulz's iteration, x <- a x + (b x x^T + c (x x^T)^2) x.
     x = g + MOMENTUM * held
-    x = x / (tl.sqrt(tl.sum(tl.sum(x * x, axis=1), axis=0)) + 1e-7)
+    x = _low(x / (tl.sqrt(tl.sum(tl.ravel(x * x, can_reorder=True), axis=0)) + 1e-7), BF16)
+    # Newton and Schulz's iteration, x <- a x + (b x x^T + c (x x^T)^2) x.
     for _ in range(5):
-        low = x.to(tl.bfloat16) if BF16 else x
-        square = tl.dot(low, tl.trans(low), input_precision="ieee")
-        low_square = square.to(tl.bfloat16) if BF16 else square
-        polynomial = -4.7750 * square + 2.0315 * tl.dot(low_square, low_square, input_precision="ieee")
-        low_polynomial = polynomial.to(tl.bfloat16) if BF16 else polynomial
-        x = 3.4445 * x + tl.dot(low_polynomial, low, input_precision="ieee")
-    rate = tl.load(learning_rate) * PER_ADAM_STEP * tl.sqrt(tl.maximum(m, n).to(tl.float32))
-    tl.store(parameters + at, tl.load(parameters + at, mask=inside, other=0.0) - rate * x, mask=stepped)
+        square = tl.dot(x, tl.trans(x), input_precision="ieee")
+        half = _low(square, BF16)
+        polynomial = C * tl.dot(half, half, B / C * square, input_precision="ieee")
+        x = _low(tl.dot(_low(polynomial, BF16), x, A * x.to(tl.float32), input_precision="ieee"), BF16)
+    # Places once more, so that no register held them meanwhile.
+    at, inside = _places(matrices, SIDE)
+    longer = tl.maximum(tl.load(matrices + 3 * tl.program_id(0) + 1), tl.load(matrices + 3 * tl.program_id(0) + 2)).to(tl.float32)
+    rate = tl.where(skipped, 0.0, tl.load(learning_rate) * PER_ADAM_STEP * tl.sqrt(longer))
+    tl.store(parameters + at, tl.load(parameters + at, mask=inside, other=0.0) - rate * x.to(tl.float32), mask=inside)
+
+
+@triton.jit
+def _places(matrices, SIDE: tl.constexpr):
+    """Where the numbers of this program's matrix lie, and which there are, (SIDE, SIDE)."""
+    row, column = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
+    entry = matrices + 3 * tl.program_id(0)
+    place, m, n = tl.load(entry, volatile=True), tl.load(entry + 1, volatile=True), tl.load(entry + 2, volatile=True)
+    return place + row * n + column, (row < m) & (column < n)
+
+
+@triton.jit
+def _low(x, BF16: tl.constexpr):
+    return x.to(tl.bfloat16) if BF16 else x

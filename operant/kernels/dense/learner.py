@@ -179,7 +179,7 @@ class Learner:
             self.launch(
                 muon_step, (len(small),),
                 self._values, self._gradient, momentum, small, self._squares, blocks, buffers.skip, buffers.learning_rate, most_norm,
-                BLOCKS=padded(blocks), SIDE=side, BF16=half, num_warps=4 if side <= 64 else 16,
+                BLOCKS=padded(blocks), SIDE=side, BF16=half, num_warps=4 if side <= 64 else 8,
             )  # fmt: skip
         if len(small) < sum(G for _, (G, _, _) in muon.matrices):
             muon.step_matrices(buffers.skip, (most_norm / (self._squares.sum().sqrt() + 1e-6)).clamp_max(1.0), MOST_SIDE)
