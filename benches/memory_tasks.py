@@ -24,7 +24,7 @@ from offpolicy import DEVICE, say, wait
 from operant.config import load as configuration
 from operant.config.recipes import find_source
 from operant.errors import ConfigError
-from operant.training.build import build
+from operant.training.build import build, set_scheduled
 from operant.training.evaluate import Evaluation, Evaluator
 
 GAMES, FRESH, FRESH_SEED = 256, 1024, 10_007
@@ -48,6 +48,8 @@ MEMORY = "net.memory=gru net.shared=true"
 LONG = "env.params.high=1000 env.params.log_uniform=true algo.horizon=64 run.steps=300M"
 AT_1000 = "env.params.low=1000 env.params.high=1000 env.params.log_uniform=false"
 POPGYM = "env.lanes=1024 algo.minibatches=8 run.steps=300M"
+MEDIUM = "env.params.decks=2 algo.horizon=103 net.hidden=[128] algo.gamma=0"
+FROM_EASY = 'env.params.k={linear=[4,33],over="60M"}'
 TASKS = {
     "chain100": Task("memory_chain", "", 0.99, 10),
     "chain1000": Task("memory_chain", "env.params.length=1000 algo.horizon=1001 algo.bptt=77 net.memory_init=3000", 0.99, 40),
@@ -61,7 +63,8 @@ TASKS = {
     "repeat_first_medium": Task("repeat_first", f"{POPGYM} env.params.decks=8 algo.horizon=64 net.memory_init=1000", 0.9, 40),
     "repeat_first_hard": Task("repeat_first", f"{POPGYM} env.params.decks=16 algo.horizon=64 net.memory_init=2000", 0.9, 40),
     "repeat_previous": Task("repeat_previous", "", 0.95, 10),
-    "repeat_previous_medium": Task("repeat_previous", f"{POPGYM} env.params.decks=2 env.params.k=32 algo.horizon=103 net.hidden=[128]", 0.5, 60),
+    "repeat_previous_medium": Task("repeat_previous", f"{POPGYM} {MEDIUM} {FROM_EASY}", 0.5, 60, judged="env.params.k=32"),
+    "repeat_previous_at_once": Task("repeat_previous", f"{POPGYM} {MEDIUM} env.params.k=32", 0.5, 60),
     "repeat_previous_hard": Task("repeat_previous", f"{POPGYM} env.params.decks=3 env.params.k=64 algo.horizon=155 net.hidden=[128]", 0.5, 60),
     "count_recall": Task("count_recall", f"{POPGYM} net.hidden=[128]", 0.9, 60),
     "autoencode": Task("autoencode", f"{POPGYM} {MEMORY} net.hidden=[128] algo.gamma=0.5", 0.5, 60),
@@ -99,7 +102,7 @@ def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: 
     while not value >= task.least and spent < limit and iterations * algo.steps_per_iteration < config.run.steps and not (tiny and iterations > 3):
         began, until = wait(), max(task.look_s[1], spent / 12) if spent else max(task.look_s)
         while wait() - began < until:
-            iterate(algo, 1)
+            iterate(algo, 1, iterations)
             iterations += 1
         spent += wait() - began
         value = value_of(task, looks.run(iterations))
@@ -151,9 +154,11 @@ def compiled(name: str, seed: int, more: list[str], profile: bool) -> None:
         say(kernel=row.key[:60], launches=row.count / 10, each_us=round(us / row.count, 2), iteration_us=round(us / 10, 1))
 
 
-def iterate(algo: Any, times: int) -> None:
-    """Whole iterations."""
-    for _ in range(times):
+def iterate(algo: Any, times: int, done: int = 0) -> None:
+    """Whole iterations, each with what schedules say after those that are done."""
+    for number in range(done, done + times):
+        if algo.scheduled:
+            set_scheduled(algo, number * algo.steps_per_iteration)
         for phase in algo.phases:
             phase.run()
 
