@@ -15,9 +15,10 @@ from triton import language as tl
 from operant.compute.exchange import Link
 from operant.kernels.dense.select import with_config
 from operant.kernels.exchange import gather_words
+from operant.kernels.muon import muon_step
 from operant.kernels.reduce import exchange_partials, reduce_partials, sum_shards
 from operant.kernels.tiles import Resident, from_text
-from operant.nn import RunningNormalizer, mlp
+from operant.nn import Muon, RunningNormalizer, mlp
 
 
 def reconfigure(ppo, config, precision):
@@ -143,6 +144,26 @@ def tree_case(chunks, shards):
     while len(whole) > 1:
         whole = whole[0::2] + whole[1::2]
     return {"shards": bool(torch.equal(sums, torch.stack(by_hand))), "whole": bool(torch.equal(reduced(rows, shards), whole[0]))}
+
+
+def muon_case(shapes, half, skip):
+    """Muon's kernel beside `operant.nn.Muon`: how far parameters are off, of the step, and the momentum; and the greatest gradient that is left."""
+    found = torch.randn(3, sum(m * n for m, n in shapes), generator=torch.Generator().manual_seed(3))
+    places = [sum(m * n for m, n in shapes[:k]) for k in range(len(shapes))]
+    rate, skipped = torch.tensor([3e-3]), torch.tensor([skip])
+    values, gradient, momentum = found.double()
+    exact = Muon(values, gradient, rate.double(), 1e-5, [(at, (1, m, n)) for at, (m, n) in zip(places, shapes, strict=True)])
+    exact.tensors()["momentum"].copy_(momentum)
+    exact.step_matrices(skipped.double(), 0.5 / float(gradient.norm()))
+    step = float((values - found[0]).norm())
+    squares, table = found[1].square().view(-1, 8).sum(dim=1), torch.tensor([(at, m, n) for at, (m, n) in zip(places, shapes, strict=True)], dtype=torch.int32)
+    side, blocks = triton.next_power_of_2(max(16, *(max(shape) for shape in shapes))), triton.next_power_of_2(len(squares))
+    muon_step[(len(shapes),)](*found, table, squares, len(squares), skipped, rate, 0.5, BLOCKS=blocks, SIDE=side, BF16=half)
+    return {
+        "step": float((found[0] - values).norm()) / max(step, 1e-9),
+        "momentum": relative_error(found[2], exact.tensors()["momentum"]),
+        "gradient": float(found[1].abs().max()),
+    }
 
 
 def exchange_case(chunks, shards, ranks, rank):

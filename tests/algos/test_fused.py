@@ -483,6 +483,16 @@ def test_kernels_compile(architecture, env, precision, net, shape):
     compile_all(architecture, env, precision, net, shape, most_shared=LEAST_SHARED[architecture])
 
 
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
+def test_muons_step_is_that_of_torch(half):
+    """Of matrices that are wider than high, square, and higher than wide; in bf16 as far off as iterations of its products are."""
+    shapes = [[16, 9], [5, 16], [8, 8]]
+    stepped, skipped = interpreted([("muon", {"shapes": shapes, "half": half, "skip": skip}) for skip in (0.0, 1.0)])
+    assert stepped["step"] < (0.05 if half else 1e-3) and stepped["momentum"] < 1e-6
+    assert skipped["step"] == 0 and skipped["momentum"] < 1e-6
+    assert stepped["gradient"] == skipped["gradient"] == 0
+
+
 @needs_compiler
 @pytest.mark.compile
 @pytest.mark.parametrize(("architecture", "half"), [(75, False), (90, True)])
