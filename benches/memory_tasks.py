@@ -47,34 +47,32 @@ class Task(NamedTuple):
 MEMORY = "net.memory=gru net.shared=true"
 LONG = "env.params.high=1000 env.params.log_uniform=true algo.horizon=64 run.steps=300M"
 AT_1000 = "env.params.low=1000 env.params.high=1000 env.params.log_uniform=false"
-POPGYM = "env.lanes=1024 algo.minibatches=8 run.steps=300M"
-MEDIUM = "env.params.decks=2 algo.horizon=103 net.hidden=[128] algo.gamma=0"
-FROM_EASY = 'env.params.k={linear=[4,33],over="60M"}'
+MUON = "algo.optimizer=muon"
+POPGYM = f"env.lanes=4096 algo.minibatches=8 run.steps=1G algo.gamma=0 {MUON}"
+FIRST = "env.lanes=512 algo.minibatches=4 run.steps=100M algo.gamma=0"
+FROM_EASY = 'env.params.decks=2 env.params.k={linear=[4,33],over="90M"}'
 TASKS = {
     "chain100": Task("memory_chain", "", 0.99, 10),
-    "chain1000": Task("memory_chain", "env.params.length=1000 algo.horizon=1001 algo.bptt=77 net.memory_init=3000", 0.99, 40),
-    "chain1000_whole": Task("memory_chain", "env.params.length=1000 algo.horizon=1001 algo.epochs=1 net.memory_init=3000", 0.99, 40),
+    "chain1000": Task("memory_chain", "env.params.length=1000 algo.horizon=1001 net.memory_init=3000 run.steps=50M", 0.99, 20),
+    "chain1000_short": Task("memory_chain", "env.params.length=1000 algo.horizon=1001 algo.bptt=77 net.memory_init=3000 run.steps=50M", 0.99, 20),
     "tmaze10": Task("tmaze", "", 3.99, 10),
     "tmaze1000": Task("tmaze", f"{LONG} env.lanes=1024 net.memory_init=5000", 1.0, 70, "right", AT_1000, 1024),
-    "tmaze1000_slow": Task("tmaze", f"{LONG} env.lanes=1024 net.memory_init=5000 algo.learning_rate=1e-3", 1.0, 70, "right", AT_1000, 1024),
-    "tmaze1000_mingru": Task("tmaze", f"{LONG} env.lanes=1024 net.memory=mingru net.memory_init=5000", 1.0, 70, "right", AT_1000, 1024),
     "cartpole": Task("cartpole_positions", "net.shared=true", 475, 10),
     "repeat_first": Task("repeat_first", "", 0.9, 10),
-    "repeat_first_medium": Task("repeat_first", f"{POPGYM} env.params.decks=8 algo.horizon=64 net.memory_init=1000", 0.9, 40),
-    "repeat_first_hard": Task("repeat_first", f"{POPGYM} env.params.decks=16 algo.horizon=64 net.memory_init=2000", 0.9, 40),
+    "repeat_first_medium": Task("repeat_first", f"{FIRST} env.params.decks=8 algo.horizon=415 algo.bptt=83 net.memory_init=1000", 0.9, 40),
+    "repeat_first_hard": Task("repeat_first", f"{FIRST} env.params.decks=16 algo.horizon=831 algo.bptt=277 net.memory_init=2000", 0.9, 40),
     "repeat_previous": Task("repeat_previous", "", 0.95, 10),
-    "repeat_previous_medium": Task("repeat_previous", f"{POPGYM} {MEDIUM} {FROM_EASY}", 0.5, 60, judged="env.params.k=32"),
-    "repeat_previous_at_once": Task("repeat_previous", f"{POPGYM} {MEDIUM} env.params.k=32", 0.5, 60),
-    "repeat_previous_hard": Task("repeat_previous", f"{POPGYM} env.params.decks=3 env.params.k=64 algo.horizon=155 net.hidden=[128]", 0.5, 60),
-    "count_recall": Task("count_recall", f"{POPGYM} net.hidden=[128]", 0.9, 60),
-    "autoencode": Task("autoencode", f"{POPGYM} {MEMORY} net.hidden=[128] algo.gamma=0.5", 0.5, 60),
-    "higher_lower": Task("higher_lower", f"{POPGYM} {MEMORY} net.hidden=[128] algo.gamma=0.5", 0.52, 40),
-    "concentration": Task("concentration", f"{POPGYM} {MEMORY} net.hidden=[128]", 0.7, 80),
+    "repeat_previous_medium": Task(
+        "repeat_previous", f"{POPGYM} {FROM_EASY} algo.horizon=103 net.hidden=[128] algo.anneal_steps=200M", 0.5, 60, judged="env.params.k=32"
+    ),
+    "count_recall": Task("count_recall", f"{POPGYM} algo.anneal_steps=200M", 0.9, 60),
+    "autoencode": Task("autoencode", f"{POPGYM} {MEMORY} net.hidden=[128] algo.anneal_steps=150M", 0.5, 60),
+    "higher_lower": Task("higher_lower", f"{POPGYM} {MEMORY} net.hidden=[64] algo.anneal_steps=100M", 0.524, 40),
+    "concentration": Task("concentration", f"{POPGYM} {MEMORY} net.hidden=[128] algo.horizon=104 algo.gamma=0.9 algo.anneal_steps=150M", 0.7, 80),
     "breakout": Task("breakout", "algo.kernel_config=first", 860, 25, longest=12_000, look_s=(0.7, 0.1)),
     "snake": Task("snake", "", 30, 8, "length"),
     "breakout_memory": Task("breakout", "net.memory=mingru net.memory_layers=2 algo.horizon=64", 860, 60, longest=12_000),
 }
-
 
 def value_of(task: Task, found: Evaluation) -> float:
     """The number that the mark judges."""

@@ -157,8 +157,8 @@ def muon_case(shapes, half, skip):
     exact.step_matrices(skipped.double(), 0.5 / float(gradient.norm()))
     step = float((values - found[0]).norm())
     squares, table = found[1].square().view(-1, 8).sum(dim=1), torch.tensor([(at, m, n) for at, (m, n) in zip(places, shapes, strict=True)], dtype=torch.int32)
-    side, blocks = triton.next_power_of_2(max(16, *(max(shape) for shape in shapes))), triton.next_power_of_2(len(squares))
-    muon_step[(len(shapes),)](*found, table, squares, len(squares), skipped, rate, 0.5, BLOCKS=blocks, SIDE=side, BF16=half)
+    rows, columns, blocks = (triton.next_power_of_2(max(16, *numbers)) for numbers in (*zip(*shapes, strict=True), [len(squares)]))
+    muon_step[(len(shapes),)](*found, table, squares, len(squares), skipped, rate, 0.5, BLOCKS=blocks, ROWS=rows, COLUMNS=columns, BF16=half)
     return {
         "step": float((found[0] - values).norm()) / max(step, 1e-9),
         "momentum": relative_error(found[2], exact.tensors()["momentum"]),

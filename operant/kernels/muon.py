@@ -15,7 +15,8 @@ A, B, C = tl.constexpr(3.4445), tl.constexpr(-4.7750), tl.constexpr(2.0315)
 
 @triton.jit(do_not_specialize=["max_norm"])
 def muon_step(
-    parameters, gradient, momentum, matrices, squares, blocks, skip, learning_rate, max_norm, BLOCKS: tl.constexpr, SIDE: tl.constexpr, BF16: tl.constexpr
+    parameters, gradient, momentum, matrices, squares, blocks, skip, learning_rate, max_norm,
+    BLOCKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BF16: tl.constexpr,
 ):  # fmt: skip
     """Clip by the gradient's norm, step the matrices by U V^T of their momentum U S V^T, and set their gradients to zero.
 
@@ -26,14 +27,14 @@ def muon_step(
     norm = tl.sqrt(tl.sum(tl.load(squares + block, mask=block < blocks, other=0.0), axis=0))
     shrink = max_norm / (norm + 1e-6)
     shrink = tl.where(shrink > 1.0, 1.0, shrink)
-    # m <- momentum m + g; x <- u / |u| with u = g + momentum m, (SIDE, SIDE), zero outside of the matrix.
-    at, inside = _places(matrices, SIDE)
+    # m <- momentum m + g; x <- u / |u| with u = g + momentum m, (ROWS, COLUMNS), zero outside of the matrix.
+    at, inside = _places(matrices, ROWS, COLUMNS)
     g = tl.load(gradient + at, mask=inside, other=0.0) * shrink
     before = tl.load(momentum + at, mask=inside, other=0.0)
     held = MOMENTUM * before + g
     skipped = tl.load(skip) > 0.0
     tl.store(momentum + at, tl.where(skipped, before, held), mask=inside)
-    tl.store(gradient + at, tl.zeros((SIDE, SIDE), tl.float32), mask=inside)
+    tl.store(gradient + at, tl.zeros((ROWS, COLUMNS), tl.float32), mask=inside)
     x = g + MOMENTUM * held
     x = _low(x / (tl.sqrt(tl.sum(tl.ravel(x * x, can_reorder=True), axis=0)) + 1e-7), BF16)
     # Newton and Schulz's iteration, x <- a x + (b x x^T + c (x x^T)^2) x.
@@ -43,16 +44,16 @@ def muon_step(
         polynomial = C * tl.dot(half, half, B / C * square, input_precision="ieee")
         x = _low(tl.dot(_low(polynomial, BF16), x, A * x.to(tl.float32), input_precision="ieee"), BF16)
     # Places once more, so that no register held them meanwhile.
-    at, inside = _places(matrices, SIDE)
+    at, inside = _places(matrices, ROWS, COLUMNS)
     longer = tl.maximum(tl.load(matrices + 3 * tl.program_id(0) + 1), tl.load(matrices + 3 * tl.program_id(0) + 2)).to(tl.float32)
     rate = tl.where(skipped, 0.0, tl.load(learning_rate) * PER_ADAM_STEP * tl.sqrt(longer))
     tl.store(parameters + at, tl.load(parameters + at, mask=inside, other=0.0) - rate * x.to(tl.float32), mask=inside)
 
 
 @triton.jit
-def _places(matrices, SIDE: tl.constexpr):
-    """Where the numbers of this program's matrix lie, and which there are, (SIDE, SIDE)."""
-    row, column = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
+def _places(matrices, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Where the numbers of this program's matrix lie, and which there are, (ROWS, COLUMNS)."""
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     entry = matrices + 3 * tl.program_id(0)
     place, m, n = tl.load(entry, volatile=True), tl.load(entry + 1, volatile=True), tl.load(entry + 2, volatile=True)
     return place + row * n + column, (row < m) & (column < n)

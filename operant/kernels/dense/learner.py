@@ -57,7 +57,8 @@ class Learner:
         self._sums = torch.zeros(1, self._width, device=device)
         matrices = task.optimizer.matrices if isinstance(task.optimizer, Muon) else []
         each = [(place + k * m * n, m, n) for place, (G, m, n) in matrices if max(m, n) <= MOST_SIDE for k in range(G)]
-        self._small_matrices, self._most_side = torch.tensor(each, dtype=torch.int32, device=device), max((max(m, n) for _, m, n in each), default=0)
+        self._small_matrices = torch.tensor(each, dtype=torch.int32, device=device)
+        self._matrix_tile = tuple(padded(max((matrix[axis] for matrix in each), default=0)) for axis in (1, 2))
         self.work = task.work(self)
 
     def spare(self) -> Learner:
@@ -174,12 +175,12 @@ class Learner:
         buffers, most_norm = self.buffers, self.coefficients.max_gradient_norm
         small = self._small_matrices
         if len(small):
-            side, momentum, blocks = padded(self._most_side), muon.tensors()["momentum"], len(self._squares)
+            (rows, columns), momentum, blocks = self._matrix_tile, muon.tensors()["momentum"], len(self._squares)
             half = self._values.is_cuda and torch.cuda.get_device_capability(self._values.device) >= (8, 0)
             self.launch(
                 muon_step, (len(small),),
                 self._values, self._gradient, momentum, small, self._squares, blocks, buffers.skip, buffers.learning_rate, most_norm,
-                BLOCKS=padded(blocks), SIDE=side, BF16=half, num_warps=4 if side <= 64 else 8,
+                BLOCKS=padded(blocks), ROWS=rows, COLUMNS=columns, BF16=half, num_warps=8 if rows * columns > 64 * 64 else 4,
             )  # fmt: skip
         if len(small) < sum(G for _, (G, _, _) in muon.matrices):
             muon.step_matrices(buffers.skip, (most_norm / (self._squares.sum().sqrt() + 1e-6)).clamp_max(1.0), MOST_SIDE)
