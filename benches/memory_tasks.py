@@ -71,8 +71,10 @@ TASKS = {
     "concentration": Task("concentration", f"{POPGYM} {MEMORY} net.hidden=[128] algo.horizon=104 algo.gamma=0.9 algo.anneal_steps=150M", 0.7, 80),
     "breakout": Task("breakout", "algo.kernel_config=first", 860, 25, longest=12_000, look_s=(0.7, 0.1)),
     "snake": Task("snake", "", 30, 8, "length"),
+    "pacman": Task("pacman", "", 200, 14, "pickups", longest=12_000, look_s=(2.0, 0.5)),
     "breakout_memory": Task("breakout", "net.memory=mingru net.memory_layers=2 algo.horizon=64", 860, 60, longest=12_000),
 }
+
 
 def value_of(task: Task, found: Evaluation) -> float:
     """The number that the mark judges."""
