@@ -57,18 +57,18 @@ def set_scheduled(algo: Algorithm, step: int, score: float = math.nan) -> None:
 
 def require_shared(config: Config, ranks: int) -> None:
     """Raise ConfigError where so many ranks cannot share the run's lanes."""
-    problem = None
+    problem, key = None, "run.gpus" if config.run.gpus or config.run.ranks == 1 else "run.ranks"
     if ranks == 1:
         return
     if "exchange" not in inspect.signature(algos.load(config.algo_name).__init__).parameters:
-        problem = f"run.gpus: {config.algo_label} trains on one device only (got {ranks} ranks); algo.name=ppo trains on several"
+        problem = f"{key}: {config.algo_label} trains on one device only (got {ranks} ranks): leave {key} out, or algo.name=ppo, which trains on several"
     elif problem := getattr(config.algo, "unshared", lambda: None)():
-        problem = f"run.gpus: {problem} (got {ranks} ranks)"
+        problem = f"{key}: {problem} (got {ranks} ranks)"
     else:
         shards = config.algo.shards(config.lanes, memory=True) if config.net.remembers else config.algo.shards(config.lanes)
         if shards % ranks:
             problem = (
-                f"run.gpus: {ranks} ranks cannot share env.lanes = {config.lanes:,}: a minibatch takes its samples from {shards} "
+                f"{key}: {ranks} ranks cannot share env.lanes = {config.lanes:,}: a minibatch takes its samples from {shards} "
                 f"shard{'s' * (shards > 1)} of the lanes, and a rank owns whole shards (use a power of two of lanes, more lanes, or fewer algo.minibatches)"
             )
     if problem is not None:

@@ -23,7 +23,7 @@ from operant.training.entry import Entered, Entry, advice
 from operant.worlds import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
-_OF_A_RANK = (("memory_bytes", "memory in use", "bytes"), ("exchange_share", "time in the exchange", ""))
+_OF_A_RANK = (("memory_bytes", "memory in use", "bytes"), ("exchange_share", "time in the exchange", ""))  # the second where the host takes part in it
 _BETWEEN = ("evaluate", "checkpoint")  # what takes time beside the algorithm's phases
 
 
@@ -79,7 +79,7 @@ def specs_for(algo: Algorithm, ranks: int = 1) -> tuple[MetricSpec, ...]:
         MetricSpec("memory/allocated_bytes", "memory in use", "bytes", order=BOOKKEEPING + 20),
         MetricSpec("memory/reserved_bytes", "memory reserved", "bytes", order=BOOKKEEPING + 20),
         *(MetricSpec(f"gpu/{rank}/{name}", f"rank {rank}: {label}", unit, order=BOOKKEEPING + 30) for rank in range(ranks if ranks > 1 else 0)
-          for name, label, unit in _OF_A_RANK),
+          for name, label, unit in _OF_A_RANK[: 1 if algo.device.type == "cuda" else 2]),
         *(MetricSpec(f"tally/{name}", name.replace("_", " "), order=200) for name in algo.world.spec.tally),
     )  # fmt: skip
 

@@ -104,8 +104,9 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_one_of_one_with_two():
 def test_lanes_that_ranks_cannot_share_are_refused_in_a_sentence():
     with pytest.raises(ConfigError, match=r"2 ranks cannot share env.lanes = 48: .* from 1 shard of the lanes"):
         require_shared(load.load(None, ["env.lanes=48"]), 2)
-    with pytest.raises(ConfigError, match="pqn trains on one device only"):
-        require_shared(load.load(None, ["algo.name=pqn"]), 2)
+    for words, key in ((["run.gpus=2"], "run.gpus"), (["run.ranks=2"], "run.ranks")):
+        with pytest.raises(ConfigError, match=rf"{key}: pqn trains on one device only \(got 2 ranks\): leave {key} out"):
+            require_shared(load.load(None, ["algo.name=pqn", *words]), 2)
     with pytest.raises(ConfigError, match=r'algo.replay_sampling = "prioritised" has priorities of one rank only'):
         require_shared(load.load(None, ["algo.name=dqn", "algo.replay_sampling=prioritised"]), 2)
 
