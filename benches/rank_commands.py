@@ -120,7 +120,7 @@ def users(asked: Asked) -> None:
                 name, shape = f"{case}{count}", [*words.split(), *operant.on(count)]
                 steps = SHORT[case] * count if asked.short else 6_000_000_000 * count
                 shape += [f"run.steps={100_000 if asked.tiny else steps}"] if asked.tiny or asked.short or case == "normalised" else []
-                shape += [f"env.lanes={(256 if asked.tiny else 65536) * count}"] if case == "normalised" else ["env.lanes=256"] if asked.tiny else []
+                shape += [f"env.lanes={(256 if asked.tiny else 65536) * count}"] if case == "normalised" else ["env.lanes=1024"] if asked.tiny else []
                 shape += ["algo.precision=fp32", "algo.chunks=8"] if asked.tiny and case in ("normalised", "breakout") else []
                 began = time.monotonic()
                 done = operant("train", *shape, "--name", name, limit_s=asked.limit_s)
