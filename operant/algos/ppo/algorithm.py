@@ -95,7 +95,7 @@ class PPO:
         self.update = Graphed(self.backend.alone(self._update), device, eager=eager)
         self.phases: tuple[Phase, ...] = (Phase("collect", self.collect), Phase("update", self.update))
         if self._ahead is not None:
-            self._hand_over = Graphed(self._ahead.hand_over, device, eager=eager)
+            self._hand_over = Graphed(self.backend.alone(self._ahead.hand_over), device, eager=eager)
             self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
             self.phases = (Phase("train", self._collect_beside_update),)
 
