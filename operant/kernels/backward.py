@@ -128,9 +128,9 @@ def store_first(target, total, tower, column, SPEC: tl.constexpr):
     """Columns (columns) of the first layer's gradient, (H, columns): the one behind the last is the bias's."""
     WIDTH: tl.constexpr = SPEC.hidden[0]
     row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], column[None, :]
-    weight = target + SPEC.first_weight + (tower * WIDTH + row) * SPEC.columns + column
-    bias = target + SPEC.first_bias + tower * WIDTH + row + 0 * column
-    tl.store(tl.where(column < SPEC.columns, weight, bias), total, mask=(row < WIDTH) & (column <= SPEC.columns))
+    # Two stores, as `load_first` has two loads.
+    tl.store(target + SPEC.first_weight + (tower * WIDTH + row) * SPEC.columns + column, total, mask=(row < WIDTH) & (column < SPEC.columns))
+    tl.store(target + SPEC.first_bias + tower * WIDTH + row + 0 * column, total, mask=(row < WIDTH) & (column == SPEC.columns))
 
 
 @triton.jit

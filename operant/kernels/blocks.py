@@ -195,10 +195,12 @@ def load_matrix(start, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_PAD: tl.c
 def load_first(parameters, tower, column, SPEC: tl.constexpr):
     """Columns (columns) of the first layer's weight, (H, columns): the one behind the last is the bias."""
     WIDTH: tl.constexpr = SPEC.hidden[0]
-    row, column = tl.arange(0, SPEC.hidden_pad[0])[:, None], column[None, :]
-    weight = parameters + SPEC.first_weight + (tower * WIDTH + row) * SPEC.columns + column
-    bias = parameters + SPEC.first_bias + tower * WIDTH + row + 0 * column
-    return tl.load(tl.where(column < SPEC.columns, weight, bias), mask=(row < WIDTH) & (column <= SPEC.columns), other=0.0)
+    row, column = tl.arange(0, SPEC.hidden_pad[0]), column[None, :]
+    # Two loads: a choice between addresses would hide that neighbours lie side by side, and a warp would read 32 rows at once.
+    place = parameters + SPEC.first_weight + (tower * WIDTH + row)[:, None] * SPEC.columns + column
+    weight = tl.load(place, mask=(row < WIDTH)[:, None] & (column < SPEC.columns), other=0.0)
+    bias = tl.load(parameters + SPEC.first_bias + tower * WIDTH + row, mask=row < WIDTH, other=0.0)[:, None]
+    return tl.where(column == SPEC.columns, bias, weight)
 
 
 @triton.jit

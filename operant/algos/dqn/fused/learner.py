@@ -1,8 +1,8 @@
 """DQN's acting and learning as launches of fused kernels, over the buffers of its cycle. Knows what is launched when.
 
-Of tick t: [act, and learn from the tick's first batch], the world's step, [step of Adam and of the target network, and store the tick]. Further batches of the
-tick learn between the two; a tick without an update acts and stores alone. Nothing here allocates or reads back once it is made, so that a CUDA graph can hold
-it. Kernels compile at their first launch, which must be before a capture.
+Of tick t: act and the world's step, beside them learn from the tick's first batch, then [step of Adam and of the target network, and store the tick]. Further
+batches of the tick learn before that; a tick without an update acts and stores alone. Nothing here allocates or reads back once it is made, so that a CUDA
+graph can hold it. Kernels compile at their first launch, which must be before a capture.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ MOST_ROWS = {"bf16": 128, "tf32": 32, "ieee": 16}
 In tf32 tiles of 64 rows ended in an illegal memory access on an H200 (Triton 3.6), and in fp32 they take minutes to compile.
 """
 
-ACT_ROWS, WARPS = 64, 8
+ACT_ROWS, ACT_WARPS, WARPS = 64, 8, 8
 STEP_COLUMNS, STEP_ROWS, STEP_NUMBERS, MOST_PROGRAMS = 128, 16, 4096, 2
 """Parameters that a program of a step takes at least, rows of partial sums that it adds up at a time, and numbers of those; and programs a multiprocessor: they
 wait for each other, so all of them must run at once."""
 
 STORE_LANES, STORE_NUMBERS = 32, 64
+BESIDE = True
+"""Whether a tick's first batch is learned from beside acting and the world's step, or in acting's launch and before the step."""
+
 CHOOSE = 256
 
 
@@ -48,6 +51,7 @@ class Learner:
         self.spec, self.parts, self._on_gpu = spec, parts, device.type == "cuda"
         self._lanes, self._batch, self._updates, self._due = cycle.world.count, config.batch_size, config.updates, config.due
         self._last = config.horizon - 1
+        self._side = torch.cuda.Stream(device) if self._on_gpu else None
         values, size = policy.flat.values.data, policy.flat.values.numel()
         self._kind = buffers.Learning(policy.distribution.actions, config.duelling, config.double, config.n_step, ring.final is not None, replay.on_host)
 
@@ -122,7 +126,15 @@ class Learner:
     def act(self, t: int) -> None:
         """Actions of tick t; and the gradient of the first update that is due after it."""
         due = self._due(t)
-        self._act_and_learn(t, due[0] if due else 0, learn=bool(due), act=True)
+        if not due:
+            self._act_and_learn(t, 0, learn=False, act=True)
+        elif self._side is None or not BESIDE or self._asked is not None:
+            self._act_and_learn(t, due[0], learn=True, act=True)
+        else:
+            self._side.wait_stream(torch.cuda.current_stream(self._side.device))
+            with torch.cuda.stream(self._side):
+                self._act_and_learn(t, due[0], learn=True, act=False)
+            self._act_and_learn(t, due[0], learn=False, act=True)
 
     def store(self, t: int) -> None:
         """Store tick t, unless its last update does."""
@@ -132,7 +144,9 @@ class Learner:
     def update(self, ticks: int, number: int) -> None:
         """Update `number` of the iteration after tick ticks - 1: one step of the network, and of the target network where it is due."""
         due = self._due(ticks - 1)
-        if number != due[0]:
+        if number == due[0] and self._side is not None and BESIDE and self._asked is None:
+            torch.cuda.current_stream(self._side.device).wait_stream(self._side)
+        elif number != due[0]:
             self._act_and_learn(ticks - 1, number, learn=True, act=False)
         stores = self._stores if number == due[-1] else 0
         if self._on_gpu:
@@ -155,7 +169,7 @@ class Learner:
             act_and_learn, (tiles + (-(-self._lanes // ACT_ROWS) if act else 0),),
             self._samples[update % 2], self._ring, self._acting, self._inputs, self._values, self._target, self._partial, self._width, t, update, self._lanes,
             tiles,
-            SPEC=self.spec, KIND=self._kind, BLOCK_M=self._rows, ACT_BLOCK_M=ACT_ROWS, num_warps=WARPS, num_stages=0,
+            SPEC=self.spec, KIND=self._kind, BLOCK_M=self._rows, ACT_BLOCK_M=ACT_ROWS, num_warps=WARPS if learn else ACT_WARPS, num_stages=0,
         )  # fmt: skip
 
     def _reduce_and_step(self, part: int, t: int, update: int, stores: int) -> None:
