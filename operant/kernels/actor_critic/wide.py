@@ -23,6 +23,9 @@ from operant.kernels.actor_critic.wide_shape import ROWS, TILE, Wide, WideNet
 BESIDE = True
 """Whether what does not depend on each other is launched side by side."""
 
+WHOLE, WHOLE_ROWS, WHOLE_WARPS = True, 128, 16
+"""Whether a network's forward pass is one launch, where its widths allow that; rows and warps of a program of it."""
+
 PROGRAMS = 528
 """Programs of a pass over a layer, at most: four a multiprocessor."""
 
@@ -141,11 +144,19 @@ class WideLearner(Learner):
         grid = (min(programs or samples, samples // rows), second)
         self._launch(kernel, grid, *arguments, SPEC=self.shape, AT=at, ROWS=rows, num_warps=8 if product and pad > FEW_UNITS else warps, **options)
 
-    def _forward(self, net: WideNet, x: Tensor, flat: Tensor, weights: list[Tensor], passes: Passes, *, last: bool) -> None:
-        """All hidden layers of rows (n, columns); with `last` the last one's activations, too."""
+    def _forward(self, net: WideNet, x: Tensor, flat: Tensor, weights: list[Tensor], passes: Passes, *, last: bool, keep: int = 0, begin: int = 0) -> None:
+        """All hidden layers of rows (n, columns); with `last` the last one's activations, too. `keep`: see `forward_network`."""
         rows, top = passes.hidden[0].shape[1], len(net.layers) - 1
-        for k in range(top + 1):
-            if self._asked is None:
+        whole = WHOLE and net.whole
+        if whole:
+            size = next(size for size in (WHOLE_ROWS, 64, 32, 16) if rows % size == 0)
+            self._launch(
+                wide_layers.forward_network, (rows // size, net.towers),
+                x, weights[0], weights[1], flat, passes.sums[0], passes.hidden[0], passes.sums[1], passes.hidden[1], passes.sums[top], rows, begin,
+                SPEC=self.shape, NET=net, KEEP=keep, CHUNK=net.chunk, ROWS=size, num_warps=WHOLE_WARPS if size == WHOLE_ROWS else 8,
+            )  # fmt: skip
+        for k in range(top if whole else 0, top + 1):
+            if self._asked is None and not whole:
                 torch.bmm(x.expand(net.towers, -1, -1) if k == 0 else passes.hidden[k - 1], weights[k].transpose(1, 2), out=passes.sums[k])
             if k < top or last:
                 self._rowwise(
@@ -248,8 +259,8 @@ class WideLearner(Learner):
         own, passes, top = self._actor_passes, self._critic_passes, len(self.shape.critic.layers) - 1
         actor_flat, flat = actor.flat.parameters, critic.flat.parameters
         with self._aside():
-            self._forward(net, self._rows[1], flat, critic.weights, passes, last=False)
-        self._forward(actor.net, self._rows[:2].flatten(0, 1), actor_flat, actor.weights, own, last=True)
+            self._forward(net, self._rows[1], flat, critic.weights, passes, last=False, keep=2)
+        self._forward(actor.net, self._rows[:2].flatten(0, 1), actor_flat, actor.weights, own, last=True, keep=2, begin=B)
         self._rowwise(wide_heads.draw, actor.net, top, B, 2, own.hidden[top], actor_flat, self._batch.noise, self._rows, work, product=True)
         self._forward(net, self._rows[0], self._followed, self._target_weights, self._target_passes, last=False)
         self._rowwise(wide_heads.value, net, top, B, net.towers, self._target_passes.sums[top], self._followed, work.next_value)
@@ -262,10 +273,10 @@ class WideLearner(Learner):
 
     def _learn_actor(self) -> None:
         """The gradient of the actor, through the critics as they have become."""
-        net, B, actor, critic, work = self.shape.critic, self.shape.batch, self._policy, self._critics, self._work
-        own, passes, top = self._actor_passes, self._critic_passes, len(self.shape.critic.layers) - 1
+        shape, net, actor, critic, work = self.shape, self.shape.critic, self._policy, self._critics, self._work
+        B, own, passes, top = shape.batch, self._actor_passes, self._critic_passes, len(shape.critic.layers) - 1
         flat = critic.flat.parameters
-        self._forward(net, self._rows[2], flat, critic.weights, passes, last=False)
+        self._forward(net, self._rows[2], flat, critic.weights, passes, last=False, keep=1 if shape.needs_sums else 2)
         self._rowwise(wide_heads.value, net, top, B, net.towers, passes.sums[top], flat, work.policy_value)
         self._rowwise(wide_heads.judge, net, top, B, net.towers, passes.sums[top], passes.gradient[top], flat, work)
         self._backward(critic, self._rows[2], passes, train=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.kernels.blocks import activate, activation_gradient, operand, saved_activation
+from operant.kernels.blocks import activate, activation_gradient, operand, saved_activation, zeros
 
 # LAYERS
 
@@ -138,3 +138,122 @@ def backward_layer(
             bias += tl.sum(g_z, axis=0)
     if TRAIN:
         store_partials(partial, program, tower, bias, gain, shift, SPEC, NET, AT)
+
+
+# WHOLE NETWORKS
+
+
+@triton.jit
+def _first_sums(x, first, k, tower, SPEC: tl.constexpr, NET: tl.constexpr, CHUNK: tl.constexpr):
+    """What CHUNK units of the first layer from `k` on sum up, without the bias, (rows, CHUNK)."""
+    row, column = tower * NET.layers[0].width + k + tl.arange(0, CHUNK), tl.arange(0, SPEC.columns)
+    return dot(x, tl.load(first + row[None, :] * SPEC.columns + column[:, None]), SPEC)
+
+
+@triton.jit
+def _vector_part(flat, begin, tower, start, NET: tl.constexpr, AT: tl.constexpr, SIZE: tl.constexpr):
+    """SIZE numbers of a vector of a layer's parameters from `start` on."""
+    return tl.load(flat + begin + tower * NET.layers[AT].width + start + tl.arange(0, SIZE))[None, :]
+
+
+@triton.jit
+def _keep(target, row, start, x, keep, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, SIZE: tl.constexpr):
+    """Store SIZE units from `start` on of rows `row` of a layer, where `keep` says so."""
+    place = row[:, None] * NET.layers[AT].width + start + tl.arange(0, SIZE)[None, :]
+    tl.store(target + place, operand(x, SPEC), mask=(keep & (row >= 0))[:, None])
+
+
+@triton.jit
+def _activated_parts(z, flat, tower, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """A layer's activations as operands, a part (rows, part) each, of what it sums up without its bias."""
+    WIDTH: tl.constexpr = NET.layers[AT].width
+    PARTS: tl.constexpr = NET.layers[AT].parts
+    biased = ()
+    for p in tl.static_range(len(PARTS)):
+        biased = biased + (z[p] + _vector_part(flat, NET.layers[AT].bias, tower, NET.layers[AT].starts[p], NET, AT, PARTS[p]),)
+    hidden = ()
+    if SPEC.layer_norm:
+        total, squares = tl.sum(biased[0], axis=1), 0.0
+        for p in tl.static_range(len(PARTS) - 1):
+            total += tl.sum(biased[p + 1], axis=1)
+        mean = total / WIDTH
+        squares = tl.zeros_like(mean)
+        for p in tl.static_range(len(PARTS)):
+            centred = biased[p] - mean[:, None]
+            squares += tl.sum(centred * centred, axis=1)
+        inv_std = 1.0 / tl.sqrt(squares / WIDTH + 1e-5)
+        for p in tl.static_range(len(PARTS)):
+            gain = _vector_part(flat, NET.layers[AT].gain, tower, NET.layers[AT].starts[p], NET, AT, PARTS[p])
+            shift = _vector_part(flat, NET.layers[AT].shift, tower, NET.layers[AT].starts[p], NET, AT, PARTS[p])
+            hidden = hidden + (operand(activate((biased[p] - mean[:, None]) * inv_std[:, None] * gain + shift, SPEC), SPEC),)
+    else:
+        for p in tl.static_range(len(PARTS)):
+            hidden = hidden + (operand(activate(biased[p], SPEC), SPEC),)
+    return hidden
+
+
+@triton.jit(do_not_specialize=["rows", "begin"])
+def forward_network(
+    x, first, second, flat, sums_0, hidden_0, sums_1, hidden_1, last, rows, begin,
+    SPEC: tl.constexpr, NET: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """All hidden layers of rows `x` (rows, columns), a tile a program: what the last one sums up into `last` (towers, rows, width).
+
+    KEEP 1: what the others sum up, too; 2: and their activations; of rows from `begin` on.
+    """
+    tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    place, keep = tower * rows + row, row >= begin
+    WIDTH: tl.constexpr = NET.layers[0].width
+    PARTS: tl.constexpr = NET.layers[1].parts
+    seen = tl.load(x + row[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :])
+    # The first layer is short to compute: once for its moments, and once more for what the second one reads.
+    mean, inv_std = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
+    if SPEC.layer_norm:
+        for k in range(0, WIDTH, CHUNK):
+            s = _first_sums(seen, first, k, tower, SPEC, NET, CHUNK) + _vector_part(flat, NET.layers[0].bias, tower, k, NET, 0, CHUNK)
+            mean += tl.sum(s, axis=1)
+            inv_std += tl.sum(s * s, axis=1)
+        mean = mean / WIDTH
+        inv_std = 1.0 / tl.sqrt(tl.maximum(inv_std / WIDTH - mean * mean, 0.0) + 1e-5)
+    z = ()
+    for p in tl.static_range(len(PARTS)):
+        z = z + (zeros(ROWS, PARTS[p]),)
+    for k in tl.range(0, WIDTH, CHUNK, num_stages=2):
+        s = _first_sums(seen, first, k, tower, SPEC, NET, CHUNK)
+        y = s + _vector_part(flat, NET.layers[0].bias, tower, k, NET, 0, CHUNK)
+        if SPEC.layer_norm:
+            gain, shift = (_vector_part(flat, NET.layers[0].gain, tower, k, NET, 0, CHUNK), _vector_part(flat, NET.layers[0].shift, tower, k, NET, 0, CHUNK))
+            y = (y - mean[:, None]) * inv_std[:, None] * gain + shift
+        h = operand(activate(y, SPEC), SPEC)
+        if KEEP > 0:
+            _keep(sums_0, place, k, s, keep, SPEC, NET, 0, CHUNK)
+        if KEEP > 1:
+            _keep(hidden_0, place, k, h, keep, SPEC, NET, 0, CHUNK)
+        summed = ()
+        for p in tl.static_range(len(PARTS)):
+            summed = summed + (add_layer(z[p], h, second, tower, p, k, SPEC, NET, 1, CHUNK),)
+        z = summed
+    if len(NET.layers) == 2:
+        for p in tl.static_range(len(PARTS)):
+            _keep(last, place, NET.layers[1].starts[p], z[p], row >= 0, SPEC, NET, 1, PARTS[p])
+    else:
+        hidden = _activated_parts(z, flat, tower, SPEC, NET, 1)
+        for p in tl.static_range(len(PARTS)):
+            if KEEP > 0:
+                _keep(sums_1, place, NET.layers[1].starts[p], z[p], keep, SPEC, NET, 1, PARTS[p])
+            if KEEP > 1:
+                _keep(hidden_1, place, NET.layers[1].starts[p], hidden[p], keep, SPEC, NET, 1, PARTS[p])
+        OUT: tl.constexpr = NET.layers[2].parts
+        for q in tl.static_range(len(OUT)):
+            total = zeros(ROWS, OUT[q])
+            for p in tl.static_range(len(PARTS)):
+                total = add_layer(total, hidden[p], second, tower, q, NET.layers[1].starts[p], SPEC, NET, 2, PARTS[p])
+            _keep(last, place, NET.layers[2].starts[q], total, row >= 0, SPEC, NET, 2, OUT[q])
+
+
+@triton.jit
+def add_layer(total, h, second, tower, p, k, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, DEEP: tl.constexpr):
+    """To part `p` of what a layer sums up (rows, part), what inputs h (rows, DEEP) from `k` on add. `second` is where the second layer's weight begins."""
+    unit, column = tower * NET.layers[AT].width + NET.layers[AT].starts[p] + tl.arange(0, NET.layers[AT].parts[p]), k + tl.arange(0, DEEP)
+    w = tl.load(second + NET.layers[AT].weight - NET.layers[1].weight + unit[None, :] * NET.layers[AT].inputs + column[:, None])
+    return tl.dot(h, w, total, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")

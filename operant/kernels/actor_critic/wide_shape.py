@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from operant.kernels import padded
 from operant.kernels.actor_critic.shape import LEAST_COLUMNS, MAX_COLUMNS
@@ -14,6 +15,9 @@ MAX_WIDTH, MAX_LAYERS, ROWS, TILE = 1024, 6, 16, 4096
 
 MAX_PROGRAMS = 256
 """Programs that add up gradients of biases, each a row of partial sums: as many as a GPU runs at once."""
+
+MAX_PART, LEAST_PART, MAX_CHUNK, MAX_LATER = 256, 16, 64, 384
+"""Units of a layer that one product of a whole network's kernel has, at most and at least; of the first layer at a time; and of later layers at most."""
 
 MAX_LAST = 256
 """Units of the last hidden layer, at most: a program holds the head of an actor."""
@@ -32,6 +36,8 @@ class WideLayer:
     shift: int
     vectors: int  # of its partial sums: bias, gain, shift; of the last layer each row of the head's weight, and the head's bias
     partial: int  # where they begin, as vectors of `WideNet.pad`
+    parts: tuple[int, ...]  # its width as powers of two, the largest first, and where each begins
+    starts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,8 @@ class WideNet:
     vectors: int  # of a tower in a row of partial sums
     pad: int
     programs: int  # of a tower, rows of partial sums; a power of two
+    chunk: int  # units of the first layer that a whole network's kernel takes at a time
+    whole: bool  # whether there is such a kernel for it
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,12 @@ class Wide:
     normalized: bool  # what is read is normalized by running moments
 
 
+def _parts(width: int) -> tuple[int, ...]:
+    """A width as powers of two up to MAX_PART, the largest first."""
+    size = min(MAX_PART, 1 << (width.bit_length() - 1))
+    return (size, *_parts(width - size)) if width > size else (size,)
+
+
 def describe_net(flat: FlatVector, towers: int, inputs: int, hidden: tuple[int, ...], outputs: int, tiles: int) -> WideNet:
     """The network of some towers whose parameters are a flat vector."""
     begin = dict(zip(flat.names, flat.offsets, strict=True))
@@ -77,14 +91,16 @@ def describe_net(flat: FlatVector, towers: int, inputs: int, hidden: tuple[int, 
         layers.append(
             WideLayer(
                 width, padded(width), inputs if k == 0 else hidden[k - 1], begin[f"weights.{k}"], begin[f"biases.{k}"],
-                begin.get(f"norm_gains.{k}", -1), begin.get(f"norm_biases.{k}", -1), vectors, partial,
+                begin.get(f"norm_gains.{k}", -1), begin.get(f"norm_biases.{k}", -1), vectors, partial, parts := _parts(width),
+                tuple(accumulate(parts[:-1], initial=0)),
             )
         )  # fmt: skip
         partial += vectors
     last = len(hidden)
     return WideNet(
         towers, tuple(layers), outputs, begin[f"weights.{last}"], begin[f"biases.{last}"], partial, max(layer.pad for layer in layers),
-        1 << (min(MAX_PROGRAMS // towers, tiles).bit_length() - 1),
+        1 << (min(MAX_PROGRAMS // towers, tiles).bit_length() - 1), min(MAX_CHUNK, hidden[0] & -hidden[0]),
+        len(hidden) in (2, 3) and all(width % LEAST_PART == 0 for width in hidden) and max(hidden[1:]) <= MAX_LATER,
     )  # fmt: skip
 
 
