@@ -64,7 +64,8 @@ class WideLearner(Learner):
     def __init__(self, shape: Wide, task: Task) -> None:
         self.shape, self.task, self.cycle = shape, task, task.cycle  # type: ignore[assignment]
         self._asked = None
-        self._side = torch.cuda.Stream(task.actor.device) if task.actor.device.type == "cuda" else None
+        self._side, self._learning = (torch.cuda.Stream(task.actor.device) if task.actor.device.type == "cuda" else None for _ in range(2))
+        self._begun = -1  # the update that is learned from beside acting
         self._device, self._lanes = task.actor.device, task.cycle.world.count
         self._kind = torch.bfloat16 if shape.precision == "bf16" else torch.float32
         stochastic, config, skip = task.kind, task.config, task.cycle.skip
@@ -225,8 +226,13 @@ class WideLearner(Learner):
         self._widen(self.shape.critic, self._target_packed, self._target_weights)
 
     def act(self, t: int) -> None:
-        """Actions of tick t."""
-        net, passes, actor = self.shape.actor, self._lane_passes, self._policy
+        """Actions of tick t; beside them and the world's step all of the first update that is due after it but the actor's step."""
+        net, passes, actor, due = self.shape.actor, self._lane_passes, self._policy, self.cycle.config.due(t)
+        if due and self._learning is not None and BESIDE and self._asked is None:
+            self._learning.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._learning):
+                self._learn(t + 1, due[0])
+            self._begun = due[0]
         tiles, top = len(self._lane_rows) // ROWS, len(net.layers) - 1
         self._launch(wide_heads.read_lanes, (tiles,), self._acting, self._lane_rows, t, self._lanes, SPEC=self.shape, ROWS=ROWS, num_warps=4)
         self._forward(net, self._lane_rows, actor.flat.parameters, actor.weights, passes, last=True)
@@ -241,17 +247,25 @@ class WideLearner(Learner):
     def update(self, ticks: int, number: int) -> None:
         """Take a batch, of a replay with so many of the iteration's ticks, and learn from it."""
         shape = self.shape
-        self.sample(ticks, number)
-        self._launch(wide_steps.count, (1,), self._policy.update, self._critics.update, self._temperature, SPEC=shape, num_warps=1)
-        self._learn_critics()
-        self._step(self._critics, target=True)
-        self._learn_actor()
+        if self._begun == number and self._learning is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._learning)
+        else:
+            self._learn(ticks, number)
+        self._begun = -1
         self._step(self._policy, target=False)
         blocks = len(self._critics.squares)
         self._launch(
             wide_steps.finish, (1,), self._critics.terms, self._policy.terms, self._temperature, self._policy.update, self._critics.squares, blocks,
             SPEC=shape, BLOCKS=1 << (blocks - 1).bit_length(), num_warps=4,
         )  # fmt: skip
+
+    def _learn(self, ticks: int, number: int) -> None:
+        """Take a batch, step the critics, and find the actor's gradient. Of the newest tick a batch reads what was seen before it, from the rollout."""
+        self.sample(ticks, number)
+        self._launch(wide_steps.count, (1,), self._policy.update, self._critics.update, self._temperature, SPEC=self.shape, num_warps=1)
+        self._learn_critics()
+        self._step(self._critics, target=True)
+        self._learn_actor()
 
     def _learn_critics(self) -> None:
         """The gradient of the critics, at targets by the actor as it is; and the actor's own actions."""

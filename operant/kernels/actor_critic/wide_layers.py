@@ -110,6 +110,45 @@ def forward_layer(z, hidden, flat, rows, SPEC: tl.constexpr, NET: tl.constexpr, 
         store_units(hidden, place, h, SPEC, NET, AT)
 
 
+@triton.jit
+def _load_part(start, row, p, NET: tl.constexpr, AT: tl.constexpr, SIZE: tl.constexpr):
+    """Part `p` of rows of a layer's units, (rows, SIZE), as float32."""
+    unit = NET.layers[AT].starts[p] + tl.arange(0, SIZE)
+    return tl.load(start + row[:, None] * NET.layers[AT].width + unit[None, :]).to(tl.float32)
+
+
+@triton.jit
+def _load_vector(flat, begin, tower, NET: tl.constexpr, AT: tl.constexpr):
+    """A vector of a layer's parameters, its parts (1, part) each."""
+    parts = ()
+    for p in tl.static_range(len(NET.layers[AT].parts)):
+        parts = parts + (_vector_part(flat, begin, tower, NET.layers[AT].starts[p], NET, AT, NET.layers[AT].parts[p]),)
+    return parts
+
+
+@triton.jit
+def _row_sums(x, NET: tl.constexpr, AT: tl.constexpr):
+    """Over a layer's units the sums of parts (rows, part), (rows): parts of one size together."""
+    PARTS: tl.constexpr = NET.layers[AT].parts
+    together = x[0]
+    for p in tl.static_range(1, len(PARTS)):
+        if PARTS[p] == PARTS[0]:
+            together += x[p]
+    total = tl.sum(together, axis=1)
+    for p in tl.static_range(1, len(PARTS)):
+        if PARTS[p] != PARTS[0]:
+            total += tl.sum(x[p], axis=1)
+    return total
+
+
+@triton.jit
+def _store_sum(partial, program, tower, number, sums, NET: tl.constexpr, AT: tl.constexpr):
+    """Over rows the sums of parts (rows, part), a vector of a program's row of sums."""
+    place = ((program * NET.towers + tower) * NET.vectors + NET.layers[AT].partial + number) * NET.pad
+    for p in tl.static_range(len(NET.layers[AT].parts)):
+        tl.store(partial + place + NET.layers[AT].starts[p] + tl.arange(0, NET.layers[AT].parts[p]), tl.sum(sums[p], axis=0))
+
+
 @triton.jit(do_not_specialize=["rows", "begin"])
 def backward_layer(
     gradient, z, hidden, flat, partial, rows, begin, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, TRAIN: tl.constexpr, ROWS: tl.constexpr
@@ -119,25 +158,68 @@ def backward_layer(
     `z` and `hidden` have `rows` rows, of which B from `begin` on count. Program 0 takes every so many tiles, 1 is the tower.
     """
     program, tower = tl.program_id(0), tl.program_id(1)
-    PAD: tl.constexpr = NET.layers[AT].pad
-    bias, gain, shift = tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32)
+    WIDTH: tl.constexpr = NET.layers[AT].width
+    PARTS: tl.constexpr = NET.layers[AT].parts
+    zero = ()
+    for p in tl.static_range(len(PARTS)):
+        zero = zero + (zeros(ROWS, PARTS[p]),)
+    by_bias, by_gain, by_shift = zero, zero, zero
+    bias, gain, shift = zero, zero, zero
+    if SPEC.needs_sums:
+        bias = _load_vector(flat, NET.layers[AT].bias, tower, NET, AT)
+        if SPEC.layer_norm:
+            gain, shift = _load_vector(flat, NET.layers[AT].gain, tower, NET, AT), _load_vector(flat, NET.layers[AT].shift, tower, NET, AT)
     for first in tl.range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
-        place = tower * rows + begin + row
-        g = load_units(gradient, tower * SPEC.batch + row, NET, AT)
+        place, own = tower * rows + begin + row, tower * SPEC.batch + row
+        g, s = (), ()
+        for p in tl.static_range(len(PARTS)):
+            g = g + (_load_part(gradient, own, p, NET, AT, PARTS[p]),)
         if SPEC.needs_sums:
-            h, y, x_hat, inv_std = activated(sums(z, place, flat, tower, NET, AT), flat, tower, SPEC, NET, AT)
-            g_z, g_y = gradient_of_sums(g, h, y, x_hat, inv_std, flat, tower, SPEC, NET, AT)
-            if TRAIN and SPEC.layer_norm:
-                gain += tl.sum(g_y * x_hat, axis=0)
-                shift += tl.sum(g_y, axis=0)
+            for p in tl.static_range(len(PARTS)):
+                s = s + (_load_part(z, place, p, NET, AT, PARTS[p]) + bias[p],)
+        if SPEC.layer_norm:
+            centre = _row_sums(s, NET, AT) / WIDTH
+            x_hat, squares, normed, g_y, scaled, along = (), (), (), (), (), ()
+            for p in tl.static_range(len(PARTS)):
+                x_hat = x_hat + (s[p] - centre[:, None],)
+                squares = squares + (x_hat[p] * x_hat[p],)
+            inv_std = 1.0 / tl.sqrt(_row_sums(squares, NET, AT) / WIDTH + 1e-5)
+            # dL / dz = (g - mean(g) - x_hat mean(g x_hat)) / std, g = dL / dx_hat
+            for p in tl.static_range(len(PARTS)):
+                normed = normed + (x_hat[p] * inv_std[:, None],)
+                y = normed[p] * gain[p] + shift[p]
+                g_y = g_y + (g[p] * activation_gradient(saved_activation(y, activate(y, SPEC), SPEC), SPEC),)
+                scaled = scaled + (g_y[p] * gain[p],)
+                along = along + (scaled[p] * normed[p],)
+            mean, slope = _row_sums(scaled, NET, AT) / WIDTH * inv_std, _row_sums(along, NET, AT) / WIDTH * inv_std
+            g = ()
+            sum_gain, sum_shift = (), ()
+            for p in tl.static_range(len(PARTS)):
+                g = g + (scaled[p] * inv_std[:, None] - mean[:, None] - normed[p] * slope[:, None],)
+                if TRAIN:
+                    sum_gain, sum_shift = sum_gain + (by_gain[p] + g_y[p] * normed[p],), sum_shift + (by_shift[p] + g_y[p],)
+            if TRAIN:
+                by_gain, by_shift = sum_gain, sum_shift
         else:
-            g_z = g * activation_gradient(load_units(hidden, place, NET, AT), SPEC)
-        store_units(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
-        if TRAIN:
-            bias += tl.sum(g_z, axis=0)
+            g_z = ()
+            for p in tl.static_range(len(PARTS)):
+                if SPEC.needs_sums:
+                    saved = saved_activation(s[p], activate(s[p], SPEC), SPEC)
+                else:
+                    saved = _load_part(hidden, place, p, NET, AT, PARTS[p])
+                g_z = g_z + (g[p] * activation_gradient(saved, SPEC),)
+            g = g_z
+        sum_bias = ()
+        for p in tl.static_range(len(PARTS)):
+            _keep(gradient, own, NET.layers[AT].starts[p], g[p], row >= 0, SPEC, NET, AT, PARTS[p])
+            sum_bias = sum_bias + (by_bias[p] + g[p],)
+        by_bias = sum_bias
     if TRAIN:
-        store_partials(partial, program, tower, bias, gain, shift, SPEC, NET, AT)
+        _store_sum(partial, program, tower, 0, by_bias, NET, AT)
+        if SPEC.layer_norm:
+            _store_sum(partial, program, tower, 1, by_gain, NET, AT)
+            _store_sum(partial, program, tower, 2, by_shift, NET, AT)
 
 
 # WHOLE NETWORKS
