@@ -23,14 +23,11 @@ from operant.kernels.actor_critic.wide_shape import ROWS, TILE, Wide, WideNet
 BESIDE = True
 """Whether what does not depend on each other is launched side by side."""
 
-WHOLE, WHOLE_ROWS, WHOLE_WARPS = True, 128, 16
-"""Whether a network's forward pass is one launch, where its widths allow that; rows and warps of a program of it."""
+PROGRAMS, FIRST_PROGRAMS, FIRST_WARPS = 528, 132, 16
+"""Programs of a pass over a layer, at most: four a multiprocessor; of the first one's, which keep its weight; and warps of those."""
 
-PROGRAMS = 528
-"""Programs of a pass over a layer, at most: four a multiprocessor."""
-
-FEW_UNITS, BLOCK, SUM_ROWS, SUM_UNITS = 256, 1024, 32, 64
-"""Units up to which a program has 4 warps, and 8 beyond; parameters that a program steps; rows of sums and units that are added up at a time."""
+BLOCK, SUM_ROWS, SUM_UNITS = 1024, 128, 32
+"""Parameters that a program steps; rows of sums and units that are added up at a time."""
 
 
 class Passes(NamedTuple):
@@ -50,6 +47,7 @@ class Trained(NamedTuple):
     packed: Tensor  # the flat vector as products take it
     weights: list[Tensor]  # of `packed`, (towers, width, inputs); the first is a copy, with columns to spare
     by_weights: list[Tensor]  # of `gradient`, likewise
+    by_first: Tensor  # (towers, parts, width, columns): of parts of a batch
     partial: Tensor
     terms: Tensor
     squares: Tensor
@@ -103,7 +101,8 @@ class WideLearner(Learner):
         packed = torch.zeros_like(flat.parameters, dtype=self._kind)
         blocks = -(-flat.parameters.numel() // BLOCK)
         return Trained(
-            net, flat, gradient, packed, self._weights(net, packed), self._weights(net, gradient), 
+            net, flat, gradient, packed, self._weights(net, packed), self._weights(net, gradient),
+            self._zeros(G, self.shape.parts, net.layers[0].width, self.shape.columns),
             self._zeros(net.programs, G, net.vectors, net.pad), self._zeros(net.programs, terms), self._zeros(blocks), update,
         )  # fmt: skip
 
@@ -140,29 +139,29 @@ class WideLearner(Learner):
         **options: object,
     ) -> None:
         """A kernel over whole rows of a layer, a program a tile, or so many programs in all; `second` is the grid's other size. `product`: it has one."""
-        pad = net.layers[at].pad
-        rows = ROWS if product else min(ROWS, TILE // pad)
+        rows = ROWS if product else min(ROWS, TILE // max(net.layers[at].parts))
         grid = (min(programs or samples, samples // rows), second)
-        self._launch(kernel, grid, *arguments, SPEC=self.shape, AT=at, ROWS=rows, num_warps=8 if product and pad > FEW_UNITS else warps, **options)
+        self._launch(kernel, grid, *arguments, SPEC=self.shape, AT=at, ROWS=rows, num_warps=warps, **options)
 
-    def _forward(self, net: WideNet, x: Tensor, flat: Tensor, weights: list[Tensor], passes: Passes, *, last: bool, keep: int = 0, begin: int = 0) -> None:
-        """All hidden layers of rows (n, columns); with `last` the last one's activations, too. `keep`: see `forward_network`."""
+    def _forward(
+        self, net: WideNet, x: Tensor, flat: Tensor, weights: list[Tensor], passes: Passes, *, keep: bool = False, values: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """All hidden layers of rows (n, columns); an actor's last activations, too; into `values` (towers, n) critics'. `keep`: what a way back needs."""
         rows, top = passes.hidden[0].shape[1], len(net.layers) - 1
-        whole = WHOLE and net.whole
-        if whole:
-            size = next(size for size in (WHOLE_ROWS, 64, 32, 16) if rows % size == 0)
-            self._launch(
-                wide_layers.forward_network, (rows // size, net.towers),
-                x, weights[0], weights[1], flat, passes.sums[0], passes.hidden[0], passes.sums[1], passes.hidden[1], passes.sums[top], rows, begin,
-                SPEC=self.shape, NET=net, KEEP=keep, CHUNK=net.chunk, ROWS=size, num_warps=WHOLE_WARPS if size == WHOLE_ROWS else 8,
-            )  # fmt: skip
-        for k in range(top if whole else 0, top + 1):
-            if self._asked is None and not whole:
-                torch.bmm(x.expand(net.towers, -1, -1) if k == 0 else passes.hidden[k - 1], weights[k].transpose(1, 2), out=passes.sums[k])
-            if k < top or last:
+        self._launch(
+            wide_layers.first_layer, (min(FIRST_PROGRAMS // net.towers, rows // ROWS), net.towers),
+            x, weights[0], passes.sums[0], passes.hidden[0], flat, rows,
+            SPEC=self.shape, NET=net, KEEP=keep and self.shape.needs_sums, ROWS=ROWS, num_warps=FIRST_WARPS,
+        )  # fmt: skip
+        for k in range(1, top + 1):
+            if self._asked is None:
+                torch.bmm(passes.hidden[k - 1], weights[k].transpose(1, 2), out=passes.sums[k])
+            if k < top or net is self.shape.actor:
                 self._rowwise(
                     wide_layers.forward_layer, net, k, rows, net.towers, passes.sums[k], passes.hidden[k], flat, rows, programs=PROGRAMS // net.towers, NET=net
                 )
+        if values is not None:
+            self._rowwise(wide_heads.value, net, top, rows, net.towers, passes.sums[top], flat, values)
 
     def _backward(self, trained: Trained, x: Tensor, passes: Passes, *, train: bool, begin: int = 0) -> None:
         """From the gradient in the last hidden layer's sums: of the weights with `train`, else in what the first layer reads. Rows from `begin` on."""
@@ -182,9 +181,11 @@ class WideLearner(Learner):
             self._product(passes.gradient[0], trained.weights[0], self._work.value_slope)
         if train:
             if not idle:
-                with self._aside():
-                    self._product(passes.gradient[0].transpose(1, 2), x.expand(net.towers, -1, -1), trained.by_weights[0])
-                    self._first_of(net, trained.gradient).copy_(trained.by_weights[0][:, :, : net.layers[0].inputs])
+                with self._aside():  # few columns: parts of the batch side by side, for more programs
+                    for tower, by_first in enumerate(trained.by_first):
+                        g = passes.gradient[0][tower].unflatten(0, (len(by_first), -1))
+                        self._product(g.transpose(1, 2), x.unflatten(0, (len(by_first), -1)), by_first)
+                    torch.sum(trained.by_first[..., : net.layers[0].inputs], 1, out=self._first_of(net, trained.gradient))
             grid = (net.vectors, net.towers, -(-net.pad // SUM_UNITS))
             chunk = min(SUM_ROWS, net.programs)
             self._launch(wide_steps.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, CHUNK=chunk, WIDE=SUM_UNITS, num_warps=4)
@@ -235,7 +236,7 @@ class WideLearner(Learner):
             self._begun = due[0]
         tiles, top = len(self._lane_rows) // ROWS, len(net.layers) - 1
         self._launch(wide_heads.read_lanes, (tiles,), self._acting, self._lane_rows, t, self._lanes, SPEC=self.shape, ROWS=ROWS, num_warps=4)
-        self._forward(net, self._lane_rows, actor.flat.parameters, actor.weights, passes, last=True)
+        self._forward(net, self._lane_rows, actor.flat.parameters, actor.weights, passes)
         self._rowwise(wide_heads.act, net, top, len(self._lane_rows), 1, passes.hidden[top], actor.flat.parameters, self._acting, t, self._lanes, product=True)
 
     def store(self, t: int) -> None:
@@ -252,17 +253,20 @@ class WideLearner(Learner):
         else:
             self._learn(ticks, number)
         self._begun = -1
-        self._step(self._policy, target=False)
         blocks = len(self._critics.squares)
-        self._launch(
-            wide_steps.finish, (1,), self._critics.terms, self._policy.terms, self._temperature, self._policy.update, self._critics.squares, blocks,
-            SPEC=shape, BLOCKS=1 << (blocks - 1).bit_length(), num_warps=4,
-        )  # fmt: skip
+        with self._aside():
+            self._launch(
+                wide_steps.finish, (1,), self._critics.terms, self._policy.terms, self._temperature, self._policy.update, self._critics.squares, blocks,
+                SPEC=shape, BLOCKS=1 << (blocks - 1).bit_length(), num_warps=4,
+            )  # fmt: skip
+        self._step(self._policy, target=False)
+        self._join()
 
     def _learn(self, ticks: int, number: int) -> None:
         """Take a batch, step the critics, and find the actor's gradient. Of the newest tick a batch reads what was seen before it, from the rollout."""
+        with self._aside():
+            self._launch(wide_steps.count, (1,), self._policy.update, self._critics.update, self._temperature, SPEC=self.shape, num_warps=1)
         self.sample(ticks, number)
-        self._launch(wide_steps.count, (1,), self._policy.update, self._critics.update, self._temperature, SPEC=self.shape, num_warps=1)
         self._learn_critics()
         self._step(self._critics, target=True)
         self._learn_actor()
@@ -273,15 +277,14 @@ class WideLearner(Learner):
         own, passes, top = self._actor_passes, self._critic_passes, len(self.shape.critic.layers) - 1
         actor_flat, flat = actor.flat.parameters, critic.flat.parameters
         with self._aside():
-            self._forward(net, self._rows[1], flat, critic.weights, passes, last=False, keep=2)
-        self._forward(actor.net, self._rows[:2].flatten(0, 1), actor_flat, actor.weights, own, last=True, keep=2, begin=B)
+            self._forward(net, self._rows[1], flat, critic.weights, passes, keep=True)
+        self._forward(actor.net, self._rows[:2].flatten(0, 1), actor_flat, actor.weights, own, keep=True)
         self._rowwise(wide_heads.draw, actor.net, top, B, 2, own.hidden[top], actor_flat, self._batch.noise, self._rows, work, product=True)
-        self._forward(net, self._rows[0], self._followed, self._target_weights, self._target_passes, last=False)
-        self._rowwise(wide_heads.value, net, top, B, net.towers, self._target_passes.sums[top], self._followed, work.next_value)
+        self._forward(net, self._rows[0], self._followed, self._target_weights, self._target_passes, values=work.next_value)
         self._join()
         self._rowwise(
             wide_heads.criticise, net, top, B, net.towers, self._batch, passes.sums[top], passes.gradient[top], flat, work, self._temperature, critic.partial,
-            critic.terms, programs=net.programs,
+            critic.terms, programs=net.programs, warps=8,
         )  # fmt: skip
         self._backward(critic, self._rows[1], passes, train=True)
 
@@ -290,28 +293,24 @@ class WideLearner(Learner):
         shape, net, actor, critic, work = self.shape, self.shape.critic, self._policy, self._critics, self._work
         B, own, passes, top = shape.batch, self._actor_passes, self._critic_passes, len(shape.critic.layers) - 1
         flat = critic.flat.parameters
-        self._forward(net, self._rows[2], flat, critic.weights, passes, last=False, keep=1 if shape.needs_sums else 2)
-        self._rowwise(wide_heads.value, net, top, B, net.towers, passes.sums[top], flat, work.policy_value)
+        self._forward(net, self._rows[2], flat, critic.weights, passes, keep=True, values=work.policy_value)
         self._rowwise(wide_heads.judge, net, top, B, net.towers, passes.sums[top], passes.gradient[top], flat, work)
         self._backward(critic, self._rows[2], passes, train=False)
         self._rowwise(
             wide_heads.improve, actor.net, top, B, 1, own.sums[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature, actor.partial,
-            actor.terms, product=True, programs=actor.net.programs, warps=8,
+            actor.terms, product=True, programs=actor.net.programs, warps=8, num_stages=1,
         )  # fmt: skip
         self._backward(actor, self._rows[1], own, train=True, begin=B)
 
     def _step(self, trained: Trained, *, target: bool) -> None:
         """Adam's step of a network; with `target` its target's after it."""
         size, flat = trained.flat.parameters.numel(), trained.flat
-        following, packed = (self._followed, self._target_packed) if target else (flat.parameters, trained.packed)
+        following, packed, first = (self._followed, self._target_packed, self._target_weights[0]) if target else (flat.parameters, *[trained.packed] * 2)
         self._launch(
-            wide_steps.step, (-(-size // BLOCK),), flat, trained.gradient, following, trained.packed, packed, trained.update, trained.squares, size,
-            TARGET=target, BLOCK=BLOCK, num_warps=4,
+            wide_steps.step, (-(-size // BLOCK),),
+            flat, trained.gradient, following, trained.packed, packed, trained.weights[0], first, trained.update, trained.squares, size,
+            SPEC=self.shape, NET=trained.net, TARGET=target, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
-        if self._asked is None:
-            self._widen(trained.net, trained.packed, trained.weights)
-            if target:
-                self._widen(trained.net, self._target_packed, self._target_weights)
 
     @staticmethod
     def _first_of(net: WideNet, vector: Tensor) -> Tensor:

@@ -7,39 +7,47 @@ import triton.language as tl
 
 from operant.kernels.actor_critic.networks import is_action, normal, squashed
 from operant.kernels.actor_critic.wide_layers import (
-    STAGES,
     activated,
+    add,
+    add_products,
     dot,
     gradient_of_sums,
-    load_units,
-    store_partial,
-    store_partials,
-    store_units,
-    sums,
-    vector,
+    load_layer,
+    load_rows,
+    load_vector,
+    no_sums,
+    row_products,
+    store_rows,
+    store_sum,
+    units,
 )
+from operant.kernels.blocks import zeros
 from operant.kernels.replay import features
 
 # THE POLICY
 
 
 @triton.jit
-def _policy_head(flat, begin, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
-    """The head's rows of means or of deviations, (pad, columns): in the action's columns."""
-    WIDTH: tl.constexpr = NET.layers[AT].width
-    unit, which = tl.arange(0, NET.layers[AT].pad)[:, None], (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
-    mask = (unit < WIDTH) & (which >= 0) & (which < SPEC.action)
-    return tl.load(flat + NET.head_weight + (begin + which) * WIDTH + unit, mask=mask, other=0.0)
+def _policy_head(flat, begin, p, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """Part `p` of the head's rows of means or of deviations, (part, columns): in the action's columns."""
+    unit, inside = units(p, NET, AT)
+    which = (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
+    mask = inside[:, None] & (which >= 0) & (which < SPEC.action)
+    return tl.load(flat + NET.head_weight + (begin + which) * NET.layers[AT].width + unit[:, None], mask=mask, other=0.0)
 
 
 @triton.jit
-def _policy(h, flat, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+def _policy(h, flat, ROWS: tl.constexpr, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
     """Means and raw deviations of the last hidden layer, (rows, columns)."""
     which = tl.arange(0, SPEC.columns) - SPEC.observation
     acts = (which >= 0) & (which < SPEC.action)
     bias = flat + NET.head_bias + which
-    mean = dot(h, _policy_head(flat, 0, SPEC, NET, AT), SPEC) + tl.load(bias, mask=acts, other=0.0)[None, :]
-    return mean, dot(h, _policy_head(flat, SPEC.action, SPEC, NET, AT), SPEC) + tl.load(bias + SPEC.action, mask=acts, other=0.0)[None, :]
+    mean, raw = zeros(ROWS, SPEC.columns), zeros(ROWS, SPEC.columns)
+    for p in tl.static_range(len(NET.layers[AT].parts)):
+        mean += dot(h[p], _policy_head(flat, 0, p, SPEC, NET, AT), SPEC)
+        raw += dot(h[p], _policy_head(flat, SPEC.action, p, SPEC, NET, AT), SPEC)
+    mean += tl.load(bias, mask=acts, other=0.0)[None, :]
+    return mean, raw + tl.load(bias + SPEC.action, mask=acts, other=0.0)[None, :]
 
 
 @triton.jit
@@ -51,7 +59,7 @@ def draw(hidden, flat, noise, rows, work, SPEC: tl.constexpr, AT: tl.constexpr, 
     row, which = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     NET: tl.constexpr = SPEC.actor
     place = row[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :]
-    mean, raw = _policy(load_units(hidden, which * SPEC.batch + row, NET, AT), flat, SPEC, NET, AT)
+    mean, raw = _policy(load_rows(hidden, which * SPEC.batch + row, NET, AT), flat, ROWS, SPEC, NET, AT)
     action, log_p, spread, slope = squashed(mean, raw, normal(noise, row, which * 2 * SPEC.action, SPEC.batch, is_action(SPEC), SPEC), SPEC)
     if which == 0:
         tl.store(rows + place, action, mask=is_action(SPEC) & (row >= 0)[:, None])
@@ -73,48 +81,65 @@ def improve(z, gradient, flat, work, temperature, partial, terms, SPEC: tl.const
     """
     program = tl.program_id(0)
     NET: tl.constexpr = SPEC.actor
-    PAD: tl.constexpr = NET.layers[AT].pad
-    bias, gain, shift = tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32)
+    PARTS: tl.constexpr = NET.layers[AT].parts
     COLUMNS: tl.constexpr = SPEC.columns
-    by_mean, by_raw = tl.zeros((COLUMNS, PAD), tl.float32), tl.zeros((COLUMNS, PAD), tl.float32)
-    mean_bias, raw_bias = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
+    layer = load_layer(flat, 0, SPEC, NET, AT)
+    bias = no_sums(ROWS, NET, AT)
+    gain, shift = bias, bias
+    by_mean, by_raw = no_sums(COLUMNS, NET, AT), no_sums(COLUMNS, NET, AT)
+    mean_bias, raw_bias = zeros(ROWS, COLUMNS), zeros(ROWS, COLUMNS)
     entropy, least = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     alpha = tl.exp(tl.load(temperature.log))
-    for first in tl.range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS, num_stages=STAGES):
+    for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
-        place = row[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :]
+        place = row[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
         # d log pi / du = 2 a, and of log std -1. Critics' slopes are of -min Q / B already, zero but for the least.
         d_action = tl.load(work.value_slope + place)
         for k in tl.static_range(SPEC.critic.towers - 1):
-            d_action += tl.load(work.value_slope + (k + 1) * SPEC.batch * SPEC.columns + place)
+            d_action += tl.load(work.value_slope + (k + 1) * SPEC.batch * COLUMNS + place)
         action = tl.load(work.action + place)
         d_mean = tl.where(is_action(SPEC), alpha * 2.0 / SPEC.batch * action + d_action * (1.0 - action * action), 0.0)
         d_raw = tl.where(is_action(SPEC), (d_mean * tl.load(work.spread + place) - alpha / SPEC.batch) * tl.load(work.slope + place), 0.0)
-        h, y, x_hat, inv_std = activated(sums(z, row, flat, 0, NET, AT), flat, 0, SPEC, NET, AT)
-        g = dot(d_mean, tl.trans(_policy_head(flat, 0, SPEC, NET, AT)), SPEC) + dot(d_raw, tl.trans(_policy_head(flat, SPEC.action, SPEC, NET, AT)), SPEC)
-        g_z, g_y = gradient_of_sums(g, h, y, x_hat, inv_std, flat, 0, SPEC, NET, AT)
-        store_units(gradient, row, g_z, SPEC, NET, AT)
-        by_mean += dot(tl.trans(d_mean), h, SPEC)
-        by_raw += dot(tl.trans(d_raw), h, SPEC)
-        mean_bias += tl.sum(d_mean, axis=0)
-        raw_bias += tl.sum(d_raw, axis=0)
-        bias += tl.sum(g_z, axis=0)
+        kept = activated(load_rows(z, row, NET, AT), layer, SPEC, NET, AT)
+        g = ()
+        mean_sums = ()
+        raw_sums = ()
+        for p in tl.static_range(len(PARTS)):
+            by = dot(d_mean, tl.trans(_policy_head(flat, 0, p, SPEC, NET, AT)), SPEC)
+            g = g + (by + dot(d_raw, tl.trans(_policy_head(flat, SPEC.action, p, SPEC, NET, AT)), SPEC),)
+            mean_sums = mean_sums + (by_mean[p] + dot(tl.trans(d_mean), kept[0][p], SPEC),)
+            raw_sums = raw_sums + (by_raw[p] + dot(tl.trans(d_raw), kept[0][p], SPEC),)
+        by_mean, by_raw = mean_sums, raw_sums
+        g_z, g_y = gradient_of_sums(g, kept, layer, SPEC, NET, AT)
+        store_rows(gradient, row, g_z, SPEC, NET, AT)
+        mean_bias += d_mean
+        raw_bias += d_raw
+        bias = add(bias, g_z, NET, AT)
         if SPEC.layer_norm:
-            gain += tl.sum(g_y * x_hat, axis=0)
-            shift += tl.sum(g_y, axis=0)
+            gain, shift = add_products(gain, g_y, kept[2], NET, AT), add(shift, g_y, NET, AT)
         entropy += tl.load(work.log_p + row)
         least += _least(work.policy_value, row, SPEC)
-    store_partials(partial, program, 0, bias, gain, shift, SPEC, NET, AT)
-    which = tl.arange(0, SPEC.columns) - SPEC.observation
+    _store_layer(partial, program, 0, bias, gain, shift, SPEC, NET, AT)
+    which = tl.arange(0, COLUMNS) - SPEC.observation
     acts = (which >= 0) & (which < SPEC.action)
     begin = partial + (program * NET.vectors + NET.layers[AT].partial + 3) * NET.pad
-    matrix = begin + which[:, None] * NET.pad + tl.arange(0, PAD)[None, :]
-    tl.store(matrix, by_mean, mask=acts[:, None] & (tl.arange(0, PAD) >= 0)[None, :])
-    tl.store(matrix + SPEC.action * NET.pad, by_raw, mask=acts[:, None] & (tl.arange(0, PAD) >= 0)[None, :])
-    tl.store(begin + NET.outputs * NET.pad + which, mean_bias, mask=acts)
-    tl.store(begin + NET.outputs * NET.pad + SPEC.action + which, raw_bias, mask=acts)
+    for p in tl.static_range(len(PARTS)):
+        matrix = begin + which[:, None] * NET.pad + (NET.layers[AT].starts[p] + tl.arange(0, PARTS[p]))[None, :]
+        tl.store(matrix, by_mean[p], mask=acts[:, None])
+        tl.store(matrix + SPEC.action * NET.pad, by_raw[p], mask=acts[:, None])
+    tl.store(begin + NET.outputs * NET.pad + which, tl.sum(mean_bias, axis=0), mask=acts)
+    tl.store(begin + NET.outputs * NET.pad + SPEC.action + which, tl.sum(raw_bias, axis=0), mask=acts)
     tl.store(terms + program * 2, tl.sum(entropy, axis=0))
     tl.store(terms + program * 2 + 1, tl.sum(least, axis=0))
+
+
+@triton.jit
+def _store_layer(partial, program, tower, bias, gain, shift, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """Store the sums of a layer's own vectors."""
+    store_sum(partial, program, tower, 0, bias, NET, AT)
+    if SPEC.layer_norm:
+        store_sum(partial, program, tower, 1, gain, NET, AT)
+        store_sum(partial, program, tower, 2, shift, NET, AT)
 
 
 @triton.jit(do_not_specialize=["t"])
@@ -136,7 +161,7 @@ def act(hidden, flat, acting, t, lanes, SPEC: tl.constexpr, AT: tl.constexpr, RO
     noise_at = acting.noise + t * 2 * SPEC.action * lanes
     first = tl.load(noise_at + (column - SPEC.observation)[None, :] * lanes + lane[:, None], mask=acts, other=0.0)
     NET: tl.constexpr = SPEC.actor
-    mean, raw = _policy(load_units(hidden, lane, NET, AT), flat, SPEC, NET, AT)
+    mean, raw = _policy(load_rows(hidden, lane, NET, AT), flat, ROWS, SPEC, NET, AT)
     drawn, _log_p, _spread, _slope = squashed(mean, raw, normal(noise_at, lane, 0, lanes, acts, SPEC), SPEC)
     drawn = tl.where(tl.load(acting.warming) > 0.0, 2.0 * first - 1.0, drawn)
     which = column - SPEC.observation
@@ -148,12 +173,6 @@ def act(hidden, flat, acting, t, lanes, SPEC: tl.constexpr, AT: tl.constexpr, RO
 
 
 # THE CRITICS
-
-
-@triton.jit
-def _value_head(flat, tower, NET: tl.constexpr, AT: tl.constexpr):
-    """A critic's last weight (pad) and bias."""
-    return vector(flat, NET.head_weight, tower, NET, AT), tl.load(flat + NET.head_bias + tower)
 
 
 @triton.jit
@@ -170,9 +189,18 @@ def value(z, flat, values, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.conste
     """Critics' values (towers, B), of what their last hidden layers sum up."""
     tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     NET: tl.constexpr = SPEC.critic
-    h, _y, _x_hat, _inv_std = activated(sums(z, tower * SPEC.batch + row, flat, tower, NET, AT), flat, tower, SPEC, NET, AT)
-    weight, bias = _value_head(flat, tower, NET, AT)
-    tl.store(values + tower * SPEC.batch + row, tl.sum(h * weight[None, :], axis=1) + bias)
+    h, _y, _x_hat, _inv_std = activated(load_rows(z, tower * SPEC.batch + row, NET, AT), load_layer(flat, tower, SPEC, NET, AT), SPEC, NET, AT)
+    weight = load_vector(flat, NET.head_weight, tower, NET, AT)
+    tl.store(values + tower * SPEC.batch + row, row_products(h, weight, NET, AT) + tl.load(flat + NET.head_bias + tower))
+
+
+@triton.jit
+def _times(rows, vector, NET: tl.constexpr, AT: tl.constexpr):
+    """The outer product of (rows) with a vector."""
+    x = ()
+    for p in tl.static_range(len(NET.layers[AT].parts)):
+        x = x + (rows[:, None] * vector[p],)
+    return x
 
 
 @triton.jit
@@ -183,38 +211,33 @@ def criticise(batch, z, gradient, flat, work, temperature, partial, terms, SPEC:
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     NET: tl.constexpr = SPEC.critic
-    PAD: tl.constexpr = NET.layers[AT].pad
-    bias, gain, shift, by_weight = tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32), tl.zeros((PAD,), tl.float32)
-    squared, absolute, total, by_bias = (
-        tl.zeros((ROWS,), tl.float32),
-        tl.zeros((ROWS,), tl.float32),
-        tl.zeros((ROWS,), tl.float32),
-        tl.zeros((ROWS,), tl.float32),
-    )
-    alpha = tl.exp(tl.load(temperature.log))
-    weight, head_bias = _value_head(flat, tower, NET, AT)
-    for first in tl.range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS, num_stages=STAGES):
+    bias = no_sums(ROWS, NET, AT)
+    gain, shift, by_weight = bias, bias, bias
+    by_bias, squared, absolute = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
+    total = by_bias
+    alpha, head_bias = tl.exp(tl.load(temperature.log)), tl.load(flat + NET.head_bias + tower)
+    weight, layer = load_vector(flat, NET.head_weight, tower, NET, AT), load_layer(flat, tower, SPEC, NET, AT)
+    for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
         y_next = _least(work.next_value, row, SPEC) - alpha * tl.load(work.next_log_p + row)
         target = tl.load(batch.reward + row) + tl.load(batch.discount + row) * y_next
-        h, y, x_hat, inv_std = activated(sums(z, tower * SPEC.batch + row, flat, tower, NET, AT), flat, tower, SPEC, NET, AT)
-        q = tl.sum(h * weight[None, :], axis=1) + head_bias
+        kept = activated(load_rows(z, tower * SPEC.batch + row, NET, AT), layer, SPEC, NET, AT)
+        q = row_products(kept[0], weight, NET, AT) + head_bias
         error = q - target
         d = 2.0 / SPEC.batch * error
-        g_z, g_y = gradient_of_sums(d[:, None] * weight[None, :], h, y, x_hat, inv_std, flat, tower, SPEC, NET, AT)
-        store_units(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
-        by_weight += tl.sum(d[:, None] * h, axis=0)
+        g_z, g_y = gradient_of_sums(_times(d, weight, NET, AT), kept, layer, SPEC, NET, AT)
+        store_rows(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
+        by_weight = add(by_weight, _times(d, kept[0], NET, AT), NET, AT)
         by_bias += d
-        bias += tl.sum(g_z, axis=0)
+        bias = add(bias, g_z, NET, AT)
         if SPEC.layer_norm:
-            gain += tl.sum(g_y * x_hat, axis=0)
-            shift += tl.sum(g_y, axis=0)
+            gain, shift = add_products(gain, g_y, kept[2], NET, AT), add(shift, g_y, NET, AT)
         squared += error * error
         absolute += tl.abs(error)
         total += q
-    store_partials(partial, program, tower, bias, gain, shift, SPEC, NET, AT)
-    store_partial(partial, program, tower, 3, by_weight, NET, AT)
-    store_partial(partial, program, tower, 4, tl.where(tl.arange(0, PAD) == 0, tl.sum(by_bias, axis=0), 0.0), NET, AT)
+    _store_layer(partial, program, tower, bias, gain, shift, SPEC, NET, AT)
+    store_sum(partial, program, tower, 3, by_weight, NET, AT)
+    tl.store(partial + ((program * NET.towers + tower) * NET.vectors + NET.layers[AT].partial + 4) * NET.pad, tl.sum(by_bias, axis=0))
     place = terms + (program * NET.towers + tower) * 3
     tl.store(place, tl.sum(squared, axis=0))
     tl.store(place + 1, tl.sum(absolute, axis=0))
@@ -226,14 +249,15 @@ def judge(z, gradient, flat, work, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: t
     """The gradient of -min Q / B in what the critics' last hidden layers sum up: zero but for the critic whose value of the actor's action is the least."""
     tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     NET: tl.constexpr = SPEC.critic
-    weight, _bias = _value_head(flat, tower, NET, AT)
-    h, y, x_hat, inv_std = activated(sums(z, tower * SPEC.batch + row, flat, tower, NET, AT), flat, tower, SPEC, NET, AT)
-    own, least = tl.load(work.policy_value + tower * SPEC.batch + row), tl.load(work.policy_value + row)
+    layer = load_layer(flat, tower, SPEC, NET, AT)
+    kept = activated(load_rows(z, tower * SPEC.batch + row, NET, AT), layer, SPEC, NET, AT)
+    least = tl.load(work.policy_value + row)
     chosen = tl.zeros((ROWS,), tl.int32)
     for k in tl.static_range(SPEC.critic.towers - 1):
         other = tl.load(work.policy_value + (k + 1) * SPEC.batch + row)
         chosen = tl.where(other < least, k + 1, chosen)
         least = tl.minimum(least, other)
-    d = tl.where(chosen == tower, -1.0 / SPEC.batch, 0.0) + 0.0 * own
-    g_z, _g_y = gradient_of_sums(d[:, None] * weight[None, :], h, y, x_hat, inv_std, flat, tower, SPEC, NET, AT)
-    store_units(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
+    d = tl.where(chosen == tower, -1.0 / SPEC.batch, 0.0)
+    g = _times(d, load_vector(flat, NET.head_weight, tower, NET, AT), NET, AT)
+    g_z, _g_y = gradient_of_sums(g, kept, layer, SPEC, NET, AT)
+    store_rows(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)

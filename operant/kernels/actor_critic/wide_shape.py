@@ -10,14 +10,16 @@ from operant.kernels.actor_critic.shape import LEAST_COLUMNS, MAX_COLUMNS
 from operant.kernels.actor_critic.task import Stochastic, Task
 from operant.nn import FlatVector, SquashedActor, Towers
 
-MAX_WIDTH, MAX_LAYERS, ROWS, TILE = 1024, 6, 16, 4096
-"""Units of a layer and hidden layers at most; rows of a program's tile with a product, and numbers of one without."""
+MAX_WIDTH, MAX_LAYERS, ROWS, TILE = 1024, 6, 16, 1024
+"""Units of a layer and hidden layers at most; rows of a program's tile with a product, and numbers of a part of one without."""
 
 MAX_PROGRAMS = 256
 """Programs that add up gradients of biases, each a row of partial sums: as many as a GPU runs at once."""
 
-MAX_PART, LEAST_PART, MAX_CHUNK, MAX_LATER = 256, 16, 64, 384
-"""Units of a layer that one product of a whole network's kernel has, at most and at least; of the first layer at a time; and of later layers at most."""
+MAX_PART, MOST_PARTS = 256, 4
+"""Units of a part of a row at most; and parts of one size, above which they have several sizes."""
+
+MAX_BATCH_PARTS = 16
 
 MAX_LAST = 256
 """Units of the last hidden layer, at most: a program holds the head of an actor."""
@@ -36,7 +38,7 @@ class WideLayer:
     shift: int
     vectors: int  # of its partial sums: bias, gain, shift; of the last layer each row of the head's weight, and the head's bias
     partial: int  # where they begin, as vectors of `WideNet.pad`
-    parts: tuple[int, ...]  # its width as powers of two, the largest first, and where each begins
+    parts: tuple[int, ...]  # its width, rounded up to a multiple of 16, as powers of two, and where each begins
     starts: tuple[int, ...]
 
 
@@ -52,8 +54,6 @@ class WideNet:
     vectors: int  # of a tower in a row of partial sums
     pad: int
     programs: int  # of a tower, rows of partial sums; a power of two
-    chunk: int  # units of the first layer that a whole network's kernel takes at a time
-    whole: bool  # whether there is such a kernel for it
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Wide:
     """An actor and its critics on one environment, for a batch."""
 
     batch: int
+    parts: int  # of a batch, in which a first layer's gradient is summed up
     observation: int
     action: int
     columns: int  # of what first layers read, padded: observation, action, zeros
@@ -76,9 +77,12 @@ class Wide:
 
 
 def _parts(width: int) -> tuple[int, ...]:
-    """A width as powers of two up to MAX_PART, the largest first."""
+    """A multiple of 16 as powers of two up to MAX_PART: a few of one size where that can be, else the largest first."""
+    size = min(MAX_PART, width & -width)
+    if width <= MOST_PARTS * size:
+        return (size,) * (width // size)
     size = min(MAX_PART, 1 << (width.bit_length() - 1))
-    return (size, *_parts(width - size)) if width > size else (size,)
+    return (size, *_parts(width - size))
 
 
 def describe_net(flat: FlatVector, towers: int, inputs: int, hidden: tuple[int, ...], outputs: int, tiles: int) -> WideNet:
@@ -91,7 +95,7 @@ def describe_net(flat: FlatVector, towers: int, inputs: int, hidden: tuple[int, 
         layers.append(
             WideLayer(
                 width, padded(width), inputs if k == 0 else hidden[k - 1], begin[f"weights.{k}"], begin[f"biases.{k}"],
-                begin.get(f"norm_gains.{k}", -1), begin.get(f"norm_biases.{k}", -1), vectors, partial, parts := _parts(width),
+                begin.get(f"norm_gains.{k}", -1), begin.get(f"norm_biases.{k}", -1), vectors, partial, parts := _parts(-(-width // 16) * 16),
                 tuple(accumulate(parts[:-1], initial=0)),
             )
         )  # fmt: skip
@@ -99,8 +103,7 @@ def describe_net(flat: FlatVector, towers: int, inputs: int, hidden: tuple[int, 
     last = len(hidden)
     return WideNet(
         towers, tuple(layers), outputs, begin[f"weights.{last}"], begin[f"biases.{last}"], partial, max(layer.pad for layer in layers),
-        1 << (min(MAX_PROGRAMS // towers, tiles).bit_length() - 1), min(MAX_CHUNK, hidden[0] & -hidden[0]),
-        len(hidden) in (2, 3) and all(width % LEAST_PART == 0 for width in hidden) and max(hidden[1:]) <= MAX_LATER,
+        1 << (min(MAX_PROGRAMS // towers, tiles).bit_length() - 1),
     )  # fmt: skip
 
 
@@ -109,11 +112,12 @@ def describe(task: Task, precision: str) -> Wide:
     config, actor = task.config, task.actor
     assert isinstance(actor.net, Towers)
     net, observation, action = actor.net.config, actor.features.columns, actor.env.action_size
+    tiles = config.batch_size // ROWS
     return Wide(
-        config.batch_size, observation, action, max(LEAST_COLUMNS, padded(observation + action)), net.activation,
+        config.batch_size, min(MAX_BATCH_PARTS, tiles & -tiles), observation, action, max(LEAST_COLUMNS, padded(observation + action)), net.activation,
         "ieee" if precision == "fp32" else precision, precision != "fp32", net.layer_norm,
-        describe_net(actor.flat, 1, observation, net.hidden, 2 * action, config.batch_size // ROWS),
-        describe_net(task.critic, config.critics, observation + action, net.hidden, 1, config.batch_size // ROWS),
+        describe_net(actor.flat, 1, observation, net.hidden, 2 * action, tiles),
+        describe_net(task.critic, config.critics, observation + action, net.hidden, 1, tiles),
         net.layer_norm or net.activation != "relu", isinstance(task.kind, Stochastic) and task.kind.adam is not None, actor.features.normalizer is not None,
     )  # fmt: skip
 

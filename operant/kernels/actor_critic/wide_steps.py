@@ -48,7 +48,19 @@ def count(actor_update, critic_update, temperature, SPEC: tl.constexpr):
 
 
 @triton.jit
-def step(flat, gradient, target, packed, target_packed, update, squares, size, TARGET: tl.constexpr, BLOCK: tl.constexpr):
+def _widen(first, place, x, mask, SPEC: tl.constexpr, NET: tl.constexpr):
+    """Where numbers at `place` of a flat vector are the first layer's weights, store them where its rows have columns to spare."""
+    INPUTS: tl.constexpr = NET.layers[0].inputs
+    number = place - NET.layers[0].weight
+    inside = mask & (number >= 0) & (number < NET.towers * NET.layers[0].width * INPUTS)
+    tl.store(first + number // INPUTS * SPEC.columns + number % INPUTS, x, mask=inside)
+
+
+@triton.jit
+def step(
+    flat, gradient, target, packed, target_packed, first, target_first, update, squares, size,
+    SPEC: tl.constexpr, NET: tl.constexpr, TARGET: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One step of Adam; the target after it, x' <- x' + tau (x - x'); both as products take them; and the sum of the gradient's squares."""
     program = tl.program_id(0)
     place = program * BLOCK + tl.arange(0, BLOCK)
@@ -66,12 +78,14 @@ def step(flat, gradient, target, packed, target_packed, update, squares, size, T
     tl.store(flat.second + place, v, mask=write)
     tl.store(flat.parameters + place, x, mask=write)
     tl.store(packed + place, x, mask=mask)
+    _widen(first, place, x, mask, SPEC, NET)
     tl.store(squares + program, tl.sum(g * g, axis=0))
     if TARGET:
         old = tl.load(target + place, mask=mask, other=0.0)
         moved = tl.where(kept, old + tau * (x - old), old)
         tl.store(target + place, moved, mask=mask)
         tl.store(target_packed + place, moved, mask=mask)
+        _widen(target_first, place, moved, mask, SPEC, NET)
 
 
 @triton.jit

@@ -35,8 +35,9 @@ STEP_COLUMNS, STEP_ROWS, STEP_NUMBERS, MOST_PROGRAMS = 128, 16, 4096, 2
 wait for each other, so all of them must run at once."""
 
 STORE_LANES, STORE_NUMBERS = 32, 64
-BESIDE = True
-"""Whether a tick's first batch is learned from beside acting and the world's step, or in acting's launch and before the step."""
+BESIDE = APART = True
+"""Whether a tick's first batch is learned from beside acting and the world's step, or in acting's launch and before the step; and whether what goes to host
+memory is stored beside that, too."""
 
 CHOOSE = 256
 
@@ -52,6 +53,7 @@ class Learner:
         self._lanes, self._batch, self._updates, self._due = cycle.world.count, config.batch_size, config.updates, config.due
         self._last = config.horizon - 1
         self._side = torch.cuda.Stream(device) if self._on_gpu else None
+        self._taken = torch.cuda.Event() if self._on_gpu else None  # once a batch of host memory is all on the device
         values, size = policy.flat.values.data, policy.flat.values.numel()
         self._kind = buffers.Learning(policy.distribution.actions, config.duelling, config.double, config.n_step, ring.final is not None, replay.on_host)
 
@@ -137,9 +139,19 @@ class Learner:
             self._act_and_learn(t, due[0], learn=False, act=True)
 
     def store(self, t: int) -> None:
-        """Store tick t, unless its last update does."""
-        if not self._due(t):
+        """Store tick t, unless its last update does: at once in host memory, where that takes a while, beside learning."""
+        if self._apart:
+            assert self._taken is not None
+            if self._due(t):
+                torch.cuda.current_stream(self.parts.policy.device).wait_event(self._taken)
             self._store(t, self._what(t))
+        elif not self._due(t):
+            self._store(t, self._what(t))
+
+    @property
+    def _apart(self) -> bool:
+        """Whether ticks are stored by launches of their own."""
+        return APART and BESIDE and self._ahead is not None and self._on_gpu and self._asked is None
 
     def update(self, ticks: int, number: int) -> None:
         """Update `number` of the iteration after tick ticks - 1: one step of the network, and of the target network where it is due."""
@@ -148,7 +160,7 @@ class Learner:
             torch.cuda.current_stream(self._side.device).wait_stream(self._side)
         elif number != due[0]:
             self._act_and_learn(ticks - 1, number, learn=True, act=False)
-        stores = self._stores if number == due[-1] else 0
+        stores = self._stores if number == due[-1] and not self._apart else 0
         if self._on_gpu:
             self._reduce_and_step(0, ticks - 1, number, stores)
         else:  # where programs run one after the other, none can wait for the next
@@ -165,6 +177,8 @@ class Learner:
         tiles = self._tiles if learn else 0
         if learn and self._ahead is not None and self._asked is None:  # each row crosses the bus once: kernels read some of them twice
             self._ahead.take(update, t, lambda _ticks, number, drawn: drawn.place.copy_(self._samples[0].index[number]))
+            if self._taken is not None:
+                self._taken.record(torch.cuda.current_stream(self.parts.policy.device))
         self.launch(
             act_and_learn, (tiles + (-(-self._lanes // ACT_ROWS) if act else 0),),
             self._samples[update % 2], self._ring, self._acting, self._inputs, self._values, self._target, self._partial, self._width, t, update, self._lanes,
