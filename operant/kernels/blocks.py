@@ -80,15 +80,9 @@ def add_product(a, b, total, SPEC: tl.constexpr):
 
 
 @triton.jit
-def sigmoid(x):
-    """1 / (1 + e^-x)."""
-    return 1.0 / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def sigmoid_of(x, SPEC: tl.constexpr):
-    """The same; where numbers are approximate, by the GPU's own tanh."""
-    return 0.5 * tanh(0.5 * x, True) + 0.5 if SPEC.approximate else sigmoid(x)
+def sigmoid(x, APPROXIMATE: tl.constexpr = False):
+    """1 / (1 + e^-x), to rounding or by the GPU's own tanh."""
+    return 0.5 * tanh(0.5 * x, True) + 0.5 if APPROXIMATE else 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
@@ -108,7 +102,7 @@ def activate(z, SPEC: tl.constexpr):
     elif SPEC.activation == "relu":
         return tl.where(z < 0.0, 0.0, z)
     elif SPEC.activation == "silu":
-        return z * sigmoid_of(z, SPEC)
+        return z * sigmoid(z, SPEC.approximate)
     else:
         return 0.5 * z * (1.0 + tl.erf(z * INVERSE_SQRT_2))
 
@@ -128,7 +122,7 @@ def activation_gradient(saved, SPEC: tl.constexpr):
     elif SPEC.activation == "relu":
         return tl.where(x > 0.0, 1.0, 0.0)
     elif SPEC.activation == "silu":
-        s = sigmoid_of(x, SPEC)
+        s = sigmoid(x, SPEC.approximate)
         return s * (1.0 + x * (1.0 - s))
     else:
         return 0.5 * (1.0 + tl.erf(x * INVERSE_SQRT_2)) + x * INVERSE_SQRT_2_PI * tl.exp(-0.5 * x * x)
@@ -202,7 +196,7 @@ def load_first(parameters, tower, column, SPEC: tl.constexpr):
     """Columns (columns) of the first layer's weight, (H, columns): the one behind the last is the bias."""
     WIDTH: tl.constexpr = SPEC.hidden[0]
     row, column = tl.arange(0, SPEC.hidden_pad[0]), column[None, :]
-    # Two loads: a choice between addresses would hide that neighbours lie side by side, and a warp would read 32 rows at once.
+    # Two loads: a choice between addresses would hide which lie side by side.
     place = parameters + SPEC.first_weight + (tower * WIDTH + row)[:, None] * SPEC.columns + column
     weight = tl.load(place, mask=(row < WIDTH)[:, None] & (column < SPEC.columns), other=0.0)
     bias = tl.load(parameters + SPEC.first_bias + tower * WIDTH + row, mask=row < WIDTH, other=0.0)[:, None]
