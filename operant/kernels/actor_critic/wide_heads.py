@@ -21,7 +21,6 @@ from operant.kernels.actor_critic.wide_layers import (
     store_sum,
     units,
 )
-from operant.kernels.blocks import zeros
 from operant.kernels.replay import features
 
 # THE POLICY
@@ -42,7 +41,8 @@ def _policy(h, flat, ROWS: tl.constexpr, SPEC: tl.constexpr, NET: tl.constexpr, 
     which = tl.arange(0, SPEC.columns) - SPEC.observation
     acts = (which >= 0) & (which < SPEC.action)
     bias = flat + NET.head_bias + which
-    mean, raw = zeros(ROWS, SPEC.columns), zeros(ROWS, SPEC.columns)
+    COLUMNS: tl.constexpr = SPEC.columns
+    mean, raw = tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS, COLUMNS), tl.float32)
     for p in tl.static_range(len(NET.layers[AT].parts)):
         mean += dot(h[p], _policy_head(flat, 0, p, SPEC, NET, AT), SPEC)
         raw += dot(h[p], _policy_head(flat, SPEC.action, p, SPEC, NET, AT), SPEC)
@@ -87,7 +87,7 @@ def improve(z, gradient, flat, work, temperature, partial, terms, SPEC: tl.const
     bias = no_sums(ROWS, NET, AT)
     gain, shift = bias, bias
     by_mean, by_raw = no_sums(COLUMNS, NET, AT), no_sums(COLUMNS, NET, AT)
-    mean_bias, raw_bias = zeros(ROWS, COLUMNS), zeros(ROWS, COLUMNS)
+    mean_bias, raw_bias = tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS, COLUMNS), tl.float32)
     entropy, least = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     alpha = tl.exp(tl.load(temperature.log))
     for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
