@@ -1,7 +1,10 @@
-"""PPO with a memory on a GPU: what fused kernels compute beside float64 and beside themselves, then Breakout's steps a second, all included, beside torch's.
-Prints JSON lines.
+"""PPO with a memory on a GPU: what fused kernels compute beside float64, beside torch and beside themselves, then a game's steps a second, all included, beside
+torch's. Prints JSON lines.
 
-python benches/recurrent.py [--parts checks,rates,torch,act,tiles] [--only mingru,lstm,gru] [--precisions bf16,tf32] [--lanes 4096,8192] [--profile] [--tiny]
+python benches/recurrent.py [--parts checks,rates,torch,act,tiles] [--only mingru,lstm,gru] [--precisions bf16,tf32] [--lanes 4096,8192] [--minibatches 2]
+    [--profile] [--tiny]
+
+The cases `g2048`, `pacman` and `go` are those games by MinGRUs of PufferLib's sizes, at its replay ratios.
 
 `--profile` adds the kernels that take the most time of an iteration; "act" and "tiles" are what acting and a minibatch take in other tiles, of which acting
 keeps the fastest. A part that fails says so in its line, and the others go on. `--tiny` runs on a CPU, through Triton's interpreter (TRITON_INTERPRET=1
@@ -17,6 +20,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from fused_sac import microseconds, replay_microseconds
@@ -29,13 +33,33 @@ from operant.worlds import DeviceWorld
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
 
-RELU = {"activation": "relu", "shared": True}
+
+class Case(NamedTuple):
+    """What is timed."""
+
+    hidden: int
+    memory: str
+    layers: int
+    algo: dict[str, object]
+    minibatches: tuple[int, ...]
+    env: str = "breakout"
+    horizon: int = 64
+    normalize: bool = True
+
+    def net(self, *, tiny: bool) -> NetConfig:
+        """The network, or a narrow one of its kind."""
+        return NetConfig(hidden=(16 if tiny else self.hidden,), memory=self.memory, memory_layers=self.layers, activation="relu", shared=True)
+
+
 CASES = {
-    "mingru": (NetConfig(hidden=(64,), memory="mingru", memory_layers=2, **RELU), {"epochs": 1, "replay_ratio": 1.42}, (2, 4)),
-    "lstm": (NetConfig(hidden=(128,), memory="lstm", **RELU), {"epochs": 1}, (4,)),
-    "gru": (NetConfig(hidden=(128,), memory="gru", **RELU), {"epochs": 4}, (4,)),
+    "mingru": Case(64, "mingru", 2, {"epochs": 1, "replay_ratio": 1.42}, (2, 4)),
+    "lstm": Case(128, "lstm", 1, {"epochs": 1}, (4,)),
+    "gru": Case(128, "gru", 1, {"epochs": 4}, (4,)),
+    "g2048": Case(512, "mingru", 4, {"replay_ratio": 2.24}, (4,), "g2048", normalize=False),
+    "pacman": Case(256, "mingru", 6, {"replay_ratio": 1.78}, (4,), "pacman", normalize=False),
+    "go": Case(512, "mingru", 1, {"replay_ratio": 3.75}, (4,), "go", horizon=128, normalize=False),
 }
-"""The network, what else is its own, and minibatches. A replay ratio is rounded to whole minibatches."""
+"""By name; minibatches as they are timed. A replay ratio is rounded to whole minibatches."""
 
 LIMITS = {"fp32": 1e-5, "tf32": 6e-3, "bf16": 3e-2}
 """Relative error that a gradient may have, behind relu: see `fused_games.BENT`."""
@@ -61,17 +85,15 @@ def attempt(row: dict[str, object], work: Callable[[], dict[str, object]]) -> No
 def checks(tiny: bool, only: list[str], precisions: list[str]) -> Iterator[tuple[dict[str, object], Callable[[], dict[str, object]]]]:
     """What is asked of every cell and precision, by the networks that are timed."""
     for precision, case in itertools.product(precisions, only):
-        net = CASES[case][0]
-        keys = ("memory", "memory_layers", "hidden", "activation")
-        given = {key: getattr(net, key) for key in keys} | ({"hidden": (16,)} if tiny else {})
-        row = {"precision": precision, "case": case}
-        yield {"check": "gradient", **row}, lambda net=given, precision=precision: gradient(net, precision, tiny)
-        yield {"check": "bits", **row}, lambda net=given, precision=precision: bits(net, precision, tiny)
+        net = CASES[case].net(tiny=tiny)
+        given = {key: getattr(net, key) for key in ("memory", "memory_layers", "hidden", "activation")}
+        for name, work in (("gradient", gradient), ("bits", bits), ("torch", beside_torch)):
+            yield {"check": name, "precision": precision, "case": case}, lambda work=work, given=given, precision=precision: work(given, precision, tiny)
 
 
-def sizes_of(tiny: bool) -> dict[str, int]:
-    """Of what is checked."""
-    return {"lanes": 16, "horizon": 4} if tiny else {"lanes": 1024, "horizon": 64}
+def sizes_of(tiny: bool, net: dict) -> dict[str, int]:
+    """Of what is checked; float64 autograd of a wide memory takes much room."""
+    return {"lanes": 16, "horizon": 4} if tiny else {"lanes": 1024 if max(net["hidden"]) <= 128 else 128, "horizon": 64}
 
 
 def gradient(net: dict, precision: str, tiny: bool) -> dict[str, object]:
@@ -79,7 +101,7 @@ def gradient(net: dict, precision: str, tiny: bool) -> dict[str, object]:
     from fused_probe import trainer, wide
     from memory_interpreted import gradient_case
 
-    where, sizes, algo = "cpu" if tiny else "cuda", sizes_of(tiny), {"precision": precision, "normalize_observations": True}
+    where, sizes, algo = "cpu" if tiny else "cuda", sizes_of(tiny, net), {"precision": precision, "normalize_observations": True}
     found = gradient_case([118, 3], net, algo, where=where, **sizes)
     found["parts"] = {name: float(f"{error:.2g}") for name, error in found["parts"].items()}
     once = trainer(wide(118, 3), NetConfig(shared=True, **net), where=where, eager=True, epochs=1, minibatches=1, kernels="fused", **algo, **sizes)
@@ -97,7 +119,7 @@ def bits(net: dict, precision: str, tiny: bool) -> dict[str, object]:
     def run(seed: int = 1, eager: bool = tiny, break_at: int = -1) -> bytes:
         def fresh() -> PPO:
             algo = {"minibatches": 2, "epochs": 2, "target_kl": 0.05, "kernels": "fused", "normalize_observations": True, "precision": precision}
-            return trainer(wide(118, 3), NetConfig(shared=True, **net), where="cpu" if tiny else "cuda", seed=seed, eager=eager, **algo, **sizes_of(tiny))
+            return trainer(wide(118, 3), NetConfig(shared=True, **net), where="cpu" if tiny else "cuda", seed=seed, eager=eager, **algo, **sizes_of(tiny, net))
 
         ppo = fresh()
         for iteration in range(6):
@@ -118,19 +140,27 @@ def bits(net: dict, precision: str, tiny: bool) -> dict[str, object]:
     return {**verdicts, "verdict": "ok" if all(verdicts.values()) else "FAILED"}
 
 
+def beside_torch(net: dict, precision: str, tiny: bool) -> dict[str, object]:
+    """What two iterations from the same seed differ in, by fused kernels and by torch's; in bf16 those are tf32's, and an action may be another one."""
+    from memory_interpreted import rollout_case
+
+    found = rollout_case("gaussian", net, {"precision": precision, "normalize_observations": True}, where="cpu" if tiny else "cuda", **sizes_of(tiny, net))
+    good = all(found[name] < 30 * LIMITS[precision] for name in ("values", "finals", "states", "parameters"))
+    return {**found, "verdict": "ok" if good else "FAILED"}
+
+
 # SPEED
 
 
 def begun(case: str, kernels: str, precision: str, lanes: int, minibatches: int, *, tiny: bool) -> PPO:
     """A trainer that has done three iterations: it is compiled and captured."""
-    net, own, _ = CASES[case]
-    net = net.model_copy(update={"hidden": (16,)}) if tiny else net
+    asked = CASES[case]
     config = PPOConfig(
-        horizon=8 if tiny else 64, minibatches=minibatches, precision=precision, kernels=kernels, anneal=False, learning_rate=1e-3,
-        gamma=0.975, gae_lambda=0.9, normalize_observations=True, normalize_rewards=True, **own,
+        horizon=8 if tiny else asked.horizon, minibatches=minibatches, precision=precision, kernels=kernels, anneal=False, learning_rate=1e-3,
+        gamma=0.975, gae_lambda=0.9, normalize_observations=asked.normalize, normalize_rewards=True, **asked.algo,
     )  # fmt: skip
-    world = DeviceWorld(envs.find("breakout"), lanes, seed=1, device=torch.device("cpu" if tiny else "cuda"))
-    ppo = PPO(world, config, net, seed=1, steps=10**9, eager=tiny)
+    world = DeviceWorld(envs.find(asked.env), lanes, seed=1, device=torch.device("cpu" if tiny else "cuda"))
+    ppo = PPO(world, config, asked.net(tiny=tiny), seed=1, steps=10**9, eager=tiny)
     ppo.start()
     for _ in range(1 if tiny else 3):
         ppo.collect()
@@ -170,7 +200,7 @@ def act_tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
     """Microseconds of acting in several tiles."""
     from operant.kernels.recurrent import learner
 
-    ppo, kind = begun(case, "fused", precision, lanes, 4, tiny=False), "wide" if case != "mingru" else "narrow"
+    ppo, kind = begun(case, "fused", precision, lanes, 4, tiny=False), "wide" if CASES[case].hidden > 64 else "narrow"
     own = learner.ACT_TILES[kind]
 
     def took(tile: tuple[int, int]) -> object:
@@ -216,6 +246,7 @@ def main() -> None:
     parser.add_argument("--only", default="mingru,lstm,gru")
     parser.add_argument("--precisions", default="bf16,tf32")
     parser.add_argument("--lanes", default="8192,4096")
+    parser.add_argument("--minibatches", help="in place of each case's own")
     words = parser.parse_args()
     parts, sizes, tiny = words.parts.split(","), [int(lanes) for lanes in words.lanes.split(",")], words.tiny
     if tiny:
@@ -233,7 +264,8 @@ def main() -> None:
     for (case, precision, lanes), kernels in itertools.product(asked, ("fused", "torch")):
         if ("rates" if kernels == "fused" else "torch") not in parts or (kernels == "torch" and precision != "tf32"):
             continue
-        for minibatches in CASES[case][2][: 1 if kernels == "torch" else 2]:
+        given = [int(count) for count in words.minibatches.split(",")] if words.minibatches else CASES[case].minibatches
+        for minibatches in given:
 
             def timed(what: tuple = (case, kernels, precision, lanes, minibatches), shown: bool = words.profile) -> dict[str, object]:
                 ppo = begun(*what, tiny=tiny)

@@ -35,8 +35,8 @@ MANY_GATED, MANY_MINGRU = 4096, 8192
 SCAN_NUMBERS = 512
 """Units of lanes of a program of MinGRU's scan alone."""
 
-MOST_CHUNKS = 64
-"""Parts of a minibatch whose gradients are summed one by one."""
+MOST_CHUNKS, MOST_PARTIAL = 64, 64 << 20
+"""Parts of a minibatch whose gradients are summed one by one: so many, and of a large network as many as have so many numbers together."""
 
 SMALL = 32
 """Rows of the tiles that any GPU takes (see `operant.kernels.tiles`)."""
@@ -50,7 +50,9 @@ def tile_config(spec: per_layer.Spec, shape: Shape, cut: Any, chunks: int | None
 
     A chunk has whole segments, and tiles have whole chunks: nothing is masked. `small` tiles are for GPUs that have no room for others, or no products of them.
     """
-    per_shard = chunks // cut.shards if chunks else math.gcd(cut.shard_blocks, per_layer.power_of_two(MOST_CHUNKS / (cut.shards * cut.ranks)))
+    numbers = sum(deep * wide for deep, wide in zip(spec.inputs, spec.widths, strict=True)) + shape.layers * shape.matrices * shape.matrix
+    most_chunks = min(MOST_CHUNKS, MOST_PARTIAL // numbers) / (cut.shards * cut.ranks)
+    per_shard = chunks // cut.shards if chunks else math.gcd(cut.shard_blocks, per_layer.power_of_two(most_chunks))
     rows = cut.shard_blocks // max(per_shard, 1) * cut.length * cut.block
     if cut.shard_blocks % per_shard or rows % 16:
         return f"a minibatch has {cut.shard_blocks * cut.shards * cut.block:,} segments of {cut.length} steps, of which kernels make no chunks of whole tiles"
