@@ -61,6 +61,7 @@ ROLLOUTS = [
     {"env": "gaussian", "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2}, "algo": {"normalize_observations": True}},
     {"env": "judged", "net": {"memory": "lstm", "hidden": (20, 18)}, "algo": {"bptt": 3, "optimizer": "muon", "replay_ratio": 1.5}, "lean": True},
     {"env": "judged", "net": {"memory": "gru", "hidden": (20,), "layer_norm": True}, "algo": {"bptt": 2, "carry_state": False}, "whole": False, "lean": True},
+    {"env": "board", "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2}, "algo": {}, "whole": False, "lean": True},
 ]
 
 

@@ -32,8 +32,8 @@ FEW_LANES, MANY_LANES = 16, 32
 MANY_GATED, MANY_MINGRU = 4096, 8192
 """Lanes of a minibatch from which on a program takes many: of GRU and LSTM, and of MinGRU on the way back."""
 
-SCAN_NUMBERS = 512
-"""Units of lanes of a program of MinGRU's scan alone."""
+SCAN_NUMBERS, SCAN_NUMBERS_OF_A_STEP = 512, 4096
+"""Units of lanes of a program of MinGRU's scan alone, and where it has one step, which reads a state of many lanes, unit after unit."""
 
 MOST_CHUNKS, MOST_PARTIAL = 64, 64 << 20
 """Parts of a minibatch whose gradients are summed one by one: so many, and of a large network as many as have so many numbers together."""
@@ -144,7 +144,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                     products.into_gates, (shape.gates * shape.pad // tiles["BLOCK_N"], -(-rows // tiles["BLOCK_M"])),
                     x, self._weights(k), self._values, self._gates[k], SHAPE=shape, LAYER=k, **tiles,
                 )  # fmt: skip
-            options: dict[str, Any] = {"SHAPE": shape, "LAYER": k, "ACT": acting, "WRITE": write, **self._cell_options(count)}
+            options: dict[str, Any] = {"SHAPE": shape, "LAYER": k, "ACT": acting, "WRITE": write, **self._cell_options(count, acting=acting)}
             options["STEPS"] = 1 if acting else shape.length
             grid = (-(-count // options["BLOCK_B"]),)
             gates, output, before = self._gates[k], self._outputs[k], self._before[k]
@@ -160,11 +160,11 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                 )  # fmt: skip
             x = output
 
-    def _cell_options(self, count: int, *, back: bool = False) -> dict[str, int]:
+    def _cell_options(self, count: int, *, acting: bool = False, back: bool = False) -> dict[str, int]:
         """How a cell's kernels over so many lanes are launched."""
         shape = self.shape
         if shape.kind == "mingru" and not shape.fused:
-            return {"BLOCK_B": max(1, SCAN_NUMBERS // shape.pad), "num_warps": 4}
+            return {"BLOCK_B": max(1, (SCAN_NUMBERS_OF_A_STEP if acting else SCAN_NUMBERS) // shape.pad), "num_warps": 8 if acting else 4}
         many = count >= (MANY_GATED if shape.kind != "mingru" else MANY_MINGRU if back else count + 1)
         return {"BLOCK_B": MANY_LANES if many else FEW_LANES, "num_warps": 8 if many and shape.pad > 64 else 4}
 
