@@ -97,7 +97,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         # The head passes on what it has: between it and the last hidden layer lies the memory. Normalized layers are those that end so.
         self._head_spec = replace(spec, layer_norm=True)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.at_once = max(spec.hidden_pad) <= ACT_WIDTH and spec.inputs[0] <= ACT_COLUMNS
+        self.at_once = max(spec.hidden_pad) <= (ACT_WIDTH if shape.kind == "mingru" else ACT_WIDTH // 2) and spec.inputs[0] <= ACT_COLUMNS
         self._reads_at_once = spec.hidden_pad[0] <= ACT_WIDTH and spec.inputs[0] <= FIRST_COLUMNS and not spec.bytes and not spec.layer_norm
 
     @property
