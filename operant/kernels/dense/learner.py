@@ -6,6 +6,7 @@ Nothing here allocates or reads back once it is made, so that a CUDA graph can h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -73,10 +74,13 @@ class Learner:
 
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that programs of the network's kernels ask for. Compiles them, and launches nothing."""
+        return self._has_room(lambda: self.act(0)) and self._has_room(lambda: self.backward(0))
+
+    def _has_room(self, work: Callable[[], None]) -> bool:
+        """Whether there is shared memory for what `work` launches, which is only compiled."""
         with torch.cuda.device(self.policy.device):
             self._asked = 0
-            self.act(0)
-            self.backward(0)
+            work()
             asked, self._asked = self._asked, None
             return asked <= driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
 

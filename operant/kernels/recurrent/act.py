@@ -13,7 +13,8 @@ from operant.kernels.blocks import feature_of, forward_hidden, load_last, load_n
 from operant.kernels.recurrent import cells
 
 load_features, kept = plain.load_features, cells.kept
-held_weights, load_states, network_step = cells.held_weights, cells.load_states, cells.network_step
+held_weights, load_states, network_step, tile_step = cells.held_weights, cells.load_states, cells.network_step, cells.tile_step
+column_mask = blocks.column_mask
 add_dot, stored, zeros = cells.add_dot, cells.stored, cells.zeros
 activate, first_operand, normalize, one_hot, saved_activation = blocks.activate, blocks.first_operand, blocks.normalize, blocks.one_hot, blocks.saved_activation
 
@@ -29,6 +30,24 @@ def _load_packed_first(first, column, SPEC: tl.constexpr):
 def _first_product(x, weight, SPEC: tl.constexpr):
     """The first layer before its activation: never with fewer bits than tf32."""
     return tl.dot(x, weight, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
+
+
+@triton.jit
+def _outputs_in_tiles(
+    x, h, total, packed, parameters, where, lane, keep, in_bounds, lanes, SPEC: tl.constexpr, SHAPE: tl.constexpr, WRITE
+):  # fmt: skip
+    """Total + the head's product (rows, out_pad) from what the memory's only layer reads and its state (rows, P), some units after the other."""
+    UNITS: tl.constexpr = 16
+    row = tl.arange(0, SPEC.out_pad)[None, :]
+    mask = column_mask(row, 0, SPEC)
+    operand = stored(h * keep[:, None], SHAPE)
+    for start in tl.range(0, SHAPE.pad, UNITS, num_stages=2):
+        unit = start + tl.arange(0, UNITS)
+        out = tile_step(x, operand, packed, parameters, where, lane, unit, keep, in_bounds, lanes, SHAPE, WRITE)
+        place = row * SHAPE.units + unit[:, None]
+        head = tl.where(row < SPEC.head_rows, parameters + SPEC.head_weight + place, parameters + SPEC.value_weight + 0 * row + unit[:, None])
+        total = add_dot(out, stored(tl.load(head, mask=mask & (unit < SHAPE.units)[:, None], other=0.0), SHAPE), total, SHAPE)
+    return total
 
 
 @triton.jit(do_not_specialize=["t"])
@@ -52,7 +71,9 @@ def act(
     held = held_weights(packed, SHAPE)
     states = load_states(where, lane, in_bounds, lanes, SHAPE)
     network = load_network(parameters, 0, SPEC, False)
-    head, head_bias = stored(load_last(parameters, 0, SPEC), SHAPE), out_bias(parameters, 0, SPEC)
+    head_bias = out_bias(parameters, 0, SPEC)
+    if not SHAPE.in_tiles:
+        head = stored(load_last(parameters, 0, SPEC), SHAPE)
     begin = 1
     if FINALS:
         begin = tl.where(tl.sum(cut.to(tl.int32), axis=0) > 0, 0, 1)
@@ -66,11 +87,15 @@ def act(
         if SPEC.bytes:
             x = stored(x, SPEC).to(tl.float32)
         _out, hidden, _saved = forward_hidden(_first_product(x, weight, SPEC), network, SPEC)
-        x = network_step(
-            stored(hidden[-1].to(tl.float32), SHAPE), states, held, packed, parameters, where, lane, tl.where(turn == 0, 1.0, keep), in_bounds, lanes, SHAPE,
-            (turn == 1) & (not LAST),
-        )  # fmt: skip
-        out = add_dot(x, tl.trans(head), zeros(BLOCK_M, SPEC.out_pad), SHAPE) + head_bias[None, :]
+        x, remembered, write = stored(hidden[-1].to(tl.float32), SHAPE), tl.where(turn == 0, 1.0, keep), (turn == 1) & (not LAST)
+        if SHAPE.in_tiles:
+            out = _outputs_in_tiles(
+                x, states[0], zeros(BLOCK_M, SPEC.out_pad), packed, parameters, where, lane, remembered, in_bounds, lanes, SPEC, SHAPE, write
+            )  # fmt: skip
+        else:
+            x = network_step(x, states, held, packed, parameters, where, lane, remembered, in_bounds, lanes, SHAPE, write)
+            out = add_dot(x, tl.trans(head), zeros(BLOCK_M, SPEC.out_pad), SHAPE)
+        out += head_bias[None, :]
         value = select_column(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows)
         if turn == 0:
             tl.store(final.value + (t - 1) * lanes + lane, value, mask=cut)

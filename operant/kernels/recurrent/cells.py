@@ -13,7 +13,7 @@ import triton.language as tl
 
 from operant.kernels import blocks, operands
 
-add_dot, stored = operands.add_dot, operands.stored
+add_dot, needed, stored = operands.add_dot, operands.needed, operands.stored
 activation_gradient, sigmoid, tanh, zeros = blocks.activation_gradient, blocks.sigmoid, blocks.tanh, blocks.zeros
 
 # PLACES
@@ -28,6 +28,16 @@ def lanes_of(where, s, in_bounds, lanes, SHAPE: tl.constexpr, ACT: tl.constexpr)
         block = tl.load(where.order + where.first + s // SHAPE.block * SHAPE.length, mask=in_bounds, other=0)
         groups = lanes // SHAPE.block
         return block % groups * SHAPE.block + s % SHAPE.block, block // groups, s // SHAPE.block * (SHAPE.length * SHAPE.block) + s % SHAPE.block
+
+
+@triton.jit
+def present_of(where, s, count, FINALS: tl.constexpr):
+    """Which of sequences `s` there are, (rows): `count`, with FINALS of acting lanes those alone that were truncated."""
+    present = s < count
+    if FINALS:
+        return present & (tl.load(where.truncated + where.sample + s, mask=present, other=0) != 0)
+    else:
+        return present
 
 
 @triton.jit
@@ -207,3 +217,46 @@ def _gru_step(x, h, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYER: 
     share, by_state, _last = _parts(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 2, 2)
     n = tanh(share + r * (by_state + gate_bias(parameters, SHAPE.state_biases[LAYER], 0, unit, SHAPE)), SHAPE.approximate)
     return n + z * (h - n)
+
+
+@triton.jit
+def _tile_share(x, packed, WHICH: tl.constexpr, GATE: tl.constexpr, unit, total, SHAPE: tl.constexpr):
+    """Total + what a layer's input or state (rows, P) adds to a gate of some units, in a network of one layer."""
+    place = packed + ((WHICH * SHAPE.gates + GATE) * SHAPE.pad + unit[None, :]) * SHAPE.pad + tl.arange(0, SHAPE.pad)[:, None]
+    return add_dot(x, tl.load(place), total, SHAPE)
+
+
+@triton.jit
+def _tile_parts(x, h, packed, parameters, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
+    """What a gate of some units is made of: its input's share, rounded as where it lies in memory in training, and its state's."""
+    share = _tile_share(x, packed, 0, GATE, unit, zero, SHAPE) + gate_bias(parameters, SHAPE.input_biases[0], GATE, unit, SHAPE)
+    return stored(share, SHAPE).to(tl.float32), _tile_share(h, packed, 1, GATE, unit, zero, SHAPE)
+
+
+@triton.jit
+def tile_step(x, h, packed, parameters, where, lane, unit, keep, in_bounds, lanes, SHAPE: tl.constexpr, WRITE):
+    """Some units' step of a GRU or an LSTM of one layer, from what it reads and all units' state, operands (rows, P) both; where WRITE the state after is kept.
+
+    Their output (rows, units), as an operand.
+    """
+    mask = in_bounds[:, None] & (unit < SHAPE.units)[None, :]
+    place = where.state + state_place(lane, 0, unit, lanes, SHAPE, 0, 0, True)
+    last = where.state + state_place(lane, 0, unit, lanes, SHAPE, 0, SHAPE.kind == "lstm", True)
+    own = tl.load(last, mask=mask, other=0.0) * keep[:, None]  # of an LSTM c
+    zero = tl.zeros_like(own)
+    share, by_state = _tile_parts(x, h, packed, parameters, 0, unit, zero, SHAPE)
+    first = squash(share + by_state, SHAPE)
+    share, by_state = _tile_parts(x, h, packed, parameters, 1, unit, zero, SHAPE)
+    second = squash(share + by_state, SHAPE)
+    share, by_state = _tile_parts(x, h, packed, parameters, 2, unit, zero, SHAPE)
+    if SHAPE.kind == "lstm":
+        third = squash(share + by_state, SHAPE)
+        share, by_state = _tile_parts(x, h, packed, parameters, 3, unit, zero, SHAPE)
+        c = second * own + first * tanh(share + by_state, SHAPE.approximate)
+        out = third * tanh(c, SHAPE.approximate)
+        tl.store(last, c, mask=mask & WRITE)
+    else:
+        n = tanh(share + first * (by_state + gate_bias(parameters, SHAPE.state_biases[0], 0, unit, SHAPE)), SHAPE.approximate)
+        out = n + second * (own - n)
+    tl.store(place, out, mask=mask & WRITE)
+    return stored(out, SHAPE)

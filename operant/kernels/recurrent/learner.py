@@ -20,7 +20,7 @@ from operant.kernels.recurrent.shape import Finals, Shape, States, Where
 ACT_WIDTH, ACT_COLUMNS = 128, 256
 """Of a network that acts in one launch: units, and columns of the first layer, padded."""
 
-ACT_TILES, ACT_PROGRAMS = {"narrow": (64, 8), "wide": (64, 8)}, 128
+ACT_TILES, ACT_PROGRAMS = {"narrow": (64, 8), "wide": (64, 8), "wide, 32 bits": (32, 8)}, 64
 """Lanes and warps of a program that acts, with up to 64 units and with more; fewer lanes, where that makes for so many programs."""
 
 FIRST_COLUMNS, FIRST_BLOCK_M = 128, 128
@@ -97,8 +97,22 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         # The head passes on what it has: between it and the last hidden layer lies the memory. Normalized layers are those that end so.
         self._head_spec = replace(spec, layer_norm=True)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.at_once = max(spec.hidden_pad) <= (ACT_WIDTH if shape.kind == "mingru" else ACT_WIDTH // 2) and spec.inputs[0] <= ACT_COLUMNS
+        narrow = max(spec.hidden_pad) <= ACT_WIDTH and spec.inputs[0] <= ACT_COLUMNS
+        self.at_once = narrow and (shape.kind == "mingru" or shape.held or shape.in_tiles)
         self._reads_at_once = spec.hidden_pad[0] <= ACT_WIDTH and spec.inputs[0] <= FIRST_COLUMNS and not spec.bytes and not spec.layer_norm
+
+    def fits(self) -> bool:
+        """Whether the GPU has the shared memory that programs of the network's kernels ask for; a network that cannot act at once acts a layer at a time."""
+        # An episode's end asks for more than the first step does.
+        self.at_once = self.at_once and self._has_room(lambda: self.act(0)) and self._has_room(lambda: self.act(1))
+        return super().fits()
+
+    @property
+    def act_tile(self) -> str:
+        """Which tile acts."""
+        if max(self.spec.hidden_pad) <= 64:
+            return "narrow"
+        return "wide" if self.spec.precision == "bf16" else "wide, 32 bits"
 
     @property
     def starts(self) -> Tensor:
@@ -112,9 +126,9 @@ class RecurrentLearner(per_layer.PerLayerLearner):
 
     # WHAT KERNELS TAKE
 
-    def _where(self, first: int, step: int, *, acting: bool) -> Where:
+    def _where(self, first: int, step: int, *, acting: bool, sample: int = 0) -> Where:
         rollout = self.buffers.rollout
-        return Where(self.buffers.order, first, step, self._states.now if acting else self._states.starts, rollout.terminated, rollout.truncated)
+        return Where(self.buffers.order, first, step, sample, self._states.now if acting else self._states.starts, rollout.terminated, rollout.truncated)
 
     def _weights(self, layer: int, which: int = 0) -> Tensor:
         """A layer's packed weights: 0 its input's, 1 its own."""
@@ -132,7 +146,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         grid = (shape.gates * shape.pad // block, shape.layers, shape.matrices)
         self.launch(products.pack_weights, grid, self._values, self._memory, SHAPE=shape, BLOCK=block, num_warps=4)
 
-    def _remember(self, where: Where, count: int, *, acting: bool, write: bool) -> None:
+    def _remember(self, where: Where, count: int, *, acting: bool, write: bool, truncated_only: bool = False) -> None:
         """The memory's layers over what the encoder has put out: `count` sequences, of one step each when acting."""
         shape = self.shape
         rows = count if acting else count * shape.length
@@ -142,10 +156,10 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                 tiles = self._row_tiling(shape.gates * shape.pad, shape.pad)
                 self.launch(
                     products.into_gates, (shape.gates * shape.pad // tiles["BLOCK_N"], -(-rows // tiles["BLOCK_M"])),
-                    x, self._weights(k), self._values, self._gates[k], SHAPE=shape, LAYER=k, **tiles,
+                    where, x, self._weights(k), self._values, self._gates[k], rows, SHAPE=shape, LAYER=k, FINALS=truncated_only, **tiles,
                 )  # fmt: skip
             options: dict[str, Any] = {"SHAPE": shape, "LAYER": k, "ACT": acting, "WRITE": write, **self._cell_options(count, acting=acting)}
-            options["STEPS"] = 1 if acting else shape.length
+            options |= {"STEPS": 1 if acting else shape.length, "FINALS": truncated_only}
             grid = (-(-count // options["BLOCK_B"]),)
             gates, output, before = self._gates[k], self._outputs[k], self._before[k]
             if shape.kind == "mingru":
@@ -188,7 +202,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             )  # fmt: skip
 
     def _act_at_once(self, t: int, *, finals: bool, last: bool) -> None:
-        rollout, (block_m, warps) = self.buffers.rollout, ACT_TILES["wide" if max(self.spec.hidden_pad) > 64 else "narrow"]
+        rollout, (block_m, warps) = self.buffers.rollout, ACT_TILES[self.act_tile]
         block_m = max(16, min(block_m, self._most_rows, per_layer.power_of_two(self._lanes / ACT_PROGRAMS)))
         seen = rollout.final_observation if finals else rollout.observation
         window = self._steps // len(seen) if finals else 1
@@ -222,7 +236,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         sample = t * self._lanes + first
         self._gather(observation, sample // self.layout.block, count, truncated_only=truncated_only)
         self._forward(sample, count, truncated_only=truncated_only)
-        self._remember(self._where(first, forgotten, acting=True), count, acting=True, write=False)
+        self._remember(self._where(first, forgotten, acting=True, sample=sample), count, acting=True, write=False, truncated_only=truncated_only)
         self.launch(
             per_layer.value_head, (-(-count // self._head_block_m),),
             self._hidden[-1], self._packed, self._values, self.buffers.rollout.truncated, self._legal_mask, value, sample, count, self._lanes,
@@ -288,10 +302,8 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                     where, x, gates, self._weights(k), self._values, self._before[k], gradient, self._saved[last], into, count, lanes,
                     SPEC=self.spec, LAYER=k, SLOPE=slope and shape.fused, **options,
                 )  # fmt: skip
-            elif shape.kind == "gru":
-                self.launch(unroll.gru_backward, grid, where, gates, self._weights(k, 1), self._before[k], gradient, count, lanes, **options)
             else:
-                self.launch(unroll.lstm_backward, grid, where, gates, self._weights(k, 1), self._cells_before[k], gradient, count, lanes, **options)
+                self.launch(unroll.gated_backward, grid, where, gates, self._weights(k, 1), self._cells_before[k], gradient, count, lanes, **options)
             if not shape.fused:
                 tiles = self._row_tiling(shape.pad, shape.gates * shape.pad)
                 self.launch(

@@ -12,6 +12,7 @@ import triton.language as tl
 from operant.kernels.recurrent import cells
 
 add_dot, stored, activation_gradient, zeros = cells.add_dot, cells.stored, cells.activation_gradient, cells.zeros
+needed = cells.needed
 
 
 @triton.jit
@@ -43,16 +44,21 @@ def _row_tiles(left, weights, row, column, LEFT: tl.constexpr, DEEP: tl.constexp
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def into_gates(
-    x, packed, parameters, gates, SHAPE: tl.constexpr, LAYER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+    where, x, packed, parameters, gates, count, SHAPE: tl.constexpr, LAYER: tl.constexpr, FINALS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """What a layer's input (rows, P) adds to its gates (rows, columns), biases included. Program 0 counts tiles of outputs, 1 of rows."""
+    """What a layer's input (rows, P) adds to its gates (rows, columns), biases included; with FINALS only where tiles hold a truncated lane.
+
+    Program 0 counts tiles of outputs, 1 of rows.
+    """
     row, column = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = _row_tiles(x, packed, row, column, SHAPE.pad, SHAPE.pad, SHAPE.pad, 1, SHAPE, BLOCK_M, BLOCK_N, BLOCK_K)
-    unit = column % SHAPE.pad
-    bias = tl.load(parameters + SHAPE.input_biases[LAYER] + column // SHAPE.pad * SHAPE.units + unit, mask=unit < SHAPE.units, other=0.0)
-    tl.store(gates + row[:, None] * SHAPE.columns + column[None, :], stored(total + bias[None, :], SHAPE))
+    if needed(where.truncated, where.sample + row, row < count, FINALS):
+        total = _row_tiles(x, packed, row, column, SHAPE.pad, SHAPE.pad, SHAPE.pad, 1, SHAPE, BLOCK_M, BLOCK_N, BLOCK_K)
+        unit = column % SHAPE.pad
+        bias = tl.load(parameters + SHAPE.input_biases[LAYER] + column // SHAPE.pad * SHAPE.units + unit, mask=unit < SHAPE.units, other=0.0)
+        tl.store(gates + row[:, None] * SHAPE.columns + column[None, :], stored(total + bias[None, :], SHAPE))
 
 
 @triton.jit

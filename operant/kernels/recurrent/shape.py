@@ -50,6 +50,11 @@ class Shape:
         return replace(self, fused=False, resident=False, held=False)
 
     @property
+    def in_tiles(self) -> bool:
+        """A program that acts goes through a GRU's or an LSTM's only layer some units after the other: it does not hold all weights."""
+        return self.kind != "mingru" and not self.held and self.layers == 1
+
+    @property
     def matrix(self) -> int:
         """Numbers of a packed weight, (K P, P)."""
         return self.gates * self.pad * self.pad
@@ -66,6 +71,7 @@ class Where(NamedTuple):
     order: Any  # (E, M) int32, the blocks of a minibatch's steps
     first: Any  # where the sequences begin in `order`, or which lane is the first
     step: Any  # which is acted, of which a state is forgotten where an episode has ended before it; 0: none is
+    sample: Any  # t N + n of the first lane that is acted on, whose final observations are seen
     state: Any  # (R, N), or (K, R, N) before each segment
     terminated: Any  # (T, N) uint8
     truncated: Any

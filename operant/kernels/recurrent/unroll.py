@@ -16,7 +16,8 @@ from operant.kernels.recurrent import cells
 
 add_dot, stored, activation_gradient, tanh = cells.add_dot, cells.stored, cells.activation_gradient, cells.tanh
 gate_bias, gate_transposed, gate_weight, kept = cells.gate_bias, cells.gate_transposed, cells.gate_weight, cells.kept
-lanes_of, lstm_gates, mingru_gates, squash, state_place = cells.lanes_of, cells.lstm_gates, cells.mingru_gates, cells.squash, cells.state_place
+lanes_of, lstm_gates, mingru_gates, present_of = cells.lanes_of, cells.lstm_gates, cells.mingru_gates, cells.present_of
+squash, state_place = cells.squash, cells.state_place
 
 
 @triton.jit
@@ -74,12 +75,12 @@ def _worked_out(x, weights, biases, SHAPE: tl.constexpr):
 @triton.jit(do_not_specialize=["count"])
 def mingru_forward(
     where, x, gates, packed, parameters, output, before, count, lanes,
-    SHAPE: tl.constexpr, LAYER: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
+    SHAPE: tl.constexpr, LAYER: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, FINALS: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """A layer's outputs (rows, P) from its inputs `x`, and what each step begins with. `gates` (rows, 3 P) are read where they are not worked out here."""
     PAD: tl.constexpr = SHAPE.pad
     s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
-    present = s < count
+    present = present_of(where, s, count, FINALS)
     mask = present[:, None] & (unit < PAD)[None, :]
     lane, t, row = lanes_of(where, s, present, lanes, SHAPE, ACT)
     weights = ()
@@ -197,12 +198,12 @@ def _add_back(total, gradient, held, packed, gate: tl.constexpr, SHAPE: tl.const
 @triton.jit(do_not_specialize=["count"])
 def lstm_forward(
     where, gates, packed, output, before, cells_before, count, lanes,
-    SHAPE: tl.constexpr, LAYER: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
+    SHAPE: tl.constexpr, LAYER: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, FINALS: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """A layer's outputs (rows, P) from what its input adds to the gates (rows, 4 P): i, f, o and g, which take its place. `packed`: recurrent weights."""
     PAD: tl.constexpr = SHAPE.pad
     s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
-    present = s < count
+    present = present_of(where, s, count, FINALS)
     mask = present[:, None] & (unit < PAD)[None, :]
     lane, t, row = lanes_of(where, s, present, lanes, SHAPE, ACT)
     held = ()
@@ -240,58 +241,14 @@ def lstm_forward(
 
 
 @triton.jit(do_not_specialize=["count"])
-def lstm_backward(
-    where, gates, packed, cells_before, gradient, count, lanes, SHAPE: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr
-):  # fmt: skip
-    """From the gradient in a layer's outputs (rows, P): those in what the input adds to i, f, o and g, in place of these in `gates`."""
-    PAD: tl.constexpr = SHAPE.pad
-    s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
-    present = s < count
-    mask = present[:, None] & (unit < PAD)[None, :]
-    lane, t, row = lanes_of(where, s, present, lanes, SHAPE, False)
-    held = ()
-    if SHAPE.resident:
-        held = _held(packed, SHAPE, True)
-    row += (STEPS - 1) * SHAPE.block
-    place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
-    carried = tl.zeros((BLOCK_B, PAD), tl.float32)  # dL / dh and dL / dc, of the steps behind
-    by_cell = carried
-    opened, own = _four(gates, gate_place, mask, SHAPE), tl.load(cells_before + place, mask=mask, other=0.0)
-    outer, keep = tl.load(gradient + place, mask=mask, other=0.0), kept(where, lane, t + STEPS - 1, present, lanes)
-    for step in tl.range(0, STEPS, num_stages=1):
-        more, following = mask & (step + 1 < STEPS), place - SHAPE.block * PAD
-        next_opened = _four(gates, gate_place - SHAPE.block * SHAPE.columns, more, SHAPE)
-        next_own, next_outer = tl.load(cells_before + following, mask=more, other=0.0), tl.load(gradient + following, mask=more, other=0.0)
-        next_keep = kept(where, lane, t + STEPS - 2 - step, present & (step + 1 < STEPS), lanes)
-        i, f, o, g = opened[0].to(tl.float32), opened[1].to(tl.float32), opened[2].to(tl.float32), opened[3].to(tl.float32)
-        c = own.to(tl.float32)
-        # h = o tanh(c'), c' = f c + i g
-        carried += outer.to(tl.float32)
-        squashed = tanh(f * c + i * g, SHAPE.approximate)
-        by_cell += carried * o * (1.0 - squashed * squashed)
-        by_i, by_f = stored(by_cell * g * i * (1.0 - i), SHAPE), stored(by_cell * c * f * (1.0 - f), SHAPE)
-        by_o, by_g = stored(carried * squashed * o * (1.0 - o), SHAPE), stored(by_cell * i * (1.0 - g * g), SHAPE)
-        _store_four(gates, gate_place, mask, (by_i, by_f, by_o, by_g), SHAPE)
-        back = _add_back(_add_back(tl.zeros((BLOCK_B, PAD), tl.float32), by_i, held, packed, 0, SHAPE), by_f, held, packed, 1, SHAPE)
-        carried = _add_back(_add_back(back, by_o, held, packed, 2, SHAPE), by_g, held, packed, 3, SHAPE) * keep[:, None]
-        by_cell *= f * keep[:, None]
-        opened = next_opened
-        own = next_own
-        outer = next_outer
-        keep = next_keep
-        place = following
-        gate_place -= SHAPE.block * SHAPE.columns
-
-
-@triton.jit(do_not_specialize=["count"])
 def gru_forward(
     where, gates, packed, parameters, output, before, count, lanes,
-    SHAPE: tl.constexpr, LAYER: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
+    SHAPE: tl.constexpr, LAYER: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, FINALS: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """A layer's outputs (rows, P) from what its input adds to r, z and n (rows, 4 P): they, and W h + b of n, take its place."""
     PAD: tl.constexpr = SHAPE.pad
     s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
-    present = s < count
+    present = present_of(where, s, count, FINALS)
     mask = present[:, None] & (unit < PAD)[None, :]
     lane, t, row = lanes_of(where, s, present, lanes, SHAPE, ACT)
     held = ()
@@ -324,11 +281,38 @@ def gru_forward(
         tl.store(where.state + own, h, mask=own_mask)
 
 
+@triton.jit
+def _lstm_back(opened, c, carried, by_cell, held, packed, SHAPE: tl.constexpr):
+    """From the gradients in h' and c': those in what the input adds to the gates, and in h and c."""
+    i, f, o, g = opened[0].to(tl.float32), opened[1].to(tl.float32), opened[2].to(tl.float32), opened[3].to(tl.float32)
+    # h' = o tanh(c'), c' = f c + i g
+    squashed = tanh(f * c + i * g, SHAPE.approximate)
+    by_cell += carried * o * (1.0 - squashed * squashed)
+    by_i, by_f = stored(by_cell * g * i * (1.0 - i), SHAPE), stored(by_cell * c * f * (1.0 - f), SHAPE)
+    by_o, by_g = stored(carried * squashed * o * (1.0 - o), SHAPE), stored(by_cell * i * (1.0 - g * g), SHAPE)
+    back = _add_back(_add_back(tl.zeros(c.shape, tl.float32), by_i, held, packed, 0, SHAPE), by_f, held, packed, 1, SHAPE)
+    return (by_i, by_f, by_o, by_g), _add_back(_add_back(back, by_o, held, packed, 2, SHAPE), by_g, held, packed, 3, SHAPE), by_cell * f
+
+
+@triton.jit
+def _gru_back(opened, h, carried, held, packed, SHAPE: tl.constexpr):
+    """From the gradient in h': those in what the input adds to the gates and in W h + b of n, and in h."""
+    r, z, n, recurrent = opened[0].to(tl.float32), opened[1].to(tl.float32), opened[2].to(tl.float32), opened[3].to(tl.float32)
+    # h' = n + z (h - n), n = tanh(x + r (W h + b))
+    by_n = carried * (1.0 - z) * (1.0 - n * n)
+    by_r, by_z = stored(by_n * recurrent * r * (1.0 - r), SHAPE), stored(carried * (h - n) * z * (1.0 - z), SHAPE)
+    by_recurrent = stored(by_n * r, SHAPE)
+    back = _add_back(_add_back(carried * z, by_r, held, packed, 0, SHAPE), by_z, held, packed, 1, SHAPE)
+    return (by_r, by_z, by_n, by_recurrent), _add_back(back, by_recurrent, held, packed, 2, SHAPE)
+
+
 @triton.jit(do_not_specialize=["count"])
-def gru_backward(
+def gated_backward(
     where, gates, packed, before, gradient, count, lanes, SHAPE: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr
 ):  # fmt: skip
-    """From the gradient in a layer's outputs (rows, P): those in what the input adds to r, z and n, and in W h + b of n, in place of these in `gates`."""
+    """From the gradient in a GRU's or an LSTM's outputs (rows, P): those in what the input adds to the gates, and in W h + b of a GRU's n, in place of these in
+    `gates`. `before`: h of a GRU, c of an LSTM.
+    """
     PAD: tl.constexpr = SHAPE.pad
     s, unit = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B), tl.arange(0, PAD)
     present = s < count
@@ -339,7 +323,8 @@ def gru_backward(
         held = _held(packed, SHAPE, True)
     row += (STEPS - 1) * SHAPE.block
     place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
-    carried = tl.zeros((BLOCK_B, PAD), tl.float32)  # dL / dh, of the steps behind
+    carried = tl.zeros((BLOCK_B, PAD), tl.float32)  # dL / dh and dL / dc, of the steps behind
+    by_cell = carried
     opened, own = _four(gates, gate_place, mask, SHAPE), tl.load(before + place, mask=mask, other=0.0)
     outer, keep = tl.load(gradient + place, mask=mask, other=0.0), kept(where, lane, t + STEPS - 1, present, lanes)
     for step in tl.range(0, STEPS, num_stages=1):
@@ -347,15 +332,14 @@ def gru_backward(
         next_opened = _four(gates, gate_place - SHAPE.block * SHAPE.columns, more, SHAPE)
         next_own, next_outer = tl.load(before + following, mask=more, other=0.0), tl.load(gradient + following, mask=more, other=0.0)
         next_keep = kept(where, lane, t + STEPS - 2 - step, present & (step + 1 < STEPS), lanes)
-        r, z, n, recurrent = opened[0].to(tl.float32), opened[1].to(tl.float32), opened[2].to(tl.float32), opened[3].to(tl.float32)
-        # h' = n + z (h - n), n = tanh(x + r (W h + b))
         carried += outer.to(tl.float32)
-        by_n = carried * (1.0 - z) * (1.0 - n * n)
-        by_r, by_z = stored(by_n * recurrent * r * (1.0 - r), SHAPE), stored(carried * (own.to(tl.float32) - n) * z * (1.0 - z), SHAPE)
-        by_recurrent = stored(by_n * r, SHAPE)
-        _store_four(gates, gate_place, mask, (by_r, by_z, by_n, by_recurrent), SHAPE)
-        back = _add_back(_add_back(carried * z, by_r, held, packed, 0, SHAPE), by_z, held, packed, 1, SHAPE)
-        carried = _add_back(back, by_recurrent, held, packed, 2, SHAPE) * keep[:, None]
+        if SHAPE.kind == "lstm":
+            found, carried, by_cell = _lstm_back(opened, own.to(tl.float32), carried, by_cell, held, packed, SHAPE)
+            by_cell *= keep[:, None]
+        else:
+            found, carried = _gru_back(opened, own.to(tl.float32), carried, held, packed, SHAPE)
+        _store_four(gates, gate_place, mask, found, SHAPE)
+        carried *= keep[:, None]
         opened = next_opened
         own = next_own
         outer = next_outer
