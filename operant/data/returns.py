@@ -35,25 +35,33 @@ class Discount(NamedTuple):
 
 
 @device
+def _step_of(trace, t, i):
+    """What the estimate takes of lane i's step t, or of its first where t is below 0: asked for steps ahead, as a GPU's thread else waits at each."""
+    t = max(t, 0)
+    return trace.reward[t, i], trace.value[t, i], trace.final_value[t, i], trace.terminated[t, i] != 0, trace.truncated[t, i] != 0
+
+
+@device
 def advantage_body(i, discount, trace, offset):
     """Advantages of lane i: delta_t = r_t + gamma V(s_{t+1}) - V(s_t); A_t = delta_t + gamma lambda A_{t+1}, cut where an episode ends."""
-    following = float32(0.0)
+    last = trace.reward.shape[0] - 1
+    following, next_value = float32(0.0), trace.value[last + 1, i]
     gamma, decay = float32(discount.gamma), float32(discount.decay)
-    for back in range(trace.reward.shape[0]):
+    first, second, third, fourth = _step_of(trace, last, i), _step_of(trace, last - 1, i), _step_of(trace, last - 2, i), _step_of(trace, last - 3, i)
+    for back in range(last + 1):
+        reward, value, final_value, terminated, truncated = first
+        first, second, third, fourth = second, third, fourth, _step_of(trace, last - 4 - back, i)
         # V(s_{t+1}): 0 after a true end, that of the true final observation after a time limit; A_{t+1} is 0 after either.
-        t = trace.reward.shape[0] - 1 - back
-        terminated, truncated = trace.terminated[t, i] != 0, trace.truncated[t, i] != 0
-        next_value = trace.value[t + 1, i]
         if terminated:
             next_value = float32(0.0)
         elif truncated:
-            next_value = trace.final_value[t, i]
+            next_value = final_value
         if terminated or truncated:
             following = float32(0.0)
-        delta = trace.reward[t, i] + gamma * next_value - trace.value[t, i]
-        following = delta + decay * following
-        trace.advantage[t, i] = following
-        trace.returns[t, i] = following + trace.value[t, i]
+        following = reward + gamma * next_value - value + decay * following
+        trace.advantage[last - back, i] = following
+        trace.returns[last - back, i] = following + value
+        next_value = value
 
 
 class Accrual(NamedTuple):
@@ -67,13 +75,23 @@ class Accrual(NamedTuple):
 
 
 @device
+def _reward_of(accrual, t, i):
+    """Lane i's reward of step t, and whether an episode ended with it; of the last step where there are fewer."""
+    t = min(t, accrual.reward.shape[0] - 1)
+    return accrual.reward[t, i], (accrual.terminated[t, i] | accrual.truncated[t, i]) != 0
+
+
+@device
 def accrual_body(i, discount, accrual, offset):
     """Returns of lane i accrued forward: g <- gamma g + r_t, begun anew after an episode's end (as VecNormalize of OpenAI Baselines)."""
     accrued = accrual.carried[i]
+    first, second, third, fourth = _reward_of(accrual, 0, i), _reward_of(accrual, 1, i), _reward_of(accrual, 2, i), _reward_of(accrual, 3, i)
     for t in range(accrual.reward.shape[0]):
-        accrued = float32(discount.gamma) * accrued + accrual.reward[t, i]
+        reward, ended = first
+        first, second, third, fourth = second, third, fourth, _reward_of(accrual, t + 4, i)
+        accrued = float32(discount.gamma) * accrued + reward
         accrual.accrued[t, i] = accrued
-        if accrual.terminated[t, i] != 0 or accrual.truncated[t, i] != 0:
+        if ended:
             accrued = float32(0.0)
     accrual.carried[i] = accrued
 
