@@ -221,7 +221,7 @@ def tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
     """Microseconds of a minibatch's gradient with other tiles of the products."""
     from memory_interpreted import reconfigured
 
-    ppo, deep = begun(case, "fused", precision, lanes, 4, tiny=False), {"bf16": 32, "tf32": 16, "fp32": 16}[precision]
+    ppo, deep = begun(case, "fused", precision, lanes, CASES[case].minibatches[0], tiny=False), {"bf16": 32, "tf32": 16, "fp32": 16}[precision]
     names = {"bf16": "bf16", "tf32": "tf32", "fp32": "ieee"}
 
     def took(changes: dict) -> object:
