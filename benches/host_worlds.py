@@ -35,8 +35,10 @@ from operant.training.build import build
 from operant.training.evaluate import Evaluator
 from operant.worlds import BridgedWorld, DeviceWorld, HostWorld
 
-CASES = ((65536, 32, 2), (65536, 32, 4), (32768, 64, 2), (131072, 16, 4), (65536, 32, 8), (16384, 128, 2), (65536, 32, 1))
+CASES = ((65536, 32, 2), (131072, 16, 4), (65536, 32, 4), (32768, 64, 2), (65536, 32, 8), (16384, 128, 2), (65536, 32, 1))
 """Lanes, horizon and buffers of Breakout's rules on the CPU."""
+MORE = {(65536, 32, 2): ((1, True), (4, False), (4, True)), (131072, 16, 4): ((1, True),)}
+"""Of some of them: epochs, and whether learning goes on beside the next collection."""
 THREADS = (16, 8, 4, 2, 1)
 PARTS = ("check", "overlap", "cpu", "breakout", "buffers", "ale", "mujoco", "ale_learn", "mujoco_learn")
 
@@ -173,8 +175,8 @@ def breakout_config(lanes: int, horizon: int, buffers: int, extra: tuple[str, ..
 def once(device: torch.device, tiny: bool) -> None:
     """What the other parts compile and choose, so that it is kept."""
     lanes, horizon, buffers = (64, 8, 2) if tiny else CASES[0]
-    for epochs in (1, 4):
-        words = ("algo.minibatches=2",) if tiny else (f"algo.epochs={epochs}", "algo.precision=bf16")
+    for epochs, beside in ((1, "false"), (4, "false"), (1, "true")):
+        words = ("algo.minibatches=2",) if tiny else (f"algo.epochs={epochs}", "algo.precision=bf16", f"algo.overlap={beside}")
         say("once", **trained(breakout_config(lanes, horizon, buffers, words), device, 0.2))
     stepped_alone(2048, 1, 2, 0.05)
     stepped_together(2048, 1, 0.05)
@@ -187,11 +189,11 @@ def breakout(device: torch.device, tiny: bool) -> None:
     most = stepped_alone(64 if tiny else 65536, numba.get_num_threads(), 2, 0.05 if tiny else 0.5)
     say("breakout", stepping_alone=most)
     for lanes, horizon, buffers in ((64, 8, 2),) if tiny else CASES:
-        for epochs in (1, 4) if lanes == 65536 and buffers == 2 else (1,):
-            words = ("algo.minibatches=2",) if tiny else (f"algo.epochs={epochs}", "algo.precision=bf16")
+        for epochs, beside in ((1, False), *MORE.get((lanes, horizon, buffers), ())):
+            words = ("algo.minibatches=2",) if tiny else (f"algo.epochs={epochs}", "algo.precision=bf16", f"algo.overlap={str(beside).lower()}")
             figures = trained(breakout_config(lanes, horizon, buffers, words), device, 0.5 if tiny else 1.5)
-            told = {"lanes": lanes, "horizon": horizon, "buffers": buffers, "threads": numba.get_num_threads(), "epochs": epochs}
-            say("breakout", **told, rollout_sps=lanes * horizon / figures["collect_s"], **figures)
+            told = {"lanes": lanes, "horizon": horizon, "buffers": buffers, "threads": numba.get_num_threads(), "epochs": epochs, "beside": beside}
+            say("breakout", **told, share_of_alone=figures["sps"] / most, **figures)
 
 
 def taken(world, slot, steps: int) -> None:
@@ -314,10 +316,10 @@ def raw_ale(lanes: int, steps: int) -> float:
 ALE = {
     "processes": ("envpool", ()),
     "one process": ("ale", ()),
+    "processes, learning beside": ("envpool", ("algo.overlap=true",)),
     "asynchronous": ("ale", ("env.asynchronous=true",)),
-    "processes, bf16": ("envpool", ("algo.precision=bf16",)),
+    "processes, learning beside, bf16": ("envpool", ("algo.overlap=true", "algo.precision=bf16")),
     "processes, 4 buffers": ("envpool", ("env.buffers=4",)),
-    "processes, 256 lanes": ("envpool", ("env.lanes=256",)),
 }
 
 
