@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
 from operant.errors import StoppedError
@@ -91,7 +91,7 @@ class Requests:
         self._turn = threading.Lock()
         self._unanswered: dict[str, list[Request]] = {}
         self._answers: deque[tuple[Request, str, str]] = deque()
-        self._starting = True
+        self._starting, self._held = True, False
         self._before: dict[signal.Signals, Any] = {}
         self._ear: Ear | None = None
         self._deadline: threading.Timer | None = None
@@ -122,6 +122,17 @@ class Requests:
         if self.stop is not None:  # the interruption was lost in a callback from C
             sys.exit(StoppedError.exit_code)
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """While something is imported a stop waits: an import that is broken off leaves half of itself behind, or aborts the process."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self.stop is not None:
+            sys.exit(StoppedError.exit_code)
+
     def restore(self) -> None:
         """Give the signals back, in a process that goes on, and let go of the trainer."""
         self.teller = None
@@ -135,7 +146,7 @@ class Requests:
 
     def _on_stop(self, number: int, frame: object) -> None:
         self.ask_stop(Stop(number, signal.Signals(number).name))
-        if self._starting:
+        if self._starting and not self._held:
             sys.exit(StoppedError.exit_code)  # no library takes a SystemExit for an error of its own
 
     def _on_checkpoint(self, number: int, frame: object) -> None:

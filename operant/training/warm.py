@@ -1,8 +1,8 @@
 """A worker that trains one run after another: `python -m operant.training.warm`. What it imported and compiled for one is warm for the next.
 
 Takes a line of JSON a run from stdin, {"run": folder, "resume": null, "trusted": false}, and answers each on stdout with {"exit": code}. A run's output goes to
-its own log.txt. Ends where stdin ends, and after a fault that could reach the next run. Who gives it runs, and what becomes of them, is
-operant/runs/pool.py.
+its own log.txt. Ends where stdin ends, after a fault that could reach the next run, and after a run that was stopped while it was made ready: what it imported
+or compiled may be half there. Who gives it runs, and what becomes of them, is operant/runs/pool.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import os
 import sys
 from pathlib import Path
 
-from operant.errors import DeviceError, MachineError, OperantError
+from operant import runs
+from operant.errors import DeviceError, MachineError, OperantError, StoppedError
 from operant.runs import launch
 from operant.training import worker
 
@@ -42,6 +43,11 @@ def _trained(folder: Path, resume: str | None, trusted: bool, own_log: int) -> i
             os.dup2(own_log, target)
 
 
+def _broken_off(folder: Path, code: int) -> bool:
+    """Whether a run was stopped before its first iteration: then its document names no process (`worker.work`)."""
+    return code == StoppedError.exit_code and runs.integer_of(runs.read_json(folder / "run.json"), "pid") is None
+
+
 def _tidy() -> None:
     """Give back what the run held: its tensors, graphs and files are in cycles, and on a GPU the next run may need all of the memory.
 
@@ -65,7 +71,7 @@ def main() -> None:
             os.write(answers, json.dumps({"exit": code}).encode() + b"\n")
         except BrokenPipeError:  # the supervisor is gone
             break
-        if code in _UNSOUND:
+        if code in _UNSOUND or _broken_off(Path(asked["run"]), code):
             break
         _tidy()
     logging.shutdown()

@@ -74,7 +74,9 @@ def prepare(
 ) -> tuple[Trainer, Team]:
     """Everything up to the first iteration, and the ranks that train together. Raises OperantError for all that can be wrong before it."""
     document = runs.read_json(folder / "run.json")
-    asked, config = configured(folder, document, resume, trusted, lambda phase: runs.update_document(folder, durable=False, phase=phase), here.local_rank)
+    asked, config = configured(
+        folder, document, resume, trusted, lambda phase: runs.update_document(folder, durable=False, phase=phase), here.local_rank, requests.held()
+    )
     from operant.training import team as teams
 
     here, named, note = ranks.found(config.run, here, resume=resume is not None)
@@ -96,15 +98,17 @@ def prepare(
 
 
 def configured(
-    folder: Path, document: dict[str, Any], resume: str | None, trusted: bool, phase: Callable[[str], object] = lambda phase: None, local_rank: int = 0
-) -> tuple[Request, Config]:
-    """What a run's document asks for, and the configuration, once all that is large is imported. Raises ConfigError."""
+    folder: Path, document: dict[str, Any], resume: str | None, trusted: bool, phase: Callable[[str], object] = lambda phase: None, local_rank: int = 0,
+    held: contextlib.AbstractContextManager[object] | None = None,
+) -> tuple[Request, Config]:  # fmt: skip
+    """What a run's document asks for, and the configuration, once all that is large is imported, within `held`. Raises ConfigError."""
     from operant.config import request
 
     asked = request.of_run(folder, document.get("request"), resume=resume is not None)
     wake_gpu(asked.device(local_rank))
     with importing():
-        from operant.training import loop, team  # noqa: F401  (and torch and numba with them)
+        with held or contextlib.nullcontext():
+            from operant.training import loop, team  # noqa: F401  (and torch and numba with them)
 
         phase("reading the configuration")
         return asked, asked.load(trusted)

@@ -125,6 +125,19 @@ def test_a_signal_is_heard_while_the_main_thread_is_busy_and_told_once():
     assert line.startswith("SIGTERM: it stops after this iteration, with a checkpoint, however long they take")
 
 
+def test_a_stop_waits_for_an_import():
+    """One that is broken off leaves half a module behind."""
+    asked, done = Requests(), []
+    with pytest.raises(StoppedError, match="before the first iteration"), asked:
+        with asked.held():
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_until(lambda: asked.stop)
+            done.append("imported")
+        done.append("too far")
+    asked.restore()
+    assert done == ["imported"]
+
+
 def test_a_second_ctrl_c_ends_the_process_at_once(monkeypatch):
     monkeypatch.setattr(requests, "_ONE_PRESS_S", 0.0)
     asked, teller, left = Requests(), Teller(), []

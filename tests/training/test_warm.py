@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -96,6 +97,21 @@ def test_a_worker_whose_supervisor_is_gone_finishes_its_run_and_ends(tmp_path):
     process.stdout.close()
     assert process.wait(DEADLINE_S) == 0 and process.stderr.read() == b""
     assert state(run).word == "finished"
+
+
+@pytest.mark.soak
+def test_a_run_that_is_stopped_while_it_is_made_ready_leaves_no_half_of_it_to_the_next(tmp_path, worker):
+    """Whatever it was at: imports, the configuration, compilation."""
+    for delay_s in (0.0, 0.2, 0.5, 1.0, 1.5):
+        broken = made(tmp_path, *LONG)
+        worker.begin(broken)
+        wait_until(lambda run=broken: runs.read_json(run.path / "run.json").get("pid"))
+        time.sleep(delay_s)
+        worker.stop()
+        assert ended(worker).code == 130, broken.log_path.read_text()
+        worker.begin(after := made(tmp_path, *SHORT))
+        assert ended(worker).code == 0, after.log_path.read_text()
+        worker.close()
 
 
 @pytest.mark.soak
