@@ -2,10 +2,12 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -112,6 +114,19 @@ def test_a_run_that_is_stopped_while_it_is_made_ready_leaves_no_half_of_it_to_th
         worker.begin(after := made(tmp_path, *SHORT))
         assert ended(worker).code == 0, after.log_path.read_text()
         worker.close()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("fault", "word"), [("oom", "oom"), ("illegal", "gpu_fault")])
+def test_a_worker_whose_device_failed_is_replaced(tmp_path, worker, fault, word):
+    name, text = runpy.run_path(str(Path(__file__).parents[2] / "benches" / "gpu_faults.py"), run_name="bench")["FILES"][fault]
+    (tmp_path / name).write_text(text)
+    worker.begin(run := made(tmp_path, *SHORT[:-2], f"algo.name={tmp_path / name}:Failing", "eval.every=0", "run.steps=1M"))
+    pid = worker.pid
+    assert ended(worker).code == 7 and state(run).word == word
+    worker.begin(after := made(tmp_path, *SHORT))
+    assert ended(worker).code == 0 and state(after).word == "finished" and worker.pid != pid
+    assert state(run).word == word
 
 
 @pytest.mark.soak
