@@ -49,12 +49,13 @@ class Crew:
         self.threads, self._kernel, self._groups = threads, kernel, (lanes, slot)
         self._pool = ThreadPoolExecutor(threads - 1, "crew") if threads > 1 else None
         self._board = np.zeros(0, np.int64)
-        self._given = 0
+        self._given = self._finished = 0
 
     @contextlib.contextmanager
     def session(self, orders: int) -> Iterator[None]:
         """With the threads at hand for so many orders."""
         self._board, self._given = np.zeros((3 + 3 * orders) * LINE, np.int64), 0
+        self._finished = 0
         work = self._kernel.share
         work(0, 0, self._board, *self._groups)  # compiled by one thread
         others = [self._pool.submit(work, 0, orders, self._board, *self._groups) for _ in range(self.threads - 1)] if self._pool is not None else []
@@ -73,6 +74,11 @@ class Crew:
         self._given += 1
         return self._given - 1
 
+    def help(self) -> bool:
+        """Take a piece of what is ordered; whether there was one."""
+        return any(self._kernel.take(number, self._board, *self._groups) for number in range(self._finished, self._given))
+
     def finish(self, number: int) -> None:
         """Wait until an order is done, and help. Orders are waited for as they were given."""
         self._kernel.share(number, number + 1, self._board, *self._groups)
+        self._finished = number + 1

@@ -92,8 +92,8 @@ def cuda_shell(body: Callable[..., Any]) -> Callable[..., None]:
     return shell
 
 
-def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any]:
-    """The CPU's three shells: one thread, all of numba's, and one of several that share what is ordered on a board (operant/compute/crew.py)."""
+def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any, Any]:
+    """The CPU's shells: one thread, all of numba's, and one of several that share what is ordered on a board (operant/compute/crew.py): a piece, or all."""
 
     # Without the GIL, so that the threads that answer signals and requests run beside a launch, however long it takes.
     @njit(fastmath=set(FASTMATH), error_model="numpy", nogil=True, **UNCOUNTED)
@@ -108,26 +108,34 @@ def cpu_shells(body: Callable[..., Any]) -> tuple[Any, Any, Any]:
             serial(chunk * count // chunks, (chunk + 1) * count // chunks, lanes, slot, offset)
 
     @njit(nogil=True, **UNCOUNTED)
+    def take(number, board, lanes, slot):
+        """One piece of an order, unless all are taken; whether it was one."""
+        row = (3 + 3 * number) * LINE
+        pieces = board[row + 3]
+        piece = add(board, row + LINE, 1)
+        if piece >= pieces:
+            return False
+        first, count = board[row], board[row + 1] - board[row]
+        serial(first + piece * count // pieces, first + (piece + 1) * count // pieces, lanes, slot, board[row + 2])
+        add(board, row + 2 * LINE, 1)
+        return True
+
+    @njit(nogil=True, **UNCOUNTED)
     def share(number, until, board, lanes, slot):
+        """Pieces of all orders from one number to another, until the last is done or no more come."""
         while number < until:
             row = (3 + 3 * number) * LINE
             if read(board, GIVEN) > number:
-                pieces = board[row + 3]
-                piece = add(board, row + LINE, 1)
-                if piece < pieces:
-                    first, count = board[row], board[row + 1] - board[row]
-                    serial(first + piece * count // pieces, first + (piece + 1) * count // pieces, lanes, slot, board[row + 2])
-                    add(board, row + 2 * LINE, 1)
-                else:
+                if not take(number, board, lanes, slot):
                     number += 1
-                    while number == until and read(board, row + 2 * LINE) < pieces:
+                    while number == until and read(board, row + 2 * LINE) < board[row + 3]:
                         rest()
             elif read(board, STOPPED) > 0:
                 return
             else:
                 rest()
 
-    return serial, parallel, share
+    return serial, parallel, take, share
 
 
 class Kernel:
@@ -151,9 +159,9 @@ class Kernel:
             self._external_stream = cuda.external_stream
             self._shell = keep_cuda(cuda.jit(cuda_shell(body), fastmath=True), name)
         else:
-            serial, parallel, share = cpu_shells(body)
+            serial, parallel, take, share = cpu_shells(body)
             self._serial, self._parallel = keep(serial, name), keep(parallel, f"{name} on all threads")
-            self.share = keep(share, f"{name} shared")
+            self.take, self.share = keep(take, f"{name} by pieces"), keep(share, f"{name} shared")
 
     def __call__(self, count: int, lanes: Any, slot: Any, offset: int = 0, *, threads: int = THREADS) -> None:
         """Run the body for each i in [0, count), so many threads a block on a GPU. `lanes` and `slot` are groups that `bind` made."""

@@ -59,7 +59,7 @@ class BridgedWorld(BufferedWorld):
         if world.whole_step is not None:
             threads = max(1, min(numba.get_num_threads(), lanes // (len(self.buffers) * least)))
             self._crew = Crew(world.whole_step, threads, world.bound, self._bound)
-            self.late = len(self.buffers) // 2 if threads > 1 else 0
+            self.late = len(self.buffers) // 2
         self.changing = world.changing
         self.final_window, self.can_truncate, self.truncation_gap = world.final_window, world.can_truncate, world.truncation_gap
         self._finals = slot.final_observation is not None
@@ -100,6 +100,9 @@ class BridgedWorld(BufferedWorld):
             self._world.step(self._bound, offset)
         else:
             self._orders[k] = self._crew.order(self.buffers[k].start, self.buffers[k].stop, offset)
+
+    def _help(self) -> bool:
+        return self._crew is not None and self._crew.help()
 
     def _finish(self, k: int) -> None:
         if self._crew is not None:

@@ -111,6 +111,9 @@ class BufferedWorld:
     def begin(self, k: int, offset: int) -> None:
         """Have buffer k stepped, once its actions have arrived."""
         if self._arrived:
+            with self.timed("environment"):
+                while not self._arrived[k].query() and self._help():
+                    pass
             with self.timed("waiting"):
                 self._arrived[k].synchronize()  # sync: environments on the host need the actions
         with self.timed("environment"):
@@ -177,6 +180,10 @@ class BufferedWorld:
     def _begin(self, k: int, offset: int) -> None:
         """Step buffer k, or begin to."""
         raise NotImplementedError
+
+    def _help(self) -> bool:
+        """Do some of what other threads do, for buffers that have been begun; whether there was something."""
+        return False
 
     def _finish(self, k: int) -> None:
         """Wait until that is done."""

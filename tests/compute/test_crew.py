@@ -49,6 +49,17 @@ def test_each_index_of_an_order_is_taken_once_in_the_order_of_orders(numbers, th
     assert np.array_equal(numbers.value.numpy(), 3 * (3 * np.arange(COUNT) + 3))
 
 
+def test_helping_takes_pieces_until_there_are_none(numbers):
+    alone = crew(numbers, 1)
+    with alone.session(2):
+        assert not alone.help()
+        given = [alone.order(0, 500, 0), alone.order(500, COUNT, 0)]
+        assert [alone.help() for _ in range(3)] == [True, True, False] and numbers.times.eq(1).all()
+        for number in given:
+            alone.finish(number)
+    assert numbers.times.eq(1).all()
+
+
 def test_a_session_that_is_broken_off_lets_its_threads_go(numbers):
     shared = crew(numbers, 3)
     with pytest.raises(KeyboardInterrupt), shared.session(100):
