@@ -31,8 +31,8 @@ CASES: dict[str, list[str]] = {
     "host: gymnasium": ["env.name=gymnasium:CartPole-v1", "env.lanes=64", "algo.horizon=64", "algo.epochs=8", "algo.minibatches=8"],
     "8192 x 64, two towers": ["env.lanes=8192", "algo.horizon=64", "algo.epochs=4", "algo.minibatches=4"],
     "65536 x 64, one trunk": ["env.lanes=65536", "algo.horizon=64", "net.shared=true", "algo.epochs=4", "algo.minibatches=4"],
-    "breakout": ["env.name=breakout", "env.lanes=4096", "algo.horizon=32", "net.hidden=[128,128]"],
-    "snake": ["env.name=snake", "env.lanes=4096", "algo.horizon=32"],
+    "breakout, 4096 x 32": ["env.name=breakout", "env.lanes=4096", "algo.horizon=32", "net.hidden=[128,128]"],
+    "snake, 4096 x 32": ["env.name=snake", "env.lanes=4096", "algo.horizon=32"],
 }  # fmt: skip
 
 

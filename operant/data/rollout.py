@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -57,6 +58,13 @@ class Collector:
         for seen in (self.rollout.observation, self.rollout.legal):
             if seen is not None:
                 seen[0].copy_(seen[-1])
+
+    def behind(self) -> Collector:
+        """The same with memory of its own for what is learned from, which a later collection leaves alone."""
+        other, fields = copy.copy(self), ("observation", "legal", "reward", "terminated", "truncated")
+        kept = {name: buffer.clone() for name in fields if (buffer := getattr(self.rollout, name)) is not None}
+        other.rollout = self.rollout._replace(**kept)
+        return other
 
     def legal(self, t: int) -> Tensor | None:
         """The legal actions of step t, (H, N); None where all are."""

@@ -1,15 +1,20 @@
-"""Collecting beside an update: the first iteration is that of taking turns, later ones learn from a policy of one iteration before; a resume is to the bit."""
+"""Collecting beside an update: what is learned from was collected by the policy of one iteration before; one seed has one result, with graphs and without, and a
+resume goes on to the bit."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from toys import iterate
+from toys import GATE, PUSH, SEEN, iterate, ppo_on
 
 from operant.config import load
+from operant.envs import find
 from operant.errors import ConfigError
+from operant.nn import mlp
 from operant.training import distributed
-from operant.training.build import build
+from operant.training.build import build, set_scheduled
+
+CARTPOLE = find("cartpole")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -17,52 +22,119 @@ WORDS = ["env.lanes=64", "algo.horizon=8", "algo.minibatches=2", "algo.epochs=2"
 NORMALISED = ["algo.normalize_observations=true", "algo.normalize_rewards=true"]
 
 
-def made(*more):
-    return build(load.load(None, [*WORDS, *more]), "cpu")
+def made(*more, device="cpu", eager=False, start=True):
+    algo = build(load.load(None, [*WORDS, "algo.overlap=true", *more]), device, eager=eager)
+    if start:
+        algo.start()
+    return algo
+
+
+def state_of(algo):
+    return distributed.whole_state(algo, "train", distributed.SOLO)
 
 
 def bytes_of(algo):
-    return {name: tensor.numpy().tobytes() for name, tensor in distributed.whole_state(algo, "train", distributed.SOLO).items()}
+    return {name: tensor.numpy().tobytes() for name, tensor in state_of(algo).items()}
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
-def test_an_iteration_learns_from_what_the_one_before_collected(kernels):
-    turns, ahead = made(f"algo.kernels={kernels}"), made(f"algo.kernels={kernels}", "algo.overlap=true")
-    for algo in (turns, ahead):
-        algo.start()
-    first = ahead.rollout.observation.clone()
+def test_what_is_learned_from_was_collected_one_policy_ago(kernels):
+    """One minibatch and one epoch: the ratio of probabilities is 1 where a policy learns from its own steps, as the first does from the first rollout.
+
+    The second rollout is the first policy's, too, so the second update finds r = pi_1 / pi_0, and reports the mean of (r - 1) - log r.
+    """
+    ahead = made("algo.epochs=1", "algo.minibatches=1", f"algo.kernels={kernels}")
+    turns = made("algo.epochs=1", "algo.minibatches=1", f"algo.kernels={kernels}", "algo.overlap=false")
+    policy, kl = ahead.policy, [spec.name for spec in ahead.metrics].index("approx_kl")
+    first = policy.flat.values.detach().clone()
     for algo in (turns, ahead):
         iterate(algo, 1)
-    assert torch.equal(first[1:], turns.rollout.observation[1:])
-    assert torch.equal(turns.policy.flat.values, ahead.policy.flat.values)
-    assert torch.equal(first[-1], ahead.rollout.observation[0])
-    iterate(turns, 1)
-    assert not torch.equal(turns.rollout.observation[1:], ahead.rollout.observation[1:])  # which the first policy has collected
-    iterate(ahead, 1)
-    assert not torch.equal(turns.policy.flat.values, ahead.policy.flat.values)
+    assert torch.equal(turns.policy.flat.values, policy.flat.values) and not torch.equal(policy.flat.values, first)
+    assert torch.equal(ahead.rollout.observation[0], turns.rollout.observation[-1])
+    assert abs(float(ahead.stats[kl])) < 1e-7
+    observation, action = (ahead.rollout.observation[:-1].transpose(0, 1).flatten(1), ahead.rollout.action.transpose(0, 1).flatten(1))
+    second = policy.flat.values.detach().clone()
+    log_probability = []
+    with torch.no_grad():
+        for parameters in (first, second):
+            policy.flat.values.data.copy_(parameters)
+            log_probability.append(policy.distribution.log_probability_and_entropy(policy.forward(observation)[0], action)[0])
+    log_ratio = log_probability[1] - log_probability[0]
+    for algo in (turns, ahead):
+        iterate(algo, 1)
+    assert float(ahead.stats[kl]) == pytest.approx(float((log_ratio.exp() - 1 - log_ratio).mean()), rel=1e-3) and float(ahead.stats[kl]) > 1e-5
+    assert abs(float(turns.stats[kl])) < 1e-7
 
 
-def test_a_resume_goes_on_to_the_bit_and_one_seed_has_one_result():
-    more = ["algo.overlap=true", *NORMALISED]
-    whole, half, resumed = made(*more), made(*more), made(*more)
-    for algo in (whole, half):
-        algo.start()
-    iterate(whole, 4)
-    iterate(half, 2)
-    for name, tensor in half.state("train").items():
+def counted(algo, first, times):
+    """Iterations as a run makes them."""
+    for k in range(first, first + times):
+        if hasattr(algo, "scheduled"):
+            set_scheduled(algo, k * algo.steps_per_iteration)
+        iterate(algo, 1)
+        algo.world.episode_sums(algo.rollout)
+    return algo
+
+
+def toy(env, net, algo):
+    return lambda **more: ppo_on(env, 24, mlp.Config(**{"hidden": (8,), **net}), horizon=4, steps=24 * 4 * 8, overlap=True, **algo, **more)
+
+
+EVERYTHING = {"normalize_observations": True, "normalize_rewards": True, "value_clip": 0.2, "target_kl": 0.002, "learning_rate": 0.01}
+RESUMED = {
+    "everything": toy(CARTPOLE, {}, EVERYTHING),
+    "torch": toy(PUSH, {}, {"kernels": "torch", "normalize_observations": True}),
+    "legal actions and muon": toy(GATE, {}, {**EVERYTHING, "optimizer": "muon"}),
+    "pictures": toy(SEEN, {"kind": "cnn", "cnn": "impala", "channels": (3,)}, {"target_kl": 0.002}),
+    "a parameter that changes": lambda **more: made("env.params.gravity={linear=[1,9.8],over=2000}", *NORMALISED, **more),
+}
+
+
+@pytest.mark.parametrize("fresh", RESUMED.values(), ids=RESUMED)
+def test_a_resume_goes_on_to_the_bit_and_one_seed_has_one_result(fresh):
+    whole, half, resumed = counted(fresh(), 0, 4), counted(fresh(), 0, 2), fresh(start=False)
+    for name, tensor in state_of(half).items():
         resumed.state("train")[name].copy_(tensor)
-    iterate(resumed, 2)
-    iterate(half, 2)
-    assert bytes_of(resumed) == bytes_of(whole) == bytes_of(half)
+    counted(resumed, 2, 2)
+    assert bytes_of(resumed) == bytes_of(whole) == bytes_of(counted(half, 2, 2))
+
+
+def test_a_checkpoint_does_not_hold_the_rollout():
+    """What was collected ahead is collected again."""
+    ahead, turns = iterate(made(), 2), iterate(made("algo.overlap=false"), 2)
+    more = {name: tensor for name, tensor in ahead.state("train").items() if name not in turns.state("train")}
+    assert sum(tensor.numel() for tensor in more.values()) == ahead.policy.flat.values.numel()
 
 
 def test_it_learns():
-    algo = build(load.load(None, [*WORDS, "env.lanes=128", "algo.horizon=32", "algo.minibatches=4", "algo.epochs=4", "algo.overlap=true"]), "cpu")
-    algo.start()
+    algo = made("env.lanes=128", "algo.horizon=32", "algo.minibatches=4", "algo.epochs=4")
     sums = torch.stack([(iterate(algo, 1), algo.world.episode_sums(algo.rollout))[1] for _ in range(25)])
     assert sums[-3:, 2].sum() / sums[-3:, 0].sum() > 4 * sums[0, 2] / sums[0, 0]
 
 
 def test_a_policy_with_a_memory_is_refused_in_a_sentence():
-    with pytest.raises(ConfigError, match=r"algo\.overlap: a policy with a memory"):
+    with pytest.raises(ConfigError, match="algo.overlap: a policy with a memory"):
         load.load(None, [*WORDS, "net.memory=gru", "algo.overlap=true"])
+
+
+ON_A_GPU = {
+    "fused": ["algo.precision=bf16", "algo.kernel_config=first", *NORMALISED],
+    "torch": ["algo.kernels=torch", *NORMALISED],
+    "legal actions": ["env.name=go", "algo.precision=bf16", "algo.kernel_config=first"],
+    "lanes on the host": ["env.name=breakout", "env.device=cpu", "algo.kernel_config=first", "algo.precision=bf16"],
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("more", ON_A_GPU.values(), ids=ON_A_GPU)
+def test_graphs_change_nothing_and_a_resume_goes_on_to_the_bit_on_a_gpu(more):
+    whole, eager, half = (made(*more, device="cuda", eager=eager) for eager in (False, True, False))
+    resumed = made(*more, device="cuda", start=False)
+    for algo, times in ((whole, 30), (eager, 30), (half, 12)):
+        counted(algo, 0, times)
+    for name, tensor in state_of(half).items():
+        resumed.state("train")[name].copy_(tensor)
+    resumed.world.restored()
+    counted(resumed, 12, 18)
+    assert bytes_of(whole) == bytes_of(eager) == bytes_of(resumed)

@@ -7,7 +7,6 @@ nothing of files, processes or the loop that calls it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from operant.algos.base import Estimate, Phase, Tier, policy_state
 from operant.algos.ppo import backends, metrics, sequences
+from operant.algos.ppo.ahead import Ahead
 from operant.algos.ppo.config import PPOConfig
 from operant.algos.ppo.loss import Experience
 from operant.algos.ppo.stats import Stats
@@ -37,10 +37,10 @@ class PPO:
     Config = PPOConfig
     sequences = True
     parts: ClassVar[dict[str, str]] = {
-        "world.step": "environment", "backend.forward": "network", "backend.after": "network", "backend.bootstrap": "network",
+        "world.step": "environment", "acting.forward": "network", "acting.after": "network", "acting.bootstrap": "network",
         "estimate_advantages": "advantages", "backend.gather": "shuffle", "backend.gradient": "gradient", "optimizer.step": "optimiser",
         "update_normalizers": "normalizers",
-        "backend.learner.act": "network", "backend.learner.bootstrap": "network", "backend.learner.begin": "advantages",
+        "acting.learner.act": "network", "acting.learner.bootstrap": "network", "backend.learner.begin": "advantages",
         "backend.learner.backward": "gradient", "backend.learner.reduce": "gradient", "backend.learner.step": "optimiser",
     }  # fmt: skip
     """What a profile calls the time of which part."""
@@ -56,10 +56,14 @@ class PPO:
         self.actor = _acting(self.policy, config)
         torch.backends.cuda.matmul.allow_tf32 = config.precision != "fp32"
 
-        # The rollout, what acting adds to it, and the order in which it is learned from. Where one is collected beside an update, learning has its own.
+        # The rollout, what acting adds to it, and the order in which it is learned from. Where the next is collected beside an update, learning has its own.
         self.collector = Collector(world, T, self.policy.distribution.noise_rows, eager=eager)
-        learned = Collector(world, T, self.policy.distribution.noise_rows, eager=eager) if config.overlap else self.collector
-        self.rollout, self._learned, self.experience = self.collector.rollout, learned.rollout, Experience(self.policy, learned)
+        self.rollout, found, learned = self.collector.rollout, Experience(self.policy, self.collector), self.collector
+        self._ahead = Ahead(self.collector, found, _policy(world.spec, config, net, device, seed), self.policy) if config.overlap else None
+        acted = found
+        if self._ahead is not None:
+            learned, found = self._ahead.learned, self._ahead.experience
+        self._learned, self.experience = learned.rollout, found
         self._iteration = torch.zeros(1, dtype=torch.int64, device=device)
         recurrent, chunks = self.policy.recurrent, config.chunks
         cut = segments_layout(T, N * W, config.minibatches, config.bptt or T, chunks) if recurrent else layout(T, N * W, config.minibatches, chunks)
@@ -71,7 +75,7 @@ class PPO:
         self._carried, self._accrued = torch.zeros(N, device=device), torch.zeros(T, N, device=device)
         self._estimate, self._accrue = kernel(advantage_body, device), kernel(accrual_body, device)
         self._discount = Discount(float32(config.gamma), float32(config.gamma * config.gae_lambda))  # type: ignore[arg-type]
-        rollout, found = self._learned, self.experience
+        rollout = self._learned
         self._trace = bind(Trace(found.reward, found.value, found.final_value, rollout.terminated, rollout.truncated, found.advantage, found.returns))
         self._accrual = bind(Accrual(rollout.reward, rollout.terminated, rollout.truncated, self._carried, self._accrued))
 
@@ -88,16 +92,20 @@ class PPO:
         )  # fmt: skip
         self.backend: backends.Backend = sequences.choose(parts) if recurrent else backends.choose(parts)
         self.chosen, self.bits_by_ranks = self.backend.chosen, self.backend.bits_by_ranks
-        self._ahead = Ahead(parts, self.collector, self.backend.chosen, seed, net) if config.overlap else None
-        self._acting = self.backend if self._ahead is None else self._ahead.backend
+        self.acting = self.backend
+        if self._ahead is not None:
+            self.acting = self.backend.beside(replace(parts, policy=self._ahead.policy, collector=self.collector, experience=acted))
 
-        self.collect = Graphed(self.backend.alone(self._collect), device, eager=eager or not world.capturable)
-        self.update = Graphed(self.backend.alone(self._update), device, eager=eager)
+        # On a GPU an iteration is two graphs, or where its halves run side by side, one; of lanes on the host only learning can be captured.
+        whole = self._ahead is not None and world.capturable
+        self.collect = Graphed(self.backend.alone(self._collect), device, eager=eager or whole or not world.capturable)
+        self.update = Graphed(self.backend.alone(self._update), device, eager=eager or whole)
         self.phases: tuple[Phase, ...] = (Phase("collect", self.collect), Phase("update", self.update))
         if self._ahead is not None:
-            self._hand_over = Graphed(self.backend.alone(self._ahead.hand_over), device, eager=eager)
+            self._hand_over = Graphed(self.backend.alone(self._ahead.hand_over), device, eager=eager or whole)
+            self._both = Graphed(self.backend.alone(self._collect_beside_update), device, eager=eager or not whole)
             self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
-            self.phases = (Phase("train", self._collect_beside_update),)
+            self.phases = (Phase("train", self._train),)
 
     @classmethod
     def make_actor(cls, spec: Env, config: PPOConfig, net: NetConfig, device: torch.device, *, seed: int = 0) -> Policy:
@@ -115,20 +123,18 @@ class PPO:
         """Begin every lane anew. A resumed run copies into `state` instead."""
         self.collector.start()
         self.backend.start()
-        if self._ahead is not None:  # the first iteration learns from this rollout, whose episodes no metric counts
-            self._ahead.take_policy()
-            self.collect()
-            self.world.episode_sums(self.rollout)
+        if self._ahead is not None:
+            self._ahead.collected = False
+            self._ahead.note()
 
     # AN ITERATION
 
     @torch.no_grad()
     def _collect(self) -> None:
         """T steps of every lane by the policy as it is, and the values that the advantages need beyond them."""
-        acting = self._acting
-        acting.prepare()
-        self.collector.collect(acting.act, acting.after, apart=acting.acts_on_some)
-        acting.bootstrap()
+        self.acting.prepare()
+        self.collector.collect(self.acting.act, self.acting.after, apart=self.acting.acts_on_some)
+        self.acting.bootstrap()
 
     def _update(self) -> None:
         """Learn from the rollout, then take it into the normalizers: during an iteration they stand still."""
@@ -141,19 +147,36 @@ class PPO:
         if self._ahead is None:
             self.collector.carry_on()
 
+    def _train(self) -> None:
+        """An iteration where both run side by side: learn from what the last one collected, and collect what the next one learns from."""
+        assert self._ahead is not None
+        if not self._ahead.collected:
+            self._collect_first(self._ahead)
+        self._both()
+
+    def _collect_first(self, ahead: Ahead) -> None:
+        """What the first iteration learns from, or the first of a resumed run: no metric counts its episodes, or they are counted already."""
+        ahead.exchange_changing()
+        self.collect()
+        ahead.exchange_changing()
+        self.world.episode_sums(self.rollout)
+        ahead.collected = True
+
     def _collect_beside_update(self) -> None:
-        """Learn from what the last iteration has collected, and meanwhile collect what the next one learns from."""
+        """Both share no memory that one of them writes: so their order makes no difference."""
+        assert self._ahead is not None
         self._hand_over()
         if self._beside is None:
-            self.collect()
             self.update()
-            return
-        current = torch.cuda.current_stream(self.device)
-        self._beside.wait_stream(current)
-        with torch.cuda.stream(self._beside):
-            self.update()
+        else:
+            current = torch.cuda.current_stream(self.device)
+            self._beside.wait_stream(current)
+            with torch.cuda.stream(self._beside):
+                self.update()
+        self._ahead.go_on()
         self.collect()  # behind it, since the host may wait in here
-        current.wait_stream(self._beside)
+        if self._beside is not None:
+            current.wait_stream(self._beside)
 
     @torch.no_grad()
     def estimate_advantages(self) -> None:
@@ -186,53 +209,12 @@ class PPO:
         named = policy_state(self.policy)
         if tier == "policy":
             return named
-        groups = {"world": self.world.state(), "adam": self.optimizer.tensors(), "algo": self.collector.tensors() | self.backend.tensors()}
-        groups["algo"] |= self._ahead.tensors() if self._ahead is not None else {}
+        world = self.world.state() if self._ahead is None else self._ahead.world
+        groups = {"world": world, "adam": self.optimizer.tensors(), "algo": self.collector.tensors() | self.backend.tensors()}
         groups["return"] = self.return_normalizer.tensors() if self.return_normalizer is not None else {}
         named |= {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+        named |= self._ahead.state() if self._ahead is not None else {}
         return named | {"algo/iteration": self._iteration, "algo/carried": self._carried}
-
-
-class Ahead:
-    """What acts beside an update: a copy of the policy, which collects into a rollout of its own. Before an iteration, learning takes the rollout over."""
-
-    def __init__(self, parts: backends.Parts, collector: Collector, chosen: Mapping[str, str], seed: int, net: NetConfig) -> None:
-        config = parts.config.model_copy(update=dict(chosen))
-        self._collector, self._policy = collector, parts.policy
-        self._copy = _policy(parts.policy.env, config, net, parts.policy.device, seed)
-        flat, found, learned = self._copy.flat, Experience(self._copy, collector), parts.experience
-        optimizer = Adam(flat.values.data, flat.gradient, parts.learning_rate.clone(), config.adam_epsilon)  # which makes no step
-        own = {name: getattr(parts, name).clone() for name in ("learning_rate", "skip", "iteration", "stats")}
-        self.backend = backends.choose(replace(parts, config=config, policy=self._copy, collector=collector, experience=found, optimizer=optimizer, **own))
-        names = ("observation", "legal", "reward", "terminated", "truncated")
-        self._rollout = {name: (getattr(collector.rollout, name), getattr(parts.collector.rollout, name)) for name in names}
-        self._rollout |= {name: (getattr(found, name), getattr(learned, name)) for name in ("raw", "log_probability", "value", "final_value")}
-
-    def take_policy(self) -> None:
-        """Act by the policy as it is now."""
-        _copy_all(zip(self._copy.tensors().values(), self._policy.tensors().values(), strict=True))
-
-    def hand_over(self) -> None:
-        """What was collected is now learned from; the next collection goes on behind it, by the policy as it is."""
-        with torch.no_grad():
-            self.take_policy()
-            _copy_all((learned, collected) for collected, learned in self._rollout.values() if collected is not None)
-            self._collector.carry_on()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a resumed run needs of it, by name."""
-        return {f"ahead/{name}": collected for name, (collected, _) in self._rollout.items() if collected is not None}
-
-
-def _copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy the second of each pair into the first, those of one type together."""
-    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for there, here in pairs:
-        to, of = kinds.setdefault(here.dtype, ([], []))
-        to.append(there)
-        of.append(here)
-    for to, of in kinds.values():
-        torch._foreach_copy_(to, of)
 
 
 def _policy(spec: Env, config: PPOConfig, net: NetConfig, device: torch.device, seed: int = 0) -> Policy:

@@ -6,6 +6,7 @@ collection and no advantage.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -58,6 +59,9 @@ class Backend(Protocol):
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
         """A phase, with the threads that this backend wants torch to use."""
+
+    def beside(self, parts: Parts) -> Backend:
+        """What acts in the same way over other parts, while this one learns."""
 
     def start(self) -> None:
         """Begin every lane anew."""
@@ -141,6 +145,10 @@ class TorchBackend:
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
         """As it is: all of torch's threads share the work."""
         return work
+
+    def beside(self, parts: Parts) -> Backend:
+        """What acts in the same way over other parts, while this one learns."""
+        return type(self)(parts)
 
     # ACT
 
@@ -311,7 +319,14 @@ class ManualBackend(TorchBackend):
         log.info("kernels: torch's, and a manual backward pass, on %d thread%s", pool.threads, "" if pool.threads == 1 else "s")
         layout, self.bits_by_ranks = parts.minibatches.layout, None
         self._gradient = manual_backward.Gradient(parts.policy, parts.config, layout.chunk_sizes(), pool, parts.exchange)
-        self._forward = chunked.Forward(parts.policy, layout.lane_sizes(), pool)
+        self._forward, self._pool = chunked.Forward(parts.policy, layout.lane_sizes(), pool), pool
+
+    def beside(self, parts: Parts) -> Backend:
+        """What acts in the same way over other parts, while this one learns: on the same threads."""
+        other = copy.copy(self)
+        TorchBackend.__init__(other, parts)
+        other._forward = chunked.Forward(parts.policy, parts.minibatches.layout.lane_sizes(), self._pool)
+        return other
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
         """On this thread alone, but for the pool."""
@@ -342,6 +357,10 @@ class FusedBackend(TorchBackend):
         self.learner: fused.Learner = learner
         self.chosen = {"kernel_config": fused.config_text(learner)}
         self.bits_by_ranks = None
+
+    def beside(self, parts: Parts) -> Backend:
+        """What acts in the same way over other parts, while this one learns: in the same tile config."""
+        return FusedBackend(parts, type(self.learner)(self.learner.spec, fused_task(parts), self.learner.config))
 
     def prepare(self) -> None:
         """Take the normalizer as it is."""

@@ -18,7 +18,7 @@ class PPOConfig(Section):
 
     schedulable: ClassVar = ("learning_rate", "clip", "value_clip", "entropy_coefficient", "value_coefficient", "target_kl")
     fixed_on_resume: ClassVar = {
-        "optimizer": "its checkpoints hold the moments of that optimizer", "overlap": "its checkpoints hold the steps that were collected ahead, or none",
+        "optimizer": "its checkpoints hold the moments of that optimizer", "overlap": "its checkpoints hold the policy that collects, or none",
     }  # fmt: skip
 
     horizon: Count = Field(16, ge=1, le=65536, description="rollout length T: steps of each lane per iteration")
@@ -43,7 +43,7 @@ class PPOConfig(Section):
     )
     overlap: bool = Field(
         False, description="collect the next iteration while learning from the last one: what is learned from was then collected by the policy of one "
-        "iteration before; takes a second rollout's memory, also in checkpoints"
+        "iteration before; takes a second rollout's memory"
     )
     learning_rate: Real = Field(2.5e-3, gt=0, le=1, description="initial learning rate of Adam")
     anneal: bool = Field(True, description="decay the learning rate linearly to zero over anneal_steps")
