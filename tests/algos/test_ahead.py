@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toys import GATE, PUSH, SEEN, iterate, ppo_on
+from toys import GATE, PUSH, iterate, ppo_on
 
 from operant.config import load
 from operant.envs import find
@@ -85,7 +85,6 @@ RESUMED = {
     "everything": toy(CARTPOLE, {}, EVERYTHING),
     "torch": toy(PUSH, {}, {"kernels": "torch", "normalize_observations": True}),
     "legal actions and muon": toy(GATE, {}, {**EVERYTHING, "optimizer": "muon"}),
-    "pictures": toy(SEEN, {"kind": "cnn", "cnn": "impala", "channels": (3,)}, {"target_kl": 0.002}),
     "a parameter that changes": lambda **more: made("env.params.gravity={linear=[1,9.8],over=2000}", *NORMALISED, **more),
 }
 
