@@ -1,5 +1,5 @@
-"""Collecting beside an update: what is learned from was collected by the policy of one iteration before; one seed has one result, with graphs and without, and a
-resume goes on to the bit."""
+"""Collecting beside an update: what is learned from was collected by the policy of one iteration before; one seed has one result, with graphs and without;
+a resume goes on to the bit."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_it_learns():
 
 
 def test_a_policy_with_a_memory_is_refused_in_a_sentence():
-    with pytest.raises(ConfigError, match="algo.overlap: a policy with a memory"):
+    with pytest.raises(ConfigError, match=r"algo\.overlap: a policy with a memory"):
         load.load(None, [*WORDS, "net.memory=gru", "algo.overlap=true"])
 
 
