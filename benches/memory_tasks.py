@@ -47,29 +47,27 @@ class Task(NamedTuple):
 MEMORY = "net.memory=gru net.shared=true"
 LONG = "env.params.high=1000 env.params.log_uniform=true algo.horizon=64 run.steps=300M"
 AT_1000 = "env.params.low=1000 env.params.high=1000 env.params.log_uniform=false"
-MUON = "algo.optimizer=muon"
-POPGYM = f"env.lanes=4096 algo.minibatches=8 run.steps=1G algo.gamma=0 {MUON}"
-FIRST = "env.lanes=512 algo.minibatches=4 run.steps=100M algo.gamma=0"
-FROM_EASY = 'env.params.decks=2 env.params.k={linear=[4,33],over="90M"}'
+POPGYM = "env.lanes=1024 algo.minibatches=8 run.steps=300M"
+FROM_EASY = 'env.params.decks=2 env.params.k={linear=[4,33],over="60M"}'
+BREAKOUT = "net.hidden=[128] algo.optimizer=muon algo.replay_ratio=2 algo.learning_rate=6e-3 algo.anneal_steps=110M"
 TASKS = {
     "chain100": Task("memory_chain", "", 0.99, 10),
-    "chain1000": Task("memory_chain", "env.params.length=1000 algo.horizon=1001 net.memory_init=3000 run.steps=50M", 0.99, 20),
-    "chain1000_short": Task("memory_chain", "env.params.length=1000 algo.horizon=1001 algo.bptt=77 net.memory_init=3000 run.steps=50M", 0.99, 20),
+    "chain1000": Task("memory_chain", "env.lanes=1024 env.params.length=1000 algo.horizon=1001 net.memory_init=2000 run.steps=300M", 0.99, 20),
     "tmaze10": Task("tmaze", "", 3.99, 10),
     "tmaze1000": Task("tmaze", f"{LONG} env.lanes=1024 net.memory_init=5000", 1.0, 70, "right", AT_1000, 1024),
     "cartpole": Task("cartpole_positions", "net.shared=true", 475, 10),
     "repeat_first": Task("repeat_first", "", 0.9, 10),
-    "repeat_first_medium": Task("repeat_first", f"{FIRST} env.params.decks=8 algo.horizon=415 algo.bptt=83 net.memory_init=1000", 0.9, 40),
-    "repeat_first_hard": Task("repeat_first", f"{FIRST} env.params.decks=16 algo.horizon=831 algo.bptt=277 net.memory_init=2000", 0.9, 40),
+    "repeat_first_medium": Task("repeat_first", f"{POPGYM} env.params.decks=8 algo.horizon=64 net.memory_init=1000", 0.9, 40),
+    "repeat_first_hard": Task("repeat_first", f"{POPGYM} env.params.decks=16 algo.horizon=64 net.memory_init=2000", 0.9, 40),
     "repeat_previous": Task("repeat_previous", "", 0.95, 10),
     "repeat_previous_medium": Task(
-        "repeat_previous", f"{POPGYM} {FROM_EASY} algo.horizon=103 net.hidden=[128] algo.anneal_steps=200M", 0.5, 60, judged="env.params.k=32"
+        "repeat_previous", f"{POPGYM} {FROM_EASY} algo.horizon=103 net.hidden=[128] algo.gamma=0 algo.anneal_steps=120M", 0.5, 90, judged="env.params.k=32"
     ),
-    "count_recall": Task("count_recall", f"{POPGYM} algo.anneal_steps=200M", 0.9, 60),
-    "autoencode": Task("autoencode", f"{POPGYM} {MEMORY} net.hidden=[128] algo.anneal_steps=150M", 0.5, 60),
-    "higher_lower": Task("higher_lower", f"{POPGYM} {MEMORY} net.hidden=[64] algo.anneal_steps=100M", 0.524, 40),
-    "concentration": Task("concentration", f"{POPGYM} {MEMORY} net.hidden=[128] algo.horizon=104 algo.gamma=0.9 algo.anneal_steps=150M", 0.7, 80),
-    "breakout": Task("breakout", "algo.kernel_config=first", 860, 25, longest=12_000, look_s=(0.7, 0.1)),
+    "count_recall": Task("count_recall", f"{POPGYM} algo.gamma=0 algo.anneal_steps=40M", 0.9, 60),
+    "autoencode": Task("autoencode", f"{POPGYM} {MEMORY} net.hidden=[128] algo.gamma=0 algo.anneal_steps=60M", 0.5, 60),
+    "higher_lower": Task("higher_lower", f"{POPGYM} {MEMORY} net.hidden=[64] algo.gamma=0 algo.anneal_steps=30M", 0.525, 40),
+    "concentration": Task("concentration", f"{POPGYM} {MEMORY} net.hidden=[128] algo.horizon=104 algo.gamma=0.9 algo.anneal_steps=100M", 0.7, 80),
+    "breakout": Task("breakout", BREAKOUT, 860, 25, longest=12_000, look_s=(0.7, 0.1)),
     "snake": Task("snake", "", 30, 8, "length"),
     "pacman": Task("pacman", "", 200, 14, "pickups", longest=12_000, look_s=(2.0, 0.5)),
     "breakout_memory": Task("breakout", "net.memory=mingru net.memory_layers=2 algo.horizon=64", 860, 60, longest=12_000),
@@ -109,7 +107,8 @@ def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: 
         best = max(best, value)
         if spent - looked >= max(0.3, looked / 3):
             looked = spent
-            say(at=name, seed=seed, seconds=round(spent, 2), steps=iterations * algo.steps_per_iteration, value=round(value, 3))
+            steps, reward = iterations * algo.steps_per_iteration, float(algo.rollout.reward.mean())
+            say(at=name, seed=seed, seconds=round(spent, 2), steps=steps, value=round(value, 3), reward=round(reward, 5))
     fresh = evaluator(FRESH, FRESH_SEED + seed).run(0)
     steps = iterations * algo.steps_per_iteration
     say(
