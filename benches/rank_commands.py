@@ -102,9 +102,12 @@ def faults(asked: Asked) -> None:
 USERS = {
     "normalised": "algo.kernel_config=first run.target=1000 algo.horizon=64 algo.epochs=4 algo.minibatches=4 algo.precision=bf16 eval.every=100 "
     "algo.normalize_observations=true algo.normalize_rewards=true",
+    "small": "algo.kernel_config=first run.target=1000 algo.horizon=16 algo.epochs=4 algo.minibatches=4 algo.precision=bf16 eval.every=5000",
     "breakout": "--config breakout algo.kernel_config=first algo.chunks=128", "sac": "--config sac/pendulum", "dqn": "--config dqn/cartpole",
 }  # fmt: skip
-SHORT = {"normalised": 1_000_000_000, "breakout": 5_000_000, "sac": 20_000, "dqn": 60_000}
+LARGE = {"normalised": (65536, 6_000_000_000), "small": (2048, 600_000_000)}
+"""Lanes and steps a GPU; of the others the recipes' own lanes, of all GPUs together, until their targets."""
+SHORT = {"normalised": 1_000_000_000, "small": 20_000_000, "breakout": 5_000_000, "sac": 20_000, "dqn": 60_000}
 
 
 def users(asked: Asked) -> None:
@@ -118,10 +121,12 @@ def users(asked: Asked) -> None:
         for case, words in USERS.items():
             for count in (1, asked.ranks) if asked.wants(case) else ():
                 name, shape = f"{case}{count}", [*words.split(), *operant.on(count)]
-                steps = SHORT[case] * count if asked.short else 6_000_000_000 * count
-                shape += [f"run.steps={100_000 if asked.tiny else steps}"] if asked.tiny or asked.short or case == "normalised" else []
-                shape += [f"env.lanes={(256 if asked.tiny else 65536) * count}"] if case == "normalised" else ["env.lanes=1024"] if asked.tiny else []
-                shape += ["algo.precision=fp32", "algo.chunks=8"] if asked.tiny and case in ("normalised", "breakout") else []
+                lanes, steps = LARGE.get(case, (0, 0))
+                if asked.tiny or asked.short or steps:
+                    shape.append(f"run.steps={100_000 if asked.tiny else (SHORT[case] if asked.short else steps) * count}")
+                if asked.tiny or lanes:
+                    shape.append(f"env.lanes={1024 if asked.tiny else lanes * count}")
+                shape += ["algo.precision=fp32", "algo.chunks=8"] if asked.tiny and case not in ("sac", "dqn") else []
                 began = time.monotonic()
                 done = operant("train", *shape, "--name", name, limit_s=asked.limit_s)
                 if done.returncode or not (Path(folder) / name / "run.json").exists():
