@@ -27,6 +27,7 @@ class Asked(NamedTuple):
     limit_s: float
     short: bool
     tiny: bool
+    counts: list[int]  # of ranks that users' runs have
 
     def wants(self, case: str) -> bool:
         """Whether a case is asked for: each is, where none is named."""
@@ -117,9 +118,9 @@ def users(asked: Asked) -> None:
     from recipes import evaluations, trained_s
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        operant = Commands(folder, tiny=asked.tiny)
+        operant, deadline = Commands(folder, tiny=asked.tiny), time.monotonic() + asked.limit_s
         for case, words in USERS.items():
-            for count in (1, asked.ranks) if asked.wants(case) else ():
+            for count in asked.counts if asked.wants(case) else ():
                 name, shape = f"{case}{count}", [*words.split(), *operant.on(count)]
                 lanes, steps = LARGE.get(case, (0, 0))
                 if asked.tiny or asked.short or steps:
@@ -128,7 +129,12 @@ def users(asked: Asked) -> None:
                     shape.append(f"env.lanes={1024 if asked.tiny else lanes * count}")
                 shape += ["algo.precision=fp32", "algo.chunks=8"] if asked.tiny and case not in ("sac", "dqn") else []
                 began = time.monotonic()
-                done = operant("train", *shape, "--name", name, limit_s=asked.limit_s)
+                try:
+                    done = operant("train", *shape, "--name", name, limit_s=deadline - began)
+                except subprocess.TimeoutExpired:
+                    took = f"not done after {time.monotonic() - began:.0f} s"
+                    say(part="users", case=name, failed=took, logs=operant.said(name), **rates_said(Path(folder) / name))
+                    return
                 if done.returncode or not (Path(folder) / name / "run.json").exists():
                     say(part="users", case=name, failed=done.returncode, error=done.stderr.splitlines()[-5:], logs=operant.said(name))
                     continue
@@ -145,6 +151,8 @@ def rates_said(run: Path) -> dict[str, Any]:
     """The rates of a run's records behind the first ones, as its monitor shows them, and where the time went between the last and them."""
     from operant.runs.history import read
 
+    if not (run / "history").exists():
+        return {}
     columns = [chunk.columns for chunk in read(run / "history")]
     of = {name: [float(value) for chunk in columns for value in chunk[name]] for name in columns[0]} if columns else {}
     behind = len(of.get("sps", ())) // 4

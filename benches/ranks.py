@@ -1,6 +1,6 @@
 """Two (four, eight) GPUs beside one: rates and efficiency, the same bytes, the exchange's latency by size and by kind, a rank that is killed. JSON lines.
 
-    python benches/ranks.py [--ranks 2] [--only rates,bits,spin,faults,users,hosts] [--kinds kernel,nccl] [--cases WORD,WORD] [--limit S] [--short] [--tiny]
+    python benches/ranks.py [--ranks 2] [--only rates,bits,spin,faults,users,hosts] [--kinds kernel,nccl] [--cases WORD,WORD] [--limit S] [--short]
 
 Each part is a set of processes of its own, with a time limit, so that no part stops another; where one fails, the ends of all ranks' error streams are printed.
 `rates`: latencies by size, and each GPU alone beside W ranks with as many lanes a GPU, by each kind of exchange ($OPERANT_EXCHANGE: kernel, symmetric, nccl;
@@ -26,9 +26,11 @@ from rank_commands import Asked, faults, hosts, users
 KINDS = ("kernel", "symmetric", "nccl", "sockets")
 SIZES = (2, 9_600, 80_000, 700_000, 4_000_000)
 NORMALISED = ["algo.normalize_observations=true", "algo.normalize_rewards=true"]
+TRUNK = ["net.shared=true"]
 SHAPES: dict[str, tuple[int, int, list[str]]] = {  # lanes a GPU, horizon, and more
     "2048 x 16": (2048, 16, []), "8192 x 64": (8192, 64, []), "65536 x 64": (65536, 64, []), "65536 x 64, normalised": (65536, 64, NORMALISED),
-    "65536 x 64, one trunk": (65536, 64, ["net.shared=true"]), "131072 x 64, one trunk": (131072, 64, ["net.shared=true"]),
+    "2048 x 16, one trunk": (2048, 16, TRUNK), "8192 x 64, one trunk": (8192, 64, TRUNK), "65536 x 64, one trunk": (65536, 64, TRUNK),
+    "131072 x 64, one trunk": (131072, 64, TRUNK),
     "1024 x 32, pictures": (1024, 32, ["env.name=pong", "env.pixels=64", "net.kind=cnn", "net.cnn=nature", "algo.microbatch=8192"]),
 }  # fmt: skip
 OTHER_KINDS = ("2048 x 16", "8192 x 64", "65536 x 64")
@@ -129,15 +131,18 @@ def main() -> None:
     parser.add_argument("--kinds", default=None, help=f"by default {','.join(KINDS)}; of bits and spin the first")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds that a part's set of processes may take")
     parser.add_argument("--cases", default="", help="words of the cases to take; by default all")
+    parser.add_argument("--counts", default="", help="ranks of users' runs; by default 1, 2, ... up to --ranks")
     parser.add_argument("--short", action="store_true", help="train a little only")
     parser.add_argument("--tiny", action="store_true", help="on the CPU")
     given = parser.parse_args()
     kinds = (given.kinds or ("gloo" if given.tiny else ",".join(KINDS))).split(",")
+    cases = [word for word in given.cases.split(",") if word]
+    counts = [int(word) for word in given.counts.split(",") if word] or [1 << k for k in range(given.ranks.bit_length())]
     for name in given.only.split(","):
         here = kinds if name == "rates" or given.kinds else kinds[:1]
         began = time.monotonic()
         try:
-            PARTS[name](Asked(given.ranks, here, [word for word in given.cases.split(",") if word], given.limit, short=given.short, tiny=given.tiny))
+            PARTS[name](Asked(given.ranks, here, cases, given.limit, given.short, given.tiny, counts))
         except Exception:  # no part stops another
             say(part=name, failed=traceback.format_exc().splitlines()[-LINES:])
         say(part=name, took_s=round(time.monotonic() - began, 1))
