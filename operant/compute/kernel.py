@@ -156,7 +156,6 @@ class Kernel:
 
             # A few lanes are a fair choice for a small network; numba would warn of each kernel's few blocks.
             config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
-            self._external_stream = cuda.external_stream
             self._shell = keep_cuda(cuda.jit(cuda_shell(body), fastmath=True), name)
         else:
             serial, parallel, take, share = cpu_shells(body)
@@ -166,7 +165,7 @@ class Kernel:
     def __call__(self, count: int, lanes: Any, slot: Any, offset: int = 0, *, threads: int = THREADS) -> None:
         """Run the body for each i in [0, count), so many threads a block on a GPU. `lanes` and `slot` are groups that `bind` made."""
         if self._device.type == "cuda":
-            stream = self._external_stream(torch.cuda.current_stream(self._device).cuda_stream)
+            stream = _numba_stream(self._device, torch.cuda.current_stream(self._device).cuda_stream)
             self._shell[(count + threads - 1) // threads, threads, stream](count, lanes, slot, offset)
         elif self._runs_alone(count, workers := get_num_threads()):
             self._serial(0, count, lanes, slot, offset)
@@ -175,6 +174,14 @@ class Kernel:
 
     def _runs_alone(self, count: int, workers: int) -> bool:
         return count < SERIAL_BELOW if self._by_count else workers == 1 or count * workers < 2 * SERIAL_BELOW
+
+
+@functools.cache
+def _numba_stream(device: torch.device, handle: int) -> Any:
+    """One of torch's few streams as numba has it. Made once: numba makes a class each time, and keeps the last hundred beyond the end of a run."""
+    from numba import cuda
+
+    return cuda.external_stream(handle)
 
 
 @functools.cache
