@@ -125,6 +125,8 @@ def plots(plan: Plan, search: study.Study) -> list[Path] | str:
 
 
 def _progress(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -> bool:
+    from matplotlib.ticker import LogLocator
+
     best: list[float] = []
     for trial in complete:
         best.append((max if plan.maximize else min)([trial.values[0], *best[-1:]]))
@@ -132,6 +134,9 @@ def _progress(axes: Any, plan: Plan, search: study.Study, complete: list[Any]) -
     axes.plot(numbers, [trial.values[0] for trial in complete], "o", color=_COLOURS[7], ms=3, label="trial")
     axes.step(numbers, best, where="post", color=_COLOURS[0], label="best so far")
     axes.set(xlabel="trial", ylabel=_UNITS[plan.settings.objective], title=plan.name)
+    if not plan.maximize:  # trials that missed the target lie far above the others
+        axes.set(yscale="log", ylabel="seconds to the target, × 10 where missed")
+        axes.yaxis.set(major_formatter="{x:g}", minor_formatter="{x:g}", minor_locator=LogLocator(subs=(2, 5)))
     axes.legend(frameon=False)
     return True
 
