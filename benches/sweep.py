@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import hashlib
+import itertools
 import json
 import os
 import pstats
@@ -38,9 +39,11 @@ from operant.sweep import results
 SMALL = ("env.lanes=64", "run.steps=12288", "eval.episodes=8", "run.threads=1", "run.target=1000")
 CARTPOLE = "algo.learning_rate = {log = [3e-4, 1e-2]}\nalgo.epochs = {uniform = [1, 6]}\nalgo.entropy_coefficient = {log = [1e-4, 3e-2]}\n"
 BREAKOUT = (
-    "algo.learning_rate = {log = [1e-3, 1e-2]}\nalgo.gamma = {uniform = [0.96, 0.99]}\nalgo.gae_lambda = {uniform = [0.8, 0.98]}\n"
-    "algo.entropy_coefficient = {log = [1e-3, 2e-2]}\nalgo.minibatches = {choice = [4, 8, 16]}\nenv.lanes = {choice = [4096, 8192]}\n"
+    'algo.optimizer = {choice = ["adam", "muon"]}\nalgo.learning_rate = {log = [2e-3, 1.2e-2]}\nalgo.replay_ratio = {uniform = [1.0, 2.0], step = 0.5}\n'
+    "algo.anneal_steps = {log = [80_000_000, 450_000_000]}\nalgo.gamma = {uniform = [0.965, 0.985]}\nalgo.gae_lambda = {uniform = [0.85, 0.97]}\n"
+    "algo.entropy_coefficient = {log = [2e-3, 1e-2]}\nnet.hidden = {choice = [[128, 128], [128], [64, 64]]}\nenv.lanes = {choice = [4096, 8192]}\n"
 )
+BRIEF = ("run.steps=250M", "algo.anneal_steps=450M", "algo.replay_ratio=1.0", "eval.every=125")  # the recipe, in a trial of a few seconds
 
 
 def say(**row: object) -> None:
@@ -138,14 +141,14 @@ def schedule(place: Path, arguments: argparse.Namespace, words: list[str]) -> No
 def compiled(place: Path, arguments: argparse.Namespace, words: list[str]) -> None:
     """Breakout in each shape that its sweep tries."""
     worker = Worker(place / "worker.log")
-    for lanes in (64, 128) if arguments.small else (4096, 8192):
-        for minibatches in (8, 4, 16):
-            shape = [f"env.lanes={lanes}", f"algo.minibatches={minibatches}", f"run.steps={lanes * 64}", "eval.every=2"]
-            began = time.perf_counter()
-            run = made(place, [*words, *shape], "ppo/breakout")
-            code = trained(worker, run)
-            said = runs.log_end(run)[-300:] if code else ""
-            say(part="compile", lanes=lanes, minibatches=minibatches, code=code, seconds=time.perf_counter() - began, said=said)
+    lanes_tried = (64, 128) if arguments.small else (4096, 8192)
+    for optimizer, hidden, lanes in itertools.product(("adam", "muon"), ("[128,128]", "[128]", "[64,64]"), lanes_tried):
+        shape = [f"algo.optimizer={optimizer}", f"net.hidden={hidden}", f"env.lanes={lanes}", f"run.steps={64 * lanes}", "eval.every=2"]
+        began = time.perf_counter()
+        run = made(place, [*words, *shape], "ppo/breakout")
+        code = trained(worker, run)
+        said = runs.log_end(run)[-300:] if code else ""
+        say(part="compile", lanes=lanes, hidden=hidden, optimizer=optimizer, code=code, seconds=time.perf_counter() - began, said=said)
     worker.close()
 
 
@@ -256,7 +259,7 @@ def main() -> None:
         "cartpole": lambda: sweep(place, "cartpole", cartpole, words, arguments),
         "schedule": lambda: schedule(place, arguments, words),
         "compile": lambda: compiled(place, arguments, words),
-        "breakout": lambda: sweep(lasting, "breakout", breakout, words, arguments),
+        "breakout": lambda: sweep(lasting, "breakout", breakout, [*BRIEF, *words], arguments),
     }
     for part in arguments.parts.split(","):
         survive(part, parts[part])
