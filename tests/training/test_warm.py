@@ -130,14 +130,18 @@ def test_a_worker_whose_device_failed_is_replaced(tmp_path, worker, fault, word)
 
 
 @pytest.mark.soak
-def test_a_hundred_runs_in_one_worker_leave_nothing_behind(tmp_path, worker):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_a_hundred_runs_in_one_worker_leave_nothing_behind(tmp_path, worker, device):
+    if device == "cuda" and not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("needs a GPU")
+
     def held():
         process = psutil.Process(worker.pid)
         return process.num_fds(), process.num_threads(), process.memory_info().rss
 
     sizes, trained = [], []
     for seed in range(100):
-        run = made(tmp_path, *SHORT, f"run.seed={seed % 3}", "eval.every=1", "eval.episodes=4", f"run.threads={1 + seed % 2}")
+        run = made(tmp_path, *SHORT, f"run.device={device}", f"run.seed={seed % 3}", "eval.every=1", "eval.episodes=4", f"run.threads={1 + seed % 2}")
         worker.begin(run)
         assert ended(worker).code == 0
         trained.append(run)
