@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import time
 import traceback
 
@@ -126,6 +128,11 @@ def trained(config, device: torch.device, seconds: float, before: int = 3) -> di
         for phase in algo.phases:
             phase.run()
     wait(device)
+    inside: dict[str, float] = {}
+    clocked(algo.world, "advance", inside)
+    for collector in {id(one): one for one in vars(algo).values() if isinstance(one, Collector)}.values():
+        if collector._overlap is not None:
+            clocked(collector._overlap, "collect", inside)
     spent_before = dict(algo.world.seconds)
     began, iterations, phases = time.perf_counter(), 0, {}
     while time.perf_counter() - began < seconds:
@@ -142,10 +149,25 @@ def trained(config, device: torch.device, seconds: float, before: int = 3) -> di
         "iteration_s": spent / iterations,
         **{f"world_{name}_s": (total - spent_before[name]) / iterations for name, total in algo.world.seconds.items()},
         **{f"{name}_s": total / iterations for name, total in phases.items()},
+        **{f"in_{name}_s": total / iterations for name, total in inside.items()},
     }
     if hasattr(algo.world, "close"):
         algo.world.close()
     return found
+
+
+def clocked(owner, name: str, into: dict[str, float]) -> None:
+    """Add up the seconds that a function of an object takes."""
+    function = getattr(owner, name)
+
+    def timed(*words):
+        at = time.perf_counter()
+        try:
+            return function(*words)
+        finally:
+            into[name] = into.get(name, 0.0) + time.perf_counter() - at
+
+    setattr(owner, name, timed)
 
 
 def alone(world, steps: int) -> float:
@@ -314,12 +336,12 @@ def raw_ale(lanes: int, steps: int) -> float:
 
 
 ALE = {
+    "processes, 4 buffers, learning beside": ("envpool", ("env.buffers=4", "algo.overlap=true")),
+    "asynchronous, learning beside": ("ale", ("env.asynchronous=true", "algo.overlap=true")),
+    "one process, 4 buffers, learning beside": ("ale", ("env.buffers=4", "algo.overlap=true")),
+    "asynchronous": ("ale", ("env.asynchronous=true",)),
     "processes": ("envpool", ()),
     "one process": ("ale", ()),
-    "processes, learning beside": ("envpool", ("algo.overlap=true",)),
-    "asynchronous": ("ale", ("env.asynchronous=true",)),
-    "processes, learning beside, bf16": ("envpool", ("algo.overlap=true", "algo.precision=bf16")),
-    "processes, 4 buffers": ("envpool", ("env.buffers=4",)),
 }
 
 
@@ -328,9 +350,6 @@ def ale(device: torch.device, tiny: bool) -> None:
     for label, (threaded, words) in ALE.items():
         processes.THREADED = (threaded,)
         config, began = ale_config(4 if tiny else 128, tiny, *words), time.perf_counter()
-        if label in ("processes", "one process"):
-            stepping = alone(HostWorld(config.environment, config.lanes, seed=1, device=device), 10 if tiny else 50)
-            say("ale", stepping_alone=stepping, label=label, took_s=time.perf_counter() - began)
         figures = trained(config, device, 0.2 if tiny else 2.5, before=2)
         say("ale", label=label, lanes=config.lanes, share_of_raw=figures["sps"] / raw, took_s=time.perf_counter() - began, **figures)
 
@@ -382,12 +401,44 @@ def mujoco_configs(tiny: bool):
         yield configuration.load(None, [*words, *(["algo.minibatches=2"] if name == "ppo" else ["algo.horizon=4", "algo.replay_capacity=64k"])])
 
 
+STEPPED = """
+import time, sys
+import gymnasium, numpy
+envs = [gymnasium.make("HalfCheetah-v5") for _ in range(4)]
+actions = numpy.random.default_rng(1).uniform(-1, 1, (100, 6)).astype("float32")
+for env in envs:
+    env.reset(seed=1)
+print("ready", flush=True)
+sys.stdin.readline()
+until, steps = time.perf_counter() + float(sys.argv[1]), 0
+while time.perf_counter() < until:
+    for env in envs:
+        if env.step(actions[steps % 100])[3]:
+            env.reset()
+        steps += 1
+print(steps, flush=True)
+"""
+
+
+def raw_gym(seconds: float) -> float:
+    """Steps a second of Gymnasium itself, in a process a core that waits for no other."""
+    count = numba.get_num_threads()
+    started = [subprocess.Popen([sys.executable, "-W", "ignore", "-c", STEPPED, str(seconds)], stdin=-1, stdout=-1, stderr=-3, text=True) for _ in range(count)]
+    for one in started:
+        one.stdout.readline()
+    for one in started:
+        one.stdin.write("\n")
+        one.stdin.flush()
+    rate = sum(int(one.communicate()[0]) for one in started) / seconds
+    say("mujoco", raw=rate, processes=count)
+    return rate
+
+
 def mujoco(device: torch.device, tiny: bool) -> None:
+    raw = raw_gym(0.2 if tiny else 1.5)
     for config in mujoco_configs(tiny):
-        name, lanes = config.algo_name, config.lanes
-        stepping = alone(HostWorld(config.environment, lanes, seed=1, device=device), 20 if tiny else 100)
         figures = trained(config, device, 0.5 if tiny else 2)
-        say("mujoco", algo=name, lanes=lanes, stepping_alone=stepping, share_of_alone=figures["sps"] / stepping, **figures)
+        say("mujoco", algo=config.algo_name, lanes=config.lanes, share_of_raw=figures["sps"] / raw, **figures)
 
 
 def main() -> None:

@@ -125,11 +125,11 @@ class BridgedWorld(BufferedWorld):
         """Move the clock on, once for as many steps as were taken with offsets 0 ... steps - 1."""
         super().advance(steps)
         self._world.advance(steps)
-        lanes = self._world.lanes
-        self._now.copy_(torch.stack([lanes.age.sum(dtype=torch.float64), lanes.running[0].sum(dtype=torch.float64)]))
-        if lanes.finished is not None:
-            self._tallies.add_(lanes.finished.sum(dim=1, dtype=torch.float64).to(self.device))
-            lanes.finished.zero_()
+        lanes = self._world.bound  # by this thread alone: torch's would take longer to wake than the sums take
+        self._now.copy_(torch.tensor([lanes.age.sum(dtype=np.float64), lanes.running[0].sum(dtype=np.float64)]))
+        if self.spec.tally:
+            self._tallies.add_(torch.from_numpy(lanes.finished.sum(axis=1, dtype=np.float64)).to(self.device))
+            lanes.finished[:] = 0
 
     def seek(self, tick: int) -> None:
         """Set the clock: from there on the same actions give the same steps."""

@@ -193,7 +193,7 @@ class DeviceWorld:
 
     @property
     def bound(self) -> Lanes:
-        """What that kernel takes first."""
+        """What that kernel takes first: `lanes` as arrays."""
         return self._bound
 
     def advance(self, steps: int) -> None:
