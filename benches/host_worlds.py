@@ -130,6 +130,10 @@ def trained(config, device: torch.device, seconds: float, before: int = 3) -> di
     wait(device)
     inside: dict[str, float] = {}
     clocked(algo.world, "advance", inside)
+    clocked(algo.world, "noise", inside)
+    for name in ("prepare", "bootstrap"):
+        if hasattr(getattr(algo, "_acting", None), name):
+            clocked(algo._acting, name, inside)
     for collector in {id(one): one for one in vars(algo).values() if isinstance(one, Collector)}.values():
         if collector._overlap is not None:
             clocked(collector._overlap, "collect", inside)
@@ -336,13 +340,13 @@ def raw_ale(lanes: int, steps: int) -> float:
 
 
 ALE = {
-    "processes, 4 buffers, learning beside": ("envpool", ("env.buffers=4", "algo.overlap=true")),
-    "asynchronous, learning beside": ("ale", ("env.asynchronous=true", "algo.overlap=true")),
-    "one process, 4 buffers, learning beside": ("ale", ("env.buffers=4", "algo.overlap=true")),
-    "asynchronous": ("ale", ("env.asynchronous=true",)),
-    "processes": ("envpool", ()),
+    "one process, 256 lanes, learning beside": ("ale", ("env.lanes=256", "algo.overlap=true")),
+    "processes, 256 lanes, learning beside": ("envpool", ("env.lanes=256", "algo.overlap=true")),
+    "one process, learning beside": ("ale", ("algo.overlap=true",)),
+    "processes, learning beside": ("envpool", ("algo.overlap=true",)),
     "one process": ("ale", ()),
 }
+"""Words of Pong's cases, and which sources step their lanes by threads of their own, of one process."""
 
 
 def ale(device: torch.device, tiny: bool) -> None:
@@ -355,7 +359,8 @@ def ale(device: torch.device, tiny: bool) -> None:
 
 
 def ale_learn(device: torch.device, tiny: bool) -> None:
-    learned("ale_learn", ale_config(4, True) if tiny else ale_config(64, False), device, tiny, seconds=1 if tiny else 80, mark=20, most=27_000)
+    words = ("env.lanes=128", "algo.overlap=true")
+    learned("ale_learn", ale_config(4, True) if tiny else ale_config(128, False, *words), device, tiny, seconds=1 if tiny else 98, mark=20, most=27_000)
 
 
 def mujoco_learn(device: torch.device, tiny: bool) -> None:
