@@ -58,7 +58,7 @@ def choose(parts: Parts) -> SequenceBackend:
     backend = FusedSequences(parts)
     if backend.learner is not None:
         return backend
-    log.info("kernels: torch's, over sequences: the policy has a memory (algo.kernels = \"fused\" asks for kernels of our own)")
+    log.info("kernels: torch's, over sequences: the policy has a memory")
     return SequenceBackend(parts)
 
 

@@ -26,7 +26,7 @@ def build(task: dense.Task, *, kernels: str, precision: str, states: States) -> 
     The tile config follows from the shapes alone, and with it the bits.
     """
     policy, (steps, lanes) = task.policy, task.buffers.rollout.reward.shape
-    if kernels != "fused":  # "auto" will, once all cells in all precisions have been checked on a GPU
+    if kernels == "torch" or (kernels == "auto" and policy.device.type != "cuda"):
         return None
     found = unsupported_reason(policy, (steps + 1) * lanes) or dense.machine_reason(policy.device, precision) or _learner(task, precision, states)
     if not isinstance(found, str):
