@@ -237,7 +237,9 @@ def tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
             return type(error).__name__
 
     fused, wide = ppo.backend.learner.shape.kind != "mingru" or ppo.backend.learner.shape.fused, CASES[case].hidden > 128
-    cells = [{"cells": (block, warps)} for block, warps in (((16, 1), (16, 2), (16, 4), (16, 8), (32, 4), (32, 8)) if fused else ((1, 2), (1, 4), (2, 4), (2, 8)))]
+    cells = [
+        {"cells": (block, warps)} for block, warps in (((16, 1), (16, 2), (16, 4), (16, 8), (32, 4), (32, 8)) if fused else ((1, 2), (1, 4), (2, 4), (2, 8)))
+    ]
     dense = [
         {"block_m": 64, "warps": 4}, {"block_n": 64, "warps": 4}, {"stages": 2}, {"stages": 4}, {"block_m": 64, "warps": 4, "block_k": deep},
         {"chunks": ppo.backend.learner.config.chunks // 2}, {"chunks": ppo.backend.learner.config.chunks * 2},
