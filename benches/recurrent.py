@@ -87,7 +87,7 @@ def checks(tiny: bool, only: list[str], precisions: list[str]) -> Iterator[tuple
     for precision, case in itertools.product(precisions, only):
         net = CASES[case].net(tiny=tiny)
         given = {key: getattr(net, key) for key in ("memory", "memory_layers", "hidden", "activation")}
-        for name, work in (("gradient", gradient), ("bits", bits), ("torch", beside_torch)):
+        for name, work in (("gradient", gradient), ("bits", bits), ("carried", carried), ("torch", beside_torch)):
             yield {"check": name, "precision": precision, "case": case}, lambda work=work, given=given, precision=precision: work(given, precision, tiny)
 
 
@@ -138,6 +138,27 @@ def bits(net: dict, precision: str, tiny: bool) -> dict[str, object]:
         "other seed differs": run(seed=2) != reference, "finite": reference != b"",
     }  # fmt: skip
     return {**verdicts, "verdict": "ok" if all(verdicts.values()) else "FAILED"}
+
+
+def carried(net: dict, precision: str, tiny: bool) -> dict[str, object]:
+    """Whether two iterations act to the bit as one that is as long as both, and differ from it where the state is not carried."""
+    from fused_probe import ENVS, trainer
+
+    def acting(horizon: int, **more: object) -> PPO:
+        algo = {"kernels": "fused", "precision": precision, "minibatches": 2, "epochs": 1, **more}
+        where = "cpu" if tiny else "cuda"
+        return trainer(ENVS["gaussian"], NetConfig(shared=True, **net), where=where, eager=True, **(sizes_of(tiny, net) | {"horizon": horizon}), **algo)
+
+    half = sizes_of(tiny, net)["horizon"] // 2
+    whole, found = acting(2 * half), {}
+    whole.collect()
+    for name, more in (("carried", {}), ("forgotten", {"carry_state": False})):
+        halves = acting(half, **more)
+        halves.collect()
+        halves.collector.carry_on()
+        halves.collect()
+        found[name] = float((halves.experience.value - whole.experience.value[half:]).abs().max())
+    return {**found, "verdict": "ok" if found["carried"] == 0.0 < found["forgotten"] else "FAILED"}
 
 
 def beside_torch(net: dict, precision: str, tiny: bool) -> dict[str, object]:
