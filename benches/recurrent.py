@@ -226,14 +226,15 @@ def act_tiles(case: str, precision: str, lanes: int) -> dict[str, object]:
     kind = ppo.backend.learner.act_tile
     own = learner.ACT_TILES[kind]
 
-    def took(tile: tuple[int, int]) -> object:
+    def took(tile: tuple[int, int, int]) -> object:
         learner.ACT_TILES[kind] = tile
         try:
             return round(microseconds(lambda: ppo.backend.learner.act(1), times=8, replays=5), 1)
         except Exception as error:
             return type(error).__name__
 
-    took_us = {tile: took(tile) for tile in ((64, 8), (64, 16), (32, 8), (32, 4)) if lanes // tile[0] >= learner.ACT_PROGRAMS}
+    every = [(64, 8, 16), (64, 8, 32), (32, 4, 16), (32, 4, 32)] if CASES[case].memory != "mingru" else [(64, 8, 16), (64, 4, 16), (32, 4, 16)]
+    took_us = {tile: took(tile) for tile in every if lanes // tile[0] >= learner.ACT_PROGRAMS}
     learner.ACT_TILES[kind] = min((tile for tile in took_us if isinstance(took_us[tile], float)), key=took_us.__getitem__, default=own)
     return {"us": {str(tile): us for tile, us in took_us.items()}, "from now on": learner.ACT_TILES[kind]}
 

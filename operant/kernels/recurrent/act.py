@@ -34,10 +34,10 @@ def _first_product(x, weight, SPEC: tl.constexpr):
 
 @triton.jit
 def _outputs_in_tiles(
-    x, h, total, packed, parameters, where, lane, keep, in_bounds, lanes, SPEC: tl.constexpr, SHAPE: tl.constexpr, WRITE
+    x, h, total, packed, parameters, where, lane, keep, in_bounds, lanes, SPEC: tl.constexpr, SHAPE: tl.constexpr, WRITE,
+    UNITS: tl.constexpr,
 ):  # fmt: skip
     """Total + the head's product (rows, out_pad) from what the memory's only layer reads and its state (rows, P), some units after the other."""
-    UNITS: tl.constexpr = 16
     row = tl.arange(0, SPEC.out_pad)[None, :]
     mask = column_mask(row, 0, SPEC)
     operand = stored(h * keep[:, None], SHAPE)
@@ -54,6 +54,7 @@ def _outputs_in_tiles(
 def act(
     inputs, acting, final, parameters, first_weight, packed, where, t, lanes,
     SPEC: tl.constexpr, SHAPE: tl.constexpr, SAMPLE: tl.constexpr, FINALS: tl.constexpr, WINDOW: tl.constexpr, LAST: tl.constexpr, BLOCK_M: tl.constexpr,
+    UNITS: tl.constexpr,
 ):  # fmt: skip
     """Step t of every lane: what `SAMPLE`, like `operant.kernels.act.sample_and_store`, makes of the outputs, and the state after it; with LAST only the value.
 
@@ -67,7 +68,8 @@ def act(
         cut = tl.load(where.truncated + (t - 1) * lanes + lane, mask=in_bounds & (t > 0), other=0) != 0
     keep = kept(where, lane, t, in_bounds, lanes)
     # Weights, and what lanes remember, are asked for before anything waits.
-    weight = _load_packed_first(first_weight, tl.arange(0, SPEC.columns_pad), SPEC)
+    if not SHAPE.in_tiles:
+        weight = _load_packed_first(first_weight, tl.arange(0, SPEC.columns_pad), SPEC)
     held = held_weights(packed, SHAPE)
     states = load_states(where, lane, in_bounds, lanes, SHAPE)
     network = load_network(parameters, 0, SPEC, False)
@@ -86,11 +88,13 @@ def act(
         x = load_features(source, inputs.normalizer, lane, in_bounds, at, lanes, SPEC)
         if SPEC.bytes:
             x = stored(x, SPEC).to(tl.float32)
+        if SHAPE.in_tiles:  # which takes the room of it afterwards
+            weight = _load_packed_first(first_weight, tl.arange(0, SPEC.columns_pad), SPEC)
         _out, hidden, _saved = forward_hidden(_first_product(x, weight, SPEC), network, SPEC)
         x, remembered, write = stored(hidden[-1].to(tl.float32), SHAPE), tl.where(turn == 0, 1.0, keep), (turn == 1) & (not LAST)
         if SHAPE.in_tiles:
             out = _outputs_in_tiles(
-                x, states[0], zeros(BLOCK_M, SPEC.out_pad), packed, parameters, where, lane, remembered, in_bounds, lanes, SPEC, SHAPE, write
+                x, states[0], zeros(BLOCK_M, SPEC.out_pad), packed, parameters, where, lane, remembered, in_bounds, lanes, SPEC, SHAPE, write, UNITS
             )  # fmt: skip
         else:
             x = network_step(x, states, held, packed, parameters, where, lane, remembered, in_bounds, lanes, SHAPE, write)

@@ -20,8 +20,9 @@ from operant.kernels.recurrent.shape import Finals, Shape, States, Where
 ACT_WIDTH, ACT_COLUMNS = 128, 256
 """Of a network that acts in one launch: units, and columns of the first layer, padded."""
 
-ACT_TILES, ACT_PROGRAMS = {"narrow": (64, 8), "wide": (64, 8), "wide, 32 bits": (32, 8)}, 64
-"""Lanes and warps of a program that acts, with up to 64 units and with more; fewer lanes, where that makes for so many programs."""
+ACT_TILES, ACT_PROGRAMS = {"narrow": (64, 8, 16), "wide": (64, 8, 32), "wide, 32 bits": (32, 8, 16)}, 64
+"""Of a program that acts, with up to 64 units and with more: lanes, fewer where that makes for so many programs; warps; and where it does not hold a GRU's or an
+LSTM's weights, units that it works out at a time."""
 
 FIRST_COLUMNS, FIRST_BLOCK_M = 128, 128
 """Of a first layer that reads a minibatch where the rollout has it: columns, padded, and rows of a tile."""
@@ -202,7 +203,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             )  # fmt: skip
 
     def _act_at_once(self, t: int, *, finals: bool, last: bool) -> None:
-        rollout, (block_m, warps) = self.buffers.rollout, ACT_TILES[self.act_tile]
+        rollout, (block_m, warps, units) = self.buffers.rollout, ACT_TILES[self.act_tile]
         block_m = max(16, min(block_m, self._most_rows, per_layer.power_of_two(self._lanes / ACT_PROGRAMS)))
         seen = rollout.final_observation if finals else rollout.observation
         window = self._steps // len(seen) if finals else 1
@@ -211,7 +212,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             self._inputs(), self.work.acting(), Finals(seen, self.buffers.final_value), self._values, self._first, self._memory,
             self._where(0, 0, acting=True), t, self._lanes,
             SPEC=self.spec, SHAPE=self.shape, SAMPLE=self.work.sample, FINALS=finals, WINDOW=window, LAST=last, BLOCK_M=block_m,
-            num_warps=warps,
+            UNITS=min(units, self.shape.pad), num_warps=warps,
         )  # fmt: skip
 
     def final_values(self, t: int) -> None:
