@@ -34,8 +34,7 @@ def _first_product(x, weight, SPEC: tl.constexpr):
 
 @triton.jit
 def _outputs_in_tiles(
-    x, h, total, packed, parameters, where, lane, keep, in_bounds, lanes, SPEC: tl.constexpr, SHAPE: tl.constexpr, WRITE,
-    UNITS: tl.constexpr,
+    x, h, total, packed, parameters, where, lane, keep, in_bounds, lanes, SPEC: tl.constexpr, SHAPE: tl.constexpr, WRITE, UNITS: tl.constexpr
 ):  # fmt: skip
     """Total + the head's product (rows, out_pad) from what the memory's only layer reads and its state (rows, P), some units after the other."""
     row = tl.arange(0, SPEC.out_pad)[None, :]

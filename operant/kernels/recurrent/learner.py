@@ -21,8 +21,8 @@ ACT_WIDTH, ACT_COLUMNS = 128, 256
 """Of a network that acts in one launch: units, and columns of the first layer, padded."""
 
 ACT_TILES, ACT_PROGRAMS = {"narrow": (64, 8, 16), "wide": (64, 8, 32), "wide, 32 bits": (32, 8, 16)}, 64
-"""Of a program that acts, with up to 64 units and with more: lanes, fewer where that makes for so many programs; warps; and where it does not hold a GRU's or an
-LSTM's weights, units that it works out at a time."""
+"""Of a program that acts, with up to 64 units and with more: lanes, fewer where that makes for so many programs; warps; and, where it does not hold the weights
+of a GRU or an LSTM, units that it works out at a time."""
 
 FIRST_COLUMNS, FIRST_BLOCK_M = 128, 128
 """Of a first layer that reads a minibatch where the rollout has it: columns, padded, and rows of a tile."""
@@ -211,8 +211,8 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             act.act, (-(-self._lanes // block_m),),
             self._inputs(), self.work.acting(), Finals(seen, self.buffers.final_value), self._values, self._first, self._memory,
             self._where(0, 0, acting=True), t, self._lanes,
-            SPEC=self.spec, SHAPE=self.shape, SAMPLE=self.work.sample, FINALS=finals, WINDOW=window, LAST=last, BLOCK_M=block_m,
-            UNITS=min(units, self.shape.pad), num_warps=warps,
+            SPEC=self.spec, SHAPE=self.shape, SAMPLE=self.work.sample, FINALS=finals, WINDOW=window, LAST=last,
+            BLOCK_M=block_m, UNITS=min(units, self.shape.pad), num_warps=warps,
         )  # fmt: skip
 
     def final_values(self, t: int) -> None:
