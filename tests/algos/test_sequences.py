@@ -9,6 +9,7 @@ from toys import COUNT, FILL, GATE, PICK, PUSH, SEEN, bytes_of, clones, iterate,
 from operant.algos.ppo.config import PPOConfig
 from operant.data import minibatches
 from operant.errors import ConfigError
+from operant.kernels.recurrent.shape import slow_reason
 from operant.nn import NetConfig
 from operant.training.evaluate import Evaluator
 
@@ -238,3 +239,9 @@ def test_sizes_that_do_not_divide():
 def test_fused_kernels_are_refused_in_a_sentence():
     with pytest.raises(ConfigError, match="a memory each"):
         ppo_on(PICK, 4, memory(), horizon=8, minibatches=2, kernels="fused")
+
+
+def test_cells_too_wide_for_fp32_stay_with_torch_where_it_may_choose():
+    wide, narrow = (ppo_on(PICK, 4, memory("gru", hidden=(units,)), horizon=8, minibatches=2).policy for units in (80, 64))
+    assert "registers" in slow_reason(wide, "fp32")
+    assert slow_reason(wide, "tf32") is slow_reason(narrow, "fp32") is None

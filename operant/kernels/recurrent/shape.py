@@ -10,8 +10,8 @@ from torch import Tensor
 from operant.kernels import spec as kernel_spec
 from operant.nn import Policy
 
-MAX_GATED = 128
-"""Units of a GRU or an LSTM whose every step one program computes, padded."""
+MAX_GATED, MAX_GATED_FP32 = 128, 64
+"""Units of a GRU or an LSTM whose every step one program computes, padded; and of those in fp32 that are no slower than torch's: of more, registers spill."""
 
 FUSED_BYTES = 64 << 10
 """Of MinGRU's weights that a program holds twice, as they are and transposed: up to so many gates and scan are one kernel."""
@@ -107,6 +107,14 @@ def unsupported_reason(policy: Policy, samples: int) -> str | None:
         return f"net.memory_size is {memory.units}, and fused kernels take the width of the last hidden layer, {net.encoder.config.hidden[-1]}"
     if memory.kind != "mingru" and memory.units > MAX_GATED:
         return f"fused kernels take up to {MAX_GATED} units of a {memory.kind}, and the memory has {memory.units}"
+    return None
+
+
+def slow_reason(policy: Policy, precision: str) -> str | None:
+    """The sentence that says why torch is to be preferred for a policy that could run fused, or None."""
+    memory: Any = policy.net.memory
+    if precision == "fp32" and memory.kind != "mingru" and memory.units > MAX_GATED_FP32:
+        return f"in fp32 a {memory.kind} of {memory.units} units takes more registers than there are (algo.kernels = \"fused\" takes it all the same)"
     return None
 
 
