@@ -55,6 +55,7 @@ CASES = {
     "mingru": Case(64, "mingru", 2, {"epochs": 1, "replay_ratio": 1.42}, (2, 4)),
     "lstm": Case(128, "lstm", 1, {"epochs": 1}, (4,)),
     "gru": Case(128, "gru", 1, {"epochs": 4}, (4,)),
+    "gru32": Case(32, "gru", 1, {"epochs": 4}, (4,)),
     "g2048": Case(512, "mingru", 4, {"replay_ratio": 2.24}, (4,), "g2048", normalize=False),
     "pacman": Case(256, "mingru", 6, {"replay_ratio": 1.78}, (4,), "pacman", normalize=False),
     "go": Case(512, "mingru", 1, {"replay_ratio": 3.75}, (4,), "go", horizon=128, normalize=False),
