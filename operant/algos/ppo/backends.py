@@ -137,10 +137,10 @@ class TorchBackend:
         # A product's shape decides its last bits. Cut into shards and chunks it is the same on any number of ranks, but whole it is faster.
         self._cut = parts.config.chunks is not None or parts.exchange.ranks > 1
         self.bits_by_ranks: str | None = None
-        if self.device.type == "cuda":
-            self.bits_by_ranks = "torch's sums and products on a GPU depend on how many lanes it has"
-        elif parts.config.chunks is None:
+        if parts.config.chunks is None:
             self.bits_by_ranks = "one rank computes a minibatch as a whole (with algo.chunks=8 it would not)"
+        elif self.device.type == "cuda" and self.policy.env.pixels:
+            self.bits_by_ranks = "a library chooses how a GPU convolves pictures"
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
         """As it is: all of torch's threads share the work."""
