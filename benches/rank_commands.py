@@ -46,6 +46,15 @@ class Commands:
         command = [sys.executable, "-m", "operant.cli", *words]
         return subprocess.run(command, env=self.environment | more, capture_output=True, text=True, check=False, timeout=limit_s)
 
+    def begun(self, *words: str, **more: str) -> subprocess.Popen[str]:
+        """The same, which is not waited for."""
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "text": True}
+        return subprocess.Popen([sys.executable, "-m", "operant.cli", *words], env=self.environment | more, **quiet)  # type: ignore[call-overload]
+
+    def sees(self, gpus: list[str]) -> dict[str, str]:
+        """What lets a run see these GPUs alone."""
+        return {} if self._tiny else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+
     def on(self, ranks: int) -> list[str]:
         """The words that share a run between so many."""
         return ["run.device=cpu", f"run.ranks={ranks}", "run.threads=1"] if self._tiny else [f"run.gpus={ranks}"]
@@ -62,15 +71,17 @@ def last_checkpoint(run: Path) -> tuple[str, str] | None:
 
 
 def faults(asked: Asked) -> None:
-    """Seconds until a run has crashed after kill -9 of its last rank; that half of the ranks resume it, and end in the bits of a run that nothing stopped."""
+    """Seconds until a run has crashed after kill -9 of its last rank; that half of the ranks resume it, and end in the bits of a run that nothing stopped, on
+    the other half.
+    """
     from operant import runs
 
     ranks, tiny, limit_s = asked.ranks, asked.tiny, asked.limit_s
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         operant = Commands(folder, tiny=tiny)
-        words = [*operant.on(ranks), *(["env.lanes=256", "run.steps=1M"] if tiny else ["env.lanes=16384", "run.steps=1600M", "algo.horizon=32"])]
+        words = ["env.lanes=256", "run.steps=1M"] if tiny else ["env.lanes=16384", "run.steps=800M", "algo.horizon=32"]
         words += [f"checkpoint.every={50 if tiny else 300}", "eval.every=0", "algo.kernel_config=first", "algo.minibatches=2", "algo.chunks=64"]
-        operant("train", *words, "--name", "killed", "-d", limit_s=limit_s)
+        operant("train", *words, *operant.on(ranks), "--name", "killed", "-d", limit_s=limit_s)
         run, pid = runs.load(Path(folder, "killed")), 0
         deadline = time.monotonic() + limit_s
         while run is not None and not last_checkpoint(run.path) and not runs.state(runs.load(run.path) or run).ended and time.monotonic() < deadline:
@@ -88,15 +99,15 @@ def faults(asked: Asked) -> None:
             time.sleep(0.005)
         took, state = time.monotonic() - began, runs.state(runs.load(run.path) or run)
         say(part="faults", ranks=ranks, seconds=round(took, 3), state=state.word, cause=state.cause, checkpoint=last_checkpoint(run.path))
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(",")[: ranks // 2]
-        fewer = {} if tiny else {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
-        more = [f"run.ranks={max(1, ranks // 2)}"] if tiny else []
-        resumed = operant("resume", "killed", *more, limit_s=limit_s, **fewer)
+        visible, half = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(","), max(1, ranks // 2)
+        uninterrupted = operant.begun("train", *words, *operant.on(half), "--name", "whole", **operant.sees(visible[half : 2 * half]))
+        more = [f"run.ranks={half}"] if tiny else []
+        resumed = operant("resume", "killed", *more, limit_s=limit_s, **operant.sees(visible[:half]))
         document = json.loads((run.path / "run.json").read_text())
-        whole = operant("train", *words, "--name", "whole", limit_s=limit_s)
+        uninterrupted.wait(limit_s)
         ends = last_checkpoint(run.path), last_checkpoint(Path(folder, "whole"))
-        say(part="faults", resumed=resumed.returncode, on=document.get("ranks"), uninterrupted=whole.returncode, same=ends[0] == ends[1], ends=ends)
-        if resumed.returncode or whole.returncode:
+        say(part="faults", resumed=resumed.returncode, on=document.get("ranks"), uninterrupted=uninterrupted.returncode, same=ends[0] == ends[1], ends=ends)
+        if resumed.returncode or uninterrupted.returncode:
             say(part="faults", killed=operant.said("killed"), whole=operant.said("whole"))
 
 
@@ -106,7 +117,7 @@ USERS = {
     "small": "algo.kernel_config=first run.target=1000 algo.horizon=16 algo.epochs=4 algo.minibatches=4 algo.precision=bf16 eval.every=5000",
     "breakout": "--config breakout algo.kernel_config=first algo.chunks=128", "sac": "--config sac/pendulum", "dqn": "--config dqn/cartpole",
 }  # fmt: skip
-LARGE = {"normalised": (65536, 6_000_000_000), "small": (2048, 600_000_000)}
+LARGE = {"normalised": (65536, 4_000_000_000), "small": (2048, 600_000_000)}
 """Lanes and steps a GPU; of the others the recipes' own lanes, of all GPUs together, until their targets."""
 SHORT = {"normalised": 1_000_000_000, "small": 20_000_000, "breakout": 5_000_000, "sac": 20_000, "dqn": 60_000}
 
