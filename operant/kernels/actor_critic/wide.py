@@ -23,6 +23,9 @@ from operant.kernels.actor_critic.wide_shape import ROWS, TILE, Wide, WideNet
 BESIDE = True
 """Whether what does not depend on each other is launched side by side."""
 
+LAST = True
+"""Whether a last hidden layer's product is one launch with what comes before and behind it, where its widths allow that."""
+
 PROGRAMS, FIRST_PROGRAMS, FIRST_WARPS = 528, 132, 16
 """Programs of a pass over a layer, at most: four a multiprocessor; of the first one's, which keep its weight; and warps of those."""
 
@@ -153,10 +156,19 @@ class WideLearner(Learner):
             x, weights[0], passes.sums[0], passes.hidden[0], flat, rows,
             SPEC=self.shape, NET=net, KEEP=keep and self.shape.needs_sums, ROWS=ROWS, num_warps=FIRST_WARPS,
         )  # fmt: skip
+        end = ("value", values) if values is not None else ("hidden", passes.hidden[top]) if net is self.shape.actor else ("", flat)
+        size = next(size for size in (64, 32, 16) if rows % size == 0)
         for k in range(1, top + 1):
+            if k == top and net.chunk and LAST:
+                self._launch(
+                    wide_layers.last_layer, (rows // size, net.towers),
+                    passes.sums[k - 1], passes.hidden[k - 1], weights[k], passes.sums[k], flat, end[1], rows,
+                    SPEC=self.shape, NET=net, KEEP=keep, END=end[0], CHUNK=net.chunk, ROWS=size, num_warps=4,
+                )  # fmt: skip
+                return
             if self._asked is None:
                 torch.bmm(passes.hidden[k - 1], weights[k].transpose(1, 2), out=passes.sums[k])
-            if k < top or net is self.shape.actor:
+            if k < top - (1 if net.chunk and LAST else 0) or (k == top and end[0] == "hidden"):
                 self._rowwise(
                     wide_layers.forward_layer, net, k, rows, net.towers, passes.sums[k], passes.hidden[k], flat, rows, programs=PROGRAMS // net.towers, NET=net
                 )

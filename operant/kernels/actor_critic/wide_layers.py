@@ -268,3 +268,61 @@ def backward_layer(
         if SPEC.layer_norm:
             store_sum(partial, program, tower, 1, gain, NET, AT)
             store_sum(partial, program, tower, 2, shift, NET, AT)
+
+
+@triton.jit
+def _normal_part(s, k, mean, inv_std, flat, tower, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, CHUNK: tl.constexpr):
+    """Activations of CHUNK units of a layer from `k` on, as operands, of what they sum up, bias included (rows, CHUNK)."""
+    place = flat + tower * NET.layers[AT].width + k + tl.arange(0, CHUNK)
+    if SPEC.layer_norm:
+        s = (s - mean[:, None]) * inv_std[:, None] * tl.load(place + NET.layers[AT].gain)[None, :] + tl.load(place + NET.layers[AT].shift)[None, :]
+    return operand(activate(s, SPEC), SPEC)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def last_layer(
+    z, hidden, weight, last, flat, end, rows, SPEC: tl.constexpr, NET: tl.constexpr, KEEP: tl.constexpr, END: tl.constexpr, CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """The last hidden layer's product, and what comes before and behind it: a tile of rows a program.
+
+    From what the layer before it sums up, `z` (towers, rows, width): with KEEP that layer's activations into `hidden`, and what the last one sums up into
+    `last`. END "value": a critic's values into `end` (towers, rows); "hidden": the last layer's activations.
+    """
+    TOP: tl.constexpr = len(NET.layers) - 1
+    AT: tl.constexpr = TOP - 1
+    WIDTH: tl.constexpr = NET.layers[AT].width
+    PARTS: tl.constexpr = NET.layers[TOP].parts
+    tower = tl.program_id(1)
+    place = tower * rows + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    unit = tl.arange(0, CHUNK)
+    source, bias = z + place[:, None] * WIDTH + unit[None, :], flat + NET.layers[AT].bias + tower * WIDTH + unit
+    mean, inv_std = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
+    if SPEC.layer_norm:
+        squares = tl.zeros((ROWS,), tl.float32)
+        for k in tl.range(0, WIDTH, CHUNK, num_stages=STAGES):
+            s = tl.load(source + k).to(tl.float32) + tl.load(bias + k)[None, :]
+            mean += tl.sum(s, axis=1)
+            squares += tl.sum(s * s, axis=1)
+        mean = mean / WIDTH
+        inv_std = 1.0 / tl.sqrt(tl.maximum(squares / WIDTH - mean * mean, 0.0) + 1e-5)
+    sums = no_sums(ROWS, NET, TOP)
+    for k in tl.range(0, WIDTH, CHUNK, num_stages=STAGES):
+        h = _normal_part(tl.load(source + k).to(tl.float32) + tl.load(bias + k)[None, :], k, mean, inv_std, flat, tower, SPEC, NET, AT, CHUNK)
+        if KEEP:
+            tl.store(hidden + place[:, None] * WIDTH + k + unit[None, :], h)
+        summed = ()
+        for p in tl.static_range(len(PARTS)):
+            row = tower * NET.layers[TOP].width + NET.layers[TOP].starts[p] + tl.arange(0, PARTS[p])
+            w = tl.load(weight + row[None, :] * WIDTH + k + unit[:, None])
+            summed = summed + (tl.dot(h, w, sums[p], input_precision="ieee" if SPEC.precision == "ieee" else "tf32"),)
+        sums = summed
+    if KEEP or END == "hidden":
+        store_rows(last, place, sums, SPEC, NET, TOP)
+    if END != "":
+        h, _y, _x_hat, _inv_std = activated(sums, load_layer(flat, tower, SPEC, NET, TOP), SPEC, NET, TOP)
+        if END == "hidden":
+            store_rows(end, place, h, SPEC, NET, TOP)
+        else:
+            value = row_products(h, load_vector(flat, NET.head_weight, tower, NET, TOP), NET, TOP)
+            tl.store(end + place, value + tl.load(flat + NET.head_bias + tower))
