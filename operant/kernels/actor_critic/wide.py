@@ -29,6 +29,9 @@ LAST = True
 PROGRAMS, FIRST_PROGRAMS, FIRST_WARPS = 528, 132, 16
 """Programs of a pass over a layer, at most: four a multiprocessor; of the first one's, which keep its weight; and warps of those."""
 
+FEW_ACTIONS = 4
+"""Numbers of an action up to which their gradients are a pass's own, and beyond a product's."""
+
 BLOCK, SUM_ROWS, SUM_UNITS = 1024, 128, 32
 """Parameters that a program steps; rows of sums and units that are added up at a time."""
 
@@ -178,6 +181,7 @@ class WideLearner(Learner):
     def _backward(self, trained: Trained, x: Tensor, passes: Passes, *, train: bool, begin: int = 0) -> None:
         """From the gradient in the last hidden layer's sums: of the weights with `train`, else in what the first layer reads. Rows from `begin` on."""
         net, B, idle = trained.net, self.shape.batch, self._asked is not None
+        direct = not train and self.shape.action <= FEW_ACTIONS
         for k in range(len(net.layers) - 1, 0, -1):
             if not idle:
                 if train:
@@ -186,10 +190,10 @@ class WideLearner(Learner):
                 torch.bmm(passes.gradient[k], trained.weights[k], out=passes.gradient[k - 1])
             self._rowwise(
                 wide_layers.backward_layer, net, k - 1, B, net.towers, passes.gradient[k - 1], passes.sums[k - 1], passes.hidden[k - 1],
-                trained.flat.parameters, trained.partial, passes.hidden[0].shape[1], begin,
-                programs=net.programs if train else PROGRAMS // net.towers, NET=net, TRAIN=train,
+                trained.flat.parameters, trained.partial, trained.weights[0], self._work.value_slope, passes.hidden[0].shape[1], begin,
+                programs=net.programs if train else PROGRAMS // net.towers, NET=net, TRAIN=train, SLOPES=direct and k == 1,
             )  # fmt: skip
-        if not train and not idle:
+        if not train and not idle and not direct:
             self._product(passes.gradient[0], trained.weights[0], self._work.value_slope)
         if train:
             if not idle:

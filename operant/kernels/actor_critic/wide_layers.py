@@ -237,20 +237,35 @@ def forward_layer(z, hidden, flat, rows, SPEC: tl.constexpr, NET: tl.constexpr, 
         store_rows(hidden, place, h, SPEC, NET, AT)
 
 
+@triton.jit
+def _slopes(g, first, slope, row, tower, SPEC: tl.constexpr, NET: tl.constexpr):
+    """The gradient in actions that a first layer reads, from that in what it sums up, into `slope` (towers, B, columns)."""
+    ACTIONS: tl.constexpr = SPEC.action
+    for k in tl.static_range(ACTIONS):
+        column = ()
+        for p in tl.static_range(len(NET.layers[0].parts)):
+            unit, inside = units(p, NET, 0)
+            place = first + (tower * NET.layers[0].width + unit) * SPEC.columns + SPEC.observation + k
+            column = column + (tl.load(place, mask=inside, other=0.0).to(tl.float32)[None, :],)
+        tl.store(slope + (tower * SPEC.batch + row) * SPEC.columns + SPEC.observation + k, row_products(g, column, NET, 0))
+
+
 @triton.jit(do_not_specialize=["rows", "begin"])
 def backward_layer(
-    gradient, z, hidden, flat, partial, rows, begin, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, TRAIN: tl.constexpr, ROWS: tl.constexpr
+    gradient, z, hidden, flat, partial, first, slope, rows, begin,
+    SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, TRAIN: tl.constexpr, SLOPES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """In place from the gradient in a layer's activations (towers, B, width) to that in what it sums up. TRAIN: its vectors' gradients, too.
 
-    `z` and `hidden` have `rows` rows, of which B from `begin` on count. Program 0 takes every so many tiles, 1 is the tower.
+    `z` and `hidden` have `rows` rows, of which B from `begin` on count. Program 0 takes every so many tiles, 1 is the tower. SLOPES: of the first layer only the
+    gradient in actions is asked for.
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     layer = load_layer(flat, tower, SPEC, NET, AT)
     bias = no_sums(ROWS, NET, AT)
     gain, shift = bias, bias
-    for first in tl.range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        row = first + tl.arange(0, ROWS)
+    for start in tl.range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        row = start + tl.arange(0, ROWS)
         g = load_rows(gradient, tower * SPEC.batch + row, NET, AT)
         if SPEC.needs_sums:
             kept = activated(load_rows(z, tower * rows + begin + row, NET, AT), layer, SPEC, NET, AT)
@@ -260,7 +275,10 @@ def backward_layer(
         else:
             h = load_rows(hidden, tower * rows + begin + row, NET, AT)
             g_z, _g_y = gradient_of_sums(g, (h, h, h, row), layer, SPEC, NET, AT)
-        store_rows(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
+        if SLOPES:
+            _slopes(g_z, first, slope, row, tower, SPEC, NET)
+        else:
+            store_rows(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
         if TRAIN:
             bias = add(bias, g_z, NET, AT)
     if TRAIN:
