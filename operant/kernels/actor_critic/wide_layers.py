@@ -257,8 +257,8 @@ def backward_layer(
 ):  # fmt: skip
     """In place from the gradient in a layer's activations (towers, B, width) to that in what it sums up. TRAIN: its vectors' gradients, too.
 
-    `z` and `hidden` have `rows` rows, of which B from `begin` on count. Program 0 takes every so many tiles, 1 is the tower. SLOPES: of the first layer only the
-    gradient in actions is asked for.
+    `z` and `hidden` have `rows` rows, of which B from `begin` on count. Program 0 takes every so many tiles, 1 is the tower. SLOPES: of the first layer only
+    the gradient in actions is asked for.
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     layer = load_layer(flat, tower, SPEC, NET, AT)
