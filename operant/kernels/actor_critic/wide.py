@@ -42,6 +42,7 @@ class Passes(NamedTuple):
     sums: list[Tensor]  # before the activation, without the bias; of the first layer nothing
     hidden: list[Tensor]
     gradient: list[Tensor]  # in the sums
+    end: Tensor  # what heads read: an actor's outputs (rows, outputs), or the last layer's activations
 
 
 class Trained(NamedTuple):
@@ -72,6 +73,7 @@ class WideLearner(Learner):
         self._begun = -1  # the update that is learned from beside acting
         self._device, self._lanes = task.actor.device, task.cycle.world.count
         self._kind = torch.bfloat16 if shape.precision == "bf16" else torch.float32
+        self._ready = LAST and shape.actor.chunk > 0 and shape.action <= FEW_ACTIONS  # the actor's outputs come with its last layer
         stochastic, config, skip = task.kind, task.config, task.cycle.skip
         assert isinstance(stochastic, Stochastic)
         B, C, G = shape.batch, shape.columns, shape.critic.towers
@@ -122,7 +124,8 @@ class WideLearner(Learner):
         def zeros(rows: int) -> list[Tensor]:
             return [torch.zeros(net.towers, rows, layer.width, dtype=self._kind, device=self._device) for layer in net.layers]
 
-        return Passes(zeros(rows), zeros(rows), zeros(backward))
+        sums, hidden = zeros(rows), zeros(rows)
+        return Passes(sums, hidden, zeros(backward), self._zeros(rows, net.outputs) if self._ready else hidden[-1])
 
     @property
     def parts(self) -> tuple[Callable[[], None], ...]:
@@ -159,7 +162,7 @@ class WideLearner(Learner):
             x, weights[0], passes.sums[0], passes.hidden[0], flat, rows,
             SPEC=self.shape, NET=net, KEEP=keep and self.shape.needs_sums, ROWS=ROWS, num_warps=FIRST_WARPS,
         )  # fmt: skip
-        end = ("value", values) if values is not None else ("hidden", passes.hidden[top]) if net is self.shape.actor else ("", flat)
+        end = ("value", values) if values is not None else ("policy" if self._ready else "hidden", passes.end) if net is self.shape.actor else ("", flat)
         size = next(size for size in (64, 32, 16) if rows % size == 0)
         for k in range(1, top + 1):
             if k == top and net.chunk and LAST:
@@ -171,7 +174,7 @@ class WideLearner(Learner):
                 return
             if self._asked is None:
                 torch.bmm(passes.hidden[k - 1], weights[k].transpose(1, 2), out=passes.sums[k])
-            if k < top - (1 if net.chunk and LAST else 0) or (k == top and end[0] == "hidden"):
+            if k < top - (1 if net.chunk and LAST else 0) or (k == top and net is self.shape.actor):
                 self._rowwise(
                     wide_layers.forward_layer, net, k, rows, net.towers, passes.sums[k], passes.hidden[k], flat, rows, programs=PROGRAMS // net.towers, NET=net
                 )
@@ -253,7 +256,9 @@ class WideLearner(Learner):
         tiles, top = len(self._lane_rows) // ROWS, len(net.layers) - 1
         self._launch(wide_heads.read_lanes, (tiles,), self._acting, self._lane_rows, t, self._lanes, SPEC=self.shape, ROWS=ROWS, num_warps=4)
         self._forward(net, self._lane_rows, actor.flat.parameters, actor.weights, passes)
-        self._rowwise(wide_heads.act, net, top, len(self._lane_rows), 1, passes.hidden[top], actor.flat.parameters, self._acting, t, self._lanes, product=True)
+        self._rowwise(
+            wide_heads.act, net, top, len(self._lane_rows), 1, passes.end, actor.flat.parameters, self._acting, t, self._lanes, product=True, READY=self._ready,
+        )  # fmt: skip
 
     def store(self, t: int) -> None:
         """Store tick t in the replay."""
@@ -295,7 +300,7 @@ class WideLearner(Learner):
         with self._aside():
             self._forward(net, self._rows[1], flat, critic.weights, passes, keep=True)
         self._forward(actor.net, self._rows[:2].flatten(0, 1), actor_flat, actor.weights, own, keep=True)
-        self._rowwise(wide_heads.draw, actor.net, top, B, 2, own.hidden[top], actor_flat, self._batch.noise, self._rows, work, product=True)
+        self._rowwise(wide_heads.draw, actor.net, top, B, 2, own.end, actor_flat, self._batch.noise, self._rows, work, product=True, READY=self._ready)
         self._forward(net, self._rows[0], self._followed, self._target_weights, self._target_passes, values=work.next_value)
         self._join()
         self._rowwise(

@@ -36,8 +36,19 @@ def _policy_head(flat, begin, p, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.c
 
 
 @triton.jit
-def _policy(h, flat, ROWS: tl.constexpr, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
-    """Means and raw deviations of the last hidden layer, (rows, columns)."""
+def _policy(hidden, row, flat, READY: tl.constexpr, ROWS: tl.constexpr, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """Means and raw deviations of rows of the last hidden layer, (rows, columns). READY: `hidden` holds them already."""
+    if READY:
+        place = hidden + row[:, None] * NET.outputs + (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
+        mask = is_action(SPEC) & (row >= 0)[:, None]
+        return tl.load(place, mask=mask, other=0.0), tl.load(place + SPEC.action, mask=mask, other=0.0)
+    else:
+        return _policy_of(load_rows(hidden, row, NET, AT), flat, ROWS, SPEC, NET, AT)
+
+
+@triton.jit
+def _policy_of(h, flat, ROWS: tl.constexpr, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """The same of their activations."""
     which = tl.arange(0, SPEC.columns) - SPEC.observation
     acts = (which >= 0) & (which < SPEC.action)
     bias = flat + NET.head_bias + which
@@ -51,7 +62,7 @@ def _policy(h, flat, ROWS: tl.constexpr, SPEC: tl.constexpr, NET: tl.constexpr, 
 
 
 @triton.jit
-def draw(hidden, flat, noise, rows, work, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+def draw(hidden, flat, noise, rows, work, SPEC: tl.constexpr, AT: tl.constexpr, READY: tl.constexpr, ROWS: tl.constexpr):
     """Actions at the next observations (program 1 is 0) and at the batch's own (1), which critics read; and what the actor's gradient asks for.
 
     `hidden` (2 B, width): of both. `rows` (3, B, columns): next observations and actions, the batch's own, and observations with the actor's actions.
@@ -59,7 +70,7 @@ def draw(hidden, flat, noise, rows, work, SPEC: tl.constexpr, AT: tl.constexpr, 
     row, which = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     NET: tl.constexpr = SPEC.actor
     place = row[:, None] * SPEC.columns + tl.arange(0, SPEC.columns)[None, :]
-    mean, raw = _policy(load_rows(hidden, which * SPEC.batch + row, NET, AT), flat, ROWS, SPEC, NET, AT)
+    mean, raw = _policy(hidden, which * SPEC.batch + row, flat, READY, ROWS, SPEC, NET, AT)
     action, log_p, spread, slope = squashed(mean, raw, normal(noise, row, which * 2 * SPEC.action, SPEC.batch, is_action(SPEC), SPEC), SPEC)
     if which == 0:
         tl.store(rows + place, action, mask=is_action(SPEC) & (row >= 0)[:, None])
@@ -153,7 +164,7 @@ def read_lanes(acting, rows, t, lanes, SPEC: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["t"])
-def act(hidden, flat, acting, t, lanes, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+def act(hidden, flat, acting, t, lanes, SPEC: tl.constexpr, AT: tl.constexpr, READY: tl.constexpr, ROWS: tl.constexpr):
     """Actions of tick t, drawn by the actor, or uniform ones while `warming` is 1."""
     lane, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, SPEC.columns)
     acts = is_action(SPEC) & (lane < lanes)[:, None]
@@ -161,7 +172,7 @@ def act(hidden, flat, acting, t, lanes, SPEC: tl.constexpr, AT: tl.constexpr, RO
     noise_at = acting.noise + t * 2 * SPEC.action * lanes
     first = tl.load(noise_at + (column - SPEC.observation)[None, :] * lanes + lane[:, None], mask=acts, other=0.0)
     NET: tl.constexpr = SPEC.actor
-    mean, raw = _policy(load_rows(hidden, lane, NET, AT), flat, ROWS, SPEC, NET, AT)
+    mean, raw = _policy(hidden, lane, flat, READY, ROWS, SPEC, NET, AT)
     drawn, _log_p, _spread, _slope = squashed(mean, raw, normal(noise_at, lane, 0, lanes, acts, SPEC), SPEC)
     drawn = tl.where(tl.load(acting.warming) > 0.0, 2.0 * first - 1.0, drawn)
     which = column - SPEC.observation

@@ -305,7 +305,7 @@ def last_layer(
     """The last hidden layer's product, and what comes before and behind it: a tile of rows a program.
 
     From what the layer before it sums up, `z` (towers, rows, width): with KEEP that layer's activations into `hidden`, and what the last one sums up into
-    `last`. END "value": a critic's values into `end` (towers, rows); "hidden": the last layer's activations.
+    `last`. END "value": a critic's values into `end` (towers, rows); "policy": an actor's outputs (rows, outputs); "hidden": the last layer's activations.
     """
     TOP: tl.constexpr = len(NET.layers) - 1
     AT: tl.constexpr = TOP - 1
@@ -335,12 +335,14 @@ def last_layer(
             w = tl.load(weight + row[None, :] * WIDTH + k + unit[:, None])
             summed = summed + (tl.dot(h, w, sums[p], input_precision="ieee" if SPEC.precision == "ieee" else "tf32"),)
         sums = summed
-    if KEEP or END == "hidden":
+    if KEEP:
         store_rows(last, place, sums, SPEC, NET, TOP)
     if END != "":
         h, _y, _x_hat, _inv_std = activated(sums, load_layer(flat, tower, SPEC, NET, TOP), SPEC, NET, TOP)
         if END == "hidden":
             store_rows(end, place, h, SPEC, NET, TOP)
         else:
-            value = row_products(h, load_vector(flat, NET.head_weight, tower, NET, TOP), NET, TOP)
-            tl.store(end + place, value + tl.load(flat + NET.head_bias + tower))
+            OUTPUTS: tl.constexpr = NET.outputs
+            for k in tl.static_range(OUTPUTS):
+                out = row_products(h, load_vector(flat, NET.head_weight + k * NET.layers[TOP].width, tower, NET, TOP), NET, TOP)
+                tl.store(end + place * OUTPUTS + k, out + tl.load(flat + NET.head_bias + tower * OUTPUTS + k))
