@@ -23,6 +23,9 @@ from operant.kernels.actor_critic.wide_shape import ROWS, TILE, Wide, WideNet
 BESIDE = True
 """Whether what does not depend on each other is launched side by side."""
 
+OWN, PRODUCT = True, (128, 256, 64)
+"""Whether the gradient in what a wide layer reads is our own product: the library's begins with a memset, which costs a graph 10 us. Its tiles."""
+
 LAST = True
 """Whether a last hidden layer's product is one launch with what comes before and behind it, where its widths allow that."""
 
@@ -190,7 +193,7 @@ class WideLearner(Learner):
                 if train:
                     with self._aside():
                         self._product(passes.gradient[k].transpose(1, 2), passes.hidden[k - 1][:, begin : begin + B], trained.by_weights[k])
-                torch.bmm(passes.gradient[k], trained.weights[k], out=passes.gradient[k - 1])
+            self._input_gradient(trained, passes, k)
             self._rowwise(
                 wide_layers.backward_layer, net, k - 1, B, net.towers, passes.gradient[k - 1], passes.sums[k - 1], passes.hidden[k - 1],
                 trained.flat.parameters, trained.partial, trained.weights[0], self._work.value_slope, passes.hidden[0].shape[1], begin,
@@ -224,6 +227,18 @@ class WideLearner(Learner):
         """Go on once all that was launched aside is done."""
         if self._side is not None and self._asked is None and BESIDE:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
+
+    def _input_gradient(self, trained: Trained, passes: Passes, k: int) -> None:
+        """The gradient in what layer k reads, before an activation."""
+        layer, (rows, columns, deep) = trained.net.layers[k], PRODUCT
+        if OWN and self.shape.precision == "bf16" and layer.inputs % columns + layer.width % deep + self.shape.batch % rows == 0:
+            self._launch(
+                wide_layers.input_gradient, (self.shape.batch // rows * (layer.inputs // columns), trained.net.towers),
+                passes.gradient[k], trained.weights[k], passes.gradient[k - 1],
+                SPEC=self.shape, NET=trained.net, AT=k, ROWS=rows, COLUMNS=columns, DEEP=deep, num_warps=8,
+            )  # fmt: skip
+        elif self._asked is None:
+            torch.bmm(passes.gradient[k], trained.weights[k], out=passes.gradient[k - 1])
 
     def _product(self, a: Tensor, b: Tensor, out: Tensor) -> None:
         """A b in float32."""

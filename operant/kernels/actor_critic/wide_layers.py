@@ -346,3 +346,21 @@ def last_layer(
             for k in tl.static_range(OUTPUTS):
                 out = row_products(h, load_vector(flat, NET.head_weight + k * NET.layers[TOP].width, tower, NET, TOP), NET, TOP)
                 tl.store(end + place * OUTPUTS + k, out + tl.load(flat + NET.head_bias + tower * OUTPUTS + k))
+
+
+@triton.jit
+def input_gradient(
+    gradient, weight, out, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEEP: tl.constexpr
+):  # fmt: skip
+    """From the gradient in what a layer sums up (towers, B, width) to that in what it reads, `out` (towers, B, inputs): a tile a program."""
+    WIDTH: tl.constexpr = NET.layers[AT].width
+    INPUTS: tl.constexpr = NET.layers[AT].inputs
+    tower, tile = tl.program_id(1), tl.program_id(0)
+    place = tower * SPEC.batch + tile // (INPUTS // COLUMNS) * ROWS + tl.arange(0, ROWS)
+    column = tile % (INPUTS // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
+    unit = tl.arange(0, DEEP)
+    left, right = gradient + place[:, None] * WIDTH + unit[None, :], weight + (tower * WIDTH + unit)[:, None] * INPUTS + column[None, :]
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for k in tl.range(0, WIDTH, DEEP, num_stages=4):
+        total = tl.dot(tl.load(left + k), tl.load(right + k * INPUTS), total, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
+    tl.store(out + place[:, None] * INPUTS + column[None, :], operand(total, SPEC))
