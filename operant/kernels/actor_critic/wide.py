@@ -189,10 +189,9 @@ class WideLearner(Learner):
         net, B, idle = trained.net, self.shape.batch, self._asked is not None
         direct = not train and self.shape.action <= FEW_ACTIONS
         for k in range(len(net.layers) - 1, 0, -1):
-            if not idle:
-                if train:
-                    with self._aside():
-                        self._product(passes.gradient[k].transpose(1, 2), passes.hidden[k - 1][:, begin : begin + B], trained.by_weights[k])
+            if train and not idle:
+                with self._aside():
+                    self._product(passes.gradient[k].transpose(1, 2), passes.hidden[k - 1][:, begin : begin + B], trained.by_weights[k])
             self._input_gradient(trained, passes, k)
             self._rowwise(
                 wide_layers.backward_layer, net, k - 1, B, net.towers, passes.gradient[k - 1], passes.sums[k - 1], passes.hidden[k - 1],
