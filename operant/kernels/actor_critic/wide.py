@@ -29,8 +29,8 @@ OWN, PRODUCT = True, (128, 256, 64)
 LAST = True
 """Whether a last hidden layer's product is one launch with what comes before and behind it, where its widths allow that."""
 
-PROGRAMS, FIRST_PROGRAMS, FIRST_WARPS = 528, 132, 16
-"""Programs of a pass over a layer, at most: four a multiprocessor; of the first one's, which keep its weight; and warps of those."""
+PROGRAMS, FIRST_PROGRAMS, FIRST_WARPS = 660, 132, 8
+"""Programs of a pass over a layer, at most: five a multiprocessor; of the first one's, which keep its weight; and warps of those."""
 
 FEW_ACTIONS = 4
 """Numbers of an action up to which their gradients are a pass's own, and beyond a product's."""
@@ -319,7 +319,7 @@ class WideLearner(Learner):
         self._join()
         self._rowwise(
             wide_heads.criticise, net, top, B, net.towers, self._batch, passes.sums[top], passes.gradient[top], flat, work, self._temperature, critic.partial,
-            critic.terms, programs=net.programs, warps=8,
+            critic.terms, programs=net.programs,
         )  # fmt: skip
         self._backward(critic, self._rows[1], passes, train=True)
 
@@ -331,9 +331,10 @@ class WideLearner(Learner):
         self._forward(net, self._rows[2], flat, critic.weights, passes, keep=True, values=work.policy_value)
         self._rowwise(wide_heads.judge, net, top, B, net.towers, passes.sums[top], passes.gradient[top], flat, work)
         self._backward(critic, self._rows[2], passes, train=False)
+        kernel, options = (wide_heads.improve_few, {}) if self._ready else (wide_heads.improve, {"product": True, "warps": 8, "num_stages": 1})
         self._rowwise(
-            wide_heads.improve, actor.net, top, B, 1, own.sums[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature, actor.partial,
-            actor.terms, product=True, programs=actor.net.programs, warps=8, num_stages=1,
+            kernel, actor.net, top, B, 1, own.sums[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature, actor.partial,
+            actor.terms, programs=actor.net.programs, **options,
         )  # fmt: skip
         self._backward(actor, self._rows[1], own, train=True, begin=B)
 

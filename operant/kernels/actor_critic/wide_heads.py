@@ -153,6 +153,61 @@ def _store_layer(partial, program, tower, bias, gain, shift, SPEC: tl.constexpr,
         store_sum(partial, program, tower, 2, shift, NET, AT)
 
 
+@triton.jit
+def improve_few(z, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+    """As `improve`, for few numbers of an action: without products of matrices."""
+    program = tl.program_id(0)
+    NET: tl.constexpr = SPEC.actor
+    OUTPUTS: tl.constexpr = NET.outputs
+    ACTIONS: tl.constexpr = SPEC.action
+    layer = load_layer(flat, 0, SPEC, NET, AT)
+    bias = no_sums(ROWS, NET, AT)
+    gain, shift = bias, bias
+    heads, by_head, by_bias = (), (), ()
+    for k in tl.static_range(OUTPUTS):
+        heads = heads + (load_vector(flat, NET.head_weight + k * NET.layers[AT].width, 0, NET, AT),)
+        by_head = by_head + (bias,)
+        by_bias = by_bias + (tl.zeros((ROWS,), tl.float32),)
+    entropy, least = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
+    alpha = tl.exp(tl.load(temperature.log))
+    for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
+        kept = activated(load_rows(z, row, NET, AT), layer, SPEC, NET, AT)
+        means, raws = (), ()
+        for k in tl.static_range(ACTIONS):
+            place = row * SPEC.columns + SPEC.observation + k
+            d_action = tl.load(work.value_slope + place)
+            for tower in tl.static_range(SPEC.critic.towers - 1):
+                d_action += tl.load(work.value_slope + (tower + 1) * SPEC.batch * SPEC.columns + place)
+            action = tl.load(work.action + place)
+            mean = alpha * 2.0 / SPEC.batch * action + d_action * (1.0 - action * action)
+            means = means + (mean,)
+            raws = raws + ((mean * tl.load(work.spread + place) - alpha / SPEC.batch) * tl.load(work.slope + place),)
+        d = means + raws
+        g = _times(d[0], heads[0], NET, AT)
+        for k in tl.static_range(1, OUTPUTS):
+            g = add(g, _times(d[k], heads[k], NET, AT), NET, AT)
+        g_z, g_y = gradient_of_sums(g, kept, layer, SPEC, NET, AT)
+        store_rows(gradient, row, g_z, SPEC, NET, AT)
+        head_sums, bias_sums = (), ()
+        for k in tl.static_range(OUTPUTS):
+            head_sums = head_sums + (add(by_head[k], _times(d[k], kept[0], NET, AT), NET, AT),)
+            bias_sums = bias_sums + (by_bias[k] + d[k],)
+        by_head, by_bias = head_sums, bias_sums
+        bias = add(bias, g_z, NET, AT)
+        if SPEC.layer_norm:
+            gain, shift = add_products(gain, g_y, kept[2], NET, AT), add(shift, g_y, NET, AT)
+        entropy += tl.load(work.log_p + row)
+        least += _least(work.policy_value, row, SPEC)
+    _store_layer(partial, program, 0, bias, gain, shift, SPEC, NET, AT)
+    begin = partial + (program * NET.vectors + NET.layers[AT].partial + 3 + OUTPUTS) * NET.pad
+    for k in tl.static_range(OUTPUTS):
+        store_sum(partial, program, 0, 3 + k, by_head[k], NET, AT)
+        tl.store(begin + k, tl.sum(by_bias[k], axis=0))
+    tl.store(terms + program * 2, tl.sum(entropy, axis=0))
+    tl.store(terms + program * 2 + 1, tl.sum(least, axis=0))
+
+
 @triton.jit(do_not_specialize=["t"])
 def read_lanes(acting, rows, t, lanes, SPEC: tl.constexpr, ROWS: tl.constexpr):
     """What is seen before tick t as first layers read it, (lanes, columns)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from operant.kernels.blocks import activate, activation_gradient, operand, saved_activation, zeros
+from operant.kernels.blocks import activate, activation_gradient, operand, zeros
 
 # PARTS OF A LAYER
 
@@ -144,7 +144,11 @@ def gradient_of_sums(g, kept, layer, SPEC: tl.constexpr, NET: tl.constexpr, AT: 
     h, y, x_hat, inv_std = kept
     g_y = ()
     for p in tl.static_range(len(PARTS)):
-        g_y = g_y + (g[p] * activation_gradient(saved_activation(y[p], h[p], SPEC), SPEC),)
+        # Of what `saved_activation` asks for, but not rounded to an operand and back.
+        if SPEC.activation == "tanh" or SPEC.activation == "relu":
+            g_y = g_y + (g[p] * activation_gradient(h[p], SPEC),)
+        else:
+            g_y = g_y + (g[p] * activation_gradient(y[p], SPEC),)
     if SPEC.layer_norm:
         scaled = ()
         along = ()

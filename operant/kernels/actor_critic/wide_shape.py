@@ -10,7 +10,7 @@ from operant.kernels.actor_critic.shape import LEAST_COLUMNS, MAX_COLUMNS
 from operant.kernels.actor_critic.task import Stochastic, Task
 from operant.nn import FlatVector, SquashedActor, Towers
 
-MAX_WIDTH, MAX_LAYERS, ROWS, TILE = 1024, 6, 16, 1024
+MAX_WIDTH, MAX_LAYERS, ROWS, TILE = 1024, 6, 16, 512
 """Units of a layer and hidden layers at most; rows of a program's tile with a product, and numbers of a part of one without."""
 
 MAX_PROGRAMS = 256
