@@ -258,7 +258,7 @@ def reduce_and_step(
     """
     program = tl.program_id(0)
     if program >= programs:
-        _store(program - programs, source, ring, t, OBSERVATION, WHAT, KIND, ACTIONS, BLOCK, WIDTH)
+        _store(program - programs, source, ring, partial, t, OBSERVATION, WHAT, KIND, ACTIONS, BLOCK, WIDTH, False)
     else:
         skipped = tl.load(stepping.skip)
         due = (tl.load(ring.updates) + update + 1) % stepping.target_every == 0
@@ -281,11 +281,13 @@ def reduce_and_step(
 
 @triton.jit
 def _store(
-    program, source, ring, t, OBSERVATION: tl.constexpr, WHAT: tl.constexpr, KIND: tl.constexpr, ACTIONS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr
+    program, source, ring, seen, t,
+    OBSERVATION: tl.constexpr, WHAT: tl.constexpr, KIND: tl.constexpr, ACTIONS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, STAGED: tl.constexpr,
 ):  # fmt: skip
     """Store what came of step t of an iteration (WHAT 1), and what is seen and legal before step t + 1 (2), or both (0).
 
-    A program takes BLOCK lanes and WIDTH numbers of an observation. ACTIONS: a power of two that holds them; 0 where the environment judges none.
+    A program takes BLOCK lanes and WIDTH numbers of an observation. ACTIONS: a power of two that holds them; 0 where the environment judges none. STAGED: what
+    is seen goes to `seen` (N, P), from where `move_tick` takes it.
     """
     PARTS: tl.constexpr = (OBSERVATION + WIDTH - 1) // WIDTH
     lane = program // PARTS * BLOCK + tl.arange(0, BLOCK)
@@ -297,7 +299,10 @@ def _store(
     if WHAT != 1:
         after = tl.load(source.observation + ((t + 1) * OBSERVATION + column[None, :]) * lanes + lane[:, None], mask=mask, other=0)
         place = (tick + 1) % ring.capacity * lanes + lane
-        tl.store(ring.observation + place[:, None] * ring.width + column[None, :], after, mask=mask)
+        if STAGED:
+            tl.store(seen + lane[:, None] * ring.width + column[None, :], after, mask=mask)
+        else:
+            tl.store(ring.observation + place[:, None] * ring.width + column[None, :], after, mask=mask)
         if ACTIONS > 0:
             action = tl.arange(0, ACTIONS)
             judged = first[:, None] & (action < KIND.actions)[None, :]
@@ -309,9 +314,9 @@ def _store(
             truncated = tl.load(source.truncated + step, mask=in_bounds, other=0)
             if tl.sum(truncated.to(tl.int32), axis=0) > 0:
                 seen_last = mask & (truncated != 0)[:, None]
-                seen = tl.load(source.final_observation + (t * OBSERVATION + column[None, :]) * lanes + lane[:, None], mask=seen_last, other=0)
+                last = tl.load(source.final_observation + (t * OBSERVATION + column[None, :]) * lanes + lane[:, None], mask=seen_last, other=0)
                 final = tick // ring.window % ring.finals * lanes + lane
-                tl.store(ring.final + final[:, None] * ring.width + column[None, :], seen, mask=seen_last)
+                tl.store(ring.final + final[:, None] * ring.width + column[None, :], last, mask=seen_last)
             tl.store(ring.truncated + row, truncated, mask=first)
         tl.store(ring.action + row, tl.load(source.action + step, mask=first, other=0), mask=first)
         tl.store(ring.reward + row, tl.load(source.reward + step, mask=first, other=0.0), mask=first)
@@ -320,7 +325,16 @@ def _store(
 
 @triton.jit(do_not_specialize=["t"])
 def store_tick(
-    source, ring, t, OBSERVATION: tl.constexpr, WHAT: tl.constexpr, KIND: tl.constexpr, ACTIONS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr
+    source, ring, seen, t,
+    OBSERVATION: tl.constexpr, WHAT: tl.constexpr, KIND: tl.constexpr, ACTIONS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, STAGED: tl.constexpr,
 ):  # fmt: skip
     """The same alone."""
-    _store(tl.program_id(0), source, ring, t, OBSERVATION, WHAT, KIND, ACTIONS, BLOCK, WIDTH)
+    _store(tl.program_id(0), source, ring, seen, t, OBSERVATION, WHAT, KIND, ACTIONS, BLOCK, WIDTH, STAGED)
+
+
+@triton.jit(do_not_specialize=["t"])
+def move_tick(seen, observation, ticks, t, capacity, size, BLOCK: tl.constexpr):
+    """Move what is seen before step t + 1, `size` words, to its row of the ring: over the bus in whole lines."""
+    word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = (tl.load(ticks) + t + 1) % capacity
+    tl.store(observation + row * size + word, tl.load(seen + word, mask=word < size, other=0), mask=word < size)

@@ -14,7 +14,7 @@ import torch
 from triton.runtime import driver
 
 from operant.algos.dqn.fused import buffers
-from operant.algos.dqn.fused.kernels import act_and_learn, choose, reduce_and_step, store_tick
+from operant.algos.dqn.fused.kernels import act_and_learn, choose, move_tick, reduce_and_step, store_tick
 from operant.algos.dqn.parts import Parts
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.features import Features
@@ -39,7 +39,7 @@ BESIDE = APART = True
 """Whether a tick's first batch is learned from beside acting and the world's step, or in acting's launch and before the step; and whether what goes to host
 memory is stored beside that, too."""
 
-CHOOSE = 256
+CHOOSE, MOVED = 256, 1024
 
 
 class Learner:
@@ -87,6 +87,8 @@ class Learner:
         self._ahead = replay.ahead(stored, sampling=False)
         batches = [drawn.batch for drawn in self._ahead.drawn] if self._ahead is not None else [replay.batch] * 2
         self._samples = [buffers.Samples(index, config.gamma, self._batch, batch.observation, batch.next_observation) for batch in batches]
+        # What is seen before a tick, on its way to host memory.
+        self._seen = torch.zeros_like(ring.observation[0], device=device) if self._ahead is not None else None
         self._stored = torch.tensor(stored, dtype=torch.int64, device=device)
         self._acting = QActing(cycle.collector.noise, parts.epsilon, 1, rollout.action, parts.totals)
         self._features = Features(policy, parts.totals)
@@ -196,4 +198,14 @@ class Learner:
         )  # fmt: skip
 
     def _store(self, t: int, what: int) -> None:
-        self.launch(store_tick, (self._stores,), self._source, self._ring, t, WHAT=what, **self._storing, num_warps=4)
+        seen, ring = self._seen, self.parts.cycle.replay.ring
+        staged = seen is not None and what != 1
+        self.launch(
+            store_tick, (self._stores,), self._source, self._ring, ring.observation if seen is None else seen, t, WHAT=what, STAGED=staged, **self._storing,
+            num_warps=4,
+        )  # fmt: skip
+        if seen is not None and staged:
+            words, size = seen.view(torch.int64), seen.nbytes // 8
+            self.launch(
+                move_tick, (-(-size // MOVED),), words, ring.observation.view(torch.int64), ring.ticks, t, len(ring.reward), size, BLOCK=MOVED, num_warps=4,
+            )  # fmt: skip
