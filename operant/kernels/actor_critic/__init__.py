@@ -36,8 +36,8 @@ def build(task: Task) -> Learner | None:
     reason = (wide_shape.unsupported_reason(task) if wide else reason) or _unsupported_here(task)
     if kernels == "auto" and precision == "fp32":
         reason = reason or "in fp32 torch's products are faster"
-    if kernels == "auto" and wide:
-        reason = reason or "those of wide networks are taken where algo.kernels asks for them: they compile for a minute"
+    if kernels == "auto" and wide and precision != "bf16":
+        reason = reason or "those of wide networks are taken in bf16"
     if reason is None:
         from operant.kernels.actor_critic.learner import Learner
         from operant.kernels.actor_critic.wide import WideLearner
