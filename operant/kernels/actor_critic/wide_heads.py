@@ -1,4 +1,4 @@
-"""Triton kernels at the ends of wide networks: the squashed Gaussian and values, their gradients, and acting. See `wide_layers`."""
+"""Triton kernels at the ends of wide networks: the squashed Gaussian and values, their gradients, and acting. See `wide_parts`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from operant.kernels.actor_critic.networks import is_action, normal, squashed
-from operant.kernels.actor_critic.wide_layers import (
+from operant.kernels.actor_critic.wide_parts import (
     activated,
     add,
     add_products,

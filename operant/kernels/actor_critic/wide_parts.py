@@ -1,0 +1,199 @@
+"""Triton functions of rows of a wide layer: loaded and stored in parts, activated, on the way back, and summed up. Know no network's order of work.
+
+Rows are samples, (rows, units), a tower's behind another's; a row is held as a tuple of parts, (rows, part) each, whose widths are powers of two. Sums over the
+batch have a fixed order: each program adds up its tiles into a row of `partial` (programs, towers, vectors, pad), and `wide_steps.reduce` the rows.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from operant.kernels.blocks import activate, activation_gradient, operand, zeros
+
+# PARTS OF A LAYER
+
+@triton.jit
+def dot(a, b, SPEC: tl.constexpr):
+    """A b of operands, in float32; of float32 with the bits of tf32 at least."""
+    return tl.dot(a, b, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
+
+
+@triton.jit
+def units(p, NET: tl.constexpr, AT: tl.constexpr):
+    """The units of a part, and which of them the layer has: the last part may have more."""
+    unit = NET.layers[AT].starts[p] + tl.arange(0, NET.layers[AT].parts[p])
+    return unit, unit < NET.layers[AT].width
+
+
+@triton.jit
+def load_vector(flat, begin, tower, NET: tl.constexpr, AT: tl.constexpr):
+    """A vector of a layer's parameters, (1, part) each."""
+    vector = ()
+    for p in tl.static_range(len(NET.layers[AT].parts)):
+        unit, inside = units(p, NET, AT)
+        vector = vector + (tl.load(flat + begin + tower * NET.layers[AT].width + unit, mask=inside, other=0.0)[None, :],)
+    return vector
+
+
+@triton.jit
+def load_layer(flat, tower, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """A layer's bias, and its gain and shift, which without layer normalization stand for nothing."""
+    bias = load_vector(flat, NET.layers[AT].bias, tower, NET, AT)
+    if SPEC.layer_norm:
+        return bias, load_vector(flat, NET.layers[AT].gain, tower, NET, AT), load_vector(flat, NET.layers[AT].shift, tower, NET, AT)
+    else:
+        return bias, bias, bias
+
+
+@triton.jit
+def load_rows(start, row, NET: tl.constexpr, AT: tl.constexpr):
+    """Rows of a layer's units as float32."""
+    x = ()
+    for p in tl.static_range(len(NET.layers[AT].parts)):
+        unit, inside = units(p, NET, AT)
+        place = start + row[:, None] * NET.layers[AT].width + unit[None, :]
+        if NET.layers[AT].width % 16 == 0:
+            x = x + (tl.load(place).to(tl.float32),)
+        else:
+            x = x + (tl.load(place, mask=inside[None, :] & (row >= 0)[:, None], other=0.0).to(tl.float32),)
+    return x
+
+
+@triton.jit
+def store_rows(start, row, x, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """Store rows of a layer's units, as operands."""
+    for p in tl.static_range(len(NET.layers[AT].parts)):
+        unit, inside = units(p, NET, AT)
+        place = start + row[:, None] * NET.layers[AT].width + unit[None, :]
+        if NET.layers[AT].width % 16 == 0:
+            tl.store(place, operand(x[p], SPEC))
+        else:
+            tl.store(place, operand(x[p], SPEC), mask=inside[None, :] & (row >= 0)[:, None])
+
+
+@triton.jit
+def row_sums(x, NET: tl.constexpr, AT: tl.constexpr):
+    """Over a layer's units the sums of rows, (rows): parts of one size together."""
+    PARTS: tl.constexpr = NET.layers[AT].parts
+    together = x[0]
+    for p in tl.static_range(1, len(PARTS)):
+        if PARTS[p] == PARTS[0]:
+            together += x[p]
+    total = tl.sum(together, axis=1)
+    for p in tl.static_range(1, len(PARTS)):
+        if PARTS[p] != PARTS[0]:
+            total += tl.sum(x[p], axis=1)
+    return total
+
+
+@triton.jit
+def row_products(x, vector, NET: tl.constexpr, AT: tl.constexpr):
+    """The products of rows with a vector, (rows)."""
+    products = ()
+    for p in tl.static_range(len(NET.layers[AT].parts)):
+        products = products + (x[p] * vector[p],)
+    return row_sums(products, NET, AT)
+
+
+# ACTIVATIONS
+
+
+@triton.jit
+def activated(z, layer, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """From what a layer's product has summed up: its activations; what those are a function of; that with mean 0 and variance 1; and 1 / std (rows)."""
+    PARTS: tl.constexpr = NET.layers[AT].parts
+    bias, gain, shift = layer
+    s = ()
+    for p in tl.static_range(len(PARTS)):
+        s = s + (z[p] + bias[p],)
+    h = ()
+    if SPEC.layer_norm:
+        mean = row_sums(s, NET, AT) / NET.layers[AT].width
+        centred = ()
+        squares = ()
+        for p in tl.static_range(len(PARTS)):
+            if NET.layers[AT].width % 16 == 0:
+                centred = centred + (s[p] - mean[:, None],)
+            else:
+                centred = centred + (tl.where(units(p, NET, AT)[1][None, :], s[p] - mean[:, None], 0.0),)
+            squares = squares + (centred[p] * centred[p],)
+        inv_std = 1.0 / tl.sqrt(row_sums(squares, NET, AT) / NET.layers[AT].width + 1e-5)
+        x_hat = ()
+        y = ()
+        for p in tl.static_range(len(PARTS)):
+            x_hat = x_hat + (centred[p] * inv_std[:, None],)
+            y = y + (x_hat[p] * gain[p] + shift[p],)
+            h = h + (activate(y[p], SPEC),)
+        return h, y, x_hat, inv_std
+    else:
+        for p in tl.static_range(len(PARTS)):
+            h = h + (activate(s[p], SPEC),)
+        return h, s, s, row_sums(s, NET, AT)
+
+
+@triton.jit
+def gradient_of_sums(g, kept, layer, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """From the gradient in a layer's activations, and what `activated` returns: those in what it sums up, and in what its activation is a function of."""
+    PARTS: tl.constexpr = NET.layers[AT].parts
+    h, y, x_hat, inv_std = kept
+    g_y = ()
+    for p in tl.static_range(len(PARTS)):
+        # Of what `saved_activation` asks for, but not rounded to an operand and back.
+        if SPEC.activation == "tanh" or SPEC.activation == "relu":
+            g_y = g_y + (g[p] * activation_gradient(h[p], SPEC),)
+        else:
+            g_y = g_y + (g[p] * activation_gradient(y[p], SPEC),)
+    if SPEC.layer_norm:
+        scaled = ()
+        along = ()
+        for p in tl.static_range(len(PARTS)):
+            scaled = scaled + (g_y[p] * layer[1][p],)
+            along = along + (scaled[p] * x_hat[p],)
+        # dL / dz = (g - mean(g) - x_hat mean(g x_hat)) / std, g = dL / dx_hat
+        share = inv_std / NET.layers[AT].width
+        mean, slope = row_sums(scaled, NET, AT) * share, row_sums(along, NET, AT) * share
+        g_z = ()
+        for p in tl.static_range(len(PARTS)):
+            g_z = g_z + (scaled[p] * inv_std[:, None] - mean[:, None] - x_hat[p] * slope[:, None],)
+        return g_z, g_y
+    else:
+        return g_y, g_y
+
+
+# SUMS OVER ROWS
+
+
+@triton.jit
+def no_sums(ROWS: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """Zeros, (rows, part) each."""
+    sums = ()
+    for p in tl.static_range(len(NET.layers[AT].parts)):
+        sums = sums + (zeros(ROWS, NET.layers[AT].parts[p]),)
+    return sums
+
+
+@triton.jit
+def add(sums, x, NET: tl.constexpr, AT: tl.constexpr):
+    """Sums + x."""
+    total = ()
+    for p in tl.static_range(len(NET.layers[AT].parts)):
+        total = total + (sums[p] + x[p],)
+    return total
+
+
+@triton.jit
+def add_products(sums, x, y, NET: tl.constexpr, AT: tl.constexpr):
+    """Sums + x y."""
+    total = ()
+    for p in tl.static_range(len(NET.layers[AT].parts)):
+        total = total + (sums[p] + x[p] * y[p],)
+    return total
+
+
+@triton.jit
+def store_sum(partial, program, tower, number, sums, NET: tl.constexpr, AT: tl.constexpr):
+    """Over rows what was summed up, as a vector of a program's row of sums."""
+    place = ((program * NET.towers + tower) * NET.vectors + NET.layers[AT].partial + number) * NET.pad
+    for p in tl.static_range(len(NET.layers[AT].parts)):
+        tl.store(partial + place + NET.layers[AT].starts[p] + tl.arange(0, NET.layers[AT].parts[p]), tl.sum(sums[p], axis=0))
