@@ -136,9 +136,7 @@ class WideLearner(Learner):
     def _moments(self, net: WideNet, weights: Weights, flat: Tensor) -> None:
         """Take the moments of a first layer's weights."""
         if self.shape.layer_norm:
-            self._launch(
-                wide_layers.moments, (net.towers,), weights.layers[0], flat, weights.found, SPEC=self.shape, NET=net, UNITS=MOMENT_UNITS, num_warps=4
-            )
+            self._launch(wide_layers.moments, (net.towers,), weights.layers[0], flat, weights.found, SPEC=self.shape, NET=net, UNITS=MOMENT_UNITS, num_warps=4)
 
     def _passes(self, net: WideNet, rows: int, backward: int) -> Passes:
         def zeros(rows: int) -> list[Tensor]:

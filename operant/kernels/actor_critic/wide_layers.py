@@ -28,6 +28,7 @@ from operant.kernels.blocks import activate, operand
 STAGES = tl.constexpr(3)
 """Tiles that are on their way while one is worked on."""
 
+
 @triton.jit
 def moments(first, flat, found, SPEC: tl.constexpr, NET: tl.constexpr, UNITS: tl.constexpr):
     """What tells the mean and the mean square of a first layer's sums from what it reads: `found` (towers, columns + 3, columns) of each tower, a program.

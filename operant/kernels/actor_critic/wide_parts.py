@@ -13,6 +13,7 @@ from operant.kernels.blocks import activate, activation_gradient, operand, zeros
 
 # PARTS OF A LAYER
 
+
 @triton.jit
 def dot(a, b, SPEC: tl.constexpr):
     """A b of operands, in float32; of float32 with the bits of tf32 at least."""
