@@ -29,8 +29,8 @@ OWN, PRODUCT = True, (128, 256, 64)
 LAST = True
 """Whether a last hidden layer's product is one launch with what comes before and behind it, where its widths allow that."""
 
-PROGRAMS, FIRST_UNITS, MOMENT_UNITS = 660, 128, 256
-"""Programs of a pass over a layer, at most: five a multiprocessor; units of a first layer that a program takes, and of its weights' moments at a time."""
+PROGRAMS, FIRST_PROGRAMS = 528, 132
+"""Programs of a pass over a layer, at most: four a multiprocessor; and of the first one's, which keep its weight."""
 
 FEW_ACTIONS = 4
 """Numbers of an action up to which their gradients are a pass's own, and beyond a product's."""
@@ -48,13 +48,6 @@ class Passes(NamedTuple):
     end: Tensor  # what heads read: an actor's outputs (rows, outputs), or the last layer's activations
 
 
-class Weights(NamedTuple):
-    """A network's weights as products take them."""
-
-    layers: list[Tensor]  # (towers, width, inputs); the first is a copy, with columns to spare
-    found: Tensor  # of the first layer: see `wide_layers.moments`
-
-
 class Trained(NamedTuple):
     """A network, and what steps it."""
 
@@ -62,7 +55,7 @@ class Trained(NamedTuple):
     flat: Flat
     gradient: Tensor  # of the flat vector
     packed: Tensor  # the flat vector as products take it
-    weights: Weights  # of `packed`
+    weights: list[Tensor]  # of `packed`, (towers, width, inputs); the first is a copy, with columns to spare
     by_weights: list[Tensor]  # of `gradient`, likewise
     by_first: Tensor  # (towers, parts, width, columns): of parts of a batch
     partial: Tensor
@@ -94,7 +87,7 @@ class WideLearner(Learner):
         self._policy = self._trained(shape.actor, flat_of(task.actor_adam.tensors(), task.actor.flat.values.data), task.actor.flat.gradient, updates[0], 2)
         self._critics = self._trained(shape.critic, flat_of(task.critic_adam.tensors(), task.critic.values.data), task.critic.gradient, updates[1], 3 * G)
         self._followed, self._target_packed = task.target.values.data, torch.zeros_like(task.target.values.data, dtype=self._kind)
-        self._target_weights = self._made_of(shape.critic, self._target_packed)
+        self._target_weights = self._weights(shape.critic, self._target_packed)
         own = {name: self._zeros(1) for name in ("step", "exp_avg", "exp_avg_sq")} if stochastic.adam is None else stochastic.adam.tensors()
         self._temperature = Temperature(
             stochastic.log_temperature, own["exp_avg"], own["exp_avg_sq"], own["step"], self._zeros(2), skip, self._zeros(1), task.totals,
@@ -119,7 +112,7 @@ class WideLearner(Learner):
         packed = torch.zeros_like(flat.parameters, dtype=self._kind)
         blocks = -(-flat.parameters.numel() // BLOCK)
         return Trained(
-            net, flat, gradient, packed, self._made_of(net, packed), self._weights(net, gradient),
+            net, flat, gradient, packed, self._weights(net, packed), self._weights(net, gradient),
             self._zeros(G, self.shape.parts, net.layers[0].width, self.shape.columns),
             self._zeros(net.programs, G, net.vectors, net.pad), self._zeros(net.programs, terms), self._zeros(blocks), update,
         )  # fmt: skip
@@ -129,14 +122,6 @@ class WideLearner(Learner):
         first, G = net.layers[0], net.towers
         later = [vector[k.weight :][: G * k.width * k.inputs].view(G, k.width, k.inputs) for k in net.layers[1:]]
         return [torch.zeros(G, first.width, self.shape.columns, dtype=vector.dtype, device=self._device), *later]
-
-    def _made_of(self, net: WideNet, packed: Tensor) -> Weights:
-        return Weights(self._weights(net, packed), self._zeros(net.towers, self.shape.columns + 3, self.shape.columns))
-
-    def _moments(self, net: WideNet, weights: Weights, flat: Tensor) -> None:
-        """Take the moments of a first layer's weights."""
-        if self.shape.layer_norm:
-            self._launch(wide_layers.moments, (net.towers,), weights.layers[0], flat, weights.found, SPEC=self.shape, NET=net, UNITS=MOMENT_UNITS, num_warps=4)
 
     def _passes(self, net: WideNet, rows: int, backward: int) -> Passes:
         def zeros(rows: int) -> list[Tensor]:
@@ -171,27 +156,27 @@ class WideLearner(Learner):
         self._launch(kernel, grid, *arguments, SPEC=self.shape, AT=at, ROWS=rows, num_warps=warps, **options)
 
     def _forward(
-        self, net: WideNet, x: Tensor, flat: Tensor, weights: Weights, passes: Passes, *, keep: bool = False, values: Tensor | None = None,
+        self, net: WideNet, x: Tensor, flat: Tensor, weights: list[Tensor], passes: Passes, *, keep: bool = False, values: Tensor | None = None,
     ) -> None:  # fmt: skip
         """All hidden layers of rows (n, columns); an actor's last activations, too; into `values` (towers, n) critics'. `keep`: what a way back needs."""
         rows, top = passes.hidden[0].shape[1], len(net.layers) - 1
-        size = next(size for size in (64, 32, 16) if rows % size == 0)
         self._launch(
-            wide_layers.first_layer, (rows // size, net.towers, -(-net.layers[0].width // FIRST_UNITS)),
-            x, weights.layers[0], weights.found, passes.sums[0], passes.hidden[0], flat, rows,
-            SPEC=self.shape, NET=net, KEEP=keep and self.shape.needs_sums, ROWS=size, UNITS=FIRST_UNITS, num_warps=4,
+            wide_layers.first_layer, (min(FIRST_PROGRAMS // net.towers, rows // ROWS), net.towers),
+            x, weights[0], passes.sums[0], passes.hidden[0], flat, rows,
+            SPEC=self.shape, NET=net, KEEP=keep and self.shape.needs_sums, ROWS=ROWS, num_warps=8,
         )  # fmt: skip
         end = ("value", values) if values is not None else ("policy" if self._ready else "hidden", passes.end) if net is self.shape.actor else ("", flat)
+        size = next(size for size in (64, 32, 16) if rows % size == 0)
         for k in range(1, top + 1):
             if k == top and net.chunk and LAST:
                 self._launch(
                     wide_layers.last_layer, (rows // size, net.towers),
-                    passes.sums[k - 1], passes.hidden[k - 1], weights.layers[k], passes.sums[k], flat, end[1], rows,
+                    passes.sums[k - 1], passes.hidden[k - 1], weights[k], passes.sums[k], flat, end[1], rows,
                     SPEC=self.shape, NET=net, KEEP=keep, END=end[0], CHUNK=net.chunk, ROWS=size, num_warps=4,
                 )  # fmt: skip
                 return
             if self._asked is None:
-                torch.bmm(passes.hidden[k - 1], weights.layers[k].transpose(1, 2), out=passes.sums[k])
+                torch.bmm(passes.hidden[k - 1], weights[k].transpose(1, 2), out=passes.sums[k])
             if k < top - (1 if net.chunk and LAST else 0) or (k == top and net is self.shape.actor):
                 self._rowwise(
                     wide_layers.forward_layer, net, k, rows, net.towers, passes.sums[k], passes.hidden[k], flat, rows, programs=PROGRAMS // net.towers, NET=net
@@ -210,11 +195,11 @@ class WideLearner(Learner):
             self._input_gradient(trained, passes, k)
             self._rowwise(
                 wide_layers.backward_layer, net, k - 1, B, net.towers, passes.gradient[k - 1], passes.sums[k - 1], passes.hidden[k - 1],
-                trained.flat.parameters, trained.partial, trained.weights.layers[0], self._work.value_slope, passes.hidden[0].shape[1], begin,
+                trained.flat.parameters, trained.partial, trained.weights[0], self._work.value_slope, passes.hidden[0].shape[1], begin,
                 programs=net.programs if train else PROGRAMS // net.towers, NET=net, TRAIN=train, SLOPES=direct and k == 1,
             )  # fmt: skip
         if not train and not idle and not direct:
-            self._product(passes.gradient[0], trained.weights.layers[0], self._work.value_slope)
+            self._product(passes.gradient[0], trained.weights[0], self._work.value_slope)
         if train:
             if not idle:
                 with self._aside():  # few columns: parts of the batch side by side, for more programs
@@ -248,11 +233,11 @@ class WideLearner(Learner):
         if OWN and self.shape.precision == "bf16" and layer.inputs % columns + layer.width % deep + self.shape.batch % rows == 0:
             self._launch(
                 wide_layers.input_gradient, (self.shape.batch // rows * (layer.inputs // columns), trained.net.towers),
-                passes.gradient[k], trained.weights.layers[k], passes.gradient[k - 1],
+                passes.gradient[k], trained.weights[k], passes.gradient[k - 1],
                 SPEC=self.shape, NET=trained.net, AT=k, ROWS=rows, COLUMNS=columns, DEEP=deep, num_warps=8,
             )  # fmt: skip
         elif self._asked is None:
-            torch.bmm(passes.gradient[k], trained.weights.layers[k], out=passes.gradient[k - 1])
+            torch.bmm(passes.gradient[k], trained.weights[k], out=passes.gradient[k - 1])
 
     def _product(self, a: Tensor, b: Tensor, out: Tensor) -> None:
         """A b in float32."""
@@ -271,10 +256,8 @@ class WideLearner(Learner):
         for trained in (self._policy, self._critics):
             trained.packed.copy_(trained.flat.parameters)
             self._widen(trained.net, trained.packed, trained.weights)
-            self._moments(trained.net, trained.weights, trained.flat.parameters)
         self._target_packed.copy_(self._followed)
         self._widen(self.shape.critic, self._target_packed, self._target_weights)
-        self._moments(self.shape.critic, self._target_weights, self._followed)
 
     def act(self, t: int) -> None:
         """Actions of tick t; beside them and the world's step all of the first update that is due after it but the actor's step."""
@@ -358,16 +341,12 @@ class WideLearner(Learner):
     def _step(self, trained: Trained, *, target: bool) -> None:
         """Adam's step of a network; with `target` its target's after it."""
         size, flat = trained.flat.parameters.numel(), trained.flat
-        following, packed, first = (self._followed, self._target_packed, self._target_weights.layers[0]) if target else (flat.parameters, *[trained.packed] * 2)
+        following, packed, first = (self._followed, self._target_packed, self._target_weights[0]) if target else (flat.parameters, *[trained.packed] * 2)
         self._launch(
             wide_steps.step, (-(-size // BLOCK),),
-            flat, trained.gradient, following, trained.packed, packed, trained.weights.layers[0], first, trained.update, trained.squares, size,
+            flat, trained.gradient, following, trained.packed, packed, trained.weights[0], first, trained.update, trained.squares, size,
             SPEC=self.shape, NET=trained.net, TARGET=target, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
-        if target:
-            with self._aside():  # which is waited for before they are read
-                self._moments(trained.net, self._target_weights, self._followed)
-        self._moments(trained.net, trained.weights, flat.parameters)
 
     @staticmethod
     def _first_of(net: WideNet, vector: Tensor) -> Tensor:
@@ -375,6 +354,6 @@ class WideLearner(Learner):
         first = net.layers[0]
         return vector[first.weight :][: net.towers * first.width * first.inputs].view(net.towers, first.width, first.inputs)
 
-    def _widen(self, net: WideNet, vector: Tensor, weights: Weights) -> None:
+    def _widen(self, net: WideNet, vector: Tensor, weights: list[Tensor]) -> None:
         """Copy the first layer's weight to where it has columns to spare."""
-        weights.layers[0][:, :, : net.layers[0].inputs].copy_(self._first_of(net, vector))
+        weights[0][:, :, : net.layers[0].inputs].copy_(self._first_of(net, vector))

@@ -29,74 +29,26 @@ STAGES = tl.constexpr(3)
 """Tiles that are on their way while one is worked on."""
 
 
-@triton.jit
-def moments(first, flat, found, SPEC: tl.constexpr, NET: tl.constexpr, UNITS: tl.constexpr):
-    """What tells the mean and the mean square of a first layer's sums from what it reads: `found` (towers, columns + 3, columns) of each tower, a program.
-
-    Over units, means of w w^T (columns, columns), of w and of w b, and of b and b^2 side by side.
-    """
-    tower, column = tl.program_id(0), tl.arange(0, SPEC.columns)
-    WIDTH: tl.constexpr = NET.layers[0].width
-    COLUMNS: tl.constexpr = SPEC.columns
-    squares = tl.zeros((COLUMNS, COLUMNS), tl.float32)
-    mean, cross = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
-    biases, bias_squares = tl.zeros((UNITS,), tl.float32), tl.zeros((UNITS,), tl.float32)
-    for begin in range(0, WIDTH, UNITS):
-        unit = begin + tl.arange(0, UNITS)
-        inside = unit < WIDTH
-        w = tl.load(first + (tower * WIDTH + unit)[:, None] * COLUMNS + column[None, :], mask=inside[:, None] & (column >= 0)[None, :], other=0.0)
-        b = tl.load(flat + NET.layers[0].bias + tower * WIDTH + unit, mask=inside, other=0.0)
-        squares += dot(tl.trans(w), w, SPEC)
-        w = w.to(tl.float32)
-        mean += tl.sum(w, axis=0)
-        cross += tl.sum(w * b[:, None], axis=0)
-        biases += b
-        bias_squares += b * b
-    found += tower * (COLUMNS + 3) * COLUMNS
-    tl.store(found + column[:, None] * COLUMNS + column[None, :], squares / WIDTH)
-    tl.store(found + COLUMNS * COLUMNS + column, mean / WIDTH)
-    tl.store(found + (COLUMNS + 1) * COLUMNS + column, cross / WIDTH)
-    tl.store(found + (COLUMNS + 2) * COLUMNS, tl.sum(biases, axis=0) / WIDTH)
-    tl.store(found + (COLUMNS + 2) * COLUMNS + 1, tl.sum(bias_squares, axis=0) / WIDTH)
-
-
-@triton.jit
-def _row_moments(seen, found, SPEC: tl.constexpr):
-    """The mean and 1 / std of what a first layer sums up of rows (rows, columns): (rows) each."""
-    column = tl.arange(0, SPEC.columns)
-    COLUMNS: tl.constexpr = SPEC.columns
-    x = seen.to(tl.float32)
-    # What is read has no more bits than tf32, means of weights have: in three products.
-    squares = tl.dot(x, tl.load(found + column[:, None] * COLUMNS + column[None, :]), input_precision="ieee" if SPEC.precision == "ieee" else "tf32x3")
-    mean = tl.sum(x * tl.load(found + COLUMNS * COLUMNS + column)[None, :], axis=1) + tl.load(found + (COLUMNS + 2) * COLUMNS)
-    cross = tl.load(found + (COLUMNS + 1) * COLUMNS + column)
-    square = tl.sum(x * (squares + 2.0 * cross[None, :]), axis=1) + tl.load(found + (COLUMNS + 2) * COLUMNS + 1)
-    return mean, 1.0 / tl.sqrt(tl.maximum(square - mean * mean, 0.0) + 1e-5)
-
-
 @triton.jit(do_not_specialize=["rows"])
-def first_layer(
-    x, first, found, z, hidden, flat, rows, SPEC: tl.constexpr, NET: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr
-):  # fmt: skip
-    """The first layer's activations `hidden` (towers, rows, width), of what it reads; with KEEP what it sums up, too. A program takes UNITS of ROWS rows."""
+def first_layer(x, first, z, hidden, flat, rows, SPEC: tl.constexpr, NET: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr):
+    """The first layer's activations `hidden` (towers, rows, width), of what it reads; with KEEP what it sums up, too. Program 0 takes every so many tiles."""
     tower, column = tl.program_id(1), tl.arange(0, SPEC.columns)
-    WIDTH: tl.constexpr = NET.layers[0].width
-    row, unit = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(2) * UNITS + tl.arange(0, UNITS)
-    inside = unit < WIDTH
-    own = flat + tower * WIDTH + unit
-    w = tl.load(first + (tower * WIDTH + unit)[None, :] * SPEC.columns + column[:, None], mask=inside[None, :] & (column >= 0)[:, None], other=0.0)
-    seen = tl.load(x + row[:, None] * SPEC.columns + column[None, :])
-    sums = dot(seen, w, SPEC)
-    y = sums + tl.load(own + NET.layers[0].bias, mask=inside, other=0.0)[None, :]
-    if SPEC.layer_norm:
-        mean, inv_std = _row_moments(seen, found + tower * (SPEC.columns + 3) * SPEC.columns, SPEC)
-        gain = tl.load(own + NET.layers[0].gain, mask=inside, other=0.0)
-        y = (y - mean[:, None]) * inv_std[:, None] * gain[None, :] + tl.load(own + NET.layers[0].shift, mask=inside, other=0.0)[None, :]
-    place = (tower * rows + row)[:, None] * WIDTH + unit[None, :]
-    mask = inside[None, :] & (row >= 0)[:, None]
-    if KEEP:
-        tl.store(z + place, operand(sums, SPEC), mask=mask)
-    tl.store(hidden + place, operand(activate(y, SPEC), SPEC), mask=mask)
+    layer = load_layer(flat, tower, SPEC, NET, 0)
+    weights = ()
+    for p in tl.static_range(len(NET.layers[0].parts)):
+        unit, inside = units(p, NET, 0)
+        place = first + (tower * NET.layers[0].width + unit)[None, :] * SPEC.columns + column[:, None]
+        weights = weights + (tl.load(place, mask=inside[None, :] & (column >= 0)[:, None], other=0.0),)
+    for begin in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = begin + tl.arange(0, ROWS)
+        seen = tl.load(x + row[:, None] * SPEC.columns + column[None, :])
+        sums = ()
+        for p in tl.static_range(len(NET.layers[0].parts)):
+            sums = sums + (dot(seen, weights[p], SPEC),)
+        h, _y, _x_hat, _inv_std = activated(sums, layer, SPEC, NET, 0)
+        if KEEP:
+            store_rows(z, tower * rows + row, sums, SPEC, NET, 0)
+        store_rows(hidden, tower * rows + row, h, SPEC, NET, 0)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -111,16 +63,18 @@ def forward_layer(z, hidden, flat, rows, SPEC: tl.constexpr, NET: tl.constexpr, 
 
 
 @triton.jit
-def _slopes(g, first, slope, row, tower, SPEC: tl.constexpr, NET: tl.constexpr):
-    """The gradient in actions that a first layer reads, from that in what it sums up, into `slope` (towers, B, columns)."""
+def _action_columns(first, tower, SPEC: tl.constexpr, NET: tl.constexpr):
+    """Of each number of an action what a first layer multiplies it by."""
     ACTIONS: tl.constexpr = SPEC.action
+    columns = ()
     for k in tl.static_range(ACTIONS):
         column = ()
         for p in tl.static_range(len(NET.layers[0].parts)):
             unit, inside = units(p, NET, 0)
             place = first + (tower * NET.layers[0].width + unit) * SPEC.columns + SPEC.observation + k
             column = column + (tl.load(place, mask=inside, other=0.0).to(tl.float32)[None, :],)
-        tl.store(slope + (tower * SPEC.batch + row) * SPEC.columns + SPEC.observation + k, row_products(g, column, NET, 0))
+        columns = columns + (column,)
+    return columns
 
 
 @triton.jit(do_not_specialize=["rows", "begin"])
@@ -137,6 +91,9 @@ def backward_layer(
     layer = load_layer(flat, tower, SPEC, NET, AT)
     bias = no_sums(ROWS, NET, AT)
     gain, shift = bias, bias
+    columns = layer
+    if SLOPES:
+        columns = _action_columns(first, tower, SPEC, NET)
     for start in tl.range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
         g = load_rows(gradient, tower * SPEC.batch + row, NET, AT)
@@ -149,7 +106,9 @@ def backward_layer(
             h = load_rows(hidden, tower * rows + begin + row, NET, AT)
             g_z, _g_y = gradient_of_sums(g, (h, h, h, row), layer, SPEC, NET, AT)
         if SLOPES:
-            _slopes(g_z, first, slope, row, tower, SPEC, NET)
+            ACTIONS: tl.constexpr = SPEC.action
+            for k in tl.static_range(ACTIONS):
+                tl.store(slope + (tower * SPEC.batch + row) * SPEC.columns + SPEC.observation + k, row_products(g_z, columns[k], NET, 0))
         else:
             store_rows(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
         if TRAIN:
