@@ -331,11 +331,11 @@ class WideLearner(Learner):
         self._forward(net, self._rows[2], flat, critic.weights, passes, keep=True, values=work.policy_value)
         self._rowwise(wide_heads.judge, net, top, B, net.towers, passes.sums[top], passes.gradient[top], flat, work)
         self._backward(critic, self._rows[2], passes, train=False)
-        kernel, options = (wide_heads.improve_few, {}) if self._ready else (wide_heads.improve, {"product": True, "warps": 8, "num_stages": 1})
-        self._rowwise(
-            kernel, actor.net, top, B, 1, own.sums[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature, actor.partial,
-            actor.terms, programs=actor.net.programs, **options,
-        )  # fmt: skip
+        arguments = own.sums[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature, actor.partial, actor.terms
+        if self._ready:
+            self._rowwise(wide_heads.improve_few, actor.net, top, B, 1, *arguments, programs=actor.net.programs)
+        else:
+            self._rowwise(wide_heads.improve, actor.net, top, B, 1, *arguments, product=True, programs=actor.net.programs, warps=8, num_stages=1)
         self._backward(actor, self._rows[1], own, train=True, begin=B)
 
     def _step(self, trained: Trained, *, target: bool) -> None:
