@@ -36,6 +36,7 @@ class Study:
         self._plan, self._lock = plan, plan.folder / "sweep.lock"
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.filterwarnings("ignore", module="optuna")
+        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(plan.folder / "journal.log")))
         better, cheaper = (optuna.study.StudyDirection[word] for word in ("MAXIMIZE" if plan.maximize else "MINIMIZE", "MINIMIZE"))
         with self.turn():
