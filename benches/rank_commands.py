@@ -44,7 +44,9 @@ class Commands:
     def __call__(self, *words: str, limit_s: float, **more: str) -> subprocess.CompletedProcess[str]:
         """`operant WORDS`."""
         command = [sys.executable, "-m", "operant.cli", *words]
-        return subprocess.run(command, env=self.environment | more, capture_output=True, text=True, check=False, timeout=limit_s)
+        with open(self.folder / "out", "w+") as out, open(self.folder / "err", "w+") as err:  # and no pipes, which a run may hold open that goes on
+            done = subprocess.run(command, env=self.environment | more, stdout=out, stderr=err, check=False, timeout=limit_s)
+        return subprocess.CompletedProcess(command, done.returncode, (self.folder / "out").read_text(), (self.folder / "err").read_text())
 
     def begun(self, *words: str, **more: str) -> subprocess.Popen[str]:
         """The same, which is not waited for."""
@@ -143,6 +145,7 @@ def users(asked: Asked) -> None:
                 try:
                     done = operant("train", *shape, "--name", name, limit_s=deadline - began)
                 except subprocess.TimeoutExpired:
+                    operant("stop", name, "--now", limit_s=20.0)
                     took = f"not done after {time.monotonic() - began:.0f} s"
                     say(part="users", case=name, failed=took, logs=operant.said(name), **rates_said(Path(folder) / name))
                     return
