@@ -359,8 +359,8 @@ def ale(device: torch.device, tiny: bool) -> None:
 
 
 def ale_learn(device: torch.device, tiny: bool) -> None:
-    words = ("env.lanes=128", "algo.overlap=true")
-    learned("ale_learn", ale_config(4, True) if tiny else ale_config(128, False, *words), device, tiny, seconds=1 if tiny else 98, mark=20, most=27_000)
+    words = ("algo.horizon=32", "algo.epochs=6", "algo.overlap=true")
+    learned("ale_learn", ale_config(4, True) if tiny else ale_config(128, False, *words), device, tiny, seconds=1 if tiny else 86, mark=20, most=27_000)
 
 
 def mujoco_learn(device: torch.device, tiny: bool) -> None:
