@@ -32,6 +32,9 @@ LAST = True
 PROGRAMS, FIRST_PROGRAMS = 528, 132
 """Programs of a pass over a layer, at most: four a multiprocessor; and of the first one's, which keep its weight."""
 
+HEAD_STAGES = 3
+"""Tiles that are on their way in passes of heads."""
+
 FEW_ACTIONS = 4
 """Numbers of an action up to which their gradients are a pass's own, and beyond a product's."""
 
@@ -320,7 +323,7 @@ class WideLearner(Learner):
         self._join()
         self._rowwise(
             wide_heads.criticise, net, top, B, net.towers, self._batch, passes.sums[top], passes.gradient[top], flat, work, self._temperature, critic.partial,
-            critic.terms, programs=net.programs,
+            critic.terms, programs=net.programs, STAGES=HEAD_STAGES,
         )  # fmt: skip
         self._backward(critic, self._rows[1], passes, train=True)
 
@@ -334,7 +337,7 @@ class WideLearner(Learner):
         self._backward(critic, self._rows[2], passes, train=False)
         arguments = own.sums[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature, actor.partial, actor.terms
         if self._ready:
-            self._rowwise(wide_heads.improve_few, actor.net, top, B, 1, *arguments, programs=actor.net.programs)
+            self._rowwise(wide_heads.improve_few, actor.net, top, B, 1, *arguments, programs=actor.net.programs, STAGES=HEAD_STAGES)
         else:
             self._rowwise(wide_heads.improve, actor.net, top, B, 1, *arguments, product=True, programs=actor.net.programs, warps=8, num_stages=1)
         self._backward(actor, self._rows[1], own, train=True, begin=B)

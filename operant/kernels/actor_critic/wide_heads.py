@@ -154,7 +154,9 @@ def _store_layer(partial, program, tower, bias, gain, shift, SPEC: tl.constexpr,
 
 
 @triton.jit
-def improve_few(z, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+def improve_few(
+    z, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
     """As `improve`, for few numbers of an action: without products of matrices."""
     program = tl.program_id(0)
     NET: tl.constexpr = SPEC.actor
@@ -170,7 +172,7 @@ def improve_few(z, gradient, flat, work, temperature, partial, terms, SPEC: tl.c
         by_bias = by_bias + (tl.zeros((ROWS,), tl.float32),)
     entropy, least = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     alpha = tl.exp(tl.load(temperature.log))
-    for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
+    for first in tl.range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         kept = activated(load_rows(z, row, NET, AT), layer, SPEC, NET, AT)
         means, raws = (), ()
@@ -270,7 +272,9 @@ def _times(rows, vector, NET: tl.constexpr, AT: tl.constexpr):
 
 
 @triton.jit
-def criticise(batch, z, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+def criticise(
+    batch, z, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
     """The gradients of the critics' heads and of what their last hidden layers sum up. The loss: the sum over critics of the mean of (Q - y)^2.
 
     `terms` (programs, towers, 3): the sums of (Q - y)^2, |Q - y| and Q. y = r + discount (min of the targets' values - alpha log pi).
@@ -283,7 +287,7 @@ def criticise(batch, z, gradient, flat, work, temperature, partial, terms, SPEC:
     total = by_bias
     alpha, head_bias = tl.exp(tl.load(temperature.log)), tl.load(flat + NET.head_bias + tower)
     weight, layer = load_vector(flat, NET.head_weight, tower, NET, AT), load_layer(flat, tower, SPEC, NET, AT)
-    for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
+    for first in tl.range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         y_next = _least(work.next_value, row, SPEC) - alpha * tl.load(work.next_log_p + row)
         target = tl.load(batch.reward + row) + tl.load(batch.discount + row) * y_next
