@@ -20,8 +20,8 @@ from operant.kernels.actor_critic.learner import Learner, flat_of
 from operant.kernels.actor_critic.task import Stochastic, Task
 from operant.kernels.actor_critic.wide_shape import ROWS, TILE, Wide, WideNet
 
-BESIDE, FIRST = True, -1
-"""Whether what does not depend on each other is launched side by side; and the priority of what everything waits for."""
+BESIDE = True
+"""Whether what does not depend on each other is launched side by side."""
 
 OWN, PRODUCT = True, (128, 256, 64)
 """Whether the gradient in what a wide layer reads is our own product: the library's begins with a memset, which costs a graph 10 us. Its tiles."""
@@ -76,7 +76,7 @@ class WideLearner(Learner):
         self.shape, self.task, self.cycle = shape, task, task.cycle  # type: ignore[assignment]
         self._asked = None
         on_gpu = task.actor.device.type == "cuda"
-        self._side, self._learning = (torch.cuda.Stream(task.actor.device, priority=priority) if on_gpu else None for priority in (0, FIRST))
+        self._side, self._learning = (torch.cuda.Stream(task.actor.device) if on_gpu else None for _ in range(2))
         self._begun = -1  # the update that is learned from beside acting
         self._device, self._lanes = task.actor.device, task.cycle.world.count
         self._kind = torch.bfloat16 if shape.precision == "bf16" else torch.float32
