@@ -224,6 +224,8 @@ TUNE = {
         "env.lanes=256 learning_starts=20k initial_temperature=0.1 tau=0.05",
     ],
     "dqn/snake": [
+        "run.steps=400M env.lanes=1024 batch_size=1024 learning_rate=4e-4 n_step=5 target_every=500 epsilon_end=0.002 epsilon_steps=8M replay_capacity=2M "
+        "precision=bf16",
         "run.steps=60M epsilon_steps=2M", "run.steps=60M epsilon_steps=1M n_step=5", "run.steps=60M updates_per_step=2 precision=bf16",
         "run.steps=60M env.lanes=960 epsilon_steps=2M batch_size=1024 precision=bf16",
     ],
