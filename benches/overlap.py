@@ -32,6 +32,10 @@ CASES: dict[str, list[str]] = {
     "8192 x 64, two towers": ["env.lanes=8192", "algo.horizon=64", "algo.epochs=4", "algo.minibatches=4"],
     "65536 x 64, one trunk": ["env.lanes=65536", "algo.horizon=64", "net.shared=true", "algo.epochs=4", "algo.minibatches=4"],
     "breakout, 4096 x 32": ["env.name=breakout", "env.lanes=4096", "algo.horizon=32", "net.hidden=[128,128]"],
+    "one epoch: breakout": [
+        "env.name=breakout", "env.lanes=4096", "algo.horizon=32", "net.hidden=[128,128]", "net.shared=true", "net.activation=relu", "algo.epochs=1",
+        "algo.minibatches=8", "algo.normalize_observations=true", "algo.normalize_rewards=true",
+    ],
     "snake, 4096 x 32": ["env.name=snake", "env.lanes=4096", "algo.horizon=32"],
 }  # fmt: skip
 

@@ -25,7 +25,8 @@ class Overlap:
     def __init__(self, world: BufferedWorld, slots: Sequence[Slot], *, eager: bool = False) -> None:
         self._world, self._slots, self._on_gpu = world, slots, world.device.type == "cuda"
         count = len(world.buffers)
-        self._streams = [torch.cuda.Stream(world.device) for _ in range(count)] if self._on_gpu else []
+        # The host waits for what is asked of these, so it goes before what else the device has to do.
+        self._streams = [torch.cuda.Stream(world.device, priority=-1) for _ in range(count)] if self._on_gpu else []
         self._plain = eager or not self._on_gpu or (len(slots) + 1) * count > MOST_GRAPHS
         self._called = False
         self._graphs: list[list[torch.cuda.CUDAGraph]] = []  # by step and buffer

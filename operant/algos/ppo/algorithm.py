@@ -104,7 +104,8 @@ class PPO:
         if self._ahead is not None:
             self._hand_over = Graphed(self.backend.alone(self._ahead.hand_over), device, eager=eager or whole)
             self._both = Graphed(self.backend.alone(self._collect_beside_update), device, eager=eager or not whole)
-            self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
+            # Collecting is many short launches: each goes before what waits of an update's long ones.
+            self._beside = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
             self.phases = (Phase("train", self._train),)
 
     @classmethod
@@ -168,15 +169,16 @@ class PPO:
         self._hand_over()
         if self._beside is None:
             self.update()
-        else:
-            current = torch.cuda.current_stream(self.device)
-            self._beside.wait_stream(current)
-            with torch.cuda.stream(self._beside):
-                self.update()
-        self._ahead.go_on()
-        self.collect()  # behind it, since the host may wait in here
-        if self._beside is not None:
-            current.wait_stream(self._beside)
+            self._ahead.go_on()
+            self.collect()
+            return
+        current = torch.cuda.current_stream(self.device)
+        self._beside.wait_stream(current)
+        self.update()
+        with torch.cuda.stream(self._beside):  # behind it, since the host may wait in here
+            self._ahead.go_on()
+            self.collect()
+        current.wait_stream(self._beside)
 
     @torch.no_grad()
     def estimate_advantages(self) -> None:
