@@ -341,8 +341,8 @@ def raw_ale(lanes: int, steps: int) -> float:
 
 ALE = {
     "one process, 256 lanes, learning beside": ("ale", ("env.lanes=256", "algo.overlap=true")),
-    "processes, 256 lanes, learning beside": ("envpool", ("env.lanes=256", "algo.overlap=true")),
     "one process, learning beside": ("ale", ("algo.overlap=true",)),
+    "processes, 256 lanes, learning beside": ("envpool", ("env.lanes=256", "algo.overlap=true")),
     "processes, learning beside": ("envpool", ("algo.overlap=true",)),
     "one process": ("ale", ()),
 }
