@@ -73,6 +73,13 @@ def test_a_game_that_is_not_there_is_named():
         outside.declare(Source("ale", "pongg"))
 
 
+def test_ale_steps_alike_in_however_many_processes():
+    pytest.importorskip("ale_py")
+    found = [steps_of(Source("ale", "pong", time_limit=9), 20, processes=processes, action=2) for processes in (0, 2)]
+    assert all(torch.equal(one, other) for one, other in zip(found[0][0], found[1][0], strict=True))
+    found[1][1].close()
+
+
 def test_ale_shows_frames_of_a_game():
     pytest.importorskip("ale_py")
     source = Source("ale", "pong", time_limit=40)
