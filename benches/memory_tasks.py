@@ -48,8 +48,7 @@ MEMORY = "net.memory=gru net.shared=true"
 LONG = "env.params.high=1000 env.params.log_uniform=true algo.horizon=64 run.steps=300M"
 AT_1000 = "env.params.low=1000 env.params.high=1000 env.params.log_uniform=false"
 POPGYM = "env.lanes=1024 algo.minibatches=8 run.steps=300M"
-FROM_EASY = 'env.params.decks=2 env.params.k={linear=[4,33],over="30M"}'
-BREAKOUT = "net.hidden=[128] algo.optimizer=muon algo.replay_ratio=2 algo.learning_rate=6e-3 algo.anneal_steps=110M"
+FROM_EASY = 'env.params.decks=2 env.params.k={linear=[4,33],over="60M"}'
 TASKS = {
     "chain100": Task("memory_chain", "", 0.99, 10),
     "chain1000": Task("memory_chain", "env.lanes=1024 env.params.length=1000 algo.horizon=1001 net.memory_init=2000 run.steps=300M", 0.99, 20),
@@ -58,20 +57,20 @@ TASKS = {
     "cartpole": Task("cartpole_positions", "net.shared=true", 475, 10),
     "repeat_first": Task("repeat_first", "", 0.9, 10),
     "repeat_first_medium": Task("repeat_first", f"{POPGYM} env.params.decks=8 algo.horizon=64 net.memory_init=1000", 0.9, 40),
-    "repeat_first_hard": Task("repeat_first", f"{POPGYM} env.params.decks=16 algo.horizon=64 net.memory_init=2000", 0.9, 14),
+    "repeat_first_hard": Task("repeat_first", f"{POPGYM} env.params.decks=16 algo.horizon=64 net.memory_init=2000", 0.9, 40),
     "repeat_previous": Task("repeat_previous", "", 0.95, 10),
     "repeat_previous_medium": Task(
         "repeat_previous",
-        f"{POPGYM} env.lanes=2048 {FROM_EASY} algo.horizon=103 net.hidden=[128] algo.gamma=0 algo.anneal_steps=60M",
+        f"{POPGYM} {FROM_EASY} algo.horizon=103 net.hidden=[128] algo.gamma=0 algo.anneal_steps=120M",
         0.5,
         60,
         judged="env.params.k=32",
     ),
-    "count_recall": Task("count_recall", f"{POPGYM} algo.gamma=0 algo.anneal_steps=20M", 0.9, 30),
+    "count_recall": Task("count_recall", f"{POPGYM} net.hidden=[128]", 0.9, 40),
     "autoencode": Task("autoencode", f"{POPGYM} {MEMORY} net.hidden=[128] algo.gamma=0 algo.anneal_steps=60M", 0.5, 60),
     "higher_lower": Task("higher_lower", f"{POPGYM} {MEMORY} net.hidden=[64] algo.gamma=0 algo.anneal_steps=30M", 0.525, 40),
     "concentration": Task("concentration", f"{POPGYM} {MEMORY} net.hidden=[128] algo.horizon=104 algo.gamma=0.9 algo.anneal_steps=100M", 0.7, 80),
-    "breakout": Task("breakout", BREAKOUT, 860, 25, longest=12_000, look_s=(0.7, 0.1)),
+    "breakout": Task("breakout", "", 860, 25, longest=12_000, look_s=(0.7, 0.1)),
     "snake": Task("snake", "", 30, 8, "length"),
     "pacman": Task("pacman", "", 200, 14, "pickups", longest=12_000, look_s=(2.0, 0.5)),
     "breakout_memory": Task("breakout", "net.memory=mingru net.memory_layers=2 algo.horizon=64", 860, 60, longest=12_000),
