@@ -9,7 +9,7 @@ from toys import COUNT, FILL, GATE, PICK, PUSH, SEEN, bytes_of, clones, iterate,
 from operant.algos.ppo.config import PPOConfig
 from operant.data import minibatches
 from operant.errors import ConfigError
-from operant.kernels.recurrent.shape import slow_reason
+from operant.kernels.recurrent.shape import reason_for_torch
 from operant.nn import NetConfig
 from operant.training.evaluate import Evaluator
 
@@ -241,7 +241,10 @@ def test_fused_kernels_are_refused_in_a_sentence():
         ppo_on(PICK, 4, memory(), horizon=8, minibatches=2, kernels="fused")
 
 
-def test_cells_too_wide_for_fp32_stay_with_torch_where_it_may_choose():
-    wide, narrow = (ppo_on(PICK, 4, memory("gru", hidden=(units,)), horizon=8, minibatches=2).policy for units in (80, 64))
-    assert "registers" in slow_reason(wide, "fp32")
-    assert slow_reason(wide, "tf32") is slow_reason(narrow, "fp32") is None
+def test_cells_that_torch_does_better_or_more_surely_stay_with_it_where_it_may_choose():
+    def policy(cell, units):
+        return ppo_on(PICK, 4, memory(cell, hidden=(units,)), horizon=8, minibatches=2).policy
+
+    assert "registers" in reason_for_torch(policy("gru", 80), "fp32")
+    assert "compared" in reason_for_torch(policy("mingru", 80), "bf16")
+    assert reason_for_torch(policy("gru", 80), "tf32") is reason_for_torch(policy("gru", 64), "fp32") is reason_for_torch(policy("mingru", 64), "fp32") is None

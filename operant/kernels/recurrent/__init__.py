@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from operant.errors import ConfigError
 from operant.kernels import dense
-from operant.kernels.recurrent.shape import States, describe, slow_reason, unsupported_reason
+from operant.kernels.recurrent.shape import States, describe, reason_for_torch, unsupported_reason
 
 if TYPE_CHECKING:
     from operant.kernels.recurrent.learner import RecurrentLearner
@@ -29,7 +29,7 @@ def build(task: dense.Task, *, kernels: str, precision: str, states: States) -> 
     if kernels == "torch" or (kernels == "auto" and policy.device.type != "cuda"):
         return None
     found: RecurrentLearner | str | None = unsupported_reason(policy, (steps + 1) * lanes) or dense.machine_reason(policy.device, precision)
-    found = found or (slow_reason(policy, precision) if kernels == "auto" else None) or _learner(task, precision, states)
+    found = found or (reason_for_torch(policy, precision) if kernels == "auto" else None) or _learner(task, precision, states)
     if not isinstance(found, str):
         log.info("kernels: fused, with a memory, %s", found.config)
         found.connect()
