@@ -48,7 +48,7 @@ MEMORY = "net.memory=gru net.shared=true"
 LONG = "env.params.high=1000 env.params.log_uniform=true algo.horizon=64 run.steps=300M"
 AT_1000 = "env.params.low=1000 env.params.high=1000 env.params.log_uniform=false"
 POPGYM = "env.lanes=1024 algo.minibatches=8 run.steps=300M"
-FROM_EASY = 'env.params.decks=2 env.params.k={linear=[4,33],over="60M"}'
+PASSED_ON = "net.memory_init=1 net.activation=tanh net.hidden=[128] algo.gamma=0"
 TASKS = {
     "chain100": Task("memory_chain", "", 0.99, 10),
     "chain1000": Task("memory_chain", "env.lanes=1024 env.params.length=1000 algo.horizon=1001 net.memory_init=2000 run.steps=300M", 0.99, 20),
@@ -60,16 +60,32 @@ TASKS = {
     "repeat_first_hard": Task("repeat_first", f"{POPGYM} env.params.decks=16 algo.horizon=64 net.memory_init=2000", 0.9, 40),
     "repeat_previous": Task("repeat_previous", "", 0.95, 10),
     "repeat_previous_medium": Task(
-        "repeat_previous",
-        f"{POPGYM} {FROM_EASY} algo.horizon=103 net.hidden=[128] algo.gamma=0 algo.anneal_steps=120M",
-        0.5,
-        60,
-        judged="env.params.k=32",
+        "repeat_previous", f"{POPGYM} {PASSED_ON} env.params.decks=2 env.params.k=32 algo.horizon=103 algo.anneal_steps=60M", 0.99, 60
     ),
-    "count_recall": Task("count_recall", f"{POPGYM} net.hidden=[128]", 0.9, 40),
-    "autoencode": Task("autoencode", f"{POPGYM} {MEMORY} net.hidden=[128] algo.gamma=0 algo.anneal_steps=60M", 0.5, 60),
-    "higher_lower": Task("higher_lower", f"{POPGYM} {MEMORY} net.hidden=[64] algo.gamma=0 algo.anneal_steps=30M", 0.525, 40),
-    "concentration": Task("concentration", f"{POPGYM} {MEMORY} net.hidden=[128] algo.horizon=104 algo.gamma=0.9 algo.anneal_steps=100M", 0.7, 80),
+    "repeat_previous_hard": Task(
+        "repeat_previous",
+        f"{POPGYM} {PASSED_ON} env.params.decks=3 env.params.k=64 net.memory_layers=2 algo.horizon=155 algo.anneal_steps=100M",
+        0.99,
+        100,
+    ),
+    "autoencode": Task(
+        "autoencode",
+        f"{POPGYM} {MEMORY} {PASSED_ON} env.params.decks={{linear=[0.1,1],over=\"30M\"}} algo.horizon=103 algo.anneal_steps=60M",
+        0.99,
+        60,
+        judged="env.params.decks=1",
+    ),
+    "count_recall": Task("count_recall", f"{POPGYM} net.hidden=[128] algo.gamma=0 algo.anneal_steps=40M", 0.99, 40),
+    "count_recall_medium": Task(
+        "count_recall", f"{POPGYM} env.params.decks=2 env.params.kinds=4 algo.horizon=103 net.hidden=[128] algo.gamma=0 algo.anneal_steps=60M", 0.99, 60
+    ),
+    "count_recall_hard": Task(
+        "count_recall", f"{POPGYM} env.params.decks=4 env.params.kinds=13 algo.horizon=207 net.hidden=[128] algo.gamma=0 algo.anneal_steps=60M", 0.99, 60
+    ),
+    "higher_lower": Task("higher_lower", "env.lanes=4096 algo.minibatches=8 run.steps=300M net.hidden=[64] algo.anneal_steps=80M", 0.6, 40),
+    "concentration": Task(
+        "concentration", f"{POPGYM} {MEMORY} net.hidden=[128] algo.horizon=104 algo.gamma=0.9 algo.anneal_steps=100M", 0.8, 80
+    ),
     "breakout": Task("breakout", "", 860, 25, longest=12_000, look_s=(0.7, 0.1)),
     "snake": Task("snake", "", 30, 8, "length"),
     "pacman": Task("pacman", "", 200, 14, "pickups", longest=12_000, look_s=(2.0, 0.5)),

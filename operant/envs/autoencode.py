@@ -4,7 +4,8 @@ The rules of a step
 - While it watches, the next card is shown, its suit alone: 0 spades, 1 diamonds, 2 clubs, 3 hearts. The action counts for nothing, and so does the reward.
 - With the last card the game says "play" (0, in place of 1). From then on the action names a suit: reward 1 / cards if it is that of the last card that was not
   named yet, else as much below zero. Spades are shown then, whatever they were. The episode ends with the first card, after 2 x cards - 1 steps.
-- `decks` = 1, 2 and 3 are POPGym's easy, medium and hard: 52, 104 and 156 cards.
+- `decks` = 1, 2 and 3 are POPGym's easy, medium and hard: 52, 104 and 156 cards. Of half a deck the first 26 cards of a shuffled one are shown: many cards
+  are learnt from few on, `env.params.decks = {linear = [0.1, 1.01], over = "50M"}`.
 
 Optimum: 1. Without memory: at most -0.471, -0.486, -0.490 (the last card is shown as play begins; after that, name one suit).
 """
@@ -24,23 +25,25 @@ MOST_DECKS = 4
 class Params(NamedTuple):
     """How much there is to keep."""
 
-    decks: int = 1
+    decks: float = 1.0  # a float, so that it can change while a policy trains
 
 
 @device
 def reset(s, kept, workspace, p, key):
     for place in range(MOST_DECKS * DECK):
         kept[place] = 0
-    shown = open_decks(s, LEFT, SUITS, p.decks, key)
+    whole = int32(p.decks)
+    shown = open_decks(s, LEFT, SUITS, whole if float32(whole) == p.decks else whole + int32(1), key)
     kept[0] = shown
     s[COUNT], s[WATCHING], s[SHOWN] = float32(1.0), float32(1.0), float32(shown)
 
 
 @device
 def step(s, kept, workspace, action, p, key, tally):
-    count, cards = int32(s[COUNT]), int32(DECK * p.decks)
+    count, cards = int32(s[COUNT]), int32(float32(DECK) * p.decks)
     if s[WATCHING] != float32(0.0):
-        shown = deal(s, LEFT, SUITS, cards - count, key, 0)
+        left = int32(s[LEFT] + s[LEFT + 1] + s[LEFT + 2] + s[LEFT + 3])
+        shown = deal(s, LEFT, SUITS, left, key, 0)
         kept[count] = shown
         s[COUNT], s[SHOWN] = float32(count + int32(1)), float32(shown)
         s[WATCHING] = float32(1.0) if count + int32(1) < cards else float32(0.0)
@@ -59,10 +62,10 @@ def observe(s, kept, workspace, obs, p):
 
 @device
 def pixel_shader(s, kept, p, x, y):
-    return card_picture(x, y, int32(s[SHOWN]), s[COUNT] / float32(DECK * p.decks), GREEN if s[WATCHING] != float32(0.0) else ORANGE)
+    return card_picture(x, y, int32(s[SHOWN]), s[COUNT] / (float32(DECK) * p.decks), GREEN if s[WATCHING] != float32(0.0) else ORANGE)
 
 
 ENV = game(
-    Params, FIELDS, seen=(2, SUITS), numbers=2, actions=SUIT_NAMES, ranges={"decks": (1, MOST_DECKS)}, int_state=IntState(MOST_DECKS * DECK, "int8"),
+    Params, FIELDS, seen=(2, SUITS), numbers=2, actions=SUIT_NAMES, ranges={"decks": (0.1, MOST_DECKS)}, int_state=IntState(MOST_DECKS * DECK, "int8"),
     reset=reset, step=step, observe=observe, pixel_shader=pixel_shader,
 )  # fmt: skip

@@ -69,10 +69,10 @@ class Config(Section):
     memory_size: Count | None = Field(None, ge=1, le=4096, description="memory only: units of each layer; not set: the width of the last hidden layer")
     memory_init: Count | None = Field(
         None,
-        ge=3,
+        ge=1,
         le=1_000_000,
         description="memory only: biases of the gates so that the units at first remember for between 2 and this many steps (chrono initialisation); "
-        "not set: a few steps",
+        "1, gru and lstm: a unit keeps nothing, but passes all on to the others, for tasks where the order of what was seen counts; not set: a few steps",
     )
 
     @property
@@ -102,6 +102,13 @@ class Config(Section):
         if info.data.get("memory") == "mingru" and size not in (None, width):
             raise ValueError(f"mingru's output is mixed with its input: it should be the last of net.hidden, {width}, or not set")
         return size
+
+    @field_validator("memory_init")
+    @classmethod
+    def _passed_on(cls, longest: int | None, info: ValidationInfo) -> int | None:
+        if longest == 1 and info.data.get("memory") == "mingru":
+            raise ValueError("units of a mingru pass nothing on to each other: it should be 2 or more, or the memory gru or lstm")
+        return longest
 
     @field_validator("hidden")
     @classmethod

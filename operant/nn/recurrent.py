@@ -30,6 +30,9 @@ GATES = {"mingru": 3, "gru": 3, "lstm": 4}
 _FORGET_BIAS = 1.0
 """Of an LSTM that begins without `memory_init` (Jozefowicz, Zaremba & Sutskever 2015)."""
 
+_OPEN, _FAINT = 5.0, 0.3
+"""Of units that pass all on: the bias of an open gate, minus that of a closed one; the scale at first of all weights but those that pass on."""
+
 
 class Memory(nn.Module):
     """Layers of a recurrent cell, G towers side by side. Weights are orthogonal, a matrix a gate; biases zero, but those that `init` asks for.
@@ -58,9 +61,13 @@ class Memory(nn.Module):
     def _initialise_gates(self, longest: int | None, generator: torch.Generator) -> None:
         """Biases of the gates: a gate that keeps sigmoid(b) of the state with b = ln(t - 1) forgets within about t steps, t drawn from 2 to `longest`.
 
-        Tallec & Ollivier 2018, "Can recurrent neural networks warp time?", equation 12.
+        Tallec & Ollivier 2018, "Can recurrent neural networks warp time?", equation 12. With 1 step a GRU or an LSTM is tanh(x + W h) with an orthogonal W,
+        which holds the last inputs side by side, each a turn further on: a delay line as long as there are units for (White, Lee & Sompolinsky 2004).
         """
         M = self.units
+        if longest == 1:
+            self._pass_all_on()
+            return
         for bias in self.input_biases:
             gates = bias.view(self.towers, -1, M, 1)
             if longest is None:
@@ -74,6 +81,17 @@ class Memory(nn.Module):
                 gates[:, 1] = span
             else:
                 gates[:, 0], gates[:, 1] = -span, span
+
+    def _pass_all_on(self) -> None:
+        """Gates that let the candidate take the state's place at every step."""
+        biases = {"gru": (_OPEN, -_OPEN), "lstm": (_OPEN, -_OPEN, _OPEN)}[self.kind]  # r, z or i, f, o
+        rows = len(biases) * self.units
+        for weight, loop in zip(self.input_weights, self.state_weights, strict=True):
+            weight *= _FAINT  # of the candidate, too: many inputs together stay where tanh is straight
+            loop[:, :rows] *= _FAINT
+        for bias in self.input_biases:
+            for gate, value in zip(bias.split(self.units, dim=1), biases, strict=False):
+                gate.fill_(value)
 
     def forward(self, features: Tensor, state: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Features (G, K, T B) and the state before them (R, B) -> the last layer's output (G, M, T B), the state after. `keep` as in `operant.nn.cells`."""

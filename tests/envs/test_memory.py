@@ -187,13 +187,17 @@ def memory_of(name, lane, seen, t):
     if name == "repeat_previous":
         return rows[t - 3, 0] if t >= 3 else 0
     if name == "autoencode":
-        return rows[103 - t - 1, 1] if t >= 51 else 0
+        cards = int(52 * lane.p.decks)
+        return rows[2 * cards - 2 - t, 1] if t >= cards - 1 else 0
     return int((rows[:, 0] == rows[t, 1]).sum())
 
 
-@pytest.mark.parametrize("name", ["repeat_first", "repeat_previous", "autoencode", "count_recall"])
-def test_a_player_who_forgets_nothing_reaches_the_optimum(name):
-    lane, seen, total, ended = Lane(envs.find(name), 3), [], 0.0, False
+HALF = ("autoencode", {"decks": 0.5})
+
+
+@pytest.mark.parametrize(("name", "params"), [("repeat_first", {}), ("repeat_previous", {}), ("autoencode", {}), HALF, ("count_recall", {})])
+def test_a_player_who_forgets_nothing_reaches_the_optimum(name, params):
+    lane, seen, total, ended = Lane(envs.find(name), 3, **params), [], 0.0, False
     while not ended:
         seen.append(lane.observation.astype(int))
         reward, ended = lane.step(memory_of(name, lane, seen, len(seen) - 1))

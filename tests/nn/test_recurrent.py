@@ -140,6 +140,23 @@ def test_gates_for_a_long_memory(kind, gate):
     assert float(policy(memory=kind, hidden=(64,)).net.memory.input_biases[0].detach().view(2, -1, 64)[:, 1].mean()) == (1.0 if kind == "lstm" else 0.0)
 
 
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_units_that_pass_all_on(kind):
+    """What two lanes saw differently is as far apart in the state 30 steps later, which other gates have forgotten."""
+    apart = {}
+    for longest in (1, None):
+        made = policy(memory=kind, memory_init=longest, hidden=(64,), shared=True)
+        seen = torch.zeros(1, 31)  # a number at each of 31 steps; the other lane's is another at the first
+        other = seen.clone()
+        other[:, 0] = 1.0
+        found = []
+        for steps in (1, 31):
+            states = [made.unroll(lane[:, :steps], made.initial_state(1), torch.zeros(steps, 1))[2][0][:64] for lane in (seen, other)]
+            found.append(float((states[0] - states[1]).norm()))
+        apart[longest] = found[1] / found[0]
+    assert apart[1] > 0.5 and apart[None] < 0.25
+
+
 def test_a_convolutional_network_remembers():
     made = policy(SEEN, kind="cnn", cnn="impala", channels=(4,), hidden=(8,), memory="gru", memory_size=6)
     seen = torch.randint(0, 256, (SEEN.observation.size, B), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -215,6 +232,8 @@ def test_what_does_not_fit_together():
     with pytest.raises(ValueError, match=r"it should be the last of net.hidden, 64"):
         NetConfig(memory="mingru", memory_size=32)
     assert NetConfig(memory="mingru", memory_size=64).remembers and NetConfig(memory="lstm", memory_size=32).remembers and not NetConfig().remembers
+    with pytest.raises(ValueError, match="units of a mingru pass nothing on"):
+        NetConfig(memory="mingru", memory_init=1)
     with pytest.raises(ValueError, match="of your own remembers by itself"):
         NetConfig(kind="net.py:Net", memory="gru")
 
