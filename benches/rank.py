@@ -88,9 +88,12 @@ def trained(job: dict[str, Any], device: Any, exchange: Any) -> dict[str, Any]:
     ready = time.perf_counter() - began
     if not job["alone"]:
         exchange.agree("all have begun")
+    spent = exchange.spent_s()
     seconds = iterate(algo, job["iterations"]) / job["iterations"]
     found = {"seconds": seconds, "ready_s": round(ready, 1), "kernels": algo.backend.name, "bits_by_ranks": algo.bits_by_ranks}
     found |= {"steps": algo.steps_per_iteration, "chosen": algo.chosen, "linked": getattr(getattr(algo.backend, "learner", None), "_link", None) is not None}
+    if spent is not None:
+        found["exchange_us"] = round((exchange.spent_s() - spent) / job["iterations"] * 1e6, 2)
     if job.get("profile") and device.type == "cuda":
         found["us_by_kernel"] = by_kernel(algo)
     if job.get("bits"):

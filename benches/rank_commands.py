@@ -72,45 +72,57 @@ def last_checkpoint(run: Path) -> tuple[str, str] | None:
     return (found[-1].parent.name, hashlib.sha256(found[-1].read_bytes()).hexdigest()[:16]) if found else None
 
 
+FAULTS = {"cartpole": "env.lanes=16384 algo.horizon=32 algo.minibatches=2 algo.chunks=64", "recipe": "--config breakout run.target=1000 algo.chunks=128"}
+"""Of `faults`; all end after 800 M steps."""
+
+
 def faults(asked: Asked) -> None:
+    """Each of `FAULTS`."""
+    for case, words in FAULTS.items():
+        if asked.wants(case):
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                fault(asked, folder, case, words.split())
+
+
+def fault(asked: Asked, folder: str, case: str, words: list[str]) -> None:
     """Seconds until a run has crashed after kill -9 of its last rank; that half of the ranks resume it, and end in the bits of a run that nothing stopped, on
     the other half.
     """
     from operant import runs
 
     ranks, tiny, limit_s = asked.ranks, asked.tiny, asked.limit_s
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        operant = Commands(folder, tiny=tiny)
-        words = ["env.lanes=256", "run.steps=1M"] if tiny else ["env.lanes=16384", "run.steps=800M", "algo.horizon=32"]
-        words += [f"checkpoint.every={50 if tiny else 300}", "eval.every=0", "algo.kernel_config=first", "algo.minibatches=2", "algo.chunks=64"]
-        operant("train", *words, *operant.on(ranks), "--name", "killed", "-d", limit_s=limit_s)
-        run, pid = runs.load(Path(folder, "killed")), 0
-        deadline = time.monotonic() + limit_s
-        while run is not None and not last_checkpoint(run.path) and not runs.state(runs.load(run.path) or run).ended and time.monotonic() < deadline:
-            time.sleep(0.1)
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                pid = int(process.name) if f"killed\0--rank\0{ranks - 1}\0".encode() in (process / "cmdline").read_bytes() else pid
-        if run is None or not pid or not last_checkpoint(run.path):
-            say(part="faults", failed="no rank to kill, or no checkpoint", logs=operant.said("killed"))
-            operant("stop", "killed", "--now", limit_s=30.0)
-            return
-        os.kill(pid, signal.SIGKILL)
-        began = time.monotonic()
-        while runs.probe(run.path) and time.monotonic() < began + 30.0:
-            time.sleep(0.005)
-        took, state = time.monotonic() - began, runs.state(runs.load(run.path) or run)
-        say(part="faults", ranks=ranks, seconds=round(took, 3), state=state.word, cause=state.cause, checkpoint=last_checkpoint(run.path))
-        visible, half = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(","), max(1, ranks // 2)
-        uninterrupted = operant.begun("train", *words, *operant.on(half), "--name", "whole", **operant.sees(visible[half : 2 * half]))
-        more = [f"run.ranks={half}"] if tiny else []
-        resumed = operant("resume", "killed", *more, limit_s=limit_s, **operant.sees(visible[:half]))
-        document = json.loads((run.path / "run.json").read_text())
-        uninterrupted.wait(limit_s)
-        ends = last_checkpoint(run.path), last_checkpoint(Path(folder, "whole"))
-        say(part="faults", resumed=resumed.returncode, on=document.get("ranks"), uninterrupted=uninterrupted.returncode, same=ends[0] == ends[1], ends=ends)
-        if resumed.returncode or uninterrupted.returncode:
-            say(part="faults", killed=operant.said("killed"), whole=operant.said("whole"))
+    operant = Commands(folder, tiny=tiny)
+    words = [*words, *(["env.lanes=256", "run.steps=1M", "algo.precision=fp32", "algo.chunks=8"] if tiny else ["run.steps=800M"])]
+    words += [f"checkpoint.every={50 if tiny else 300}", "eval.every=0", "algo.kernel_config=first"]
+    operant("train", *words, *operant.on(ranks), "--name", "killed", "-d", limit_s=limit_s)
+    run, pid = runs.load(Path(folder, "killed")), 0
+    deadline = time.monotonic() + limit_s
+    while run is not None and not last_checkpoint(run.path) and not runs.state(runs.load(run.path) or run).ended and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            pid = int(process.name) if f"killed\0--rank\0{ranks - 1}\0".encode() in (process / "cmdline").read_bytes() else pid
+    if run is None or not pid or not last_checkpoint(run.path):
+        say(part="faults", case=case, failed="no rank to kill, or no checkpoint", logs=operant.said("killed"))
+        operant("stop", "killed", "--now", limit_s=30.0)
+        return
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    while runs.probe(run.path) and time.monotonic() < began + 30.0:
+        time.sleep(0.005)
+    took, state = time.monotonic() - began, runs.state(runs.load(run.path) or run)
+    say(part="faults", case=case, ranks=ranks, seconds=round(took, 3), state=state.word, cause=state.cause, checkpoint=last_checkpoint(run.path))
+    visible, half = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(","), max(1, ranks // 2)
+    uninterrupted = operant.begun("train", *words, *operant.on(half), "--name", "whole", **operant.sees(visible[half : 2 * half]))
+    more = [f"run.ranks={half}"] if tiny else []
+    resumed = operant("resume", "killed", *more, limit_s=limit_s, **operant.sees(visible[:half]))
+    document = json.loads((run.path / "run.json").read_text())
+    uninterrupted.wait(limit_s)
+    ends = last_checkpoint(run.path), last_checkpoint(Path(folder, "whole"))
+    same = ends[0] is not None and ends[0] == ends[1]
+    say(part="faults", case=case, resumed=resumed.returncode, on=document.get("ranks"), uninterrupted=uninterrupted.returncode, same=same, ends=ends)
+    if resumed.returncode or uninterrupted.returncode:
+        say(part="faults", killed=operant.said("killed"), whole=operant.said("whole"))
 
 
 USERS = {
@@ -119,7 +131,7 @@ USERS = {
     "small": "algo.kernel_config=first run.target=1000 algo.horizon=16 algo.epochs=4 algo.minibatches=4 algo.precision=bf16 eval.every=5000",
     "breakout": "--config breakout algo.kernel_config=first algo.chunks=128", "sac": "--config sac/pendulum", "dqn": "--config dqn/cartpole",
 }  # fmt: skip
-LARGE = {"normalised": (65536, 4_000_000_000), "small": (2048, 600_000_000)}
+LARGE = {"normalised": (65536, 4_000_000_000), "small": (2048, 300_000_000)}
 """Lanes and steps a GPU; of the others the recipes' own lanes, of all GPUs together, until their targets."""
 SHORT = {"normalised": 1_000_000_000, "small": 20_000_000, "breakout": 5_000_000, "sac": 20_000, "dqn": 60_000}
 
@@ -172,6 +184,8 @@ def rates_said(run: Path) -> dict[str, Any]:
     behind = len(of.get("sps", ())) // 4
     rates = sorted(of.get("sps", ())[behind:])
     spent = {name: round(sum(values[behind:]), 3) for name, values in of.items() if name.startswith("seconds/")}
+    shares = {name: sorted(values[behind:]) for name, values in of.items() if name.endswith("/exchange_share")}
+    spent |= {name: round(values[len(values) // 2], 4) for name, values in shares.items() if values}
     return {"median_m_sps": rates and round(rates[len(rates) // 2] / 1e6, 1), "spent_s": spent, "records": len(rates)}
 
 

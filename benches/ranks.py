@@ -4,10 +4,11 @@
 
 Each part is a set of processes of its own, with a time limit, so that no part stops another; where one fails, the ends of all ranks' error streams are printed.
 `rates`: latencies by size, and each GPU alone beside W ranks with as many lanes a GPU, by each kind of exchange ($OPERANT_EXCHANGE: kernel, symmetric, nccl;
-sockets: NCCL as between hosts); all shapes and the time of kernels by the first kind, three shapes by the others. `bits`: the same global lanes on one rank, on
-W, and on W without CUDA graphs: CartPole, with all normalisation and the KL stop, Breakout, Snake, CartPole's positions with a memory. `spin`: how long a rank
-takes to end whose kernel waits for another that was killed. `faults`: `kill -9` of a rank of a run that a command has started, which half of the ranks then
-resume to the bit. `users`: rates of whole commands, and recipes to their targets. `hosts`: two hosts of one rank each, which this machine plays.
+sockets: NCCL as between hosts); all shapes and the time of kernels by the first kind, three shapes by the others; `exchange_us`: an iteration's time in it, as
+each rank's kernels count it. `bits`: the same global lanes on one rank, on W, and on W without CUDA graphs: CartPole, with all normalisation and the KL stop,
+Breakout, Snake, CartPole's positions with a memory, Breakout's recipe (muon). `spin`: how long a rank takes to end whose kernel waits for another that was
+killed. `faults`: `kill -9` of a rank of a run that a command has started (CartPole, Breakout's recipe), which half of the ranks then resume to the bit.
+`users`: rates of whole commands, and recipes to their targets. `hosts`: two hosts of one rank each, which this machine plays.
 
 --cases leaves out the cases of which no word is a part; --short trains a little, which compiles what a long one needs; with --tiny all of it is on the CPU,
 over gloo.
@@ -41,8 +42,9 @@ BITS: dict[str, tuple[str | None, list[str]]] = {  # a recipe, overrides
     "cartpole": (None, LARGE), "everything": (None, [*LARGE, *NORMALISED, "algo.target_kl=0.01"]), "breakout": (None, ["env.name=breakout", *LARGE]),
     "snake": (None, ["env.name=snake", *LARGE]), "mingru": ("cartpole_positions", ["net.memory=mingru", "algo.bptt=8", *SMALL]),
     "lstm": ("cartpole_positions", ["net.memory=lstm", "algo.bptt=8", *SMALL]), "torch": ("pendulum", SMALL),
+    "muon": ("breakout", ["algo.chunks=128", "algo.kernel_config=first"]),
 }  # fmt: skip
-EAGER = ("cartpole", "everything")
+EAGER = ("cartpole", "everything", "muon")
 """Of them, also without graphs."""
 
 
@@ -75,6 +77,9 @@ def rates(asked: Asked) -> None:
                 sps, case = found["steps"] / found["seconds"], found["case"]
                 one.update({case: sps} if found["alone"] else {})
                 efficiency = round(sps / (asked.ranks * one[case]), 3) if case in one and not found["alone"] else None
+                if "exchange_us" in found:
+                    every = [lines[shown]["exchange_us"] for lines in outputs if len(lines) > shown]
+                    found |= {"exchange_us": every, "share": [round(us * 1e-6 / found["seconds"], 4) for us in every]}
                 found |= {"ranks": 1 if found["alone"] else asked.ranks, "m_sps": round(sps / 1e6, 2), "efficiency": efficiency}
                 say(part="rates", kind=kind, exchange=outputs[0][0]["exchange"], **found)
 
@@ -86,7 +91,8 @@ def bits(asked: Asked) -> None:
     jobs = []
     for name, (recipe, words) in BITS.items():
         if asked.wants(name):
-            less = ["env.lanes=512", "algo.chunks=8"] if asked.tiny and not recipe else []
+            less = ["env.lanes=512", "algo.chunks=8"] if asked.tiny and (not recipe or name == "muon") else []
+            less += ["algo.kernel_config=auto", "algo.precision=fp32"] if asked.tiny and name == "muon" else []
             job = {"case": name, "overrides": ["run.steps=1G", *words, *less], "iterations": 2 if asked.tiny or asked.short else 196, "bits": True}
             job |= {"recipe": recipe} if recipe else {}
             jobs += [job | {"alone": alone, "eager": eager} for alone, eager in ((True, False), (False, False), (False, True)) if not eager or name in EAGER]

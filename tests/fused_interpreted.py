@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import torch
@@ -13,6 +14,7 @@ from interpreter import serve
 from triton import language as tl
 
 from operant.compute.exchange import Link
+from operant.kernels import exchange
 from operant.kernels.dense.select import with_config
 from operant.kernels.exchange import gather_words
 from operant.kernels.muon import muon_step
@@ -166,11 +168,19 @@ def muon_case(shapes, half, skip):
     }
 
 
+def by_a_clock():
+    """Where kernels count their time in the exchange, by a clock that goes on by a nanosecond each time it is read."""
+    ticks = itertools.count()
+    exchange.globaltimer = lambda: next(ticks)
+    return torch.zeros(1, dtype=torch.int64)
+
+
 def exchange_case(chunks, shards, ranks, rank):
     """Whether one rank's shards and what the others have written make the gradient of all rows on one rank; three turns, as the halves alternate."""
     generator, width = torch.Generator().manual_seed(chunks), 96
     boxes, turns, same = torch.zeros(ranks, 2, ranks, width, dtype=torch.int64), torch.zeros(3, dtype=torch.int32), []
-    link = Link(boxes[rank], torch.tensor([box[0, rank].data_ptr() for box in boxes]), turns)
+    spent = by_a_clock()
+    link = Link(boxes[rank], torch.tensor([box[0, rank].data_ptr() for box in boxes]), turns, spent)
     for turn in range(1, 4):
         rows, sums = torch.randn(chunks, width, generator=generator), torch.zeros(ranks, width)
         cut = {"SHARDS": shards // ranks, "SHARD_ROWS": chunks // shards}
@@ -183,7 +193,8 @@ def exchange_case(chunks, shards, ranks, rank):
         own = rows.chunk(ranks)[rank].contiguous()
         exchange_partials[(3,)](own, width, gradient, torch.zeros(2), gradient, terms, link, SPEC=0, RECORD=_no_record, RANKS=ranks, **cut)
         sent = all(torch.equal(box[turn % 2, rank], words[rank]) for box in boxes)
-        same.append(sent and bool(torch.equal(torch.cat([gradient, terms]), reduced(rows, shards))) and turns.eq(turn).all().item())
+        counted = spent.item() == turn  # of three programs the first
+        same.append(sent and counted and bool(torch.equal(torch.cat([gradient, terms]), reduced(rows, shards))) and turns.eq(turn).all().item())
     return same
 
 
@@ -191,7 +202,8 @@ def gather_case(size, ranks, rank):
     """Whether words of all ranks come in their order, two turns."""
     generator, programs = torch.Generator().manual_seed(size), -(-size // 128)
     boxes, turns, same = torch.zeros(ranks, 2, ranks, 128 * programs, dtype=torch.int64), torch.zeros(programs, dtype=torch.int32), []
-    link = Link(boxes[rank], torch.tensor([box[0, rank].data_ptr() for box in boxes]), turns)
+    spent = by_a_clock()
+    link = Link(boxes[rank], torch.tensor([box[0, rank].data_ptr() for box in boxes]), turns, spent)
     for turn in (1, 2):
         words = torch.randint(-(2**31), 2**31, (ranks, size), generator=generator, dtype=torch.int32)
         boxes[rank, turn % 2] = turn << 32

@@ -17,6 +17,7 @@ class Link(NamedTuple):
     inbox: Any  # (2, W, width) int64, this rank's: a sum and the number of its turn in one word; the halves take turns
     outboxes: Any  # (W) int64, the addresses of this rank's row in the first half of each rank's inbox
     turns: Any  # (programs) int32, how many there have been; a captured graph sees it grow
+    spent: Any  # (1) int64, nanoseconds that the first program has waited for the others' words
 
 
 class Exchange(Protocol):
@@ -39,6 +40,9 @@ class Exchange(Protocol):
     def link(self, width: int, programs: int) -> Link | None:
         """What a kernel of so many programs exchanges its sums (width) through; None where `gather` has to do."""
 
+    def spent_s(self) -> float | None:
+        """Seconds that this rank has spent in it so far, waiting for others included; None where that cannot be known."""
+
 
 class Solo:
     """One process that owns all lanes."""
@@ -55,6 +59,10 @@ class Solo:
 
     def link(self, width: int, programs: int) -> Link | None:
         """None: there is no other rank."""
+        return None
+
+    def spent_s(self) -> float | None:
+        """None: the same."""
         return None
 
 

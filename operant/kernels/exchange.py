@@ -3,12 +3,14 @@
 A number and the turn it belongs to are one word of 64 bits, which arrives whole. A program writes its words into the memory of every rank, and waits for
 words of this turn from all ranks, in its own memory. Two halves take turns: who writes a half has had words from all others that they sent after they had read
 what was in it. GPUs start programs in their order, so of those that wait the first is there on all ranks, and none waits for one that cannot start.
+The first program counts the time from its own words to those of all others: how late they are, and how long words are on their way.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import globaltimer
 
 GATHER_COLUMNS = tl.constexpr(128)
 """Numbers that a program of `gather_words` hands over."""
@@ -39,11 +41,14 @@ def exchanged(own, column, width, link, RANKS: tl.constexpr, COLUMNS: tl.constex
     outbox = tl.load(link.outboxes + rank).to(tl.pointer_type(tl.int64))
     tl.store(outbox[:, None] + half + column[None, :], tl.broadcast_to(word, (RANKS, COLUMNS)))
     inbox = link.inbox + half + reversed_bits(rank, RANKS)[:, None] * width + column[None, :]
+    spent, began = tl.load(link.spent), globaltimer()
     seen = _oldest_turn(inbox)
     while seen < turn:
         seen = _oldest_turn(inbox)
     tl.debug_barrier()
     tl.store(link.turns + program, turn)
+    if program == 0:
+        tl.store(link.spent, spent + globaltimer() - began)
     # Now that all are there: what was loaded before may be older in some threads, since of several that hold a word one was asked.
     return (tl.load(inbox, volatile=True) & 0xFFFFFFFF).to(tl.int32)
 

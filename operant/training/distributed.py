@@ -37,6 +37,12 @@ MOST_NUMBERS = 1 << 20
 MOST_WORDS = 1 << 16
 """Words of 32 bits that `gather` sends with their turn beside each: of more that costs more than two barriers."""
 
+_COUNTERS = 32
+"""Links of a `SymmetricExchange` whose time is counted apart; those that come later, a checkpoint's, have the last together, which is left out."""
+
+_LEAST_ITERATIONS = 8
+"""Whose time in the exchange is a share: a rank tells it in the middle of one."""
+
 _LAST_WORD_S = 5.0
 _TEXT_BYTES = 255
 _LANES = {"world": -1, "algo": -1, "replay": 1}
@@ -52,7 +58,7 @@ class GroupExchange:
 
     def __init__(self, rank: int, ranks: int, group: Any, name: str, device: torch.device) -> None:
         self.rank, self.ranks, self._group, self.name, self.device = rank, ranks, group, name, device
-        self.seconds = 0.0  # that the host has spent in it
+        self._host_s = 0.0
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows (k, ...) of all ranks in their order, (W k, ...)."""
@@ -68,7 +74,7 @@ class GroupExchange:
         except RuntimeError as error:
             time.sleep(_LAST_WORD_S)  # the thread that watches the ranks knows more, and ends this process meanwhile
             raise MachineError(f"the exchange between the ranks failed: {str(error).splitlines()[0]}") from error
-        self.seconds += time.perf_counter() - began_s
+        self._host_s += time.perf_counter() - began_s
         return gathered
 
     def agree(self, text: str) -> str:
@@ -80,6 +86,10 @@ class GroupExchange:
     def link(self, width: int, programs: int) -> Link | None:
         """None: its kernels have no memory in common."""
         return None
+
+    def spent_s(self) -> float | None:
+        """Seconds that the host has waited in it on a CPU; None on a GPU, which the host does not wait for."""
+        return self._host_s if self.device.type == "cpu" else None
 
 
 class SymmetricExchange(GroupExchange):
@@ -97,6 +107,9 @@ class SymmetricExchange(GroupExchange):
         self._rooms: list[tuple[Tensor, Any, list[Tensor]]] = []  # all there are: other ranks may still see one that is not used here any more
         self._links: dict[int, Link] = {}  # of `gather`, by its words
         self._copies: dict[int, tuple[Tensor, Any, list[Tensor]]] = {}
+        # Nanoseconds by link, each at 16 bytes, as kernels are compiled for; read in a stream of its own, beside the training.
+        self._spent, self._beside = torch.zeros(_COUNTERS, 2, dtype=torch.int64, device=device), torch.cuda.Stream(device)
+        self._made, self._uncounted = 0, False
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Any, list[Tensor]]:
         """A new buffer of this rank, its handle, and the same buffer of each rank. All ranks ask for them in the same order, and before a capture."""
@@ -111,10 +124,12 @@ class SymmetricExchange(GroupExchange):
     def gather(self, rows: Tensor) -> Tensor:
         """The rows (k, ...) of all ranks in their order, (W k, ...)."""
         size = rows.nbytes // 4
+        in_kernel = self._in_kernel and rows.nbytes % 4 == 0 and 0 < size <= MOST_WORDS
+        self._uncounted = self._uncounted or (not in_kernel and torch.cuda.is_current_stream_capturing())
         if rows.nbytes % 4 or not 0 < size <= MOST_NUMBERS:
             return super().gather(rows)
         own = rows.detach().contiguous().view(-1).view(torch.int32)
-        gathered = self._sent(own) if self._in_kernel and size <= MOST_WORDS else self._copied(own)
+        gathered = self._sent(own) if in_kernel else self._copied(own)
         return gathered.view(-1).view(rows.dtype).view(self.ranks * len(rows), *rows.shape[1:])
 
     def _sent(self, own: Tensor) -> Tensor:
@@ -146,7 +161,17 @@ class SymmetricExchange(GroupExchange):
             return None
         inbox, _, every = self._room((2, self.ranks, width), torch.int64)
         rows = torch.tensor([theirs[0, self.rank].data_ptr() for theirs in every], device=self.device)
-        return Link(inbox, rows, torch.zeros(programs, dtype=torch.int32, device=self.device))
+        spent = self._spent[min(self._made, _COUNTERS - 1)]
+        self._made += 1
+        return Link(inbox, rows, torch.zeros(programs, dtype=torch.int32, device=self.device), spent)
+
+    def spent_s(self) -> float | None:
+        """Seconds that kernels' first programs have waited in it; NaN where iterations also exchange what is larger; None between torch's barriers."""
+        if not self._in_kernel or self._uncounted:
+            return math.nan if self._in_kernel else None
+        with torch.cuda.stream(self._beside):
+            spent = self._spent.cpu()  # sync: some hundred bytes, beside the training
+        return float(spent[:-1, 0].sum()) * 1e-9
 
 
 def _between_gpus(store: dist.Store, rank: int, ranks: int, device: torch.device, *, everywhere: bool) -> GroupExchange:
@@ -235,32 +260,33 @@ class EpisodeSums:
 
 
 class RankFigures:
-    """The columns of a record that are about single ranks: memory, and the share of the time since the last record that a rank spent in the exchange."""
+    """The columns of a record that are about single ranks: memory, and the share of an iteration that a rank spends in the exchange."""
 
     def __init__(self, device: torch.device, together: Together) -> None:
         self._device, self._exchange, self._together = device, together.exchange, together
-        self._before: dict[int, tuple[float, float]] = {}  # by rank: the clock, seconds in the exchange
+        self._before: dict[int, tuple[float, float]] = {}  # by rank: iterations, seconds in the exchange
         self._shares: dict[int, float] = {}
 
-    def __call__(self) -> dict[str, float]:
-        """By column; nothing of one rank alone. What a rank has not said yet is NaN."""
+    def __call__(self, iterations: int, iteration_s: float) -> dict[str, float]:
+        """By column; nothing of one rank alone. What a rank has not said yet is NaN. `iterations` so far, of which each takes so long now."""
         found = {}
         for rank in range(self._exchange.ranks if self._exchange.ranks > 1 else 0):
-            said = figures(self._device, self._exchange) if rank == self._exchange.rank else self._together.figures.get(rank, {})
-            now_s, spent_s = said.get("clock_s", math.nan), said.get("exchange_s", math.nan)
-            before_s, before_spent_s = self._before.get(rank, (math.nan, math.nan))
-            if now_s != before_s:
-                self._before[rank] = (now_s, spent_s)
-                self._shares[rank] = (spent_s - before_spent_s) / (now_s - before_s)
+            said = figures(self._device, self._exchange, iterations) if rank == self._exchange.rank else self._together.figures.get(rank, {})
+            done, spent_s = said.get("iterations", math.nan), said.get("exchange_s", math.nan)
+            before, before_s = self._before.get(rank, (math.nan, math.nan))
+            if not done - before < _LEAST_ITERATIONS:
+                self._before[rank] = (done, spent_s)
+                self._shares[rank] = (spent_s - before_s) / (done - before) / max(iteration_s, 1e-9)
             found[f"gpu/{rank}/memory_bytes"] = said.get("memory_bytes", math.nan)
             found[f"gpu/{rank}/exchange_share"] = self._shares.get(rank, math.nan)
         return found
 
 
-def figures(device: torch.device, exchange: Exchange) -> dict[str, float]:
-    """What a rank says of its machine: bytes in use, and seconds that its host has waited in the exchange."""
+def figures(device: torch.device, exchange: Exchange, iterations: int) -> dict[str, float]:
+    """What a rank says of itself after so many iterations: bytes in use, and seconds that it has spent in the exchange."""
     used = torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
-    return {"memory_bytes": float(used), "exchange_s": getattr(exchange, "seconds", 0.0), "clock_s": time.monotonic()}
+    spent_s = exchange.spent_s()
+    return {"memory_bytes": float(used), "exchange_s": math.nan if spent_s is None else spent_s, "iterations": float(iterations)}
 
 
 # A CHECKPOINT'S TENSORS

@@ -76,9 +76,9 @@ class Trainer:
         metrics_path, history_path = folder / "metrics.mm", folder / "history"
         if start is not None:
             salvage(history_path, metrics_path)
-        runs.write_specs(folder, specs_for(self.algo, team.exchange.ranks))  # before the metrics file: who finds that finds what its metrics mean
+        runs.write_specs(folder, specs_for(self.algo, team.exchange))  # before the metrics file: who finds that finds what its metrics mean
         self.writer = Writer(
-            metrics_path, metrics_for(self.algo, team.exchange.ranks), run_uuid=run_uuid, session=self.session, version=__version__,
+            metrics_path, metrics_for(self.algo, team.exchange), run_uuid=run_uuid, session=self.session, version=__version__,
             frame_bytes=FRAME_BYTES if config.environment.draws else 0,
         )  # fmt: skip
         rewind_to = self.step if start is not None else None
@@ -285,7 +285,7 @@ class Trainer:
             with contextlib.suppress(MachineError):
                 if self.writer.restore():
                     self.say("metrics.mm had been deleted or replaced, and was put back", level="warn", code="file")
-                if runs.write_specs(self.folder, specs_for(self.algo, self.team.exchange.ranks), again=True):
+                if runs.write_specs(self.folder, specs_for(self.algo, self.team.exchange), again=True):
                     self.say("metrics.json had been deleted, and was put back", level="warn", code="file")
 
     def _tell_write_errors(self) -> None:

@@ -18,12 +18,12 @@ import torch
 from operant.algos.base import Algorithm
 from operant.compute.graphs import Graphed
 from operant.runs import BOOKKEEPING, FLAG_CHECKPOINT, FLAG_EVAL, Metric, MetricSpec, Threshold, Writer
-from operant.training.distributed import ALONE, EpisodeSums, RankFigures, Together
+from operant.training.distributed import ALONE, SOLO, EpisodeSums, Exchange, RankFigures, Together
 from operant.training.entry import Entered, Entry, advice
 from operant.worlds import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
-_OF_A_RANK = (("memory_bytes", "memory in use", "bytes"), ("exchange_share", "time in the exchange", ""))  # the second where the host takes part in it
+_OF_A_RANK = (("memory_bytes", "memory in use", "bytes"), ("exchange_share", "share of time in the exchange", ""))  # the second where it is known
 _BETWEEN = ("evaluate", "checkpoint")  # what takes time beside the algorithm's phases
 
 
@@ -55,7 +55,7 @@ def _chart(key: str) -> str:
     return f"schedule/{key.removeprefix('env.')}"
 
 
-def specs_for(algo: Algorithm, ranks: int = 1) -> tuple[MetricSpec, ...]:
+def specs_for(algo: Algorithm, exchange: Exchange = SOLO) -> tuple[MetricSpec, ...]:
     """What a run's metrics mean, in the order of its metrics file: episodes, evaluation, the algorithm's own, time, memory, ranks, the environment's tallies.
 
     Counters are sums over a record's iterations: where a history merges records, theirs are added up.
@@ -78,16 +78,16 @@ def specs_for(algo: Algorithm, ranks: int = 1) -> tuple[MetricSpec, ...]:
         *(MetricSpec(f"seconds/{phase}", f"{phase} time", "s", kind="counter", order=BOOKKEEPING + 10) for phase in _timed(algo)),
         MetricSpec("memory/allocated_bytes", "memory in use", "bytes", order=BOOKKEEPING + 20),
         MetricSpec("memory/reserved_bytes", "memory reserved", "bytes", order=BOOKKEEPING + 20),
-        *(MetricSpec(f"gpu/{rank}/{name}", f"rank {rank}: {label}", unit, order=BOOKKEEPING + 30) for rank in range(ranks if ranks > 1 else 0)
-          for name, label, unit in _OF_A_RANK[: 1 if algo.device.type == "cuda" else 2]),
+        *(MetricSpec(f"gpu/{rank}/{name}", f"rank {rank}: {label}", unit, order=BOOKKEEPING + 30) for rank in range(exchange.ranks) if exchange.ranks > 1
+          for name, label, unit in _OF_A_RANK[: 1 if exchange.spent_s() is None else 2]),
         *(MetricSpec(f"tally/{name}", name.replace("_", " "), order=200) for name in algo.world.spec.tally),
     )  # fmt: skip
 
 
-def metrics_for(algo: Algorithm, ranks: int = 1) -> list[Metric]:
+def metrics_for(algo: Algorithm, exchange: Exchange = SOLO) -> list[Metric]:
     """The columns of a run's metrics file. What the algorithm computes must be finite."""
     own = {spec.name for spec in algo.metrics}
-    specs = specs_for(algo, ranks)
+    specs = specs_for(algo, exchange)
     return [Metric(spec.name, spec.kind, unit=spec.unit, higher_better=spec.higher_better, must_be_finite=spec.name in own) for spec in specs]
 
 
@@ -125,7 +125,7 @@ class Meters:
         self._seconds: dict[str, float] = dict.fromkeys(_timed(algo), 0.0)
         self._host_seconds = dict(algo.world.seconds)
         self._pending: _Pending | None = None
-        self._iterations, self._published_step = 0, step
+        self._iterations, self._done, self._published_step = 0, 0, step
         self._eval_return = self._best_return = math.nan
         self._unpublished_evaluation = self._unpublished_checkpoint = False
         self._last_values: Mapping[str, float] = {}
@@ -177,6 +177,7 @@ class Meters:
         """Once an iteration, with the environment steps so far. Tells where training stopped being finite, as soon as the host knows."""
         self._accumulate()
         self._iterations += 1
+        self._done += 1
         self._keep_pace()
         not_finite = self._publish_arrived()
         if self._pending is None and time.perf_counter() - self._last_copy >= self._period_s:
@@ -283,7 +284,7 @@ class Meters:
             "memory/allocated_bytes": allocated,
             "memory/reserved_bytes": reserved,
         }
-        values |= self._ranks()
+        values |= self._ranks(self._done, pending.training_s / max(pending.iterations, 1))
         # An algorithm's rates are counted by it, and become rates here.
         times = {"rate": max(pending.training_s, 1e-9)}
         means = zip(algo.metrics, totals[self._means_window], strict=True)

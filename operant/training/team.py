@@ -106,7 +106,8 @@ class Team:
         reason = getattr(algo, "bits_by_ranks", None)
         runs.update_document(self._folder, bits_by_ranks=reason)
         bits = "the same bits as on one" if reason is None else f"the last bits depend on their number, as {reason}"
-        return f", shared by {self.exchange.ranks} ranks by {getattr(self.exchange, 'name', 'an exchange')}: {bits}"
+        untimed = "" if self.exchange.spent_s() is not None else ", whose time is not measured"
+        return f", shared by {self.exchange.ranks} ranks by {getattr(self.exchange, 'name', 'an exchange')}{untimed}: {bits}"
 
     @property
     def alone(self) -> bool:
@@ -195,7 +196,8 @@ class Member:
 
     def _work(self, algo: Algorithm, exchange: Exchange) -> None:
         """Do rank 0's commands until the end."""
-        self._peer.figures = lambda: distributed.figures(algo.device, exchange)
+        done = 0
+        self._peer.figures = lambda: distributed.figures(algo.device, exchange, done)
         episode_sums = distributed.EpisodeSums(algo, exchange)
 
         def sum_up() -> None:
@@ -208,6 +210,7 @@ class Member:
                 for phase in algo.phases:
                     phase.run()
                 sums()
+                done += 1
             elif command["do"] == "state":
                 distributed.whole_state(algo, command["tier"], exchange)
 

@@ -152,7 +152,7 @@ def test_the_exchange_compiles(ranks):
     rows, numbers, counts, places = torch.zeros(16, 96), torch.zeros(96), torch.zeros(3, dtype=torch.int32), torch.zeros(ranks, dtype=torch.int64)
     shards = {"SHARDS": 8 // ranks, "SHARD_ROWS": 2, "num_warps": 4}
     compile_for(90, reduce.sum_shards, (rows, 96, numbers), shards)
-    link = Link(places, places, counts)
+    link = Link(places, places, counts, places)
     for batch in (numbers, numbers.double(), numbers.byte()):
         compile_for(90, moments.part_moments, (batch, numbers.double(), 3, 64, 64, 64), {"TILE": 4096, "num_warps": 8})
     compile_for(90, moments.take_in, (numbers.double(), 5, *(numbers.double(),) * 3, numbers, numbers, 1e-8), {"ROWS": 8, "num_warps": 1})

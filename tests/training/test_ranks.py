@@ -15,6 +15,7 @@ from waiting import state, wait_until
 
 import operant
 from operant import runs
+from operant.runs.metrics import Reader
 
 SMALL = ("env.lanes=128", "algo.horizon=16", "algo.minibatches=1", "algo.epochs=1", "net.hidden=[8]", "run.device=cpu", "run.threads=1", "eval.every=0")
 ITERATION = 128 * 16
@@ -61,6 +62,12 @@ class Place:
         return (sorted((self.runs / name / "checkpoints").glob("step-*"))[-1] / "tensors.safetensors").read_bytes()
 
 
+def newest(run: runs.Run) -> dict[str, float]:
+    """The newest record."""
+    reader = Reader(run.metrics_path)
+    return dict(zip((metric.name for metric in reader.metrics), reader.since(0)[-1].values, strict=True))
+
+
 def commands(process: Path) -> bytes:
     try:
         return (process / "cmdline").read_bytes()
@@ -86,9 +93,10 @@ def two(place):
 
 
 def test_a_rank_that_is_killed_crashes_the_run_with_the_cause(two):
-    """And what one rank makes of the last checkpoint of two is what two would have made."""
+    """Until then both say which part of an iteration they spend in the exchange."""
     pid, run = two.pid("two", 1), two.run("two")
     wait_until(lambda: list(run.checkpoints_path.glob("step-*")))
+    wait_until(lambda: all(0.0 < newest(run)[f"gpu/{rank}/exchange_share"] < 1.0 for rank in (0, 1)))
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: state(run).word == "crashed")
     assert state(run).cause.startswith(f"rank 1 (pid {pid} on ") and state(run).cause.endswith("is gone: its connection has closed (killed by signal 9)")
