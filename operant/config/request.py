@@ -80,6 +80,13 @@ class Request:
         many = seed.isdecimal() and count.isdecimal() and 1 < int(count) <= _MOST_SEEDS
         return range(int(seed), int(seed) + int(count)) if many else range(1)
 
+    def ranks(self) -> int:
+        """How many ranks are asked for, as far as that can be told without looking for GPUs; 1 where it cannot."""
+        table = read(self.source, self.overrides).data.get("run")
+        gpus, ranks = (table.get("gpus"), table.get("ranks")) if isinstance(table, dict) else (None, None)
+        asked = len(gpus) if isinstance(gpus, list) else gpus or ranks
+        return asked if isinstance(asked, int) and asked in (2, 4, 8) else 1
+
     def device(self, local_rank: int = 0) -> str:
         """The device of one of a host's ranks as it was written, not checked yet: that of `run.gpus`, or `run.device`."""
         table = read(self.source, self.overrides).data.get("run")

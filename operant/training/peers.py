@@ -243,14 +243,17 @@ def _addresses() -> list[str]:
 class Follower:
     """Another rank's end: what rank 0 says. `on_lost` is called by the thread that listens, once at most."""
 
-    def __init__(self, folder: Path, rank: int, ranks: int, *, versions: Mapping[str, str], join_s: float, on_lost: Callable[[Lost], None]) -> None:
-        """Waits until rank 0 has let this one in. Raises MachineError with its reason, or where rank 0 cannot be found within the time."""
+    def __init__(self, folder: Path, rank: int, ranks: int, *, versions: Mapping[str, str], join_s: float, on_lost: Callable[[Lost], None],
+                 parent: int | None = None) -> None:  # fmt: skip
+        """Waits until rank 0 has let this one in, or the process `parent` that has started this one is gone. Raises MachineError with rank 0's reason, or where
+        it cannot be found within the time.
+        """
         self.timeout_s, self._commands = TIMEOUT_S, queue.SimpleQueue[dict[str, Any]]()
         self.on_lost = on_lost
         self.figures: Callable[[], dict[str, float]] = dict
         self._over = False
         hello = {"rank": rank, "ranks": ranks, "pid": os.getpid(), "host": runs.host(), "versions": dict(versions)}
-        self._wire, first = _joined(folder, hello, join_s)
+        self._wire, first = _joined(folder, hello, join_s, os.getppid() if parent is None else parent)
         for message in first:
             self._hear(message)
         self._threads = [threading.Thread(target=work, name="peers", daemon=True) for work in (self._listen, self._beat)]
@@ -307,9 +310,9 @@ class Follower:
             self.on_lost(Lost(0, sentence, code))
 
 
-def _joined(folder: Path, hello: Mapping[str, Any], join_s: float) -> tuple[_Wire, list[dict[str, Any]]]:
+def _joined(folder: Path, hello: Mapping[str, Any], join_s: float, parent: int) -> tuple[_Wire, list[dict[str, Any]]]:
     """A connection to rank 0 that has let this rank in, and what it has said behind that."""
-    deadline_s, parent, seen = time.monotonic() + join_s, os.getppid(), False
+    deadline_s, seen = time.monotonic() + join_s, False
     while time.monotonic() < deadline_s and os.getppid() == parent:
         place = runs.read_json(folder / FILE)
         addresses, port = place.get("addresses"), runs.integer_of(place, "port")

@@ -149,11 +149,11 @@ def _written(gpus: object) -> str:
 
 
 class Others:
-    """The processes of ranks 1 ... W - 1, started by rank 0 on its own machine."""
+    """The processes of ranks 1 ... W - 1, started by rank 0 on its own machine: so early that all import at the same time."""
 
     def __init__(self, command: Sequence[str], folder: Path, ranks: int) -> None:
         """`command` is followed by --rank R --ranks W. What a rank prints goes to log.R.txt."""
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.ranks, self._processes = ranks, dict[int, subprocess.Popen[bytes]]()
         for rank in range(1, ranks):
             with open(folder / log_name(rank), "ab") as log:
                 more = ["--rank", str(rank), "--ranks", str(ranks)]

@@ -44,24 +44,27 @@ class Teller(Protocol):
 class Team:
     """Rank 0's end of all ranks: of one rank alone it does nothing."""
 
-    def __init__(self, folder: Path, asked_stop: Callable[[str], object]) -> None:
-        """`asked_stop` is told of a signal that came to another rank."""
+    def __init__(self, folder: Path, asked_stop: Callable[[str], object], others: ranks.Others) -> None:
+        """`asked_stop` is told of a signal that came to another rank. `others` are those that have been started already: as many as seemed to be asked for."""
         self.exchange: Exchange = SOLO
         self.teller: Teller | None = None  # once there is one
         self._folder, self._asked_stop = folder, asked_stop
         self._leader: peers.Leader | None = None
-        self._others: ranks.Others | None = None
+        self._others = others
 
     # START
 
     def open(self, here: ranks.Place, command: Sequence[str], timeout_s: float) -> None:
-        """Let the other ranks come; where no launcher starts them, start them by `command`."""
-        if here.ranks == 1 or self._leader is not None:
+        """Let the other ranks come; where no launcher starts them, and others than these have been started, start them by `command`."""
+        if self._leader is not None:
+            return
+        if here.launcher is None and self._others.ranks != here.ranks:
+            self._others.close(0.0)
+            self._others = ranks.Others(command, self._folder, here.ranks)
+        if here.ranks == 1:
             return
         self._leader = peers.Leader(self._folder, here.ranks, versions=ranks.versions(), timeout_s=timeout_s, everywhere=here.everywhere)
         self._leader.on_lost, self._leader.on_stop = self._lost, self._stop
-        if here.launcher is None:
-            self._others = ranks.Others(command, self._folder, here.ranks)
 
     def join(self, config: Any, values: Mapping[str, Any], device: torch.device, step: int | None) -> None:
         """Wait for the other ranks, tell them what is trained, from the checkpoint of a step or anew, and make the exchange.
@@ -84,7 +87,7 @@ class Team:
         self.exchange = distributed.join(store, 0, self._leader.ranks, device, everywhere=len(self._leader.addresses) > 1)
 
     def _missing(self) -> None:
-        if self._others is not None and (ended := self._others.ended()):
+        if ended := self._others.ended():
             raise MachineError(f"rank {ended[0]} ended before it had joined: {ended[1]}")
 
     # WHAT ALL RANKS DO TOGETHER
@@ -127,8 +130,7 @@ class Team:
             leader, self._leader = self._leader, None
             code = error.exit_code if isinstance(error, OperantError) else 1
             leader.end(None if error is None else f"rank 0: {error}", code)
-        if self._others is not None:
-            self._others.close()
+        self._others.close()
 
     def _stop(self, name: str) -> None:
         """A signal has come to another rank: the run stops after its iteration, as if it had come to rank 0."""
@@ -139,7 +141,7 @@ class Team:
 
     def _lost(self, lost: peers.Lost) -> None:
         """From the thread that watches: say why, and end. The run's state stays open, which makes it a crashed one, unless a rank could tell its error."""
-        how = self._others.ending(lost.rank) if self._others is not None and lost.code is None else ""
+        how = self._others.ending(lost.rank) if lost.code is None else ""
         cause = f"{lost.sentence} ({how})" if how else lost.sentence
         try:
             with contextlib.suppress(MachineError):
@@ -160,10 +162,10 @@ class Team:
 class Member:
     """Another rank: it joins, builds its part, and does what rank 0 says."""
 
-    def __init__(self, folder: Path, here: ranks.Place) -> None:
-        """Raises MachineError where rank 0 cannot be found, or lets it not in."""
+    def __init__(self, folder: Path, here: ranks.Place, parent: int) -> None:
+        """`parent` has started this process. Raises MachineError where rank 0 cannot be found, or lets it not in."""
         self._folder, self.here = folder, here
-        self._peer = peers.Follower(folder, here.rank, here.ranks, versions=ranks.versions(), join_s=ranks.JOIN_S, on_lost=_leave)
+        self._peer = peers.Follower(folder, here.rank, here.ranks, versions=ranks.versions(), join_s=ranks.JOIN_S, on_lost=_leave, parent=parent)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: self._peer.ask_stop(signal.Signals(number).name))
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

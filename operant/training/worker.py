@@ -74,17 +74,22 @@ def prepare(
 ) -> tuple[Trainer, Team]:
     """Everything up to the first iteration, and the ranks that train together. Raises OperantError for all that can be wrong before it."""
     document = runs.read_json(folder / "run.json")
-    asked, config = configured(
-        folder, document, resume, trusted, lambda phase: runs.update_document(folder, durable=False, phase=phase), here.local_rank, requests.held()
-    )
-    from operant.training import team as teams
+    flags = [*(["--resume", resume] if resume is not None else []), *["--trust"] * trusted]
+    command = [*launch.module_command("operant.training.worker"), str(folder), *flags]
+    with contextlib.ExitStack() as undo:
+        others = ranks.Others(command, folder, _asked(folder, document, resume).ranks() if here.launcher is None else 1)
+        undo.callback(others.close, 0.0)
+        asked, config = configured(
+            folder, document, resume, trusted, lambda phase: runs.update_document(folder, durable=False, phase=phase), here.local_rank, requests.held()
+        )
+        from operant.training import team as teams
 
-    here, named, note = ranks.found(config.run, here, resume=resume is not None)
-    device = find_device(named)
-    team = teams.Team(folder, lambda name: requests.ask_stop(Stop(signal.SIGTERM, name)))
+        here, named, note = ranks.found(config.run, here, resume=resume is not None)
+        device = find_device(named)
+        team = teams.Team(folder, lambda name: requests.ask_stop(Stop(signal.SIGTERM, name)), others)
+        undo.pop_all()
     try:
-        flags = [*(["--resume", resume] if resume is not None else []), *["--trust"] * trusted]
-        team.open(here, [*launch.module_command("operant.training.worker"), str(folder), *flags], config.run.peer_timeout)
+        team.open(here, command, config.run.peer_timeout)
         # What was chosen here is written down, so that a resume chooses the same and ends in the same bits.
         chosen = {"threads": set_threads(config.run.threads, here.local_ranks), **ranks.chosen(config.run, here, device)}
         config = replace(config, run=config.run.model_copy(update=chosen))
@@ -97,14 +102,19 @@ def prepare(
     return trainer, team
 
 
+def _asked(folder: Path, document: dict[str, Any], resume: str | None) -> Request:
+    """What a run's document asks for."""
+    from operant.config import request
+
+    return request.of_run(folder, document.get("request"), resume=resume is not None)
+
+
 def configured(
     folder: Path, document: dict[str, Any], resume: str | None, trusted: bool, phase: Callable[[str], object] = lambda phase: None, local_rank: int = 0,
     held: contextlib.AbstractContextManager[object] | None = None,
 ) -> tuple[Request, Config]:  # fmt: skip
     """What a run's document asks for, and the configuration, once all that is large is imported, within `held`. Raises ConfigError."""
-    from operant.config import request
-
-    asked = request.of_run(folder, document.get("request"), resume=resume is not None)
+    asked = _asked(folder, document, resume)
     wake_gpu(asked.device(local_rank))
     with importing():
         with held or contextlib.nullcontext():
@@ -274,16 +284,22 @@ def worked(folder: Path, resume: str | None, trusted: bool = False, *, goes_on: 
 
 def _follow(folder: Path, resume: str | None, trusted: bool, here: ranks.Place) -> None:
     """Train as another rank than 0, which owns the run. Raises OperantError."""
+    parent = os.getppid()
     quiet_threads()
-    with importing():
-        from operant.config import resuming
-        from operant.training import team
+    config, problem = None, None
+    try:
+        _, config = configured(folder, runs.read_json(folder / "run.json"), resume, trusted, local_rank=here.local_rank)
+    except OperantError as error:  # which rank 0 is told once it listens
+        problem = error
+    from operant.config import resuming
+    from operant.training import team
 
-    member = team.Member(folder, here)
+    member = team.Member(folder, here, parent)
     try:
         agreed = member.agreed()
-        if agreed["do"] != "end":
-            _, config = configured(folder, runs.read_json(folder / "run.json"), resume, trusted, local_rank=here.local_rank)
+        if problem is not None:
+            raise problem
+        if config is not None and agreed["do"] != "end":
             here, named, _ = ranks.found(config.run, here, resume=resume is not None)
             set_threads(agreed["threads"])
             member.train(agreed, config, resuming.comparable(config), find_device(named))
