@@ -15,6 +15,7 @@ import pytest
 from waiting import wait_until
 
 import operant
+from operant.config.request import Request
 from operant.errors import ConfigError, MachineError, UsageError
 from operant.training import peers, ranks
 
@@ -182,6 +183,13 @@ def test_ranks_that_are_started_again_are_refused_with_the_command_that_resumes(
     for document, variables in (({}, {"TORCHELASTIC_RESTART_COUNT": "1"}), ({"session": 1}, {})):
         with pytest.raises(UsageError, match=f"operant resume {tmp_path.name}"):
             ranks.require_first_start(tmp_path, document, variables)
+
+
+@pytest.mark.parametrize(
+    ("word", "count"), [("run.gpus=4", 4), ("run.gpus=[1,3]", 2), ("run.ranks=2", 2), ("run.gpus=all", 1), ("run.gpus=3", 1), ("run.device=cpu", 1)]
+)
+def test_ranks_are_counted_before_anything_large_is_imported(tmp_path, word, count):
+    assert Request(None, (word,), None, tmp_path).ranks() == count
 
 
 def test_which_gpus_share_a_run():
