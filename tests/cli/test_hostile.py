@@ -452,6 +452,8 @@ SKIPPED, NO_SOUND = "checkpoint step-000000000256 skipped: ", "is no sound check
 )
 def test_every_command_on_a_run_that_can_be_played(request, say, which, command):
     run = request.getfixturevalue(which)
+    if which == "trained":  # where tests come in another order, a resume has made it anew
+        resign(last(run), "tensors.safetensors", misplaced(NAME))
     places = {"run": run.path, "last": last(run), "source": run.path.parent.parent / f"{NAME}.py", "broken": run.path.parent / f"{NAME}.py"}
     places["broken"].write_text(f"raise ValueError({NAME!r})")
     copied = which == "misconfigured" and command in PLAYED[:9]  # whose code runs only where it is asked for
