@@ -23,6 +23,8 @@ class Link(NamedTuple):
 class Exchange(Protocol):
     """One rank's end of the exchange. All ranks call it equally often, in the same order, with tensors of the same shape."""
 
+    counts: bool  # whether what is exchanged now belongs to an iteration, whose time is counted
+
     @property
     def rank(self) -> int:
         """Which of them this one is, from 0."""
@@ -41,13 +43,13 @@ class Exchange(Protocol):
         """What a kernel of so many programs exchanges its sums (width) through; None where `gather` has to do."""
 
     def spent_s(self) -> float | None:
-        """Seconds that this rank has spent in it so far, waiting for others included; None where that cannot be known."""
+        """Seconds of iterations that this rank has spent in it so far, waiting for others included; None where that cannot be known."""
 
 
 class Solo:
     """One process that owns all lanes."""
 
-    rank, ranks = 0, 1
+    rank, ranks, counts = 0, 1, True
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows as they are."""

@@ -38,7 +38,7 @@ MOST_WORDS = 1 << 16
 """Words of 32 bits that `gather` sends with their turn beside each: of more that costs more than two barriers."""
 
 _COUNTERS = 32
-"""Links of a `SymmetricExchange` whose time is counted apart; those that come later, a checkpoint's, have the last together, which is left out."""
+"""Links of a `SymmetricExchange` whose time is counted, and one place for all that is not."""
 
 _LEAST_ITERATIONS = 8
 """Whose time in the exchange is a share: a rank tells it in the middle of one."""
@@ -55,6 +55,8 @@ _SUMS = frozenset({"world/carried"})  # sums over a rank's lanes, of which only 
 
 class GroupExchange:
     """An `Exchange` over a process group."""
+
+    counts = True
 
     def __init__(self, rank: int, ranks: int, group: Any, name: str, device: torch.device) -> None:
         self.rank, self.ranks, self._group, self.name, self.device = rank, ranks, group, name, device
@@ -74,7 +76,8 @@ class GroupExchange:
         except RuntimeError as error:
             time.sleep(_LAST_WORD_S)  # the thread that watches the ranks knows more, and ends this process meanwhile
             raise MachineError(f"the exchange between the ranks failed: {str(error).splitlines()[0]}") from error
-        self._host_s += time.perf_counter() - began_s
+        if self.counts:
+            self._host_s += time.perf_counter() - began_s
         return gathered
 
     def agree(self, text: str) -> str:
@@ -125,7 +128,7 @@ class SymmetricExchange(GroupExchange):
         """The rows (k, ...) of all ranks in their order, (W k, ...)."""
         size = rows.nbytes // 4
         in_kernel = self._in_kernel and rows.nbytes % 4 == 0 and 0 < size <= MOST_WORDS
-        self._uncounted = self._uncounted or (not in_kernel and torch.cuda.is_current_stream_capturing())
+        self._uncounted = self._uncounted or (self.counts and not in_kernel and torch.cuda.is_current_stream_capturing())
         if rows.nbytes % 4 or not 0 < size <= MOST_NUMBERS:
             return super().gather(rows)
         own = rows.detach().contiguous().view(-1).view(torch.int32)
@@ -141,7 +144,8 @@ class SymmetricExchange(GroupExchange):
         if size not in self._links:
             self._links[size] = self.link(programs * columns, programs)  # type: ignore[assignment]
         gathered = torch.empty(self.ranks, size, dtype=torch.int32, device=self.device)
-        exchange.gather_words[(programs,)](own, gathered, size, programs * columns, self._links[size], RANKS=self.ranks, num_warps=4)
+        link = self._links[size] if self.counts else self._links[size]._replace(spent=self._spent[-1])
+        exchange.gather_words[(programs,)](own, gathered, size, programs * columns, link, RANKS=self.ranks, num_warps=4)
         return gathered
 
     def _copied(self, own: Tensor) -> Tensor:
@@ -162,7 +166,8 @@ class SymmetricExchange(GroupExchange):
         inbox, _, every = self._room((2, self.ranks, width), torch.int64)
         rows = torch.tensor([theirs[0, self.rank].data_ptr() for theirs in every], device=self.device)
         spent = self._spent[min(self._made, _COUNTERS - 1)]
-        self._made += 1
+        self._made += self.counts
+        self._uncounted = self._uncounted or self._made >= _COUNTERS
         return Link(inbox, rows, torch.zeros(programs, dtype=torch.int32, device=self.device), spent)
 
     def spent_s(self) -> float | None:
@@ -260,23 +265,26 @@ class EpisodeSums:
 
 
 class RankFigures:
-    """The columns of a record that are about single ranks: memory, and the share of an iteration that a rank spends in the exchange."""
+    """The columns of a record that are about single ranks: memory, and the share of an iteration that a rank has spent in the exchange lately."""
 
     def __init__(self, device: torch.device, together: Together) -> None:
         self._device, self._exchange, self._together = device, together.exchange, together
-        self._before: dict[int, tuple[float, float]] = {}  # by rank: iterations, seconds in the exchange
+        self._before: dict[int, tuple[float, float, int, float]] = {}  # by rank: its iterations and seconds in the exchange, those of records and their seconds
         self._shares: dict[int, float] = {}
+        self._recorded, self._training_s = 0, 0.0
 
-    def __call__(self, iterations: int, iteration_s: float) -> dict[str, float]:
-        """By column; nothing of one rank alone. What a rank has not said yet is NaN. `iterations` so far, of which each takes so long now."""
+    def __call__(self, done: int, iterations: int, training_s: float) -> dict[str, float]:
+        """By column; nothing of one rank alone. What a rank has not said yet is NaN. `done` iterations so far; those of this record, and their seconds."""
         found = {}
+        self._recorded, self._training_s = self._recorded + iterations, self._training_s + training_s
         for rank in range(self._exchange.ranks if self._exchange.ranks > 1 else 0):
-            said = figures(self._device, self._exchange, iterations) if rank == self._exchange.rank else self._together.figures.get(rank, {})
-            done, spent_s = said.get("iterations", math.nan), said.get("exchange_s", math.nan)
-            before, before_s = self._before.get(rank, (math.nan, math.nan))
-            if not done - before < _LEAST_ITERATIONS:
-                self._before[rank] = (done, spent_s)
-                self._shares[rank] = (spent_s - before_s) / (done - before) / max(iteration_s, 1e-9)
+            said = figures(self._device, self._exchange, done) if rank == self._exchange.rank else self._together.figures.get(rank, {})
+            theirs, spent_s = said.get("iterations", math.nan), said.get("exchange_s", math.nan)
+            before, before_s, recorded, recorded_s = self._before.get(rank, (math.nan, math.nan, 0, 0.0))
+            if not theirs - before < _LEAST_ITERATIONS and self._recorded > recorded:
+                iteration_s = max(self._training_s - recorded_s, 1e-9) / (self._recorded - recorded)
+                self._before[rank] = (theirs, spent_s, self._recorded, self._training_s)
+                self._shares[rank] = (spent_s - before_s) / (theirs - before) / iteration_s
             found[f"gpu/{rank}/memory_bytes"] = said.get("memory_bytes", math.nan)
             found[f"gpu/{rank}/exchange_share"] = self._shares.get(rank, math.nan)
         return found
@@ -310,7 +318,7 @@ def _gathered(tensor: Tensor, axis: int, device: torch.device, exchange: Exchang
 
 def whole_state(algo: Algorithm, tier: Tier, exchange: Exchange) -> dict[str, Tensor]:
     """A tier's tensors on the CPU as one rank alone would have them. All ranks call it together."""
-    found = {}
+    found, exchange.counts = {}, False
     for name, tensor in algo.state(tier).items():
         if exchange.ranks == 1:
             found[name] = tensor.detach().to("cpu", copy=True)  # sync: a checkpoint
@@ -320,6 +328,7 @@ def whole_state(algo: Algorithm, tier: Tier, exchange: Exchange) -> dict[str, Te
             found[name] = _gathered(tensor, axis, algo.device, exchange)
         else:
             found[name] = tensor.detach().to("cpu", copy=True)  # sync: a checkpoint
+    exchange.counts = True
     return found
 
 

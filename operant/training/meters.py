@@ -284,7 +284,7 @@ class Meters:
             "memory/allocated_bytes": allocated,
             "memory/reserved_bytes": reserved,
         }
-        values |= self._ranks(self._done, pending.training_s / max(pending.iterations, 1))
+        values |= self._ranks(self._done, pending.iterations, pending.training_s)
         # An algorithm's rates are counted by it, and become rates here.
         times = {"rate": max(pending.training_s, 1e-9)}
         means = zip(algo.metrics, totals[self._means_window], strict=True)
