@@ -2,7 +2,7 @@
 torch's. Prints JSON lines.
 
 python benches/recurrent.py [--parts checks,rates,torch,act,tiles] [--only mingru,lstm,gru] [--precisions bf16,tf32] [--lanes 4096,8192] [--minibatches 2]
-    [--profile] [--tiny]
+    [--checks gradient,acting,acting8192,bits,carried,torch] [--profile] [--tiny]
 
 The cases `g2048`, `pacman` and `go` are those games by MinGRUs of PufferLib's sizes, at its replay ratios.
 
@@ -14,6 +14,7 @@ PYTHONPATH=tests), on a few lanes, to see that nothing breaks.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import sys
@@ -56,6 +57,8 @@ CASES = {
     "lstm": Case(128, "lstm", 1, {"epochs": 1}, (4,)),
     "gru": Case(128, "gru", 1, {"epochs": 4}, (4,)),
     "gru32": Case(32, "gru", 1, {"epochs": 4}, (4,)),
+    "gru64": Case(64, "gru", 1, {"epochs": 4}, (4,)),
+    "lstm64": Case(64, "lstm", 1, {"epochs": 1}, (4,)),
     "g2048": Case(512, "mingru", 4, {"replay_ratio": 2.24}, (4,), "g2048", normalize=False),
     "pacman": Case(256, "mingru", 6, {"replay_ratio": 1.78}, (4,), "pacman", normalize=False),
     "go": Case(512, "mingru", 1, {"replay_ratio": 3.75}, (4,), "go", horizon=128, normalize=False),
@@ -83,13 +86,14 @@ def attempt(row: dict[str, object], work: Callable[[], dict[str, object]]) -> No
 # CHECKS
 
 
-def checks(tiny: bool, only: list[str], precisions: list[str]) -> Iterator[tuple[dict[str, object], Callable[[], dict[str, object]]]]:
+def checks(tiny: bool, only: list[str], precisions: list[str], asked: list[str]) -> Iterator[tuple[dict[str, object], Callable[[], dict[str, object]]]]:
     """What is asked of every cell and precision, by the networks that are timed."""
-    for precision, case in itertools.product(precisions, only):
+    many = functools.partial(acting, lanes=8192)
+    every = {"gradient": gradient, "acting": acting, "acting8192": many, "bits": bits, "carried": carried, "torch": beside_torch}
+    for precision, case, name in itertools.product(precisions, only, asked):
         net = CASES[case].net(tiny=tiny)
         given = {key: getattr(net, key) for key in ("memory", "memory_layers", "hidden", "activation")}
-        for name, work in (("gradient", gradient), ("bits", bits), ("carried", carried), ("torch", beside_torch)):
-            yield {"check": name, "precision": precision, "case": case}, lambda work=work, given=given, precision=precision: work(given, precision, tiny)
+        yield {"check": name, "precision": precision, "case": case}, functools.partial(every[name], given, precision, tiny)
 
 
 def sizes_of(tiny: bool, net: dict) -> dict[str, int]:
@@ -111,6 +115,77 @@ def gradient(net: dict, precision: str, tiny: bool) -> dict[str, object]:
     kl = float(once.stats[3])
     good = found["gradient"] <= LIMITS[precision] and found["again"] and abs(kl) < 1e-5
     return {**found, "kl_of_acting_and_learning": kl, "verdict": "ok" if good else "FAILED"}
+
+
+def acting(net: dict, precision: str, tiny: bool, lanes: int | None = None) -> dict[str, object]:
+    """What acting computed, which is in the rollout, beside what the way forward of learning computes of the same weights: equal to the bit or how far off."""
+    from fused_probe import trainer, wide
+
+    sizes = sizes_of(tiny, net) | ({"lanes": lanes} if lanes and not tiny else {})
+    algo = {"bptt": sizes["horizon"] // 2, "minibatches": 1, "epochs": 1, "normalize_observations": True, "precision": precision}
+    ppo = trainer(wide(118, 3), NetConfig(shared=True, **net), where="cpu" if tiny else "cuda", eager=True, kernels="fused", **algo, **sizes)
+    ppo.policy.flat.values.data.add_(0.1 * torch.randn(ppo.policy.flat.values.shape, generator=torch.Generator().manual_seed(1)).to(ppo.policy.device))
+    for _ in range(2):
+        ppo.collect()
+        ppo.update_normalizers()
+        ppo.collector.carry_on()
+    ppo.collect()
+    ppo.estimate_advantages()
+    ppo.minibatches.shuffle()
+    found, states = learned(ppo)
+    rollout, kept = ppo.rollout, ppo.experience
+    ended = (rollout.terminated[-1] | rollout.truncated[-1]).bool()
+    states[-1][:, ended] = 0.0
+    wanted = torch.cat([ppo.backend.learner.starts[1:], ppo.backend.tensors()["state/0"][None]])  # after each segment
+    sides = {
+        "values": (found["value"], kept.value[:-1]), "log-probabilities": (found["log_probability"], kept.log_probability),
+        "actions": (found["raw"], kept.raw[:, 0].float()), "states": (states, wanted),
+    }  # fmt: skip
+    told = {name: apart(ours, theirs) for name, (ours, theirs) in sides.items()}
+    ppo.update()
+    # The update's own way to the log-probabilities: 0 where all ratios are 1.
+    return {"lanes": sizes["lanes"], **told, "kl": float(ppo.stats[3]), "verdict": "equal" if not any(one["differ"] for one in told.values()) else "seen"}
+
+
+def apart(ours: torch.Tensor, theirs: torch.Tensor) -> dict[str, float]:
+    """The share of numbers that differ, by how much at most, and by how many units in the last place of the largest of them all."""
+    ours, theirs = ours.contiguous(), theirs.contiguous()
+    most = (ours - theirs).abs().max()
+    unit = torch.finfo(torch.float32).eps * 2.0 ** torch.floor(torch.log2(theirs.abs().max()))
+    # Floats of one sign are as far apart as their bits.
+    places = (ours.view(torch.int32).long() - theirs.view(torch.int32).long()).abs()[(ours * theirs > 0) & (theirs.abs() > 1e-3)]
+    return {
+        "differ": float((ours != theirs).double().mean()), "most": float(f"{float(most):.3g}"), "ulps_of_largest": round(float(most / unit), 2),
+        "ulps_of_own": int(places.max()) if len(places) else 0,
+    }  # fmt: skip
+
+
+def learned(ppo: PPO) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """What learning's way forward makes of the rollout, drawn with the same noise, (T, N) each; and what lanes remember after each segment, (K, R, N)."""
+    from operant.kernels.dense import per_layer
+
+    learner, (T, N) = ppo.backend.learner, ppo.rollout.reward.shape
+    learner.begin()
+    learner._pack()
+    block, rows, device = learner.layout.block, learner._capacity, ppo.policy.device
+    own, order, row = learner.work.acting(), learner.buffers.order.flatten(), torch.arange(rows, device=device)
+    found, states = {name: torch.zeros(T * N, device=device) for name in ("value", "log_probability", "raw")}, learner.starts.clone()
+    for first_chunk in range(0, learner.config.chunks, learner._slots):
+        where = learner.forward(0, first_chunk)
+        blocks = order[where.first + row // block]
+        t, lane = blocks // (N // block), blocks % (N // block) * block + row % block
+        scratch = {name: torch.zeros(rows, dtype=getattr(own, name).dtype, device=device) for name in ("raw", "action", "log_probability", "value")}
+        given = own._replace(noise=own.noise.view(T, -1, N)[t, :, lane].t().contiguous(), **scratch)
+        tiling = learner._head_tiling(0)
+        del tiling["BLOCK_N"]
+        learner.launch(
+            per_layer.act_head, (-(-rows // learner._head_block_m), 1), learner._hidden[-1], learner._packed, learner._values, learner._legal_mask, given,
+            0, 0, rows, rows, rows, SPEC=learner.spec, SAMPLE=learner.work.sample, **tiling,
+        )  # fmt: skip
+        for name in found:
+            found[name][(t * N + lane).long()] = scratch[name].float()
+        learner._remember(where._replace(state=states), rows // learner.shape.length, acting=False, write=True)
+    return {name: numbers.view(T, N) for name, numbers in found.items()}, states
 
 
 def bits(net: dict, precision: str, tiny: bool) -> dict[str, object]:
@@ -277,6 +352,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--parts", default="checks,rates,act,torch")
+    parser.add_argument("--checks", default="gradient,acting,bits,carried,torch")
     parser.add_argument("--only", default="mingru,lstm,gru")
     parser.add_argument("--precisions", default="bf16,tf32")
     parser.add_argument("--lanes", default="8192,4096")
@@ -289,7 +365,7 @@ def main() -> None:
         teach()
         sizes = [16]
     if "checks" in parts:
-        for row, work in checks(tiny, words.only.split(","), words.precisions.split(",")):
+        for row, work in checks(tiny, words.only.split(","), words.precisions.split(","), words.checks.split(",")):
             attempt(row, work)
     asked = list(itertools.product(words.only.split(","), words.precisions.split(","), sizes))
     for part, work in (("act", act_tiles), ("tiles", tiles)):

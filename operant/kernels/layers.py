@@ -46,17 +46,17 @@ def forward_layer(
     column = tl.program_id(0) % (OUT // BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N)
     if needed(truncated, first + row, row < count, TRUNCATED_ONLY):
         # z = W x + b; layer 0's bias is a column of its weight.
-        weights = buffers.weights + tower * OUT * IN
+        weights, z = buffers.weights + tower * OUT * IN, zeros(BLOCK_M, BLOCK_N)
+        if LAYER > 0:
+            bias = parameters + SPEC.biases[LAYER - 1] + tower * SPEC.hidden[LAYER] + column
+            z += tl.load(bias, mask=column < SPEC.hidden[LAYER], other=0.0)[None, :]
         if LAYER == 0 and SPEC.bytes:
-            z = read_tile(buffers.source, normalizer, weights, row, column, zeros(BLOCK_M, BLOCK_N), SPEC, IN, BLOCK_K)
+            z = read_tile(buffers.source, normalizer, weights, row, column, z, SPEC, IN, BLOCK_K)
         else:
             source = buffers.source
             if LAYER > 0:
                 source += tower * capacity * IN
-            z = tile_of(source, weights, row, column, zeros(BLOCK_M, BLOCK_N), SPEC, IN, BLOCK_K)
-        if LAYER > 0:
-            bias = parameters + SPEC.biases[LAYER - 1] + tower * SPEC.hidden[LAYER] + column
-            z += tl.load(bias, mask=column < SPEC.hidden[LAYER], other=0.0)[None, :]
+            z = tile_of(source, weights, row, column, z, SPEC, IN, BLOCK_K)
         # The activation f(z), which layer normalization leaves to `normalize_layer`.
         place = (tower * capacity + row)[:, None] * OUT + column[None, :]
         if SPEC.layer_norm:
@@ -74,8 +74,8 @@ def _outputs(hidden, packed, parameters, row, tower, capacity, SPEC: tl.constexp
     IN: tl.constexpr = SPEC.inputs[-1]
     column = tl.arange(0, SPEC.out_pad)
     weights = packed + SPEC.packed[2 * len(SPEC.hidden) - 2] + tower * SPEC.out_pad * IN
-    out = tile_of(hidden + tower * capacity * IN, weights, row, column, zeros(BLOCK_M, SPEC.out_pad), SPEC, IN, BLOCK_K)
-    return out + out_bias(parameters, tower, SPEC)[None, :]
+    begin = zeros(BLOCK_M, SPEC.out_pad) + out_bias(parameters, tower, SPEC)[None, :]
+    return tile_of(hidden + tower * capacity * IN, weights, row, column, begin, SPEC, IN, BLOCK_K)
 
 
 @triton.jit(do_not_specialize=["t", "first", "count"])

@@ -43,6 +43,7 @@ def test_it_is_filmed_exported_and_profiled(here, tmp_path):
     ("words", "sentence"),
     [
         (("algo.name=dqn", "net.memory=gru"), "net.memory: dqn learns from single steps"),
+        (("algo.name=pqn", "net.memory=lstm"), 'pqn learns from single steps, without a memory (use algo.name = "ppo", or net.memory = "none")'),
         (("net.memory=gru", "algo.bptt=5"), "algo.bptt: segments of 5 steps do not divide algo.horizon, 16 (use 4"),
         (("net.memory=mingru", "net.memory_size=5"), "net.memory_size: mingru's output is mixed with its input"),
         (("net.memory=gro",), "did you mean 'gru'"),

@@ -72,6 +72,17 @@ def test_iterations_are_those_of_the_torch_path():
         assert max(found[name] for name in ("actions", "values", "finals", "states", "parameters")) < 1e-5, (case, found)
 
 
+def test_layers_of_a_memory_share_their_kernels():
+    """What is compiled does not grow with the layers: a deep memory would begin minutes late."""
+    kinds = {
+        layers: {(kernel.__name__, repr(options).replace(f"layers={layers}", "").replace(f"rows={layers * 160}", ""))
+                 for kernel, _, options in launches("bf16", {"memory": "mingru", "hidden": (160,), "memory_layers": layers}, lanes=32)
+                 if kernel.__name__ in ("into_gates", "mingru_forward", "mingru_backward", "out_of_gates", "gate_weight_gradient")}
+        for layers in (2, 4)
+    }  # fmt: skip
+    assert len(kinds[2]) == len(kinds[4])
+
+
 @needs_compiler
 @pytest.mark.compile
 @pytest.mark.parametrize(

@@ -9,14 +9,15 @@ import triton.language as tl
 
 from operant.kernels import act as plain
 from operant.kernels import blocks
-from operant.kernels.blocks import feature_of, forward_hidden, load_last, load_network, out_bias, select_column
+from operant.kernels.blocks import feature_of, load_last, load_matrix, load_network, out_bias, select_column
 from operant.kernels.recurrent import cells
 
 load_features, kept = plain.load_features, cells.kept
 held_weights, load_states, network_step, tile_step = cells.held_weights, cells.load_states, cells.network_step, cells.tile_step
 column_mask = blocks.column_mask
 add_dot, stored, zeros = cells.add_dot, cells.stored, cells.zeros
-activate, first_operand, normalize, one_hot, saved_activation = blocks.activate, blocks.first_operand, blocks.normalize, blocks.one_hot, blocks.saved_activation
+activate, activated, first_operand, normalize, one_hot = blocks.activate, blocks.activated, blocks.first_operand, blocks.normalize, blocks.one_hot
+operand, saved_activation = blocks.operand, blocks.saved_activation
 
 
 @triton.jit
@@ -30,6 +31,33 @@ def _load_packed_first(first, column, SPEC: tl.constexpr):
 def _first_product(x, weight, SPEC: tl.constexpr):
     """The first layer before its activation: never with fewer bits than tf32."""
     return tl.dot(x, weight, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
+
+
+@triton.jit
+def _later_weights(parameters, SPEC: tl.constexpr):
+    """The encoder's later weights, as right operands, rounded as those that training packs."""
+    weights = ()
+    for k in tl.static_range(len(SPEC.weights)):
+        weight = load_matrix(parameters + SPEC.weights[k], SPEC.hidden[k + 1], SPEC.hidden[k], SPEC.hidden_pad[k + 1], SPEC.hidden_pad[k])
+        weights = weights + (tl.trans(stored(weight, SPEC)),)
+    return weights
+
+
+@triton.jit
+def _encoded(z, weights, network, SPEC: tl.constexpr, BLOCK_M: tl.constexpr):
+    """What the last hidden layer puts out, as an operand, from what the first one has computed: to the bit of `operant.kernels.layers.forward_layer`."""
+    h = _activations(z, network, SPEC, 0)
+    for k in tl.static_range(len(SPEC.weights)):
+        z = add_dot(h, weights[k], zeros(BLOCK_M, SPEC.hidden_pad[k + 1]) + network[2][k][None, :], SPEC)
+        h = _activations(z, network, SPEC, k + 1)
+    return h
+
+
+@triton.jit
+def _activations(z, network, SPEC: tl.constexpr, LAYER: tl.constexpr):
+    if SPEC.layer_norm:  # which reads what a product has stored
+        z = operand(z, SPEC).to(tl.float32)
+    return stored(activated(z, network, SPEC, LAYER)[0].to(tl.float32), SPEC)
 
 
 @triton.jit
@@ -71,7 +99,7 @@ def act(
         weight = _load_packed_first(first_weight, tl.arange(0, SPEC.columns_pad), SPEC)
     held = held_weights(packed, SHAPE)
     states = load_states(where, lane, in_bounds, lanes, SHAPE)
-    network = load_network(parameters, 0, SPEC, False)
+    network, later = load_network(parameters, 0, SPEC, False), _later_weights(parameters, SPEC)
     head_bias = out_bias(parameters, 0, SPEC)
     if not SHAPE.in_tiles:
         head = stored(load_last(parameters, 0, SPEC), SHAPE)
@@ -89,16 +117,15 @@ def act(
             x = stored(x, SPEC).to(tl.float32)
         if SHAPE.in_tiles:  # which takes the room of it afterwards
             weight = _load_packed_first(first_weight, tl.arange(0, SPEC.columns_pad), SPEC)
-        _out, hidden, _saved = forward_hidden(_first_product(x, weight, SPEC), network, SPEC)
-        x, remembered, write = stored(hidden[-1].to(tl.float32), SHAPE), tl.where(turn == 0, 1.0, keep), (turn == 1) & (not LAST)
+        x = _encoded(_first_product(x, weight, SPEC), later, network, SPEC, BLOCK_M)
+        remembered, write, out = tl.where(turn == 0, 1.0, keep), (turn == 1) & (not LAST), zeros(BLOCK_M, SPEC.out_pad) + head_bias[None, :]
         if SHAPE.in_tiles:
             out = _outputs_in_tiles(
-                x, states[0], zeros(BLOCK_M, SPEC.out_pad), packed, parameters, where, lane, remembered, in_bounds, lanes, SPEC, SHAPE, write, UNITS
+                x, states[0], out, packed, parameters, where, lane, remembered, in_bounds, lanes, SPEC, SHAPE, write, UNITS
             )  # fmt: skip
         else:
             x = network_step(x, states, held, packed, parameters, where, lane, remembered, in_bounds, lanes, SHAPE, write)
-            out = add_dot(x, tl.trans(head), zeros(BLOCK_M, SPEC.out_pad), SHAPE)
-        out += head_bias[None, :]
+            out = add_dot(x, tl.trans(head), out, SHAPE)
         value = select_column(out, tl.arange(0, SPEC.out_pad), SPEC.head_rows)
         if turn == 0:
             tl.store(final.value + (t - 1) * lanes + lane, value, mask=cut)

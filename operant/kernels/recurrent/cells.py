@@ -3,6 +3,8 @@
 A *row* is a step of a lane. Rows of a minibatch lie block of lanes after block, step after step, lane after lane: step l of lane j of block b is row
 (b L + l) BLOCK + j. Acting has a row a lane. States lie as the rollout has them, (R, N): layer after layer, unit after unit; an LSTM's c behind all h.
 
+A sum begins with its bias, or with what the input adds: in acting and in learning alike, so that both are the same to the bit.
+
 Shape letters: P padded units, K gates, L steps of a segment, N lanes, R numbers of a lane's state.
 """
 
@@ -49,16 +51,16 @@ def kept(where, lane, t, in_bounds, lanes):
 
 
 @triton.jit
-def state_place(lane, t, unit, lanes, SHAPE: tl.constexpr, LAYER: tl.constexpr, CELL: tl.constexpr, ACT: tl.constexpr):
+def state_place(lane, t, unit, lanes, SHAPE: tl.constexpr, layer, CELL: tl.constexpr, ACT: tl.constexpr):
     """Where a layer's state lies, (lanes, units): of lanes as they are, or (K, R, N) of segments that begin at steps t."""
-    place = ((LAYER + CELL * SHAPE.layers) * SHAPE.units + unit[None, :]) * lanes + lane[:, None]
+    place = ((layer + CELL * SHAPE.layers) * SHAPE.units + unit[None, :]) * lanes + lane[:, None]
     return place if ACT else place + (t // SHAPE.length * SHAPE.rows * lanes)[:, None]
 
 
 @triton.jit
-def gate_bias(parameters, PLACE: tl.constexpr, gate, unit, SHAPE: tl.constexpr):
-    """A gate's bias, (1, units)."""
-    return tl.load(parameters + PLACE + gate * SHAPE.units + unit, mask=unit < SHAPE.units, other=0.0)[None, :]
+def gate_bias(biases, gate, unit, SHAPE: tl.constexpr):
+    """A gate's bias, (1, units), of a layer's."""
+    return tl.load(biases + gate * SHAPE.units + unit, mask=unit < SHAPE.units, other=0.0)[None, :]
 
 
 @triton.jit
@@ -79,17 +81,11 @@ def gate_transposed(packed, gate, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def squash(x, SHAPE: tl.constexpr):
-    """Sigmoid."""
-    return 0.5 * tanh(0.5 * x, True) + 0.5 if SHAPE.approximate else sigmoid(x)
-
-
-@triton.jit
 def mingru_gates(hidden, gate, highway, SHAPE: tl.constexpr):
     """The candidate, its slope, z and p."""
-    squashed = squash(hidden, SHAPE)
+    squashed = sigmoid(hidden, SHAPE.approximate)
     candidate = tl.where(hidden >= 0.0, hidden + 0.5, squashed)
-    return candidate, tl.where(hidden >= 0.0, 1.0, squashed * (1.0 - squashed)), squash(gate, SHAPE), squash(highway, SHAPE)
+    return candidate, tl.where(hidden >= 0.0, 1.0, squashed * (1.0 - squashed)), sigmoid(gate, SHAPE.approximate), sigmoid(highway, SHAPE.approximate)
 
 
 @triton.jit
@@ -103,7 +99,7 @@ def mingru_step(hidden, gate, highway, x, h, SHAPE: tl.constexpr):
 @triton.jit
 def lstm_gates(i, f, o, g, SHAPE: tl.constexpr):
     """The gates, and the candidate."""
-    return squash(i, SHAPE), squash(f, SHAPE), squash(o, SHAPE), tanh(g, SHAPE.approximate)
+    return sigmoid(i, SHAPE.approximate), sigmoid(f, SHAPE.approximate), sigmoid(o, SHAPE.approximate), tanh(g, SHAPE.approximate)
 
 
 # A STEP OF THE WHOLE MEMORY, TO ACT
@@ -169,8 +165,9 @@ def network_step(x, states, held, packed, parameters, where, lane, keep, in_boun
 
 @triton.jit
 def _share(x, h, weight, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr, GATE: tl.constexpr):
-    """What a layer's input (rows, P) adds to a gate, in the shape of its state `h`."""
-    return add_dot(x, weight, tl.zeros_like(h), SHAPE) + gate_bias(parameters, SHAPE.input_biases[LAYER], GATE, unit, SHAPE)
+    """What a layer's input (rows, P) adds to a gate, in the shape of its state `h`: rounded where it lies in memory in training."""
+    total = add_dot(x, weight, tl.zeros_like(h) + gate_bias(parameters + SHAPE.input_biases[LAYER], GATE, unit, SHAPE), SHAPE)
+    return total if SHAPE.fused else stored(total, SHAPE).to(tl.float32)
 
 
 @triton.jit
@@ -183,54 +180,56 @@ def _mingru_step(x, h, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYE
 
 
 @triton.jit
-def _parts(x, h, weight, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr, GATE: tl.constexpr, NEXT: tl.constexpr):
-    """What a gate is made of: its input's share, rounded as where it lies in memory in training, and its state's; and the input's weight of gate NEXT.
-
-    A product's weight is asked for before the product in front of it.
-    """
+def _gate(x, h, weight, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr, GATE: tl.constexpr, NEXT: tl.constexpr):
+    """A gate before it is squashed, from its input's share on; and the input's weight of gate NEXT. Weights are asked for a product ahead."""
     own = _weight(held, packed, SHAPE, LAYER, 1, GATE)
-    share = stored(_share(x, h, weight, parameters, unit, SHAPE, LAYER, GATE), SHAPE).to(tl.float32)
+    share = _share(x, h, weight, parameters, unit, SHAPE, LAYER, GATE)
     following = _weight(held, packed, SHAPE, LAYER, 0, NEXT)
-    return share, add_dot(stored(h, SHAPE), own, tl.zeros_like(h), SHAPE), following
+    return add_dot(stored(h, SHAPE), own, share, SHAPE), following
 
 
 @triton.jit
 def _lstm_step(x, h, c, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
     weight = _weight(held, packed, SHAPE, LAYER, 0, 0)
-    share, by_state, weight = _parts(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 0, 3)
-    i = squash(share + by_state, SHAPE)
-    share, by_state, weight = _parts(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 3, 1)
-    entering = i * tanh(share + by_state, SHAPE.approximate)
-    share, by_state, weight = _parts(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 1, 2)
-    c = squash(share + by_state, SHAPE) * c + entering
-    share, by_state, _last = _parts(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 2, 2)
-    return squash(share + by_state, SHAPE) * tanh(c, SHAPE.approximate), c
+    i, weight = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 0, 3)
+    g, weight = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 3, 1)
+    entering = sigmoid(i, SHAPE.approximate) * tanh(g, SHAPE.approximate)
+    f, weight = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 1, 2)
+    c = sigmoid(f, SHAPE.approximate) * c + entering
+    o, _last = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 2, 2)
+    return sigmoid(o, SHAPE.approximate) * tanh(c, SHAPE.approximate), c
 
 
 @triton.jit
 def _gru_step(x, h, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
     weight = _weight(held, packed, SHAPE, LAYER, 0, 0)
-    share, by_state, weight = _parts(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 0, 1)
-    r = squash(share + by_state, SHAPE)
-    share, by_state, weight = _parts(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 1, 2)
-    z = squash(share + by_state, SHAPE)
-    share, by_state, _last = _parts(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 2, 2)
-    n = tanh(share + r * (by_state + gate_bias(parameters, SHAPE.state_biases[LAYER], 0, unit, SHAPE)), SHAPE.approximate)
-    return n + z * (h - n)
+    r, weight = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 0, 1)
+    z, weight = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 1, 2)
+    own = _weight(held, packed, SHAPE, LAYER, 1, 2)
+    share = _share(x, h, weight, parameters, unit, SHAPE, LAYER, 2)
+    recurrent = add_dot(stored(h, SHAPE), own, tl.zeros_like(h) + gate_bias(parameters + SHAPE.state_biases[LAYER], 0, unit, SHAPE), SHAPE)
+    n = tanh(share + sigmoid(r, SHAPE.approximate) * recurrent, SHAPE.approximate)
+    return n + sigmoid(z, SHAPE.approximate) * (h - n)
 
 
 @triton.jit
-def _tile_share(x, packed, WHICH: tl.constexpr, GATE: tl.constexpr, unit, total, SHAPE: tl.constexpr):
+def _tile_product(x, packed, WHICH: tl.constexpr, GATE: tl.constexpr, unit, total, SHAPE: tl.constexpr):
     """Total + what a layer's input or state (rows, P) adds to a gate of some units, in a network of one layer."""
     place = packed + ((WHICH * SHAPE.gates + GATE) * SHAPE.pad + unit[None, :]) * SHAPE.pad + tl.arange(0, SHAPE.pad)[:, None]
     return add_dot(x, tl.load(place), total, SHAPE)
 
 
 @triton.jit
-def _tile_parts(x, h, packed, parameters, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
-    """What a gate of some units is made of: its input's share, rounded as where it lies in memory in training, and its state's."""
-    share = _tile_share(x, packed, 0, GATE, unit, zero, SHAPE) + gate_bias(parameters, SHAPE.input_biases[0], GATE, unit, SHAPE)
-    return stored(share, SHAPE).to(tl.float32), _tile_share(h, packed, 1, GATE, unit, zero, SHAPE)
+def _tile_share(x, packed, parameters, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
+    """What a layer's input adds to a gate of some units, rounded as where it lies in memory in training."""
+    total = _tile_product(x, packed, 0, GATE, unit, zero + gate_bias(parameters + SHAPE.input_biases[0], GATE, unit, SHAPE), SHAPE)
+    return stored(total, SHAPE).to(tl.float32)
+
+
+@triton.jit
+def _tile_gate(x, h, packed, parameters, GATE: tl.constexpr, unit, zero, SHAPE: tl.constexpr):
+    """A gate of some units before it is squashed."""
+    return _tile_product(h, packed, 1, GATE, unit, _tile_share(x, packed, parameters, GATE, unit, zero, SHAPE), SHAPE)
 
 
 @triton.jit
@@ -244,19 +243,17 @@ def tile_step(x, h, packed, parameters, where, lane, unit, keep, in_bounds, lane
     last = where.state + state_place(lane, 0, unit, lanes, SHAPE, 0, SHAPE.kind == "lstm", True)
     own = tl.load(last, mask=mask, other=0.0) * keep[:, None]  # of an LSTM c
     zero = tl.zeros_like(own)
-    share, by_state = _tile_parts(x, h, packed, parameters, 0, unit, zero, SHAPE)
-    first = squash(share + by_state, SHAPE)
-    share, by_state = _tile_parts(x, h, packed, parameters, 1, unit, zero, SHAPE)
-    second = squash(share + by_state, SHAPE)
-    share, by_state = _tile_parts(x, h, packed, parameters, 2, unit, zero, SHAPE)
+    first = sigmoid(_tile_gate(x, h, packed, parameters, 0, unit, zero, SHAPE), SHAPE.approximate)
+    second = sigmoid(_tile_gate(x, h, packed, parameters, 1, unit, zero, SHAPE), SHAPE.approximate)
     if SHAPE.kind == "lstm":
-        third = squash(share + by_state, SHAPE)
-        share, by_state = _tile_parts(x, h, packed, parameters, 3, unit, zero, SHAPE)
-        c = second * own + first * tanh(share + by_state, SHAPE.approximate)
+        third = sigmoid(_tile_gate(x, h, packed, parameters, 2, unit, zero, SHAPE), SHAPE.approximate)
+        c = second * own + first * tanh(_tile_gate(x, h, packed, parameters, 3, unit, zero, SHAPE), SHAPE.approximate)
         out = third * tanh(c, SHAPE.approximate)
         tl.store(last, c, mask=mask & WRITE)
     else:
-        n = tanh(share + first * (by_state + gate_bias(parameters, SHAPE.state_biases[0], 0, unit, SHAPE)), SHAPE.approximate)
+        share = _tile_share(x, packed, parameters, 2, unit, zero, SHAPE)
+        recurrent = _tile_product(h, packed, 1, 2, unit, zero + gate_bias(parameters + SHAPE.state_biases[0], 0, unit, SHAPE), SHAPE)
+        n = tanh(share + first * recurrent, SHAPE.approximate)
         out = n + second * (own - n)
     tl.store(place, out, mask=mask & WRITE)
     return stored(out, SHAPE)

@@ -127,6 +127,11 @@ class RecurrentLearner(per_layer.PerLayerLearner):
 
     # WHAT KERNELS TAKE
 
+    @property
+    def _cells(self) -> Shape:
+        """The shape without the places of parameters: layers, and networks that read other observations, share the kernels that know no more."""
+        return replace(self.shape, input_weights=(), input_biases=(), state_weights=(), state_biases=())
+
     def _where(self, first: int, step: int, *, acting: bool, sample: int = 0) -> Where:
         rollout = self.buffers.rollout
         return Where(self.buffers.order, first, step, sample, self._states.now if acting else self._states.starts, rollout.terminated, rollout.truncated)
@@ -153,25 +158,27 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         rows = count if acting else count * shape.length
         x = self._hidden[self._last - 1]
         for k in range(shape.layers):
+            biases = self._values[shape.input_biases[k] :]
             if not shape.fused:
                 tiles = self._row_tiling(shape.gates * shape.pad, shape.pad)
                 self.launch(
                     products.into_gates, (shape.gates * shape.pad // tiles["BLOCK_N"], -(-rows // tiles["BLOCK_M"])),
-                    where, x, self._weights(k), self._values, self._gates[k], rows, SHAPE=shape, LAYER=k, FINALS=truncated_only, **tiles,
+                    where, x, self._weights(k), biases, self._gates[k], rows, SHAPE=self._cells, FINALS=truncated_only, **tiles,
                 )  # fmt: skip
-            options: dict[str, Any] = {"SHAPE": shape, "LAYER": k, "ACT": acting, "WRITE": write, **self._cell_options(count, acting=acting)}
+            options: dict[str, Any] = {"SHAPE": self._cells, "ACT": acting, "WRITE": write, **self._cell_options(count, acting=acting)}
             options |= {"STEPS": 1 if acting else shape.length, "FINALS": truncated_only}
             grid = (-(-count // options["BLOCK_B"]),)
             gates, output, before = self._gates[k], self._outputs[k], self._before[k]
             if shape.kind == "mingru":
                 self.launch(
-                    unroll.mingru_forward, grid, where, x, gates, self._weights(k), self._values, output, before, count, self._lanes, **options
+                    unroll.mingru_forward, grid, where, x, gates, self._weights(k), biases, output, before, count, self._lanes, k, **options
                 )  # fmt: skip
             elif shape.kind == "gru":
-                self.launch(unroll.gru_forward, grid, where, gates, self._weights(k, 1), self._values, output, before, count, self._lanes, **options)
+                biases = self._values[shape.state_biases[k] :]
+                self.launch(unroll.gru_forward, grid, where, gates, self._weights(k, 1), biases, output, before, count, self._lanes, k, **options)
             else:
                 self.launch(
-                    unroll.lstm_forward, grid, where, gates, self._weights(k, 1), output, before, self._cells_before[k], count, self._lanes, **options
+                    unroll.lstm_forward, grid, where, gates, self._weights(k, 1), output, before, self._cells_before[k], count, self._lanes, k, **options
                 )  # fmt: skip
             x = output
 
@@ -253,26 +260,32 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         step = torch.arange(L, dtype=torch.int32, device=block.device)
         self.buffers.order.view(*self._segments.shape, L).copy_((block // groups * L + step) * groups + block % groups)
 
+    def forward(self, k: int, first_chunk: int) -> Where:
+        """What the heads read of minibatch k's chunks from `first_chunk` on, as many as are taken at a time; and where their segments lie."""
+        tiling, minibatch, shape = self._gather_tiling(), self._minibatch(k), self.shape
+        where = self._where(minibatch.first_block + first_chunk * self.layout.chunk_blocks, 0, acting=False)
+        if self._reads_at_once:
+            block_m = math.gcd(self._capacity, min(self._most_rows, FIRST_BLOCK_M if self.spec.precision == "bf16" else FIRST_BLOCK_M // 2))
+            self.launch(
+                act.first_layer, (self._capacity // block_m,),
+                where, self._inputs(), self._first, self._rounded, self._hidden[0], self._saved[0], self._lanes,
+                SPEC=self.spec, SHAPE=shape, SAVE=self._saved is not self._hidden, BLOCK_M=block_m, num_warps=8,
+            )  # fmt: skip
+        else:
+            self.launch(
+                per_layer.gather_chunks, (self._capacity // tiling["BLOCK_M"], self.spec.inputs[0] // tiling["BLOCK_N"]),
+                minibatch, self._inputs(), self._x, self._rounded, first_chunk, self._slot, self._lanes, SPEC=self.spec, **tiling,
+            )  # fmt: skip
+        self._forward(0, self._capacity, save=True, begin=1 if self._reads_at_once else 0)
+        self._remember(where, self._capacity // shape.length, acting=False, write=False)
+        return where
+
     def backward(self, k: int) -> None:
         """The gradient of minibatch k's loss as rows of partial sums."""
         self._pack()
-        tiling, minibatch, shape = self._gather_tiling(), self._minibatch(k), self.shape
+        shape = self.shape
         for first_chunk in range(0, self.config.chunks, self._slots):
-            where = self._where(minibatch.first_block + first_chunk * self.layout.chunk_blocks, 0, acting=False)
-            if self._reads_at_once:
-                block_m = math.gcd(self._capacity, min(self._most_rows, FIRST_BLOCK_M if self.spec.precision == "bf16" else FIRST_BLOCK_M // 2))
-                self.launch(
-                    act.first_layer, (self._capacity // block_m,),
-                    where, self._inputs(), self._first, self._rounded, self._hidden[0], self._saved[0], self._lanes,
-                    SPEC=self.spec, SHAPE=shape, SAVE=self._saved is not self._hidden, BLOCK_M=block_m, num_warps=8,
-                )  # fmt: skip
-            else:
-                self.launch(
-                    per_layer.gather_chunks, (self._capacity // tiling["BLOCK_M"], self.spec.inputs[0] // tiling["BLOCK_N"]),
-                    minibatch, self._inputs(), self._x, self._rounded, first_chunk, self._slot, self._lanes, SPEC=self.spec, **tiling,
-                )  # fmt: skip
-            self._forward(0, self._capacity, save=True, begin=1 if self._reads_at_once else 0)
-            self._remember(where, self._capacity // shape.length, acting=False, write=False)
+            where = self.forward(k, first_chunk)
             self._gradient_head(k, first_chunk, self._head_spec, self._by_output[0])
             self._gradient_memory(where, first_chunk)
             self._gradient_layers()
@@ -280,8 +293,8 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             if self._last > 1 and not self.spec.layer_norm:  # the bias below the memory
                 place, block = self.spec.biases[-1], math.gcd(self._slot, max(16, 4096 // shape.pad))
                 self.launch(
-                    products.sum_rows, (self._slots,), self._gradients[self._last - 1], self._partial, first_chunk, self._slot, self._width,
-                    SHAPE=shape, PLACE=place, BLOCK=block, num_warps=4,
+                    products.sum_rows, (self._slots,), self._gradients[self._last - 1], self._partial[first_chunk:, place:], self._slot, self._width,
+                    SHAPE=self._cells, BLOCK=block, num_warps=4,
                 )  # fmt: skip
 
     def _gradient_memory(self, where: Where, first_chunk: int) -> None:
@@ -293,15 +306,15 @@ class RecurrentLearner(per_layer.PerLayerLearner):
             x = self._outputs[k - 1] if k > 0 else self._hidden[last]
             back = other if k > 0 else self._gradients[last]
             slope = k == 0 and not self.spec.layer_norm
-            options: dict[str, Any] = {"SHAPE": shape, "STEPS": shape.length, **self._cell_options(count, back=True)}
+            options: dict[str, Any] = {"SHAPE": self._cells, "STEPS": shape.length, **self._cell_options(count, back=True)}
             grid = (-(-count // options["BLOCK_B"]),)
             gates, lanes = self._gates[k], self._lanes
             if shape.kind == "mingru":
                 into = back if shape.fused else gradient  # in place: a row's is read before it is written
                 self.launch(
                     unroll.mingru_backward, grid,
-                    where, x, gates, self._weights(k), self._values, self._before[k], gradient, self._saved[last], into, count, lanes,
-                    SPEC=self.spec, LAYER=k, SLOPE=slope and shape.fused, **options,
+                    where, x, gates, self._weights(k), self._values[shape.input_biases[k] :], self._before[k], gradient, self._saved[last], into, count, lanes,
+                    SPEC=self.spec, SLOPE=slope and shape.fused, **options,
                 )  # fmt: skip
             else:
                 self.launch(unroll.gated_backward, grid, where, gates, self._weights(k, 1), self._cells_before[k], gradient, count, lanes, **options)
@@ -309,7 +322,8 @@ class RecurrentLearner(per_layer.PerLayerLearner):
                 tiles = self._row_tiling(shape.pad, shape.gates * shape.pad)
                 self.launch(
                     products.out_of_gates, (shape.pad // tiles["BLOCK_N"], self._capacity // tiles["BLOCK_M"]),
-                    gates, self._weights(k), gradient, self._saved[last], back, SPEC=self.spec, SHAPE=shape, ADD=shape.kind == "mingru", SLOPE=slope, **tiles,
+                    gates, self._weights(k), gradient, self._saved[last], back,
+                    SPEC=self.spec, SHAPE=self._cells, ADD=shape.kind == "mingru", SLOPE=slope, **tiles,
                 )  # fmt: skip
             with self._beside(k > 0):
                 self._sum_memory(k, x, first_chunk)
@@ -329,14 +343,15 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         shape = self.shape
         tiles = {**self._tiling(shape.pad, min(self.config.block_m, self.config.block_k)), "BLOCK_M": math.gcd(self.config.block_n, shape.gates * shape.pad)}
         grid = (shape.gates * shape.pad // tiles["BLOCK_M"] * (shape.pad // tiles["BLOCK_N"]), self._slots)
-        arguments = (self._partial, first_chunk, self._slot, self._width)
+        rows, gates = self._partial[first_chunk:], self._gates[k]
         self.launch(
-            products.gate_weight_gradient, grid, self._gates[k], x, *arguments,
-            SHAPE=shape, WEIGHT=shape.input_weights[k], BIAS=shape.input_biases[k], RECURRENT=False, **tiles,
+            products.gate_weight_gradient, grid,
+            gates, x, rows[:, shape.input_weights[k] :], rows[:, shape.input_biases[k] :], self._slot, self._width,
+            SHAPE=self._cells, BIASES=True, RECURRENT=False, **tiles,
         )  # fmt: skip
         if shape.kind != "mingru":
-            bias = shape.state_biases[k] if shape.kind == "gru" else -1
+            biases = rows[:, shape.state_biases[k] :] if shape.kind == "gru" else rows
             self.launch(
-                products.gate_weight_gradient, grid, self._gates[k], self._before[k], *arguments,
-                SHAPE=shape, WEIGHT=shape.state_weights[k], BIAS=bias, RECURRENT=True, **tiles,
+                products.gate_weight_gradient, grid, gates, self._before[k], rows[:, shape.state_weights[k] :], biases, self._slot, self._width,
+                SHAPE=self._cells, BIASES=shape.kind == "gru", RECURRENT=True, **tiles,
             )  # fmt: skip

@@ -33,12 +33,11 @@ def pack_weights(parameters, packed, SHAPE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _row_tiles(left, weights, row, column, LEFT: tl.constexpr, DEEP: tl.constexpr, ACROSS: tl.constexpr, DOWN: tl.constexpr, SHAPE: tl.constexpr,
-               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
-    """A tile of rows (., DEEP), LEFT numbers apart, times weights whose columns and depths are ACROSS and DOWN numbers apart."""
+def _row_tiles(left, weights, row, column, total, LEFT: tl.constexpr, DEEP: tl.constexpr, ACROSS: tl.constexpr, DOWN: tl.constexpr, SHAPE: tl.constexpr,
+               BLOCK_K: tl.constexpr):  # fmt: skip
+    """Total + a tile of rows (., DEEP), LEFT numbers apart, times weights whose columns and depths are ACROSS and DOWN numbers apart."""
     depth = tl.arange(0, BLOCK_K)
     a, b = left + row[:, None] * LEFT + depth[None, :], weights + column[None, :] * ACROSS + depth[:, None] * DOWN
-    total = zeros(BLOCK_M, BLOCK_N)
     for start in range(0, DEEP, BLOCK_K):
         total = add_dot(tl.load(a + start), tl.load(b + start * DOWN), total, SHAPE)
     return total
@@ -46,8 +45,7 @@ def _row_tiles(left, weights, row, column, LEFT: tl.constexpr, DEEP: tl.constexp
 
 @triton.jit(do_not_specialize=["count"])
 def into_gates(
-    where, x, packed, parameters, gates, count, SHAPE: tl.constexpr, LAYER: tl.constexpr, FINALS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    where, x, packed, biases, gates, count, SHAPE: tl.constexpr, FINALS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """What a layer's input (rows, P) adds to its gates (rows, columns), biases included; with FINALS only where tiles hold a truncated lane.
 
@@ -55,10 +53,10 @@ def into_gates(
     """
     row, column = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     if needed(where.truncated, where.sample + row, row < count, FINALS):
-        total = _row_tiles(x, packed, row, column, SHAPE.pad, SHAPE.pad, SHAPE.pad, 1, SHAPE, BLOCK_M, BLOCK_N, BLOCK_K)
         unit = column % SHAPE.pad
-        bias = tl.load(parameters + SHAPE.input_biases[LAYER] + column // SHAPE.pad * SHAPE.units + unit, mask=unit < SHAPE.units, other=0.0)
-        tl.store(gates + row[:, None] * SHAPE.columns + column[None, :], stored(total + bias[None, :], SHAPE))
+        bias = tl.load(biases + column // SHAPE.pad * SHAPE.units + unit, mask=unit < SHAPE.units, other=0.0)
+        total = _row_tiles(x, packed, row, column, zeros(BLOCK_M, BLOCK_N) + bias[None, :], SHAPE.pad, SHAPE.pad, SHAPE.pad, 1, SHAPE, BLOCK_K)
+        tl.store(gates + row[:, None] * SHAPE.columns + column[None, :], stored(total, SHAPE))
 
 
 @triton.jit
@@ -68,7 +66,7 @@ def out_of_gates(
 ):  # fmt: skip
     """The gradient in a layer's input (rows, P) from those in what it adds to the gates; with ADD more of it, with SLOPE through the activation below."""
     row, column = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = _row_tiles(gates, packed, row, column, SHAPE.columns, SHAPE.gates * SHAPE.pad, 1, SHAPE.pad, SHAPE, BLOCK_M, BLOCK_N, BLOCK_K)
+    total = _row_tiles(gates, packed, row, column, zeros(BLOCK_M, BLOCK_N), SHAPE.columns, SHAPE.gates * SHAPE.pad, 1, SHAPE.pad, SHAPE, BLOCK_K)
     place = row[:, None] * SHAPE.pad + column[None, :]
     if ADD:
         total += tl.load(added + place).to(tl.float32)
@@ -77,15 +75,14 @@ def out_of_gates(
     tl.store(by_features + place, stored(total, SHAPE))
 
 
-@triton.jit(do_not_specialize=["first_chunk", "slot"])
+@triton.jit(do_not_specialize=["slot"])
 def gate_weight_gradient(
-    gates, right, partial, first_chunk, slot, width,
-    SHAPE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RECURRENT: tl.constexpr,
+    gates, right, weights, biases, slot, width, SHAPE: tl.constexpr, BIASES: tl.constexpr, RECURRENT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a layer's weight (K M, M) of each chunk, into its row of `partial` at WEIGHT, and of its biases at BIAS (-1: none).
+    """The gradient of a layer's weight (K M, M) of each chunk, into `weights`, and with BIASES of its biases into `biases`, chunks `width` numbers apart.
 
-    `right` (rows, P) is what the weight was multiplied with: the layer's input or, with RECURRENT, its states. Program 1 counts chunks from `first_chunk` on.
+    `right` (rows, P) is what the weight was multiplied with: the layer's input or, with RECURRENT, its states. Program 1 counts chunks.
     """
     PAD: tl.constexpr = SHAPE.pad
     program = tl.program_id(1)
@@ -101,25 +98,25 @@ def gate_weight_gradient(
     for step in range(0, slot // BLOCK_K):
         gradient = tl.load(a + step * BLOCK_K * SHAPE.columns)
         total = add_dot(gradient, tl.load(b + step * BLOCK_K * PAD), total, SHAPE)
-        if BIAS >= 0:
+        if BIASES:
             bias_total = add_dot(gradient, ones, bias_total, SHAPE)
-    target, inside = partial + (first_chunk + program) * width, unit < SHAPE.units
-    place = WEIGHT + ((gate * SHAPE.units + unit) * SHAPE.units)[:, None] + column[None, :]
-    tl.store(target + place, total, mask=inside[:, None] & (column < SHAPE.units)[None, :])
-    if BIAS >= 0:
+    inside, place = unit < SHAPE.units, ((gate * SHAPE.units + unit) * SHAPE.units)[:, None] + column[None, :]
+    tl.store(weights + program * width + place, total, mask=inside[:, None] & (column < SHAPE.units)[None, :])
+    if BIASES:
+        biases += program * width
         bias = tl.max(tl.where((tl.arange(0, 16) == 0)[None, :], bias_total, -float("inf")), axis=1)
         if RECURRENT:  # of a GRU's n alone
-            tl.store(target + BIAS + unit, bias, mask=inside & (gate == 2))
+            tl.store(biases + unit, bias, mask=inside & (gate == 2))
         else:
-            tl.store(target + BIAS + gate * SHAPE.units + unit, bias, mask=inside)
+            tl.store(biases + gate * SHAPE.units + unit, bias, mask=inside)
 
 
-@triton.jit(do_not_specialize=["first_chunk", "slot"])
-def sum_rows(gradient, partial, first_chunk, slot, width, SHAPE: tl.constexpr, PLACE: tl.constexpr, BLOCK: tl.constexpr):
-    """The gradient of the bias of the layer below, (rows, P), summed over each chunk's rows into its row of `partial`: program 0 is the chunk."""
+@triton.jit(do_not_specialize=["slot"])
+def sum_rows(gradient, biases, slot, width, SHAPE: tl.constexpr, BLOCK: tl.constexpr):
+    """The gradient of the bias of the layer below, (rows, P), summed over each chunk's rows into `biases`, chunks `width` numbers apart."""
     program, unit = tl.program_id(0), tl.arange(0, SHAPE.pad)
     place = (program.to(tl.int64) * slot + tl.arange(0, BLOCK))[:, None] * SHAPE.pad + unit[None, :]
     total = zeros(BLOCK, SHAPE.pad)
     for step in range(0, slot // BLOCK):
         total += tl.load(gradient + place + step * BLOCK * SHAPE.pad).to(tl.float32)
-    tl.store(partial + (first_chunk + program) * width + PLACE + unit, tl.sum(total, axis=0), mask=unit < SHAPE.units)
+    tl.store(biases + program * width + unit, tl.sum(total, axis=0), mask=unit < SHAPE.units)

@@ -17,7 +17,7 @@ from operant.kernels.recurrent import cells
 add_dot, stored, activation_gradient, tanh = cells.add_dot, cells.stored, cells.activation_gradient, cells.tanh
 gate_bias, gate_transposed, gate_weight, kept = cells.gate_bias, cells.gate_transposed, cells.gate_weight, cells.kept
 lanes_of, lstm_gates, mingru_gates, present_of = cells.lanes_of, cells.lstm_gates, cells.mingru_gates, cells.present_of
-squash, state_place = cells.squash, cells.state_place
+sigmoid, state_place = cells.sigmoid, cells.state_place
 
 
 @triton.jit
@@ -31,12 +31,12 @@ def _held(packed, SHAPE: tl.constexpr, TRANSPOSED: tl.constexpr):
 
 
 @triton.jit
-def _biases(parameters, unit, SHAPE: tl.constexpr, LAYER: tl.constexpr):
+def _biases(biases, unit, SHAPE: tl.constexpr):
     """An input's biases of all gates."""
     GATES: tl.constexpr = SHAPE.gates
     held = ()
     for k in tl.static_range(GATES):
-        held = held + (gate_bias(parameters, SHAPE.input_biases[LAYER], k, unit, SHAPE),)
+        held = held + (gate_bias(biases, k, unit, SHAPE),)
     return held
 
 
@@ -68,14 +68,14 @@ def _store_four(buffer, place, mask, values, SHAPE: tl.constexpr):
 def _worked_out(x, weights, biases, SHAPE: tl.constexpr):
     """What MinGRU's gates are made of, from a layer's input (rows, P)."""
     zero = tl.zeros(x.shape, tl.float32)
-    first, second = add_dot(x, weights[0], zero, SHAPE) + biases[0], add_dot(x, weights[1], zero, SHAPE) + biases[1]
-    return first, second, add_dot(x, weights[2], zero, SHAPE) + biases[2]
+    first, second = add_dot(x, weights[0], zero + biases[0], SHAPE), add_dot(x, weights[1], zero + biases[1], SHAPE)
+    return first, second, add_dot(x, weights[2], zero + biases[2], SHAPE)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "layer"])
 def mingru_forward(
-    where, x, gates, packed, parameters, output, before, count, lanes,
-    SHAPE: tl.constexpr, LAYER: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, FINALS: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
+    where, x, gates, packed, input_biases, output, before, count, lanes, layer,
+    SHAPE: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, FINALS: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """A layer's outputs (rows, P) from its inputs `x`, and what each step begins with. `gates` (rows, 3 P) are read where they are not worked out here."""
     PAD: tl.constexpr = SHAPE.pad
@@ -87,8 +87,8 @@ def mingru_forward(
     biases = ()
     if SHAPE.fused:
         weights = _held(packed, SHAPE, False)
-        biases = _biases(parameters, unit, SHAPE, LAYER)
-    own = state_place(lane, t, unit, lanes, SHAPE, LAYER, 0, ACT)
+        biases = _biases(input_biases, unit, SHAPE)
+    own = state_place(lane, t, unit, lanes, SHAPE, layer, 0, ACT)
     own_mask = present[:, None] & (unit < SHAPE.units)[None, :]
     h = tl.load(where.state + own, mask=own_mask, other=0.0)
     place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
@@ -116,8 +116,8 @@ def mingru_forward(
 
 @triton.jit(do_not_specialize=["count"])
 def mingru_backward(
-    where, x, gates, packed, parameters, before, gradient, saved, by_features, count, lanes,
-    SPEC: tl.constexpr, SHAPE: tl.constexpr, LAYER: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr, SLOPE: tl.constexpr,
+    where, x, gates, packed, input_biases, before, gradient, saved, by_features, count, lanes,
+    SPEC: tl.constexpr, SHAPE: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr, SLOPE: tl.constexpr,
 ):  # fmt: skip
     """From the gradient in a layer's outputs (rows, P): those in the gates, into `gates`; and in its inputs, with SHAPE.fused all of it, otherwise without what
     the gates pass on. With SLOPE, through the activation of the layer below, too, from what that has `saved`.
@@ -133,7 +133,7 @@ def mingru_backward(
     if SHAPE.fused:
         weights = _held(packed, SHAPE, False)
         transposed = _held(packed, SHAPE, True)
-        biases = _biases(parameters, unit, SHAPE, LAYER)
+        biases = _biases(input_biases, unit, SHAPE)
     row += (STEPS - 1) * SHAPE.block
     place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
     carried = tl.zeros((BLOCK_B, PAD), tl.float32)  # dL / dh, of the steps behind
@@ -177,13 +177,12 @@ def mingru_backward(
 
 
 @triton.jit
-def _product(h, held, packed, gate: tl.constexpr, SHAPE: tl.constexpr):
-    """W h of a gate (lanes, P)."""
-    zero = tl.zeros(h.shape, tl.float32)
+def _product(h, held, packed, gate: tl.constexpr, total, SHAPE: tl.constexpr):
+    """Total + W h of a gate (lanes, P)."""
     if SHAPE.resident:
-        return add_dot(h, held[gate], zero, SHAPE)
+        return add_dot(h, held[gate], total, SHAPE)
     else:
-        return add_dot(h, gate_weight(packed, gate, SHAPE), zero, SHAPE)
+        return add_dot(h, gate_weight(packed, gate, SHAPE), total, SHAPE)
 
 
 @triton.jit
@@ -195,10 +194,10 @@ def _add_back(total, gradient, held, packed, gate: tl.constexpr, SHAPE: tl.const
         return add_dot(gradient, gate_transposed(packed, gate, SHAPE), total, SHAPE)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "layer"])
 def lstm_forward(
-    where, gates, packed, output, before, cells_before, count, lanes,
-    SHAPE: tl.constexpr, LAYER: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, FINALS: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
+    where, gates, packed, output, before, cells_before, count, lanes, layer,
+    SHAPE: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, FINALS: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """A layer's outputs (rows, P) from what its input adds to the gates (rows, 4 P): i, f, o and g, which take its place. `packed`: recurrent weights."""
     PAD: tl.constexpr = SHAPE.pad
@@ -209,7 +208,7 @@ def lstm_forward(
     held = ()
     if SHAPE.resident:
         held = _held(packed, SHAPE, False)
-    own, own_cell = state_place(lane, t, unit, lanes, SHAPE, LAYER, 0, ACT), state_place(lane, t, unit, lanes, SHAPE, LAYER, 1, ACT)
+    own, own_cell = state_place(lane, t, unit, lanes, SHAPE, layer, 0, ACT), state_place(lane, t, unit, lanes, SHAPE, layer, 1, ACT)
     own_mask = present[:, None] & (unit < SHAPE.units)[None, :]
     h, c = tl.load(where.state + own, mask=own_mask, other=0.0), tl.load(where.state + own_cell, mask=own_mask, other=0.0)
     place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
@@ -223,8 +222,8 @@ def lstm_forward(
             tl.store(before + place, operand, mask=mask)
             tl.store(cells_before + place, stored(c, SHAPE), mask=mask)
         i, f, o, g = lstm_gates(
-            added[0].to(tl.float32) + _product(operand, held, packed, 0, SHAPE), added[1].to(tl.float32) + _product(operand, held, packed, 1, SHAPE),
-            added[2].to(tl.float32) + _product(operand, held, packed, 2, SHAPE), added[3].to(tl.float32) + _product(operand, held, packed, 3, SHAPE), SHAPE,
+            _product(operand, held, packed, 0, added[0].to(tl.float32), SHAPE), _product(operand, held, packed, 1, added[1].to(tl.float32), SHAPE),
+            _product(operand, held, packed, 2, added[2].to(tl.float32), SHAPE), _product(operand, held, packed, 3, added[3].to(tl.float32), SHAPE), SHAPE,
         )  # fmt: skip
         c = f * c + i * g
         h = o * tanh(c, SHAPE.approximate)
@@ -240,10 +239,10 @@ def lstm_forward(
         tl.store(where.state + own_cell, c, mask=own_mask)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "layer"])
 def gru_forward(
-    where, gates, packed, parameters, output, before, count, lanes,
-    SHAPE: tl.constexpr, LAYER: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, FINALS: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
+    where, gates, packed, state_bias, output, before, count, lanes, layer,
+    SHAPE: tl.constexpr, ACT: tl.constexpr, WRITE: tl.constexpr, FINALS: tl.constexpr, STEPS: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """A layer's outputs (rows, P) from what its input adds to r, z and n (rows, 4 P): they, and W h + b of n, take its place."""
     PAD: tl.constexpr = SHAPE.pad
@@ -254,8 +253,8 @@ def gru_forward(
     held = ()
     if SHAPE.resident:
         held = _held(packed, SHAPE, False)
-    bias = gate_bias(parameters, SHAPE.state_biases[LAYER], 0, unit, SHAPE)
-    own, own_mask = state_place(lane, t, unit, lanes, SHAPE, LAYER, 0, ACT), present[:, None] & (unit < SHAPE.units)[None, :]
+    bias = gate_bias(state_bias, 0, unit, SHAPE)
+    own, own_mask = state_place(lane, t, unit, lanes, SHAPE, layer, 0, ACT), present[:, None] & (unit < SHAPE.units)[None, :]
     h = tl.load(where.state + own, mask=own_mask, other=0.0)
     place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
     added, keep = _three(gates, gate_place, mask, SHAPE), kept(where, lane, t, present, lanes)
@@ -266,8 +265,9 @@ def gru_forward(
         operand = stored(h, SHAPE)
         if not ACT:
             tl.store(before + place, operand, mask=mask)
-        r, z = squash(added[0] + _product(operand, held, packed, 0, SHAPE), SHAPE), squash(added[1] + _product(operand, held, packed, 1, SHAPE), SHAPE)
-        recurrent = _product(operand, held, packed, 2, SHAPE) + bias
+        r = sigmoid(_product(operand, held, packed, 0, added[0], SHAPE), SHAPE.approximate)
+        z = sigmoid(_product(operand, held, packed, 1, added[1], SHAPE), SHAPE.approximate)
+        recurrent = _product(operand, held, packed, 2, tl.zeros(h.shape, tl.float32) + bias, SHAPE)
         n = tanh(added[2] + r * recurrent, SHAPE.approximate)
         h = n + z * (h - n)
         if not ACT:
