@@ -13,9 +13,6 @@ from operant.nn import Policy
 MAX_GATED, MAX_GATED_FP32 = 128, 64
 """Units of a GRU or an LSTM whose every step one program computes, padded; and of those in fp32 that are no slower than torch's: of more, registers spill."""
 
-CHECKED_MINGRU = 64
-"""Units of a MinGRU whose gradients were compared with float64 on a GPU. Wider ones go through kernels of their own, which ran there, but were not compared."""
-
 FUSED_BYTES = 64 << 10
 """Of MinGRU's weights that a program holds twice, as they are and transposed: up to so many gates and scan are one kernel."""
 
@@ -116,10 +113,8 @@ def unsupported_reason(policy: Policy, samples: int) -> str | None:
 def reason_for_torch(policy: Policy, precision: str) -> str | None:
     """The sentence that says why torch's kernels are to be preferred for a policy that could run fused, or None."""
     memory: Any = policy.net.memory
-    anyway = 'algo.kernels = "fused" takes kernels of our own all the same'
-    if memory.kind == "mingru" and memory.units > CHECKED_MINGRU:
-        return f"gradients of a mingru of {memory.units} units have not been compared with float64 on a GPU ({anyway})"
     if memory.kind != "mingru" and precision == "fp32" and memory.units > MAX_GATED_FP32:
+        anyway = 'algo.kernels = "fused" takes kernels of our own all the same'
         return f"in fp32 a {memory.kind} of {memory.units} units takes more registers than there are ({anyway})"
     return None
 
