@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from fused_probe import CARTPOLE, wide
 from toys import COUNT
 
 from operant import algos
+from operant.envs import Box
 from operant.nn import mlp
 from operant.worlds.device_world import DeviceWorld
 
-ENVS = {"cartpole": CARTPOLE, "count": COUNT}
+CELLS = replace(wide(48, 3, seen="uint8"), observation=Box(48, dtype="uint8", shape=(4, 4, 3)), time_limit=5)
+"""CartPole seen through the cells of a board."""
+
+ENVS = {"cartpole": CARTPOLE, "count": COUNT, "cells": CELLS}
 
 
 def built(algo, env, net, config, *, lanes=12, kernels="fused", where="cpu", seed=1, eager=False, steps=100_000):

@@ -94,6 +94,11 @@ def deep_padded(width: int) -> int:
     return padded(width) if width <= 64 else -(-width // 64) * 64
 
 
+def is_convolutional(policy: Policy) -> bool:
+    """Whether its network is a built-in convolutional one without a memory."""
+    return isinstance(policy.net, cnn.Convolutional)
+
+
 def unsupported_reason(policy: Policy, samples: int, net: Any = None) -> str | None:
     """The sentence that says why this policy cannot run fused, or None where it can. `samples`: (T + 1) N; `net`: its dense layers, where it has more."""
     net = policy.net if net is None else net

@@ -3,6 +3,7 @@
 - nature: Mnih et al. 2015, "Human-level control through deep reinforcement learning": 8 x 8 with stride 4, 4 x 4 with stride 2, 3 x 3, a dense layer.
 - impala: Espeholt et al. 2018, "IMPALA", figure 3, its larger network: stacks of a convolution, a pooling that halves, and two residual blocks; a dense layer.
 - board: convolutions of 3 x 3 that keep the size, for boards of a few cells, and a dense layer.
+- minatar: one convolution of 3 x 3 without padding and a dense layer (Young & Tian 2019, "MinAtar"); with `layer_norm` both are normalised, as in PQN's paper.
 
 Bytes are read by `operant.nn.inputs`, as numbers from 0 to 1 (byte / 255) or as categories one-hot, each category a channel; they are never normalised.
 On a GPU with bf16 all but the output layers computes in bf16, from parameters in float32, which receive the gradients; otherwise in the parameters' type.
@@ -29,7 +30,7 @@ from operant.nn.mlp import LAYER_NORM_EPSILON, Config, orthogonal
 if TYPE_CHECKING:
     from operant.nn.normalization import RunningNormalizer
 
-CHANNELS = {"nature": (32, 64, 64), "impala": (16, 32, 32), "board": (64, 64, 64)}
+CHANNELS = {"nature": (32, 64, 64), "impala": (16, 32, 32), "board": (64, 64, 64), "minatar": (16,)}
 SMALLEST_NATURE = 36  # pixels of a side that leave one number of each channel
 
 MOST_NUMBERS = 2**28
@@ -95,19 +96,29 @@ class _Filter(nn.Module):
 
 
 class _Plain(nn.Module):
-    """Convolutions one after the other."""
+    """Convolutions one after the other; with `normed` the channels of each place are normalised before the activation."""
 
-    def __init__(self, filters: list[_Filter]) -> None:
+    def __init__(self, filters: list[_Filter], *, normed: bool = False) -> None:
         super().__init__()
         self.filters, self._ordered = nn.ModuleList(filters), filters
+        channels = [len(layer.bias) for layer in filters] if normed else []
+        self.norm_gains = nn.ParameterList([nn.Parameter(torch.ones(count)) for count in channels])
+        self.norm_biases = nn.ParameterList([nn.Parameter(torch.zeros(count)) for count in channels])
 
     def forward(self, picture: Tensor, categories: int, dtype: torch.dtype) -> Tensor:
         """Bytes (B, H, W, C) -> (B, M, h, w)."""
         first, *others = self._ordered
-        features = torch.relu(first.read(picture, categories, dtype))
-        for layer in others:
-            features = torch.relu(layer(features))
+        features = torch.relu(self._normalised(0, first.read(picture, categories, dtype)))
+        for k, layer in enumerate(others):
+            features = torch.relu(self._normalised(k + 1, layer(features)))
         return features
+
+    def _normalised(self, k: int, features: Tensor) -> Tensor:
+        """What convolution k has put out, (B, M, h, w), over M; as it is without normalization."""
+        if not self.norm_gains:
+            return features
+        gain, shift = self.norm_gains[k].to(features.dtype), self.norm_biases[k].to(features.dtype)
+        return nn.functional.layer_norm(features.permute(0, 2, 3, 1), gain.shape, gain, shift, LAYER_NORM_EPSILON).permute(0, 3, 1, 2)
 
 
 class _Residual(nn.Module):
@@ -158,8 +169,8 @@ class Convolutions(nn.Module):
                 sides = zip(between, NATURE_KERNELS, strict=True)
                 filters = [_Filter(before, after, side, generator, stride=stride) for (before, after), (side, stride) in sides]
             else:
-                filters = [_Filter(before, after, 3, generator, padding=1) for before, after in between]
-            self.body, widest = _Plain(filters), 0
+                filters = [_Filter(before, after, 3, generator, padding=int(config.cnn == "board")) for before, after in between]
+            self.body, widest = _Plain(filters, normed=config.layer_norm and config.cnn == "minatar"), 0
             for layer, filtered in zip(filters, channels, strict=True):
                 height, width = layer.size(height), layer.size(width)
                 widest = max(widest, height * width * filtered)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KINDS = ("mlp", "cnn")
 """The networks that are built in."""
 
-DENSE = {"nature": (512,), "impala": (256,), "board": (256,)}
+DENSE = {"nature": (512,), "impala": (256,), "board": (256,), "minatar": (128,)}
 """`hidden` of a convolutional network, where it is not given."""
 
 
@@ -37,27 +37,29 @@ class Config(Section):
         description='"mlp"; "cnn" for images and boards; or "FILE.py:Class": an nn.Module, made as Class(O, H), that maps (B, O) to (B, H) and values (B); '
         "sac and td3 make their critics of it, too, which read observation and action as O + A numbers, and leave the values aside",
     )
-    cnn: Literal["nature", "impala", "board"] = Field(
+    cnn: Literal["nature", "impala", "board", "minatar"] = Field(
         "nature",
         description="nature: three strided convolutions, for images of 36 x 36 and more; impala: stacks of residual blocks, for images of any size; "
-        "board: three 3 x 3 convolutions that keep the size of the board",
+        "board: three 3 x 3 convolutions that keep the size of the board; minatar: one 3 x 3 convolution, which leaves a board's rim out",
     )
     channels: tuple[Count, ...] | None = Field(
         None,
-        description="channels of each convolution (impala: each stack); not set: [32, 64, 64] for nature, [16, 32, 32] for impala, [64, 64, 64] for board",
+        description="channels of each convolution (impala: each stack); not set: [32, 64, 64] for nature, [16, 32, 32] for impala, [64, 64, 64] for board, "
+        "[16] for minatar",
         min_length=1,
         max_length=8,
     )
     hidden: tuple[Count, ...] = Field(
         (64, 64),
-        description="width of each hidden layer; of a cnn: of its dense layers, by default [512] for nature, [256] for the others",
+        description="width of each hidden layer; of a cnn: of its dense layers, by default [512] for nature, [128] for minatar, [256] for the others",
         min_length=1,
         max_length=8,
     )
     activation: Literal["tanh", "relu", "gelu", "silu"] = Field("tanh", description="activation function of the hidden layers; a cnn always uses relu")
     layer_norm: bool = Field(
         False,
-        description="layer normalization after each hidden linear layer, before the activation; of a cnn, after each dense layer",
+        description="layer normalization after each hidden linear layer, before the activation; of a cnn, after each dense layer, and of minatar over the "
+        "channels of its convolution, too",
     )
     shared: bool = Field(False, description="actor and critic share one trunk instead of two towers; a cnn always has one trunk")
     squash: bool = Field(False, description="Box actions only: tanh-squashed normal distribution instead of clipping to the bounds")

@@ -26,11 +26,14 @@ BYTES = {"observation": 20, "actions": 3, "seen": "uint8", "judged": True}
 SHORT = {"horizon": 6, "epochs": 2, "minibatches": 2}
 PER_LAYER = "per-layer block_m=16 block_n=32 block_k=16 warps=4 stages=1 chunks=2 microbatch=32"
 
+BOARD = {"kind": "cnn", "cnn": "minatar", "hidden": [32], "layer_norm": True}
+
 PQN_CASES = [
     {"env": "cartpole", "net": NORMED, "config": {**SHORT, "normalize_observations": True}},
     {"env": JUDGED, "net": NORMED, "config": SHORT},
     {"env": JUDGED, "net": PLAIN, "config": {**SHORT, "kernel_config": PER_LAYER, "anneal": False, "horizon": 10}},
     {"env": "count", "net": NORMED, "config": {**SHORT, "kernel_config": PER_LAYER, "reward_scale": 0.5}, "iterations": 1},
+    {"env": "cells", "net": BOARD, "config": {**SHORT, "horizon": 8}, "lanes": 32},
     {"env": "count", "net": PLAIN, "config": {**SHORT, "max_gradient_norm": 0.1}},
     {"env": BYTES, "net": PLAIN, "config": SHORT},
 ]
@@ -42,7 +45,7 @@ def same(case, found):
     assert found["moved"] > 1e-3, (case, found)
 
 
-@pytest.mark.parametrize("cases", [PQN_CASES[1:4], pytest.param([*PQN_CASES[:1], *PQN_CASES[4:]], marks=pytest.mark.soak)], ids=["few", "others"])
+@pytest.mark.parametrize("cases", [PQN_CASES[1:5], pytest.param([*PQN_CASES[:1], *PQN_CASES[5:]], marks=pytest.mark.soak)], ids=["few", "others"])
 def test_whole_iterations_of_pqn_are_the_torch_paths(cases):
     """Epsilon-greedy acting, max Q, returns, several steps of Adam, statistics; legal actions and truncated episodes among them."""
     found = interpreted([("q", {"algo": "pqn", **case}) for case in cases])
@@ -94,6 +97,47 @@ def test_pqns_kernels_compile(env, precision, net, shape):
             seen.add(key)
             assert compile_for(90, kernel, arguments, options) <= LEAST_SHARED[90]
     assert {"begin", "adam_step", "finish", "reduce_partials"} <= {name for name, _ in seen}
+
+
+@needs_compiler
+@pytest.mark.compile
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("game", ["minatar_asterix", "minatar_seaquest"])
+def test_kernels_for_boards_compile(game, precision):
+    given: list = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "build", lambda *arguments, **_: given.extend(arguments))
+        config, net = PQN.Config(horizon=4, minibatches=2), mlp.Config(**{**BOARD, "hidden": [128]})
+        PQN(DeviceWorld(find(game), 32, seed=1), config, net, seed=1, steps=100)
+    from operant.kernels.dense import board
+
+    learner, reason = board.build(given[0], precision)
+    assert learner is not None, reason
+    found: list = []
+    learner.launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
+    learner.act(0)
+    learner.bootstrap(True)
+    learner.backward(0)
+    learner.reduce()
+    for kernel, arguments, options in found:
+        assert compile_for(90, kernel, arguments, options) <= LEAST_SHARED[90]
+    assert len(found) == 7
+
+
+@pytest.mark.parametrize(
+    ("net", "config", "lanes", "reason"),
+    [
+        ({"cnn": "board"}, {}, 32, 'of convolutional networks only net.cnn = "minatar"'),
+        ({"hidden": [100]}, {}, 32, r"net.hidden \[100\]"),
+        ({}, {"minibatches": 8}, 32, "a minibatch of 32 samples"),
+        ({}, {}, 48, "a minibatch of 192 samples"),
+    ],
+)
+def test_boards_that_are_not_for_fused_kernels(monkeypatch, net, config, lanes, reason):
+    monkeypatch.setattr("operant.kernels.dense.machine_reason", lambda device, precision: None)
+    with pytest.raises(ConfigError, match=reason):
+        made = PQN.Config(**{"horizon": 8, "minibatches": 2, "kernels": "fused", **config})
+        PQN(DeviceWorld(find("minatar_breakout"), lanes, seed=1), made, mlp.Config(**{**BOARD, **net}), seed=1, steps=100)
 
 
 # DQN

@@ -74,6 +74,12 @@ def plain(built, observation):
     elif name == "board":
         for k in range(len(built.net.config.channels or (64, 64, 64))):
             features = filtered(k, features, padding=1).relu()
+    elif name == "minatar":
+        features = filtered(0, features)
+        if built.net.config.layer_norm:
+            gain, shift = leaf["body.norm_gains.0"], leaf["body.norm_biases.0"]
+            features = layer_norm(features.permute(0, 2, 3, 1), gain.shape, gain, shift, eps=1e-5).permute(0, 3, 1, 2)
+        features = features.relu()
     else:
         for k in range(0, 5 * len(built.net.config.channels or (16, 32, 32)), 5):
             features = max_pool2d(filtered(k, features, padding=1), kernel_size=3, stride=2, padding=1)
@@ -102,6 +108,8 @@ CASES = {
     "board, Snake": ("board", find("snake"), {"hidden": (32,)}),
     "board, categories": ("board", showing(4, 4, categories=16), {"hidden": (16, 12), "channels": (8, 4)}),
     "board, layer normalization": ("board", showing(4, 4, categories=16), {"hidden": (16, 12), "channels": (8, 4), "layer_norm": True}),
+    "minatar, Snake": ("minatar", find("snake"), {"hidden": (32,)}),
+    "minatar, layer normalization": ("minatar", showing(10, 9, 6), {"layer_norm": True}),
     "board, planes of categories": ("board", showing(9, 9, 2, categories=3), {"hidden": (16,), "channels": (8,)}),
 }
 

@@ -43,8 +43,16 @@ def build(task: Task, *, kernels: str, precision: str, config: str = "", measure
     on_gpu = policy.device.type == "cuda"
     if kernels == "torch" or (kernels == "auto" and not on_gpu):
         return None
-    reason = kernel_spec.unsupported_reason(policy, (steps + 1) * lanes) or machine_reason(policy.device, precision)
-    if reason is None:
+    board = task.boards and kernel_spec.is_convolutional(policy)
+    reason = (None if board else kernel_spec.unsupported_reason(policy, (steps + 1) * lanes)) or machine_reason(policy.device, precision)
+    learner: Learner | None
+    if reason is None and board:
+        from operant.kernels.dense.board import build as build_for_board
+
+        learner, reason = build_for_board(task, precision if on_gpu else "fp32")
+        if learner is not None:
+            return learner
+    elif reason is None:
         from operant.kernels.dense.select import Selection
 
         spec = kernel_spec.describe(policy, precision if on_gpu else "fp32")

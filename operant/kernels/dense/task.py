@@ -58,3 +58,4 @@ class Task(NamedTuple):
     written: tuple[str, ...]
     chunks: int | None = None  # of a minibatch, where they are given: of this rank's part of it
     exchange: Exchange = SOLO  # with other ranks
+    boards: bool = False  # whether a small convolutional network may run fused, too: by `board.BoardLearner`

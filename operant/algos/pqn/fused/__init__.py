@@ -24,7 +24,7 @@ WRITTEN = ("samples", "final_value", "iteration", "skip", "learning_rate", "stat
 
 def task(policy: QPolicy, optimizer: Adam, buffers: Buffers, coefficients: Coefficients, layout: Any) -> dense.Task:
     """What is to run fused; `layout` is that of the minibatches."""
-    return dense.Task("pqn", policy, optimizer, buffers, coefficients, layout, _work, WRITTEN)
+    return dense.Task("pqn", policy, optimizer, buffers, coefficients, layout, _work, WRITTEN, boards=True)
 
 
 def _work(learner: Learner) -> dense.Work:
