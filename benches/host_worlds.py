@@ -1,4 +1,4 @@
-"""Environments on the host and a learner on the device: checks, then rates, all in one process that survives a part that fails. JSON lines.
+"""Our environments on the host's threads and a learner on the device: checks, then rates, all in one process that survives a part that fails. JSON lines.
 
     python benches/host_worlds.py                          on a GPU: everything (about 10 minutes on 16 cores)
     python benches/host_worlds.py --tiny --device cpu      the same in small, to try the script
@@ -11,18 +11,14 @@ Parts
     check       lanes on the CPU show on the device what one world there shows, by both kinds of world
     breakout    Breakout's rules on CPU threads, PPO with 128-128 on the device: steps a second, learning included, and the share that steps take
     buffers     the same by a linear policy, nothing learned, by buffers 1, 2, 4, 8 x threads, with and without pinned memory
-    ale         Pong by ale-py, Nature CNN: stepping alone, and training
-    ale_learn   the curve of Pong for some minutes
-    mujoco_learn  the curves of HalfCheetah-v5
-    mujoco      HalfCheetah-v5 by PPO and SAC: stepping alone, and training
+
+Environments of others: benches/outside_worlds.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 import traceback
 
@@ -32,9 +28,7 @@ import torch
 from operant import envs
 from operant.config import load as configuration
 from operant.data import Collector
-from operant.host import processes
 from operant.training.build import build
-from operant.training.evaluate import Evaluator
 from operant.worlds import BridgedWorld, DeviceWorld, HostWorld
 
 CASES = ((65536, 32, 2), (131072, 16, 4), (65536, 32, 4), (32768, 64, 2), (65536, 32, 8), (16384, 128, 2), (65536, 32, 1))
@@ -42,7 +36,7 @@ CASES = ((65536, 32, 2), (131072, 16, 4), (65536, 32, 4), (32768, 64, 2), (65536
 MORE = {(65536, 32, 2): ((1, True), (4, False), (4, True)), (131072, 16, 4): ((1, True),)}
 """Of some of them: epochs, and whether learning goes on beside the next collection."""
 THREADS = (16, 8, 4, 2, 1)
-PARTS = ("check", "overlap", "cpu", "breakout", "buffers", "ale", "mujoco", "ale_learn", "mujoco_learn")
+PARTS = ("check", "overlap", "cpu", "breakout", "buffers")
 
 
 def say(part: str, **figures) -> None:
@@ -207,8 +201,6 @@ def once(device: torch.device, tiny: bool) -> None:
     stepped_alone(2048, 1, 2, 0.05)
     stepped_together(2048, 1, 0.05)
     stepped_together(65536, 2, 0.05)
-    for config in mujoco_configs(tiny):
-        say("once", **trained(config, device, 0.2))
 
 
 def breakout(device: torch.device, tiny: bool) -> None:
@@ -310,140 +302,6 @@ def overlapped(world, horizon: int, times: int) -> float:
         collector.carry_on()
     wait(world.device)
     return times * horizon * world.count / (time.perf_counter() - began)
-
-
-def ale_config(lanes: int, tiny: bool, *extra: str):
-    words = ["algo.horizon=4", "algo.minibatches=1", "env.time_limit=30"] if tiny else []
-    return configuration.load(configuration_source("ppo/ale"), ["env.name=ale:pong", f"env.lanes={lanes}", *words, *extra])
-
-
-def configuration_source(name: str):
-    from operant.config import recipes
-
-    return recipes.find_source(name)
-
-
-def raw_ale(lanes: int, steps: int) -> float:
-    """Steps a second of ale-py itself, by as many threads as there are cores."""
-    import numpy as np
-    from ale_py.vector_env import AtariVectorEnv
-
-    made = AtariVectorEnv("pong", lanes, num_threads=numba.get_num_threads(), reward_clipping=False)
-    at = time.perf_counter()
-    made.reset(seed=1)
-    actions, began = np.ones(lanes, np.int64), time.perf_counter()
-    for _ in range(steps):
-        made.step(actions)
-    rate = steps * lanes / (time.perf_counter() - began)
-    say("ale", raw=rate, lanes=lanes, reset_s=began - at)
-    return rate
-
-
-ALE = {
-    "one process, 256 lanes, learning beside": ("ale", ("env.lanes=256", "algo.overlap=true")),
-    "one process, learning beside": ("ale", ("algo.overlap=true",)),
-    "processes, 256 lanes, learning beside": ("envpool", ("env.lanes=256", "algo.overlap=true")),
-    "processes, learning beside": ("envpool", ("algo.overlap=true",)),
-    "one process": ("ale", ()),
-}
-"""Words of Pong's cases, and which sources step their lanes by threads of their own, of one process."""
-
-
-def ale(device: torch.device, tiny: bool) -> None:
-    raw = raw_ale(4 if tiny else 128, 10 if tiny else 100)
-    for label, (threaded, words) in ALE.items():
-        processes.THREADED = (threaded,)
-        config, began = ale_config(4 if tiny else 128, tiny, *words), time.perf_counter()
-        figures = trained(config, device, 0.2 if tiny else 2.5, before=2)
-        say("ale", label=label, lanes=config.lanes, share_of_raw=figures["sps"] / raw, took_s=time.perf_counter() - began, **figures)
-
-
-def ale_learn(device: torch.device, tiny: bool) -> None:
-    words = ("algo.horizon=32", "algo.epochs=6", "algo.overlap=true")
-    learned("ale_learn", ale_config(4, True) if tiny else ale_config(128, False, *words), device, tiny, seconds=1 if tiny else 86, mark=20, most=27_000)
-
-
-def mujoco_learn(device: torch.device, tiny: bool) -> None:
-    for name in ("ppo", "sac"):
-        words = ["env.lanes=4", "algo.horizon=4", *(["algo.minibatches=1"] if name == "ppo" else ["algo.learning_starts=64", "algo.updates_per_step=1"])]
-        config = configuration.load(configuration_source(f"{name}/gymnasium_halfcheetah"), words if tiny else [])
-        learned(f"mujoco_learn {name}", config, device, tiny, seconds=1 if tiny else 40, mark=1e9, most=1000)
-
-
-def learned(part: str, config, device: torch.device, tiny: bool, *, seconds: float, mark: float, most: int) -> None:
-    """The curve of a recipe: mean returns of the episodes that ended in training, then greedy evaluations where those are near the mark, and at the end."""
-    algo = build(config, device)
-    evaluator = Evaluator(algo.actor, config.environment, config.params, episodes=2 if tiny else 16, seed=1, max_steps=32 if tiny else most)
-    algo.start()
-    sums = torch.zeros(algo.world.episode_sums(algo.rollout).shape, dtype=torch.float64, device=device)
-    began, iteration, paused, told, near = time.perf_counter(), 0, 0.0, 0.0, False
-    while (spent := time.perf_counter() - began - paused) < seconds:
-        for phase in algo.phases:
-            phase.run()
-        iteration += 1
-        sums += algo.world.episode_sums(algo.rollout)
-        if spent - told > seconds / 20:
-            wait(device)
-            told, (episodes, _, returns) = spent, sums[:3].tolist()
-            sums.zero_()
-            near = episodes > 0 and returns / episodes > mark - 0.8
-            say(part, seconds=round(spent, 1), steps=iteration * algo.steps_per_iteration, episodes=episodes, mean=returns / max(episodes, 1))
-        if near or spent > seconds - 1:
-            at, mean = time.perf_counter(), evaluator.run(iteration).mean
-            paused += time.perf_counter() - at
-            say(part, seconds=round(spent, 1), steps=iteration * algo.steps_per_iteration, greedy=mean, took_s=time.perf_counter() - at)
-            if mean >= mark or spent > seconds - 1:
-                break
-            near = False
-    algo.world.close()
-    evaluator.rollout.world.close()
-
-
-def mujoco_configs(tiny: bool):
-    of_sac = ["algo.learning_starts=64", f"algo.batch_size={64 if tiny else 256}"]
-    for name, words in (("ppo", [f"algo.horizon={8 if tiny else 64}"]), ("sac", of_sac)):
-        words = [f"algo.name={name}", *words, f"env.lanes={8 if tiny else 64}", "env.name=gymnasium:HalfCheetah-v5"]
-        yield configuration.load(None, [*words, *(["algo.minibatches=2"] if name == "ppo" else ["algo.horizon=4", "algo.replay_capacity=64k"])])
-
-
-STEPPED = """
-import time, sys
-import gymnasium, numpy
-envs = [gymnasium.make("HalfCheetah-v5") for _ in range(4)]
-actions = numpy.random.default_rng(1).uniform(-1, 1, (100, 6)).astype("float32")
-for env in envs:
-    env.reset(seed=1)
-print("ready", flush=True)
-sys.stdin.readline()
-until, steps = time.perf_counter() + float(sys.argv[1]), 0
-while time.perf_counter() < until:
-    for env in envs:
-        if env.step(actions[steps % 100])[3]:
-            env.reset()
-        steps += 1
-print(steps, flush=True)
-"""
-
-
-def raw_gym(seconds: float) -> float:
-    """Steps a second of Gymnasium itself, in a process a core that waits for no other."""
-    count = numba.get_num_threads()
-    started = [subprocess.Popen([sys.executable, "-W", "ignore", "-c", STEPPED, str(seconds)], stdin=-1, stdout=-1, stderr=-3, text=True) for _ in range(count)]
-    for one in started:
-        one.stdout.readline()
-    for one in started:
-        one.stdin.write("\n")
-        one.stdin.flush()
-    rate = sum(int(one.communicate()[0]) for one in started) / seconds
-    say("mujoco", raw=rate, processes=count)
-    return rate
-
-
-def mujoco(device: torch.device, tiny: bool) -> None:
-    raw = raw_gym(0.2 if tiny else 1.5)
-    for config in mujoco_configs(tiny):
-        figures = trained(config, device, 0.5 if tiny else 2)
-        say("mujoco", algo=config.algo_name, lanes=config.lanes, share_of_raw=figures["sps"] / raw, **figures)
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ class HostEnv(Env):
     observed: tuple[spaces.Field, ...] = ()  # which numbers of an observation are what
     pictures: bool = False  # whether `render` shows it
     channels_first: bool = False  # whether the rows of pictures are (C, H, W) where they are stepped, not (H, W, C) as they are observed
-    frame_shape: tuple[int, ...] = ()  # (H, W, C) of a picture before it is made grey or smaller, where each lane is an environment of its own
+    frame_shape: tuple[int, ...] = ()  # (H, W, C) of one picture before it is made grey, smaller or stacked, where it can come so
     hosting: Hosting = field(default=Hosting(), compare=False)
 
     @property
@@ -124,7 +124,7 @@ def _of_vector(source: Source, vector: vectors.Vector) -> _Found:
     masks = info.get(spaces.MASK) if isinstance(info, dict) else None
     mask = spaces.mask_of({} if masks is None else {spaces.MASK: masks[0]}, spaces.picked(value, 0), action.sizes)
     shown = {"render_modes": ["rgb_array"]} if seen.shape else {}  # what it observes is its picture
-    return _Found(seen, action, mask, None, shown, vectors.channels_first(vector.single_observation_space))
+    return _Found(seen, action, mask, None, shown, vectors.channels_first(vector.single_observation_space), vector.frame_shape)
 
 
 def _params(kwargs: Mapping[str, Any]) -> type:

@@ -32,7 +32,7 @@ def taps(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
-    """(H, W, C) bytes -> (height, width, C): each pixel the mean of the area that it covers."""
+    """(H, W, C) bytes -> (height, width, C): each pixel the mean of the area that it covers; between two whole numbers the even one, as OpenCV has it."""
     before = picture.shape[:2]
     if before == (height, width):
         return picture
@@ -41,5 +41,5 @@ def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
     numbers = picture.astype(np.int32)
     numbers = sum(numbers[at] * weight[:, None, None] for at, weight in zip(rows, row_weights, strict=True))
     numbers = sum(numbers[:, at] * weight[:, None] for at, weight in zip(columns, column_weights, strict=True))
-    area = before[0] * before[1]
-    return ((numbers + area // 2) // area).astype(np.uint8)
+    whole, rest = np.divmod(numbers, before[0] * before[1])
+    return (whole + (2 * rest + (whole & 1) > before[0] * before[1])).astype(np.uint8)

@@ -49,6 +49,7 @@ class Source(NamedTuple):
     grayscale: bool = False
     resize: int | None = None  # pixels a side
     sticky: float = 0.0  # the chance that the action before is taken instead
+    frame: tuple[int, ...] = ()  # (H, W) of a game whose frames come as they are, one after the other, to be resized and stacked elsewhere
 
     def to_json(self) -> str:
         """For a worker's process."""

@@ -37,6 +37,7 @@ class Vector:
 
     single_observation_space: Any
     single_action_space: Any
+    frame_shape: tuple[int, ...] = ()  # (H, W, C) of what it can show instead, if asked for: see `Source.frame`
 
     def __init__(self, source: Source, count: int, threads: int) -> None:
         self.source, self.count, self.threads = source, count, threads
@@ -98,18 +99,36 @@ class Ale(Native):
         source, game = self.source, self.source.name.rpartition("/")[2].partition("-")[0]
         game = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in game).strip("_")
         side, skip = source.resize or 84, source.frame_skip if source.frame_skip > 1 else 4
+        kwargs = dict(source.kwargs)
         usual = {"frameskip": skip, "stack_num": source.frame_stack if source.frame_stack > 1 else 4, "img_height": side, "img_width": side}
+        if source.frame:
+            usual |= {"stack_num": 1, "img_height": source.frame[0], "img_width": source.frame[1]}
         if source.time_limit is not None:
             usual["max_num_frames_per_episode"] = source.time_limit * skip
         chances = {"repeat_action_probability": source.sticky, "reward_clipping": False, "num_threads": self.threads}
         try:
-            return AtariVectorEnv(game, self.count, autoreset_mode=AutoresetMode.SAME_STEP, **{**usual, **chances, **dict(source.kwargs)})
+            made = AtariVectorEnv(game, self.count, autoreset_mode=AutoresetMode.SAME_STEP, **{**usual, **chances, **kwargs})
+            if not source.frame and not kwargs.keys() & {"grayscale", "stack_num", "img_height", "img_width"}:
+                self.frame_shape = _screen(game)
+            return made
         except Exception as error:
             raise SourceError(f"ale:{source.name} could not be made: {type(error).__name__}: {error}") from error
 
     def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
         """Begin all lanes anew: observations and info."""
         return self.env.reset(seed=seeds.astype(np.int32))  # type: ignore[no-any-return]
+
+
+def _screen(game: str) -> tuple[int, int, int]:
+    """Height and width of a game's picture, in grey."""
+    from ale_py import ALEInterface, LoggerMode, roms
+
+    ALEInterface.setLoggerMode(LoggerMode.Error)
+    machine, rom = ALEInterface(), roms.get_rom_path(game)
+    assert rom is not None  # it has just been made
+    machine.loadROM(rom)
+    height, width = machine.getScreenDims()
+    return int(height), int(width), 1
 
 
 class Pool(Vector):

@@ -146,7 +146,7 @@ class BufferedWorld:
         for name in names:
             place = getattr(slot, name)
             if place is not None:
-                self._put(name, place[..., lanes], staging.shown[name])
+                self._put(k, name, place[..., lanes])
                 if name == "reward":
                     self._clip_rewards(place[lanes])
 
@@ -169,9 +169,9 @@ class BufferedWorld:
 
     # WHAT A SUBCLASS DOES
 
-    def _put(self, name: str, place: Tensor, shown: Tensor) -> None:
-        """What a buffer shows into its place of a slot."""
-        place.copy_(shown)
+    def _put(self, k: int, name: str, place: Tensor) -> None:
+        """What buffer k shows into its place of a slot."""
+        place.copy_(self._staging[k].shown[name])
 
     def _reset(self) -> None:
         """Begin every lane anew."""

@@ -39,8 +39,8 @@ def lane_seeds(seed: int, stream: int, tick: int, lanes: int, lane0: int = 0) ->
 
 
 class HostWorld(BufferedWorld):
-    """N lanes of an outside environment. `draws`: there are pictures, too (see `pictures`). `raw`: observed pictures come to the device as they are, and are
-    made grey and smaller there; by default on a GPU.
+    """N lanes of an outside environment. `draws`: there are pictures, too (see `pictures`). `raw`: observed pictures come to the device one at a time and as
+    they are, and are made grey, smaller and stacked there; by default on a GPU.
 
     Its processes start at the first reset, and end with this object or `close`, or with this process.
     """
@@ -60,9 +60,10 @@ class HostWorld(BufferedWorld):
         side = MOST_SIDE if draws else 0
         # What makes the pictures what is observed, where the processes do not.
         self._pictures, self._source, size = None, source, seen.size
-        if (self.device.type == "cuda" if raw is None else raw) and env.frame_shape and (source.grayscale or source.resize):
-            self._pictures = Pictures(env.frame_shape, source.frame_stack, source.resize, self.device, grey=source.grayscale)
-            self._source, size = source._replace(grayscale=False, resize=None), math.prod(env.frame_shape) * source.frame_stack
+        if (self.device.type == "cuda" if raw is None else raw) and env.frame_shape and seen.shape != env.frame_shape:
+            self._pictures = Pictures(env.frame_shape, seen.shape, N, self.device, grey=source.grayscale, blank=source.kind == "ale")
+            self._source = source._replace(grayscale=False, resize=None, frame_stack=1, frame=env.frame_shape[:2])
+            size = math.prod(env.frame_shape)
         self._shape = Shape(N, size, seen.dtype, env.action_size, "float32" if boxed else "int32", env.mask_size, side)
         self._started: Steppers | None = None
         self.late = len(self.buffers) // 2 if hosting.processes else 0
@@ -91,6 +92,7 @@ class HostWorld(BufferedWorld):
         for k in range(len(self.buffers)):
             steppers.finish("reset", k)
             self._check(k, "reset")
+        steppers.blocks.terminated[:] = 1  # what is shown now begins an episode
         self._age[:], self._total[:] = 0, 0.0
 
     def _begin(self, k: int, offset: int) -> None:
@@ -110,14 +112,27 @@ class HostWorld(BufferedWorld):
     def _show_finals(self, k: int, slot: Slot) -> None:
         """All of the buffer's, where an episode has ended."""
         part, blocks = self.buffers[k], self._steppers.blocks
-        if bool((blocks.truncated[part] | blocks.terminated[part]).any()):
-            self._put("observation", slot.final_observation[:, part], self._blocks["final_observation"][part].to(self.device, non_blocking=True).t())
+        ended = np.flatnonzero(blocks.truncated[part] | blocks.terminated[part])
+        if self._pictures is not None and len(ended):
+            lanes = torch.from_numpy(ended + part.start)
+            there = lanes.to(self.device)
+            slot.final_observation.t()[there] = self._pictures.last(self._blocks["final_observation"][lanes].to(self.device), there)
+        elif len(ended):
+            self._turned(slot.final_observation[:, part], self._blocks["final_observation"][part].to(self.device, non_blocking=True).t())
 
-    def _put(self, name: str, place: Tensor, shown: Tensor) -> None:
-        """Pictures of channels first are turned where they are read, and those that come as they are made what is observed."""
+    def _put(self, k: int, name: str, place: Tensor) -> None:
+        """Pictures that come as they are are made what is observed."""
+        shown = self._staging[k].shown
         if name == "observation" and self._pictures is not None:
-            place.t().copy_(self._pictures(shown.t()))
-        elif name == "observation" and self.spec.channels_first:
+            place.t().copy_(self._pictures.observed(shown[name].t(), self.buffers[k], shown["terminated"] | shown["truncated"]))
+        elif name == "observation":
+            self._turned(place, shown[name])
+        else:
+            place.copy_(shown[name])
+
+    def _turned(self, place: Tensor, shown: Tensor) -> None:
+        """Pictures of channels first are turned where they are read."""
+        if self.spec.channels_first:
             height, width, channels = self.spec.observation.shape
             place.t().unflatten(1, (height, width, channels)).copy_(shown.t().unflatten(1, (channels, height, width)).permute(0, 2, 3, 1))
         else:

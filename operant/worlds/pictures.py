@@ -1,4 +1,4 @@
-"""Pictures of outside environments made grey and smaller on the device that learns: the bytes of operant/host/pictures.py. Knows no environment."""
+"""Pictures of outside environments made grey, smaller and stacked on the device that learns: the bytes of operant/host. Knows no environment."""
 
 from __future__ import annotations
 
@@ -9,31 +9,51 @@ from operant.host.pictures import LUMA, taps
 
 
 class Pictures:
-    """Rows of frames as they come, (n, H x W x k x C) bytes, made rows of what is observed. Fixed tensors alone, so that a CUDA graph can hold it."""
+    """N lanes' frames as they come, rows of H x W x C bytes, made rows of what is observed, h x w x k x c: the last k of a lane, oldest first.
 
-    def __init__(self, shape: tuple[int, ...], frames: int, side: int | None, device: torch.device, *, grey: bool) -> None:
-        self._shape, self._frames, self._grey = shape, frames, grey
-        height, width, _ = shape
-        self._area = height * width
-        small = side is not None and (height, width) != (side, side)
-        self._taps = [(axis, [_tap(*tap, axis, device) for tap in zip(*taps(shape[axis - 1], side), strict=True)]) for axis in (1, 2)] if small else []
+    Where an episode has just begun the older ones are its first frame, or nothing (`blank`). Fixed tensors alone, so that a CUDA graph can hold it.
+    """
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """(n, H x W x k x C) -> (n, h x w x k x c)."""
-        height, width, channels = self._shape
-        numbers = rows.view(len(rows), height, width, self._frames, channels).int()
+    def __init__(self, frame: tuple[int, ...], observed: tuple[int, ...], lanes: int, device: torch.device, *, grey: bool, blank: bool) -> None:
+        """`frame` (H, W, C), `observed` (h, w, k x c)."""
+        self._shape, self._grey, self._blank, self._area = frame, grey and frame[2] >= len(LUMA), blank, frame[0] * frame[1]
+        self._taps = []
+        for axis, before, after in ((1, frame[0], observed[0]), (2, frame[1], observed[1])):
+            if frame[:2] != observed[:2]:
+                self._taps.append((axis, [_tap(*tap, axis, device) for tap in zip(*taps(before, after), strict=True)]))
+        channels = 1 if self._grey else frame[2]
+        self._seen = torch.zeros(lanes, observed[0] * observed[1], observed[2] // channels, channels, dtype=torch.uint8, device=device)
+
+    def observed(self, frames: Tensor, lanes: slice, begun: Tensor) -> Tensor:
+        """What lanes show, (n, H x W x C), after which they observe this (n, h x w x k x c). `begun` (n): whether it is the first of an episode."""
+        seen, newest = self._seen[lanes], self._made(frames)
+        older = seen[:, :, 1:]
+        first = torch.zeros_like(older) if self._blank else newest.expand_as(older)
+        seen.copy_(torch.cat([torch.where(begun.bool()[:, None, None, None], first, older), newest], 2))
+        return seen.flatten(1)
+
+    def last(self, frames: Tensor, lanes: Tensor) -> Tensor:
+        """What some lanes observe at the end of an episode, whose last frames these are: before `observed` is told of the next."""
+        return torch.cat([self._seen[lanes][:, :, 1:], self._made(frames)], 2).flatten(1)
+
+    def _made(self, rows: Tensor) -> Tensor:
+        """(n, H x W x C) -> (n, h x w, 1, c)."""
+        numbers = rows.view(len(rows), *self._shape)
+        if self._grey or self._taps:
+            numbers = numbers.int()
         if self._grey:
             red, green, blue = (numbers[..., k] * weight for k, weight in enumerate(LUMA))
             numbers = ((red + green + blue + 32_768) >> 16)[..., None]
         for axis, pixels in self._taps:
-            numbers = torch.stack([numbers.index_select(axis, at) * weight for at, weight in pixels]).sum(0, dtype=torch.int32)
-        if self._taps:
-            numbers = (numbers + self._area // 2) // self._area
-        return numbers.to(torch.uint8).flatten(1)
+            numbers = sum((numbers.index_select(axis, at) * weight for at, weight in pixels[1:]), numbers.index_select(axis, pixels[0][0]) * pixels[0][1])
+        if self._taps:  # the nearest whole number, of two the even one
+            whole = numbers // self._area
+            numbers = whole + ((numbers - whole * self._area) * 2 + (whole & 1) > self._area)
+        return numbers.to(torch.uint8).flatten(1, 2)[:, :, None]
 
 
 def _tap(index: object, weight: object, axis: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Pixels and weights along an axis of (n, H, W, k, C)."""
-    shape = [1] * 5
+    """Pixels and weights along an axis of (n, H, W, C)."""
+    shape = [1] * 4
     shape[axis] = -1
     return torch.as_tensor(index, device=device), torch.as_tensor(weight, device=device).view(shape)

@@ -18,10 +18,10 @@ gymnasium = pytest.importorskip("gymnasium")
 TOYS = Path(__file__).parents[1] / "outside_toys.py"
 
 
-def steps_of(source, steps, *, processes=0, lanes=3, action=1):
+def steps_of(source, steps, *, processes=0, lanes=3, action=1, raw=None):
     """Everything that some steps with the same actions show, and the world."""
     env = outside.declare(source)
-    world = HostWorld(replace(env, hosting=outside.Hosting(processes)), lanes, seed=2)
+    world = HostWorld(replace(env, hosting=outside.Hosting(processes)), lanes, seed=2, raw=raw)
     slot, seen = world.slot(), []
     world.reset(slot)
     seen.append(slot.observation.clone())
@@ -92,6 +92,13 @@ def test_ale_shows_frames_of_a_game():
     assert len(np.unique(seen[-5].numpy())) > 2
     before, after = (observation.t().unflatten(1, env.observation.shape) for observation in (seen[6], seen[11]))
     assert torch.equal(before[..., 1:], after[..., :-1]) and not torch.equal(before, after), "the newest frame is the last channel"
+
+
+def test_a_game_is_resized_and_stacked_where_it_is_learnt():
+    """The same bytes as by ale-py, episodes' first and last pictures among them."""
+    pytest.importorskip("ale_py")
+    found = [steps_of(Source("ale", "pong", time_limit=6), 14, lanes=2, action=2, raw=raw)[0] for raw in (False, True)]
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)) and sum(len(one.unique()) for one in found[0][::5]) > 50
 
 
 @pytest.mark.parametrize(("kind", "package"), [("ale", "ale_py.vector_env"), ("envpool", "envpool")])

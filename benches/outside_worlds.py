@@ -1,0 +1,300 @@
+"""Outside environments and a learner on the device: their own rate alone, then rates and curves with learning included. JSON lines.
+
+    python benches/outside_worlds.py                          on a GPU with 16 cores: everything (some minutes)
+    python benches/outside_worlds.py --tiny --device cpu      the same in small, to try the script
+
+Parts
+    ale_alone     Pong by ale-py with random actions and nothing else: its vector environment with a thread a core, and in a process a core that waits for no
+                  other; then our processes without a learner
+    ale           Pong by PPO with the Nature CNN: training, beside those
+    ale_learn     the curve of Pong
+    mujoco_alone  HalfCheetah-v5 by Gymnasium, one environment in a process a core that waits for no other, random actions
+    mujoco        HalfCheetah-v5 by PPO and SAC: training, beside that
+    mujoco_learn  the curves of HalfCheetah-v5
+    resize        a user's pictures of 210 x 160 in colour, made grey and small and stacked by the processes, and on the device: the same bytes, rates
+
+"Alone" is measured over whole episodes and their beginnings: a game of Pong that begins takes as long as some steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from host_worlds import compare, rollout, say, trained, wait
+
+from operant.config import load as configuration
+from operant.config import recipes
+from operant.envs import outside
+from operant.host.processes import Steppers
+from operant.host.source import Source
+from operant.training.build import build
+from operant.training.evaluate import Evaluator
+from operant.worlds import HostWorld
+
+PARTS = ("ale_alone", "ale", "mujoco_alone", "mujoco", "resize", "ale_learn", "mujoco_learn")
+CORES = len(os.sched_getaffinity(0))
+ALONE: dict[str, float] = {}
+"""Rates alone, in steps a second."""
+CHOSEN = argparse.Namespace()
+"""What the command line says."""
+
+# ALONE
+
+ALE_ALONE = """
+import sys, time
+import numpy
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.vector import AutoresetMode
+lanes, threads, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+env = AtariVectorEnv("pong", lanes, num_threads=threads, reward_clipping=False, autoreset_mode=AutoresetMode.SAME_STEP)
+env.reset(seed=1)
+actions = numpy.random.default_rng(1).integers(0, 6, (64, lanes))
+print("ready", flush=True)
+sys.stdin.readline()
+began, steps, ended = time.perf_counter(), 0, 0
+while time.perf_counter() - began < seconds:
+    _, _, terminated, truncated, _ = env.step(actions[steps % 64])
+    steps, ended = steps + 1, ended + int((terminated | truncated).sum())
+print(steps * lanes / (time.perf_counter() - began), ended, flush=True)
+"""
+
+MUJOCO_ALONE = """
+import sys, time
+import gymnasium, numpy
+env = gymnasium.make("HalfCheetah-v5")
+actions = numpy.random.default_rng(1).uniform(-1, 1, (100, 6)).astype("float32")
+env.reset(seed=1)
+print("ready", flush=True)
+sys.stdin.readline()
+began, steps, ended = time.perf_counter(), 0, 0
+while time.perf_counter() - began < float(sys.argv[3]):
+    steps += 1
+    if env.step(actions[steps % 100])[3]:
+        env.reset()
+        ended += 1
+print(steps / (time.perf_counter() - began), ended, flush=True)
+"""
+
+
+def alone(program: str, lanes: int, threads: int, processes: int, seconds: float) -> tuple[float, int]:
+    """Steps a second and episodes that ended, of processes that begin together and do not wait for each other."""
+    words = [sys.executable, "-W", "ignore", "-c", program, str(lanes), str(threads), str(seconds)]
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    started = [subprocess.Popen(words, stdin=-1, stdout=-1, stderr=-3, text=True, env=settings) for _ in range(processes)]
+    for one in started:
+        one.stdout.readline()
+    for one in started:
+        one.stdin.write("\n")
+        one.stdin.flush()
+    told = [one.communicate()[0].split() for one in started]
+    return sum(float(rate) for rate, _ in told), sum(int(ended) for _, ended in told)
+
+
+def ale_alone(device: torch.device, tiny: bool) -> None:
+    seconds = 0.5 if tiny else 6.0
+    for label, lanes, threads, count in (("its vector environment", 8 * CORES, CORES, 1), ("a process a core", 8, 1, CORES)):
+        rate, ended = alone(ALE_ALONE, lanes, threads, count, seconds)
+        ALONE["ale"] = max(rate, ALONE.get("ale", 0.0))
+        say("ale_alone", label=f"ale-py, {label}", lanes=lanes * count, sps=rate, ended=ended)
+    for frame in ((210, 160), ()) if CHOSEN.all else ((210, 160),):
+        say("ale_alone", label="our processes, 4 buffers", frame=frame, **stepped(Source("ale", "pong", frame=frame), 8 * CORES, 4, seconds))
+
+
+def stepped(source: Source, lanes: int, buffers: int, seconds: float) -> dict[str, float]:
+    """Our processes without a learner, the later half of the buffers stepped while the others are told: steps a second."""
+    env = replace(outside.declare(source._replace(frame=())), hosting=outside.Hosting(CORES, buffers), source=source)
+    world = HostWorld(env, lanes, seed=1, device="cpu", raw=False)
+    shape = world._shape._replace(observation=source.frame[0] * source.frame[1]) if source.frame else world._shape
+    parts = [range(part.start, part.stop) for part in world.buffers]
+    steppers = Steppers(source, shape, parts, processes=CORES, timeout_s=60.0)
+    steppers.blocks.seed[:] = np.arange(lanes)
+    for k in range(buffers):
+        steppers.begin("reset", k)
+    for k in range(buffers):
+        steppers.finish("reset", k)
+    draw, late, place, ended = np.random.default_rng(1), max(1, buffers // 2), 0, 0
+    began = time.perf_counter()
+    while (spent := time.perf_counter() - began) < seconds or place % buffers:
+        steppers.blocks.action[parts[place % buffers], 0] = draw.integers(0, 6, len(parts[place % buffers]))
+        steppers.begin("step", place % buffers)
+        if place >= late:
+            done = parts[(place - late) % buffers]
+            steppers.finish("step", (place - late) % buffers)
+            ended += int(steppers.blocks.terminated[done].sum())
+        place += 1
+    steppers.close()
+    return {"sps": place // buffers * lanes / spent, "ended": ended}
+
+
+def mujoco_alone(device: torch.device, tiny: bool) -> None:
+    rate, ended = alone(MUJOCO_ALONE, 1, 1, CORES, 0.3 if tiny else 3.0)
+    ALONE["mujoco"] = rate
+    say("mujoco_alone", label="Gymnasium, a process a core", processes=CORES, sps=rate, ended=ended)
+
+
+# TRAINING
+
+ALE = {
+    "128 lanes, 4 buffers, learning beside": ("env.lanes=128", "env.buffers=4", "algo.overlap=true"),
+    "256 lanes, 4 buffers, learning beside": ("env.lanes=256", "env.buffers=4", "algo.horizon=64", "algo.overlap=true"),
+    "128 lanes, 2 buffers, learning after": ("env.lanes=128", "env.buffers=2"),
+    "asynchronous, 256 lanes, learning beside": ("env.lanes=256", "env.buffers=1", "env.asynchronous=true", "algo.horizon=64", "algo.overlap=true"),
+}
+TINY_ALE = ("env.lanes=8", "algo.horizon=4", "algo.minibatches=1", "env.time_limit=30")
+
+
+def ale_config(*words: str):
+    return configuration.load(recipes.find_source("ppo/ale"), ["env.name=ale:pong", *words])
+
+
+def share(kind: str, sps: float) -> dict[str, float]:
+    return {"share_of_alone": sps / ALONE[kind]} if kind in ALONE else {}
+
+
+def ale(device: torch.device, tiny: bool) -> None:
+    for label, words in ALE.items():
+        if CHOSEN.cases and not any(one in label for one in CHOSEN.cases.split("|")):
+            continue
+        config, began = ale_config(*words, *(TINY_ALE if tiny else ())), time.perf_counter()
+        try:
+            figures = trained(config, device, 0.2 if tiny else 4.0, before=2)
+        except Exception as error:
+            say("ale", label=label, failed=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+            continue
+        say("ale", label=label, lanes=config.lanes, took_s=time.perf_counter() - began, **share("ale", figures["sps"]), **figures)
+
+
+def mujoco_configs(tiny: bool) -> Iterator:
+    for name, words in (("ppo", (f"algo.horizon={8 if tiny else 64}",)), ("sac", ("algo.learning_starts=64", "algo.horizon=4", "algo.replay_capacity=64k"))):
+        sizes = [f"env.lanes={8 if tiny else 64}", *([f"algo.{'minibatches=2' if name == 'ppo' else 'batch_size=64'}"] if tiny else [])]
+        yield configuration.load(None, [f"algo.name={name}", *words, *sizes, "env.name=gymnasium:HalfCheetah-v5"])
+
+
+def mujoco(device: torch.device, tiny: bool) -> None:
+    for config in mujoco_configs(tiny):
+        figures = trained(config, device, 0.5 if tiny else 3)
+        say("mujoco", algo=config.algo_name, lanes=config.lanes, **share("mujoco", figures["sps"]), **figures)
+
+
+SCREEN = """
+import gymnasium, numpy
+NOISE = numpy.random.default_rng(1).integers(0, 256, (16, 210, 160, 3), dtype=numpy.uint8)
+class Screen(gymnasium.Env):
+    observation_space, action_space, at = gymnasium.spaces.Box(0, 255, (210, 160, 3), numpy.uint8), gymnasium.spaces.Discrete(2), 0
+    def reset(self, *, seed=None, options=None):
+        self.at = 0
+        return NOISE[0], {}
+    def step(self, action):
+        self.at += 1
+        return NOISE[self.at % 16], 0.0, self.at == 37, False, {}
+"""
+
+
+def resize(device: torch.device, tiny: bool) -> None:
+    pong = configuration.load(None, ["env.name=ale:pong", "env.time_limit=12"]).environment
+    worlds = [HostWorld(pong, 4 if tiny else 16, seed=3, device=where, raw=raw) for where, raw in (("cpu", False), (device, True))]
+    compare("ale:pong", *(rollout(world, 30) for world in worlds))
+    for world in worlds:
+        world.close()
+    lanes, steps = (8, 4) if tiny else (64, 200)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "screen.py"
+        path.write_text(SCREEN)
+        words = ["env.grayscale=true", "env.resize=84", "env.frame_stack=4", f"env.lanes={lanes}", "env.buffers=4"]
+        env = configuration.load(None, [f"env.name={path}:Screen", *words]).environment
+        for raw in (False, True):
+            world = HostWorld(env, lanes, seed=1, device=device, raw=raw)
+            slot = world.slot()
+            world.reset(slot)
+            slot.action.zero_()
+            world.step(slot)
+            wait(device)
+            began = time.perf_counter()
+            for _ in range(steps):
+                world.step(slot)
+            wait(device)
+            rate = steps * lanes / (time.perf_counter() - began)
+            pixels = slot.observation.long()
+            say("resize", on="device" if raw else "processes", frame=env.frame_shape, sps=rate, sums=[int(pixels.sum()), int((pixels * pixels).sum())])
+            world.close()
+
+
+# CURVES
+
+
+def ale_learn(device: torch.device, tiny: bool) -> None:
+    config = ale_config(*CHOSEN.words, *(TINY_ALE if tiny else ()))
+    learned("ale_learn", config, device, tiny, seconds=1 if tiny else CHOSEN.seconds, mark=20, most=27_000)
+
+
+def mujoco_learn(device: torch.device, tiny: bool) -> None:
+    for name in ("ppo", "sac"):
+        words = ["env.lanes=4", "algo.horizon=4", *(["algo.minibatches=1"] if name == "ppo" else ["algo.learning_starts=64", "algo.updates_per_step=1"])]
+        config = configuration.load(recipes.find_source(f"{name}/gymnasium_halfcheetah"), words if tiny else [])
+        learned(f"mujoco_learn {name}", config, device, tiny, seconds=1 if tiny else CHOSEN.seconds, mark=1e9, most=1000)
+
+
+def learned(part: str, config, device: torch.device, tiny: bool, *, seconds: float, mark: float, most: int) -> None:
+    """The curve of a recipe: mean returns of the episodes that ended in training, then greedy evaluations where those are near the mark, and at the end."""
+    algo = build(config, device)
+    evaluator = Evaluator(algo.actor, config.environment, config.params, episodes=2 if tiny else 16, seed=1, max_steps=32 if tiny else most)
+    algo.start()
+    sums = torch.zeros(algo.world.episode_sums(algo.rollout).shape, dtype=torch.float64, device=device)
+    began, iteration, paused, told, near = time.perf_counter(), 0, 0.0, 0.0, False
+    while (spent := time.perf_counter() - began - paused) < seconds:
+        for phase in algo.phases:
+            phase.run()
+        iteration += 1
+        sums += algo.world.episode_sums(algo.rollout)
+        if spent - told > seconds / 20:
+            wait(device)
+            told, (episodes, _, returns) = spent, sums[:3].tolist()
+            sums.zero_()
+            near = episodes > 0 and returns / episodes > mark - 0.8
+            say(part, seconds=round(spent, 1), steps=iteration * algo.steps_per_iteration, episodes=episodes, mean=returns / max(episodes, 1))
+        if near or spent > seconds - 1:
+            at, mean = time.perf_counter(), evaluator.run(iteration).mean
+            paused += time.perf_counter() - at
+            say(part, seconds=round(spent, 1), steps=iteration * algo.steps_per_iteration, greedy=mean, took_s=time.perf_counter() - at)
+            if mean >= mark or spent > seconds - 1:
+                break
+            near = False
+    algo.world.close()
+    evaluator.rollout.world.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--all", action="store_true", help="our processes alone with pictures as ale-py makes them, too")
+    parser.add_argument("--cases", help="of `ale`: those whose names hold one of these, with | between them")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--seconds", type=float, default=86.0, help="of a curve")
+    parser.add_argument("words", nargs="*", help="KEY=VALUE, of the curve of Pong")
+    arguments = parser.parse_intermixed_args(namespace=CHOSEN)
+    device = torch.device(arguments.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    say("machine", device=name, cores=CORES, torch=torch.__version__)
+    for part in arguments.only.split(","):
+        began = time.perf_counter()
+        try:
+            globals()[part](device, arguments.tiny)
+        except Exception as error:
+            say(part, failed=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        say(part, took_s=round(time.perf_counter() - began, 1))
+
+
+if __name__ == "__main__":
+    main()
