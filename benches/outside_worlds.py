@@ -102,7 +102,7 @@ def alone(program: str, lanes: int, threads: int, processes: int, seconds: float
 
 
 def ale_alone(device: torch.device, tiny: bool) -> None:
-    seconds = 0.5 if tiny else 6.0
+    seconds = 0.5 if tiny else 5.0
     for label, lanes, threads, count in (("its vector environment", 8 * CORES, CORES, 1), ("a process a core", 8, 1, CORES)):
         rate, ended = alone(ALE_ALONE, lanes, threads, count, seconds)
         ALONE["ale"] = max(rate, ALONE.get("ale", 0.0))
@@ -147,7 +147,7 @@ def mujoco_alone(device: torch.device, tiny: bool) -> None:
 
 ALE = {
     "128 lanes, 4 buffers, learning beside": ("env.lanes=128", "env.buffers=4", "algo.overlap=true"),
-    "256 lanes, 4 buffers, learning beside": ("env.lanes=256", "env.buffers=4", "algo.horizon=64", "algo.overlap=true"),
+    "256 lanes, 8 buffers, learning beside": ("env.lanes=256", "env.buffers=8", "algo.horizon=64", "algo.overlap=true"),
     "128 lanes, 2 buffers, learning after": ("env.lanes=128", "env.buffers=2"),
     "asynchronous, 256 lanes, learning beside": ("env.lanes=256", "env.buffers=1", "env.asynchronous=true", "algo.horizon=64", "algo.overlap=true"),
 }
@@ -168,7 +168,7 @@ def ale(device: torch.device, tiny: bool) -> None:
             continue
         config, began = ale_config(*words, *(TINY_ALE if tiny else ())), time.perf_counter()
         try:
-            figures = trained(config, device, 0.2 if tiny else 4.0, before=2)
+            figures = trained(config, device, 0.2 if tiny else 3.0, before=2)
         except Exception as error:
             say("ale", label=label, failed=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
             continue

@@ -66,7 +66,7 @@ class HostWorld(BufferedWorld):
             size = math.prod(env.frame_shape)
         self._shape = Shape(N, size, seen.dtype, env.action_size, "float32" if boxed else "int32", env.mask_size, side)
         self._started: Steppers | None = None
-        self.late = len(self.buffers) // 2 if hosting.processes else 0
+        self.late = len(self.buffers) - 1 if hosting.processes else 0  # where an episode begins a lane takes long, and other processes have what to do
         self._blocks: dict[str, Tensor] = {}
         self._unpin: Callable[[], Any] = lambda: None
         self._bounds = [torch.tensor(bound, device=self.device)[:, None] for bound in env.action.bounds()] if isinstance(env.action, Box) else None
