@@ -168,25 +168,6 @@ def clocked(owner, name: str, into: dict[str, float]) -> None:
     setattr(owner, name, timed)
 
 
-def alone(world, steps: int) -> float:
-    """Steps a second of a world with the same actions again and again."""
-    slot = world.slot()
-    world.reset(slot)
-    if slot.action.dtype == torch.int32:
-        slot.action.random_(0, world.spec.action.n)
-    for _ in range(3):
-        world.step(slot)
-    wait(world.device)
-    began = time.perf_counter()
-    for _ in range(steps):
-        world.step(slot)
-    wait(world.device)
-    rate = steps * world.count / (time.perf_counter() - began)
-    if hasattr(world, "close"):
-        world.close()
-    return rate
-
-
 def breakout_config(lanes: int, horizon: int, buffers: int, extra: tuple[str, ...] = ()):
     words = [f"env.lanes={lanes}", "env.device=cpu", f"env.buffers={buffers}", f"algo.horizon={horizon}", "net.hidden=[128, 128]", *extra]
     return configuration.load(None, ["env.name=breakout", *words])

@@ -176,15 +176,23 @@ def ale(device: torch.device, tiny: bool) -> None:
 
 
 def mujoco_configs(tiny: bool) -> Iterator:
-    for name, words in (("ppo", (f"algo.horizon={8 if tiny else 64}",)), ("sac", ("algo.learning_starts=64", "algo.horizon=4", "algo.replay_capacity=64k"))):
-        sizes = [f"env.lanes={8 if tiny else 64}", *([f"algo.{'minibatches=2' if name == 'ppo' else 'batch_size=64'}"] if tiny else [])]
-        yield configuration.load(None, [f"algo.name={name}", *words, *sizes, "env.name=gymnasium:HalfCheetah-v5"])
+    off_policy = ("algo.learning_starts=64", "algo.horizon=4", "algo.replay_capacity=64k")
+    for name, lanes, buffers, words in (
+        ("ppo", 64, 2, ("algo.horizon=64",)),
+        ("ppo", 256, 4, ("algo.horizon=64", "algo.overlap=true")),
+        ("sac", 64, 2, off_policy),
+        ("sac", 256, 4, off_policy),
+    ):
+        small = ("env.lanes=8", "algo.horizon=4", "algo.minibatches=2" if name == "ppo" else "algo.batch_size=64") if tiny else ()
+        every = (f"algo.name={name}", "env.name=gymnasium:HalfCheetah-v5", f"env.lanes={lanes}", f"env.buffers={buffers}")
+        yield configuration.load(None, [*every, *words, *small])
 
 
 def mujoco(device: torch.device, tiny: bool) -> None:
     for config in mujoco_configs(tiny):
         figures = trained(config, device, 0.5 if tiny else 3)
-        say("mujoco", algo=config.algo_name, lanes=config.lanes, **share("mujoco", figures["sps"]), **figures)
+        told = {"lanes": config.lanes, "buffers": config.environment.hosting.buffers, "beside": getattr(config.algo, "overlap", False)}
+        say("mujoco", algo=config.algo_name, **told, **share("mujoco", figures["sps"]), **figures)
 
 
 SCREEN = """
