@@ -77,8 +77,15 @@ class Steppers:
                 told = {"source": source.to_json(), "shape": shape, "buffers": [list(own) for own in share], "draws": draws, "threads": threads}
                 text = json.dumps(told).encode()
                 worker.link.sendall(LENGTH.pack(len(text)) + text)
+        self._allow(max(timeout_s, _MAKING_S))
         self.begin("make", 0)
         self.finish("make", 0)
+        self._allow(timeout_s)
+
+    def _allow(self, seconds: float) -> None:
+        """How long a process may take for a call."""
+        for worker in self._workers:
+            worker.link.settimeout(seconds)
 
     def begin(self, call: str, buffer: int) -> None:
         """Have the lanes of a buffer called: "reset", "step" or "draw"."""
@@ -102,15 +109,9 @@ class Steppers:
         if buffer in self._heard:
             self._heard.remove(buffer)
             return
-        waiting = {worker.link.fileno(): worker for worker in self._of(call, buffer)}
-        limit_s = max(self._timeout_s, _MAKING_S) if call == "make" else self._timeout_s
-        until_s = time.monotonic() + limit_s
-        while waiting:
-            ready, _, _ = select.select(list(waiting), [], [], max(0.0, until_s - time.monotonic()))
-            if not ready:
-                raise self._hangs(call, limit_s, list(waiting.values()))
-            for number in ready:
-                self._hear(waiting.pop(number), call)
+        workers = self._of(call, buffer)
+        for k, worker in enumerate(workers):  # one after the other: most have answered when the first has
+            self._hear(worker, call, workers[k:])
 
     def ready(self, *, wait: bool) -> list[int]:
         """Buffers that have been stepped, with `wait` one at least: `finish` them. With `apart` alone."""
@@ -118,7 +119,7 @@ class Steppers:
         numbers, _, _ = select.select(list(working), [], [], self._timeout_s if wait else 0.0)
         if wait and not numbers:
             raise self._hangs("step", self._timeout_s, list(working.values()))
-        found = [self._hear(working[number], "step") for number in numbers]
+        found = [self._hear(working[number], "step", [working[number]]) for number in numbers]
         self._heard.update(found)
         return found
 
@@ -128,14 +129,16 @@ class Steppers:
             self._here.close()
         _end(self._workers)
 
-    def _hear(self, worker: _Worker, call: str) -> int:
-        """The buffer that a process has done with."""
+    def _hear(self, worker: _Worker, call: str, waiting: Sequence[_Worker]) -> int:
+        """The buffer that a process has done with; `waiting` are those of which that is not known."""
         done = self._begun[worker.link.fileno()].popleft()
         try:
             answer = worker.link.recv(1)
             if answer == DONE:
                 return done
             document = json.loads(receive(worker.link, LENGTH.unpack(receive(worker.link, LENGTH.size))[0])) if answer else None
+        except TimeoutError:
+            raise self._hangs(call, worker.link.gettimeout() or 0.0, waiting) from None
         except OSError:
             document = None
         raise self._failed(document) if document is not None else self._died(worker, call)
