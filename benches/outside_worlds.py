@@ -36,8 +36,6 @@ from host_worlds import compare, rollout, say, trained, wait
 from operant.config import load as configuration
 from operant.config import recipes
 from operant.envs import outside
-from operant.host.processes import Steppers
-from operant.host.source import Source
 from operant.training.build import build
 from operant.training.evaluate import Evaluator
 from operant.worlds import HostWorld
@@ -107,33 +105,27 @@ def ale_alone(device: torch.device, tiny: bool) -> None:
         rate, ended = alone(ALE_ALONE, lanes, threads, count, seconds)
         ALONE["ale"] = max(rate, ALONE.get("ale", 0.0))
         say("ale_alone", label=f"ale-py, {label}", lanes=lanes * count, sps=rate, ended=ended)
-    for frame in ((210, 160), ()) if CHOSEN.all else ((210, 160),):
-        say("ale_alone", label="our processes, 4 buffers", frame=frame, **stepped(Source("ale", "pong", frame=frame), 8 * CORES, 4, seconds))
+    for buffers in (2, 4):
+        say("ale_alone", label="our processes", buffers=buffers, lanes=8 * CORES, **stepped("ale:pong", 8 * CORES, buffers, seconds))
 
 
-def stepped(source: Source, lanes: int, buffers: int, seconds: float) -> dict[str, float]:
-    """Our processes without a learner, the later half of the buffers stepped while the others are told: steps a second."""
-    env = replace(outside.declare(source._replace(frame=())), hosting=outside.Hosting(CORES, buffers), source=source)
-    world = HostWorld(env, lanes, seed=1, device="cpu", raw=False)
-    shape = world._shape._replace(observation=source.frame[0] * source.frame[1]) if source.frame else world._shape
-    parts = [range(part.start, part.stop) for part in world.buffers]
-    steppers = Steppers(source, shape, parts, processes=CORES, timeout_s=60.0)
-    steppers.blocks.seed[:] = np.arange(lanes)
-    for k in range(buffers):
-        steppers.begin("reset", k)
-    for k in range(buffers):
-        steppers.finish("reset", k)
-    draw, late, place, ended = np.random.default_rng(1), max(1, buffers // 2), 0, 0
+def stepped(name: str, lanes: int, buffers: int, seconds: float) -> dict[str, float]:
+    """Our processes as a GPU has them, without one and without a learner: steps a second."""
+    env = configuration.load(None, [f"env.name={name}"]).environment
+    world = HostWorld(replace(env, hosting=outside.Hosting(CORES, buffers)), lanes, seed=1, device="cpu", raw=True)
+    world.reset(world.slot())
+    steppers, parts, late = world._steppers, world.buffers, max(1, buffers - 1)
+    draw, place, ended = np.random.default_rng(1), 0, 0
     began = time.perf_counter()
     while (spent := time.perf_counter() - began) < seconds or place % buffers:
-        steppers.blocks.action[parts[place % buffers], 0] = draw.integers(0, 6, len(parts[place % buffers]))
+        part = parts[place % buffers]
+        steppers.blocks.action[part, 0] = draw.integers(0, env.action.n, part.stop - part.start)
         steppers.begin("step", place % buffers)
         if place >= late:
-            done = parts[(place - late) % buffers]
             steppers.finish("step", (place - late) % buffers)
-            ended += int(steppers.blocks.terminated[done].sum())
+            ended += int(steppers.blocks.terminated[parts[(place - late) % buffers]].sum())
         place += 1
-    steppers.close()
+    world.close()
     return {"sps": place // buffers * lanes / spent, "ended": ended}
 
 
@@ -285,7 +277,6 @@ def learned(part: str, config, device: torch.device, tiny: bool, *, seconds: flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(PARTS))
-    parser.add_argument("--all", action="store_true", help="our processes alone with pictures as ale-py makes them, too")
     parser.add_argument("--cases", help="of `ale`: those whose names hold one of these, with | between them")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true")

@@ -16,7 +16,7 @@ import numpy as np
 from operant.envs.base import Box, Discrete, Env, MultiDiscrete
 from operant.errors import MachineError, OperantError
 from operant.host import spaces, vectors
-from operant.host.source import Lane, Source, SourceError, tupled
+from operant.host.source import Lane, Source, SourceError, tupled, usual
 
 
 class Hosting(NamedTuple):
@@ -71,6 +71,7 @@ def declare(source: Source) -> HostEnv:
 
     Raises OperantError where it cannot be made or is of no use, MachineError where a package is missing.
     """
+    source = usual(source)
     try:
         made = vectors.kind(source)
         found = _of_lane(source) if made is None else _of_vector(source, made(source, 1, 1))
@@ -124,7 +125,7 @@ def _of_vector(source: Source, vector: vectors.Vector) -> _Found:
     masks = info.get(spaces.MASK) if isinstance(info, dict) else None
     mask = spaces.mask_of({} if masks is None else {spaces.MASK: masks[0]}, spaces.picked(value, 0), action.sizes)
     shown = {"render_modes": ["rgb_array"]} if seen.shape else {}  # what it observes is its picture
-    return _Found(seen, action, mask, None, shown, vectors.channels_first(vector.single_observation_space), vector.frame_shape)
+    return _Found(seen, action, mask, None, shown, vectors.channels_first(vector.single_observation_space))
 
 
 def _params(kwargs: Mapping[str, Any]) -> type:
@@ -141,5 +142,3 @@ def _action(sizes: tuple[int, ...], low: tuple[float, ...], high: tuple[float, .
 def _step_s(metadata: Mapping[str, Any], skip: int) -> float | None:
     rate = metadata.get("render_fps")
     return skip / float(rate) if isinstance(rate, int | float) and rate > 0 else None
-
-

@@ -28,8 +28,7 @@ _PROGRAM = "import sys; sys.path[0] = sys.argv[1]; from operant.host.worker impo
 _HOME = str(Path(__file__).resolve().parents[2])
 _MAKING_S = 300.0  # for all environments of a process to be made, at least
 THREADED = ("envpool",)
-"""Sources that step their lanes by threads of their own: one process is enough. ale-py has such threads, too, but 16 of them in one process
-did not come through two rollouts of Pong in 38 s on the machine of an H200, where 16 processes took one second for each."""
+"""Sources that step their lanes by threads of their own: one process is enough."""
 _ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 

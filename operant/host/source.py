@@ -1,7 +1,8 @@
 """Where an outside environment comes from, and what is done to it on the way: `Source`, and one lane of it, `Lane`. Knows no process and no world.
 
     gymnasium:ID          what Gymnasium has registered, `gymnasium.make(ID)`
-    ale:NAME, envpool:ID  many lanes at once: see operant/host/vectors.py
+    ale:NAME              an Atari game: see operant/host/atari.py
+    envpool:ID            many lanes at once: see operant/host/vectors.py
     FILE.py:FUNCTION      a user's own function (or class) that returns a gymnasium.Env, or with `num_envs` a VectorEnv
 
 What is done, in this order: the action is repeated (`sticky`, `frame_skip`), a picture made grey and resized, frames stacked.
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from operant.host import spaces
+from operant.host.atari import Game
 from operant.host.names import install_command
 from operant.host.pictures import grey, resized
 
@@ -49,7 +51,6 @@ class Source(NamedTuple):
     grayscale: bool = False
     resize: int | None = None  # pixels a side
     sticky: float = 0.0  # the chance that the action before is taken instead
-    frame: tuple[int, ...] = ()  # (H, W) of a game whose frames come as they are, one after the other, to be resized and stacked elsewhere
 
     def to_json(self) -> str:
         """For a worker's process."""
@@ -76,6 +77,8 @@ def make(source: Source, *, draws: bool = False) -> Any:
     for variable, value in _without_screen().items():
         os.environ.setdefault(variable, value)
     kwargs = dict(source.kwargs)
+    if source.kind == "ale":
+        return _game(source, kwargs)
     if source.kind == "file":
         return _from_file(source, kwargs, draws)
     name = source.name
@@ -89,6 +92,23 @@ def make(source: Source, *, draws: bool = False) -> Any:
         raise SourceError(f"Gymnasium has no environment {name!r}: {_line(error)}") from None
     except Exception as error:
         raise SourceError(f"{source.kind}:{name} could not be made: {type(error).__name__}: {_line(error)}") from error
+
+
+def usual(source: Source) -> Source:
+    """With what is usual for a game where its keys say nothing: 84 x 84 pixels, 4 frames stacked, each action taken 4 times."""
+    if source.kind != "ale":
+        return source
+    skip, stack = (number if number > 1 else 4 for number in (source.frame_skip, source.frame_stack))
+    return source._replace(frame_skip=skip, frame_stack=stack, resize=source.resize or 84, grayscale=False)
+
+
+def _game(source: Source, kwargs: dict[str, Any]) -> Game:
+    try:
+        return Game(source.name, frame_skip=source.frame_skip, repeat_action_probability=source.sticky, **kwargs)
+    except ImportError:
+        raise missing("ale", source.name, "ale-py 0.11 or later") from None
+    except Exception as error:
+        raise SourceError(f"ale:{source.name} could not be made: {type(error).__name__}: {error}") from error
 
 
 def _without_screen() -> dict[str, str]:
@@ -241,7 +261,8 @@ class Lane:
     """One environment of a source, one row in and one row out. It resets nothing by itself: `reset` begins an episode."""
 
     def __init__(self, source: Source, *, draws: bool = False) -> None:
-        self._source, self.env = source, make(source, draws=draws)
+        self.env = make(source, draws=draws)
+        self._source = source if source.kind != "ale" else source._replace(frame_skip=1, sticky=0.0)  # it does that itself
         if hasattr(self.env, "num_envs"):
             raise SourceError(f"{source.name} returned a vector environment of {self.env.num_envs}: let it return one gymnasium.Env, or take num_envs")
         self.view = View(source, self.env.observation_space)

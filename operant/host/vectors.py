@@ -1,8 +1,8 @@
-"""Lanes of an environment that steps many at once: ale-py's AtariVectorEnv, EnvPool's, and a user's own gymnasium.vector.VectorEnv. Knows no process.
+"""Lanes of an environment that steps many at once: EnvPool's, and a user's own gymnasium.vector.VectorEnv. Knows no process.
 
 When an ended lane begins anew differs between them; here all are alike: a step gives the first observation of the next episode and the last of the old one,
 and no step is taken that only resets.
-ALE and a VectorEnv of the mode SAME_STEP do that themselves; one that takes `reset_mask` (DISABLED) is told to; of EnvPool the ended lanes alone are reset.
+A VectorEnv of the mode SAME_STEP does that itself; one that takes `reset_mask` (DISABLED) is told to; of EnvPool the ended lanes alone are reset.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class Vector:
 
     single_observation_space: Any
     single_action_space: Any
-    frame_shape: tuple[int, ...] = ()  # (H, W, C) of what it can show instead, if asked for: see `Source.frame`
 
     def __init__(self, source: Source, count: int, threads: int) -> None:
         self.source, self.count, self.threads = source, count, threads
@@ -86,51 +85,6 @@ class Native(Vector):
         return Step(observation, reward, terminated, truncated, final, info)
 
 
-class Ale(Native):
-    """Atari games by ale-py: as usual 84 x 84 in grey, 4 frames stacked, each action taken 4 times, unless the keys say otherwise."""
-
-    def make(self) -> Any:
-        """The vector environment of a game: `pong`, or an id such as ALE/Pong-v5."""
-        try:
-            from ale_py.vector_env import AtariVectorEnv
-            from gymnasium.vector import AutoresetMode
-        except ImportError:
-            raise missing("ale", self.source.name, "ale-py 0.11 or later") from None
-        source, game = self.source, self.source.name.rpartition("/")[2].partition("-")[0]
-        game = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in game).strip("_")
-        side, skip = source.resize or 84, source.frame_skip if source.frame_skip > 1 else 4
-        kwargs = dict(source.kwargs)
-        usual = {"frameskip": skip, "stack_num": source.frame_stack if source.frame_stack > 1 else 4, "img_height": side, "img_width": side}
-        if source.frame:
-            usual |= {"stack_num": 1, "img_height": source.frame[0], "img_width": source.frame[1]}
-        if source.time_limit is not None:
-            usual["max_num_frames_per_episode"] = source.time_limit * skip
-        chances = {"repeat_action_probability": source.sticky, "reward_clipping": False, "num_threads": self.threads}
-        try:
-            made = AtariVectorEnv(game, self.count, autoreset_mode=AutoresetMode.SAME_STEP, **{**usual, **chances, **kwargs})
-            if not source.frame and not kwargs.keys() & {"grayscale", "stack_num", "img_height", "img_width"}:
-                self.frame_shape = _screen(game)
-            return made
-        except Exception as error:
-            raise SourceError(f"ale:{source.name} could not be made: {type(error).__name__}: {error}") from error
-
-    def reset(self, seeds: np.ndarray) -> tuple[Any, Any]:
-        """Begin all lanes anew: observations and info."""
-        return self.env.reset(seed=seeds.astype(np.int32))  # type: ignore[no-any-return]
-
-
-def _screen(game: str) -> tuple[int, int, int]:
-    """Height and width of a game's picture, in grey."""
-    from ale_py import ALEInterface, LoggerMode, roms
-
-    ALEInterface.setLoggerMode(LoggerMode.Error)
-    machine, rom = ALEInterface(), roms.get_rom_path(game)
-    assert rom is not None  # it has just been made
-    machine.loadROM(rom)
-    height, width = machine.getScreenDims()
-    return int(height), int(width), 1
-
-
 class Pool(Vector):
     """EnvPool's."""
 
@@ -175,8 +129,8 @@ def _refuse(source: Source, keys: Sequence[str], why: str) -> None:
 
 def kind(source: Source) -> type[Vector] | None:
     """How a source steps many lanes at once; None where each is a gymnasium.Env of its own. Raises SourceError."""
-    if source.kind in ("ale", "envpool"):
-        return Ale if source.kind == "ale" else Pool
+    if source.kind == "envpool":
+        return Pool
     if source.kind == "file" and "num_envs" in inspect.signature(maker_of(source)).parameters:
         return Native
     return None

@@ -61,8 +61,8 @@ class HostWorld(BufferedWorld):
         # What makes the pictures what is observed, where the processes do not.
         self._pictures, self._source, size = None, source, seen.size
         if (self.device.type == "cuda" if raw is None else raw) and env.frame_shape and seen.shape != env.frame_shape:
-            self._pictures = Pictures(env.frame_shape, seen.shape, N, self.device, grey=source.grayscale, blank=source.kind == "ale")
-            self._source = source._replace(grayscale=False, resize=None, frame_stack=1, frame=env.frame_shape[:2])
+            self._pictures = Pictures(env.frame_shape, seen.shape, N, self.device, grey=source.grayscale)
+            self._source = source._replace(grayscale=False, resize=None, frame_stack=1)
             size = math.prod(env.frame_shape)
         self._shape = Shape(N, size, seen.dtype, env.action_size, "float32" if boxed else "int32", env.mask_size, side)
         self._started: Steppers | None = None

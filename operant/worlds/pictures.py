@@ -11,12 +11,12 @@ from operant.host.pictures import LUMA, taps
 class Pictures:
     """N lanes' frames as they come, rows of H x W x C bytes, made rows of what is observed, h x w x k x c: the last k of a lane, oldest first.
 
-    Where an episode has just begun the older ones are its first frame, or nothing (`blank`). Fixed tensors alone, so that a CUDA graph can hold it.
+    Where an episode has just begun all are its first. Fixed tensors alone, so that a CUDA graph can hold it.
     """
 
-    def __init__(self, frame: tuple[int, ...], observed: tuple[int, ...], lanes: int, device: torch.device, *, grey: bool, blank: bool) -> None:
+    def __init__(self, frame: tuple[int, ...], observed: tuple[int, ...], lanes: int, device: torch.device, *, grey: bool) -> None:
         """`frame` (H, W, C), `observed` (h, w, k x c)."""
-        self._shape, self._grey, self._blank, self._area = frame, grey and frame[2] >= len(LUMA), blank, frame[0] * frame[1]
+        self._shape, self._grey, self._area = frame, grey, frame[0] * frame[1]
         self._taps = []
         for axis, before, after in ((1, frame[0], observed[0]), (2, frame[1], observed[1])):
             if frame[:2] != observed[:2]:
@@ -28,8 +28,7 @@ class Pictures:
         """What lanes show, (n, H x W x C), after which they observe this (n, h x w x k x c). `begun` (n): whether it is the first of an episode."""
         seen, newest = self._seen[lanes], self._made(frames)
         older = seen[:, :, 1:]
-        first = torch.zeros_like(older) if self._blank else newest.expand_as(older)
-        seen.copy_(torch.cat([torch.where(begun.bool()[:, None, None, None], first, older), newest], 2))
+        seen.copy_(torch.cat([torch.where(begun.bool()[:, None, None, None], newest, older), newest], 2))
         return seen.flatten(1)
 
     def last(self, frames: Tensor, lanes: Tensor) -> Tensor:

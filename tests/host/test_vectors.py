@@ -10,6 +10,8 @@ import torch
 
 from operant.envs import outside
 from operant.errors import OperantError
+from operant.host.atari import Game
+from operant.host.pictures import resized
 from operant.host.source import Source
 from operant.worlds import HostWorld
 
@@ -90,18 +92,38 @@ def test_ale_shows_frames_of_a_game():
     truncated = torch.stack(seen[4::5]).sum(dim=0)
     assert truncated.tolist() == [1, 1] and world.episode_sums(world.slot())[0] == 2
     assert len(np.unique(seen[-5].numpy())) > 2
-    before, after = (observation.t().unflatten(1, env.observation.shape) for observation in (seen[6], seen[11]))
+    before, after = (observation.t().unflatten(1, env.observation.shape) for observation in (seen[156], seen[161]))
     assert torch.equal(before[..., 1:], after[..., :-1]) and not torch.equal(before, after), "the newest frame is the last channel"
 
 
+def test_a_game_is_that_of_ale_pys_own_vector_environment():
+    """Rewards, ends and pictures, over beginnings that are its and beginnings that are remembered."""
+    pytest.importorskip("ale_py")
+    from ale_py.vector_env import AtariVectorEnv
+
+    theirs = AtariVectorEnv("breakout", 1, noop_max=0, max_num_frames_per_episode=300, reward_clipping=False, autoreset_mode="SameStep")
+    mine = Game("breakout", noop_max=0, max_num_frames_per_episode=300)
+    shown, seen = [theirs.reset(seed=5)[0]], [mine.reset(seed=5)[0].copy()]
+    found: list[tuple[object, ...]] = []
+    for action in np.random.default_rng(1).integers(0, 4, 200):
+        observation, *theirs_said, _ = theirs.step(np.array([action]))
+        picture, *mine_said, _ = mine.step(int(action))
+        picture = mine.reset()[0] if any(mine_said[1:]) else picture
+        shown.append(observation)
+        seen.append(picture.copy())
+        found.append((mine_said, [one[0] for one in theirs_said]))
+    assert all(one == other for one, other in found) and sum(one[1] or one[2] for one, _ in found) == 2
+    for one, other in zip(seen, shown, strict=True):
+        assert np.abs(resized(one[..., None], 84, 84)[..., 0].astype(int) - other[0, -1]).max() <= 1
+
+
 def test_a_game_is_resized_and_stacked_where_it_is_learnt():
-    """The same bytes as by ale-py, episodes' first and last pictures among them."""
     pytest.importorskip("ale_py")
     found = [steps_of(Source("ale", "pong", time_limit=6), 14, lanes=2, action=2, raw=raw)[0] for raw in (False, True)]
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)) and sum(len(one.unique()) for one in found[0][::5]) > 50
 
 
-@pytest.mark.parametrize(("kind", "package"), [("ale", "ale_py.vector_env"), ("envpool", "envpool")])
+@pytest.mark.parametrize(("kind", "package"), [("ale", "ale_py"), ("envpool", "envpool")])
 def test_a_package_that_is_missing_is_said_with_what_installs_it(kind, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(OperantError, match=rf'{kind}:missing needs .*, which is not installed: pip install "operant\[envs\]"'):

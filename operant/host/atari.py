@@ -1,0 +1,130 @@
+"""Atari games by ale-py's emulator, one a lane: a `Game` is a gymnasium.Env that shows the grey picture of a step as it is. Knows no lane and no stack.
+
+A step is some frames with the same action, its picture the brighter of the last two at every point; an episode begins by FIRE, where the game knows it, and
+some frames of nothing, fewer than `noop_max`: as ale-py's AtariVectorEnv has it. That hands each step to threads of its own, and begins an episode by 64 frames
+more, for which all lanes wait. Here the process that is asked steps, and an episode begins from what the first beginning left, where the next ones are alike.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ALIKE = 4
+"""Beginnings of a game that show the same and have the same in their memory, after which it is begun from the first of them."""
+
+
+class Game:
+    """A game by the name of its ROM, `pong`, or an id, `ALE/Pong-v5`. Raises ImportError without ale-py, ValueError for a game that it does not have."""
+
+    metadata = {"render_modes": ("rgb_array",), "render_fps": 60}  # noqa: RUF012  (as Gymnasium has it)
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        frame_skip: int = 4,
+        repeat_action_probability: float = 0.0,
+        noop_max: int = 30,
+        use_fire_reset: bool = True,
+        maxpool: bool = True,
+        episodic_life: bool = False,
+        full_action_space: bool = False,
+        max_num_frames_per_episode: int = 108_000,
+        mode: int | None = None,
+        difficulty: int | None = None,
+    ) -> None:
+        from ale_py import Action, ALEInterface, LoggerMode, roms
+        from gymnasium import spaces
+
+        ALEInterface.setLoggerMode(LoggerMode.Error)
+        game = name.rpartition("/")[2].partition("-")[0]
+        game = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in game).strip("_")
+        if game not in roms.get_all_rom_ids():
+            raise ValueError(f"ale-py has no game {game!r}")
+        self._skip, self._noop_max, self._maxpool, self._episodic = frame_skip, noop_max, maxpool, episodic_life
+        self._chosen = {"mode": mode, "difficulty": difficulty}
+        self._machine, self._rom = ALEInterface(), str(roms.get_rom_path(game))
+        self._machine.setFloat("repeat_action_probability", repeat_action_probability)
+        self._machine.setInt("max_num_frames_per_episode", max_num_frames_per_episode)
+        self._load(0)
+        self._actions = [int(action.value) for action in (self._machine.getLegalActionSet() if full_action_space else self._machine.getMinimalActionSet())]
+        self._fire = int(Action.FIRE.value) if use_fire_reset and int(Action.FIRE.value) in self._actions else None
+        shape = self._machine.getScreenDims()
+        self._last, self._before = np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)
+        self.observation_space, self.action_space = spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(len(self._actions))
+
+    def _load(self, seed: int) -> None:
+        """The game with its power just switched on, its chances those of a seed."""
+        machine = self._machine
+        machine.setInt("random_seed", seed)
+        machine.loadROM(Path(self._rom))
+        if self._chosen["mode"] is not None:
+            machine.setMode(self._chosen["mode"])
+        if self._chosen["difficulty"] is not None:
+            machine.setDifficulty(self._chosen["difficulty"])
+        self._draw, self._lives = np.random.default_rng(seed), 0
+        machine.reset_game()
+        first, shown, alike = machine.cloneState(), self._shown(), True
+        for _ in range(ALIKE - 1):
+            machine.reset_game()
+            alike = alike and self._shown() == shown
+        self._start = first if alike else None
+
+    def _shown(self) -> tuple[bytes, bytes]:
+        return self._machine.getRAM().tobytes(), self._machine.getScreen().tobytes()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin an episode; with a seed, the game."""
+        machine = self._machine
+        if seed is not None:
+            self._load(seed)
+        if seed is None and self._episodic and machine.lives() > 0 and not machine.game_over() and not machine.game_truncated():
+            machine.act(0)  # the next life
+        else:
+            self._begin()
+        self._lives = machine.lives()
+        machine.getScreenGrayscale(self._last)
+        return self._last, {}
+
+    def _begin(self) -> None:
+        machine = self._machine
+        self._again()
+        if self._fire is not None:
+            machine.act(self._fire)
+        for _ in range(int(self._draw.integers(0, self._noop_max)) if self._noop_max else 0):
+            machine.act(0)
+            if machine.game_over():
+                self._again()
+
+    def _again(self) -> None:
+        if self._start is None:
+            self._machine.reset_game()
+        else:
+            self._machine.restoreState(self._start)
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Take an action for some frames."""
+        machine, chosen, reward, over = self._machine, self._actions[action], 0, False
+        for left in range(self._skip - 1, -1, -1):
+            reward += machine.act(chosen)
+            over = machine.game_over()
+            if over or left == 0:
+                break
+            if left == 1 and self._maxpool:
+                machine.getScreenGrayscale(self._before)
+        machine.getScreenGrayscale(self._last)
+        if self._maxpool and self._skip > 1 and left == 0:
+            np.maximum(self._last, self._before, out=self._last)
+        truncated, before, self._lives = machine.game_truncated(), self._lives, machine.lives()
+        lost = self._episodic and self._lives < before
+        return self._last, float(reward), (over and not truncated) or lost, truncated, {}
+
+    def render(self) -> np.ndarray:
+        """The picture in colour."""
+        return self._machine.getScreenRGB()
+
+    def close(self) -> None:
+        """Nothing to let go of."""
