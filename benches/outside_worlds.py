@@ -101,12 +101,17 @@ def alone(program: str, lanes: int, threads: int, processes: int, seconds: float
 
 def ale_alone(device: torch.device, tiny: bool) -> None:
     seconds = 0.5 if tiny else 5.0
-    for label, lanes, threads, count in (("its vector environment", 8 * CORES, CORES, 1), ("a process a core", 8, 1, CORES)):
+    kinds = (("a process a core", 8, 1, CORES), ("its vector environment", 8 * CORES, CORES, 1))
+    for label, lanes, threads, count in kinds[: 2 if CHOSEN.all else 1]:
         rate, ended = alone(ALE_ALONE, lanes, threads, count, seconds)
         ALONE["ale"] = max(rate, ALONE.get("ale", 0.0))
         say("ale_alone", label=f"ale-py, {label}", lanes=lanes * count, sps=rate, ended=ended)
-    for buffers in (2, 4):
-        say("ale_alone", label="our processes", buffers=buffers, lanes=8 * CORES, **stepped("ale:pong", 8 * CORES, buffers, seconds))
+    if CHOSEN.all:
+        ours_alone(device, tiny)
+
+
+def ours_alone(device: torch.device, tiny: bool) -> None:
+    say("ours_alone", buffers=4, lanes=8 * CORES, **stepped("ale:pong", 8 * CORES, 4, 0.5 if tiny else 5.0))
 
 
 def stepped(name: str, lanes: int, buffers: int, seconds: float) -> dict[str, float]:
@@ -178,6 +183,12 @@ def mujoco_configs(tiny: bool) -> Iterator:
         small = ("env.lanes=8", "algo.horizon=4", "algo.minibatches=2" if name == "ppo" else "algo.batch_size=64") if tiny else ()
         every = (f"algo.name={name}", "env.name=gymnasium:HalfCheetah-v5", f"env.lanes={lanes}", f"env.buffers={buffers}")
         yield configuration.load(None, [*every, *words, *small])
+
+
+def once(device: torch.device, tiny: bool) -> None:
+    """What the other parts compile, so that it is kept."""
+    for config in mujoco_configs(tiny):
+        say("once", **trained(config, device, 0.2))
 
 
 def mujoco(device: torch.device, tiny: bool) -> None:
@@ -277,6 +288,7 @@ def learned(part: str, config, device: torch.device, tiny: bool, *, seconds: flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--all", action="store_true", help="every rate alone")
     parser.add_argument("--cases", help="of `ale`: those whose names hold one of these, with | between them")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true")
