@@ -96,9 +96,10 @@ def overlap(device: torch.device, tiny: bool) -> None:
     for kernels in ("torch",) if device.type == "cpu" else ("fused", "torch"):
         for name, lanes in cases if kernels == "fused" or tiny else (cases[0], cases[3]):
             found = {}
-            for label, buffers in (("none", 2), ("one", 1), ("two", 2), ("five", 5)):
+            for label, buffers in (("none", 2), ("one", 1), ("two", 2), ("five", 5), *((("asynchronous", 1),) if ":" in name else ())):
                 words = [f"env.name={name}", f"env.lanes={lanes}", f"env.buffers={buffers}", f"algo.kernels={kernels}", "algo.horizon=8", "algo.minibatches=2"]
-                words += ["algo.normalize_observations=false", "env.device=cpu"] if ":" not in name else ["env.threads=0" if tiny else "env.threads=2"]
+                words += ["algo.normalize_observations=false", "env.device=cpu"] if ":" not in name else ["env.threads=2"]
+                words += ["env.asynchronous=true"] if label == "asynchronous" else []
                 algo = build(configuration.load(None, words), device)
                 if label == "none":
                     algo.collector._overlap = None
