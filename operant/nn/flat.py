@@ -49,16 +49,21 @@ class FlatVector:
     def matrices(self, towers: int, units: int) -> list[tuple[int, tuple[int, int, int]]]:
         """Where the weights of hidden layers lie, G matrices of m x n each, as (place, (G, m, n)); weights of heads are none of them.
 
-        The gates of a memory of so many units are a matrix each.
+        The gates of a memory of so many units are a matrix each. Alike ones that follow each other in the vector count together: they are stepped at once.
         """
-        found = []
+        found: list[tuple[int, tuple[int, int, int]]] = []
         for name, parameter, place in zip(self.names, self.parameters, self.offsets, strict=True):
             if parameter.ndim > 1 and parameter.shape[-1] > 1 and not name.endswith(("head_weight", "value_weight")):
                 n = parameter.shape[2] if parameter.ndim == 3 else parameter[0].numel()  # a filter is a row
                 rows = parameter.numel() // n
                 G = parameter.shape[0] if parameter.ndim == 3 else towers if name.endswith("first_weight") else 1
                 m = units if name.startswith("memory.") else rows // G
-                found.append((place, (rows // m, m, n)))
+                G = rows // m
+                before, (count, *alike) = found[-1] if found else (0, (0, 0, 0))
+                if alike == [m, n] and before + count * m * n == place:
+                    found[-1] = (before, (count + G, m, n))
+                else:
+                    found.append((place, (G, m, n)))
         return found
 
     def not_finite(self) -> list[str]:

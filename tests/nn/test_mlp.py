@@ -209,6 +209,13 @@ def test_padding_stays_zero_under_the_optimiser():
     assert flat.values[:3].all() and not flat.values[3:PAD_FLOATS].any() and not flat.values[PAD_FLOATS + 1 :].any()
 
 
+def test_alike_matrices_that_follow_each_other_count_together():
+    built = policy(hidden=(16,), memory="mingru", memory_layers=3, shared=True)
+    place = built.flat.offsets[built.flat.names.index("memory.input_weights.0")]
+    (_, (G, m, _)), memory = built.flat.matrices(1, 16)
+    assert (G, m) == (1, 16) and memory == (place, (9, 16, 16))
+
+
 def test_not_finite_names_the_parameters():
     built = policy(hidden=(4,))
     assert built.flat.not_finite() == []
