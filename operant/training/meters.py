@@ -200,12 +200,12 @@ class Meters:
 
     def _accumulate_once(self) -> None:
         stats = self._algo.stats
-        self._totals[self._stats_window] += stats
-        self._totals[self._sums_window] += self._episode_sums()
+        self._totals[self._stats_window].add_(stats)  # and no +=, which copies the sum onto itself
+        self._totals[self._sums_window].add_(self._episode_sums())
         self._iteration += 1
         self._entry()
-        bad = ((stats[-1] > 0) | (self._entry.any > 0)) & (self._first_bad < 0)
-        self._first_bad.copy_(torch.where(bad, self._iteration, self._first_bad))
+        bad = torch.logical_or(stats[-1:], self._entry.any)
+        torch.where(bad & (self._first_bad < 0), self._iteration, self._first_bad, out=self._first_bad)
 
     def _keep_pace(self) -> None:
         if self._cuda:
