@@ -69,7 +69,7 @@ def rates(asked: Asked) -> None:
 
         def show(outputs: list[list[dict[str, Any]]], kind: str = kind) -> None:
             nonlocal shown
-            for found in outputs[0][1 + shown :]:
+            for found, *others in list(zip(*outputs, strict=False))[1 + shown :]:
                 shown += 1
                 if "numbers" in found:
                     say(part="latency", kind=kind, ranks=asked.ranks, exchange=outputs[0][0]["exchange"], **found)
@@ -78,7 +78,7 @@ def rates(asked: Asked) -> None:
                 one.update({case: sps} if found["alone"] else {})
                 efficiency = round(sps / (asked.ranks * one[case]), 3) if case in one and not found["alone"] else None
                 if "exchange_us" in found:
-                    every = [lines[shown]["exchange_us"] for lines in outputs if len(lines) > shown]
+                    every = [line["exchange_us"] for line in (found, *others)]
                     found |= {"exchange_us": every, "share": [round(us * 1e-6 / found["seconds"], 4) for us in every]}
                 found |= {"ranks": 1 if found["alone"] else asked.ranks, "m_sps": round(sps / 1e6, 2), "efficiency": efficiency}
                 say(part="rates", kind=kind, exchange=outputs[0][0]["exchange"], **found)
