@@ -81,7 +81,7 @@ def rates(asked: Asked) -> None:
                     every = [line["exchange_us"] for line in (found, *others)]
                     found |= {"exchange_us": every, "share": [round(us * 1e-6 / found["seconds"], 4) for us in every]}
                 found |= {"ranks": 1 if found["alone"] else asked.ranks, "m_sps": round(sps / 1e6, 2), "efficiency": efficiency}
-                say(part="rates", kind=kind, exchange=outputs[0][0]["exchange"], **found)
+                say(part="rates", kind=kind, **outputs[0][0], **found)
 
         on_ranks(asked.ranks, "rates", kind, jobs, gpu=not tiny, limit_s=asked.limit_s, look=show)
 
