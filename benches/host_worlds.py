@@ -126,9 +126,10 @@ def trained(config, device: torch.device, seconds: float, before: int = 3) -> di
     inside: dict[str, float] = {}
     clocked(algo.world, "advance", inside)
     clocked(algo.world, "noise", inside)
-    for name in ("prepare", "bootstrap"):
-        if hasattr(getattr(algo, "_acting", None), name):
-            clocked(algo._acting, name, inside)
+    for owner, names in ((getattr(algo, "acting", None), ("prepare", "bootstrap")), (algo, ("_hand_over", "update", "_collect"))):
+        for name in names:
+            if callable(getattr(owner, name, None)):
+                clocked(owner, name, inside)
     for collector in {id(one): one for one in vars(algo).values() if isinstance(one, Collector)}.values():
         if collector._overlap is not None:
             clocked(collector._overlap, "collect", inside)

@@ -165,7 +165,7 @@ def ale(device: torch.device, tiny: bool) -> None:
             continue
         config, began = ale_config(*words, *(TINY_ALE if tiny else ())), time.perf_counter()
         try:
-            figures = trained(config, device, 0.2 if tiny else 3.0, before=2)
+            figures = trained(config, device, 0.2 if tiny else 3.0)
         except Exception as error:
             say("ale", label=label, failed=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
             continue
