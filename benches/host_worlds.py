@@ -253,26 +253,32 @@ def cpu(device: torch.device, tiny: bool) -> None:
 
 def buffers(device: torch.device, tiny: bool) -> None:
     most = numba.get_num_threads()
-    for lanes, horizon in ((64, 8),) if tiny else ((32768, 32),):
+    for lanes, horizon in ((64, 8),) if tiny else ((32768, 16),):
         for threads in THREADS:
             for count in (1, 2, 4, 8):
                 for pinned in (True, False):
                     if threads <= most:
                         numba.set_num_threads(threads)
                         world = BridgedWorld(envs.find("breakout"), lanes, seed=1, device=device, buffers=count, pinned=pinned)
-                        rate = overlapped(world, horizon, 2 if tiny or not pinned or threads < 4 else 6)
+                        rate = overlapped(world, horizon, 2 if tiny or not pinned or threads < 4 else 8)
                         say("buffers", lanes=lanes, threads=threads, buffers=count, pinned=pinned, sps=rate, horizon_s=horizon * lanes / rate)
     numba.set_num_threads(most)
 
 
 def overlapped(world, horizon: int, times: int) -> float:
-    """Steps a second where a linear policy acts on one buffer while others are stepped: copies, graphs and streams as a training has them."""
+    """Steps a second where a linear policy acts on one buffer while others are stepped: copies, graphs and streams as a training has them.
+
+    Where pictures are observed nothing acts.
+    """
     collector = Collector(world, horizon, 1)
     rollout = collector.rollout
-    weight = torch.zeros(world.spec.action.n, world.spec.observation.size, device=world.device)
+    weight = torch.zeros(world.spec.action.n, world.spec.observation.size if rollout.observation.is_floating_point() else 0, device=world.device)
 
     def act(t: int, lanes: slice = slice(None)) -> None:
-        rollout.action[t][0, lanes] = torch.argmax(weight @ rollout.observation[t][:, lanes], 0).int()
+        if weight.numel():
+            rollout.action[t][0, lanes] = torch.argmax(weight @ rollout.observation[t][:, lanes], 0).int()
+        else:
+            rollout.action[t][0, lanes] = 0
 
     collector.start()
     for _ in range(3):
