@@ -27,6 +27,7 @@ from operant.envs import find
 WHERE = "cuda" if torch.cuda.is_available() else "cpu"
 CARTPOLE, SNAKE = find("cartpole"), find("snake")
 RELU = {"activation": "relu"}
+BOARD = {"kind": "cnn", "cnn": "minatar", "hidden": [128], "layer_norm": True}
 RESIDENT = "resident block_m={} warps={} chunks={} act_block_m={} act_warps=4 max_registers=0"
 PER_LAYER = "per-layer block_m={} block_n={} block_k={} warps={} stages={} chunks={} microbatch={}"
 
@@ -145,6 +146,7 @@ def jobs(tiny: bool):
         yield "numbers", numbers, ("dqn", SNAKE, {"hidden": [128, 128], **RELU}, {**once, "precision": precision, "duelling": True}, 256)
         yield "numbers", numbers, ("pqn", CARTPOLE, normed, {"horizon": 32, "epochs": 1, "minibatches": 1, "precision": precision}, 1024)
         yield "numbers", numbers, ("pqn", CARTPOLE, wide, {"horizon": 32, "epochs": 1, "minibatches": 1, "precision": precision}, 1024)
+        yield "numbers", numbers, ("pqn", find("minatar_asterix"), BOARD, {"horizon": 4, "epochs": 1, "minibatches": 1, "precision": precision}, 128)
     for precision in ("bf16", "tf32", "fp32"):
         yield "dqn", dqn, (CARTPOLE, two, {**small, "precision": precision}, 256)
     yield "dqn", dqn, (CARTPOLE, two, {**small, "precision": "bf16", "double": True, "duelling": True, "n_step": 3}, 256)

@@ -229,7 +229,7 @@ class FusedBackend(TorchBackend):
     def __init__(self, parts: Parts, learner: fused.Learner) -> None:
         super().__init__(parts)
         self.learner: fused.Learner = learner
-        self.chosen = {"kernel_config": str(learner.config)}
+        self.chosen = {"kernel_config": line} if (line := str(learner.config)) else {}
 
     def prepare(self) -> None:
         """Take the normalizer as it is."""
