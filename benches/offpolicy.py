@@ -5,14 +5,15 @@
 `rates`: updates and steps a second with act, step, store and sample, in CUDA graphs: SAC and TD3 at batch 256 and in FastSAC's shape (8,192 x 768, 4,096
 lanes), DQN at 4,096 lanes with short and long iterations, Snake at 256 lanes. `place`: DQN on Snake's board at batch 4,096 and 1 M transitions, with the
 replay on the device and in host memory, with the same bytes of a run, beside what the bus carries. `learn`: seconds of training (the first three iterations
-and evaluations left out) until greedy games reach a mark. `minatar`: PQN's recipes of the five games over their 10 M steps, and the mean of greedy games
-then. `tune`: `learn` with other values. With --once nothing is timed: kernels are compiled, by N processes at once where each is given a part. With --tiny all
-of it runs on a CPU.
+and evaluations left out) until greedy games reach a mark. `minatar`: PQN's recipes of the five games over their 10 M steps, by their own rules and by gymnax's
+(no sticky actions, games of 1,000 steps, Freeway's 2,500), and the mean of greedy games then. `tune`: `learn` with other values. With --once nothing is timed:
+kernels are compiled, by N processes at once where each is given a part. With --tiny all of it runs on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import json
 import time
@@ -243,26 +244,30 @@ def tune(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
                 yield lambda recipe=recipe, seed=seed, words=words: learnt(recipe, seed, tiny, words)
 
 
-def game(name: str, seed: int, tiny: bool) -> None:
-    """One MinAtar game over the steps of its recipe."""
-    config, algo = made(f"pqn/minatar_{name}", [], tiny, seed)
+def game(name: str, seed: int, tiny: bool, *, gymnax: bool) -> None:
+    """One MinAtar game over the steps of its recipe; by gymnax's rules without sticky actions, and judged by games of its length."""
+    config, algo = made(f"pqn/minatar_{name}", ["env.params.sticky=0"] if gymnax else [], tiny, seed)
     iterate(algo, 3)
     count = max(1, config.run.steps // algo.steps_per_iteration - 3) if not tiny and not ONCE else 1
     began = wait()
     iterate(algo, count)
     spent = wait() - began
-    evaluator = Evaluator(algo.actor, config.environment, config.params, episodes=8 if tiny else 512, seed=FRESH_SEED + seed, max_steps=64 if tiny else 20_000)
-    found = evaluator.run(1)
+    limit = {"freeway": 2500}.get(name, 1000) if gymnax else 10_000
+    env = dataclasses.replace(config.environment, time_limit=limit)
+    found = Evaluator(algo.actor, env, config.params, episodes=8 if tiny else 512, seed=FRESH_SEED + seed, max_steps=64 if tiny else limit + 1).run(1)
     if ONCE:
         return
-    say(minatar=name, seed=seed, seconds=round(spent, 2), steps=(count + 3) * algo.steps_per_iteration, score=round(found.mean, 2), kernels=algo.backend.name)
+    row = {"minatar": name, "rules": "gymnax" if gymnax else "shipped", "seed": seed, "seconds": round(spent, 2)}
+    row |= {"steps": (count + 3) * algo.steps_per_iteration, "kernels": algo.backend.name, "precision": algo.config.precision}
+    say(**row, score=round(found.mean, 2), length=round(found.length, 1))
 
 
 def minatar(tiny: bool, seeds: list[int]) -> Iterator[Callable[[], object]]:
-    """Each game with each seed."""
-    for name in MINATAR:
-        for seed in seeds:
-            yield lambda name=name, seed=seed: game(name, seed, tiny)
+    """Each game with each seed, by either rules."""
+    for seed in seeds:
+        for gymnax in (True, False):
+            for name in MINATAR:
+                yield lambda name=name, seed=seed, gymnax=gymnax: game(name, seed, tiny, gymnax=gymnax)
 
 
 def main() -> None:
