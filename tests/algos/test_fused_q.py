@@ -99,29 +99,44 @@ def test_pqns_kernels_compile(env, precision, net, shape):
     assert {"begin", "adam_step", "finish", "reduce_partials"} <= {name for name, _ in seen}
 
 
-@needs_compiler
-@pytest.mark.compile
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
-@pytest.mark.parametrize("game", ["minatar_asterix", "minatar_seaquest"])
-def test_kernels_for_boards_compile(game, precision):
+def board_launches(game, precision, lanes, **config):
+    """(kernel, arguments, options) of acting, final values and each minibatch's gradient, by a trainer of a board that has no GPU to launch them on."""
+    from operant.kernels.dense import board
+
     given: list = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "build", lambda *arguments, **_: given.extend(arguments))
-        config, net = PQN.Config(horizon=4, minibatches=2), mlp.Config(**{**BOARD, "hidden": [128]})
-        PQN(DeviceWorld(find(game), 32, seed=1), config, net, seed=1, steps=100)
-    from operant.kernels.dense import board
-
+        made = PQN.Config(**config)
+        PQN(DeviceWorld(find(game), lanes, seed=1), made, mlp.Config(**{**BOARD, "hidden": [128]}), seed=1, steps=100)
     learner, reason = board.build(given[0], precision)
     assert learner is not None, reason
     found: list = []
     learner.launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
     learner.act(0)
     learner.bootstrap(True)
-    learner.backward(0)
-    learner.reduce()
+    for k in range(made.minibatches):
+        learner.backward(k)
+        learner.reduce()
+    return found
+
+
+@needs_compiler
+@pytest.mark.compile
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("game", ["minatar_asterix", "minatar_seaquest"])
+def test_kernels_for_boards_compile(game, precision):
+    found = board_launches(game, precision, 128, horizon=1, minibatches=1)
     for kernel, arguments, options in found:
         assert compile_for(90, kernel, arguments, options) <= LEAST_SHARED[90]
     assert len(found) == 7
+
+
+@needs_compiler
+@pytest.mark.parametrize(("lanes", "horizon", "blocks"), [(32, 8, 4), (64, 32, 32)])
+def test_a_boards_minibatch_begins_where_the_last_one_ends(lanes, horizon, blocks):
+    """Also where it takes its samples from several shards of the lanes."""
+    launches = [(arguments, options) for kernel, arguments, options in board_launches("minatar_breakout", "tf32", lanes, horizon=horizon, minibatches=2)]
+    assert [arguments[2] for arguments, options in launches if options.get("ACT") is False] == [0, blocks]
 
 
 @pytest.mark.parametrize(

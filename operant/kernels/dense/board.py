@@ -18,8 +18,10 @@ from operant.kernels.reduce import REDUCE_COLUMNS
 
 log = logging.getLogger("operant.kernels")
 
-PLACES, TILE, HEAD_TILE = 2, 64, 16
-"""Places of a program of the gradient, samples that it takes at a time, and samples of a program of the head."""
+PLACES, TILE, HEAD_TILE = 2, 128, 16
+"""Places of a program of the gradient, samples that it takes at a time at most, and samples of a program of the head."""
+LEAST = 64
+"""Samples of a minibatch, at least."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def unsupported_reason(policy: Any, layout: Any) -> str | None:
     fits = _power_of_two(places) and places % PLACES == 0 and 9 * shape[2] <= 128 and policy.distribution.parameter_rows <= 32
     if policy.env.pixels or policy.env.mask_size or not fits:
         return "the board's shape or its actions are none that fused kernels read"
-    if layout.block != BLOCK.value or layout.samples % TILE or not _power_of_two(layout.samples):
+    if layout.block != BLOCK.value or layout.samples < LEAST or not _power_of_two(layout.samples):
         return f"a minibatch of {layout.samples} samples is none of 64, 128, 256 ... of 32, 64, 96 ... lanes"
     return None
 
@@ -130,7 +132,7 @@ class BoardLearner(Learner):
         self._forward(t, self._lanes, act=True)
         self.launch(
             act_on_rows, (self._lanes // HEAD_TILE,),
-            self._row_sums, self.work.acting(), self._values, t, self._lanes, SPEC=self.spec, SAMPLE=self.work.sample, TILE=HEAD_TILE, num_warps=4,
+            self._row_sums, self.work.acting(), self._values, t, self._lanes, SPEC=self.spec, SAMPLE=self.work.sample, TILE=HEAD_TILE, num_warps=8,
         )  # fmt: skip
 
     def _forward(self, first: int, samples: int, *, act: bool) -> None:
@@ -152,7 +154,7 @@ class BoardLearner(Learner):
 
     def backward(self, k: int) -> None:
         """The gradient of minibatch k's loss: the dense weight's, and rows of partial sums of the others'."""
-        spec, samples, first = self.spec, self._samples, self._minibatch(k).first_block
+        spec, samples, first = self.spec, self._samples, k * self.layout.shards * self.layout.shard_blocks
         self._forward(first, samples, act=False)
         self.launch(
             backward_rows, (samples // self._head_tile,),
@@ -162,7 +164,7 @@ class BoardLearner(Learner):
         self.launch(
             backward_places, (self._groups, spec.down),
             self.buffers.rollout.observation, self.buffers.order, first, self._values, self._gradient_z, self._gradient, self._squares, self._partial,
-            self._width, samples, self._lanes, SPEC=spec, PLACES=PLACES, TILE=TILE, num_warps=8, num_stages=1,
+            self._width, samples, self._lanes, SPEC=spec, PLACES=PLACES, TILE=min(TILE, samples), num_warps=8, num_stages=1,
         )  # fmt: skip
 
     def reduce(self) -> None:
