@@ -255,17 +255,17 @@ def learned(part: str, config, device: torch.device, tiny: bool, *, seconds: flo
     evaluator = Evaluator(algo.actor, config.environment, config.params, episodes=2 if tiny else 16, seed=1, max_steps=32 if tiny else most)
     algo.start()
     sums = torch.zeros(algo.world.episode_sums(algo.rollout).shape, dtype=torch.float64, device=device)
-    began, iteration, paused, told, near = time.perf_counter(), 0, 0.0, 0.0, False
+    began, iteration, paused, told, tried, near = time.perf_counter(), 0, 0.0, 0.0, 0.0, False
     while (spent := time.perf_counter() - began - paused) < seconds:
         for phase in algo.phases:
             phase.run()
         iteration += 1
         sums += algo.world.episode_sums(algo.rollout)
-        if spent - told > seconds / 20:
+        if spent - told > seconds / 28:
             wait(device)
             told, (episodes, _, returns) = spent, sums[:3].tolist()
             sums.zero_()
-            near = episodes > 0 and returns / episodes > mark - 1.5
+            near = episodes > 0 and returns / episodes > mark - 1.5 and spent - tried > seconds / 10
             say(part, seconds=round(spent, 1), steps=iteration * algo.steps_per_iteration, episodes=episodes, mean=returns / max(episodes, 1))
         if near or spent > seconds - 1:
             at, mean = time.perf_counter(), evaluator.run(iteration).mean
@@ -273,7 +273,7 @@ def learned(part: str, config, device: torch.device, tiny: bool, *, seconds: flo
             say(part, seconds=round(spent, 1), steps=iteration * algo.steps_per_iteration, greedy=mean, took_s=time.perf_counter() - at)
             if mean >= mark or spent > seconds - 1:
                 break
-            near = False
+            near, tried = False, spent
     algo.world.close()
     evaluator.rollout.world.close()
 

@@ -50,10 +50,10 @@ class HostWorld(BufferedWorld):
         raw: bool | None = None,
     ) -> None:  # fmt: skip
         hosting, N, seen, source = env.hosting, lanes, env.observation, env.source
-        # Where processes have buffers of their own, their numbers are bytes.
+        # Where processes have buffers of their own, their numbers are bytes. Evaluations take all lanes together.
         processes = min(hosting.processes, N)
-        self.unordered = hosting.asynchronous and processes > 1
-        buffers = min(hosting.buffers * processes, 255 // processes * processes) if self.unordered else hosting.buffers
+        self.unordered = hosting.asynchronous and processes > 1 and not stream
+        buffers = 1 if stream else min(hosting.buffers * processes, 255 // processes * processes) if self.unordered else hosting.buffers
         super().__init__(env, N, seed=seed, device=device, lane0=lane0, stream=stream, buffers=buffers)
         self._seed, self._stream, self._lane0, self._draws, self._rows = seed, stream, lane0, draws, True
         boxed = isinstance(env.action, Box)
