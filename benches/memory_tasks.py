@@ -3,8 +3,8 @@
     python benches/memory_tasks.py [--only chain100,tmaze] [--seeds 1,2,3] [--limit 60] [--list] [--once] [--profile] [--tiny]
 
 Seconds are those of collecting and updating, host and device together; the first three iterations, in which kernels are compiled and captured, and
-evaluations are left out. An experiment ends at its mark, after its limit in seconds or at the end of its recipe's steps; then 1,024 fresh games, of another
-seed, say how well the policy plays. No experiment stops another. With --once nothing is learnt: kernels are compiled. With --profile the kernels of ten
+evaluations are left out. An experiment ends at its mark, after its limit in seconds or at the end of its recipe's steps; then 1,024 fresh games or more, of
+another seed, say how well the policy plays. No experiment stops another. With --once nothing is learnt: kernels are compiled. With --profile the kernels of ten
 iterations are timed. With --tiny every experiment takes a few steps on a CPU.
 """
 
@@ -42,13 +42,12 @@ class Task(NamedTuple):
     judged: str = ""  # overrides of the environment that plays the games
     longest: int | None = None  # steps of a game
     look_s: tuple[float, float] = (0.0, 0.02)  # seconds before the first look, and between two at least
+    fresh: int = FRESH  # games of another seed at the end
 
 
-MEMORY = "net.memory=gru net.shared=true"
 LONG = "env.params.high=1000 env.params.log_uniform=true algo.horizon=64 run.steps=300M"
 AT_1000 = "env.params.low=1000 env.params.high=1000 env.params.log_uniform=false"
 POPGYM = "env.lanes=1024 algo.minibatches=8 run.steps=300M"
-PASSED_ON = "net.memory_init=1 net.activation=tanh net.hidden=[128] algo.gamma=0"
 TASKS = {
     "chain100": Task("memory_chain", "", 0.99, 10),
     "chain1000": Task("memory_chain", "env.lanes=1024 env.params.length=1000 algo.horizon=1001 net.memory_init=2000 run.steps=300M", 0.99, 20),
@@ -59,33 +58,21 @@ TASKS = {
     "repeat_first_medium": Task("repeat_first", f"{POPGYM} env.params.decks=8 algo.horizon=64 net.memory_init=1000", 0.9, 40),
     "repeat_first_hard": Task("repeat_first", f"{POPGYM} env.params.decks=16 algo.horizon=64 net.memory_init=2000", 0.9, 40),
     "repeat_previous": Task("repeat_previous", "", 0.95, 10),
-    "repeat_previous_medium": Task(
-        "repeat_previous", f"{POPGYM} {PASSED_ON} env.params.decks=2 env.params.k=32 algo.horizon=103 algo.anneal_steps=60M", 0.99, 60
-    ),
+    "repeat_previous_medium": Task("repeat_previous_medium", "", 0.99, 60),
     "repeat_previous_hard": Task(
-        "repeat_previous",
-        f"{POPGYM} {PASSED_ON} env.params.decks=3 env.params.k=64 net.memory_layers=2 algo.horizon=155 algo.anneal_steps=100M",
-        0.99,
-        100,
+        "repeat_previous_medium", "env.params.decks=3 env.params.k=64 net.memory_layers=2 algo.horizon=155 run.steps=60M", 0.99, 100
     ),
-    "autoencode": Task(
-        "autoencode",
-        f"{POPGYM} {MEMORY} {PASSED_ON} env.params.decks={{linear=[0.1,1],over=\"30M\"}} algo.horizon=103 algo.anneal_steps=60M",
-        0.99,
-        60,
-        judged="env.params.decks=1",
-    ),
-    "count_recall": Task("count_recall", f"{POPGYM} net.hidden=[128] algo.gamma=0 algo.anneal_steps=40M", 0.99, 40),
-    "count_recall_medium": Task(
-        "count_recall", f"{POPGYM} env.params.decks=2 env.params.kinds=4 algo.horizon=103 net.hidden=[128] algo.gamma=0 algo.anneal_steps=60M", 0.99, 60
-    ),
-    "count_recall_hard": Task(
-        "count_recall", f"{POPGYM} env.params.decks=4 env.params.kinds=13 algo.horizon=207 net.hidden=[128] algo.gamma=0 algo.anneal_steps=60M", 0.99, 60
-    ),
-    "higher_lower": Task("higher_lower", "env.lanes=4096 algo.minibatches=8 run.steps=300M net.hidden=[64] algo.anneal_steps=80M", 0.6, 40),
-    "concentration": Task(
-        "concentration", f"{POPGYM} {MEMORY} net.hidden=[128] algo.horizon=104 algo.gamma=0.9 algo.anneal_steps=100M", 0.8, 80
-    ),
+    "autoencode": Task("autoencode", "", 0.99, 60),
+    "autoencode_medium": Task("autoencode", "env.params.decks=2 algo.horizon=207", 0.99, 60),
+    "count_recall": Task("count_recall", "", 0.99, 40),
+    "count_recall_medium": Task("count_recall", "env.params.decks=2 env.params.kinds=4 algo.horizon=103 run.steps=20M", 0.99, 60),
+    "count_recall_hard": Task("count_recall", "env.params.decks=4 env.params.kinds=13 algo.horizon=207 run.steps=40M", 0.99, 60),
+    "higher_lower": Task("higher_lower", "", 1.0, 60, fresh=16_384),
+    "higher_lower_medium": Task("higher_lower", "env.params.decks=2 algo.horizon=103", 1.0, 60, fresh=16_384),
+    "higher_lower_hard": Task("higher_lower", "env.params.decks=3 algo.horizon=155", 1.0, 60, fresh=16_384),
+    "concentration": Task("concentration", "", 0.8, 80),
+    "concentration_wide": Task("concentration", "net.memory=mingru net.memory_layers=2 net.hidden=[256]", 0.8, 80),
+    "concentration_hard": Task("concentration", "env.params.ranks=true", 0.8, 80),
     "breakout": Task("breakout", "", 860, 25, longest=12_000, look_s=(0.7, 0.1)),
     "snake": Task("snake", "", 30, 8, "length"),
     "pacman": Task("pacman", "", 200, 14, "pickups", longest=12_000, look_s=(2.0, 0.5)),
@@ -107,9 +94,9 @@ def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: 
     algo: Any = built(config, tiny)
     algo.start()
 
-    def evaluator(episodes: int, own: int) -> Evaluator:
+    def evaluator(episodes: int, own: int, *, greedy: bool = True) -> Evaluator:
         longest = 64 if tiny else task.longest
-        return Evaluator(algo.actor, judged.environment, judged.params, episodes=8 if tiny else episodes, seed=own, max_steps=longest)
+        return Evaluator(algo.actor, judged.environment, judged.params, episodes=8 if tiny else episodes, seed=own, max_steps=longest, greedy=greedy)
 
     looks, began = evaluator(GAMES, seed), wait()
     iterate(algo, 3)
@@ -128,11 +115,12 @@ def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: 
             looked = spent
             steps, reward = iterations * algo.steps_per_iteration, float(algo.rollout.reward.mean())
             say(at=name, seed=seed, seconds=round(spent, 2), steps=steps, value=round(value, 3), reward=round(reward, 5))
-    fresh = evaluator(FRESH, FRESH_SEED + seed).run(0)
+    fresh, sampled = evaluator(task.fresh, FRESH_SEED + seed).run(0), evaluator(FRESH, FRESH_SEED + seed, greedy=False).run(0)
     steps = iterations * algo.steps_per_iteration
     say(
         task=name, seed=seed, reached=value >= task.least, mark=task.least, seconds=round(spent, 3), steps=steps, msps=round(steps / max(spent, 1e-9) / 1e6, 2),
-        value=round(value, 3), best=round(best, 3), fresh=round(fresh.mean, 4), unfinished=fresh.unfinished, tally=fresh.tally,
+        value=round(value, 3), best=round(best, 3), fresh=round(fresh.mean, 4), ci95=round(fresh.ci95 or 0.0, 4), sampled=round(sampled.mean, 4),
+        unfinished=fresh.unfinished, tally=fresh.tally,
         first_s=round(first_s, 1), kernels=algo.backend.name, words=words,
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ The rules of a step
 - Once k cards are on the table: reward 1 / (cards - k) if it is the suit of the k-th of them from the end (k = 1: of the one that is shown), else as much below
   zero. The episode ends when the deck is dealt, after cards - 1 steps.
 - `decks`, `k` = 1, 4; 2, 32; 3, 64 are POPGym's easy, medium and hard. A k of more than cards - 1 counts as cards - 1.
-  A medium or hard k is learnt from an easy one on: `env.params.k = {linear = [4, 33], over = "50M"}`.
+  These take units that pass on what they hold (`net.memory_init = 1`); k can also grow: `env.params.k = {linear = [4, 33], over = "50M"}`.
 
 Optimum: 1. Without memory: at most -0.490, -0.495, -0.497 (name any suit but the one that is shown).
 """
