@@ -6,6 +6,7 @@ start on two CPU cores and 5 s beside an H200.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -72,14 +73,28 @@ class Muon(Adam):
     def step_matrices(self, skip: Tensor | None = None, scale: Tensor | float = 1.0, above: int = 0) -> None:
         """Step the matrices of more than `above` rows or columns, by `scale` times their gradients, which are then zero: a step of Adam leaves them so."""
         taken: Tensor | float = 1.0 if skip is None else 1.0 - skip
-        for weight, gradient, momentum in self._matrices:
-            if max(weight.shape[1:]) <= above:
-                continue
-            gradient.mul_(scale)
-            momentum.lerp_(momentum * self.MOMENTUM + gradient, taken)
-            update = orthogonalised(gradient + self.MOMENTUM * momentum)
-            weight.sub_(update * (self.learning_rate * (taken * self.PER_ADAM_STEP * max(weight.shape[1:]) ** 0.5)))
-            gradient.zero_()
+        alike = [tensors for tensors in self._matrices if max(tensors[0].shape[1:]) > above]
+        if not (self._values.is_cuda and len(alike) > 1):
+            for tensors in alike:
+                self._step_alike(tensors, taken, scale)
+            return
+        # Of each shape these are some thirty short launches: those of the first layer and of all others go side by side.
+        current, beside = torch.cuda.current_stream(self._values.device), _beside(self._values.device)
+        beside.wait_stream(current)
+        with torch.cuda.stream(beside):
+            for tensors in alike[1:]:
+                self._step_alike(tensors, taken, scale)
+        self._step_alike(alike[0], taken, scale)
+        current.wait_stream(beside)
+
+    def _step_alike(self, tensors: tuple[Tensor, ...], taken: Tensor | float, scale: Tensor | float) -> None:
+        """Step matrices of one shape, (G, m, n): their weights, gradients and momentum."""
+        weight, gradient, momentum = tensors
+        gradient.mul_(scale)
+        momentum.lerp_(momentum * self.MOMENTUM + gradient, taken)
+        update = orthogonalised(gradient + self.MOMENTUM * momentum)
+        weight.sub_(update * (self.learning_rate * (taken * self.PER_ADAM_STEP * max(weight.shape[1:]) ** 0.5)))
+        gradient.zero_()
 
     def step(self, skip: Tensor | None = None) -> None:
         """One step, as Adam's."""
@@ -89,6 +104,12 @@ class Muon(Adam):
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""
         return {**super().tensors(), "momentum": self._momentum}
+
+
+@functools.cache
+def _beside(device: torch.device) -> torch.cuda.Stream:
+    """A stream, the same for all: a library keeps 32 MB of workspace for each that it has met."""
+    return torch.cuda.Stream(device)
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
