@@ -38,12 +38,12 @@ def launches(precision, net, *, lanes=256, horizon=16, env=None, minibatches=2, 
 GRADIENTS = [
     {"env": "categorical", "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2, "activation": "relu"}, "algo": {"normalize_observations": True}},
     {"env": "judged", "net": {"memory": "gru", "hidden": (20, 18), "activation": "gelu"}, "algo": {"bptt": 2, "value_clip": 0.2}},
-    {"env": "gaussian", "net": {"memory": "lstm", "hidden": (17,), "memory_layers": 2, "layer_norm": True}, "algo": {"bptt": 3}},
+    {"env": "gaussian", "net": {"memory": "lstm", "hidden": (17,), "memory_layers": 2, "layer_norm": True}, "algo": {"bptt": 3}, "resident": False},
     {"env": "gaussian", "net": {"memory": "mingru", "hidden": (20,), "memory_layers": 2, "activation": "silu"}, "algo": {}, "fused": False},
 ]
 ROUNDED = [
-    {"env": "categorical", "net": {"memory": memory, "hidden": (40,), "memory_layers": 2}, "algo": {}, "precision": precision}
-    for memory, precision in (("mingru", "bf16"), ("gru", "tf32"), ("lstm", "bf16"))
+    {"env": "categorical", "net": {"memory": memory, "hidden": (40,), "memory_layers": 2}, "algo": {}, "precision": precision, **more}
+    for memory, precision, more in (("mingru", "bf16", {}), ("gru", "tf32", {"resident": False}), ("lstm", "bf16", {}))
 ]
 LIMITS = {"ieee": 1e-5, "tf32": 3e-3, "bf16": 3e-2}
 
@@ -93,6 +93,8 @@ def test_layers_of_a_memory_share_their_kernels():
         (90, "bf16", {"memory": "lstm", "hidden": (128,), "activation": "relu"}),
         (90, "tf32", {"memory": "gru", "hidden": (128,), "layer_norm": True}),
         (75, "fp32", {"memory": "gru", "hidden": (20, 24)}),
+        (90, "fp32", {"memory": "lstm", "hidden": (128,)}),
+        (90, "bf16", {"memory": "gru", "hidden": (256,)}),
         (100, "bf16", {"memory": "gru", "hidden": (128,)}),
         (86, "tf32", {"memory": "mingru", "hidden": (64,)}),
     ],

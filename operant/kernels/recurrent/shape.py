@@ -10,7 +10,10 @@ from torch import Tensor
 from operant.kernels import spec as kernel_spec
 from operant.nn import Policy
 
-MAX_GATED, MAX_GATED_FP32 = 128, 64
+WHOLE = 128
+"""Units of a GRU or an LSTM up to which a program multiplies with the whole weight of a gate at once."""
+
+MAX_GATED, MAX_GATED_FP32 = 256, 64
 """Units of a GRU or an LSTM whose every step one program computes, padded; and of those in fp32 that are no slower than torch's: of more, registers spill."""
 
 FUSED_BYTES = 64 << 10
@@ -21,6 +24,7 @@ HELD_BYTES = 64 << 10
 
 RESIDENT_BYTES = 136 << 10
 """Of a GRU's or an LSTM's weights that a program holds for all steps. Larger ones are read again at each."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -53,6 +57,21 @@ class Shape:
     def in_tiles(self) -> bool:
         """A program that acts goes through a GRU's or an LSTM's only layer some units after the other: it does not hold all weights."""
         return self.kind != "mingru" and not self.held and self.layers == 1
+
+    @property
+    def in_parts(self) -> bool:
+        """Products of a GRU's or an LSTM's own weights take some of the state's units at a time: in fp32, whose operands lie in registers, and of wide ones."""
+        return not self.resident and self.kind != "mingru" and (self.precision == "ieee" or self.pad > WHOLE)
+
+    @property
+    def part(self) -> int:
+        """How many at a time."""
+        return 16 if self.precision == "ieee" else 32
+
+    @property
+    def own_places(self) -> tuple[int, ...]:
+        """Where in a row of gates the gradients lie that the recurrent weights' products take: of a GRU's n there are two, of its input and of W h + b."""
+        return (0, 1, 3) if self.kind == "gru" else tuple(range(self.gates))
 
     @property
     def matrix(self) -> int:

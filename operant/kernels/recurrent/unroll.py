@@ -177,21 +177,38 @@ def mingru_backward(
 
 
 @triton.jit
-def _product(h, held, packed, gate: tl.constexpr, total, SHAPE: tl.constexpr):
-    """Total + W h of a gate (lanes, P)."""
-    if SHAPE.resident:
+def _in_parts(rows, weights, ACROSS: tl.constexpr, DOWN: tl.constexpr, total, present, SHAPE: tl.constexpr):
+    """Total + what lies at pointers `rows` (lanes) times a weight of a gate, whose columns and depths are ACROSS and DOWN numbers apart, some at a time."""
+    depth, unit = tl.arange(0, SHAPE.part), tl.arange(0, SHAPE.pad)
+    for start in tl.range(0, SHAPE.pad, SHAPE.part):
+        part = tl.load(rows[:, None] + (start + depth)[None, :], mask=present[:, None], other=0.0)
+        total = add_dot(part, tl.load(weights + (start + depth)[:, None] * DOWN + unit[None, :] * ACROSS), total, SHAPE)
+    return total
+
+
+@triton.jit
+def _product(h, rows, present, held, packed, gate: tl.constexpr, total, SHAPE: tl.constexpr):
+    """Total + W h of a gate (lanes, P). `rows`: pointers to where h has been stored."""
+    if SHAPE.in_parts:
+        return _in_parts(rows, packed + gate * SHAPE.pad * SHAPE.pad, SHAPE.pad, 1, total, present, SHAPE)
+    elif SHAPE.resident:
         return add_dot(h, held[gate], total, SHAPE)
     else:
         return add_dot(h, gate_weight(packed, gate, SHAPE), total, SHAPE)
 
 
 @triton.jit
-def _add_back(total, gradient, held, packed, gate: tl.constexpr, SHAPE: tl.constexpr):
-    """Total + W^T g of a gate, (lanes, P)."""
-    if SHAPE.resident:
-        return add_dot(gradient, held[gate], total, SHAPE)
-    else:
-        return add_dot(gradient, gate_transposed(packed, gate, SHAPE), total, SHAPE)
+def _back_through(total, found, rows, present, held, packed, SHAPE: tl.constexpr):
+    """Total + W^T g of all gates' gradients, (lanes, P), the last a GRU's in W h + b of n. `rows`: pointers to where they have been stored."""
+    GATES: tl.constexpr = SHAPE.gates
+    for k in tl.static_range(GATES):
+        if SHAPE.in_parts:
+            total = _in_parts(rows + SHAPE.own_places[k] * SHAPE.pad, packed + k * SHAPE.pad * SHAPE.pad, 1, SHAPE.pad, total, present, SHAPE)
+        elif SHAPE.resident:
+            total = add_dot(stored(found[SHAPE.own_places[k]], SHAPE), held[k], total, SHAPE)
+        else:
+            total = add_dot(stored(found[SHAPE.own_places[k]], SHAPE), gate_transposed(packed, k, SHAPE), total, SHAPE)
+    return total
 
 
 @triton.jit(do_not_specialize=["count", "layer"])
@@ -212,19 +229,23 @@ def lstm_forward(
     own_mask = present[:, None] & (unit < SHAPE.units)[None, :]
     h, c = tl.load(where.state + own, mask=own_mask, other=0.0), tl.load(where.state + own_cell, mask=own_mask, other=0.0)
     place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
-    added, keep = _four(gates, gate_place, mask, SHAPE), kept(where, lane, t, present, lanes)
+    added, keep, own_row = _four(gates, gate_place, mask, SHAPE), kept(where, lane, t, present, lanes), row * PAD
     for step in tl.range(0, STEPS, num_stages=1):
         next_added = _four(gates, gate_place + SHAPE.block * SHAPE.columns, mask & (step + 1 < STEPS), SHAPE)
         next_keep = kept(where, lane, t + step + 1, present & (step + 1 < STEPS), lanes)
         c *= keep[:, None]
         operand = stored(h * keep[:, None], SHAPE)
-        if not ACT:
+        if not ACT or SHAPE.in_parts:
             tl.store(before + place, operand, mask=mask)
+        if not ACT:
             tl.store(cells_before + place, stored(c, SHAPE), mask=mask)
-        i, f, o, g = lstm_gates(
-            _product(operand, held, packed, 0, added[0].to(tl.float32), SHAPE), _product(operand, held, packed, 1, added[1].to(tl.float32), SHAPE),
-            _product(operand, held, packed, 2, added[2].to(tl.float32), SHAPE), _product(operand, held, packed, 3, added[3].to(tl.float32), SHAPE), SHAPE,
-        )  # fmt: skip
+        if SHAPE.in_parts:
+            tl.debug_barrier()
+        i = _product(operand, before + own_row, present, held, packed, 0, added[0].to(tl.float32), SHAPE)
+        f = _product(operand, before + own_row, present, held, packed, 1, added[1].to(tl.float32), SHAPE)
+        o = _product(operand, before + own_row, present, held, packed, 2, added[2].to(tl.float32), SHAPE)
+        g = _product(operand, before + own_row, present, held, packed, 3, added[3].to(tl.float32), SHAPE)
+        i, f, o, g = lstm_gates(i, f, o, g, SHAPE)
         c = f * c + i * g
         h = o * tanh(c, SHAPE.approximate)
         if not ACT:
@@ -232,6 +253,7 @@ def lstm_forward(
         tl.store(output + place, stored(h, SHAPE), mask=mask)
         added = next_added
         keep = next_keep
+        own_row += SHAPE.block * PAD
         place += SHAPE.block * PAD
         gate_place += SHAPE.block * SHAPE.columns
     if WRITE:
@@ -257,17 +279,19 @@ def gru_forward(
     own, own_mask = state_place(lane, t, unit, lanes, SHAPE, layer, 0, ACT), present[:, None] & (unit < SHAPE.units)[None, :]
     h = tl.load(where.state + own, mask=own_mask, other=0.0)
     place, gate_place = row[:, None] * PAD + unit[None, :], row[:, None] * SHAPE.columns + unit[None, :]
-    added, keep = _three(gates, gate_place, mask, SHAPE), kept(where, lane, t, present, lanes)
+    added, keep, own_row = _three(gates, gate_place, mask, SHAPE), kept(where, lane, t, present, lanes), row * PAD
     for step in tl.range(0, STEPS, num_stages=1):
         next_added = _three(gates, gate_place + SHAPE.block * SHAPE.columns, mask & (step + 1 < STEPS), SHAPE)
         next_keep = kept(where, lane, t + step + 1, present & (step + 1 < STEPS), lanes)
         h *= keep[:, None]
         operand = stored(h, SHAPE)
-        if not ACT:
+        if not ACT or SHAPE.in_parts:
             tl.store(before + place, operand, mask=mask)
-        r = sigmoid(_product(operand, held, packed, 0, added[0], SHAPE), SHAPE.approximate)
-        z = sigmoid(_product(operand, held, packed, 1, added[1], SHAPE), SHAPE.approximate)
-        recurrent = _product(operand, held, packed, 2, tl.zeros(h.shape, tl.float32) + bias, SHAPE)
+        if SHAPE.in_parts:
+            tl.debug_barrier()
+        r = sigmoid(_product(operand, before + own_row, present, held, packed, 0, added[0], SHAPE), SHAPE.approximate)
+        z = sigmoid(_product(operand, before + own_row, present, held, packed, 1, added[1], SHAPE), SHAPE.approximate)
+        recurrent = _product(operand, before + own_row, present, held, packed, 2, tl.zeros(h.shape, tl.float32) + bias, SHAPE)
         n = tanh(added[2] + r * recurrent, SHAPE.approximate)
         h = n + z * (h - n)
         if not ACT:
@@ -275,6 +299,7 @@ def gru_forward(
         tl.store(output + place, stored(h, SHAPE), mask=mask)
         added = next_added
         keep = next_keep
+        own_row += SHAPE.block * PAD
         place += SHAPE.block * PAD
         gate_place += SHAPE.block * SHAPE.columns
     if WRITE:
@@ -282,28 +307,23 @@ def gru_forward(
 
 
 @triton.jit
-def _lstm_back(opened, c, carried, by_cell, held, packed, SHAPE: tl.constexpr):
-    """From the gradients in h' and c': those in what the input adds to the gates, and in h and c."""
+def _lstm_back(opened, c, carried, by_cell, SHAPE: tl.constexpr):
+    """From the gradients in h' and c': those in what the input adds to the gates, and in c."""
     i, f, o, g = opened[0].to(tl.float32), opened[1].to(tl.float32), opened[2].to(tl.float32), opened[3].to(tl.float32)
     # h' = o tanh(c'), c' = f c + i g
     squashed = tanh(f * c + i * g, SHAPE.approximate)
     by_cell += carried * o * (1.0 - squashed * squashed)
-    by_i, by_f = stored(by_cell * g * i * (1.0 - i), SHAPE), stored(by_cell * c * f * (1.0 - f), SHAPE)
-    by_o, by_g = stored(carried * squashed * o * (1.0 - o), SHAPE), stored(by_cell * i * (1.0 - g * g), SHAPE)
-    back = _add_back(_add_back(tl.zeros(c.shape, tl.float32), by_i, held, packed, 0, SHAPE), by_f, held, packed, 1, SHAPE)
-    return (by_i, by_f, by_o, by_g), _add_back(_add_back(back, by_o, held, packed, 2, SHAPE), by_g, held, packed, 3, SHAPE), by_cell * f
+    by_i, by_f = by_cell * g * i * (1.0 - i), by_cell * c * f * (1.0 - f)
+    return (by_i, by_f, carried * squashed * o * (1.0 - o), by_cell * i * (1.0 - g * g)), by_cell * f
 
 
 @triton.jit
-def _gru_back(opened, h, carried, held, packed, SHAPE: tl.constexpr):
-    """From the gradient in h': those in what the input adds to the gates and in W h + b of n, and in h."""
+def _gru_back(opened, h, carried):
+    """From the gradient in h': those in what the input adds to the gates and in W h + b of n; and in h, but for what goes through the gates."""
     r, z, n, recurrent = opened[0].to(tl.float32), opened[1].to(tl.float32), opened[2].to(tl.float32), opened[3].to(tl.float32)
     # h' = n + z (h - n), n = tanh(x + r (W h + b))
     by_n = carried * (1.0 - z) * (1.0 - n * n)
-    by_r, by_z = stored(by_n * recurrent * r * (1.0 - r), SHAPE), stored(carried * (h - n) * z * (1.0 - z), SHAPE)
-    by_recurrent = stored(by_n * r, SHAPE)
-    back = _add_back(_add_back(carried * z, by_r, held, packed, 0, SHAPE), by_z, held, packed, 1, SHAPE)
-    return (by_r, by_z, by_n, by_recurrent), _add_back(back, by_recurrent, held, packed, 2, SHAPE)
+    return (by_n * recurrent * r * (1.0 - r), carried * (h - n) * z * (1.0 - z), by_n, by_n * r), carried * z
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -326,7 +346,7 @@ def gated_backward(
     carried = tl.zeros((BLOCK_B, PAD), tl.float32)  # dL / dh and dL / dc, of the steps behind
     by_cell = carried
     opened, own = _four(gates, gate_place, mask, SHAPE), tl.load(before + place, mask=mask, other=0.0)
-    outer, keep = tl.load(gradient + place, mask=mask, other=0.0), kept(where, lane, t + STEPS - 1, present, lanes)
+    outer, keep, own_row = tl.load(gradient + place, mask=mask, other=0.0), kept(where, lane, t + STEPS - 1, present, lanes), row * SHAPE.columns
     for step in tl.range(0, STEPS, num_stages=1):
         more, following = mask & (step + 1 < STEPS), place - SHAPE.block * PAD
         next_opened = _four(gates, gate_place - SHAPE.block * SHAPE.columns, more, SHAPE)
@@ -334,15 +354,19 @@ def gated_backward(
         next_keep = kept(where, lane, t + STEPS - 2 - step, present & (step + 1 < STEPS), lanes)
         carried += outer.to(tl.float32)
         if SHAPE.kind == "lstm":
-            found, carried, by_cell = _lstm_back(opened, own.to(tl.float32), carried, by_cell, held, packed, SHAPE)
+            found, by_cell = _lstm_back(opened, own.to(tl.float32), carried, by_cell, SHAPE)
+            carried = tl.zeros((BLOCK_B, PAD), tl.float32)
             by_cell *= keep[:, None]
         else:
-            found, carried = _gru_back(opened, own.to(tl.float32), carried, held, packed, SHAPE)
+            found, carried = _gru_back(opened, own.to(tl.float32), carried)
         _store_four(gates, gate_place, mask, found, SHAPE)
-        carried *= keep[:, None]
+        if SHAPE.in_parts:
+            tl.debug_barrier()
+        carried = keep[:, None] * _back_through(carried, found, gates + own_row, present, held, packed, SHAPE)
         opened = next_opened
         own = next_own
         outer = next_outer
         keep = next_keep
         place = following
+        own_row -= SHAPE.block * SHAPE.columns
         gate_place -= SHAPE.block * SHAPE.columns
