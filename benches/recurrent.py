@@ -59,6 +59,8 @@ CASES = {
     "gru32": Case(32, "gru", 1, {"epochs": 4}, (4,)),
     "gru64": Case(64, "gru", 1, {"epochs": 4}, (4,)),
     "lstm64": Case(64, "lstm", 1, {"epochs": 1}, (4,)),
+    "gru256": Case(256, "gru", 1, {"epochs": 4}, (4,)),
+    "lstm256": Case(256, "lstm", 1, {"epochs": 1}, (4,)),
     "g2048": Case(512, "mingru", 4, {"replay_ratio": 2.24}, (4,), "g2048", normalize=False),
     "pacman": Case(256, "mingru", 6, {"replay_ratio": 1.78}, (4,), "pacman", normalize=False),
     "go": Case(512, "mingru", 1, {"replay_ratio": 3.75}, (4,), "go", horizon=128, normalize=False),
@@ -372,7 +374,7 @@ def main() -> None:
         for words_of in [one for one in asked if one[2] == sizes[0]] if part in parts and not tiny else ():
             attempt({part: words_of[0], "precision": words_of[1], "lanes": words_of[2]}, lambda work=work, words_of=words_of: work(*words_of))
     for (case, precision, lanes), kernels in itertools.product(asked, ("fused", "torch")):
-        if ("rates" if kernels == "fused" else "torch") not in parts or (kernels == "torch" and precision != "tf32"):
+        if ("rates" if kernels == "fused" else "torch") not in parts or (kernels == "torch" and precision == "bf16"):
             continue
         given = [int(count) for count in words.minibatches.split(",")] if words.minibatches else CASES[case].minibatches
         for minibatches in given:

@@ -102,6 +102,13 @@ def lstm_gates(i, f, o, g, SHAPE: tl.constexpr):
     return sigmoid(i, SHAPE.approximate), sigmoid(f, SHAPE.approximate), sigmoid(o, SHAPE.approximate), tanh(g, SHAPE.approximate)
 
 
+@triton.jit
+def lstm_step(i, f, o, g, c, SHAPE: tl.constexpr):
+    """C and h after: f c + i g, of which the first product is not rounded, whatever lies around it; and o tanh(c)."""
+    c = tl.fma(f, c, i * g)
+    return c, o * tanh(c, SHAPE.approximate)
+
+
 # A STEP OF THE WHOLE MEMORY, TO ACT
 
 
@@ -193,11 +200,11 @@ def _lstm_step(x, h, c, held, packed, parameters, unit, SHAPE: tl.constexpr, LAY
     weight = _weight(held, packed, SHAPE, LAYER, 0, 0)
     i, weight = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 0, 3)
     g, weight = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 3, 1)
-    entering = sigmoid(i, SHAPE.approximate) * tanh(g, SHAPE.approximate)
     f, weight = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 1, 2)
-    c = sigmoid(f, SHAPE.approximate) * c + entering
     o, _last = _gate(x, h, weight, held, packed, parameters, unit, SHAPE, LAYER, 2, 2)
-    return sigmoid(o, SHAPE.approximate) * tanh(c, SHAPE.approximate), c
+    i, f, o, g = lstm_gates(i, f, o, g, SHAPE)
+    c, h = lstm_step(i, f, o, g, c, SHAPE)
+    return h, c
 
 
 @triton.jit
@@ -247,8 +254,7 @@ def tile_step(x, h, packed, parameters, where, lane, unit, keep, in_bounds, lane
     second = sigmoid(_tile_gate(x, h, packed, parameters, 1, unit, zero, SHAPE), SHAPE.approximate)
     if SHAPE.kind == "lstm":
         third = sigmoid(_tile_gate(x, h, packed, parameters, 2, unit, zero, SHAPE), SHAPE.approximate)
-        c = second * own + first * tanh(_tile_gate(x, h, packed, parameters, 3, unit, zero, SHAPE), SHAPE.approximate)
-        out = third * tanh(c, SHAPE.approximate)
+        c, out = lstm_step(first, second, third, tanh(_tile_gate(x, h, packed, parameters, 3, unit, zero, SHAPE), SHAPE.approximate), own, SHAPE)
         tl.store(last, c, mask=mask & WRITE)
     else:
         share = _tile_share(x, packed, parameters, 2, unit, zero, SHAPE)

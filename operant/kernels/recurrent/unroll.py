@@ -16,7 +16,8 @@ from operant.kernels.recurrent import cells
 
 add_dot, stored, activation_gradient, tanh = cells.add_dot, cells.stored, cells.activation_gradient, cells.tanh
 gate_bias, gate_transposed, gate_weight, kept = cells.gate_bias, cells.gate_transposed, cells.gate_weight, cells.kept
-lanes_of, lstm_gates, mingru_gates, present_of = cells.lanes_of, cells.lstm_gates, cells.mingru_gates, cells.present_of
+lanes_of, lstm_gates, lstm_step, mingru_gates = cells.lanes_of, cells.lstm_gates, cells.lstm_step, cells.mingru_gates
+present_of = cells.present_of
 sigmoid, state_place = cells.sigmoid, cells.state_place
 
 
@@ -246,8 +247,7 @@ def lstm_forward(
         o = _product(operand, before + own_row, present, held, packed, 2, added[2].to(tl.float32), SHAPE)
         g = _product(operand, before + own_row, present, held, packed, 3, added[3].to(tl.float32), SHAPE)
         i, f, o, g = lstm_gates(i, f, o, g, SHAPE)
-        c = f * c + i * g
-        h = o * tanh(c, SHAPE.approximate)
+        c, h = lstm_step(i, f, o, g, c, SHAPE)
         if not ACT:
             _store_four(gates, gate_place, mask, (i, f, o, g), SHAPE)
         tl.store(output + place, stored(h, SHAPE), mask=mask)
@@ -311,7 +311,7 @@ def _lstm_back(opened, c, carried, by_cell, SHAPE: tl.constexpr):
     """From the gradients in h' and c': those in what the input adds to the gates, and in c."""
     i, f, o, g = opened[0].to(tl.float32), opened[1].to(tl.float32), opened[2].to(tl.float32), opened[3].to(tl.float32)
     # h' = o tanh(c'), c' = f c + i g
-    squashed = tanh(f * c + i * g, SHAPE.approximate)
+    squashed = tanh(tl.fma(f, c, i * g), SHAPE.approximate)
     by_cell += carried * o * (1.0 - squashed * squashed)
     by_i, by_f = by_cell * g * i * (1.0 - i), by_cell * c * f * (1.0 - f)
     return (by_i, by_f, carried * squashed * o * (1.0 - o), by_cell * i * (1.0 - g * g)), by_cell * f
