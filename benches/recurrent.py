@@ -150,15 +150,15 @@ def acting(net: dict, precision: str, tiny: bool, lanes: int | None = None) -> d
 
 
 def apart(ours: torch.Tensor, theirs: torch.Tensor) -> dict[str, float]:
-    """The share of numbers that differ, by how much at most, and by how many units in the last place of the largest of them all."""
+    """Shares of numbers that differ, and by more than 64 units in the last place of the largest; by how much at most, also in such units and in their own."""
     ours, theirs = ours.contiguous(), theirs.contiguous()
     most = (ours - theirs).abs().max()
     unit = torch.finfo(torch.float32).eps * 2.0 ** torch.floor(torch.log2(theirs.abs().max()))
     # Floats of one sign are as far apart as their bits.
     places = (ours.view(torch.int32).long() - theirs.view(torch.int32).long()).abs()[(ours * theirs > 0) & (theirs.abs() > 1e-3)]
     return {
-        "differ": float((ours != theirs).double().mean()), "most": float(f"{float(most):.3g}"), "ulps_of_largest": round(float(most / unit), 2),
-        "ulps_of_own": int(places.max()) if len(places) else 0,
+        "differ": float((ours != theirs).double().mean()), "much": float(((ours - theirs).abs() > 64 * unit).double().mean()),
+        "most": float(f"{float(most):.3g}"), "ulps_of_largest": round(float(most / unit), 2), "ulps_of_own": int(places.max()) if len(places) else 0,
     }  # fmt: skip
 
 

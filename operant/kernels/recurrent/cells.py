@@ -3,7 +3,8 @@
 A *row* is a step of a lane. Rows of a minibatch lie block of lanes after block, step after step, lane after lane: step l of lane j of block b is row
 (b L + l) BLOCK + j. Acting has a row a lane. States lie as the rollout has them, (R, N): layer after layer, unit after unit; an LSTM's c behind all h.
 
-A sum begins with its bias, or with what the input adds: in acting and in learning alike, so that both are the same to the bit.
+Acting and learning are to compute the same bits, so what a compiler may choose is written out: a sum begins with its bias, or with what the input adds, and
+`tl.fma` says which product is not rounded.
 
 Shape letters: P padded units, K gates, L steps of a segment, N lanes, R numbers of a lane's state.
 """
@@ -92,8 +93,8 @@ def mingru_gates(hidden, gate, highway, SHAPE: tl.constexpr):
 def mingru_step(hidden, gate, highway, x, h, SHAPE: tl.constexpr):
     """The output and the state after: h + z (c - h), and x + p (h - x)."""
     candidate, _slope, z, p = mingru_gates(hidden, gate, highway, SHAPE)
-    h += z * (candidate - h)
-    return x + p * (h - x), h
+    h = tl.fma(z, candidate - h, h)
+    return tl.fma(p, h - x, x), h
 
 
 @triton.jit
@@ -104,9 +105,16 @@ def lstm_gates(i, f, o, g, SHAPE: tl.constexpr):
 
 @triton.jit
 def lstm_step(i, f, o, g, c, SHAPE: tl.constexpr):
-    """C and h after: f c + i g, of which the first product is not rounded, whatever lies around it; and o tanh(c)."""
+    """C and h after: f c + i g, and o tanh(c)."""
     c = tl.fma(f, c, i * g)
     return c, o * tanh(c, SHAPE.approximate)
+
+
+@triton.jit
+def gru_step(share, recurrent, r, z, h, SHAPE: tl.constexpr):
+    """H after, from what the input adds to n, and W h + b of it: n + z (h - n), n = tanh(share + r (W h + b)); and n."""
+    n = tanh(tl.fma(r, recurrent, share), SHAPE.approximate)
+    return tl.fma(z, h - n, n), n
 
 
 # A STEP OF THE WHOLE MEMORY, TO ACT
@@ -215,8 +223,7 @@ def _gru_step(x, h, held, packed, parameters, unit, SHAPE: tl.constexpr, LAYER: 
     own = _weight(held, packed, SHAPE, LAYER, 1, 2)
     share = _share(x, h, weight, parameters, unit, SHAPE, LAYER, 2)
     recurrent = add_dot(stored(h, SHAPE), own, tl.zeros_like(h) + gate_bias(parameters + SHAPE.state_biases[LAYER], 0, unit, SHAPE), SHAPE)
-    n = tanh(share + sigmoid(r, SHAPE.approximate) * recurrent, SHAPE.approximate)
-    return n + sigmoid(z, SHAPE.approximate) * (h - n)
+    return gru_step(share, recurrent, sigmoid(r, SHAPE.approximate), sigmoid(z, SHAPE.approximate), h, SHAPE)[0]
 
 
 @triton.jit
@@ -259,7 +266,6 @@ def tile_step(x, h, packed, parameters, where, lane, unit, keep, in_bounds, lane
     else:
         share = _tile_share(x, packed, parameters, 2, unit, zero, SHAPE)
         recurrent = _tile_product(h, packed, 1, 2, unit, zero + gate_bias(parameters + SHAPE.state_biases[0], 0, unit, SHAPE), SHAPE)
-        n = tanh(share + first * recurrent, SHAPE.approximate)
-        out = n + second * (own - n)
+        out, _n = gru_step(share, recurrent, first, second, own, SHAPE)
     tl.store(place, out, mask=mask & WRITE)
     return stored(out, SHAPE)

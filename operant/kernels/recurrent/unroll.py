@@ -15,7 +15,8 @@ import triton.language as tl
 from operant.kernels.recurrent import cells
 
 add_dot, stored, activation_gradient, tanh = cells.add_dot, cells.stored, cells.activation_gradient, cells.tanh
-gate_bias, gate_transposed, gate_weight, kept = cells.gate_bias, cells.gate_transposed, cells.gate_weight, cells.kept
+gate_bias, gate_transposed, gate_weight = cells.gate_bias, cells.gate_transposed, cells.gate_weight
+gru_step, kept = cells.gru_step, cells.kept
 lanes_of, lstm_gates, lstm_step, mingru_gates = cells.lanes_of, cells.lstm_gates, cells.lstm_step, cells.mingru_gates
 present_of = cells.present_of
 sigmoid, state_place = cells.sigmoid, cells.state_place
@@ -292,8 +293,7 @@ def gru_forward(
         r = sigmoid(_product(operand, before + own_row, present, held, packed, 0, added[0], SHAPE), SHAPE.approximate)
         z = sigmoid(_product(operand, before + own_row, present, held, packed, 1, added[1], SHAPE), SHAPE.approximate)
         recurrent = _product(operand, before + own_row, present, held, packed, 2, tl.zeros(h.shape, tl.float32) + bias, SHAPE)
-        n = tanh(added[2] + r * recurrent, SHAPE.approximate)
-        h = n + z * (h - n)
+        h, n = gru_step(added[2], recurrent, r, z, h, SHAPE)
         if not ACT:
             _store_four(gates, gate_place, mask, (r, z, n, recurrent), SHAPE)
         tl.store(output + place, stored(h, SHAPE), mask=mask)
