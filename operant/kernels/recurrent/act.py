@@ -93,7 +93,10 @@ def act(
     cut = in_bounds & (lane < 0)
     if FINALS:
         cut = tl.load(where.truncated + (t - 1) * lanes + lane, mask=in_bounds & (t > 0), other=0) != 0
+    # Triton orders a product's terms by the narrowest numbers that its operands are made of, here the bytes of `kept`. A reduction hides them: learning's order
+    # is acting's, too.
     keep = kept(where, lane, t, in_bounds, lanes)
+    keep = tl.max(tl.join(keep, keep), axis=1)
     # Weights, and what lanes remember, are asked for before anything waits.
     if not SHAPE.in_tiles:
         weight = _load_packed_first(first_weight, tl.arange(0, SPEC.columns_pad), SPEC)
