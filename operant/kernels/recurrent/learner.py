@@ -15,7 +15,7 @@ from torch import Tensor
 
 from operant.kernels.dense import per_layer
 from operant.kernels.recurrent import act, products, unroll
-from operant.kernels.recurrent.shape import WHOLE, Finals, Shape, States, Where
+from operant.kernels.recurrent.shape import Finals, Shape, States, Where
 
 ACT_WIDTH, ACT_COLUMNS = 128, 256
 """Of a network that acts in one launch: units, and columns of the first layer, padded."""
@@ -187,7 +187,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         shape = self.shape
         if shape.kind == "mingru" and not shape.fused:
             return {"BLOCK_B": max(1, (SCAN_NUMBERS_OF_A_STEP if acting else SCAN_NUMBERS) // shape.pad), "num_warps": 8 if acting else 4}
-        many = shape.pad <= WHOLE and count >= (MANY_GATED if shape.kind != "mingru" else MANY_MINGRU if back else count + 1)
+        many = shape.pad <= ACT_WIDTH and count >= (MANY_GATED if shape.kind != "mingru" else MANY_MINGRU if back else count + 1)
         return {"BLOCK_B": MANY_LANES if many else FEW_LANES, "num_warps": 8 if shape.pad > (64 if many else 128) else 4}
 
     # COLLECT

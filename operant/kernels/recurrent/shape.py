@@ -10,14 +10,8 @@ from torch import Tensor
 from operant.kernels import spec as kernel_spec
 from operant.nn import Policy
 
-WHOLE = 128
-"""Units of a GRU or an LSTM up to which a program multiplies with the whole weight of a gate at once."""
-
-MAX_GATED = 256
-"""Units of a GRU or an LSTM whose every step one program computes, padded."""
-
-MAX_CHECKED, MAX_CHECKED_FP32 = 128, 64
-"""Units of a GRU or an LSTM whose gradients were compared with float64 on a GPU."""
+MAX_GATED, MAX_FP32 = 256, 64
+"""Units of a GRU or an LSTM whose every step one program computes, padded; and of any memory in fp32 that are known to be no slower than torch's."""
 
 FUSED_BYTES = 64 << 10
 """Of MinGRU's weights that a program holds twice, as they are and transposed: up to so many gates and scan are one kernel."""
@@ -46,7 +40,7 @@ class Shape:
     approximate: bool  # tanh is the GPU's own instruction
     fused: bool  # MinGRU: gates are worked out where they are used
     resident: bool  # a program holds the recurrent weights
-    part: int  # units of the state that products take at a time where it does not, 0: all; fewer in fp32, whose operands lie in registers, and of wide cells
+    part: int  # units of the state that a product with them takes at a time where it does not: few, as in fp32 operands lie in registers
     held: bool  # a program that acts holds all weights
     input_weights: tuple[int, ...]  # where each layer's begin in the flat vector
     input_biases: tuple[int, ...]
@@ -64,8 +58,8 @@ class Shape:
 
     @property
     def in_parts(self) -> bool:
-        """Products of a GRU's or an LSTM's own weights take `part` of the state's units at a time."""
-        return self.part > 0 and not self.resident
+        """Products of a GRU's or an LSTM's own weights go through the state's units in parts."""
+        return self.kind != "mingru" and not self.resident
 
     @property
     def own_places(self) -> tuple[int, ...]:
@@ -131,10 +125,9 @@ def unsupported_reason(policy: Policy, samples: int) -> str | None:
 def reason_for_torch(policy: Policy, precision: str) -> str | None:
     """The sentence that says why torch's kernels are to be preferred for a policy that could run fused, or None."""
     memory: Any = policy.net.memory
-    most = MAX_CHECKED_FP32 if precision == "fp32" else MAX_CHECKED
-    if memory.kind != "mingru" and memory.units > most:
+    if precision == "fp32" and memory.units > MAX_FP32:
         anyway = 'algo.kernels = "fused" takes kernels of our own all the same'
-        return f"in {precision} a {memory.kind} of more than {most} units has not been compared with float64 on a GPU ({anyway})"
+        return f"in fp32 a {memory.kind} of {memory.units} units is not known to be faster than by torch's ({anyway})"
     return None
 
 
@@ -151,7 +144,7 @@ def describe(policy: Policy, precision: str, length: int, block: int) -> tuple[k
 
     shape = Shape(
         memory.kind, memory.layers, memory.units, pad, gates, (3 if memory.kind == "mingru" else 4) * pad, memory.rows, length, block,
-        spec.precision, spec.approximate, False, False, 16 if spec.precision == "ieee" else 32 if pad > WHOLE else 0, False,
+        spec.precision, spec.approximate, False, False, 0 if memory.kind == "mingru" else min(16 if spec.precision == "ieee" else 32, pad), False,
         places("input_weights"), places("input_biases"), places("state_weights"), places("state_biases"),
     )  # fmt: skip
     held = number * shape.matrix

@@ -1,8 +1,9 @@
 """Triton kernels of recurrent cells over segments: forward, and back through time. A program owns its lanes for all steps. Know no network and no loss.
 
 MinGRU's gates do not depend on the state: they are worked out before, for all rows at once, or where they are used (SHAPE.fused), forward and back alike. Those
-of GRU and LSTM do: a program holds the recurrent weights, and its gates' buffer holds first what the input adds, then the gates, and on the way back their
-gradients. What a step begins with is stored, 0 where an episode begins, as are outputs; c and h after a step are worked out again.
+of GRU and LSTM do: a program holds the recurrent weights, or goes through them in parts at each step. Its gates' buffer holds first what the input adds, then
+the gates, and on the way back their gradients. What a step begins with is stored, 0 where an episode begins, as are outputs; c and h after a step are worked
+out again.
 
 The loop over steps is not pipelined (`num_stages=1`): what a step needs of memory is asked for a step ahead, by hand.
 """
@@ -193,10 +194,8 @@ def _product(h, rows, present, held, packed, gate: tl.constexpr, total, SHAPE: t
     """Total + W h of a gate (lanes, P). `rows`: pointers to where h has been stored."""
     if SHAPE.in_parts:
         return _in_parts(rows, packed + gate * SHAPE.pad * SHAPE.pad, SHAPE.pad, 1, total, present, SHAPE)
-    elif SHAPE.resident:
-        return add_dot(h, held[gate], total, SHAPE)
     else:
-        return add_dot(h, gate_weight(packed, gate, SHAPE), total, SHAPE)
+        return add_dot(h, held[gate], total, SHAPE)
 
 
 @triton.jit
@@ -206,10 +205,8 @@ def _back_through(total, found, rows, present, held, packed, SHAPE: tl.constexpr
     for k in tl.static_range(GATES):
         if SHAPE.in_parts:
             total = _in_parts(rows + SHAPE.own_places[k] * SHAPE.pad, packed + k * SHAPE.pad * SHAPE.pad, 1, SHAPE.pad, total, present, SHAPE)
-        elif SHAPE.resident:
-            total = add_dot(stored(found[SHAPE.own_places[k]], SHAPE), held[k], total, SHAPE)
         else:
-            total = add_dot(stored(found[SHAPE.own_places[k]], SHAPE), gate_transposed(packed, k, SHAPE), total, SHAPE)
+            total = add_dot(stored(found[SHAPE.own_places[k]], SHAPE), held[k], total, SHAPE)
     return total
 
 
