@@ -33,7 +33,7 @@ PQN_CASES = [
     {"env": JUDGED, "net": NORMED, "config": SHORT},
     {"env": JUDGED, "net": PLAIN, "config": {**SHORT, "kernel_config": PER_LAYER, "anneal": False, "horizon": 10}},
     {"env": "count", "net": NORMED, "config": {**SHORT, "kernel_config": PER_LAYER, "reward_scale": 0.5}, "iterations": 1},
-    {"env": "cells", "net": BOARD, "config": {**SHORT, "horizon": 8}, "lanes": 32},
+    {"env": "cells", "net": BOARD, "config": {"horizon": 4, "epochs": 1, "minibatches": 2}, "lanes": 32},
     {"env": "count", "net": PLAIN, "config": {**SHORT, "max_gradient_norm": 0.1}},
     {"env": BYTES, "net": PLAIN, "config": SHORT},
 ]
