@@ -22,6 +22,7 @@ def compile_for(architecture: int, kernel, arguments, options) -> int:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     constants = {name: value for name, value in options.items() if name in kernel.arg_names}
     signature = dict.fromkeys(kernel.arg_names, "constexpr")
@@ -32,6 +33,8 @@ def compile_for(architecture: int, kernel, arguments, options) -> int:
         if isinstance(value, tuple):
             kinds = [described(part, (*place, k), specialize) for k, part in enumerate(value)]
             return type(value)(*kinds)
+        if isinstance(value, TensorDescriptor):
+            return f"tensordesc<{KINDS[value.base.dtype][1:]}{value.block_shape}>".replace(" ", "")
         address = value.data_ptr() if isinstance(value, torch.Tensor) else value
         if address % 16 == 0 and specialize:
             multiples[place] = [["tt.divisibility", 16]]

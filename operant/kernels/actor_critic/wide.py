@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from operant.kernels.actor_critic import wide_heads, wide_layers, wide_steps
 from operant.kernels.actor_critic.buffers import Flat, Temperature, Update, Work
@@ -26,11 +27,14 @@ BESIDE = True
 OWN, PRODUCT = True, (128, 256, 64)
 """Whether the gradient in what a wide layer reads is our own product: the library's begins with a memset, which costs a graph 10 us. Its tiles."""
 
-LAST = True
-"""Whether a last hidden layer's product is one launch with what comes before and behind it, where its widths allow that."""
+SUMS, PLAIN_SUMS, STAGES, SLACK = 128 * 384, 64 * 192, 3, 4096
+"""Numbers that a program of a whole hidden layer sums up at most, in bf16 and in float32; its steps that are on their way, and what else it keeps, in bytes."""
 
-PROGRAMS, FIRST_PROGRAMS = 528, 132
-"""Programs of a pass over a layer, at most: four a multiprocessor; and of the first one's, which keep its weight."""
+FIRST_ROWS, FIRST_CHUNK, FIRST_TILE = 64, 64, 128
+"""Rows and units at a time of a program of the first layer; rows and columns of one on the way back to it."""
+
+PROGRAMS = 528
+"""Programs of a pass over a layer, at most: four a multiprocessor."""
 
 HEAD_STAGES = 3
 """Tiles that are on their way in passes of heads."""
@@ -45,8 +49,9 @@ BLOCK, SUM_ROWS, SUM_UNITS = 1024, 128, 32
 class Passes(NamedTuple):
     """What a network's passes leave of each hidden layer, (towers, rows, width) each."""
 
-    sums: list[Tensor]  # before the activation, without the bias; of the first layer nothing
+    sums: list[Tensor]  # before the activation, without the bias
     hidden: list[Tensor]
+    moments: list[Tensor]  # (towers, rows, 2) of the sums of each row: mean and 1 / standard deviation; without layer normalization nothing
     gradient: list[Tensor]  # in the sums
     end: Tensor  # what heads read: an actor's outputs (rows, outputs), or the last layer's activations
 
@@ -80,7 +85,8 @@ class WideLearner(Learner):
         self._begun = -1  # the update that is learned from beside acting
         self._device, self._lanes = task.actor.device, task.cycle.world.count
         self._kind = torch.bfloat16 if shape.precision == "bf16" else torch.float32
-        self._ready = LAST and shape.actor.chunk > 0 and shape.action <= FEW_ACTIONS  # the actor's outputs come with its last layer
+        self._room = torch.cuda.get_device_properties(task.actor.device).shared_memory_per_block_optin if on_gpu else 1 << 20
+        self._ready = self._tile(shape.actor, len(shape.actor.layers) - 1, ROWS) is not None and shape.action <= FEW_ACTIONS  # outputs come with the last layer
         stochastic, config, skip = task.kind, task.config, task.cycle.skip
         assert isinstance(stochastic, Stochastic)
         B, C, G = shape.batch, shape.columns, shape.critic.towers
@@ -102,6 +108,7 @@ class WideLearner(Learner):
         self._work = Work(*(self._zeros(*size) for size in ((G, B), (B,), (G, B), (G, B), (G, B, C), (B, C), (B, C), (B, C), (B,))))
         self._actor_passes, self._critic_passes = self._passes(shape.actor, 2 * B, B), self._passes(shape.critic, B, B)
         self._target_passes = self._passes(shape.critic, B, 0)
+        self._shares = self._zeros(G * B * max(net.layers[0].width // 16 for net in (shape.actor, shape.critic)) * (2 + 3 * shape.action))
         tiled = -(-self._lanes // ROWS) * ROWS
         self._lane_rows, self._lane_passes = torch.zeros(tiled, C, dtype=self._kind, device=self._device), self._passes(shape.actor, tiled, 0)
 
@@ -132,7 +139,8 @@ class WideLearner(Learner):
             return [torch.zeros(net.towers, rows, layer.width, dtype=self._kind, device=self._device) for layer in net.layers]
 
         sums, hidden = zeros(rows), zeros(rows)
-        return Passes(sums, hidden, zeros(backward), self._zeros(rows, net.outputs) if self._ready else hidden[-1])
+        moments = [self._zeros(net.towers, rows if self.shape.layer_norm else 1, 2) for _ in net.layers]
+        return Passes(sums, hidden, moments, zeros(backward), self._zeros(rows, net.outputs) if self._ready else hidden[-1])
 
     @property
     def parts(self) -> tuple[Callable[[], None], ...]:
@@ -164,48 +172,73 @@ class WideLearner(Learner):
     ) -> None:  # fmt: skip
         """All hidden layers of rows (n, columns); an actor's last activations, too; into `values` (towers, n) critics'. `keep`: what a way back needs."""
         rows, top = passes.hidden[0].shape[1], len(net.layers) - 1
+        size = next(size for size in (FIRST_ROWS, 32, ROWS) if rows % size == 0)
         self._launch(
-            wide_layers.first_layer, (min(FIRST_PROGRAMS // net.towers, rows // ROWS), net.towers),
-            x, weights[0], passes.sums[0], passes.hidden[0], flat, rows,
-            SPEC=self.shape, NET=net, KEEP=keep and self.shape.needs_sums, ROWS=ROWS, num_warps=8,
+            wide_layers.first_layer, (rows // size, net.towers), x, weights[0], passes.sums[0], passes.hidden[0], passes.moments[0], flat, rows,
+            SPEC=self.shape, NET=net, KEEP=keep, CHUNK=FIRST_CHUNK, ROWS=size, num_warps=4,
         )  # fmt: skip
-        end = ("value", values) if values is not None else ("policy" if self._ready else "hidden", passes.end) if net is self.shape.actor else ("", flat)
-        size = next(size for size in (64, 32, 16) if rows % size == 0)
         for k in range(1, top + 1):
-            if k == top and net.chunk and LAST:
-                self._launch(
-                    wide_layers.last_layer, (rows // size, net.towers),
-                    passes.sums[k - 1], passes.hidden[k - 1], weights[k], passes.sums[k], flat, end[1], rows,
-                    SPEC=self.shape, NET=net, KEEP=keep, END=end[0], CHUNK=net.chunk, ROWS=size, num_warps=4,
-                )  # fmt: skip
-                return
-            if self._asked is None:
-                torch.bmm(passes.hidden[k - 1], weights[k].transpose(1, 2), out=passes.sums[k])
-            if k < top - (1 if net.chunk and LAST else 0) or (k == top and net is self.shape.actor):
-                self._rowwise(
-                    wide_layers.forward_layer, net, k, rows, net.towers, passes.sums[k], passes.hidden[k], flat, rows, programs=PROGRAMS // net.towers, NET=net
-                )
-        if values is not None:
-            self._rowwise(wide_heads.value, net, top, rows, net.towers, passes.sums[top], flat, values)
+            tile, z, h, m = self._tile(net, k, rows), passes.sums[k], passes.hidden[k], passes.moments[k]
+            if tile is None:
+                if self._asked is None:
+                    torch.bmm(passes.hidden[k - 1], weights[k].transpose(1, 2), out=z)
+                self._rowwise(wide_layers.forward_layer, net, k, rows, net.towers, z, h, m, flat, rows, programs=PROGRAMS // net.towers, NET=net)
+                continue
+            end = "hidden", flat
+            if k == top and net is self.shape.actor:
+                end = "policy" if self._ready else "hidden", passes.end
+            elif k == top:
+                end = ("", flat) if values is None else ("value", values)
+            size, deep = tile
+            part = net.layers[k].parts[0]
+            described = ((passes.hidden[k - 1], size, deep), (weights[k], part, deep), (z, size, part), (h, size, part))
+            self._launch(
+                wide_layers.hidden_layer, (rows // size, net.towers), *(TensorDescriptor.from_tensor(x.flatten(0, 1), [*block]) for x, *block in described), m,
+                flat, end[1], rows, SPEC=self.shape, NET=net, AT=k, KEEP=keep, END=end[0], ROWS=size, DEEP=deep, STAGES=STAGES, num_warps=8 if size > 64 else 4,
+            )  # fmt: skip
+        if values is not None and tile is None:
+            self._rowwise(wide_heads.value, net, top, rows, net.towers, passes.hidden[top], flat, values)
+
+    def _tile(self, net: WideNet, k: int, rows: int) -> tuple[int, int] | None:
+        """Rows of a program of a whole hidden layer, and how much of what it reads it takes at a time; None where the library's product does better."""
+        layer, half = net.layers[k], self.shape.precision == "bf16"
+        if layer.width % 16 or layer.inputs % 16 or len(set(layer.parts)) > 1:
+            return None
+        fits = (
+            (size, deep)
+            for size in (128, 64, 32, ROWS)
+            for deep in (64, 32, 16)
+            if rows % size == 0 and size * layer.width <= (SUMS if half else PLAIN_SUMS) and layer.inputs % deep == 0
+            and STAGES * (size + layer.width) * deep * (2 if half else 4) + SLACK <= self._room
+        )  # fmt: skip
+        found = next(fits, None)
+        return found if found is None or found[0] >= 64 or k == len(net.layers) - 1 else None
 
     def _backward(self, trained: Trained, x: Tensor, passes: Passes, *, train: bool, begin: int = 0) -> None:
         """From the gradient in the last hidden layer's sums: of the weights with `train`, else in what the first layer reads. Rows from `begin` on."""
         net, B, idle = trained.net, self.shape.batch, self._asked is not None
         direct = not train and self.shape.action <= FEW_ACTIONS
+        tiled = self._first_tile(net) if train or direct else None
         for k in range(len(net.layers) - 1, 0, -1):
             if train and not idle:
                 with self._aside():
                     self._product(passes.gradient[k].transpose(1, 2), passes.hidden[k - 1][:, begin : begin + B], trained.by_weights[k])
+            if k == 1 and tiled:
+                self._first_backward(trained, x, passes, tiled, train=train, begin=begin)
+                break
             self._input_gradient(trained, passes, k)
             self._rowwise(
-                wide_layers.backward_layer, net, k - 1, B, net.towers, passes.gradient[k - 1], passes.sums[k - 1], passes.hidden[k - 1],
+                wide_layers.backward_layer, net, k - 1, B, net.towers, passes.gradient[k - 1], passes.sums[k - 1], passes.moments[k - 1], passes.hidden[k - 1],
                 trained.flat.parameters, trained.partial, trained.weights[0], self._work.value_slope, passes.hidden[0].shape[1], begin,
                 programs=net.programs if train else PROGRAMS // net.towers, NET=net, TRAIN=train, SLOPES=direct and k == 1,
             )  # fmt: skip
         if not train and not idle and not direct:
             self._product(passes.gradient[0], trained.weights[0], self._work.value_slope)
         if train:
-            if not idle:
+            if not idle and tiled:
+                with self._aside():
+                    torch.sum(trained.by_first[..., : net.layers[0].inputs], 1, out=self._first_of(net, trained.gradient))
+            elif not idle:
                 with self._aside():  # few columns: parts of the batch side by side, for more programs
                     for tower, by_first in enumerate(trained.by_first):
                         g = passes.gradient[0][tower].unflatten(0, (len(by_first), -1))
@@ -215,6 +248,36 @@ class WideLearner(Learner):
             chunk = min(SUM_ROWS, net.programs)
             self._launch(wide_steps.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, CHUNK=chunk, WIDE=SUM_UNITS, num_warps=4)
             self._join()
+
+    def _first_tile(self, net: WideNet) -> tuple[int, int, int] | None:
+        """Rows and columns of a program of `first_slopes`, and how much it takes at a time; None where the library's product does better."""
+        (first, second, *_), half = net.layers, self.shape.precision == "bf16"
+        rows = min(FIRST_TILE, self.shape.batch & -self.shape.batch)
+        columns, deep = min(FIRST_TILE, first.width & -first.width), min(64, second.width & -second.width)
+        return (rows, columns, deep) if min(columns, deep) >= 16 and (half or first.width <= 64) else None
+
+    def _first_backward(self, trained: Trained, x: Tensor, passes: Passes, tile: tuple[int, int, int], *, train: bool, begin: int) -> None:
+        """What the first layer learns from, or the gradient in actions, of the gradient in what the second layer sums up."""
+        net, B, rows, (size, columns, deep) = trained.net, self.shape.batch, passes.hidden[0].shape[1], tile
+        tiles, share = net.layers[0].width // columns, B // self.shape.parts
+        described = ((passes.gradient[1], size, deep), (trained.weights[1], deep, columns), (passes.gradient[0], size, columns))
+        read, weight, out = (TensorDescriptor.from_tensor(x.flatten(0, 1), [*block]) for x, *block in described)
+        of_first = x, trained.weights[0], passes.moments[0], trained.flat.parameters
+        self._launch(
+            wide_layers.first_slopes, (tiles, B // size, net.towers), read, weight, *of_first, out, self._shares, rows, begin,
+            SPEC=self.shape, NET=net, TRAIN=train, ROWS=size, COLUMNS=columns, DEEP=deep, STAGES=STAGES, num_warps=8,
+        )  # fmt: skip
+        if train:
+            self._launch(
+                wide_layers.first_gradient, (tiles, self.shape.parts, net.towers),
+                passes.gradient[0], self._shares, *of_first, trained.by_first, trained.partial, rows, begin,
+                SPEC=self.shape, NET=net, TILES=tiles, ROWS=min(FIRST_ROWS, share & -share), COLUMNS=columns, num_warps=8,
+            )  # fmt: skip
+        else:
+            self._launch(
+                wide_layers.action_slopes, (B // size, net.towers), self._shares, passes.moments[0], self._work.value_slope, rows,
+                SPEC=self.shape, NET=net, TILES=tiles, ROWS=size, num_warps=4,
+            )  # fmt: skip
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
@@ -322,8 +385,8 @@ class WideLearner(Learner):
         self._forward(net, self._rows[0], self._followed, self._target_weights, self._target_passes, values=work.next_value)
         self._join()
         self._rowwise(
-            wide_heads.criticise, net, top, B, net.towers, self._batch, passes.sums[top], passes.gradient[top], flat, work, self._temperature, critic.partial,
-            critic.terms, programs=net.programs, STAGES=HEAD_STAGES,
+            wide_heads.criticise, net, top, B, net.towers, self._batch, passes.sums[top], passes.moments[top], passes.gradient[top], flat, work, self._temperature,
+            critic.partial, critic.terms, programs=net.programs, STAGES=HEAD_STAGES,
         )  # fmt: skip
         self._backward(critic, self._rows[1], passes, train=True)
 
@@ -333,9 +396,9 @@ class WideLearner(Learner):
         B, own, passes, top = shape.batch, self._actor_passes, self._critic_passes, len(shape.critic.layers) - 1
         flat = critic.flat.parameters
         self._forward(net, self._rows[2], flat, critic.weights, passes, keep=True, values=work.policy_value)
-        self._rowwise(wide_heads.judge, net, top, B, net.towers, passes.sums[top], passes.gradient[top], flat, work)
+        self._rowwise(wide_heads.judge, net, top, B, net.towers, passes.sums[top], passes.moments[top], passes.gradient[top], flat, work)
         self._backward(critic, self._rows[2], passes, train=False)
-        arguments = own.sums[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature, actor.partial, actor.terms
+        arguments = own.sums[top][:, B:], own.moments[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature, actor.partial, actor.terms
         if self._ready:
             self._rowwise(wide_heads.improve_few, actor.net, top, B, 1, *arguments, programs=actor.net.programs, STAGES=HEAD_STAGES)
         else:

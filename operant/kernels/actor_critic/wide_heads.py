@@ -5,22 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from operant.kernels.actor_critic import wide_parts as wide
 from operant.kernels.actor_critic.networks import is_action, normal, squashed
-from operant.kernels.actor_critic.wide_parts import (
-    activated,
-    add,
-    add_products,
-    dot,
-    gradient_of_sums,
-    load_layer,
-    load_rows,
-    load_vector,
-    no_sums,
-    row_products,
-    store_rows,
-    store_sum,
-    units,
-)
 from operant.kernels.replay import features
 
 # THE POLICY
@@ -29,7 +15,7 @@ from operant.kernels.replay import features
 @triton.jit
 def _policy_head(flat, begin, p, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
     """Part `p` of the head's rows of means or of deviations, (part, columns): in the action's columns."""
-    unit, inside = units(p, NET, AT)
+    unit, inside = wide.units(p, NET, AT)
     which = (tl.arange(0, SPEC.columns) - SPEC.observation)[None, :]
     mask = inside[:, None] & (which >= 0) & (which < SPEC.action)
     return tl.load(flat + NET.head_weight + (begin + which) * NET.layers[AT].width + unit[:, None], mask=mask, other=0.0)
@@ -43,7 +29,7 @@ def _policy(hidden, row, flat, READY: tl.constexpr, ROWS: tl.constexpr, SPEC: tl
         mask = is_action(SPEC) & (row >= 0)[:, None]
         return tl.load(place, mask=mask, other=0.0), tl.load(place + SPEC.action, mask=mask, other=0.0)
     else:
-        return _policy_of(load_rows(hidden, row, NET, AT), flat, ROWS, SPEC, NET, AT)
+        return _policy_of(wide.load_rows(hidden, row, NET, AT), flat, ROWS, SPEC, NET, AT)
 
 
 @triton.jit
@@ -55,8 +41,8 @@ def _policy_of(h, flat, ROWS: tl.constexpr, SPEC: tl.constexpr, NET: tl.constexp
     COLUMNS: tl.constexpr = SPEC.columns
     mean, raw = tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS, COLUMNS), tl.float32)
     for p in tl.static_range(len(NET.layers[AT].parts)):
-        mean += dot(h[p], _policy_head(flat, 0, p, SPEC, NET, AT), SPEC)
-        raw += dot(h[p], _policy_head(flat, SPEC.action, p, SPEC, NET, AT), SPEC)
+        mean += wide.dot(h[p], _policy_head(flat, 0, p, SPEC, NET, AT), SPEC)
+        raw += wide.dot(h[p], _policy_head(flat, SPEC.action, p, SPEC, NET, AT), SPEC)
     mean += tl.load(bias, mask=acts, other=0.0)[None, :]
     return mean, raw + tl.load(bias + SPEC.action, mask=acts, other=0.0)[None, :]
 
@@ -85,7 +71,7 @@ def draw(hidden, flat, noise, rows, work, SPEC: tl.constexpr, AT: tl.constexpr, 
 
 
 @triton.jit
-def improve(z, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+def improve(z, saved, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
     """From the critics' slopes to the gradients of the actor's head and of what its last hidden layer sums up. The loss: the mean of alpha log pi - min Q.
 
     `z` (B, width) of the batch's own observations. `terms` (programs, 2): the sums of log pi and of min Q.
@@ -94,10 +80,10 @@ def improve(z, gradient, flat, work, temperature, partial, terms, SPEC: tl.const
     NET: tl.constexpr = SPEC.actor
     PARTS: tl.constexpr = NET.layers[AT].parts
     COLUMNS: tl.constexpr = SPEC.columns
-    layer = load_layer(flat, 0, SPEC, NET, AT)
-    bias = no_sums(ROWS, NET, AT)
+    layer = wide.load_layer(flat, 0, SPEC, NET, AT)
+    bias = wide.no_sums(ROWS, NET, AT)
     gain, shift = bias, bias
-    by_mean, by_raw = no_sums(COLUMNS, NET, AT), no_sums(COLUMNS, NET, AT)
+    by_mean, by_raw = wide.no_sums(COLUMNS, NET, AT), wide.no_sums(COLUMNS, NET, AT)
     mean_bias, raw_bias = tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS, COLUMNS), tl.float32)
     entropy, least = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     alpha = tl.exp(tl.load(temperature.log))
@@ -111,26 +97,26 @@ def improve(z, gradient, flat, work, temperature, partial, terms, SPEC: tl.const
         action = tl.load(work.action + place)
         d_mean = tl.where(is_action(SPEC), alpha * 2.0 / SPEC.batch * action + d_action * (1.0 - action * action), 0.0)
         d_raw = tl.where(is_action(SPEC), (d_mean * tl.load(work.spread + place) - alpha / SPEC.batch) * tl.load(work.slope + place), 0.0)
-        kept = activated(load_rows(z, row, NET, AT), layer, SPEC, NET, AT)
+        kept = wide.load_activated(z, saved, row, layer, SPEC, NET, AT)
         g = ()
         mean_sums = ()
         raw_sums = ()
         for p in tl.static_range(len(PARTS)):
-            by = dot(d_mean, tl.trans(_policy_head(flat, 0, p, SPEC, NET, AT)), SPEC)
-            g = g + (by + dot(d_raw, tl.trans(_policy_head(flat, SPEC.action, p, SPEC, NET, AT)), SPEC),)
-            mean_sums = mean_sums + (by_mean[p] + dot(tl.trans(d_mean), kept[0][p], SPEC),)
-            raw_sums = raw_sums + (by_raw[p] + dot(tl.trans(d_raw), kept[0][p], SPEC),)
+            by = wide.dot(d_mean, tl.trans(_policy_head(flat, 0, p, SPEC, NET, AT)), SPEC)
+            g = g + (by + wide.dot(d_raw, tl.trans(_policy_head(flat, SPEC.action, p, SPEC, NET, AT)), SPEC),)
+            mean_sums = mean_sums + (by_mean[p] + wide.dot(tl.trans(d_mean), kept[0][p], SPEC),)
+            raw_sums = raw_sums + (by_raw[p] + wide.dot(tl.trans(d_raw), kept[0][p], SPEC),)
         by_mean, by_raw = mean_sums, raw_sums
-        g_z, g_y = gradient_of_sums(g, kept, layer, SPEC, NET, AT)
-        store_rows(gradient, row, g_z, SPEC, NET, AT)
+        g_z, g_y = wide.gradient_of_sums(g, kept, layer, SPEC, NET, AT)
+        wide.store_rows(gradient, row, g_z, SPEC, NET, AT)
         mean_bias += d_mean
         raw_bias += d_raw
-        bias = add(bias, g_z, NET, AT)
+        bias = wide.add(bias, g_z, NET, AT)
         if SPEC.layer_norm:
-            gain, shift = add_products(gain, g_y, kept[2], NET, AT), add(shift, g_y, NET, AT)
+            gain, shift = wide.add_products(gain, g_y, kept[2], NET, AT), wide.add(shift, g_y, NET, AT)
         entropy += tl.load(work.log_p + row)
         least += _least(work.policy_value, row, SPEC)
-    _store_layer(partial, program, 0, bias, gain, shift, SPEC, NET, AT)
+    wide.store_layer(partial, program, 0, bias, gain, shift, SPEC, NET, AT)
     which = tl.arange(0, COLUMNS) - SPEC.observation
     acts = (which >= 0) & (which < SPEC.action)
     begin = partial + (program * NET.vectors + NET.layers[AT].partial + 3) * NET.pad
@@ -145,36 +131,27 @@ def improve(z, gradient, flat, work, temperature, partial, terms, SPEC: tl.const
 
 
 @triton.jit
-def _store_layer(partial, program, tower, bias, gain, shift, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
-    """Store the sums of a layer's own vectors."""
-    store_sum(partial, program, tower, 0, bias, NET, AT)
-    if SPEC.layer_norm:
-        store_sum(partial, program, tower, 1, gain, NET, AT)
-        store_sum(partial, program, tower, 2, shift, NET, AT)
-
-
-@triton.jit
 def improve_few(
-    z, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr
+    z, saved, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
     """As `improve`, for few numbers of an action: without products of matrices."""
     program = tl.program_id(0)
     NET: tl.constexpr = SPEC.actor
     OUTPUTS: tl.constexpr = NET.outputs
     ACTIONS: tl.constexpr = SPEC.action
-    layer = load_layer(flat, 0, SPEC, NET, AT)
-    bias = no_sums(ROWS, NET, AT)
+    layer = wide.load_layer(flat, 0, SPEC, NET, AT)
+    bias = wide.no_sums(ROWS, NET, AT)
     gain, shift = bias, bias
     heads, by_head, by_bias = (), (), ()
     for k in tl.static_range(OUTPUTS):
-        heads = heads + (load_vector(flat, NET.head_weight + k * NET.layers[AT].width, 0, NET, AT),)
+        heads = heads + (wide.load_vector(flat, NET.head_weight + k * NET.layers[AT].width, 0, NET, AT),)
         by_head = by_head + (bias,)
         by_bias = by_bias + (tl.zeros((ROWS,), tl.float32),)
     entropy, least = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     alpha = tl.exp(tl.load(temperature.log))
     for first in tl.range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
-        kept = activated(load_rows(z, row, NET, AT), layer, SPEC, NET, AT)
+        kept = wide.load_activated(z, saved, row, layer, SPEC, NET, AT)
         means, raws = (), ()
         for k in tl.static_range(ACTIONS):
             place = row * SPEC.columns + SPEC.observation + k
@@ -188,23 +165,23 @@ def improve_few(
         d = means + raws
         g = _times(d[0], heads[0], NET, AT)
         for k in tl.static_range(1, OUTPUTS):
-            g = add(g, _times(d[k], heads[k], NET, AT), NET, AT)
-        g_z, g_y = gradient_of_sums(g, kept, layer, SPEC, NET, AT)
-        store_rows(gradient, row, g_z, SPEC, NET, AT)
+            g = wide.add(g, _times(d[k], heads[k], NET, AT), NET, AT)
+        g_z, g_y = wide.gradient_of_sums(g, kept, layer, SPEC, NET, AT)
+        wide.store_rows(gradient, row, g_z, SPEC, NET, AT)
         head_sums, bias_sums = (), ()
         for k in tl.static_range(OUTPUTS):
-            head_sums = head_sums + (add(by_head[k], _times(d[k], kept[0], NET, AT), NET, AT),)
+            head_sums = head_sums + (wide.add(by_head[k], _times(d[k], kept[0], NET, AT), NET, AT),)
             bias_sums = bias_sums + (by_bias[k] + d[k],)
         by_head, by_bias = head_sums, bias_sums
-        bias = add(bias, g_z, NET, AT)
+        bias = wide.add(bias, g_z, NET, AT)
         if SPEC.layer_norm:
-            gain, shift = add_products(gain, g_y, kept[2], NET, AT), add(shift, g_y, NET, AT)
+            gain, shift = wide.add_products(gain, g_y, kept[2], NET, AT), wide.add(shift, g_y, NET, AT)
         entropy += tl.load(work.log_p + row)
         least += _least(work.policy_value, row, SPEC)
-    _store_layer(partial, program, 0, bias, gain, shift, SPEC, NET, AT)
+    wide.store_layer(partial, program, 0, bias, gain, shift, SPEC, NET, AT)
     begin = partial + (program * NET.vectors + NET.layers[AT].partial + 3 + OUTPUTS) * NET.pad
     for k in tl.static_range(OUTPUTS):
-        store_sum(partial, program, 0, 3 + k, by_head[k], NET, AT)
+        wide.store_sum(partial, program, 0, 3 + k, by_head[k], NET, AT)
         tl.store(begin + k, tl.sum(by_bias[k], axis=0))
     tl.store(terms + program * 2, tl.sum(entropy, axis=0))
     tl.store(terms + program * 2 + 1, tl.sum(least, axis=0))
@@ -253,13 +230,13 @@ def _least(values, row, SPEC: tl.constexpr):
 
 
 @triton.jit
-def value(z, flat, values, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
-    """Critics' values (towers, B), of what their last hidden layers sum up."""
+def value(hidden, flat, values, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+    """Critics' values (towers, B), of their last hidden layers' activations."""
     tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     NET: tl.constexpr = SPEC.critic
-    h, _y, _x_hat, _inv_std = activated(load_rows(z, tower * SPEC.batch + row, NET, AT), load_layer(flat, tower, SPEC, NET, AT), SPEC, NET, AT)
-    weight = load_vector(flat, NET.head_weight, tower, NET, AT)
-    tl.store(values + tower * SPEC.batch + row, row_products(h, weight, NET, AT) + tl.load(flat + NET.head_bias + tower))
+    weight = wide.load_vector(flat, NET.head_weight, tower, NET, AT)
+    h = wide.load_rows(hidden, tower * SPEC.batch + row, NET, AT)
+    tl.store(values + tower * SPEC.batch + row, wide.row_products(h, weight, NET, AT) + tl.load(flat + NET.head_bias + tower))
 
 
 @triton.jit
@@ -273,7 +250,7 @@ def _times(rows, vector, NET: tl.constexpr, AT: tl.constexpr):
 
 @triton.jit
 def criticise(
-    batch, z, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr
+    batch, z, saved, gradient, flat, work, temperature, partial, terms, SPEC: tl.constexpr, AT: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
     """The gradients of the critics' heads and of what their last hidden layers sum up. The loss: the sum over critics of the mean of (Q - y)^2.
 
@@ -281,32 +258,32 @@ def criticise(
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     NET: tl.constexpr = SPEC.critic
-    bias = no_sums(ROWS, NET, AT)
+    bias = wide.no_sums(ROWS, NET, AT)
     gain, shift, by_weight = bias, bias, bias
     by_bias, squared, absolute = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     total = by_bias
     alpha, head_bias = tl.exp(tl.load(temperature.log)), tl.load(flat + NET.head_bias + tower)
-    weight, layer = load_vector(flat, NET.head_weight, tower, NET, AT), load_layer(flat, tower, SPEC, NET, AT)
+    weight, layer = wide.load_vector(flat, NET.head_weight, tower, NET, AT), wide.load_layer(flat, tower, SPEC, NET, AT)
     for first in tl.range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         y_next = _least(work.next_value, row, SPEC) - alpha * tl.load(work.next_log_p + row)
         target = tl.load(batch.reward + row) + tl.load(batch.discount + row) * y_next
-        kept = activated(load_rows(z, tower * SPEC.batch + row, NET, AT), layer, SPEC, NET, AT)
-        q = row_products(kept[0], weight, NET, AT) + head_bias
+        kept = wide.load_activated(z, saved, tower * SPEC.batch + row, layer, SPEC, NET, AT)
+        q = wide.row_products(kept[0], weight, NET, AT) + head_bias
         error = q - target
         d = 2.0 / SPEC.batch * error
-        g_z, g_y = gradient_of_sums(_times(d, weight, NET, AT), kept, layer, SPEC, NET, AT)
-        store_rows(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
-        by_weight = add(by_weight, _times(d, kept[0], NET, AT), NET, AT)
+        g_z, g_y = wide.gradient_of_sums(_times(d, weight, NET, AT), kept, layer, SPEC, NET, AT)
+        wide.store_rows(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
+        by_weight = wide.add(by_weight, _times(d, kept[0], NET, AT), NET, AT)
         by_bias += d
-        bias = add(bias, g_z, NET, AT)
+        bias = wide.add(bias, g_z, NET, AT)
         if SPEC.layer_norm:
-            gain, shift = add_products(gain, g_y, kept[2], NET, AT), add(shift, g_y, NET, AT)
+            gain, shift = wide.add_products(gain, g_y, kept[2], NET, AT), wide.add(shift, g_y, NET, AT)
         squared += error * error
         absolute += tl.abs(error)
         total += q
-    _store_layer(partial, program, tower, bias, gain, shift, SPEC, NET, AT)
-    store_sum(partial, program, tower, 3, by_weight, NET, AT)
+    wide.store_layer(partial, program, tower, bias, gain, shift, SPEC, NET, AT)
+    wide.store_sum(partial, program, tower, 3, by_weight, NET, AT)
     tl.store(partial + ((program * NET.towers + tower) * NET.vectors + NET.layers[AT].partial + 4) * NET.pad, tl.sum(by_bias, axis=0))
     place = terms + (program * NET.towers + tower) * 3
     tl.store(place, tl.sum(squared, axis=0))
@@ -315,12 +292,12 @@ def criticise(
 
 
 @triton.jit
-def judge(z, gradient, flat, work, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+def judge(z, saved, gradient, flat, work, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
     """The gradient of -min Q / B in what the critics' last hidden layers sum up: zero but for the critic whose value of the actor's action is the least."""
     tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     NET: tl.constexpr = SPEC.critic
-    layer = load_layer(flat, tower, SPEC, NET, AT)
-    kept = activated(load_rows(z, tower * SPEC.batch + row, NET, AT), layer, SPEC, NET, AT)
+    layer = wide.load_layer(flat, tower, SPEC, NET, AT)
+    kept = wide.load_activated(z, saved, tower * SPEC.batch + row, layer, SPEC, NET, AT)
     least = tl.load(work.policy_value + row)
     chosen = tl.zeros((ROWS,), tl.int32)
     for k in tl.static_range(SPEC.critic.towers - 1):
@@ -328,6 +305,6 @@ def judge(z, gradient, flat, work, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: t
         chosen = tl.where(other < least, k + 1, chosen)
         least = tl.minimum(least, other)
     d = tl.where(chosen == tower, -1.0 / SPEC.batch, 0.0)
-    g = _times(d, load_vector(flat, NET.head_weight, tower, NET, AT), NET, AT)
-    g_z, _g_y = gradient_of_sums(g, kept, layer, SPEC, NET, AT)
-    store_rows(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
+    g = _times(d, wide.load_vector(flat, NET.head_weight, tower, NET, AT), NET, AT)
+    g_z, _g_y = wide.gradient_of_sums(g, kept, layer, SPEC, NET, AT)
+    wide.store_rows(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)

@@ -101,36 +101,65 @@ def row_products(x, vector, NET: tl.constexpr, AT: tl.constexpr):
 
 
 @triton.jit
-def activated(z, layer, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
-    """From what a layer's product has summed up: its activations; what those are a function of; that with mean 0 and variance 1; and 1 / std (rows)."""
-    PARTS: tl.constexpr = NET.layers[AT].parts
-    bias, gain, shift = layer
+def with_bias(z, layer, NET: tl.constexpr, AT: tl.constexpr):
+    """What a layer's product has summed up, bias included."""
     s = ()
-    for p in tl.static_range(len(PARTS)):
-        s = s + (z[p] + bias[p],)
-    h = ()
+    for p in tl.static_range(len(NET.layers[AT].parts)):
+        s = s + (z[p] + layer[0][p],)
+    return s
+
+
+@triton.jit
+def moments(s, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """Mean and 1 / std of rows of a layer's sums; without layer normalization they stand for nothing."""
+    mean = row_sums(s, NET, AT) / NET.layers[AT].width
     if SPEC.layer_norm:
-        mean = row_sums(s, NET, AT) / NET.layers[AT].width
-        centred = ()
         squares = ()
-        for p in tl.static_range(len(PARTS)):
-            if NET.layers[AT].width % 16 == 0:
-                centred = centred + (s[p] - mean[:, None],)
-            else:
-                centred = centred + (tl.where(units(p, NET, AT)[1][None, :], s[p] - mean[:, None], 0.0),)
-            squares = squares + (centred[p] * centred[p],)
-        inv_std = 1.0 / tl.sqrt(row_sums(squares, NET, AT) / NET.layers[AT].width + 1e-5)
-        x_hat = ()
-        y = ()
-        for p in tl.static_range(len(PARTS)):
-            x_hat = x_hat + (centred[p] * inv_std[:, None],)
-            y = y + (x_hat[p] * gain[p] + shift[p],)
+        for p in tl.static_range(len(NET.layers[AT].parts)):
+            centred = _centred(s[p], mean, p, NET, AT)
+            squares = squares + (centred * centred,)
+        return mean, 1.0 / tl.sqrt(row_sums(squares, NET, AT) / NET.layers[AT].width + 1e-5)
+    else:
+        return mean, mean
+
+
+@triton.jit
+def _centred(s, mean, p, NET: tl.constexpr, AT: tl.constexpr):
+    return s - mean[:, None] if NET.layers[AT].width % 16 == 0 else tl.where(units(p, NET, AT)[1][None, :], s - mean[:, None], 0.0)
+
+
+@triton.jit
+def activated(s, mean, inv_std, layer, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """From a layer's sums and their rows' moments: its activations; what those are a function of; that with mean 0 and variance 1; and 1 / std (rows)."""
+    h, y, x_hat = (), (), ()
+    if SPEC.layer_norm:
+        for p in tl.static_range(len(NET.layers[AT].parts)):
+            x_hat = x_hat + (_centred(s[p], mean, p, NET, AT) * inv_std[:, None],)
+            y = y + (x_hat[p] * layer[1][p] + layer[2][p],)
             h = h + (activate(y[p], SPEC),)
         return h, y, x_hat, inv_std
     else:
-        for p in tl.static_range(len(PARTS)):
+        for p in tl.static_range(len(NET.layers[AT].parts)):
             h = h + (activate(s[p], SPEC),)
-        return h, s, s, row_sums(s, NET, AT)
+        return h, s, s, mean
+
+
+@triton.jit
+def load_activated(z, saved, row, layer, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """The same of rows that a pass forward has left: sums without bias `z`, and moments `saved` (rows, 2)."""
+    s = with_bias(load_rows(z, row, NET, AT), layer, NET, AT)
+    if SPEC.layer_norm:
+        return activated(s, tl.load(saved + row * 2), tl.load(saved + row * 2 + 1), layer, SPEC, NET, AT)
+    else:
+        return activated(s, row, row, layer, SPEC, NET, AT)
+
+
+@triton.jit
+def store_moments(saved, row, mean, inv_std, SPEC: tl.constexpr):
+    """Store rows' moments, where there are any."""
+    if SPEC.layer_norm:
+        tl.store(saved + row * 2, mean)
+        tl.store(saved + row * 2 + 1, inv_std)
 
 
 @triton.jit
@@ -198,3 +227,12 @@ def store_sum(partial, program, tower, number, sums, NET: tl.constexpr, AT: tl.c
     place = ((program * NET.towers + tower) * NET.vectors + NET.layers[AT].partial + number) * NET.pad
     for p in tl.static_range(len(NET.layers[AT].parts)):
         tl.store(partial + place + NET.layers[AT].starts[p] + tl.arange(0, NET.layers[AT].parts[p]), tl.sum(sums[p], axis=0))
+
+
+@triton.jit
+def store_layer(partial, program, tower, bias, gain, shift, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """Store the sums of a layer's own vectors."""
+    store_sum(partial, program, tower, 0, bias, NET, AT)
+    if SPEC.layer_norm:
+        store_sum(partial, program, tower, 1, gain, NET, AT)
+        store_sum(partial, program, tower, 2, shift, NET, AT)

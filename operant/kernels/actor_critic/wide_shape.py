@@ -16,7 +16,6 @@ MAX_WIDTH, MAX_LAYERS, ROWS, TILE = 1024, 6, 16, 512
 MAX_PROGRAMS = 256
 """Programs that add up gradients of biases, each a row of partial sums: as many as a GPU runs at once."""
 
-MAX_CHUNK = 64
 MAX_PART, MOST_PARTS = 256, 4
 """Units of a part of a row at most; and parts of one size, above which they have several sizes."""
 
@@ -55,7 +54,6 @@ class WideNet:
     vectors: int  # of a tower in a row of partial sums
     pad: int
     programs: int  # of a tower, rows of partial sums; a power of two
-    chunk: int  # units of the last layer but one that `last_layer` takes at a time; 0 where widths are none of its
 
 
 @dataclass(frozen=True)
@@ -87,11 +85,6 @@ def _parts(width: int) -> tuple[int, ...]:
     return (size, *_parts(width - size))
 
 
-def _chunk(hidden: tuple[int, ...]) -> int:
-    size = min(MAX_CHUNK, hidden[-2] & -hidden[-2])
-    return size if len(hidden) > 2 and size >= ROWS and hidden[-1] % ROWS == 0 else 0
-
-
 def describe_net(flat: FlatVector, towers: int, inputs: int, hidden: tuple[int, ...], outputs: int, tiles: int) -> WideNet:
     """The network of some towers whose parameters are a flat vector."""
     begin = dict(zip(flat.names, flat.offsets, strict=True))
@@ -110,7 +103,7 @@ def describe_net(flat: FlatVector, towers: int, inputs: int, hidden: tuple[int, 
     last = len(hidden)
     return WideNet(
         towers, tuple(layers), outputs, begin[f"weights.{last}"], begin[f"biases.{last}"], partial, max(layer.pad for layer in layers),
-        1 << (min(MAX_PROGRAMS // towers, tiles).bit_length() - 1), _chunk(hidden),
+        1 << (min(MAX_PROGRAMS // towers, tiles).bit_length() - 1),
     )  # fmt: skip
 
 

@@ -13,7 +13,13 @@ def reduce(partial, gradient, SPEC: tl.constexpr, NET: tl.constexpr, CHUNK: tl.c
     """The gradients of all vectors, from the rows of sums: program 0 is the vector, 1 the tower, 2 a part of its numbers."""
     vector, tower = tl.program_id(0), tl.program_id(1)
     unit = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
-    inside = unit < NET.pad
+    # How many numbers the vector has.
+    size = 0
+    for k in tl.static_range(len(NET.layers)):
+        number = vector - NET.layers[k].partial
+        used = ((number >= 0) & (number < NET.layers[k].vectors)) if SPEC.layer_norm else ((number == 0) | ((number > 2) & (number < NET.layers[k].vectors)))
+        size = tl.where(used, max(NET.layers[k].width, NET.outputs), size)
+    inside = unit < size
     total = tl.zeros((CHUNK, WIDE), tl.float32)
     for start in range(0, NET.programs, CHUNK):
         place = ((start + tl.arange(0, CHUNK)) * NET.towers + tower) * NET.vectors + vector
