@@ -33,8 +33,8 @@ SUMS, PLAIN_SUMS, STAGES, SLACK = 128 * 384, 64 * 192, 3, 4096
 FIRST_ROWS, FIRST_CHUNK, FIRST_TILE = 64, 64, 128
 """Rows and units at a time of a program of the first layer; rows and columns of one on the way back to it."""
 
-PROGRAMS = 528
-"""Programs of a pass over a layer, at most: four a multiprocessor."""
+PROGRAMS = 2112
+"""Programs of a pass over a layer, at most: sixteen a multiprocessor, each of a warp."""
 
 HEAD_STAGES = 3
 """Tiles that are on their way in passes of heads."""
@@ -49,7 +49,7 @@ BLOCK, SUM_ROWS, SUM_UNITS = 1024, 128, 32
 class Passes(NamedTuple):
     """What a network's passes leave of each hidden layer, (towers, rows, width) each."""
 
-    sums: list[Tensor]  # before the activation, without the bias
+    sums: list[Tensor]  # before the activation, without the bias; with layer normalization made to mean 0 and variance 1
     hidden: list[Tensor]
     moments: list[Tensor]  # (towers, rows, 2) of the sums of each row: mean and 1 / standard deviation; without layer normalization nothing
     gradient: list[Tensor]  # in the sums
@@ -159,11 +159,11 @@ class WideLearner(Learner):
         *arguments: object,
         product: bool = False,
         programs: int = 0,
-        warps: int = 4,
+        warps: int = 1,
         **options: object,
     ) -> None:
         """A kernel over whole rows of a layer, a program a tile, or so many programs in all; `second` is the grid's other size. `product`: it has one."""
-        rows = ROWS if product else min(ROWS, TILE // max(net.layers[at].parts))
+        rows, warps = (ROWS, max(4, warps)) if product else (min(ROWS, TILE // max(net.layers[at].parts)), warps)
         grid = (min(programs or samples, samples // rows), second)
         self._launch(kernel, grid, *arguments, SPEC=self.shape, AT=at, ROWS=rows, num_warps=warps, **options)
 
@@ -175,7 +175,8 @@ class WideLearner(Learner):
         size = next(size for size in (FIRST_ROWS, 32, ROWS) if rows % size == 0)
         self._launch(
             wide_layers.first_layer, (rows // size, net.towers), x, weights[0], passes.sums[0], passes.hidden[0], passes.moments[0], flat, rows,
-            SPEC=self.shape, NET=net, KEEP=keep, CHUNK=FIRST_CHUNK, ROWS=size, num_warps=4,
+            SPEC=self.shape, NET=net, KEEP=keep, KEEP_SUMS=keep and self.shape.needs_sums and self._first_tile(net) is None,
+            CHUNK=FIRST_CHUNK, ROWS=size, num_warps=4,
         )  # fmt: skip
         for k in range(1, top + 1):
             tile, z, h, m = self._tile(net, k, rows), passes.sums[k], passes.hidden[k], passes.moments[k]
@@ -208,7 +209,7 @@ class WideLearner(Learner):
             (size, deep)
             for size in (128, 64, 32, ROWS)
             for deep in (64, 32, 16)
-            if rows % size == 0 and size * layer.width <= (SUMS if half else PLAIN_SUMS) and layer.inputs % deep == 0
+            if rows % size == 0 and size * layer.width <= (SUMS if half and layer.width > 192 else PLAIN_SUMS) and layer.inputs % deep == 0
             and STAGES * (size + layer.width) * deep * (2 if half else 4) + SLACK <= self._room
         )  # fmt: skip
         found = next(fits, None)
@@ -218,7 +219,7 @@ class WideLearner(Learner):
         """From the gradient in the last hidden layer's sums: of the weights with `train`, else in what the first layer reads. Rows from `begin` on."""
         net, B, idle = trained.net, self.shape.batch, self._asked is not None
         direct = not train and self.shape.action <= FEW_ACTIONS
-        tiled = self._first_tile(net) if train or direct else None
+        tiled = self._first_tile(net)
         for k in range(len(net.layers) - 1, 0, -1):
             if train and not idle:
                 with self._aside():
@@ -245,16 +246,21 @@ class WideLearner(Learner):
                         self._product(g.transpose(1, 2), x.unflatten(0, (len(by_first), -1)), by_first)
                     torch.sum(trained.by_first[..., : net.layers[0].inputs], 1, out=self._first_of(net, trained.gradient))
             grid = (net.vectors, net.towers, -(-net.pad // SUM_UNITS))
-            chunk = min(SUM_ROWS, net.programs)
-            self._launch(wide_steps.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, CHUNK=chunk, WIDE=SUM_UNITS, num_warps=4)
+            chunk, first = min(SUM_ROWS, net.programs), self.shape.parts if tiled else net.programs
+            self._launch(
+                wide_steps.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, FIRST=first, CHUNK=chunk, WIDE=SUM_UNITS, num_warps=4
+            )
             self._join()
 
     def _first_tile(self, net: WideNet) -> tuple[int, int, int] | None:
-        """Rows and columns of a program of `first_slopes`, and how much it takes at a time; None where the library's product does better."""
+        """Rows and columns of a program of `first_slopes`, and how much it takes at a time; None where the library's product does better.
+
+        And where an action has many numbers, whose gradients then are a product's.
+        """
         (first, second, *_), half = net.layers, self.shape.precision == "bf16"
         rows = min(FIRST_TILE, self.shape.batch & -self.shape.batch)
         columns, deep = min(FIRST_TILE, first.width & -first.width), min(64, second.width & -second.width)
-        return (rows, columns, deep) if min(columns, deep) >= 16 and (half or first.width <= 64) else None
+        return (rows, columns, deep) if min(columns, deep) >= 16 and (half or first.width <= 64) and self.shape.action <= FEW_ACTIONS else None
 
     def _first_backward(self, trained: Trained, x: Tensor, passes: Passes, tile: tuple[int, int, int], *, train: bool, begin: int) -> None:
         """What the first layer learns from, or the gradient in actions, of the gradient in what the second layer sums up."""
@@ -271,7 +277,7 @@ class WideLearner(Learner):
             self._launch(
                 wide_layers.first_gradient, (tiles, self.shape.parts, net.towers),
                 passes.gradient[0], self._shares, *of_first, trained.by_first, trained.partial, rows, begin,
-                SPEC=self.shape, NET=net, TILES=tiles, ROWS=min(FIRST_ROWS, share & -share), COLUMNS=columns, num_warps=8,
+                SPEC=self.shape, NET=net, TILES=tiles, ROWS=min(32, share & -share), COLUMNS=columns, num_warps=8,
             )  # fmt: skip
         else:
             self._launch(
@@ -385,8 +391,8 @@ class WideLearner(Learner):
         self._forward(net, self._rows[0], self._followed, self._target_weights, self._target_passes, values=work.next_value)
         self._join()
         self._rowwise(
-            wide_heads.criticise, net, top, B, net.towers, self._batch, passes.sums[top], passes.moments[top], passes.gradient[top], flat, work, self._temperature,
-            critic.partial, critic.terms, programs=net.programs, STAGES=HEAD_STAGES,
+            wide_heads.criticise, net, top, B, net.towers, self._batch, passes.sums[top], passes.moments[top], passes.gradient[top], flat, work,
+            self._temperature, critic.partial, critic.terms, programs=net.programs, warps=2, STAGES=HEAD_STAGES,
         )  # fmt: skip
         self._backward(critic, self._rows[1], passes, train=True)
 
@@ -400,7 +406,7 @@ class WideLearner(Learner):
         self._backward(critic, self._rows[2], passes, train=False)
         arguments = own.sums[top][:, B:], own.moments[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature, actor.partial, actor.terms
         if self._ready:
-            self._rowwise(wide_heads.improve_few, actor.net, top, B, 1, *arguments, programs=actor.net.programs, STAGES=HEAD_STAGES)
+            self._rowwise(wide_heads.improve_few, actor.net, top, B, 1, *arguments, programs=actor.net.programs, warps=2, STAGES=HEAD_STAGES)
         else:
             self._rowwise(wide_heads.improve, actor.net, top, B, 1, *arguments, product=True, programs=actor.net.programs, warps=8, num_stages=1)
         self._backward(actor, self._rows[1], own, train=True, begin=B)

@@ -16,20 +16,33 @@ STAGES = tl.constexpr(3)
 
 
 @triton.jit
-def _first_part(seen, first, flat, tower, k, SPEC: tl.constexpr, NET: tl.constexpr, CHUNK: tl.constexpr):
-    """Of CHUNK units of the first layer from `k` on what they sum up, without the bias and with it (rows, CHUNK); zeros beyond its width."""
-    unit, column = k + tl.arange(0, CHUNK), tl.arange(0, SPEC.columns)
-    inside = unit < NET.layers[0].width
+def _first_vector(place, unit, NET: tl.constexpr, CHUNK: tl.constexpr):
+    """Some numbers of a vector of the first layer, (1, CHUNK)."""
+    if NET.layers[0].width % CHUNK == 0:
+        return tl.load(place + unit)[None, :]
+    else:
+        return tl.load(place + unit, mask=unit < NET.layers[0].width, other=0.0)[None, :]
+
+
+@triton.jit
+def _first_part(seen, first, flat, tower, unit, SPEC: tl.constexpr, NET: tl.constexpr, CHUNK: tl.constexpr):
+    """What some units of the first layer sum up, without the bias and with it (rows, CHUNK); zeros beyond its width."""
+    column = tl.arange(0, SPEC.columns)
     place = first + (tower * NET.layers[0].width + unit)[None, :] * SPEC.columns + column[:, None]
-    s = wide.dot(seen, tl.load(place, mask=inside[None, :] & (column >= 0)[:, None], other=0.0), SPEC)
-    return s, s + tl.load(flat + NET.layers[0].bias + tower * NET.layers[0].width + unit, mask=inside, other=0.0)[None, :]
+    if NET.layers[0].width % CHUNK == 0:
+        weight = tl.load(place)
+    else:
+        weight = tl.load(place, mask=(unit < NET.layers[0].width)[None, :] & (column >= 0)[:, None], other=0.0)
+    s = wide.dot(seen, weight, SPEC)
+    return s, s + _first_vector(flat + NET.layers[0].bias + tower * NET.layers[0].width, unit, NET, CHUNK)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def first_layer(
-    x, first, z, hidden, saved, flat, rows, SPEC: tl.constexpr, NET: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr
+    x, first, z, hidden, saved, flat, rows,
+    SPEC: tl.constexpr, NET: tl.constexpr, KEEP: tl.constexpr, KEEP_SUMS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The first layer's activations `hidden` (towers, rows, width), of what it reads; with KEEP what it sums up and its rows' moments, too.
+    """The first layer's activations `hidden` (towers, rows, width), of what it reads; with KEEP its rows' moments, with KEEP_SUMS as `hidden_layer`'s KEEP.
 
     Its product is short, so it is made twice, CHUNK units at a time: for the moments, which need all units, and for what becomes of them.
     """
@@ -40,32 +53,34 @@ def first_layer(
     mean, inv_std = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     if SPEC.layer_norm:
         total, squares = zeros(ROWS, CHUNK), zeros(ROWS, CHUNK)
-        for k in tl.static_range(0, WIDTH, CHUNK):
-            _z, s = _first_part(seen, first, flat, tower, k, SPEC, NET, CHUNK)
+        for k in tl.range(0, WIDTH, CHUNK, num_stages=STAGES):
+            _z, s = _first_part(seen, first, flat, tower, k + tl.arange(0, CHUNK), SPEC, NET, CHUNK)
             total += s
             squares += s * s
         mean = tl.sum(total, axis=1) / WIDTH
         inv_std = 1.0 / tl.sqrt(tl.maximum(tl.sum(squares, axis=1) / WIDTH - mean * mean, 0.0) + 1e-5)
         if KEEP:
             wide.store_moments(saved, place, mean, inv_std, SPEC)
-    for k in tl.static_range(0, WIDTH, CHUNK):
+    for k in tl.range(0, WIDTH, CHUNK, num_stages=STAGES):
         unit = k + tl.arange(0, CHUNK)
-        sums, s = _first_part(seen, first, flat, tower, k, SPEC, NET, CHUNK)
+        kept, s = _first_part(seen, first, flat, tower, unit, SPEC, NET, CHUNK)
         if SPEC.layer_norm:
-            vector, inside = flat + tower * WIDTH + unit, unit < WIDTH
-            gain = tl.load(vector + NET.layers[0].gain, mask=inside, other=0.0)
-            s = (s - mean[:, None]) * inv_std[:, None] * gain[None, :] + tl.load(vector + NET.layers[0].shift, mask=inside, other=0.0)[None, :]
+            kept = (s - mean[:, None]) * inv_std[:, None]
+            vector = flat + tower * WIDTH
+            s = kept * _first_vector(vector + NET.layers[0].gain, unit, NET, CHUNK) + _first_vector(vector + NET.layers[0].shift, unit, NET, CHUNK)
         out, mask = place[:, None] * WIDTH + unit[None, :], (unit < WIDTH)[None, :] & (row >= 0)[:, None]
-        if KEEP and SPEC.needs_sums:
-            tl.store(z + out, operand(sums, SPEC), mask=mask)
+        if WIDTH % CHUNK == 0:
+            mask = None
+        if KEEP_SUMS:
+            tl.store(z + out, operand(kept, SPEC), mask=mask)
         tl.store(hidden + out, operand(activate(s, SPEC), SPEC), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def forward_layer(z, hidden, saved, flat, rows, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
-    """A hidden layer's activations `hidden` (towers, rows, width), and its rows' moments, of what its product has summed up.
+    """A hidden layer's activations `hidden` (towers, rows, width), and its rows' moments, of what its product has summed up, `z`.
 
-    Program 0 takes every so many tiles, 1 is the tower.
+    With layer normalization `z` then has mean 0 and variance 1. Program 0 takes every so many tiles, 1 is the tower.
     """
     tower = tl.program_id(1)
     layer = wide.load_layer(flat, tower, SPEC, NET, AT)
@@ -73,8 +88,10 @@ def forward_layer(z, hidden, saved, flat, rows, SPEC: tl.constexpr, NET: tl.cons
         place = tower * rows + first + tl.arange(0, ROWS)
         s = wide.with_bias(wide.load_rows(z, place, NET, AT), layer, NET, AT)
         mean, inv_std = wide.moments(s, SPEC, NET, AT)
-        h, _y, _x_hat, _inv_std = wide.activated(s, mean, inv_std, layer, SPEC, NET, AT)
-        wide.store_moments(saved, place, mean, inv_std, SPEC)
+        h, _y, x_hat, _inv_std = wide.activated(s, mean, inv_std, layer, SPEC, NET, AT)
+        if SPEC.layer_norm:
+            wide.store_moments(saved, place, mean, inv_std, SPEC)
+            wide.store_rows(z, place, x_hat, SPEC, NET, AT)
         wide.store_rows(hidden, place, h, SPEC, NET, AT)
 
 
@@ -85,8 +102,8 @@ def hidden_layer(
 ):  # fmt: skip
     """A hidden layer's product and what becomes of it, a tile of whole rows a program: `read`, `weight`, `z` and `hidden` are descriptors of matrices.
 
-    KEEP: what it sums up into `z` and its rows' moments. END "hidden": its activations into `hidden`; "value": a critic's values into `end` (towers, rows);
-    "policy": an actor's outputs (rows, outputs); "": nothing.
+    KEEP: its rows' moments, and into `z` what it sums up, with layer normalization as it makes it: mean 0 and variance 1.
+    END "hidden": its activations into `hidden`; "value": a critic's values into `end` (towers, rows); "policy": an actor's outputs (rows, outputs); or "".
     """
     PARTS: tl.constexpr = NET.layers[AT].parts
     WIDTH: tl.constexpr = NET.layers[AT].width
@@ -100,24 +117,32 @@ def hidden_layer(
             w = weight.load([tower * WIDTH + NET.layers[AT].starts[p], k])
             summed = summed + (tl.dot(h, w.T, sums[p], input_precision="ieee" if SPEC.precision == "ieee" else "tf32"),)
         sums = summed
-    if KEEP:
-        for p in tl.static_range(len(PARTS)):
-            z.store([first, NET.layers[AT].starts[p]], operand(sums[p], SPEC))
-    layer, place = wide.load_layer(flat, tower, SPEC, NET, AT), first + tl.arange(0, ROWS)
-    s = wide.with_bias(sums, layer, NET, AT)
+    # A layer's vectors take a lot of registers, so each part is loaded where it is used.
+    place = first + tl.arange(0, ROWS)
+    s = ()
+    for p in tl.static_range(len(PARTS)):
+        s = s + (sums[p] + wide.load_part(flat, NET.layers[AT].bias, tower, p, NET, AT),)
     mean, inv_std = wide.moments(s, SPEC, NET, AT)
     if KEEP:
         wide.store_moments(saved, place, mean, inv_std, SPEC)
-    if END != "":
-        h, _y, _x_hat, _inv_std = wide.activated(s, mean, inv_std, layer, SPEC, NET, AT)
+    h = ()
+    for p in tl.static_range(len(PARTS)):
+        gain, shift = s[p], s[p]
+        if SPEC.layer_norm:
+            gain = wide.load_part(flat, NET.layers[AT].gain, tower, p, NET, AT)
+            shift = wide.load_part(flat, NET.layers[AT].shift, tower, p, NET, AT)
+        h_part, _y, x_hat = wide.activated_part(s[p], mean, inv_std, gain, shift, p, SPEC, NET, AT)
+        if KEEP and (SPEC.needs_sums or len(NET.layers) - 1 == AT):
+            z.store([first, NET.layers[AT].starts[p]], operand(x_hat if SPEC.layer_norm else sums[p], SPEC))
         if END == "hidden":
-            for p in tl.static_range(len(PARTS)):
-                hidden.store([first, NET.layers[AT].starts[p]], operand(h[p], SPEC))
+            hidden.store([first, NET.layers[AT].starts[p]], operand(h_part, SPEC))
         else:
-            OUTPUTS: tl.constexpr = NET.outputs
-            for k in tl.static_range(OUTPUTS):
-                out = wide.row_products(h, wide.load_vector(flat, NET.head_weight + k * WIDTH, tower, NET, AT), NET, AT)
-                tl.store(end + place * OUTPUTS + k, out + tl.load(flat + NET.head_bias + tower * OUTPUTS + k))
+            h = h + (h_part,)
+    if END == "value" or END == "policy":
+        OUTPUTS: tl.constexpr = NET.outputs
+        for k in tl.static_range(OUTPUTS):
+            out = wide.row_products(h, wide.load_vector(flat, NET.head_weight + k * WIDTH, tower, NET, AT), NET, AT)
+            tl.store(end + place * OUTPUTS + k, out + tl.load(flat + NET.head_bias + tower * OUTPUTS + k))
 
 
 @triton.jit

@@ -32,9 +32,15 @@ def load_vector(flat, begin, tower, NET: tl.constexpr, AT: tl.constexpr):
     """A vector of a layer's parameters, (1, part) each."""
     vector = ()
     for p in tl.static_range(len(NET.layers[AT].parts)):
-        unit, inside = units(p, NET, AT)
-        vector = vector + (tl.load(flat + begin + tower * NET.layers[AT].width + unit, mask=inside, other=0.0)[None, :],)
+        vector = vector + (load_part(flat, begin, tower, p, NET, AT),)
     return vector
+
+
+@triton.jit
+def load_part(flat, begin, tower, p, NET: tl.constexpr, AT: tl.constexpr):
+    """A part of such a vector."""
+    unit, inside = units(p, NET, AT)
+    return tl.load(flat + begin + tower * NET.layers[AT].width + unit, mask=inside, other=0.0)[None, :]
 
 
 @triton.jit
@@ -129,29 +135,38 @@ def _centred(s, mean, p, NET: tl.constexpr, AT: tl.constexpr):
 
 
 @triton.jit
-def activated(s, mean, inv_std, layer, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
-    """From a layer's sums and their rows' moments: its activations; what those are a function of; that with mean 0 and variance 1; and 1 / std (rows)."""
-    h, y, x_hat = (), (), ()
+def activated_part(s, mean, inv_std, gain, shift, p, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """From a part of a layer's sums and their rows' moments: its activations; what those are a function of; and that with mean 0 and variance 1."""
     if SPEC.layer_norm:
-        for p in tl.static_range(len(NET.layers[AT].parts)):
-            x_hat = x_hat + (_centred(s[p], mean, p, NET, AT) * inv_std[:, None],)
-            y = y + (x_hat[p] * layer[1][p] + layer[2][p],)
-            h = h + (activate(y[p], SPEC),)
-        return h, y, x_hat, inv_std
+        x_hat = _centred(s, mean, p, NET, AT) * inv_std[:, None]
+        y = x_hat * gain + shift
+        return activate(y, SPEC), y, x_hat
     else:
-        for p in tl.static_range(len(NET.layers[AT].parts)):
-            h = h + (activate(s[p], SPEC),)
-        return h, s, s, mean
+        return activate(s, SPEC), s, s
 
 
 @triton.jit
-def load_activated(z, saved, row, layer, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
-    """The same of rows that a pass forward has left: sums without bias `z`, and moments `saved` (rows, 2)."""
-    s = with_bias(load_rows(z, row, NET, AT), layer, NET, AT)
+def activated(s, mean, inv_std, layer, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """The same of all parts; and 1 / std (rows)."""
+    h, y, x_hat = (), (), ()
+    for p in tl.static_range(len(NET.layers[AT].parts)):
+        part = activated_part(s[p], mean, inv_std, layer[1][p], layer[2][p], p, SPEC, NET, AT)
+        h, y, x_hat = h + (part[0],), y + (part[1],), x_hat + (part[2],)
+    return h, y, x_hat, inv_std
+
+
+@triton.jit
+def load_activated(kept, saved, row, layer, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
+    """The same of rows that a pass forward has left: what `keep` stores, and moments `saved` (rows, 2)."""
+    x = load_rows(kept, row, NET, AT)
+    h, y = (), ()
     if SPEC.layer_norm:
-        return activated(s, tl.load(saved + row * 2), tl.load(saved + row * 2 + 1), layer, SPEC, NET, AT)
+        for p in tl.static_range(len(NET.layers[AT].parts)):
+            y = y + (x[p] * layer[1][p] + layer[2][p],)
+            h = h + (activate(y[p], SPEC),)
+        return h, y, x, tl.load(saved + row * 2 + 1)
     else:
-        return activated(s, row, row, layer, SPEC, NET, AT)
+        return activated(with_bias(x, layer, NET, AT), row, row, layer, SPEC, NET, AT)
 
 
 @triton.jit

@@ -10,16 +10,16 @@ from operant.kernels.actor_critic.shape import LEAST_COLUMNS, MAX_COLUMNS
 from operant.kernels.actor_critic.task import Stochastic, Task
 from operant.nn import FlatVector, SquashedActor, Towers
 
-MAX_WIDTH, MAX_LAYERS, ROWS, TILE = 1024, 6, 16, 512
-"""Units of a layer and hidden layers at most; rows of a program's tile with a product, and numbers of a part of one without."""
+MAX_WIDTH, MAX_LAYERS, ROWS, TILE = 1024, 6, 16, 256
+"""Units of a layer and hidden layers at most; rows of a program's tile with a product, and numbers of a part of one without, which a warp has."""
 
-MAX_PROGRAMS = 256
+MAX_PROGRAMS = 1024
 """Programs that add up gradients of biases, each a row of partial sums: as many as a GPU runs at once."""
 
 MAX_PART, MOST_PARTS = 256, 4
 """Units of a part of a row at most; and parts of one size, above which they have several sizes."""
 
-MAX_BATCH_PARTS = 16
+MAX_BATCH_PARTS = 32
 
 MAX_LAST = 256
 """Units of the last hidden layer, at most: a program holds the head of an actor."""
@@ -103,7 +103,7 @@ def describe_net(flat: FlatVector, towers: int, inputs: int, hidden: tuple[int, 
     last = len(hidden)
     return WideNet(
         towers, tuple(layers), outputs, begin[f"weights.{last}"], begin[f"biases.{last}"], partial, max(layer.pad for layer in layers),
-        1 << (min(MAX_PROGRAMS // towers, tiles).bit_length() - 1),
+        1 << (min(MAX_PROGRAMS // towers, 2 * tiles).bit_length() - 1),
     )  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from operant.kernels.actor_critic.steps import count_step
 
 
 @triton.jit
-def reduce(partial, gradient, SPEC: tl.constexpr, NET: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr):
-    """The gradients of all vectors, from the rows of sums: program 0 is the vector, 1 the tower, 2 a part of its numbers."""
+def reduce(partial, gradient, SPEC: tl.constexpr, NET: tl.constexpr, FIRST: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr):
+    """The gradients of all vectors, from the rows of sums: program 0 is the vector, 1 the tower, 2 a part of its numbers. The first layer's have FIRST rows."""
     vector, tower = tl.program_id(0), tl.program_id(1)
     unit = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     # How many numbers the vector has.
@@ -21,9 +21,11 @@ def reduce(partial, gradient, SPEC: tl.constexpr, NET: tl.constexpr, CHUNK: tl.c
         size = tl.where(used, max(NET.layers[k].width, NET.outputs), size)
     inside = unit < size
     total = tl.zeros((CHUNK, WIDE), tl.float32)
-    for start in range(0, NET.programs, CHUNK):
-        place = ((start + tl.arange(0, CHUNK)) * NET.towers + tower) * NET.vectors + vector
-        total += tl.load(partial + place[:, None] * NET.pad + unit[None, :], mask=inside[None, :] & (place >= 0)[:, None], other=0.0)
+    rows = tl.where(vector < NET.layers[1].partial, FIRST, NET.programs)
+    for start in range(0, rows, CHUNK):
+        row = start + tl.arange(0, CHUNK)
+        place = (row * NET.towers + tower) * NET.vectors + vector
+        total += tl.load(partial + place[:, None] * NET.pad + unit[None, :], mask=inside[None, :] & (row < rows)[:, None], other=0.0)
     g = tl.sum(total, axis=0)
     for k in tl.static_range(len(NET.layers)):
         number = vector - NET.layers[k].partial
