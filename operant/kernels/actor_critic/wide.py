@@ -33,6 +33,7 @@ SUMS, PLAIN_SUMS, STAGES, SLACK = 128 * 384, 64 * 192, 3, 4096
 FIRST_ROWS, FIRST_CHUNK, FIRST_TILE = 64, 64, 128
 """Rows and units at a time of a program of the first layer; rows and columns of one on the way back to it."""
 
+SLOPES = {"num_warps": 8}
 PROGRAMS = 2112
 """Programs of a pass over a layer, at most: sixteen a multiprocessor, each of a warp."""
 
@@ -271,7 +272,7 @@ class WideLearner(Learner):
         of_first = x, trained.weights[0], passes.moments[0], trained.flat.parameters
         self._launch(
             wide_layers.first_slopes, (tiles, B // size, net.towers), read, weight, *of_first, out, self._shares, rows, begin,
-            SPEC=self.shape, NET=net, TRAIN=train, ROWS=size, COLUMNS=columns, DEEP=deep, STAGES=STAGES, num_warps=8,
+            SPEC=self.shape, NET=net, TRAIN=train, ROWS=size, COLUMNS=columns, DEEP=deep, STAGES=STAGES, **SLOPES,
         )  # fmt: skip
         if train:
             self._launch(
