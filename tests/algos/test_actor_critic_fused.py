@@ -28,13 +28,13 @@ CASES = [
     ("sac", "pendulum", {"hidden": [20, 16, 5], "activation": "tanh"}, {**FEW, "batch_size": 48, "n_step": 3, "normalize_observations": True, "horizon": 2}),
     # One critic, a fixed temperature.
     ("sac", "push", {"hidden": [16], "activation": "relu"}, {**FEW, "critics": 1, "temperature": 0.1, "gamma": 0.9, "updates_per_step": 0.5}),
-    # Wide networks' kernels: layer normalization, a forward pass as one launch; and many units, without either; a program takes several tiles.
-    ("sac", "push", {"hidden": [32, 48, 16], "activation": "silu", "layer_norm": True}, {**FEW, "batch_size": 32, "n_step": 2, "horizon": 2}),
+    # Wide networks' kernels: layer normalization, products with what lies around them; and many units, without either; a program takes several tiles.
+    ("sac", "push", {"hidden": [32, 48, 16], "activation": "silu", "layer_norm": True}, {**FEW, "batch_size": 64, "n_step": 2, "horizon": 2}),
     ("sac", "pendulum", {"hidden": [300, 20, 24], "activation": "relu"}, {**FEW, "critics": 1, "temperature": 0.1, "normalize_observations": True}),
     # The actor learns in every second update, lanes explore differently.
     ("td3", "push", {"hidden": [16, 24], "activation": "relu"}, {**FEW, "batch_size": 32, "exploration_noise_max": 0.4}),
     ("td3", "push", {"hidden": [16], "activation": "tanh"}, {**FEW, "critics": 1, "actor_delay": 1, "updates_per_step": 0.5, "normalize_observations": True}),
-    # Layer normalization, where widths allow no such launch.
+    # Layer normalization, where widths allow no such products.
     ("sac", "push", {"hidden": [24, 40], "activation": "silu", "layer_norm": True}, {**FEW, "batch_size": 32, "n_step": 2, "horizon": 2}),
 ]  # fmt: skip
 
@@ -146,7 +146,7 @@ def test_kernels_compile(make, env, precision, net, algo):
 @pytest.mark.parametrize(
     ("precision", "layer_norm", "hidden", "own"),
     [
-        ("bf16", True, (768, 384, 192), {"hidden_layer", "input_gradient", "improve_few"}),
+        ("bf16", True, (768, 384, 192), {"hidden_layer", "first_slopes", "first_gradient", "action_slopes", "improve_few"}),
         pytest.param("tf32", False, (768, 384, 192), {"hidden_layer", "improve_few"}, marks=pytest.mark.soak),
         pytest.param("bf16", True, (512, 200), {"forward_layer", "value", "improve"}, marks=pytest.mark.soak),
     ],

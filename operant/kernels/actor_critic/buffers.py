@@ -66,3 +66,32 @@ class Temperature(NamedTuple):
     skip: Any
     squares: Any  # (G, programs) sums of squares of the critics' gradient, written
     totals: Any  # sums over updates, in the order of the algorithm's terms
+
+
+# OF WIDE NETWORKS
+
+
+class Passes(NamedTuple):
+    """What a network's passes leave of each hidden layer, a list of (towers, rows, width) each."""
+
+    sums: Any  # before the activation, without the bias; with layer normalization made to mean 0 and variance 1
+    hidden: Any
+    moments: Any  # (towers, rows, 2) of the sums of each row: mean and 1 / standard deviation; without layer normalization nothing
+    gradient: Any  # in the sums
+    end: Any  # what heads read: an actor's outputs (rows, outputs), or the last layer's activations
+
+
+class Trained(NamedTuple):
+    """A network, and what steps it."""
+
+    net: Any
+    flat: Flat
+    gradient: Any  # of the flat vector
+    packed: Any  # the flat vector as products take it
+    weights: Any  # of `packed`, a list of (towers, width, inputs); the first is a copy, with columns to spare
+    by_weights: Any  # of `gradient`, likewise
+    by_first: Any  # (towers, parts, width, columns): of parts of a batch
+    partial: Any
+    terms: Any
+    squares: Any
+    update: Update

@@ -134,8 +134,7 @@ class Learner:
                 return f"Triton cannot compile them here: {str(error).splitlines()[0]}"
             finally:
                 asked, self._asked = self._asked, None
-            room = driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
-        return None if asked <= room else f"a network this wide takes more shared memory in {self.shape.precision} than this GPU has"
+        return None if asked <= max_shared(self._device) else f"a network this wide takes more shared memory in {self.shape.precision} than this GPU has"
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         """Launch a kernel, or in a rehearsal only compile it."""
@@ -249,6 +248,11 @@ class Learner:
             self._batch, self._work, self._actor_layers, self._actor, self._next_actor, self._actor_pack, self._next_pack, self._temperature,
             self._updates[0], SPEC=shape, NET=net, POLICY=True, TARGET=not shape.stochastic, num_warps=STEP_WARPS,
         )  # fmt: skip
+
+
+def max_shared(device: torch.device) -> int:
+    """The most shared memory that a program may take on a GPU, in bytes."""
+    return int(driver.active.utils.get_device_properties(torch.cuda.current_device() if device.index is None else device.index)["max_shared_mem"])
 
 
 def flat_of(adam: dict[str, Tensor], parameters: Tensor) -> Flat:

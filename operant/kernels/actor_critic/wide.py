@@ -1,7 +1,8 @@
-"""SAC with wide networks and large batches, as products by the library and one pass of a kernel between them. Knows what is launched when.
+"""SAC with wide networks and large batches, as products with what lies around them, and passes of a kernel between others. Knows what is launched when.
 
 Where a batch has thousands of samples and layers have hundreds of units, products of the whole batch fill a GPU, and what costs is what lies between them:
-every kernel here reads and writes a layer once. A network's parameters are kept as products take them, too, beside the flat vector that the algorithm owns.
+so a program of a product has whole rows of a layer, where they fit. Others are the library's, and every kernel between them reads and writes a layer once.
+A network's parameters are kept as products take them, too, beside the flat vector that the algorithm owns.
 Nothing here allocates or reads back once it is made, so that a CUDA graph can hold it.
 """
 
@@ -9,17 +10,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from operant.kernels.actor_critic import wide_heads, wide_layers, wide_steps
-from operant.kernels.actor_critic.buffers import Flat, Temperature, Update, Work
-from operant.kernels.actor_critic.learner import Learner, flat_of
+from operant.kernels.actor_critic.buffers import Flat, Passes, Temperature, Trained, Update, Work
+from operant.kernels.actor_critic.learner import Learner, flat_of, max_shared
 from operant.kernels.actor_critic.task import Stochastic, Task
-from operant.kernels.actor_critic.wide_shape import ROWS, TILE, Wide, WideNet
+from operant.kernels.actor_critic.wide_shape import FEW_ACTIONS, ROWS, STAGES, TILE, Wide, WideNet, first_tile, layer_tile
 
 BESIDE = True
 """Whether what does not depend on each other is launched side by side."""
@@ -27,50 +27,17 @@ BESIDE = True
 OWN, PRODUCT = True, (128, 256, 64)
 """Whether the gradient in what a wide layer reads is our own product: the library's begins with a memset, which costs a graph 10 us. Its tiles."""
 
-SUMS, PLAIN_SUMS, STAGES, SLACK = 128 * 384, 64 * 192, 3, 4096
-"""Numbers that a program of a whole hidden layer sums up at most, in bf16 and in float32; its steps that are on their way, and what else it keeps, in bytes."""
+FIRST_ROWS, FIRST_CHUNK = 64, 64
+"""Rows and units at a time of a program of the first layer."""
 
-FIRST_ROWS, FIRST_CHUNK, FIRST_TILE = 64, 64, 128
-"""Rows and units at a time of a program of the first layer; rows and columns of one on the way back to it."""
-
-SLOPES = {"num_warps": 8}
 PROGRAMS = 2112
 """Programs of a pass over a layer, at most: sixteen a multiprocessor, each of a warp."""
 
 HEAD_STAGES = 3
 """Tiles that are on their way in passes of heads."""
 
-FEW_ACTIONS = 4
-"""Numbers of an action up to which their gradients are a pass's own, and beyond a product's."""
-
 BLOCK, SUM_ROWS, SUM_UNITS = 1024, 128, 32
 """Parameters that a program steps; rows of sums and units that are added up at a time."""
-
-
-class Passes(NamedTuple):
-    """What a network's passes leave of each hidden layer, (towers, rows, width) each."""
-
-    sums: list[Tensor]  # before the activation, without the bias; with layer normalization made to mean 0 and variance 1
-    hidden: list[Tensor]
-    moments: list[Tensor]  # (towers, rows, 2) of the sums of each row: mean and 1 / standard deviation; without layer normalization nothing
-    gradient: list[Tensor]  # in the sums
-    end: Tensor  # what heads read: an actor's outputs (rows, outputs), or the last layer's activations
-
-
-class Trained(NamedTuple):
-    """A network, and what steps it."""
-
-    net: WideNet
-    flat: Flat
-    gradient: Tensor  # of the flat vector
-    packed: Tensor  # the flat vector as products take it
-    weights: list[Tensor]  # of `packed`, (towers, width, inputs); the first is a copy, with columns to spare
-    by_weights: list[Tensor]  # of `gradient`, likewise
-    by_first: Tensor  # (towers, parts, width, columns): of parts of a batch
-    partial: Tensor
-    terms: Tensor
-    squares: Tensor
-    update: Update
 
 
 class WideLearner(Learner):
@@ -86,8 +53,9 @@ class WideLearner(Learner):
         self._begun = -1  # the update that is learned from beside acting
         self._device, self._lanes = task.actor.device, task.cycle.world.count
         self._kind = torch.bfloat16 if shape.precision == "bf16" else torch.float32
-        self._room = torch.cuda.get_device_properties(task.actor.device).shared_memory_per_block_optin if on_gpu else 1 << 20
-        self._ready = self._tile(shape.actor, len(shape.actor.layers) - 1, ROWS) is not None and shape.action <= FEW_ACTIONS  # outputs come with the last layer
+        self._room = max_shared(task.actor.device) if on_gpu else 227 << 10
+        tile = layer_tile(shape, shape.actor, len(shape.actor.layers) - 1, ROWS, self._room)
+        self._ready = tile is not None and shape.action <= FEW_ACTIONS  # outputs come with the last layer
         stochastic, config, skip = task.kind, task.config, task.cycle.skip
         assert isinstance(stochastic, Stochastic)
         B, C, G = shape.batch, shape.columns, shape.critic.towers
@@ -176,11 +144,11 @@ class WideLearner(Learner):
         size = next(size for size in (FIRST_ROWS, 32, ROWS) if rows % size == 0)
         self._launch(
             wide_layers.first_layer, (rows // size, net.towers), x, weights[0], passes.sums[0], passes.hidden[0], passes.moments[0], flat, rows,
-            SPEC=self.shape, NET=net, KEEP=keep, KEEP_SUMS=keep and self.shape.needs_sums and self._first_tile(net) is None,
+            SPEC=self.shape, NET=net, KEEP=keep, KEEP_SUMS=keep and self.shape.needs_sums and first_tile(self.shape, net) is None,
             CHUNK=FIRST_CHUNK, ROWS=size, num_warps=4,
         )  # fmt: skip
         for k in range(1, top + 1):
-            tile, z, h, m = self._tile(net, k, rows), passes.sums[k], passes.hidden[k], passes.moments[k]
+            tile, z, h, m = layer_tile(self.shape, net, k, rows, self._room), passes.sums[k], passes.hidden[k], passes.moments[k]
             if tile is None:
                 if self._asked is None:
                     torch.bmm(passes.hidden[k - 1], weights[k].transpose(1, 2), out=z)
@@ -201,26 +169,11 @@ class WideLearner(Learner):
         if values is not None and tile is None:
             self._rowwise(wide_heads.value, net, top, rows, net.towers, passes.hidden[top], flat, values)
 
-    def _tile(self, net: WideNet, k: int, rows: int) -> tuple[int, int] | None:
-        """Rows of a program of a whole hidden layer, and how much of what it reads it takes at a time; None where the library's product does better."""
-        layer, half = net.layers[k], self.shape.precision == "bf16"
-        if layer.width % 16 or layer.inputs % 16 or len(set(layer.parts)) > 1:
-            return None
-        fits = (
-            (size, deep)
-            for size in (128, 64, 32, ROWS)
-            for deep in (64, 32, 16)
-            if rows % size == 0 and size * layer.width <= (SUMS if half and layer.width > 192 else PLAIN_SUMS) and layer.inputs % deep == 0
-            and STAGES * (size + layer.width) * deep * (2 if half else 4) + SLACK <= self._room
-        )  # fmt: skip
-        found = next(fits, None)
-        return found if found is None or found[0] >= 64 or k == len(net.layers) - 1 else None
-
     def _backward(self, trained: Trained, x: Tensor, passes: Passes, *, train: bool, begin: int = 0) -> None:
         """From the gradient in the last hidden layer's sums: of the weights with `train`, else in what the first layer reads. Rows from `begin` on."""
         net, B, idle = trained.net, self.shape.batch, self._asked is not None
         direct = not train and self.shape.action <= FEW_ACTIONS
-        tiled = self._first_tile(net)
+        tiled = first_tile(self.shape, net)
         for k in range(len(net.layers) - 1, 0, -1):
             if train and not idle:
                 with self._aside():
@@ -253,16 +206,6 @@ class WideLearner(Learner):
             )
             self._join()
 
-    def _first_tile(self, net: WideNet) -> tuple[int, int, int] | None:
-        """Rows and columns of a program of `first_slopes`, and how much it takes at a time; None where the library's product does better.
-
-        And where an action has many numbers, whose gradients then are a product's.
-        """
-        (first, second, *_), half = net.layers, self.shape.precision == "bf16"
-        rows = min(FIRST_TILE, self.shape.batch & -self.shape.batch)
-        columns, deep = min(FIRST_TILE, first.width & -first.width), min(64, second.width & -second.width)
-        return (rows, columns, deep) if min(columns, deep) >= 16 and (half or first.width <= 64) and self.shape.action <= FEW_ACTIONS else None
-
     def _first_backward(self, trained: Trained, x: Tensor, passes: Passes, tile: tuple[int, int, int], *, train: bool, begin: int) -> None:
         """What the first layer learns from, or the gradient in actions, of the gradient in what the second layer sums up."""
         net, B, rows, (size, columns, deep) = trained.net, self.shape.batch, passes.hidden[0].shape[1], tile
@@ -272,7 +215,7 @@ class WideLearner(Learner):
         of_first = x, trained.weights[0], passes.moments[0], trained.flat.parameters
         self._launch(
             wide_layers.first_slopes, (tiles, B // size, net.towers), read, weight, *of_first, out, self._shares, rows, begin,
-            SPEC=self.shape, NET=net, TRAIN=train, ROWS=size, COLUMNS=columns, DEEP=deep, STAGES=STAGES, **SLOPES,
+            SPEC=self.shape, NET=net, TRAIN=train, ROWS=size, COLUMNS=columns, DEEP=deep, STAGES=STAGES, num_warps=8,
         )  # fmt: skip
         if train:
             self._launch(

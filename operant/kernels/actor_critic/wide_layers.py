@@ -127,7 +127,7 @@ def hidden_layer(
         wide.store_moments(saved, place, mean, inv_std, SPEC)
     h = ()
     for p in tl.static_range(len(PARTS)):
-        gain, shift = s[p], s[p]
+        gain, shift = mean, mean
         if SPEC.layer_norm:
             gain = wide.load_part(flat, NET.layers[AT].gain, tower, p, NET, AT)
             shift = wide.load_part(flat, NET.layers[AT].shift, tower, p, NET, AT)

@@ -13,13 +13,23 @@ from operant.nn import FlatVector, SquashedActor, Towers
 MAX_WIDTH, MAX_LAYERS, ROWS, TILE = 1024, 6, 16, 256
 """Units of a layer and hidden layers at most; rows of a program's tile with a product, and numbers of a part of one without, which a warp has."""
 
-MAX_PROGRAMS = 1024
+MAX_PROGRAMS = 512
 """Programs that add up gradients of biases, each a row of partial sums: as many as a GPU runs at once."""
 
 MAX_PART, MOST_PARTS = 256, 4
 """Units of a part of a row at most; and parts of one size, above which they have several sizes."""
 
 MAX_BATCH_PARTS = 32
+
+SUMS, FEW_SUMS, MANY_SUMS, STAGES, SLACK = 64 * 192, 192, 128 * 384, 3, 4096
+"""Numbers that a program of a whole hidden layer sums up at most, and in bf16 of layers of more than so many units; its steps that are on their way, and what
+else it keeps, in bytes."""
+
+FIRST_TILE = 128
+"""Rows and columns of a program on the way back to the first layer."""
+
+FEW_ACTIONS = 4
+"""Numbers of an action up to which their gradients are a pass's own, and beyond a product's."""
 
 MAX_LAST = 256
 """Units of the last hidden layer, at most: a program holds the head of an actor."""
@@ -120,6 +130,35 @@ def describe(task: Task, precision: str) -> Wide:
         describe_net(task.critic, config.critics, observation + action, net.hidden, 1, tiles),
         net.layer_norm or net.activation != "relu", isinstance(task.kind, Stochastic) and task.kind.adam is not None, actor.features.normalizer is not None,
     )  # fmt: skip
+
+
+def layer_tile(shape: Wide, net: WideNet, k: int, rows: int, room: int) -> tuple[int, int] | None:
+    """Rows of a program of a whole hidden layer, and how much of what it reads it takes at a time; None where the library's product does better.
+
+    `room`: bytes of shared memory that a program may take.
+    """
+    layer, half = net.layers[k], shape.precision == "bf16"
+    if layer.width % 16 or layer.inputs % 16 or len(set(layer.parts)) > 1:
+        return None
+    most = MANY_SUMS if half and layer.width > FEW_SUMS else SUMS
+    fits = (
+        (size, deep)
+        for size in (128, 64, 32, ROWS)
+        for deep in ((64, 32, 16) if half else (32, 16))
+        if rows % size == 0 and size * layer.width <= most and layer.inputs % deep == 0
+        and STAGES * (size + layer.width) * deep * (2 if half else 4) + SLACK <= room
+    )  # fmt: skip
+    found = next(fits, None)
+    return found if found is None or found[0] >= 64 or k == len(net.layers) - 1 else None
+
+
+def first_tile(shape: Wide, net: WideNet) -> tuple[int, int, int] | None:
+    """Rows and columns of a program on the way back to the first layer, and how much it takes at a time; None where the library's product does better."""
+    first, second, *_ = net.layers
+    rows = min(FIRST_TILE, shape.batch & -shape.batch)
+    columns, deep = min(FIRST_TILE, first.width & -first.width), min(64, second.width & -second.width)
+    own = min(columns, deep) >= 16 and (shape.precision == "bf16" or first.width <= 64) and shape.action <= FEW_ACTIONS
+    return (rows, columns, deep) if own else None
 
 
 def applies(task: Task) -> bool:
