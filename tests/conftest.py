@@ -55,8 +55,10 @@ def _own_log():
 @pytest.fixture
 def one_thread():
     """Small tensors, and a machine that others use: torch computes with one thread."""
+    import numba
     import torch  # which the monitor's tests do without
 
+    numba.set_num_threads(numba.get_num_threads())  # starts numba's threads, which sets torch's number: not later, between two runs to be compared
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -664,7 +664,7 @@ def test_same_seed_same_bits_other_seed_other_bits(env, algo):
     assert after_50_iterations(2) != first
 
 
-def test_same_seed_same_bits_from_pictures():
+def test_same_seed_same_bits_from_pictures(one_thread):
     def after_4_iterations(seed):
         return digest(iterate(ppo_on(SEEN, 32, mlp.Config(**CNN), horizon=8, epochs=2, seed=seed), 4))
 
