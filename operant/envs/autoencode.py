@@ -5,7 +5,7 @@ The rules of a step
 - With the last card the game says "play" (0, in place of 1). From then on the action names a suit: reward 1 / cards if it is that of the last card that was not
   named yet, else as much below zero. Spades are shown then, whatever they were. The episode ends with the first card, after 2 x cards - 1 steps.
 - `decks` = 1, 2 and 3 are POPGym's easy, medium and hard: 52, 104 and 156 cards. Of half a deck the first 26 cards of a shuffled one are shown: many cards
-  are learnt from few on, `env.params.decks = {linear = [0.1, 1.01], over = "50M"}`.
+  are learnt from few on, `env.params.decks = {linear = [0.1, 1], over = "10M"}`.
 
 Optimum: 1. Without memory: at most -0.471, -0.486, -0.490 (the last card is shown as play begins; after that, name one suit).
 """
@@ -46,7 +46,8 @@ def step(s, kept, workspace, action, p, key, tally):
         shown = deal(s, LEFT, SUITS, left, key, 0)
         kept[count] = shown
         s[COUNT], s[SHOWN] = float32(count + int32(1)), float32(shown)
-        s[WATCHING] = float32(1.0) if count + int32(1) < cards else float32(0.0)
+        # `decks` may have grown since this episode's were opened: then play begins when these are at their end.
+        s[WATCHING] = float32(1.0) if count + int32(1) < cards and left > int32(1) else float32(0.0)
         return float32(0.0), False
     part = float32(1.0) / float32(cards)
     right = int32(kept[count - int32(1)]) == int32(action)

@@ -45,7 +45,7 @@ class Game:
         if game not in roms.get_all_rom_ids():
             raise ValueError(f"ale-py has no game {game!r}")
         self._skip, self._noop_max, self._maxpool, self._episodic = frame_skip, noop_max, maxpool, episodic_life
-        self._chosen = {"mode": mode, "difficulty": difficulty}
+        self._chosen, self._sticky, self._life_lost = {"mode": mode, "difficulty": difficulty}, repeat_action_probability > 0, False
         self._machine, self._rom = ALEInterface(), str(roms.get_rom_path(game))
         self._machine.setFloat("repeat_action_probability", repeat_action_probability)
         self._machine.setInt("max_num_frames_per_episode", max_num_frames_per_episode)
@@ -67,8 +67,9 @@ class Game:
             machine.setDifficulty(self._chosen["difficulty"])
         self._draw, self._lives = np.random.default_rng(seed), 0
         machine.reset_game()
-        first, shown, alike = machine.cloneState(), self._shown(), True
-        for _ in range(ALIKE - 1):
+        # A state that is brought back would be followed by the last action before it, where actions stick.
+        first, shown, alike = machine.cloneState(), self._shown(), not self._sticky
+        for _ in range(ALIKE - 1 if alike else 0):
             machine.reset_game()
             alike = alike and self._shown() == shown
         self._start = first if alike else None
@@ -81,29 +82,28 @@ class Game:
         machine = self._machine
         if seed is not None:
             self._load(seed)
-        if seed is None and self._episodic and machine.lives() > 0 and not machine.game_over() and not machine.game_truncated():
+        if seed is None and self._life_lost:
             machine.act(0)  # the next life
         else:
             self._begin()
-        self._lives = machine.lives()
+        self._lives, self._life_lost = machine.lives(), False
         machine.getScreenGrayscale(self._last)
         return self._last, {}
 
     def _begin(self) -> None:
         machine = self._machine
-        self._again()
+        nothing = int(self._draw.integers(0, self._noop_max)) if self._noop_max else 0
+        # A state that is brought back leaves the picture as it was: one that no frame follows is reached the long way.
+        if self._start is None or (self._fire is None and not nothing):
+            machine.reset_game()
+        else:
+            machine.restoreState(self._start)
         if self._fire is not None:
             machine.act(self._fire)
-        for _ in range(int(self._draw.integers(0, self._noop_max)) if self._noop_max else 0):
+        for _ in range(nothing):
             machine.act(0)
             if machine.game_over():
-                self._again()
-
-    def _again(self) -> None:
-        if self._start is None:
-            self._machine.reset_game()
-        else:
-            self._machine.restoreState(self._start)
+                machine.reset_game()
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Take an action for some frames."""
@@ -120,6 +120,7 @@ class Game:
             np.maximum(self._last, self._before, out=self._last)
         truncated, before, self._lives = machine.game_truncated(), self._lives, machine.lives()
         lost = self._episodic and self._lives < before
+        self._life_lost = lost and not over and not truncated
         return self._last, float(reward), (over and not truncated) or lost, truncated, {}
 
     def render(self) -> np.ndarray:

@@ -103,6 +103,13 @@ def usual(source: Source) -> Source:
 
 
 def _game(source: Source, kwargs: dict[str, Any]) -> Game:
+    taken = [name for name in inspect.signature(Game).parameters if name not in ("name", "frame_skip", "repeat_action_probability")]
+    for name in kwargs:
+        if name not in taken:
+            raise SourceError(
+                f"ale:{source.name} takes no env.params.{name}: env.frame_skip, env.frame_stack, env.resize, env.sticky and env.time_limit are for every "
+                f"outside environment, and env.params takes {', '.join(taken)}"
+            )
     try:
         return Game(source.name, frame_skip=source.frame_skip, repeat_action_probability=source.sticky, **kwargs)
     except ImportError:

@@ -52,6 +52,9 @@ def unsupported_reason(observation: Box, config: Config) -> str | None:
     if config.cnn == "nature" and min(height, width) < SMALLEST_NATURE:
         side = f"{SMALLEST_NATURE} x {SMALLEST_NATURE}"
         return f'net.cnn = "nature" reads pictures of at least {side}, and these are {height} x {width} (use "board" or "impala")'
+    layers = len(config.channels or CHANNELS["minatar"])
+    if config.cnn == "minatar" and min(height, width) <= 2 * layers:
+        return f'net.cnn = "minatar" with {layers} convolutions reads more than {2 * layers} cells a side, and these are {height} x {width} (use "board")'
     return None
 
 

@@ -78,7 +78,7 @@ class Muon(Adam):
             for tensors in alike:
                 self._step_alike(tensors, taken, scale)
             return
-        # Of each shape these are some thirty short launches: those of the first layer and of all others go side by side.
+        # Of each shape these are some thirty short launches: those of the first shape and of all others go side by side.
         current, beside = torch.cuda.current_stream(self._values.device), _beside(self._values.device)
         beside.wait_stream(current)
         with torch.cuda.stream(beside):

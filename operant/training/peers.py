@@ -18,13 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from operant import runs
 from operant.errors import MachineError
-
-FILE: Final = "ranks.json"
-"""Where rank 0 can be reached, in the run folder: readable by the run's owner alone, with the word that lets a rank in."""
+from operant.training.ranks import ADDRESS
 
 TIMEOUT_S = 30.0
 """What `run.peer_timeout` is by default."""
@@ -112,7 +110,7 @@ class Leader:
         except OSError as error:
             raise MachineError(f"rank 0 can listen to no other rank ({error.strerror})") from None
         self.addresses = _addresses() if everywhere else ["127.0.0.1"]
-        self._file = folder / FILE
+        self._file = folder / ADDRESS
         runs.write_json(self._file, {"addresses": self.addresses, "port": self._listener.getsockname()[1], "token": self._token, "ranks": ranks})
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -314,7 +312,7 @@ def _joined(folder: Path, hello: Mapping[str, Any], join_s: float, parent: int) 
     """A connection to rank 0 that has let this rank in, and what it has said behind that."""
     deadline_s, seen = time.monotonic() + join_s, False
     while time.monotonic() < deadline_s and os.getppid() == parent:
-        place = runs.read_json(folder / FILE)
+        place = runs.read_json(folder / ADDRESS)
         addresses, port = place.get("addresses"), runs.integer_of(place, "port")
         for address in addresses if isinstance(addresses, list) and port else ():
             seen = True
@@ -331,5 +329,5 @@ def _joined(folder: Path, hello: Mapping[str, Any], join_s: float, parent: int) 
         time.sleep(_TRY_S)
     where, rank = runs.shown(folder), f"rank {hello['rank']} on {hello['host']}"
     if seen:
-        raise MachineError(f"{rank} could not join rank 0 within {join_s:g} s, whose address stands in {where}/{FILE}: can this host reach it?")
+        raise MachineError(f"{rank} could not join rank 0 within {join_s:g} s, whose address stands in {where}/{ADDRESS}: can this host reach it?")
     raise MachineError(f"{rank} found no word of rank 0 in {where} within {join_s:g} s: is rank 0 running, and is the folder one that all hosts share?")

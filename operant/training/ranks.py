@@ -148,12 +148,18 @@ def _written(gpus: object) -> str:
 # THE OTHERS OF THIS MACHINE
 
 
+ADDRESS = "ranks.json"
+"""Where rank 0 can be reached, in the run folder: readable by the run's owner alone, with the word that lets a rank in."""
+
+
 class Others:
     """The processes of ranks 1 ... W - 1, started by rank 0 on its own machine: so early that all import at the same time."""
 
     def __init__(self, command: Sequence[str], folder: Path, ranks: int) -> None:
         """`command` is followed by --rank R --ranks W. What a rank prints goes to log.R.txt."""
         self.ranks, self._processes = ranks, dict[int, subprocess.Popen[bytes]]()
+        if ranks > 1:
+            (folder / ADDRESS).unlink(missing_ok=True)  # a session that was killed has left its address
         for rank in range(1, ranks):
             with open(folder / log_name(rank), "ab") as log:
                 more = ["--rank", str(rank), "--ranks", str(ranks)]

@@ -146,6 +146,7 @@ def test_a_boards_minibatch_begins_where_the_last_one_ends(lanes, horizon, block
         ({"hidden": [100]}, {}, 32, r"net.hidden \[100\]"),
         ({}, {"minibatches": 8}, 32, "a minibatch of 32 samples"),
         ({}, {}, 48, "a minibatch of 192 samples"),
+        ({}, {}, 1024, "a minibatch of 4096 samples"),
     ],
 )
 def test_boards_that_are_not_for_fused_kernels(monkeypatch, net, config, lanes, reason):

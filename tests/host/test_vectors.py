@@ -117,6 +117,22 @@ def test_a_game_is_that_of_ale_pys_own_vector_environment():
         assert np.abs(resized(one[..., None], 84, 84)[..., 0].astype(int) - other[0, -1]).max() <= 1
 
 
+def test_every_episode_of_a_game_begins_with_its_own_picture():
+    """Also where neither FIRE nor a frame of nothing comes before it."""
+    pytest.importorskip("ale_py")
+    game = Game("breakout", use_fire_reset=False, noop_max=0, max_num_frames_per_episode=80)
+    first = game.reset(seed=0)[0].copy()
+    while not any(game.step(1)[2:4]):
+        pass
+    assert np.array_equal(game.reset()[0], first)
+
+
+def test_a_key_that_a_game_does_not_take_is_said_with_those_it_takes():
+    pytest.importorskip("ale_py")
+    with pytest.raises(OperantError, match=r"ale:pong takes no env\.params\.stack_num: env.frame_skip.* env.params takes noop_max, use_fire"):
+        outside.declare(Source("ale", "pong", kwargs=(("stack_num", 4),)))
+
+
 def test_a_game_is_resized_and_stacked_where_it_is_learnt():
     pytest.importorskip("ale_py")
     found = [steps_of(Source("ale", "pong", time_limit=6), 14, lanes=2, action=2, raw=raw)[0] for raw in (False, True)]

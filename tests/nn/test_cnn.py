@@ -209,6 +209,7 @@ def test_a_cpu_computes_in_float32_whatever_is_asked():
         (PICK, "board", r"reads pictures and boards.*3 numbers of uint8 \(use"),
         (find("snake"), "nature", r'net.cnn = "nature" reads pictures of at least 36 x 36, and these are 10 x 10 \(use "board" or "impala"\)'),
         (showing(35, 64, 3), "nature", "35 x 64"),
+        (showing(2, 10, 3), "minatar", "more than 2 cells a side, and these are 2 x 10"),
         (showing(2, 2, 2, 2), "board", r"\(2, 2, 2, 2\)"),
         (replace(PICK, observation=Box(4, high=3, dtype="uint8", shape=(2, 2), categories=(4, 4, 4, 0))), "board", "bytes that are alike"),
         (replace(PICK, observation=Box(12, dtype="uint8", shape=(2, 2, 2))), "board", "12 numbers"),

@@ -149,8 +149,8 @@ def test_without_rank_0_a_rank_says_where_it_looked(tmp_path):
 
 def test_who_does_not_know_the_word_is_not_let_in(leads, tmp_path):
     leader = leads()
-    place = json.loads((tmp_path / peers.FILE).read_text())
-    assert (tmp_path / peers.FILE).stat().st_mode & 0o777 == 0o600
+    place = json.loads((tmp_path / ranks.ADDRESS).read_text())
+    assert (tmp_path / ranks.ADDRESS).stat().st_mode & 0o777 == 0o600
     with socket.create_connection(("127.0.0.1", place["port"]), timeout=20) as stranger:
         stranger.sendall(json.dumps({"rank": 1, "ranks": 2, "token": "guess", "versions": SAME}).encode() + b"\n")
         assert stranger.recv(100) == b""

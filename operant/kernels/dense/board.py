@@ -20,8 +20,10 @@ log = logging.getLogger("operant.kernels")
 
 PLACES, TILE, HEAD_TILE = 2, 128, 16
 """Places of a program of the gradient, samples that it takes at a time at most, and samples of a program of the head."""
-LEAST = 64
-"""Samples of a minibatch, at least."""
+LEAST, MOST = 64, 2048
+"""Samples of a minibatch: a program of the head takes 1 / 32 of many, and more than 64 would not fit."""
+LARGEST = 10
+"""A board's sides, at most, its rim included: a program holds the dense weight of a row of places."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,11 @@ def unsupported_reason(policy: Any, layout: Any) -> str | None:
     if channels[0] not in (16, 32, 64) or config.hidden[0] not in (32, 64, 128, 256):
         asked = f"net.channels is {list(channels)}, net.hidden {list(config.hidden)}"
         return f"fused kernels for boards take 16, 32 or 64 channels and 32, 64, 128 or 256 hidden units, and {asked}"
-    fits = _power_of_two(places) and places % PLACES == 0 and 9 * shape[2] <= 128 and policy.distribution.parameter_rows <= 32
+    fits = max(shape[:2]) <= LARGEST and _power_of_two(places) and places % PLACES == 0 and 9 * shape[2] <= 128 and policy.distribution.parameter_rows <= 32
     if policy.env.pixels or policy.env.mask_size or not fits:
         return "the board's shape or its actions are none that fused kernels read"
-    if layout.block != BLOCK.value or layout.samples < LEAST or not _power_of_two(layout.samples):
-        return f"a minibatch of {layout.samples} samples is none of 64, 128, 256 ... of 32, 64, 96 ... lanes"
+    if layout.block != BLOCK.value or not LEAST <= layout.samples <= MOST or not _power_of_two(layout.samples):
+        return f"a minibatch of {layout.samples} samples is none of 64, 128, 256 ... {MOST} of 32, 64, 96 ... lanes"
     return None
 
 
@@ -178,10 +180,19 @@ class BoardLearner(Learner):
 
 def build(task: Any, precision: str) -> tuple[BoardLearner | None, str | None]:
     """The fused kernels over a task's buffers; or None, and the sentence that says why."""
+    steps, lanes = task.buffers.rollout.reward.shape
     reason = unsupported_reason(task.policy, task.layout)
-    if reason is None:
-        learner = BoardLearner(task.policy, task, precision)
-        if task.policy.device.type != "cuda" or learner.fits():
-            log.info("kernels: fused, for boards")
-            return learner, None
-    return None, reason or f"a network this wide takes more shared memory in {precision} than this GPU has"
+    if reason is None and (steps + 1) * lanes * task.policy.env.observation.size >= 1 << 31:
+        reason = f"an iteration of {steps} steps of {lanes:,} boards holds more than 2^31 numbers"
+    if reason is not None:
+        return None, reason
+    learner = BoardLearner(task.policy, task, precision)
+    try:
+        if task.policy.device.type == "cuda" and not learner.fits():
+            return None, f"a network this wide takes more shared memory in {precision} than this GPU has"
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # no C compiler, or a GPU that Triton does not know
+        return None, f"Triton cannot compile them here: {str(error).splitlines()[0]}"
+    log.info("kernels: fused, for boards")
+    return learner, None

@@ -45,6 +45,8 @@ def _learner(task: dense.Task, precision: str, states: States) -> RecurrentLearn
     from operant.kernels.recurrent.learner import RecurrentLearner, tile_config
 
     policy, on_gpu = task.policy, task.policy.device.type == "cuda"
+    if states.starts.numel() >= 1 << 31:
+        return f"the states before the segments of an iteration are {states.starts.numel():,} numbers, more than 2^31"
     spec, shape = describe(policy, precision if on_gpu else "fp32", task.layout.length, task.layout.block)
     problem = f"a network this wide takes more shared memory in {precision} than this GPU has"
     for small in (False, True):
