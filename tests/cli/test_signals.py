@@ -83,11 +83,13 @@ def test_sigterm_within_a_long_iteration_is_shown_at_once_and_saves_at_its_end(t
 
 def test_a_second_ctrl_c_ends_a_run_in_this_terminal_at_once(tmp_path):
     (tmp_path / "slow.py").write_text(SLOW_ENV)
-    command = [sys.executable, "-m", "operant.cli", *WORDS, "--inline", "--name", "slow"]
+    # Iterations of twice as many steps, as the second follows some time after the first.
+    words = ["algo.horizon=8" if word == "algo.horizon=4" else word for word in WORDS]
+    command = [sys.executable, "-m", "operant.cli", *words, "--inline", "--name", "slow"]
     trainer = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     path = tmp_path / "runs" / "slow"
     try:
-        wait_for(lambda: iterations(path) >= SLOW_FROM, trainer)
+        wait_for(lambda: iterations(path) >= QUICK_STEPS // 8 + 1, trainer)
         before = iterations(path)
         trainer.send_signal(signal.SIGINT)
         said = ""
