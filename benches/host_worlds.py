@@ -21,6 +21,7 @@ import argparse
 import json
 import time
 import traceback
+from collections.abc import Callable
 
 import numba
 import torch
@@ -293,6 +294,17 @@ def overlapped(world, horizon: int, times: int) -> float:
     return times * horizon * world.count / (time.perf_counter() - began)
 
 
+def run_parts(parts: dict[str, Callable[[torch.device, bool], None]], device: torch.device, tiny: bool) -> None:
+    """Run parts one after the other; one that fails says so, and the next begins."""
+    for name, part in parts.items():
+        began = time.perf_counter()
+        try:
+            part(device, tiny)
+        except Exception as error:
+            say(name, failed=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        say(name, took_s=round(time.perf_counter() - began, 1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(PARTS))
@@ -304,13 +316,7 @@ def main() -> None:
     numba.set_num_threads(arguments.threads)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     say("machine", device=name, threads=numba.get_num_threads(), torch=torch.__version__)
-    for part in arguments.only.split(","):
-        began = time.perf_counter()
-        try:
-            globals()[part](device, arguments.tiny)
-        except Exception as error:
-            say(part, failed=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
-        say(part, took_s=round(time.perf_counter() - began, 1))
+    run_parts({part: globals()[part] for part in arguments.only.split(",")}, device, arguments.tiny)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from host_worlds import compare, overlapped, rollout, say, trained, wait
+from host_worlds import compare, overlapped, rollout, run_parts, say, trained, wait
 
 from operant.config import load as configuration
 from operant.config import recipes
@@ -291,13 +291,7 @@ def main() -> None:
     device = torch.device(arguments.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     say("machine", device=name, cores=CORES, torch=torch.__version__)
-    for part in arguments.only.split(","):
-        began = time.perf_counter()
-        try:
-            globals()[part](device, arguments.tiny)
-        except Exception as error:
-            say(part, failed=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
-        say(part, took_s=round(time.perf_counter() - began, 1))
+    run_parts({part: globals()[part] for part in arguments.only.split(",")}, device, arguments.tiny)
 
 
 if __name__ == "__main__":
