@@ -23,7 +23,7 @@ from operant.training.entry import Entered, Entry, advice
 from operant.worlds import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
-_OF_A_RANK = (("memory_bytes", "memory in use", "bytes"), ("exchange_share", "share of time in the exchange", ""))  # the second where it is known
+_OF_A_RANK = (("memory_bytes", "memory in use", "bytes"), ("exchange_share", "exchange's share", ""))  # the second where it is known
 _BETWEEN = ("evaluate", "checkpoint")  # what takes time beside the algorithm's phases
 
 

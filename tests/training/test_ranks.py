@@ -98,7 +98,7 @@ def test_a_rank_that_is_killed_crashes_the_run_with_the_cause(two):
     pid, run = two.pid("two", 1), two.run("two")
     wait_until(lambda: list(run.checkpoints_path.glob("step-*")))
     wait_until(lambda: all(0.0 < newest(run)[f"gpu/{rank}/exchange_share"] < 1.0 for rank in (0, 1)))
-    assert read_specs(run)["gpu/1/exchange_share"].label == "rank 1: share of time in the exchange", "as its chart in the monitor is called"
+    assert read_specs(run)["gpu/1/exchange_share"].label == "rank 1: exchange's share", "as its chart in the monitor is called"
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: state(run).word == "crashed")
     assert state(run).cause.startswith(f"rank 1 (pid {pid} on ") and state(run).cause.endswith("is gone: its connection has closed (killed by signal 9)")
