@@ -127,6 +127,18 @@ def test_every_episode_of_a_game_begins_with_its_own_picture():
     assert np.array_equal(game.reset()[0], first)
 
 
+def test_a_game_that_is_cut_off_begins_anew_where_lost_lives_go_on():
+    pytest.importorskip("ale_py")
+    game = Game("breakout", noop_max=0, episodic_life=True)
+    first = game.reset(seed=0)[0].copy()
+    for _ in range(3):
+        assert not any(game.step(2)[2:4])
+    assert np.array_equal(game.reset()[0], first), "a time limit ends the game"
+    while not game.step(0)[2]:
+        pass
+    assert not np.array_equal(game.reset()[0], first), "a lost life does not"
+
+
 def test_a_key_that_a_game_does_not_take_is_said_with_those_it_takes():
     pytest.importorskip("ale_py")
     with pytest.raises(OperantError, match=r"ale:pong takes no env\.params\.stack_num: env.frame_skip.* env.params takes noop_max, use_fire"):
