@@ -237,8 +237,8 @@ def test_a_run_that_never_began(tmp_path, opened):
     feed = opened(run)
     assert feed.snapshot().state == "starting" and not feed.snapshot().series
     runs.update_document(run.path, pid=1)
-    runs.write_json(run.exit_path, {"exit": 2})
     run.log_path.write_text("error: ppo.toml has 1 problem\n  ppo.toml:3: unknown key\n")
+    runs.write_json(run.exit_path, {"exit": 2})  # after the log, as a trainer does: the monitor may look between the two
     snapshot = until(feed, lambda one: one.state == "failed")
     assert snapshot.ending.traceback[0] == "error: ppo.toml has 1 problem" and snapshot.figures == ()
 
