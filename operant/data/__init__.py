@@ -1,7 +1,7 @@
 """What lies between acting and learning: noise, minibatches, returns, replay. Knows no network and no loss."""
 
 from operant.data.minibatches import Layout, Minibatches, layout, segments_layout
-from operant.data.off_policy import Backend, Cycle, Fused, OffPolicyConfig
+from operant.data.off_policy import Backend, Cycle, DelayedActorConfig, Fused, OffPolicyConfig
 from operant.data.priorities import Aged, Prioritised
 from operant.data.replay import Batch, Replay
 from operant.data.returns import Accrual, AccruedReturns, Discount, Trace, accrual_body, advantage_body
@@ -15,6 +15,7 @@ __all__ = [
     "Batch",
     "Collector",
     "Cycle",
+    "DelayedActorConfig",
     "Discount",
     "Fused",
     "Layout",

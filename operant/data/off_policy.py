@@ -97,6 +97,30 @@ class OffPolicyConfig(Section):
         return range(t * self.updates // self.horizon, (t + 1) * self.updates // self.horizon)
 
 
+class DelayedActorConfig(OffPolicyConfig):
+    """The same of an algorithm whose actor may learn less often than its critics."""
+
+    actor_delay: Count = Field(
+        1, ge=1, le=1024, description="the actor learns in every so many updates; critics, targets and an automatic temperature learn in each"
+    )
+
+    def problems(self, lanes: int) -> list[tuple[str, str]]:
+        """Values that do not fit together, as (key, message)."""
+        found = super().problems(lanes)
+        if not found and self.updates % self.actor_delay:
+            found.append(("actor_delay", f"it should divide the {self.updates} updates of an iteration (got {self.actor_delay}; or change algo.horizon)"))
+        return found
+
+    @property
+    def actor_updates(self) -> int:
+        """Updates of an iteration that the actor has a part in."""
+        return self.updates // self.actor_delay
+
+    def actor_learns(self, number: int) -> bool:
+        """Whether update `number` of an iteration is one of those."""
+        return number % self.actor_delay == self.actor_delay - 1
+
+
 class Cycle:
     """A world's collector and replay, and what an iteration of both is. Its decisions (`warming`, `skip`) lie on the device, once an iteration."""
 

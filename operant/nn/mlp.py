@@ -20,6 +20,8 @@ from operant.nn import inputs, linear
 from operant.settings import Count, Real, Section
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from operant.nn.normalization import RunningNormalizer
 
 KINDS = ("mlp", "cnn")
@@ -55,6 +57,9 @@ class Config(Section):
         min_length=1,
         max_length=8,
     )
+    critic_hidden: tuple[Count, ...] | None = Field(
+        None, description="sac and td3 only: the same of the critics; not set: as the actor's", min_length=1, max_length=8
+    )
     activation: Literal["tanh", "relu", "gelu", "silu"] = Field("tanh", description="activation function of the hidden layers; a cnn always uses relu")
     layer_norm: bool = Field(
         False,
@@ -76,6 +81,11 @@ class Config(Section):
         description="memory only: biases of the gates so that the units at first remember for between 2 and this many steps (chrono initialisation); "
         "1, gru and lstm: a unit keeps nothing, but passes all on to the others, for tasks where the order of what was seen counts; not set: a few steps",
     )
+
+    @property
+    def of_critics(self) -> Self:
+        """The same for critics that stand apart from their actor."""
+        return self if self.critic_hidden is None else self.model_copy(update={"hidden": self.critic_hidden})
 
     @property
     def remembers(self) -> bool:
@@ -112,10 +122,10 @@ class Config(Section):
             raise ValueError("units of a mingru pass nothing on to each other: it should be 2 or more, or the memory gru or lstm")
         return longest
 
-    @field_validator("hidden")
+    @field_validator("hidden", "critic_hidden")
     @classmethod
-    def _widths(cls, hidden: tuple[int, ...]) -> tuple[int, ...]:
-        if any(not 1 <= width <= 4096 for width in hidden):
+    def _widths(cls, hidden: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if any(not 1 <= width <= 4096 for width in hidden or ()):
             raise ValueError("each width should be between 1 and 4096")
         return hidden
 

@@ -167,6 +167,8 @@ def _network(env: Env, config: mlp.Config, head_rows: int, generator: torch.Gene
     if isinstance(categories, tuple) and len(categories) != env.observation.size:
         problem = f"its observation has {env.observation.size} numbers, but categories for {len(categories)}: one for each, 0 for a numeric one"
         raise ConfigError("the environment", [problem])
+    if config.critic_hidden is not None:
+        raise ConfigError("the network", ["net.critic_hidden: only sac and td3 have critics that stand apart from their actor (remove it, or use net.hidden)"])
     last = (config.memory_size or config.hidden[-1]) if config.remembers else None
     net: nn.Module
     if config.kind == "mlp":

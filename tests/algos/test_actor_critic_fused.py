@@ -21,15 +21,18 @@ from operant.nn import mlp
 pytest.importorskip("triton")
 
 FEW = {"horizon": 4, "batch_size": 16, "learning_starts": 32}
+TWO = {**FEW, "horizon": 2, "actor_delay": 2}
 CASES = [
     # Two tiles a batch; a time limit; actions beyond one.
     ("sac", "push", {"hidden": [16, 24], "activation": "relu"}, {**FEW, "batch_size": 32, "updates_per_step": 0.5}),
     # n-step returns, several updates a tick, a normalizer, widths that are no tile's, three layers; chunks of 16 of a batch of 48.
-    ("sac", "pendulum", {"hidden": [20, 16, 5], "activation": "tanh"}, {**FEW, "batch_size": 48, "n_step": 3, "normalize_observations": True, "horizon": 2}),
-    # One critic, a fixed temperature.
-    ("sac", "push", {"hidden": [16], "activation": "relu"}, {**FEW, "critics": 1, "temperature": 0.1, "gamma": 0.9, "updates_per_step": 0.5}),
+    # The actor learns in every second update.
+    ("sac", "pendulum", {"hidden": [20, 16, 5], "activation": "tanh"}, {**TWO, "batch_size": 48, "n_step": 3, "normalize_observations": True}),
+    # One critic, of other widths than the actor, which learns in every fourth update; a fixed temperature.
+    ("sac", "push", {"hidden": [16], "critic_hidden": [24, 16], "activation": "relu"}, {**FEW, "critics": 1, "temperature": 0.1, "actor_delay": 4}),
     # Wide networks' kernels: layer normalization, products with what lies around them; and many units, without either; a program takes several tiles.
-    ("sac", "push", {"hidden": [32, 48, 16], "activation": "silu", "layer_norm": True}, {**FEW, "batch_size": 64, "n_step": 2, "horizon": 2}),
+    # The actor learns in every second update, and critics are wider.
+    ("sac", "push", {"hidden": [32, 16], "critic_hidden": [32, 48, 16], "activation": "silu", "layer_norm": True}, {**TWO, "batch_size": 64, "n_step": 2}),
     ("sac", "pendulum", {"hidden": [300, 20, 24], "activation": "relu"}, {**FEW, "critics": 1, "temperature": 0.1, "normalize_observations": True}),
     # The actor learns in every second update, lanes explore differently.
     ("td3", "push", {"hidden": [16, 24], "activation": "relu"}, {**FEW, "batch_size": 32, "exploration_noise_max": 0.4}),
@@ -61,6 +64,8 @@ def test_a_seed_has_its_bits():
         ({"layer_norm": True, "hidden": (16,)}, {}, "1 hidden layers, and theirs has 2 to 6"),
         ({"hidden": (64, 257)}, {}, "last hidden layer has more than 256 units"),
         ({"hidden": (1025, 8)}, {}, "more than 1024 units"),
+        ({"layer_norm": True, "critic_hidden": (16,)}, {}, "1 hidden layers, and theirs has 2 to 6"),
+        ({"critic_hidden": (64, 257)}, {}, "last hidden layer has more than 256 units"),
         ({}, {"batch_size": 24}, "not a multiple of 16"),
         ({}, {"max_gradient_norm": 1.0}, "max_gradient_norm"),
     ],
@@ -155,7 +160,7 @@ def test_kernels_of_wide_networks_compile(precision, layer_norm, hidden, own):
     from operant.kernels.actor_critic.wide import WideLearner
 
     net = mlp.Config(hidden=hidden, activation="silu" if layer_norm else "relu", layer_norm=layer_norm)
-    task = actor_critic_task(sac_on(PUSH, net=net, start=False, batch_size=2048).backend)
+    task = actor_critic_task(sac_on(PUSH, net=net, start=False, batch_size=2048, actor_delay=2).backend)
     learner, found = WideLearner(wide_shape.describe(task, precision), task), {}
     learner._asked = 0  # no products
     learner._launch = lambda kernel, grid, *arguments, **options: found.setdefault((kernel.__name__, repr(options)), (kernel, arguments, options))
@@ -163,6 +168,7 @@ def test_kernels_of_wide_networks_compile(precision, layer_norm, hidden, own):
     learner.act(0)
     learner.store(0)
     learner.update(1, 0)
+    learner.update(1, 1)
     every = {"read_lanes", "first_layer", "act", "draw", "criticise", "judge", "backward_layer", "reduce", "step", "count", "finish"}
     assert every | own <= {name for name, _ in found}
     assert max(compile_for(90, *launch) for launch in found.values()) <= 227 << 10

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toys import PICK, PUSH
+from toys import FILL, PICK, PUSH
 
 from operant.algos.sac import SAC
+from operant.algos.sac.stats import Stats
 from operant.errors import ConfigError
 from operant.nn import mlp
 from operant.worlds import DeviceWorld
@@ -122,6 +123,32 @@ def test_an_update_is_that_of_float64(critics, layer_norm, n_step):
     assert moved.item() * rising.item() >= 0 or abs(moved.item()) < 3e-4
 
 
+@pytest.mark.parametrize("env", [PUSH, FILL])
+def test_the_actor_learns_in_every_fourth_update_and_all_else_in_each(env):
+    algo = iterate(sac_on(env, actor_delay=4, net=mlp.Config(hidden=(16,), critic_hidden=(24, 16), activation="relu")), 12)
+    for number in range(4, 8):
+        before = {name: tensor.clone() for name, tensor in algo.state("train").items()}
+        algo.backend.update(0, number)
+        after = algo.state("train")
+        changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+        own = {"policy/parameters", "adam/actor/step", "adam/actor/exp_avg"}
+        assert {"algo/critic", "algo/target", "algo/log_temperature", "adam/temperature/step"} <= changed
+        assert own <= changed if number == 7 else not own & changed
+        if number == 6 and env is PUSH:  # what the temperature learns from where the actor does not
+            batch = algo.cycle.replay.batch
+            _, log_probability = drawn(doubles(algo.actor.flat), batch.next_observation.double(), batch.noise.double()[:4])
+            gradient = (after["adam/temperature/exp_avg"] - 0.9 * before["adam/temperature/exp_avg"]) / 0.1
+            assert gradient.item() == pytest.approx(-(log_probability.mean().item() - 2.0), rel=1e-3)
+    assert [key for key, _ in SAC.Config(**SMALL, actor_delay=3).problems(8)] == ["actor_delay"]
+
+
+def test_the_loss_of_the_actor_is_the_mean_of_the_updates_that_have_one():
+    still = {"learning_rate": 1e-9, "critic_learning_rate": 1e-9, "tau": 1e-9, "batch_size": 512}
+    losses = [dict(zip(Stats._fields, iterate(sac_on(PUSH, actor_delay=delay, **still), 10).stats.tolist(), strict=True)) for delay in (1, 8)]
+    assert losses[1]["actor_loss"] == pytest.approx(losses[0]["actor_loss"], rel=0.2)
+    assert losses[1]["entropy"] == pytest.approx(losses[0]["entropy"], rel=0.2)
+
+
 def test_a_gradient_is_clipped():
     algo = iterate(sac_on(PUSH, max_gradient_norm=0.01), 10)
     assert algo.critic_flat.gradient.norm().item() == pytest.approx(0.01, rel=1e-3)
@@ -179,9 +206,10 @@ def test_the_same_seed_gives_the_same_bytes():
     assert bytes_of(iterate(sac_on(PUSH), 12)) != bytes_of(iterate(sac_on(PUSH, seed=2), 12))
 
 
-def test_a_resumed_run_goes_on_to_the_bit():
-    first = iterate(sac_on(PUSH, n_step=2, normalize_observations=True), 12)
-    other = sac_on(PUSH, n_step=2, normalize_observations=True, start=False)
+@pytest.mark.parametrize("delay", [1, 4])
+def test_a_resumed_run_goes_on_to_the_bit(delay):
+    first = iterate(sac_on(PUSH, n_step=2, normalize_observations=True, actor_delay=delay), 12)
+    other = sac_on(PUSH, n_step=2, normalize_observations=True, actor_delay=delay, start=False)
     for name, tensor in other.state("all").items():
         tensor.copy_(first.state("all")[name])
     assert bytes_of(iterate(first, 6)) == bytes_of(iterate(other, 6))

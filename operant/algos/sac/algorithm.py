@@ -70,7 +70,7 @@ class SAC:
         # The critics side by side, and the targets, which begin as they do.
         outputs, generator = critic_outputs(world.spec, config.outputs), torch.Generator().manual_seed(seed ^ 0x5AC)
         action = 0 if discrete else A
-        self.critic = network(world.spec, net, action, outputs, generator, device, towers=config.critics, precision=config.precision)
+        self.critic = network(world.spec, net.of_critics, action, outputs, generator, device, towers=config.critics, precision=config.precision)
         self.target = copy.deepcopy(self.critic)
         self.critic_flat, self.target_flat = FlatVector((self.critic,), device), FlatVector((self.target,), device)
         self._log_temperature, temperature_gradient = torch.zeros(1, device=device), torch.zeros(1, device=device)
@@ -111,9 +111,9 @@ class SAC:
         steps, samples, A = config.horizon * lanes, config.updates * config.batch_size, spec.action_size
         discrete, outputs = isinstance(spec.action, Discrete), critic_outputs(spec, config.outputs)
         actor = products(spec, net, 0, outputs if discrete else 2 * A)
-        critics = products(spec, net, 0 if discrete else A, outputs, towers=config.critics)
-        # Of a batch: the next actions and their targets; critics forward and backward; the actor, through the critics, forward and backward.
-        flops = 2.0 * (steps * actor + samples * ((actor + critics) + 3 * critics + (3 * actor + 2 * critics)))
+        critics = products(spec, net.of_critics, 0 if discrete else A, outputs, towers=config.critics)
+        # Of a batch: the next actions and their targets; critics forward and backward; where due the actor, through the critics, forward and backward.
+        flops = 2.0 * (steps * actor + samples * ((actor + critics) + 3 * critics + (3 * actor + 2 * critics) / config.actor_delay))
         row = observation_bytes(spec) + 4 * A + 4 + 1 + 1
         moved = float(steps * (step_bytes(spec) + 2 * row) + samples * (2 * row + observation_bytes(spec)))
         return Estimate(steps, flops, moved, config.trial())

@@ -69,23 +69,27 @@ class TorchBackend:
         """Store tick t in the replay."""
         self.cycle.replay.store(t)
 
-    def critic_loss(self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None) -> Judged:
-        """The critics' loss."""
-        return loss.critic_loss(self.parts, features, batch, loss.targets(self.parts, temperature, batch), weight)
+    def critic_loss(self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None) -> tuple[Judged, Tensor]:
+        """The critics' loss, and log pi of the actions at the next observations."""
+        target, log_probability = loss.targets(self.parts, temperature, batch)
+        return loss.critic_loss(self.parts, features, batch, target, weight), log_probability
 
     def actor_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """The actor's loss, and the mean of log pi."""
         return loss.actor_loss(self.parts, temperature, features, batch)
 
     def update(self, ticks: int, number: int) -> None:
-        """Sample, and learn: the critics, their targets, the actor by the new critics, the temperature."""
+        """Sample, and learn: the critics, their targets, where it is due the actor by the new critics, and the temperature.
+
+        The temperature learns from log pi of the actor's actions now; where the actor is not due, from that of the actions at the next observations.
+        """
         parts, config, skip = self.parts, self.config, self.cycle.skip
         batch, weight = self.cycle.sampler.sample(ticks, number)
         temperature = parts.log_temperature.exp()
         features = parts.actor.features(batch.observation)
 
         # The critics, and their targets after them.
-        found = self.critic_loss(batch, features, temperature, weight)
+        found, next_log_probability = self.critic_loss(batch, features, temperature, weight)
         parts.critic_flat.backward(found.loss)
         self.cycle.sampler.learned(found.each, skip)
         norm = clip_gradient(parts.critic_flat.gradient, config.max_gradient_norm, self.cycle.exchange)
@@ -94,10 +98,13 @@ class TorchBackend:
             parts.target_flat.values.lerp_(parts.critic_flat.values, config.tau * (1.0 - skip))
 
         # The actor: gradients flow through the critics, into the actor alone.
-        actor_loss, log_probability = self.actor_loss(batch, features, temperature)
-        parts.actor.flat.backward(actor_loss)
-        clip_gradient(parts.actor.flat.gradient, config.max_gradient_norm, self.cycle.exchange)
-        parts.actor_adam.step(skip)
+        if config.actor_learns(number):
+            actor_loss, log_probability = self.actor_loss(batch, features, temperature)
+            parts.actor.flat.backward(actor_loss)
+            clip_gradient(parts.actor.flat.gradient, config.max_gradient_norm, self.cycle.exchange)
+            parts.actor_adam.step(skip)
+        else:
+            actor_loss, log_probability = torch.zeros_like(found.loss), next_log_probability.mean()
 
         with torch.no_grad():
             # J(log alpha) = -log alpha (mean log pi + target entropy)
@@ -115,6 +122,7 @@ class TorchBackend:
         """Means over the iteration's updates, and what is counted once."""
         parts, cycle, updates = self.parts, self.cycle, self.config.updates
         means = cycle.exchange.gather(self.totals[None]).mean(0) / updates
+        means[Terms._fields.index("actor_loss")] *= self.config.actor_delay  # which only the updates have that the actor learns in
         vectors = (parts.actor.flat.values, parts.critic_flat.values, means)
         not_finite = torch.stack([(~torch.isfinite(vector)).sum() for vector in vectors]).sum()
         fill = cycle.replay.fill(0) / cycle.replay.capacity
@@ -131,9 +139,10 @@ class DiscreteBackend(TorchBackend):
         cycle, collector = self.cycle, self.cycle.collector
         cycle.rollout.action[t] = discrete.draw(self.parts, cycle.rollout.observation[t], collector.noise[t], collector.legal(t), cycle.warming)
 
-    def critic_loss(self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None) -> Judged:
-        """The critics' loss."""
-        return discrete.critic_loss(self.parts, features, batch, discrete.targets(self.parts, temperature, batch), weight)
+    def critic_loss(self, batch: Batch, features: Tensor, temperature: Tensor, weight: Tensor | None) -> tuple[Judged, Tensor]:
+        """The critics' loss, and minus the entropies at the next observations."""
+        target, negative_entropy = discrete.targets(self.parts, temperature, batch)
+        return discrete.critic_loss(self.parts, features, batch, target, weight), negative_entropy
 
     def actor_loss(self, batch: Batch, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """The actor's loss, and minus the mean entropy."""

@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from operant.data import OffPolicyConfig
+from operant.data import DelayedActorConfig
 from operant.nn import ActorCriticConfig
 from operant.settings import Real
 
 
-class SACConfig(OffPolicyConfig, ActorCriticConfig):
+class SACConfig(DelayedActorConfig, ActorCriticConfig):
     """`[algo]`, when its name is "sac"."""
 
     temperature: Annotated[Real, Field(ge=0)] | Literal["auto"] = Field(

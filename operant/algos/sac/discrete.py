@@ -32,12 +32,15 @@ def policy(parts: Parts, features: Tensor, legal: Tensor | None) -> tuple[Tensor
 
 
 @torch.no_grad()
-def targets(parts: Parts, temperature: Tensor, batch: Batch) -> Tensor:
-    """The critics' targets: y = r + discount sum over a' of pi(a'|s') (min over target critics of Q(s', a') - alpha log pi(a'|s')), (B)."""
+def targets(parts: Parts, temperature: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The critics' targets: y = r + discount sum over a' of pi(a'|s') (min over target critics of Q(s', a') - alpha log pi(a'|s')), (B).
+
+    And minus the entropy there, (B).
+    """
     features = parts.actor.features(batch.next_observation)
     probability, log_probability = policy(parts, features, batch.next_legal)
     value = (probability * (parts.target(features).amin(dim=0) - temperature * log_probability)).sum(dim=0)
-    return batch.reward * parts.reward_factor + batch.discount * value
+    return batch.reward * parts.reward_factor + batch.discount * value, (probability * log_probability).sum(dim=0)
 
 
 def critic_loss(parts: Parts, features: Tensor, batch: Batch, target: Tensor, weight: Tensor | None) -> Judged:

@@ -29,15 +29,15 @@ def own_noise(batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def targets(parts: Parts, temperature: Tensor, batch: Batch) -> Tensor:
+def targets(parts: Parts, temperature: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """The critics' targets: y = r + discount (min over target critics of Q(s', a') - alpha log pi(a'|s')), a' drawn from the actor at s'.
 
-    (1, B), or with C51 the distribution of that on the support.
+    (1, B), or with C51 the distribution of that on the support; and log pi(a'|s'), (B).
     """
     features = parts.actor.features(batch.next_observation)
     action, log_probability = parts.squashed.sample_with_log_probability(features, next_noise(batch))
     reward = batch.reward * parts.reward_factor - batch.discount * temperature * log_probability
-    return parts.head.target(parts.target(features, action), reward, batch.discount)
+    return parts.head.target(parts.target(features, action), reward, batch.discount), log_probability
 
 
 def critic_loss(parts: Parts, features: Tensor, batch: Batch, target: Tensor, weight: Tensor | None) -> Judged:

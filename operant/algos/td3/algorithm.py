@@ -61,7 +61,7 @@ class TD3:
         self.target_actor = self.make_actor(world.spec, config, net, device, seed=seed)
         self.target_actor.features = self.actor.features
         generator = torch.Generator().manual_seed(seed ^ 0x7D3)
-        self.critic = network(world.spec, net, A, config.outputs, generator, device, towers=config.critics, precision=config.precision)
+        self.critic = network(world.spec, net.of_critics, A, config.outputs, generator, device, towers=config.critics, precision=config.precision)
         self.target = copy.deepcopy(self.critic)
         self.critic_flat, self.target_flat = FlatVector((self.critic,), device), FlatVector((self.target,), device)
 
@@ -100,7 +100,7 @@ class TD3:
     def estimate(cls, spec: Env, config: TD3Config, net: NetConfig, lanes: int) -> Estimate:
         """What an iteration takes: acting, and of an update forward passes of all networks and backward passes of those that learn."""
         steps, samples, A = config.horizon * lanes, config.updates * config.batch_size, spec.action_size
-        actor, critics = products(spec, net, 0, A), products(spec, net, A, config.outputs, towers=config.critics)
+        actor, critics = products(spec, net, 0, A), products(spec, net.of_critics, A, config.outputs, towers=config.critics)
         # Of a batch: targets, critics forward and backward; where due the actor, through the first critic, forward and backward.
         learning = (actor + critics) + 3 * critics + (3 * actor + 2 * critics / config.critics) / config.actor_delay
         row = observation_bytes(spec) + 4 * A + 4 + 1 + 1

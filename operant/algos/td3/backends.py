@@ -46,7 +46,7 @@ def choose(parts: Parts) -> Backend:
     """The fastest backend that this machine supports and `algo.kernels` allows. Raises ConfigError for unsupported fused kernels."""
     torch_backend = TorchBackend(parts)
     config = parts.config
-    kind = actor_critic.Deterministic(parts.target_actor.flat, parts.exploration, config.target_noise, config.target_noise_clip, config.actor_learns)
+    kind = actor_critic.Deterministic(parts.target_actor.flat, parts.exploration, config.target_noise, config.target_noise_clip)
     task = actor_critic.Task(
         config, parts.cycle, parts.actor, parts.critic_flat, parts.target_flat, parts.actor_adam, parts.critic_adam, kind, torch_backend.totals,
     )  # fmt: skip

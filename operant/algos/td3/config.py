@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from operant.data import OffPolicyConfig
+from operant.data import DelayedActorConfig
 from operant.nn import ActorCriticConfig
 from operant.settings import Count, Real
 
 
-class TD3Config(OffPolicyConfig, ActorCriticConfig):
+class TD3Config(DelayedActorConfig, ActorCriticConfig):
     """`[algo]`, when its name is "td3"."""
 
     actor_delay: Count = Field(2, ge=1, le=1024, description="the actor and all targets learn with every so many updates of the critics")
@@ -22,16 +22,4 @@ class TD3Config(OffPolicyConfig, ActorCriticConfig):
 
     def problems(self, lanes: int) -> list[tuple[str, str]]:
         """Values that do not fit together, as (key, message)."""
-        found = super().problems(lanes) + self.support_problems()
-        if not found and self.updates % self.actor_delay:
-            found.append(("actor_delay", f"it should divide the {self.updates} updates of an iteration (got {self.actor_delay}; or change algo.horizon)"))
-        return found
-
-    @property
-    def actor_updates(self) -> int:
-        """Updates of an iteration that the actor has a part in."""
-        return self.updates // self.actor_delay
-
-    def actor_learns(self, number: int) -> bool:
-        """Whether update `number` of an iteration is one of those."""
-        return number % self.actor_delay == self.actor_delay - 1
+        return super().problems(lanes) + self.support_problems()

@@ -5,7 +5,6 @@ Nothing here allocates or reads back once it is made, so that a CUDA graph can h
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,7 +66,6 @@ class Learner:
             log_temperature, own["exp_avg"], own["exp_avg_sq"], own["step"], self._zeros(2), skip, self._zeros(shape.squares), task.totals,
         )  # fmt: skip
         self._exploration = unused if deterministic is None else deterministic.exploration
-        self._learns = (lambda number: True) if deterministic is None else deterministic.learns
 
         # Acting and the replay.
         self._normalizer = self._zeros(2, shape.observation)
@@ -125,9 +123,8 @@ class Learner:
                 self.prepare()
                 self.act(0)
                 self.store(0)
-                self.update(1, 0)
-                for part in self.parts:  # which a first update may leave out
-                    part()
+                for number in (0, self.task.config.actor_delay - 1):  # without the actor and with it
+                    self.update(1, number)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # no C compiler, or a GPU that Triton does not know
@@ -142,11 +139,6 @@ class Learner:
             kernel[grid](*arguments, **options)
         else:
             self._asked = max(self._asked, kernel.warmup(*arguments, grid=grid, **options).metadata.shared)
-
-    @property
-    def parts(self) -> tuple[Callable[[], None], ...]:
-        """What an update may leave out."""
-        return self.judge, self.improve, self.step_actor
 
     # ACT
 
@@ -191,15 +183,15 @@ class Learner:
         if self._made != (ticks, number):
             self.sample(ticks, number)
         self._made = None
-        due = self._learns(number)
+        due, stochastic = self.task.config.actor_learns(number), self.shape.stochastic
         self.evaluate(due=due)
-        self.step_critics(follow=due)
+        self.step_critics(follow=due or stochastic)
         if due:
             self.judge()
             self.improve()
             self.step_actor()
-        if not self.shape.stochastic:
-            self._launch(account, (1,), self._batch, self._work, self._temperature, SPEC=self.shape, DUE=due, num_warps=STEP_WARPS)
+        if not (due and stochastic):
+            self._launch(account, (1,), self._batch, self._work, self._temperature, self._updates[0], SPEC=self.shape, DUE=due, num_warps=STEP_WARPS)
 
     def sample(self, ticks: int, number: int) -> None:
         """The batch of update `number` of the iteration."""

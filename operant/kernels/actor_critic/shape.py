@@ -132,13 +132,14 @@ def describe(task: Task, precision: str) -> Shape:
     config, actor, batch = task.config, task.actor, task.config.batch_size
     assert isinstance(actor.net, Towers)
     net, observation, action = actor.net.config, actor.features.columns, actor.env.action_size
+    judging = net.of_critics.hidden
     stochastic, columns = isinstance(task.kind, Stochastic), max(LEAST_COLUMNS, padded(observation + action))
     heads = 2 if stochastic else 1
     policy = _net(actor.flat, 1, observation, columns, hidden=net.hidden, batch=batch, head=heads * action, head_pad=heads * columns, packed_head=True)
     critic = _net(
-        task.critic, config.critics, observation + action, columns, hidden=net.hidden, batch=batch, head=1, head_pad=16, packed_head=False
+        task.critic, config.critics, observation + action, columns, hidden=judging, batch=batch, head=1, head_pad=16, packed_head=False
     )  # fmt: skip
-    narrow = max(*net.hidden, columns) <= NARROW
+    narrow = max(*net.hidden, *judging, columns) <= NARROW
     return Shape(
         stochastic, batch, observation, action, columns, net.activation, "ieee" if precision == "fp32" else precision, precision != "fp32", policy, critic,
         chunk=min(batch & -batch, MAX_CHUNK if narrow else MAX_CHUNK // 2), deep=MAX_WIDTH if precision == "bf16" else MAX_WIDTH // 4,
@@ -153,6 +154,7 @@ def unsupported_reason(task: Task) -> str | None:
     if not isinstance(actor.net, Towers):
         return "the network is a cnn or your own, and theirs is of dense layers"
     net, seen, columns = actor.net.config, actor.env.observation, actor.features.columns + actor.env.action_size
+    judging = net.of_critics.hidden
     reasons = {
         "actions are discrete": not isinstance(actor, SquashedActor),
         "the network has layer normalization": net.layer_norm,
@@ -160,8 +162,8 @@ def unsupported_reason(task: Task) -> str | None:
         "rewards are scaled (algo.normalize_returns)": config.scales_rewards,
         f'samples are not uniform (algo.replay_sampling = "{config.replay_sampling}")': config.replay_sampling != "uniform",
         f'activation "{net.activation}" is not one of theirs ("relu" and "tanh" are)': net.activation not in ("relu", "tanh"),
-        f"the network has more than {MAX_LAYERS} hidden layers": len(net.hidden) > MAX_LAYERS,
-        f"a layer has more than {MAX_WIDTH} units": max(net.hidden) > MAX_WIDTH,
+        f"the network has more than {MAX_LAYERS} hidden layers": max(len(net.hidden), len(judging)) > MAX_LAYERS,
+        f"a layer has more than {MAX_WIDTH} units": max(*net.hidden, *judging) > MAX_WIDTH,
         f"observation and action have {columns} numbers together, more than {MAX_COLUMNS}": columns > MAX_COLUMNS,
         "the observation has bytes or categories": seen.dtype != "float32" or bool(seen.categories),
         "gradients are clipped (algo.max_gradient_norm)": config.max_gradient_norm > 0.0,

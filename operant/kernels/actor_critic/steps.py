@@ -153,7 +153,7 @@ def step(
             )  # fmt: skip
     FINISH: tl.constexpr = SPEC.stochastic and POLICY
     if FINISH and program == NET.programs:
-        _finish(batch, work, temperature, update, scalars, SPEC)
+        _finish(batch, work, temperature, update, SPEC, True)
 
 
 @triton.jit
@@ -187,29 +187,36 @@ def _critic_terms(batch, work, temperature, alpha, SPEC: tl.constexpr):
 
 
 @triton.jit
-def _finish(batch, work, temperature, update, scalars, SPEC: tl.constexpr):
-    """What an update says of itself, added to the iteration's totals; then the step of the temperature: down -log alpha (mean log pi + target entropy)."""
+def _finish(batch, work, temperature, update, SPEC: tl.constexpr, DUE: tl.constexpr):
+    """What an update says of itself, added to the iteration's totals; then the step of the temperature: down -log alpha (mean log pi + target entropy).
+
+    DUE: the actor learned, too; else log pi is that of the actions at the next observations.
+    """
     CHUNK: tl.constexpr = SPEC.chunk
     entropy = tl.zeros((CHUNK,), tl.float32)
     loss = entropy
     alpha = tl.exp(tl.load(temperature.log))
     for chunk in range(SPEC.batch // SPEC.chunk):
         row = chunk * CHUNK + tl.arange(0, CHUNK)
-        log_p = tl.load(work.log_p + row)
+        log_p = tl.load((work.log_p if DUE else work.next_log_p) + row)
         entropy -= log_p
-        loss += alpha * log_p - least_value(work, row, SPEC)
+        if DUE:
+            loss += alpha * log_p - least_value(work, row, SPEC)
     mean_entropy = tl.sum(entropy, axis=0) / SPEC.batch
     critic_loss, q_mean, td_error, norm = _critic_terms(batch, work, temperature, alpha, SPEC)
-    skipped, rate, correction, root, epsilon, _tau = scalars
+    skipped = tl.load(update.skip)
     counts = tl.where(skipped < 0.5, 1.0, 0.0)
     _add(temperature.totals, critic_loss, counts)
-    _add(temperature.totals + 1, tl.sum(loss, axis=0) / SPEC.batch, counts)
+    if DUE:
+        _add(temperature.totals + 1, tl.sum(loss, axis=0) / SPEC.batch, counts)
     _add(temperature.totals + 2, q_mean, counts)
     _add(temperature.totals + 3, td_error, counts)
     _add(temperature.totals + 4, mean_entropy, counts)
     _add(temperature.totals + 5, norm, counts)
 
     if SPEC.automatic:
+        rate, epsilon = tl.load(update.learning_rate), tl.load(update.scalars)
+        correction, root = tl.load(temperature.corrections), tl.load(temperature.corrections + 1)
         gradient = mean_entropy - tl.load(update.scalars + 2)
         m = 0.9 * tl.load(temperature.first) + (1.0 - 0.9) * gradient
         v = 0.999 * tl.load(temperature.second) + (1.0 - 0.999) * gradient * gradient
@@ -221,8 +228,17 @@ def _finish(batch, work, temperature, update, scalars, SPEC: tl.constexpr):
 
 
 @triton.jit
-def account(batch, work, temperature, SPEC: tl.constexpr, DUE: tl.constexpr):
-    """What an update with an actor that has means alone says of itself, added to the iteration's totals; one program. DUE: the actor learned, too."""
+def account(batch, work, temperature, update, SPEC: tl.constexpr, DUE: tl.constexpr):
+    """What remains of an update whose last launch steps no temperature: what it says of itself; one program. DUE: the actor learned, too."""
+    if SPEC.stochastic:
+        _finish(batch, work, temperature, update, SPEC, DUE)
+    else:
+        _account_means(batch, work, temperature, SPEC, DUE)
+
+
+@triton.jit
+def _account_means(batch, work, temperature, SPEC: tl.constexpr, DUE: tl.constexpr):
+    """The same with an actor that has means alone, added to the iteration's totals."""
     critic_loss, q_mean, td_error, norm = _critic_terms(batch, work, temperature, 0.0, SPEC)
     counts = tl.where(tl.load(temperature.skip) < 0.5, 1.0, 0.0)
     _add(temperature.totals, critic_loss, counts)

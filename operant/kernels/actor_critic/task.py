@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -25,11 +24,10 @@ class Deterministic(NamedTuple):
     exploration: Tensor  # (N), each lane's standard deviation
     noise: float  # standard deviation of target smoothing
     noise_clip: float
-    learns: Callable[[int], bool]  # whether the actor and the targets learn in update `number` of an iteration
 
 
 class Task(NamedTuple):
-    """The parts of an algorithm. `config` has the keys of `operant.data.OffPolicyConfig`, of critics and of Adam; `cycle` is an `operant.data.Cycle`."""
+    """The parts of an algorithm. `config` has the keys of `operant.data.DelayedActorConfig`, of critics and of Adam; `cycle` is an `operant.data.Cycle`."""
 
     config: Any
     cycle: Any

@@ -9,7 +9,7 @@ Nothing here allocates or reads back once it is made, so that a CUDA graph can h
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -77,6 +77,9 @@ class WideLearner(Learner):
         self._work = Work(*(self._zeros(*size) for size in ((G, B), (B,), (G, B), (G, B), (G, B, C), (B, C), (B, C), (B, C), (B,))))
         self._actor_passes, self._critic_passes = self._passes(shape.actor, 2 * B, B), self._passes(shape.critic, B, B)
         self._target_passes = self._passes(shape.critic, B, 0)
+        # Of the actor where only its actions at the next observations are asked for.
+        sums, hidden, moments = ([x[:, :B] for x in part] for part in self._actor_passes[:3])
+        self._next_passes = Passes(sums, hidden, moments, [], self._actor_passes.end[:B] if self._ready else hidden[-1])
         self._shares = self._zeros(G * B * max(net.layers[0].width // 16 for net in (shape.actor, shape.critic)) * (2 + 3 * shape.action))
         tiled = -(-self._lanes // ROWS) * ROWS
         self._lane_rows, self._lane_passes = torch.zeros(tiled, C, dtype=self._kind, device=self._device), self._passes(shape.actor, tiled, 0)
@@ -110,11 +113,6 @@ class WideLearner(Learner):
         sums, hidden = zeros(rows), zeros(rows)
         moments = [self._zeros(net.towers, rows if self.shape.layer_norm else 1, 2) for _ in net.layers]
         return Passes(sums, hidden, moments, zeros(backward), self._zeros(rows, net.outputs) if self._ready else hidden[-1])
-
-    @property
-    def parts(self) -> tuple[Callable[[], None], ...]:
-        """An update leaves nothing out."""
-        return ()
 
     # PASSES
 
@@ -299,7 +297,7 @@ class WideLearner(Learner):
 
     def update(self, ticks: int, number: int) -> None:
         """Take a batch, of a replay with so many of the iteration's ticks, and learn from it."""
-        shape = self.shape
+        shape, due = self.shape, self.task.config.actor_learns(number)
         if self._begun == number and self._learning is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._learning)
         else:
@@ -308,30 +306,37 @@ class WideLearner(Learner):
         blocks = len(self._critics.squares)
         with self._aside():
             self._launch(
-                wide_steps.finish, (1,), self._critics.terms, self._policy.terms, self._temperature, self._policy.update, self._critics.squares, blocks,
-                SPEC=shape, BLOCKS=1 << (blocks - 1).bit_length(), num_warps=4,
+                wide_steps.finish, (1,), self._critics.terms, self._policy.terms, self._temperature, self._policy.update, self._critics.squares, self._work,
+                blocks, SPEC=shape, DUE=due, BLOCKS=1 << (blocks - 1).bit_length(), num_warps=4,
             )  # fmt: skip
-        self._step(self._policy, target=False)
+        if due:
+            self._step(self._policy, target=False)
         self._join()
 
     def _learn(self, ticks: int, number: int) -> None:
-        """Take a batch, step the critics, and find the actor's gradient. Of the newest tick a batch reads what was seen before it, from the rollout."""
-        with self._aside():
-            self._launch(wide_steps.count, (1,), self._policy.update, self._critics.update, self._temperature, SPEC=self.shape, num_warps=1)
-        self.sample(ticks, number)
-        self._learn_critics()
-        self._step(self._critics, target=True)
-        self._learn_actor()
+        """Take a batch, step the critics, and where it is due find the actor's gradient.
 
-    def _learn_critics(self) -> None:
-        """The gradient of the critics, at targets by the actor as it is; and the actor's own actions."""
+        Of the newest tick a batch reads what was seen before it, from the rollout.
+        """
+        due = self.task.config.actor_learns(number)
+        with self._aside():
+            self._launch(wide_steps.count, (1,), self._policy.update, self._critics.update, self._temperature, SPEC=self.shape, DUE=due, num_warps=1)
+        self.sample(ticks, number)
+        self._learn_critics(due=due)
+        self._step(self._critics, target=True)
+        if due:
+            self._learn_actor()
+
+    def _learn_critics(self, *, due: bool) -> None:
+        """The gradient of the critics, at targets by the actor as it is; and where it is due the actor's own actions."""
         net, B, actor, critic, work = self.shape.critic, self.shape.batch, self._policy, self._critics, self._work
-        own, passes, top = self._actor_passes, self._critic_passes, len(self.shape.critic.layers) - 1
+        own, passes, top = self._actor_passes if due else self._next_passes, self._critic_passes, len(net.layers) - 1
         actor_flat, flat = actor.flat.parameters, critic.flat.parameters
         with self._aside():
             self._forward(net, self._rows[1], flat, critic.weights, passes, keep=True)
-        self._forward(actor.net, self._rows[:2].flatten(0, 1), actor_flat, actor.weights, own, keep=True)
-        self._rowwise(wide_heads.draw, actor.net, top, B, 2, own.end, actor_flat, self._batch.noise, self._rows, work, product=True, READY=self._ready)
+        self._forward(actor.net, self._rows[: 2 if due else 1].flatten(0, 1), actor_flat, actor.weights, own, keep=due)
+        last, drawn = len(actor.net.layers) - 1, (own.end, actor_flat, self._batch.noise, self._rows, work)
+        self._rowwise(wide_heads.draw, actor.net, last, B, 2 if due else 1, *drawn, product=True, READY=self._ready)
         self._forward(net, self._rows[0], self._followed, self._target_weights, self._target_passes, values=work.next_value)
         self._join()
         self._rowwise(
@@ -343,16 +348,17 @@ class WideLearner(Learner):
     def _learn_actor(self) -> None:
         """The gradient of the actor, through the critics as they have become."""
         shape, net, actor, critic, work = self.shape, self.shape.critic, self._policy, self._critics, self._work
-        B, own, passes, top = shape.batch, self._actor_passes, self._critic_passes, len(shape.critic.layers) - 1
+        B, own, passes, top, last = shape.batch, self._actor_passes, self._critic_passes, len(net.layers) - 1, len(actor.net.layers) - 1
         flat = critic.flat.parameters
         self._forward(net, self._rows[2], flat, critic.weights, passes, keep=True, values=work.policy_value)
         self._rowwise(wide_heads.judge, net, top, B, net.towers, passes.sums[top], passes.moments[top], passes.gradient[top], flat, work)
         self._backward(critic, self._rows[2], passes, train=False)
-        arguments = own.sums[top][:, B:], own.moments[top][:, B:], own.gradient[top], actor.flat.parameters, work, self._temperature, actor.partial, actor.terms
+        left = own.sums[last][:, B:], own.moments[last][:, B:], own.gradient[last]
+        arguments = *left, actor.flat.parameters, work, self._temperature, actor.partial, actor.terms
         if self._ready:
-            self._rowwise(wide_heads.improve_few, actor.net, top, B, 1, *arguments, programs=actor.net.programs, warps=2, STAGES=HEAD_STAGES)
+            self._rowwise(wide_heads.improve_few, actor.net, last, B, 1, *arguments, programs=actor.net.programs, warps=2, STAGES=HEAD_STAGES)
         else:
-            self._rowwise(wide_heads.improve, actor.net, top, B, 1, *arguments, product=True, programs=actor.net.programs, warps=8, num_stages=1)
+            self._rowwise(wide_heads.improve, actor.net, last, B, 1, *arguments, product=True, programs=actor.net.programs, warps=8, num_stages=1)
         self._backward(actor, self._rows[1], own, train=True, begin=B)
 
     def _step(self, trained: Trained, *, target: bool) -> None:

@@ -127,7 +127,7 @@ def describe(task: Task, precision: str) -> Wide:
         config.batch_size, min(MAX_BATCH_PARTS, tiles & -tiles), observation, action, max(LEAST_COLUMNS, padded(observation + action)), net.activation,
         "ieee" if precision == "fp32" else precision, precision != "fp32", net.layer_norm,
         describe_net(actor.flat, 1, observation, net.hidden, 2 * action, tiles),
-        describe_net(task.critic, config.critics, observation + action, net.hidden, 1, tiles),
+        describe_net(task.critic, config.critics, observation + action, net.of_critics.hidden, 1, tiles),
         net.layer_norm or net.activation != "relu", isinstance(task.kind, Stochastic) and task.kind.adam is not None, actor.features.normalizer is not None,
     )  # fmt: skip
 
@@ -173,14 +173,15 @@ def unsupported_reason(task: Task) -> str | None:
     config, actor, seen = task.config, task.actor, task.actor.env.observation
     assert isinstance(actor.net, Towers)
     net, actions = actor.net.config, actor.env.action_size
-    columns = actor.features.columns + actions
+    columns, networks = actor.features.columns + actions, (net.hidden, net.of_critics.hidden)
+    layers = next((len(hidden) for hidden in networks if not 1 < len(hidden) <= MAX_LAYERS), 0)
     reasons = {
         'critics learn distributions (algo.critic = "c51")': config.critic == "c51",
         "rewards are scaled (algo.normalize_returns)": config.scales_rewards,
         f'samples are not uniform (algo.replay_sampling = "{config.replay_sampling}")': config.replay_sampling != "uniform",
-        f"the network has {len(net.hidden)} hidden layers, and theirs has 2 to {MAX_LAYERS}": not 1 < len(net.hidden) <= MAX_LAYERS,
-        f"a layer has more than {MAX_WIDTH} units": max(net.hidden) > MAX_WIDTH,
-        f"the last hidden layer has more than {MAX_LAST} units": net.hidden[-1] > MAX_LAST,
+        f"the network has {layers} hidden layers, and theirs has 2 to {MAX_LAYERS}": layers > 0,
+        f"a layer has more than {MAX_WIDTH} units": max(map(max, networks)) > MAX_WIDTH,
+        f"the last hidden layer has more than {MAX_LAST} units": max(hidden[-1] for hidden in networks) > MAX_LAST,
         f"observation and action have {columns} numbers together, more than {MAX_COLUMNS}": columns > MAX_COLUMNS,
         "the observation has bytes or categories": seen.dtype != "float32" or bool(seen.categories),
         "gradients are clipped (algo.max_gradient_norm)": config.max_gradient_norm > 0.0,

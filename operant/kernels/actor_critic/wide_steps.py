@@ -47,9 +47,10 @@ def reduce(partial, gradient, SPEC: tl.constexpr, NET: tl.constexpr, FIRST: tl.c
 
 
 @triton.jit
-def count(actor_update, critic_update, temperature, SPEC: tl.constexpr):
-    """Count the steps of all optimizers."""
-    count_step(actor_update)
+def count(actor_update, critic_update, temperature, SPEC: tl.constexpr, DUE: tl.constexpr):
+    """Count the steps of all optimizers; with DUE the actor's, too."""
+    if DUE:
+        count_step(actor_update)
     count_step(critic_update)
     if SPEC.automatic:
         count_step(temperature)
@@ -102,12 +103,30 @@ def _add(place, number, kept):
 
 
 @triton.jit
-def finish(critic_terms, actor_terms, temperature, update, squares, blocks, SPEC: tl.constexpr, BLOCKS: tl.constexpr):
-    """What an update says of itself, added to the iteration's totals; then the temperature's step, down -log alpha (mean log pi + target entropy)."""
-    own, program, block = tl.arange(0, SPEC.actor.programs), tl.arange(0, SPEC.critic.programs), tl.arange(0, BLOCKS)
+def _sums_of(numbers, COUNT: tl.constexpr):
+    """Sums of so many numbers, each of every 1024th."""
+    place = tl.arange(0, 1024)
+    total = tl.zeros((1024,), tl.float32)
+    for start in range(0, COUNT, 1024):
+        total += tl.load(numbers + start + place, mask=start + place < COUNT, other=0.0)
+    return total
+
+
+@triton.jit
+def finish(critic_terms, actor_terms, temperature, update, squares, work, blocks, SPEC: tl.constexpr, DUE: tl.constexpr, BLOCKS: tl.constexpr):
+    """What an update says of itself, added to the iteration's totals; then the temperature's step, down -log alpha (mean log pi + target entropy).
+
+    DUE: the actor learned, too; else log pi is that of the actions at the next observations.
+    """
+    program, block = tl.arange(0, SPEC.critic.programs), tl.arange(0, BLOCKS)
     alpha, kept = tl.exp(tl.load(temperature.log)), tl.load(temperature.skip) < 0.5
-    mean_log_p = tl.sum(tl.load(actor_terms + 2 * own), axis=0) / SPEC.batch
-    least = tl.sum(tl.load(actor_terms + 2 * own + 1), axis=0) / SPEC.batch
+    if DUE:
+        own = tl.arange(0, SPEC.actor.programs)
+        mean_log_p = tl.sum(tl.load(actor_terms + 2 * own), axis=0) / SPEC.batch
+        least = tl.sum(tl.load(actor_terms + 2 * own + 1), axis=0) / SPEC.batch
+        _add(temperature.totals + 1, alpha * mean_log_p - least, kept)
+    else:
+        mean_log_p = tl.sum(_sums_of(work.next_log_p, SPEC.batch), axis=0) / SPEC.batch
     squared, absolute, total = 0.0, 0.0, 0.0
     TOWERS: tl.constexpr = SPEC.critic.towers
     for tower in tl.static_range(TOWERS):
@@ -118,7 +137,6 @@ def finish(critic_terms, actor_terms, temperature, update, squares, blocks, SPEC
     both = SPEC.critic.towers * SPEC.batch
     norm = tl.sqrt(tl.sum(tl.load(squares + block, mask=block < blocks, other=0.0), axis=0))
     _add(temperature.totals, squared / SPEC.batch, kept)
-    _add(temperature.totals + 1, alpha * mean_log_p - least, kept)
     _add(temperature.totals + 2, total / both, kept)
     _add(temperature.totals + 3, absolute / both, kept)
     _add(temperature.totals + 4, -mean_log_p, kept)
