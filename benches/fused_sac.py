@@ -1,6 +1,7 @@
 """SAC's and TD3's updates a second on a GPU: alone and with their tick, fused and by torch, and what each launch takes. Prints JSON lines.
 
 python benches/fused_sac.py [--algo sac] [--hidden 128,128] [--precision bf16,tf32] [--lanes 256] [--batch 256] [--kernels fused,torch] [--parts] ...
+python benches/fused_sac.py --fast: FastSAC's own shape (8,192 x (512-256-128 | 768-384-192), layer normalization, silu, bf16, 4,096 lanes) in its own ratios.
 """
 
 from __future__ import annotations
@@ -77,10 +78,12 @@ def begun(arguments: argparse.Namespace, kernels: str, precision: str, hidden: t
     kind: type[SAC] | type[TD3] = {"sac": SAC, "td3": TD3}[arguments.algo]
     config = kind.Config(
         kernels=kernels, precision=precision, batch_size=arguments.batch, horizon=arguments.horizon, learning_starts=1000, updates_per_step=arguments.ratio,
-        critics=arguments.critics,
+        critics=arguments.critics, critic=arguments.critic, actor_delay=arguments.delay,
     )  # fmt: skip
+    judging = widths(arguments.critic_hidden) if arguments.critic_hidden else None
     world = DeviceWorld(envs.find(arguments.env), arguments.lanes, seed=1, device=torch.device(WHERE))
-    made = kind(world, config, NetConfig(hidden=hidden, activation=arguments.activation, layer_norm=arguments.layer_norm), seed=1, steps=1)
+    network = NetConfig(hidden=hidden, critic_hidden=judging, activation=arguments.activation, layer_norm=arguments.layer_norm)
+    made = kind(world, config, network, seed=1, steps=1)
     made.start()
     return made
 
@@ -94,6 +97,7 @@ def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tu
     whole = replay_microseconds(made.train, 30)
     row = {"kernels": made.backend.name, "precision": precision, "hidden": hidden, "lanes": arguments.lanes, "batch": arguments.batch}
     row |= {"algo": arguments.algo, "activation": arguments.activation, "layer_norm": arguments.layer_norm, "critics": arguments.critics}
+    row |= {"critic": arguments.critic, "critic_hidden": arguments.critic_hidden, "updates_a_tick": arguments.ratio, "actor_delay": arguments.delay}
     row |= {
         "us_with_tick": round(whole / updates, 2),
         "updates_with_tick": round(updates * 1e6 / whole, -1),
@@ -128,6 +132,49 @@ def numbers(arguments: argparse.Namespace, precision: str, hidden: tuple[int, ..
     say(**row, torch_fp32=apart(torchs, exact), same_bits=all(torch.equal(ours[name], again[name]) for name in ours), layer_norm=arguments.layer_norm)
 
 
+def widths(words: str) -> tuple[int, ...]:
+    """Of hidden layers, as given on the command line."""
+    return tuple(int(width) for width in words.split(","))
+
+
+FAST = (
+    # Kernels, critic, updates a tick, the actor's delay, ticks of an iteration, and whether actor and critics have widths of their own.
+    ("fused", "scalar", 8.0, 4, 4, True),
+    ("torch", "scalar", 8.0, 4, 4, True),
+    ("torch", "c51", 8.0, 4, 4, True),
+    ("fused", "scalar", 1.0, 4, 16, True),
+    ("torch", "scalar", 1.0, 4, 16, True),
+    ("fused", "scalar", 8.0, 1, 4, True),
+    ("fused", "scalar", 1.0, 1, 16, False),
+    ("torch", "scalar", 1.0, 1, 16, False),
+)
+"""FastSAC's own shape: eight updates of a batch of 8,192 a tick of 4,096 lanes, the actor in every fourth; with one update a tick; and as it was before."""
+
+
+def fast(arguments: argparse.Namespace) -> None:
+    """A line for each of them."""
+    sizes = {"lanes": 4096, "batch": 8192, "env": "swingup", "activation": "silu", "layer_norm": True}
+    actor, critics = ("512,256,128", "768,384,192") if WHERE == "cuda" else ("32,16", "32,32,16")
+    if WHERE == "cpu":
+        sizes |= {"lanes": 16, "batch": 16}
+    for kernels, critic, ratio, delay, horizon, apart in FAST:
+        if kernels not in arguments.kernels.split(","):
+            continue
+        given = {"critic": critic, "ratio": ratio, "delay": delay, "horizon": horizon, "critic_hidden": critics if apart else ""}
+        attempt(argparse.Namespace(**vars(arguments) | sizes | given), kernels, "bf16", actor if apart else critics)
+
+
+def attempt(arguments: argparse.Namespace, kernels: str, precision: str, hidden: str) -> None:
+    """One case, or a line that says what failed."""
+    try:
+        if arguments.numbers:
+            numbers(arguments, precision, widths(hidden))
+        else:
+            case(arguments, kernels, precision, widths(hidden))
+    except Exception:
+        say(failed=hidden, kernels=kernels, precision=precision, error=traceback.format_exc()[-700:])
+
+
 def main() -> None:
     """One line for each combination."""
     parser = argparse.ArgumentParser()
@@ -144,20 +191,20 @@ def main() -> None:
     parser.add_argument("--layer-norm", action="store_true")
     parser.add_argument("--critics", type=int, default=2)
     parser.add_argument("--numbers", action="store_true", help="how far results are from torch's, instead of rates")
+    parser.add_argument("--critic", default="scalar", choices=["scalar", "c51"])
+    parser.add_argument("--critic-hidden", default="", help="the critics' widths, where they are not the actor's")
+    parser.add_argument("--delay", type=int, default=1, help="updates of the critics for one of the actor")
+    parser.add_argument("--fast", action="store_true", help="FastSAC's own shape, in its own ratios and others")
     parser.add_argument("--parts", action="store_true", help="what each launch takes")
     arguments = parser.parse_args()
     say(device=torch.cuda.get_device_name() if WHERE == "cuda" else "CPU")
+    if arguments.fast:
+        fast(arguments)
+        return
     for hidden in arguments.hidden.split("/"):
         for kernels in arguments.kernels.split(","):
             for precision in arguments.precision.split(",") if kernels == "fused" else ["tf32"]:
-                try:
-                    widths = tuple(int(width) for width in hidden.split(","))
-                    if arguments.numbers:
-                        numbers(arguments, precision, widths)
-                    else:
-                        case(arguments, kernels, precision, widths)
-                except Exception:  # noqa: PERF203
-                    say(failed=hidden, kernels=kernels, precision=precision, error=traceback.format_exc()[-700:])
+                attempt(arguments, kernels, precision, hidden)
 
 
 if __name__ == "__main__":
