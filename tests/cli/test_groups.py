@@ -6,11 +6,11 @@ import sys
 
 import pytest
 from processes import ITERATION, SMALL, environment, made, operant_process, tensors
-from waiting import DEADLINE_S, records, state, wait_until
+from waiting import DEADLINE_S, state, wait_until
 
 from operant import runs
 from operant.errors import BusyError, UsageError
-from operant.runs import groups
+from operant.runs import control, groups
 from operant.training import worker
 
 WORDS = (*SMALL, f"run.steps={40 * ITERATION}", "algo.learning_rate=1e-4", "checkpoint.every=5", "eval.every=20", "eval.episodes=4")
@@ -21,7 +21,9 @@ def test_a_group_is_trained_stopped_resumed_and_shown(tmp_path):
     viewer = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     root = tmp_path / "runs"
     first = wait_until(lambda: runs.load(root / "both.7"))
-    wait_until(lambda: records(first) > 2)
+    wait_until(lambda: runs.holder(first.path))
+    paused = control.send(first, "pause")  # so that it does not end before the stop
+    wait_until(lambda: control.answer(first, paused, 0.0, final=True))
     group = groups.load(root / "both")
     assert group.members == {7: "both.7", 8: "both.8"} and list(group.runs) == [7] and group.live
     with pytest.raises(BusyError, match="is still training"):

@@ -80,12 +80,12 @@ def process_of(folder, rank=1, count=2):
     return subprocess.Popen([sys.executable, "-S", "-c", code, str(folder)], env={"PYTHONPATH": str(Path(operant.__file__).parents[1])})
 
 
-HOW = [(signal.SIGKILL, "is gone: its connection has closed"), (signal.SIGSTOP, "has not answered for 1 s (run.peer_timeout)")]
+HOW = [(signal.SIGKILL, 60.0, "is gone: its connection has closed"), (signal.SIGSTOP, 1.0, "has not answered for 1 s (run.peer_timeout)")]
 
 
-@pytest.mark.parametrize(("number", "how"), HOW)
-def test_all_hear_which_rank_is_gone_or_stands_still(leads, tmp_path, number, how):
-    leader, child = leads(4, timeout_s=1.0), process_of(tmp_path, 2, 4)
+@pytest.mark.parametrize(("number", "timeout_s", "how"), HOW)
+def test_all_hear_which_rank_is_gone_or_stands_still(leads, tmp_path, number, timeout_s, how):
+    leader, child = leads(4, timeout_s=timeout_s), process_of(tmp_path, 2, 4)
     others = [follows(tmp_path, rank, 4) for rank in (1, 3)]
     try:
         leader.wait(60.0, lambda: None)
