@@ -158,7 +158,7 @@ def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:
     if hosted:
         resolve.outside_defaults(raw, environment_name)
     else:
-        resolve.refuse_outside_keys(raw, sections.OUTSIDE)
+        resolve.refuse_outside_keys(raw, sections.OUTSIDE, sections.ONCE)
     for name, table in raw.data.items():
         if name not in models and name not in sections.READ_ELSEWHERE:
             meant = [key for key in table if f"{name}_{key}" in known["algo"]] if isinstance(table, dict) else []  # replay.place is algo.replay_place

@@ -119,13 +119,16 @@ def outside_environment(raw: RawConfig, name: str, settings: Any) -> Any:
     return replace(found, hosting=outside.hosting(settings))
 
 
-def refuse_outside_keys(raw: RawConfig, defaults: Mapping[str, Any]) -> None:
-    """A problem for each key of outside environments that was written for another one. (What a run writes down holds them all, with their defaults.)"""
+def refuse_outside_keys(raw: RawConfig, defaults: Mapping[str, Any], once: Sequence[str]) -> None:
+    """A problem for each key of outside environments that was written for another one. (What a run writes down holds them all, with their defaults.)
+
+    A 1 of the keys `once` changes nothing, and stands in what earlier versions wrote down.
+    """
     table = raw.data.get("env")
     if not isinstance(table, dict):
         return
     for key, default in defaults.items():
-        if table.get(key) not in (None, default):
+        if table.get(key) not in (None, default) and not (key in once and table[key] == 1):
             raw.problem(raw.location(("env", key)), f"env.{key}: only outside environments have it, such as gymnasium:LunarLander-v3")
 
 

@@ -116,10 +116,10 @@ class Environment(Section, use_attribute_docstrings=True):
     """Of an outside environment: seconds after which a step is called hanging, and the run stops."""
     time_limit: Count | None = Field(None, ge=1, lt=2**31)
     """Of an outside environment: steps after which an episode is truncated; not set: its own limit."""
-    frame_skip: Count = Field(1, ge=1, le=1000)
-    """Of an outside environment: how often each action is taken; rewards are added up."""
-    frame_stack: Count = Field(1, ge=1, le=64)
-    """Of an outside environment: how many of the last observations are shown together."""
+    frame_skip: Count | None = Field(None, ge=1, le=1000)
+    """Of an outside environment: how often each action is taken; rewards are added up; not set: once, in an Atari game 4 times."""
+    frame_stack: Count | None = Field(None, ge=1, le=64)
+    """Of an outside environment: how many of the last observations are shown together; not set: one, of an Atari game 4."""
     grayscale: bool = False
     """Of an outside environment that shows pictures: in shades of grey."""
     resize: Count | None = Field(None, ge=8, le=1024)
@@ -135,6 +135,8 @@ class Environment(Section, use_attribute_docstrings=True):
 _OUTSIDE = ("threads", "asynchronous", "timeout_s", "time_limit", "frame_skip", "frame_stack", "grayscale", "resize", "sticky", "reward_clip")
 OUTSIDE = {key: Environment.model_fields[key].default for key in _OUTSIDE}
 """The keys of `[env]` that outside environments alone have, and their defaults."""
+ONCE = ("frame_skip", "frame_stack")
+"""Those of them of which 1 says what every other environment does."""
 
 
 class Checkpoint(Section, use_attribute_docstrings=True):

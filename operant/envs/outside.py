@@ -16,7 +16,7 @@ import numpy as np
 from operant.envs.base import Box, Discrete, Env, MultiDiscrete
 from operant.errors import MachineError, OperantError
 from operant.host import spaces, vectors
-from operant.host.source import Lane, Source, SourceError, tupled, usual
+from operant.host.source import Lane, Source, SourceError, tupled
 
 
 class Hosting(NamedTuple):
@@ -51,12 +51,13 @@ class HostEnv(Env):
 
 
 def source(kind: str, name: str, settings: Any) -> Source:
-    """The source of an outside environment, with the values of `[env]`. Raises OSError for a file that cannot be read."""
+    """The source of an outside environment, with the values of `[env]`, and what is usual for a game. Raises OSError for a file that cannot be read."""
     version = hashlib.sha256(Path(name.rpartition(":")[0]).read_bytes()).hexdigest() if kind == "file" else ""
     kwargs = tuple((key, tupled(value)) for key, value in settings.params.items())
-    return Source(
-        kind, name, kwargs, version, settings.time_limit, settings.frame_skip, settings.frame_stack, settings.grayscale, settings.resize, settings.sticky
-    )
+    game = kind == "ale"
+    skip, stack = (number or (4 if game else 1) for number in (settings.frame_skip, settings.frame_stack))
+    side, grayscale = (settings.resize or 84, False) if game else (settings.resize, settings.grayscale)
+    return Source(kind, name, kwargs, version, settings.time_limit, skip, stack, grayscale, side, settings.sticky)
 
 
 def hosting(settings: Any) -> Hosting:
@@ -71,7 +72,6 @@ def declare(source: Source) -> HostEnv:
 
     Raises OperantError where it cannot be made or is of no use, MachineError where a package is missing.
     """
-    source = usual(source)
     try:
         made = vectors.kind(source)
         found = _of_lane(source) if made is None else _of_vector(source, made(source, 1, 1))

@@ -94,14 +94,6 @@ def make(source: Source, *, draws: bool = False) -> Any:
         raise SourceError(f"{source.kind}:{name} could not be made: {type(error).__name__}: {_line(error)}") from error
 
 
-def usual(source: Source) -> Source:
-    """With what is usual for a game where its keys say nothing: 84 x 84 pixels, 4 frames stacked, each action taken 4 times."""
-    if source.kind != "ale":
-        return source
-    skip, stack = (number if number > 1 else 4 for number in (source.frame_skip, source.frame_stack))
-    return source._replace(frame_skip=skip, frame_stack=stack, resize=source.resize or 84, grayscale=False)
-
-
 def _game(source: Source, kwargs: dict[str, Any]) -> Game:
     taken = [name for name in inspect.signature(Game).parameters if name not in ("name", "frame_skip", "repeat_action_probability")]
     for name in kwargs:

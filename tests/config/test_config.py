@@ -125,6 +125,13 @@ def test_parameters_keep_their_kind(write):
     assert [(value, type(value)) for value in got.params] == [(3.0, float), (4, int), (True, bool)]
 
 
+def test_one_frame_a_step_is_what_every_environment_has():
+    """And stands in the files of earlier versions' runs."""
+    assert load(None, ["env.frame_skip=1", "env.frame_stack=1"]).environment.name == "cartpole"
+    with pytest.raises(ConfigError, match=r"env\.frame_skip: only outside environments have it"):
+        load(None, ["env.frame_skip=2"])
+
+
 def test_a_byte_order_mark_and_windows_line_ends_are_read(write):
     source = write(b"\xef\xbb\xbf[run]\r\nsteps = 5\r\n\r\n[algo]\r\ngamma = 0.5\r\n")
     assert load(source).run.steps == 5

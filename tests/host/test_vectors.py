@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from operant.config.sections import Environment
 from operant.envs import outside
 from operant.errors import OperantError
 from operant.host.atari import Game
 from operant.host.pictures import resized
-from operant.host.source import Source
+from operant.host.source import Lane, Source
 from operant.worlds import HostWorld
 
 gymnasium = pytest.importorskip("gymnasium")
 
 TOYS = Path(__file__).parents[1] / "outside_toys.py"
+PONG = outside.source("ale", "pong", Environment())
 
 
 def steps_of(source, steps, *, processes=0, lanes=3, action=1, raw=None):
@@ -77,14 +79,28 @@ def test_a_game_that_is_not_there_is_named():
 
 def test_ale_steps_alike_in_however_many_processes():
     pytest.importorskip("ale_py")
-    found = [steps_of(Source("ale", "pong", time_limit=9), 20, processes=processes, action=2) for processes in (0, 2)]
+    found = [steps_of(PONG._replace(time_limit=9), 20, processes=processes, action=2) for processes in (0, 2)]
     assert all(torch.equal(one, other) for one, other in zip(found[0][0], found[1][0], strict=True))
     found[1][1].close()
 
 
+@pytest.mark.parametrize(("said", "steps", "shown"), [({}, 12, 4), ({"frame_skip": 1}, 48, 4), ({"frame_skip": 6, "frame_stack": 1}, 8, 1)])
+def test_an_action_in_a_game_is_taken_as_often_as_is_said(said, steps, shown):
+    """Not said: four times, and four frames are shown together."""
+    pytest.importorskip("ale_py")
+    params = {"noop_max": 0, "use_fire_reset": False, "max_num_frames_per_episode": 48}
+    lane = Lane(outside.source("ale", "breakout", Environment(params=params, **said)))
+    row = np.zeros(lane.view.size, np.uint8)
+    lane.reset(1, row)
+    taken = 1
+    while not lane.step(np.array([0]), row).truncated:
+        taken += 1
+    assert (taken, lane.view.shape) == (steps, (84, 84, shown))
+
+
 def test_ale_shows_frames_of_a_game():
     pytest.importorskip("ale_py")
-    source = Source("ale", "pong", time_limit=40)
+    source = PONG._replace(time_limit=40)
     env = outside.declare(source)
     assert env.observation.shape == (84, 84, 4) and env.action.n == 6 and env.draws
     seen, world = steps_of(source, 45, lanes=2)
@@ -139,6 +155,19 @@ def test_a_game_that_is_cut_off_begins_anew_where_lost_lives_go_on():
     assert not np.array_equal(game.reset()[0], first), "a lost life does not"
 
 
+def test_an_action_does_not_stick_beyond_its_episode():
+    """Where FIRE comes first: it, or the action before it, which would move the paddle."""
+    pytest.importorskip("ale_py")
+    game, paddle = Game("breakout", repeat_action_probability=0.5, noop_max=0, max_num_frames_per_episode=60), slice(189, 193)
+    first = game.reset(seed=0)[0][paddle].copy()
+    for _ in range(12):
+        while not (done := game.step(2))[3]:
+            pass
+        assert not np.array_equal(done[0][paddle], first)
+        game.reset()
+        assert np.array_equal(game.step(0)[0][paddle], first)
+
+
 def test_a_key_that_a_game_does_not_take_is_said_with_those_it_takes():
     pytest.importorskip("ale_py")
     with pytest.raises(OperantError, match=r"ale:pong takes no env\.params\.stack_num: env.frame_skip.* env.params takes noop_max, use_fire"):
@@ -147,7 +176,7 @@ def test_a_key_that_a_game_does_not_take_is_said_with_those_it_takes():
 
 def test_a_game_is_resized_and_stacked_where_it_is_learnt():
     pytest.importorskip("ale_py")
-    found = [steps_of(Source("ale", "pong", time_limit=6), 14, lanes=2, action=2, raw=raw)[0] for raw in (False, True)]
+    found = [steps_of(PONG._replace(time_limit=6), 14, lanes=2, action=2, raw=raw)[0] for raw in (False, True)]
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)) and sum(len(one.unique()) for one in found[0][::5]) > 50
 
 
