@@ -1,11 +1,13 @@
 """What policies with a memory learn, and what does not learn without one: each experiment trains a recipe until greedy games reach its mark. JSON lines.
 
     python benches/memory_tasks.py [--only chain100,tmaze] [--seeds 1,2,3] [--limit 60] [--list] [--once] [--profile] [--tiny]
+        [--curve 10] [--set algo.learning_rate=3e-3 run.steps=200M]
 
 Seconds are those of collecting and updating, host and device together; the first three iterations, in which kernels are compiled and captured, and
 evaluations are left out. An experiment ends at its mark, after its limit in seconds or at the end of its recipe's steps; then 1,024 fresh games or more, of
-another seed, say how well the policy plays. No experiment stops another. With --once nothing is learnt: kernels are compiled. With --profile the kernels of ten
-iterations are timed. With --tiny every experiment takes a few steps on a CPU.
+another seed, say how well the policy plays. No experiment stops another. With --curve each goes on to the end of its recipe's steps, whatever it has reached,
+and greedy games are played after so many equal parts of them. With --once nothing is learnt: kernels are compiled. With --profile the kernels of ten iterations
+are timed. With --tiny every experiment takes a few steps on a CPU.
 """
 
 from __future__ import annotations
@@ -92,8 +94,8 @@ def value_of(task: Task, found: Evaluation) -> float:
     return found.mean if task.what == "return" else found.tally[task.what]
 
 
-def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: bool) -> None:
-    """One experiment with one seed: whether it reached its mark, in how many seconds, and its best look."""
+def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: bool, parts: int) -> None:
+    """One experiment with one seed: whether it reached its mark, in how many seconds, and its best look; with `parts`, all of its steps in so many parts."""
     task = TASKS[name]
     source, words = find_source(task.recipe), [*task.words.split(), *more, *(TINY if tiny else ()), f"run.seed={seed}"]
     config = configuration.load(source, words)
@@ -108,17 +110,19 @@ def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: 
     looks, began = evaluator(GAMES, seed), wait()
     iterate(algo, 3)
     first_s, iterations, spent, looked = wait() - began, 3, 0.0, 0.0
-    limit = min(limit_s or task.limit_s, task.limit_s)
+    last = 6 if tiny else -(-config.run.steps // algo.steps_per_iteration)  # iterations in all
+    limit = limit_s or float("inf") if parts else min(limit_s or task.limit_s, task.limit_s)
     value, best = float("nan"), float("-inf")
-    while not value >= task.least and spent < limit and iterations * algo.steps_per_iteration < config.run.steps and not (tiny and iterations > 3):
+    while (parts or not value >= task.least) and spent < limit and iterations < last:
         began, until = wait(), max(task.look_s[1], spent / 12) if spent else max(task.look_s)
-        while wait() - began < until:
+        stop = -(-last * (iterations * parts // last + 1) // parts) if parts else last
+        while iterations < stop and (parts or wait() - began < until):
             iterate(algo, 1, iterations)
             iterations += 1
         spent += wait() - began
         value = value_of(task, looks.run(iterations))
         best = max(best, value)
-        if spent - looked >= max(0.3, looked / 3):
+        if parts or spent - looked >= max(0.3, looked / 3):
             looked = spent
             steps, reward = iterations * algo.steps_per_iteration, float(algo.rollout.reward.mean())
             say(at=name, seed=seed, seconds=round(spent, 2), steps=steps, value=round(value, 3), reward=round(reward, 5))
@@ -183,6 +187,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--limit", type=float, help="seconds of training at most")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides")
+    parser.add_argument("--curve", type=int, default=0, metavar="PARTS", help="go on to the end, with so many looks")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--profile", action="store_true")
@@ -199,7 +204,7 @@ def main() -> None:
                 if asked.once or asked.profile:
                     compiled(name, int(seed), asked.set, asked.profile)
                     continue
-                trained(name, int(seed), asked.set, asked.limit, asked.tiny)
+                trained(name, int(seed), asked.set, asked.limit, asked.tiny, asked.curve)
             except Exception:
                 say(failed=name, seed=seed, error=traceback.format_exc()[-700:])
             gc.collect()
