@@ -15,7 +15,7 @@ from typing import NamedTuple
 from numpy import float32, int32
 
 from operant.envs import GREEN, ORANGE, IntState, device
-from operant.envs.cards import DECK, SUIT_NAMES, SUITS, card_picture, deal, game, open_decks
+from operant.envs.cards import DECK, SUIT_NAMES, SUITS, card_picture, cards_left, deal, game, open_decks
 
 COUNT, WATCHING, SHOWN, LEFT = range(4)  # rows of the state: cards kept, 1 or 0, a suit; from LEFT on, the cards of each suit that are left
 FIELDS = LEFT + SUITS
@@ -42,7 +42,7 @@ def reset(s, kept, workspace, p, key):
 def step(s, kept, workspace, action, p, key, tally):
     count, cards = int32(s[COUNT]), int32(float32(DECK) * p.decks)
     if s[WATCHING] != float32(0.0):
-        left = int32(s[LEFT] + s[LEFT + 1] + s[LEFT + 2] + s[LEFT + 3])
+        left = cards_left(s, LEFT, SUITS)
         shown = deal(s, LEFT, SUITS, left, key, 0)
         kept[count] = shown
         s[COUNT], s[SHOWN] = float32(count + int32(1)), float32(shown)

@@ -13,7 +13,7 @@ from numpy import float32, int32
 
 from operant.envs import GREY, GROUND, RED, Box, Discrete, Env, device, device_call, in_box, in_disc, integer
 
-__all__ = ["DECK", "RANKS", "SUITS", "SUIT_NAMES", "card_picture", "deal", "game", "kind_picture", "open_decks"]
+__all__ = ["DECK", "RANKS", "SUITS", "SUIT_NAMES", "card_picture", "cards_left", "deal", "game", "kind_picture", "open_decks"]
 
 DECK, SUITS, RANKS = 52, 4, 13
 SUIT_NAMES = ("spades", "diamonds", "clubs", "hearts")
@@ -41,6 +41,15 @@ def deal(s: Any, first: int, kinds: int, left: Any, key: Any, draw: int) -> Any:
         kind += int32(1 if place >= below else 0)
     s[first + kind] -= float32(1.0)
     return kind
+
+
+@device_call
+def cards_left(s: Any, first: int, kinds: int) -> Any:
+    """How many cards are left, int32: rows first ... first + kinds - 1 of `s`. A game ends by them: `decks` may be others since they were opened."""
+    left = float32(0.0)
+    for kind in range(kinds):
+        left += s[first + kind]
+    return int32(left)
 
 
 @device

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from numpy import float32, int32
 
 from operant.envs import ORANGE, YELLOW, device
-from operant.envs.cards import DECK, RANKS, deal, game, kind_picture
+from operant.envs.cards import DECK, RANKS, cards_left, deal, game, kind_picture
 
-# Rows of the state: cards dealt, the kind that is shown and the kind that is asked for; how many of each kind are left in the one deck and the other.
-DEALT, SHOWN, ASKED, LEFT = range(4)
+# Rows of the state: the kind that is shown and the kind that is asked for; how many of each kind are left in the one deck and the other.
+SHOWN, ASKED, LEFT = range(3)
 LEFT_TO_ASK = LEFT + RANKS
 FIELDS = LEFT_TO_ASK + RANKS
 MOST_COUNTED = 26
@@ -43,18 +43,18 @@ def reset(s, p, key):
         count = float32(of_kind(kind, p)) if kind < p.kinds else float32(0.0)
         s[LEFT + kind], s[LEFT_TO_ASK + kind] = count, count
     cards = DECK * p.decks
-    s[SHOWN], s[ASKED], s[DEALT] = float32(deal(s, LEFT, p.kinds, cards, key, 0)), float32(deal(s, LEFT_TO_ASK, p.kinds, cards, key, 1)), float32(1.0)
+    s[SHOWN], s[ASKED] = float32(deal(s, LEFT, p.kinds, cards, key, 0)), float32(deal(s, LEFT_TO_ASK, p.kinds, cards, key, 1))
 
 
 @device
 def step(s, action, p, key, tally):
-    dealt, asked, cards = int32(s[DEALT]), int32(s[ASKED]), int32(DECK * p.decks)
+    asked, cards = int32(s[ASKED]), int32(DECK * p.decks)
     right = of_kind(asked, p) - int32(s[LEFT + asked]) == int32(action)
-    s[SHOWN] = float32(deal(s, LEFT, p.kinds, cards - dealt, key, 0))
-    s[ASKED] = float32(deal(s, LEFT_TO_ASK, p.kinds, cards - dealt, key, 1))
-    s[DEALT] = float32(dealt + int32(1))
+    left = cards_left(s, LEFT, RANKS)
+    s[SHOWN] = float32(deal(s, LEFT, p.kinds, left, key, 0))
+    s[ASKED] = float32(deal(s, LEFT_TO_ASK, p.kinds, left, key, 1))
     part = float32(1.0) / float32(cards - int32(1))
-    return part if right else -part, dealt + int32(1) == cards
+    return part if right else -part, left == int32(1)
 
 
 @device

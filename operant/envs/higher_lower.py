@@ -14,9 +14,9 @@ from typing import NamedTuple
 from numpy import float32, int32
 
 from operant.envs import ORANGE, device
-from operant.envs.cards import DECK, RANKS, deal, game, kind_picture, open_decks
+from operant.envs.cards import DECK, RANKS, cards_left, deal, game, kind_picture, open_decks
 
-DEALT, SHOWN, LEFT = range(3)  # rows of the state: cards dealt, a rank; from LEFT on, the cards of each rank that are left
+SHOWN, LEFT = range(2)  # rows of the state: a rank; from LEFT on, the cards of each rank that are left
 FIELDS = LEFT + RANKS
 HIGHER = 0
 
@@ -29,17 +29,18 @@ class Params(NamedTuple):
 
 @device
 def reset(s, p, key):
-    s[SHOWN], s[DEALT] = float32(open_decks(s, LEFT, RANKS, p.decks, key)), float32(1.0)
+    s[SHOWN] = float32(open_decks(s, LEFT, RANKS, p.decks, key))
 
 
 @device
 def step(s, action, p, key, tally):
-    dealt, before, cards = int32(s[DEALT]), int32(s[SHOWN]), int32(DECK * p.decks)
-    after = deal(s, LEFT, RANKS, cards - dealt, key, 0)
-    s[SHOWN], s[DEALT] = float32(after), float32(dealt + int32(1))
+    before, cards = int32(s[SHOWN]), int32(DECK * p.decks)
+    left = cards_left(s, LEFT, RANKS)
+    after = deal(s, LEFT, RANKS, left, key, 0)
+    s[SHOWN] = float32(after)
     part = float32(1.0) / float32(cards)
     reward = part if (after > before) == (action == HIGHER) else -part
-    return float32(0.0) if after == before else reward, dealt + int32(1) == cards
+    return float32(0.0) if after == before else reward, left == int32(1)
 
 
 @device

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from numpy import float32, int32
 
 from operant.envs import BLUE, device
-from operant.envs.cards import DECK, SUIT_NAMES, SUITS, card_picture, deal, game, open_decks
+from operant.envs.cards import DECK, SUIT_NAMES, SUITS, card_picture, cards_left, deal, game, open_decks
 
 FIRST, SHOWN, LEFT = range(3)  # rows of the state: suits; from LEFT on, the cards of each suit that are left
 FIELDS = LEFT + SUITS
@@ -32,13 +32,8 @@ def reset(s, p, key):
 
 
 @device
-def cards_left(s):
-    return int32(s[LEFT] + s[LEFT + 1] + s[LEFT + 2] + s[LEFT + 3])
-
-
-@device
 def step(s, action, p, key, tally):
-    left, right = cards_left(s), int32(s[FIRST]) == int32(action)
+    left, right = cards_left(s, LEFT, SUITS), int32(s[FIRST]) == int32(action)
     s[SHOWN] = float32(deal(s, LEFT, SUITS, left, key, 0))
     part = float32(1.0) / float32(DECK * p.decks - 1)
     return part if right else -part, left == 1
@@ -51,7 +46,7 @@ def observe(s, obs, p):
 
 @device
 def pixel_shader(s, p, x, y):
-    return card_picture(x, y, int32(s[SHOWN]), float32(cards_left(s)) / float32(DECK * p.decks), BLUE)
+    return card_picture(x, y, int32(s[SHOWN]), float32(cards_left(s, LEFT, SUITS)) / float32(DECK * p.decks), BLUE)
 
 
 ENV = game(Params, FIELDS, seen=SUITS, actions=SUIT_NAMES, ranges={"decks": (1, 10_000)}, reset=reset, step=step, observe=observe, pixel_shader=pixel_shader)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from numpy import float32, int32
 
 from operant.envs import BLUE, IntState, device
-from operant.envs.cards import DECK, SUIT_NAMES, SUITS, card_picture, deal, game, open_decks
+from operant.envs.cards import DECK, SUIT_NAMES, SUITS, card_picture, cards_left, deal, game, open_decks
 
 DEALT, SHOWN, LEFT = range(3)  # rows of the state: cards on the table, a suit; from LEFT on, the cards of each suit that are left
 FIELDS = LEFT + SUITS
@@ -46,10 +46,11 @@ def step(s, ring, workspace, action, p, key, tally):
     right = int32(ring[(dealt + int32(MOST) - k) % int32(MOST)]) == int32(action)
     reward = (part if right else -part) if dealt >= k else float32(0.0)
 
-    shown = deal(s, LEFT, SUITS, cards - dealt, key, 0)
+    left = cards_left(s, LEFT, SUITS)
+    shown = deal(s, LEFT, SUITS, left, key, 0)
     ring[dealt % int32(MOST)] = shown
     s[DEALT], s[SHOWN] = float32(dealt + int32(1)), float32(shown)
-    return reward, dealt + int32(1) == cards
+    return reward, left == int32(1)
 
 
 @device

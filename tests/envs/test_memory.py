@@ -205,6 +205,21 @@ def test_a_player_who_forgets_nothing_reaches_the_optimum(name, params):
     assert total == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", [name for name in CARD_GAMES if name != "concentration"])
+def test_an_episode_plays_the_decks_it_opened_whatever_decks_say_later(name):
+    """A schedule or a resume may have more of them, or fewer, within an episode: no card is dealt that is not there, and the episode ends."""
+    env = envs.find(name)
+    for opened, later, after in ((1, 2, 30), (2, 1, 70)):
+        lane, ended, steps = Lane(env, 3, decks=opened), False, 0
+        while not ended and steps < 400:
+            if steps == after:
+                lane.p = device_params(env.Params(decks=later))
+            _, ended = lane.step(1)
+            steps += 1
+            assert lane.s.min() >= 0
+        assert ended and steps == {"autoencode": 103 if opened == 1 else 143}.get(name, 52 * opened - 1)
+
+
 @pytest.mark.parametrize("name", [*CARD_GAMES, "tmaze", "memory_chain"])
 def test_a_reset_leaves_nothing_of_the_episode_before(name):
     """A resume would otherwise depend on it."""
