@@ -66,16 +66,15 @@ class Team:
         self._leader = peers.Leader(self._folder, here.ranks, versions=ranks.versions(), timeout_s=timeout_s, everywhere=here.everywhere)
         self._leader.on_lost, self._leader.on_stop = self._lost, self._stop
 
-    def join(self, config: Any, values: Mapping[str, Any], device: torch.device, step: int | None) -> None:
+    def join(self, config: Any, values: Mapping[str, Any], device: torch.device, step: int | None, document: Mapping[str, Any]) -> None:
         """Wait for the other ranks, tell them what is trained, from the checkpoint of a step or anew, and make the exchange.
 
-        `config` is an `operant.config.load.Config`, `values` what the other ranks must have been asked for, too. Raises ConfigError where they cannot share the
-        lanes, MachineError where one does not come.
+        `config` is an `operant.config.load.Config`, `values` what the other ranks must have been asked for, too, `document` the run's. Raises ConfigError where
+        they cannot share the lanes, MachineError where one does not come.
         """
         if self._leader is None:
             return
         building.require_shared(config, self._leader.ranks)
-        document = runs.read_json(self._folder / "run.json")
         self._leader.wait(ranks.JOIN_S, self._missing)
         address = self._leader.addresses[0]
         store = distributed.host_store("" if len(self._leader.addresses) > 1 else address)

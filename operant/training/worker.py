@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from operant.config.load import Config
     from operant.config.request import Request
-    from operant.training.loop import Trainer
+    from operant.training.loop import Start, Trainer
     from operant.training.team import Team
 
 log = logging.getLogger("operant")
@@ -77,11 +77,10 @@ def prepare(
     flags = [*(["--resume", resume] if resume is not None else []), *["--trust"] * trusted]
     command = [*launch.module_command("operant.training.worker"), str(folder), *flags]
     with contextlib.ExitStack() as undo:
-        others = ranks.Others(command, folder, _asked(folder, document, resume).ranks() if here.launcher is None else 1)
+        asked = _asked(folder, document, resume)
+        others = ranks.Others(command, folder, asked.ranks() if here.launcher is None else 1)
         undo.callback(others.close, 0.0)
-        asked, config = configured(
-            folder, document, resume, trusted, lambda phase: runs.update_document(folder, durable=False, phase=phase), here.local_rank, requests.held()
-        )
+        config = configured(asked, trusted, here.local_rank, lambda phase: runs.update_document(folder, durable=False, phase=phase), requests.held())
         from operant.training import team as teams
 
         here, named, note = ranks.found(config.run, here, resume=resume is not None)
@@ -110,18 +109,45 @@ def _asked(folder: Path, document: dict[str, Any], resume: str | None) -> Reques
 
 
 def configured(
-    folder: Path, document: dict[str, Any], resume: str | None, trusted: bool, phase: Callable[[str], object] = lambda phase: None, local_rank: int = 0,
+    asked: Request, trusted: bool, local_rank: int, phase: Callable[[str], object] = lambda phase: None,
     held: contextlib.AbstractContextManager[object] | None = None,
-) -> tuple[Request, Config]:  # fmt: skip
-    """What a run's document asks for, and the configuration, once all that is large is imported, within `held`. Raises ConfigError."""
-    asked = _asked(folder, document, resume)
+) -> Config:  # fmt: skip
+    """The configuration that is asked for, once all that is large is imported, within `held`. Raises ConfigError."""
     wake_gpu(asked.device(local_rank))
     with importing():
         with held or contextlib.nullcontext():
             from operant.training import loop, team  # noqa: F401  (and torch and numba with them)
 
         phase("reading the configuration")
-        return asked, asked.load(trusted)
+        return asked.load(trusted)
+
+
+def _tried(config: Config, device: torch.device, count: int, phase: Callable[[str], object]) -> tuple[Config, list[str]]:
+    """The configuration with as many lanes as `count` ranks have room for, once the user's own environment has been looked at, and warnings about that."""
+    from operant.training import auto_lanes, memory
+    from operant.worlds import quick_check
+
+    warnings: list[str] = []
+    if (file := config.environment_file) is not None and not config.hosted:
+        phase(f"checking {file.name}")
+        warnings = quick_check.require_sound(config.environment, file, config.params, device)
+    if config.env.lanes == "auto":
+        phase("trying how many lanes fit")
+        config = auto_lanes.resolved(config, device, report=log.info, ranks=count)
+    else:
+        memory.require_room(config, device, count)
+    return config, warnings
+
+
+def _start(folder: Path, uuid: str, asked: Request, config: Config, resume: str, trusted: bool) -> Start:
+    """The checkpoint that a resume begins from, and its configuration, which fits. Raises OperantError."""
+    from operant.config import resuming
+    from operant.runs.checkpoints import Store
+
+    checkpoint = Store(folder / "checkpoints", run_uuid=uuid, report=log.warning).load(int(resume) if resume.isdecimal() else resume)
+    before = resuming.of_checkpoint(asked, checkpoint.config, trusted)
+    resuming.check_fits(before, config, asked.source)
+    return checkpoint, before
 
 
 def _built(
@@ -134,35 +160,18 @@ def _built(
 
     from operant.config import load as configuration
     from operant.config import resuming, trust
-    from operant.runs.checkpoints import Store
-    from operant.training import auto_lanes, memory
     from operant.training.loop import Trainer
-    from operant.worlds import quick_check
 
     def phase(text: str, **fields: Any) -> dict[str, Any]:
         return runs.update_document(folder, durable=False, phase=text, **fields)
 
     (device, team, here), values = where, resuming.comparable(config)
-    warnings: list[str] = []
-    if (file := config.environment_file) is not None and not config.hosted:
-        phase(f"checking {file.name}")
-        warnings = quick_check.require_sound(config.environment, file, config.params, device)
-    if config.env.lanes == "auto":
-        phase("trying how many lanes fit")
-        config = auto_lanes.resolved(config, device, report=log.info, ranks=here.ranks)
-    else:
-        memory.require_room(config, device, here.ranks)
-    start, before = None, None
-    if resume is not None:
-        which = int(resume) if resume.isdecimal() else resume
-        checkpoint = Store(folder / "checkpoints", run_uuid=document["uuid"], report=log.warning).load(which)
-        before = resuming.of_checkpoint(asked, checkpoint.config, trusted)
-        resuming.check_fits(before, config, asked.source)
-        start = (checkpoint, before)
-    config = resuming.completed(config, before)
+    config, warnings = _tried(config, device, here.ranks, phase)
+    start = None if resume is None else _start(folder, document["uuid"], asked, config, resume, trusted)
+    config = resuming.completed(config, None if start is None else start[1])
     if here.ranks > 1:
         phase(f"waiting for {here.ranks - 1} other rank{'s' * (here.ranks > 2)}")
-        team.join(config, values, device, None if start is None else start[0].step)
+        team.join(config, values, device, None if start is None else start[0].step, document)
     document = phase(
         "compiling kernels",
         env=config.environment.name,
@@ -288,7 +297,7 @@ def _follow(folder: Path, resume: str | None, trusted: bool, here: ranks.Place) 
     quiet_threads()
     config, problem = None, None
     try:
-        _, config = configured(folder, runs.read_json(folder / "run.json"), resume, trusted, local_rank=here.local_rank)
+        config = configured(_asked(folder, runs.read_json(folder / "run.json"), resume), trusted, here.local_rank)
     except OperantError as error:  # which rank 0 is told once it listens
         problem = error
     from operant.config import resuming
