@@ -83,7 +83,9 @@ class GroupExchange:
     def agree(self, text: str) -> str:
         """What rank 0 says; up to 255 bytes."""
         own = torch.tensor(list(text.encode().ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8)
+        counts, self.counts = self.counts, False  # it belongs to no iteration
         found = self.gather(own.to(self.device)[None])[0].cpu()  # sync: before a run begins
+        self.counts = counts
         return bytes(found.tolist()).rstrip(b"\0").decode()  # sync: the same
 
     def link(self, width: int, programs: int) -> Link | None:
@@ -128,7 +130,8 @@ class SymmetricExchange(GroupExchange):
         """The rows (k, ...) of all ranks in their order, (W k, ...)."""
         size = rows.nbytes // 4
         in_kernel = self._in_kernel and rows.nbytes % 4 == 0 and 0 < size <= MOST_WORDS
-        self._uncounted = self._uncounted or (self.counts and not in_kernel and torch.cuda.is_current_stream_capturing())
+        if self.counts and not in_kernel:
+            self._cannot_count("hand over more than 65,536 words at once")
         if rows.nbytes % 4 or not 0 < size <= MOST_NUMBERS:
             return super().gather(rows)
         own = rows.detach().contiguous().view(-1).view(torch.int32)
@@ -167,8 +170,15 @@ class SymmetricExchange(GroupExchange):
         rows = torch.tensor([theirs[0, self.rank].data_ptr() for theirs in every], device=self.device)
         spent = self._spent[min(self._made, _COUNTERS - 1)]
         self._made += self.counts
-        self._uncounted = self._uncounted or self._made >= _COUNTERS
+        if self._made >= _COUNTERS:
+            self._cannot_count(f"have {_COUNTERS} kernels or more that exchange")
         return Link(inbox, rows, torch.zeros(programs, dtype=torch.int32, device=self.device), spent)
+
+    def _cannot_count(self, why: str) -> None:
+        """Its time is not known from now on: a part of it would be too little."""
+        if self._in_kernel and not self._uncounted:
+            log.info("the exchange's share is not measured, as iterations %s: gpu/<rank>/exchange_share has no value", why)
+        self._uncounted = True
 
     def spent_s(self) -> float | None:
         """Seconds that kernels' first programs have waited in it; NaN where iterations also exchange what is larger; None between torch's barriers."""

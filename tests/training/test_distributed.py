@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -53,6 +54,21 @@ def trained(config, exchange=SOLO, iterations=3):
     iterate(algo, iterations)
     whole = distributed.whole_state(algo, "train", exchange)
     return {name: tensor.numpy().tobytes() for name, tensor in [*whole.items(), ("stats", algo.stats)]}
+
+
+def test_a_share_of_the_exchange_that_cannot_be_known_is_none_not_a_part_of_it(monkeypatch, caplog):
+    """What kernels exchange is counted by them; more than 65,536 words go another way. (Of one rank without a GPU: no kernel, and no stream.)"""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, distributed.FOREVER)
+    exchange, large = distributed.SymmetricExchange(0, 1, group, torch.device("cpu"), in_kernel=True), torch.zeros(1, distributed.MOST_NUMBERS + 1)
+    exchange.counts = False  # as for a checkpoint
+    exchange.gather(large)
+    assert exchange.spent_s() == 0.0
+    exchange.counts = True
+    with caplog.at_level("INFO"):
+        exchange.gather(large)
+        exchange.gather(large)
+    assert math.isnan(exchange.spent_s()) and caplog.text.count("the exchange's share is not measured") == 1
 
 
 SHAPE = ["env.lanes=512", "algo.horizon=16", "algo.minibatches=2", "algo.epochs=2", "run.steps=100k", "net.hidden=[16,16]"]
