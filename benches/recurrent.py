@@ -122,17 +122,13 @@ def gradient(net: dict, precision: str, tiny: bool) -> dict[str, object]:
 def acting(net: dict, precision: str, tiny: bool, lanes: int | None = None) -> dict[str, object]:
     """What acting computed, which is in the rollout, beside what the way forward of learning computes of the same weights: equal to the bit or how far off."""
     from fused_probe import trainer, wide
+    from memory_interpreted import third_iteration
 
     sizes = sizes_of(tiny, net) | ({"lanes": lanes} if lanes and not tiny else {})
     algo = {"bptt": sizes["horizon"] // 2, "minibatches": 1, "epochs": 1, "normalize_observations": True, "precision": precision}
     ppo = trainer(wide(118, 3), NetConfig(shared=True, **net), where="cpu" if tiny else "cuda", eager=True, kernels="fused", **algo, **sizes)
     ppo.policy.flat.values.data.add_(0.1 * torch.randn(ppo.policy.flat.values.shape, generator=torch.Generator().manual_seed(1)).to(ppo.policy.device))
-    for _ in range(2):
-        ppo.collect()
-        ppo.update_normalizers()
-        ppo.collector.carry_on()
-    ppo.collect()
-    ppo.estimate_advantages()
+    third_iteration(ppo)
     ppo.minibatches.shuffle()
     found, states = learned(ppo)
     rollout, kept = ppo.rollout, ppo.experience

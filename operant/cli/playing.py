@@ -91,13 +91,7 @@ def render(
         raise UsageError("--greedy and --sampled exclude each other: give one")
     if seconds is not None and steps is not None:
         raise UsageError("--seconds and --steps exclude each other: give one")
-    within("--lanes", lanes, 1, 256)
-    across = math.ceil(math.sqrt(lanes))
-    within("--size", size, *_SIDES)
-    side = (size - films.GAP * (across - 1)) // across
-    if side < _SIDES[0]:
-        least = across * (_SIDES[0] + films.GAP)
-        raise UsageError(f"--size {size} leaves {max(0, side)} pixels for each of {lanes} games, of the {_SIDES[0]} it takes: at least --size {least}")
+    side = _side(size, lanes, films.GAP)
     within("--seconds", seconds, 0.01, 36_000)
     within("--steps", steps, 1, _MOST_STEPS)
     within("--episodes", episodes, 0, 1_000_000)
@@ -136,6 +130,18 @@ def render(
         _tell(document)
     if shot.cut:
         say(f"the film ended before episode {episodes} did: --seconds or --steps allow for more")
+
+
+def _side(size: int, lanes: int, gap: int) -> int:
+    """Pixels of a game's side where `lanes` games form a square of `size` pixels with gaps between them. Raises UsageError."""
+    within("--lanes", lanes, 1, 256)
+    within("--size", size, *_SIDES)
+    across = math.ceil(math.sqrt(lanes))
+    side = (size - gap * (across - 1)) // across
+    if side < _SIDES[0]:
+        least = across * (_SIDES[0] + gap)
+        raise UsageError(f"--size {size} leaves {max(0, side)} pixels for each of {lanes} games, of the {_SIDES[0]} it takes: at least --size {least}")
+    return side
 
 
 @app.command()

@@ -75,6 +75,16 @@ def exact_gradient(ppo, batch):
     return wanted, [float(term) for term in terms]
 
 
+def third_iteration(ppo):
+    """Two iterations without learning, and the third one's rollout with its advantages."""
+    for _ in range(2):
+        ppo.collect()
+        ppo.update_normalizers()
+        ppo.collector.carry_on()
+    ppo.collect()
+    ppo.estimate_advantages()
+
+
 def prepared(ppo, seed=5):
     """A rollout to learn from: the second, so that lanes remember something; targets off the values, old log-probabilities off the new ones."""
     generator = torch.Generator().manual_seed(seed)
@@ -83,12 +93,7 @@ def prepared(ppo, seed=5):
         return torch.randn(tensor.shape, generator=generator).to(tensor.device)
 
     ppo.policy.flat.values.data.add_(0.1 * noise(ppo.policy.flat.values))
-    for _ in range(2):
-        ppo.collect()
-        ppo.update_normalizers()
-        ppo.collector.carry_on()
-    ppo.collect()
-    ppo.estimate_advantages()
+    third_iteration(ppo)
     found = ppo.experience
     found.advantage.copy_(noise(found.advantage) + 2.0 * (found.raw[:, 0] > 0))
     found.log_probability.add_(0.2 * noise(found.log_probability))
