@@ -16,7 +16,10 @@ from operant.worlds.device_world import DeviceWorld
 CELLS = replace(wide(48, 3, seen="uint8"), observation=Box(48, dtype="uint8", shape=(4, 4, 3)), time_limit=5)
 """CartPole seen through the cells of a board."""
 
-ENVS = {"cartpole": CARTPOLE, "count": COUNT, "cells": CELLS}
+BOARD = replace(wide(72, 3, seen="uint8"), observation=Box(72, dtype="uint8", shape=(6, 6, 2)), time_limit=5)
+"""The same on a board with several groups of places in a row."""
+
+ENVS = {"cartpole": CARTPOLE, "count": COUNT, "cells": CELLS, "board": BOARD}
 
 
 def built(algo, env, net, config, *, lanes=12, kernels="fused", where="cpu", seed=1, eager=False, steps=100_000):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from fused_probe import interpreted, wide
@@ -34,6 +37,7 @@ PQN_CASES = [
     {"env": JUDGED, "net": PLAIN, "config": {**SHORT, "kernel_config": PER_LAYER, "anneal": False, "horizon": 10}},
     {"env": "count", "net": NORMED, "config": {**SHORT, "kernel_config": PER_LAYER, "reward_scale": 0.5}, "iterations": 1},
     {"env": "cells", "net": BOARD, "config": {"horizon": 4, "epochs": 1, "minibatches": 2}, "lanes": 32},
+    {"env": "board", "net": {**BOARD, "channels": [32]}, "config": {"horizon": 4, "epochs": 2, "minibatches": 1}, "lanes": 64, "iterations": 1},
     {"env": "count", "net": PLAIN, "config": {**SHORT, "max_gradient_norm": 0.1}},
     {"env": BYTES, "net": PLAIN, "config": SHORT},
 ]
@@ -45,7 +49,7 @@ def same(case, found):
     assert found["moved"] > 1e-3, (case, found)
 
 
-@pytest.mark.parametrize("cases", [PQN_CASES[1:5], pytest.param([*PQN_CASES[:1], *PQN_CASES[5:]], marks=pytest.mark.soak)], ids=["few", "others"])
+@pytest.mark.parametrize("cases", [PQN_CASES[1:6], pytest.param([*PQN_CASES[:1], *PQN_CASES[6:]], marks=pytest.mark.soak)], ids=["few", "others"])
 def test_whole_iterations_of_pqn_are_the_torch_paths(cases):
     """Epsilon-greedy acting, max Q, returns, several steps of Adam, statistics; legal actions and truncated episodes among them."""
     found = interpreted([("q", {"algo": "pqn", **case}) for case in cases])
@@ -99,22 +103,26 @@ def test_pqns_kernels_compile(env, precision, net, shape):
     assert {"begin", "adam_step", "finish", "reduce_partials"} <= {name for name, _ in seen}
 
 
-def board_launches(game, precision, lanes, **config):
-    """(kernel, arguments, options) of acting, final values and each minibatch's gradient, by a trainer of a board that has no GPU to launch them on."""
+def made_for_board(game, precision, lanes, **config):
+    """The kernels of a trainer of a board that has no GPU to launch them on."""
     from operant.kernels.dense import board
 
     given: list = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "build", lambda *arguments, **_: given.extend(arguments))
-        made = PQN.Config(**config)
-        PQN(DeviceWorld(find(game), lanes, seed=1), made, mlp.Config(**{**BOARD, "hidden": [128]}), seed=1, steps=100)
+        PQN(DeviceWorld(find(game), lanes, seed=1), PQN.Config(**config), mlp.Config(**{**BOARD, "hidden": [128]}), seed=1, steps=100)
     learner, reason = board.build(given[0], precision)
     assert learner is not None, reason
-    found: list = []
+    return learner
+
+
+def board_launches(game, precision, lanes, **config):
+    """(kernel, arguments, options) of acting, final values and each minibatch's gradient, by a trainer of a board that has no GPU to launch them on."""
+    learner, found = made_for_board(game, precision, lanes, **config), []
     learner.launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
     learner.act(0)
     learner.bootstrap(True)
-    for k in range(made.minibatches):
+    for k in range(config["minibatches"]):
         learner.backward(k)
         learner.reduce()
     return found
@@ -122,8 +130,13 @@ def board_launches(game, precision, lanes, **config):
 
 @needs_compiler
 @pytest.mark.compile
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
-@pytest.mark.parametrize("game", ["minatar_asterix", "minatar_seaquest"])
+@pytest.mark.parametrize(
+    ("game", "precision"),
+    [
+        *itertools.product(["minatar_asterix", "minatar_seaquest"], ["tf32", "bf16"]),
+        pytest.param("minatar_asterix", "fp32", marks=pytest.mark.soak),
+    ],
+)
 def test_kernels_for_boards_compile(game, precision):
     found = board_launches(game, precision, 128, horizon=1, minibatches=1)
     for kernel, arguments, options in found:
@@ -139,6 +152,25 @@ def test_a_boards_minibatch_begins_where_the_last_one_ends(lanes, horizon, block
     assert [arguments[2] for arguments, options in launches if options.get("ACT") is False] == [0, blocks]
 
 
+@needs_compiler
+def test_all_that_a_boards_run_launches_is_tried_for_room_first(monkeypatch):
+    """Compiled before a run begins: what then asked for too much shared memory would end it."""
+    learner = made_for_board("minatar_breakout", "tf32", 64, horizon=4, minibatches=2)
+    monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    gpu = SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": 1})
+    monkeypatch.setattr("operant.kernels.dense.learner.driver", SimpleNamespace(active=SimpleNamespace(utils=gpu)))
+    tried, launched = set(), set()
+    learner.launch = lambda kernel, grid, *arguments, **options: tried.add((kernel.__name__, repr(options)))
+    assert learner.fits()
+    learner.launch = lambda kernel, grid, *arguments, **options: launched.add((kernel.__name__, repr(options)))
+    learner.act(0)
+    learner.bootstrap(True)
+    learner.bootstrap(False)
+    learner.update(2)
+    assert tried == launched
+
+
 @pytest.mark.parametrize(
     ("net", "config", "lanes", "reason"),
     [
@@ -147,6 +179,7 @@ def test_a_boards_minibatch_begins_where_the_last_one_ends(lanes, horizon, block
         ({}, {"minibatches": 8}, 32, "a minibatch of 32 samples"),
         ({}, {}, 48, "a minibatch of 192 samples"),
         ({}, {}, 1024, "a minibatch of 4096 samples"),
+        ({}, {"kernel_config": PER_LAYER}, 32, "have no tile config"),
     ],
 )
 def test_boards_that_are_not_for_fused_kernels(monkeypatch, net, config, lanes, reason):

@@ -37,7 +37,7 @@ def build(task: Task, *, kernels: str, precision: str, config: str = "", measure
 
     `config` is the line of a tile config that a run has begun with and so keeps; or "first", which is the same at every start; or "", the fastest as `measure`
     finds it (by default on a GPU, never on a CPU). One line of the log says which, or where "auto" finds a GPU but cannot, why not. Raises ConfigError where
-    "fused" cannot, and for a line that is not a tile config.
+    "fused" cannot, and for a line that is not a tile config, or any line where kernels for boards would run, which have none.
     """
     policy, (steps, lanes) = task.policy, task.buffers.rollout.reward.shape
     on_gpu = policy.device.type == "cuda"
@@ -50,6 +50,8 @@ def build(task: Task, *, kernels: str, precision: str, config: str = "", measure
         from operant.kernels.dense.board import build as build_for_board
 
         learner, reason = build_for_board(task, precision if on_gpu else "fp32")
+        if learner is not None and config not in ("", FIRST):
+            raise ConfigError("the trainer", [f'algo.kernel_config = "{config}": fused kernels for boards have no tile config to choose; leave it out'])
         if learner is not None:
             return learner
     elif reason is None:

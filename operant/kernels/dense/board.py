@@ -127,6 +127,10 @@ class BoardLearner(Learner):
         self._row_sums = torch.zeros(spec.down, max(samples, self._lanes), spec.hidden, device=device)
         self._gradient_z = torch.zeros(samples, spec.hidden, device=device)
 
+    def fits(self) -> bool:
+        """Whether the GPU has the shared memory that all programs of a run ask for. Compiles them, and launches nothing."""
+        return self._has_room(lambda: self.act(0)) and self._has_room(lambda: self.bootstrap(finals=True)) and self._has_room(lambda: self.update(1))
+
     # COLLECT
 
     def act(self, t: int, lanes: slice | None = None) -> None:
