@@ -50,7 +50,6 @@ class Task(NamedTuple):
 LONG = "env.params.high=1000 env.params.log_uniform=true algo.horizon=64 run.steps=300M"
 AT_1000 = "env.params.low=1000 env.params.high=1000 env.params.log_uniform=false"
 POPGYM = "env.lanes=1024 algo.minibatches=8 run.steps=300M"
-WIDE = "net.memory=mingru env.lanes=8192 algo.horizon=64 algo.minibatches=16 algo.optimizer=muon"
 TASKS = {
     "chain100": Task("memory_chain", "", 0.99, 10),
     "chain1000": Task("memory_chain", "env.lanes=1024 env.params.length=1000 algo.horizon=1001 net.memory_init=2000 run.steps=300M", 0.99, 20),
@@ -79,12 +78,10 @@ TASKS = {
     "breakout": Task("breakout", "", 860, 25, longest=12_000, look_s=(0.7, 0.1)),
     "snake": Task("snake", "", 30, 8, "length"),
     "pacman": Task("pacman", "", 200, 14, "pickups", longest=12_000, look_s=(2.0, 0.5)),
-    "pacman_muon": Task("pacman", "algo.optimizer=muon algo.learning_rate=7e-3 run.steps=250M", 200, 16, "pickups", longest=12_000, look_s=(2.0, 0.5)),
-    "pacman_memory": Task("pacman", f"{WIDE} net.hidden=[256] net.memory_layers=6 algo.replay_ratio=1.75 algo.learning_rate=5e-3 run.steps=200M", 200, 40,
-                          "pickups", longest=12_000, look_s=(4.0, 2.0)),
+    "pacman_memory": Task("pacman_memory", "", 200, 40, "pickups", longest=12_000, look_s=(4.0, 2.0)),
     "g2048": Task("g2048", "", 0.5, 8, "reached_2048", longest=12_000, look_s=(0.8, 0.1)),
-    "g2048_memory": Task("g2048", f"{WIDE} net.hidden=[512] net.memory_layers=4 algo.replay_ratio=2.25 algo.learning_rate=2e-3 run.steps=100M", 0.75, 40,
-                         "reached_2048", longest=12_000, look_s=(4.0, 2.0)),
+    "g2048_memory": Task("g2048_memory", "", 0.75, 40, "reached_2048", longest=12_000, look_s=(4.0, 2.0)),
+    "go_memory": Task("go_memory", "", 0.95, 5, "won", longest=12_000, look_s=(0.3, 0.1)),
     "breakout_memory": Task("breakout", "net.memory=mingru net.memory_layers=2 algo.horizon=64", 860, 60, longest=12_000),
 }
 
