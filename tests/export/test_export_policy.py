@@ -108,11 +108,15 @@ def test_a_memory_is_carried_from_step_to_step(tmp_path):
     assert seen == {0, 1}
 
 
+WITH_SMALLER_NUMBERS = ("ppo/repeat_previous_medium", "ppo/pacman_memory", "ppo/g2048_memory")
+"""What goes round through large weights is chaos, and through many wide layers it grows: rounding with it, the policy's own as well."""
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("target", ["onnx", "numpy"])
 @pytest.mark.parametrize("recipe", [name for name in recipes.shipped() if "gymnasium" not in name and "ale" not in name.split("/")[1]])
 def test_every_recipes_policy(tmp_path, recipe, target):
-    scale = 0.02 if recipe == "ppo/repeat_previous_medium" else 0.3  # what goes round through larger weights is chaos, in which rounding grows
+    scale = 0.02 if recipe in WITH_SMALLER_NUMBERS else 0.3
     _, made = exported(tmp_path, recipe, target, steps=200 if "pixels" not in recipe else 20, scale=scale)
     assert made.difference <= 1e-5 or (made.difference < 1e-3 and made.file_rounding <= 2 * made.actor_rounding)
 
