@@ -101,7 +101,7 @@ def _entries(names: Sequence[str] | None, root: str | None, axis: str, smooth: f
     from operant.runs import groups
 
     if not names:
-        raise UsageError("name the runs, such as: operant compare cartpole-ppo-4f2a cartpole-sac-77b0")
+        raise UsageError("name the runs to compare or plot, such as cartpole-ppo-4f2a cartpole-sac-77b0; `operant runs` lists them")
     if axis not in _AXES:
         raise UsageError(f"--x is {safe(axis, 40)!r}; it must be steps or seconds")
     within("--smooth", smooth, 0.0, _HIGHEST_SMOOTH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Annotated, Any, Final
 
 import typer
@@ -26,6 +27,9 @@ app.add_typer(machine.app)
 _UsageError: Final[Any] = typer.BadParameter.__base__
 """What typer raises for words that it cannot make out. It has the class from a click of its own, and no name for it."""
 
+_NO_NUMBER: Final = re.compile(r"is not a valid (int|float)(?:eger)?(?: range)?(?=\.$)", re.MULTILINE)
+"""Its words for a value that should be one."""
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -45,7 +49,7 @@ def run() -> int:
     except _UsageError as error:
         told = io.StringIO()  # the words that were typed are in it: a pattern may have put the names of files there
         error.show(told)
-        say(*told.getvalue().splitlines())
+        say(*_NO_NUMBER.sub(lambda found: "is not a whole number" if found[1] == "int" else "is not a number", told.getvalue()).splitlines())
         return int(error.exit_code)
     except typer.Abort:
         say("Aborted!")

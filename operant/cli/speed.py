@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from operant.cli.common import TYPER, ConfigOption, EnvOption, JsonOption, TrustOption, Words, consented, out, print_json, print_table, say
-from operant.errors import UsageError
+from operant.errors import MachineError, NotFoundError, UsageError
+from operant.text import safe
 
 if TYPE_CHECKING:
     from operant.tools.bench import Bench, Solved, Stepping, Training
@@ -87,11 +88,11 @@ def _place(trace: str) -> Path:
     """The trace's path. Tried before the training: torch's profiler only logs a failure."""
     path = Path(trace)
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"--trace: no folder {str(path.absolute().parent)!r}")
+        raise NotFoundError(f"--trace: no folder {safe(path.absolute().parent, 400)!r} to put {safe(path.name, 100)} in")
     try:
         path.open("ab").close()
     except (OSError, ValueError) as error:
-        raise UsageError(f"--trace: {trace!r} cannot be written ({getattr(error, 'strerror', None) or error})") from None
+        raise MachineError(f"--trace: {safe(trace, 400)!r} cannot be written ({getattr(error, 'strerror', None) or error}): choose another place") from None
     return path
 
 

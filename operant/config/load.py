@@ -209,7 +209,7 @@ def _section(raw: RawConfig, name: str, model: type[BaseModel], known: dict[str,
     """The model of one section, or None and a problem for each thing that is wrong in it."""
     data = raw.data.get(name, {})
     if not isinstance(data, dict):
-        raw.problem(raw.location((name,)), f"{name}: a section should be a table: [{name}] (got {quoted(data)})")
+        raw.problem(raw.location((name,)), f"{name} is a section of keys, such as {name}.{known[name][0]}, not a value (got {quoted(data)})")
         return None
     if name == "algo":
         data = {key: value for key, value in data.items() if key != "name"}

@@ -105,7 +105,7 @@ def write(actor: Actor, params: Any, path: Path, target: str, *, steps: int = ST
                 raise OperantError(f"the exported policy differs from the run's by {found.difference:.3g} (more than {TOLERANCE:g}{far}): no file was written")
             os.replace(temporary, path)
         except OSError as error:
-            raise MachineError(f"{path} cannot be written ({error.strerror or error})") from None
+            raise MachineError(f"{path} cannot be written ({error.strerror or error}): choose another place with --out") from None
         finally:
             temporary.unlink(missing_ok=True)
     return Exported(path, *names(actor), steps * LANES, **found._asdict())

@@ -7,6 +7,7 @@ more, for which all lanes wait. Here the process that is asked steps, and an epi
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ class Game:
         ALEInterface.setLoggerMode(LoggerMode.Error)
         game = name.rpartition("/")[2].partition("-")[0]
         game = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in game).strip("_")
-        if game not in roms.get_all_rom_ids():
-            raise ValueError(f"ale-py has no game {game!r}")
+        if game not in (games := roms.get_all_rom_ids()):
+            close = difflib.get_close_matches(game, games, 3) or sorted(games)[:3]
+            raise ValueError(f"ale-py has no game {game!r} among its {len(games)}, such as {', '.join(close)}")
         self._skip, self._noop_max, self._maxpool, self._episodic = frame_skip, noop_max, maxpool, episodic_life
         self._chosen, self._sticky, self._life_lost = {"mode": mode, "difficulty": difficulty}, repeat_action_probability > 0, False
         self._machine, self._rom = ALEInterface(), str(roms.get_rom_path(game))

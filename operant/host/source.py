@@ -107,7 +107,8 @@ def _game(source: Source, kwargs: dict[str, Any]) -> Game:
     except ImportError:
         raise missing("ale", source.name, "ale-py 0.11 or later") from None
     except Exception as error:
-        raise SourceError(f"ale:{source.name} could not be made: {type(error).__name__}: {error}") from error
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise SourceError(f"ale:{source.name} could not be made: {kind}{error}") from error
 
 
 def _without_screen() -> dict[str, str]:

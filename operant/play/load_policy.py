@@ -72,7 +72,7 @@ def load(what: str, reach: runs.Reach, *, which: str | None, device: str, report
     given = _checkpoint_path(what)
     if given is not None and which is not None:
         raise UsageError(f"{what!r} is a checkpoint already: leave --checkpoint out, or name the run")
-    run = _run_around(given) if given is not None else runs.resolve(what, *reach)
+    run = _run_around(given, what) if given is not None else runs.resolve(what, *reach)
     if not run.config_path.is_file():
         raise NotFoundError(f"{safe(run.id)} has no configuration: it never began to train. Its log: operant logs {safe(run.id)}")
 
@@ -126,11 +126,11 @@ def _checkpoint_path(what: str) -> Path | None:
     return None
 
 
-def _run_around(checkpoint: Path) -> runs.Run:
-    """The run a checkpoint lies in: RUN/checkpoints/step-*."""
+def _run_around(checkpoint: Path, what: str) -> runs.Run:
+    """The run a checkpoint lies in: RUN/checkpoints/step-*; `what` is how it was named."""
     run = runs.load(checkpoint.parent.parent)
     if run is None:
-        raise NotFoundError(f"{runs.shown(checkpoint)} is not in a run folder, so its configuration is unknown (expected RUN/checkpoints/step-...)")
+        raise NotFoundError(f"{safe(what, 400)!r} is not in a run folder, so its configuration is unknown (expected RUN/checkpoints/step-...)")
     return run
 
 

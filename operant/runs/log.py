@@ -22,7 +22,7 @@ SESSION_MARK: Final = "operant: session started "
 LEFT_OUT: Final = "… left out here: "
 """How the line begins that stands for what a `Tail` skipped."""
 _MOST_BYTES, _MOST_CELLS = 8 << 20, 4000  # of a log that is shown as a whole, and of its lines
-_END_BYTES, _STEP_BYTES, _LINE_BYTES, _END_CELLS = 1 << 16, 1 << 18, 1 << 14, 400
+_END_BYTES, _STEP_BYTES, _LINE_BYTES, _END_CELLS = 1 << 16, 1 << 18, 1 << 14, 1000
 _KEPT, _LAST_LINES, _ERROR_LINES = 1000, 20, 60
 _POLL_S = 0.2
 _CLOCK: Final = re.compile(r"([0-9]{2}:[0-9]{2}:[0-9]{2}) (.*)")

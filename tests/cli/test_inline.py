@@ -435,6 +435,12 @@ def test_a_worker_that_refuses_its_configuration_is_quoted_and_its_folder_delete
         (("config", "check", "nosuch"), 3, "no configuration file 'nosuch'"),
         (("config", "check", "ppo", "algo.gama=0.9"), 2, "did you mean 'algo.gamma'?"),
         (("config", "show", "nosuch"), 2, "unknown environment 'nosuch'"),
+        (("config", "check", "ppo", "algo=sac"), 2, "algo is a section of keys, such as algo.name, not a value (got 'sac')"),
+        (("eval", "nosuch", "--episodes", "many"), 2, "'many' is not a whole number."),
+        (("wait", "nosuch", "--timeout", "x"), 2, "'x' is not a number."),
+        (("eval", __file__), 3, f"'{__file__}' is not in a run folder"),
+        (("plot", "--metric", "return"), 2, "name the runs to"),
+        (("profile", "cartpole", "--trace", "no/folder/a.json"), 3, "no folder "),
     ],
 )
 def test_what_a_user_gets_wrong_has_a_sentence_and_a_code(here, tmp_path, words, code, said):
