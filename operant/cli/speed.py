@@ -92,7 +92,8 @@ def _place(trace: str) -> Path:
     try:
         path.open("ab").close()
     except (OSError, ValueError) as error:
-        raise MachineError(f"--trace: {safe(trace, 400)!r} cannot be written ({getattr(error, 'strerror', None) or error}): choose another place") from None
+        kind = MachineError if isinstance(error, PermissionError) else UsageError
+        raise kind(f"--trace: {safe(trace, 400)!r} cannot be written ({getattr(error, 'strerror', None) or error}): choose another place") from None
     return path
 
 

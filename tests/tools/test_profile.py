@@ -19,7 +19,7 @@ from operant.cli import program, speed
 from operant.cli.speed import app
 from operant.config import load as config
 from operant.envs import find
-from operant.errors import ConfigError, MachineError, UsageError
+from operant.errors import ConfigError, MachineError, NotFoundError, UsageError
 from operant.nn import mlp, work
 from operant.tools import profile, roofline
 from operant.tools import trace as tracefile
@@ -290,11 +290,11 @@ def test_the_command_prints_json(tmp_path, quick_peak):
     assert done.exit_code == 0 and json.loads(done.stdout)["lanes"] == 64
 
 
-@pytest.mark.parametrize("trace", ["gone/trace.json", ".", "a\0b"])
-def test_the_command_wants_a_place_for_its_trace(trace, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("trace", "error"), [("gone/trace.json", NotFoundError), (".", UsageError), ("a\0b", UsageError)])
+def test_the_command_wants_a_place_for_its_trace(trace, error, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profile, "profile", pytest.fail)
-    assert isinstance(run("profile", "--trace", trace).exception, UsageError)
+    assert isinstance(run("profile", "--trace", trace).exception, error)
 
 
 def test_a_broken_configuration_leaves_no_trace(tmp_path):
