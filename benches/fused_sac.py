@@ -94,7 +94,8 @@ def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tu
     for _ in range(4):
         made.train()
     ticks, updates = made.config.horizon, made.config.updates
-    whole = replay_microseconds(made.train, 30)
+    large = arguments.batch > 2048
+    whole = replay_microseconds(made.train, 10 if large else 30)
     row = {"kernels": made.backend.name, "precision": precision, "hidden": hidden, "lanes": arguments.lanes, "batch": arguments.batch}
     row |= {"algo": arguments.algo, "activation": arguments.activation, "layer_norm": arguments.layer_norm, "critics": arguments.critics}
     row |= {"critic": arguments.critic, "critic_hidden": arguments.critic_hidden, "updates_a_tick": arguments.ratio, "actor_delay": arguments.delay}
@@ -105,7 +106,7 @@ def case(arguments: argparse.Namespace, kernels: str, precision: str, hidden: tu
     }
     learner = getattr(made.backend, "learner", None)
     numbers = itertools.count()
-    alone = microseconds(lambda: made.backend.update(ticks, next(numbers)))
+    alone = microseconds(lambda: made.backend.update(ticks, next(numbers)), *((16, 10) if large else ()))
     row |= {"us_alone": round(alone, 2), "updates_alone": round(1e6 / alone, -1)}
     if learner is not None and arguments.parts:
         parts = {name: getattr(learner, name) for name in ("evaluate", "step_critics", "judge", "improve", "step_actor")}
