@@ -79,7 +79,7 @@ def test_its_table_is_what_ships(text):
         if row[0]:
             env = envs.find(row[0].strip("`"))
             shape = env.observation.shape or (env.observation.size,)
-            numbers = "numbers" if env.observation.dtype == "float32" else "bytes"
+            numbers = "numbers" if env.observation.dtype == "float32" else "bytes" if env.observation.size > 1 else "byte,"
             assert row[2].startswith((f"{' x '.join(map(str, shape))} {numbers}", f"{env.observation.size} {numbers}")), row
             names = [name for name in env.actions if "+" not in name and name != "jump"]
             assert len(env.actions) > 10 or row[3].startswith(", ".join(names)), row

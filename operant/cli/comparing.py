@@ -46,6 +46,9 @@ def compare(
     from operant import plot
 
     entries = _entries(names, runs, axis, smooth)
+    for entry in entries:
+        if metric is not None and metric not in entry.columns.metrics:
+            raise UsageError(f"{safe(entry.run.id)} has no metric {safe(metric, 80)!r}; it has {safe(', '.join(entry.columns.metrics), 400)}")
     groups = plot.groups(entries)
     document = plot.compare(groups)
     if as_json:

@@ -46,7 +46,7 @@ class TensorBoard:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self.where, self._event, self._summary = str(folder), event_pb2.Event, summary_pb2.Summary
-        with _reached("TensorBoard"):
+        with _reached("TensorBoard", "--out names another folder"):
             self._writer = EventFileWriter(str(folder), max_queue_size=100, flush_secs=5)
 
     def add(self, chunk: Chunk) -> None:

@@ -175,4 +175,6 @@ def test_what_cannot_be_compared_is_one_sentence(three, here, tmp_path):
     assert here("plot", three[0].id, "--out", "a.gif").code == 2
     done = here("plot", three[0].id, "--out", "b.svg", "--metric", "retrun")
     assert done.code == 2 and "has no curve of 'retrun'; it has return, loss, eval/return, seconds/update" in done.err
+    done = here("compare", three[0].id, "--metric", "retrun")
+    assert done.code == 2 and "has no metric 'retrun'; it has return, " in done.err
     assert here("plot", three[0].id, "--out", "b.svg", "--smooth", "7").code == 2

@@ -47,7 +47,7 @@ def build(task: Task) -> Learner | None:
             log.info("kernels: fused, %s%s", learner.shape.precision, ", with the library's products" if wide else "")
             return learner
     if kernels == "fused":
-        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason}'])
+        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason} (use "auto" or "torch")'])
     log.info("kernels: torch's, not fused ones: %s", reason)
     return None
 

@@ -64,7 +64,7 @@ def build(task: Task, *, kernels: str, precision: str, config: str = "", measure
             return learner
         reason = selection.problem
     if kernels == "fused":
-        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason}'])
+        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason} (use "auto" or "torch")'])
     log.info("kernels: torch's, not fused ones: %s", reason)
     return None
 

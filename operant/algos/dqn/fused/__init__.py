@@ -38,7 +38,7 @@ def build(parts: Parts) -> Learner | None:
             return learner
         reason = f"the network takes more shared memory in {parts.config.precision} than this GPU has"
     if kernels == "fused":
-        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason}'])
+        raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason} (use "auto" or "torch")'])
     log.info("kernels: torch's, not fused ones: %s", reason)
     return None
 
