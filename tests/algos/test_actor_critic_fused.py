@@ -37,6 +37,8 @@ CASES = [
     # The actor learns in every second update, lanes explore differently.
     ("td3", "push", {"hidden": [16, 24], "activation": "relu"}, {**FEW, "batch_size": 32, "exploration_noise_max": 0.4}),
     ("td3", "push", {"hidden": [16], "activation": "tanh"}, {**FEW, "critics": 1, "actor_delay": 1, "updates_per_step": 0.5, "normalize_observations": True}),
+    # Distributions of returns.
+    ("sac", "push", {"hidden": [32, 16], "activation": "silu", "layer_norm": True}, {**TWO, "batch_size": 32, "critic": "c51", "atoms": 21, "gamma": 0.9}),
     # Layer normalization, where widths allow no such products.
     ("sac", "push", {"hidden": [24, 40], "activation": "silu", "layer_norm": True}, {**FEW, "batch_size": 32, "n_step": 2, "horizon": 2}),
 ]  # fmt: skip
@@ -46,7 +48,7 @@ def words(case):
     return dict(zip(("name", "env", "net", "algo"), CASES[case], strict=True))
 
 
-@pytest.mark.parametrize("cases", [(1, 3, 5), pytest.param((0, 2, 4, 6, 7), marks=pytest.mark.soak)], ids=["few", "others"])
+@pytest.mark.parametrize("cases", [(1, 3, 5), pytest.param((0, 2, 4, 6, 7, 8), marks=pytest.mark.soak)], ids=["few", "others"])
 def test_whole_iterations_are_the_torch_paths(cases):
     for differences in interpreted([("iteration", words(case)) for case in cases], "algos/actor_critic_interpreted.py"):
         assert max(differences.values()) < 1e-5, differences
@@ -66,6 +68,7 @@ def test_a_seed_has_its_bits():
         ({"hidden": (1025, 8)}, {}, "more than 1024 units"),
         ({"layer_norm": True, "critic_hidden": (16,)}, {}, "1 hidden layers, and theirs has 2 to 6"),
         ({"critic_hidden": (64, 257)}, {}, "last hidden layer has more than 256 units"),
+        ({"layer_norm": True}, {"critic": "c51", "atoms": 129}, "a support of 129 atoms is larger than 128"),
         ({}, {"batch_size": 24}, "not a multiple of 16"),
         ({}, {"max_gradient_norm": 1.0}, "max_gradient_norm"),
     ],
@@ -151,6 +154,7 @@ def test_kernels_compile(make, env, precision, net, algo):
 @pytest.mark.parametrize(
     ("precision", "layer_norm", "hidden", "own"),
     [
+        ("bf16", True, (256, 96, 64), {"project", "values", "improve_few"}),
         ("bf16", True, (768, 384, 192), {"hidden_layer", "first_slopes", "first_gradient", "action_slopes", "improve_few"}),
         pytest.param("tf32", False, (768, 384, 192), {"hidden_layer", "improve_few"}, marks=pytest.mark.soak),
         pytest.param("bf16", True, (512, 200), {"forward_layer", "value", "improve"}, marks=pytest.mark.soak),
@@ -158,10 +162,12 @@ def test_kernels_compile(make, env, precision, net, algo):
 )
 def test_kernels_of_wide_networks_compile(precision, layer_norm, hidden, own):
     from operant.kernels.actor_critic.wide import WideLearner
+    from operant.kernels.actor_critic.wide_atoms import AtomsLearner
 
     net = mlp.Config(hidden=hidden, activation="silu" if layer_norm else "relu", layer_norm=layer_norm)
-    task = actor_critic_task(sac_on(PUSH, net=net, start=False, batch_size=2048, actor_delay=2).backend)
-    learner, found = WideLearner(wide_shape.describe(task, precision), task), {}
+    critic = "c51" if "project" in own else "scalar"
+    task = actor_critic_task(sac_on(PUSH, net=net, start=False, batch_size=2048, actor_delay=2, critic=critic).backend)
+    learner, found = (AtomsLearner if critic == "c51" else WideLearner)(wide_shape.describe(task, precision), task), {}
     learner._asked = 0  # no products
     learner._launch = lambda kernel, grid, *arguments, **options: found.setdefault((kernel.__name__, repr(options)), (kernel, arguments, options))
     learner.prepare()

@@ -23,7 +23,8 @@ def choose(parts: Parts) -> Backend:
     torch_backend = DiscreteBackend(parts) if parts.discrete else TorchBackend(parts)
     task = actor_critic.Task(
         parts.config, parts.cycle, parts.actor, parts.critic_flat, parts.target_flat, parts.actor_adam, parts.critic_adam,
-        actor_critic.Stochastic(parts.log_temperature, parts.temperature_adam, parts.target_entropy), torch_backend.totals,
+        actor_critic.Stochastic(parts.log_temperature, parts.temperature_adam, parts.target_entropy, parts.reward_factor, parts.head.support),
+        torch_backend.totals,
     )  # fmt: skip
     learner = actor_critic.build(task) if parts.cycle.exchange.ranks == 1 else None
     return torch_backend if learner is None else Fused(torch_backend, learner)

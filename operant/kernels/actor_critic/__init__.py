@@ -41,8 +41,10 @@ def build(task: Task) -> Learner | None:
     if reason is None:
         from operant.kernels.actor_critic.learner import Learner
         from operant.kernels.actor_critic.wide import WideLearner
+        from operant.kernels.actor_critic.wide_atoms import AtomsLearner
 
-        learner = WideLearner(wide_shape.describe(task, precision), task) if wide else Learner(shape.describe(task, precision), task)
+        kind = AtomsLearner if task.config.critic == "c51" else WideLearner
+        learner = kind(wide_shape.describe(task, precision), task) if wide else Learner(shape.describe(task, precision), task)
         if not on_gpu or (reason := learner.unsupported_reason()) is None:
             log.info("kernels: fused, %s%s", learner.shape.precision, ", with the library's products" if wide else "")
             return learner

@@ -15,6 +15,8 @@ class Stochastic(NamedTuple):
     log_temperature: Tensor  # (1)
     adam: Adam | None  # None: the temperature is fixed
     target_entropy: float
+    reward_factor: Tensor  # () on rewards
+    support: Tensor  # of critics that learn distributions, (K)
 
 
 class Deterministic(NamedTuple):

@@ -156,7 +156,7 @@ class WideLearner(Learner):
             if k == top and net is self.shape.actor:
                 end = "policy" if self._ready else "hidden", passes.end
             elif k == top:
-                end = ("", flat) if values is None else ("value", values)
+                end = ("hidden" if self.shape.atoms else "", flat) if values is None else ("value", values)
             size, deep = tile
             part = net.layers[k].parts[0]
             described = ((passes.hidden[k - 1], size, deep), (weights[k], part, deep), (z, size, part), (h, size, part))
@@ -330,28 +330,33 @@ class WideLearner(Learner):
     def _learn_critics(self, *, due: bool) -> None:
         """The gradient of the critics, at targets by the actor as it is; and where it is due the actor's own actions."""
         net, B, actor, critic, work = self.shape.critic, self.shape.batch, self._policy, self._critics, self._work
-        own, passes, top = self._actor_passes if due else self._next_passes, self._critic_passes, len(net.layers) - 1
+        own, passes = self._actor_passes if due else self._next_passes, self._critic_passes
         actor_flat, flat = actor.flat.parameters, critic.flat.parameters
         with self._aside():
             self._forward(net, self._rows[1], flat, critic.weights, passes, keep=True)
         self._forward(actor.net, self._rows[: 2 if due else 1].flatten(0, 1), actor_flat, actor.weights, own, keep=due)
         last, drawn = len(actor.net.layers) - 1, (own.end, actor_flat, self._batch.noise, self._rows, work)
         self._rowwise(wide_heads.draw, actor.net, last, B, 2 if due else 1, *drawn, product=True, READY=self._ready)
-        self._forward(net, self._rows[0], self._followed, self._target_weights, self._target_passes, values=work.next_value)
+        self._forward(net, self._rows[0], self._followed, self._target_weights, self._target_passes, values=None if self.shape.atoms else work.next_value)
         self._join()
+        self._criticise()
+        self._backward(critic, self._rows[1], self._critic_passes, train=True)
+
+    def _criticise(self) -> None:
+        """The critics' loss, and its gradient in what their last hidden layers sum up."""
+        net, B, critic, passes, top = self.shape.critic, self.shape.batch, self._critics, self._critic_passes, len(self.shape.critic.layers) - 1
         self._rowwise(
-            wide_heads.criticise, net, top, B, net.towers, self._batch, passes.sums[top], passes.moments[top], passes.gradient[top], flat, work,
-            self._temperature, critic.partial, critic.terms, programs=net.programs, warps=2, STAGES=HEAD_STAGES,
+            wide_heads.criticise, net, top, B, net.towers, self._batch, passes.sums[top], passes.moments[top], passes.gradient[top],
+            critic.flat.parameters, self._work, self._temperature, critic.partial, critic.terms, programs=net.programs, warps=2, STAGES=HEAD_STAGES,
         )  # fmt: skip
-        self._backward(critic, self._rows[1], passes, train=True)
 
     def _learn_actor(self) -> None:
         """The gradient of the actor, through the critics as they have become."""
         shape, net, actor, critic, work = self.shape, self.shape.critic, self._policy, self._critics, self._work
-        B, own, passes, top, last = shape.batch, self._actor_passes, self._critic_passes, len(net.layers) - 1, len(actor.net.layers) - 1
+        B, own, passes, last = shape.batch, self._actor_passes, self._critic_passes, len(actor.net.layers) - 1
         flat = critic.flat.parameters
-        self._forward(net, self._rows[2], flat, critic.weights, passes, keep=True, values=work.policy_value)
-        self._rowwise(wide_heads.judge, net, top, B, net.towers, passes.sums[top], passes.moments[top], passes.gradient[top], flat, work)
+        self._forward(net, self._rows[2], flat, critic.weights, passes, keep=True, values=None if shape.atoms else work.policy_value)
+        self._judge()
         self._backward(critic, self._rows[2], passes, train=False)
         left = own.sums[last][:, B:], own.moments[last][:, B:], own.gradient[last]
         arguments = *left, actor.flat.parameters, work, self._temperature, actor.partial, actor.terms
@@ -360,6 +365,12 @@ class WideLearner(Learner):
         else:
             self._rowwise(wide_heads.improve, actor.net, last, B, 1, *arguments, product=True, programs=actor.net.programs, warps=8, num_stages=1)
         self._backward(actor, self._rows[1], own, train=True, begin=B)
+
+    def _judge(self) -> None:
+        """The gradient of -min Q / B in what the critics' last hidden layers sum up."""
+        net, passes, top = self.shape.critic, self._critic_passes, len(self.shape.critic.layers) - 1
+        of_top = passes.sums[top], passes.moments[top], passes.gradient[top]
+        self._rowwise(wide_heads.judge, net, top, self.shape.batch, net.towers, *of_top, self._critics.flat.parameters, self._work)
 
     def _step(self, trained: Trained, *, target: bool) -> None:
         """Adam's step of a network; with `target` its target's after it."""

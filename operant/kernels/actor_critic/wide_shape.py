@@ -31,6 +31,9 @@ FIRST_TILE = 128
 FEW_ACTIONS = 4
 """Numbers of an action up to which their gradients are a pass's own, and beyond a product's."""
 
+MAX_ATOMS = 128
+"""Values of a support, at most."""
+
 MAX_LAST = 256
 """Units of the last hidden layer, at most: a program holds the head of an actor."""
 
@@ -84,6 +87,7 @@ class Wide:
     needs_sums: bool  # on the way back; else activations are enough
     automatic: bool  # the temperature is learned
     normalized: bool  # what is read is normalized by running moments
+    atoms: int  # of critics that learn distributions, padded; of others 0
 
 
 def _parts(width: int) -> tuple[int, ...]:
@@ -95,13 +99,13 @@ def _parts(width: int) -> tuple[int, ...]:
     return (size, *_parts(width - size))
 
 
-def describe_net(flat: FlatVector, towers: int, inputs: int, hidden: tuple[int, ...], outputs: int, tiles: int) -> WideNet:
-    """The network of some towers whose parameters are a flat vector."""
+def describe_net(flat: FlatVector, towers: int, inputs: int, hidden: tuple[int, ...], outputs: int, tiles: int, *, apart: bool = False) -> WideNet:
+    """The network of some towers whose parameters are a flat vector. `apart`: its head has no part in rows of partial sums."""
     begin = dict(zip(flat.names, flat.offsets, strict=True))
     layers, partial = list[WideLayer](), 0
     for k, width in enumerate(hidden):
         last = k == len(hidden) - 1
-        vectors = 3 + (outputs + 1 if last else 0)
+        vectors = 3 + (outputs + 1 if last and not apart else 0)
         layers.append(
             WideLayer(
                 width, padded(width), inputs if k == 0 else hidden[k - 1], begin[f"weights.{k}"], begin[f"biases.{k}"],
@@ -127,8 +131,9 @@ def describe(task: Task, precision: str) -> Wide:
         config.batch_size, min(MAX_BATCH_PARTS, tiles & -tiles), observation, action, max(LEAST_COLUMNS, padded(observation + action)), net.activation,
         "ieee" if precision == "fp32" else precision, precision != "fp32", net.layer_norm,
         describe_net(actor.flat, 1, observation, net.hidden, 2 * action, tiles),
-        describe_net(task.critic, config.critics, observation + action, net.of_critics.hidden, 1, tiles),
+        describe_net(task.critic, config.critics, observation + action, net.of_critics.hidden, config.outputs, tiles, apart=config.critic == "c51"),
         net.layer_norm or net.activation != "relu", isinstance(task.kind, Stochastic) and task.kind.adam is not None, actor.features.normalizer is not None,
+        max(ROWS, padded(config.atoms)) if config.critic == "c51" else 0,
     )  # fmt: skip
 
 
@@ -176,8 +181,8 @@ def unsupported_reason(task: Task) -> str | None:
     columns, networks = actor.features.columns + actions, (net.hidden, net.of_critics.hidden)
     layers = next((len(hidden) for hidden in networks if not 1 < len(hidden) <= MAX_LAYERS), 0)
     reasons = {
-        'critics learn distributions (algo.critic = "c51")': config.critic == "c51",
-        "rewards are scaled (algo.normalize_returns)": config.scales_rewards,
+        f"a support of {config.atoms} atoms is larger than {MAX_ATOMS}": config.critic == "c51" and config.atoms > MAX_ATOMS,
+        "rewards are scaled (algo.normalize_returns)": config.scales_rewards and config.critic != "c51",
         f'samples are not uniform (algo.replay_sampling = "{config.replay_sampling}")': config.replay_sampling != "uniform",
         f"the network has {layers} hidden layers, and theirs has 2 to {MAX_LAYERS}": layers > 0,
         f"a layer has more than {MAX_WIDTH} units": max(map(max, networks)) > MAX_WIDTH,
