@@ -180,11 +180,7 @@ class WideLearner(Learner):
                 self._first_backward(trained, x, passes, tiled, train=train, begin=begin)
                 break
             self._input_gradient(trained, passes, k)
-            self._rowwise(
-                wide_layers.backward_layer, net, k - 1, B, net.towers, passes.gradient[k - 1], passes.sums[k - 1], passes.moments[k - 1], passes.hidden[k - 1],
-                trained.flat.parameters, trained.partial, trained.weights[0], self._work.value_slope, passes.hidden[0].shape[1], begin,
-                programs=net.programs if train else PROGRAMS // net.towers, NET=net, TRAIN=train, SLOPES=direct and k == 1,
-            )  # fmt: skip
+            self._layer_backward(trained, passes, k - 1, train=train, begin=begin, slopes=direct and k == 1)
         if not train and not idle and not direct:
             self._product(passes.gradient[0], trained.weights[0], self._work.value_slope)
         if train:
@@ -203,6 +199,15 @@ class WideLearner(Learner):
                 wide_steps.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, FIRST=first, CHUNK=chunk, WIDE=SUM_UNITS, num_warps=4
             )
             self._join()
+
+    def _layer_backward(self, trained: Trained, passes: Passes, at: int, *, train: bool, begin: int = 0, slopes: bool = False) -> None:
+        """In place from the gradient in a layer's activations to that in what it sums up."""
+        net, z, saved, hidden = trained.net, passes.sums[at], passes.moments[at], passes.hidden[at]
+        self._rowwise(
+            wide_layers.backward_layer, net, at, self.shape.batch, net.towers, passes.gradient[at], z, saved, hidden,
+            trained.flat.parameters, trained.partial, trained.weights[0], self._work.value_slope, hidden.shape[1], begin,
+            programs=net.programs if train else PROGRAMS // net.towers, NET=net, TRAIN=train, SLOPES=slopes,
+        )  # fmt: skip
 
     def _first_backward(self, trained: Trained, x: Tensor, passes: Passes, tile: tuple[int, int, int], *, train: bool, begin: int) -> None:
         """What the first layer learns from, or the gradient in actions, of the gradient in what the second layer sums up."""

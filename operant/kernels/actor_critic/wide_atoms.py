@@ -1,6 +1,7 @@
 """SAC's kernels for wide networks whose critics put out distributions of returns on a support (C51): their last layers with softmax, projection and loss.
 
-A critic's head has as many outputs as the support has atoms, at most ATOMS: a product of tiles inside each of these kernels. All else is `wide`'s.
+A critic's head has as many outputs as the support has atoms, rounded up to a power of two: forward a product of tiles inside each of these kernels, on the
+way back the library's. All else is `wide`'s.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from operant.kernels.actor_critic import wide_parts as wide
 from operant.kernels.actor_critic.task import Stochastic, Task
 from operant.kernels.actor_critic.wide import WideLearner
 from operant.kernels.actor_critic.wide_shape import ROWS, Wide
+from operant.kernels.blocks import operand
 
 # KERNELS
 
@@ -40,15 +43,6 @@ def _outputs(h, flat, tower, ROWS: tl.constexpr, SPEC: tl.constexpr, NET: tl.con
     e = tl.exp(z)
     total = tl.sum(e, axis=1)[:, None]
     return e / total, z - tl.log(total)
-
-
-@triton.jit
-def _through_head(d, flat, tower, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
-    """From the gradient in outputs (rows, atoms) that in the last activations."""
-    g = ()
-    for p in tl.static_range(len(NET.layers[AT].parts)):
-        g = g + (wide.dot(d, tl.trans(_head(flat, tower, p, SPEC, NET, AT)), SPEC),)
-    return g
 
 
 @triton.jit
@@ -95,42 +89,30 @@ def project(hidden, flat, batch, work, temperature, support, factor, least, targ
 
 
 @triton.jit
-def criticise(
-    z, saved, gradient, slopes, flat, target, support, factor, partial, by_bias, terms, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr
-):  # fmt: skip
-    """The gradients of the critics' outputs, `slopes` (towers, B, atoms), and of what their last hidden layers sum up. The loss: the sum of cross-entropies.
+def criticise(hidden, flat, target, support, factor, slopes, by_bias, terms, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+    """The gradient in the critics' outputs, `slopes` (towers, B, atoms), of the sum over critics of the mean cross-entropy.
 
-    `terms` (programs, towers, 3): the sums of cross-entropies, |Q - y| and Q, the latter two in units of reward. `by_bias` (programs, towers, atoms).
+    `terms` (programs, towers, 3): the sums of cross-entropies, |Q - y| and Q, the latter two in units of reward; `by_bias` (programs, towers, atoms) of slopes.
     """
     program, tower = tl.program_id(0), tl.program_id(1)
     NET: tl.constexpr = SPEC.critic
     ATOMS: tl.constexpr = SPEC.atoms
     atom = tl.arange(0, ATOMS)
     values, unit = _support(support, NET, SPEC), 1.0 / tl.load(factor)
-    layer = wide.load_layer(flat, tower, SPEC, NET, AT)
-    bias = wide.no_sums(ROWS, NET, AT)
-    gain, shift = bias, bias
     total_d = tl.zeros((ROWS, ATOMS), tl.float32)
     entropy, absolute, total = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
         place = row[:, None] * SPEC.atoms + atom[None, :]
-        kept = wide.load_activated(z, saved, tower * SPEC.batch + row, layer, SPEC, NET, AT)
-        probability, log_probability = _outputs(kept[0], flat, tower, ROWS, SPEC, NET, AT)
+        probability, log_probability = _outputs(wide.load_rows(hidden, tower * SPEC.batch + row, NET, AT), flat, tower, ROWS, SPEC, NET, AT)
         wanted = tl.load(target + place)
         d = (probability * tl.sum(wanted, axis=1)[:, None] - wanted) / SPEC.batch
-        tl.store(slopes + tower * SPEC.batch * SPEC.atoms + place, d)
-        g_z, g_y = wide.gradient_of_sums(_through_head(d, flat, tower, SPEC, NET, AT), kept, layer, SPEC, NET, AT)
-        wide.store_rows(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
-        bias = wide.add(bias, g_z, NET, AT)
-        if SPEC.layer_norm:
-            gain, shift = wide.add_products(gain, g_y, kept[2], NET, AT), wide.add(shift, g_y, NET, AT)
+        tl.store(slopes + tower * SPEC.batch * SPEC.atoms + place, operand(d, SPEC))
         total_d += d
         q = tl.sum(probability * values, axis=1)
         entropy -= tl.sum(wanted * log_probability, axis=1)
         absolute += tl.abs(q - tl.sum(wanted * values, axis=1)) * unit
         total += q * unit
-    wide.store_layer(partial, program, tower, bias, gain, shift, SPEC, NET, AT)
     tl.store(by_bias + (program * NET.towers + tower) * SPEC.atoms + atom, tl.sum(total_d, axis=0))
     place = terms + (program * NET.towers + tower) * 3
     tl.store(place, tl.sum(entropy, axis=0))
@@ -139,35 +121,28 @@ def criticise(
 
 
 @triton.jit
-def values(z, saved, flat, support, work, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
-    """Critics' values of the actor's actions, (towers, B)."""
-    tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    NET: tl.constexpr = SPEC.critic
-    layer = wide.load_layer(flat, tower, SPEC, NET, AT)
-    kept = wide.load_activated(z, saved, tower * SPEC.batch + row, layer, SPEC, NET, AT)
-    probability, _log = _outputs(kept[0], flat, tower, ROWS, SPEC, NET, AT)
-    tl.store(work.policy_value + tower * SPEC.batch + row, tl.sum(probability * _support(support, NET, SPEC), axis=1))
-
-
-@triton.jit
-def judge(z, saved, gradient, flat, support, work, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
-    """The gradient of -min Q / B in what the critics' last hidden layers sum up: zero but for the critic whose value of the actor's action is the least."""
-    tower, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+def judge(hidden, flat, support, slopes, work, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+    """Critics' values of the actor's actions, and the gradient of -min Q / B in their outputs: zero but for the critic whose value is the least."""
+    row, atom = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, SPEC.atoms)
     NET: tl.constexpr = SPEC.critic
     TOWERS: tl.constexpr = NET.towers
-    layer = wide.load_layer(flat, tower, SPEC, NET, AT)
-    kept = wide.load_activated(z, saved, tower * SPEC.batch + row, layer, SPEC, NET, AT)
-    least, chosen = tl.load(work.policy_value + row), tl.zeros((ROWS,), tl.int32)
-    for k in tl.static_range(TOWERS - 1):
-        other = tl.load(work.policy_value + (k + 1) * SPEC.batch + row)
-        chosen = tl.where(other < least, k + 1, chosen)
-        least = tl.minimum(least, other)
-    probability, _log = _outputs(kept[0], flat, tower, ROWS, SPEC, NET, AT)
-    # dQ / d output_k = p_k (z_k - Q)
-    own = tl.load(work.policy_value + tower * SPEC.batch + row)
-    d = tl.where(chosen == tower, -1.0 / SPEC.batch, 0.0)[:, None] * probability * (_support(support, NET, SPEC) - own[:, None])
-    g_z, _g_y = wide.gradient_of_sums(_through_head(d, flat, tower, SPEC, NET, AT), kept, layer, SPEC, NET, AT)
-    wide.store_rows(gradient, tower * SPEC.batch + row, g_z, SPEC, NET, AT)
+    z = _support(support, NET, SPEC)
+    least, chosen = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.int32)
+    found = ()
+    for k in tl.static_range(TOWERS):
+        probability, _log = _outputs(wide.load_rows(hidden, k * SPEC.batch + row, NET, AT), flat, k, ROWS, SPEC, NET, AT)
+        value = tl.sum(probability * z, axis=1)
+        tl.store(work.policy_value + k * SPEC.batch + row, value)
+        # dQ / d output_k = p_k (z_k - Q)
+        found = found + (probability * (z - value[:, None]) * (-1.0 / SPEC.batch),)
+        if k == 0:
+            least = value
+        else:
+            chosen = tl.where(value < least, k, chosen)
+            least = tl.minimum(value, least)
+    for k in tl.static_range(TOWERS):
+        place = (k * SPEC.batch + row)[:, None] * SPEC.atoms + atom[None, :]
+        tl.store(slopes + place, operand(tl.where((chosen == k)[:, None], found[k], 0.0), SPEC))
 
 
 # LAUNCHES
@@ -179,30 +154,43 @@ class AtomsLearner(WideLearner):
     def __init__(self, shape: Wide, task: Task) -> None:
         super().__init__(shape, task)
         assert isinstance(task.kind, Stochastic)
-        self._scale, net, top, B = task.kind, shape.critic, shape.critic.layers[-1], shape.batch
-        self._least, self._target = self._zeros(B, shape.atoms), self._zeros(B, shape.atoms)
-        self._slopes = torch.zeros(net.towers, B, shape.atoms, dtype=self._kind, device=self._device)
-        self._by_bias = self._zeros(net.programs, net.towers, shape.atoms)
-        gradient, G, K = self._critics.gradient, net.towers, net.outputs
-        self._by_head = gradient[net.head_weight :][: G * K * top.width].view(G, K, top.width)
-        self._by_head_bias = gradient[net.head_bias :][: G * K].view(G, K)
+        self._scale, net, B, atoms, width = task.kind, shape.critic, shape.batch, shape.atoms, shape.critic.layers[-1].width
+        self._least, self._target = self._zeros(B, atoms), self._zeros(B, atoms)
+        # The head with rows to spare, which products take well, and its gradient likewise.
+        self._slopes, self._head = (
+            torch.zeros(net.towers, *size, dtype=self._kind, device=self._device) for size in ((B, atoms), (atoms, width))
+        )  # fmt: skip
+        self._by_head, self._by_bias = self._zeros(net.towers, atoms, width), self._zeros(net.programs, net.towers, atoms)
+
+    def _of_head(self, vector: Tensor) -> Tensor:
+        """The head's weight in a vector of parameters, (towers, atoms, width)."""
+        net, width = self.shape.critic, self.shape.critic.layers[-1].width
+        return vector[net.head_weight :][: net.towers * net.outputs * width].view(net.towers, net.outputs, width)
 
     def _criticise(self) -> None:
         net, B, K, passes, critic = self.shape.critic, self.shape.batch, self.shape.critic.outputs, self._critic_passes, self._critics
-        top, flat, of_support = len(net.layers) - 1, critic.flat.parameters, (self._scale.support, self._scale.reward_factor)
-        own = self._target_passes.hidden[top], self._followed, self._batch, self._work, self._temperature, *of_support, self._least, self._target
+        top, flat, scale = len(net.layers) - 1, critic.flat.parameters, (self._scale.support, self._scale.reward_factor)
+        own = self._target_passes.hidden[top], self._followed, self._batch, self._work, self._temperature, *scale, self._least, self._target
         self._launch(project, (B // ROWS,), *own, SPEC=self.shape, AT=top, ROWS=ROWS, num_warps=4)
-        self._rowwise(
-            criticise, net, top, B, net.towers, passes.sums[top], passes.moments[top], passes.gradient[top], self._slopes, flat, self._target, *of_support,
-            critic.partial, self._by_bias, critic.terms, product=True, programs=net.programs, warps=8, num_stages=1,
-        )  # fmt: skip
+        left = self._slopes, self._by_bias, critic.terms
+        self._rowwise(criticise, net, top, B, net.towers, passes.hidden[top], flat, self._target, *scale, *left, product=True, programs=net.programs)
         if self._asked is None:
             with self._aside():
-                self._product(self._slopes[:, :, :K].transpose(1, 2), passes.hidden[top], self._by_head)
-                torch.sum(self._by_bias[:, :, :K], 0, out=self._by_head_bias)
+                self._product(self._slopes.transpose(1, 2), passes.hidden[top], self._by_head)
+                self._of_head(critic.gradient).copy_(self._by_head[:, :K])
+                torch.sum(self._by_bias[..., :K], 0, out=critic.gradient[net.head_bias :][: net.towers * K].view(net.towers, K))
+        self._through_head(train=True)
 
     def _judge(self) -> None:
-        net, top, B, passes, flat = self.shape.critic, len(self.shape.critic.layers) - 1, self.shape.batch, self._critic_passes, self._critics.flat.parameters
-        own = passes.sums[top], passes.moments[top]
-        self._rowwise(values, net, top, B, net.towers, *own, flat, self._scale.support, self._work, product=True, num_stages=1)
-        self._rowwise(judge, net, top, B, net.towers, *own, passes.gradient[top], flat, self._scale.support, self._work, product=True, num_stages=1)
+        net, passes, top = self.shape.critic, self._critic_passes, len(self.shape.critic.layers) - 1
+        own = passes.hidden[top], self._critics.flat.parameters, self._scale.support, self._slopes, self._work
+        self._rowwise(judge, net, top, self.shape.batch, 1, *own, product=True)
+        self._through_head(train=False)
+
+    def _through_head(self, *, train: bool) -> None:
+        """From the gradient in outputs to that in what the last hidden layers sum up."""
+        top, passes, critic = len(self.shape.critic.layers) - 1, self._critic_passes, self._critics
+        if self._asked is None:
+            self._head[:, : self.shape.critic.outputs].copy_(self._of_head(critic.packed))
+            torch.bmm(self._slopes, self._head, out=passes.gradient[top])
+        self._layer_backward(critic, passes, top, train=train)
