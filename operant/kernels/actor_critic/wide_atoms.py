@@ -17,6 +17,9 @@ from operant.kernels.actor_critic.wide import WideLearner
 from operant.kernels.actor_critic.wide_shape import ROWS, Wide
 from operant.kernels.blocks import operand
 
+PROJECT, CRITICISE, JUDGE = (ROWS, 4), (ROWS, 4), (ROWS, 4)
+"""Rows of a program's tile, where a batch allows, and its warps."""
+
 # KERNELS
 
 
@@ -171,9 +174,9 @@ class AtomsLearner(WideLearner):
         net, B, K, passes, critic = self.shape.critic, self.shape.batch, self.shape.critic.outputs, self._critic_passes, self._critics
         top, flat, scale = len(net.layers) - 1, critic.flat.parameters, (self._scale.support, self._scale.reward_factor)
         own = self._target_passes.hidden[top], self._followed, self._batch, self._work, self._temperature, *scale, self._least, self._target
-        self._launch(project, (B // ROWS,), *own, SPEC=self.shape, AT=top, ROWS=ROWS, num_warps=4)
+        self._tiled(project, PROJECT, B, 1, *own)
         left = self._slopes, self._by_bias, critic.terms
-        self._rowwise(criticise, net, top, B, net.towers, passes.hidden[top], flat, self._target, *scale, *left, product=True, programs=net.programs)
+        self._tiled(criticise, CRITICISE, net.programs, net.towers, passes.hidden[top], flat, self._target, *scale, *left)
         if self._asked is None:
             with self._aside():
                 self._product(self._slopes.transpose(1, 2), passes.hidden[top], self._by_head)
@@ -182,10 +185,15 @@ class AtomsLearner(WideLearner):
         self._through_head(train=True)
 
     def _judge(self) -> None:
-        net, passes, top = self.shape.critic, self._critic_passes, len(self.shape.critic.layers) - 1
-        own = passes.hidden[top], self._critics.flat.parameters, self._scale.support, self._slopes, self._work
-        self._rowwise(judge, net, top, self.shape.batch, 1, *own, product=True)
+        own = self._critic_passes.hidden[-1], self._critics.flat.parameters, self._scale.support, self._slopes, self._work
+        self._tiled(judge, JUDGE, self.shape.batch, 1, *own)
         self._through_head(train=False)
+
+    def _tiled(self, kernel: object, tile: tuple[int, int], programs: int, second: int, *arguments: object) -> None:
+        """A kernel over rows of the last hidden layer, in so many programs at most; `second` is the grid's other size."""
+        B, (most, warps), at = self.shape.batch, tile, len(self.shape.critic.layers) - 1
+        rows = next(size for size in (most, 2 * ROWS, ROWS) if B % size == 0)
+        self._launch(kernel, (min(programs, B // rows), second), *arguments, SPEC=self.shape, AT=at, ROWS=rows, num_warps=warps, num_stages=1)
 
     def _through_head(self, *, train: bool) -> None:
         """From the gradient in outputs to that in what the last hidden layers sum up."""
