@@ -56,7 +56,10 @@ def profile(
         _alone(resolved, part, memory, updates, as_json=as_json)
         return
     path = _place(trace)
-    found = profiling.profile(resolved, updates, trace=path, report=say)
+    try:
+        found = profiling.profile(resolved, updates, trace=path, report=say)
+    except OSError as error:
+        raise MachineError(f"{error.strerror or error} ({safe(path, 400)}): choose another place with --trace, where there is room") from None
     if as_json:
         print_json(found.document())
         return

@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -71,11 +71,18 @@ def export(run: Run, sink: Sink, *, follow: bool, report: Callable[[int], None] 
         complete = follow
         raise
     except OSError as error:
-        raise MachineError(f"{sink.where} cannot be written ({error.strerror or error}). The run is not concerned") from None
+        raise _not_written(sink, error) from None
     finally:
         stream.close()
-        sink.close(complete)
+        try:
+            sink.close(complete)
+        except OSError as error:  # what is not written yet has no room either
+            raise _not_written(sink, error) from None
     return Written(sink.where, rows, len(names))
+
+
+def _not_written(sink: Sink, error: OSError) -> MachineError:
+    return MachineError(f"{sink.where} cannot be written ({error.strerror or error}): choose another place with --out. The run is not concerned")
 
 
 def require(what: str, *packages: str) -> None:
@@ -127,7 +134,7 @@ class CsvFile:
     def __init__(self, path: Path, names: Sequence[str], *, follow: bool) -> None:
         self.where, self._path, self._names = str(path), path, list(names)
         self._place = path if follow else path.with_name(f".{path.name}-{os.getpid()}")
-        with _opening(path):
+        with _opening(self._place, path):
             self._file = self._place.open("w", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file)
         self._writer.writerow([*KEYS, *names])
@@ -153,9 +160,8 @@ class CsvFile:
 
     def close(self, complete: bool) -> None:
         """Put the file in its place, or where it is not whole, away."""
-        self._file.close()
-        if self._place != self._path:
-            os.replace(self._place, self._path) if complete else self._place.unlink()
+        with _placing(self._place, self._path, complete):
+            self._file.close()
 
 
 class ParquetFile:
@@ -167,7 +173,7 @@ class ParquetFile:
 
         self.where, self._path, self._names, self._arrow, self._parquet = str(path), path, list(names), pyarrow, parquet
         self._place = path.with_name(f".{path.name}-{os.getpid()}")
-        with _opening(path):
+        with _opening(self._place, path):
             self._open()
 
     def _open(self) -> None:
@@ -191,14 +197,29 @@ class ParquetFile:
 
     def close(self, complete: bool) -> None:
         """Put the file in its place, or where it is not whole, away."""
-        self._writer.close()
-        os.replace(self._place, self._path) if complete else self._place.unlink()
+        with _placing(self._place, self._path, complete):
+            self._writer.close()
 
 
 @contextmanager
-def _opening(path: Path) -> Iterator[None]:
-    """Turns an OSError of opening a file into a sentence."""
+def _placing(place: Path, path: Path, complete: bool) -> Iterator[None]:
+    """Closes a file that was written in a place of its own: puts it at its path, or where it is not whole, away."""
+    try:
+        yield
+        if place != path and complete:
+            os.replace(place, path)
+    finally:
+        if place != path:
+            place.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opening(place: Path, path: Path) -> Iterator[None]:
+    """Turns an OSError of opening a file in a place of its own into a sentence."""
     try:
         yield
     except OSError as error:
+        if place != path:
+            with suppress(OSError):
+                place.unlink()
         raise MachineError(f"{runs.shown(path)} cannot be written ({error.strerror or error}): choose another place with --out") from None

@@ -7,6 +7,7 @@ them; prints nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import gc
 import itertools
@@ -235,7 +236,11 @@ def _recorded(device: torch.device, path: Path) -> Iterator[None]:
     finally:
         with _without_stderr():
             recorder.stop()
-    recorder.export_chrome_trace(str(path))
+    with _without_stderr():
+        recorder.export_chrome_trace(str(path))
+    if not path.exists() or path.stat().st_size == 0:  # the profiler only logs that it failed
+        path.with_name(f"{path.name}.tmp").unlink(missing_ok=True)
+        raise OSError(errno.EIO, "the trace could not be written", str(path))
 
 
 @contextlib.contextmanager
@@ -254,7 +259,7 @@ def _without_stderr() -> Iterator[None]:
 def profile(config: Config, iterations: int = 20, *, trace: Path | None = None, report: Callable[[str], None] = lambda line: None) -> Profile:
     """Train a fresh trainer for `iterations` (1 or more) iterations after a warm-up and tell what they cost; `trace` is where the trace goes.
 
-    `report` takes a line about each part that takes a while. Raises MachineError where the device is not there.
+    `report` takes a line about each part that takes a while. Raises MachineError where the device is not there, OSError where the trace cannot be written.
     """
     device = find_device(config.run.device)
     threads = set_threads(config.run.threads)
