@@ -1,10 +1,10 @@
 """PPO with a memory on a GPU: what fused kernels compute beside float64, beside torch and beside themselves, then a game's steps a second, all included, beside
 torch's. Prints JSON lines.
 
-python benches/recurrent.py [--parts checks,rates,torch,act,tiles] [--only mingru,lstm,gru] [--precisions bf16,tf32] [--lanes 4096,8192] [--minibatches 2]
-    [--checks gradient,acting,acting8192,bits,carried,torch] [--profile] [--tiny]
+python benches/recurrent.py [--parts checks,rates,torch,act,tiles] [--only mingru,lstm,gru] [--precisions bf16,tf32] [--lanes 4096,8192] [--profile] [--tiny]
+    [--checks gradient,acting,acting8192,bytes,kinds,game,bits,carried,torch] [--time mingru:fused:bf16:4096,gru:torch:tf32]
 
-The cases `g2048`, `pacman` and `go` are those games by MinGRUs of PufferLib's sizes, at its replay ratios.
+The cases `g2048`, `pacman` and `go` are those games by MinGRUs of PufferLib's sizes, at its replay ratios. `--time` lists what is timed, and in which order.
 
 `--profile` adds the kernels that take the most time of an iteration; "act" and "tiles" are what acting and a minibatch take in other tiles, of which acting
 keeps the fastest. A part that fails says so in its line, and the others go on. `--tiny` runs on a CPU, through Triton's interpreter (TRITON_INTERPRET=1
@@ -61,6 +61,7 @@ CASES = {
     "lstm64": Case(64, "lstm", 1, {"epochs": 1}, (4,)),
     "gru256": Case(256, "gru", 1, {"epochs": 4}, (4,)),
     "lstm256": Case(256, "lstm", 1, {"epochs": 1}, (4,)),
+    "snake": Case(64, "mingru", 2, {"replay_ratio": 1.42}, (4,), "snake", normalize=False),
     "g2048": Case(512, "mingru", 4, {"replay_ratio": 2.24}, (4,), "g2048", normalize=False),
     "pacman": Case(256, "mingru", 6, {"replay_ratio": 1.78}, (4,), "pacman", normalize=False),
     "go": Case(512, "mingru", 1, {"replay_ratio": 3.75}, (4,), "go", horizon=128, normalize=False),
@@ -90,9 +91,15 @@ def attempt(row: dict[str, object], work: Callable[[], dict[str, object]]) -> No
 
 def checks(tiny: bool, only: list[str], precisions: list[str], asked: list[str]) -> Iterator[tuple[dict[str, object], Callable[[], dict[str, object]]]]:
     """What is asked of every cell and precision, by the networks that are timed."""
-    many = functools.partial(acting, lanes=8192)
-    every = {"gradient": gradient, "acting": acting, "acting8192": many, "bits": bits, "carried": carried, "torch": beside_torch}
+    from fused_probe import wide
+
+    many, numbers, kinds = functools.partial(acting, lanes=8192), wide(118, 3, seen="uint8"), wide(30, 3, seen="uint8", categories=4)
+    every = {
+        "gradient": gradient, "acting": acting, "acting8192": many, "bytes": functools.partial(acting, env=numbers),
+        "kinds": functools.partial(acting, env=kinds), "bits": bits, "carried": carried, "torch": beside_torch,
+    }  # fmt: skip
     for precision, case, name in itertools.product(precisions, only, asked):
+        every["game"] = functools.partial(acting, env=envs.find(CASES[case].env), normalize=CASES[case].normalize)
         net = CASES[case].net(tiny=tiny)
         given = {key: getattr(net, key) for key in ("memory", "memory_layers", "hidden", "activation")}
         yield {"check": name, "precision": precision, "case": case}, functools.partial(every[name], given, precision, tiny)
@@ -119,14 +126,14 @@ def gradient(net: dict, precision: str, tiny: bool) -> dict[str, object]:
     return {**found, "kl_of_acting_and_learning": kl, "verdict": "ok" if good else "FAILED"}
 
 
-def acting(net: dict, precision: str, tiny: bool, lanes: int | None = None) -> dict[str, object]:
+def acting(net: dict, precision: str, tiny: bool, lanes: int | None = None, env: envs.Env | None = None, normalize: bool = True) -> dict[str, object]:
     """What acting computed, which is in the rollout, beside what the way forward of learning computes of the same weights: equal to the bit or how far off."""
     from fused_probe import trainer, wide
     from memory_interpreted import third_iteration
 
     sizes = sizes_of(tiny, net) | ({"lanes": lanes} if lanes and not tiny else {})
-    algo = {"bptt": sizes["horizon"] // 2, "minibatches": 1, "epochs": 1, "normalize_observations": True, "precision": precision}
-    ppo = trainer(wide(118, 3), NetConfig(shared=True, **net), where="cpu" if tiny else "cuda", eager=True, kernels="fused", **algo, **sizes)
+    algo = {"bptt": sizes["horizon"] // 2, "minibatches": 1, "epochs": 1, "normalize_observations": normalize, "precision": precision}
+    ppo = trainer(env or wide(118, 3), NetConfig(shared=True, **net), where="cpu" if tiny else "cuda", eager=True, kernels="fused", **algo, **sizes)
     ppo.policy.flat.values.data.add_(0.1 * torch.randn(ppo.policy.flat.values.shape, generator=torch.Generator().manual_seed(1)).to(ppo.policy.device))
     third_iteration(ppo)
     ppo.minibatches.shuffle()
@@ -142,7 +149,8 @@ def acting(net: dict, precision: str, tiny: bool, lanes: int | None = None) -> d
     told = {name: apart(ours, theirs) for name, (ours, theirs) in sides.items()}
     ppo.update()
     # The update's own way to the log-probabilities: 0 where all ratios are 1.
-    return {"lanes": sizes["lanes"], **told, "kl": float(ppo.stats[3]), "verdict": "equal" if not any(one["differ"] for one in told.values()) else "seen"}
+    verdict = "equal" if not any(one["differ"] for one in told.values()) else "seen"
+    return {"lanes": sizes["lanes"], "at_once": ppo.backend.learner.at_once, **told, "kl": float(ppo.stats[3]), "verdict": verdict}
 
 
 def apart(ours: torch.Tensor, theirs: torch.Tensor) -> dict[str, float]:
@@ -176,8 +184,9 @@ def learned(ppo: PPO) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         given = own._replace(noise=own.noise.view(T, -1, N)[t, :, lane].t().contiguous(), **scratch)
         tiling = learner._head_tiling(0)
         del tiling["BLOCK_N"]
+        legal = learner._legal_mask if ppo.rollout.legal is None else ppo.rollout.legal[t, :, lane].t().contiguous()
         learner.launch(
-            per_layer.act_head, (-(-rows // learner._head_block_m), 1), learner._hidden[-1], learner._packed, learner._values, learner._legal_mask, given,
+            per_layer.act_head, (-(-rows // learner._head_block_m), 1), learner._hidden[-1], learner._packed, learner._values, legal, given,
             0, 0, rows, rows, rows, SPEC=learner.spec, SAMPLE=learner.work.sample, **tiling,
         )  # fmt: skip
         for name in found:
@@ -354,7 +363,7 @@ def main() -> None:
     parser.add_argument("--only", default="mingru,lstm,gru")
     parser.add_argument("--precisions", default="bf16,tf32")
     parser.add_argument("--lanes", default="8192,4096")
-    parser.add_argument("--minibatches", help="in place of each case's own")
+    parser.add_argument("--time", help="in place of cases, precisions and lanes: CASE:KERNELS:PRECISION:LANES, ...")
     words = parser.parse_args()
     parts, sizes, tiny = words.parts.split(","), [int(lanes) for lanes in words.lanes.split(",")], words.tiny
     if tiny:
@@ -369,11 +378,12 @@ def main() -> None:
     for part, work in (("act", act_tiles), ("tiles", tiles)):
         for words_of in [one for one in asked if one[2] == sizes[0]] if part in parts and not tiny else ():
             attempt({part: words_of[0], "precision": words_of[1], "lanes": words_of[2]}, lambda work=work, words_of=words_of: work(*words_of))
-    for (case, precision, lanes), kernels in itertools.product(asked, ("fused", "torch")):
-        if ("rates" if kernels == "fused" else "torch") not in parts or (kernels == "torch" and precision == "bf16"):
-            continue
-        given = [int(count) for count in words.minibatches.split(",")] if words.minibatches else CASES[case].minibatches
-        for minibatches in given:
+    wanted = [(case, kernels, precision, lanes) for (case, precision, lanes), kernels in itertools.product(asked, ("fused", "torch"))]
+    wanted = [one for one in wanted if not words.time and ("rates" if one[1] == "fused" else "torch") in parts and one[1:3] != ("torch", "bf16")]
+    for case, kernels, precision, lanes in (one.split(":") for one in words.time.split(",")) if words.time else ():
+        wanted.append((case, kernels, precision, 16 if tiny else int(lanes)))
+    for case, kernels, precision, lanes in wanted:
+        for minibatches in CASES[case].minibatches[: 1 if words.time else None]:
 
             def timed(what: tuple = (case, kernels, precision, lanes, minibatches), shown: bool = words.profile) -> dict[str, object]:
                 ppo = begun(*what, tiny=tiny)

@@ -95,13 +95,19 @@ def sample_and_store(out, lane, in_bounds, legal_mask, acting, parameters, tower
 
 
 @triton.jit
-def load_features(observation, normalizer, lane, in_bounds, t, lanes, SPEC: tl.constexpr):
-    """What the first layer reads at step t, (rows, columns_pad)."""
+def load_normalized(observation, normalizer, lane, in_bounds, t, lanes, SPEC: tl.constexpr):
+    """What the first layer reads at step t, (rows, columns_pad), before it is rounded."""
     column = tl.arange(0, SPEC.columns_pad)
     feature = feature_of(column, normalizer, SPEC)
     mask = in_bounds[:, None] & (feature < SPEC.observation)[None, :]
     observed = tl.load(observation + (t * SPEC.observation + feature[None, :]) * lanes + lane[:, None], mask=mask, other=0)
-    return first_operand(normalize(one_hot(observed, column, normalizer, SPEC), column, normalizer, SPEC), SPEC)
+    return normalize(one_hot(observed, column, normalizer, SPEC), column, normalizer, SPEC)
+
+
+@triton.jit
+def load_features(observation, normalizer, lane, in_bounds, t, lanes, SPEC: tl.constexpr):
+    """What the first layer reads at step t, (rows, columns_pad)."""
+    return first_operand(load_normalized(observation, normalizer, lane, in_bounds, t, lanes, SPEC), SPEC)
 
 
 @triton.jit

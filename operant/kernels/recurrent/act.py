@@ -12,7 +12,7 @@ from operant.kernels import blocks
 from operant.kernels.blocks import feature_of, load_last, load_matrix, load_network, out_bias, select_column
 from operant.kernels.recurrent import cells
 
-load_features, kept = plain.load_features, cells.kept
+load_normalized, kept = plain.load_normalized, cells.kept
 held_weights, load_states, network_step, tile_step = cells.held_weights, cells.load_states, cells.network_step, cells.tile_step
 column_mask = blocks.column_mask
 add_dot, stored, zeros = cells.add_dot, cells.stored, cells.zeros
@@ -24,12 +24,21 @@ operand, saved_activation = blocks.operand, blocks.saved_activation
 def _load_packed_first(first, column, SPEC: tl.constexpr):
     """The first layer's packed weight as its product's right operand, (columns, H)."""
     unit = tl.arange(0, SPEC.hidden_pad[0])
-    return tl.load(first + unit[None, :] * SPEC.columns_pad + column[:, None]).to(tl.float32)
+    return tl.load(first + unit[None, :] * SPEC.columns_pad + column[:, None])
+
+
+@triton.jit
+def _load_first_operand(observation, normalizer, lane, in_bounds, t, lanes, SPEC: tl.constexpr):
+    """What the first layer reads at step t, (rows, columns_pad), as its product takes it in learning, too: of bytes in the precision of all others."""
+    x = load_normalized(observation, normalizer, lane, in_bounds, t, lanes, SPEC)
+    if SPEC.bytes:  # which would order the product's terms: see `act`
+        x = tl.max(tl.join(x, x), axis=2)
+    return stored(x, SPEC) if SPEC.bytes and SPEC.precision == "bf16" else first_operand(x, SPEC)
 
 
 @triton.jit
 def _first_product(x, weight, SPEC: tl.constexpr):
-    """The first layer before its activation: never with fewer bits than tf32."""
+    """The first layer before its activation: of other than bytes never with fewer bits than tf32."""
     return tl.dot(x, weight, input_precision="ieee" if SPEC.precision == "ieee" else "tf32")
 
 
@@ -115,9 +124,7 @@ def act(
         if turn == 0:
             source = final.observation
             at = (t - 1) // WINDOW
-        x = load_features(source, inputs.normalizer, lane, in_bounds, at, lanes, SPEC)
-        if SPEC.bytes:
-            x = stored(x, SPEC).to(tl.float32)
+        x = _load_first_operand(source, inputs.normalizer, lane, in_bounds, at, lanes, SPEC)
         if SHAPE.in_tiles:  # which takes the room of it afterwards
             weight = _load_packed_first(first_weight, tl.arange(0, SPEC.columns_pad), SPEC)
         x = _encoded(_first_product(x, weight, SPEC), later, network, SPEC, BLOCK_M)
