@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton import TritonError
 from triton.runtime import driver
 
 from operant.kernels.actor_critic.acting import Acting, act
@@ -17,6 +18,7 @@ from operant.kernels.actor_critic.gradients import evaluate, improve, judge
 from operant.kernels.actor_critic.shape import TILE, Net, Shape
 from operant.kernels.actor_critic.steps import account, pack_network, step
 from operant.kernels.actor_critic.task import Stochastic, Task
+from operant.kernels.rehearsal import cannot_compile
 from operant.kernels.replay import Draw, Numbers, Sampled, Stored, Ticked, sample, store
 
 WARPS, STEP_WARPS, SAMPLE_WARPS = 8, 4, 2
@@ -127,8 +129,8 @@ class Learner:
                     self.update(1, number)
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError as error:  # no C compiler, or a GPU that Triton does not know
-                return f"Triton cannot compile them here: {str(error).splitlines()[0]}"
+            except (RuntimeError, TritonError) as error:
+                return cannot_compile(error)
             finally:
                 asked, self._asked = self._asked, None
         return None if asked <= max_shared(self._device) else f"a network this wide takes more shared memory in {self.shape.precision} than this GPU has"

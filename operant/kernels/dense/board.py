@@ -191,12 +191,7 @@ def build(task: Any, precision: str) -> tuple[BoardLearner | None, str | None]:
     if reason is not None:
         return None, reason
     learner = BoardLearner(task.policy, task, precision)
-    try:
-        if task.policy.device.type == "cuda" and not learner.fits():
-            return None, f"a network this wide takes more shared memory in {precision} than this GPU has"
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:  # no C compiler, or a GPU that Triton does not know
-        return None, f"Triton cannot compile them here: {str(error).splitlines()[0]}"
+    if task.policy.device.type == "cuda" and (reason := learner.unsupported_reason(precision)) is not None:
+        return None, reason
     log.info("kernels: fused, for boards")
     return learner, None

@@ -6,11 +6,7 @@ Nothing here allocates or reads back once it is made, so that a CUDA graph can h
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from triton.runtime import driver
 
 from operant.compute.exchange import Link
 from operant.kernels import Spec, TileConfig, padded
@@ -19,6 +15,7 @@ from operant.kernels.dense.task import Task
 from operant.kernels.features import Features
 from operant.kernels.muon import MOST_SIDE, muon_step
 from operant.kernels.reduce import REDUCE_COLUMNS, adam_step, exchange_partials, reduce_partials, sum_shards
+from operant.kernels.rehearsal import Rehearsed
 from operant.kernels.structs import Bootstrap, Inputs, Minibatch, Moments
 from operant.nn import Muon
 
@@ -28,7 +25,7 @@ LARGE = 2**18
 """Parameters above which what goes over all of them takes larger tiles."""
 
 
-class Learner:
+class Learner(Rehearsed):
     """One policy's fused kernels in a tile config. Acting and the gradient are left to `resident.ResidentLearner` and `per_layer.PerLayerLearner`."""
 
     config: TileConfig
@@ -52,7 +49,6 @@ class Learner:
         # What the kernels read of the policy beside its parameters.
         self._features = Features(policy, self.totals)
         self._legal_mask = buffers.rollout.legal if self.spec.legal else buffers.rollout.truncated  # or bytes that nothing reads
-        self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
         # Where several ranks share the samples: this one's sums, and what the kernels of all exchange them through.
         self._link: Link | None = None
         self._sums = torch.zeros(1, self._width, device=device)
@@ -74,22 +70,8 @@ class Learner:
 
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that programs of the network's kernels ask for. Compiles them, and launches nothing."""
-        return self._has_room(lambda: self.act(0)) and self._has_room(lambda: self.backward(0))
-
-    def _has_room(self, work: Callable[[], None]) -> bool:
-        """Whether there is shared memory for what `work` launches, which is only compiled."""
-        with torch.cuda.device(self.policy.device):
-            self._asked = 0
-            work()
-            asked, self._asked = self._asked, None
-            return asked <= driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
-
-    def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        """Launch a kernel, or in a rehearsal only compile it."""
-        if self._asked is None:
-            kernel[grid](*arguments, **options)
-        else:
-            self._asked = max(self._asked, kernel.warmup(*arguments, grid=grid, **options).metadata.shared)
+        device = self.policy.device
+        return self._has_room(device, lambda: self.act(0)) and self._has_room(device, lambda: self.backward(0))
 
     # WHAT KERNELS TAKE
 

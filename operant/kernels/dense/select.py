@@ -95,13 +95,9 @@ class Selection:
     def _fitting(self, config: TileConfig, spare: Task | None = None) -> Learner | None:
         """A learner in this tile config, if asked on spare buffers, or None where the GPU cannot run it."""
         learner = make(self.spec, spare or self.task, config)
-        try:
-            return learner if not self._on_gpu or learner.fits() else None
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # no C compiler, or a GPU that Triton does not know
-            self.problem = f"Triton cannot compile them here: {str(error).splitlines()[0]}"
-            return None
+        reason = learner.unsupported_reason(self.spec.precision) if self._on_gpu else None
+        self.problem = reason or self.problem
+        return learner if reason is None else None
 
     def _selected(self, learner: Learner, how: str) -> Learner:
         log.info("kernels: fused, %s (%s)", learner.config, how)

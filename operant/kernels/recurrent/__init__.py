@@ -48,15 +48,14 @@ def _learner(task: dense.Task, precision: str, states: States) -> RecurrentLearn
     if states.starts.numel() >= 1 << 31:
         return f"the states before the segments of an iteration are {states.starts.numel():,} numbers, more than 2^31"
     spec, shape = describe(policy, precision if on_gpu else "fp32", task.layout.length, task.layout.block)
-    problem = f"a network this wide takes more shared memory in {precision} than this GPU has"
+    problem = ""
     for small in (False, True):
         config = tile_config(spec, shape, task.layout, task.chunks, small=small)
         if isinstance(config, str):
             return config
         learner = RecurrentLearner(spec, task, config, shape.lean() if small else shape, states)
-        try:
-            if not on_gpu or learner.fits():
-                return learner
-        except RuntimeError as error:  # no C compiler, or a GPU that Triton does not know
-            problem = f"Triton cannot compile them here: {str(error).splitlines()[0]}"
+        reason = learner.unsupported_reason(precision) if on_gpu else None
+        if reason is None:
+            return learner
+        problem = reason
     return problem

@@ -33,10 +33,10 @@ def build(parts: Parts) -> Learner | None:
         from operant.algos.dqn.fused.learner import Learner
 
         learner = Learner(kernel_spec.describe(policy, parts.config.precision if on_gpu else "fp32"), parts)
-        if not on_gpu or learner.fits():
+        reason = learner.unsupported_reason(parts.config.precision) if on_gpu else None
+        if reason is None:
             log.info("kernels: fused")
             return learner
-        reason = f"the network takes more shared memory in {parts.config.precision} than this GPU has"
     if kernels == "fused":
         raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {reason} (use "auto" or "torch")'])
     log.info("kernels: torch's, not fused ones: %s", reason)

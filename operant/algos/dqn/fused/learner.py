@@ -8,10 +8,8 @@ graph can hold it. Kernels compile at their first launch, which must be before a
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
-from triton.runtime import driver
 
 from operant.algos.dqn.fused import buffers
 from operant.algos.dqn.fused.kernels import act_and_learn, choose, move_tick, reduce_and_step, store_tick
@@ -19,6 +17,7 @@ from operant.algos.dqn.parts import Parts
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.features import Features
 from operant.kernels.q_values import QActing
+from operant.kernels.rehearsal import Rehearsed
 from operant.kernels.spec import Spec, padded
 from operant.kernels.structs import Inputs, Moments
 
@@ -42,7 +41,7 @@ memory is stored beside that, too."""
 CHOOSE, MOVED = 256, 1024
 
 
-class Learner:
+class Learner(Rehearsed):
     """One policy's fused kernels."""
 
     def __init__(self, spec: Spec, parts: Parts) -> None:
@@ -97,23 +96,11 @@ class Learner:
         actions = 1 << (self._kind.actions - 1).bit_length() if spec.legal else 0
         self._storing = {"OBSERVATION": spec.observation, "KIND": self._kind, "ACTIONS": actions, "BLOCK": STORE_LANES, "WIDTH": width}
         self._stores = -(-self._lanes // STORE_LANES) * -(-spec.observation // width)
-        self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
 
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that programs ask for. Compiles them, and launches nothing."""
-        with torch.cuda.device(self.parts.policy.device):
-            self._asked, first = 0, next(t for t in range(self._last + 1) if self._due(t))
-            self.act(first)
-            self.update(first + 1, 0)
-            asked, self._asked = self._asked, None
-            return asked <= driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
-
-    def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        """Launch a kernel, or in a rehearsal only compile it."""
-        if self._asked is None:
-            kernel[grid](*arguments, **options)
-        else:
-            self._asked = max(self._asked, kernel.warmup(*arguments, grid=grid, **options).metadata.shared)
+        device, first = self.parts.policy.device, next(t for t in range(self._last + 1) if self._due(t))
+        return self._has_room(device, lambda: self.act(first)) and self._has_room(device, lambda: self.update(first + 1, 0))
 
     # AN ITERATION
 
