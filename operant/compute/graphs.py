@@ -38,7 +38,7 @@ class Graphed:
     def _warm_up(self) -> None:
         # A first call on a side stream, as capture wants it: allocations and lazily loaded libraries settle here.
         current = torch.cuda.current_stream(self._device)
-        side = _side(self._device)
+        side = side_stream(self._device)
         side.wait_stream(current)
         with torch.cuda.stream(side):
             self._function()
@@ -65,6 +65,6 @@ class Graphed:
 
 
 @functools.cache
-def _side(device: torch.device) -> torch.cuda.Stream:
-    """The stream of first calls, the same for all: a library keeps 32 MB of workspace for each stream that it has met."""
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of first calls, and of what a step of an optimizer does beside its own: a library keeps 32 MB of workspace for each stream that it has met."""
     return torch.cuda.Stream(device)

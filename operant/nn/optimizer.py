@@ -6,13 +6,13 @@ start on two CPU cores and 5 s beside an H200.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from operant.compute.exchange import SOLO, Exchange
+from operant.compute.graphs import side_stream
 
 
 def scalar(value: float | Tensor, device: torch.device) -> Tensor:
@@ -79,7 +79,7 @@ class Muon(Adam):
                 self._step_alike(tensors, taken, scale)
             return
         # Of each shape these are some thirty short launches: those of the first shape and of all others go side by side.
-        current, beside = torch.cuda.current_stream(self._values.device), _beside(self._values.device)
+        current, beside = torch.cuda.current_stream(self._values.device), side_stream(self._values.device)
         beside.wait_stream(current)
         with torch.cuda.stream(beside):
             for tensors in alike[1:]:
@@ -104,12 +104,6 @@ class Muon(Adam):
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""
         return {**super().tensors(), "momentum": self._momentum}
-
-
-@functools.cache
-def _beside(device: torch.device) -> torch.cuda.Stream:
-    """A stream, the same for all: a library keeps 32 MB of workspace for each that it has met."""
-    return torch.cuda.Stream(device)
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
