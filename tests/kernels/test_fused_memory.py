@@ -100,8 +100,19 @@ def test_layers_of_a_memory_share_their_kernels():
     ],
 )  # fmt: skip
 def test_kernels_compile(architecture, precision, net):
+    compile_all(architecture, launches(precision, net, small=architecture != 90))
+
+
+@needs_compiler
+@pytest.mark.compile
+@pytest.mark.parametrize("memory", ["mingru", "lstm"])
+def test_kernels_that_read_bytes_compile(memory):
+    compile_all(90, launches("bf16", {"memory": memory, "hidden": (64,)}, env=wide(118, 3, seen="uint8"), normalize_observations=True))
+
+
+def compile_all(architecture, every):
     seen = set()
-    for kernel, arguments, options in launches(precision, net, small=architecture != 90):
+    for kernel, arguments, options in every:
         kinds = tuple(str(value) if isinstance(value, tuple) else value.dtype if isinstance(value, torch.Tensor) else value for value in arguments)
         if (key := (kernel.__name__, kinds, repr(options))) not in seen:
             seen.add(key)
