@@ -56,7 +56,7 @@ CASES = {
     "mingru": Case(64, "mingru", 2, {"epochs": 1, "replay_ratio": 1.42}, (2, 4)),
     "lstm": Case(128, "lstm", 1, {"epochs": 1}, (4,)),
     "gru": Case(128, "gru", 1, {"epochs": 4}, (4,)),
-    "gru32": Case(32, "gru", 1, {"epochs": 4}, (4,)),
+    "gru_once": Case(128, "gru", 1, {"epochs": 1}, (4,)),
     "gru64": Case(64, "gru", 1, {"epochs": 4}, (4,)),
     "lstm64": Case(64, "lstm", 1, {"epochs": 1}, (4,)),
     "gru256": Case(256, "gru", 1, {"epochs": 4}, (4,)),
