@@ -10,6 +10,7 @@ from machine_code import LEAST_SHARED, compile_for, needs_compiler
 
 from operant.algos.ppo.backends import fused_task
 from operant.kernels import recurrent
+from operant.kernels.recurrent.shape import reason_for_torch
 from operant.nn import NetConfig
 
 pytest.importorskip("triton")
@@ -70,6 +71,16 @@ def test_iterations_are_those_of_the_torch_path():
     for case, found in zip(ROLLOUTS, interpreted([("rollout", case) for case in ROLLOUTS], "kernels/memory_interpreted.py"), strict=True):
         assert found["truncated"] > 0, (case, found)
         assert max(found[name] for name in ("actions", "values", "finals", "states", "parameters")) < 1e-5, (case, found)
+
+
+@pytest.mark.parametrize(
+    ("memory", "units", "precision", "ours"),
+    [("gru", 256, "bf16", True), ("lstm", 200, "tf32", True), ("lstm", 128, "fp32", False), ("mingru", 64, "fp32", True)],
+)
+def test_wide_memories_are_left_to_torch_in_fp32_alone(memory, units, precision, ours):
+    policy = trainer(wide(118, 3), NetConfig(shared=True, memory=memory, hidden=(units,)), kernels="torch", horizon=8, minibatches=1).policy
+    reason = reason_for_torch(policy, precision)
+    assert reason is None if ours else f"{memory} of {units} units" in reason
 
 
 def test_layers_of_a_memory_share_their_kernels():

@@ -10,9 +10,8 @@ from torch import Tensor
 from operant.kernels import spec as kernel_spec
 from operant.nn import Policy
 
-MAX_GATED, MAX_CHECKED, MAX_FP32 = 256, 128, 64
-"""Units of a GRU or an LSTM whose every step one program computes, padded; those of them with whole iterations compared with torch's on a GPU; and units of any
-memory in fp32 that are known to be no slower than torch's."""
+MAX_GATED, MAX_FP32 = 256, 64
+"""Units of a GRU or an LSTM whose every step one program computes, padded; and of any memory in fp32 that are known to be no slower than torch's."""
 
 FUSED_BYTES = 64 << 10
 """Of MinGRU's weights that a program holds twice, as they are and transposed: up to so many gates and scan are one kernel."""
@@ -126,10 +125,8 @@ def unsupported_reason(policy: Policy, samples: int) -> str | None:
 def reason_for_torch(policy: Policy, precision: str) -> str | None:
     """The sentence that says why torch's kernels are to be preferred for a policy that could run fused, or None."""
     memory: Any = policy.net.memory
-    anyway = 'algo.kernels = "fused" takes kernels of our own all the same'
-    if memory.kind != "mingru" and memory.units > MAX_CHECKED:
-        return f"whole iterations of a {memory.kind} of {memory.units} units were not compared with torch's ({anyway})"
     if precision == "fp32" and memory.units > MAX_FP32:
+        anyway = 'algo.kernels = "fused" takes kernels of our own all the same'
         return f"in fp32 a {memory.kind} of {memory.units} units is not known to be faster than by torch's ({anyway})"
     return None
 
