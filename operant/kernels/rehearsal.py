@@ -35,12 +35,13 @@ class Rehearsed:
         except (RuntimeError, TritonError) as error:
             return cannot_compile(error)
 
-    def _has_room(self, device: torch.device, work: Callable[[], None]) -> bool:
-        """Whether there is shared memory for what `work` launches, which is only compiled."""
+    def _has_room(self, device: torch.device, *works: Callable[[], None]) -> bool:
+        """Whether there is shared memory for what each of `works` launches, which is only compiled."""
         with torch.cuda.device(device):
             self._asked = 0
             try:
-                work()
+                for work in works:
+                    work()
             finally:
                 asked, self._asked = self._asked, None
             return asked <= driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"]

@@ -159,7 +159,7 @@ def test_all_that_a_boards_run_launches_is_tried_for_room_first(monkeypatch):
     monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     gpu = SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": 1})
-    monkeypatch.setattr("operant.kernels.dense.learner.driver", SimpleNamespace(active=SimpleNamespace(utils=gpu)))
+    monkeypatch.setattr("operant.kernels.rehearsal.driver", SimpleNamespace(active=SimpleNamespace(utils=gpu)))
     tried, launched = set(), set()
     learner.launch = lambda kernel, grid, *arguments, **options: tried.add((kernel.__name__, repr(options)))
     assert learner.fits()

@@ -129,7 +129,7 @@ class BoardLearner(Learner):
 
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that all programs of a run ask for. Compiles them, and launches nothing."""
-        return self._has_room(lambda: self.act(0)) and self._has_room(lambda: self.bootstrap(finals=True)) and self._has_room(lambda: self.update(1))
+        return self._has_room(self.policy.device, lambda: self.act(0), lambda: self.bootstrap(finals=True), lambda: self.update(1))
 
     # COLLECT
 

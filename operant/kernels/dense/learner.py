@@ -70,8 +70,7 @@ class Learner(Rehearsed):
 
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that programs of the network's kernels ask for. Compiles them, and launches nothing."""
-        device = self.policy.device
-        return self._has_room(device, lambda: self.act(0)) and self._has_room(device, lambda: self.backward(0))
+        return self._has_room(self.policy.device, lambda: self.act(0), lambda: self.backward(0))
 
     # WHAT KERNELS TAKE
 

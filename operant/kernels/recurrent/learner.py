@@ -105,8 +105,7 @@ class RecurrentLearner(per_layer.PerLayerLearner):
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that programs of the network's kernels ask for; a network that cannot act at once acts a layer at a time."""
         # An episode's end asks for more than the first step does.
-        device = self.policy.device
-        self.at_once = self.at_once and self._has_room(device, lambda: self.act(0)) and self._has_room(device, lambda: self.act(1))
+        self.at_once = self.at_once and self._has_room(self.policy.device, lambda: self.act(0), lambda: self.act(1))
         return super().fits()
 
     @property

@@ -100,7 +100,7 @@ class Learner(Rehearsed):
     def fits(self) -> bool:
         """Whether the GPU has the shared memory that programs ask for. Compiles them, and launches nothing."""
         device, first = self.parts.policy.device, next(t for t in range(self._last + 1) if self._due(t))
-        return self._has_room(device, lambda: self.act(first)) and self._has_room(device, lambda: self.update(first + 1, 0))
+        return self._has_room(device, lambda: self.act(first), lambda: self.update(first + 1, 0))
 
     # AN ITERATION
 
