@@ -14,7 +14,6 @@ import torch
 from operant.kernels.dense.learner import Learner, Spec, Task
 from operant.kernels.dense.per_layer import PerLayerLearner
 from operant.kernels.dense.resident import ResidentLearner
-from operant.kernels.dense.task import SOLO
 from operant.kernels.dense.tuning import Memory, Seconds, copies, fastest, seconds
 from operant.kernels.tiles import Resident, TileConfig, Work, candidates, suits
 
@@ -82,7 +81,7 @@ class Selection:
 
     def _fastest(self, measure: Seconds, memory: Memory) -> Learner | None:
         """The fastest of the first group that has any."""
-        spare = self.task._replace(buffers=copies(self.task), exchange=SOLO)  # the other ranks do not measure
+        spare = self.task.alone()._replace(buffers=copies(self.task))  # the other ranks do not measure
         for group in self._candidates():
             fitting = (learner.spare() for config in group if (learner := self._fitting(config, spare)) is not None)
             config, costs = fastest(fitting, measure)

@@ -59,3 +59,7 @@ class Task(NamedTuple):
     chunks: int | None = None  # of a minibatch, where they are given: of this rank's part of it
     exchange: Exchange = SOLO  # with other ranks
     boards: bool = False  # whether a small convolutional network may run fused, too: by `board.BoardLearner`
+
+    def alone(self) -> Task:
+        """The same without the other ranks."""
+        return self._replace(exchange=SOLO)
