@@ -67,7 +67,8 @@ def _nearest_key(key: Key, known: Mapping[str, Sequence[str]]) -> str:
     name, names = ".".join(key), [f"{section}.{other}" for section, keys in known.items() for other in keys]
     if (new := old_names.KEYS.get(name)) in names:
         return f" - it is called {new!r} now"
-    inside = nearest(name, [f"{key[0]}.{other}" for other in known.get(key[0], ())]) if len(key) > 1 else None
+    beside = {other.rpartition(".")[2]: other for other in names if other.rpartition(".")[0] == ".".join(key[:-1])}
+    inside = beside.get(nearest(key[-1], beside) or "")
     elsewhere = [other for other in names if other.split(".")[-1] == key[-1]]
     synonyms = (table.get(key[-1]) for table in (old_names.SYNONYMS, old_names.REPLAY_SYNONYMS))
     if not elsewhere and (synonym := next((meant for meant in synonyms if meant in names), None)):

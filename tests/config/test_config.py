@@ -466,6 +466,7 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
     "misspelt override": ("", ["algo.gama=1"], ["command line: unknown key 'algo.gama' - did you mean 'algo.gamma'?"]),
     "override without section": ("", ["lanes=4"], ["command line: unknown key 'lanes' - did you mean 'env.lanes'?"]),
     "override into a value": ("[env]\nlanes = 8\n", ["env.lanes.x=1"], ["command line: env.lanes.x: 'env.lanes' is a value, not a table"]),
+    "key unlike all beside it": ("", ["env.params.nope=3"], ["command line: unknown key 'env.params.nope' (known here: gravity, "]),
     "override of a section": ("", ["run=5"], ["command line: run is a section of keys, such as run.seed, not a value (got 5)"]),
     "empty override": ("", ["run.steps="], ["command line: run.steps: input should be a whole number", "(got '')"]),
     "override with a line break": ("", ["run.seed=1\nx=2"], ["command line: run.seed: input should be a whole number", "(got '1\\nx=2')"]),
