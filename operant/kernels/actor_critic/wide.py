@@ -15,29 +15,17 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from operant.kernels.actor_critic import wide_heads, wide_layers, wide_steps
+from operant.kernels.actor_critic import wide_first, wide_heads, wide_layers, wide_shape, wide_steps
 from operant.kernels.actor_critic.buffers import Flat, Passes, Temperature, Trained, Update, Work
 from operant.kernels.actor_critic.learner import Learner, flat_of, max_shared
 from operant.kernels.actor_critic.task import Stochastic, Task
-from operant.kernels.actor_critic.wide_shape import FEW_ACTIONS, ROWS, STAGES, TILE, Wide, WideNet, first_tile, layer_tile
+from operant.kernels.actor_critic.wide_shape import FEW_ACTIONS, HEADS, ROWS, STAGES, Wide, WideNet, first_tile, layer_tile
 
 BESIDE = True
 """Whether what does not depend on each other is launched side by side."""
 
 OWN, PRODUCT = True, (128, 256, 64)
 """Whether the gradient in what a wide layer reads is our own product: the library's begins with a memset, which costs a graph 10 us. Its tiles."""
-
-FIRST_ROWS, FIRST_CHUNK = 64, 64
-"""Rows and units at a time of a program of the first layer."""
-
-PROGRAMS = 2112
-"""Programs of a pass over a layer, at most: sixteen a multiprocessor, each of a warp."""
-
-HEAD_STAGES = 3
-"""Tiles that are on their way in passes of heads."""
-
-BLOCK, SUM_ROWS, SUM_UNITS = 1024, 128, 32
-"""Parameters that a program steps; rows of sums and units that are added up at a time."""
 
 
 class WideLearner(Learner):
@@ -53,7 +41,7 @@ class WideLearner(Learner):
         self._begun = -1  # the update that is learned from beside acting
         self._device, self._lanes = task.actor.device, task.cycle.world.count
         self._kind = torch.bfloat16 if shape.precision == "bf16" else torch.float32
-        self._room = max_shared(task.actor.device) if on_gpu else 227 << 10
+        self._room = max_shared(task.actor.device) if on_gpu else 1 << 20
         tile = layer_tile(shape, shape.actor, len(shape.actor.layers) - 1, ROWS, self._room)
         self._ready = tile is not None and shape.action <= FEW_ACTIONS  # outputs come with the last layer
         stochastic, config, skip = task.kind, task.config, task.cycle.skip
@@ -80,7 +68,7 @@ class WideLearner(Learner):
         # Of the actor where only its actions at the next observations are asked for.
         sums, hidden, moments = ([x[:, :B] for x in part] for part in self._actor_passes[:3])
         self._next_passes = Passes(sums, hidden, moments, [], self._actor_passes.end[:B] if self._ready else hidden[-1])
-        self._shares = self._zeros(G * B * max(net.layers[0].width // 16 for net in (shape.actor, shape.critic)) * (2 + 3 * shape.action))
+        self._shares = self._zeros(G * B * max(net.layers[0].width // 16 for net in (shape.actor, shape.critic)) * shape.action)
         tiled = -(-self._lanes // ROWS) * ROWS
         self._lane_rows, self._lane_passes = torch.zeros(tiled, C, dtype=self._kind, device=self._device), self._passes(shape.actor, tiled, 0)
 
@@ -93,10 +81,10 @@ class WideLearner(Learner):
     def _trained(self, net: WideNet, flat: Flat, gradient: Tensor, update: Update, terms: int) -> Trained:
         G = net.towers
         packed = torch.zeros_like(flat.parameters, dtype=self._kind)
-        blocks = -(-flat.parameters.numel() // BLOCK)
+        blocks = -(-flat.parameters.numel() // wide_shape.BLOCK)
         return Trained(
             net, flat, gradient, packed, self._weights(net, packed), self._weights(net, gradient),
-            self._zeros(G, self.shape.parts, net.layers[0].width, self.shape.columns),
+            self._zeros(G, self.shape.parts, net.layers[0].width, (2 if first_tile(self.shape, net) else 1) * self.shape.columns),
             self._zeros(net.programs, G, net.vectors, net.pad), self._zeros(net.programs, terms), self._zeros(blocks), update,
         )  # fmt: skip
 
@@ -117,20 +105,14 @@ class WideLearner(Learner):
     # PASSES
 
     def _rowwise(
-        self,
-        kernel: object,
-        net: WideNet,
-        at: int,
-        samples: int,
-        second: int,
-        *arguments: object,
-        product: bool = False,
-        programs: int = 0,
-        warps: int = 1,
-        **options: object,
-    ) -> None:
-        """A kernel over whole rows of a layer, a program a tile, or so many programs in all; `second` is the grid's other size. `product`: it has one."""
-        rows, warps = (ROWS, max(4, warps)) if product else (min(ROWS, TILE // max(net.layers[at].parts)), warps)
+        self, kernel: object, net: WideNet, at: int, samples: int, second: int, *arguments: object, product: bool = False, programs: int = 0, warps: int = 1,
+        each: int = 8, **options: object,
+    ) -> None:  # fmt: skip
+        """A kernel over whole rows of a layer, a program a tile, or so many programs in all; `second` is the grid's other size.
+
+        `product`: it has one; else a thread has `each` numbers of a part.
+        """
+        rows, warps = (ROWS, max(4, warps)) if product else (min(ROWS, max(1, each * 32 * warps // max(net.layers[at].parts))), warps)
         grid = (min(programs or samples, samples // rows), second)
         self._launch(kernel, grid, *arguments, SPEC=self.shape, AT=at, ROWS=rows, num_warps=warps, **options)
 
@@ -139,18 +121,20 @@ class WideLearner(Learner):
     ) -> None:  # fmt: skip
         """All hidden layers of rows (n, columns); an actor's last activations, too; into `values` (towers, n) critics'. `keep`: what a way back needs."""
         rows, top = passes.hidden[0].shape[1], len(net.layers) - 1
-        size = next(size for size in (FIRST_ROWS, 32, ROWS) if rows % size == 0)
-        self._launch(
-            wide_layers.first_layer, (rows // size, net.towers), x, weights[0], passes.sums[0], passes.hidden[0], passes.moments[0], flat, rows,
-            SPEC=self.shape, NET=net, KEEP=keep, KEEP_SUMS=keep and self.shape.needs_sums and first_tile(self.shape, net) is None,
-            CHUNK=FIRST_CHUNK, ROWS=size, num_warps=4,
-        )  # fmt: skip
-        for k in range(1, top + 1):
+        both = self._first_layers(net, x, flat, weights, passes, keep=keep)
+        size = next(size for size in (wide_shape.FIRST_ROWS, 32, ROWS) if rows % size == 0)
+        if not both:
+            self._launch(
+                wide_first.first_layer, (rows // size, net.towers), x, weights[0], passes.sums[0], passes.hidden[0], passes.moments[0], flat, rows,
+                SPEC=self.shape, NET=net, KEEP=keep, KEEP_SUMS=keep and self.shape.needs_sums and first_tile(self.shape, net) is None,
+                CHUNK=wide_shape.FIRST_CHUNK, ROWS=size, num_warps=4,
+            )  # fmt: skip
+        for k in range(2 if both else 1, top + 1):
             tile, z, h, m = layer_tile(self.shape, net, k, rows, self._room), passes.sums[k], passes.hidden[k], passes.moments[k]
             if tile is None:
                 if self._asked is None:
                     torch.bmm(passes.hidden[k - 1], weights[k].transpose(1, 2), out=z)
-                self._rowwise(wide_layers.forward_layer, net, k, rows, net.towers, z, h, m, flat, rows, programs=PROGRAMS // net.towers, NET=net)
+                self._rowwise(wide_layers.forward_layer, net, k, rows, net.towers, z, h, m, flat, rows, programs=wide_shape.PROGRAMS // net.towers, NET=net)
                 continue
             end = "hidden", flat
             if k == top and net is self.shape.actor:
@@ -159,77 +143,86 @@ class WideLearner(Learner):
                 end = ("hidden" if self.shape.atoms else "", flat) if values is None else ("value", values)
             size, deep = tile
             part = net.layers[k].parts[0]
-            described = ((passes.hidden[k - 1], size, deep), (weights[k], part, deep), (z, size, part), (h, size, part))
             self._launch(
-                wide_layers.hidden_layer, (rows // size, net.towers), *(TensorDescriptor.from_tensor(x.flatten(0, 1), [*block]) for x, *block in described), m,
+                wide_layers.hidden_layer, (rows // size, net.towers), *described((passes.hidden[k - 1], size, deep), (weights[k], part, deep)),
+                *described((z, size, part), (h, size, part)), m,
                 flat, end[1], rows, SPEC=self.shape, NET=net, AT=k, KEEP=keep, END=end[0], ROWS=size, DEEP=deep, STAGES=STAGES, num_warps=8 if size > 64 else 4,
             )  # fmt: skip
         if values is not None and tile is None:
             self._rowwise(wide_heads.value, net, top, rows, net.towers, passes.hidden[top], flat, values)
 
+    def _first_layers(self, net: WideNet, x: Tensor, flat: Tensor, weights: list[Tensor], passes: Passes, *, keep: bool) -> bool:
+        """The first two hidden layers in one launch, where the second is none of the last and fits; whether they were."""
+        rows = passes.hidden[0].shape[1]
+        tile = layer_tile(self.shape, net, 1, rows, self._room)
+        if tile is None or len(net.layers) < 3 or (keep and self.shape.needs_sums and first_tile(self.shape, net) is None):
+            return False
+        (size, deep), part = tile, net.layers[1].parts[0]
+        self._launch(
+            wide_first.first_layers, (rows // size, net.towers), x, *described((weights[0], deep, self.shape.columns), (weights[1], part, deep)),
+            *described((passes.sums[1], size, part), (passes.hidden[0], size, deep), (passes.hidden[1], size, part)), passes.moments[1], flat, rows,
+            SPEC=self.shape, NET=net, KEEP=keep, ROWS=size, DEEP=deep, STAGES=STAGES, num_warps=8 if size > 64 else 4,
+        )  # fmt: skip
+        return True
+
     def _backward(self, trained: Trained, x: Tensor, passes: Passes, *, train: bool, begin: int = 0) -> None:
         """From the gradient in the last hidden layer's sums: of the weights with `train`, else in what the first layer reads. Rows from `begin` on."""
         net, B, idle = trained.net, self.shape.batch, self._asked is not None
-        direct = not train and self.shape.action <= FEW_ACTIONS
         tiled = first_tile(self.shape, net)
         for k in range(len(net.layers) - 1, 0, -1):
             if train and not idle:
                 with self._aside():
                     self._product(passes.gradient[k].transpose(1, 2), passes.hidden[k - 1][:, begin : begin + B], trained.by_weights[k])
             if k == 1 and tiled:
-                self._first_backward(trained, x, passes, tiled, train=train, begin=begin)
+                self._first_backward(trained, x, passes, tiled, train=train)
                 break
             self._input_gradient(trained, passes, k)
-            self._layer_backward(trained, passes, k - 1, train=train, begin=begin, slopes=direct and k == 1)
-        if not train and not idle and not direct:
+            self._layer_backward(trained, passes, k - 1, train=train, begin=begin)
+        if not train and not idle and not tiled:
             self._product(passes.gradient[0], trained.weights[0], self._work.value_slope)
         if train:
-            if not idle and tiled:
-                with self._aside():
-                    torch.sum(trained.by_first[..., : net.layers[0].inputs], 1, out=self._first_of(net, trained.gradient))
-            elif not idle:
+            if not idle and not tiled:
                 with self._aside():  # few columns: parts of the batch side by side, for more programs
                     for tower, by_first in enumerate(trained.by_first):
                         g = passes.gradient[0][tower].unflatten(0, (len(by_first), -1))
                         self._product(g.transpose(1, 2), x.unflatten(0, (len(by_first), -1)), by_first)
                     torch.sum(trained.by_first[..., : net.layers[0].inputs], 1, out=self._first_of(net, trained.gradient))
-            grid = (net.vectors, net.towers, -(-net.pad // SUM_UNITS))
-            chunk, first = min(SUM_ROWS, net.programs), self.shape.parts if tiled else net.programs
-            self._launch(
-                wide_steps.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, FIRST=first, CHUNK=chunk, WIDE=SUM_UNITS, num_warps=4
-            )
+            grid = (net.vectors, net.towers, -(-net.pad // wide_shape.SUM_UNITS))
+            sizes = {"FIRST": 0 if tiled else net.programs, "CHUNK": min(wide_shape.SUM_ROWS, net.programs), "WIDE": wide_shape.SUM_UNITS}
+            self._launch(wide_steps.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, **sizes, num_warps=4)
             self._join()
 
-    def _layer_backward(self, trained: Trained, passes: Passes, at: int, *, train: bool, begin: int = 0, slopes: bool = False) -> None:
+    def _layer_backward(self, trained: Trained, passes: Passes, at: int, *, train: bool, begin: int = 0) -> None:
         """In place from the gradient in a layer's activations to that in what it sums up."""
         net, z, saved, hidden = trained.net, passes.sums[at], passes.moments[at], passes.hidden[at]
         self._rowwise(
             wide_layers.backward_layer, net, at, self.shape.batch, net.towers, passes.gradient[at], z, saved, hidden,
-            trained.flat.parameters, trained.partial, trained.weights[0], self._work.value_slope, hidden.shape[1], begin,
-            programs=net.programs if train else PROGRAMS // net.towers, NET=net, TRAIN=train, SLOPES=slopes,
+            trained.flat.parameters, trained.partial, hidden.shape[1], begin,
+            programs=net.programs if train else wide_shape.PROGRAMS // net.towers, NET=net, TRAIN=train,
         )  # fmt: skip
 
-    def _first_backward(self, trained: Trained, x: Tensor, passes: Passes, tile: tuple[int, int, int], *, train: bool, begin: int) -> None:
+    def _first_backward(self, trained: Trained, x: Tensor, passes: Passes, tile: tuple[int, int, int], *, train: bool) -> None:
         """What the first layer learns from, or the gradient in actions, of the gradient in what the second layer sums up."""
-        net, B, rows, (size, columns, deep) = trained.net, self.shape.batch, passes.hidden[0].shape[1], tile
-        tiles, share = net.layers[0].width // columns, B // self.shape.parts
-        described = ((passes.gradient[1], size, deep), (trained.weights[1], deep, columns), (passes.gradient[0], size, columns))
-        read, weight, out = (TensorDescriptor.from_tensor(x.flatten(0, 1), [*block]) for x, *block in described)
-        of_first = x, trained.weights[0], passes.moments[0], trained.flat.parameters
+        net, B, (size, columns, deep) = trained.net, self.shape.batch, tile
+        parts = wide_shape.SLOPE_PARTS if net.layers[0].width // columns % wide_shape.SLOPE_PARTS == 0 else 1
+        tiles, share = net.layers[0].width // columns // parts, B // self.shape.parts
+        read, weight, out = described((passes.gradient[1], size, deep), (trained.weights[1], deep, columns), (passes.gradient[0], size, columns))
         self._launch(
-            wide_layers.first_slopes, (tiles, B // size, net.towers), read, weight, *of_first, out, self._shares, rows, begin,
-            SPEC=self.shape, NET=net, TRAIN=train, ROWS=size, COLUMNS=columns, DEEP=deep, STAGES=STAGES, num_warps=8,
+            wide_first.first_slopes, (tiles, B // size, net.towers), read, weight, x, trained.weights[0], trained.flat.parameters, out, self._shares,
+            SPEC=self.shape, NET=net, TRAIN=train, ROWS=size, COLUMNS=columns, PARTS=parts, DEEP=deep, STAGES=STAGES, num_warps=8,
         )  # fmt: skip
         if train:
+            units = {"SPEC": self.shape, "NET": net, "WIDE": 2 * self.shape.columns}
+            size = min(64, share & -share)
             self._launch(
-                wide_layers.first_gradient, (tiles, self.shape.parts, net.towers),
-                passes.gradient[0], self._shares, *of_first, trained.by_first, trained.partial, rows, begin,
-                SPEC=self.shape, NET=net, TILES=tiles, ROWS=min(32, share & -share), COLUMNS=columns, num_warps=8,
+                wide_first.first_gradient, (tiles * parts, self.shape.parts, net.towers), *described((passes.gradient[0], size, columns)), x, trained.by_first,
+                **units, ROWS=size, COLUMNS=columns, STAGES=STAGES, num_warps=4,
             )  # fmt: skip
+            grid = net.layers[0].width // 16, net.towers
+            self._launch(wide_first.first_reduce, grid, trained.by_first, trained.gradient, **units, UNITS=16, num_warps=4)
         else:
             self._launch(
-                wide_layers.action_slopes, (B // size, net.towers), self._shares, passes.moments[0], self._work.value_slope, rows,
-                SPEC=self.shape, NET=net, TILES=tiles, ROWS=size, num_warps=4,
+                wide_first.action_slopes, (B // size, net.towers), self._shares, self._work.value_slope, SPEC=self.shape, TILES=tiles, ROWS=size, num_warps=4,
             )  # fmt: skip
 
     @contextlib.contextmanager
@@ -261,10 +254,7 @@ class WideLearner(Learner):
 
     def _product(self, a: Tensor, b: Tensor, out: Tensor) -> None:
         """A b in float32."""
-        if a.dtype == out.dtype:
-            torch.bmm(a, b, out=out)
-        else:
-            torch.bmm(a, b, out_dtype=out.dtype, out=out)
+        torch.bmm(a, b, out=out, **({} if a.dtype == out.dtype else {"out_dtype": out.dtype}))
 
     # ACT
 
@@ -352,7 +342,7 @@ class WideLearner(Learner):
         net, B, critic, passes, top = self.shape.critic, self.shape.batch, self._critics, self._critic_passes, len(self.shape.critic.layers) - 1
         self._rowwise(
             wide_heads.criticise, net, top, B, net.towers, self._batch, passes.sums[top], passes.moments[top], passes.gradient[top],
-            critic.flat.parameters, self._work, self._temperature, critic.partial, critic.terms, programs=net.programs, warps=2, STAGES=HEAD_STAGES,
+            critic.flat.parameters, self._work, self._temperature, critic.partial, critic.terms, programs=net.programs, **HEADS, STAGES=wide_shape.HEAD_STAGES,
         )  # fmt: skip
 
     def _learn_actor(self) -> None:
@@ -366,7 +356,7 @@ class WideLearner(Learner):
         left = own.sums[last][:, B:], own.moments[last][:, B:], own.gradient[last]
         arguments = *left, actor.flat.parameters, work, self._temperature, actor.partial, actor.terms
         if self._ready:
-            self._rowwise(wide_heads.improve_few, actor.net, last, B, 1, *arguments, programs=actor.net.programs, warps=2, STAGES=HEAD_STAGES)
+            self._rowwise(wide_heads.improve_few, actor.net, last, B, 1, *arguments, programs=actor.net.programs, **HEADS, STAGES=wide_shape.HEAD_STAGES)
         else:
             self._rowwise(wide_heads.improve, actor.net, last, B, 1, *arguments, product=True, programs=actor.net.programs, warps=8, num_stages=1)
         self._backward(actor, self._rows[1], own, train=True, begin=B)
@@ -382,9 +372,9 @@ class WideLearner(Learner):
         size, flat = trained.flat.parameters.numel(), trained.flat
         following, packed, first = (self._followed, self._target_packed, self._target_weights[0]) if target else (flat.parameters, *[trained.packed] * 2)
         self._launch(
-            wide_steps.step, (-(-size // BLOCK),),
+            wide_steps.step, (-(-size // wide_shape.BLOCK),),
             flat, trained.gradient, following, trained.packed, packed, trained.weights[0], first, trained.update, trained.squares, size,
-            SPEC=self.shape, NET=trained.net, TARGET=target, BLOCK=BLOCK, num_warps=4,
+            SPEC=self.shape, NET=trained.net, TARGET=target, BLOCK=wide_shape.BLOCK, num_warps=4,
         )  # fmt: skip
 
     @staticmethod
@@ -396,3 +386,8 @@ class WideLearner(Learner):
     def _widen(self, net: WideNet, vector: Tensor, weights: list[Tensor]) -> None:
         """Copy the first layer's weight to where it has columns to spare."""
         weights[0][:, :, : net.layers[0].inputs].copy_(self._first_of(net, vector))
+
+
+def described(*matrices: tuple[Tensor, int, int]) -> tuple[TensorDescriptor, ...]:
+    """Descriptors of matrices (towers, rows, columns), a tower's rows behind another's, with the rows and columns of a block of each."""
+    return tuple(TensorDescriptor.from_tensor(matrix.flatten(0, 1), [rows, columns]) for matrix, rows, columns in matrices)

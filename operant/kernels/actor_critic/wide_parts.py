@@ -251,3 +251,37 @@ def store_layer(partial, program, tower, bias, gain, shift, SPEC: tl.constexpr, 
     if SPEC.layer_norm:
         store_sum(partial, program, tower, 1, gain, NET, AT)
         store_sum(partial, program, tower, 2, shift, NET, AT)
+
+
+@triton.jit
+def store_hidden(
+    sums, z, hidden, saved, flat, end, begin, tower, place, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, KEEP: tl.constexpr, END: tl.constexpr
+):  # fmt: skip
+    """What becomes of what a hidden layer's product has summed up, for rows `place` from `begin` on; see `wide_layers.hidden_layer`."""
+    PARTS: tl.constexpr = NET.layers[AT].parts
+    WIDTH: tl.constexpr = NET.layers[AT].width
+    # A layer's vectors take a lot of registers, so each part is loaded where it is used.
+    s = ()
+    for p in tl.static_range(len(PARTS)):
+        s = s + (sums[p] + load_part(flat, NET.layers[AT].bias, tower, p, NET, AT),)
+    mean, inv_std = moments(s, SPEC, NET, AT)
+    if KEEP:
+        store_moments(saved, place, mean, inv_std, SPEC)
+    h = ()
+    for p in tl.static_range(len(PARTS)):
+        gain, shift = mean, mean
+        if SPEC.layer_norm:
+            gain = load_part(flat, NET.layers[AT].gain, tower, p, NET, AT)
+            shift = load_part(flat, NET.layers[AT].shift, tower, p, NET, AT)
+        h_part, _y, x_hat = activated_part(s[p], mean, inv_std, gain, shift, p, SPEC, NET, AT)
+        if KEEP and (SPEC.needs_sums or len(NET.layers) - 1 == AT):
+            z.store([begin, NET.layers[AT].starts[p]], operand(x_hat if SPEC.layer_norm else sums[p], SPEC))
+        if END == "hidden":
+            hidden.store([begin, NET.layers[AT].starts[p]], operand(h_part, SPEC))
+        else:
+            h = h + (h_part,)
+    if END == "value" or END == "policy":
+        OUTPUTS: tl.constexpr = NET.outputs
+        for k in tl.static_range(OUTPUTS):
+            out = row_products(h, load_vector(flat, NET.head_weight + k * WIDTH, tower, NET, AT), NET, AT)
+            tl.store(end + place * OUTPUTS + k, out + tl.load(flat + NET.head_bias + tower * OUTPUTS + k))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from operant.kernels import padded
 from operant.kernels.actor_critic.shape import LEAST_COLUMNS, MAX_COLUMNS
 from operant.kernels.actor_critic.task import Stochastic, Task
 from operant.nn import FlatVector, SquashedActor, Towers
 
-MAX_WIDTH, MAX_LAYERS, ROWS, TILE = 1024, 6, 16, 256
-"""Units of a layer and hidden layers at most; rows of a program's tile with a product, and numbers of a part of one without, which a warp has."""
+MAX_WIDTH, MAX_LAYERS, ROWS = 1024, 6, 16
+"""Units of a layer and hidden layers at most; and rows of a program's tile at most, where it is no larger product's."""
 
 MAX_PROGRAMS = 512
 """Programs that add up gradients of biases, each a row of partial sums: as many as a GPU runs at once."""
@@ -19,14 +20,28 @@ MAX_PROGRAMS = 512
 MAX_PART, MOST_PARTS = 256, 4
 """Units of a part of a row at most; and parts of one size, above which they have several sizes."""
 
-MAX_BATCH_PARTS = 32
+MAX_BATCH_PARTS = 16
 
 SUMS, FEW_SUMS, MANY_SUMS, STAGES, SLACK = 64 * 192, 192, 128 * 384, 3, 4096
 """Numbers that a program of a whole hidden layer sums up at most, and in bf16 of layers of more than so many units; its steps that are on their way, and what
 else it keeps, in bytes."""
 
+FIRST_ROWS, FIRST_CHUNK = 64, 64
+"""Rows and units at a time of a program of the first layer."""
+
+PROGRAMS = 2112
+"""Programs of a pass over a layer, at most: sixteen a multiprocessor, each of a warp."""
+
+HEADS: dict[str, Any] = {"warps": 1, "each": 4}
+HEAD_STAGES = 3
+"""Warps of a pass of heads and a thread's numbers of a part of a row; tiles that are on their way."""
+
+BLOCK, SUM_ROWS, SUM_UNITS = 1024, 128, 32
+"""Parameters that a program steps; rows of sums and units that are added up at a time."""
+
+SLOPE_PARTS = 2
 FIRST_TILE = 128
-"""Rows and columns of a program on the way back to the first layer."""
+"""Tiles of a program on the way back to the first layer, and rows and columns of each."""
 
 FEW_ACTIONS = 4
 """Numbers of an action up to which their gradients are a pass's own, and beyond a product's."""
@@ -158,11 +173,14 @@ def layer_tile(shape: Wide, net: WideNet, k: int, rows: int, room: int) -> tuple
 
 
 def first_tile(shape: Wide, net: WideNet) -> tuple[int, int, int] | None:
-    """Rows and columns of a program on the way back to the first layer, and how much it takes at a time; None where the library's product does better."""
+    """Rows and columns of a program on the way back to the first layer, and how much it takes at a time; None where the library's product does better.
+
+    With layer normalization that product and a pass after it do.
+    """
     first, second, *_ = net.layers
     rows = min(FIRST_TILE, shape.batch & -shape.batch)
     columns, deep = min(FIRST_TILE, first.width & -first.width), min(64, second.width & -second.width)
-    own = min(columns, deep) >= 16 and (shape.precision == "bf16" or first.width <= 64) and shape.action <= FEW_ACTIONS
+    own = not shape.layer_norm and min(columns, deep) >= 16 and (shape.precision == "bf16" or first.width <= 64) and shape.action <= FEW_ACTIONS
     return (rows, columns, deep) if own else None
 
 

@@ -10,7 +10,10 @@ from operant.kernels.actor_critic.steps import count_step
 
 @triton.jit
 def reduce(partial, gradient, SPEC: tl.constexpr, NET: tl.constexpr, FIRST: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr):
-    """The gradients of all vectors, from the rows of sums: program 0 is the vector, 1 the tower, 2 a part of its numbers. The first layer's have FIRST rows."""
+    """The gradients of all vectors, from the rows of sums: program 0 is the vector, 1 the tower, 2 a part of its numbers.
+
+    The first layer's have FIRST rows, and with none are found elsewhere.
+    """
     vector, tower = tl.program_id(0), tl.program_id(1)
     unit = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     # How many numbers the vector has.
@@ -19,9 +22,9 @@ def reduce(partial, gradient, SPEC: tl.constexpr, NET: tl.constexpr, FIRST: tl.c
         number = vector - NET.layers[k].partial
         used = ((number >= 0) & (number < NET.layers[k].vectors)) if SPEC.layer_norm else ((number == 0) | ((number > 2) & (number < NET.layers[k].vectors)))
         size = tl.where(used, max(NET.layers[k].width, NET.outputs), size)
-    inside = unit < size
-    total = tl.zeros((CHUNK, WIDE), tl.float32)
     rows = tl.where(vector < NET.layers[1].partial, FIRST, NET.programs)
+    inside = (unit < size) & (rows > 0)
+    total = tl.zeros((CHUNK, WIDE), tl.float32)
     for start in range(0, rows, CHUNK):
         row = start + tl.arange(0, CHUNK)
         place = (row * NET.towers + tower) * NET.vectors + vector
@@ -29,7 +32,7 @@ def reduce(partial, gradient, SPEC: tl.constexpr, NET: tl.constexpr, FIRST: tl.c
     g = tl.sum(total, axis=0)
     for k in tl.static_range(len(NET.layers)):
         number = vector - NET.layers[k].partial
-        here = unit < NET.layers[k].width
+        here = (unit < NET.layers[k].width) & (rows > 0)
         place = gradient + tower * NET.layers[k].width + unit
         if number == 0:
             tl.store(place + NET.layers[k].bias, g, mask=here)
