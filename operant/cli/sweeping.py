@@ -29,7 +29,7 @@ def sweep(
     config: Annotated[str | None, typer.Argument(metavar="[FILE]", help="a TOML file with a [sweep] section")] = None,
     overrides: Overrides = None,
     join: Annotated[str | None, typer.Option("--join", metavar="FOLDER", help="help with the sweep of a folder, from this machine too")] = None,
-    name: Annotated[str | None, typer.Option(help="name of the sweep and its folder  [default: the file's, with -sweep]")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="name of the sweep and its folder  [default: the file's, with -sweep]")] = None,
     workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="runs side by side")] = None,
     pareto: Annotated[bool, typer.Option("--pareto", help="search for trade-offs between the objective and the seconds of a trial")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="return once it has begun")] = False,

@@ -41,7 +41,7 @@ def train(
     words: Words = None,
     config: ConfigOption = None,
     env: EnvOption = None,
-    name: Annotated[str | None, typer.Option(help="id of the run")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="id of the run")] = None,
     seed: Annotated[str | None, typer.Option(metavar="N", help="random seed; the same seed gives the same bits")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="N", help="train N runs, with seed, seed + 1, ...: a group")] = None,
     side_by_side: Annotated[int, typer.Option("--side-by-side", metavar="N", min=1, help="with --seeds: so many runs at a time")] = 1,
