@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
@@ -43,22 +45,29 @@ class TensorBoard:
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self.where, self._event, self._summary = str(folder), event_pb2.Event, summary_pb2.Summary
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         with _reached("TensorBoard", "--out names another folder"):
-            self._writer = EventFileWriter(str(folder), max_queue_size=100, flush_secs=5)
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = (folder / name).open("wb")
+            self._records = RecordWriter(self._file)
+            self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def _write(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
 
     def add(self, chunk: Chunk) -> None:
         """Write an event for each record."""
         for row, (step, time_ns) in enumerate(zip(chunk.step, chunk.realtime_ns, strict=True)):
             values = [self._summary.Value(tag=name, simple_value=value) for name, value in _values(chunk, row).items()]
-            self._writer.add_event(self._event(wall_time=time_ns / 1e9, step=step, summary=self._summary(value=values)))
-        self._writer.flush()
+            self._write(self._event(wall_time=time_ns / 1e9, step=step, summary=self._summary(value=values)))
+        self._file.flush()
 
     def close(self, complete: bool) -> None:
         """Write what is left."""
-        self._writer.close()
+        self._file.close()
 
 
 class Wandb:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import resource
 import subprocess
 import sys
 from array import array
@@ -91,6 +92,16 @@ def test_tensorboard_reads_back_as_the_history(run, here, tmp_path):
     assert [(event.step, event.wall_time) for event in events] == [(step, time) for _, _, step, time, _ in history(run)]
     for event, (*_, values) in zip(events, history(run), strict=True):
         assert {value.tag: value.simple_value for value in event.summary.value} == pytest.approx(values, rel=1e-6)  # its numbers are float32
+
+
+def test_an_event_file_without_room_is_one_sentence(run, tmp_path):
+    pytest.importorskip("tensorboard")
+    words = [sys.executable, "-m", "operant.cli", "export", "metrics", "twice", "--to", "tensorboard", "--out", "events"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": PACKAGE_PARENT}, capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)),
+    )  # fmt: skip
+    assert done.returncode == 4 and done.stderr.startswith("error: events cannot be written (File too large): choose another place"), done.stderr
 
 
 @pytest.mark.soak
