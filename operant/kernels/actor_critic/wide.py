@@ -68,7 +68,8 @@ class WideLearner(Learner):
         # Of the actor where only its actions at the next observations are asked for.
         sums, hidden, moments = ([x[:, :B] for x in part] for part in self._actor_passes[:3])
         self._next_passes = Passes(sums, hidden, moments, [], self._actor_passes.end[:B] if self._ready else hidden[-1])
-        self._shares = self._zeros(G * B * max(net.layers[0].width // 16 for net in (shape.actor, shape.critic)) * shape.action)
+        slopes = first_tile(shape, shape.critic)
+        self._shares = self._zeros(1 if slopes is None else G * B * wide_shape.slope_tiles(shape.critic, slopes[1])[0] * shape.action)
         tiled = -(-self._lanes // ROWS) * ROWS
         self._lane_rows, self._lane_passes = torch.zeros(tiled, C, dtype=self._kind, device=self._device), self._passes(shape.actor, tiled, 0)
 
@@ -204,8 +205,7 @@ class WideLearner(Learner):
     def _first_backward(self, trained: Trained, x: Tensor, passes: Passes, tile: tuple[int, int, int], *, train: bool) -> None:
         """What the first layer learns from, or the gradient in actions, of the gradient in what the second layer sums up."""
         net, B, (size, columns, deep) = trained.net, self.shape.batch, tile
-        parts = wide_shape.SLOPE_PARTS if net.layers[0].width // columns % wide_shape.SLOPE_PARTS == 0 else 1
-        tiles, share = net.layers[0].width // columns // parts, B // self.shape.parts
+        (tiles, parts), share = wide_shape.slope_tiles(net, columns), B // self.shape.parts
         read, weight, out = described((passes.gradient[1], size, deep), (trained.weights[1], deep, columns), (passes.gradient[0], size, columns))
         self._launch(
             wide_first.first_slopes, (tiles, B // size, net.towers), read, weight, x, trained.weights[0], trained.flat.parameters, out, self._shares,

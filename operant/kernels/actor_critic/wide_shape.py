@@ -184,6 +184,12 @@ def first_tile(shape: Wide, net: WideNet) -> tuple[int, int, int] | None:
     return (rows, columns, deep) if own else None
 
 
+def slope_tiles(net: WideNet, columns: int) -> tuple[int, int]:
+    """Programs beside each other over the first layer's units, and how many tiles of so many columns each of them takes."""
+    tiles = net.layers[0].width // columns
+    return (tiles // SLOPE_PARTS, SLOPE_PARTS) if tiles % SLOPE_PARTS == 0 else (tiles, 1)
+
+
 def applies(task: Task) -> bool:
     """Whether these kernels are meant for such a task: SAC with dense layers and continuous actions."""
     return isinstance(task.actor.net, Towers) and isinstance(task.kind, Stochastic) and isinstance(task.actor, SquashedActor)
