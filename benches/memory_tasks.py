@@ -1,11 +1,11 @@
 """What policies with a memory learn, and what does not learn without one: each experiment trains a recipe until greedy games reach its mark. JSON lines.
 
     python benches/memory_tasks.py [--only chain100,tmaze] [--seeds 1,2,3] [--limit 60] [--list] [--once] [--profile] [--tiny]
-        [--curve 10] [--set algo.learning_rate=3e-3 run.steps=200M]
+        [--fresh 65536] [--curve 10] [--set algo.learning_rate=3e-3 run.steps=200M]
 
 Seconds are those of collecting and updating, host and device together; the first three iterations, in which kernels are compiled and captured, and
 evaluations are left out. An experiment ends at its mark, after its limit in seconds or at the end of its recipe's steps; then 1,024 fresh games or more, of
-another seed, say how well the policy plays. No experiment stops another. With --curve each goes on to the end of its recipe's steps, whatever it has reached,
+another seed (`--fresh`: so many), say how well the policy plays. No experiment stops another. With --curve each goes on to the end of its recipe's steps, whatever it has reached,
 and greedy games are played after so many equal parts of them. With --once nothing is learnt: kernels are compiled. With --profile the kernels of ten iterations
 are timed. With --tiny every experiment takes a few steps on a CPU.
 """
@@ -50,6 +50,7 @@ class Task(NamedTuple):
 LONG = "env.params.high=1000 env.params.log_uniform=true algo.horizon=64 run.steps=300M"
 AT_1000 = "env.params.low=1000 env.params.high=1000 env.params.log_uniform=false"
 POPGYM = "env.lanes=1024 algo.minibatches=8 run.steps=300M"
+MEDIUM = "env.params.decks=2 env.params.kinds=4"  # of Count Recall
 TASKS = {
     "chain100": Task("memory_chain", "", 0.99, 10),
     "chain1000": Task("memory_chain", "env.lanes=1024 env.params.length=1000 algo.horizon=1001 net.memory_init=2000 run.steps=300M", 0.99, 20),
@@ -67,13 +68,15 @@ TASKS = {
     "autoencode": Task("autoencode", "", 0.99, 60),
     "autoencode_medium": Task("autoencode", "env.params.decks=2 algo.horizon=207", 0.99, 60),
     "count_recall": Task("count_recall", "", 0.99, 40),
-    "count_recall_medium": Task("count_recall", "env.params.decks=2 env.params.kinds=4 algo.horizon=103 run.steps=20M", 0.99, 60),
+    "count_recall_medium": Task(
+        "count_recall", f"{MEDIUM} algo.precision=bf16 env.lanes=2048 algo.minibatches=16 algo.horizon=103 run.steps=40M", 0.99, 60
+    ),
     "count_recall_hard": Task("count_recall", "env.params.decks=4 env.params.kinds=13 algo.horizon=207 run.steps=40M", 0.99, 60),
-    "higher_lower": Task("higher_lower", "", 1.0, 60, fresh=16_384),
+    "higher_lower": Task("higher_lower", "", 1.0, 100, fresh=16_384),
     "higher_lower_medium": Task("higher_lower", "env.params.decks=2 algo.horizon=103", 1.0, 60, fresh=16_384),
     "higher_lower_hard": Task("higher_lower", "env.params.decks=3 algo.horizon=155", 1.0, 60, fresh=16_384),
-    "concentration": Task("concentration", "", 0.8, 80),
-    "concentration_wide": Task("concentration", "net.memory=mingru net.memory_layers=2 net.hidden=[256]", 0.8, 80),
+    "concentration": Task("concentration", "", 0.8, 300),
+    "concentration_mlp": Task("concentration", "net.kind=mlp net.shared=true net.memory=lstm net.memory_layers=1 net.hidden=[128]", 0.8, 80),
     "concentration_hard": Task("concentration", "env.params.ranks=true", 0.8, 80),
     "breakout": Task("breakout", "", 860, 25, longest=12_000, look_s=(0.7, 0.1)),
     "snake": Task("snake", "", 30, 8, "length"),
@@ -91,7 +94,7 @@ def value_of(task: Task, found: Evaluation) -> float:
     return found.mean if task.what == "return" else found.tally[task.what]
 
 
-def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: bool, parts: int) -> None:
+def trained(name: str, seed: int, more: list[str], limit_s: float | None, games: int | None, tiny: bool, parts: int) -> None:
     """One experiment with one seed: whether it reached its mark, in how many seconds, and its best look; with `parts`, all of its steps in so many parts."""
     task = TASKS[name]
     source, words = find_source(task.recipe), [*task.words.split(), *more, *(TINY if tiny else ()), f"run.seed={seed}"]
@@ -123,11 +126,11 @@ def trained(name: str, seed: int, more: list[str], limit_s: float | None, tiny: 
             looked = spent
             steps, reward = iterations * algo.steps_per_iteration, float(algo.rollout.reward.mean())
             say(at=name, seed=seed, seconds=round(spent, 2), steps=steps, value=round(value, 3), reward=round(reward, 5))
-    fresh, sampled = evaluator(task.fresh, FRESH_SEED + seed).run(0), evaluator(FRESH, FRESH_SEED + seed, greedy=False).run(0)
+    fresh, sampled = evaluator(games or task.fresh, FRESH_SEED + seed).run(0), evaluator(FRESH, FRESH_SEED + seed, greedy=False).run(0)
     steps = iterations * algo.steps_per_iteration
     say(
         task=name, seed=seed, reached=value >= task.least, mark=task.least, seconds=round(spent, 3), steps=steps, msps=round(steps / max(spent, 1e-9) / 1e6, 2),
-        value=round(value, 3), best=round(best, 3), fresh=round(fresh.mean, 4), ci95=round(fresh.ci95 or 0.0, 4), sampled=round(sampled.mean, 4),
+        value=round(value, 3), best=round(best, 3), fresh=round(fresh.mean, 4), ci95=round(fresh.ci95 or 0.0, 5), sampled=round(sampled.mean, 4),
         unfinished=fresh.unfinished, tally=fresh.tally,
         first_s=round(first_s, 1), kernels=algo.backend.name, words=words,
     )  # fmt: skip
@@ -183,6 +186,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(TASKS))
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--limit", type=float, help="seconds of training at most")
+    parser.add_argument("--fresh", type=int, help="games of another seed at the end")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides")
     parser.add_argument("--curve", type=int, default=0, metavar="PARTS", help="go on to the end, with so many looks")
     parser.add_argument("--list", action="store_true")
@@ -201,7 +205,7 @@ def main() -> None:
                 if asked.once or asked.profile:
                     compiled(name, int(seed), asked.set, asked.profile)
                     continue
-                trained(name, int(seed), asked.set, asked.limit, asked.tiny, asked.curve)
+                trained(name, int(seed), asked.set, asked.limit, asked.fresh, asked.tiny, asked.curve)
             except Exception:
                 say(failed=name, seed=seed, error=traceback.format_exc()[-700:])
             gc.collect()
