@@ -5,7 +5,7 @@
 
 Seconds are those of collecting and updating, host and device together; the first three iterations, in which kernels are compiled and captured, and
 evaluations are left out. An experiment ends at its mark, after its limit in seconds or at the end of its recipe's steps; then 1,024 fresh games or more, of
-another seed (`--fresh`: so many), say how well the policy plays. No experiment stops another. With --curve each goes on to the end of its recipe's steps, whatever it has reached,
+another seed (--fresh: so many), say how well the policy plays. No experiment stops another. With --curve each goes on to the end of its steps all the same,
 and greedy games are played after so many equal parts of them. With --once nothing is learnt: kernels are compiled. With --profile the kernels of ten iterations
 are timed. With --tiny every experiment takes a few steps on a CPU.
 """
