@@ -121,6 +121,12 @@ def test_kernels_that_read_bytes_compile(memory):
     compile_all(90, launches("bf16", {"memory": memory, "hidden": (64,)}, env=wide(118, 3, seen="uint8"), normalize_observations=True))
 
 
+@needs_compiler
+@pytest.mark.compile
+def test_kernels_of_a_first_layer_whose_padding_is_no_power_of_two_compile():
+    compile_all(90, launches("bf16", {"memory": "lstm", "hidden": (64,)}, env=wide(150, 3)))
+
+
 def compile_all(architecture, every):
     seen = set()
     for kernel, arguments, options in every:

@@ -98,7 +98,8 @@ class RecurrentLearner(per_layer.PerLayerLearner):
         # The head passes on what it has: between it and the last hidden layer lies the memory. Normalized layers are those that end so.
         self._head_spec = replace(spec, layer_norm=True)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        narrow = max(spec.hidden_pad) <= ACT_WIDTH and spec.inputs[0] <= ACT_COLUMNS
+        # A tile of observations has a power of two of columns; padded to 192 they go a layer at a time.
+        narrow = max(spec.hidden_pad) <= ACT_WIDTH and spec.inputs[0] <= ACT_COLUMNS and spec.inputs[0].bit_count() == 1
         self.at_once = narrow and (shape.kind == "mingru" or shape.held or shape.in_tiles)
         self._reads_at_once = spec.hidden_pad[0] <= ACT_WIDTH and spec.inputs[0] <= FIRST_COLUMNS and not spec.bytes and not spec.layer_norm
 
