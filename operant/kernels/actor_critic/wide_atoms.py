@@ -20,6 +20,9 @@ from operant.kernels.blocks import operand
 PROJECT, CRITICISE, JUDGE = (32, 4), (64, 8), (32, 4)
 """Rows of a program's tile, where a batch allows, and its warps, as measured on an H200."""
 
+DENSE, NEAR = tl.constexpr(0.5), tl.constexpr(6)
+"""The least discount with which an atom moves by so much of a step that four at most come near another; so many are looked at, for the sake of rounding."""
+
 # KERNELS
 
 
@@ -56,11 +59,32 @@ def _support(support, NET: tl.constexpr, SPEC: tl.constexpr):
 
 
 @triton.jit
+def _shares(probability, rows, begin, discount, SPEC: tl.constexpr, NET: tl.constexpr):
+    """What each atom gets, of the few that come near it and of those beyond an end; `rows`: where each row's probabilities begin."""
+    OUTPUTS: tl.constexpr = NET.outputs
+    LAST: tl.constexpr = OUTPUTS - 1.0
+    atom, slope = tl.arange(0, SPEC.atoms)[None, :], tl.where(discount > 0.0, discount, 1.0)[:, None]
+    moved = begin[:, None] + slope * atom
+    below, above = tl.sum(tl.where(moved < 0.0, probability, 0.0), axis=1), tl.sum(tl.where(moved > LAST, probability, 0.0), axis=1)
+    found = tl.where(atom == 0, below[:, None], 0.0) + tl.where(atom == OUTPUTS - 1, above[:, None], 0.0)
+    first = tl.floor((atom - 1.0 - begin[:, None]) / slope)
+    for k in tl.static_range(NEAR):
+        i = first + k
+        moved = begin[:, None] + slope * i
+        inside = (i >= 0.0) & (i <= LAST) & (moved >= 0.0) & (moved <= LAST)
+        share = tl.maximum(1.0 - tl.abs(moved - atom), 0.0)
+        found += tl.load(rows[:, None] + tl.where(inside, i, 0.0).to(tl.int32), mask=inside, other=0.0) * share
+    # Nothing is left of what would come: all of it goes to one place.
+    ended = tl.minimum(tl.maximum(begin, 0.0), LAST)[:, None]
+    return tl.where((discount > 0.0)[:, None], found, tl.maximum(1.0 - tl.abs(ended - atom), 0.0))
+
+
+@triton.jit
 def project(hidden, flat, batch, work, temperature, support, factor, least, target, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
     """The critics' targets (B, atoms): r + discount (Z' - alpha log pi) on the support, Z' of the critic whose mean is the least; a tile of rows a program.
 
-    Atom j gets max(0, 1 - |Tz_i - z_j| / dz) of the mass of atom i, by a sum over i of a fixed order. `hidden` (towers, B, width) of the target critics;
-    `least` (B, atoms) holds what a row's other threads ask for.
+    Atom j gets max(0, 1 - |Tz_i - z_j| / dz) of the mass of atom i, by a sum over i of a fixed order: over a few, where discounts are 0 or DENSE at least.
+    `hidden` (towers, B, width) of the target critics; `least` (B, atoms) holds what a row's other threads ask for.
     """
     NET: tl.constexpr = SPEC.critic
     TOWERS: tl.constexpr = NET.towers
@@ -83,11 +107,14 @@ def project(hidden, flat, batch, work, temperature, support, factor, least, targ
     reward = tl.load(batch.reward + row) * tl.load(factor) - discount * tl.exp(tl.load(temperature.log)) * tl.load(work.next_log_p + row)
     low, high = tl.load(support), tl.load(support + OUTPUTS - 1)
     step = (high - low) / (OUTPUTS - 1)
+    begin = (reward + discount * low - low) / step  # where atom 0 goes, in atoms; atom i by i discounts more
     found = tl.zeros((ROWS, ATOMS), tl.float32)
-    for i in range(OUTPUTS):
-        moved = tl.minimum(tl.maximum(reward + discount * tl.load(support + i), low), high)
-        near = tl.maximum(1.0 - tl.abs(((moved - low) / step)[:, None] - atom[None, :]), 0.0)
-        found += tl.load(least + row * SPEC.atoms + i)[:, None] * near
+    if tl.min(tl.where(discount > 0.0, discount, 1.0), axis=0) >= DENSE:
+        found += _shares(probability, least + row * SPEC.atoms, begin, discount, SPEC, NET)
+    else:
+        for i in range(OUTPUTS):
+            moved = tl.minimum(tl.maximum(begin + discount * i, 0.0), OUTPUTS - 1.0)
+            found += tl.load(least + row * SPEC.atoms + i)[:, None] * tl.maximum(1.0 - tl.abs(moved[:, None] - atom[None, :]), 0.0)
     tl.store(target + place, tl.where((atom < OUTPUTS)[None, :], found, 0.0))
 
 
