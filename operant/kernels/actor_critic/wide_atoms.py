@@ -1,7 +1,7 @@
 """SAC's kernels for wide networks whose critics put out distributions of returns on a support (C51): their last layers with softmax, projection and loss.
 
-A critic's head has as many outputs as the support has atoms, rounded up to a power of two: forward a product of tiles inside each of these kernels, on the
-way back the library's. All else is `wide`'s.
+A critic's head has as many outputs as the support has atoms, rounded up to a power of two. Its products are the library's; in bf16 its weight is forward the
+sum of two operands, so that it has 16 bits. All else is `wide`'s.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from operant.kernels.actor_critic import wide_parts as wide
+from operant.kernels.actor_critic.buffers import Passes, Trained
 from operant.kernels.actor_critic.task import Stochastic, Task
 from operant.kernels.actor_critic.wide import WideLearner
 from operant.kernels.actor_critic.wide_shape import ROWS, Wide
 from operant.kernels.blocks import operand
 
-PROJECT, CRITICISE, JUDGE = (32, 4), (64, 8), (32, 4)
-"""Rows of a program's tile, where a batch allows, and its warps, as measured on an H200."""
+PROJECT, CRITICISE, JUDGE = (ROWS, 4), (ROWS, 4), (ROWS, 4)
+"""Rows of a program's tile, where a batch allows, and its warps."""
 
 DENSE, NEAR = tl.constexpr(0.5), tl.constexpr(6)
 """The least discount with which an atom moves by so much of a step that four at most come near another; so many are looked at, for the sake of rounding."""
@@ -27,23 +27,25 @@ DENSE, NEAR = tl.constexpr(0.5), tl.constexpr(6)
 
 
 @triton.jit
-def _head(flat, tower, p, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
-    """Part `p` of the head's weight, (part, atoms)."""
-    unit, inside = wide.units(p, NET, AT)
-    atom = tl.arange(0, SPEC.atoms)
-    place = flat + NET.head_weight + (tower * NET.outputs + atom)[None, :] * NET.layers[AT].width + unit[:, None]
-    return tl.load(place, mask=inside[:, None] & (atom < NET.outputs)[None, :], other=0.0)
+def split(flat, out, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+    """The head's weight as two operands that add up to it, `out` (towers, 2 atoms, width): program 0 is a tile of atoms, 1 the tower."""
+    tower, atom, unit = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, NET.layers[AT].pad)
+    WIDTH: tl.constexpr = NET.layers[AT].width
+    mask = (atom < NET.outputs)[:, None] & (unit < WIDTH)[None, :]
+    w = tl.load(flat + NET.head_weight + (tower * NET.outputs + atom)[:, None] * WIDTH + unit[None, :], mask=mask, other=0.0)
+    first = operand(w, SPEC)
+    place = out + (tower * 2 * SPEC.atoms + atom)[:, None] * WIDTH + unit[None, :]
+    tl.store(place, first, mask=mask)
+    tl.store(place + SPEC.atoms * WIDTH, operand(w - first.to(tl.float32), SPEC), mask=mask)
 
 
 @triton.jit
-def _outputs(h, flat, tower, ROWS: tl.constexpr, SPEC: tl.constexpr, NET: tl.constexpr, AT: tl.constexpr):
-    """Probabilities and their logarithms, (rows, atoms), of a critic's last activations; of atoms beyond the support 0 and next to minus infinity."""
-    ATOMS: tl.constexpr = SPEC.atoms
-    atom = tl.arange(0, ATOMS)
+def _outputs(products, row, flat, tower, SPEC: tl.constexpr, NET: tl.constexpr):
+    """Probabilities and their logarithms, (rows, atoms), of products with both parts of a head; of atoms beyond the support 0 and next to minus infinity."""
+    atom = tl.arange(0, SPEC.atoms)
     real = atom < NET.outputs
-    z = tl.zeros((ROWS, ATOMS), tl.float32) + tl.load(flat + NET.head_bias + tower * NET.outputs + atom, mask=real, other=0.0)[None, :]
-    for p in tl.static_range(len(NET.layers[AT].parts)):
-        z += wide.dot(h[p], _head(flat, tower, p, SPEC, NET, AT), SPEC)
+    place = products + (tower * SPEC.batch + row)[:, None] * (2 * SPEC.atoms) + atom[None, :]
+    z = tl.load(place) + tl.load(place + SPEC.atoms) + tl.load(flat + NET.head_bias + tower * NET.outputs + atom, mask=real, other=0.0)[None, :]
     z = tl.where(real[None, :], z, -1e30)
     z -= tl.max(z, axis=1)[:, None]
     e = tl.exp(z)
@@ -80,11 +82,11 @@ def _shares(probability, rows, begin, discount, SPEC: tl.constexpr, NET: tl.cons
 
 
 @triton.jit
-def project(hidden, flat, batch, work, temperature, support, factor, least, target, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+def project(products, flat, batch, work, temperature, support, factor, least, target, SPEC: tl.constexpr, ROWS: tl.constexpr):
     """The critics' targets (B, atoms): r + discount (Z' - alpha log pi) on the support, Z' of the critic whose mean is the least; a tile of rows a program.
 
     Atom j gets max(0, 1 - |Tz_i - z_j| / dz) of the mass of atom i, by a sum over i of a fixed order: over a few, where discounts are 0 or DENSE at least.
-    `hidden` (towers, B, width) of the target critics; `least` (B, atoms) holds what a row's other threads ask for.
+    `products` (towers, B, 2 atoms) of the target critics; `least` (B, atoms) holds what a row's other threads ask for.
     """
     NET: tl.constexpr = SPEC.critic
     TOWERS: tl.constexpr = NET.towers
@@ -93,10 +95,10 @@ def project(hidden, flat, batch, work, temperature, support, factor, least, targ
     row, atom = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, SPEC.atoms)
     place = row[:, None] * SPEC.atoms + atom[None, :]
     z = _support(support, NET, SPEC)
-    probability, _log = _outputs(wide.load_rows(hidden, row, NET, AT), flat, 0, ROWS, SPEC, NET, AT)
+    probability, _log = _outputs(products, row, flat, 0, SPEC, NET)
     value = tl.sum(probability * z, axis=1)
     for k in tl.static_range(1, TOWERS):
-        other, _log = _outputs(wide.load_rows(hidden, k * SPEC.batch + row, NET, AT), flat, k, ROWS, SPEC, NET, AT)
+        other, _log = _outputs(products, row, flat, k, SPEC, NET)
         other_value = tl.sum(other * z, axis=1)
         probability = tl.where((other_value < value)[:, None], other, probability)
         value = tl.minimum(value, other_value)
@@ -119,7 +121,7 @@ def project(hidden, flat, batch, work, temperature, support, factor, least, targ
 
 
 @triton.jit
-def criticise(hidden, flat, target, support, factor, slopes, by_bias, terms, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+def criticise(products, flat, target, support, factor, slopes, by_bias, terms, SPEC: tl.constexpr, ROWS: tl.constexpr):
     """The gradient in the critics' outputs, `slopes` (towers, B, atoms), of the sum over critics of the mean cross-entropy.
 
     `terms` (programs, towers, 3): the sums of cross-entropies, |Q - y| and Q, the latter two in units of reward; `by_bias` (programs, towers, atoms) of slopes.
@@ -134,7 +136,7 @@ def criticise(hidden, flat, target, support, factor, slopes, by_bias, terms, SPE
     for first in range(program * ROWS, SPEC.batch, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
         place = row[:, None] * SPEC.atoms + atom[None, :]
-        probability, log_probability = _outputs(wide.load_rows(hidden, tower * SPEC.batch + row, NET, AT), flat, tower, ROWS, SPEC, NET, AT)
+        probability, log_probability = _outputs(products, row, flat, tower, SPEC, NET)
         wanted = tl.load(target + place)
         d = (probability * tl.sum(wanted, axis=1)[:, None] - wanted) / SPEC.batch
         tl.store(slopes + tower * SPEC.batch * SPEC.atoms + place, operand(d, SPEC))
@@ -151,7 +153,7 @@ def criticise(hidden, flat, target, support, factor, slopes, by_bias, terms, SPE
 
 
 @triton.jit
-def judge(hidden, flat, support, slopes, work, SPEC: tl.constexpr, AT: tl.constexpr, ROWS: tl.constexpr):
+def judge(products, flat, support, slopes, work, SPEC: tl.constexpr, ROWS: tl.constexpr):
     """Critics' values of the actor's actions, and the gradient of -min Q / B in their outputs: zero but for the critic whose value is the least."""
     row, atom = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, SPEC.atoms)
     NET: tl.constexpr = SPEC.critic
@@ -160,7 +162,7 @@ def judge(hidden, flat, support, slopes, work, SPEC: tl.constexpr, AT: tl.conste
     least, chosen = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.int32)
     found = ()
     for k in tl.static_range(TOWERS):
-        probability, _log = _outputs(wide.load_rows(hidden, k * SPEC.batch + row, NET, AT), flat, k, ROWS, SPEC, NET, AT)
+        probability, _log = _outputs(products, row, flat, k, SPEC, NET)
         value = tl.sum(probability * z, axis=1)
         tl.store(work.policy_value + k * SPEC.batch + row, value)
         # dQ / d output_k = p_k (z_k - Q)
@@ -186,46 +188,66 @@ class AtomsLearner(WideLearner):
         assert isinstance(task.kind, Stochastic)
         self._scale, net, B, atoms, width = task.kind, shape.critic, shape.batch, shape.atoms, shape.critic.layers[-1].width
         self._least, self._target = self._zeros(B, atoms), self._zeros(B, atoms)
-        # The head with rows to spare, which products take well, and its gradient likewise.
-        self._slopes, self._head = (
-            torch.zeros(net.towers, *size, dtype=self._kind, device=self._device) for size in ((B, atoms), (atoms, width))
-        )  # fmt: skip
+        # Heads as two operands with rows to spare, which products take well, what is multiplied with them, and their gradient, likewise.
+        self._slopes = torch.zeros(net.towers, B, atoms, dtype=self._kind, device=self._device)
+        self._head, self._target_head = (torch.zeros(net.towers, 2 * atoms, width, dtype=self._kind, device=self._device) for _ in range(2))
+        self._products, self._target_products = (self._zeros(net.towers, B, 2 * atoms) for _ in range(2))
         self._by_head, self._by_bias = self._zeros(net.towers, atoms, width), self._zeros(net.programs, net.towers, atoms)
 
-    def _of_head(self, vector: Tensor) -> Tensor:
-        """The head's weight in a vector of parameters, (towers, atoms, width)."""
-        net, width = self.shape.critic, self.shape.critic.layers[-1].width
-        return vector[net.head_weight :][: net.towers * net.outputs * width].view(net.towers, net.outputs, width)
+    def prepare(self) -> None:
+        """Take parameters and normalizer as they are, for an iteration."""
+        super().prepare()
+        self._split()
+
+    def _step(self, trained: Trained, *, target: bool) -> None:
+        super()._step(trained, target=target)
+        if target:
+            self._split()
+
+    def _split(self) -> None:
+        """Heads as products take them."""
+        net = self.shape.critic
+        for flat, out in ((self._critics.flat.parameters, self._head), (self._followed, self._target_head)):
+            self._launch(split, (self.shape.atoms // ROWS, net.towers), flat, out, SPEC=self.shape, NET=net, AT=len(net.layers) - 1, ROWS=ROWS, num_warps=4)
+
+    def _multiply(self, passes: Passes, head: Tensor, out: Tensor) -> None:
+        """The last activations times both parts of a head."""
+        if self._asked is None:
+            self._product(passes.hidden[-1], head.transpose(1, 2), out)
 
     def _criticise(self) -> None:
-        net, B, K, passes, critic = self.shape.critic, self.shape.batch, self.shape.critic.outputs, self._critic_passes, self._critics
-        top, flat, scale = len(net.layers) - 1, critic.flat.parameters, (self._scale.support, self._scale.reward_factor)
-        own = self._target_passes.hidden[top], self._followed, self._batch, self._work, self._temperature, *scale, self._least, self._target
-        self._tiled(project, PROJECT, B, 1, *own)
-        left = self._slopes, self._by_bias, critic.terms
-        self._tiled(criticise, CRITICISE, net.programs, net.towers, passes.hidden[top], flat, self._target, *scale, *left)
+        net, K, passes, critic = self.shape.critic, self.shape.critic.outputs, self._critic_passes, self._critics
+        flat, scale, width = critic.flat.parameters, (self._scale.support, self._scale.reward_factor), net.layers[-1].width
+        with self._aside():
+            self._multiply(passes, self._head, self._products)
+        self._multiply(self._target_passes, self._target_head, self._target_products)
+        own = self._target_products, self._followed, self._batch, self._work, self._temperature, *scale, self._least, self._target
+        self._tiled(project, PROJECT, self.shape.batch, 1, *own)
+        self._join()
+        self._tiled(criticise, CRITICISE, net.programs, net.towers, self._products, flat, self._target, *scale, self._slopes, self._by_bias, critic.terms)
         if self._asked is None:
             with self._aside():
-                self._product(self._slopes.transpose(1, 2), passes.hidden[top], self._by_head)
-                self._of_head(critic.gradient).copy_(self._by_head[:, :K])
+                self._product(self._slopes.transpose(1, 2), passes.hidden[-1], self._by_head)
+                of_head = critic.gradient[net.head_weight :][: net.towers * K * width].view(net.towers, K, width)
+                of_head.copy_(self._by_head[:, :K])
                 torch.sum(self._by_bias[..., :K], 0, out=critic.gradient[net.head_bias :][: net.towers * K].view(net.towers, K))
         self._through_head(train=True)
 
     def _judge(self) -> None:
-        own = self._critic_passes.hidden[-1], self._critics.flat.parameters, self._scale.support, self._slopes, self._work
+        self._multiply(self._critic_passes, self._head, self._products)
+        own = self._products, self._critics.flat.parameters, self._scale.support, self._slopes, self._work
         self._tiled(judge, JUDGE, self.shape.batch, 1, *own)
         self._through_head(train=False)
 
     def _tiled(self, kernel: object, tile: tuple[int, int], programs: int, second: int, *arguments: object) -> None:
-        """A kernel over rows of the last hidden layer, in so many programs at most; `second` is the grid's other size."""
-        B, (most, warps), at = self.shape.batch, tile, len(self.shape.critic.layers) - 1
-        rows = next(size for size in (most, 2 * ROWS, ROWS) if B % size == 0)
-        self._launch(kernel, (min(programs, B // rows), second), *arguments, SPEC=self.shape, AT=at, ROWS=rows, num_warps=warps, num_stages=1)
+        """A kernel over rows of critics' outputs, in so many programs at most; `second` is the grid's other size."""
+        B, (most, warps) = self.shape.batch, tile
+        rows = next(size for size in (most, ROWS) if B % size == 0)
+        self._launch(kernel, (min(programs, B // rows), second), *arguments, SPEC=self.shape, ROWS=rows, num_warps=warps, num_stages=1)
 
     def _through_head(self, *, train: bool) -> None:
         """From the gradient in outputs to that in what the last hidden layers sum up."""
-        top, passes, critic = len(self.shape.critic.layers) - 1, self._critic_passes, self._critics
+        passes = self._critic_passes
         if self._asked is None:
-            self._head[:, : self.shape.critic.outputs].copy_(self._of_head(critic.packed))
-            torch.bmm(self._slopes, self._head, out=passes.gradient[top])
-        self._layer_backward(critic, passes, top, train=train)
+            torch.bmm(self._slopes, self._head[:, : self.shape.atoms], out=passes.gradient[-1])
+        self._layer_backward(self._critics, passes, len(passes.gradient) - 1, train=train)
