@@ -202,7 +202,8 @@ class AtomsLearner(WideLearner):
     def _step(self, trained: Trained, *, target: bool) -> None:
         super()._step(trained, target=target)
         if target:
-            self._split()
+            with self._aside():
+                self._split()
 
     def _split(self) -> None:
         """Heads as products take them."""
@@ -234,6 +235,7 @@ class AtomsLearner(WideLearner):
         self._through_head(train=True)
 
     def _judge(self) -> None:
+        self._join()
         self._multiply(self._critic_passes, self._head, self._products)
         own = self._products, self._critics.flat.parameters, self._scale.support, self._slopes, self._work
         self._tiled(judge, JUDGE, self.shape.batch, 1, *own)
