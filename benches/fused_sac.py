@@ -141,10 +141,10 @@ def widths(words: str) -> tuple[int, ...]:
 FAST = (
     # Kernels, critic, updates a tick, the actor's delay, ticks of an iteration, and whether actor and critics have widths of their own.
     ("fused", "c51", 8.0, 4, 4, True),
+    ("fused", "c51", 1.0, 4, 16, True),
     ("fused", "scalar", 8.0, 4, 4, True),
     ("torch", "scalar", 8.0, 4, 4, True),
     ("torch", "c51", 8.0, 4, 4, True),
-    ("fused", "c51", 1.0, 4, 16, True),
     ("fused", "scalar", 1.0, 4, 16, True),
     ("torch", "scalar", 1.0, 4, 16, True),
     ("fused", "scalar", 8.0, 1, 4, True),
