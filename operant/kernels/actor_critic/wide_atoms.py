@@ -18,7 +18,7 @@ from operant.kernels.actor_critic.wide_shape import ROWS, Wide
 from operant.kernels.blocks import operand
 
 PROJECT, CRITICISE, JUDGE = (ROWS, 4), (ROWS, 4), (ROWS, 4)
-"""Rows of a program's tile, where a batch allows, and its warps."""
+"""Rows of a program's tile, where a batch allows, and its warps: on an H200 8 rows or 8 warps do as well."""
 
 DENSE, NEAR = tl.constexpr(0.5), tl.constexpr(6)
 """The least discount with which an atom moves by so much of a step that four at most come near another; so many are looked at, for the sake of rounding."""
