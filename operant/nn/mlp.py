@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from operant.nn.normalization import RunningNormalizer
 
-KINDS = ("mlp", "cnn")
+KINDS = ("mlp", "cnn", "places")
 """The networks that are built in."""
 
 DENSE = {"nature": (512,), "impala": (256,), "board": (256,), "minatar": (128,)}
@@ -36,7 +36,8 @@ class Config(Section):
 
     kind: str = Field(
         "mlp",
-        description='"mlp"; "cnn" for images and boards; or "FILE.py:Class": an nn.Module, made as Class(O, H), that maps (B, O) to (B, H) and values (B); '
+        description='"mlp"; "cnn" for images and boards; "places" where an action names one of what is seen, all with the same weights; '
+        'or "FILE.py:Class": an nn.Module, made as Class(O, H), that maps (B, O) to (B, H) and values (B); '
         "sac and td3 make their critics of it, too, which read observation and action as O + A numbers, and leave the values aside",
     )
     cnn: Literal["nature", "impala", "board", "minatar"] = Field(
@@ -104,7 +105,7 @@ class Config(Section):
     @classmethod
     def _built_in(cls, memory: str, info: ValidationInfo) -> str:
         if memory != "none" and info.data.get("kind") not in KINDS:
-            raise ValueError('it belongs to "mlp" and "cnn": a network of your own remembers by itself, where it has an initial_state')
+            raise ValueError('it belongs to "mlp", "cnn" and "places": a network of your own remembers by itself, where it has an initial_state')
         return memory
 
     @field_validator("memory_size")
@@ -167,7 +168,7 @@ def layer_norm(features: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
     return torch.addcmul(bias, (features - mean) * (variance + LAYER_NORM_EPSILON).rsqrt(), gain)
 
 
-_ACTIVATIONS = {"tanh": _tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}
+ACTIVATIONS = {"tanh": _tanh, "relu": torch.relu, "gelu": nn.functional.gelu, "silu": nn.functional.silu}
 
 
 def orthogonal(rows: int, columns: int, gain: float, generator: torch.Generator) -> Tensor:
@@ -195,7 +196,7 @@ class MLP(nn.Module):
         self.partial_one_hot = None if isinstance(categories, int) else inputs.PartialOneHot(categories)
         columns = observation * max(categories, 1) if isinstance(categories, int) else sum(max(k, 1) for k in categories)
         self.towers = 1 if config.shared else 2
-        self._activation = _ACTIVATIONS[config.activation]
+        self._activation = ACTIVATIONS[config.activation]
         G, widths, gain = self.towers, config.hidden, math.sqrt(2.0)
 
         def stacked(rows: int, columns: int) -> nn.Parameter:

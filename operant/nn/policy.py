@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from operant.envs import Env
 from operant.errors import ConfigError
-from operant.nn import cnn, flat, mlp, recurrent, user_network
+from operant.nn import cnn, flat, mlp, places, recurrent, user_network
 from operant.nn.distributions import distribution_for, masked
 from operant.nn.normalization import FixedScale, RunningNormalizer
 
@@ -183,4 +183,10 @@ def _network(env: Env, config: mlp.Config, head_rows: int, generator: torch.Gene
         dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else None
         net = cnn.Convolutional(env.observation, head_rows, config, generator, dtype=dtype, last=last)
         return recurrent.Recurrent(net, recurrent.Memory(config, net.towers, config.hidden[-1], generator)) if last else net
+    if config.kind == "places":
+        reason = places.unsupported_reason(env, config, head_rows)
+        if reason is not None:
+            raise ConfigError("the network", [reason])
+        built = places.Places(env, config, generator)
+        return recurrent.SampleMajor(built) if config.remembers else mlp.SampleMajor(built)
     return user_network.load(config.kind, env.observation.size, head_rows, generator.initial_seed())

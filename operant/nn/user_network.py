@@ -20,7 +20,7 @@ def load(kind: str, observation: int, head_rows: int, seed: int) -> mlp.SampleMa
     """
     file_name, colon, class_name = kind.rpartition(":")  # a file's name may hold colons of its own
     if not colon:
-        raise ConfigError("the network", [f'net.kind should be "mlp", "cnn" or "FILE.py:Class" (got {kind!r})'])
+        raise ConfigError("the network", [f'net.kind should be "mlp", "cnn", "places" (ppo, dqn and pqn) or "FILE.py:Class" (got {kind!r})'])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         built = _module(Path(file_name), class_name, observation, head_rows)

@@ -429,7 +429,7 @@ BROKEN: dict[str, tuple[str | bytes, list[str], list[str]]] = {
     "number for an algorithm": ("[algo]\nname = 3\n", [], ["ppo.toml:2: algo.name: input should be one of ", "ppo", "(got 3)"]),
     "missing network file": ('[net]\nkind = "none.py:Net"\n', [], ["ppo.toml:2: net.kind: there is no file 'none.py' (looked in "]),
     "network without class": ('[net]\nkind = "my_net.py"\n', [],
-                              ["ppo.toml:2: net.kind: input should be 'mlp', 'cnn', or a network of your own as FILE.py:CLASS", "(got 'my_net.py')"]),
+                              ["ppo.toml:2: net.kind: input should be 'mlp', 'cnn', 'places', or a network of your own as FILE.py:CLASS", "(got 'my_net.py')"]),
     "unknown network": ('[net]\nkind = "mpl"\n', [], ["ppo.toml:2: net.kind: input should be 'mlp', 'cnn'", "did you mean 'mlp'? (got 'mpl')"]),
     # an environment's parameters
     "misspelt parameter": ("[env.params]\ngravty = 1\n", [], ["ppo.toml:2: unknown key 'env.params.gravty' - did you mean 'env.params.gravity'?"]),

@@ -372,7 +372,7 @@ def test_broken_networks_are_refused_in_a_sentence(tmp_path, text, sentence):
 
 
 def test_a_kind_that_is_neither_built_in_nor_a_file(tmp_path):
-    with pytest.raises(ConfigError, match=r'net.kind should be "mlp", "cnn" or "FILE.py:Class" \(got \'mpl\'\)'):
+    with pytest.raises(ConfigError, match=r'net.kind should be "mlp", "cnn", "places" \(ppo, dqn and pqn\) or "FILE.py:Class" \(got \'mpl\'\)'):
         policy(kind="mpl")
 
 

@@ -1,0 +1,80 @@
+"""A network for observations of places that are alike, such as cards on a table, of which an action names one: every place has the same weights.
+
+A place's features are made of its own and of the sum over all places, block after block; between blocks each place may have a memory of its own, a cell whose
+weights all places share. What is learnt at one place holds at all. Knows no algorithm and no environment's rules.
+
+Shape letters: N places, k categories, M units, T steps, B lanes, R numbers of a place's state, in a memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from operant.nn import mlp, recurrent
+
+_PART, _GAIN = 0.25, 0.2
+"""Of a sum over places what is read, so that what one of them adds is seen however many there are, and the scale of its weights at first, so that all are not
+too much."""
+
+
+def unsupported_reason(env: Any, config: mlp.Config, head_rows: int) -> str | None:
+    """The sentence that says why such a network cannot read this environment, or None where it can. `head_rows`: numbers that the head is asked for."""
+    seen, action = env.observation, env.action
+    if not isinstance(seen.categories, int) or seen.categories == 0 or getattr(action, "n", None) != seen.size:
+        return 'net.kind = "places" reads places that are alike, bytes with k categories each, and an action must name one of them (use "mlp")'
+    if head_rows != seen.size:
+        return f'net.kind = "places" has one number for each place, {seen.size}, and the algorithm asks for {head_rows} (critic = "c51" does; use "mlp")'
+    if len(config.hidden) != 1:
+        return f'net.hidden: all blocks of net.kind = "places" are as wide, one number: got {list(config.hidden)}'
+    if config.memory_size not in (None, config.hidden[0]):
+        return f'net.memory_size: memories of net.kind = "places" are as wide as net.hidden, {config.hidden[0]}, or not set: got {config.memory_size}'
+    return None
+
+
+class Places(nn.Module):
+    """`memory_layers` + 1 blocks, and behind each but the last a memory for each place, beside what it reads. Sample-major, as a user's own network."""
+
+    categories: Tensor  # (k, 1)
+
+    def __init__(self, env: Any, config: mlp.Config, generator: torch.Generator) -> None:
+        super().__init__()
+        k, M, last = env.observation.category_counts()[0], config.hidden[0], config.memory_layers
+        self.places, self._activation = env.observation.size, mlp.ACTIVATIONS[config.activation]
+        self.register_buffer("categories", torch.arange(k, dtype=torch.float32)[:, None], persistent=False)
+
+        def weights(gain: float) -> nn.ParameterList:
+            seen = (k, *(2 * M if config.remembers else M for _ in range(last)))  # what a block reads
+            return nn.ParameterList([nn.Parameter(mlp.orthogonal(M, columns, gain, generator)) for columns in seen])
+
+        self.own, self.all = weights(1.0), weights(_GAIN)  # (M, k) or (M, 2 M): of a place's own features, and of the sum over places
+        self.biases = nn.ParameterList([nn.Parameter(torch.zeros(M, 1)) for _ in range(last + 1)])
+        each = config.model_copy(update={"memory_layers": 1, "memory_size": M})
+        memories = [recurrent.Memory(each, 1, M, generator) for _ in range(last)] if config.remembers else []
+        self.memories, self._rows = nn.ModuleList(memories), [memory.rows for memory in memories]
+        self.head, self.value = nn.Parameter(mlp.orthogonal(1, M, 0.01, generator)), nn.Parameter(mlp.orthogonal(1, M, 1.0, generator))
+        self.value_bias = nn.Parameter(torch.zeros(1))
+
+    def initial_state(self, lanes: int) -> tuple[Tensor, ...]:
+        """Of each memory (B, N, R): zeros."""
+        return tuple(self.head.new_zeros(lanes, self.places, rows) for rows in self._rows)
+
+    def forward(self, observation: Tensor, state: tuple[Tensor, ...] = (), reset: Tensor | None = None) -> tuple[Any, ...]:
+        """Codes (B, N) -> head parameters (B, N), values (B); with memories (T, B, N), the state before, where episodes begin (T, B) -> those and the state."""
+        shape = observation.shape
+        codes = observation.reshape(1, -1)  # (1, T B N), places of a lane side by side
+        features, after = (codes == self.categories).to(observation.dtype), []
+        for block, (own, every, bias) in enumerate(zip(self.own, self.all, self.biases, strict=True)):
+            total = features.view(len(features), -1, self.places).sum(dim=2) * _PART  # (K, T B)
+            features = torch.addmm(bias, own, features).view(len(own), -1, self.places) + (every @ total)[:, :, None]
+            features = self._activation(features).flatten(1)
+            if state and reset is not None and block < len(self.memories):
+                keep = (reset == 0).to(features.dtype)[:, :, None].expand(shape).flatten(1)  # (T, B N)
+                found, last = self.memories[block](features[None], state[block].flatten(0, 1).t().contiguous(), keep.contiguous())
+                features = torch.cat([features, found[0]])  # (2 M, T B N)
+                after.append(last.t().reshape(state[block].shape))
+        mean = features.view(len(features), -1, self.places).mean(dim=2)
+        head, value = (self.head @ features).view(shape), (self.value @ mean + self.value_bias).view(shape[:-1])
+        return (head, value, tuple(after)) if self.memories else (head, value)
