@@ -35,6 +35,11 @@ class Rehearsed:
         except (RuntimeError, TritonError) as error:
             return cannot_compile(error)
 
+    @staticmethod
+    def _max_shared(device: torch.device) -> int:
+        """The most shared memory that a program may take on a GPU, in bytes."""
+        return int(driver.active.utils.get_device_properties(torch.cuda.current_device() if device.index is None else device.index)["max_shared_mem"])
+
     def _has_room(self, device: torch.device, *works: Callable[[], None]) -> bool:
         """Whether there is shared memory for what each of `works` launches, which is only compiled."""
         with torch.cuda.device(device):
@@ -44,7 +49,7 @@ class Rehearsed:
                     work()
             finally:
                 asked, self._asked = self._asked, None
-            return asked <= driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
+            return asked <= self._max_shared(device)
 
 
 def cannot_compile(error: BaseException) -> str:

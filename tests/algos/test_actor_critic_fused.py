@@ -108,7 +108,7 @@ def launches(made, precision):
 
     task = actor_critic_task(made.backend)
     learner, found = Learner(shape.describe(task, precision), task), []
-    learner._launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
+    learner.launch = lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options))
     learner.prepare()
     learner.act(0)
     learner.store(0)
@@ -170,7 +170,7 @@ def test_kernels_of_wide_networks_compile(precision, layer_norm, hidden, own):
     task = actor_critic_task(sac_on(PUSH, net=net, start=False, batch_size=2048, actor_delay=2, critic=critic).backend)
     learner, found = (AtomsLearner if critic == "c51" else WideLearner)(wide_shape.describe(task, precision), task), {}
     learner._asked = 0  # no products
-    learner._launch = lambda kernel, grid, *arguments, **options: found.setdefault((kernel.__name__, repr(options)), (kernel, arguments, options))
+    learner.launch = lambda kernel, grid, *arguments, **options: found.setdefault((kernel.__name__, repr(options)), (kernel, arguments, options))
     learner.prepare()
     learner.act(0)
     learner.store(0)

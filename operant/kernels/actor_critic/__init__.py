@@ -45,7 +45,7 @@ def build(task: Task) -> Learner | None:
 
         kind = AtomsLearner if task.config.critic == "c51" else WideLearner
         learner = kind(wide_shape.describe(task, precision), task) if wide else Learner(shape.describe(task, precision), task)
-        if not on_gpu or (reason := learner.unsupported_reason()) is None:
+        if not on_gpu or (reason := learner.unsupported_reason(learner.shape.precision)) is None:
             log.info("kernels: fused, %s%s", learner.shape.precision, ", with the library's products" if wide else "")
             return learner
     if kernels == "fused":

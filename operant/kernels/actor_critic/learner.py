@@ -5,12 +5,10 @@ Nothing here allocates or reads back once it is made, so that a CUDA graph can h
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
-from triton import TritonError
-from triton.runtime import driver
 
 from operant.kernels.actor_critic.acting import Acting, act
 from operant.kernels.actor_critic.buffers import Flat, Layers, Pack, Temperature, Update, Work
@@ -18,7 +16,7 @@ from operant.kernels.actor_critic.gradients import evaluate, improve, judge
 from operant.kernels.actor_critic.shape import TILE, Net, Shape
 from operant.kernels.actor_critic.steps import account, pack_network, step
 from operant.kernels.actor_critic.task import Stochastic, Task
-from operant.kernels.rehearsal import cannot_compile
+from operant.kernels.rehearsal import Rehearsed
 from operant.kernels.replay import Draw, Numbers, Sampled, Stored, Ticked, sample, store
 
 WARPS, STEP_WARPS, SAMPLE_WARPS = 8, 4, 2
@@ -28,12 +26,11 @@ FEW_LANES, MANY_LANES_TILE = 4096, 64
 """Lanes up to which acting takes small tiles, and the tile of more."""
 
 
-class Learner:
+class Learner(Rehearsed):
     """One algorithm's fused kernels."""
 
     def __init__(self, shape: Shape, task: Task) -> None:
         self.shape, self.task, self.cycle = shape, task, task.cycle
-        self._asked: int | None = None  # in a rehearsal the most shared memory that a kernel has asked for
         self._device = task.actor.device
         self._lanes = task.cycle.world.count
         B, C, G = shape.batch, shape.columns, shape.critic.towers
@@ -117,30 +114,10 @@ class Learner:
         hidden, gradient = sum(layer.columns_pad for layer in net.layers[1:]), sum(layer.rows_pad for layer in net.layers)
         return Layers(self._zeros(rows * hidden, dtype=kind), self._zeros(rows * gradient, dtype=kind))
 
-    def unsupported_reason(self) -> str | None:
-        """What keeps this GPU from running the kernels, in a sentence; None where nothing does. Compiles them, and launches nothing."""
-        with torch.cuda.device(self._device):
-            self._asked = 0
-            try:
-                self.prepare()
-                self.act(0)
-                self.store(0)
-                for number in (0, self.task.config.actor_delay - 1):  # without the actor and with it
-                    self.update(1, number)
-            except torch.OutOfMemoryError:
-                raise
-            except (RuntimeError, TritonError) as error:
-                return cannot_compile(error)
-            finally:
-                asked, self._asked = self._asked, None
-        return None if asked <= max_shared(self._device) else f"a network this wide takes more shared memory in {self.shape.precision} than this GPU has"
-
-    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        """Launch a kernel, or in a rehearsal only compile it."""
-        if self._asked is None:
-            kernel[grid](*arguments, **options)
-        else:
-            self._asked = max(self._asked, kernel.warmup(*arguments, grid=grid, **options).metadata.shared)
+    def fits(self) -> bool:
+        """Whether a GPU has the shared memory that programs ask for. Compiles them, and launches nothing."""
+        updates = [partial(self.update, 1, number) for number in (0, self.task.config.actor_delay - 1)]  # without the actor and with it
+        return self._has_room(self._device, self.prepare, lambda: self.act(0), lambda: self.store(0), *updates)
 
     # ACT
 
@@ -153,14 +130,14 @@ class Learner:
         if not shape.stochastic:
             packs.append((self._next_actor, self._next_pack, shape.actor))
         for flat, pack, net in packs:
-            self._launch(pack_network, (net.programs, net.towers), flat, pack, SPEC=shape, NET=net, POLICY=net is shape.actor, num_warps=STEP_WARPS)
+            self.launch(pack_network, (net.programs, net.towers), flat, pack, SPEC=shape, NET=net, POLICY=net is shape.actor, num_warps=STEP_WARPS)
 
     def act(self, t: int) -> None:
         """Actions of tick t, and beside them the batch of the first update that is due after it."""
         rows = TILE if self._lanes <= FEW_LANES else MANY_LANES_TILE
         tiles, due = -(-self._lanes // rows), self.cycle.config.due(t)
         self._made = (t + 1, due[0]) if due else None
-        self._launch(
+        self.launch(
             act, (tiles + (self.shape.batch // TILE if due else 0),),
             self._acting, self._actor_pack, t, self._lanes, tiles, self._stored, self._batch, self._numbers(t + 1, due[0] if due else 0),
             SPEC=self.shape, DRAW=self._draw, ROWS=rows, BATCH_ROWS=TILE, num_warps=WARPS,
@@ -178,7 +155,7 @@ class Learner:
     def _store(self, t: int) -> None:
         """Store tick t at once."""
         programs = -(-self._lanes // TILE)
-        self._launch(store, (programs,), self._stored, self._numbers(t + 1, 0), DRAW=self._draw, ROWS=TILE, num_warps=SAMPLE_WARPS)
+        self.launch(store, (programs,), self._stored, self._numbers(t + 1, 0), DRAW=self._draw, ROWS=TILE, num_warps=SAMPLE_WARPS)
 
     def update(self, ticks: int, number: int) -> None:
         """Take a batch, of a replay with so many of the iteration's ticks, and learn from it."""
@@ -193,12 +170,12 @@ class Learner:
             self.improve()
             self.step_actor()
         if not (due and stochastic):
-            self._launch(account, (1,), self._batch, self._work, self._temperature, self._updates[0], SPEC=self.shape, DUE=due, num_warps=STEP_WARPS)
+            self.launch(account, (1,), self._batch, self._work, self._temperature, self._updates[0], SPEC=self.shape, DUE=due, num_warps=STEP_WARPS)
 
     def sample(self, ticks: int, number: int) -> None:
         """The batch of update `number` of the iteration."""
         numbers = self._numbers(ticks, number)
-        self._launch(sample, (self.shape.batch // TILE,), self._stored, self._batch, numbers, DRAW=self._draw, ROWS=TILE, num_warps=SAMPLE_WARPS)
+        self.launch(sample, (self.shape.batch // TILE,), self._stored, self._batch, numbers, DRAW=self._draw, ROWS=TILE, num_warps=SAMPLE_WARPS)
 
     def _numbers(self, ticks: int, number: int) -> Numbers:
         replay = self.cycle.replay
@@ -208,7 +185,7 @@ class Learner:
         """All that the update needs of the networks as they are; counts steps, and stores the tick that was put off. `due`: the actor learns, too."""
         shape, (actor, critic), late = self.shape, self._updates, self._put_off
         self._put_off = None
-        self._launch(
+        self.launch(
             evaluate, (shape.batch // TILE, 2 * shape.critic.towers + (1 if late is None else 2)),
             self._batch, self._actor_pack, self._next_pack, self._critic_pack, self._target_pack, self._work, self._actor_layers, self._critic_layers,
             critic, actor, self._temperature, self._stored, self._numbers((late or 0) + 1, 0),
@@ -218,7 +195,7 @@ class Learner:
     def step_critics(self, *, follow: bool = True) -> None:
         """The critics' gradient and step; with `follow` their targets' after it."""
         shape, net = self.shape, self.shape.critic
-        self._launch(
+        self.launch(
             step, (net.programs, net.towers),
             self._batch, self._work, self._critic_layers, self._critic, self._target, self._critic_pack, self._target_pack, self._temperature,
             self._updates[1], SPEC=shape, NET=net, POLICY=False, TARGET=follow, num_warps=STEP_WARPS,
@@ -227,26 +204,22 @@ class Learner:
     def judge(self) -> None:
         """What the critics say of the actor's actions; only the first of them, where the actor takes its means."""
         grid = (self.shape.batch // TILE, self.shape.critic.towers if self.shape.stochastic else 1)
-        self._launch(judge, grid, self._batch, self._critic_pack, self._work, SPEC=self.shape, ROWS=TILE, num_warps=WARPS)
+        self.launch(judge, grid, self._batch, self._critic_pack, self._work, SPEC=self.shape, ROWS=TILE, num_warps=WARPS)
 
     def improve(self) -> None:
         """The gradients of the actor's layers."""
         arguments = self._actor_pack, self._work, self._actor_layers, self._temperature
-        self._launch(improve, (self.shape.batch // TILE,), *arguments, SPEC=self.shape, ROWS=TILE, num_warps=WARPS)
+        self.launch(improve, (self.shape.batch // TILE,), *arguments, SPEC=self.shape, ROWS=TILE, num_warps=WARPS)
 
     def step_actor(self) -> None:
         """The actor's gradient and step; then the temperature's and the update's numbers, or the target actor's."""
         shape, net = self.shape, self.shape.actor
-        self._launch(
+        self.launch(
             step, (net.programs + (1 if shape.stochastic else 0), 1),
             self._batch, self._work, self._actor_layers, self._actor, self._next_actor, self._actor_pack, self._next_pack, self._temperature,
             self._updates[0], SPEC=shape, NET=net, POLICY=True, TARGET=not shape.stochastic, num_warps=STEP_WARPS,
         )  # fmt: skip
 
-
-def max_shared(device: torch.device) -> int:
-    """The most shared memory that a program may take on a GPU, in bytes."""
-    return int(driver.active.utils.get_device_properties(torch.cuda.current_device() if device.index is None else device.index)["max_shared_mem"])
 
 
 def flat_of(adam: dict[str, Tensor], parameters: Tensor) -> Flat:

@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from operant.kernels.actor_critic import wide_first, wide_heads, wide_layers, wide_shape, wide_steps
 from operant.kernels.actor_critic.buffers import Flat, Passes, Temperature, Trained, Update, Work
-from operant.kernels.actor_critic.learner import Learner, flat_of, max_shared
+from operant.kernels.actor_critic.learner import Learner, flat_of
 from operant.kernels.actor_critic.task import Stochastic, Task
 from operant.kernels.actor_critic.wide_shape import FEW_ACTIONS, HEADS, ROWS, STAGES, Wide, WideNet, first_tile, layer_tile
 
@@ -35,13 +35,12 @@ class WideLearner(Learner):
 
     def __init__(self, shape: Wide, task: Task) -> None:
         self.shape, self.task, self.cycle = shape, task, task.cycle  # type: ignore[assignment]
-        self._asked = None
         on_gpu = task.actor.device.type == "cuda"
         self._side, self._learning = (torch.cuda.Stream(task.actor.device) if on_gpu else None for _ in range(2))
         self._begun = -1  # the update that is learned from beside acting
         self._device, self._lanes = task.actor.device, task.cycle.world.count
         self._kind = torch.bfloat16 if shape.precision == "bf16" else torch.float32
-        self._room = max_shared(task.actor.device) if on_gpu else 1 << 20
+        self._room = self._max_shared(task.actor.device) if on_gpu else 1 << 20
         tile = layer_tile(shape, shape.actor, len(shape.actor.layers) - 1, ROWS, self._room)
         self._ready = tile is not None and shape.action <= FEW_ACTIONS  # outputs come with the last layer
         stochastic, config, skip = task.kind, task.config, task.cycle.skip
@@ -115,7 +114,7 @@ class WideLearner(Learner):
         """
         rows, warps = (ROWS, max(4, warps)) if product else (min(ROWS, max(1, each * 32 * warps // max(net.layers[at].parts))), warps)
         grid = (min(programs or samples, samples // rows), second)
-        self._launch(kernel, grid, *arguments, SPEC=self.shape, AT=at, ROWS=rows, num_warps=warps, **options)
+        self.launch(kernel, grid, *arguments, SPEC=self.shape, AT=at, ROWS=rows, num_warps=warps, **options)
 
     def _forward(
         self, net: WideNet, x: Tensor, flat: Tensor, weights: list[Tensor], passes: Passes, *, keep: bool = False, values: Tensor | None = None,
@@ -125,7 +124,7 @@ class WideLearner(Learner):
         both = self._first_layers(net, x, flat, weights, passes, keep=keep)
         size = next(size for size in (wide_shape.FIRST_ROWS, 32, ROWS) if rows % size == 0)
         if not both:
-            self._launch(
+            self.launch(
                 wide_first.first_layer, (rows // size, net.towers), x, weights[0], passes.sums[0], passes.hidden[0], passes.moments[0], flat, rows,
                 SPEC=self.shape, NET=net, KEEP=keep, KEEP_SUMS=keep and self.shape.needs_sums and first_tile(self.shape, net) is None,
                 CHUNK=wide_shape.FIRST_CHUNK, ROWS=size, num_warps=4,
@@ -144,7 +143,7 @@ class WideLearner(Learner):
                 end = ("hidden" if self.shape.atoms else "", flat) if values is None else ("value", values)
             size, deep = tile
             part = net.layers[k].parts[0]
-            self._launch(
+            self.launch(
                 wide_layers.hidden_layer, (rows // size, net.towers), *described((passes.hidden[k - 1], size, deep), (weights[k], part, deep)),
                 *described((z, size, part), (h, size, part)), m,
                 flat, end[1], rows, SPEC=self.shape, NET=net, AT=k, KEEP=keep, END=end[0], ROWS=size, DEEP=deep, STAGES=STAGES, num_warps=8 if size > 64 else 4,
@@ -159,7 +158,7 @@ class WideLearner(Learner):
         if tile is None or len(net.layers) < 3 or (keep and self.shape.needs_sums and first_tile(self.shape, net) is None):
             return False
         (size, deep), part = tile, net.layers[1].parts[0]
-        self._launch(
+        self.launch(
             wide_first.first_layers, (rows // size, net.towers), x, *described((weights[0], deep, self.shape.columns), (weights[1], part, deep)),
             *described((passes.sums[1], size, part), (passes.hidden[0], size, deep), (passes.hidden[1], size, part)), passes.moments[1], flat, rows,
             SPEC=self.shape, NET=net, KEEP=keep, ROWS=size, DEEP=deep, STAGES=STAGES, num_warps=8 if size > 64 else 4,
@@ -190,7 +189,7 @@ class WideLearner(Learner):
                     torch.sum(trained.by_first[..., : net.layers[0].inputs], 1, out=self._first_of(net, trained.gradient))
             grid = (net.vectors, net.towers, -(-net.pad // wide_shape.SUM_UNITS))
             sizes = {"FIRST": 0 if tiled else net.programs, "CHUNK": min(wide_shape.SUM_ROWS, net.programs), "WIDE": wide_shape.SUM_UNITS}
-            self._launch(wide_steps.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, **sizes, num_warps=4)
+            self.launch(wide_steps.reduce, grid, trained.partial, trained.gradient, SPEC=self.shape, NET=net, **sizes, num_warps=4)
             self._join()
 
     def _layer_backward(self, trained: Trained, passes: Passes, at: int, *, train: bool, begin: int = 0) -> None:
@@ -207,21 +206,21 @@ class WideLearner(Learner):
         net, B, (size, columns, deep) = trained.net, self.shape.batch, tile
         (tiles, parts), share = wide_shape.slope_tiles(net, columns), B // self.shape.parts
         read, weight, out = described((passes.gradient[1], size, deep), (trained.weights[1], deep, columns), (passes.gradient[0], size, columns))
-        self._launch(
+        self.launch(
             wide_first.first_slopes, (tiles, B // size, net.towers), read, weight, x, trained.weights[0], trained.flat.parameters, out, self._shares,
             SPEC=self.shape, NET=net, TRAIN=train, ROWS=size, COLUMNS=columns, PARTS=parts, DEEP=deep, STAGES=STAGES, num_warps=8,
         )  # fmt: skip
         if train:
             units = {"SPEC": self.shape, "NET": net, "WIDE": 2 * self.shape.columns}
             size = min(64, share & -share)
-            self._launch(
+            self.launch(
                 wide_first.first_gradient, (tiles * parts, self.shape.parts, net.towers), *described((passes.gradient[0], size, columns)), x, trained.by_first,
                 **units, ROWS=size, COLUMNS=columns, STAGES=STAGES, num_warps=4,
             )  # fmt: skip
             grid = net.layers[0].width // 16, net.towers
-            self._launch(wide_first.first_reduce, grid, trained.by_first, trained.gradient, **units, UNITS=16, num_warps=4)
+            self.launch(wide_first.first_reduce, grid, trained.by_first, trained.gradient, **units, UNITS=16, num_warps=4)
         else:
-            self._launch(
+            self.launch(
                 wide_first.action_slopes, (B // size, net.towers), self._shares, self._work.value_slope, SPEC=self.shape, TILES=tiles, ROWS=size, num_warps=4,
             )  # fmt: skip
 
@@ -244,7 +243,7 @@ class WideLearner(Learner):
         """The gradient in what layer k reads, before an activation."""
         layer, (rows, columns, deep) = trained.net.layers[k], PRODUCT
         if OWN and self.shape.precision == "bf16" and layer.inputs % columns + layer.width % deep + self.shape.batch % rows == 0:
-            self._launch(
+            self.launch(
                 wide_layers.input_gradient, (self.shape.batch // rows * (layer.inputs // columns), trained.net.towers),
                 passes.gradient[k], trained.weights[k], passes.gradient[k - 1],
                 SPEC=self.shape, NET=trained.net, AT=k, ROWS=rows, COLUMNS=columns, DEEP=deep, num_warps=8,
@@ -278,7 +277,7 @@ class WideLearner(Learner):
                 self._learn(t + 1, due[0])
             self._begun = due[0]
         tiles, top = len(self._lane_rows) // ROWS, len(net.layers) - 1
-        self._launch(wide_heads.read_lanes, (tiles,), self._acting, self._lane_rows, t, self._lanes, SPEC=self.shape, ROWS=ROWS, num_warps=4)
+        self.launch(wide_heads.read_lanes, (tiles,), self._acting, self._lane_rows, t, self._lanes, SPEC=self.shape, ROWS=ROWS, num_warps=4)
         self._forward(net, self._lane_rows, actor.flat.parameters, actor.weights, passes)
         self._rowwise(
             wide_heads.act, net, top, len(self._lane_rows), 1, passes.end, actor.flat.parameters, self._acting, t, self._lanes, product=True, READY=self._ready,
@@ -300,7 +299,7 @@ class WideLearner(Learner):
         self._begun = -1
         blocks = len(self._critics.squares)
         with self._aside():
-            self._launch(
+            self.launch(
                 wide_steps.finish, (1,), self._critics.terms, self._policy.terms, self._temperature, self._policy.update, self._critics.squares, self._work,
                 blocks, SPEC=shape, DUE=due, BLOCKS=1 << (blocks - 1).bit_length(), num_warps=4,
             )  # fmt: skip
@@ -315,7 +314,7 @@ class WideLearner(Learner):
         """
         due = self.task.config.actor_learns(number)
         with self._aside():
-            self._launch(wide_steps.count, (1,), self._policy.update, self._critics.update, self._temperature, SPEC=self.shape, DUE=due, num_warps=1)
+            self.launch(wide_steps.count, (1,), self._policy.update, self._critics.update, self._temperature, SPEC=self.shape, DUE=due, num_warps=1)
         self.sample(ticks, number)
         self._learn_critics(due=due)
         self._step(self._critics, target=True)
@@ -371,7 +370,7 @@ class WideLearner(Learner):
         """Adam's step of a network; with `target` its target's after it."""
         size, flat = trained.flat.parameters.numel(), trained.flat
         following, packed, first = (self._followed, self._target_packed, self._target_weights[0]) if target else (flat.parameters, *[trained.packed] * 2)
-        self._launch(
+        self.launch(
             wide_steps.step, (-(-size // wide_shape.BLOCK),),
             flat, trained.gradient, following, trained.packed, packed, trained.weights[0], first, trained.update, trained.squares, size,
             SPEC=self.shape, NET=trained.net, TARGET=target, BLOCK=wide_shape.BLOCK, num_warps=4,

@@ -209,7 +209,7 @@ class AtomsLearner(WideLearner):
         """Heads as products take them."""
         net = self.shape.critic
         for flat, out in ((self._critics.flat.parameters, self._head), (self._followed, self._target_head)):
-            self._launch(split, (self.shape.atoms // ROWS, net.towers), flat, out, SPEC=self.shape, NET=net, AT=len(net.layers) - 1, ROWS=ROWS, num_warps=4)
+            self.launch(split, (self.shape.atoms // ROWS, net.towers), flat, out, SPEC=self.shape, NET=net, AT=len(net.layers) - 1, ROWS=ROWS, num_warps=4)
 
     def _multiply(self, passes: Passes, head: Tensor, out: Tensor) -> None:
         """The last activations times both parts of a head."""
@@ -245,7 +245,7 @@ class AtomsLearner(WideLearner):
         """A kernel over rows of critics' outputs, in so many programs at most; `second` is the grid's other size."""
         B, (most, warps) = self.shape.batch, tile
         rows = next(size for size in (most, ROWS) if B % size == 0)
-        self._launch(kernel, (min(programs, B // rows), second), *arguments, SPEC=self.shape, ROWS=rows, num_warps=warps, num_stages=1)
+        self.launch(kernel, (min(programs, B // rows), second), *arguments, SPEC=self.shape, ROWS=rows, num_warps=warps, num_stages=1)
 
     def _through_head(self, *, train: bool) -> None:
         """From the gradient in outputs to that in what the last hidden layers sum up."""
