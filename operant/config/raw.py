@@ -196,7 +196,8 @@ def _tell_idle(raw: RawConfig) -> None:
     net = raw.data.get("net")
     net = net if isinstance(net, dict) else {}
     if net.get("memory", "none") == "none" and ":" not in str(net.get("kind", "")):  # a user's own network may have one
-        idle = [".".join(key) for key in _OF_A_MEMORY if raw.typed(key) and has(raw.data, key)]
+        used = {("net", "memory_layers")} if net.get("kind") == "places" else set()  # its blocks, with a memory or without
+        idle = [".".join(key) for key in _OF_A_MEMORY if key not in used and raw.typed(key) and has(raw.data, key)]
         raw.notes += [f"{key} has no effect without a memory: net.memory=gru, mingru or lstm" for key in idle]
 
 

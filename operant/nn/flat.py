@@ -57,7 +57,7 @@ class FlatVector:
                 n = parameter.shape[2] if parameter.ndim == 3 else parameter[0].numel()  # a filter is a row
                 rows = parameter.numel() // n
                 G = parameter.shape[0] if parameter.ndim == 3 else towers if name.endswith("first_weight") else 1
-                m = units if name.startswith("memory.") else rows // G
+                m = units if "memory." in name and rows % units == 0 else rows // G
                 G = rows // m
                 before, (count, *alike) = found[-1] if found else (0, (0, 0, 0))
                 if alike == [m, n] and before + count * m * n == place:

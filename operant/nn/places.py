@@ -31,6 +31,8 @@ def unsupported_reason(env: Any, config: mlp.Config, head_rows: int) -> str | No
         return f'net.hidden: all blocks of net.kind = "places" are as wide, one number: got {list(config.hidden)}'
     if config.memory_size not in (None, config.hidden[0]):
         return f'net.memory_size: memories of net.kind = "places" are as wide as net.hidden, {config.hidden[0]}, or not set: got {config.memory_size}'
+    if config.layer_norm:
+        return 'net.layer_norm: net.kind = "places" has none (leave it off, or use "mlp")'
     return None
 
 
@@ -53,13 +55,13 @@ class Places(nn.Module):
         self.biases = nn.ParameterList([nn.Parameter(torch.zeros(M, 1)) for _ in range(last + 1)])
         each = config.model_copy(update={"memory_layers": 1, "memory_size": M})
         memories = [recurrent.Memory(each, 1, M, generator) for _ in range(last)] if config.remembers else []
-        self.memories, self._rows = nn.ModuleList(memories), [memory.rows for memory in memories]
-        self.head, self.value = nn.Parameter(mlp.orthogonal(1, M, 0.01, generator)), nn.Parameter(mlp.orthogonal(1, M, 1.0, generator))
+        self.memory, self._rows = nn.ModuleList(memories), [memory.rows for memory in memories]
+        self.head_weight, self.value_weight = nn.Parameter(mlp.orthogonal(1, M, 0.01, generator)), nn.Parameter(mlp.orthogonal(1, M, 1.0, generator))
         self.value_bias = nn.Parameter(torch.zeros(1))
 
     def initial_state(self, lanes: int) -> tuple[Tensor, ...]:
         """Of each memory (B, N, R): zeros."""
-        return tuple(self.head.new_zeros(lanes, self.places, rows) for rows in self._rows)
+        return tuple(self.head_weight.new_zeros(lanes, self.places, rows) for rows in self._rows)
 
     def forward(self, observation: Tensor, state: tuple[Tensor, ...] = (), reset: Tensor | None = None) -> tuple[Any, ...]:
         """Codes (B, N) -> head parameters (B, N), values (B); with memories (T, B, N), the state before, where episodes begin (T, B) -> those and the state."""
@@ -70,11 +72,11 @@ class Places(nn.Module):
             total = features.view(len(features), -1, self.places).sum(dim=2) * _PART  # (K, T B)
             features = torch.addmm(bias, own, features).view(len(own), -1, self.places) + (every @ total)[:, :, None]
             features = self._activation(features).flatten(1)
-            if state and reset is not None and block < len(self.memories):
+            if state and reset is not None and block < len(self.memory):
                 keep = (reset == 0).to(features.dtype)[:, :, None].expand(shape).flatten(1)  # (T, B N)
-                found, last = self.memories[block](features[None], state[block].flatten(0, 1).t().contiguous(), keep.contiguous())
+                found, last = self.memory[block](features[None], state[block].flatten(0, 1).t().contiguous(), keep.contiguous())
                 features = torch.cat([features, found[0]])  # (2 M, T B N)
                 after.append(last.t().reshape(state[block].shape))
         mean = features.view(len(features), -1, self.places).mean(dim=2)
-        head, value = (self.head @ features).view(shape), (self.value @ mean + self.value_bias).view(shape[:-1])
-        return (head, value, tuple(after)) if self.memories else (head, value)
+        head, value = (self.head_weight @ features).view(shape), (self.value_weight @ mean + self.value_bias).view(shape[:-1])
+        return (head, value, tuple(after)) if self.memory else (head, value)

@@ -39,7 +39,11 @@ def network(
         raise ConfigError("the network", [f'net.memory: SAC and TD3 learn from single steps, without a memory (use algo.name = "ppo"; got {config.memory!r})'])
     if config.kind == "mlp":
         return Towers(seen.columns + actions, outputs, config, generator, towers=towers, last_gain=last_gain, dtype=dtype).to(device)
+    if config.kind == "places":
+        raise ConfigError("the network", ['net.kind = "places": SAC and TD3 have no such network (use algo.name = "ppo", "dqn" or "pqn", or net.kind = "mlp")'])
     if config.kind != "cnn":
+        if config.critic_hidden is not None:
+            raise ConfigError("the network", [f"net.critic_hidden: a network of your own has the widths that its file says (got {list(config.critic_hidden)})"])
         return OwnTowers(config.kind, seen.size + actions, outputs, generator.initial_seed(), towers=towers).to(device)
     if (reason := cnn.unsupported_reason(seen, config)) is not None:
         raise ConfigError("the network", [reason])

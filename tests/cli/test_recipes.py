@@ -38,7 +38,8 @@ def test_a_target_does_not_follow_to_another_environment(here):
 def test_keys_of_a_memory_are_told_to_be_idle_without_one(here):
     said = shown(here, "cartpole", "net.memory_size=64", "algo.bptt=8")[1]
     assert "net.memory_size has no effect without a memory: net.memory=gru, mingru or lstm" in said and "algo.bptt has no effect" in said
-    for words in (("cartpole", "net.memory=gru", "net.memory_size=64"), ("repeat_first", "net.memory=none")):  # a recipe's own keys stand for its control
+    control = ("concentration", "net.memory=none", "net.memory_layers=2")  # blocks of places, with a memory or without
+    for words in (("cartpole", "net.memory=gru", "net.memory_size=64"), ("repeat_first", "net.memory=none"), control):  # a recipe's own keys stand
         assert "no effect" not in shown(here, *words)[1]
 
 

@@ -6,6 +6,7 @@ import torch
 from operant import envs
 from operant.errors import ConfigError
 from operant.nn import NetConfig, Policy, QPolicy
+from operant.nn.towers import network
 
 CARDS, T, B = envs.find("concentration"), 5, 3
 
@@ -46,6 +47,12 @@ def test_a_sequence_in_two_parts_gives_what_the_whole_gives_and_a_reset_forgets(
     assert not torch.allclose(anew[0].view(52, -1, B)[:, :, 0], second[0].view(52, -1, B)[:, :, 0])
 
 
+def test_muon_steps_blocks_and_each_gate_of_a_memory_and_no_head():
+    net = policy(memory="lstm", memory_layers=1)
+    sizes = [size for _, size in net.flat.matrices(1, 8)]
+    assert sizes == [(1, 8, 14), (1, 8, 16), (1, 8, 14), (1, 8, 16), (4, 8, 8), (4, 8, 8)], sizes
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -53,6 +60,8 @@ def test_a_sequence_in_two_parts_gives_what_the_whole_gives_and_a_reset_forgets(
         (lambda: policy(envs.find("repeat_first")), "an action must name one of them"),
         (lambda: policy(hidden=(8, 8)), r"one number: got \[8, 8\]"),
         (lambda: policy(memory="gru", memory_size=4), "are as wide as net.hidden, 8"),
+        (lambda: policy(layer_norm=True), "net.layer_norm"),
+        (lambda: network(CARDS, NetConfig(kind="places", hidden=(8,)), 0, 52, torch.Generator(), torch.device("cpu")), "SAC and TD3"),
         (lambda: QPolicy(CARDS, NetConfig(kind="places", hidden=(8,)), seed=1, device=torch.device("cpu"), normalize=False, atoms=5), "the algorithm asks for"),
     ],
 )
