@@ -50,8 +50,9 @@ class OffPolicyConfig(Section):
     age_power: Annotated[Count, Field(ge=1, le=16)] = Field(2, description="age: a sample is u^power as old as the oldest transition, u uniform; 1: all alike")
 
     def trial(self) -> Self:
-        """The same where memory is measured on a CPU: by torch, and with a replay that counts as the device's."""
-        return self.model_copy(update={"kernels": "torch", "replay_place": "device"})
+        """The same where memory is measured on a CPU: by torch, with a replay that counts as the device's, and with no more updates than differ."""
+        updates = min(self.updates_per_step, getattr(self, "actor_delay", 1) / self.horizon)
+        return self.model_copy(update={"kernels": "torch", "replay_place": "device", "updates_per_step": updates})
 
     def completed(self, steps: int) -> Self:
         """With the end of its schedule, where that follows from the run's steps."""

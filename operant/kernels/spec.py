@@ -105,7 +105,7 @@ def unsupported_reason(policy: Policy, samples: int, net: Any = None) -> str | N
     if isinstance(net, cnn.Convolutional):
         return "the network is a convolutional one"
     if not isinstance(net, mlp.MLP):
-        return "the network is not one of Operant's own"
+        return "fused kernels take dense layers, not this network"
     seen = policy.env.observation
     if policy.env.pixels:
         return "the observation is a picture, which lies in memory in another order than fused kernels read"

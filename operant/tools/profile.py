@@ -236,6 +236,7 @@ def _recorded(device: torch.device, path: Path) -> Iterator[None]:
     finally:
         with _without_stderr():
             recorder.stop()
+    path.unlink(missing_ok=True)  # an earlier profile's
     with _without_stderr():
         recorder.export_chrome_trace(str(path))
     if not path.exists() or path.stat().st_size == 0:  # the profiler only logs that it failed

@@ -168,6 +168,9 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
         for name, here in own.items()
         if name not in there or there[name].shape != here.shape
     ]
+    if odd and all(name.startswith("world/") for name in own if name not in there or there[name].shape != own[name].shape):
+        found = "the environment's state is another than it was then, so the run cannot go on; its policy still plays: operant eval, operant render"
+        raise ConfigError(str(checkpoint.path), [found])
     if odd:
         raise ConfigError(str(checkpoint.path.parents[1] / "config.toml"), [f"does not fit checkpoint {checkpoint.path.name}: {line}" for line in odd])
     problem = find_nonfinite({name: there[name] for name in must_be_finite(algo)})

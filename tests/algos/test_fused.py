@@ -237,7 +237,7 @@ def test_what_cannot_be_fused_is_said(tmp_path):
     )
     cartpole = find("cartpole")
     assert unsupported_reason(policy_of(cartpole, hidden=(16, 256, 48)), 1000) is None
-    assert "not one of Operant's own" in unsupported_reason(policy_of(cartpole, kind=f"{tmp_path / 'net.py'}:Net"), 1000)
+    assert "fused kernels take dense layers" in unsupported_reason(policy_of(cartpole, kind=f"{tmp_path / 'net.py'}:Net"), 1000)
     assert "[513, 16]" in unsupported_reason(policy_of(cartpole, hidden=(513, 16)), 1000)
     assert "up to 3 hidden layers" in unsupported_reason(policy_of(cartpole, hidden=(16,) * 4), 1000)
     assert unsupported_reason(policy_of(wide(1024, 127, seen="uint8")), 1000) is None

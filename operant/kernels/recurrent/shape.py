@@ -108,7 +108,7 @@ def unsupported_reason(policy: Policy, samples: int) -> str | None:
     """The sentence that says why this policy cannot run fused, or None where it can. `samples`: (T + 1) N."""
     net: Any = policy.net
     if not hasattr(net, "memory"):
-        return "the network is not one of Operant's own"
+        return "fused kernels take dense layers, not this network"
     reason = kernel_spec.unsupported_reason(policy, samples, net.encoder)
     if reason is not None:
         return reason
