@@ -59,6 +59,8 @@ def profile(
     try:
         found = profiling.profile(resolved, updates, trace=path, report=say)
     except OSError as error:
+        if str(error.filename) != str(path):  # of an outside environment, say
+            raise
         raise MachineError(f"{error.strerror or error} ({safe(path, 400)}): choose another place with --trace, where there is room") from None
     if as_json:
         print_json(found.document())
