@@ -32,5 +32,18 @@ def bits_case(name, env, net, algo):
     return [ends[0] == ends[1], ends[0] == ends[2]]
 
 
+def large_mean_case(name, env, net, algo, by=1000.0):
+    """How far Adam's first moments of the two backends are apart, as shares of their norms, where what first layers sum up is `by` off zero."""
+
+    def moved(kernels):
+        made = iterate(on(name, env, kernels, net, algo), 1)
+        for flat in (made.actor.flat, made.critic_flat, made.target_flat):
+            dict(zip(flat.names, flat.parameters, strict=True))["biases.0"].data.add_(by)
+        return iterate(made, 2).state("all")
+
+    ours, theirs = moved("fused"), moved("torch")
+    return {part: float((ours[part] - want).norm() / want.norm()) for part, want in theirs.items() if part.endswith("exp_avg")}
+
+
 if __name__ == "__main__":
     serve(globals())

@@ -55,6 +55,13 @@ def test_whole_iterations_are_the_torch_paths(cases):
         assert {"policy/parameters", "algo/target", "adam/critic/exp_avg_sq", "replay/observation", "stats"} <= set(differences)
 
 
+def test_rows_far_from_zero_are_normalized():
+    """Their mean is a thousand standard deviations: its square has no digits left for the variance."""
+    (apart,) = interpreted([("large_mean", words(3))], "algos/actor_critic_interpreted.py")
+    assert max(apart.values()) < 2e-3, apart
+    assert {"adam/actor/exp_avg", "adam/critic/exp_avg"} <= set(apart)
+
+
 @pytest.mark.soak
 def test_a_seed_has_its_bits():
     assert interpreted([("bits", words(2))], "algos/actor_critic_interpreted.py") == [[True, False]]

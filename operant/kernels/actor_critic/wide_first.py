@@ -37,6 +37,23 @@ def _first_part(seen, first, flat, tower, unit, SPEC: tl.constexpr, NET: tl.cons
     return s, s + _first_vector(flat + NET.layers[0].bias + tower * NET.layers[0].width, unit, NET, CHUNK)
 
 
+@triton.jit
+def _counted(mean, squares, s, share):
+    """Each place's mean and its sum of squares off it, with one more number `s`; `share`: one by how many numbers there are then."""
+    off = s - mean
+    new = mean + off * share
+    return new, squares + off * (s - new)
+
+
+@triton.jit
+def _moments(mean, squares, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+    """Mean and 1 / std of rows, (rows), of what `_counted` has found of every CHUNKth unit, (rows, CHUNK): nothing large is taken off something large."""
+    count = WIDTH // CHUNK + tl.where(tl.arange(0, CHUNK) < WIDTH % CHUNK, 1.0, 0.0)[None, :]
+    whole = tl.sum(mean * count, axis=1) / WIDTH
+    off = mean - whole[:, None]
+    return whole, 1.0 / tl.sqrt(tl.sum(squares + off * off * count, axis=1) / WIDTH + 1e-5)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def first_layer(
     x, first, z, hidden, saved, flat, rows,
@@ -52,13 +69,14 @@ def first_layer(
     place = tower * rows + row
     mean, inv_std = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     if SPEC.layer_norm:
-        total, squares = zeros(ROWS, CHUNK), zeros(ROWS, CHUNK)
+        means, squares = zeros(ROWS, CHUNK), zeros(ROWS, CHUNK)
         for k in tl.range(0, WIDTH, CHUNK, num_stages=STAGES):
-            _z, s = _first_part(seen, first, flat, tower, k + tl.arange(0, CHUNK), SPEC, NET, CHUNK)
-            total += s
-            squares += s * s
-        mean = tl.sum(total, axis=1) / WIDTH
-        inv_std = 1.0 / tl.sqrt(tl.maximum(tl.sum(squares, axis=1) / WIDTH - mean * mean, 0.0) + 1e-5)
+            unit = k + tl.arange(0, CHUNK)
+            _z, s = _first_part(seen, first, flat, tower, unit, SPEC, NET, CHUNK)
+            if WIDTH % CHUNK > 0:
+                s = tl.where((unit < WIDTH)[None, :], s, means)  # which changes nothing
+            means, squares = _counted(means, squares, s, CHUNK * 1.0 / (k + CHUNK))
+        mean, inv_std = _moments(means, squares, WIDTH, CHUNK)
         if KEEP:
             wide.store_moments(saved, place, mean, inv_std, SPEC)
     for k in tl.range(0, WIDTH, CHUNK, num_stages=STAGES):
@@ -95,13 +113,11 @@ def first_layers(
     seen = tl.load(x + row[:, None] * INPUTS + tl.arange(0, INPUTS)[None, :])
     mean, inv_std = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     if SPEC.layer_norm:
-        squares = tl.zeros((ROWS,), tl.float32)
+        means, squares = zeros(ROWS, DEEP), zeros(ROWS, DEEP)
         for k in tl.range(0, WIDTH, DEEP, num_stages=STAGES):
             s = wide.dot(seen, first.load([tower * WIDTH + k, 0]).T, SPEC) + tl.load(vector + NET.layers[0].bias + k + tl.arange(0, DEEP))[None, :]
-            mean += tl.sum(s, axis=1)
-            squares += tl.sum(s * s, axis=1)
-        mean = mean / WIDTH
-        inv_std = 1.0 / tl.sqrt(tl.maximum(squares / WIDTH - mean * mean, 0.0) + 1e-5)
+            means, squares = _counted(means, squares, s, DEEP * 1.0 / (k + DEEP))
+        mean, inv_std = _moments(means, squares, WIDTH, DEEP)
     sums = wide.no_sums(ROWS, NET, 1)
     for k in tl.range(0, WIDTH, DEEP, num_stages=STAGES):
         unit = k + tl.arange(0, DEEP)
