@@ -192,13 +192,20 @@ def _drop_target(raw: RawConfig, before: str) -> None:
 
 
 def _tell_idle(raw: RawConfig) -> None:
-    """Note typed keys of a memory where the policy has none."""
+    """Note typed keys of a network that the policy has not: of a memory, of convolutions, of a trunk that it always or never shares."""
     net = raw.data.get("net")
     net = net if isinstance(net, dict) else {}
-    if net.get("memory", "none") == "none" and ":" not in str(net.get("kind", "")):  # a user's own network may have one
-        used = {("net", "memory_layers")} if net.get("kind") == "places" else set()  # its blocks, with a memory or without
-        idle = [".".join(key) for key in _OF_A_MEMORY if key not in used and raw.typed(key) and has(raw.data, key)]
-        raw.notes += [f"{key} has no effect without a memory: net.memory=gru, mingru or lstm" for key in idle]
+    kind = str(net.get("kind", "mlp"))
+    idle: dict[Key, str] = {}
+    if net.get("memory", "none") == "none" and ":" not in kind:  # a user's own network may have one
+        idle = dict.fromkeys(_OF_A_MEMORY, "without a memory: net.memory=gru, mingru or lstm")
+        if kind == "places":  # its blocks, with a memory or without
+            del idle["net", "memory_layers"]
+    if kind != "cnn":
+        idle |= dict.fromkeys((("net", "cnn"), ("net", "channels")), "without convolutions: net.kind=cnn")
+    if kind in ("cnn", "places"):
+        idle["net", "shared"] = f"with net.kind={kind}, which always has one trunk"
+    raw.notes += [f"{'.'.join(key)} has no effect {reason}" for key, reason in idle.items() if raw.typed(key) and has(raw.data, key)]
 
 
 def _line(error: Exception, text: str) -> int:

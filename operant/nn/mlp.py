@@ -67,7 +67,7 @@ class Config(Section):
         description="layer normalization after each hidden linear layer, before the activation; of a cnn, after each dense layer, and of minatar over the "
         "channels of its convolution, too",
     )
-    shared: bool = Field(False, description="actor and critic share one trunk instead of two towers; a cnn always has one trunk")
+    shared: bool = Field(False, description="actor and critic share one trunk instead of two towers; a cnn and places always have one trunk")
     squash: bool = Field(False, description="Box actions only: tanh-squashed normal distribution instead of clipping to the bounds")
     initial_log_std: Real = Field(0.0, ge=-10, le=2, description="Box actions only: initial log standard deviation")
     memory: Literal["none", "mingru", "gru", "lstm"] = Field(

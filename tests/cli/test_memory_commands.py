@@ -39,6 +39,22 @@ def test_it_is_filmed_exported_and_profiled(here, tmp_path):
     assert profiled.code == 0 and json.loads(profiled.out)["kernels"] == "torch", profiled.err
 
 
+@pytest.mark.soak
+def test_concentration_by_its_recipe_resumes_to_the_bit_and_is_played_filmed_and_exported(here, tmp_path):
+    words = ("concentration", "env.lanes=8", "algo.horizon=104", "algo.minibatches=2", "net.hidden=[4]", "eval.episodes=8", "algo.anneal=false")
+    for name, iterations in (("whole", 4), ("halves", 2)):
+        assert inline(here, *words, "checkpoint.every=2", f"run.steps={iterations * 8 * 104}", "--name", name).code == 0
+    go_on(run_of(tmp_path, "halves"), f"run.steps={4 * 8 * 104}")
+    assert tensors(tmp_path / "runs" / "halves") == tensors(tmp_path / "runs" / "whole")
+    played = here("eval", "whole", "--episodes", "8", "--json")
+    assert played.code == 0 and -2.0 <= json.loads(played.out)["greedy"]["mean"] <= 1.0, played.err
+    filmed = here("render", "whole", "--out", "film.png", "--episodes", "1")
+    assert filmed.code == 0 and (tmp_path / "film.png").read_bytes().startswith(b"\x89PNG"), filmed.err
+    for target in ("numpy", "safetensors", "pt2", "onnx"):
+        exported = here("export", "policy", "whole", "--to", target)
+        assert exported.code == 0 and "state_1" in exported.out, exported.err
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

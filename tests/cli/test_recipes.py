@@ -35,9 +35,11 @@ def test_a_target_does_not_follow_to_another_environment(here):
     assert values["run.target"] == -300 and not said
 
 
-def test_keys_of_a_memory_are_told_to_be_idle_without_one(here):
+def test_keys_of_a_network_that_there_is_not_are_told_to_be_idle(here):
     said = shown(here, "cartpole", "net.memory_size=64", "algo.bptt=8")[1]
     assert "net.memory_size has no effect without a memory: net.memory=gru, mingru or lstm" in said and "algo.bptt has no effect" in said
+    said = shown(here, "concentration", "net.cnn=impala", "net.shared=false")[1]
+    assert "net.cnn has no effect without convolutions: net.kind=cnn" in said and "net.shared has no effect with net.kind=places, which always has one" in said
     control = ("concentration", "net.memory=none", "net.memory_layers=2")  # blocks of places, with a memory or without
     for words in (("cartpole", "net.memory=gru", "net.memory_size=64"), ("repeat_first", "net.memory=none"), control):  # a recipe's own keys stand
         assert "no effect" not in shown(here, *words)[1]
