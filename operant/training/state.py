@@ -19,6 +19,8 @@ AUTO_BYTES, AUTO_SHARE, AUTO_TIME_SHARE = 4 << 30, 0.1, 0.05
 
 _LIKELY_BYTES_PER_S = 5e8  # of saving, until it was done once
 _ITERATION = "algo/iteration"  # where an algorithm's schedules are: see `Algorithm.state`
+_WORLD, _CLOCK = "world/", "world/tick"
+_OTHER_STATE = "the environment's state is another than it was"
 _ENVIRONMENTS_OWN = "world/state"  # what an environment means by an infinity is its own affair, as long as observations and rewards are finite
 
 
@@ -109,12 +111,13 @@ class Snapshots:
 
         `task_changes` are the reasons why it would not, as far as the configurations tell.
         """
-        restore(self._algo, checkpoint, self._together.exchange)
+        anew = restore(self._algo, checkpoint, self._together.exchange)
         document, newest = checkpoint.document, self._store.newest("best")
         lack = restore_replay(self._algo, checkpoint, self._store, self._together.exchange) if self.replay_bytes else None
-        if not self._algo.world.resumes:
+        if anew is not None:
             self._algo.start()
-            self.notes.append("warm resume: every lane begins a new episode: an outside environment cannot be saved")
+            self.notes.append(f"warm resume: every lane begins a new episode: {anew}")
+            task_changes = [*task_changes, _OTHER_STATE] if anew == _OTHER_STATE else task_changes
         self._complete_step = checkpoint.step if lack is None else -1
         if lack is not None:
             self.notes.append(f"warm resume: the replay starts empty: {lack}")
@@ -151,10 +154,11 @@ def must_be_finite(algo: Algorithm) -> list[str]:
     return [name for name in algo.state("train") if name != _ENVIRONMENTS_OWN]
 
 
-def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) -> None:
+def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) -> str | None:
     """Copy a checkpoint's tensors into an algorithm, whose replay stays as it is; of several ranks each takes its own lanes.
 
-    Raises ConfigError where they do not fit, BadFileError where they are not finite; copies none then.
+    Where the lanes have to begin anew by `algo.start`, once there is a replay, the reason: they were not saved, or do not fit. None where they go on.
+    Raises ConfigError where anything else does not fit, BadFileError where it is not finite; copies none then.
     """
     tier = checkpoint.document.get("tier", "all")
     if tier not in ("train", "all"):
@@ -163,31 +167,31 @@ def restore(algo: Algorithm, checkpoint: Checkpoint, exchange: Exchange = SOLO) 
     done, of_each = there.get(_ITERATION), algo.steps_per_iteration
     if done is not None and int(done) * of_each != checkpoint.step:  # another horizon, in this session or in one before
         there[_ITERATION] = torch.full_like(done, checkpoint.step // of_each)
-    odd = [
-        f"{name}: the checkpoint has {tuple(there[name].shape) if name in there else 'nothing'}, this configuration {tuple(here.shape)}"
+    odd = {
+        name: f"{name}: the checkpoint has {tuple(there[name].shape) if name in there else 'nothing'}, this configuration {tuple(here.shape)}"
         for name, here in own.items()
         if name not in there or there[name].shape != here.shape
-    ]
-    if odd and all(name.startswith("world/") for name in own if name not in there or there[name].shape != own[name].shape):
-        found = "the environment's state is another than it was then, so the run cannot go on; its policy still plays: operant eval, operant render"
-        raise ConfigError(str(checkpoint.path), [found])
-    if odd:
-        raise ConfigError(str(checkpoint.path.parents[1] / "config.toml"), [f"does not fit checkpoint {checkpoint.path.name}: {line}" for line in odd])
-    problem = find_nonfinite({name: there[name] for name in must_be_finite(algo)})
+    }
+    if lines := [f"does not fit checkpoint {checkpoint.path.name}: {line}" for name, line in odd.items() if not name.startswith(_WORLD) or name == _CLOCK]:
+        raise ConfigError(str(checkpoint.path.parents[1] / "config.toml"), lines)
+    if odd:  # of another version's environment, or of a file that was edited: of its lanes the clock alone goes on
+        own = {name: here for name, here in own.items() if not name.startswith(_WORLD) or name == _CLOCK}
+    problem = find_nonfinite({name: there[name] for name in must_be_finite(algo) if name in own})
     if problem is not None:
         raise BadFileError(f"{checkpoint.path.name} cannot be trained on: {problem}. To resume from an earlier checkpoint: --from best, or --from STEP")
     with torch.no_grad():
         for name, here in own.items():
             here.copy_(there[name])
     algo.world.restored()
+    return _OTHER_STATE if odd else None if algo.world.resumes else "an outside environment cannot be saved"
 
 
 def resume(algo: Algorithm, checkpoints: Path, run_uuid: str, step: int, exchange: Exchange) -> None:
     """The same as another rank than 0: from the checkpoint of a step, which rank 0 has chosen."""
     store = Store(checkpoints, run_uuid=run_uuid, report=lambda line: None)
     checkpoint = store.load(step)
-    restore(algo, checkpoint, exchange)
+    anew = restore(algo, checkpoint, exchange)
     if replay_tensors(algo):
         restore_replay(algo, checkpoint, store, exchange)
-    if not algo.world.resumes:
+    if anew is not None:
         algo.start()

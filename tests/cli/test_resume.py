@@ -19,6 +19,7 @@ from operant.algos.ppo.algorithm import PPO
 from operant.config import load
 from operant.errors import BadFileError, ConfigError
 from operant.runs.checkpoints import Store
+from operant.runs.checkpoints.tensors import pack
 from operant.runs.metrics import Reader
 
 pytestmark = pytest.mark.usefixtures("one_thread", "serial_worlds")
@@ -72,6 +73,27 @@ def test_a_checkpoint_without_a_configuration_is_played_with_the_run_s(here, tmp
     assert store(run).newest().config is None and here("eval", run.id, "--episodes", "8", "--json").out == played
     go_on(run, f"run.steps={4 * ITERATION}")
     assert store(run).newest().manifest.step == 4 * ITERATION and store(run).newest().config is not None
+
+
+@pytest.mark.parametrize("name", ["ppo", pytest.param("dqn", marks=pytest.mark.soak)])
+def test_lanes_of_an_environment_with_another_state_begin_anew(here, tmp_path, caplog, name):
+    """As those of Count Recall and Higher Lower, whose state grew: the policy and all that learns it go on."""
+    assert inline(here, f"run.steps={2 * ITERATION}", f"algo.name={name}", *(["algo.replay_capacity=100k"] if name == "dqn" else [])).code == 0
+    run = the_run(tmp_path)
+    found = store(run).load()
+    manifest, files = store(run).load_files()
+    tensors = {**found.tensors, "world/state": found.tensors["world/state"][:-1]}
+    store(run).save_files(found.step, pack(tensors), files["state.json"], files["config.toml"], session=manifest.session)
+    with caplog.at_level(logging.INFO):
+        go_on(run, f"run.steps={4 * ITERATION}")
+    assert "warm resume: every lane begins a new episode: the environment's state is another than it was" in caplog.text
+    assert "the best starts anew, since returns no longer compare: the environment's state" in caplog.text
+    after = store(run).load()
+    assert after.step == 4 * ITERATION and int(after.tensors["world/tick"]) == int(found.tensors["world/tick"]) + 2 * ITERATION // 64 + 1
+    del tensors["world/tick"]
+    store(run).save_files(after.step, pack(tensors), files["state.json"], files["config.toml"], session=9)
+    with pytest.raises(ConfigError, match=r"does not fit checkpoint step-0+4096: world/tick: the checkpoint has nothing"):
+        go_on(run, f"run.steps={6 * ITERATION}")
 
 
 def test_what_a_checkpoint_depends_on_is_compared_with_the_checkpoint(here, tmp_path):
