@@ -77,7 +77,7 @@ class Run:
         """Its resolved configuration, sections of keys: `run.config["algo"]["learning_rate"]`."""
         from operant.config import resolved
 
-        return resolved.tables(self._run)
+        return resolved.tables(self._run.config_path)
 
     def describe(self) -> dict[str, Any]:
         """What `operant show --json` prints."""

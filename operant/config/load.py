@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from operant.config import messages, resolve, schedules, sections, trust
+from operant.config import formats, messages, resolve, schedules, sections, trust
 from operant.config.raw import RawConfig, flat, quoted, read
 from operant.host import names
 from operant.nn import mlp
@@ -142,7 +142,7 @@ def to_toml(config: Config, **copies: str) -> str:
     for section, key, name in (("algo", "name", "algorithm_file"), ("net", "kind", "network_file")):
         if getattr(config, name) is not None and name in copies:
             tables[section][key] = f"{copies[name]}:{tables[section][key].rpartition(':')[2]}"
-    return "\n".join(_section_text(name, table) for name, table in tables.items())
+    return "\n".join([f"{formats.KEY} = {formats.NUMBER}\n", *(_section_text(name, table) for name, table in tables.items())])
 
 
 def _check(raw: RawConfig, folder: Path | None, trusted: bool) -> Config:

@@ -15,7 +15,7 @@ from typing import Any
 import tomli
 
 from operant import old_names
-from operant.config import toml_positions
+from operant.config import formats, toml_positions
 from operant.config.recipes import plain_name
 from operant.errors import ConfigError, NotFoundError
 
@@ -29,6 +29,8 @@ _ADVICE = "see all keys with their defaults: operant config show"
 _SELF_EXPLAINED = ("env.name: ", "algo.name: ", "net.kind: ")  # these say what there is, or what is wrong with a file of the user's own
 _OF_A_MEMORY = (("net", "memory_size"), ("net", "memory_layers"), ("net", "memory_init"), ("algo", "bptt"), ("algo", "carry_state"))
 _WORD = re.compile(r"[A-Za-z0-9_-]+")
+_RECORDED = {"config.toml": ("run.json", "manifest.json"), "sweep.toml": ("journal.log",), "best.toml": ("journal.log",)}
+"""Files that Operant writes, and one of what lies beside each."""
 
 
 @dataclass
@@ -155,9 +157,11 @@ def _read_file(raw: RawConfig, source: Path) -> None:
         raw.locations = {key: (0, line) for key, line in toml_positions.lines(text).items()}
     except (ValueError, RecursionError) as error:
         raw.problem((0, _line(error, text)), f"not valid TOML: {_reason(error)}")
-    of_a_run = source.name == "config.toml" and any((source.parent / name).is_file() for name in ("run.json", "manifest.json"))
-    for old, new in {**old_names.ALIASES, **(old_names.KEYS if of_a_run else {})}.items():
+    recorded = any((source.parent / name).is_file() for name in _RECORDED.get(source.name, ()))
+    for old, new in {**old_names.ALIASES, **(old_names.KEYS if recorded else {})}.items():
         _rename(raw, old, new)
+    if problem := formats.take(raw.data, recorded=recorded):
+        raw.problem(raw.location((formats.KEY,)), problem)
 
 
 def _rename(raw: RawConfig, old: str, new: str) -> None:

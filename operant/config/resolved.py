@@ -1,20 +1,20 @@
-"""A run's resolved configuration as plain values, read and not checked: for what shows or compares runs. Knows no key."""
+"""A run's resolved configuration as plain values of today's keys, read and not checked: for what shows or compares runs. Knows no key."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import tomli
+from operant.config import raw
+from operant.errors import NotFoundError
 
-from operant.runs import Run
 
-
-def tables(run: Run) -> dict[str, Any]:
+def tables(config: Path) -> dict[str, Any]:
     """The sections of a run's config.toml; {} where there is none that can be read."""
     try:
-        return tomli.loads(run.config_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return raw.read(config).data
+    except NotFoundError:
         return {}
 
 

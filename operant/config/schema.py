@@ -24,7 +24,10 @@ def schema() -> dict[str, Any]:
         "title": "Operant configuration",
         "type": "object",
         "additionalProperties": False,
-        "properties": {name: parts[name] for name in sections.SECTIONS} | {name: {"type": "object"} for name in sections.READ_ELSEWHERE},
+        "properties": {
+            **{name: parts[name] for name in sections.SECTIONS}, **{name: {"type": "object"} for name in sections.READ_ELSEWHERE},
+            "format": {"type": "integer", "minimum": 1, "description": "Operant writes it into what it records."},
+        },
     }
 
 

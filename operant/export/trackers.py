@@ -25,7 +25,7 @@ _MLFLOW_BATCH = 1000  # metrics that a call may hold
 
 def sink(what: str, run: Run, *, out: Path | None, project: str, offline: bool) -> Sink:
     """A tracker's run of the same name and configuration. Raises MachineError where its package is missing or it cannot be reached."""
-    name, config = run.id, resolved.tables(run)
+    name, config = run.id, resolved.tables(run.config_path)
     if what == "tensorboard":
         require(what, "tensorboard")
         return TensorBoard(out or Path("tensorboard") / name)

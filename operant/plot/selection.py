@@ -66,7 +66,7 @@ def usable(found: Sequence[Run]) -> list[Entry]:
         columns = runs.columns(run)
         if not len(columns.n):
             raise NotFoundError(f"{safe(run.id)} has no records: there is nothing to draw or to compare")
-        entries.append(Entry(run, columns, resolved.flat(resolved.tables(run))))
+        entries.append(Entry(run, columns, resolved.flat(resolved.tables(run.config_path))))
     return entries
 
 

@@ -306,7 +306,7 @@ def test_a_missing_file_is_not_found(tmp_path):
 
 def test_the_schema_has_every_key_with_its_default_and_description():
     whole = schema()
-    assert set(whole["properties"]) == {*sections.SECTIONS, *sections.READ_ELSEWHERE}
+    assert set(whole["properties"]) == {"format", *sections.SECTIONS, *sections.READ_ELSEWHERE}
     for row in origins(None):
         section, _, key = row.key.partition(".")
         if key.startswith("params."):

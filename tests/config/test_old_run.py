@@ -10,8 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from processes import go_on
 
-from operant import cli
+import operant
+from operant import cli, runs
+from operant.config.load import load
+from operant.errors import ConfigError
+from operant.runs.checkpoints import Store
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 
@@ -87,3 +92,60 @@ def test_its_own_environment_is_read_with_the_names_of_its_time(here, run, comma
     done = here(*(word.format(run=run) for word in READERS[command][0]), "--trust")
     assert done.code == 0 and READERS[command][1] in done.out, done.err
     assert content(run) == before
+
+
+# FORMATS
+
+
+FRAMES = "frame_skip = 1\nframe_stack = 1\n"
+TINY = [
+    "env.lanes=2", "env.threads=0", "env.resize=36", "env.time_limit=3", "algo.horizon=2", "algo.minibatches=1", "algo.epochs=1", "net.cnn=minatar",
+    "net.hidden=[4]", "run.device=cpu", "run.threads=1", "run.steps=4", "eval.every=0",
+]  # fmt: skip
+
+
+def as_of_format_1(written: str) -> str:
+    """A configuration as it was recorded before it had a number."""
+    unset = "# frame_skip is not set\n# frame_stack is not set\n"
+    assert written.startswith("format = 2\n") and unset in written
+    return written.removeprefix("format = 2\n").replace(unset, FRAMES)
+
+
+@pytest.fixture
+def atari(tmp_path, here, monkeypatch):
+    """A run of an Atari game of the time when 1, the default, meant 4."""
+    pytest.importorskip("ale_py")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    done = here("train", "ale:pong", "--inline", "--name", "old", *TINY)
+    assert done.code == 0, done.err
+    run = tmp_path / "runs" / "old"
+    store = Store(run / "checkpoints", run_uuid=json.loads((run / "run.json").read_text())["uuid"], report=pytest.fail)
+    manifest, files = store.load_files()
+    config = as_of_format_1(files["config.toml"].decode())
+    (run / "config.toml").write_text(config)
+    store.save_files(manifest.step, files["tensors.safetensors"], files["state.json"], config.encode(), session=manifest.session)
+    return run
+
+
+def test_an_old_run_of_an_atari_game_opens_as_what_it_was(here, atari):
+    sweep = atari.parent / "sweep.toml"
+    shutil.copy(atari / "config.toml", sweep)
+    assert load(sweep).environment.observation.shape == (36, 36, 1), "a file of a person's own is read as it is"
+    (atari.parent / "journal.log").touch()
+    assert load(sweep).environment.observation.shape == (36, 36, 4), "that of a sweep is not"
+    assert load(atari / "config.toml").environment.observation.shape == (36, 36, 4)
+    assert operant.runs("old")[0].config["env"].keys().isdisjoint({"frame_skip", "frame_stack"})
+    assert here("eval", "old", "--episodes", "1", "--greedy").code == 0
+    go_on(runs.load(atari), "run.steps=8")
+    newest = max(atari.glob("checkpoints/step-*"))
+    assert newest.name == "step-000000000008" and (newest / "config.toml").read_text().startswith("format = 2\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [("3", r"config.toml:1: a later version of Operant wrote this: its format is 3"), ("true", "a whole number of 1 to 2")]
+)
+def test_a_format_that_is_not_known_is_said(tmp_path, number, said):
+    (tmp_path / "config.toml").write_text(f"format = {number}\n[run]\nseed = 3\n")
+    with pytest.raises(ConfigError, match=said):
+        load(tmp_path / "config.toml")
