@@ -53,7 +53,7 @@ def chart_data(series: Series, stage: Stage, columns: int) -> ChartData:
         value=value,
         log_y=view.log_axis(series.name, series.log_axis),
         chosen=view.chosen == series.name,
-        empty=stage.empty if series.extent(view.axis) is None else "no value in this window",
+        empty=(series.absent or stage.empty) if series.extent(view.axis) is None else "no value in this window",
     )
     if stage.window is None or columns < 1:
         return head

@@ -29,13 +29,14 @@ class Column(NamedTuple):
     log_axis: bool = False
     must_be_finite: bool = False
     kind: str = "gauge"
+    absent: str = ""
 
 
 class Curve:
     """One metric of a table: `monitor.data.snapshot.Series`. Alive: it shows the newest records whenever it is asked."""
 
     def __init__(self, levels: Levels, column: Column) -> None:
-        self.name, self.label, self.unit, self.higher_better, self.log_axis, self._must_be_finite, self.kind = column
+        self.name, self.label, self.unit, self.higher_better, self.log_axis, self._must_be_finite, self.kind, self.absent = column
         self.latest: float | None = None  # the newest finite value
         self.not_finite = 0
         self.parts: list[Part] = [Part()]  # one for each level

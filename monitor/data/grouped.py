@@ -44,7 +44,7 @@ class MeanCurve:
 
     def __init__(self, curves: Sequence[Series]) -> None:
         first = curves[0]
-        self.name, self.label, self.unit, self.kind = first.name, first.label, first.unit, first.kind
+        self.name, self.label, self.unit, self.kind, self.absent = first.name, first.label, first.unit, first.kind, first.absent
         self.higher_better, self.log_axis = first.higher_better, first.log_axis
         self.best: float | None = None  # of a mean these say little
         self.trend_per_min: float | None = None

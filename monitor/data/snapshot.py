@@ -86,6 +86,7 @@ class Series(Protocol):
     higher_better: bool
     log_axis: bool  # the schema's hint
     kind: str  # gauge, counter or rate
+    absent: str  # why it has no value, where there is a reason
     latest: float | None
     not_finite: int  # values that were NaN (where they must not be) or infinite
 

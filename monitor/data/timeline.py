@@ -56,7 +56,7 @@ def described(metrics: Sequence[Metric], specs: Mapping[str, MetricSpec]) -> lis
 
 
 def _column(metric: Metric, spec: MetricSpec) -> Column:
-    return Column(metric.name, spec.label, spec.unit, spec.higher_better, metric.axis == "log", metric.must_be_finite, spec.kind)
+    return Column(metric.name, spec.label, spec.unit, spec.higher_better, metric.axis == "log", metric.must_be_finite, spec.kind, spec.absent)
 
 
 class _Block(NamedTuple):

@@ -33,6 +33,10 @@ class Exchange(Protocol):
     def ranks(self) -> int:
         """W, a power of two."""
 
+    @property
+    def untimed(self) -> str:
+        """Why there is no time that was spent in it, where there is none: "not measured with NCCL"; "" where there always is one."""
+
     def gather(self, rows: Tensor) -> Tensor:
         """The rows (k, ...) of all ranks in their order, (W k, ...)."""
 
@@ -49,7 +53,7 @@ class Exchange(Protocol):
 class Solo:
     """One process that owns all lanes."""
 
-    rank, ranks, counts = 0, 1, True
+    rank, ranks, counts, untimed = 0, 1, True, ""
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows as they are."""

@@ -62,6 +62,11 @@ class GroupExchange:
         self.rank, self.ranks, self._group, self.name, self.device = rank, ranks, group, name, device
         self._host_s = 0.0
 
+    @property
+    def untimed(self) -> str:
+        """Why there is no time that was spent in it: the host does not wait for a GPU."""
+        return "" if self.device.type == "cpu" else f"not measured with {self.name}"
+
     def gather(self, rows: Tensor) -> Tensor:
         """The rows (k, ...) of all ranks in their order, (W k, ...)."""
         began_s = time.perf_counter()
@@ -115,6 +120,11 @@ class SymmetricExchange(GroupExchange):
         # Nanoseconds by link, each at 16 bytes, as kernels are compiled for; read in a stream of its own, beside the training.
         self._spent, self._beside = torch.zeros(_COUNTERS, 2, dtype=torch.int64, device=device), torch.cuda.Stream(device)
         self._made, self._uncounted = 0, False
+
+    @property
+    def untimed(self) -> str:
+        """Why there may be no time that was spent in it: not all that ranks hand each other goes through kernels that count."""
+        return f"no value so far: there is none where iterations hand over more than {MOST_WORDS:,} words at once" if self._in_kernel else super().untimed
 
     def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Any, list[Tensor]]:
         """A new buffer of this rank, its handle, and the same buffer of each rank. All ranks ask for them in the same order, and before a capture."""

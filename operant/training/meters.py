@@ -23,7 +23,6 @@ from operant.training.entry import Entered, Entry, advice
 from operant.worlds import EPISODES, LENGTH, RETURN, TALLIES
 
 _NEVER = -1
-_OF_A_RANK = (("memory_bytes", "memory in use", "bytes"), ("exchange_share", "exchange's share", ""))  # the second where it is known
 _BETWEEN = ("evaluate", "checkpoint")  # what takes time beside the algorithm's phases
 
 
@@ -78,10 +77,17 @@ def specs_for(algo: Algorithm, exchange: Exchange = SOLO) -> tuple[MetricSpec, .
         *(MetricSpec(f"seconds/{phase}", f"{phase} time", "s", kind="counter", order=BOOKKEEPING + 10) for phase in _timed(algo)),
         MetricSpec("memory/allocated_bytes", "memory in use", "bytes", order=BOOKKEEPING + 20),
         MetricSpec("memory/reserved_bytes", "memory reserved", "bytes", order=BOOKKEEPING + 20),
-        *(MetricSpec(f"gpu/{rank}/{name}", f"rank {rank}: {label}", unit, order=BOOKKEEPING + 30) for rank in range(exchange.ranks) if exchange.ranks > 1
-          for name, label, unit in _OF_A_RANK[: 1 if exchange.spent_s() is None else 2]),
+        *(spec for rank in range(exchange.ranks) if exchange.ranks > 1 for spec in _of_a_rank(rank, exchange)),
         *(MetricSpec(f"tally/{name}", name.replace("_", " "), order=200) for name in algo.world.spec.tally),
     )  # fmt: skip
+
+
+def _of_a_rank(rank: int, exchange: Exchange) -> tuple[MetricSpec, MetricSpec]:
+    """What is said of single ranks."""
+    return (
+        MetricSpec(f"gpu/{rank}/memory_bytes", f"rank {rank}: memory in use", "bytes", order=BOOKKEEPING + 30),
+        MetricSpec(f"gpu/{rank}/exchange_share", f"rank {rank}: exchange's share", order=BOOKKEEPING + 30, absent=exchange.untimed),
+    )
 
 
 def metrics_for(algo: Algorithm, exchange: Exchange = SOLO) -> list[Metric]:

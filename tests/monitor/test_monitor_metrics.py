@@ -36,13 +36,13 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def make(tmp_path: Path, name: str = "run-0001") -> runs.Run:
+def make(tmp_path: Path, name: str = "run-0001", other: float = 0.5) -> runs.Run:
     """A run that has ended, with forty records and no metrics.json."""
     run = runs.create(tmp_path / "runs", name, "x", {})
     runs.update_document(run.path, **runs.identity(), env="cartpole", algo="scratch", steps=40_000)
     with Writer(run.metrics_path, METRICS, run_uuid=run.uuid, version="test") as writer:
         for k in range(1, 41):
-            writer.publish(k * 1000, [12.5 * k, 2.0, 1e6, 3.5, 1e9, 0.5])
+            writer.publish(k * 1000, [12.5 * k, 2.0, 1e6, 3.5, 1e9, other])
         writer.set_state("finished")
     return run
 
@@ -75,6 +75,15 @@ def test_a_metric_declared_in_one_line_is_a_chart_a_figure_and_a_health_line(tmp
     assert command.main(["run-0001", "--once"]) == 0
     picture = capsys.readouterr().out
     assert "╭─ the surprise" in picture and "surprise 3.5 nats" in picture and "calm down" in picture
+
+
+def test_a_chart_without_a_value_says_why_where_there_is_a_reason(tmp_path, capsys):
+    run = make(tmp_path, other=float("nan"))
+    for absent, said in (("", "the run has no value of it"), ("not measured with NCCL", "not measured with NCCL")):
+        declare(run, MetricSpec("loss/other", order=1, absent=absent))
+        assert command.main(["run-0001", "--once"]) == 0
+        picture = capsys.readouterr().out
+        assert said in picture and ("no value" in picture) == (not absent)
 
 
 def test_no_metric_of_an_algorithm_is_named_in_the_monitor():

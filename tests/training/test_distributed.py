@@ -21,6 +21,7 @@ from operant.config import load
 from operant.errors import ConfigError
 from operant.training import distributed
 from operant.training.build import build, require_shared
+from operant.training.meters import specs_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -68,7 +69,15 @@ def test_a_share_of_the_exchange_that_cannot_be_known_is_none_not_a_part_of_it(m
     with caplog.at_level("INFO"):
         exchange.gather(large)
         exchange.gather(large)
+    assert "more than 65,536 words" in exchange.untimed
     assert math.isnan(exchange.spent_s()) and caplog.text.count("the exchange's share is not measured") == 1
+
+
+def test_the_chart_of_a_share_that_is_never_measured_says_so():
+    algo = build(load.load(None, ["env.lanes=8", "algo.horizon=8", "net.hidden=[4]"]), "cpu")
+    said = {name: distributed.GroupExchange(0, 2, None, name, torch.device(kind)) for name, kind in (("NCCL", "cuda"), ("gloo", "cpu"))}
+    absent = {name: {spec.name: spec.absent for spec in specs_for(algo, exchange)}["gpu/1/exchange_share"] for name, exchange in said.items()}
+    assert absent == {"NCCL": "not measured with NCCL", "gloo": ""}
 
 
 SHAPE = ["env.lanes=512", "algo.horizon=16", "algo.minibatches=2", "algo.epochs=2", "run.steps=100k", "net.hidden=[16,16]"]

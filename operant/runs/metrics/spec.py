@@ -32,7 +32,7 @@ _FORM: Final = (
     f"thresholds, each with a bound, a level of {LEVELS}, relative_to of {RELATIONS}, unless of {EXCEPTIONS}"
 )
 _NAME: Final = re.compile(r"[A-Za-z0-9_./-]{1,63}")
-_CELLS: Final = {"label": 40, "unit": 40, "figure": 16, "advice": 300, "explanation": 600, "kind": 8}
+_CELLS: Final = {"label": 40, "unit": 40, "figure": 16, "advice": 300, "explanation": 600, "kind": 8, "absent": 120}
 
 
 class Threshold(NamedTuple):
@@ -64,6 +64,7 @@ class MetricSpec(NamedTuple):
     advice: str = ""  # what to try where a threshold says nothing of its own, and where a value is not finite
     explanation: str = ""  # what the number is, and what is usual
     kind: str = "gauge"  # of the metrics file: gauge, counter (summed where records are merged), rate
+    absent: str = ""  # what its chart says for as long as it has no value, where that has a reason: "not measured with NCCL"
 
 
 def encode(specs: Sequence[MetricSpec]) -> dict[str, Any]:
