@@ -10,7 +10,7 @@ OperantError                 1   failed in training
 ├── BusyError                6   the run folder has a living trainer
 ├── DeviceError              7   GPU fault or out of memory
 ├── EnvironmentFailedError   1   an outside environment raised, hangs, died, or showed a number that is not finite
-├── BadFileError             4   a metrics file or checkpoint cannot be read
+├── BadFileError             3   a named run, checkpoint or file is there, but damaged or of another version
 └── StoppedError           130   stopped with a checkpoint
 """
 
@@ -88,9 +88,9 @@ class EnvironmentFailedError(OperantError):
 
 
 class BadFileError(OperantError):
-    """A metrics file or a checkpoint that cannot be read: damaged, truncated, or of an incompatible version."""
+    """A metrics file, a checkpoint or an archive that cannot be used: damaged, truncated, or of an incompatible version."""
 
-    exit_code = 4
+    exit_code = 3
 
 
 class StoppedError(OperantError):

@@ -267,7 +267,7 @@ def _resume_claimed(run: Run, overrides: Sequence[str], start: str, after: After
     before = run.document.get("request")
     folders.update_document(run.path, request={**(before if isinstance(before, dict) else {}), **asked.resume_document()})
     code = _start(run, ["--resume", start, *["--trust"] * trusted], after, notice, release)
-    if code == ConfigError.exit_code and folders.probe(run.path) is False:
+    if code in (ConfigError.exit_code, NotFoundError.exit_code) and folders.probe(run.path) is False:
         # The worker has refused before it wrote anything but its own identity: the run is again what it was.
         folders.write_json(run.path / "run.json", run.document)
         if ending:

@@ -222,7 +222,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(trained, here, tmp_path):
     assert f"step-{STEPS:012d}" in done.err and "skipped" in done.err
     assert json.loads(done.out)["step"] == STEPS - 10 * ITERATION
     named = here("eval", str(victim.parent))
-    assert named.code == 4 and "no sound checkpoint" in named.err
+    assert named.code == 3 and "no sound checkpoint" in named.err
 
 
 # KILLED, STOPPED, BUSY

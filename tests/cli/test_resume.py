@@ -96,6 +96,21 @@ def test_lanes_of_an_environment_with_another_state_begin_anew(here, tmp_path, c
         go_on(run, f"run.steps={6 * ITERATION}")
 
 
+def test_a_checkpoint_that_is_damaged_or_gone_ends_every_command_with_3(here, tmp_path):
+    assert inline(here, f"run.steps={ITERATION}").code == 0
+    run = the_run(tmp_path)
+    (folder,) = run.checkpoints_path.glob("step-*")
+    for name in ("tensors.safetensors", "manifest.json"):
+        (folder / name).write_bytes(b"{}")
+        plain = (("eval", run.id), ("eval", run.id, "--checkpoint", "7"), ("eval", folder))
+        for words in (*plain, ("export", "policy", run.id), ("render", run.id, "-o", "a.png")):
+            done = here(*words)
+            assert done.code == 3, (words, done.err)
+        with pytest.raises(BadFileError, match="no sound checkpoint") as refused:
+            go_on(run, "run.steps=1M")
+        assert refused.value.exit_code == 3
+
+
 def test_what_a_checkpoint_depends_on_is_compared_with_the_checkpoint(here, tmp_path):
     """A configuration of the run that was edited by hand, and an override that puts things right."""
     assert inline(here, f"run.steps={2 * ITERATION}").code == 0

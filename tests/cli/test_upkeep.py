@@ -138,11 +138,11 @@ def test_an_archive_reaches_nothing_outside(here, tmp_path, name):
                 entry.name, entry.type, entry.linkname, entry.size, data = "one/link", tarfile.SYMTYPE, "/etc", 0, b""
             packed.addfile(entry, io.BytesIO(data))
     done = here("restore", "bad.tar.gz")
-    assert done.code == 4 and "bad.tar.gz is no archive of a run: it holds" in done.err
+    assert done.code == 3 and "bad.tar.gz is no archive of a run: it holds" in done.err
     assert sorted(os.listdir(tmp_path)) == ["bad.tar.gz", "runs", "state"] or sorted(os.listdir(tmp_path)) == ["bad.tar.gz", "runs"]
     assert os.listdir(tmp_path / "runs") == []
 
 
 def test_what_is_no_archive_is_one_sentence(here, tmp_path):
     (tmp_path / "a.tar.gz").write_bytes(b"nonsense")
-    assert here("restore", "a.tar.gz").code == 4 and here("restore", "none.tar.gz").code == 3
+    assert here("restore", "a.tar.gz").code == 3 and here("restore", "none.tar.gz").code == 3
