@@ -1,4 +1,4 @@
-"""Run in a process of its own, with TRITON_INTERPRET=1: fused kernels on the CPU, for test_fused.py."""
+"""Imported by a process that interprets (interpreter.py), with TRITON_INTERPRET=1: fused kernels on the CPU, for test_fused.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import triton
 from fused_probe import ENVS, gradients, prepared, relative_error, trainer, wide
 from fused_q import iterations_case as q_case  # noqa: F401
 from fused_rounded import both_gradients, expected
-from interpreter import serve
 from triton import language as tl
 
 from operant.compute.exchange import Link
@@ -244,7 +243,3 @@ def normalizer_case(features, steps, lanes, kind, shards=4):
     errors = [((a - b).abs() / b.abs()).max().item() for a, b in ((one.running_mean, plain.running_mean), (one.running_variance, plain.running_variance))]
     errors.append(((one.inv_std - plain.inv_std).abs() / plain.inv_std).max().item())
     return max(errors), all(torch.equal(one.tensors()[name], two.tensors()[name]) for name in one.tensors())
-
-
-if __name__ == "__main__":
-    serve(globals())

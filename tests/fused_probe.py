@@ -66,22 +66,23 @@ def wide(observation: int, actions: int | tuple[int, ...], *, seen: str = "float
 
 
 @functools.cache
-def interpreter(script):
-    """A process whose Triton interprets, at a script of tests: it takes cases until this one ends, as it imports for longer than most take."""
+def interpreter():
+    """A process whose Triton interprets: it takes cases until this one ends, as it imports for longer than most take."""
     here = Path(__file__).resolve().parent
     # The worlds' kernels are plain Python there: a few steps of many environments take less than compiling them.
     plain = {"TRITON_INTERPRET": "1", "NUMBA_DISABLE_JIT": "1", "OPERANT_CACHE": "0"}
-    environment = {**os.environ, **plain, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-B", "-W", "ignore", str(here / script)]
+    places = [str(place) for place in (here, here / "algos", here / "kernels", here.parent)]
+    environment = {**os.environ, **plain, "PYTHONPATH": os.pathsep.join([*places, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-B", "-W", "ignore", str(here / "interpreter.py")]
     process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     atexit.register(process.communicate)
     return process
 
 
-def interpreted(cases, script="fused_interpreted.py"):
-    """What a script of tests finds for (kind, arguments), in a process whose Triton interprets."""
-    process = interpreter(script)
-    print(json.dumps(cases), file=process.stdin, flush=True)
+def interpreted(cases, module="fused_interpreted"):
+    """What a module of tests finds for (kind, arguments), in a process whose Triton interprets."""
+    process = interpreter()
+    print(json.dumps([module, cases]), file=process.stdin, flush=True)
     answer = json.loads(process.stdout.readline() or '{"error": "the interpreter ended"}')
     assert "error" not in answer, answer["error"]
     return answer["found"]

@@ -6,6 +6,7 @@ Written for Triton 3.6, which the test extra names. `teach()` changes the interp
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import math
 import os
@@ -73,15 +74,17 @@ def teach():
     _remember_types()
 
 
-def serve(functions):
-    """Answer each line of standard input, a list of (kind, arguments), with a line: what the function `<kind>_case` finds for each, or the error."""
+def serve():
+    """Answer each line of standard input, a module and a list of (kind, arguments), with a line: what its `<kind>_case` finds for each, or the error."""
     teach()
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what is printed on the way is no answer
     for line in sys.stdin:
         try:
-            answer = {"found": [functions[f"{kind}_case"](**case) for kind, case in json.loads(line)]}
+            module, cases = json.loads(line)
+            functions = importlib.import_module(module)
+            answer = {"found": [getattr(functions, f"{kind}_case")(**case) for kind, case in cases]}
         except Exception:
             answer = {"error": traceback.format_exc()}
         print(json.dumps(answer), file=answers)
@@ -129,3 +132,7 @@ def _remember_types():
         return known[name]
 
     interpreter._get_np_dtype = numpys
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,8 +1,7 @@
-"""Run in a process of its own, with TRITON_INTERPRET=1: fused kernels of SAC and TD3 on the CPU, for test_actor_critic_fused.py."""
+"""Imported by a process that interprets (interpreter.py), with TRITON_INTERPRET=1: fused kernels of SAC and TD3 on the CPU, for test_actor_critic_fused.py."""
 
 from __future__ import annotations
 
-from interpreter import serve
 from test_sac import iterate, sac_on
 from test_td3 import td3_on
 from toys import PUSH
@@ -43,7 +42,3 @@ def large_mean_case(name, env, net, algo, by=1000.0):
 
     ours, theirs = moved("fused"), moved("torch")
     return {part: float((ours[part] - want).norm() / want.norm()) for part, want in theirs.items() if part.endswith("exp_avg")}
-
-
-if __name__ == "__main__":
-    serve(globals())

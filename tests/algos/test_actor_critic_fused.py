@@ -50,7 +50,7 @@ def words(case):
 
 @pytest.mark.parametrize("cases", [(1, 3, 5), pytest.param((0, 2, 4, 6, 7, 8), marks=pytest.mark.soak)], ids=["few", "others"])
 def test_whole_iterations_are_the_torch_paths(cases):
-    for differences in interpreted([("iteration", words(case)) for case in cases], "algos/actor_critic_interpreted.py"):
+    for differences in interpreted([("iteration", words(case)) for case in cases], "actor_critic_interpreted"):
         assert max(differences.values()) < 1e-5, differences
         assert {"policy/parameters", "algo/target", "adam/critic/exp_avg_sq", "replay/observation", "stats"} <= set(differences)
 
@@ -64,7 +64,7 @@ def test_rows_far_from_zero_are_normalized():
 
 @pytest.mark.soak
 def test_a_seed_has_its_bits():
-    assert interpreted([("bits", words(2))], "algos/actor_critic_interpreted.py") == [[True, False]]
+    assert interpreted([("bits", words(2))], "actor_critic_interpreted") == [[True, False]]
 
 
 @pytest.mark.parametrize(

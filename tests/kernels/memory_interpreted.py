@@ -1,5 +1,5 @@
-"""Fused kernels of a policy with a memory beside autograd in float64 and beside the torch path. Run with TRITON_INTERPRET=1 in a process of its own it answers
-the cases of test_fused_memory.py; benches/recurrent.py asks the same of a GPU."""
+"""Fused kernels of a policy with a memory beside autograd in float64 and beside the torch path. Imported by a process that interprets
+(interpreter.py) it answers the cases of test_fused_memory.py; benches/recurrent.py asks the same of a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import torch
 from fused_probe import ENVS, relative_error, trainer, wide
-from interpreter import serve
 
 from operant.algos.ppo.backends import fused_task
 from operant.algos.ppo.loss import Batch, loss_of_outputs
@@ -165,7 +164,3 @@ def rollout_case(env, net, algo, lanes=16, horizon=6, iterations=2, whole=True, 
 
 
 CASES = {"gradient": gradient_case, "rollout": rollout_case}
-
-
-if __name__ == "__main__":
-    serve(globals())

@@ -52,7 +52,7 @@ LIMITS = {"ieee": 1e-5, "tf32": 3e-3, "bf16": 3e-2}
 def test_gradients_are_float64_autograds_over_unrolled_sequences():
     """Segments begin, end and begin anew anywhere; the same inputs give the same bits."""
     cases = [*GRADIENTS, *ROUNDED]
-    for case, found in zip(cases, interpreted([("gradient", case) for case in cases], "kernels/memory_interpreted.py"), strict=True):
+    for case, found in zip(cases, interpreted([("gradient", case) for case in cases], "memory_interpreted"), strict=True):
         precision = case.get("precision", "ieee")
         assert max(found["gradient"], found["numbers"]) <= LIMITS[precision] and found["again"], (case, found)
         assert precision == "ieee" or found["gradient"] > 1e-5, (case, found)
@@ -68,7 +68,7 @@ ROLLOUTS = [
 
 def test_iterations_are_those_of_the_torch_path():
     """Values, those of true final observations too, what lanes remember in the end, and what was learned: acting in one launch and a layer at a time."""
-    for case, found in zip(ROLLOUTS, interpreted([("rollout", case) for case in ROLLOUTS], "kernels/memory_interpreted.py"), strict=True):
+    for case, found in zip(ROLLOUTS, interpreted([("rollout", case) for case in ROLLOUTS], "memory_interpreted"), strict=True):
         assert found["truncated"] > 0, (case, found)
         assert max(found[name] for name in ("actions", "values", "finals", "states", "parameters")) < 1e-5, (case, found)
 
