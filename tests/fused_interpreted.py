@@ -13,6 +13,7 @@ from fused_rounded import both_gradients, expected
 from triton import language as tl
 
 from operant.compute.exchange import Link
+from operant.data import replay
 from operant.kernels import exchange
 from operant.kernels.dense.select import with_config
 from operant.kernels.exchange import gather_words
@@ -20,6 +21,9 @@ from operant.kernels.muon import muon_step
 from operant.kernels.reduce import exchange_partials, reduce_partials, sum_shards
 from operant.kernels.tiles import Resident, from_text
 from operant.nn import Muon, RunningNormalizer, mlp
+
+# A batch from host memory is gathered by plain Python here: by fewer threads than on a GPU, so that each takes several words.
+replay.EARLY_BLOCKS, replay.EARLY_THREADS, replay.LATE_THREADS = 1, 32, 24
 
 
 def reconfigure(ppo, config, precision):

@@ -57,7 +57,7 @@ def test_whole_iterations_are_the_torch_paths(cases):
 
 def test_rows_far_from_zero_are_normalized():
     """Their mean is a thousand standard deviations: its square has no digits left for the variance."""
-    (apart,) = interpreted([("large_mean", words(3))], "algos/actor_critic_interpreted.py")
+    (apart,) = interpreted([("large_mean", words(3))], "actor_critic_interpreted")
     assert max(apart.values()) < 2e-3, apart
     assert {"adam/actor/exp_avg", "adam/critic/exp_avg"} <= set(apart)
 
