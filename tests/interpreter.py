@@ -21,6 +21,7 @@ from triton import language as tl
 from triton._C.libtriton import ir
 from triton._utils import validate_block_shape
 from triton.language import core
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 
@@ -92,6 +93,7 @@ def serve():
 
 def _patch_once():
     """Its language is put in the compiler's place at once and stays: it looks at every name of Triton's modules for each call of each function, otherwise."""
+    interpreter._patch_attr = _patch_attr
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": core}))
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
     # Without `debug` it computes whether whole numbers overflow, and does not look at the result.
@@ -99,29 +101,53 @@ def _patch_once():
     builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)
 
 
+def _patch_attr(obj, name, member, builder, scope):
+    """A function of the language that knows what interprets it, without a look at the words of each call."""
+    semantic = TritonSemantic(builder)
+
+    def interpreted(*words, **named):
+        named["_semantic"] = semantic
+        return member(*words, **named)
+
+    scope.set_attr(obj, name, interpreted)
+
+
 def _remember_types():
     """A type and a shape are made once: a third of the time of small blocks."""
 
-    @functools.cache
-    def block(shape):
-        shape = core.tuple(shape)
-        return shape, validate_block_shape(shape), str(shape)
+    def constants(sizes):
+        return core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))
 
     @functools.cache
-    def constants(shape):
-        return core.tuple([core.constexpr(size) for size in shape]), core.constexpr(math.prod(shape))
+    def block(sizes):
+        shape = core.tuple(sizes)
+        shape.known = shape, validate_block_shape(shape), str(shape), constants(sizes)  # found again without a look at the sizes
+        return shape.known
+
+    none = constants(())
 
     def make_block(self, element_ty, shape):
         assert len(shape) > 0
         self.element_ty = element_ty
-        self.shape, self.numel, name = block(tuple(core._unwrap_shape(shape)))
+        known = vars(shape).get("known") if type(shape) is core.tuple else None
+        self.shape, self.numel, name, _ = known or block(tuple(core._unwrap_shape(shape)))
         self.name = f"<{name}, {element_ty}>"
 
     def make_tensor(self, handle, type):
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = constants(tuple(type.shape) if type.is_block() else ())
+        self.shape, self.numel = type.shape.known[3] if type.is_block() else none
+
+    equal, broadcast = core.tuple.__eq__, TritonSemantic.broadcast_impl_value
+
+    def same(self, other):
+        return core.constexpr(self.values == other) if type(other) is list and all(type(size) is int for size in other) else equal(self, other)
+
+    def broadcast_blocks(self, lhs, rhs):
+        alike = lhs.type.is_block() and rhs.type.is_block() and lhs.type.shape is rhs.type.shape
+        return (lhs, rhs) if alike else broadcast(self, lhs, rhs)
 
     core.block_type.__init__, core.tensor.__init__ = make_block, make_tensor
+    core.tuple.__eq__, TritonSemantic.broadcast_impl_value = same, broadcast_blocks
 
     known, find = {}, interpreter._get_np_dtype
 
