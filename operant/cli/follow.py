@@ -180,12 +180,11 @@ class _Viewer:
         return [(record, states.values_of(reader, record)) for record in self._follower.new_records()]
 
     def _warn(self) -> None:
-        """Show the trainer's warnings, each once."""
-        events = self._follower.new_events()
-        if not self._follower.look.earlier:
-            for event in events:
-                if event.level == "warn":
-                    self._screen.above(f"! {text.safe(event.text)}")
+        """Show the trainer's warnings, each once; not those of a session before."""
+        look = self._follower.look
+        for event in self._follower.new_events() if look.status is not None and not look.earlier else ():
+            if event.level == "warn":
+                self._screen.above(f"! {text.safe(event.text)}")
 
     def _tell_replay(self) -> None:
         """Once: what the run's replay takes, as soon as the trainer knows."""

@@ -252,16 +252,19 @@ def _resume_claimed(run: Run, overrides: Sequence[str], start: str, after: After
     store = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=say)
     if not store.steps():
         raise NotFoundError(f"{safe(run.id)} has no checkpoint to go on from. To begin anew: operant train")
-    asked, first = request.to_resume(run.config_path, overrides), store.newest(int(start) if start.isdecimal() else start)
+    which: str | int = int(start) if start.isdecimal() else start
+    asked, first = request.to_resume(run.config_path, overrides), store.newest(which)
+    if first is None:
+        store.load_files(which)  # which says what is wrong with those there are
     trusted = consented(trust, asked.check_trust)
-    if overrides:
-        _check_overrides(asked, first and first.config, trusted)
-    planned = folders.integer_of(run.document, "steps")
-    changed = any(word.partition("=")[0].strip() == "run.steps" for word in overrides)
-    if not changed and planned is not None and first is not None and first.manifest.step >= planned:
-        more = count(2 * planned).replace(" ", "")
+    planned = _steps_asked(asked, first and first.config, trusted) if overrides else folders.integer_of(run.document, "steps")
+    if planned is not None and first is not None and first.manifest.step >= planned:
+        done = first.manifest.step
+        more = count(2 * done).replace(" ", "")
         decay = f" algo.anneal_steps={more} (without the second the learning rate stays at 0, where its decay ended)" if asked.anneals() else ""
-        raise UsageError(f"{safe(run.id)} has done its {planned:,} steps. To train on: operant resume {safe(run.short)} run.steps={more}{decay}")
+        typed = any(word.partition("=")[0].strip() == "run.steps" for word in overrides)
+        asked_for = f"{done:,} steps, and {planned:,} are asked for" if typed else f"its {planned:,} steps"
+        raise UsageError(f"{safe(run.id)} has done {asked_for}. To train on: operant resume {safe(run.short)} run.steps={more}{decay}")
     notice = launch.detach_problem() if after is After.DETACH else None
     ending = folders.read_json(run.exit_path)
     before = run.document.get("request")
@@ -277,11 +280,11 @@ def _resume_claimed(run: Run, overrides: Sequence[str], start: str, after: After
     return code
 
 
-def _check_overrides(asked: Request, checkpoint: Path | None, trusted: bool) -> None:
-    """Raise ConfigError for overrides that the run cannot go on with. Writes nothing."""
+def _steps_asked(asked: Request, checkpoint: Path | None, trusted: bool) -> int:
+    """The planned steps with these overrides. Raises ConfigError for any that the run cannot go on with. Writes nothing."""
     from operant.compute.runtime import quiet_threads
 
     quiet_threads()
     from operant.config import resuming
 
-    resuming.check(asked, checkpoint, trusted)
+    return resuming.check(asked, checkpoint, trusted).run.steps

@@ -38,8 +38,8 @@ _NETWORK = "its checkpoints hold the weights of that network"
 _ADVICE = "a run with other values is a new one: operant train"
 
 
-def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> None:
-    """Raise ConfigError, naming each override as it was typed, where a request to resume changes what the checkpoint depends on.
+def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> Config:
+    """The configuration that is asked for. Raises ConfigError, naming each override as it was typed, where it changes what the checkpoint depends on.
 
     `checkpoint` is the configuration file that the checkpoint carries; None: it is of a time when they had none, and the run's own counts. Also where the
     configuration is wrong in another way.
@@ -58,7 +58,9 @@ def check(request: Request, checkpoint: Path | None, trusted: bool = False) -> N
                 problems.append(f"{key} cannot change on a resume: {reason}. The run has {_written(own[key])} (got {quoted(word)[1:-1]})")
     if problems:
         raise ConfigError(COMMAND_LINE, problems, advice=_ADVICE)
-    check_fits(before, request.load(trusted), request.source)
+    after = request.load(trusted)
+    check_fits(before, after, request.source)
+    return after
 
 
 def of_checkpoint(request: Request, checkpoint: Path | None, trusted: bool = False) -> Config:

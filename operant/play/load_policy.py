@@ -85,7 +85,14 @@ def load(what: str, reach: runs.Reach, *, which: str | None, device: str, report
     if given is not None:
         checkpoint = load_file(given)
     else:
-        checkpoint = _load(Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=report), which)
+        told: set[str] = set()
+
+        def once(line: str) -> None:  # the best is looked for before the last
+            if line not in told:
+                told.add(line)
+                report(line)
+
+        checkpoint = _load(Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=once), which)
     config = configuration.load(checkpoint.config or run.config_path, trusted=trusted)
     chosen = find_device(device)
     set_threads(config.run.threads)

@@ -1,10 +1,12 @@
 """What follows a run: the end of its log, and its metrics file through resumes, deletions and put-backs."""
 
+import io
 import os
 import struct
 import zlib
 
 from operant import runs
+from operant.cli import follow
 from operant.runs.follow import Follower
 from operant.runs.log import LEFT_OUT, SESSION_MARK, Tail
 from operant.runs.metrics import Metric, Writer, layout
@@ -79,6 +81,19 @@ def test_records_and_events_are_handed_out_once(tmp_path):
     assert not follower.restarted and follower.document_time_s is None
     assert [record.step for record in follower.new_records()] == [40] and follower.new_records() == follower.new_events() == []
     follower.close()
+
+
+def test_what_an_earlier_session_warned_of_is_not_told_of_one_that_begins(tmp_path):
+    run, stream = runs.create(tmp_path, "run-0001", "x", {}), io.StringIO()
+    trainer = Trainer(run)
+    trainer.record()
+    trainer.writer.event("of before", level="warn")
+    trainer.writer.set_state("stopped")
+    lock = runs.acquire(run.path)
+    runs.update_document(run.path, pid_start_ticks=1, phase="importing torch")
+    assert follow.wait(run, 0.0, stream=stream) == follow.TIMEOUT_CODE
+    lock.release()
+    assert "has not ended within 0 s: starting" in stream.getvalue() and "of before" not in stream.getvalue()
 
 
 def huge(run, monkeypatch, records=1 << 19, events=1 << 20):
