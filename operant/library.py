@@ -182,7 +182,9 @@ def _written(value: Any) -> str:
     return f"[{', '.join(map(_written, value))}]" if isinstance(value, (list, tuple)) else str(value)
 
 
-def load(run: str | Run = "latest", checkpoint: str | int | None = None, *, device: str = "auto", root: str | None = None, trust: bool = False) -> Policy:
+def load(
+    run: str | Path | Run = "latest", checkpoint: str | int | None = None, *, device: str = "auto", root: str | None = None, trust: bool = False
+) -> Policy:
     """The policy of a run (an id, a unique part of one, a path, "latest", or a `Run`), or of a checkpoint's path: "best", "last" or a step (default: the best).
 
     >>> import operant
@@ -192,7 +194,7 @@ def load(run: str | Run = "latest", checkpoint: str | int | None = None, *, devi
     """
     from operant.play import load_policy
 
-    what = str(run.path) if isinstance(run, Run) else run
+    what = str(run.path if isinstance(run, Run) else run)
     which = None if checkpoint is None else str(checkpoint)
     loaded = load_policy.load(what, folders.reach(root), which=which, device=device, report=lambda line: None, trusted=trust)
     return Policy(loaded.policy, loaded.step)

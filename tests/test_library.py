@@ -55,7 +55,7 @@ def test_the_examples_are_true(one_thread):
 
 def test_a_policy_takes_what_it_is_given(one_thread):
     torch = pytest.importorskip("torch")
-    policy = operant.load("example", device="cpu")
+    policy = operant.load(Path("runs/example"), device="cpu")
     batch = np.random.default_rng(0).normal(size=(6, 4))
     expected = policy(batch)
     assert isinstance(expected, np.ndarray) and expected.shape == (6, 1)

@@ -122,7 +122,7 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iter
 def within(option: str, value: float | None, low: float, high: float) -> None:
     """Raise UsageError for an option's number that is out of range."""
     if value is not None and not low <= value <= high:
-        raise UsageError(f"{option} is {value:g}; it must be between {low:g} and {high:,g}")
+        raise UsageError(f"{option} is {value:g}; it must be between {low:g} and {high:,}")
 
 
 def check_free(path: Path, force: bool) -> None:

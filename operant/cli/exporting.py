@@ -35,7 +35,7 @@ _SNIPPETS: Final[dict[str, tuple[str, ...]]] = {
 def export_policy(
     what: Annotated[str, typer.Argument(metavar="RUN|FILE", help="a run, or the path of a checkpoint")],
     to: Annotated[str, typer.Option("--to", metavar="onnx|pt2|safetensors|numpy", help="the format")] = "onnx",
-    path: Annotated[str | None, typer.Option("--out", metavar="FILE", help="the file to write  [default: ID.onnx, .pt2, .safetensors or .npz]")] = None,
+    path: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="the file to write  [default: ID.onnx, .pt2, .safetensors or .npz]")] = None,
     checkpoint: Annotated[str | None, typer.Option(metavar="best|last|STEP", help="checkpoint to load  [default: best, else last]")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
     trust: TrustOption = False,
@@ -76,8 +76,10 @@ def export_policy(
 @export_app.command("metrics")
 def export_metrics(
     what: RunName,
-    to: Annotated[str, typer.Option("--to", metavar="csv|parquet|tensorboard|wandb|mlflow", help="the format, or who gets them")] = "csv",
-    path: Annotated[str | None, typer.Option("--out", metavar="PATH", help="the file or folder to write  [default: by the run's id]")] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="csv|parquet|tensorboard|wandb|mlflow", help="the format, or who gets them  [default: as --out ends, or csv]")
+    ] = None,
+    path: Annotated[str | None, typer.Option("--out", "-o", metavar="PATH", help="the file or folder to write  [default: by the run's id]")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the run has ended")] = False,
     project: Annotated[str, typer.Option(metavar="NAME", help="wandb's project, MLflow's experiment")] = "operant",
     offline: Annotated[bool, typer.Option("--offline", help="wandb: keep it in a folder, for `wandb sync` later")] = False,
@@ -92,7 +94,8 @@ def export_metrics(
     from operant import runs as folders
     from operant.export import metrics, trackers
 
-    formats = (*metrics.FILES, *metrics.TRACKERS)
+    formats, meant = (*metrics.FILES, *metrics.TRACKERS), next((name for name, ending in metrics.FILES.items() if (path or "").endswith(ending)), None)
+    to = to or meant or "csv"
     if to not in formats:
         raise UsageError(f"--to is {safe(to, 40)!r}; it must be one of {', '.join(formats)}")
     if offline and to != "wandb":
@@ -101,6 +104,8 @@ def export_metrics(
     out_path = None if path is None else Path(path).expanduser()
     if to in metrics.FILES:
         target = out_path or Path(f"{run.id}{metrics.FILES[to]}")
+        if meant not in (None, to):
+            raise UsageError(f"--out is {safe(target, 200)!r}; a file of --to {to} ends in {metrics.FILES[to]}")
         check_free(target, force)
         sink = metrics.file_sink(run, target, to, follow=follow)
     else:

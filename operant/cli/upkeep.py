@@ -104,7 +104,7 @@ def du(names: RunNames = None, as_json: JsonOption = False, runs: RootOption = N
 @app.command()
 def archive(
     run: RunName,
-    path: Annotated[str | None, typer.Option("--out", metavar="FILE.tar.gz", help="the file to write  [default: ID.tar.gz]")] = None,
+    path: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE.tar.gz", help="the file to write  [default: ID.tar.gz]")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace a file that is there already")] = False,
     runs: RootOption = None,
 ) -> None:

@@ -105,7 +105,7 @@ def find_device(text: str) -> torch.device:
         return torch.device(text)
     if not available:
         built = "is a CPU build" if torch.version.cuda is None else f"is built for CUDA {torch.version.cuda} and finds no usable GPU"
-        raise MachineError(f"no CUDA device for run.device={text!r}: torch {torch.__version__} {built}. Use run.device=cpu, or see `operant doctor`")
+        raise MachineError(f"no CUDA device for {text!r}: torch {torch.__version__} {built}. Use cpu or auto, or see `operant doctor`")
     index = int(text.partition(":")[2] or 0)
     if index >= torch.cuda.device_count():
         raise MachineError(f"there is no {text}: this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}")

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from operant import runs
-from operant.errors import MachineError
+from operant.errors import MachineError, NotFoundError
 from operant.runs import Chunk, Run, Stream
+from operant.text import safe
 
 FILES: Final = {"csv": ".csv", "parquet": ".parquet"}
 """The formats that are one file, and how it ends."""
@@ -92,11 +93,13 @@ def require(what: str, *packages: str) -> None:
 
 
 def file_sink(run: Run, path: Path, what: str, *, follow: bool) -> Sink:
-    """A file of a format of FILES. Raises MachineError."""
+    """A file of a format of FILES. Raises MachineError, and NotFoundError for a run without records."""
     if what == "parquet":
         require(what, "pyarrow")
-        return ParquetFile(path, _names(run, wait=follow))
-    return CsvFile(path, _names(run, wait=follow), follow=follow)
+    names = _names(run, wait=follow)
+    if not names:
+        raise NotFoundError(f"{safe(run.id)} has no records: there is nothing to export")
+    return ParquetFile(path, names) if what == "parquet" else CsvFile(path, names, follow=follow)
 
 
 def _names(run: Run, *, wait: bool) -> list[str]:

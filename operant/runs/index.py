@@ -287,6 +287,9 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
         for path, name in places:
             if ID.fullmatch(name) and (name.startswith(text) or name.endswith(text)):
                 _check_readable(path)
+    if not ID.fullmatch(text) and text in _names(root) and os.path.isfile(root / text / "run.json"):
+        given = safe(f"{shown(root)}/{text}", 400)
+        raise NotFoundError(f"the folder '{given}' is no run's id (letters, digits, '.', '_' and '-'): rename it, or give that path")
     raise NotFoundError(_unknown(text, runs, root))
 
 
@@ -313,6 +316,9 @@ def _at_path(text: str) -> Run:
 
 
 def _ambiguous(text: str, fits: list[Run]) -> str:
+    for kind, file in (("sweep", SWEEP_FILE), ("group", "group.json")):
+        if ID.fullmatch(text) and all(run.id.startswith(f"{text}.") for run in fits) and (fits[0].path.parent / text / file).is_file():
+            return f"{text} is a {kind} of {len(fits)} runs: name one of them, such as {safe(fits[0].id)}. All of them: operant show {text}"
     same_id = len({run.id for run in fits}) < len(fits)
     named = [f"{shown(run.path) if same_id else safe(run.id)} ({_when(run)})" for run in fits[:_SHOWN]]
     more = f" and {len(fits) - _SHOWN} more" if len(fits) > _SHOWN else ""
@@ -332,9 +338,9 @@ def _when(run: Run) -> str:
 def _unknown(text: str, runs: list[Run], root: Path) -> str:
     if not runs:
         return f"no run is called '{safe(text, 80)}'; there are none yet in {shown(root)}. Start one: operant train"
-    ids = list(dict.fromkeys(run.id for run in runs[:1000]))
-    near = difflib.get_close_matches(text[:64], ids, n=3, cutoff=0.0)
-    return f"no run is called '{safe(text, 80)}'. Closest: {', '.join(safe(id_) for id_ in near)}"
+    ids = {run.id.lower(): run.id for run in runs[:1000]}
+    near = difflib.get_close_matches(text[:64].lower(), list(ids), n=3, cutoff=0.0)
+    return f"no run is called '{safe(text, 80)}'. Closest: {', '.join(safe(ids[one]) for one in near)}"
 
 
 def discard_unstarted(run: Run, code: int) -> bool:

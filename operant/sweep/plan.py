@@ -8,6 +8,7 @@ Knows no engine and no trial.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,7 +114,8 @@ def make(request: Request, root: str | None, name: str | None, trusted: bool = F
         request = replace(request, overrides=(*request.overrides, "run.threads=1"))
         config = request.load(trusted)
     _check_values(request, config, settings, dimensions, trusted)
-    stem = name or f"{request.source.stem if request.source is not None else request.prefix}-sweep"
+    file = re.sub(r"[^A-Za-z0-9._-]+", "-", request.source.stem).strip("-._")[:40] if request.source is not None else request.prefix
+    stem = name or "-".join(filter(None, (file, "sweep")))
     if not runs.ID.fullmatch(stem) or len(stem) > 48:
         raise UsageError(f"{raw.quoted(stem)} cannot be the name of a sweep: 1 to 48 letters, digits, '.', '_' or '-', a letter or digit first (--name)")
     folder = runs.root(root) / stem

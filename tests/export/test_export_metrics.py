@@ -81,6 +81,19 @@ def test_parquet_reads_back_as_the_history(run, here, tmp_path):
     assert [{key: value for key, value in row.items() if value is not None} for row in rows] == expected_rows(run)
 
 
+def test_a_file_is_of_the_format_that_its_name_says(run, here, tmp_path):
+    pytest.importorskip("pyarrow")
+    assert here("export", "metrics", "twice", "-o", "a.parquet").code == 0 and (tmp_path / "a.parquet").read_bytes()[:4] == b"PAR1"
+    refused = here("export", "metrics", "twice", "--to", "csv", "-o", "b.parquet")
+    assert refused.code == 2 and "--out is 'b.parquet'; a file of --to csv ends in .csv" in refused.err
+
+
+def test_a_run_without_records_is_not_exported(here, tmp_path):
+    runs.create(tmp_path / "runs", "young", "x", {})
+    done = here("export", "metrics", "young", "-o", "a.csv")
+    assert done.code == 3 and "young has no records: there is nothing to export" in done.err and not (tmp_path / "a.csv").exists()
+
+
 def test_tensorboard_reads_back_as_the_history(run, here, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing import event_file_loader

@@ -286,6 +286,32 @@ def test_no_match_names_the_closest_three(root):
     assert str(caught.value).count("-ppo-") == 4
 
 
+def test_case_does_not_make_a_name_far(root):
+    for name in ("fin", "other-ppo-77b0", "third-ppo-77b1", "again"):
+        make(root, name)
+    with pytest.raises(NotFoundError, match=r"no run is called 'FINN'\. Closest: fin, "):
+        runs.resolve("FINN", root)
+
+
+@pytest.mark.parametrize(("file", "kind"), [("sweep.toml", "sweep"), ("group.json", "group")])
+def test_what_holds_many_runs_is_called_what_it_is(root, file, kind):
+    for name in ("many.1", "many.2"):
+        make(root, name)
+    (root / "many").mkdir()
+    (root / "many" / file).touch()
+    with pytest.raises(NotFoundError, match=rf"^many is a {kind} of 2 runs: name one of them, such as many\.\d\. All of them: operant show many$"):
+        runs.resolve("many", root)
+    with pytest.raises(NotFoundError, match=r"matches 2 runs: .*Add a character\."):
+        runs.resolve("man", root)
+
+
+def test_a_run_s_folder_of_another_name_is_given_by_its_path(root):
+    make(root, "mine").path.rename(root / "my best rün")
+    with pytest.raises(NotFoundError, match=r"the folder '.*/my best rün' is no run's id .*: rename it, or give that path"):
+        runs.resolve("my best rün", root)
+    assert runs.resolve(f"{root}/my best rün", root).path.name == "my best rün"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_a_run_of_another_user_that_may_not_be_read_says_so(fresh_root):
     made = runs.create(fresh_root, "theirs", "x", {})

@@ -37,9 +37,9 @@ class Drawn:
         return self.random.choice(choices)
 
 
-def made(place, text, *words, name=None):
-    (place / "my.toml").write_text(BASE + text)
-    asked = request.make(words, config=str(place / "my.toml"), environment_file=None, settings={})
+def made(place, text, *words, name=None, file="my.toml"):
+    (place / file).write_text(BASE + text)
+    asked = request.make(words, config=str(place / file), environment_file=None, settings={})
     return planning.make(asked, str(place / "runs"), name)
 
 
@@ -56,6 +56,11 @@ net.hidden = {choice = [[64, 64], [32]]}
         words = [space.override(key, value) for key, value in drawn.items()]
         loaded = load.values(load.load(plan.request.source, words))
         assert {key: list(loaded[key]) if isinstance(loaded[key], tuple) else loaded[key] for key in drawn} == drawn
+
+
+@pytest.mark.parametrize(("file", "name"), [("my bést swéep.toml", "my-b-st-sw-ep-sweep"), ("ü.toml", "sweep"), (f"{'a' * 60}.toml", f"{'a' * 40}-sweep")])
+def test_a_sweep_is_called_as_its_file_as_far_as_a_name_can_be(tmp_path, file, name):
+    assert made(tmp_path, "algo.learning_rate = {log = [1e-4, 1e-2]}", file=file).name == name
 
 
 def test_a_conditional_key_is_searched_only_where_its_condition_holds(tmp_path):
