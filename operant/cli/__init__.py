@@ -6,18 +6,21 @@ in the time that typer and the other commands would take to be imported.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import sys
 
 from operant.errors import MachineError, OperantError
 
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 _SCREENS = frozenset(("monitor", "--monitor", "play", "--render"))  # words of the command line that need the package `monitor`
 
 
 def main() -> None:
     """The program: runs the command line and ends the process with its exit code."""
     try:
+        _check_folder()
         if _SCREENS.intersection(sys.argv[1:]):
             _check_monitor()
         if sys.argv[1:2] == ["monitor"] and "_OPERANT_COMPLETE" not in os.environ:
@@ -26,14 +29,35 @@ def main() -> None:
             sys.exit(command.main(sys.argv[2:]))
         from operant.cli import program
 
-        sys.exit(program.run())
+        code = program.run()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        sys.exit(code)
     except OperantError as error:
         from operant.cli.common import fail
 
         fail(error)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, *_FULL):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would try once more at its end
+        if error.errno == errno.EPIPE:  # who was told has gone
+            sys.exit(1)
+        from operant.cli.common import fail
+
+        fail(f"what there is to say cannot be written ({error.strerror}): make room")
+        sys.exit(MachineError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _check_folder() -> None:
+    """Raise MachineError where the working directory is gone: names of files mean nothing then, and libraries end the process."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise MachineError(f"the working directory cannot be used ({error.strerror}): change to another one") from None
 
 
 def _check_monitor() -> None:

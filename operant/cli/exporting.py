@@ -106,7 +106,7 @@ def export_metrics(
         target = out_path or Path(f"{run.id}{metrics.FILES[to]}")
         if meant not in (None, to):
             raise UsageError(f"--out is {safe(target, 200)!r}; a file of --to {to} ends in {metrics.FILES[to]}")
-        check_free(target, force)
+        check_free(target, force, in_place=follow and to == "csv")
         sink = metrics.file_sink(run, target, to, follow=follow)
     else:
         sink = trackers.sink(to, run, out=out_path, project=project, offline=offline)

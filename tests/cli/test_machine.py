@@ -223,6 +223,22 @@ def test_a_working_directory_that_is_gone_is_a_machine_that_does_not_fit(tmp_pat
         request.make((), config=None, environment_file=None, settings={})
 
 
+@pytest.mark.parametrize("where", ["a full disk", "a reader who has gone", "a folder that is gone"])
+def test_where_nothing_can_be_written_or_found_there_is_no_traceback(tmp_path, where):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "operant.cli", "runs", "--json"]
+    if where == "a folder that is gone":
+        command = ["sh", "-c", 'mkdir gone; cd gone; rmdir ../gone; exec "$@"', "sh", *command]
+    with open("/dev/full" if where == "a full disk" else writer, "wb") as output:
+        done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == {
+        "a full disk": (4, "error: what there is to say cannot be written (No space left on device): make room\n"),
+        "a reader who has gone": (1, ""),
+        "a folder that is gone": (4, "error: the working directory cannot be used (No such file or directory): change to another one\n"),
+    }[where]
+
+
 # LIGHT AND QUIET
 
 

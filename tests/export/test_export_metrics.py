@@ -220,6 +220,10 @@ def test_what_cannot_be_written_is_one_sentence(run, here, tmp_path):
     assert here("export", "metrics", "none").code == 3
     done = here("export", "metrics", "twice", "--out", "no/folder/a.csv")
     assert done.code == 4 and "no/folder/a.csv cannot be written (No such file or directory): choose another place with --out" in done.err
+    os.mkfifo(tmp_path / "pipe")
+    for target in ("pipe", "."):  # never replaced
+        refused = here("export", "metrics", "twice", "--out", target, "--force")
+        assert refused.code == 2 and f"{target} is there already: name a file with --out" in refused.err
     (tmp_path / "full.csv").symlink_to("/dev/full")
     done = here("export", "metrics", "twice", "--out", "full.csv", "--follow", "--force")
     assert done.code == 4 and "full.csv cannot be written (No space left on device): choose another place with --out" in done.err
