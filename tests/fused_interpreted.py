@@ -17,7 +17,7 @@ from operant.data import replay
 from operant.kernels import exchange
 from operant.kernels.dense.select import with_config
 from operant.kernels.exchange import gather_words
-from operant.kernels.muon import muon_step
+from operant.kernels.muon import Matrices
 from operant.kernels.reduce import exchange_partials, reduce_partials, sum_shards
 from operant.kernels.tiles import Resident, from_text
 from operant.nn import Muon, RunningNormalizer, mlp
@@ -152,20 +152,23 @@ def tree_case(chunks, shards):
 
 
 def muon_case(shapes, half, skip):
-    """Muon's kernel beside `operant.nn.Muon`: how far parameters are off, of the step, and the momentum; and the greatest gradient that is left."""
+    """Muon's kernels beside `operant.nn.Muon`: how far parameters are off, of the step, and the momentum; and the greatest gradient that is left."""
     found = torch.randn(3, sum(m * n for m, n in shapes), generator=torch.Generator().manual_seed(3))
     places = [sum(m * n for m, n in shapes[:k]) for k in range(len(shapes))]
     rate, skipped = torch.tensor([3e-3]), torch.tensor([skip])
     values, gradient, momentum = found.double()
-    exact = Muon(values, gradient, rate.double(), 1e-5, [(at, (1, m, n)) for at, (m, n) in zip(places, shapes, strict=True)])
+    matrices = [(at, (1, m, n)) for at, (m, n) in zip(places, shapes, strict=True)]
+    exact = Muon(values, gradient, rate.double(), 1e-5, matrices)
     exact.tensors()["momentum"].copy_(momentum)
-    exact.step_matrices(skipped.double(), 0.5 / float(gradient.norm()))
-    step = float((values - found[0]).norm())
-    squares, table = found[1].square().view(-1, 8).sum(dim=1), torch.tensor([(at, m, n) for at, (m, n) in zip(places, shapes, strict=True)], dtype=torch.int32)
-    rows, columns, blocks = (triton.next_power_of_2(max(16, *numbers)) for numbers in (*zip(*shapes, strict=True), [len(squares)]))
-    muon_step[(len(shapes),)](*found, table, squares, len(squares), skipped, rate, 0.5, BLOCKS=blocks, ROWS=rows, COLUMNS=columns, BF16=half)
+    gradient *= 0.5 / float(gradient.norm())
+    exact.step_matrices(skipped.double())
+    squares = found[1].square().view(-1, 2).sum(dim=1)
+    before = found[0].double()
+    ours = Matrices(matrices, torch.device("cpu"), half=half)
+    ours.step(lambda kernel, grid, *arguments, **options: kernel[grid](*arguments, **options), *found, squares, skipped, rate, 0.5)
+    steps = [[(moved - before)[at : at + m * n] for moved in (found[0], values)] for at, (_, m, n) in matrices]
     return {
-        "step": float((found[0] - values).norm()) / max(step, 1e-9),
+        "step": max(float((one - other).norm()) / max(float(other.norm()), 1e-9) for one, other in steps),
         "momentum": relative_error(found[2], exact.tensors()["momentum"]),
         "gradient": float(found[1].abs().max()),
     }

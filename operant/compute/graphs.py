@@ -66,5 +66,5 @@ class Graphed:
 
 @functools.cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of first calls, and of what a step of an optimizer does beside its own: a library keeps 32 MB of workspace for each stream that it has met."""
+    """The stream of first calls: one for all of them, since a library keeps 32 MB of workspace for each stream that it has met."""
     return torch.cuda.Stream(device)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from operant.compute.exchange import SOLO, Exchange
-from operant.compute.graphs import side_stream
 
 
 def scalar(value: float | Tensor, device: torch.device) -> Tensor:
@@ -70,31 +69,14 @@ class Muon(Adam):
         self._matrices = [tuple(vector[window].view(shape) for vector in (values, gradient, self._momentum)) for window, shape in windows]
 
     @torch.no_grad()
-    def step_matrices(self, skip: Tensor | None = None, scale: Tensor | float = 1.0, above: int = 0) -> None:
-        """Step the matrices of more than `above` rows or columns, by `scale` times their gradients, which are then zero: a step of Adam leaves them so."""
+    def step_matrices(self, skip: Tensor | None = None) -> None:
+        """Step the matrices, whose gradients are then zero: a step of Adam leaves them so."""
         taken: Tensor | float = 1.0 if skip is None else 1.0 - skip
-        alike = [tensors for tensors in self._matrices if max(tensors[0].shape[1:]) > above]
-        if not (self._values.is_cuda and len(alike) > 1):
-            for tensors in alike:
-                self._step_alike(tensors, taken, scale)
-            return
-        # Of each shape these are some thirty short launches: those of the first shape and of all others go side by side.
-        current, beside = torch.cuda.current_stream(self._values.device), side_stream(self._values.device)
-        beside.wait_stream(current)
-        with torch.cuda.stream(beside):
-            for tensors in alike[1:]:
-                self._step_alike(tensors, taken, scale)
-        self._step_alike(alike[0], taken, scale)
-        current.wait_stream(beside)
-
-    def _step_alike(self, tensors: tuple[Tensor, ...], taken: Tensor | float, scale: Tensor | float) -> None:
-        """Step matrices of one shape, (G, m, n): their weights, gradients and momentum."""
-        weight, gradient, momentum = tensors
-        gradient.mul_(scale)
-        momentum.lerp_(momentum * self.MOMENTUM + gradient, taken)
-        update = orthogonalised(gradient + self.MOMENTUM * momentum)
-        weight.sub_(update * (self.learning_rate * (taken * self.PER_ADAM_STEP * max(weight.shape[1:]) ** 0.5)))
-        gradient.zero_()
+        for weight, gradient, momentum in self._matrices:  # (G, m, n) each
+            momentum.lerp_(momentum * self.MOMENTUM + gradient, taken)
+            update = orthogonalised(gradient + self.MOMENTUM * momentum)
+            weight.sub_(update * (self.learning_rate * (taken * self.PER_ADAM_STEP * max(weight.shape[1:]) ** 0.5)))
+            gradient.zero_()
 
     def step(self, skip: Tensor | None = None) -> None:
         """One step, as Adam's."""

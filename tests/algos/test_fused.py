@@ -17,6 +17,7 @@ from operant.algos.ppo import fused
 from operant.algos.ppo.algorithm import PPO
 from operant.envs import Box, Discrete, Env, find
 from operant.errors import ConfigError
+from operant.kernels.muon import MOST_SIDE
 from operant.kernels.spec import Spec, deep_padded, describe, padded, unsupported_reason
 from operant.kernels.tiles import PerLayer, Work, candidates, from_text
 from operant.nn import mlp
@@ -485,8 +486,9 @@ def test_kernels_compile(architecture, env, precision, net, shape):
 
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
 def test_muons_step_is_that_of_torch(half):
-    """Of matrices that are wider than high, square, and higher than wide; in bf16 as far off as iterations of its products are."""
-    shapes = [[16, 9], [5, 24], [8, 8]]
+    """Of matrices that are wider than high, square, and higher than wide, small ones and such that take several tiles, whole and not; in bf16 as far off as
+    iterations of its products are."""
+    shapes = [[16, 9], [5, 24], [150, 40], [8, 8], [66, 192], [130, 130]]
     stepped, skipped = interpreted([("muon", {"shapes": shapes, "half": half, "skip": skip}) for skip in (0.0, 1.0)])
     assert stepped["step"] < (0.05 if half else 1e-3) and stepped["momentum"] < 1e-6
     assert skipped["step"] == 0 and skipped["momentum"] < 1e-6
@@ -497,12 +499,16 @@ def test_muons_step_is_that_of_torch(half):
 @pytest.mark.compile
 @pytest.mark.parametrize(("architecture", "half"), [(75, False), (90, True)])
 def test_muons_step_compiles(architecture, half):
-    from operant.kernels.muon import MOST_SIDE, muon_step
+    from operant.kernels.muon import Matrices
 
-    vector, table = torch.zeros(64), torch.zeros(3, dtype=torch.int32)
-    values = (vector, vector, vector, table, vector, 64, vector, vector, 0.5)
-    options = {"BLOCKS": 64, "ROWS": MOST_SIDE if half else 64, "COLUMNS": MOST_SIDE if half else 32, "BF16": half, "num_warps": 8 if half else 4}
-    assert compile_for(architecture, muon_step, values, options) <= LEAST_SHARED[architecture]
+    taken = []
+
+    def launch(kernel, grid, *arguments, **options):
+        taken.append(compile_for(architecture, kernel, arguments, options))
+
+    size, at = MOST_SIDE if half else 64, torch.zeros(64)
+    Matrices([(0, (2, size, size)), (2 * size**2, (2, 256, 200))], CPU, half=half).step(launch, at, at, at, at, at, at, 0.5)
+    assert len(taken) == 19 and max(taken) <= LEAST_SHARED[architecture]
 
 
 @needs_compiler

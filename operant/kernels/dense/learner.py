@@ -13,7 +13,7 @@ from operant.kernels import Spec, TileConfig, padded
 from operant.kernels.backward import TERM_COLUMNS
 from operant.kernels.dense.task import Task
 from operant.kernels.features import Features
-from operant.kernels.muon import MOST_SIDE, muon_step
+from operant.kernels.muon import Matrices
 from operant.kernels.reduce import REDUCE_COLUMNS, adam_step, exchange_partials, reduce_partials, sum_shards
 from operant.kernels.rehearsal import Rehearsed
 from operant.kernels.structs import Bootstrap, Inputs, Minibatch, Moments
@@ -52,10 +52,8 @@ class Learner(Rehearsed):
         # Where several ranks share the samples: this one's sums, and what the kernels of all exchange them through.
         self._link: Link | None = None
         self._sums = torch.zeros(1, self._width, device=device)
-        matrices = task.optimizer.matrices if isinstance(task.optimizer, Muon) else []
-        each = [(place + k * m * n, m, n) for place, (G, m, n) in matrices if max(m, n) <= MOST_SIDE for k in range(G)]
-        self._small_matrices = torch.tensor(each, dtype=torch.int32, device=device)
-        self._matrix_tile = tuple(padded(max((matrix[axis] for matrix in each), default=0)) for axis in (1, 2))
+        half = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        self._matrices = Matrices(task.optimizer.matrices, device, half=half) if isinstance(task.optimizer, Muon) else None
         self.work = task.work(self)
 
     def spare(self) -> Learner:
@@ -141,10 +139,11 @@ class Learner(Rehearsed):
             self.launch(exchange_partials, grid, *arguments, self._link, RANKS=ranks, **options)
 
     def step(self) -> None:
-        """One step of Adam down the gradient, shortened where it is too long."""
+        """One step of Adam down the gradient, shortened where it is too long; of matrices, where Muon is asked for, one of Muon."""
         buffers, coefficients, values, size = self.buffers, self.coefficients, self._values, self._values.numel()
-        if isinstance(self.task.optimizer, Muon):
-            self._step_matrices(self.task.optimizer)
+        if self._matrices is not None:  # Adam then finds no gradient of theirs
+            momentum, most_norm = self.adam["momentum"], coefficients.max_gradient_norm
+            self._matrices.step(self.launch, values, self._gradient, momentum, self._squares, buffers.skip, buffers.learning_rate, most_norm)
         moments = Moments(self.adam["exp_avg"], self.adam["exp_avg_sq"], self.corrections)
         # Every program adds the squares up for itself: of a large network few programs do, by many threads.
         tile, warps = (256, 4) if size <= LARGE else (1024, 16)
@@ -154,21 +153,6 @@ class Learner(Rehearsed):
             self.work.norm_sum(), coefficients.max_gradient_norm, coefficients.adam_epsilon,
             BLOCKS=padded(len(self._squares)), TILE=tile, num_warps=warps,
         )  # fmt: skip
-
-    def _step_matrices(self, muon: Muon) -> None:
-        """Muon's step: small matrices by a kernel, larger ones by torch. Adam then finds no gradient of theirs."""
-        buffers, most_norm = self.buffers, self.coefficients.max_gradient_norm
-        small = self._small_matrices
-        if len(small):
-            (rows, columns), momentum, blocks = self._matrix_tile, muon.tensors()["momentum"], len(self._squares)
-            half = self._values.is_cuda and torch.cuda.get_device_capability(self._values.device) >= (8, 0)
-            self.launch(
-                muon_step, (len(small),),
-                self._values, self._gradient, momentum, small, self._squares, blocks, buffers.skip, buffers.learning_rate, most_norm,
-                BLOCKS=padded(blocks), ROWS=rows, COLUMNS=columns, BF16=half, num_warps=8 if rows * columns > 64 * 64 else 4,
-            )  # fmt: skip
-        if len(small) < sum(G for _, (G, _, _) in muon.matrices):
-            muon.step_matrices(buffers.skip, (most_norm / (self._squares.sum().sqrt() + 1e-6)).clamp_max(1.0), MOST_SIDE)
 
     def over_parameters(self) -> dict[str, int]:
         """Options of a kernel of one program that goes over all parameters."""
