@@ -20,7 +20,7 @@ MOST_SIDE = 128
 """Rows and columns of a matrix that a program holds, at most."""
 
 SIDE, TILE = tl.constexpr(64), tl.constexpr(4096)
-"""Of larger ones: rows and columns of a tile of a product, and numbers that a program takes elsewhere."""
+"""Of larger ones: what their sides are padded to a multiple of, and numbers that a program takes outside of products."""
 
 PLACE, ROWS_AT, COLUMNS_AT, SHORT, LONG, SPREAD, SQUARE = (tl.constexpr(k) for k in range(7))
 """What is said of a larger matrix, in this order: where it lies in the vectors, its rows and columns; the shorter and the longer of them, padded; and where
@@ -50,14 +50,10 @@ class Matrices:
             rows.append((place, m, n, short, long, spread, square))
             spread, square = spread + short * long, square + short * short
         self._large = torch.tensor(rows, dtype=torch.int32, device=device)
-        self._most_square, self._most_tiles, self._most_numbers = (
-            max((work(short, long) for *_, short, long, _, _ in rows), default=0)
-            for work in (
-                lambda short, long: (short // SIDE.value) ** 2,
-                lambda short, long: short // SIDE.value * (long // SIDE.value),
-                lambda short, long: -(-short * long // TILE.value),
-            )
-        )
+        sides = [(short, long) for *_, short, long, _, _ in rows]
+        self._tiles: dict[str, Any] = {"BLOCK_M": SIDE.value, "BLOCK_N": SIDE.value, "BLOCK_K": 64 if half else 32, "num_warps": 4, "num_stages": 3}
+        self._most_numbers = max((-(-short * long // TILE.value) for short, long in sides), default=0)
+        self._sides = sides
         kind = torch.bfloat16 if half else torch.float32
         self._x, self._next = (torch.zeros(spread, dtype=kind, device=device) for _ in range(2))
         self._squared, self._polynomial = (torch.zeros(square, dtype=kind, device=device) for _ in range(2))
@@ -81,13 +77,14 @@ class Matrices:
         numbers = (self._most_numbers, count)
         launch(gather_momentum, numbers, gradient, momentum, table, scale, skip, self._sums, num_warps=4)
         launch(to_unit_norm, numbers, gradient, table, self._sums, self._x, PROGRAMS=self._most_numbers, BLOCKS=padded(self._most_numbers), num_warps=4)
-        options: dict[str, Any] = {"BLOCK_K": 64 if half else 32, "num_warps": 4, "num_stages": 3}
+        area = self._tiles["BLOCK_M"] * self._tiles["BLOCK_N"]
+        square, oblong = ((max(short * side // area for short, side in sides), count) for sides in ([(s, s) for s, _ in self._sides], self._sides))
         x, other = self._x, self._next
         for _ in range(ITERATIONS):  # x <- a x + (b x x^T + c (x x^T)^2) x
-            launch(product, (self._most_square, count), x, x, x, self._squared, table, 1.0, 0.0, SQUARED=True, DEEP=True, **options)
+            launch(product, square, x, x, x, self._squared, table, 1.0, 0.0, SQUARED=True, DEEP=True, **self._tiles)
             arguments = (self._squared, self._squared, self._squared, self._polynomial)
-            launch(product, (self._most_square, count), *arguments, table, C.value, B.value, SQUARED=True, DEEP=False, **options)
-            launch(product, (self._most_tiles, count), self._polynomial, x, x, other, table, 1.0, A.value, SQUARED=False, DEEP=False, **options)
+            launch(product, square, *arguments, table, C.value, B.value, SQUARED=True, DEEP=False, **self._tiles)
+            launch(product, oblong, self._polynomial, x, x, other, table, 1.0, A.value, SQUARED=False, DEEP=False, **self._tiles)
             x, other = other, x
         launch(apply, numbers, parameters, table, x, skip, learning_rate, num_warps=4)
 
@@ -184,18 +181,21 @@ def to_unit_norm(gradient, table, sums, x, PROGRAMS: tl.constexpr, BLOCKS: tl.co
 
 
 @triton.jit(do_not_specialize=["alpha", "beta"])
-def product(left, right, added, out, table, alpha, beta, SQUARED: tl.constexpr, DEEP: tl.constexpr, BLOCK_K: tl.constexpr):
-    """A tile of SIDE x SIDE of alpha left right + beta added, (short, short) where SQUARED, otherwise (short, long).
+def product(
+    left, right, added, out, table, alpha, beta,
+    SQUARED: tl.constexpr, DEEP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """A tile of alpha left right + beta added, (short, short) where SQUARED, otherwise (short, long).
 
     With DEEP left is x (short, long), and right its transpose; otherwise left is (short, short).
     """
     entry = table + 7 * tl.program_id(1)
     short, long = tl.multiple_of(tl.load(entry + SHORT), 64), tl.multiple_of(tl.load(entry + LONG), 64)
-    wide, place = tl.load(entry + SPREAD), tl.load(entry + SQUARE)
+    wide, place = tl.multiple_of(tl.load(entry + SPREAD), 64), tl.multiple_of(tl.load(entry + SQUARE), 64)
     columns = short if SQUARED else long
-    tile, tiles = tl.program_id(0), columns // SIDE
-    if tile < short // SIDE * tiles:
-        row, column = tile // tiles * SIDE + tl.arange(0, SIDE), tile % tiles * SIDE + tl.arange(0, SIDE)
+    tile, tiles = tl.program_id(0), columns // BLOCK_N
+    if tile < short // BLOCK_M * tiles:
+        row, column = tile // tiles * BLOCK_M + tl.arange(0, BLOCK_M), tile % tiles * BLOCK_N + tl.arange(0, BLOCK_N)
         depth = tl.arange(0, BLOCK_K)
         steps = long if DEEP else short
         a = left + (wide if DEEP else place) + row[:, None] * steps + depth[None, :]
@@ -203,7 +203,7 @@ def product(left, right, added, out, table, alpha, beta, SQUARED: tl.constexpr, 
             b, step = right + wide + column[None, :] * long + depth[:, None], BLOCK_K
         else:
             b, step = right + (place if SQUARED else wide) + depth[:, None] * columns + column[None, :], BLOCK_K * columns
-        total = tl.zeros((SIDE, SIDE), tl.float32)
+        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for k in range(0, steps // BLOCK_K):
             total = tl.dot(tl.load(a + k * BLOCK_K), tl.load(b + k * step), total, input_precision="ieee")
         target = row[:, None] * columns + column[None, :]

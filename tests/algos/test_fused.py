@@ -509,6 +509,8 @@ def test_muons_step_compiles(architecture, half):
     size, at = MOST_SIDE if half else 64, torch.zeros(64)
     Matrices([(0, (2, size, size)), (2 * size**2, (2, 256, 200))], CPU, half=half).step(launch, at, at, at, at, at, at, 0.5)
     assert len(taken) == 19 and max(taken) <= LEAST_SHARED[architecture]
+    if half:  # products load the next two tiles meanwhile, which takes all numbers' places to be known as multiples
+        assert taken[3:6] == [3 * 2 * 64 * 64 * 2] * 3
 
 
 @needs_compiler
