@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from operant.cli.common import TYPER, ConfigOption, EnvOption, Overrides, RootOption, RunName, TrustOption, Words, consented, out, say
-from operant.errors import BusyError, ConfigError, NotFoundError, OperantError, UsageError
+from operant.errors import BusyError, ConfigError, MachineError, NotFoundError, OperantError, UsageError
 
 if TYPE_CHECKING:
     from operant.cli import grouped
@@ -266,11 +266,12 @@ def _resume_claimed(run: Run, overrides: Sequence[str], start: str, after: After
         asked_for = f"{done:,} steps, and {planned:,} are asked for" if typed else f"its {planned:,} steps"
         raise UsageError(f"{safe(run.id)} has done {asked_for}. To train on: operant resume {safe(run.short)} run.steps={more}{decay}")
     notice = launch.detach_problem() if after is After.DETACH else None
-    ending = folders.read_json(run.exit_path)
+    ending, metrics_file = folders.read_json(run.exit_path), _inode(run.metrics_path)
     before = run.document.get("request")
     folders.update_document(run.path, request={**(before if isinstance(before, dict) else {}), **asked.resume_document()})
     code = _start(run, ["--resume", start, *["--trust"] * trusted], after, notice, release)
-    if code in (ConfigError.exit_code, NotFoundError.exit_code) and folders.probe(run.path) is False:
+    refused = (ConfigError.exit_code, NotFoundError.exit_code, MachineError.exit_code)
+    if code in refused and folders.probe(run.path) is False and _inode(run.metrics_path) == metrics_file:
         # The worker has refused before it wrote anything but its own identity: the run is again what it was.
         folders.write_json(run.path / "run.json", run.document)
         if ending:
@@ -278,6 +279,11 @@ def _resume_claimed(run: Run, overrides: Sequence[str], start: str, after: After
         else:
             run.exit_path.unlink(missing_ok=True)
     return code
+
+
+def _inode(path: Path) -> int | None:
+    """What tells a file from one that takes its place; None where there is none."""
+    return path.stat().st_ino if path.exists() else None
 
 
 def _steps_asked(asked: Request, checkpoint: Path | None, trusted: bool) -> int:

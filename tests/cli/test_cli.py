@@ -194,6 +194,16 @@ def test_a_resume_that_its_checkpoints_do_not_allow_changes_nothing(trained, her
     assert here("eval", "copy", "--episodes", "4").code == 0
 
 
+@pytest.mark.soak
+def test_a_resume_on_a_machine_that_does_not_fit_changes_nothing_but_the_log(trained, tmp_path):
+    copy = tmp_path / "runs" / "copy"
+    shutil.copytree(trained.path, copy)
+    before = content(copy) | {"log.txt": b""}
+    refused = operant_process(tmp_path, "resume", "copy", f"run.steps={2 * STEPS}", "run.device=cuda:999")
+    assert refused.returncode == 4 and "cuda:999" in refused.stderr
+    assert content(copy) | {"log.txt": b""} == before
+
+
 def test_a_resume_that_the_worker_refuses_changes_nothing_but_the_log(trained, tmp_path):
     copy = tmp_path / "runs" / "copy"
     shutil.copytree(trained.path, copy)
