@@ -133,6 +133,8 @@ def list_runs(
     if as_json:
         print_json(shown)
         return
+    for name in folders.misnamed(reach.root):
+        say(f"not listed, as its name is no run's id: {safe(f'{folders.shown(reach.root)}/{name}', 400)}")
     if not shown:
         say(empty)
         return

@@ -26,7 +26,8 @@ def bands(groups: Sequence[Group], metric: str, axis: curves.Axis, smooth: float
                 has = ", ".join(name for name in entry.columns.metrics if len(entry.values(name)[2]) > 1)
                 if not has:
                     raise UsageError(f"{safe(entry.run.id)} has too few records for a curve: {len(entry.columns.n)}, where two are the least")
-                raise UsageError(f"{safe(entry.run.id)} has no curve of {safe(metric, 80)!r}; it has {safe(has, 400)}")
+                of = f"one value of {safe(metric, 80)!r}, and a curve needs two" if len(x) else f"no curve of {safe(metric, 80)!r}"
+                raise UsageError(f"{safe(entry.run.id)} has {of}; it has {safe(has, 400)}")
         places, own = curves.grid([x for x, _ in lines])
         marked = own if smooth <= 0.0 and metric.startswith("eval/") else None
         found.setdefault(group.entries[0].environment, []).append(

@@ -46,8 +46,8 @@ from operant.text import age, count, duration, number, safe, user_name
 
 __all__ = [
     "ID", "Judgement", "Lock", "Observation", "Reach", "Run", "State", "acquire", "age", "boot_id", "busy", "count", "create", "describe", "duration",
-    "exit_code", "holder", "host", "identity", "is_local", "judge", "list_ids", "list_runs", "load", "number", "observe", "probe", "reach", "read_json",
-    "recorded", "remove", "resolve", "root", "safe", "shown", "start_ticks", "state", "taken", "update_document", "write_json",
+    "exit_code", "holder", "host", "identity", "is_local", "judge", "list_ids", "list_runs", "load", "misnamed", "number", "observe", "probe", "reach",
+    "read_json", "recorded", "remove", "resolve", "root", "safe", "shown", "start_ticks", "state", "taken", "update_document", "write_json",
 ]  # fmt: skip
 
 SWEEP_FILE = "sweep.toml"
@@ -225,6 +225,11 @@ def list_runs(root: Path, everywhere: bool = True) -> list[Run]:
     return [run for _, run in sorted(found.values(), key=lambda one: (-one[0], one[1].id))]
 
 
+def misnamed(root: Path) -> list[str]:
+    """The folders in `root` that would be runs by another name: no id is like theirs, so they are reached by their path alone. Never raises."""
+    return sorted(name for name in _names(root) if not ID.fullmatch(name) and not name.startswith(".") and load(root / name) is not None)
+
+
 def list_ids(root: Path, everywhere: bool = True) -> list[str]:
     """The ids of the runs in `root`, and with `everywhere` of those of the index, the newest folder first; no document is read. Never raises."""
     ages: dict[str, int] = {}
@@ -287,7 +292,7 @@ def resolve(text: str, root: Path, everywhere: bool = True) -> Run:
         for path, name in places:
             if ID.fullmatch(name) and (name.startswith(text) or name.endswith(text)):
                 _check_readable(path)
-    if not ID.fullmatch(text) and text in _names(root) and os.path.isfile(root / text / "run.json"):
+    if text in misnamed(root):
         given = safe(f"{shown(root)}/{text}", 400)
         raise NotFoundError(f"the folder '{given}' is no run's id (letters, digits, '.', '_' and '-'): rename it, or give that path")
     raise NotFoundError(_unknown(text, runs, root))

@@ -175,6 +175,10 @@ def test_what_cannot_be_compared_is_one_sentence(three, here, tmp_path):
     assert here("plot", three[0].id, "--out", "a.gif").code == 2
     done = here("plot", three[0].id, "--out", "b.svg", "--metric", "retrun")
     assert done.code == 2 and "has no curve of 'retrun'; it has return, loss, eval/return, seconds/update" in done.err
+    none = float("nan")
+    once = made(tmp_path / "runs", "once", [(10, (none, 1.0, none, 0.1)), (20, (5.0, 2.0, none, 0.1))])
+    done = here("plot", once.id, "--out", "b.svg")
+    assert done.code == 2 and "once has one value of 'return', and a curve needs two; it has loss, seconds/update" in done.err
     done = here("compare", three[0].id, "--metric", "retrun")
     assert done.code == 2 and "has no metric 'retrun'; it has return, " in done.err
     assert here("plot", three[0].id, "--out", "b.svg", "--smooth", "7").code == 2

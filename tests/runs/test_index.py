@@ -309,7 +309,7 @@ def test_a_run_s_folder_of_another_name_is_given_by_its_path(root):
     make(root, "mine").path.rename(root / "my best rün")
     with pytest.raises(NotFoundError, match=r"the folder '.*/my best rün' is no run's id .*: rename it, or give that path"):
         runs.resolve("my best rün", root)
-    assert runs.resolve(f"{root}/my best rün", root).path.name == "my best rün"
+    assert runs.resolve(f"{root}/my best rün", root).path.name == "my best rün" and runs.misnamed(root) == ["my best rün"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
