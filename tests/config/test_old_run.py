@@ -14,9 +14,11 @@ from processes import go_on
 
 import operant
 from operant import cli, runs
-from operant.config.load import load
+from operant.config.load import load, to_toml
 from operant.errors import ConfigError
 from operant.runs.checkpoints import Store
+from operant.runs.checkpoints.tensors import pack
+from operant.training.build import make_actor
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 
@@ -99,8 +101,8 @@ def test_its_own_environment_is_read_with_the_names_of_its_time(here, run, comma
 
 FRAMES = "frame_skip = 1\nframe_stack = 1\n"
 TINY = [
-    "env.lanes=2", "env.threads=0", "env.resize=36", "env.time_limit=3", "algo.horizon=2", "algo.minibatches=1", "algo.epochs=1", "net.cnn=minatar",
-    "net.hidden=[4]", "run.device=cpu", "run.threads=1", "run.steps=4", "eval.every=0",
+    "env.name=ale:pong", "env.lanes=2", "env.threads=0", "env.resize=36", "env.time_limit=3", "algo.horizon=2", "algo.minibatches=1", "algo.epochs=1",
+    "net.kind=cnn", "net.cnn=minatar", "net.hidden=[4]", "run.device=cpu", "run.threads=1", "run.steps=4", "eval.every=0", "run.name=old",
 ]  # fmt: skip
 
 
@@ -112,33 +114,44 @@ def as_of_format_1(written: str) -> str:
 
 
 @pytest.fixture
-def atari(tmp_path, here, monkeypatch):
-    """A run of an Atari game of the time when 1, the default, meant 4."""
+def place(tmp_path, monkeypatch):
+    """A folder with runs of its own."""
     pytest.importorskip("ale_py")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    done = here("train", "ale:pong", "--inline", "--name", "old", *TINY)
-    assert done.code == 0, done.err
-    run = tmp_path / "runs" / "old"
-    store = Store(run / "checkpoints", run_uuid=json.loads((run / "run.json").read_text())["uuid"], report=pytest.fail)
-    manifest, files = store.load_files()
-    config = as_of_format_1(files["config.toml"].decode())
-    (run / "config.toml").write_text(config)
-    store.save_files(manifest.step, files["tensors.safetensors"], files["state.json"], config.encode(), session=manifest.session)
-    return run
+    return tmp_path
 
 
-def test_an_old_run_of_an_atari_game_opens_as_what_it_was(here, atari):
-    sweep = atari.parent / "sweep.toml"
-    shutil.copy(atari / "config.toml", sweep)
-    assert load(sweep).environment.observation.shape == (36, 36, 1), "a file of a person's own is read as it is"
-    (atari.parent / "journal.log").touch()
-    assert load(sweep).environment.observation.shape == (36, 36, 4), "that of a sweep is not"
-    assert load(atari / "config.toml").environment.observation.shape == (36, 36, 4)
-    assert operant.runs("old")[0].config["env"].keys().isdisjoint({"frame_skip", "frame_stack"})
+def test_an_old_run_of_an_atari_game_opens_as_what_it_was(here, place):
+    """A run of the time when 1, the default, meant 4: its policy sees four frames."""
+    config = load(None, TINY)
+    tensors = {f"policy/{name}": tensor for name, tensor in make_actor(config, torch.device("cpu")).tensors().items()}
+    text = as_of_format_1(to_toml(config))
+    run = runs.create(place / "runs", "old", "x", {})
+    run.config_path.write_text(text)
+    Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=pytest.fail).save_files(4, pack(tensors), b'{"tier": "policy"}', text.encode(), session=1)
     assert here("eval", "old", "--episodes", "1", "--greedy").code == 0
-    go_on(runs.load(atari), "run.steps=8")
-    newest = max(atari.glob("checkpoints/step-*"))
+    assert load(run.config_path).environment.observation.shape == (36, 36, 4)
+    assert operant.runs("old")[0].config["env"].keys().isdisjoint({"frame_skip", "frame_stack"})
+
+    sweep = place / "sweep.toml"
+    shutil.copy(run.config_path, sweep)
+    assert load(sweep).environment.observation.shape == (36, 36, 1), "a file of a person's own is read as it is"
+    (place / "journal.log").touch()
+    assert load(sweep).environment.observation.shape == (36, 36, 4), "that of a sweep is not"
+
+
+@pytest.mark.soak
+def test_an_old_run_of_an_atari_game_is_resumed_as_what_it_was(here, place):
+    assert here("train", "--inline", *TINY).code == 0
+    run = runs.load(place / "runs" / "old")
+    store = Store(run.checkpoints_path, run_uuid=run.uuid.hex(), report=pytest.fail)
+    manifest, files = store.load_files()
+    text = as_of_format_1(files["config.toml"].decode())
+    run.config_path.write_text(text)
+    store.save_files(manifest.step, files["tensors.safetensors"], files["state.json"], text.encode(), session=manifest.session)
+    go_on(run, "run.steps=8")
+    newest = max(run.checkpoints_path.glob("step-*"))
     assert newest.name == "step-000000000008" and (newest / "config.toml").read_text().startswith("format = 2\n")
 
 
