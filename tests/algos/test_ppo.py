@@ -564,6 +564,15 @@ def test_normalizers_stand_still_during_an_iteration():
     assert ppo.return_normalizer.inv_std.item() != 1.0
 
 
+def test_a_start_forgets_what_running_episodes_had_returned():
+    ppo = ppo_on(PUSH, 4, horizon=4, normalize_rewards=True)
+    iterate(ppo, 1)
+    carried = ppo.state("train")["algo/carried"]
+    assert carried.abs().max() > 0
+    ppo.start()
+    assert carried.abs().max() == 0
+
+
 def test_scaled_rewards_are_clipped():
     ppo = ppo_on(COUNT, 4, horizon=3, normalize_rewards=True)
     ppo.collect()

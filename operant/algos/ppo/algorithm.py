@@ -122,6 +122,7 @@ class PPO:
 
     def start(self) -> None:
         """Begin every lane anew. A resumed run copies into `state` instead."""
+        self._carried.zero_()  # what running episodes had returned, for the scale of rewards
         self.collector.start()
         self.backend.start()
         if self._ahead is not None:
