@@ -39,9 +39,10 @@ def device_call(function: Callable[..., Any]) -> Any:
     """As `device`, but called rather than pasted: for large helpers that several places use."""
     _number_apart()
     options: Any = {"fastmath": set(FASTMATH), "error_model": "numpy", **UNCOUNTED}
-    called = njit(**options)(function)
+    called: Any = njit(**options)(function)
     # Compiled code calls it without what Python and C would call it by: a tenth of all compilation.
-    bare = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)(function)
+    options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    bare: Any = njit(**options)(function)
     called.get_call_template, called.get_overload = bare.get_call_template, bare.get_overload
     called._compiling_counter = bare._compiling_counter  # which tells numba that a function calls itself
     return called

@@ -73,7 +73,7 @@ def test_every_shipped_configuration_passes_its_own_check(here):
 
 def test_the_schema_is_json(here):
     schema = json.loads(here("config", "schema").out)
-    assert set(schema["properties"]) == {"run", "env", "algo", "net", "checkpoint", "eval", "sweep"}
+    assert set(schema["properties"]) == {"run", "env", "algo", "net", "checkpoint", "eval", "sweep", "format"}
     assert json.dumps(schema["properties"]["algo"]).count('"gamma": {') >= 1
 
 
