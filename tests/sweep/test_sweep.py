@@ -59,11 +59,9 @@ def finished(place: Path) -> int:
     return sum(runs.state(run).word == "finished" for run in trials_of(place))
 
 
-def check(place: Path, count: int) -> dict:
-    """Every trial is there once, has one run, and is told as that run ended."""
-    done = operant_process(place, "sweep", "my.toml", "--json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout[: done.stdout.rindex("}") + 1])
+def check(place: Path, count: int, printed: str) -> dict:
+    """Every trial is there once, has one run, and is told as that run ended: by what `operant sweep --json` printed."""
+    told = json.loads(printed[: printed.rindex("}") + 1])
     assert [trial["number"] for trial in told["trials"]] == [*range(count)]
     ids = [name for trial in told["trials"] for name in trial["runs"]]
     assert sorted(ids) == sorted(run.id for run in trials_of(place)) and len(set(ids)) == count
@@ -73,7 +71,7 @@ def check(place: Path, count: int) -> dict:
     return told
 
 
-def test_a_sweep_that_is_killed_goes_on_with_no_trial_lost_or_doubled(tmp_path):
+def test_a_sweep_that_is_killed_goes_on_with_no_trial_lost_or_doubled(tmp_path, here):
     own = {"algo.learning_rate": 2e-3, "net.hidden": [8]}
     (tmp_path / "my.toml").write_text(SWEEP.format(settings='trials = 5\npruner = "none"') + "[algo]\nlearning_rate = 2e-3\n[net]\nhidden = [8]\n")
     process = begun(tmp_path, "--workers", "2")
@@ -81,7 +79,9 @@ def test_a_sweep_that_is_killed_goes_on_with_no_trial_lost_or_doubled(tmp_path):
     assert process.poll() is None, process.communicate()
     kill_everything(process)
     assert finished(tmp_path) < 5
-    told = check(tmp_path, 5)
+    done = here("sweep", "my.toml", "--json", "--workers", "1")
+    assert done.code == 0, done.err
+    told = check(tmp_path, 5, done.out)
     assert told["complete"] == 5 and told["fail"] == told["running"] == 0
     assert [trial["params"] == own for trial in told["trials"]] == [True, False, False, False, False]  # the configuration itself comes first
     best = max(told["trials"], key=lambda trial: trial["values"])
@@ -100,7 +100,9 @@ def test_sixty_four_trials_with_kills_in_between(tmp_path):
         process, goal = begun(tmp_path, "--workers", "2"), len(trials_of(tmp_path)) + moments.randrange(3, 16)
         wait_until(lambda process=process, goal=goal: len(trials_of(tmp_path)) >= goal or process.poll() is not None, 300)
         kill_everything(process)
-    told = check(tmp_path, 64)
+    done = operant_process(tmp_path, "sweep", "my.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    told = check(tmp_path, 64, done.stdout)
     assert told["complete"] + told["pruned"] == 64 and told["pruned"] > 0
     assert (tmp_path / "runs" / "my-sweep" / "parallel.png").stat().st_size > 5000
 
@@ -164,7 +166,7 @@ def test_a_detached_sweep_is_shown_stopped_and_joined_again(tmp_path):
     assert not runs.taken(run.path)
 
 
-def test_detach_tells_at_once_what_is_wrong(tmp_path):
+def test_detach_tells_at_once_what_is_wrong(tmp_path, here):
     (tmp_path / "my.toml").write_text(SWEEP.format(settings="trials = 0"))
-    done = operant_process(tmp_path, "sweep", "my.toml", "--detach")
-    assert done.returncode == 2 and "sweep.trials" in done.stderr and not (tmp_path / "runs").exists()
+    done = here("sweep", "my.toml", "--detach")
+    assert done.code == 2 and "sweep.trials" in done.err and not (tmp_path / "runs").exists()
