@@ -7,7 +7,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from processes import go_to, operant_process, tensors, trained_here
+from processes import go_to, tensors, trained_here
 
 from monitor.data.feed import LiveFeed
 from operant import runs
@@ -32,10 +32,11 @@ def trained(request, tmp_path_factory) -> SimpleNamespace:
     return SimpleNamespace(place=place, words=words, path=path, name=request.param)
 
 
-def test_it_resumes_to_the_bit(trained):
+def test_it_resumes_to_the_bit(trained, here, monkeypatch):
     halves = trained_here(trained.place, *trained.words, f"run.steps={STEPS // 2}", name="halves")
-    resumed = operant_process(trained.place, "resume", "halves", f"run.steps={STEPS}")
-    assert resumed.returncode == 0, resumed.stderr
+    go_to(trained.place, monkeypatch)
+    resumed = here("resume", "halves", f"run.steps={STEPS}")
+    assert resumed.code == 0, resumed.err
     assert tensors(halves) == tensors(trained.path)
 
 

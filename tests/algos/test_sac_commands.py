@@ -6,7 +6,7 @@ import contextlib
 import json
 
 import pytest
-from processes import go_to, operant_process, tensors, trained_here
+from processes import go_to, tensors, trained_here
 
 from monitor.data.feed import LiveFeed
 from operant import runs
@@ -29,10 +29,11 @@ def trained(tmp_path_factory):
     return place
 
 
-def test_it_resumes_to_the_bit_with_its_replay(trained):
+def test_it_resumes_to_the_bit_with_its_replay(trained, here, monkeypatch):
     halves = trained_here(trained, *SMALL, f"run.steps={STEPS // 2}", name="halves")
-    resumed = operant_process(trained, "resume", "halves", f"run.steps={STEPS}")
-    assert resumed.returncode == 0, resumed.stderr
+    go_to(trained, monkeypatch)
+    resumed = here("resume", "halves", f"run.steps={STEPS}")
+    assert resumed.code == 0, resumed.err
     assert tensors(halves) == tensors(trained / "runs" / "whole")
 
 

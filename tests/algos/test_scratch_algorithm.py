@@ -56,10 +56,10 @@ def test_it_trains_with_as_many_lanes_as_fit(trained):
     assert max(evaluations) > 40.0, "it learned nothing"
 
 
-def test_it_resumes_to_the_bit(trained):
+def test_it_resumes_to_the_bit(trained, there):
     halves = trained_here(trained.place, *trained.words, "env.lanes=64", f"run.steps={STEPS // 2}", name="halves")
-    resumed = operant_process(trained.place, "resume", "halves", f"run.steps={STEPS}")
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = there("resume", "halves", f"run.steps={STEPS}")
+    assert resumed.code == 0, resumed.err
     assert tensors(halves) == tensors(trained.path)
 
 

@@ -204,15 +204,15 @@ def test_a_resume_on_a_machine_that_does_not_fit_changes_nothing_but_the_log(tra
     assert content(copy) | {"log.txt": b""} == before
 
 
-def test_a_resume_that_the_worker_refuses_changes_nothing_but_the_log(trained, tmp_path):
+def test_a_resume_that_the_worker_refuses_changes_nothing_but_the_log(trained, here, tmp_path):
     copy = tmp_path / "runs" / "copy"
     shutil.copytree(trained.path, copy)
     written = (copy / "config.toml").read_text()
     (copy / "config.toml").write_text("# edited by hand\n" + written.replace("hidden = [64, 64]", "hidden = [32]"))
     before = content(copy) | {"log.txt": b""}
-    refused = operant_process(tmp_path, "resume", "copy", "--from", str(STEPS - 10 * ITERATION))
-    assert refused.returncode == 2 and "net.hidden cannot change on a resume" in refused.stderr and "(got [32])" in refused.stderr, refused.stderr
-    assert "finished" not in refused.stderr
+    refused = here("resume", "copy", "--from", str(STEPS - 10 * ITERATION))
+    assert refused.code == 2 and "net.hidden cannot change on a resume" in refused.err and "(got [32])" in refused.err, refused.err
+    assert "finished" not in refused.err
     assert content(copy) | {"log.txt": b""} == before
 
     (copy / "config.toml").write_text(written)
@@ -238,7 +238,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(trained, here, tmp_path):
 # KILLED, STOPPED, BUSY
 
 
-def test_a_run_killed_halfway_and_resumed_ends_in_the_same_bytes(trained, tmp_path):
+def test_a_run_killed_halfway_and_resumed_ends_in_the_same_bytes(trained, here, tmp_path):
     started = operant_process(tmp_path, "train", *HALFWAY, "--detach", "--name", "killed")
     assert started.returncode == 0 and "Detached. Still training" in started.stderr, started.stderr
     path = tmp_path / "runs" / "killed"
@@ -250,8 +250,8 @@ def test_a_run_killed_halfway_and_resumed_ends_in_the_same_bytes(trained, tmp_pa
     assert (crashed["id"], crashed["state"], crashed["exit"]) == ("killed", "crashed", 137)
     assert [run["id"] for run in json.loads(operant_process(tmp_path, "runs", "--failed", "--json").stdout)] == ["killed"]
 
-    resumed = operant_process(tmp_path, "resume", "killed")
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = here("resume", "killed")
+    assert resumed.code == 0, resumed.err
     assert "resumed from step-" in (path / "log.txt").read_text()
     document = json.loads((path / "run.json").read_text())
     assert document["session"] == 2

@@ -16,7 +16,7 @@ from operant.training import worker
 WORDS = (*SMALL, f"run.steps={40 * ITERATION}", "algo.learning_rate=1e-4", "checkpoint.every=5", "eval.every=20", "eval.episodes=4")
 
 
-def test_a_group_is_trained_stopped_resumed_and_shown(tmp_path):
+def test_a_group_is_trained_stopped_resumed_and_shown(here, tmp_path):
     command = [sys.executable, "-m", "operant.cli", "train", "--name", "both", "--seeds", "2", "--seed", "7", *WORDS]
     viewer = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     root = tmp_path / "runs"
@@ -37,9 +37,9 @@ def test_a_group_is_trained_stopped_resumed_and_shown(tmp_path):
     assert not groups.load(root / "both").live and runs.load(root / "both.8") is None
 
     # A resume trains the one on, and the other from its beginning: the same bits as of a run that is alone.
-    resumed = operant_process(tmp_path, "resume", "both")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "both.7: stopped, is resumed" in resumed.stderr and "both.8: not begun, is trained from its beginning" in resumed.stderr
+    resumed = here("resume", "both")
+    assert resumed.code == 0, resumed.err
+    assert "both.7: stopped, is resumed" in resumed.err and "both.8: not begun, is trained from its beginning" in resumed.err
     worker.work(made(tmp_path, *WORDS, "run.seed=7", name="alone").path, resume=None)
     assert tensors(root / "both.7") == tensors(root / "alone") != tensors(root / "both.8")
     assert state(runs.load(root / "both.7")).word == state(runs.load(root / "both.8")).word == "finished"

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from processes import operant_process
+from processes import go_to, operant_process
 
 from monitor.data.feed import LiveFeed
 from operant import runs
@@ -38,14 +38,15 @@ def test_a_failed_environment_ends_the_run_with_a_checkpoint(failed):
     assert (failed.run / "source" / "mine.py").is_file() and json.loads((failed.run / "run.json").read_text())["resume"].startswith("warm")
 
 
-def test_a_resume_is_warm_and_says_so(failed):
+def test_a_resume_is_warm_and_says_so(failed, here, monkeypatch):
     (failed.place / "mended").touch()
-    resumed = operant_process(failed.place, "resume", "toy")
-    assert resumed.returncode == 0 and "warm resume: every lane begins a new episode" in resumed.stdout + resumed.stderr, resumed.stderr
+    go_to(failed.place, monkeypatch)
+    resumed = here("resume", "toy")
+    assert resumed.code == 0 and "warm resume: every lane begins a new episode" in resumed.out + resumed.err, resumed.err
     with contextlib.closing(LiveFeed(runs.load(failed.run))) as feed:
         assert {phase.name for phase in feed.snapshot().phases} >= {"act", "environment", "copy", "update"}
-    shown = operant_process(failed.place, "show", "toy", "--json")
-    assert json.loads(shown.stdout)["resume"].startswith("warm") and json.loads(shown.stdout)["step"] == 320
+    shown = here("show", "toy", "--json")
+    assert json.loads(shown.out)["resume"].startswith("warm") and json.loads(shown.out)["step"] == 320
 
 
 @pytest.mark.soak

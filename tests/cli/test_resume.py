@@ -210,8 +210,8 @@ def test_a_run_that_was_rewound_goes_on_from_what_came_after_the_rewind(here, tm
     runs.update_document(run.path, steps=8 * ITERATION)
     run.config_path.write_text(run.config_path.read_text().replace(f"steps = {4 * ITERATION}\n", f"steps = {8 * ITERATION}\n"))
     assert store(run).steps()[-1] == 8 * ITERATION and store(run).newest().manifest.step == 4 * ITERATION
-    resumed = operant_process(tmp_path, "resume", run.id)
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = here("resume", run.id)
+    assert resumed.code == 0, resumed.err
     assert f"resumed from step-{4 * ITERATION:012d} (session 3)" in run.log_path.read_text()
     assert store(run).newest().manifest[1:3] == (3, 8 * ITERATION)
 
