@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from toys import COUNT, GATE, PICK, PUSH, SEEN
 
 from operant.data.off_policy import OffPolicyConfig
 from operant.data.replay import Replay
 from operant.errors import MachineError
 from operant.worlds import DeviceWorld
-from tests.toys import COUNT, GATE, PICK, PUSH, SEEN
 
 T = 4
 ENDLESS = replace(PUSH, time_limit=None)
@@ -216,8 +216,11 @@ def test_host_memory_holds_and_gives_the_same(env):
 
 @pytest.mark.parametrize("env", [COUNT, PUSH, GATE], ids=["count", "push", "gate"])
 @pytest.mark.parametrize("due", [(1, 2, 3, 4), (2, 2, 2, 4, 4), (3,)], ids=["each tick", "several", "one"])
-def test_batches_gathered_ahead_are_the_same(env, due):
-    """A ring so short that every batch takes what was stored last, past its seam, with episodes cut by time limits."""
+def test_batches_gathered_ahead_are_the_same(env, due, monkeypatch):
+    """A ring so short that every batch takes what was stored last, past its seam, with episodes cut by time limits; by so few threads that each takes more
+    than a word."""
+    for name, number in (("EARLY_BLOCKS", 1), ("EARLY_THREADS", 7), ("LATE_THREADS", 5)):
+        monkeypatch.setattr(f"operant.data.replay.{name}", number)
     device, host = (History(env, 4, capacity=36, n_step=2, batch=32, place=place, noise_rows=2) for place in ("device", "host"))
     assert device.replay.ahead(due) is None
     assert host.replay.ahead(due) is not None

@@ -281,7 +281,7 @@ def returns_and_lengths(iterations: int) -> list[tuple[float, float]]:
 
 
 def test_the_recipe_begins_to_learn(serial_worlds):
-    returns, lengths = zip(*returns_and_lengths(30), strict=True)
+    returns, lengths = zip(*returns_and_lengths(25), strict=True)
     assert returns[0] < -0.5 and returns[-1] > 0.5
     assert lengths[-1] > lengths[0] + 1.0
 

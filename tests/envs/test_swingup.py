@@ -120,7 +120,7 @@ def test_steps_are_those_of_the_equations(name):
     assert best > 3.9 if name == "swingup" else best == 1.0
 
 
-def test_a_swing_starts_below_and_slowly():
+def test_a_swing_starts_below_and_slowly(serial_worlds):
     state = Trial(envs.find("swingup"), 100_000, seed=3).state.astype(np.float64)
     from_below = np.mod(state[rules.THETA], 2 * math.pi) - math.pi  # both arcs, joined where the pole hangs
     for row, reach in ((state[rules.X], 1.0), (state[rules.X_DOT], 0.5), (from_below, math.pi / 2), (state[rules.THETA_DOT], 0.5)):
