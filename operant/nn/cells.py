@@ -52,14 +52,15 @@ def gru(inputs: Tensor, weight: Tensor, bias: Tensor, first: Tensor, keep: Tenso
     return (candidate + update * (before - candidate))[:, :, None]
 
 
-def lstm(inputs: Tensor, weight: Tensor, first: Tensor, first_cell: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+def lstm(inputs: Tensor, weight: Tensor, first: Tensor, first_cell: Tensor, keep: Tensor, steps: Any = None) -> tuple[Tensor, Tensor]:
     """Hochreiter & Schmidhuber 1997 with a forget gate (Gers et al. 2000); gates i, f, o, and the candidate g, in this order.
 
     i, f, o = sigmoid(x + W h), g = tanh(x + W h), c <- f c + i g, h <- o tanh(c).
     What the input adds to the gates (G, 4 M, T, B), W (G, 4 M, M), the first h and c (G, M, B), `keep` -> all h and the last c, (G, M, T, B) and (G, M, B).
+    `steps`: a function of autograd's that goes through all steps in place of the loop.
     """
-    if not _is_a_step(inputs):
-        return _LSTM.apply(inputs, weight, first, first_cell, keep)
+    if steps is not None or not _is_a_step(inputs):
+        return (steps or _LSTM).apply(inputs, weight, first, first_cell, keep)
     enter, forget, leave, candidate = (inputs[:, :, 0] + torch.bmm(weight, first * keep[0])).split(first.shape[1], dim=1)
     cell = forget.sigmoid() * (first_cell * keep[0]) + enter.sigmoid() * candidate.tanh()
     return (leave.sigmoid() * cell.tanh())[:, :, None], cell

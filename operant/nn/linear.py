@@ -38,8 +38,9 @@ def linear(weight: Tensor, bias: Tensor, features: Tensor) -> Tensor:
 
 def weight_gradient(gradient: Tensor, features: Tensor) -> Tensor:
     """The weights' gradient g x^T, (G, M, B) x (G, B, K) -> (G, M, K), of features (G, K, B)."""
-    parts = math.gcd(gradient.shape[2] // PART_SAMPLES, MOST_PARTS) if gradient.is_cuda else 1
-    if parts <= 1 or gradient.shape[2] % parts:
+    samples = gradient.shape[2]
+    parts = min(math.gcd(samples, MOST_PARTS), 1 << max(samples // PART_SAMPLES, 1).bit_length() - 1) if gradient.is_cuda else 1
+    if parts == 1:
         return torch.bmm(gradient, features.transpose(1, 2))
 
     def split(rows: Tensor) -> Tensor:

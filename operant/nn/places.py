@@ -37,7 +37,7 @@ def unsupported_reason(env: Any, config: mlp.Config, head_rows: int) -> str | No
 
 
 class Places(nn.Module):
-    """`memory_layers` + 1 blocks, and behind each but the last a memory for each place, beside what it reads. Sample-major, as a user's own network."""
+    """`memory_layers` + 1 blocks, and behind each but the last a memory for each place, beside what it reads. Feature-major."""
 
     categories: Tensor  # (k, 1)
 
@@ -45,7 +45,7 @@ class Places(nn.Module):
         super().__init__()
         k, M, last = env.observation.category_counts()[0], config.hidden[0], config.memory_layers
         self.places, self._activation = env.observation.size, mlp.ACTIVATIONS[config.activation]
-        self.register_buffer("categories", torch.arange(k, dtype=torch.float32)[:, None], persistent=False)
+        self.register_buffer("categories", torch.arange(k, dtype=torch.uint8)[:, None], persistent=False)
 
         def weights(gain: float) -> nn.ParameterList:
             seen = (k, *(2 * M if config.remembers else M for _ in range(last)))  # what a block reads
@@ -59,24 +59,29 @@ class Places(nn.Module):
         self.head_weight, self.value_weight = nn.Parameter(mlp.orthogonal(1, M, 0.01, generator)), nn.Parameter(mlp.orthogonal(1, M, 1.0, generator))
         self.value_bias = nn.Parameter(torch.zeros(1))
 
-    def initial_state(self, lanes: int) -> tuple[Tensor, ...]:
-        """Of each memory (B, N, R): zeros."""
-        return tuple(self.head_weight.new_zeros(lanes, self.places, rows) for rows in self._rows)
+    def initial_state(self, lanes: int) -> recurrent.State:
+        """The state at an episode's beginning: of each memory zeros, (R N, B)."""
+        return tuple(self.head_weight.new_zeros(rows * self.places, lanes) for rows in self._rows)
 
-    def forward(self, observation: Tensor, state: tuple[Tensor, ...] = (), reset: Tensor | None = None) -> tuple[Any, ...]:
-        """Codes (B, N) -> head parameters (B, N), values (B); with memories (T, B, N), the state before, where episodes begin (T, B) -> those and the state."""
-        shape = observation.shape
-        codes = observation.reshape(1, -1)  # (1, T B N), places of a lane side by side
-        features, after = (codes == self.categories).to(observation.dtype), []
+    def forward(self, observation: Tensor, normalizer: Any = None) -> tuple[Tensor, Tensor]:
+        """Codes (N, B) -> head parameters (N, B), values (B), of a network without memories."""
+        return self._through(observation[None], (), None)[:2]
+
+    def unroll(self, observation: Tensor, state: recurrent.State, reset: Tensor, normalizer: Any = None) -> tuple[Tensor, Tensor, recurrent.State]:
+        """As `recurrent.Sequential`, of a network with memories."""
+        codes = observation.unflatten(1, reset.shape).transpose(0, 1)  # (T, N, B)
+        return self._through(codes, state, (reset == 0).float()[:, None].expand(codes.shape).flatten(1))
+
+    def _through(self, codes: Tensor, state: recurrent.State, keep: Tensor | None) -> tuple[Tensor, Tensor, recurrent.State]:
+        """Codes (T, N, B), the states before, 0 where episodes begin (T, N B) -> head parameters (N, T B), values (T B), and the states after."""
+        (T, N, B), after = codes.shape, []
+        features = (codes.reshape(1, -1) == self.categories).float().view(-1, T, N, B)  # (k, T, N, B), lanes of a place side by side
         for block, (own, every, bias) in enumerate(zip(self.own, self.all, self.biases, strict=True)):
-            total = features.view(len(features), -1, self.places).sum(dim=2) * _PART  # (K, T B)
-            features = torch.addmm(bias, own, features).view(len(own), -1, self.places) + (every @ total)[:, :, None]
-            features = self._activation(features).flatten(1)
-            if state and reset is not None and block < len(self.memory):
-                keep = (reset == 0).to(features.dtype)[:, :, None].expand(shape).flatten(1)  # (T, B N)
-                found, last = self.memory[block](features[None], state[block].flatten(0, 1).t().contiguous(), keep.contiguous())
-                features = torch.cat([features, found[0]])  # (2 M, T B N)
-                after.append(last.t().reshape(state[block].shape))
-        mean = features.view(len(features), -1, self.places).mean(dim=2)
-        head, value = (self.head_weight @ features).view(shape), (self.value_weight @ mean + self.value_bias).view(shape[:-1])
-        return (head, value, tuple(after)) if self.memory else (head, value)
+            total = features.sum(dim=2).flatten(1) * _PART  # (K, T B)
+            features = self._activation((own @ features.flatten(1)).view(-1, T, N, B) + torch.addmm(bias, every, total).view(-1, T, 1, B))
+            if keep is not None and block < len(self.memory):
+                found, last = self.memory[block](features.flatten(1)[None], state[block].contiguous().view(self._rows[block], N * B), keep)
+                features = torch.cat([features, found.view(-1, T, N, B)])  # (2 M, T, N, B)
+                after.append(last.view(state[block].shape))
+        head, mean = (self.head_weight @ features.flatten(1)).view(T, N, B), features.mean(dim=2).flatten(1)
+        return head.transpose(0, 1).reshape(N, T * B), (self.value_weight @ mean + self.value_bias).flatten(), tuple(after)

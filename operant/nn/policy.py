@@ -71,7 +71,7 @@ class Policy:
         self.distribution = distribution or distribution_for(env, squash=config.squash, initial_log_std=config.initial_log_std)
         self.net = _network(env, config, self.distribution.parameter_rows, generator, device, precision).to(device)
         self.distribution.to(device)
-        self.recurrent = isinstance(self.net, recurrent.Recurrent | recurrent.SampleMajor)
+        self.recurrent = config.remembers or isinstance(self.net, recurrent.SampleMajor)
         self.flat = flat.FlatVector((self.net, self.distribution), device)
         encoder = self.net.encoder if isinstance(self.net, recurrent.Recurrent) else self.net
         unscaled = all(env.observation.category_counts()) or isinstance(encoder, cnn.Convolutional)
@@ -187,6 +187,5 @@ def _network(env: Env, config: mlp.Config, head_rows: int, generator: torch.Gene
         reason = places.unsupported_reason(env, config, head_rows)
         if reason is not None:
             raise ConfigError("the network", [reason])
-        built = places.Places(env, config, generator)
-        return recurrent.SampleMajor(built) if config.remembers else mlp.SampleMajor(built)
+        return places.Places(env, config, generator)
     return user_network.load(config.kind, env.observation.size, head_rows, generator.initial_seed())

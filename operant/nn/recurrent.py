@@ -44,6 +44,7 @@ class Memory(nn.Module):
         super().__init__()
         self.kind, self.towers, self.layers, self.units = config.memory, towers, config.memory_layers, config.memory_size or columns
         M, count = self.units, GATES[config.memory]
+        self.steps: Any = None  # of an LSTM: what goes through them, see `cells.lstm`
         self.rows = (2 if self.kind == "lstm" else 1) * self.layers * towers * M  # R
 
         def stacked(columns: int) -> nn.Parameter:
@@ -108,7 +109,7 @@ class Memory(nn.Module):
                 features = states.flatten(2)
                 after.append((states[:, :, -1],))
             else:
-                states, cell = cells.lstm(inputs, self.state_weights[k], before[0, k], before[1, k], keep)
+                states, cell = cells.lstm(inputs, self.state_weights[k], before[0, k], before[1, k], keep, self.steps)
                 features = states.flatten(2)
                 after.append((states[:, :, -1], cell))
         return features, torch.stack([torch.stack(layers) for layers in zip(*after, strict=True)]).detach().view(-1, B)

@@ -12,8 +12,9 @@ from fused_probe import ENVS, relative_error, trainer, wide
 from operant.algos.ppo.backends import fused_task
 from operant.algos.ppo.loss import Batch, loss_of_outputs
 from operant.kernels import recurrent
+from operant.kernels.recurrent import lstm
 from operant.kernels.recurrent.learner import RecurrentLearner
-from operant.nn import NetConfig
+from operant.nn import NetConfig, cells
 from operant.nn.distributions import Gaussian, masked
 
 
@@ -163,4 +164,21 @@ def rollout_case(env, net, algo, lanes=16, horizon=6, iterations=2, whole=True, 
     }  # fmt: skip
 
 
-CASES = {"gradient": gradient_case, "rollout": rollout_case}
+def steps_case(towers, units, steps, lanes, precision="ieee", where="cpu"):
+    """An LSTM's steps alone: errors of all states, the last c and the gradients beside torch's in float64, and whether a second time gives the same bits."""
+    generator, before = torch.Generator().manual_seed(2), torch.backends.cuda.matmul.allow_tf32
+    G, M, T, B = towers, units, steps, lanes
+    shapes = ((G, 4 * M, T, B), (G, 4 * M, M), (G, M, B), (G, M, B), (T, B), (G, M, T, B))
+    inputs, weight, h, c, keep, outer = (torch.randn(shape, generator=generator) for shape in shapes)
+    given, found = (inputs, weight / M**0.5, h, c, (keep > -0.5).float(), outer), []
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    for function, kind, device in ((None, torch.float64, "cpu"), (lstm.Steps, torch.float32, where), (lstm.Steps, torch.float32, where)):
+        by, wide, *more, weigh = (part.to(device, kind) for part in given)
+        states, last = cells.lstm(by.requires_grad_(), wide.requires_grad_(), *more, function)
+        found.append([part.detach().cpu() for part in (states, last, *torch.autograd.grad((states * weigh).sum(), (by, wide)))])
+    torch.backends.cuda.matmul.allow_tf32 = before
+    exact, ours, again = found
+    return {"errors": [relative_error(part.double(), one) for part, one in zip(ours, exact, strict=True)], "again": all(map(torch.equal, ours, again))}
+
+
+CASES = {"gradient": gradient_case, "rollout": rollout_case, "steps": steps_case}

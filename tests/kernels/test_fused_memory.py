@@ -10,6 +10,7 @@ from machine_code import LEAST_SHARED, compile_for, needs_compiler
 
 from operant.algos.ppo.backends import fused_task
 from operant.kernels import recurrent
+from operant.kernels.recurrent import lstm
 from operant.kernels.recurrent.shape import reason_for_torch
 from operant.nn import NetConfig
 
@@ -46,13 +47,22 @@ ROUNDED = [
     {"env": "categorical", "net": {"memory": memory, "hidden": (40,), "memory_layers": 2}, "algo": {}, "precision": precision, **more}
     for memory, precision, more in (("mingru", "bf16", {}), ("gru", "tf32", {"resident": False}), ("lstm", "bf16", {}))
 ]
+STEPS = [
+    {"towers": 2, "units": 20, "steps": 4, "lanes": 19},
+    {"towers": 1, "units": 32, "steps": 3, "lanes": 32, "precision": "tf32"},
+    {"towers": 1, "units": 8, "steps": 1, "lanes": 5},
+]
 LIMITS = {"ieee": 1e-5, "tf32": 3e-3, "bf16": 3e-2}
 
 
 def test_gradients_are_float64_autograds_over_unrolled_sequences():
     """Segments begin, end and begin anew anywhere; the same inputs give the same bits."""
     cases = [*GRADIENTS, *ROUNDED]
-    for case, found in zip(cases, interpreted([("gradient", case) for case in cases], "memory_interpreted"), strict=True):
+    asked = [*(("gradient", case) for case in cases), *(("steps", case) for case in STEPS)]
+    every = interpreted(asked, "memory_interpreted")
+    for case, found in zip(STEPS, every[len(cases) :], strict=True):
+        assert max(found["errors"]) <= LIMITS[case.get("precision", "ieee")] and found["again"], (case, found)
+    for case, found in zip(cases, every[: len(cases)], strict=True):
         precision = case.get("precision", "ieee")
         assert max(found["gradient"], found["numbers"]) <= LIMITS[precision] and found["again"], (case, found)
         assert precision == "ieee" or found["gradient"] > 1e-5, (case, found)
@@ -119,6 +129,15 @@ def test_kernels_compile(architecture, precision, net):
 @pytest.mark.parametrize("memory", ["mingru", "lstm"])
 def test_kernels_that_read_bytes_compile(memory):
     compile_all(90, launches("bf16", {"memory": memory, "hidden": (64,)}, env=wide(118, 3, seen="uint8"), normalize_observations=True))
+
+
+@needs_compiler
+@pytest.mark.compile
+@pytest.mark.parametrize(("architecture", "units", "precision"), [(75, 32, "ieee"), (86, 64, "tf32"), (90, 32, "tf32"), (100, 20, "tf32")])
+def test_the_steps_of_an_lstm_compile(architecture, units, precision):
+    rows, options = torch.zeros(16), {**lstm.options(units), "PRECISION": precision}
+    sizes, kernels = (104, 3328, 104 * 3328 * units), ((lstm.lstm_forward, 8), (lstm.lstm_backward, 7))
+    compile_all(architecture, [(kernel, (*[rows] * tensors, *sizes), options) for kernel, tensors in kernels])
 
 
 @needs_compiler

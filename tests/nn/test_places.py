@@ -62,14 +62,14 @@ def test_outputs_and_gradients_are_those_of_a_plain_loop_over_lanes_steps_and_pl
     head, value, after = net.unroll(codes, state, reset) if layers else (*net.forward(codes), ())
     gradients = torch.autograd.grad((head * weigh[0]).sum() + (value * weigh[1]).sum(), net.flat.parameters, materialize_grads=True)
 
-    exact = {name.removeprefix("module."): part.detach().double().requires_grad_() for name, part in zip(net.flat.names, net.flat.parameters, strict=True)}
-    before = [part.view(6, -1, B).double() for part in state]  # of each memory (places, numbers, lanes)
+    exact = {name: part.detach().double().requires_grad_() for name, part in zip(net.flat.names, net.flat.parameters, strict=True)}
+    before = [part.view(-1, 6, B).transpose(0, 1).double() for part in state]  # of each memory (places, numbers, lanes)
     lanes = [looped(exact, memory, layers, codes.view(6, T, B)[:, :, b], [part[:, :, b] for part in before], reset[:, b]) for b in range(B)]
     heads, values = torch.stack([lane[0] for lane in lanes], dim=2).flatten(1), torch.stack([lane[1] for lane in lanes], dim=1).flatten()
     torch.testing.assert_close(head.double(), heads, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(value.double(), values, rtol=1e-4, atol=1e-5)
     for k, part in enumerate(after):
-        torch.testing.assert_close(part.double().view(6, -1, B), torch.stack([lane[2][k] for lane in lanes], dim=2), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(part.double().view(-1, 6, B).transpose(0, 1), torch.stack([lane[2][k] for lane in lanes], dim=2), rtol=1e-4, atol=1e-5)
     loss = (heads * weigh[0].double()).sum() + (values * weigh[1].double()).sum()
     expected = torch.autograd.grad(loss, list(exact.values()), allow_unused=True, materialize_grads=True)
     for name, found, other in zip(exact, gradients, expected, strict=True):

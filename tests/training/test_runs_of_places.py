@@ -16,6 +16,7 @@ from operant.export import policy as export
 from operant.export import program
 from operant.nn import NetConfig
 from operant.play.stage import Player, Stage
+from operant.training.build import build
 from operant.training.evaluate import Evaluator
 from operant.training.live_agent import Watcher
 
@@ -132,6 +133,22 @@ def test_two_ranks_make_the_same_bytes_as_one(tmp_path, memory):
     alone = trained(config)
     assert on_ranks(2, lambda exchange: trained(config, exchange)) == [alone, alone]
     assert alone != trained(load.load(None, [*words, "run.seed=2"]))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_an_lstm_in_two_launches_learns_what_torchs_does_and_the_same_bytes_again():
+    words = ["env.name=concentration", "env.lanes=64", "algo.minibatches=2", "net.kind=places", "net.hidden=[32]", "net.memory=lstm", "algo.horizon=104"]
+    ours, again, torchs = (learned(load.load(None, [*words, *more])) for more in ([], [], ["algo.kernels=torch"]))
+    assert torch.equal(ours, again) and not torch.equal(ours, torchs)
+    torch.testing.assert_close(ours, torchs, rtol=0.02, atol=2e-3)
+
+
+def learned(config):
+    """The numbers of a policy after two iterations."""
+    algo = build(config, "cuda")
+    algo.start()
+    return iterate(algo, 2).policy.flat.values.detach().cpu()
 
 
 def test_fused_kernels_are_refused_in_a_sentence():

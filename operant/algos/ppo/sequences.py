@@ -59,6 +59,8 @@ def choose(parts: Parts) -> SequenceBackend:
     if backend.learner is not None:
         return backend
     log.info("kernels: torch's, over sequences: the policy has a memory")
+    if parts.config.kernels != "torch":
+        recurrent.quicken(parts.policy.net, parts.policy.device)
     return SequenceBackend(parts)
 
 
@@ -74,6 +76,13 @@ class SequenceBackend(TorchBackend):
         self._starts = tuple(torch.zeros(cut.steps, *part.shape, device=self.device) for part in self._first)  # (K, R, N) each
         self._reset = torch.zeros(T, N, dtype=torch.uint8, device=self.device)  # 1 where an episode begins; at the rollout's first step `_starts` says it
         self._none = torch.zeros(1, N, dtype=torch.uint8, device=self.device)
+        # What lanes saw and remembered when they were last truncated, where several steps are judged at once.
+        world, seen = parts.collector.world, parts.collector.rollout.final_observation
+        self._gap = min(world.truncation_gap, T)
+        together = self.sets_aside and self.device.type == "cuda" and world.can_truncate and self._gap > 1
+        self._cut_off = tuple(torch.zeros_like(part) for part in (seen[0], *self._state)) if together else ()
+
+    sets_aside = True
 
     def alone(self, work: Callable[[], None]) -> Callable[[], None]:
         """On a CPU on this thread alone: a step of a cell is too little work for several."""
@@ -111,15 +120,18 @@ class SequenceBackend(TorchBackend):
             part.copy_(new)
         return parameters, value
 
-    def _look(self, observation: Tensor, legal: Tensor | None = None) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Action parameters (H, N), values (N) and the state after them, of observations (O, N)."""
+    def _look(
+        self, observation: Tensor, legal: Tensor | None = None, state: tuple[Tensor, ...] | None = None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Action parameters (H, N), values (N) and the state after them, of observations (O, N), and the state before where that is not what lanes remember."""
+        state = self._state if state is None else state
         if not self._cut:
-            return self.policy.unroll(observation, self._state, self._none, legal)
+            return self.policy.unroll(observation, state, self._none, legal)
         lanes = observation.shape[1] // self.parts.minibatches.layout.shards
         shards = [slice(first, first + lanes) for first in range(0, observation.shape[1], lanes)]
         parts = [
             self.policy.unroll(
-                observation[:, shard].contiguous(), tuple(part[:, shard].contiguous() for part in self._state), self._none[:, shard],
+                observation[:, shard].contiguous(), tuple(part[:, shard].contiguous() for part in state), self._none[:, shard],
                 None if legal is None else legal[:, shard],
             )
             for shard in shards
@@ -141,7 +153,14 @@ class SequenceBackend(TorchBackend):
     def _final_values(self, t: int, seen: Tensor) -> None:
         """Values of the true final observations (O, N) of episodes that step t truncated; other places of `final_value` may be written, too."""
         out, N, shards = self.experience.final_value[t], len(self.experience.final_value[t]), self.parts.minibatches.layout.shards
-        if self.device.type == "cuda":  # a graph cannot choose
+        if self._cut_off:  # a graph cannot choose: of as many steps as truncate a lane once at most, all together
+            truncated = self.collector.rollout.truncated[t].bool()
+            for kept, part in zip(self._cut_off, (seen, *self._state), strict=True):
+                torch.where(truncated, part, kept, out=kept)
+            if (t + 1) % self._gap == 0 or t + 1 == self.collector.steps:
+                self.experience.final_value[t // self._gap * self._gap : t + 1] = self._look(self._cut_off[0], state=self._cut_off[1:])[1]
+            return
+        if self.device.type == "cuda":
             out.copy_(self._look(seen)[1])
             return
         for first in range(0, N, N // shards):  # shard by shard: the shape of a product decides its last bits
@@ -180,6 +199,7 @@ class FusedSequences(SequenceBackend):
 
     name = "fused"
     normalizes_advantages = True
+    sets_aside = False
 
     def __init__(self, parts: Parts) -> None:
         """With `learner` None where torch's kernels are to do the work."""

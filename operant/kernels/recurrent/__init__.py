@@ -6,7 +6,10 @@ Encoder, heads, reduction and Adam are those of `operant.kernels.dense`. What im
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
 
 from operant.errors import ConfigError
 from operant.kernels import dense
@@ -15,9 +18,12 @@ from operant.kernels.recurrent.shape import States, describe, reason_for_torch, 
 if TYPE_CHECKING:
     from operant.kernels.recurrent.learner import RecurrentLearner
 
-__all__ = ["RecurrentLearner", "States", "build", "describe"]
+__all__ = ["RecurrentLearner", "States", "build", "describe", "quicken"]
 
 log = logging.getLogger("operant.kernels")
+
+NARROW = 64
+"""Units of an LSTM whose weights a program of `quicken`'s kernels holds."""
 
 
 def build(task: dense.Task, *, kernels: str, precision: str, states: States) -> RecurrentLearner | None:
@@ -38,6 +44,29 @@ def build(task: dense.Task, *, kernels: str, precision: str, states: States) -> 
         raise ConfigError("the trainer", [f'algo.kernels = "fused" cannot be: {found} (use "auto" or "torch")'])
     log.info("kernels: torch's, not fused ones: %s", found)
     return None
+
+
+def quicken(net: nn.Module, device: torch.device) -> None:
+    """Let a network's LSTMs go through their steps in two launches on a GPU, where they can, while torch does the rest."""
+    narrow: list[Any] = [part for part in net.modules() if getattr(part, "kind", "") == "lstm" and getattr(part, "units", NARROW + 1) <= NARROW]
+    if device.type != "cuda" or not narrow:
+        return
+    reason = dense.machine_reason(device, "fp32") or _quickened(narrow, device)
+    if reason is not None:
+        log.info("kernels: torch's for the steps of an LSTM, too: %s", reason)
+        return
+    log.info("kernels: our own for the steps of an LSTM")
+
+
+def _quickened(memories: list[Any], device: torch.device) -> str | None:
+    """Why they cannot be."""
+    from operant.kernels.recurrent import lstm
+
+    reason = lstm.Rehearsal(memories[0].units, device).unsupported_reason("fp32")
+    if reason is None:
+        for memory in memories:
+            memory.steps = lstm.Steps
+    return reason
 
 
 def _learner(task: dense.Task, precision: str, states: States) -> RecurrentLearner | str:

@@ -107,7 +107,7 @@ class States(NamedTuple):
 def unsupported_reason(policy: Policy, samples: int) -> str | None:
     """The sentence that says why this policy cannot run fused, or None where it can. `samples`: (T + 1) N."""
     net: Any = policy.net
-    if not hasattr(net, "memory"):
+    if not hasattr(net, "encoder"):
         return "fused kernels take dense layers, not this network"
     reason = kernel_spec.unsupported_reason(policy, samples, net.encoder)
     if reason is not None:
