@@ -174,6 +174,7 @@ def steps_case(towers, units, steps, lanes, precision="ieee", where="cpu"):
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     for function, kind, device in ((None, torch.float64, "cpu"), (lstm.Steps, torch.float32, where), (lstm.Steps, torch.float32, where)):
         by, wide, *more, weigh = (part.to(device, kind) for part in given)
+        wide = torch.cat([wide.flatten(), torch.full((64,), torch.nan, dtype=kind, device=device)])[: wide.numel()].view(wide.shape)  # nothing beyond is read
         states, last = cells.lstm(by.requires_grad_(), wide.requires_grad_(), *more, function)
         found.append([part.detach().cpu() for part in (states, last, *torch.autograd.grad((states * weigh).sum(), (by, wide)))])
     torch.backends.cuda.matmul.allow_tf32 = before

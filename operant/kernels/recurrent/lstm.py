@@ -37,12 +37,14 @@ def _four(gates, place, apart, mask):
 
 
 @triton.jit
-def _weights(weight, tower, down, across, UNITS: tl.constexpr, PRECISION: tl.constexpr):
-    """Each gate's weight as a right operand, whose depths and columns are `down` and `across`."""
+def _weights(weight, tower, DOWN: tl.constexpr, ACROSS: tl.constexpr, UNITS: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr):
+    """Each gate's weight as a right operand (P, P), whose depths and columns are DOWN and ACROSS numbers apart."""
     held = ()
+    unit = tl.arange(0, PAD)
+    mask = (unit < UNITS)[:, None] & (unit < UNITS)[None, :]
     for k in tl.static_range(4):
-        rows = weight + (tower * 4 + k) * UNITS * UNITS
-        held = held + (_operand(tl.load(rows + down + across, mask=(down < UNITS * UNITS) & (across < UNITS * UNITS), other=0.0), PRECISION),)
+        place = (tower * 4 + k) * UNITS * UNITS + unit[:, None] * DOWN + unit[None, :] * ACROSS
+        held = held + (_operand(tl.load(weight + place, mask=mask, other=0.0), PRECISION),)
     return held
 
 
@@ -56,7 +58,7 @@ def lstm_forward(
     lane, unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PAD)
     present = lane < lanes
     mask = present[:, None] & (unit < UNITS)[None, :]
-    held = _weights(weight, tower, unit[:, None], unit[None, :] * UNITS, UNITS, PRECISION)
+    held = _weights(weight, tower, 1, UNITS, UNITS, PAD, PRECISION)
     own = (tower * UNITS + unit[None, :]) * lanes + lane[:, None]
     h, c = tl.load(first + own, mask=mask, other=0.0), tl.load(first_cell + own, mask=mask, other=0.0)
     place = (tower * UNITS + unit[None, :]).to(tl.int64) * steps * lanes + lane[:, None]
@@ -97,7 +99,7 @@ def lstm_backward(
     lane, unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PAD)
     present = lane < lanes
     mask = present[:, None] & (unit < UNITS)[None, :]
-    held = _weights(weight, tower, unit[:, None] * UNITS, unit[None, :], UNITS, PRECISION)
+    held = _weights(weight, tower, UNITS, 1, UNITS, PAD, PRECISION)
     own = (tower * UNITS + unit[None, :]) * lanes + lane[:, None]
     begun = tl.load(first_cell + own, mask=mask, other=0.0)
     last = (steps - 1) * lanes
