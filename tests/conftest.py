@@ -34,8 +34,9 @@ QUICK_FOLDERS = {"cli", "config", "data", "monitor", "runs"}
 
 
 def pytest_collection_modifyitems(items):
-    """Files that compile and train come first: with `-n` the processes then end within seconds of each other."""
-    items.sort(key=lambda item: item.path.parent.name in QUICK_FOLDERS)
+    """Files that compile and train come first: with `-n` the processes then end within seconds of each other. Of them first those of fused kernels, together:
+    one process then starts an interpreter for all."""
+    items.sort(key=lambda item: (item.path.parent.name in QUICK_FOLDERS, "fused" not in item.path.name))
 
 
 def pytest_collection_finish():
