@@ -121,6 +121,7 @@ def probe(path: Path, where: str = "cpu") -> dict[str, Any]:
 # FOUND, OR COMPILED ANEW
 
 
+@pytest.mark.usefixtures("all_threads")
 def test_a_second_process_compiles_nothing_and_comes_to_the_same_bits(rules, count, tmp_path):
     env = rules()
     digests = [digest(env, lanes, "cpu") for lanes in (64, SERIAL_BELOW)]  # as the probe does
